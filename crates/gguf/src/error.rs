@@ -1,0 +1,365 @@
+//! [`GgufError`]: everything that can be wrong with a GGUF file, or with what a caller wants to write or read of it.
+//!
+//! One enum, because callers show it and rarely match on it. Invariant: a variant carries facts (key, offset, found,
+//! expected), and its message says what to do where something can be done.
+
+use std::{io, path::PathBuf};
+
+use crate::TensorType;
+
+/// Why a GGUF file was refused, or a value of it could not be had.
+///
+/// A message is whole: where an error has another below it, the message includes that one's.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GgufError {
+    /// The operating system could not open, read, map or write a file.
+    #[error("cannot access {path}: {reason}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// A path that names something else than a file.
+    #[error("{path} is not a file")]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Writing to the output failed.
+    #[error("cannot write: {reason}")]
+    Write {
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// A file was refused.
+    #[error("{path}: {reason}")]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: Box<GgufError>,
+    },
+
+    /// The file has no bytes.
+    #[error("the file is empty; an interrupted download leaves such files, fetch it again")]
+    Empty,
+    /// The file is something else.
+    #[error("not a GGUF file: it starts with `{}` and looks like {looks_like}", found.escape_ascii())]
+    NotGguf {
+        /// The first bytes, at most four.
+        found: Vec<u8>,
+        /// What it seems to be, and what to do about it.
+        looks_like: &'static str,
+    },
+    /// The file was written for a big-endian machine.
+    #[error("the file is big-endian GGUF version {version}; convert the model again as little-endian")]
+    BigEndian {
+        /// Its version.
+        version: u32,
+    },
+    /// A version other than 2 and 3.
+    #[error(
+        "the file is GGUF version {found}, supported are 2 and 3; convert the model again with a current converter"
+    )]
+    UnsupportedVersion {
+        /// The version found.
+        found: u32,
+    },
+    /// The file ends inside its header.
+    #[error(
+        "the file ends inside {what}: {needed} bytes are needed at offset {offset}, {left} are left; \
+         fetch the file again"
+    )]
+    Truncated {
+        /// What was being read.
+        what: &'static str,
+        /// Where it starts.
+        offset: usize,
+        /// Bytes it takes.
+        needed: u64,
+        /// Bytes there are.
+        left: usize,
+    },
+    /// The header is longer than any real one.
+    #[error("the header is longer than {limit} bytes")]
+    HeaderTooLarge {
+        /// Longest header accepted.
+        limit: usize,
+    },
+    /// A count promises more items than the rest of the file can hold.
+    #[error("the file promises {count} {what}, but has only {left} bytes left for them")]
+    CountTooLarge {
+        /// What is counted.
+        what: &'static str,
+        /// The count.
+        count: u64,
+        /// Bytes left.
+        left: usize,
+    },
+    /// Text that is not UTF-8.
+    #[error("{what} at offset {offset} is not valid UTF-8")]
+    InvalidUtf8 {
+        /// What was being read.
+        what: &'static str,
+        /// Where it starts.
+        offset: usize,
+    },
+
+    /// A key without a character.
+    #[error("metadata entry {index} has an empty key")]
+    EmptyKey {
+        /// Position of the entry.
+        index: usize,
+    },
+    /// A key longer than the format allows.
+    #[error("a metadata key of {n_bytes} bytes is longer than the {maximum} allowed")]
+    KeyTooLong {
+        /// Its length.
+        n_bytes: usize,
+        /// Longest key allowed.
+        maximum: usize,
+    },
+    /// Two entries with one key.
+    #[error("metadata key `{key}` occurs twice")]
+    DuplicateKey {
+        /// The key.
+        key: String,
+    },
+    /// A value type the format does not have.
+    #[error("metadata key `{key}` has the unknown value type {id}")]
+    UnknownValueType {
+        /// The key.
+        key: String,
+        /// The type's id.
+        id: u32,
+    },
+    /// An array whose elements are arrays.
+    #[error("metadata key `{key}` is an array of arrays, which the format does not allow")]
+    NestedArray {
+        /// The key.
+        key: String,
+    },
+    /// A boolean that is neither 0 nor 1.
+    #[error("metadata key `{key}` is a boolean of value {found}, expected 0 or 1")]
+    InvalidBool {
+        /// The key.
+        key: String,
+        /// The byte.
+        found: u8,
+    },
+    /// `general.alignment` is not usable.
+    #[error("`general.alignment` is {found}, expected a power of two from 8 to 16777216")]
+    BadAlignment {
+        /// Its value.
+        found: u32,
+    },
+
+    /// A key that is needed and absent.
+    #[error("metadata key `{key}` is missing")]
+    MissingKey {
+        /// The key.
+        key: String,
+    },
+    /// A value of another type than the caller needs.
+    #[error("metadata key `{key}` has type {found}, expected {expected}")]
+    WrongType {
+        /// The key.
+        key: String,
+        /// The type needed.
+        expected: &'static str,
+        /// The type in the file.
+        found: String,
+    },
+    /// An integer that does not fit.
+    #[error("metadata key `{key}` is {value}, which does not fit {expected}")]
+    OutOfRange {
+        /// The key.
+        key: String,
+        /// The type needed.
+        expected: &'static str,
+        /// The value in the file.
+        value: i128,
+    },
+    /// An array of another length than the caller needs.
+    #[error("metadata key `{key}` has {found} elements, expected {expected}")]
+    WrongLength {
+        /// The key.
+        key: String,
+        /// Elements needed.
+        expected: usize,
+        /// Elements in the file.
+        found: usize,
+    },
+
+    /// A tensor without a name.
+    #[error("tensor {index} has an empty name")]
+    EmptyTensorName {
+        /// Position of the tensor.
+        index: usize,
+    },
+    /// A tensor name longer than the format allows.
+    #[error("a tensor name of {n_bytes} bytes is longer than the {maximum} allowed")]
+    TensorNameTooLong {
+        /// Its length.
+        n_bytes: usize,
+        /// Longest name allowed.
+        maximum: usize,
+    },
+    /// Two tensors with one name.
+    #[error("tensor `{name}` occurs twice")]
+    DuplicateTensor {
+        /// The name.
+        name: String,
+    },
+    /// More dimensions than the format allows.
+    #[error("tensor `{name}` has {found} dimensions, at most {maximum} are allowed")]
+    TooManyDims {
+        /// The tensor.
+        name: String,
+        /// Its number of dimensions.
+        found: u32,
+        /// Most dimensions allowed.
+        maximum: usize,
+    },
+    /// A dimension of zero, or dimensions whose product is absurd.
+    #[error("tensor `{name}` has the impossible dimensions {dims:?}")]
+    BadDims {
+        /// The tensor.
+        name: String,
+        /// Its dimensions.
+        dims: Vec<u64>,
+    },
+    /// Rows that are not whole blocks.
+    #[error(
+        "tensor `{name}` has rows of {row_len} elements, not a multiple of the {block_len} in a block of {ty}"
+    )]
+    RowNotBlocks {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        ty: TensorType,
+        /// Elements in a row.
+        row_len: u64,
+        /// Elements in a block.
+        block_len: usize,
+    },
+    /// A tensor type that is not known.
+    #[error(
+        "tensor `{name}` has the unknown type id {id}; the file may need a newer version of this program"
+    )]
+    UnknownTensorType {
+        /// The tensor.
+        name: String,
+        /// The type's id.
+        id: u32,
+    },
+    /// A tensor type that was removed from the format.
+    #[error(
+        "tensor `{name}` has type {type_name} (id {id}), which the format dropped; quantize the model again"
+    )]
+    RemovedTensorType {
+        /// The tensor.
+        name: String,
+        /// The type's id.
+        id: u32,
+        /// The name it had.
+        type_name: &'static str,
+    },
+    /// A tensor that does not start at a multiple of the alignment.
+    #[error(
+        "tensor `{name}` starts at offset {offset}, which is not a multiple of the alignment {alignment}"
+    )]
+    MisalignedTensor {
+        /// The tensor.
+        name: String,
+        /// Its offset in the data section.
+        offset: u64,
+        /// The file's alignment.
+        alignment: u32,
+    },
+    /// A tensor whose data is not in the file.
+    #[error(
+        "tensor `{name}` takes {n_bytes} bytes at offset {offset} of the data section at {data_offset}, but the file \
+         has {file_bytes} bytes; it may be truncated, fetch it again"
+    )]
+    TensorOutOfRange {
+        /// The tensor.
+        name: String,
+        /// Its offset in the data section.
+        offset: u64,
+        /// Its size.
+        n_bytes: usize,
+        /// Where the data section starts.
+        data_offset: usize,
+        /// Size of the file.
+        file_bytes: usize,
+    },
+    /// Two tensors that share bytes.
+    #[error("tensors `{first}` and `{second}` overlap")]
+    OverlappingTensors {
+        /// The one that starts first.
+        first: String,
+        /// The one that starts inside it.
+        second: String,
+    },
+
+    /// A part of a split model whose name does not say which part it is.
+    #[error(
+        "the file is part {no} of a model split into {count}, so its name must end in `{expected_suffix}`"
+    )]
+    SplitName {
+        /// Its number, from 1.
+        no: usize,
+        /// Number of parts.
+        count: usize,
+        /// What its name must end in.
+        expected_suffix: String,
+    },
+    /// A part of a split model in memory, where the others cannot be found.
+    #[error("the model is part {no} of {count}; a split model must be opened as files")]
+    SplitInMemory {
+        /// Its number, from 1.
+        no: usize,
+        /// Number of parts.
+        count: usize,
+    },
+    /// A part of a split model that is not there.
+    #[error("part {no} of {count} is missing: {path} does not exist")]
+    MissingPart {
+        /// Its number, from 1.
+        no: usize,
+        /// Number of parts.
+        count: usize,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// A part of a split model that belongs to another one.
+    #[error("`{key}` is {found}, expected {expected}: the parts do not belong together")]
+    SplitMismatch {
+        /// The metadata key.
+        key: &'static str,
+        /// Its value according to the other parts.
+        expected: usize,
+        /// Its value.
+        found: usize,
+    },
+
+    /// The bytes given to the writer do not fill the tensor that is due.
+    #[error("tensor `{name}` takes {expected} bytes, {found} were given")]
+    WrongTensorBytes {
+        /// The tensor.
+        name: String,
+        /// Bytes it takes.
+        expected: usize,
+        /// Bytes given.
+        found: usize,
+    },
+    /// More tensor data was given to the writer than tensors were announced.
+    #[error("{n_bytes} bytes of tensor data after the last tensor")]
+    NoTensorDue {
+        /// Bytes given.
+        n_bytes: usize,
+    },
+}

@@ -1,0 +1,51 @@
+//! GGUF model files: parse, validate, map and write them.
+//!
+//! A GGUF file is a header (metadata and a list of tensors) and then tensor data. [`GgufFile::open`] maps a model,
+//! all parts of it where it is split, and reads only the headers; [`Header::parse`] does the same for bytes in memory
+//! and is all that touches untrusted numbers; [`GgufWriter`] makes files. Versions 2 and 3, little-endian.
+//!
+//! This crate knows no arithmetic: [`TensorType`] has every type of the format with the size of its blocks, so a file
+//! whose types nobody here can compute still opens and lists.
+//!
+//! A file is untrusted input. Sizes are computed with checks, counts are compared with the bytes left before anything
+//! is allocated for them, and each way a file can be wrong is its own [`GgufError`].
+//!
+//! ```
+//! use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
+//!
+//! let mut writer = GgufWriter::new();
+//! writer.metadata_mut().insert("general.architecture", "llama")?;
+//! writer.metadata_mut().insert("llama.block_count", 2_u32)?;
+//! writer.add_tensor("output.weight", TensorType::Q8_0, &[64, 3])?;
+//! let mut out = writer.write_header(Vec::new())?;
+//! out.write(&[0; 3 * 2 * 34])?;
+//!
+//! let file = GgufFile::from_bytes(&out.finish()?)?;
+//! assert_eq!(file.metadata().u32("llama.block_count")?, 2);
+//! let tensor = file.tensor("output.weight").expect("it was written above");
+//! assert_eq!((tensor.info.row_len(), tensor.info.n_rows()), (64, 3));
+//! assert_eq!(tensor.bytes.len(), 204);
+//! # Ok::<(), tokenmill_gguf::GgufError>(())
+//! ```
+#![deny(unsafe_code)]
+
+mod cursor;
+mod error;
+mod file;
+mod header;
+mod metadata;
+mod split;
+mod storage;
+mod tensor;
+mod tensor_type;
+mod value;
+mod writer;
+
+pub use error::GgufError;
+pub use file::GgufFile;
+pub use header::Header;
+pub use metadata::Metadata;
+pub use tensor::{TensorInfo, TensorView};
+pub use tensor_type::TensorType;
+pub use value::{Array, StringArray, Value, ValueType};
+pub use writer::{GgufWriter, TensorDataWriter};

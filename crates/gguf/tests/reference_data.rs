@@ -1,0 +1,113 @@
+//! Files that other software wrote, and files crafted to be wrong. They lie in the folder that
+//! `TOKENMILL_TEST_DATA` names; without it these tests say so and pass.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use tokenmill_gguf::{GgufError, GgufFile, TensorType};
+
+fn data_dir(test: &str) -> Option<PathBuf> {
+    let dir = std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from);
+    if dir.is_none() {
+        println!("{test}: skipped, TOKENMILL_TEST_DATA is not set");
+    }
+    dir
+}
+
+fn json(path: &Path) -> serde_json::Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}
+
+/// Opens a file and asks it for everything a model loader would.
+fn open_fully(path: &Path) -> Result<(), GgufError> {
+    let file = GgufFile::open(path)?;
+    for tensor in file.tensors() {
+        let view = file.tensor(&tensor.name).expect("a listed tensor");
+        assert_eq!(view.bytes.len(), tensor.n_bytes);
+        assert!(view.bytes.as_ptr().addr().is_multiple_of(8));
+    }
+    file.metadata().opt_string_array("tokenizer.ggml.tokens")?;
+    file.metadata().opt_f32_array("tokenizer.ggml.scores")?;
+    Ok(())
+}
+
+#[test]
+fn crafted_files_are_judged_as_their_index_says() {
+    let Some(dir) = data_dir("crafted_files_are_judged_as_their_index_says") else {
+        return;
+    };
+    let dir = dir.join("gguf/malformed");
+    let index: BTreeMap<String, serde_json::Value> =
+        serde_json::from_value(json(&dir.join("index.json"))).unwrap();
+    assert_eq!(index.len(), 36);
+    let mut messages = BTreeMap::new();
+    for (name, entry) in &index {
+        let result = open_fully(&dir.join(name));
+        match entry["expect"].as_str().unwrap() {
+            "accept" => assert!(result.is_ok(), "{name}: {result:?}"),
+            // An id past the vocabulary is the tokenizer's to refuse; the container is sound.
+            "reject" if name == "vocab-bos-out-of-range.gguf" => {
+                assert!(result.is_ok(), "{name}: {result:?}");
+            }
+            "reject" => assert!(result.is_err(), "{name} was accepted, though: {}", entry["why"]),
+            "either-no-crash" => {}
+            other => panic!("{name}: unknown expectation {other}"),
+        }
+        if let Err(error) = result {
+            let message = error.to_string();
+            let (_, reason) = message.split_once(".gguf: ").unwrap_or(("", &message));
+            messages.insert(name.trim_end_matches(".gguf").to_owned(), reason.to_owned());
+        }
+    }
+    insta::assert_debug_snapshot!(messages);
+}
+
+#[test]
+fn files_of_the_reference_implementation_open() {
+    let Some(dir) = data_dir("files_of_the_reference_implementation_open") else {
+        return;
+    };
+    let mut n_files = 0;
+    for folder in ["models/stories260K", "models/wp4m", "vocab", "parity/llama"] {
+        for entry in fs::read_dir(dir.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "gguf") {
+                open_fully(&path).unwrap();
+                n_files += 1;
+            }
+        }
+    }
+    assert!(n_files > 20, "only {n_files} files found");
+}
+
+#[test]
+fn type_table_agrees_with_the_reference_libraries() {
+    let Some(dir) = data_dir("type_table_agrees_with_the_reference_libraries") else {
+        return;
+    };
+    let types: BTreeMap<String, serde_json::Value> =
+        serde_json::from_value(json(&dir.join("types/types.json"))).unwrap();
+    let mut n_types = 0;
+    for (name, facts) in &types {
+        let Some(id) = facts.get("type_id").and_then(serde_json::Value::as_u64) else {
+            continue;
+        };
+        let ty = TensorType::from_name(name).unwrap();
+        assert_eq!(u64::from(ty.id()), id, "{name}");
+        assert_eq!(
+            facts["block_size"].as_u64(),
+            Some(ty.block_len() as u64),
+            "{name}"
+        );
+        assert_eq!(
+            facts["block_bytes"].as_u64(),
+            Some(ty.block_bytes() as u64),
+            "{name}"
+        );
+        n_types += 1;
+    }
+    assert!(n_types >= 25, "only {n_types} types compared");
+}
