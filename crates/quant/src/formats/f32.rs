@@ -1,0 +1,56 @@
+//! F32: 32-bit floats, as weights and as activations. A block is one value.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use crate::lanes::sum_products;
+use crate::{ActivationBlock, ActivationFormat, Block, CpuFeatures, simd};
+
+/// One 32-bit float, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct BlockF32([u8; 4]);
+
+const _: () = assert!(size_of::<BlockF32>() == 4 && align_of::<BlockF32>() == 1);
+
+impl BlockF32 {
+    /// The value.
+    #[inline(always)]
+    pub const fn to_f32(self) -> f32 {
+        f32::from_le_bytes(self.0)
+    }
+}
+
+impl Block for BlockF32 {
+    const TYPE: TensorType = TensorType::F32;
+    const LEN: usize = 1;
+    type Activation = Self;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        out[0] = self.to_f32();
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        Self(values[0].to_le_bytes())
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[Self]) -> f32 {
+        sum_products(weights, activations, |w| w.to_f32(), |a| a.to_f32())
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[Self]) -> f32 {
+        simd::dot_f32(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}
+
+impl ActivationBlock for BlockF32 {
+    const FORMAT: ActivationFormat = ActivationFormat::F32;
+    const LEN: usize = 1;
+
+    #[inline(always)]
+    fn encode(values: &[f32]) -> Self {
+        Self(values[0].to_le_bytes())
+    }
+}

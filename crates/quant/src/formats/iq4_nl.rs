@@ -1,0 +1,150 @@
+//! IQ4_NL: 32 weights of 4 bits that index a fixed codebook, and one scale; 4.5 bits a weight.
+//!
+//! A weight is `scale * IQ4_CODEBOOK[quant]`. The codebook is denser around zero, where weights are.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::{BlockQ8_0, integer_dot};
+use crate::lanes::sum_blocks;
+use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude};
+use crate::{Block, CpuFeatures, F16Bits, simd};
+
+/// What the quants of IQ4_NL and IQ4_XS stand for, ascending.
+pub const IQ4_CODEBOOK: [i8; 16] = [
+    -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
+];
+
+/// 32 weights of 4 bits, 18 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockIQ4NL {
+    /// The scale.
+    pub scale: F16Bits,
+    /// Byte `i` holds quant `i` in its low half and quant `i + 16` in its high half.
+    pub quants: [u8; 16],
+}
+
+const _: () = assert!(size_of::<BlockIQ4NL>() == 18 && align_of::<BlockIQ4NL>() == 1);
+
+/// Looks 32 quants up in a codebook.
+#[inline(always)]
+pub(super) fn look_up(codebook: &[i8; 16], quants: &[u8; 16]) -> [i8; 32] {
+    let mut values = [0; 32];
+    for (i, &byte) in quants.iter().enumerate() {
+        values[i] = codebook[usize::from(byte & 0xf)];
+        values[i + 16] = codebook[usize::from(byte >> 4)];
+    }
+    values
+}
+
+/// The quant whose codebook value is nearest, the upper one of two. Doubled, the midpoints are integers.
+pub(super) fn nearest_quant(x: f32) -> u8 {
+    let is_above = |pair: &[i8]| x + x >= f32::from(i16::from(pair[0]) + i16::from(pair[1]));
+    IQ4_CODEBOOK.windows(2).filter(|pair| is_above(pair)).count() as u8
+}
+
+/// Puts 32 quants together in pairs.
+pub(super) fn pack_pairs(quants: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|i| quants[i] | quants[i + 16] << 4)
+}
+
+/// Finds the scale of a group of 32: the best of 16 around the obvious one, each value weighted by its square.
+///
+/// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq4_nl_impl`).
+pub(super) fn search_scale(values: &[f32; 32]) -> f32 {
+    let (magnitude, extreme) = greatest_magnitude(values);
+    if magnitude < GROUP_MAX_EPS {
+        return 0.0;
+    }
+    let fit = |inverse: f32| {
+        let (mut value_quant, mut quant_quant) = (0.0, 0.0);
+        for &x in values {
+            let quant = f32::from(IQ4_CODEBOOK[usize::from(nearest_quant(inverse * x))]);
+            let weight = x * x;
+            value_quant += weight * quant * x;
+            quant_quant += weight * quant * quant;
+        }
+        (value_quant, quant_quant)
+    };
+    let least = f32::from(IQ4_CODEBOOK[0]);
+    let (value_quant, quant_quant) = fit(1.0 / (-extreme / least));
+    let mut scale = if quant_quant > 0.0 {
+        value_quant / quant_quant
+    } else {
+        0.0
+    };
+    let mut best = scale * value_quant;
+    for step in -7..=7 {
+        let (value_quant, quant_quant) = fit((step as f32 + least) / extreme);
+        if quant_quant > 0.0 && value_quant * value_quant > best * quant_quant {
+            scale = value_quant / quant_quant;
+            best = scale * value_quant;
+        }
+    }
+    scale
+}
+
+impl BlockIQ4NL {
+    /// The codebook values in row order.
+    #[inline(always)]
+    pub fn unpack(&self) -> [i8; 32] {
+        look_up(&IQ4_CODEBOOK, &self.quants)
+    }
+}
+
+impl Block for BlockIQ4NL {
+    const TYPE: TensorType = TensorType::IQ4_NL;
+    const LEN: usize = 32;
+    type Activation = BlockQ8_0;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let scale = self.scale.to_f32();
+        for (out, value) in out.iter_mut().zip(self.unpack()) {
+            *out = scale * f32::from(value);
+        }
+    }
+
+    /// Encodes as ggml's `ggml_quantize_chunk` does; its `quantize_row_iq4_nl_ref` searches less.
+    fn quantize(values: &[f32]) -> Self {
+        let values: &[f32; 32] = values.try_into().expect("a block has 32 values");
+        let scale = search_scale(values);
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        Self {
+            scale: F16Bits::from_f32(scale),
+            quants: pack_pairs(&values.map(|x| nearest_quant(inverse * x))),
+        }
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
+        sum_blocks(weights, activations, |w, a| {
+            w.scale.to_f32() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
+        })
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
+        simd::dot_iq4_nl(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_quant_takes_the_upper_of_two() {
+        for (x, expected) in [
+            (-1e9, 0),
+            (-115.5, 1),
+            (-115.6, 0),
+            (0.0, 8),
+            (7.0, 9),
+            (101.0, 15),
+            (f32::NAN, 0),
+        ] {
+            assert_eq!(nearest_quant(x), expected, "{x}");
+        }
+    }
+}

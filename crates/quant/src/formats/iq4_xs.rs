@@ -1,0 +1,107 @@
+//! IQ4_XS: 256 weights of 4 bits that index a fixed codebook, in eight groups of 32 with a 6-bit scale each; 4.25 bits
+//! a weight.
+//!
+//! A weight of group `g` is `scale * (scales[g] - 32) * IQ4_CODEBOOK[quant]`.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::iq4_nl::{look_up, nearest_quant, pack_pairs, search_scale};
+use super::{BlockQ8K, IQ4_CODEBOOK, SUPERBLOCK_LEN, integer_dot};
+use crate::lanes::sum_superblocks;
+use crate::scale_search::{greatest_magnitude, nearest_int};
+use crate::{Block, CpuFeatures, F16Bits, simd};
+
+/// 256 weights of 4 bits, 136 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockIQ4XS {
+    /// What the groups' scales are multiples of.
+    pub scale: F16Bits,
+    /// Bits `2 * g` and up of these 16, the first byte lowest, are the high part of scale `g`.
+    pub scales_high: [u8; 2],
+    /// Byte `i` holds the low part of scale `2 * i` in its low half and that of scale `2 * i + 1` in its high half.
+    pub scales_low: [u8; 4],
+    /// Of each group, 16 bytes: byte `i` holds quant `i` in its low half and quant `i + 16` in its high half.
+    pub quants: [[u8; 16]; 8],
+}
+
+const _: () = assert!(size_of::<BlockIQ4XS>() == 136 && align_of::<BlockIQ4XS>() == 1);
+
+impl BlockIQ4XS {
+    /// Scales the integer sum of a dot product with one block.
+    #[inline]
+    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32) -> f32 {
+        self.scale.to_f32() * activation.scale() * products as f32
+    }
+
+    /// The groups' scales, in -32..=31.
+    #[inline(always)]
+    pub fn unpack_scales(&self) -> [i8; 8] {
+        let high = u16::from_le_bytes(self.scales_high);
+        let mut scales = [0; 8];
+        for (g, scale) in scales.iter_mut().enumerate() {
+            let low = self.scales_low[g / 2] >> (4 * (g % 2)) & 0xf;
+            *scale = (low | ((high >> (2 * g) & 3) << 4) as u8) as i8 - 32;
+        }
+        scales
+    }
+}
+
+impl Block for BlockIQ4XS {
+    const TYPE: TensorType = TensorType::IQ4_XS;
+    const LEN: usize = SUPERBLOCK_LEN;
+    type Activation = BlockQ8K;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let scales = self.unpack_scales();
+        for (g, (out, quants)) in out.chunks_exact_mut(32).zip(&self.quants).enumerate() {
+            let scale = self.scale.to_f32() * f32::from(scales[g]);
+            for (out, value) in out.iter_mut().zip(look_up(&IQ4_CODEBOOK, quants)) {
+                *out = scale * f32::from(value);
+            }
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        let (groups, _) = values.as_chunks::<32>();
+        let found: [f32; 8] = std::array::from_fn(|g| search_scale(&groups[g]));
+        let scale = -greatest_magnitude(&found).1 / 32.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+
+        let mut block = Self {
+            scale: F16Bits::from_f32(scale),
+            ..Self::zeroed()
+        };
+        let mut scales_high = 0;
+        for g in 0..8 {
+            let group_scale = nearest_int(inverse * found[g]).clamp(-32, 31);
+            let combined = scale * group_scale as f32;
+            let inverse = if combined == 0.0 { 0.0 } else { 1.0 / combined };
+            block.quants[g] = pack_pairs(&groups[g].map(|x| nearest_quant(inverse * x)));
+            let stored = (group_scale + 32) as u16;
+            block.scales_low[g / 2] |= ((stored & 0xf) << (4 * (g % 2))) as u8;
+            scales_high |= stored >> 4 << (2 * g);
+        }
+        block.scales_high = scales_high.to_le_bytes();
+        block
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        sum_superblocks(weights, activations, |w, a| {
+            let groups = w.quants.iter().zip(a.quants.chunks_exact(32));
+            let products = groups
+                .zip(w.unpack_scales())
+                .map(|((quants, activations), scale)| {
+                    i32::from(scale) * integer_dot(&look_up(&IQ4_CODEBOOK, quants), activations)
+                });
+            w.term(a, products.sum())
+        })
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        simd::dot_iq4_xs(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}

@@ -1,0 +1,166 @@
+//! Q2_K: 256 weights of 2 bits in sixteen groups of 16, each with a 4-bit scale and minimum; 2.625 bits a weight.
+//!
+//! A weight of group `g` is `scale * (scales[g] & 15) * quant - min * (scales[g] >> 4)`.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::{BlockQ8K, SUPERBLOCK_LEN, integer_dot};
+use crate::lanes::sum_superblocks;
+use crate::scale_search::{ErrorMeasure, MinSearch, ScaleMin, nearest_int, search_with_min};
+use crate::{Block, CpuFeatures, F16Bits, simd};
+
+/// 256 weights of 2 bits, 84 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ2K {
+    /// Of each group, the scale in the low half and the minimum in the high half.
+    pub group_scales: [u8; 16],
+    /// Of each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are quant `32 * k + i`.
+    pub quants: [u8; 64],
+    /// What the groups' scales are multiples of.
+    pub scale: F16Bits,
+    /// What the groups' minima are multiples of.
+    pub min: F16Bits,
+}
+
+const _: () = assert!(size_of::<BlockQ2K>() == 84 && align_of::<BlockQ2K>() == 1);
+
+/// Takes apart quants of 2 bits, 32 bytes for each 128.
+#[inline(always)]
+pub(super) fn unpack_2_bits(bytes: &[u8; 64]) -> [u8; SUPERBLOCK_LEN] {
+    let mut quants = [0; SUPERBLOCK_LEN];
+    for (bytes, quants) in bytes.chunks_exact(32).zip(quants.chunks_exact_mut(128)) {
+        for (k, quants) in quants.chunks_exact_mut(32).enumerate() {
+            for (quant, &byte) in quants.iter_mut().zip(bytes) {
+                *quant = byte >> (2 * k) & 3;
+            }
+        }
+    }
+    quants
+}
+
+/// Puts the two low bits of quants together.
+pub(super) fn pack_2_bits(quants: &[u8; SUPERBLOCK_LEN]) -> [u8; 64] {
+    std::array::from_fn(|i| {
+        let first = i / 32 * 128 + i % 32;
+        (0..4).fold(0, |byte, k| byte | (quants[first + 32 * k] & 3) << (2 * k))
+    })
+}
+
+impl BlockQ2K {
+    /// Scales the integer sums of a dot product with one block: products, and minima times activation sums.
+    #[inline]
+    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32, offsets: i32) -> f32 {
+        let (scale, min) = (
+            self.scale.to_f32() * activation.scale(),
+            self.min.to_f32() * activation.scale(),
+        );
+        scale * products as f32 - min * offsets as f32
+    }
+
+    /// The quants in row order, in 0..=3.
+    #[inline(always)]
+    pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
+        unpack_2_bits(&self.quants)
+    }
+}
+
+impl Block for BlockQ2K {
+    const TYPE: TensorType = TensorType::Q2_K;
+    const LEN: usize = SUPERBLOCK_LEN;
+    type Activation = BlockQ8K;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let quants = self.unpack();
+        for (g, (out, quants)) in out.chunks_exact_mut(16).zip(quants.chunks_exact(16)).enumerate() {
+            let scale = self.scale.to_f32() * f32::from(self.group_scales[g] & 0xf);
+            let min = self.min.to_f32() * f32::from(self.group_scales[g] >> 4);
+            for (out, &quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(quant) - min;
+            }
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        const SEARCH: MinSearch = MinSearch {
+            max_quant: 3,
+            first: -0.5,
+            step: 0.1,
+            n_steps: 15,
+            error: ErrorMeasure::Absolute,
+        };
+        let mut quants = [0; SUPERBLOCK_LEN];
+        let (groups, _) = values.as_chunks::<16>();
+        let (group_quants, _) = quants.as_chunks_mut::<16>();
+        let found: [ScaleMin; 16] = std::array::from_fn(|g| {
+            search_with_min(
+                &SEARCH,
+                &groups[g],
+                &groups[g].map(f32::abs),
+                &mut group_quants[g],
+            )
+        });
+
+        let greatest = |part: fn(&ScaleMin) -> f32| {
+            found
+                .iter()
+                .map(part)
+                .fold(0.0, |max, x| if x > max { x } else { max })
+        };
+        let (max_scale, max_min) = (greatest(|group| group.scale), greatest(|group| group.min));
+        let quantize = |max: f32, x: f32| {
+            if max > 0.0 {
+                nearest_int(15.0 / max * x) as u8
+            } else {
+                0
+            }
+        };
+        let whole = |max: f32| {
+            if max > 0.0 {
+                F16Bits::from_f32(max / 15.0)
+            } else {
+                F16Bits::default()
+            }
+        };
+        let (scale, min) = (whole(max_scale), whole(max_min));
+        let group_scales =
+            found.map(|group| quantize(max_scale, group.scale) | quantize(max_min, group.min) << 4);
+
+        for (g, (values, quants)) in groups.iter().zip(group_quants).enumerate() {
+            let scale = scale.to_f32() * f32::from(group_scales[g] & 0xf);
+            if scale == 0.0 {
+                continue;
+            }
+            let min = min.to_f32() * f32::from(group_scales[g] >> 4);
+            for (quant, x) in quants.iter_mut().zip(values) {
+                *quant = nearest_int((x + min) / scale).clamp(0, 3) as u8;
+            }
+        }
+        Self {
+            group_scales,
+            quants: pack_2_bits(&quants),
+            scale,
+            min,
+        }
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        sum_superblocks(weights, activations, |w, a| {
+            let quants = w.unpack();
+            let (mut products, mut offsets) = (0, 0);
+            for (g, &scales) in w.group_scales.iter().enumerate() {
+                let group = 16 * g..16 * g + 16;
+                products += i32::from(scales & 0xf) * integer_dot(&quants[group.clone()], &a.quants[group]);
+                offsets += i32::from(scales >> 4) * a.sum(g);
+            }
+            w.term(a, products, offsets)
+        })
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        simd::dot_q2_k(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}

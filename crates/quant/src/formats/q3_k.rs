@@ -1,0 +1,137 @@
+//! Q3_K: 256 weights of 3 bits in sixteen groups of 16, each with a 6-bit scale; 3.4375 bits a weight.
+//!
+//! A weight of group `g` is `scale * (scales[g] - 32) * (quant - 4)`.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::q2_k::{pack_2_bits, unpack_2_bits};
+use super::{BlockQ8K, SUPERBLOCK_LEN, integer_dot};
+use crate::lanes::sum_superblocks;
+use crate::scale_search::{greatest_magnitude, nearest_int, search_coordinates};
+use crate::{Block, CpuFeatures, F16Bits, simd};
+
+/// 256 weights of 3 bits, 110 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ3K {
+    /// Bit `k` of byte `i` is the third bit of quant `32 * k + i`.
+    pub high_bits: [u8; 32],
+    /// Of each 128 weights in order, 32 bytes: bits `2 * k` and up of byte `i` are the low bits of quant `32 * k + i`.
+    pub quants: [u8; 64],
+    /// The groups' scales: the low half of byte `i` in 0..8 is the low part of scale `i`, its high half that of
+    /// scale `i + 8`; bits `2 * k` and up of byte `8 + i` are the high part of scale `4 * k + i`.
+    pub group_scales: [u8; 12],
+    /// What the groups' scales are multiples of.
+    pub scale: F16Bits,
+}
+
+const _: () = assert!(size_of::<BlockQ3K>() == 110 && align_of::<BlockQ3K>() == 1);
+
+impl BlockQ3K {
+    /// Scales the integer sum of a dot product with one block.
+    #[inline]
+    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32) -> f32 {
+        self.scale.to_f32() * activation.scale() * products as f32
+    }
+
+    /// The quants in row order, in 0..=7; 4 is subtracted from each.
+    #[inline(always)]
+    pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
+        let mut quants = unpack_2_bits(&self.quants);
+        for (k, quants) in quants.chunks_exact_mut(32).enumerate() {
+            for (quant, &high) in quants.iter_mut().zip(&self.high_bits) {
+                *quant |= (high >> k & 1) << 2;
+            }
+        }
+        quants
+    }
+
+    /// The groups' scales, in -32..=31.
+    #[inline(always)]
+    pub fn unpack_scales(&self) -> [i8; 16] {
+        let mut scales = [0; 16];
+        for (i, scale) in scales.iter_mut().enumerate() {
+            let low = self.group_scales[i % 8] >> (4 * (i / 8)) & 0xf;
+            let high = self.group_scales[8 + i % 4] >> (2 * (i / 4)) & 3;
+            *scale = (low | high << 4) as i8 - 32;
+        }
+        scales
+    }
+
+    fn pack_scales(scales: [i8; 16]) -> [u8; 12] {
+        let mut bytes = [0; 12];
+        for (i, scale) in scales.into_iter().enumerate() {
+            let scale = (scale + 32) as u8;
+            bytes[i % 8] |= (scale & 0xf) << (4 * (i / 8));
+            bytes[8 + i % 4] |= scale >> 4 << (2 * (i / 4));
+        }
+        bytes
+    }
+}
+
+impl Block for BlockQ3K {
+    const TYPE: TensorType = TensorType::Q3_K;
+    const LEN: usize = SUPERBLOCK_LEN;
+    type Activation = BlockQ8K;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (quants, scales) = (self.unpack(), self.unpack_scales());
+        for (g, (out, quants)) in out.chunks_exact_mut(16).zip(quants.chunks_exact(16)).enumerate() {
+            let scale = self.scale.to_f32() * f32::from(scales[g]);
+            for (out, &quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(quant as i8 - 4);
+            }
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        let (groups, _) = values.as_chunks::<16>();
+        let mut quants = [[0_i8; 16]; 16];
+        let found: [f32; 16] = std::array::from_fn(|g| search_coordinates(4, &groups[g], &mut quants[g]));
+
+        let (mut scale, mut group_scales) = (F16Bits::default(), [-32; 16]);
+        let extreme = greatest_magnitude(&found).1;
+        if extreme != 0.0 {
+            let inverse = -32.0 / extreme;
+            scale = F16Bits::from_f32(1.0 / inverse);
+            group_scales = found.map(|x| (nearest_int(inverse * x) as i8).clamp(-32, 31));
+        }
+        for ((values, quants), &group_scale) in groups.iter().zip(&mut quants).zip(&group_scales) {
+            let scale = scale.to_f32() * f32::from(group_scale);
+            if scale == 0.0 {
+                continue;
+            }
+            for (quant, x) in quants.iter_mut().zip(values) {
+                *quant = nearest_int(x / scale).clamp(-4, 3) as i8 + 4;
+            }
+        }
+
+        let quants: [u8; SUPERBLOCK_LEN] = bytemuck::cast(quants);
+        Self {
+            high_bits: std::array::from_fn(|i| (0..8).fold(0, |bits, k| bits | quants[32 * k + i] >> 2 << k)),
+            quants: pack_2_bits(&quants),
+            group_scales: Self::pack_scales(group_scales),
+            scale,
+        }
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        sum_superblocks(weights, activations, |w, a| {
+            let quants = w.unpack();
+            let mut products = 0;
+            for (g, scale) in w.unpack_scales().into_iter().enumerate() {
+                let group = 16 * g..16 * g + 16;
+                let sum = integer_dot(&quants[group.clone()], &a.quants[group]);
+                products += i32::from(scale) * (sum - 4 * a.sum(g));
+            }
+            w.term(a, products)
+        })
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        simd::dot_q3_k(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}

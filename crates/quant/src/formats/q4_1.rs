@@ -1,0 +1,89 @@
+//! Q4_1: 32 weights of 4 bits, a scale and a minimum, 5 bits a weight.
+//!
+//! A weight is `scale * quant + min`.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::{BlockQ8_1, integer_dot};
+use crate::lanes::sum_blocks;
+use crate::{Block, CpuFeatures, F16Bits, simd};
+
+/// 32 weights of 4 bits with a minimum, 20 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ4_1 {
+    /// The scale.
+    pub scale: F16Bits,
+    /// What quant 0 stands for.
+    pub min: F16Bits,
+    /// Byte `i` holds quant `i` in its low half and quant `i + 16` in its high half.
+    pub quants: [u8; 16],
+}
+
+const _: () = assert!(size_of::<BlockQ4_1>() == 20 && align_of::<BlockQ4_1>() == 1);
+
+impl BlockQ4_1 {
+    /// The quants in row order, in 0..=15.
+    #[inline(always)]
+    pub fn unpack(&self) -> [u8; 32] {
+        let mut quants = [0; 32];
+        for (i, &byte) in self.quants.iter().enumerate() {
+            quants[i] = byte & 0xf;
+            quants[i + 16] = byte >> 4;
+        }
+        quants
+    }
+}
+
+/// The least and the greatest value.
+pub(super) fn range(values: &[f32]) -> (f32, f32) {
+    let (mut min, mut max) = (f32::MAX, f32::MIN);
+    for &x in values {
+        if x < min {
+            min = x;
+        }
+        if x > max {
+            max = x;
+        }
+    }
+    (min, max)
+}
+
+impl Block for BlockQ4_1 {
+    const TYPE: TensorType = TensorType::Q4_1;
+    const LEN: usize = 32;
+    type Activation = BlockQ8_1;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (scale, min) = (self.scale.to_f32(), self.min.to_f32());
+        for (out, quant) in out.iter_mut().zip(self.unpack()) {
+            *out = f32::from(quant) * scale + min;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        let (min, max) = range(values);
+        let scale = (max - min) / 15.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        let quant = |x: f32| (((x - min) * inverse + 0.5) as i32 as i8).min(15) as u8;
+        Self {
+            scale: F16Bits::from_f32(scale),
+            min: F16Bits::from_f32(min),
+            quants: std::array::from_fn(|i| quant(values[i]) | quant(values[i + 16]) << 4),
+        }
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
+        sum_blocks(weights, activations, |w, a| {
+            w.scale.to_f32() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
+                + w.min.to_f32() * a.sum.to_f32()
+        })
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
+        simd::dot_q4_1(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}

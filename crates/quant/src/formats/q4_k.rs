@@ -1,0 +1,137 @@
+//! Q4_K: 256 weights of 4 bits in eight groups of 32, each with a 6-bit scale and minimum; 4.5 bits a weight.
+//!
+//! A weight of group `g` is `scale * scales[g] * quant - min * mins[g]`.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::k_scales::QuantizedScales;
+use super::{BlockQ8K, KScales, SUPERBLOCK_LEN, integer_dot};
+use crate::lanes::sum_superblocks;
+use crate::scale_search::{ErrorMeasure, MinSearch, ScaleMin, search_with_min};
+use crate::{Block, CpuFeatures, F16Bits, simd};
+
+/// 256 weights of 4 bits, 144 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ4K {
+    /// What the groups' scales are multiples of.
+    pub scale: F16Bits,
+    /// What the groups' minima are multiples of.
+    pub min: F16Bits,
+    /// Scales and minima of the groups.
+    pub group_scales: KScales,
+    /// Of each 64 weights in order, 32 bytes: byte `i` holds quant `i` in its low half and quant `i + 32` in its high
+    /// half, so that a half belongs to one group.
+    pub quants: [u8; 128],
+}
+
+const _: () = assert!(size_of::<BlockQ4K>() == 144 && align_of::<BlockQ4K>() == 1);
+
+/// The weights' importance: the root mean square of their group plus their own magnitude.
+pub(super) fn importance(values: &[f32; 32]) -> [f32; 32] {
+    let mut sum = 0.0;
+    for x in values {
+        sum += x * x;
+    }
+    let rms = (sum / 32.0_f32).sqrt();
+    values.map(|x| rms + x.abs())
+}
+
+/// Finds scale and minimum of each group of 32.
+pub(super) fn search_groups(search: &MinSearch, values: &[f32], quants: &mut [u8; 256]) -> [ScaleMin; 8] {
+    let (groups, _) = values.as_chunks::<32>();
+    let (quants, _) = quants.as_chunks_mut::<32>();
+    std::array::from_fn(|g| search_with_min(search, &groups[g], &importance(&groups[g]), &mut quants[g]))
+}
+
+/// The integer parts of a dot product over eight groups of 32: of scale times products, and of minimum times sums.
+#[inline]
+pub(super) fn group_sums(scales: KScales, quants: &[u8; 256], activation: &BlockQ8K) -> (i32, i32) {
+    let (scales, mins) = scales.unpack();
+    let (mut products, mut offsets) = (0, 0);
+    for g in 0..8 {
+        let group = 32 * g..32 * g + 32;
+        products += i32::from(scales[g]) * integer_dot(&quants[group.clone()], &activation.quants[group]);
+        offsets += i32::from(mins[g]) * (activation.sum(2 * g) + activation.sum(2 * g + 1));
+    }
+    (products, offsets)
+}
+
+impl BlockQ4K {
+    /// Scales the integer sums of a dot product with one block: products, and minima times activation sums.
+    #[inline]
+    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32, offsets: i32) -> f32 {
+        let (scale, min) = (
+            self.scale.to_f32() * activation.scale(),
+            self.min.to_f32() * activation.scale(),
+        );
+        scale * products as f32 - min * offsets as f32
+    }
+
+    /// The quants in row order, in 0..=15.
+    #[inline(always)]
+    pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
+        let mut quants = [0; SUPERBLOCK_LEN];
+        for (bytes, quants) in self.quants.chunks_exact(32).zip(quants.chunks_exact_mut(64)) {
+            for (i, &byte) in bytes.iter().enumerate() {
+                quants[i] = byte & 0xf;
+                quants[i + 32] = byte >> 4;
+            }
+        }
+        quants
+    }
+}
+
+impl Block for BlockQ4K {
+    const TYPE: TensorType = TensorType::Q4_K;
+    const LEN: usize = SUPERBLOCK_LEN;
+    type Activation = BlockQ8K;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (scales, mins) = self.group_scales.unpack();
+        let quants = self.unpack();
+        for (g, (out, quants)) in out.chunks_exact_mut(32).zip(quants.chunks_exact(32)).enumerate() {
+            let scale = self.scale.to_f32() * f32::from(scales[g]);
+            let min = self.min.to_f32() * f32::from(mins[g]);
+            for (out, &quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(quant) - min;
+            }
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        const SEARCH: MinSearch = MinSearch {
+            max_quant: 15,
+            first: -1.0,
+            step: 0.1,
+            n_steps: 20,
+            error: ErrorMeasure::Squared,
+        };
+        let mut quants = [0; SUPERBLOCK_LEN];
+        let scales = QuantizedScales::new(&search_groups(&SEARCH, values, &mut quants));
+        scales.requantize(SEARCH.max_quant, values, &mut quants);
+        Self {
+            scale: scales.scale,
+            min: scales.min,
+            group_scales: scales.group_scales,
+            quants: std::array::from_fn(|i| {
+                let low = i / 32 * 64 + i % 32;
+                quants[low] | quants[low + 32] << 4
+            }),
+        }
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        sum_superblocks(weights, activations, |w, a| {
+            let (products, offsets) = group_sums(w.group_scales, &w.unpack(), a);
+            w.term(a, products, offsets)
+        })
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
+        simd::dot_q4_k(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}

@@ -1,0 +1,76 @@
+//! Q5_1: 32 weights of 5 bits, a scale and a minimum, 6 bits a weight.
+//!
+//! A weight is `scale * quant + min`.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::q4_1::range;
+use super::q5_0::{pack_5_bits, unpack_5_bits};
+use super::{BlockQ8_1, integer_dot};
+use crate::lanes::sum_blocks;
+use crate::{Block, CpuFeatures, F16Bits, simd};
+
+/// 32 weights of 5 bits with a minimum, 24 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockQ5_1 {
+    /// The scale.
+    pub scale: F16Bits,
+    /// What quant 0 stands for.
+    pub min: F16Bits,
+    /// Bit `i` of these 32, the first byte lowest, is the fifth bit of quant `i`.
+    pub high_bits: [u8; 4],
+    /// Byte `i` holds the low bits of quant `i` in its low half and those of quant `i + 16` in its high half.
+    pub quants: [u8; 16],
+}
+
+const _: () = assert!(size_of::<BlockQ5_1>() == 24 && align_of::<BlockQ5_1>() == 1);
+
+impl BlockQ5_1 {
+    /// The quants in row order, in 0..=31.
+    #[inline(always)]
+    pub fn unpack(&self) -> [u8; 32] {
+        unpack_5_bits(&self.quants, self.high_bits)
+    }
+}
+
+impl Block for BlockQ5_1 {
+    const TYPE: TensorType = TensorType::Q5_1;
+    const LEN: usize = 32;
+    type Activation = BlockQ8_1;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (scale, min) = (self.scale.to_f32(), self.min.to_f32());
+        for (out, quant) in out.iter_mut().zip(self.unpack()) {
+            *out = f32::from(quant) * scale + min;
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        let (min, max) = range(values);
+        let scale = (max - min) / 31.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        let quant = |x: f32| ((x - min) * inverse + 0.5) as u8;
+        let (quants, high_bits) = pack_5_bits(&std::array::from_fn(|i| quant(values[i])));
+        Self {
+            scale: F16Bits::from_f32(scale),
+            min: F16Bits::from_f32(min),
+            high_bits,
+            quants,
+        }
+    }
+
+    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
+        sum_blocks(weights, activations, |w, a| {
+            w.scale.to_f32() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
+                + w.min.to_f32() * a.sum.to_f32()
+        })
+    }
+
+    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
+        simd::dot_q5_1(features, weights, activations)
+            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
+    }
+}

@@ -1,0 +1,296 @@
+//! The searches for scales and minima that the K-formats are quantized with.
+//!
+//! They are the algorithms of ggml's reference quantizer: try a range of scales, keep the one with the least weighted
+//! squared error. Several formats share each, hence one file. Invariant: every float operation happens in the
+//! reference's order and precision, without fused multiply-add, because a file quantized here must equal one quantized
+//! there to the bit.
+//!
+//! Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`nearest_int`, `make_qx_quants`, `make_q3_quants`,
+//! `make_qkx2_quants`).
+
+/// Below this, a group of weights counts as all zero.
+pub(crate) const GROUP_MAX_EPS: f32 = 1e-15;
+
+/// Rounds to the nearest integer, ties to even, for magnitudes below 2^22: the sum with 1.5 * 2^23 has no room for a
+/// fraction, so the rounded integer is in the low bits of its mantissa.
+#[inline(always)]
+pub(crate) fn nearest_int(value: f32) -> i32 {
+    let bits = (value + 12_582_912.0).to_bits();
+    (bits & 0x007f_ffff) as i32 - 0x0040_0000
+}
+
+/// The value of greatest magnitude, the first of equals, as (magnitude, value).
+pub(crate) fn greatest_magnitude(values: &[f32]) -> (f32, f32) {
+    let mut greatest = (0.0, 0.0);
+    for &x in values {
+        if x.abs() > greatest.0 {
+            greatest = (x.abs(), x);
+        }
+    }
+    greatest
+}
+
+/// Weighted sums over a group: of weight * value * quant, and of weight * quant^2. Their quotient is the best scale for
+/// these quants.
+#[derive(Clone, Copy, Default)]
+struct Fit {
+    value_quant: f32,
+    quant_quant: f32,
+}
+
+impl Fit {
+    fn add(&mut self, weight: f32, value: f32, quant: f32) {
+        self.value_quant += weight * value * quant;
+        self.quant_quant += weight * quant * quant;
+    }
+
+    fn without(self, weight: f32, value: f32, quant: f32) -> Self {
+        Self {
+            value_quant: self.value_quant - weight * value * quant,
+            quant_quant: self.quant_quant - weight * quant * quant,
+        }
+    }
+
+    fn scale(self) -> f32 {
+        self.value_quant / self.quant_quant
+    }
+}
+
+/// Finds a signed scale for `-bound..bound` by trying 18 others around the obvious one. Each value is weighted by its
+/// square. `quants` are written with `bound` added.
+pub(crate) fn search_symmetric(bound: i32, values: &[f32], quants: &mut [i8]) -> f32 {
+    let (magnitude, extreme) = greatest_magnitude(values);
+    if magnitude < GROUP_MAX_EPS {
+        quants.fill(0);
+        return 0.0;
+    }
+    let quant = |inverse: f32, x: f32| nearest_int(inverse * x).clamp(-bound, bound - 1);
+    let fit = |inverse: f32| {
+        let mut fit = Fit::default();
+        for &x in values {
+            fit.add(x * x, x, quant(inverse, x) as f32);
+        }
+        fit
+    };
+
+    let mut best_inverse = -bound as f32 / extreme;
+    let first = fit(best_inverse);
+    let mut scale = if first.quant_quant == 0.0 {
+        0.0
+    } else {
+        first.scale()
+    };
+    let mut best = scale * first.value_quant;
+    for step in (-9..=9).filter(|&step| step != 0) {
+        let inverse = -(bound as f32 + 0.1 * step as f32) / extreme;
+        let fit = fit(inverse);
+        if fit.quant_quant > 0.0 && fit.value_quant * fit.value_quant > best * fit.quant_quant {
+            best_inverse = inverse;
+            scale = fit.scale();
+            best = scale * fit.value_quant;
+        }
+    }
+    for (q, &x) in quants.iter_mut().zip(values) {
+        *q = (quant(best_inverse, x) + bound) as i8;
+    }
+    scale
+}
+
+/// Finds a signed scale for `-bound..bound` by moving one quant at a time while that lowers the error. Each value is
+/// weighted by its square. `quants` are written with `bound` added.
+pub(crate) fn search_coordinates(bound: i32, values: &[f32], quants: &mut [i8]) -> f32 {
+    let (magnitude, extreme) = greatest_magnitude(values);
+    if magnitude < GROUP_MAX_EPS {
+        quants.fill(0);
+        return 0.0;
+    }
+    let inverse = -bound as f32 / extreme;
+    let mut fit = Fit::default();
+    for (q, &x) in quants.iter_mut().zip(values) {
+        *q = nearest_int(inverse * x).clamp(-bound, bound - 1) as i8;
+        fit.add(x * x, x, f32::from(*q));
+    }
+    for _ in 0..5 {
+        let mut is_changed = false;
+        for (q, &x) in quants.iter_mut().zip(values) {
+            let weight = x * x;
+            let mut moved = fit.without(weight, x, f32::from(*q));
+            if moved.value_quant <= 0.0 || moved.value_quant.is_nan() {
+                continue;
+            }
+            let new = nearest_int(x * moved.quant_quant / moved.value_quant).clamp(-bound, bound - 1);
+            if new == i32::from(*q) {
+                continue;
+            }
+            moved.add(weight, x, new as f32);
+            let is_better = moved.value_quant * moved.value_quant * fit.quant_quant
+                > fit.value_quant * fit.value_quant * moved.quant_quant;
+            if moved.quant_quant > 0.0 && is_better {
+                *q = new as i8;
+                fit = moved;
+                is_changed = true;
+            }
+        }
+        if !is_changed {
+            break;
+        }
+    }
+    for q in quants {
+        *q += bound as i8;
+    }
+    if fit.quant_quant > 0.0 { fit.scale() } else { 0.0 }
+}
+
+/// Which scales [`search_with_min`] tries, and how it measures the error.
+pub(crate) struct MinSearch {
+    /// The greatest quant.
+    pub(crate) max_quant: i32,
+    /// Offset to `max_quant` of the first inverse scale tried.
+    pub(crate) first: f32,
+    /// Distance from one to the next.
+    pub(crate) step: f32,
+    /// How many follow the first.
+    pub(crate) n_steps: i32,
+    /// How a deviation counts.
+    pub(crate) error: ErrorMeasure,
+}
+
+/// How a deviation counts.
+#[derive(Clone, Copy)]
+pub(crate) enum ErrorMeasure {
+    /// By its magnitude.
+    Absolute,
+    /// By its square.
+    Squared,
+}
+
+/// A scale and a minimum: a quant `q` stands for `scale * q - min`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct ScaleMin {
+    pub(crate) scale: f32,
+    pub(crate) min: f32,
+}
+
+/// Finds a scale and a minimum for quants in `0..=max_quant`. The minimum stored is never negative, so zero stays
+/// representable. `N` values, weighted by `weights`.
+pub(crate) fn search_with_min<const N: usize>(
+    search: &MinSearch,
+    values: &[f32; N],
+    weights: &[f32; N],
+    quants: &mut [u8],
+) -> ScaleMin {
+    let max_quant = search.max_quant;
+    let (mut min, mut max) = (values[0], values[0]);
+    let mut sum_w = weights[0];
+    let mut sum_x = sum_w * values[0];
+    for (&x, &w) in values.iter().zip(weights).skip(1) {
+        if x < min {
+            min = x;
+        }
+        if x > max {
+            max = x;
+        }
+        sum_w += w;
+        sum_x += w * x;
+    }
+    if min > 0.0 {
+        min = 0.0;
+    }
+    if max == min {
+        quants.fill(0);
+        return ScaleMin {
+            scale: 0.0,
+            min: -min,
+        };
+    }
+    let range = max - min;
+    // The reference quantizes against the best minimum found up to here, which a better fit below moves.
+    let quantize = |inverse: f32, min: f32| {
+        let mut tried = [0; N];
+        for (q, &x) in tried.iter_mut().zip(values) {
+            *q = nearest_int(inverse * (x - min)).clamp(0, max_quant) as u8;
+        }
+        tried
+    };
+    let error = |tried: &[u8; N], scale: f32, min: f32| {
+        let mut error = 0.0;
+        for ((&q, &x), &w) in tried.iter().zip(values).zip(weights) {
+            let deviation = scale * f32::from(q) + min - x;
+            error += w * match search.error {
+                ErrorMeasure::Absolute => deviation.abs(),
+                ErrorMeasure::Squared => deviation * deviation,
+            };
+        }
+        error
+    };
+
+    let inverse = max_quant as f32 / range;
+    let mut scale = 1.0 / inverse;
+    let mut best = quantize(inverse, min);
+    let mut best_error = error(&best, scale, min);
+    for step in 0..=search.n_steps {
+        let inverse = (search.first + search.step * step as f32 + max_quant as f32) / (max - min);
+        let tried = quantize(inverse, min);
+        let (mut sum_l, mut sum_l2, mut sum_xl) = (0.0, 0.0, 0.0);
+        for ((&q, &x), &w) in tried.iter().zip(values).zip(weights) {
+            let l = f32::from(q);
+            sum_l += w * l;
+            sum_l2 += w * l * l;
+            sum_xl += w * l * x;
+        }
+        let determinant = sum_w * sum_l2 - sum_l * sum_l;
+        if determinant > 0.0 {
+            let mut this_scale = (sum_w * sum_xl - sum_x * sum_l) / determinant;
+            let mut this_min = (sum_l2 * sum_x - sum_l * sum_xl) / determinant;
+            if this_min > 0.0 {
+                this_min = 0.0;
+                this_scale = sum_xl / sum_l2;
+            }
+            let this_error = error(&tried, this_scale, this_min);
+            if this_error < best_error {
+                best = tried;
+                best_error = this_error;
+                scale = this_scale;
+                min = this_min;
+            }
+        }
+    }
+    quants.copy_from_slice(&best);
+    ScaleMin { scale, min: -min }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_int_rounds_ties_to_even() {
+        for (value, expected) in [
+            (0.5, 0),
+            (1.5, 2),
+            (-0.5, 0),
+            (-1.5, -2),
+            (2.4, 2),
+            (-2.6, -3),
+            (4e6, 4_000_000),
+        ] {
+            assert_eq!(nearest_int(value), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn zeros_get_no_scale() {
+        let mut quants = [1; 16];
+        assert_eq!(search_symmetric(32, &[0.0; 16], &mut quants), 0.0);
+        assert_eq!(quants, [0; 16]);
+        assert_eq!(search_coordinates(4, &[1e-16; 16], &mut quants), 0.0);
+    }
+
+    #[test]
+    fn values_on_a_grid_are_found_exactly() {
+        let values: [f32; 16] = std::array::from_fn(|i| 0.25 * (i as f32 - 8.0));
+        let mut quants = [0; 16];
+        assert_eq!(search_symmetric(8, &values, &mut quants), 0.25);
+        assert_eq!(quants, std::array::from_fn(|i| i as i8));
+    }
+}
