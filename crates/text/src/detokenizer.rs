@@ -1,0 +1,118 @@
+//! [`StreamDecoder`]: token ids to text, one token at a time.
+//!
+//! Separate from the tokenizer because it is what holds state: the bytes of an unfinished character. Invariant: the
+//! texts it hands out, put together, are what decoding all ids at once gives; no character is ever cut.
+
+use std::borrow::Borrow;
+
+use crate::Tokenizer;
+
+/// How to decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecodeOptions {
+    /// Leaves control tokens out; otherwise their names are part of the text.
+    pub skip_special: bool,
+    /// The ids continue a text (as an answer continues a prompt), so a space at their start is kept.
+    pub is_continuation: bool,
+}
+
+impl Default for DecodeOptions {
+    /// A text from its start, without control tokens.
+    fn default() -> Self {
+        Self {
+            skip_special: true,
+            is_continuation: false,
+        }
+    }
+}
+
+/// Turns token ids into text one at a time.
+///
+/// `T` is how it holds its tokenizer: `&Tokenizer`, `Arc<Tokenizer>`, or anything else that lends one.
+///
+/// A character in several tokens comes out with the last of them; bytes that are no character come out as U+FFFD as
+/// soon as that is certain, at the latest from [`Self::finish`].
+#[derive(Clone, Debug)]
+pub struct StreamDecoder<T> {
+    tokenizer: T,
+    options: DecodeOptions,
+    is_at_start: bool,
+    /// The bytes of a character that has begun.
+    pending: Vec<u8>,
+    text: String,
+}
+
+impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
+    /// Begins a text.
+    pub fn new(tokenizer: T, options: DecodeOptions) -> Self {
+        Self {
+            is_at_start: !options.is_continuation,
+            tokenizer,
+            options,
+            pending: Vec::new(),
+            text: String::new(),
+        }
+    }
+
+    /// Takes the next token and returns the text that is complete with it, often none.
+    pub fn push(&mut self, id: u32) -> &str {
+        self.text.clear();
+        let tokenizer = self.tokenizer.borrow();
+        let is_shown = tokenizer
+            .token_kind(id)
+            .is_some_and(|kind| !(self.options.skip_special && kind.is_special()));
+        let mut bytes = match tokenizer.token_bytes(id) {
+            Some(bytes) if is_shown => bytes,
+            _ => return "",
+        };
+        if self.is_at_start && !bytes.is_empty() {
+            self.is_at_start = false;
+            if tokenizer.strips_leading_space() {
+                bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);
+            }
+        }
+        if self.pending.is_empty() {
+            let n_done = append_whole(bytes, &mut self.text);
+            self.pending.extend_from_slice(&bytes[n_done..]);
+        } else {
+            self.pending.extend_from_slice(bytes);
+            let n_done = append_whole(&self.pending, &mut self.text);
+            self.pending.drain(..n_done);
+        }
+        &self.text
+    }
+
+    /// Ends the text: a character that was never finished comes out as U+FFFD.
+    pub fn finish(&mut self) -> &str {
+        self.text.clear();
+        if !self.pending.is_empty() {
+            self.pending.clear();
+            self.text.push(char::REPLACEMENT_CHARACTER);
+        }
+        &self.text
+    }
+}
+
+/// Appends `bytes` to `text`, up to a character that may still be finished; returns how many bytes that took.
+fn append_whole(bytes: &[u8], text: &mut String) -> usize {
+    let mut n_done = 0;
+    while n_done < bytes.len() {
+        match std::str::from_utf8(&bytes[n_done..]) {
+            Ok(rest) => {
+                text.push_str(rest);
+                return bytes.len();
+            }
+            Err(error) => {
+                let (valid, _) = bytes[n_done..].split_at(error.valid_up_to());
+                text.push_str(std::str::from_utf8(valid).expect("it was found valid"));
+                n_done += valid.len();
+                let Some(n_invalid) = error.error_len() else {
+                    return n_done;
+                };
+                text.push(char::REPLACEMENT_CHARACTER);
+                n_done += n_invalid;
+            }
+        }
+    }
+    n_done
+}

@@ -1,0 +1,159 @@
+//! [`TokenizerError`]: why a tokenizer could not be built.
+//!
+//! One place, so that the readers for both file formats fail in the same words. Invariant: building is all that can
+//! fail; a tokenizer that exists encodes any text and decodes any ids.
+
+use tokenmill_gguf::GgufError;
+
+/// Why a tokenizer could not be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TokenizerError {
+    /// A metadata key is missing or has the wrong type.
+    #[error(transparent)]
+    Metadata(#[from] GgufError),
+    /// A tokenizer model that is not implemented.
+    #[error(
+        "tokenizer model `{model}` is not supported; supported are gpt2, llama, bert, t5, gemma4 and whitespace"
+    )]
+    UnsupportedModel {
+        /// The value of `tokenizer.ggml.model`.
+        model: String,
+    },
+    /// A pre-tokenizer name that nothing is known about.
+    #[error("pre-tokenizer `{name}` is unknown; convert the model again or set `tokenizer.ggml.pre`")]
+    UnknownPreTokenizer {
+        /// The value of `tokenizer.ggml.pre`.
+        name: String,
+    },
+    /// The vocabulary is empty.
+    #[error("the vocabulary is empty")]
+    EmptyVocabulary,
+    /// The vocabulary is larger than ids or offsets can address.
+    #[error(
+        "the vocabulary has {n_tokens} tokens of {n_bytes} bytes together, more than 32-bit offsets can address"
+    )]
+    TooLarge {
+        /// Number of tokens.
+        n_tokens: usize,
+        /// Their bytes.
+        n_bytes: usize,
+    },
+    /// An array that goes with the tokens has another length.
+    #[error("`{key}` has {found} entries, but the vocabulary has {expected} tokens")]
+    Length {
+        /// The array.
+        key: &'static str,
+        /// Number of tokens.
+        expected: usize,
+        /// Its length.
+        found: usize,
+    },
+    /// Two tokens have the same text.
+    #[error("tokens {first} and {second} are both `{text}`")]
+    DuplicateToken {
+        /// The text.
+        text: String,
+        /// The first token.
+        first: u32,
+        /// The second.
+        second: u32,
+    },
+    /// Two tokens have the same id, or an id has none.
+    #[error("token id {id} is {problem}")]
+    TokenIds {
+        /// The id.
+        id: u32,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A merge is not two parts.
+    #[error("merge {index}, `{merge}`, is not two tokens with a space between")]
+    MalformedMerge {
+        /// Its place in the list.
+        index: usize,
+        /// The merge.
+        merge: String,
+    },
+    /// A merge names a token that does not exist.
+    #[error("merge {index} needs the token `{token}`, which the vocabulary does not have")]
+    UnknownMergeToken {
+        /// Its place in the list.
+        index: usize,
+        /// The token that is missing.
+        token: String,
+    },
+    /// A token that is named is not in the vocabulary.
+    #[error("the token `{text}` is named, but the vocabulary does not have it")]
+    UnknownToken {
+        /// Its text.
+        text: String,
+    },
+    /// A special token's id is outside the vocabulary.
+    #[error("`{key}` is {id}, but the vocabulary has {n_vocab} tokens")]
+    TokenIdOutOfRange {
+        /// The key.
+        key: &'static str,
+        /// The id.
+        id: u32,
+        /// Number of tokens.
+        n_vocab: usize,
+    },
+    /// A flag asks for a special token that is not given.
+    #[error("`{flag}` is set, but `{key}` is missing")]
+    MissingSpecialToken {
+        /// The flag.
+        flag: &'static str,
+        /// The key that would name the token.
+        key: &'static str,
+    },
+    /// A score that is no number.
+    #[error("the score of token {id} is {score}, expected a finite number")]
+    Score {
+        /// The token.
+        id: u32,
+        /// Its score.
+        score: f64,
+    },
+    /// A token marked as a byte does not read `<0xNN>`.
+    #[error("token {id}, `{text}`, is marked as a byte, but does not read <0xNN>")]
+    ByteToken {
+        /// The token.
+        id: u32,
+        /// Its text.
+        text: String,
+    },
+    /// A precompiled normalization table is damaged.
+    #[error("the precompiled normalization table is damaged: {problem}")]
+    Charsmap {
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A splitting pattern cannot be used.
+    #[error("the pattern `{pattern}` cannot be matched in linear time or is malformed")]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// What the compiler said.
+        source: Box<regex::Error>,
+    },
+    /// The added tokens are too many for a matcher.
+    #[error("no matcher can be built for the {n_tokens} special and added tokens")]
+    AddedTokens {
+        /// How many there are.
+        n_tokens: usize,
+        /// What the builder said.
+        source: Box<aho_corasick::BuildError>,
+    },
+    /// A `tokenizer.json` is not JSON or not of the expected form.
+    #[error("not a valid tokenizer.json")]
+    Json(#[from] serde_json::Error),
+    /// A part of a `tokenizer.json` that is not implemented.
+    #[error("tokenizer.json: {part} `{name}` is not supported")]
+    UnsupportedPart {
+        /// What part, such as `normalizer`.
+        part: &'static str,
+        /// Its type or setting.
+        name: String,
+    },
+}

@@ -1,0 +1,197 @@
+//! [`StopMatcher`]: finds stop strings in a stream of text.
+//!
+//! It is separate from the detokenizer because stop strings are a matter of text, not of tokens. Invariant: no part of
+//! a stop string is ever handed out, and nothing is held back that can no longer become one.
+
+/// What a piece of text led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StopProgress {
+    /// Text that can be handed out: it belongs to no stop string.
+    pub text: String,
+    /// Which stop string was found, if one was; the matcher then takes no more text.
+    pub stopped_by: Option<usize>,
+}
+
+/// Finds stop strings in text that arrives in pieces.
+///
+/// The stop string that ends first wins; of several that end at the same place, the longest (it leaks least).
+///
+/// ```
+/// use tokenmill_text::StopMatcher;
+///
+/// let mut matcher = StopMatcher::new(["</end>"]);
+/// assert_eq!(matcher.push("story <").text, "story ");
+/// assert_eq!(matcher.push("b> and </e").text, "<b> and ");
+/// let progress = matcher.push("nd> more");
+/// assert_eq!((progress.text.as_str(), progress.stopped_by), ("", Some(0)));
+/// ```
+#[derive(Clone, Debug)]
+pub struct StopMatcher {
+    stops: Vec<Stop>,
+    /// The newest text, not handed out: it may still become a stop string.
+    held: String,
+    stopped_by: Option<usize>,
+}
+
+/// One stop string as a Knuth-Morris-Pratt automaton over bytes.
+#[derive(Clone, Debug)]
+struct Stop {
+    /// Its place in the caller's list.
+    idx: usize,
+    bytes: Vec<u8>,
+    /// `fallback[n]`: length of the longest proper border of the first `n + 1` bytes.
+    fallback: Vec<usize>,
+    /// How many of its bytes match the end of the text so far.
+    n_matched: usize,
+}
+
+impl Stop {
+    fn new(idx: usize, text: &str) -> Self {
+        let bytes = text.as_bytes().to_vec();
+        let mut fallback = vec![0; bytes.len()];
+        let mut border = 0;
+        for end in 1..bytes.len() {
+            while border > 0 && bytes[border] != bytes[end] {
+                border = fallback[border - 1];
+            }
+            if bytes[border] == bytes[end] {
+                border += 1;
+            }
+            fallback[end] = border;
+        }
+        Self {
+            idx,
+            bytes,
+            fallback,
+            n_matched: 0,
+        }
+    }
+
+    /// Takes one byte; whether the stop string ends with it.
+    fn advance(&mut self, byte: u8) -> bool {
+        while self.n_matched > 0 && self.bytes[self.n_matched] != byte {
+            self.n_matched = self.fallback[self.n_matched - 1];
+        }
+        if self.bytes[self.n_matched] == byte {
+            self.n_matched += 1;
+        }
+        self.n_matched == self.bytes.len()
+    }
+}
+
+impl StopMatcher {
+    /// Builds a matcher; empty stop strings are left out, since they would end any text at once.
+    pub fn new<S: AsRef<str>>(stops: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            stops: stops
+                .into_iter()
+                .enumerate()
+                .filter(|(_, stop)| !stop.as_ref().is_empty())
+                .map(|(idx, stop)| Stop::new(idx, stop.as_ref()))
+                .collect(),
+            held: String::new(),
+            stopped_by: None,
+        }
+    }
+
+    /// Takes the next piece of text and returns what can be handed out. After a stop string was found it returns
+    /// nothing more.
+    pub fn push(&mut self, piece: &str) -> StopProgress {
+        if self.stopped_by.is_some() {
+            return self.progress(String::new());
+        }
+        if self.stops.is_empty() {
+            return self.progress(piece.to_owned());
+        }
+        let piece_start = self.held.len();
+        self.held.push_str(piece);
+        for (offset, byte) in piece.bytes().enumerate() {
+            let mut found: Option<(usize, usize)> = None;
+            for stop in &mut self.stops {
+                // Of the stop strings that end at this byte, the longest is the one to cut.
+                if stop.advance(byte) && found.is_none_or(|(_, n_bytes)| stop.bytes.len() > n_bytes) {
+                    found = Some((stop.idx, stop.bytes.len()));
+                }
+            }
+            if let Some((idx, n_bytes)) = found {
+                self.held.truncate(piece_start + offset + 1 - n_bytes);
+                self.stopped_by = Some(idx);
+                let text = std::mem::take(&mut self.held);
+                return self.progress(text);
+            }
+        }
+        let n_held = self.stops.iter().map(|stop| stop.n_matched).max().unwrap_or(0);
+        // A stop string starts at a character border, so a partial match does too.
+        let held = self.held.split_off(self.held.len() - n_held);
+        let text = std::mem::replace(&mut self.held, held);
+        self.progress(text)
+    }
+
+    /// Returns the text held back, at the end of a generation that no stop string ended.
+    pub fn finish(&mut self) -> String {
+        for stop in &mut self.stops {
+            stop.n_matched = 0;
+        }
+        std::mem::take(&mut self.held)
+    }
+
+    /// Which stop string ended the text, as its place in the list that [`Self::new`] took.
+    pub fn stopped_by(&self) -> Option<usize> {
+        self.stopped_by
+    }
+
+    fn progress(&self, text: String) -> StopProgress {
+        StopProgress {
+            text,
+            stopped_by: self.stopped_by,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds `pieces` and returns all text handed out and the stop string found.
+    fn run(stops: &[&str], pieces: &[&str]) -> (String, Option<usize>) {
+        let mut matcher = StopMatcher::new(stops);
+        let mut text = String::new();
+        for piece in pieces {
+            text += &matcher.push(piece).text;
+        }
+        text += &matcher.finish();
+        (text, matcher.stopped_by())
+    }
+
+    #[test]
+    fn finds_a_stop_string_across_pieces() {
+        assert_eq!(
+            run(&["<|end|>"], &["hi <", "|en", "d|", ">x"]),
+            ("hi ".into(), Some(0))
+        );
+    }
+
+    #[test]
+    fn hands_out_a_false_start() {
+        assert_eq!(run(&["aab"], &["aaa", "ac"]), ("aaaac".into(), None));
+    }
+
+    #[test]
+    fn longest_of_stop_strings_ending_together_wins() {
+        assert_eq!(run(&["b", "ab"], &["xab"]), ("x".into(), Some(1)));
+    }
+
+    #[test]
+    fn holds_back_no_more_than_needed() {
+        let mut matcher = StopMatcher::new(["\n\nUser:"]);
+        assert_eq!(matcher.push("one\n").text, "one");
+        assert_eq!(matcher.push("\n").text, "");
+        assert_eq!(matcher.push("\n").text, "\n");
+        assert_eq!(matcher.push("two").text, "\n\ntwo");
+    }
+
+    #[test]
+    fn empty_stop_strings_are_ignored_and_keep_the_numbering() {
+        assert_eq!(run(&["", "x"], &["axb"]), ("a".into(), Some(1)));
+    }
+}

@@ -1,0 +1,155 @@
+//! [`ChatTemplate`]: renders a conversation into the text a model was trained on.
+//!
+//! Models carry a Jinja template for it (`tokenizer.chat_template`), written for the environment of Hugging Face
+//! transformers: Jinja's immutable sandbox with `trim_blocks`, `lstrip_blocks` and loop controls, the tag
+//! `generation`, the functions `raise_exception` and `strftime_now`, and a `tojson` that is `json.dumps`. This module
+//! is that environment and nothing more.
+//!
+//! A template comes from whoever made the file, so it is run as untrusted input: every string, list and mapping it
+//! makes is counted while it lives, every step burns fuel, and nesting is bounded. That is why the interpreter is
+//! our own; a general template engine counts instructions, and a dozen instructions can double a string until memory
+//! ends.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `lexer`, `parser`, `expressions`, `ast` | source to syntax tree |
+//! | `interpreter`, `evaluate`, `operators` | statements and scopes; expressions |
+//! | `value`, `printer`, `meter` | Python's values; how they print; what they may cost |
+//! | `filters`, `predicates`, `methods`, `format`, `json`, `civil_time` | what a template can call |
+//!
+//! ```
+//! use tokenmill_text::template::{ChatTemplate, RenderOptions};
+//!
+//! let template = ChatTemplate::new("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}")?;
+//! let context = serde_json::json!({"messages": [{"role": "user", "content": " Hello "}]});
+//! assert_eq!(template.render(&context, &RenderOptions::default())?, "<user>Hello");
+//! # Ok::<(), tokenmill_text::template::TemplateError>(())
+//! ```
+
+mod ast;
+mod chat;
+mod civil_time;
+mod error;
+mod evaluate;
+mod expressions;
+mod filters;
+mod format;
+mod interpreter;
+mod json;
+mod lexer;
+mod meter;
+mod methods;
+mod operators;
+mod parser;
+mod predicates;
+mod printer;
+mod value;
+
+#[cfg(test)]
+mod tests;
+
+pub use chat::{ChatContext, ChatMessage};
+pub use civil_time::{CivilTime, ParseCivilTimeError};
+pub use error::{TemplateError, TemplateLimit};
+
+use ast::Program;
+use interpreter::Interpreter;
+use meter::Meter;
+
+/// A template's source may be this long; the longest real ones have 40 KB.
+const MAX_SOURCE_BYTES: usize = 1 << 20;
+
+/// What one rendering may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RenderLimits {
+    /// Steps of evaluation, a step being an operation or 128 bytes copied. A long conversation takes a few hundred
+    /// thousand; the default ends a runaway template within a few seconds.
+    pub fuel: u64,
+    /// Bytes of values alive at one time, the context included.
+    pub memory_bytes: usize,
+    /// Bytes of rendered text.
+    pub output_bytes: usize,
+}
+
+impl Default for RenderLimits {
+    fn default() -> Self {
+        Self {
+            fuel: 20_000_000,
+            memory_bytes: 256 << 20,
+            output_bytes: 64 << 20,
+        }
+    }
+}
+
+/// What a rendering depends on besides the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RenderOptions {
+    /// The time that `strftime_now` sees. The default is the beginning of 1970: a caller who cares says what time it
+    /// is.
+    pub now: CivilTime,
+    /// What the rendering may use.
+    pub limits: RenderLimits,
+}
+
+impl Default for RenderOptions {
+    fn default() -> Self {
+        Self {
+            now: CivilTime::from_unix_seconds(0),
+            limits: RenderLimits::default(),
+        }
+    }
+}
+
+/// A parsed chat template. Rendering does not change it, so one may serve many threads.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    program: Program,
+}
+
+impl ChatTemplate {
+    /// Parses a template.
+    ///
+    /// # Errors
+    /// [`TemplateError::Syntax`] with the line, or [`TemplateError::LimitExceeded`] for a source over 1 MiB.
+    pub fn new(source: &str) -> Result<Self, TemplateError> {
+        if source.len() > MAX_SOURCE_BYTES {
+            return Err(TemplateError::LimitExceeded {
+                line: 1,
+                limit: TemplateLimit::SourceBytes(MAX_SOURCE_BYTES),
+            });
+        }
+        Ok(Self {
+            program: parser::parse(source)?,
+        })
+    }
+
+    /// Renders the template with the entries of `context`, which is an object, as its variables.
+    ///
+    /// # Errors
+    /// [`TemplateError::Raised`] when the template refuses the conversation, other variants when it fails or goes
+    /// beyond a limit.
+    pub fn render(
+        &self,
+        context: &serde_json::Value,
+        options: &RenderOptions,
+    ) -> Result<String, TemplateError> {
+        let empty = serde_json::Map::new();
+        let context = context.as_object().unwrap_or(&empty);
+        let RenderLimits {
+            fuel,
+            memory_bytes,
+            output_bytes,
+        } = options.limits;
+        let meter = Meter::new(fuel, memory_bytes);
+        let interpreter = Interpreter::new(&self.program, context, &meter, options.now, output_bytes);
+        interpreter
+            .map_err(|fault| fault.at(1))?
+            .run()
+            .map_err(|(fault, line)| fault.at(line))
+    }
+
+    /// Whether the template reads a variable of that name, such as `tools` or `enable_thinking`.
+    pub fn names(&self, variable: &str) -> bool {
+        self.program.names.iter().any(|name| &**name == variable)
+    }
+}

@@ -1,0 +1,60 @@
+//! [`WordPiece`]: BERT's longest-match-first encoding of words.
+//!
+//! Separate from the merging models because it is greedy from the left. Invariant: a word gives either tokens that
+//! cover it or the one unknown token.
+
+use super::key_map::KeyMap;
+
+/// BERT's encoding of words.
+#[derive(Debug)]
+pub(crate) struct WordPiece {
+    /// Tokens that begin a word.
+    pub(crate) starts: KeyMap,
+    /// Tokens that continue one, without their mark.
+    pub(crate) continuations: KeyMap,
+    pub(crate) unknown: Option<u32>,
+    /// Longer words become the unknown token unread.
+    pub(crate) max_word_chars: usize,
+}
+
+impl WordPiece {
+    /// The usual limit of a word's length.
+    pub(crate) const MAX_WORD_CHARS: usize = 100;
+
+    /// Appends the tokens of one word to `out`.
+    pub(crate) fn encode(&self, word: &str, out: &mut Vec<u32>) {
+        let first = out.len();
+        if word.chars().nth(self.max_word_chars).is_some() {
+            out.extend(self.unknown);
+            return;
+        }
+        let mut start = 0;
+        while start < word.len() {
+            let keys = if start == 0 {
+                &self.starts
+            } else {
+                &self.continuations
+            };
+            let mut end = word.len().min(start + keys.max_len());
+            let found = loop {
+                while !word.is_char_boundary(end) {
+                    end -= 1;
+                }
+                if end <= start {
+                    break None;
+                }
+                if let Some(id) = keys.get(&word.as_bytes()[start..end]) {
+                    break Some(id);
+                }
+                end -= 1;
+            };
+            let Some(id) = found else {
+                out.truncate(first);
+                out.extend(self.unknown);
+                return;
+            };
+            out.push(id);
+            start = end;
+        }
+    }
+}
