@@ -1,0 +1,425 @@
+//! [`KvStore`]: keys and values of every sequence, in pages of 16 tokens.
+//!
+//! Who owns which page is not known here; a slot is `page * 16 + position % 16`. Invariant: what attention reads is what
+//! was stored, after rounding to the store's type, so a result does not depend on whether a key came from this step or
+//! from an earlier one.
+
+use std::{fmt, str::FromStr};
+
+use half::f16;
+
+use crate::{CpuExecError, Host};
+
+/// Tokens in one page.
+pub const PAGE_TOKENS: usize = 16;
+
+/// What a stored key or value is rounded to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// Not rounded.
+    F32,
+    /// Half precision.
+    #[default]
+    F16,
+    /// Signed bytes in blocks of 32 with a half-precision scale.
+    Q8_0,
+}
+
+impl KvType {
+    /// Bytes of a head of `head_dim` values.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::F32 => 4 * head_dim,
+            Self::F16 => 2 * head_dim,
+            Self::Q8_0 => head_dim / Q8_BLOCK * (Q8_BLOCK + 2),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for KvType {
+    type Err = CpuExecError;
+
+    fn from_str(name: &str) -> Result<Self, CpuExecError> {
+        [Self::F32, Self::F16, Self::Q8_0]
+            .into_iter()
+            .find(|ty| ty.name() == name)
+            .ok_or_else(|| CpuExecError::UnknownKvType(name.to_owned()))
+    }
+}
+
+/// What one layer stores for each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayerShape {
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Values of a key.
+    pub key_dim: usize,
+    /// Values of a value.
+    pub value_dim: usize,
+}
+
+/// Values that share a scale in [`KvType::Q8_0`].
+const Q8_BLOCK: usize = 32;
+
+/// Keys or values of one layer: `[n_kv_heads, n_slots, head_dim]`.
+#[derive(Debug)]
+struct Half {
+    ty: KvType,
+    head_dim: usize,
+    head_bytes: usize,
+    n_slots: usize,
+    bytes: Vec<u8>,
+}
+
+/// Keys and values of all layers for `n_pages` pages.
+#[derive(Debug)]
+pub struct KvStore {
+    shapes: Vec<KvLayerShape>,
+    keys: Vec<Half>,
+    values: Vec<Half>,
+    n_pages: usize,
+}
+
+impl KvStore {
+    /// Allocates `n_pages` pages for layers of these shapes. Memory is taken from the system as pages are first used.
+    ///
+    /// # Errors
+    /// [`CpuExecError::KvHeadDim`] when a head is no whole number of the type's blocks, [`CpuExecError::KvTooLarge`] when
+    /// a size overflows, and [`CpuExecError::OutOfMemory`].
+    pub fn new(
+        shapes: &[KvLayerShape],
+        n_pages: usize,
+        key_ty: KvType,
+        value_ty: KvType,
+    ) -> Result<Self, CpuExecError> {
+        let halves = |ty, head_dim: fn(&KvLayerShape) -> usize| {
+            shapes
+                .iter()
+                .map(|shape| Half::new(ty, shape.n_kv_heads, head_dim(shape), n_pages))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Self {
+            keys: halves(key_ty, |shape| shape.key_dim)?,
+            values: halves(value_ty, |shape| shape.value_dim)?,
+            shapes: shapes.to_vec(),
+            n_pages,
+        })
+    }
+
+    /// Pages in the store.
+    pub fn n_pages(&self) -> usize {
+        self.n_pages
+    }
+
+    /// Shape of a layer.
+    pub fn shape(&self, layer_idx: usize) -> KvLayerShape {
+        self.shapes[layer_idx]
+    }
+
+    /// Memory the store takes once every page is used.
+    pub fn n_bytes(&self) -> usize {
+        self.keys
+            .iter()
+            .chain(&self.values)
+            .map(|half| half.bytes.len())
+            .sum()
+    }
+
+    /// Stores the keys and values of a step's tokens: `keys`: `[n_tokens, n_kv_heads, key_dim]`, `values`:
+    /// `[n_tokens, n_kv_heads, value_dim]`, `slots`: `[n_tokens]`.
+    ///
+    /// # Panics
+    /// When the shapes contradict each other or a slot is outside the store.
+    pub fn store(&mut self, host: &Host, layer_idx: usize, slots: &[u32], keys: &[f32], values: &[f32]) {
+        self.keys[layer_idx].store(host, slots, keys);
+        self.values[layer_idx].store(host, slots, values);
+    }
+
+    /// Copies page `from` to page `to`, in every layer.
+    ///
+    /// # Panics
+    /// When a page is outside the store.
+    pub fn copy_page(&mut self, from: u32, to: u32) {
+        for half in self.keys.iter_mut().chain(&mut self.values) {
+            half.copy_page(from as usize, to as usize);
+        }
+    }
+
+    /// Copies a page of another store of the same shapes and types: a move between tiers.
+    ///
+    /// # Panics
+    /// When a page is outside its store or the stores differ in shape or type.
+    pub fn copy_page_from(&mut self, other: &Self, from: u32, to: u32) {
+        assert_eq!(self.shapes, other.shapes, "shapes of two KV stores");
+        let others = other.keys.iter().chain(&other.values);
+        for (own, other) in self.keys.iter_mut().chain(&mut self.values).zip(others) {
+            own.copy_page_from(other, from as usize, to as usize);
+        }
+    }
+
+    /// Reads a stored key into `out`, `[key_dim]`.
+    pub(crate) fn read_key(&self, layer_idx: usize, head_idx: usize, slot: usize, out: &mut [f32]) {
+        self.keys[layer_idx].read(head_idx, slot, out);
+    }
+
+    /// Reads a stored value into `out`, `[value_dim]`.
+    pub(crate) fn read_value(&self, layer_idx: usize, head_idx: usize, slot: usize, out: &mut [f32]) {
+        self.values[layer_idx].read(head_idx, slot, out);
+    }
+}
+
+impl Half {
+    fn new(ty: KvType, n_heads: usize, head_dim: usize, n_pages: usize) -> Result<Self, CpuExecError> {
+        if ty == KvType::Q8_0 && !head_dim.is_multiple_of(Q8_BLOCK) {
+            return Err(CpuExecError::KvHeadDim {
+                head_dim,
+                ty: ty.name(),
+            });
+        }
+        let head_bytes = ty.head_bytes(head_dim);
+        let n_bytes = n_pages
+            .checked_mul(PAGE_TOKENS)
+            .and_then(|n_slots| n_slots.checked_mul(head_bytes))
+            .and_then(|n_bytes| n_bytes.checked_mul(n_heads))
+            .filter(|&n_bytes| isize::try_from(n_bytes).is_ok())
+            .ok_or(CpuExecError::KvTooLarge { n_pages })?;
+        Ok(Self {
+            ty,
+            head_dim,
+            head_bytes,
+            n_slots: n_pages * PAGE_TOKENS,
+            bytes: vec![0; n_bytes],
+        })
+    }
+
+    fn store(&mut self, host: &Host, slots: &[u32], rows: &[f32]) {
+        let (ty, head_dim, head_bytes, n_slots) = (self.ty, self.head_dim, self.head_bytes, self.n_slots);
+        let head_stride = n_slots * head_bytes;
+        if head_stride == 0 || slots.is_empty() {
+            assert!(
+                slots.is_empty() || head_bytes == 0,
+                "a slot outside an empty KV store"
+            );
+            return;
+        }
+        let n_heads = self.bytes.len() / head_stride;
+        assert_eq!(
+            rows.len(),
+            slots.len() * n_heads * head_dim,
+            "values of {} tokens",
+            slots.len()
+        );
+        host.pool()
+            .for_each_chunk(&mut self.bytes, head_stride, |head_idx, head| {
+                for (token_idx, &slot) in slots.iter().enumerate() {
+                    let row = &rows[(token_idx * n_heads + head_idx) * head_dim..][..head_dim];
+                    encode(ty, row, &mut head[slot as usize * head_bytes..][..head_bytes]);
+                }
+            });
+    }
+
+    fn read(&self, head_idx: usize, slot: usize, out: &mut [f32]) {
+        let at = (head_idx * self.n_slots + slot) * self.head_bytes;
+        decode(self.ty, &self.bytes[at..][..self.head_bytes], out);
+    }
+
+    fn copy_page(&mut self, from: usize, to: usize) {
+        let page_bytes = PAGE_TOKENS * self.head_bytes;
+        let n_pages = self.n_slots / PAGE_TOKENS;
+        assert!(
+            from < n_pages && to < n_pages,
+            "copy of page {from} to {to} of {n_pages}"
+        );
+        for head in self.bytes.chunks_exact_mut((n_pages * page_bytes).max(1)) {
+            head.copy_within(from * page_bytes..(from + 1) * page_bytes, to * page_bytes);
+        }
+    }
+
+    fn copy_page_from(&mut self, other: &Self, from: usize, to: usize) {
+        assert_eq!(
+            (self.ty, self.head_dim),
+            (other.ty, other.head_dim),
+            "types of two KV stores"
+        );
+        let page_bytes = PAGE_TOKENS * self.head_bytes;
+        let own_heads = self
+            .bytes
+            .chunks_exact_mut((self.n_slots * self.head_bytes).max(1));
+        let other_heads = other
+            .bytes
+            .chunks_exact((other.n_slots * other.head_bytes).max(1));
+        for (own, other) in own_heads.zip(other_heads) {
+            own[to * page_bytes..][..page_bytes].copy_from_slice(&other[from * page_bytes..][..page_bytes]);
+        }
+    }
+}
+
+fn encode(ty: KvType, row: &[f32], out: &mut [u8]) {
+    match ty {
+        KvType::F32 => {
+            for (out, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(row) {
+                *out = x.to_le_bytes();
+            }
+        }
+        KvType::F16 => {
+            for (out, &x) in out.as_chunks_mut::<2>().0.iter_mut().zip(row) {
+                *out = f16::from_f32(x).to_le_bytes();
+            }
+        }
+        KvType::Q8_0 => {
+            for (out, block) in out
+                .as_chunks_mut::<{ Q8_BLOCK + 2 }>()
+                .0
+                .iter_mut()
+                .zip(row.as_chunks::<Q8_BLOCK>().0)
+            {
+                let max = block.iter().fold(
+                    0.0f32,
+                    |max, x| if x.is_nan() { f32::NAN } else { max.max(x.abs()) },
+                );
+                let scale = f16::from_f32(max / 127.0);
+                let inverse = if scale.to_f32() == 0.0 {
+                    0.0
+                } else {
+                    1.0 / scale.to_f32()
+                };
+                out[..2].copy_from_slice(&scale.to_le_bytes());
+                for (out, x) in out[2..].iter_mut().zip(block) {
+                    *out = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
+                }
+            }
+        }
+    }
+}
+
+fn decode(ty: KvType, bytes: &[u8], out: &mut [f32]) {
+    match ty {
+        KvType::F32 => {
+            for (out, x) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *out = f32::from_le_bytes(*x);
+            }
+        }
+        KvType::F16 => {
+            for (out, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *out = f16::from_le_bytes(*x).to_f32();
+            }
+        }
+        KvType::Q8_0 => {
+            for (out, block) in out
+                .as_chunks_mut::<Q8_BLOCK>()
+                .0
+                .iter_mut()
+                .zip(bytes.as_chunks::<{ Q8_BLOCK + 2 }>().0)
+            {
+                let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
+                for (out, q) in out.iter_mut().zip(&block[2..]) {
+                    *out = f32::from(*q as i8) * scale;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_quant::CpuFeatures;
+
+    use super::*;
+
+    const SHAPE: KvLayerShape = KvLayerShape {
+        n_kv_heads: 3,
+        key_dim: 64,
+        value_dim: 32,
+    };
+
+    fn row(seed: usize, len: usize) -> Vec<f32> {
+        (0..len)
+            .map(|i| ((seed * 31 + i * 17) % 255) as f32 / 127.0 - 1.0)
+            .collect()
+    }
+
+    fn filled(ty: KvType) -> (KvStore, Vec<u32>, Vec<f32>, Vec<f32>) {
+        let host = Host::new(2, CpuFeatures::detect()).unwrap();
+        let mut store = KvStore::new(&[SHAPE; 2], 4, ty, ty).unwrap();
+        let slots = vec![0, 17, 63, 5];
+        let keys = row(1, slots.len() * SHAPE.n_kv_heads * SHAPE.key_dim);
+        let values = row(2, slots.len() * SHAPE.n_kv_heads * SHAPE.value_dim);
+        store.store(&host, 1, &slots, &keys, &values);
+        (store, slots, keys, values)
+    }
+
+    #[test]
+    fn what_was_stored_is_read_within_the_types_rounding() {
+        for (ty, tolerance) in [(KvType::F32, 0.0), (KvType::F16, 5e-4), (KvType::Q8_0, 4.2e-3)] {
+            let (store, slots, keys, values) = filled(ty);
+            for (token_idx, &slot) in slots.iter().enumerate() {
+                for head_idx in 0..SHAPE.n_kv_heads {
+                    let at = token_idx * SHAPE.n_kv_heads + head_idx;
+                    let (mut key, mut value) = (vec![0.0; SHAPE.key_dim], vec![0.0; SHAPE.value_dim]);
+                    store.read_key(1, head_idx, slot as usize, &mut key);
+                    store.read_value(1, head_idx, slot as usize, &mut value);
+                    let expected = keys[at * SHAPE.key_dim..].iter().chain(&[]);
+                    assert!(key.iter().zip(expected).all(|(a, b)| (a - b).abs() <= tolerance));
+                    let expected = &values[at * SHAPE.value_dim..];
+                    assert!(
+                        value
+                            .iter()
+                            .zip(expected)
+                            .all(|(a, b)| (a - b).abs() <= tolerance)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_copied_page_reads_the_same() {
+        for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            let (mut store, ..) = filled(ty);
+            let mut tier = KvStore::new(&[SHAPE; 2], 2, ty, ty).unwrap();
+            tier.copy_page_from(&store, 1, 0);
+            store.copy_page(1, 2);
+            let mut reads = [[0.0; 64]; 3];
+            store.read_key(1, 2, 17, &mut reads[0]);
+            store.read_key(1, 2, 33, &mut reads[1]);
+            tier.read_key(1, 2, 1, &mut reads[2]);
+            assert!(reads[0] == reads[1] && reads[0] == reads[2] && reads[0].iter().any(|x| *x != 0.0));
+        }
+    }
+
+    #[test]
+    fn heads_that_do_not_fit_blocks_are_refused() {
+        let shape = KvLayerShape { key_dim: 40, ..SHAPE };
+        assert!(KvStore::new(&[shape], 1, KvType::F16, KvType::Q8_0).is_ok());
+        assert!(matches!(
+            KvStore::new(&[shape], 1, KvType::Q8_0, KvType::F16),
+            Err(CpuExecError::KvHeadDim { head_dim: 40, .. })
+        ));
+        assert!(matches!(
+            KvStore::new(&[SHAPE], usize::MAX / 64, KvType::F16, KvType::F16),
+            Err(CpuExecError::KvTooLarge { .. })
+        ));
+    }
+
+    #[test]
+    fn types_read_back_from_their_names() {
+        for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            assert_eq!(ty.to_string().parse::<KvType>().unwrap(), ty);
+        }
+        assert!("q4_0".parse::<KvType>().is_err());
+    }
+}

@@ -1,0 +1,70 @@
+//! The host executor: what a forward pass needs of a CPU.
+//!
+//! It takes typed bytes, buffers and numbers, and knows neither a model nor a file. A [`Host`] is a thread pool and the
+//! instruction sets to use; operations are functions that borrow it:
+//!
+//! | what | where |
+//! |---|---|
+//! | weights, packed for the instruction set | [`Matrix`], [`linear`], [`linear_group`], [`linear_gated`], [`embed`] |
+//! | norms | [`rms_norm`], [`rms_norm_in_place`], [`layer_norm`] |
+//! | positions | [`Rope`], [`RopeAngles`], [`rope`] |
+//! | activations and sums | [`Activation`], [`gated`], [`activate`], [`add`], [`add_scaled`], [`scale`] |
+//! | attention | [`KvStore`], [`attention`] |
+//!
+//! **The key decision:** numbers do not depend on company. Every output element is reduced in one order over K, fixed by
+//! positions alone: not by the batch it is in, nor the thread count, nor the instruction set where the arithmetic is
+//! integer. Attention splits the context at fixed absolute positions and reads K and V as stored.
+//!
+//! ```
+//! use tokenmill_cpu_exec::{Host, Matrix, Workspace, linear};
+//! use tokenmill_gguf::TensorType;
+//! use tokenmill_quant::CpuFeatures;
+//!
+//! let host = Host::new(2, CpuFeatures::detect())?;
+//! let mut workspace = Workspace::new(&host);
+//!
+//! let weights: Vec<u8> = [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0].iter().flat_map(|w| w.to_le_bytes()).collect();
+//! let matrix = Matrix::pack(&host, TensorType::F32, 3, 2, &weights)?;
+//! let mut out = [0.0; 3];
+//! linear(&host, &mut workspace, &[10.0, 1.0], &matrix, &mut out);
+//! assert_eq!(out, [12.0, 34.0, 56.0]);
+//! # Ok::<(), tokenmill_cpu_exec::CpuExecError>(())
+//! ```
+
+mod attention;
+mod error;
+mod host;
+mod kv;
+mod linear;
+mod matrix;
+mod ops;
+mod pool;
+#[expect(
+    clippy::inline_always,
+    reason = "a vector operation has its instruction set only once it is inlined into a function that enables it"
+)]
+#[expect(
+    clippy::cast_ptr_alignment,
+    reason = "every load and store of a vector is an unaligned one"
+)]
+#[expect(
+    clippy::needless_range_loop,
+    reason = "kernels index several arrays by row and vector alike"
+)]
+mod simd;
+mod workspace;
+
+pub use attention::{AttentionBatch, AttentionParams, Mask, Window, attention};
+pub use error::CpuExecError;
+pub use host::Host;
+pub use kv::{KvLayerShape, KvStore, KvType, PAGE_TOKENS};
+pub use linear::{Bias, LinearTarget, WriteMode, embed, linear, linear_gated, linear_group};
+pub use matrix::Matrix;
+pub use ops::{
+    activation::{Activation, activate, gated},
+    elementwise::{add, add_scaled, scale, soft_cap},
+    norm::{layer_norm, rms_norm, rms_norm_in_place},
+    rope::{Rope, RopeAngles, RopePairing, rope},
+};
+pub use pool::{Entered, Pool};
+pub use workspace::Workspace;

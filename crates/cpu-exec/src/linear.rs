@@ -1,0 +1,324 @@
+//! [`linear_group`] and its relatives: products of activations and weights.
+//!
+//! A group is the matrices that read one input (q, k, v): the input is quantized once and all of them run as one job.
+//! Invariant: an output element is a function of its weight row and its activation row, reduced in one order.
+
+use std::ops::Range;
+
+use crate::{
+    Activation, Host, Matrix, Workspace,
+    ops::activation::apply_gated,
+    pool::SharedSlice,
+    simd::{
+        Activations, PAIR_ROWS, TILE_ROWS,
+        activations::{ScaleSpan, n_spans, quantize},
+    },
+    workspace::grown,
+};
+
+/// What is added to the outputs of a linear map: one value for each weight row, `[n_rows]`.
+pub type Bias<'a> = Option<&'a [f32]>;
+
+/// What becomes of the values that an output buffer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteMode {
+    /// They are replaced.
+    Replace,
+    /// The product is added to them: a residual connection.
+    Add,
+}
+
+/// One matrix of a group and where its product goes.
+#[derive(Debug)]
+pub struct LinearTarget<'a> {
+    /// The weights.
+    pub matrix: &'a Matrix,
+    /// What is added to the product.
+    pub bias: Bias<'a>,
+    /// Whether `out` is replaced or added to.
+    pub mode: WriteMode,
+    /// The product, `[n_tokens, n_rows]`.
+    pub out: &'a mut [f32],
+}
+
+impl<'a> LinearTarget<'a> {
+    /// A product without bias that replaces `out`.
+    pub fn new(matrix: &'a Matrix, out: &'a mut [f32]) -> Self {
+        Self {
+            matrix,
+            bias: None,
+            mode: WriteMode::Replace,
+            out,
+        }
+    }
+}
+
+/// Writes `x` times the transpose of `matrix` to `out`: `x`: `[n_tokens, n_cols]`, `out`: `[n_tokens, n_rows]`.
+///
+/// # Panics
+/// When the shapes contradict each other.
+pub fn linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &Matrix, out: &mut [f32]) {
+    linear_group(host, workspace, x, &mut [LinearTarget::new(matrix, out)]);
+}
+
+/// Multiplies one input with several matrices of the same `n_cols`.
+///
+/// # Panics
+/// When the shapes contradict each other.
+pub fn linear_group(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [LinearTarget<'_>]) {
+    // Groups are small; a longer one is done in parts, so that nothing is allocated.
+    for targets in targets.chunks_mut(MAX_GROUP) {
+        linear_few(host, workspace, x, targets);
+    }
+}
+
+fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [LinearTarget<'_>]) {
+    let n_cols = targets[0].matrix.n_cols();
+    let n_tokens = n_tokens(x, n_cols);
+    let mut starts = [0; MAX_GROUP + 1];
+    for (i, target) in targets.iter().enumerate() {
+        let n_rows = target.matrix.n_rows();
+        assert_eq!(
+            target.matrix.n_cols(),
+            n_cols,
+            "inputs of the matrices of a group"
+        );
+        assert_eq!(target.out.len(), n_tokens * n_rows, "outputs of a product");
+        check_bias(target.bias, n_rows);
+        starts[i + 1] = starts[i] + target.matrix.n_tiles();
+    }
+    let n_targets = targets.len();
+    if n_tokens == 0 {
+        return;
+    }
+    let matrices = targets.iter().map(|target| target.matrix);
+    let (activations, scratch) = quantize_for(host, workspace, x, n_cols, matrices);
+    let mut slots: [Option<Slot<'_>>; MAX_GROUP] = [const { None }; MAX_GROUP];
+    for (slot, target) in slots.iter_mut().zip(targets) {
+        *slot = Some(Slot {
+            matrix: target.matrix,
+            bias: target.bias,
+            mode: target.mode,
+            out: SharedSlice::new(target.out),
+        });
+    }
+    let n_tiles = starts[n_targets];
+    let chunk_tiles = chunk_tiles(host, n_tiles);
+    host.pool()
+        .run_with(scratch, n_tiles.div_ceil(chunk_tiles), |scratch, chunk_idx| {
+            let chunk = chunk_idx * chunk_tiles..n_tiles.min((chunk_idx + 1) * chunk_tiles);
+            for (slot, bounds) in slots.iter().flatten().zip(starts.windows(2)) {
+                let (start, end) = (chunk.start.max(bounds[0]), chunk.end.min(bounds[1]));
+                if start < end {
+                    slot.products(host, scratch, &activations, start - bounds[0]..end - bounds[0]);
+                }
+            }
+        });
+}
+
+/// A target while its job runs.
+struct Slot<'a> {
+    matrix: &'a Matrix,
+    bias: Bias<'a>,
+    mode: WriteMode,
+    out: SharedSlice<'a, f32>,
+}
+
+impl Slot<'_> {
+    fn products(
+        &self,
+        host: &Host,
+        scratch: &mut Vec<f32>,
+        activations: &Activations<'_>,
+        tiles: Range<usize>,
+    ) {
+        let mut sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
+        for_each_pair(activations.n_tokens, tiles, |pair, tokens| {
+            let rows = pair_rows(self.matrix, pair);
+            self.matrix
+                .products(host.features(), scratch, pair, activations, tokens, &mut sums);
+            for (i, sums) in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1).enumerate() {
+                let sums = &mut sums[..rows.len()];
+                add_bias(sums, self.bias, &rows);
+                let at = (tokens.0 + i) * self.matrix.n_rows();
+                // SAFETY: the elements belong to these weight rows, whose tiles belong to one chunk.
+                let out = unsafe { self.out.part(at + rows.start..at + rows.end) };
+                match self.mode {
+                    WriteMode::Replace => out.copy_from_slice(sums),
+                    WriteMode::Add => {
+                        for (out, sum) in out.iter_mut().zip(sums) {
+                            *out += *sum;
+                        }
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// The first half of a gated feed-forward layer: `out = activation(x gateᵀ) * (x upᵀ)`, `[n_tokens, n_rows]`.
+///
+/// # Panics
+/// When the shapes contradict each other.
+pub fn linear_gated(
+    host: &Host,
+    workspace: &mut Workspace,
+    x: &[f32],
+    (gate, gate_bias): (&Matrix, Bias<'_>),
+    (up, up_bias): (&Matrix, Bias<'_>),
+    activation: Activation,
+    out: &mut [f32],
+) {
+    let (n_rows, n_cols) = (gate.n_rows(), gate.n_cols());
+    assert_eq!(
+        (n_rows, n_cols),
+        (up.n_rows(), up.n_cols()),
+        "shapes of gate and up"
+    );
+    let n_tokens = n_tokens(x, n_cols);
+    assert_eq!(out.len(), n_tokens * n_rows, "outputs of a product");
+    check_bias(gate_bias, n_rows);
+    check_bias(up_bias, n_rows);
+    if n_tokens == 0 {
+        return;
+    }
+    let (activations, scratch) = quantize_for(host, workspace, x, n_cols, [gate, up].into_iter());
+    let out = SharedSlice::new(out);
+    let n_tiles = gate.n_tiles();
+    let chunk_tiles = chunk_tiles(host, n_tiles);
+    host.pool()
+        .run_with(scratch, n_tiles.div_ceil(chunk_tiles), |scratch, chunk_idx| {
+            let mut gate_sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
+            let mut up_sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
+            let chunk = chunk_idx * chunk_tiles..n_tiles.min((chunk_idx + 1) * chunk_tiles);
+            for_each_pair(n_tokens, chunk, |pair, tokens| {
+                let rows = pair_rows(gate, pair);
+                gate.products(
+                    host.features(),
+                    scratch,
+                    pair,
+                    &activations,
+                    tokens,
+                    &mut gate_sums,
+                );
+                up.products(host.features(), scratch, pair, &activations, tokens, &mut up_sums);
+                let sums = gate_sums
+                    .chunks_exact_mut(PAIR_ROWS)
+                    .zip(up_sums.chunks_exact_mut(PAIR_ROWS));
+                for (i, (gate_sums, up_sums)) in sums.take(tokens.1).enumerate() {
+                    let (gate_sums, up_sums) = (&mut gate_sums[..rows.len()], &mut up_sums[..rows.len()]);
+                    add_bias(gate_sums, gate_bias, &rows);
+                    add_bias(up_sums, up_bias, &rows);
+                    let at = (tokens.0 + i) * n_rows;
+                    // SAFETY: the elements belong to these weight rows, whose tiles belong to one chunk.
+                    let out = unsafe { out.part(at + rows.start..at + rows.end) };
+                    for ((out, gate), up) in out.iter_mut().zip(gate_sums).zip(up_sums) {
+                        *out = apply_gated(activation, *gate, *up);
+                    }
+                }
+            });
+        });
+}
+
+/// Writes row `ids[t]` of `table` to row `t` of `out`, `[n_tokens, n_cols]`.
+///
+/// # Panics
+/// When an id is no row of the table, or `out` has another length.
+pub fn embed(host: &Host, table: &Matrix, ids: &[u32], out: &mut [f32]) {
+    assert_eq!(out.len(), ids.len() * table.n_cols(), "outputs of an embedding");
+    if out.is_empty() {
+        return;
+    }
+    host.pool().for_each_chunk(out, table.n_cols(), |token_idx, row| {
+        table.dequantize_row(ids[token_idx] as usize, row);
+    });
+}
+
+/// Matrices that run as one job.
+const MAX_GROUP: usize = 8;
+
+/// Rows of activations that pass a tile while its unpacked columns are in the first-level cache.
+const TOKEN_BLOCK: usize = 96;
+
+/// Calls `f((first tile, 1 or 2 tiles), (first token, tokens))`: blocks of tokens outside, so that their activations stay
+/// in the second-level cache while the chunk's tiles pass.
+fn for_each_pair(n_tokens: usize, tiles: Range<usize>, mut f: impl FnMut((usize, usize), (usize, usize))) {
+    for first_token in (0..n_tokens).step_by(TOKEN_BLOCK) {
+        for first_tile in tiles.clone().step_by(2) {
+            let n_tiles = (tiles.end - first_tile).min(2);
+            f(
+                (first_tile, n_tiles),
+                (first_token, (n_tokens - first_token).min(TOKEN_BLOCK)),
+            );
+        }
+    }
+}
+
+/// The rows of the matrix that one or two tiles hold.
+fn pair_rows(matrix: &Matrix, (first_tile, n_tiles): (usize, usize)) -> Range<usize> {
+    first_tile * TILE_ROWS..matrix.n_rows().min((first_tile + n_tiles) * TILE_ROWS)
+}
+
+/// Tiles per chunk: an even number, so many that claiming one costs nothing, so few that threads end together.
+fn chunk_tiles(host: &Host, n_tiles: usize) -> usize {
+    const CHUNKS_PER_THREAD: usize = 16;
+    let even = n_tiles
+        .div_ceil(host.pool().n_threads() * CHUNKS_PER_THREAD)
+        .next_multiple_of(2);
+    even.clamp(2, 16)
+}
+
+fn add_bias(sums: &mut [f32], bias: Bias<'_>, rows: &Range<usize>) {
+    if let Some(bias) = bias {
+        for (sum, bias) in sums.iter_mut().zip(&bias[rows.clone()]) {
+            *sum += bias;
+        }
+    }
+}
+
+fn check_bias(bias: Bias<'_>, n_rows: usize) {
+    if let Some(bias) = bias {
+        assert_eq!(bias.len(), n_rows, "length of a bias");
+    }
+}
+
+fn n_tokens(x: &[f32], n_cols: usize) -> usize {
+    if n_cols == 0 {
+        return 0;
+    }
+    assert_eq!(x.len() % n_cols, 0, "activations are whole rows of {n_cols}");
+    x.len() / n_cols
+}
+
+/// Quantizes `x` in every form that one of the matrices reads.
+fn quantize_for<'w>(
+    host: &Host,
+    workspace: &'w mut Workspace,
+    x: &'w [f32],
+    n_cols: usize,
+    matrices: impl Iterator<Item = &'w Matrix>,
+) -> (Activations<'w>, &'w mut [Vec<f32>]) {
+    let n_tokens = x.len() / n_cols;
+    let n_blocks = n_spans(n_cols) * n_tokens;
+    let (mut needs_sub, mut needs_span) = (false, false);
+    for matrix in matrices {
+        needs_sub |= matrix.activation_scales() == Some(ScaleSpan::Sub);
+        needs_span |= matrix.activation_scales() == Some(ScaleSpan::Span);
+    }
+    let sub_blocks = grown(&mut workspace.sub_blocks, if needs_sub { n_blocks } else { 0 });
+    let span_blocks = grown(&mut workspace.span_blocks, if needs_span { n_blocks } else { 0 });
+    if needs_sub {
+        quantize(host, ScaleSpan::Sub, x, n_cols, sub_blocks);
+    }
+    if needs_span {
+        quantize(host, ScaleSpan::Span, x, n_cols, span_blocks);
+    }
+    let activations = Activations {
+        x,
+        sub_blocks,
+        span_blocks,
+        n_tokens,
+        n_cols,
+    };
+    (activations, &mut workspace.per_thread)
+}

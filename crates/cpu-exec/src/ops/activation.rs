@@ -1,0 +1,142 @@
+//! [`Activation`]: the nonlinear functions of feed-forward layers.
+//!
+//! One place for them, so that the fused form in [`linear_gated`](crate::linear_gated) and the plain ones agree to the
+//! bit.
+
+use crate::Host;
+
+/// A nonlinear function of one value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// The tanh approximation of GELU: `x / 2 * (1 + tanh(sqrt(2 / π) * (x + 0.044715 x³)))`.
+    GeluTanh,
+    /// GELU itself: `x / 2 * (1 + erf(x / sqrt(2)))`.
+    GeluErf,
+    /// `x / (1 + exp(-1.702 x))`.
+    GeluQuick,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)²`.
+    ReluSquared,
+    /// `1 / (1 + exp(-x))`.
+    Sigmoid,
+    /// The clamped gate of gpt-oss: `min(g, limit) / (1 + exp(-alpha g)) * (clamp(u, -limit, limit) + 1)`.
+    /// Without a second operand it is its first factor.
+    SwigluClamped {
+        /// Slope of the sigmoid.
+        alpha: f32,
+        /// Bound of both operands.
+        limit: f32,
+    },
+}
+
+/// Values per chunk: about as much as one thread does in the time it takes to wake another.
+const CHUNK_LEN: usize = 4096;
+
+/// Applies `activation` to each value.
+pub fn activate(host: &Host, activation: Activation, x: &mut [f32]) {
+    host.pool().for_each_chunk(x, CHUNK_LEN, |_, chunk| {
+        for x in chunk {
+            *x = apply(activation, *x);
+        }
+    });
+}
+
+/// Replaces `gate` by `activation(gate) * up`, value for value.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn gated(host: &Host, activation: Activation, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len(), "lengths of gate and up");
+    host.pool().for_each_chunk(gate, CHUNK_LEN, |chunk_idx, chunk| {
+        for (gate, up) in chunk.iter_mut().zip(&up[chunk_idx * CHUNK_LEN..]) {
+            *gate = apply_gated(activation, *gate, *up);
+        }
+    });
+}
+
+pub(crate) fn apply_gated(activation: Activation, gate: f32, up: f32) -> f32 {
+    match activation {
+        Activation::SwigluClamped { limit, .. } => apply(activation, gate) * (up.clamp(-limit, limit) + 1.0),
+        _ => apply(activation, gate) * up,
+    }
+}
+
+fn apply(activation: Activation, x: f32) -> f32 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+            0.5 * x * (1.0 + (SQRT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x)).tanh())
+        }
+        Activation::GeluErf => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
+        Activation::GeluQuick => x / (1.0 + (-1.702 * x).exp()),
+        Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0) * x.max(0.0),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::SwigluClamped { alpha, limit } => {
+            let x = x.min(limit);
+            x / (1.0 + (-alpha * x).exp())
+        }
+    }
+}
+
+/// The error function, to within 1.5e-7.
+///
+/// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+fn erf(x: f32) -> f32 {
+    let z = f64::from(x.abs());
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let polynomial = t
+        * (0.254_829_592
+            + t * (-0.284_496_736 + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
+    (1.0 - polynomial * (-z * z).exp()).copysign(f64::from(x)) as f32
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_quant::CpuFeatures;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(activation: Activation, x: f32, expected: f32) {
+        let mut values = vec![x; 5000];
+        activate(
+            &Host::new(2, CpuFeatures::detect()).unwrap(),
+            activation,
+            &mut values,
+        );
+        assert!(
+            values.iter().all(|value| (value - expected).abs() < 1e-6),
+            "{} vs {expected}",
+            values[0]
+        );
+    }
+
+    #[test]
+    fn activations_have_their_known_values() {
+        check(Activation::Silu, 1.0, 0.731_058_6);
+        check(Activation::Silu, -100.0, 0.0);
+        check(Activation::GeluTanh, 1.0, 0.841_192);
+        check(Activation::GeluErf, 1.0, 0.841_344_8);
+        check(Activation::GeluErf, -2.0, -0.045_500_3);
+        check(Activation::GeluQuick, 1.0, 0.845_795_8);
+        check(Activation::Relu, -3.0, 0.0);
+        check(Activation::ReluSquared, 3.0, 9.0);
+        check(Activation::Sigmoid, 0.0, 0.5);
+    }
+
+    #[test]
+    fn the_clamped_gate_bounds_both_operands() {
+        let activation = Activation::SwigluClamped {
+            alpha: 1.702,
+            limit: 7.0,
+        };
+        let at_limit = apply_gated(activation, 7.0, 7.0);
+        assert_eq!(apply_gated(activation, 100.0, 100.0), at_limit);
+        assert_eq!(apply_gated(activation, 1.0, -1.0), 0.0);
+    }
+}

@@ -1,0 +1,156 @@
+//! [`rope`]: rotary position embeddings.
+//!
+//! The angles of a step's positions ([`RopeAngles`]) are computed once and used by queries and keys of every layer that
+//! shares a [`Rope`]. Invariant: nothing here knows a scaling scheme; whoever loads a model turns linear scaling,
+//! `rope_freqs` or YaRN into frequencies and a magnitude.
+
+use crate::Host;
+
+/// Which two values of a head make a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopePairing {
+    /// Neighbours: `(0, 1), (2, 3), ..`. GGUF's `NORM`.
+    Adjacent,
+    /// Halves of the rotated part: `(0, n / 2), (1, n / 2 + 1), ..`. GGUF's `NEOX`.
+    Halves,
+}
+
+/// A rotation: how fast each pair turns with the position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Angle per position of each pair, `[n_rot / 2]`. Values of a head from `n_rot` on are not rotated.
+    pub freqs: Vec<f32>,
+    /// What rotated values are multiplied with (YaRN's attention factor; usually 1).
+    pub magnitude: f32,
+    /// Which values make a pair.
+    pub pairing: RopePairing,
+}
+
+/// Cosines and sines for the positions of one step, times the magnitude.
+#[derive(Clone, Debug, Default)]
+pub struct RopeAngles {
+    /// `[n_tokens, n_pairs]`.
+    cos_sin: Vec<[f32; 2]>,
+    n_pairs: usize,
+    n_tokens: usize,
+}
+
+impl RopeAngles {
+    /// Computes the angles of `positions`, one for each token; keeps its memory from step to step.
+    pub fn fill(&mut self, rope: &Rope, positions: &[u32]) {
+        self.n_pairs = rope.freqs.len();
+        self.n_tokens = positions.len();
+        self.cos_sin.clear();
+        self.cos_sin.reserve(self.n_tokens * self.n_pairs);
+        for &position in positions {
+            self.cos_sin.extend(rope.freqs.iter().map(|freq| {
+                let (sin, cos) = (position as f32 * freq).sin_cos();
+                [cos * rope.magnitude, sin * rope.magnitude]
+            }));
+        }
+    }
+}
+
+/// Tokens per chunk, so that a decode step's few stay on the calling thread.
+const TOKENS_PER_CHUNK: usize = 8;
+
+/// Rotates `x`, `[n_tokens, n_heads, head_dim]`, in place by the angles of its tokens.
+///
+/// # Panics
+/// When the shapes contradict each other.
+pub fn rope(
+    host: &Host,
+    pairing: RopePairing,
+    angles: &RopeAngles,
+    x: &mut [f32],
+    n_heads: usize,
+    head_dim: usize,
+) {
+    let n_pairs = angles.n_pairs;
+    assert!(
+        2 * n_pairs <= head_dim,
+        "{n_pairs} rotated pairs in a head of {head_dim}"
+    );
+    let token_len = n_heads * head_dim;
+    assert_eq!(
+        x.len(),
+        angles.n_tokens * token_len,
+        "values of {} tokens",
+        angles.n_tokens
+    );
+    if x.is_empty() || n_pairs == 0 {
+        return;
+    }
+    host.pool()
+        .for_each_chunk(x, token_len * TOKENS_PER_CHUNK, |chunk_idx, tokens| {
+            for (i, token) in tokens.chunks_exact_mut(token_len).enumerate() {
+                let cos_sin = &angles.cos_sin[(chunk_idx * TOKENS_PER_CHUNK + i) * n_pairs..][..n_pairs];
+                for head in token.chunks_exact_mut(head_dim) {
+                    match pairing {
+                        RopePairing::Adjacent => {
+                            for (pair, &[cos, sin]) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos_sin) {
+                                let [a, b] = *pair;
+                                *pair = [a * cos - b * sin, a * sin + b * cos];
+                            }
+                        }
+                        RopePairing::Halves => {
+                            let (first, second) = head.split_at_mut(n_pairs);
+                            for ((a, b), &[cos, sin]) in first.iter_mut().zip(second).zip(cos_sin) {
+                                (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+                            }
+                        }
+                    }
+                }
+            }
+        });
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_quant::CpuFeatures;
+
+    use super::*;
+
+    fn rotated(pairing: RopePairing, head: &[f32], positions: &[u32], freqs: Vec<f32>) -> Vec<f32> {
+        let host = Host::new(2, CpuFeatures::detect()).unwrap();
+        let table = Rope {
+            freqs,
+            magnitude: 1.0,
+            pairing,
+        };
+        let mut angles = RopeAngles::default();
+        angles.fill(&table, positions);
+        let mut x = head.repeat(positions.len());
+        rope(&host, pairing, &angles, &mut x, 1, head.len());
+        x
+    }
+
+    #[test]
+    fn pairs_turn_by_position_times_frequency() {
+        let quarter = std::f32::consts::FRAC_PI_2;
+        let check = |pairing, expected: [f32; 5]| {
+            let x = rotated(pairing, &[1.0, 2.0, 3.0, 4.0, 5.0], &[0, 1], vec![quarter, 0.0]);
+            assert_eq!(x[..5], [1.0, 2.0, 3.0, 4.0, 5.0]);
+            assert!(
+                x[5..].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6),
+                "{x:?}"
+            );
+        };
+        check(RopePairing::Adjacent, [-2.0, 1.0, 3.0, 4.0, 5.0]);
+        check(RopePairing::Halves, [-3.0, 2.0, 1.0, 4.0, 5.0]);
+    }
+
+    #[test]
+    fn many_tokens_are_rotated_like_one() {
+        let head: Vec<f32> = (0..8).map(|i| i as f32).collect();
+        let freqs = vec![1.0, 0.1, 0.01];
+        let positions: Vec<u32> = (0..50).map(|i| i * 3).collect();
+        let together = rotated(RopePairing::Halves, &head, &positions, freqs.clone());
+        for (&position, together) in positions.iter().zip(together.chunks(8)) {
+            assert_eq!(
+                rotated(RopePairing::Halves, &head, &[position], freqs.clone()),
+                together
+            );
+        }
+    }
+}

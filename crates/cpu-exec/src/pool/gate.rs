@@ -1,0 +1,151 @@
+//! [`Gate`]: the protocol by which a leader publishes a job and workers join it, leave it, and sleep between jobs.
+//!
+//! Separate from the pool so that loom can check it without threads, chunks or closures.
+//!
+//! One word holds everything: `epoch << 32 | OPEN | number of workers inside`. A worker enters by a compare-exchange
+//! that succeeds only while the job is open, so a worker that comes late (descheduled, still asleep) is never waited
+//! for. Invariant: between [`Gate::publish`] and the return of [`Gate::close`] the job's data is alive, and a worker
+//! touches it only between a successful [`Gate::try_enter`] and [`Gate::leave`].
+
+use super::sync::{AtomicU64, AtomicUsize, Condvar, Mutex, Ordering, spin_loop, yield_now};
+
+const OPEN: u64 = 1 << 31;
+const INSIDE: u64 = OPEN - 1;
+
+/// How long a waiting thread polls before it gives its processor away.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// Polls with a pause instruction between them.
+    pub(super) spins: u32,
+    /// Polls with a yield to the scheduler between them, after the spins.
+    pub(super) yields: u32,
+}
+
+/// The state word, and a bed for workers that have waited long enough.
+pub(super) struct Gate {
+    state: AtomicU64,
+    n_sleepers: AtomicUsize,
+    is_shut_down: Mutex<bool>,
+    wake: Condvar,
+}
+
+impl Gate {
+    pub(super) fn new() -> Self {
+        Self {
+            state: AtomicU64::new(0),
+            n_sleepers: AtomicUsize::new(0),
+            is_shut_down: Mutex::new(false),
+            wake: Condvar::new(),
+        }
+    }
+
+    /// Opens the next job. Only the leader calls it, after it wrote the job and while no job is open.
+    pub(super) fn publish(&self) {
+        let state = self.state.load(Ordering::Relaxed);
+        debug_assert_eq!(state & (OPEN | INSIDE), 0, "a job is still open");
+        let next_epoch = (state >> 32).wrapping_add(1) << 32;
+        // Sequentially consistent, as are the sleeper's count and its second look: either the leader sees the sleeper
+        // or the sleeper sees the job.
+        self.state.store(next_epoch | OPEN, Ordering::SeqCst);
+        self.wake_sleepers();
+    }
+
+    /// Wakes the workers without a job, so that they are awake when one comes.
+    pub(super) fn wake_sleepers(&self) {
+        if self.n_sleepers.load(Ordering::SeqCst) > 0 {
+            drop(
+                self.is_shut_down
+                    .lock()
+                    .expect("no holder of this lock can panic"),
+            );
+            self.wake.notify_all();
+        }
+    }
+
+    /// Closes the job and waits for the workers inside. Afterwards no worker reads the job any more.
+    pub(super) fn close(&self, patience: Patience) {
+        let mut state = self.state.fetch_and(!OPEN, Ordering::AcqRel);
+        let mut n_polls = 0;
+        while state & INSIDE != 0 {
+            if n_polls < patience.spins {
+                n_polls += 1;
+                spin_loop();
+            } else {
+                yield_now();
+            }
+            state = self.state.load(Ordering::Acquire);
+        }
+    }
+
+    /// Enters the open job if its epoch is not `last_epoch`, and returns the epoch.
+    pub(super) fn try_enter(&self, last_epoch: u32) -> Option<u32> {
+        let mut state = self.state.load(Ordering::Acquire);
+        loop {
+            let epoch = (state >> 32) as u32;
+            if state & OPEN == 0 || epoch == last_epoch {
+                return None;
+            }
+            match self
+                .state
+                .compare_exchange_weak(state, state + 1, Ordering::Acquire, Ordering::Acquire)
+            {
+                Ok(_) => return Some(epoch),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    /// Leaves a job entered before; everything the worker wrote is visible to the leader once `close` returns.
+    pub(super) fn leave(&self) {
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Waits for a job other than `last_epoch` and enters it: spins, yields, then sleeps. `None` after
+    /// [`Gate::shut_down`]. `patience` is asked anew for every wait.
+    pub(super) fn wait_and_enter(&self, last_epoch: u32, patience: impl Fn() -> Patience) -> Option<u32> {
+        let mut n_polls = 0;
+        loop {
+            if let Some(epoch) = self.try_enter(last_epoch) {
+                return Some(epoch);
+            }
+            let Patience { spins, yields } = patience();
+            if n_polls < spins {
+                spin_loop();
+            } else if n_polls < spins.saturating_add(yields) {
+                yield_now();
+            } else {
+                let mut is_shut_down = self
+                    .is_shut_down
+                    .lock()
+                    .expect("no holder of this lock can panic");
+                if *is_shut_down {
+                    return None;
+                }
+                self.n_sleepers.fetch_add(1, Ordering::SeqCst);
+                let state = self.state.load(Ordering::SeqCst);
+                if state & OPEN == 0 || (state >> 32) as u32 == last_epoch {
+                    is_shut_down = self
+                        .wake
+                        .wait(is_shut_down)
+                        .expect("no holder of this lock can panic");
+                }
+                self.n_sleepers.fetch_sub(1, Ordering::SeqCst);
+                if *is_shut_down {
+                    return None;
+                }
+                n_polls = 0;
+                continue;
+            }
+            n_polls += 1;
+        }
+    }
+
+    /// Makes every waiting worker return `None`. No job may be open.
+    pub(super) fn shut_down(&self) {
+        *self
+            .is_shut_down
+            .lock()
+            .expect("no holder of this lock can panic") = true;
+        self.wake.notify_all();
+    }
+}

@@ -1,0 +1,393 @@
+//! [`Pool`]: the threads that share one forward pass.
+//!
+//! The forward pass is a sequence of small parallel jobs, a hundred and more per token. So the pool is entered once
+//! per forward ([`Pool::enter`] keeps its workers awake), a job is one published word, and chunks are claimed from an
+//! atomic cursor. The protocol is in [`gate`]; what a job may write to is in [`parts`].
+//!
+//! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
+//! output and reducing in an order that depends on positions only.
+
+mod gate;
+mod parts;
+mod sync;
+
+use std::{
+    any::Any,
+    cell::UnsafeCell,
+    num::NonZeroUsize,
+    panic::{self, AssertUnwindSafe},
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+};
+
+use gate::{Gate, Patience};
+use parts::SendPtr;
+pub(crate) use parts::SharedSlice;
+use sync::{AtomicUsize, Ordering};
+
+use crate::CpuExecError;
+
+/// More threads than this is a mistake in a configuration, not a machine.
+const MAX_THREADS: usize = 1024;
+
+/// A leader and its workers. The thread that calls [`Pool::run`] is worker 0 of that job.
+///
+/// ```
+/// let pool = tokenmill_cpu_exec::Pool::new(2)?;
+/// let mut squares = vec![0; 100];
+/// pool.for_each_chunk(&mut squares, 10, |chunk_idx, chunk| {
+///     for (i, square) in chunk.iter_mut().enumerate() {
+///         *square = (chunk_idx * 10 + i).pow(2);
+///     }
+/// });
+/// assert_eq!(squares[99], 9801);
+/// # Ok::<(), tokenmill_cpu_exec::CpuExecError>(())
+/// ```
+pub struct Pool {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    /// Held by the thread that leads a job; a second caller runs its job alone.
+    leader: Mutex<()>,
+}
+
+type JobFn<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+struct Job {
+    /// Called with the worker's and the chunk's index. Its lifetime is erased: it is called only while the leader waits.
+    run: Option<&'static JobFn<'static>>,
+    n_chunks: usize,
+    width: usize,
+}
+
+struct Shared {
+    gate: Gate,
+    cursor: AtomicUsize,
+    /// Entered forwards; while there is one, idle workers wait for the next job awake.
+    n_entered: AtomicUsize,
+    /// Threads that may take part in the next job, the leader among them.
+    width: AtomicUsize,
+    /// Whether more threads were asked for than the process may run at once; then waiting awake only steals time.
+    is_oversubscribed: bool,
+    job: UnsafeCell<Job>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+// SAFETY: `job` is the only field that is not `Sync`. The leader writes it while no job is open, workers read it between
+// `try_enter` and `leave`, and the gate orders the two. The function behind the pointer is `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; the pointer in `job` is used only while the leader keeps the function alive.
+unsafe impl Send for Shared {}
+
+impl Pool {
+    /// Starts `n_threads - 1` workers.
+    ///
+    /// # Errors
+    /// [`CpuExecError::ThreadCount`] for 0 or more than 1024 threads, [`CpuExecError::ThreadStart`] if the system
+    /// refuses one.
+    pub fn new(n_threads: usize) -> Result<Self, CpuExecError> {
+        if n_threads == 0 || n_threads > MAX_THREADS {
+            return Err(CpuExecError::ThreadCount {
+                found: n_threads,
+                maximum: MAX_THREADS,
+            });
+        }
+        let shared = Arc::new(Shared {
+            gate: Gate::new(),
+            cursor: AtomicUsize::new(0),
+            n_entered: AtomicUsize::new(0),
+            width: AtomicUsize::new(n_threads),
+            is_oversubscribed: n_threads > Self::n_available(),
+            job: UnsafeCell::new(Job {
+                run: None,
+                n_chunks: 0,
+                width: 0,
+            }),
+            panic: Mutex::new(None),
+        });
+        let mut pool = Self {
+            shared,
+            threads: Vec::with_capacity(n_threads - 1),
+            leader: Mutex::new(()),
+        };
+        for worker_idx in 1..n_threads {
+            let shared = Arc::clone(&pool.shared);
+            let thread = std::thread::Builder::new()
+                .name(format!("mill-{worker_idx}"))
+                .spawn(move || shared.work(worker_idx))
+                .map_err(|source| CpuExecError::ThreadStart { worker_idx, source })?;
+            pool.threads.push(thread);
+        }
+        Ok(pool)
+    }
+
+    /// Threads that this process may run at once: processors, less what affinity and cgroup quotas take away.
+    pub fn n_available() -> usize {
+        std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+    }
+
+    /// Threads of the pool, the leader among them.
+    pub fn n_threads(&self) -> usize {
+        self.threads.len() + 1
+    }
+
+    /// Sets how many threads take part from the next job on (decode and prefill may want different widths); it is
+    /// clamped to `1..=n_threads`. Results do not depend on it.
+    pub fn set_width(&self, width: usize) {
+        self.shared
+            .width
+            .store(width.clamp(1, self.n_threads()), Ordering::Relaxed);
+    }
+
+    /// Keeps the workers awake between jobs until the guard is dropped; a forward pass holds one.
+    pub fn enter(&self) -> Entered<'_> {
+        self.shared.n_entered.fetch_add(1, Ordering::SeqCst);
+        if self.shared.width.load(Ordering::Relaxed) > 1 {
+            self.shared.gate.wake_sleepers();
+        }
+        Entered { pool: self }
+    }
+
+    /// Calls `f(worker_idx, chunk_idx)` once for every chunk and returns when all calls have. No two calls that run at
+    /// the same time have the same `worker_idx`, which is below [`Pool::n_threads`].
+    ///
+    /// Called from within a job, or while another thread leads one, it runs all chunks on the calling thread.
+    ///
+    /// # Panics
+    /// With the panic of a chunk, after all running chunks have ended.
+    pub fn run(&self, n_chunks: usize, f: impl Fn(usize, usize) + Sync) {
+        let width = self.shared.width.load(Ordering::Relaxed).min(n_chunks);
+        let leader = if width > 1 {
+            self.leader.try_lock().ok()
+        } else {
+            None
+        };
+        let Some(leader) = leader else {
+            (0..n_chunks).for_each(|chunk_idx| f(0, chunk_idx));
+            return;
+        };
+        let shared = &*self.shared;
+        let f: &JobFn<'_> = &f;
+        // SAFETY: only the lifetime changes. The function is called between `publish` and the return of `close` below,
+        // while `f` is borrowed.
+        let run = unsafe { std::mem::transmute::<&JobFn<'_>, &'static JobFn<'static>>(f) };
+        // SAFETY: the leader lock is held and the job before was closed, so no other thread reads or writes the job.
+        unsafe {
+            *shared.job.get() = Job {
+                run: Some(run),
+                n_chunks,
+                width,
+            };
+        }
+        shared.cursor.store(0, Ordering::Relaxed);
+        shared.gate.publish();
+        shared.run_chunks(f, 0, n_chunks);
+        shared.gate.close(shared.patience());
+        // SAFETY: as above. The erased lifetime ends here.
+        unsafe {
+            (*shared.job.get()).run = None;
+        }
+        let payload = shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(leader);
+        if let Some(payload) = payload {
+            panic::resume_unwind(payload);
+        }
+    }
+
+    /// As [`Pool::run`], and gives each call the scratch of its worker.
+    ///
+    /// # Panics
+    /// When there is less scratch than threads, or with the panic of a chunk.
+    pub fn run_with<S: Send>(&self, scratch: &mut [S], n_chunks: usize, f: impl Fn(&mut S, usize) + Sync) {
+        assert!(
+            scratch.len() >= self.n_threads(),
+            "{} scratch areas for {} threads",
+            scratch.len(),
+            self.n_threads()
+        );
+        let base = SendPtr::new(scratch.as_mut_ptr());
+        self.run(n_chunks, |worker_idx, chunk_idx| {
+            // SAFETY: `worker_idx` is below the slice's length, and no two calls that run at the same time share it.
+            let own = unsafe { &mut *base.get().add(worker_idx) };
+            f(own, chunk_idx);
+        });
+    }
+
+    /// Calls `f(chunk_idx, chunk)` for the consecutive chunks of `items`, each `chunk_len` long, the last one shorter.
+    ///
+    /// # Panics
+    /// When `chunk_len` is 0, or with the panic of a chunk.
+    pub fn for_each_chunk<T: Send>(
+        &self,
+        items: &mut [T],
+        chunk_len: usize,
+        f: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        assert!(chunk_len > 0, "chunks of no items");
+        let len = items.len();
+        let base = SendPtr::new(items.as_mut_ptr());
+        self.run(len.div_ceil(chunk_len), |_, chunk_idx| {
+            let start = chunk_idx * chunk_len;
+            // SAFETY: chunks are disjoint ranges of `items`, and each is handed out once.
+            let chunk =
+                unsafe { std::slice::from_raw_parts_mut(base.get().add(start), chunk_len.min(len - start)) };
+            f(chunk_idx, chunk);
+        });
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.gate.shut_down();
+        for thread in self.threads.drain(..) {
+            // A worker catches the panics of its chunks, so it ends in order.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool")
+            .field("n_threads", &self.n_threads())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A forward pass in progress; see [`Pool::enter`].
+#[derive(Debug)]
+pub struct Entered<'a> {
+    pool: &'a Pool,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.pool.shared.n_entered.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Shared {
+    fn patience(&self) -> Patience {
+        let (spins, yields) = if self.is_oversubscribed {
+            (0, 0)
+        } else if self.n_entered.load(Ordering::Relaxed) > 0 {
+            (20_000, 2_000)
+        } else {
+            (200, 0)
+        };
+        Patience { spins, yields }
+    }
+
+    fn work(&self, worker_idx: usize) {
+        let mut epoch = 0;
+        while let Some(entered) = self.gate.wait_and_enter(epoch, || self.patience()) {
+            epoch = entered;
+            // SAFETY: the job is open and this worker is inside, so the leader neither writes the job nor lets go of its
+            // function: `close` waits for this worker.
+            let job = unsafe { &*self.job.get() };
+            if worker_idx < job.width
+                && let Some(run) = job.run
+            {
+                self.run_chunks(run, worker_idx, job.n_chunks);
+            }
+            self.gate.leave();
+        }
+    }
+
+    fn run_chunks(&self, f: &JobFn<'_>, worker_idx: usize, n_chunks: usize) {
+        let result = panic::catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                let chunk_idx = self.cursor.fetch_add(1, Ordering::Relaxed);
+                if chunk_idx >= n_chunks {
+                    break;
+                }
+                f(worker_idx, chunk_idx);
+            }
+        }));
+        if let Err(payload) = result {
+            // The remaining chunks are skipped; the leader raises the first panic again.
+            self.cursor.store(n_chunks, Ordering::Relaxed);
+            self.panic
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(payload);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn every_chunk_runs_exactly_once() {
+        for n_threads in [1, 2, 3, 9] {
+            let pool = Pool::new(n_threads).unwrap();
+            for n_chunks in [0, 1, 2, 7, 100] {
+                let counts: Vec<AtomicU32> = (0..n_chunks).map(|_| AtomicU32::new(0)).collect();
+                for round in 1..50 {
+                    let _entered = (round % 2 == 0).then(|| pool.enter());
+                    pool.set_width(round % 5);
+                    pool.run(n_chunks, |worker_idx, chunk_idx| {
+                        assert!(worker_idx < n_threads);
+                        counts[chunk_idx].fetch_add(1, Ordering::Relaxed);
+                    });
+                    assert!(
+                        counts
+                            .iter()
+                            .all(|count| count.load(Ordering::Relaxed) == round as u32)
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn run_with_never_shares_scratch_between_running_chunks() {
+        let pool = Pool::new(4).unwrap();
+        let mut scratch = vec![(0usize, false); 4];
+        pool.run_with(&mut scratch, 1000, |(count, is_in_use), _| {
+            assert!(!std::mem::replace(is_in_use, true));
+            *count += 1;
+            std::thread::yield_now();
+            *is_in_use = false;
+        });
+        assert_eq!(scratch.iter().map(|(count, _)| count).sum::<usize>(), 1000);
+    }
+
+    #[test]
+    fn a_job_inside_a_job_runs_on_its_own_thread() {
+        let pool = Pool::new(2).unwrap();
+        let count = AtomicU32::new(0);
+        pool.run(8, |_, _| {
+            pool.run(8, |_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+        });
+        assert_eq!(count.into_inner(), 64);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_works_on() {
+        let pool = Pool::new(3).unwrap();
+        let result = panic::catch_unwind(AssertUnwindSafe(|| {
+            pool.run(100, |_, chunk_idx| assert!(chunk_idx != 57, "chunk 57"));
+        }));
+        assert!(result.is_err());
+        let count = AtomicU32::new(0);
+        pool.run(100, |_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 100);
+    }
+
+    #[test]
+    fn thread_counts_that_make_no_sense_are_errors() {
+        assert!(matches!(
+            Pool::new(0),
+            Err(CpuExecError::ThreadCount { found: 0, .. })
+        ));
+        assert!(Pool::new(MAX_THREADS + 1).is_err());
+    }
+}

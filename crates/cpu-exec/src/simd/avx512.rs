@@ -1,0 +1,197 @@
+//! [`Avx512`]: 16 lanes, with VNNI.
+//!
+//! Each method is one or two instructions; the features are those of [`tokenmill_quant::Isa::Avx512Vnni`].
+
+use std::arch::x86_64::{
+    __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
+    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
+    _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32,
+    _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps, _mm512_mul_ps,
+    _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32,
+    _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+};
+
+use super::{Kernel, Simd};
+
+/// AVX-512 F, BW, DQ, VL and VNNI.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512;
+
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one reason for all: the caller vouches for the features and pointers, see `Simd`"
+)]
+impl Simd for Avx512 {
+    const LANES: usize = 16;
+    const MAX_ROWS: usize = 6;
+    type I = __m512i;
+    type F = __m512;
+
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        #[inline(never)]
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
+        unsafe fn enabled<K: Kernel>(kernel: K) -> K::Output {
+            unsafe { kernel.run::<Avx512>() }
+        }
+        unsafe { enabled(kernel) }
+    }
+
+    #[inline(always)]
+    fn prefetch(ptr: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(ptr.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(ptr: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(ptr.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(ptr: *mut u8, a: __m512i) {
+        unsafe { _mm512_storeu_si512(ptr.cast(), a) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(a: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_u8(a: u8) -> __m512i {
+        unsafe { _mm512_set1_epi8(a as i8) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_splat(ptr: *const u8) -> __m512i {
+        unsafe { _mm512_set1_epi32(ptr.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(ptr: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(ptr.cast::<__m128i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(ptr: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(ptr.cast::<__m128i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8_pairs(ptr: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(ptr.cast::<__m256i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr16(a: __m512i, n_bits: u32) -> __m512i {
+        unsafe { _mm512_srl_epi16(a, _mm_cvtsi32_si128(n_bits as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shl16(a: __m512i, n_bits: u32) -> __m512i {
+        unsafe { _mm512_sll_epi16(a, _mm_cvtsi32_si128(n_bits as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shl32(a: __m512i, n_bits: u32) -> __m512i {
+        unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(n_bits as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn shr32(a: __m512i, n_bits: u32) -> __m512i {
+        unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(n_bits as i32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn add_i32(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_u8<const IS_WIDE: bool>(acc: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, unsigned, signed) }
+    }
+
+    #[inline(always)]
+    unsafe fn dot_i16(acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_dpwssd_epi32(acc, a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn to_i32(a: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn bits(a: __m512) -> __m512i {
+        unsafe { _mm512_castps_si512(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits(a: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(ptr: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(ptr) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(ptr: *mut f32, a: __m512) {
+        unsafe { _mm512_storeu_ps(ptr, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(ptr: *const u8) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(ptr.cast::<__m256i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(ptr: *const u8) -> __m512 {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(ptr.cast::<__m256i>()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f32(a: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+}

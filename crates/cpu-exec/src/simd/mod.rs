@@ -1,0 +1,167 @@
+//! [`Simd`]: the vector operations that kernels are written in, and the choice of an instruction set.
+//!
+//! One kernel source serves every instruction set: kernels are generic over [`Simd`] and inlined into a function that
+//! enables the features ([`Simd::call`]). Invariant: every implementation computes the same bits. Integer operations are
+//! exact, float operations are single IEEE operations, and a vector of 8 lanes is half of one of 16.
+//!
+//! | implementation | lanes | 8-bit products |
+//! |---|---|---|
+//! | [`Avx512`] | 16 | `vpdpbusd` |
+//! | [`Avx2`] with VNNI | 8 | `vpdpbusd` |
+//! | [`Avx2`] | 8 | `vpmaddubsw`, `vpmaddwd` |
+//! | [`Portable`] | 16 | loops |
+//!
+//! The `unsafe` of this module's callers has one reason throughout: the implementation's features are there, which
+//! [`dispatch`] checks, and pointers are valid for what a method says it reads.
+
+pub(crate) mod activations;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod float_products;
+mod memory;
+mod panel;
+mod portable;
+mod products;
+mod tile_ops;
+mod tiles;
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use avx512::Avx512;
+pub(crate) use memory::TileMemory;
+pub(crate) use portable::Portable;
+pub(crate) use products::PAIR_ROWS;
+pub(crate) use tile_ops::{Activations, TileOps};
+use tokenmill_quant::CpuFeatures;
+#[cfg(target_arch = "x86_64")]
+use tokenmill_quant::Isa;
+
+/// Rows of a tile: the most lanes a vector has.
+pub(crate) const TILE_ROWS: usize = 16;
+
+/// A vector instruction set. Vectors have [`Simd::LANES`] lanes of 32 bits.
+///
+/// # Safety
+/// All methods: the processor has the implementation's features. Pointers are valid for the bytes that a method's
+/// documentation says it touches; no alignment is needed.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Lanes of a vector; 8 or 16.
+    const LANES: usize;
+    /// Vectors that cover the rows of a tile.
+    const HALVES: usize = TILE_ROWS / Self::LANES;
+    /// Activation rows that the widest integer kernel takes at once, as registers allow.
+    const MAX_ROWS: usize;
+    /// Lanes of integers, or of four bytes or two 16-bit integers each.
+    type I: Copy;
+    /// Lanes of f32.
+    type F: Copy;
+
+    /// Runs a kernel with the features enabled, as a function of its own: a kernel inlined into another that calls several
+    /// would share its registers.
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
+
+    /// Asks for the cache line at `ptr`, which need not be valid.
+    fn prefetch(ptr: *const u8);
+    /// Reads `4 * LANES` bytes.
+    unsafe fn load(ptr: *const u8) -> Self::I;
+    /// Writes `4 * LANES` bytes.
+    unsafe fn store(ptr: *mut u8, a: Self::I);
+    /// Every lane the same.
+    unsafe fn splat(a: i32) -> Self::I;
+    /// Every byte the same.
+    unsafe fn splat_u8(a: u8) -> Self::I;
+    /// Reads 4 bytes into every lane.
+    unsafe fn load_splat(ptr: *const u8) -> Self::I;
+    /// Reads `LANES` unsigned bytes, one for each lane.
+    unsafe fn load_u8(ptr: *const u8) -> Self::I;
+    /// Reads `LANES` signed bytes, one for each lane.
+    unsafe fn load_i8(ptr: *const u8) -> Self::I;
+    /// Reads `2 * LANES` unsigned bytes, two 16-bit integers for each lane.
+    unsafe fn load_u8_pairs(ptr: *const u8) -> Self::I;
+    /// Bitwise and.
+    unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
+    /// Bitwise or.
+    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts each 16-bit part right, zeros coming in.
+    unsafe fn shr16(a: Self::I, n_bits: u32) -> Self::I;
+    /// Shifts each 16-bit part left.
+    unsafe fn shl16(a: Self::I, n_bits: u32) -> Self::I;
+    /// Shifts each lane left.
+    unsafe fn shl32(a: Self::I, n_bits: u32) -> Self::I;
+    /// Shifts each lane right, zeros coming in.
+    unsafe fn shr32(a: Self::I, n_bits: u32) -> Self::I;
+    /// Adds lanes.
+    unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I;
+    /// `acc + Σ unsigned byte * signed byte` over the four bytes of a lane. With `IS_WIDE` the unsigned bytes are any,
+    /// otherwise at most 128; signed bytes are not -128.
+    unsafe fn dot_u8<const IS_WIDE: bool>(acc: Self::I, unsigned: Self::I, signed: Self::I) -> Self::I;
+    /// `acc + Σ a * b` over the two 16-bit integers of a lane.
+    unsafe fn dot_i16(acc: Self::I, a: Self::I, b: Self::I) -> Self::I;
+    /// Integers as f32, rounded to nearest even.
+    unsafe fn to_f32(a: Self::I) -> Self::F;
+    /// f32 as integers, rounded to nearest even; values that do not fit become the least integer.
+    unsafe fn to_i32(a: Self::F) -> Self::I;
+    /// The bits of each lane, as an integer.
+    unsafe fn bits(a: Self::F) -> Self::I;
+    /// The f32 with these bits.
+    unsafe fn from_bits(a: Self::I) -> Self::F;
+
+    /// Reads `LANES` f32.
+    unsafe fn load_f32(ptr: *const f32) -> Self::F;
+    /// Writes `LANES` f32.
+    unsafe fn store_f32(ptr: *mut f32, a: Self::F);
+    /// Reads `LANES` half-precision values.
+    unsafe fn load_f16(ptr: *const u8) -> Self::F;
+    /// Reads `LANES` bfloat16 values.
+    unsafe fn load_bf16(ptr: *const u8) -> Self::F;
+    /// Every lane the same.
+    unsafe fn splat_f32(a: f32) -> Self::F;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// `a * b`.
+    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    /// `a + b`.
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    /// The larger of the two; the second operand where either is NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+}
+
+/// Code that is generic over the instruction set.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+
+    /// The code; implementations are `#[inline(always)]`.
+    ///
+    /// # Safety
+    /// The processor has the features of `S`, and what the kernel's fields say about their pointers holds.
+    unsafe fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// Runs a kernel with the best instruction set of `features`.
+///
+/// # Safety
+/// What the kernel's fields say about their pointers holds.
+pub(crate) unsafe fn dispatch<K: Kernel>(features: CpuFeatures, kernel: K) -> K::Output {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if features.has(Isa::Avx512Vnni) {
+            // SAFETY: the processor has the features, the caller vouches for the kernel.
+            return unsafe { Avx512::call(kernel) };
+        }
+        if features.has(Isa::AvxVnni) {
+            // SAFETY: as above.
+            return unsafe { Avx2::<true>::call(kernel) };
+        }
+        if features.has(Isa::Avx2) {
+            // SAFETY: as above.
+            return unsafe { Avx2::<false>::call(kernel) };
+        }
+    }
+    let _ = features;
+    // SAFETY: portable code needs no features, the caller vouches for the kernel.
+    unsafe { Portable::call(kernel) }
+}

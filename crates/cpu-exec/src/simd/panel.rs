@@ -1,0 +1,308 @@
+//! [`Panel`]: a span of a tile unpacked for many rows of activations.
+//!
+//! Unpacking is paid once for a block of rows. What is left, and the same for every format of a class, is the product of
+//! bytes in the first-level cache: two vectors of weight rows by up to six rows of activations at a time, so that neither
+//! loads nor latency limit it but multiplication.
+//!
+//! Invariant: an output element is reduced in the order that [`products`](super::products) states.
+
+use super::{
+    Kernel, Simd, TILE_ROWS,
+    activations::{ActivationBlock, SPAN_COLS, SPAN_SUBS, ScaleSpan, n_spans},
+    products::{PAIR_ROWS, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs, start},
+    tiles::{Class, QuantTile, Scales, Span, half_bytes},
+};
+
+/// A span of a tile, unpacked.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+pub(crate) struct Panel {
+    /// `[64 groups of four columns][16 rows][4]`.
+    pub(crate) quants: [u8; SPAN_COLS * TILE_ROWS],
+    pub(crate) scale: [[f32; TILE_ROWS]; 16],
+    pub(crate) min_pairs: [[i32; TILE_ROWS]; 8],
+    pub(crate) neg_min_scale: [f32; TILE_ROWS],
+    pub(crate) offset: [[f32; TILE_ROWS]; SPAN_SUBS],
+}
+
+impl Panel {
+    pub(crate) const ZERO: Self = Self {
+        quants: [0; SPAN_COLS * TILE_ROWS],
+        scale: [[0.0; TILE_ROWS]; 16],
+        min_pairs: [[0; TILE_ROWS]; 8],
+        neg_min_scale: [0.0; TILE_ROWS],
+        offset: [[0.0; TILE_ROWS]; SPAN_SUBS],
+    };
+}
+
+/// Unpacks a span into a panel.
+pub(crate) struct FillPanel<'a, T> {
+    span: Span,
+    panel: &'a mut Panel,
+    tile: std::marker::PhantomData<T>,
+}
+
+impl<'a, T: QuantTile> FillPanel<'a, T> {
+    /// # Safety
+    /// The span is packed in format `T`.
+    pub(crate) unsafe fn new(span: Span, panel: &'a mut Panel) -> Self {
+        Self {
+            span,
+            panel,
+            tile: std::marker::PhantomData,
+        }
+    }
+}
+
+impl<T: QuantTile> Kernel for FillPanel<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { span, panel, .. } = self;
+        // SAFETY: the kernel's own contract; every store is inside its array.
+        unsafe {
+            for half in 0..S::HALVES {
+                let mut scales = Scales::<S>::unset();
+                T::scales(span, half, &mut scales);
+                let first = half * S::LANES;
+                for run in 0..span.n_subs * T::Class::SUB_RUNS {
+                    S::store_f32(panel.scale[run][first..].as_mut_ptr(), scales.scale(run));
+                }
+                if T::Class::HAS_MINS {
+                    for pair in 0..T::Class::MIN_PAIRS {
+                        S::store(
+                            panel.min_pairs[pair][first..].as_mut_ptr().cast(),
+                            scales.min_pair(pair),
+                        );
+                    }
+                    S::store_f32(panel.neg_min_scale[first..].as_mut_ptr(), scales.neg_min_scale());
+                }
+                if T::Class::HAS_OFFSETS {
+                    for sub in 0..span.n_subs {
+                        S::store_f32(panel.offset[sub][first..].as_mut_ptr(), scales.offset(sub));
+                    }
+                }
+                for sub in 0..span.n_subs {
+                    let w = T::weights::<S>(span, sub, half);
+                    for g in 0..8 {
+                        let at = (sub * 8 + g) * 64 + half * half_bytes::<S>();
+                        S::store(panel.quants[at..].as_mut_ptr(), w[g]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Multiplies one or two tiles with many rows.
+///
+/// # Safety
+/// What [`TileRun`] says holds, and its tiles are packed in format `T`.
+#[inline(always)]
+pub(super) unsafe fn products<S: Simd, T: QuantTile>(run: TileRun) {
+    // SAFETY: the caller's contract is that of `TileRun`.
+    unsafe {
+        let mut panels = [Panel::ZERO; 2];
+        for row in 0..run.n_rows {
+            for at in (0..run.n_tiles * TILE_ROWS).step_by(S::LANES) {
+                S::store_f32(run.sums.add(row * PAIR_ROWS + at), S::splat_f32(0.0));
+            }
+        }
+        for span_idx in 0..n_spans(run.n_cols) {
+            let n_subs = n_subs(run.n_cols, span_idx);
+            for tile_idx in 0..run.n_tiles {
+                let ptr = run
+                    .tiles
+                    .add(tile_idx * run.tile_bytes + span_idx * T::span_bytes(SPAN_SUBS));
+                S::call(FillPanel::<T>::new(Span { ptr, n_subs }, &mut panels[tile_idx]));
+            }
+            let blocks = run.blocks.add(span_idx * run.block_stride);
+            // Vectors of weight rows go in pairs, so that an activation that was broadcast is used twice.
+            let n_vectors = run.n_tiles * S::HALVES;
+            for vector_idx in (0..n_vectors).step_by(2) {
+                let job = PanelJob {
+                    panels: &panels,
+                    vector_idx,
+                    n_subs,
+                    bias_bits: T::BIAS_BITS,
+                    blocks,
+                    sums: run.sums.add(vector_idx * S::LANES),
+                };
+                if n_vectors - vector_idx >= 2 {
+                    panel_rows::<S, T::Class, 2>(job, run.n_rows);
+                } else {
+                    panel_rows::<S, T::Class, 1>(job, run.n_rows);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob<'_>, n_rows: usize) {
+    let mut row_idx = 0;
+    while row_idx < n_rows {
+        // SAFETY: `n_rows` rows of blocks and sums follow the pointers.
+        unsafe {
+            let part = PanelJob {
+                blocks: job.blocks.add(row_idx),
+                sums: job.sums.add(row_idx * PAIR_ROWS),
+                ..job
+            };
+            row_idx += match (n_rows - row_idx).min(S::MAX_ROWS) {
+                6.. => PanelRows::<C, VECTORS, 6>::call::<S>(part),
+                4.. => PanelRows::<C, VECTORS, 4>::call::<S>(part),
+                2.. => PanelRows::<C, VECTORS, 2>::call::<S>(part),
+                _ => PanelRows::<C, VECTORS, 1>::call::<S>(part),
+            };
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct PanelJob<'a> {
+    panels: &'a [Panel; 2],
+    /// First vector of weight rows, counted over both panels.
+    vector_idx: usize,
+    n_subs: usize,
+    bias_bits: Option<u32>,
+    blocks: *const ActivationBlock,
+    sums: *mut f32,
+}
+
+/// Adds the products of one span: `VECTORS` vectors of weight rows by `ROWS` rows of activations.
+struct PanelRows<'a, C, const VECTORS: usize, const ROWS: usize> {
+    job: PanelJob<'a>,
+    class: std::marker::PhantomData<C>,
+}
+
+impl<'a, C: Class, const VECTORS: usize, const ROWS: usize> PanelRows<'a, C, VECTORS, ROWS> {
+    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    #[inline(always)]
+    unsafe fn call<S: Simd>(job: PanelJob<'a>) -> usize {
+        // SAFETY: the caller's contract is the kernel's.
+        unsafe {
+            S::call(Self {
+                job,
+                class: std::marker::PhantomData,
+            });
+        }
+        ROWS
+    }
+}
+
+impl<C: Class, const VECTORS: usize, const ROWS: usize> Kernel for PanelRows<'_, C, VECTORS, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let PanelJob {
+            panels,
+            vector_idx,
+            n_subs,
+            bias_bits,
+            blocks,
+            sums,
+        } = self.job;
+        // SAFETY: the kernel's own contract; panels have all groups, runs and pairs of a span.
+        unsafe {
+            // Counted loops throughout: an iterator over vectors that is not inlined has no features, and is slow.
+            let mut vectors = [PanelVector::new::<S>(panels, vector_idx, sums); VECTORS];
+            for v in 0..VECTORS {
+                vectors[v] = PanelVector::new::<S>(panels, vector_idx + v, sums.add(v * S::LANES));
+            }
+            let mut parts = [[S::splat_f32(0.0); ROWS]; VECTORS];
+            if C::ACTIVATION_SCALES == ScaleSpan::Sub {
+                for v in 0..VECTORS {
+                    for row in 0..ROWS {
+                        parts[v][row] = S::load_f32(vectors[v].sums.add(row * PAIR_ROWS));
+                    }
+                }
+            }
+            let run_len = 8 / C::SUB_RUNS;
+            for run in 0..n_subs * C::SUB_RUNS {
+                let mut acc = [[S::splat(0); ROWS]; VECTORS];
+                for row in 0..ROWS {
+                    let start = start::<S, C>(blocks.add(row), run, bias_bits);
+                    for v in 0..VECTORS {
+                        acc[v][row] = start;
+                    }
+                }
+                for g in run * run_len..(run + 1) * run_len {
+                    let mut w = [S::splat(0); VECTORS];
+                    for v in 0..VECTORS {
+                        w[v] = S::load(vectors[v].quants().add(64 * g));
+                    }
+                    for row in 0..ROWS {
+                        let x = S::load_splat((&raw const (*blocks.add(row)).quants).cast::<u8>().add(4 * g));
+                        for v in 0..VECTORS {
+                            acc[v][row] = dot::<S, C>(acc[v][row], w[v], x);
+                        }
+                    }
+                }
+                for v in 0..VECTORS {
+                    let PanelVector { panel, first, .. } = vectors[v];
+                    let scale = S::load_f32(panel.scale[run].as_ptr().add(first));
+                    for row in 0..ROWS {
+                        parts[v][row] =
+                            add_run::<S, C>(parts[v][row], acc[v][row], scale, blocks.add(row), run);
+                    }
+                    if C::HAS_OFFSETS {
+                        let offset = S::load_f32(panel.offset[run].as_ptr().add(first));
+                        for row in 0..ROWS {
+                            parts[v][row] = add_offset::<S>(parts[v][row], offset, blocks.add(row), run);
+                        }
+                    }
+                }
+            }
+            for v in 0..VECTORS {
+                let PanelVector { panel, first, sums } = vectors[v];
+                for row in 0..ROWS {
+                    let block = blocks.add(row);
+                    let at = sums.add(row * PAIR_ROWS);
+                    let mut total = parts[v][row];
+                    if C::HAS_MINS {
+                        let mut sum = S::splat(0);
+                        for pair in 0..C::MIN_PAIRS {
+                            let mins = S::load(panel.min_pairs[pair].as_ptr().add(first).cast());
+                            sum = add_min_pair::<S, C>(sum, mins, block, pair);
+                        }
+                        let neg_min_scale = S::load_f32(panel.neg_min_scale.as_ptr().add(first));
+                        total = S::fma(S::to_f32(sum), neg_min_scale, total);
+                    }
+                    if C::ACTIVATION_SCALES == ScaleSpan::Span {
+                        total = end_span::<S>(S::load_f32(at), total, block);
+                    }
+                    S::store_f32(at, total);
+                }
+            }
+        }
+    }
+}
+
+/// A vector of weight rows of a panel, and where its sums are.
+#[derive(Clone, Copy)]
+struct PanelVector<'a> {
+    panel: &'a Panel,
+    /// Its first row.
+    first: usize,
+    sums: *mut f32,
+}
+
+impl<'a> PanelVector<'a> {
+    #[inline(always)]
+    fn new<S: Simd>(panels: &'a [Panel; 2], vector_idx: usize, sums: *mut f32) -> Self {
+        Self {
+            panel: &panels[vector_idx / S::HALVES],
+            first: vector_idx % S::HALVES * S::LANES,
+            sums,
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn quants(&self) -> *const u8 {
+        // SAFETY: a panel has four bytes for each of its rows in a group of columns.
+        unsafe { self.panel.quants.as_ptr().add(4 * self.first) }
+    }
+}

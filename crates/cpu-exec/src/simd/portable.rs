@@ -1,0 +1,228 @@
+//! [`Portable`]: 16 lanes in plain Rust.
+//!
+//! It runs where no other implementation does, and is what the others are tested against.
+
+use half::{bf16, f16};
+
+use super::{Kernel, Simd};
+
+/// Arrays and loops.
+#[derive(Clone, Copy)]
+pub(crate) struct Portable;
+
+const LANES: usize = 16;
+type I = [i32; LANES];
+type F = [f32; LANES];
+
+#[inline(always)]
+fn map<A: Copy, B>(a: [A; LANES], f: impl Fn(A) -> B) -> [B; LANES] {
+    std::array::from_fn(|lane| f(a[lane]))
+}
+
+#[inline(always)]
+fn zip<A: Copy, B: Copy, C>(a: [A; LANES], b: [B; LANES], f: impl Fn(A, B) -> C) -> [C; LANES] {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+#[inline(always)]
+fn halves(a: i32) -> [u16; 2] {
+    [a as u16, (a >> 16) as u16]
+}
+
+#[inline(always)]
+fn from_halves([low, high]: [u16; 2]) -> i32 {
+    i32::from(low) | i32::from(high) << 16
+}
+
+#[expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one reason for all: the caller vouches for the pointers, see `Simd`"
+)]
+impl Simd for Portable {
+    const LANES: usize = LANES;
+    const MAX_ROWS: usize = 2;
+    type I = I;
+    type F = F;
+
+    #[inline(never)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        unsafe { kernel.run::<Self>() }
+    }
+
+    #[inline(always)]
+    fn prefetch(_: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn load(ptr: *const u8) -> I {
+        unsafe { ptr.cast::<I>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(ptr: *mut u8, a: I) {
+        unsafe { ptr.cast::<I>().write_unaligned(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn splat(a: i32) -> I {
+        [a; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn splat_u8(a: u8) -> I {
+        [i32::from_ne_bytes([a; 4]); LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load_splat(ptr: *const u8) -> I {
+        [unsafe { ptr.cast::<i32>().read_unaligned() }; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8(ptr: *const u8) -> I {
+        map(unsafe { ptr.cast::<[u8; LANES]>().read_unaligned() }, i32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(ptr: *const u8) -> I {
+        map(unsafe { ptr.cast::<[i8; LANES]>().read_unaligned() }, i32::from)
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8_pairs(ptr: *const u8) -> I {
+        map(
+            unsafe { ptr.cast::<[[u8; 2]; LANES]>().read_unaligned() },
+            |pair| from_halves(pair.map(u16::from)),
+        )
+    }
+
+    #[inline(always)]
+    unsafe fn and(a: I, b: I) -> I {
+        zip(a, b, |a, b| a & b)
+    }
+
+    #[inline(always)]
+    unsafe fn or(a: I, b: I) -> I {
+        zip(a, b, |a, b| a | b)
+    }
+
+    #[inline(always)]
+    unsafe fn shr16(a: I, n_bits: u32) -> I {
+        map(a, |a| from_halves(halves(a).map(|half| half >> n_bits)))
+    }
+
+    #[inline(always)]
+    unsafe fn shl16(a: I, n_bits: u32) -> I {
+        map(a, |a| from_halves(halves(a).map(|half| half << n_bits)))
+    }
+
+    #[inline(always)]
+    unsafe fn shl32(a: I, n_bits: u32) -> I {
+        map(a, |a| a << n_bits)
+    }
+
+    #[inline(always)]
+    unsafe fn shr32(a: I, n_bits: u32) -> I {
+        map(a, |a| (a as u32 >> n_bits) as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn add_i32(a: I, b: I) -> I {
+        zip(a, b, i32::wrapping_add)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_u8<const IS_WIDE: bool>(acc: I, unsigned: I, signed: I) -> I {
+        let products = zip(unsigned, signed, |unsigned, signed| {
+            let (unsigned, signed) = (unsigned.to_ne_bytes(), signed.to_ne_bytes());
+            (0..4)
+                .map(|i| i32::from(unsigned[i]) * i32::from(signed[i] as i8))
+                .sum::<i32>()
+        });
+        zip(acc, products, i32::wrapping_add)
+    }
+
+    #[inline(always)]
+    unsafe fn dot_i16(acc: I, a: I, b: I) -> I {
+        let products = zip(a, b, |a, b| {
+            let ([a0, a1], [b0, b1]) = (halves(a), halves(b));
+            i32::from(a0 as i16) * i32::from(b0 as i16) + i32::from(a1 as i16) * i32::from(b1 as i16)
+        });
+        zip(acc, products, i32::wrapping_add)
+    }
+
+    #[inline(always)]
+    unsafe fn to_f32(a: I) -> F {
+        map(a, |a| a as f32)
+    }
+
+    #[inline(always)]
+    unsafe fn to_i32(a: F) -> I {
+        map(a, |a| {
+            let rounded = a.round_ties_even();
+            if (-2_147_483_648.0..2_147_483_648.0).contains(&rounded) {
+                rounded as i32
+            } else {
+                i32::MIN
+            }
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn bits(a: F) -> I {
+        map(a, |a| a.to_bits() as i32)
+    }
+
+    #[inline(always)]
+    unsafe fn from_bits(a: I) -> F {
+        map(a, |a| f32::from_bits(a as u32))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f32(ptr: *const f32) -> F {
+        unsafe { ptr.cast::<F>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f32(ptr: *mut f32, a: F) {
+        unsafe { ptr.cast::<F>().write_unaligned(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(ptr: *const u8) -> F {
+        map(unsafe { ptr.cast::<[u16; LANES]>().read_unaligned() }, |bits| {
+            f16::from_bits(bits).to_f32()
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(ptr: *const u8) -> F {
+        map(unsafe { ptr.cast::<[u16; LANES]>().read_unaligned() }, |bits| {
+            bf16::from_bits(bits).to_f32()
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn splat_f32(a: f32) -> F {
+        [a; LANES]
+    }
+
+    #[inline(always)]
+    unsafe fn fma(a: F, b: F, c: F) -> F {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    unsafe fn mul(a: F, b: F) -> F {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    unsafe fn add(a: F, b: F) -> F {
+        zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    unsafe fn max(a: F, b: F) -> F {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+}

@@ -1,0 +1,224 @@
+//! [`TileOps`]: a tile format as one row of a table.
+//!
+//! It is the safe side of this module for matrices: what is here checks lengths, then calls kernels. A new tile format is
+//! a file in `tiles` and a row here; types without a row are dequantized tile by tile.
+
+use tokenmill_gguf::TensorType;
+use tokenmill_quant::CpuFeatures;
+
+use super::{
+    TILE_ROWS,
+    activations::{ActivationBlock, SPAN_COLS, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
+    dispatch,
+    float_products::FloatProducts,
+    panel::{FillPanel, Panel},
+    products::{PAIR_ROWS, QuantProducts, TileRun},
+    tiles::{
+        Class, FloatTile, QuantTile, Span, TileBF16, TileF16, TileF32, TileQ2K, TileQ3K, TileQ4_0, TileQ4_1,
+        TileQ4K, TileQ5_0, TileQ5_1, TileQ5K, TileQ6K, TileQ8_0,
+    },
+};
+
+/// Activations of all rows of a step, in the forms that matrices read.
+#[derive(Clone, Copy)]
+pub(crate) struct Activations<'a> {
+    /// `[n_tokens, n_cols]`.
+    pub(crate) x: &'a [f32],
+    /// `[n_spans, n_tokens]` where a matrix of the group needs them.
+    pub(crate) sub_blocks: &'a [ActivationBlock],
+    /// `[n_spans, n_tokens]` where a matrix of the group needs them.
+    pub(crate) span_blocks: &'a [ActivationBlock],
+    pub(crate) n_tokens: usize,
+    pub(crate) n_cols: usize,
+}
+
+/// Functions of a tile format.
+pub(crate) struct TileOps {
+    ty: TensorType,
+    /// How activations are quantized; `None` where they stay f32.
+    pub(crate) activation_scales: Option<ScaleSpan>,
+    tile_bytes: fn(usize) -> usize,
+    pack: fn(&[&[u8]; TILE_ROWS], usize, &mut [u8]),
+    products: unsafe fn(CpuFeatures, TileRun),
+    dequantize_row: unsafe fn(CpuFeatures, *const u8, usize, &mut [f32]),
+}
+
+static TILE_OPS: [TileOps; 13] = [
+    TileOps::float::<TileF32>(TensorType::F32),
+    TileOps::float::<TileF16>(TensorType::F16),
+    TileOps::float::<TileBF16>(TensorType::BF16),
+    TileOps::quant::<TileQ4_0>(TensorType::Q4_0),
+    TileOps::quant::<TileQ4_1>(TensorType::Q4_1),
+    TileOps::quant::<TileQ5_0>(TensorType::Q5_0),
+    TileOps::quant::<TileQ5_1>(TensorType::Q5_1),
+    TileOps::quant::<TileQ8_0>(TensorType::Q8_0),
+    TileOps::quant::<TileQ2K>(TensorType::Q2_K),
+    TileOps::quant::<TileQ3K>(TensorType::Q3_K),
+    TileOps::quant::<TileQ4K>(TensorType::Q4_K),
+    TileOps::quant::<TileQ5K>(TensorType::Q5_K),
+    TileOps::quant::<TileQ6K>(TensorType::Q6_K),
+];
+
+impl TileOps {
+    const fn quant<T: QuantTile>(ty: TensorType) -> Self {
+        Self {
+            ty,
+            activation_scales: Some(T::Class::ACTIVATION_SCALES),
+            tile_bytes: quant_tile_bytes::<T>,
+            pack: pack_quant::<T>,
+            // SAFETY: the function's own contract.
+            products: |features, run| unsafe { dispatch(features, QuantProducts::<T>::new(run)) },
+            dequantize_row: dequantize_quant_row::<T>,
+        }
+    }
+
+    const fn float<T: FloatTile>(ty: TensorType) -> Self {
+        Self {
+            ty,
+            activation_scales: None,
+            tile_bytes: |n_cols| n_cols * TILE_ROWS * T::VALUE_BYTES,
+            pack: |rows, _, out| T::pack(rows, out),
+            // SAFETY: the function's own contract.
+            products: |features, run| unsafe { dispatch(features, FloatProducts::<T>::new(run)) },
+            dequantize_row: dequantize_float_row::<T>,
+        }
+    }
+
+    /// The tile format of a tensor type, if it has one.
+    pub(crate) fn of(ty: TensorType) -> Option<&'static Self> {
+        TILE_OPS.iter().find(|ops| ops.ty == ty)
+    }
+
+    /// Bytes of a tile of `n_cols` columns: those of its rows in the file.
+    pub(crate) fn tile_bytes(&self, n_cols: usize) -> usize {
+        (self.tile_bytes)(n_cols)
+    }
+
+    /// Packs the rows of a tile, each of the same whole number of blocks.
+    pub(crate) fn pack(&self, rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut [u8]) {
+        assert_eq!(out.len(), self.tile_bytes(n_cols), "bytes of a tile");
+        (self.pack)(rows, n_cols, out);
+    }
+
+    /// Multiplies one or two tiles with the rows `first_token..first_token + n_rows` and writes `[n_rows, PAIR_ROWS]`
+    /// sums, of which those of a second tile are left alone if there is only one.
+    pub(crate) fn products(
+        &self,
+        features: CpuFeatures,
+        tiles: &[u8],
+        activations: &Activations<'_>,
+        first_token: usize,
+        n_rows: usize,
+        sums: &mut [f32],
+    ) {
+        let Activations { n_tokens, n_cols, .. } = *activations;
+        let tile_bytes = self.tile_bytes(n_cols);
+        assert!(
+            tiles.len() == tile_bytes || tiles.len() == 2 * tile_bytes,
+            "one or two tiles"
+        );
+        assert!(first_token + n_rows <= n_tokens, "rows of a step");
+        assert!(sums.len() >= n_rows * PAIR_ROWS, "room for sums");
+        let blocks = match self.activation_scales {
+            None => {
+                assert_eq!(activations.x.len(), n_tokens * n_cols, "activations");
+                &[]
+            }
+            Some(ScaleSpan::Sub) => activations.sub_blocks,
+            Some(ScaleSpan::Span) => activations.span_blocks,
+        };
+        if self.activation_scales.is_some() {
+            assert_eq!(blocks.len(), n_spans(n_cols) * n_tokens, "quantized activations");
+        }
+        let run = TileRun {
+            tiles: tiles.as_ptr(),
+            tile_bytes,
+            n_tiles: if tiles.len() == tile_bytes { 1 } else { 2 },
+            n_cols,
+            blocks: blocks.as_ptr().wrapping_add(first_token),
+            block_stride: n_tokens,
+            x: activations.x.as_ptr().wrapping_add(first_token * n_cols),
+            n_rows,
+            sums: sums.as_mut_ptr(),
+        };
+        // SAFETY: the lengths above are what `TileRun` says; the tiles were packed by the same row of the table.
+        unsafe { (self.products)(features, run) }
+    }
+
+    /// Writes the values of row `row` of a tile.
+    pub(crate) fn dequantize_row(&self, features: CpuFeatures, tile: &[u8], row: usize, out: &mut [f32]) {
+        assert!(
+            row < TILE_ROWS && tile.len() == self.tile_bytes(out.len()),
+            "a row of a tile"
+        );
+        // SAFETY: the tile has `out.len()` columns of this format.
+        unsafe { (self.dequantize_row)(features, tile.as_ptr(), row, out) }
+    }
+}
+
+fn quant_tile_bytes<T: QuantTile>(n_cols: usize) -> usize {
+    let rest = n_cols % SPAN_COLS / SUB_COLS;
+    n_cols / SPAN_COLS * T::span_bytes(SPAN_SUBS) + if rest > 0 { T::span_bytes(rest) } else { 0 }
+}
+
+fn pack_quant<T: QuantTile>(rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut [u8]) {
+    let row_bytes = SPAN_COLS / T::BLOCK_COLS * T::BLOCK_BYTES;
+    for (span_idx, out) in out.chunks_mut(T::span_bytes(SPAN_SUBS)).enumerate() {
+        let n_subs = (n_cols - span_idx * SPAN_COLS).min(SPAN_COLS) / SUB_COLS;
+        let end = |row: &&[u8]| row.len().min((span_idx + 1) * row_bytes);
+        T::pack(
+            &rows.each_ref().map(|row| &row[span_idx * row_bytes..end(row)]),
+            n_subs,
+            out,
+        );
+    }
+}
+
+/// # Safety
+/// `tile` points to a tile of `out.len()` columns in format `T`.
+unsafe fn dequantize_quant_row<T: QuantTile>(
+    features: CpuFeatures,
+    tile: *const u8,
+    row: usize,
+    out: &mut [f32],
+) {
+    let bias = T::BIAS_BITS.map_or(0, |bits| 1 << bits);
+    let run_cols = SUB_COLS / T::Class::SUB_RUNS;
+    let mut panel = Panel::ZERO;
+    for (span_idx, out) in out.chunks_mut(SPAN_COLS).enumerate() {
+        // SAFETY: the span is inside the tile.
+        unsafe {
+            let span = Span {
+                ptr: tile.add(span_idx * T::span_bytes(SPAN_SUBS)),
+                n_subs: out.len() / SUB_COLS,
+            };
+            dispatch(features, FillPanel::<T>::new(span, &mut panel));
+        }
+        for (run, out) in out.chunks_mut(run_cols).enumerate() {
+            let scale = panel.scale[run][row];
+            let addend = if T::Class::HAS_MINS {
+                let pair = panel.min_pairs[run / 2][row];
+                panel.neg_min_scale[row] * ((pair >> (16 * (run % 2))) & 0xffff) as f32
+            } else if T::Class::HAS_OFFSETS {
+                panel.offset[run][row]
+            } else {
+                0.0
+            };
+            for (i, out) in out.iter_mut().enumerate() {
+                let col = run * run_cols + i;
+                let quant = i32::from(panel.quants[col / 4 * 64 + row * 4 + col % 4]) - bias;
+                *out = scale * quant as f32 + addend;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `tile` points to a tile of `out.len()` columns in format `T`.
+unsafe fn dequantize_float_row<T: FloatTile>(_: CpuFeatures, tile: *const u8, row: usize, out: &mut [f32]) {
+    for (col, out) in out.iter_mut().enumerate() {
+        // SAFETY: the column's 16 values are inside the tile, and portable code needs no features.
+        let values = unsafe { T::weights::<super::Portable>(tile.add(col * TILE_ROWS * T::VALUE_BYTES)) };
+        *out = values[row];
+    }
+}

@@ -1,0 +1,305 @@
+//! Attention over pages against a naive twin, for every KV type, mask and grouping.
+
+use tokenmill_cpu_exec::{
+    AttentionBatch, AttentionParams, Host, KvLayerShape, KvStore, KvType, Mask, PAGE_TOKENS, Window,
+    Workspace, attention,
+};
+use tokenmill_quant::CpuFeatures;
+
+struct Values(u64);
+
+impl Values {
+    fn take(&mut self, n: usize) -> Vec<f32> {
+        (0..n)
+            .map(|_| {
+                self.0 = self
+                    .0
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1_442_695_040_888_963_407);
+                (self.0 >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+}
+
+/// Sequences in a store, with every key and value kept beside it.
+struct Scene {
+    shape: KvLayerShape,
+    n_heads: usize,
+    /// Context lengths.
+    lens: Vec<usize>,
+    /// Page tables: pages are dealt round robin, last page first.
+    pages: Vec<Vec<u32>>,
+    /// For each sequence `[len, n_kv_heads, dim]`.
+    keys: Vec<Vec<f32>>,
+    values: Vec<Vec<f32>>,
+    queries: Vec<Vec<f32>>,
+}
+
+impl Scene {
+    fn new(shape: KvLayerShape, n_heads: usize, lens: &[usize]) -> Self {
+        let mut values = Values(5);
+        let n_pages: usize = lens.iter().map(|len| len.div_ceil(PAGE_TOKENS)).sum();
+        let mut free = (0..n_pages as u32).rev();
+        let mut pages = vec![Vec::new(); lens.len()];
+        while pages
+            .iter()
+            .zip(lens)
+            .any(|(pages, len)| pages.len() < len.div_ceil(PAGE_TOKENS))
+        {
+            for (pages, len) in pages.iter_mut().zip(lens) {
+                if pages.len() < len.div_ceil(PAGE_TOKENS) {
+                    pages.push(free.next().unwrap());
+                }
+            }
+        }
+        let mut rows = |width: usize| {
+            lens.iter()
+                .map(|len| values.take(len * width))
+                .collect::<Vec<_>>()
+        };
+        Self {
+            keys: rows(shape.n_kv_heads * shape.key_dim),
+            values: rows(shape.n_kv_heads * shape.value_dim),
+            queries: rows(n_heads * shape.key_dim),
+            shape,
+            n_heads,
+            lens: lens.to_vec(),
+            pages,
+        }
+    }
+
+    fn store(&self, host: &Host, ty: KvType) -> KvStore {
+        let n_pages = self.pages.iter().map(Vec::len).sum();
+        let mut store = KvStore::new(&[self.shape], n_pages, ty, ty).unwrap();
+        for (seq_idx, &len) in self.lens.iter().enumerate() {
+            let slots: Vec<u32> = (0..len)
+                .map(|i| self.pages[seq_idx][i / PAGE_TOKENS] * PAGE_TOKENS as u32 + (i % PAGE_TOKENS) as u32)
+                .collect();
+            store.store(host, 0, &slots, &self.keys[seq_idx], &self.values[seq_idx]);
+        }
+        store
+    }
+
+    /// Attends with the last `n_new` tokens of each sequence.
+    fn attend(
+        &self,
+        host: &Host,
+        store: &KvStore,
+        params: &AttentionParams<'_>,
+        n_new: &[usize],
+    ) -> Vec<f32> {
+        let (mut positions, mut seq_starts, mut page_starts) = (Vec::new(), vec![0], vec![0]);
+        let (mut pages, mut q) = (Vec::new(), Vec::new());
+        for (seq_idx, &len) in self.lens.iter().enumerate() {
+            let first = len - n_new[seq_idx];
+            positions.extend(first as u32..len as u32);
+            q.extend(&self.queries[seq_idx][first * self.n_heads * self.shape.key_dim..]);
+            pages.extend(&self.pages[seq_idx]);
+            seq_starts.push(positions.len() as u32);
+            page_starts.push(pages.len() as u32);
+        }
+        let batch = AttentionBatch {
+            positions: &positions,
+            seq_starts: &seq_starts,
+            page_starts: &page_starts,
+            pages: &pages,
+        };
+        let mut out = vec![f32::NAN; positions.len() * self.n_heads * self.shape.value_dim];
+        attention(
+            host,
+            &mut Workspace::new(host),
+            store,
+            0,
+            &q,
+            &batch,
+            params,
+            &mut out,
+        );
+        out
+    }
+
+    /// The same in f64, from the keys and values as they were before they were stored.
+    fn exact(&self, params: &AttentionParams<'_>, n_new: &[usize]) -> Vec<f64> {
+        let KvLayerShape {
+            n_kv_heads,
+            key_dim,
+            value_dim,
+        } = self.shape;
+        let mut out = Vec::new();
+        for (seq_idx, &len) in self.lens.iter().enumerate() {
+            for position in len - n_new[seq_idx]..len {
+                for head_idx in 0..self.n_heads {
+                    let kv_head = head_idx * n_kv_heads / self.n_heads;
+                    let query =
+                        &self.queries[seq_idx][(position * self.n_heads + head_idx) * key_dim..][..key_dim];
+                    let score = |i: usize| {
+                        let key = &self.keys[seq_idx][(i * n_kv_heads + kv_head) * key_dim..][..key_dim];
+                        let product: f64 = query
+                            .iter()
+                            .zip(key)
+                            .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                            .sum();
+                        let score = product * f64::from(params.scale);
+                        params
+                            .soft_cap
+                            .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+                    };
+                    let is_seen = |i: usize| {
+                        (params.mask == Mask::Bidirectional || i <= position)
+                            && match params.window {
+                                Window::Unlimited => true,
+                                Window::Sliding(n) => i + n as usize > position,
+                                Window::Chunked(n) => i / n as usize >= position / n as usize,
+                            }
+                    };
+                    let weights: Vec<f64> = (0..len)
+                        .map(|i| if is_seen(i) { score(i).exp() } else { 0.0 })
+                        .collect();
+                    let sink = params.sinks.map_or(0.0, |sinks| f64::from(sinks[head_idx]).exp());
+                    let sum = weights.iter().sum::<f64>() + sink;
+                    out.extend((0..value_dim).map(|d| {
+                        let value =
+                            |i: usize| self.values[seq_idx][(i * n_kv_heads + kv_head) * value_dim + d];
+                        weights
+                            .iter()
+                            .enumerate()
+                            .map(|(i, w)| w * f64::from(value(i)))
+                            .sum::<f64>()
+                            / sum
+                    }));
+                }
+            }
+        }
+        out
+    }
+}
+
+const SHAPE: KvLayerShape = KvLayerShape {
+    n_kv_heads: 2,
+    key_dim: 64,
+    value_dim: 64,
+};
+
+fn causal(n_heads: usize) -> AttentionParams<'static> {
+    AttentionParams {
+        n_heads,
+        scale: 0.3,
+        mask: Mask::Causal,
+        window: Window::Unlimited,
+        soft_cap: None,
+        sinks: None,
+    }
+}
+
+/// Compares every path with the exact result. Keys and values are below 1; f16 keeps 11 bits of them, q8_0 is off by at
+/// most 1/254 (and may round queries alike), which moves a score of standard deviation 0.3 * sqrt(64) / 3 by as much.
+#[track_caller]
+fn check(scene: &Scene, params: &AttentionParams<'_>, n_new: &[usize]) {
+    let exact = scene.exact(params, n_new);
+    for features in CpuFeatures::each_path() {
+        for (ty, tolerance) in [(KvType::F32, 5e-6), (KvType::F16, 1e-3), (KvType::Q8_0, 2e-2)] {
+            let host = Host::new(2, features).unwrap();
+            let out = scene.attend(&host, &scene.store(&host, ty), params, n_new);
+            assert_eq!(out.len(), exact.len());
+            for (i, (out, exact)) in out.iter().zip(&exact).enumerate() {
+                assert!(
+                    (f64::from(*out) - exact).abs() < tolerance,
+                    "{ty} {features} at {i}: {out} vs {exact}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn decode_and_prefill_match_the_exact_result() {
+    let scene = Scene::new(SHAPE, 8, &[1, 16, 17, 40, 700]);
+    check(&scene, &causal(8), &[1, 1, 1, 1, 1]);
+    check(&scene, &causal(8), &[1, 16, 2, 30, 5]);
+}
+
+#[test]
+fn any_grouping_of_heads_works() {
+    for n_heads in [2, 6, 14, 18] {
+        check(&Scene::new(SHAPE, n_heads, &[33]), &causal(n_heads), &[3]);
+    }
+}
+
+#[test]
+fn keys_and_values_may_differ_in_width() {
+    for (key_dim, value_dim) in [(96, 32), (32, 128), (192, 160)] {
+        let shape = KvLayerShape {
+            key_dim,
+            value_dim,
+            ..SHAPE
+        };
+        check(&Scene::new(shape, 4, &[50]), &causal(4), &[20]);
+    }
+}
+
+#[test]
+fn masks_windows_caps_and_sinks_match_the_exact_result() {
+    let scene = Scene::new(SHAPE, 4, &[30, 100]);
+    let sinks = [0.5, -1.0, 3.0, 0.0];
+    for window in [
+        Window::Unlimited,
+        Window::Sliding(1),
+        Window::Sliding(20),
+        Window::Chunked(24),
+    ] {
+        for mask in [Mask::Causal, Mask::Bidirectional] {
+            let params = AttentionParams {
+                window,
+                mask,
+                ..causal(4)
+            };
+            check(&scene, &params, &[30, 50]);
+        }
+    }
+    let params = AttentionParams {
+        soft_cap: Some(2.0),
+        sinks: Some(&sinks),
+        ..causal(4)
+    };
+    check(&scene, &params, &[7, 3]);
+}
+
+#[test]
+fn results_do_not_depend_on_threads_chunking_or_company() {
+    let scene = Scene::new(SHAPE, 8, &[600, 90]);
+    let row_len = 8 * SHAPE.value_dim;
+    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        for features in CpuFeatures::each_path() {
+            let host = Host::new(1, features).unwrap();
+            let store = scene.store(&host, ty);
+            let together = scene.attend(&host, &store, &causal(8), &[90, 90]);
+            for n_threads in [1, 3] {
+                let host = Host::new(n_threads, features).unwrap();
+                for n_new in [1, 2, 7] {
+                    let few = scene.attend(&host, &store, &causal(8), &[n_new, n_new]);
+                    let (first, second) = few.split_at(n_new * row_len);
+                    assert!(
+                        first == &together[(90 - n_new) * row_len..90 * row_len],
+                        "{ty} {features}"
+                    );
+                    assert!(second == &together[(180 - n_new) * row_len..], "{ty} {features}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_outside_the_window_are_never_read() {
+    let mut scene = Scene::new(SHAPE, 4, &[100]);
+    let host = Host::new(2, CpuFeatures::detect()).unwrap();
+    let store = scene.store(&host, KvType::F16);
+    let params = AttentionParams {
+        window: Window::Sliding(30),
+        ..causal(4)
+    };
+    let expected = scene.attend(&host, &store, &params, &[1]);
+    scene.pages[0][..4].fill(u32::MAX);
+    assert_eq!(scene.attend(&host, &store, &params, &[1]), expected);
+}
