@@ -1,0 +1,309 @@
+//! Who touched which global bytes in a launch, and whether two thread blocks did so without an order between them.
+//!
+//! Each thread block keeps a log of byte ranges; when the launch is over the logs are compared. So the check costs
+//! little while running, does not depend on the schedule of the host threads, and is exact to the byte. Thread blocks
+//! are ordered only by a release (a fence, then an atomic on some address) that a later thread block acquires (an
+//! atomic on the same address before its access).
+
+use std::collections::BTreeMap;
+
+use crate::{
+    counters::{BufferTraffic, SECTOR_BYTES},
+    memory::DeviceMemory,
+    memory::DevicePtr,
+    report::Conflict,
+};
+
+/// Log length at which ranges are merged.
+const MERGE_AT: usize = 1 << 14;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum AccessKind {
+    Read,
+    Write,
+    /// An atomic, volatile or otherwise strong access: it may conflict with its like.
+    Atomic,
+}
+
+/// A range of bytes that one warp instruction accessed, lane after lane.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) kind: AccessKind,
+    pub(crate) pc: u32,
+    pub(crate) warp: u16,
+    /// Lane of the first byte.
+    pub(crate) lane: u8,
+    /// Bytes of each lane.
+    pub(crate) lane_bytes: u8,
+    /// Number of fences and atomics of the thread block before it.
+    pub(crate) phase: u32,
+}
+
+impl Access {
+    fn lane_of(&self, address: u64) -> u32 {
+        let lanes = (address - self.start) / u64::from(self.lane_bytes).max(1);
+        (u32::from(self.lane) + lanes as u32) % 32
+    }
+}
+
+/// An atomic with a result: it releases what came before a fence, and acquires what others released.
+#[derive(Clone, Copy, Debug)]
+struct Synchronization {
+    address: u64,
+    /// Accesses of earlier phases are released.
+    fenced_phase: u32,
+    /// Accesses of this phase and later come after it.
+    phase: u32,
+}
+
+/// One thread block's log.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AccessLog {
+    accesses: Vec<Access>,
+    synchronizations: Vec<Synchronization>,
+    merge_at: usize,
+    phase: u32,
+    fenced_phase: u32,
+}
+
+impl AccessLog {
+    pub(crate) fn push(&mut self, mut access: Access) {
+        access.phase = self.phase;
+        if let Some(last) = self.accesses.last()
+            && (last.start, last.end, last.kind, last.pc, last.phase)
+                == (access.start, access.end, access.kind, access.pc, access.phase)
+        {
+            return;
+        }
+        self.accesses.push(access);
+        if self.accesses.len() >= self.merge_at.max(MERGE_AT) {
+            self.merge();
+        }
+    }
+
+    pub(crate) fn fence(&mut self) {
+        self.phase += 1;
+        self.fenced_phase = self.phase;
+    }
+
+    pub(crate) fn synchronize(&mut self, address: u64) {
+        self.phase += 1;
+        self.synchronizations.push(Synchronization {
+            address,
+            fenced_phase: self.fenced_phase,
+            phase: self.phase,
+        });
+    }
+
+    /// Joins ranges of one instruction of one warp that touch, where whole warps make the lane of each byte known.
+    fn merge(&mut self) {
+        self.accesses.sort_unstable_by_key(|access| {
+            (
+                access.kind,
+                access.pc,
+                access.warp,
+                access.phase,
+                access.start,
+                access.end,
+            )
+        });
+        let is_whole = |access: &Access| {
+            access.lane == 0 && (access.end - access.start).is_multiple_of(32 * u64::from(access.lane_bytes))
+        };
+        self.accesses.dedup_by(|next, kept| {
+            let is_same = (next.kind, next.pc, next.warp, next.phase, next.lane_bytes)
+                == (kept.kind, kept.pc, kept.warp, kept.phase, kept.lane_bytes);
+            if !is_same {
+                return false;
+            }
+            if next.start == kept.end && is_whole(kept) && is_whole(next) {
+                kept.end = next.end;
+                return true;
+            }
+            next.start >= kept.start && next.end <= kept.end
+        });
+        self.merge_at = self.accesses.len() * 2;
+    }
+
+    pub(crate) fn finish(mut self) -> Self {
+        self.merge();
+        self
+    }
+}
+
+/// A race found in the logs: two accesses of different thread blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Race {
+    pub(crate) address: u64,
+    pub(crate) conflict: Conflict,
+    /// Thread block, access and lane; the later one in grid order is reported as the finder.
+    pub(crate) first: (u64, Access, u32),
+    pub(crate) second: (u64, Access, u32),
+}
+
+/// A range that was written, with the first thread block that did; several may have done so atomically.
+struct Written {
+    start: u64,
+    end: u64,
+    owner: usize,
+    access: Access,
+}
+
+/// Finds races in the logs of all thread blocks, at most `limit`. `logs` pairs linear thread block indices with logs.
+pub(crate) fn races(logs: &[(u64, AccessLog)], limit: usize) -> Vec<Race> {
+    let mut found = Vec::new();
+    let mut writes: Vec<(usize, Access)> = Vec::new();
+    for (owner, (_, log)) in logs.iter().enumerate() {
+        let is_write = |access: &&Access| access.kind != AccessKind::Read;
+        writes.extend(
+            log.accesses
+                .iter()
+                .filter(is_write)
+                .map(|access| (owner, *access)),
+        );
+    }
+    if writes.is_empty() {
+        return found;
+    }
+    writes.sort_unstable_by_key(|(owner, access)| (access.start, access.end, *owner, access.pc));
+    let mut written: Vec<Written> = Vec::new();
+    for (owner, access) in writes {
+        let mut start = access.start;
+        // Only the last few ranges can overlap: they are kept sorted and disjoint, so walk back.
+        let overlapping = written
+            .iter()
+            .rposition(|range| range.end <= start)
+            .map_or(0, |index| index + 1);
+        for range in &written[overlapping..] {
+            let is_atomic = range.access.kind == AccessKind::Atomic && access.kind == AccessKind::Atomic;
+            let other = (range.owner, range.access);
+            if other.0 != owner && !is_atomic && !is_ordered(logs, (other.0, &other.1), (owner, &access)) {
+                push(
+                    &mut found,
+                    logs,
+                    start,
+                    Conflict::WriteWrite,
+                    other,
+                    (owner, access),
+                    limit,
+                );
+            }
+            start = start.max(range.end);
+        }
+        if start < access.end {
+            written.push(Written {
+                start,
+                end: access.end,
+                owner,
+                access,
+            });
+        }
+    }
+    for (reader, (_, log)) in logs.iter().enumerate() {
+        for access in log
+            .accesses
+            .iter()
+            .filter(|access| access.kind == AccessKind::Read)
+        {
+            let first = written.partition_point(|range| range.end <= access.start);
+            for range in written[first..]
+                .iter()
+                .take_while(|range| range.start < access.end)
+            {
+                let writer = range.owner;
+                if writer == reader || is_ordered(logs, (writer, &range.access), (reader, access)) {
+                    continue;
+                }
+                let at = range.start.max(access.start);
+                push(
+                    &mut found,
+                    logs,
+                    at,
+                    Conflict::WriteRead,
+                    (writer, range.access),
+                    (reader, *access),
+                    limit,
+                );
+            }
+        }
+    }
+    found
+}
+
+fn push(
+    found: &mut Vec<Race>,
+    logs: &[(u64, AccessLog)],
+    address: u64,
+    conflict: Conflict,
+    (first, a): (usize, Access),
+    (second, b): (usize, Access),
+    limit: usize,
+) {
+    // One report for a pair of instructions is enough.
+    let is_new = !found
+        .iter()
+        .any(|race| (race.first.1.pc, race.second.1.pc, race.conflict) == (a.pc, b.pc, conflict));
+    if is_new && found.len() < limit {
+        found.push(Race {
+            address,
+            conflict,
+            first: (logs[first].0, a, a.lane_of(address)),
+            second: (logs[second].0, b, b.lane_of(address)),
+        });
+    }
+}
+
+/// Whether a release after one access is acquired before the other. Thread blocks that synchronize run in grid order, so
+/// only the earlier one can have released.
+fn is_ordered(logs: &[(u64, AccessLog)], a: (usize, &Access), b: (usize, &Access)) -> bool {
+    let (earlier, later) = if a.0 < b.0 { (a, b) } else { (b, a) };
+    let releases = &logs[earlier.0].1.synchronizations;
+    let acquires = &logs[later.0].1.synchronizations;
+    // What came before the fence is released; so is the atomic that releases, by itself.
+    let is_released = |release: &&Synchronization| {
+        let is_atomic_itself = earlier.1.kind == AccessKind::Atomic
+            && earlier.1.phase < release.phase
+            && (earlier.1.start..earlier.1.end).contains(&release.address);
+        earlier.1.phase < release.fenced_phase || is_atomic_itself
+    };
+    releases.iter().filter(is_released).any(|release| {
+        acquires
+            .iter()
+            .any(|acquire| acquire.address == release.address && acquire.phase <= later.1.phase)
+    })
+}
+
+/// Adds the number of different sectors of each allocation that the logs name.
+pub(crate) fn unique_sectors(
+    logs: &[(u64, AccessLog)],
+    memory: &DeviceMemory,
+    buffers: &mut BTreeMap<DevicePtr, BufferTraffic>,
+) {
+    for is_store in [false, true] {
+        let mut ranges: Vec<(u64, u64)> = logs
+            .iter()
+            .flat_map(|(_, log)| &log.accesses)
+            .filter(|access| (access.kind != AccessKind::Read) == is_store)
+            .map(|access| (access.start / SECTOR_BYTES, access.end.div_ceil(SECTOR_BYTES)))
+            .collect();
+        ranges.sort_unstable();
+        let mut end = 0;
+        for (start, range_end) in ranges {
+            let new = range_end.saturating_sub(start.max(end));
+            end = end.max(range_end);
+            let Some(index) = memory.find(start * SECTOR_BYTES, 0) else {
+                continue;
+            };
+            let buffer = buffers
+                .entry(DevicePtr(memory.allocation(index).address))
+                .or_default();
+            if is_store {
+                buffer.unique_stored_sectors += new;
+            } else {
+                buffer.unique_loaded_sectors += new;
+            }
+        }
+    }
+}

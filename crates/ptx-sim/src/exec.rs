@@ -1,0 +1,659 @@
+//! Running one thread block: warps, their divergence, and the loop that executes decoded instructions.
+//!
+//! A warp's lanes that stand at the same instruction form a *split*. The split with the lowest instruction index runs;
+//! splits that meet merge. An instruction that needs several lanes together makes its split wait until all are there, so
+//! reconvergence needs no hints. A warp runs until it exits or waits at a barrier; races do not hide behind that order,
+//! because they are found from recorded accesses, not from values.
+
+mod atomic;
+mod compute;
+mod convert;
+mod global;
+mod local;
+mod matrix;
+mod memory;
+mod shared;
+mod warp_ops;
+
+use self::{global::GlobalState, shared::SharedState};
+use crate::{
+    Checks, Counters, DeviceMemory, Finding, FindingKind, Kernel,
+    access_log::AccessLog,
+    lanes::{LANES, Lanes32, Lanes64},
+    op::{AnyReg, Op, VoteResult},
+    report::{InstructionPlace, Location},
+    types::Space,
+};
+
+/// All lanes.
+const FULL: u32 = u32::MAX;
+/// Findings one thread block reports at most.
+const MAX_FINDINGS: usize = 32;
+/// Named barriers of a thread block.
+const N_BARRIERS: usize = 16;
+
+/// The launch is over: a finding says why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stop;
+
+/// What all thread blocks of a launch share.
+pub(crate) struct LaunchContext<'a> {
+    pub(crate) kernel: &'a Kernel,
+    pub(crate) memory: &'a DeviceMemory,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared_bytes: u32,
+    pub(crate) checks: Checks,
+    pub(crate) instruction_limit: u64,
+    /// Register values that are the same for all threads of the launch, by register.
+    pub(crate) uniform32: &'a [(u16, u32)],
+    pub(crate) uniform64: &'a [(u16, u64)],
+}
+
+/// Lanes of a warp at the same instruction.
+#[derive(Clone, Copy, Debug)]
+struct Split {
+    pc: u32,
+    mask: u32,
+    /// Waits for other lanes at `pc`.
+    is_waiting: bool,
+}
+
+/// A warp's wait at a barrier.
+#[derive(Clone, Copy, Debug)]
+struct BarrierWait {
+    id: usize,
+    /// Threads that must arrive; `None` means all of the thread block.
+    threads: Option<u32>,
+    reduce: Option<(crate::op::BarrierReduce, u32)>,
+    /// Lanes that execute the barrier.
+    mask: u32,
+}
+
+struct Warp {
+    index: u32,
+    regs32: Vec<Lanes32>,
+    regs64: Vec<Lanes64>,
+    preds: Vec<u32>,
+    splits: Vec<Split>,
+    alive: u32,
+    waiting: Option<BarrierWait>,
+    executed: u64,
+    local: local::LocalState,
+    copies: shared::Copies,
+}
+
+/// Runs thread blocks, one after the other; each host thread has one and its memory is reused.
+pub(crate) struct BlockRunner<'a> {
+    context: &'a LaunchContext<'a>,
+    block_index: [u32; 3],
+    warps: Vec<Warp>,
+    shared: SharedState,
+    global: GlobalState,
+    log: AccessLog,
+    /// Executions of each instruction.
+    executions: Vec<u64>,
+    counters: Counters,
+    findings: Vec<Finding>,
+}
+
+/// Iterates over the set bits of a mask.
+fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        (mask != 0).then(|| {
+            let lane = mask.trailing_zeros() as usize;
+            mask &= mask - 1;
+            lane
+        })
+    })
+}
+
+fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], mask: u32) {
+    if mask == FULL {
+        *target = *value;
+    } else {
+        for lane in 0..LANES {
+            if mask >> lane & 1 == 1 {
+                target[lane] = value[lane];
+            }
+        }
+    }
+}
+
+impl Warp {
+    fn set32(&mut self, d: u16, value: &Lanes32, mask: u32) {
+        merge_lanes(&mut self.regs32[usize::from(d)], value, mask);
+    }
+
+    fn set64(&mut self, d: u16, value: &Lanes64, mask: u32) {
+        merge_lanes(&mut self.regs64[usize::from(d)], value, mask);
+    }
+
+    fn set_pred(&mut self, d: u16, value: u32, mask: u32) {
+        let pred = &mut self.preds[usize::from(d)];
+        *pred = (*pred & !mask) | (value & mask);
+    }
+
+    fn set_result(&mut self, d: VoteResult, value: u32, mask: u32) {
+        match d {
+            VoteResult::Pred(d) => self.set_pred(d, if value == 0 { 0 } else { FULL }, mask),
+            VoteResult::Reg(d) => self.set32(d, &[value; LANES], mask),
+        }
+    }
+
+    fn r32(&self, index: u16) -> &Lanes32 {
+        &self.regs32[usize::from(index)]
+    }
+
+    fn r64(&self, index: u16) -> &Lanes64 {
+        &self.regs64[usize::from(index)]
+    }
+
+    fn pred(&self, index: u16) -> u32 {
+        self.preds[usize::from(index)]
+    }
+
+    /// A register of either width, zero-extended.
+    fn any(&self, register: AnyReg) -> Lanes64 {
+        match register {
+            AnyReg::R32(index) => self.r32(index).map(u64::from),
+            AnyReg::R64(index) => *self.r64(index),
+        }
+    }
+
+    /// Writes a register of either width; a narrow one keeps the lower half.
+    fn set_any(&mut self, register: AnyReg, value: &Lanes64, mask: u32) {
+        match register {
+            AnyReg::R32(d) => self.set32(d, &value.map(|value| value as u32), mask),
+            AnyReg::R64(d) => self.set64(d, value, mask),
+        }
+    }
+}
+
+impl<'a> BlockRunner<'a> {
+    pub(crate) fn new(context: &'a LaunchContext<'a>) -> Self {
+        let kernel = context.kernel;
+        let n_threads = context.block.iter().product::<u32>();
+        let n_warps = n_threads.div_ceil(LANES as u32);
+        let warps = (0..n_warps)
+            .map(|index| Warp {
+                index,
+                regs32: vec![[0; LANES]; kernel.n_regs32],
+                regs64: vec![[0; LANES]; kernel.n_regs64],
+                preds: vec![0; kernel.n_preds],
+                splits: Vec::with_capacity(LANES),
+                alive: 0,
+                waiting: None,
+                executed: 0,
+                local: local::LocalState::new(kernel.local_bytes),
+                copies: shared::Copies::default(),
+            })
+            .collect();
+        let dynamic_start = kernel.shared_bytes.next_multiple_of(16);
+        let shared_bytes = if context.dynamic_shared_bytes == 0 {
+            kernel.shared_bytes
+        } else {
+            dynamic_start + context.dynamic_shared_bytes
+        };
+        Self {
+            context,
+            block_index: [0; 3],
+            warps,
+            shared: SharedState::new(shared_bytes as usize, n_warps as usize),
+            global: GlobalState::new(kernel.code.len(), context.memory.n_allocations()),
+            log: AccessLog::default(),
+            executions: vec![0; kernel.code.len()],
+            counters: Counters::default(),
+            findings: Vec::new(),
+        }
+    }
+
+    /// Runs one thread block. Its findings and its log of global accesses come back; the counters add up.
+    pub(crate) fn run(&mut self, block_index: [u32; 3]) -> (Result<(), Stop>, Vec<Finding>, AccessLog) {
+        self.block_index = block_index;
+        self.counters.thread_blocks += 1;
+        self.reset();
+        let result = self.run_warps();
+        let findings = std::mem::take(&mut self.findings);
+        let log = std::mem::take(&mut self.log).finish();
+        (result, findings, log)
+    }
+
+    /// The counters of all thread blocks run so far, and those of the buffers by allocation index.
+    pub(crate) fn finish(mut self) -> Counters {
+        for (instruction, &count) in self.context.kernel.code.iter().zip(&self.executions) {
+            if count > 0 {
+                *self
+                    .counters
+                    .instructions
+                    .entry(instruction.op.class())
+                    .or_default() += count;
+            }
+        }
+        self.global.add_buffers(self.context.memory, &mut self.counters);
+        self.counters
+    }
+
+    fn reset(&mut self) {
+        let context = self.context;
+        let kernel = context.kernel;
+        let n_threads = context.block.iter().product::<u32>();
+        self.shared.reset();
+        for warp in &mut self.warps {
+            warp.regs32.fill([0; LANES]);
+            warp.regs64.fill([0; LANES]);
+            warp.preds.fill(0);
+            for &(register, value) in &kernel.constant_preds {
+                warp.preds[usize::from(register)] = if value { FULL } else { 0 };
+            }
+            for &(register, value) in context.uniform32 {
+                warp.regs32[usize::from(register)] = [value; LANES];
+            }
+            for &(register, value) in context.uniform64 {
+                warp.regs64[usize::from(register)] = [value; LANES];
+            }
+            let first_thread = warp.index * LANES as u32;
+            for (register, constant) in &kernel.constants32 {
+                if let crate::kernel::Constant::Special(special) = constant
+                    && let Some(lanes) = special.of_warp(context.block, self.block_index, first_thread)
+                {
+                    warp.regs32[usize::from(*register)] = lanes;
+                }
+            }
+            let n_lanes = (n_threads - first_thread).min(LANES as u32);
+            warp.alive = if n_lanes == 32 { FULL } else { (1 << n_lanes) - 1 };
+            warp.splits.clear();
+            warp.splits.push(Split {
+                pc: 0,
+                mask: warp.alive,
+                is_waiting: false,
+            });
+            warp.waiting = None;
+            warp.executed = 0;
+            warp.local.reset();
+            warp.copies.reset();
+        }
+    }
+
+    fn run_warps(&mut self) -> Result<(), Stop> {
+        loop {
+            for index in 0..self.warps.len() {
+                if self.warps[index].alive == 0 || self.warps[index].waiting.is_some() {
+                    continue;
+                }
+                // The warp leaves its place while it runs, so that the rest of the thread block can be borrowed.
+                let mut warp = std::mem::replace(&mut self.warps[index], Warp::vacant());
+                let result = self.run_warp(&mut warp);
+                self.warps[index] = warp;
+                result?;
+            }
+            if self.warps.iter().all(|warp| warp.alive == 0) {
+                return Ok(());
+            }
+            self.release_barriers()?;
+        }
+    }
+
+    /// Lets warps go whose barrier is complete.
+    fn release_barriers(&mut self) -> Result<(), Stop> {
+        let n_alive = self.warps.iter().filter(|warp| warp.alive != 0).count();
+        let mut is_any_released = false;
+        for id in 0..N_BARRIERS {
+            let at_barrier: Vec<usize> = (0..self.warps.len())
+                .filter(|&index| self.warps[index].waiting.is_some_and(|wait| wait.id == id))
+                .collect();
+            let Some(&first) = at_barrier.first() else {
+                continue;
+            };
+            let needed = self.warps[first]
+                .waiting
+                .and_then(|wait| wait.threads)
+                .map_or(n_alive, |threads| threads.div_ceil(LANES as u32) as usize);
+            if at_barrier.len() < needed {
+                continue;
+            }
+            is_any_released = true;
+            self.shared.join_clocks(&at_barrier);
+            self.finish_reduce(&at_barrier);
+            for &index in &at_barrier {
+                self.warps[index].waiting = None;
+            }
+        }
+        if is_any_released {
+            return Ok(());
+        }
+        let waiting = self.warps.iter().position(|warp| warp.waiting.is_some());
+        let index = waiting.unwrap_or(0);
+        let pc = self.warps[index]
+            .splits
+            .first()
+            .map_or(0, |split| split.pc.saturating_sub(1));
+        let kind = FindingKind::Deadlock {
+            waiting_warps: self.warps.iter().filter(|warp| warp.waiting.is_some()).count() as u32,
+            alive_warps: n_alive as u32,
+        };
+        self.find(index as u32, 0, pc, kind);
+        Err(Stop)
+    }
+
+    fn finish_reduce(&mut self, at_barrier: &[usize]) {
+        use crate::op::BarrierFn;
+        let (mut n_true, mut n_threads) = (0, 0);
+        for &index in at_barrier {
+            if let Some(BarrierWait {
+                reduce: Some((_, answers)),
+                mask,
+                ..
+            }) = self.warps[index].waiting
+            {
+                n_true += (answers & mask).count_ones();
+                n_threads += mask.count_ones();
+            }
+        }
+        for &index in at_barrier {
+            let warp = &mut self.warps[index];
+            let Some(BarrierWait {
+                reduce: Some((reduce, _)),
+                mask,
+                ..
+            }) = warp.waiting
+            else {
+                continue;
+            };
+            let value = match reduce.f {
+                BarrierFn::CountTrue => n_true,
+                BarrierFn::All => u32::from(n_true == n_threads),
+                BarrierFn::Any => u32::from(n_true > 0),
+            };
+            warp.set_result(reduce.d, value, mask);
+        }
+    }
+
+    /// Records a finding. Beyond the limit only fatal ones are kept.
+    fn find(&mut self, warp: u32, lane: u32, pc: u32, kind: FindingKind) {
+        let instruction: InstructionPlace = (&self.context.kernel.places[pc as usize]).into();
+        let is_known = self.findings.iter().any(|finding| {
+            finding.location.instruction == instruction
+                && std::mem::discriminant(&finding.kind) == std::mem::discriminant(&kind)
+        });
+        if is_known || (self.findings.len() >= MAX_FINDINGS && !kind.is_fatal()) {
+            return;
+        }
+        self.findings.push(Finding {
+            location: Location {
+                kernel: self.context.kernel.name.clone(),
+                block: self.block_index,
+                warp,
+                lane,
+                instruction,
+            },
+            kind,
+        });
+    }
+
+    fn place(&self, pc: u32) -> InstructionPlace {
+        (&self.context.kernel.places[pc as usize]).into()
+    }
+
+    /// Runs a warp until it exits or waits at a barrier.
+    fn run_warp(&mut self, warp: &mut Warp) -> Result<(), Stop> {
+        loop {
+            let ready = (0..warp.splits.len())
+                .filter(|&index| !warp.splits[index].is_waiting)
+                .min_by_key(|&index| warp.splits[index].pc);
+            let Some(index) = ready else {
+                return match warp.splits.first() {
+                    None => Ok(()),
+                    Some(&split) => self.report_divergence(warp, split),
+                };
+            };
+            let mut split = warp.splits.swap_remove(index);
+            loop {
+                let flow = self.step(warp, &mut split)?;
+                match flow {
+                    Flow::Next => {}
+                    Flow::Gone => break,
+                    Flow::Wait => {
+                        split.is_waiting = true;
+                        warp.splits.push(split);
+                        break;
+                    }
+                    Flow::Barrier => {
+                        warp.splits.push(split);
+                        return Ok(());
+                    }
+                }
+                if !warp.splits.is_empty() && regroup(&mut warp.splits, split) {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn report_divergence(&mut self, warp: &Warp, split: Split) -> Result<(), Stop> {
+        let instruction = &self.context.kernel.code[split.pc as usize];
+        let kind = match &instruction.op {
+            Op::Barrier { .. } => FindingKind::DivergentBarrier {
+                reached: split.mask,
+                alive: warp.alive,
+            },
+            op => FindingKind::DivergentExchange {
+                reached: split.mask,
+                members: members_of(op, warp, split.mask).unwrap_or(warp.alive),
+            },
+        };
+        self.find(warp.index, split.mask.trailing_zeros(), split.pc, kind);
+        Err(Stop)
+    }
+
+    /// Executes one instruction of a split.
+    #[inline]
+    fn step(&mut self, warp: &mut Warp, split: &mut Split) -> Result<Flow, Stop> {
+        let context = self.context;
+        let pc = split.pc;
+        let instruction = &context.kernel.code[pc as usize];
+        let mask = match instruction.guard {
+            None => split.mask,
+            Some((guard, is_negated)) => {
+                let holds = warp.pred(guard);
+                split.mask & if is_negated { !holds } else { holds }
+            }
+        };
+        if let Some(members) = needs_together(&instruction.op, warp, mask)
+            && mask != 0
+            && split.mask & members != members & warp.alive
+        {
+            return Ok(Flow::Wait);
+        }
+        warp.executed += 1;
+        if warp.executed > context.instruction_limit {
+            let kind = FindingKind::InstructionLimit {
+                limit: context.instruction_limit,
+            };
+            self.find(warp.index, split.mask.trailing_zeros(), pc, kind);
+            return Err(Stop);
+        }
+        self.executions[pc as usize] += 1;
+        split.pc = pc + 1;
+        if mask == 0 {
+            return Ok(Flow::Next);
+        }
+        match &instruction.op {
+            Op::Branch { to } => return Ok(branch(warp, split, mask, *to)),
+            Op::BranchTable { targets, index } => {
+                let index = *warp.r32(*index);
+                for (entry, &to) in targets.iter().enumerate() {
+                    let taken = lanes_of(mask)
+                        .filter(|&lane| index[lane] as usize == entry)
+                        .fold(0, |taken, lane| taken | 1 << lane);
+                    if taken != 0 {
+                        split.mask &= !taken;
+                        warp.splits.push(Split {
+                            pc: to,
+                            mask: taken,
+                            is_waiting: false,
+                        });
+                    }
+                }
+                return Ok(if split.mask == 0 { Flow::Gone } else { Flow::Next });
+            }
+            Op::Exit => {
+                warp.alive &= !mask;
+                split.mask &= !mask;
+                // Those who wait for the lanes that left need wait no longer.
+                for other in &mut warp.splits {
+                    other.is_waiting = false;
+                }
+                return Ok(if split.mask == 0 { Flow::Gone } else { Flow::Next });
+            }
+            Op::Trap => {
+                self.find(warp.index, mask.trailing_zeros(), pc, FindingKind::Trap);
+                return Err(Stop);
+            }
+            Op::Barrier { id, threads, reduce } => {
+                let lane = mask.trailing_zeros() as usize;
+                let id = warp.r32(*id)[lane] as usize % N_BARRIERS;
+                let threads = threads.map(|threads| warp.r32(threads)[lane]);
+                let reduce = reduce.map(|reduce| {
+                    let answers = warp.pred(reduce.a);
+                    (reduce, if reduce.negated { !answers } else { answers })
+                });
+                if mask != warp.alive {
+                    let kind = FindingKind::DivergentBarrier {
+                        reached: mask,
+                        alive: warp.alive,
+                    };
+                    self.find(warp.index, lane as u32, pc, kind);
+                    return Err(Stop);
+                }
+                warp.waiting = Some(BarrierWait {
+                    id,
+                    threads,
+                    reduce,
+                    mask,
+                });
+                return Ok(Flow::Barrier);
+            }
+            op => self.execute(warp, op, mask, pc)?,
+        }
+        Ok(Flow::Next)
+    }
+
+    fn out_of_bounds(
+        &mut self,
+        warp: u32,
+        lane: usize,
+        pc: u32,
+        space: Space,
+        address: u64,
+        bytes: u32,
+    ) -> Stop {
+        let nearest = match space {
+            Space::Shared => format!("the thread block has {} bytes", self.shared.bytes()),
+            Space::Local => format!("the thread has {} bytes", self.context.kernel.local_bytes),
+            _ => self.context.memory.describe(address),
+        };
+        let kind = FindingKind::OutOfBounds {
+            space,
+            address,
+            bytes,
+            nearest,
+        };
+        self.find(warp, lane as u32, pc, kind);
+        Stop
+    }
+}
+
+impl Warp {
+    fn vacant() -> Self {
+        Self {
+            index: 0,
+            regs32: Vec::new(),
+            regs64: Vec::new(),
+            preds: Vec::new(),
+            splits: Vec::new(),
+            alive: 0,
+            waiting: None,
+            executed: 0,
+            local: local::LocalState::new(0),
+            copies: shared::Copies::default(),
+        }
+    }
+}
+
+/// What a split does after an instruction.
+enum Flow {
+    /// Goes on at its instruction index.
+    Next,
+    /// It has no lanes left.
+    Gone,
+    /// Waits for lanes that are elsewhere.
+    Wait,
+    /// Waits at a barrier of the thread block.
+    Barrier,
+}
+
+/// Puts a running split back if it met another or another is behind it; says whether it did.
+fn regroup(splits: &mut Vec<Split>, split: Split) -> bool {
+    if let Some(other) = splits.iter_mut().find(|other| other.pc == split.pc) {
+        other.mask |= split.mask;
+        other.is_waiting = false;
+        return true;
+    }
+    let is_ahead = splits
+        .iter()
+        .any(|other| !other.is_waiting && other.pc < split.pc);
+    if is_ahead {
+        splits.push(split);
+    }
+    is_ahead
+}
+
+fn branch(warp: &mut Warp, split: &mut Split, taken: u32, to: u32) -> Flow {
+    if taken == split.mask {
+        split.pc = to;
+    } else {
+        split.mask &= !taken;
+        match warp.splits.iter_mut().find(|other| other.pc == to) {
+            Some(other) => {
+                other.mask |= taken;
+                other.is_waiting = false;
+            }
+            None => warp.splits.push(Split {
+                pc: to,
+                mask: taken,
+                is_waiting: false,
+            }),
+        }
+    }
+    Flow::Next
+}
+
+/// The lanes that must execute an instruction together; `None` where each lane is alone.
+#[inline]
+fn needs_together(op: &Op, warp: &Warp, mask: u32) -> Option<u32> {
+    match op {
+        Op::Barrier { .. }
+        | Op::WarpBarrier { .. }
+        | Op::Shuffle { .. }
+        | Op::Vote { .. }
+        | Op::Match { .. }
+        | Op::Reduce { .. }
+        | Op::LoadMatrix { .. }
+        | Op::Matrix { .. } => members_of(op, warp, mask),
+        _ => None,
+    }
+}
+
+fn members_of(op: &Op, warp: &Warp, mask: u32) -> Option<u32> {
+    let members = match op {
+        Op::WarpBarrier { members }
+        | Op::Shuffle { members, .. }
+        | Op::Vote { members, .. }
+        | Op::Match { members, .. }
+        | Op::Reduce { members, .. } => *members,
+        _ => return Some(warp.alive),
+    };
+    let lane = mask.trailing_zeros() as usize;
+    warp.r32(members).get(lane).copied()
+}

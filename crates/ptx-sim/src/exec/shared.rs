@@ -1,0 +1,636 @@
+//! Shared memory as a warp sees it: bounds, initialization, bank conflicts, races between warps, asynchronous copies.
+//!
+//! Order between warps is tracked by vector clocks: each warp counts its own barriers and knows the counts of others as
+//! of the last barrier they shared. A cell of four bytes remembers its last writer and its last readers with their
+//! clocks; an access races if it touches the same bytes and the other's clock is not known yet.
+
+#![expect(clippy::needless_range_loop, reason = "elements and lanes are indexed alike")]
+
+use super::{BlockRunner, Stop, Warp, lanes_of, memory::LaneWords, memory::WarpAccess};
+use crate::{
+    FindingKind,
+    access_log::AccessKind,
+    lanes::{LANES, Lanes64},
+    op::{Address, Order},
+    report::Conflict,
+    types::Space,
+};
+
+/// Banks of shared memory.
+const N_BANKS: usize = 32;
+/// Marks a cell without an unfinished copy.
+const NO_COPY: u32 = u32::MAX;
+
+/// What is known about four bytes.
+#[derive(Clone, Copy)]
+struct Cell {
+    /// Bytes written since the thread block began.
+    written: u8,
+    /// Bytes of the last write, its warp, clock and instruction; clock 0 means none.
+    write_bytes: u8,
+    write_is_atomic: bool,
+    write_warp: u8,
+    write_clock: u32,
+    write_pc: u32,
+    /// Bytes of the last reads, the warps that made them at this clock, and the last one's instruction.
+    read_bytes: u8,
+    read_clock: u32,
+    read_warps: u32,
+    read_pc: u32,
+    /// The asynchronous copy that fills these bytes, until it is waited for.
+    copy_pc: u32,
+}
+
+const EMPTY: Cell = Cell {
+    written: 0,
+    write_bytes: 0,
+    write_is_atomic: false,
+    write_warp: 0,
+    write_clock: 0,
+    write_pc: 0,
+    read_bytes: 0,
+    read_clock: 0,
+    read_warps: 0,
+    read_pc: 0,
+    copy_pc: NO_COPY,
+};
+
+pub(super) struct SharedState {
+    bytes: usize,
+    words: Vec<u32>,
+    cells: Vec<Cell>,
+    n_warps: usize,
+    /// `clocks[w * n_warps + v]`: barriers of warp `v` that warp `w` knows of.
+    clocks: Vec<u32>,
+}
+
+impl SharedState {
+    pub(super) fn new(bytes: usize, n_warps: usize) -> Self {
+        let n_words = bytes.div_ceil(4);
+        Self {
+            bytes,
+            words: vec![0; n_words],
+            cells: vec![EMPTY; n_words],
+            n_warps,
+            clocks: vec![0; n_warps * n_warps],
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn reset(&mut self) {
+        self.words.fill(0);
+        self.cells.fill(EMPTY);
+        self.clocks.fill(0);
+        for warp in 0..self.n_warps {
+            self.clocks[warp * self.n_warps + warp] = 1;
+        }
+    }
+
+    /// Orders everything the warps did before a barrier before everything they do after it.
+    pub(super) fn join_clocks(&mut self, warps: &[usize]) {
+        for other in 0..self.n_warps {
+            let latest = warps
+                .iter()
+                .map(|&warp| self.clocks[warp * self.n_warps + other])
+                .max();
+            for &warp in warps {
+                self.clocks[warp * self.n_warps + other] = latest.unwrap_or(0);
+            }
+        }
+        for &warp in warps {
+            self.clocks[warp * self.n_warps + warp] += 1;
+        }
+    }
+
+    fn clock(&self, warp: u32) -> u32 {
+        self.clocks[warp as usize * (self.n_warps + 1)]
+    }
+
+    fn knows(&self, warp: u32, other: u32, clock: u32) -> bool {
+        clock <= self.clocks[warp as usize * self.n_warps + other as usize]
+    }
+
+    fn contains(&self, address: u64, bytes: u32) -> bool {
+        address
+            .checked_add(u64::from(bytes))
+            .is_some_and(|end| end <= self.bytes as u64)
+    }
+
+    fn store_element(&mut self, at: usize, bytes: u32, value: u32) {
+        if bytes >= 4 {
+            self.words[at / 4] = value;
+        } else {
+            let shift = 8 * (at % 4);
+            let field = ((1u32 << (8 * bytes)) - 1) << shift;
+            let word = &mut self.words[at / 4];
+            *word = (*word & !field) | (value << shift & field);
+        }
+    }
+}
+
+/// An asynchronous copy of one lane.
+#[derive(Clone, Copy)]
+struct Copy {
+    lane: u8,
+    bytes: u8,
+    /// Bytes that come from memory; the rest becomes zero.
+    source_bytes: u8,
+    group: u32,
+    to: u32,
+    from: u64,
+    pc: u32,
+}
+
+/// The unfinished asynchronous copies of a warp.
+#[derive(Default)]
+pub(super) struct Copies {
+    pending: Vec<Copy>,
+    /// Groups that each lane has committed.
+    committed: [u32; LANES],
+}
+
+impl Copies {
+    pub(super) fn reset(&mut self) {
+        self.pending.clear();
+        self.committed = [0; LANES];
+    }
+
+    pub(super) fn commit(&mut self, mask: u32) {
+        for lane in lanes_of(mask) {
+            self.committed[lane] += 1;
+        }
+    }
+}
+
+impl BlockRunner<'_> {
+    fn check_shared_bounds(&mut self, warp: &Warp, access: &WarpAccess<'_>) -> Result<(), Stop> {
+        let bytes = access.bytes();
+        let outside =
+            lanes_of(access.mask).find(|&lane| !self.shared.contains(access.addresses[lane], bytes));
+        match outside {
+            None => Ok(()),
+            Some(lane) => {
+                let address = access.addresses[lane];
+                Err(self.out_of_bounds(warp.index, lane, access.pc, Space::Shared, address, bytes))
+            }
+        }
+    }
+
+    pub(super) fn load_shared(
+        &mut self,
+        warp: &Warp,
+        access: &WarpAccess<'_>,
+        words: &mut LaneWords,
+    ) -> Result<(), Stop> {
+        self.check_shared_bounds(warp, access)?;
+        self.count_wavefronts(access);
+        let bytes = access.bytes();
+        for lane in lanes_of(access.mask) {
+            let address = access.addresses[lane] as usize;
+            self.note_read(warp.index, lane, address, bytes, access);
+            if access.element_bytes >= 4 {
+                for (index, word) in words[..(bytes / 4) as usize].iter_mut().enumerate() {
+                    word[lane] = self.shared.words[address / 4 + index];
+                }
+            } else {
+                let field = (1u32 << (8 * access.element_bytes)) - 1;
+                for element in 0..access.n as usize {
+                    let at = address + element * access.element_bytes as usize;
+                    words[element][lane] = self.shared.words[at / 4] >> (8 * (at % 4)) & field;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn store_shared(
+        &mut self,
+        warp: &Warp,
+        access: &WarpAccess<'_>,
+        words: &LaneWords,
+    ) -> Result<(), Stop> {
+        self.check_shared_bounds(warp, access)?;
+        self.count_wavefronts(access);
+        let bytes = access.bytes();
+        for lane in lanes_of(access.mask) {
+            let address = access.addresses[lane] as usize;
+            self.note_write(warp.index, lane, address, bytes, access);
+            if access.element_bytes >= 4 {
+                for (index, word) in words[..(bytes / 4) as usize].iter().enumerate() {
+                    self.shared.words[address / 4 + index] = word[lane];
+                }
+            } else {
+                for element in 0..access.n as usize {
+                    let at = address + element * access.element_bytes as usize;
+                    self.shared
+                        .store_element(at, access.element_bytes, words[element][lane]);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn update_shared(
+        &mut self,
+        warp: &Warp,
+        access: &WarpAccess<'_>,
+        mut f: impl FnMut(usize, u64) -> u64,
+    ) -> Result<Lanes64, Stop> {
+        self.check_shared_bounds(warp, access)?;
+        self.count_wavefronts(access);
+        self.counters.shared_atomics += u64::from(access.mask.count_ones());
+        let mut old = [0; LANES];
+        for lane in lanes_of(access.mask) {
+            let address = access.addresses[lane] as usize;
+            self.check_shared_written(warp.index, lane, address, access.bytes(), access.pc);
+            self.note_write(warp.index, lane, address, access.bytes(), access);
+            let word = address / 4;
+            let low = self.shared.words[word];
+            let value = if access.element_bytes == 8 {
+                u64::from(self.shared.words[word + 1]) << 32 | u64::from(low)
+            } else {
+                u64::from(low)
+            };
+            let new = f(lane, value);
+            self.shared.words[word] = new as u32;
+            if access.element_bytes == 8 {
+                self.shared.words[word + 1] = (new >> 32) as u32;
+            }
+            old[lane] = value;
+        }
+        Ok(old)
+    }
+
+    /// Passes over the banks: a quarter, half or all of the warp at a time for 16, 8 and 4 bytes, and in each as many as
+    /// different words lie in the most used bank.
+    fn count_wavefronts(&mut self, access: &WarpAccess<'_>) {
+        let bytes = access.bytes();
+        let lanes_per_pass = match bytes {
+            16 => 8,
+            8 => 16,
+            _ => 32,
+        };
+        self.counters.shared.requests += 1;
+        for first in (0..LANES).step_by(lanes_per_pass) {
+            let pass = (u32::MAX >> (LANES - lanes_per_pass)) << first;
+            let active = access.mask & pass;
+            if active == 0 {
+                continue;
+            }
+            // Distinct words of each bank; most banks have one or none.
+            let mut first_word = [u32::MAX; N_BANKS];
+            let mut n_words = [0u32; N_BANKS];
+            let mut others: Vec<u32> = Vec::new();
+            for lane in lanes_of(active) {
+                let word = (access.addresses[lane] / 4) as u32;
+                for word in word..word + bytes.div_ceil(4) {
+                    let bank = word as usize % N_BANKS;
+                    if n_words[bank] == 0 {
+                        first_word[bank] = word;
+                        n_words[bank] = 1;
+                    } else if first_word[bank] != word && !others.contains(&word) {
+                        others.push(word);
+                        n_words[bank] += 1;
+                    }
+                }
+            }
+            let wavefronts = n_words.iter().copied().max().unwrap_or(0);
+            self.counters.shared.wavefronts += u64::from(wavefronts);
+            self.counters.shared.ideal_wavefronts += 1;
+        }
+    }
+
+    fn check_shared_written(&mut self, warp: u32, lane: usize, address: usize, bytes: u32, pc: u32) {
+        if !self.context.checks.uninitialized {
+            return;
+        }
+        for (word, touched) in cells_of(address, bytes) {
+            if self.shared.cells[word].written & touched != touched {
+                let kind = FindingKind::UninitializedRead {
+                    space: Space::Shared,
+                    address: address as u64,
+                    bytes,
+                };
+                self.find(warp, lane as u32, pc, kind);
+                return;
+            }
+        }
+    }
+
+    fn note_read(&mut self, warp: u32, lane: usize, address: usize, bytes: u32, access: &WarpAccess<'_>) {
+        let checks = self.context.checks;
+        let clock = self.shared.clock(warp);
+        let is_strong = access.order == Order::Strong;
+        for (word, touched) in cells_of(address, bytes) {
+            let cell = self.shared.cells[word];
+            if cell.copy_pc != NO_COPY {
+                self.find_unfinished(warp, lane, address, access.pc, cell.copy_pc);
+            } else if checks.uninitialized && cell.written & touched != touched {
+                let kind = FindingKind::UninitializedRead {
+                    space: Space::Shared,
+                    address: address as u64,
+                    bytes,
+                };
+                self.find(warp, lane as u32, access.pc, kind);
+            }
+            if !checks.shared_races {
+                continue;
+            }
+            let other = u32::from(cell.write_warp);
+            let is_race = cell.write_clock > 0
+                && other != warp
+                && cell.write_bytes & touched != 0
+                && !(is_strong && cell.write_is_atomic)
+                && !self.shared.knows(warp, other, cell.write_clock);
+            if is_race {
+                self.find_race(
+                    warp,
+                    lane,
+                    address,
+                    access.pc,
+                    Conflict::WriteRead,
+                    other,
+                    cell.write_pc,
+                );
+            }
+            let cell = &mut self.shared.cells[word];
+            if cell.read_clock == clock && cell.read_bytes == touched {
+                cell.read_warps |= 1 << warp;
+            } else {
+                cell.read_clock = clock;
+                cell.read_bytes = touched;
+                cell.read_warps = 1 << warp;
+            }
+            cell.read_pc = access.pc;
+        }
+    }
+
+    fn note_write(&mut self, warp: u32, lane: usize, address: usize, bytes: u32, access: &WarpAccess<'_>) {
+        let clock = self.shared.clock(warp);
+        let is_strong = access.order == Order::Strong;
+        for (word, touched) in cells_of(address, bytes) {
+            let cell = self.shared.cells[word];
+            if cell.copy_pc != NO_COPY {
+                self.find_unfinished(warp, lane, address, access.pc, cell.copy_pc);
+            }
+            if self.context.checks.shared_races {
+                self.check_write(warp, lane, address, (touched, is_strong), access.pc, word);
+            }
+            let cell = &mut self.shared.cells[word];
+            cell.written |= touched;
+            cell.write_bytes = touched;
+            cell.write_is_atomic = is_strong;
+            cell.write_warp = warp as u8;
+            cell.write_clock = clock;
+            cell.write_pc = access.pc;
+        }
+    }
+
+    fn check_write(
+        &mut self,
+        warp: u32,
+        lane: usize,
+        address: usize,
+        (touched, is_strong): (u8, bool),
+        pc: u32,
+        word: usize,
+    ) {
+        let cell = self.shared.cells[word];
+        let writer = u32::from(cell.write_warp);
+        let races_with_write = cell.write_clock > 0
+            && writer != warp
+            && cell.write_bytes & touched != 0
+            && !(is_strong && cell.write_is_atomic)
+            && !self.shared.knows(warp, writer, cell.write_clock);
+        if races_with_write {
+            self.find_race(
+                warp,
+                lane,
+                address,
+                pc,
+                Conflict::WriteWrite,
+                writer,
+                cell.write_pc,
+            );
+        }
+        if cell.read_bytes & touched == 0 {
+            return;
+        }
+        let reader = lanes_of(cell.read_warps & !(1 << warp))
+            .map(|reader| reader as u32)
+            .find(|&reader| !self.shared.knows(warp, reader, cell.read_clock));
+        if let Some(reader) = reader {
+            self.find_race(warp, lane, address, pc, Conflict::ReadWrite, reader, cell.read_pc);
+        }
+    }
+
+    fn find_race(
+        &mut self,
+        warp: u32,
+        lane: usize,
+        address: usize,
+        pc: u32,
+        conflict: Conflict,
+        other_warp: u32,
+        other_pc: u32,
+    ) {
+        let kind = FindingKind::SharedRace {
+            address: address as u64,
+            conflict,
+            other_warp,
+            other: self.place(other_pc),
+        };
+        self.find(warp, lane as u32, pc, kind);
+    }
+
+    fn find_unfinished(&mut self, warp: u32, lane: usize, address: usize, pc: u32, copy_pc: u32) {
+        let kind = FindingKind::UnfinishedCopy {
+            address: address as u64,
+            copy: self.place(copy_pc),
+        };
+        self.find(warp, lane as u32, pc, kind);
+    }
+
+    /// Starts an asynchronous copy: its bytes count as written now for races, but arrive when they are waited for.
+    pub(super) fn copy_async(
+        &mut self,
+        warp: &mut Warp,
+        to: Address,
+        from: Address,
+        bytes: u8,
+        source_bytes: Option<u16>,
+        mask: u32,
+        pc: u32,
+    ) -> Result<(), Stop> {
+        let (to, from) = (warp.addresses(to), warp.addresses(from));
+        let target = WarpAccess {
+            addresses: &to,
+            mask,
+            element_bytes: 4,
+            n: u32::from(bytes) / 4,
+            order: Order::Weak,
+            pc,
+        };
+        self.check_alignment(warp, Space::Shared, &target)?;
+        self.check_shared_bounds(warp, &target)?;
+        let counts = source_bytes.map(|count| *warp.r32(count));
+        let count_of = |lane: usize| counts.map_or(u32::from(bytes), |counts| counts[lane].min(bytes.into()));
+        let reading = lanes_of(mask)
+            .filter(|&lane| count_of(lane) > 0)
+            .fold(0, |reading, lane| reading | 1 << lane);
+        if reading != 0 {
+            let source = WarpAccess {
+                addresses: &from,
+                mask: reading,
+                ..target
+            };
+            self.check_alignment(warp, Space::Global, &source)?;
+            self.touch_global(warp, &source, &count_of)?;
+        }
+        self.count_wavefronts(&target);
+        for lane in lanes_of(mask) {
+            self.note_write(warp.index, lane, to[lane] as usize, bytes.into(), &target);
+            for (word, _) in cells_of(to[lane] as usize, bytes.into()) {
+                self.shared.cells[word].copy_pc = pc;
+            }
+            warp.copies.pending.push(Copy {
+                lane: lane as u8,
+                bytes,
+                source_bytes: count_of(lane) as u8,
+                group: warp.copies.committed[lane],
+                to: to[lane] as u32,
+                from: from[lane],
+                pc,
+            });
+        }
+        Ok(())
+    }
+
+    /// Checks and counts the source of an asynchronous copy. A lane that copies fewer bytes reads only those.
+    fn touch_global(
+        &mut self,
+        warp: &Warp,
+        source: &WarpAccess<'_>,
+        count_of: &dyn Fn(usize) -> u32,
+    ) -> Result<(), Stop> {
+        let mut rest = source.mask;
+        while rest != 0 {
+            let bytes = count_of(rest.trailing_zeros() as usize);
+            let mask = lanes_of(rest)
+                .filter(|&lane| count_of(lane) == bytes)
+                .fold(0, |mask, lane| mask | 1 << lane);
+            let part = WarpAccess {
+                mask,
+                element_bytes: if bytes.is_multiple_of(4) { 4 } else { 1 },
+                n: if bytes.is_multiple_of(4) { bytes / 4 } else { bytes },
+                ..*source
+            };
+            self.note_copy_source(warp, &part)?;
+            rest &= !mask;
+        }
+        Ok(())
+    }
+
+    /// Finishes the copies of groups that a thread waits for.
+    pub(super) fn copy_wait(&mut self, warp: &mut Warp, pending: Option<u32>, mask: u32) {
+        let committed = warp.copies.committed;
+        let copies = std::mem::take(&mut warp.copies.pending);
+        let (done, left): (Vec<Copy>, Vec<Copy>) = copies.into_iter().partition(|copy| {
+            let lane = usize::from(copy.lane);
+            let is_waited_for = pending.is_none_or(|pending| copy.group + pending < committed[lane]);
+            mask >> lane & 1 == 1 && is_waited_for
+        });
+        warp.copies.pending = left;
+        for copy in done {
+            self.finish_copy(warp.index, copy);
+        }
+    }
+
+    fn finish_copy(&mut self, warp: u32, copy: Copy) {
+        let clock = self.shared.clock(warp);
+        let memory = self.context.memory;
+        let index = memory.find(copy.from, 0);
+        for word in 0..usize::from(copy.bytes) / 4 {
+            let n_bytes = usize::from(copy.source_bytes).saturating_sub(4 * word).min(4);
+            let mut value = 0;
+            if n_bytes > 0 {
+                let allocation =
+                    memory.allocation(index.expect("the source was checked when the copy began"));
+                let offset = (copy.from - allocation.address) as usize + 4 * word;
+                let field = u32::MAX >> (32 - 8 * n_bytes);
+                value = allocation.word(offset) & field;
+            }
+            let at = copy.to as usize / 4 + word;
+            self.shared.words[at] = value;
+            let cell = &mut self.shared.cells[at];
+            cell.copy_pc = NO_COPY;
+            cell.write_clock = clock;
+            cell.write_warp = warp as u8;
+            cell.write_pc = copy.pc;
+        }
+    }
+
+    /// Loads 8 by 8 matrices of 16-bit elements; lanes `8i .. 8i + 8` give the rows of matrix `i`.
+    pub(super) fn load_matrix(
+        &mut self,
+        warp: &mut Warp,
+        at: Address,
+        n: u8,
+        transposed: bool,
+        d: [u16; 4],
+        pc: u32,
+    ) -> Result<(), Stop> {
+        let addresses = warp.addresses(at);
+        let n = usize::from(n);
+        let mask = if n == 4 { u32::MAX } else { (1 << (8 * n)) - 1 };
+        let access = WarpAccess {
+            addresses: &addresses,
+            mask,
+            element_bytes: 4,
+            n: 4,
+            order: Order::Weak,
+            pc,
+        };
+        self.check_alignment(warp, Space::Shared, &access)?;
+        let mut words: LaneWords = [[0; LANES]; 4];
+        self.load_shared(warp, &access, &mut words)?;
+        // Element (row, column) of matrix `i`, as 16 bits.
+        let element = |i: usize, row: usize, column: usize| {
+            let word = words[column / 2][8 * i + row];
+            word >> (16 * (column % 2)) & 0xffff
+        };
+        for (i, register) in d[..n].iter().enumerate() {
+            let value = std::array::from_fn(|lane| {
+                let (row, column) = (lane / 4, 2 * (lane % 4));
+                if transposed {
+                    element(i, column, row) | element(i, column + 1, row) << 16
+                } else {
+                    element(i, row, column) | element(i, row, column + 1) << 16
+                }
+            });
+            warp.set32(*register, &value, u32::MAX);
+        }
+        Ok(())
+    }
+
+    fn note_copy_source(&mut self, warp: &Warp, access: &WarpAccess<'_>) -> Result<(), Stop> {
+        self.by_allocation(warp, access, |runner, index, mask| {
+            let access = &WarpAccess { mask, ..*access };
+            runner.note_global(warp, access, AccessKind::Read, index);
+            runner.check_written(warp, access, index);
+        })
+    }
+}
+
+/// The cells that a range of bytes touches, each with a bit for each of its bytes.
+fn cells_of(address: usize, bytes: u32) -> impl Iterator<Item = (usize, u8)> {
+    let end = address + bytes as usize;
+    (address / 4..end.div_ceil(4)).map(move |word| {
+        let from = address.saturating_sub(4 * word);
+        let to = (end - 4 * word).min(4);
+        (word, ((1u8 << to) - 1) & !((1u8 << from) - 1))
+    })
+}

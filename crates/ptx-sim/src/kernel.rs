@@ -1,0 +1,234 @@
+//! [`Module`] and [`Kernel`]: loaded PTX, ready to launch.
+//!
+//! Loading decodes every instruction once; a kernel that loads contains only instructions that are executed exactly as
+//! PTX defines them.
+
+use std::collections::HashMap;
+
+use crate::{
+    DeviceMemory, LaunchError, LoadError, decode,
+    op::{Instruction, Pred, Reg},
+    parse::{self, VariableSpace},
+    types::Ty,
+};
+
+/// PTX text, loaded into a simulated device.
+#[derive(Debug)]
+pub struct Module {
+    kernels: Vec<Kernel>,
+}
+
+impl Module {
+    /// Parses and decodes `ptx`, and allocates its global variables in `memory`.
+    ///
+    /// # Errors
+    /// Anything that is not understood, with its line: nothing is ever skipped.
+    pub fn load(ptx: &str, memory: &mut DeviceMemory) -> Result<Self, LoadError> {
+        let source = parse::parse(ptx)?;
+        let mut globals = HashMap::new();
+        for variable in &source.variables {
+            if !matches!(variable.space, VariableSpace::Global | VariableSpace::Const) {
+                continue;
+            }
+            let bytes = variable.bytes.unwrap_or(0).max(1);
+            let too_large = |_| LoadError::TooLarge {
+                kernel: variable.name.clone(),
+            };
+            let address = memory.alloc(u64::from(bytes)).map_err(too_large)?;
+            let mut data = variable.init.clone();
+            data.resize(bytes as usize, 0);
+            memory
+                .write(address, &data)
+                .expect("the allocation was made with this size");
+            globals.insert(variable.name.clone(), address.0);
+        }
+        let kernels = source
+            .functions
+            .iter()
+            .filter(|function| function.is_entry)
+            .filter_map(|function| function.body.as_ref().map(|body| (function, body)))
+            .map(|(function, body)| decode::kernel(&source, &globals, function, body))
+            .collect::<Result<_, _>>()?;
+        Ok(Self { kernels })
+    }
+
+    /// All kernels, in the order of the text.
+    pub fn kernels(&self) -> &[Kernel] {
+        &self.kernels
+    }
+
+    /// The kernel of this name.
+    ///
+    /// # Errors
+    /// [`LaunchError::UnknownKernel`].
+    pub fn kernel(&self, name: &str) -> Result<&Kernel, LaunchError> {
+        self.kernels
+            .iter()
+            .find(|kernel| kernel.name == name)
+            .ok_or_else(|| LaunchError::UnknownKernel {
+                name: name.to_owned(),
+            })
+    }
+}
+
+/// A decoded entry function.
+#[derive(Debug)]
+pub struct Kernel {
+    pub(crate) name: String,
+    pub(crate) params: Vec<Param>,
+    pub(crate) code: Vec<Instruction>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) n_regs32: usize,
+    pub(crate) n_regs64: usize,
+    pub(crate) n_preds: usize,
+    pub(crate) constants32: Vec<(Reg, Constant)>,
+    pub(crate) constants64: Vec<(u16, Constant)>,
+    /// A predicate that is always true, where one was needed.
+    pub(crate) constant_preds: Vec<(Pred, bool)>,
+    pub(crate) shared_bytes: u32,
+    pub(crate) local_bytes: u32,
+    pub(crate) max_threads: u32,
+    /// Whether thread blocks must run one after the other for a result that does not vary.
+    pub(crate) is_order_dependent: bool,
+}
+
+impl Kernel {
+    /// The name of the entry function.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of each parameter.
+    pub fn param_bytes(&self) -> Vec<usize> {
+        self.params.iter().map(|param| param.bytes as usize).collect()
+    }
+
+    /// Decoded instructions.
+    pub fn n_instructions(&self) -> usize {
+        self.code.len()
+    }
+
+    /// Shared memory that a thread block has without the dynamic part.
+    pub fn static_shared_bytes(&self) -> usize {
+        self.shared_bytes as usize
+    }
+
+    /// Local memory of a thread.
+    pub fn local_bytes(&self) -> usize {
+        self.local_bytes as usize
+    }
+
+    /// Whether thread blocks run one after the other, in index order, because the kernel uses the result of an atomic on
+    /// global memory or adds floats atomically there.
+    pub fn runs_blocks_in_order(&self) -> bool {
+        self.is_order_dependent
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Param {
+    pub(crate) offset: u32,
+    pub(crate) bytes: u32,
+}
+
+/// Where an instruction stands in the PTX text and in the source it was compiled from.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Place {
+    pub(crate) line: u32,
+    pub(crate) mnemonic: String,
+    pub(crate) source: Option<(String, u32)>,
+}
+
+/// What a constant register holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Constant {
+    Immediate(u64),
+    Special(Special),
+    /// A value within the kernel's parameters.
+    Param {
+        offset: u32,
+        ty: Ty,
+    },
+    /// The offset at which dynamic shared memory starts.
+    DynamicShared,
+}
+
+/// A special register. All are constant for a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Special {
+    Tid(u8),
+    Ntid(u8),
+    Ctaid(u8),
+    Nctaid(u8),
+    LaneId,
+    WarpId,
+    LaneMaskEq,
+    LaneMaskLt,
+    LaneMaskLe,
+    LaneMaskGt,
+    LaneMaskGe,
+    DynamicSharedBytes,
+}
+
+impl Special {
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        let axis = |rest: &str| match rest {
+            ".x" => Some(0),
+            ".y" => Some(1),
+            ".z" => Some(2),
+            _ => None,
+        };
+        Some(match name {
+            "%laneid" => Self::LaneId,
+            "%warpid" => Self::WarpId,
+            "%lanemask_eq" => Self::LaneMaskEq,
+            "%lanemask_lt" => Self::LaneMaskLt,
+            "%lanemask_le" => Self::LaneMaskLe,
+            "%lanemask_gt" => Self::LaneMaskGt,
+            "%lanemask_ge" => Self::LaneMaskGe,
+            "%dynamic_smem_size" => Self::DynamicSharedBytes,
+            _ => {
+                let (base, rest) = name.split_at(name.find('.')?);
+                let axis = axis(rest)?;
+                match base {
+                    "%tid" => Self::Tid(axis),
+                    "%ntid" => Self::Ntid(axis),
+                    "%ctaid" => Self::Ctaid(axis),
+                    "%nctaid" => Self::Nctaid(axis),
+                    _ => return None,
+                }
+            }
+        })
+    }
+}
+
+impl Special {
+    /// The register in each lane of a warp; `None` where it is the same for the whole launch.
+    pub(crate) fn of_warp(
+        self,
+        block: [u32; 3],
+        block_index: [u32; 3],
+        first_thread: u32,
+    ) -> Option<[u32; 32]> {
+        let lanes: [u32; 32] = std::array::from_fn(|lane| lane as u32);
+        Some(match self {
+            Self::Tid(axis) => lanes.map(|lane| {
+                let thread = first_thread + lane;
+                match axis {
+                    0 => thread % block[0],
+                    1 => thread / block[0] % block[1],
+                    _ => thread / (block[0] * block[1]),
+                }
+            }),
+            Self::Ctaid(axis) => [block_index[usize::from(axis)]; 32],
+            Self::LaneId => lanes,
+            Self::WarpId => [first_thread / 32; 32],
+            Self::LaneMaskEq => lanes.map(|lane| 1 << lane),
+            Self::LaneMaskLt => lanes.map(|lane| (1 << lane) - 1),
+            Self::LaneMaskLe => lanes.map(|lane| u32::MAX >> (31 - lane)),
+            Self::LaneMaskGt => lanes.map(|lane| !(u32::MAX >> (31 - lane))),
+            Self::LaneMaskGe => lanes.map(|lane| u32::MAX << lane),
+            Self::Ntid(_) | Self::Nctaid(_) | Self::DynamicSharedBytes => return None,
+        })
+    }
+}

@@ -1,0 +1,382 @@
+//! [`launch`]: runs a kernel over a grid on all cores of the host.
+//!
+//! Thread blocks are claimed in index order by one host thread per core. Results do not depend on how many there are: a
+//! kernel whose outcome depends on the order of its thread blocks (it uses the result of a global atomic, adds floats
+//! atomically, or polls memory) runs them one after the other. Invariant: the same launch on the same memory gives the
+//! same memory, counters and findings.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use crate::{
+    Counters, DeviceMemory, DevicePtr, Finding, FindingKind, Kernel, LaunchError,
+    access_log::{self, Access, AccessLog},
+    exec::{BlockRunner, LaunchContext},
+    kernel::{Constant, Special},
+    report::Location,
+    types::Ty,
+};
+
+/// Shared memory a thread block may have, the most that any device offers.
+const MAX_SHARED_BYTES: u32 = 227 * 1024;
+/// Findings a launch reports at most.
+const MAX_FINDINGS: usize = 64;
+
+/// Which checks run besides those that a device makes itself (bounds, alignment, divergence).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checks {
+    /// Reads of bytes that nobody wrote.
+    pub uninitialized: bool,
+    /// Races between warps on shared memory.
+    pub shared_races: bool,
+    /// Races between thread blocks on global memory, and traffic by buffer.
+    pub global_races: bool,
+}
+
+impl Checks {
+    /// Every check.
+    pub const ALL: Self = Self {
+        uninitialized: true,
+        shared_races: true,
+        global_races: true,
+    };
+    /// Only what a device would notice too.
+    pub const NONE: Self = Self {
+        uninitialized: false,
+        shared_races: false,
+        global_races: false,
+    };
+}
+
+/// How to launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LaunchConfig {
+    /// Thread blocks.
+    pub grid: [u32; 3],
+    /// Threads of a thread block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a thread block.
+    pub shared_bytes: u32,
+    /// Checks to make.
+    pub checks: Checks,
+    /// Instructions a warp may execute before it is taken to run for ever.
+    pub instruction_limit: u64,
+    /// Host threads; 0 takes one per core.
+    pub host_threads: usize,
+}
+
+impl LaunchConfig {
+    /// A launch with every check and no dynamic shared memory.
+    pub fn new(grid: [u32; 3], block: [u32; 3]) -> Self {
+        Self {
+            grid,
+            block,
+            shared_bytes: 0,
+            checks: Checks::ALL,
+            instruction_limit: 1 << 32,
+            host_threads: 0,
+        }
+    }
+}
+
+/// The arguments of a kernel, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments(Vec<Vec<u8>>);
+
+impl Arguments {
+    /// No argument yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends an address.
+    #[must_use]
+    pub fn ptr(self, value: DevicePtr) -> Self {
+        self.bytes(&value.0.to_le_bytes())
+    }
+
+    /// Appends an integer.
+    #[must_use]
+    pub fn u32(self, value: u32) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends an integer.
+    #[must_use]
+    pub fn i32(self, value: i32) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends an integer.
+    #[must_use]
+    pub fn u64(self, value: u64) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends a float.
+    #[must_use]
+    pub fn f32(self, value: f32) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Appends the bytes of a value of any type, as the device lays it out.
+    #[must_use]
+    pub fn bytes(mut self, value: &[u8]) -> Self {
+        self.0.push(value.to_vec());
+        self
+    }
+}
+
+/// What a launch did and what it did wrong.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LaunchReport {
+    /// Instructions and traffic.
+    pub counters: Counters,
+    /// Faults and undefined behaviour, by thread block; at most one for a pair of instructions.
+    pub findings: Vec<Finding>,
+}
+
+impl LaunchReport {
+    /// Whether the launch ran to its end.
+    pub fn is_complete(&self) -> bool {
+        !self.findings.iter().any(|finding| finding.kind.is_fatal())
+    }
+}
+
+struct BlockResult {
+    findings: Vec<Finding>,
+    log: AccessLog,
+}
+
+/// Runs `kernel` over the grid and returns when it is done.
+///
+/// # Errors
+/// [`LaunchError`] where a device would refuse the launch. What the kernel does wrong is in the report.
+pub fn launch(
+    kernel: &Kernel,
+    memory: &DeviceMemory,
+    config: &LaunchConfig,
+    arguments: &Arguments,
+) -> Result<LaunchReport, LaunchError> {
+    check_sizes(kernel, config)?;
+    let params = lay_out(kernel, arguments)?;
+    let (uniform32, uniform64) = uniform_registers(kernel, config, &params);
+    let context = LaunchContext {
+        kernel,
+        memory,
+        grid: config.grid,
+        block: config.block,
+        dynamic_shared_bytes: config.shared_bytes,
+        checks: config.checks,
+        instruction_limit: config.instruction_limit,
+        uniform32: &uniform32,
+        uniform64: &uniform64,
+    };
+    let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();
+    let n_threads = if kernel.is_order_dependent {
+        1
+    } else {
+        let available = match config.host_threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            n => n,
+        };
+        available.min(n_blocks as usize)
+    };
+    let next_block = AtomicU64::new(0);
+    // Thread blocks after the first that stopped are not begun; those before it run to their end.
+    let stopped_at = AtomicU64::new(u64::MAX);
+    let results: Mutex<BTreeMap<u64, BlockResult>> = Mutex::new(BTreeMap::new());
+    let total = Mutex::new(Counters::default());
+    let work = || {
+        let mut runner = BlockRunner::new(&context);
+        loop {
+            let index = next_block.fetch_add(1, Relaxed);
+            if index >= n_blocks || index > stopped_at.load(Relaxed) {
+                break;
+            }
+            let [x, y, _] = config.grid.map(u64::from);
+            let position = [
+                (index % x) as u32,
+                (index / x % y) as u32,
+                (index / (x * y)) as u32,
+            ];
+            let (result, findings, log) = runner.run(position);
+            if result.is_err() {
+                stopped_at.fetch_min(index, Relaxed);
+            }
+            let mut results = results
+                .lock()
+                .expect("no host thread panics while it holds the lock");
+            results.insert(index, BlockResult { findings, log });
+        }
+        let counters = runner.finish();
+        total
+            .lock()
+            .expect("no host thread panics while it holds the lock")
+            .add(&counters);
+    };
+    if n_threads == 1 {
+        work();
+    } else {
+        std::thread::scope(|scope| {
+            for _ in 0..n_threads {
+                scope.spawn(work);
+            }
+        });
+    }
+    let results = results.into_inner().expect("the host threads are done");
+    let counters = total.into_inner().expect("the host threads are done");
+    Ok(conclude(&context, results, stopped_at.into_inner(), counters))
+}
+
+fn conclude(
+    context: &LaunchContext<'_>,
+    results: BTreeMap<u64, BlockResult>,
+    stopped_at: u64,
+    mut counters: Counters,
+) -> LaunchReport {
+    let mut findings: Vec<Finding> = Vec::new();
+    let mut logs = Vec::with_capacity(results.len());
+    for (index, result) in results {
+        if index > stopped_at {
+            break;
+        }
+        for finding in result.findings {
+            let is_known = findings.iter().any(|known| {
+                known.location.instruction == finding.location.instruction
+                    && std::mem::discriminant(&known.kind) == std::mem::discriminant(&finding.kind)
+            });
+            if !is_known && (findings.len() < MAX_FINDINGS || finding.kind.is_fatal()) {
+                findings.push(finding);
+            }
+        }
+        logs.push((index, result.log));
+    }
+    if context.checks.global_races {
+        access_log::unique_sectors(&logs, context.memory, &mut counters.buffers);
+        let limit = MAX_FINDINGS.saturating_sub(findings.len());
+        for race in access_log::races(&logs, limit) {
+            let other = location(context, race.first);
+            findings.push(Finding {
+                location: location(context, race.second),
+                kind: FindingKind::GlobalRace {
+                    address: race.address,
+                    conflict: race.conflict,
+                    other: Box::new(other),
+                },
+            });
+        }
+    }
+    LaunchReport { counters, findings }
+}
+
+fn location(context: &LaunchContext<'_>, (index, access, lane): (u64, Access, u32)) -> Location {
+    let [x, y, _] = context.grid.map(u64::from);
+    Location {
+        kernel: context.kernel.name.clone(),
+        block: [
+            (index % x) as u32,
+            (index / x % y) as u32,
+            (index / (x * y)) as u32,
+        ],
+        warp: u32::from(access.warp),
+        lane,
+        instruction: (&context.kernel.places[access.pc as usize]).into(),
+    }
+}
+
+fn check_sizes(kernel: &Kernel, config: &LaunchConfig) -> Result<(), LaunchError> {
+    let check = |what, found: u64, minimum: u64, maximum: u64| {
+        if (minimum..=maximum).contains(&found) {
+            Ok(())
+        } else {
+            Err(LaunchError::Size {
+                kernel: kernel.name.clone(),
+                what,
+                found,
+                maximum,
+            })
+        }
+    };
+    let [x, y, z] = config.grid.map(u64::from);
+    check("grid.x", x, 1, i32::MAX as u64)?;
+    check("grid.y", y, 1, u16::MAX.into())?;
+    check("grid.z", z, 1, u16::MAX.into())?;
+    let [x, y, z] = config.block.map(u64::from);
+    check("block.x", x, 1, 1024)?;
+    check("block.y", y, 1, 1024)?;
+    check("block.z", z, 1, 64)?;
+    check(
+        "threads of a thread block",
+        x * y * z,
+        1,
+        kernel.max_threads.into(),
+    )?;
+    let shared = u64::from(kernel.shared_bytes) + u64::from(config.shared_bytes);
+    check("shared memory", shared, 0, MAX_SHARED_BYTES.into())
+}
+
+fn lay_out(kernel: &Kernel, arguments: &Arguments) -> Result<Vec<u8>, LaunchError> {
+    let arguments = &arguments.0;
+    if arguments.len() != kernel.params.len() {
+        return Err(LaunchError::ArgumentCount {
+            kernel: kernel.name.clone(),
+            expected: kernel.params.len(),
+            found: arguments.len(),
+        });
+    }
+    let bytes = kernel.params.last().map_or(0, |param| param.offset + param.bytes);
+    let mut params = vec![0; bytes as usize];
+    for (index, (param, argument)) in kernel.params.iter().zip(arguments).enumerate() {
+        if argument.len() != param.bytes as usize {
+            return Err(LaunchError::ArgumentSize {
+                kernel: kernel.name.clone(),
+                index,
+                expected: param.bytes as usize,
+                found: argument.len(),
+            });
+        }
+        params[param.offset as usize..][..argument.len()].copy_from_slice(argument);
+    }
+    Ok(params)
+}
+
+type Uniform = (Vec<(u16, u32)>, Vec<(u16, u64)>);
+
+/// Values of the constant registers that all threads share.
+fn uniform_registers(kernel: &Kernel, config: &LaunchConfig, params: &[u8]) -> Uniform {
+    let value = |constant: &Constant| match *constant {
+        Constant::Immediate(value) => Some(value),
+        Constant::Param { offset, ty } => {
+            let mut bytes = [0; 8];
+            let n = ty.bytes() as usize;
+            bytes[..n].copy_from_slice(&params[offset as usize..][..n]);
+            let bits = u64::from_le_bytes(bytes);
+            Some(match ty {
+                Ty::S8 => bits as i8 as u64,
+                Ty::S16 => bits as i16 as u64,
+                Ty::S32 => bits as i32 as u64,
+                _ => bits,
+            })
+        }
+        Constant::DynamicShared => Some(u64::from(kernel.shared_bytes.next_multiple_of(16))),
+        Constant::Special(Special::Ntid(axis)) => Some(config.block[usize::from(axis)].into()),
+        Constant::Special(Special::Nctaid(axis)) => Some(config.grid[usize::from(axis)].into()),
+        Constant::Special(Special::DynamicSharedBytes) => Some(config.shared_bytes.into()),
+        Constant::Special(_) => None,
+    };
+    let narrow = kernel
+        .constants32
+        .iter()
+        .filter_map(|(register, constant)| Some((*register, value(constant)? as u32)));
+    let wide = kernel
+        .constants64
+        .iter()
+        .filter_map(|(register, constant)| Some((*register, value(constant)?)));
+    (narrow.collect(), wide.collect())
+}

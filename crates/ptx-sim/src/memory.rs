@@ -1,0 +1,439 @@
+//! [`DeviceMemory`]: simulated global memory, with allocations, bounds, and knowledge of which bytes were written.
+//!
+//! Thread blocks of a launch run on several host threads and share it, so its words are atomics (relaxed accesses are
+//! plain loads and stores on the host); kernels that race are reported, never undefined. Invariant: an address belongs
+//! to at most one allocation, and neighbouring allocations are at least [`GUARD_BYTES`] apart, also after being freed:
+//! addresses are never used twice.
+
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+};
+
+use crate::MemoryError;
+
+/// Address space left free after each allocation, so that small overruns hit nothing.
+pub const GUARD_BYTES: u64 = 1 << 16;
+/// Alignment of an allocation, as on a real device.
+pub const ALLOCATION_ALIGN: u64 = 256;
+
+const FIRST_ADDRESS: u64 = 0x1_0000_0000;
+
+/// An address in simulated global memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DevicePtr(pub u64);
+
+impl DevicePtr {
+    /// The address `bytes` further on.
+    #[must_use]
+    pub fn offset(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+/// Global memory of a simulated device.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    /// Sorted by address; freed ones stay as tombstones without words.
+    allocations: Vec<Allocation>,
+    next_address: u64,
+    used_bytes: u64,
+    capacity_bytes: u64,
+    /// Serializes atomics wider than a word.
+    pub(crate) wide_atomics: Mutex<()>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    words: Box<[AtomicU32]>,
+    /// One bit a byte; consulted only while `is_whole` is false.
+    written: Box<[AtomicU32]>,
+    /// Whether every byte was written.
+    is_whole: AtomicBool,
+}
+
+impl Default for DeviceMemory {
+    fn default() -> Self {
+        Self::with_capacity(u64::MAX / 4)
+    }
+}
+
+impl DeviceMemory {
+    /// A device without a limit of its own.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A device that holds at most `capacity_bytes`.
+    pub fn with_capacity(capacity_bytes: u64) -> Self {
+        Self {
+            allocations: Vec::new(),
+            next_address: FIRST_ADDRESS,
+            used_bytes: 0,
+            capacity_bytes,
+            wide_atomics: Mutex::new(()),
+        }
+    }
+
+    /// Bytes in live allocations.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
+    /// Bytes that the device can hold.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_bytes
+    }
+
+    /// Allocates `bytes` that count as never written.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfMemory`] beyond the capacity.
+    pub fn alloc(&mut self, bytes: u64) -> Result<DevicePtr, MemoryError> {
+        let available = self.capacity_bytes - self.used_bytes;
+        if bytes > available {
+            return Err(MemoryError::OutOfMemory {
+                bytes,
+                available,
+                capacity: self.capacity_bytes,
+            });
+        }
+        let address = self.next_address;
+        let words = bytes.div_ceil(4) as usize;
+        self.allocations.push(Allocation {
+            address,
+            bytes,
+            words: zeroed(words),
+            written: zeroed(words.div_ceil(8)),
+            is_whole: AtomicBool::new(false),
+        });
+        self.used_bytes += bytes;
+        self.next_address = (address + bytes + GUARD_BYTES).next_multiple_of(ALLOCATION_ALIGN);
+        Ok(DevicePtr(address))
+    }
+
+    /// Allocates and writes `data`.
+    ///
+    /// # Errors
+    /// As [`Self::alloc`].
+    pub fn alloc_with(&mut self, data: &[u8]) -> Result<DevicePtr, MemoryError> {
+        let address = self.alloc(data.len() as u64)?;
+        self.write(address, data)?;
+        Ok(address)
+    }
+
+    /// Frees an allocation by its first address. Later accesses are out of bounds.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] where no live allocation starts.
+    pub fn free(&mut self, address: DevicePtr) -> Result<(), MemoryError> {
+        let index = self
+            .find(address.0, 0)
+            .filter(|&index| {
+                self.allocations[index].address == address.0 && !self.allocations[index].is_freed()
+            })
+            .ok_or(MemoryError::OutOfBounds {
+                address: address.0,
+                bytes: 0,
+            })?;
+        let allocation = &mut self.allocations[index];
+        self.used_bytes -= allocation.bytes;
+        allocation.words = Box::default();
+        allocation.written = Box::default();
+        allocation.bytes = 0;
+        Ok(())
+    }
+
+    /// Copies from the host.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] where the range is not inside one allocation.
+    pub fn write(&self, address: DevicePtr, data: &[u8]) -> Result<(), MemoryError> {
+        let (allocation, start) = self.range(address.0, data.len())?;
+        if start % 4 == 0 {
+            let (words, tail) = data.as_chunks::<4>();
+            for (cell, word) in allocation.words[start / 4..].iter().zip(words) {
+                cell.store(u32::from_le_bytes(*word), Relaxed);
+            }
+            let tail_start = start + words.len() * 4;
+            for (index, &byte) in tail.iter().enumerate() {
+                allocation.store_byte(tail_start + index, byte);
+            }
+        } else {
+            for (index, &byte) in data.iter().enumerate() {
+                allocation.store_byte(start + index, byte);
+            }
+        }
+        allocation.mark_written(start, data.len());
+        Ok(())
+    }
+
+    /// Sets a range to one byte value.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] where the range is not inside one allocation.
+    pub fn fill(&self, address: DevicePtr, value: u8, bytes: usize) -> Result<(), MemoryError> {
+        self.write(address, &vec![value; bytes])
+    }
+
+    /// Copies to the host.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], or [`MemoryError::Uninitialized`] where a byte was never written.
+    pub fn read(&self, address: DevicePtr, out: &mut [u8]) -> Result<(), MemoryError> {
+        let (allocation, start) = self.range(address.0, out.len())?;
+        if let Some(unwritten) = allocation.first_unwritten(start, out.len()) {
+            return Err(MemoryError::Uninitialized {
+                address: allocation.address + unwritten as u64,
+            });
+        }
+        for (index, byte) in out.iter_mut().enumerate() {
+            let offset = start + index;
+            *byte = (allocation.words[offset / 4].load(Relaxed) >> (8 * (offset % 4))) as u8;
+        }
+        Ok(())
+    }
+
+    /// Copies to a new vector.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_vec(&self, address: DevicePtr, bytes: usize) -> Result<Vec<u8>, MemoryError> {
+        let mut out = vec![0; bytes];
+        self.read(address, &mut out)?;
+        Ok(out)
+    }
+
+    /// Copies within the device. What was never written stays so at its new place.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`] where a range is not inside one allocation.
+    pub fn copy(&self, from: DevicePtr, to: DevicePtr, bytes: usize) -> Result<(), MemoryError> {
+        let (source, start) = self.range(from.0, bytes)?;
+        let mut data = vec![0; bytes];
+        for (index, byte) in data.iter_mut().enumerate() {
+            let offset = start + index;
+            *byte = (source.words[offset / 4].load(Relaxed) >> (8 * (offset % 4))) as u8;
+        }
+        let unwritten: Vec<usize> = if source.is_whole.load(Relaxed) {
+            Vec::new()
+        } else {
+            (0..bytes)
+                .filter(|index| !source.is_written(start + index))
+                .collect()
+        };
+        self.write(to, &data)?;
+        let (target, start) = self.range(to.0, bytes)?;
+        for index in unwritten {
+            target.mark_unwritten(start + index);
+        }
+        Ok(())
+    }
+
+    fn range(&self, address: u64, bytes: usize) -> Result<(&Allocation, usize), MemoryError> {
+        self.find(address, 0)
+            .map(|index| &self.allocations[index])
+            .filter(|allocation| allocation.contains(address, bytes as u64))
+            .map(|allocation| (allocation, (address - allocation.address) as usize))
+            .ok_or(MemoryError::OutOfBounds { address, bytes })
+    }
+
+    /// The last allocation that starts at or before `address`; `hint` is tried first.
+    pub(crate) fn find(&self, address: u64, hint: usize) -> Option<usize> {
+        if let Some(allocation) = self.allocations.get(hint)
+            && allocation.contains(address, 1)
+        {
+            return Some(hint);
+        }
+        self.allocations
+            .partition_point(|allocation| allocation.address <= address)
+            .checked_sub(1)
+    }
+
+    pub(crate) fn allocation(&self, index: usize) -> &Allocation {
+        &self.allocations[index]
+    }
+
+    pub(crate) fn n_allocations(&self) -> usize {
+        self.allocations.len()
+    }
+
+    /// Says in words which allocation is nearest to an address.
+    pub(crate) fn describe(&self, address: u64) -> String {
+        match self.find(address, 0) {
+            None => "no allocation lies before it".to_owned(),
+            Some(index) => {
+                let allocation = &self.allocations[index];
+                let distance = address - allocation.address;
+                if allocation.is_freed() {
+                    format!(
+                        "{distance} bytes into the freed allocation at {:#x}",
+                        allocation.address
+                    )
+                } else {
+                    format!(
+                        "{distance} bytes into the allocation of {} bytes at {:#x}",
+                        allocation.bytes, allocation.address
+                    )
+                }
+            }
+        }
+    }
+}
+
+impl Allocation {
+    fn is_freed(&self) -> bool {
+        self.words.is_empty() && self.bytes == 0
+    }
+
+    pub(crate) fn contains(&self, address: u64, bytes: u64) -> bool {
+        address >= self.address
+            && address
+                .checked_add(bytes)
+                .is_some_and(|end| end <= self.address + self.bytes)
+    }
+
+    /// Loads the word that holds byte `offset`.
+    #[inline]
+    pub(crate) fn word(&self, offset: usize) -> u32 {
+        self.words[offset / 4].load(Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn store_word(&self, offset: usize, value: u32) {
+        self.words[offset / 4].store(value, Relaxed);
+    }
+
+    /// Replaces the bits of `mask` in the word that holds byte `offset`.
+    pub(crate) fn store_bits(&self, offset: usize, value: u32, mask: u32) {
+        self.update(offset, |word| (word & !mask) | (value & mask));
+    }
+
+    /// Replaces a word by a function of it, atomically, and returns the old one.
+    pub(crate) fn update(&self, offset: usize, f: impl Fn(u32) -> u32) -> u32 {
+        self.words[offset / 4]
+            .fetch_update(Relaxed, Relaxed, |word| Some(f(word)))
+            .expect("the closure always gives a value")
+    }
+
+    fn store_byte(&self, offset: usize, value: u8) {
+        let shift = 8 * (offset % 4);
+        self.store_bits(offset, u32::from(value) << shift, 0xff << shift);
+    }
+
+    #[inline]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole.load(Relaxed)
+    }
+
+    fn is_written(&self, offset: usize) -> bool {
+        self.is_whole() || self.written[offset / 32].load(Relaxed) >> (offset % 32) & 1 == 1
+    }
+
+    /// Marks up to 16 bytes, aligned to their length.
+    #[inline]
+    pub(crate) fn mark_written_small(&self, offset: usize, bytes: usize) {
+        if self.is_whole() {
+            return;
+        }
+        let mask = ((1u32 << bytes) - 1) << (offset % 32);
+        let word = &self.written[offset / 32];
+        if word.load(Relaxed) & mask != mask {
+            word.fetch_or(mask, Relaxed);
+        }
+    }
+
+    /// Whether up to 16 bytes, aligned to their length, were all written.
+    #[inline]
+    pub(crate) fn is_written_small(&self, offset: usize, bytes: usize) -> bool {
+        let mask = ((1u32 << bytes) - 1) << (offset % 32);
+        self.is_whole() || self.written[offset / 32].load(Relaxed) & mask == mask
+    }
+
+    fn mark_written(&self, start: usize, bytes: usize) {
+        if start == 0 && bytes as u64 == self.bytes {
+            self.is_whole.store(true, Relaxed);
+        }
+        let mut offset = start;
+        let end = start + bytes;
+        while offset < end {
+            let n = (32 - offset % 32).min(end - offset);
+            let mask = if n == 32 {
+                u32::MAX
+            } else {
+                ((1 << n) - 1) << (offset % 32)
+            };
+            self.written[offset / 32].fetch_or(mask, Relaxed);
+            offset += n;
+        }
+    }
+
+    fn mark_unwritten(&self, offset: usize) {
+        if self.is_whole.swap(false, Relaxed) {
+            for word in &self.written {
+                word.store(u32::MAX, Relaxed);
+            }
+        }
+        self.written[offset / 32].fetch_and(!(1 << (offset % 32)), Relaxed);
+    }
+
+    fn first_unwritten(&self, start: usize, bytes: usize) -> Option<usize> {
+        if self.is_whole() {
+            return None;
+        }
+        (start..start + bytes).find(|&offset| !self.is_written(offset))
+    }
+}
+
+fn zeroed(words: usize) -> Box<[AtomicU32]> {
+    (0..words).map(|_| AtomicU32::new(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_come_back_at_any_alignment() {
+        let mut memory = DeviceMemory::new();
+        let base = memory.alloc_with(&[0xaa; 40]).unwrap();
+        for start in 0..5 {
+            for len in 0..9 {
+                let data: Vec<u8> = (0..len).map(|index| (start * 16 + index) as u8).collect();
+                memory.write(base.offset(start), &data).unwrap();
+                assert_eq!(memory.read_vec(base.offset(start), len as usize).unwrap(), data);
+            }
+        }
+    }
+
+    #[test]
+    fn unwritten_bytes_are_refused_and_stay_unwritten_when_copied() {
+        let mut memory = DeviceMemory::new();
+        let from = memory.alloc(16).unwrap();
+        let to = memory.alloc_with(&[7; 16]).unwrap();
+        memory.write(from, &[1; 5]).unwrap();
+        memory.copy(from, to, 16).unwrap();
+        assert_eq!(memory.read_vec(to, 5).unwrap(), [1; 5]);
+        assert_eq!(
+            memory.read_vec(to, 6),
+            Err(MemoryError::Uninitialized { address: to.0 + 5 })
+        );
+    }
+
+    #[test]
+    fn freed_and_foreign_ranges_are_out_of_bounds() {
+        let mut memory = DeviceMemory::with_capacity(64);
+        let base = memory.alloc_with(&[1; 64]).unwrap();
+        assert!(matches!(
+            memory.alloc(1),
+            Err(MemoryError::OutOfMemory { available: 0, .. })
+        ));
+        assert!(memory.write(base.offset(60), &[0; 5]).is_err());
+        memory.free(base).unwrap();
+        assert!(memory.read_vec(base, 1).is_err());
+        assert!(memory.free(base).is_err());
+        assert_ne!(memory.alloc(64).unwrap(), base);
+    }
+}

@@ -1,0 +1,625 @@
+//! [`Op`]: a decoded instruction.
+//!
+//! Immediates and special registers live in constant registers of the same file, so an operand is always a register
+//! index and the interpreter never asks what kind it is. Invariant: every index is in range for its kernel's files.
+
+use crate::{
+    lanes::{
+        Binary32, Binary64, Compare32, Compare64, Extract64, Insert64, Narrow, Quaternary32, Shift64,
+        Ternary32, Ternary64, Unary32, Unary64, Wide, Widen,
+    },
+    types::{Space, Ty},
+};
+
+/// Index of a 32-bit register.
+pub(crate) type Reg = u16;
+/// Index of a predicate register.
+pub(crate) type Pred = u16;
+
+/// A register of either width.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AnyReg {
+    R32(Reg),
+    R64(u16),
+}
+
+/// An instruction with its guard.
+#[derive(Clone, Debug)]
+pub(crate) struct Instruction {
+    /// The predicate that must hold, and whether its negation is meant.
+    pub(crate) guard: Option<(Pred, bool)>,
+    pub(crate) op: Op,
+}
+
+/// Where a memory instruction points: `space[base + offset]`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Address {
+    pub(crate) space: Space,
+    pub(crate) base: AnyReg,
+    pub(crate) offset: i64,
+}
+
+/// How strongly an access is ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// An ordinary access: it must not race.
+    Weak,
+    /// Volatile, relaxed, acquire or release: it may race with its like.
+    Strong,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Combine {
+    And,
+    Or,
+    Xor,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shuffle {
+    Up,
+    Down,
+    Butterfly,
+    Index,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Vote {
+    All,
+    Any,
+    Uniform,
+    Ballot,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AtomicFn {
+    Add,
+    Min,
+    Max,
+    And,
+    Or,
+    Xor,
+    Exchange,
+    CompareSwap,
+    Increment,
+    Decrement,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MatrixKind {
+    /// m16n8k16, f16 inputs, f32 sums.
+    F16F32,
+    /// m16n8k16, f16 inputs and sums.
+    F16F16,
+    /// m16n8k16, bf16 inputs, f32 sums.
+    Bf16,
+    /// m16n8k8, f16 inputs, f32 sums.
+    F16K8,
+    /// m16n8k32, s8 inputs, s32 sums.
+    S8,
+    /// m16n8k16, s8 inputs, s32 sums.
+    S8K16,
+}
+
+/// How a conversion to an integer or a narrower float rounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rounding {
+    Nearest,
+    Zero,
+    Down,
+    Up,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Op {
+    Unary32 {
+        f: Unary32,
+        flush: bool,
+        d: Reg,
+        a: Reg,
+    },
+    Binary32 {
+        f: Binary32,
+        flush: bool,
+        d: Reg,
+        a: Reg,
+        b: Reg,
+    },
+    Ternary32 {
+        f: Ternary32,
+        flush: bool,
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        c: Reg,
+    },
+    Quaternary32 {
+        f: Quaternary32,
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        c: Reg,
+        e: Reg,
+    },
+    Unary64 {
+        f: Unary64,
+        d: u16,
+        a: u16,
+    },
+    Binary64 {
+        f: Binary64,
+        d: u16,
+        a: u16,
+        b: u16,
+    },
+    Ternary64 {
+        f: Ternary64,
+        d: u16,
+        a: u16,
+        b: u16,
+        c: u16,
+    },
+    Shift64 {
+        f: Shift64,
+        d: u16,
+        a: u16,
+        b: Reg,
+    },
+    Extract64 {
+        f: Extract64,
+        d: u16,
+        a: u16,
+        b: Reg,
+        c: Reg,
+    },
+    Insert64 {
+        f: Insert64,
+        d: u16,
+        a: u16,
+        b: u16,
+        c: Reg,
+        e: Reg,
+    },
+    Wide {
+        f: Wide,
+        d: u16,
+        a: Reg,
+        b: Reg,
+    },
+    MadWide {
+        f: Wide,
+        d: u16,
+        a: Reg,
+        b: Reg,
+        c: u16,
+    },
+    Widen {
+        f: Widen,
+        d: u16,
+        a: Reg,
+    },
+    Narrow {
+        f: Narrow,
+        d: Reg,
+        a: u16,
+    },
+    /// `lop3`: any function of three bits, by its truth table.
+    Lookup {
+        table: u8,
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        c: Reg,
+    },
+    /// A conversion without a lane function of its own.
+    Convert {
+        from: Ty,
+        to: Ty,
+        rounding: Rounding,
+        saturate: bool,
+        d: AnyReg,
+        a: AnyReg,
+    },
+    Move32 {
+        d: Reg,
+        a: Reg,
+    },
+    Move64 {
+        d: u16,
+        a: u16,
+    },
+    MovePred {
+        d: Pred,
+        a: Pred,
+    },
+    NotPred {
+        d: Pred,
+        a: Pred,
+    },
+    CombinePred {
+        f: Combine,
+        d: Pred,
+        a: Pred,
+        b: Pred,
+    },
+    Select32 {
+        d: Reg,
+        a: Reg,
+        b: Reg,
+        p: Pred,
+    },
+    Select64 {
+        d: u16,
+        a: u16,
+        b: u16,
+        p: Pred,
+    },
+    /// `setp`: `p = combine(a ? b, c)`, `q = combine(!(a ? b), c)`.
+    Compare32 {
+        f: Compare32,
+        flush: bool,
+        p: Pred,
+        q: Option<Pred>,
+        a: Reg,
+        b: Reg,
+        with: Option<(Combine, Pred, bool)>,
+    },
+    Compare64 {
+        f: Compare64,
+        p: Pred,
+        q: Option<Pred>,
+        a: u16,
+        b: u16,
+        with: Option<(Combine, Pred, bool)>,
+    },
+    /// A generic address from or to an address within a space.
+    ToGeneric {
+        window: u64,
+        d: u16,
+        a: AnyReg,
+    },
+    FromGeneric {
+        window: u64,
+        d: AnyReg,
+        a: u16,
+    },
+    Load {
+        at: Address,
+        ty: Ty,
+        n: u8,
+        order: Order,
+        d: [AnyReg; 4],
+        narrow: [bool; 4],
+    },
+    Store {
+        at: Address,
+        ty: Ty,
+        n: u8,
+        order: Order,
+        a: [AnyReg; 4],
+    },
+    Atomic {
+        at: Address,
+        f: AtomicFn,
+        ty: Ty,
+        d: Option<AnyReg>,
+        b: AnyReg,
+        c: AnyReg,
+    },
+    CopyAsync {
+        to: Address,
+        from: Address,
+        bytes: u8,
+        source_bytes: Option<Reg>,
+    },
+    CopyCommit,
+    /// Waits until at most `pending` groups of a thread are unfinished; `None` waits for everything.
+    CopyWait {
+        pending: Option<u32>,
+    },
+    Prefetch,
+    Fence,
+    Branch {
+        to: u32,
+    },
+    BranchTable {
+        targets: Box<[u32]>,
+        index: Reg,
+    },
+    Exit,
+    Trap,
+    Barrier {
+        id: Reg,
+        threads: Option<Reg>,
+        reduce: Option<BarrierReduce>,
+    },
+    WarpBarrier {
+        members: Reg,
+    },
+    Shuffle {
+        f: Shuffle,
+        d: Reg,
+        p: Option<Pred>,
+        a: Reg,
+        b: Reg,
+        c: Reg,
+        members: Reg,
+    },
+    Vote {
+        f: Vote,
+        d: VoteResult,
+        a: Pred,
+        negated: bool,
+        members: Reg,
+    },
+    Match {
+        d: Reg,
+        a: AnyReg,
+        members: Reg,
+    },
+    Reduce {
+        f: AtomicFn,
+        is_signed: bool,
+        d: Reg,
+        a: Reg,
+        members: Reg,
+    },
+    ActiveMask {
+        d: Reg,
+    },
+    LoadMatrix {
+        at: Address,
+        n: u8,
+        transposed: bool,
+        d: [Reg; 4],
+    },
+    Matrix {
+        kind: MatrixKind,
+        d: [Reg; 4],
+        a: [Reg; 4],
+        b: [Reg; 2],
+        c: [Reg; 4],
+    },
+}
+
+/// What a `bar.red` computes over the thread block's predicates.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BarrierReduce {
+    pub(crate) f: BarrierFn,
+    pub(crate) a: Pred,
+    pub(crate) negated: bool,
+    pub(crate) d: VoteResult,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BarrierFn {
+    CountTrue,
+    All,
+    Any,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VoteResult {
+    Pred(Pred),
+    Reg(Reg),
+}
+
+/// A class of instructions, as [`Counters`](crate::Counters) lists them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Class {
+    /// Integer, bit and predicate arithmetic of 32 bits and less.
+    Integer,
+    /// Integer arithmetic of 64 bits, addresses among it.
+    Integer64,
+    /// `dp4a`.
+    DotProduct,
+    /// f32 arithmetic.
+    Float32,
+    /// f64 arithmetic.
+    Float64,
+    /// f16 and bf16 arithmetic.
+    Float16,
+    /// Roots, exponentials, logarithms, trigonometric functions and divisions.
+    Special,
+    /// Conversions between types.
+    Convert,
+    /// Moves and selections.
+    Move,
+    /// Loads from global memory.
+    GlobalLoad,
+    /// Stores to global memory.
+    GlobalStore,
+    /// Loads from shared memory, matrix loads among them.
+    SharedLoad,
+    /// Stores to shared memory.
+    SharedStore,
+    /// Accesses to local memory: spilled registers and indexed arrays.
+    Local,
+    /// Accesses whose space is decided by the address.
+    Generic,
+    /// Atomic operations.
+    Atomic,
+    /// Asynchronous copies, their groups and waits.
+    CopyAsync,
+    /// Barriers and fences.
+    Barrier,
+    /// Shuffles, votes and reductions within a warp.
+    WarpExchange,
+    /// Matrix operations.
+    Matrix,
+    /// Branches and exits.
+    Branch,
+}
+
+impl Class {
+    /// The name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Integer => "integer",
+            Self::Integer64 => "integer64",
+            Self::DotProduct => "dp4a",
+            Self::Float32 => "f32",
+            Self::Float64 => "f64",
+            Self::Float16 => "f16",
+            Self::Special => "special",
+            Self::Convert => "convert",
+            Self::Move => "move",
+            Self::GlobalLoad => "global_load",
+            Self::GlobalStore => "global_store",
+            Self::SharedLoad => "shared_load",
+            Self::SharedStore => "shared_store",
+            Self::Local => "local",
+            Self::Generic => "generic",
+            Self::Atomic => "atomic",
+            Self::CopyAsync => "copy_async",
+            Self::Barrier => "barrier",
+            Self::WarpExchange => "warp_exchange",
+            Self::Matrix => "matrix",
+            Self::Branch => "branch",
+        }
+    }
+}
+
+impl Op {
+    /// The class the counters put this instruction in.
+    pub(crate) fn class(&self) -> Class {
+        match self {
+            Self::Unary32 { f, .. } => unary_class(*f),
+            Self::Binary32 { f, .. } => binary_class(*f),
+            Self::Ternary32 { f, .. } => ternary_class(*f),
+            Self::Unary64 { f, .. } => match f {
+                Unary64::DSqrt | Unary64::DRcp | Unary64::DRsqrt => Class::Special,
+                Unary64::DNeg | Unary64::DAbs => Class::Float64,
+                _ => Class::Integer64,
+            },
+            Self::Binary64 { f, .. } => match f {
+                Binary64::DDiv => Class::Special,
+                Binary64::DAdd | Binary64::DSub | Binary64::DMul | Binary64::DMin | Binary64::DMax => {
+                    Class::Float64
+                }
+                _ => Class::Integer64,
+            },
+            Self::Ternary64 {
+                f: Ternary64::DFma, ..
+            } => Class::Float64,
+            Self::Ternary64 { .. }
+            | Self::Shift64 { .. }
+            | Self::Extract64 { .. }
+            | Self::Insert64 { .. }
+            | Self::Wide { .. }
+            | Self::MadWide { .. }
+            | Self::Compare64 { .. }
+            | Self::ToGeneric { .. }
+            | Self::FromGeneric { .. } => Class::Integer64,
+            Self::Widen { .. } | Self::Narrow { .. } | Self::Convert { .. } => Class::Convert,
+            Self::Quaternary32 { .. }
+            | Self::Lookup { .. }
+            | Self::NotPred { .. }
+            | Self::CombinePred { .. }
+            | Self::Compare32 { .. } => Class::Integer,
+            Self::Move32 { .. }
+            | Self::Move64 { .. }
+            | Self::MovePred { .. }
+            | Self::Select32 { .. }
+            | Self::Select64 { .. }
+            | Self::ActiveMask { .. } => Class::Move,
+            Self::Load { at, .. } => match at.space {
+                Space::Global => Class::GlobalLoad,
+                Space::Shared => Class::SharedLoad,
+                Space::Local => Class::Local,
+                Space::Generic => Class::Generic,
+            },
+            Self::Store { at, .. } => match at.space {
+                Space::Global => Class::GlobalStore,
+                Space::Shared => Class::SharedStore,
+                Space::Local => Class::Local,
+                Space::Generic => Class::Generic,
+            },
+            Self::Atomic { .. } => Class::Atomic,
+            Self::CopyAsync { .. } | Self::CopyCommit | Self::CopyWait { .. } | Self::Prefetch => {
+                Class::CopyAsync
+            }
+            Self::Fence | Self::Barrier { .. } | Self::WarpBarrier { .. } => Class::Barrier,
+            Self::Branch { .. } | Self::BranchTable { .. } | Self::Exit | Self::Trap => Class::Branch,
+            Self::Shuffle { .. } | Self::Vote { .. } | Self::Match { .. } | Self::Reduce { .. } => {
+                Class::WarpExchange
+            }
+            Self::LoadMatrix { .. } => Class::SharedLoad,
+            Self::Matrix { .. } => Class::Matrix,
+        }
+    }
+
+    /// Whether the order of the thread blocks can change what this computes: an atomic whose result is used, or a sum of
+    /// floats.
+    pub(crate) fn depends_on_block_order(&self) -> bool {
+        match self {
+            Self::Atomic { at, ty, d, .. } => {
+                at.space != Space::Shared
+                    && (d.is_some() || ty.is_float() || matches!(ty, Ty::F16x2 | Ty::Bf16x2))
+            }
+            Self::Load { order, at, .. } => *order == Order::Strong && at.space != Space::Shared,
+            _ => false,
+        }
+    }
+}
+
+fn unary_class(f: Unary32) -> Class {
+    use Unary32 as U;
+    match f {
+        U::FNeg | U::FAbs | U::FlushSubnormal => Class::Float32,
+        U::FSqrt | U::FRsqrt | U::FRcp | U::FEx2 | U::FLg2 | U::FSin | U::FCos | U::FTanh => Class::Special,
+        U::HNeg | U::HAbs | U::H2Neg | U::H2Abs => Class::Float16,
+        U::Not
+        | U::Not16
+        | U::Neg
+        | U::Neg16
+        | U::Abs
+        | U::Abs16
+        | U::Popc
+        | U::Clz
+        | U::Brev
+        | U::FindU
+        | U::FindS => Class::Integer,
+        _ => Class::Convert,
+    }
+}
+
+fn binary_class(f: Binary32) -> Class {
+    use Binary32 as B;
+    match f {
+        B::FDiv => Class::Special,
+        B::FAdd | B::FSub | B::FMul | B::FMin | B::FMax | B::FMinNan | B::FMaxNan | B::FCopysign => {
+            Class::Float32
+        }
+        B::HAdd
+        | B::HSub
+        | B::HMul
+        | B::HMin
+        | B::HMax
+        | B::H2Add
+        | B::H2Sub
+        | B::H2Mul
+        | B::H2Min
+        | B::H2Max
+        | B::B2Add
+        | B::B2Sub
+        | B::B2Mul
+        | B::B2Min
+        | B::B2Max
+        | B::BMin
+        | B::BMax => Class::Float16,
+        B::PackF16 | B::PackBf16 => Class::Convert,
+        B::PackHalves => Class::Move,
+        _ => Class::Integer,
+    }
+}
+
+fn ternary_class(f: Ternary32) -> Class {
+    use Ternary32 as T;
+    match f {
+        T::FFma | T::FFmaDown | T::FFmaUp => Class::Float32,
+        T::HFma | T::H2Fma | T::BFma | T::B2Fma => Class::Float16,
+        T::Dp4aSS | T::Dp4aSU | T::Dp4aUS | T::Dp4aUU => Class::DotProduct,
+        _ => Class::Integer,
+    }
+}

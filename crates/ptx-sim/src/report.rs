@@ -1,0 +1,280 @@
+//! [`Finding`]: something a kernel did wrong, with the place where it did it.
+//!
+//! Findings are data for tests to assert on; their text is for people. Invariant: a finding is never a guess: each
+//! names an access or an instruction that PTX leaves undefined.
+
+use std::fmt;
+
+use crate::{kernel::Place, types::Space};
+
+/// A thread and the instruction it executes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// The kernel.
+    pub kernel: String,
+    /// Index of the thread block in the grid.
+    pub block: [u32; 3],
+    /// Warp within the thread block.
+    pub warp: u32,
+    /// Lane within the warp; where several are involved, the first.
+    pub lane: u32,
+    /// The instruction.
+    pub instruction: InstructionPlace,
+}
+
+/// An instruction's place in the PTX text and, when compiled with line information, in its source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstructionPlace {
+    /// Line of the PTX text.
+    pub line: u32,
+    /// Opcode with modifiers.
+    pub mnemonic: String,
+    /// Source file and line.
+    pub source: Option<(String, u32)>,
+}
+
+impl From<&Place> for InstructionPlace {
+    fn from(place: &Place) -> Self {
+        Self {
+            line: place.line,
+            mnemonic: place.mnemonic.clone(),
+            source: place.source.clone(),
+        }
+    }
+}
+
+/// What two conflicting accesses are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conflict {
+    /// Two writes.
+    WriteWrite,
+    /// A write after an unordered read.
+    ReadWrite,
+    /// A read after an unordered write.
+    WriteRead,
+}
+
+/// What went wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FindingKind {
+    /// An access outside every allocation, the thread block's shared memory or the thread's local memory. Ends the launch.
+    OutOfBounds {
+        /// Where.
+        space: Space,
+        /// First byte accessed.
+        address: u64,
+        /// Bytes accessed.
+        bytes: u32,
+        /// What lies near.
+        nearest: String,
+    },
+    /// An address that is not a multiple of the access's size. Ends the launch.
+    Misaligned {
+        /// Where.
+        space: Space,
+        /// First byte accessed.
+        address: u64,
+        /// Bytes accessed.
+        bytes: u32,
+    },
+    /// A read of memory that nobody wrote.
+    UninitializedRead {
+        /// Where.
+        space: Space,
+        /// First byte accessed.
+        address: u64,
+        /// Bytes accessed.
+        bytes: u32,
+    },
+    /// Two warps of a thread block access shared memory without a barrier between.
+    SharedRace {
+        /// Offset in shared memory.
+        address: u64,
+        /// What the accesses are, earlier first.
+        conflict: Conflict,
+        /// The other warp.
+        other_warp: u32,
+        /// The other instruction.
+        other: InstructionPlace,
+    },
+    /// Two thread blocks access global memory without an order between.
+    GlobalRace {
+        /// The first byte that both access.
+        address: u64,
+        /// What the accesses are.
+        conflict: Conflict,
+        /// The other thread.
+        other: Box<Location>,
+    },
+    /// An access to shared memory that an asynchronous copy has not been waited for to fill.
+    UnfinishedCopy {
+        /// Offset in shared memory.
+        address: u64,
+        /// The copy.
+        copy: InstructionPlace,
+    },
+    /// A barrier that not all threads of a warp reach together. Ends the launch.
+    DivergentBarrier {
+        /// Lanes that reached it.
+        reached: u32,
+        /// Lanes that have not exited.
+        alive: u32,
+    },
+    /// A shuffle, vote or matrix operation that not all lanes of its member mask reach. Ends the launch.
+    DivergentExchange {
+        /// Lanes that reached it.
+        reached: u32,
+        /// Lanes that should have.
+        members: u32,
+    },
+    /// A shuffle that reads a lane which does not take part.
+    InactiveLaneRead {
+        /// The lane read.
+        source_lane: u32,
+    },
+    /// Warps wait at barriers that nobody else will reach. Ends the launch.
+    Deadlock {
+        /// Warps waiting.
+        waiting_warps: u32,
+        /// Warps of the thread block that have not exited.
+        alive_warps: u32,
+    },
+    /// A warp executed more instructions than the launch allows. Ends the launch.
+    InstructionLimit {
+        /// The limit.
+        limit: u64,
+    },
+    /// A `trap` instruction. Ends the launch.
+    Trap,
+}
+
+/// A fault or undefined behaviour of a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Who and where.
+    pub location: Location,
+    /// What.
+    pub kind: FindingKind,
+}
+
+impl FindingKind {
+    /// Whether a device would stop, or could not go on, here.
+    pub fn is_fatal(&self) -> bool {
+        matches!(
+            self,
+            Self::OutOfBounds { .. }
+                | Self::Misaligned { .. }
+                | Self::DivergentBarrier { .. }
+                | Self::DivergentExchange { .. }
+                | Self::Deadlock { .. }
+                | Self::InstructionLimit { .. }
+                | Self::Trap
+        )
+    }
+}
+
+impl fmt::Display for InstructionPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "line {} `{}`", self.line, self.mnemonic)?;
+        if let Some((file, line)) = &self.source {
+            write!(f, " ({file}:{line})")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [x, y, z] = self.block;
+        write!(
+            f,
+            "{} block ({x}, {y}, {z}) warp {} lane {} at {}",
+            self.kernel, self.warp, self.lane, self.instruction
+        )
+    }
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WriteWrite => "writes what was written",
+            Self::ReadWrite => "writes what was read",
+            Self::WriteRead => "reads what was written",
+        })
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.location)?;
+        match &self.kind {
+            FindingKind::OutOfBounds {
+                space,
+                address,
+                bytes,
+                nearest,
+            } => write!(
+                f,
+                "{bytes} bytes at {space} {address:#x} are out of bounds ({nearest})"
+            ),
+            FindingKind::Misaligned {
+                space,
+                address,
+                bytes,
+            } => {
+                write!(f, "{bytes} bytes at {space} {address:#x} are misaligned")
+            }
+            FindingKind::UninitializedRead {
+                space,
+                address,
+                bytes,
+            } => {
+                write!(f, "{bytes} bytes at {space} {address:#x} were never written")
+            }
+            FindingKind::SharedRace {
+                address,
+                conflict,
+                other_warp,
+                other,
+            } => write!(
+                f,
+                "race: {conflict} at shared {address:#x} by warp {other_warp} at {other} without a barrier between"
+            ),
+            FindingKind::GlobalRace {
+                address,
+                conflict,
+                other,
+            } => write!(f, "race: {conflict} at global {address:#x} by {other}"),
+            FindingKind::UnfinishedCopy { address, copy } => {
+                write!(
+                    f,
+                    "shared {address:#x} is still being filled by {copy}; a wait is missing"
+                )
+            }
+            FindingKind::DivergentBarrier { reached, alive } => {
+                write!(f, "barrier reached by lanes {reached:#010x} of {alive:#010x}")
+            }
+            FindingKind::DivergentExchange { reached, members } => {
+                write!(
+                    f,
+                    "reached by lanes {reached:#010x}, the member mask has {members:#010x}"
+                )
+            }
+            FindingKind::InactiveLaneRead { source_lane } => {
+                write!(f, "reads lane {source_lane}, which does not take part")
+            }
+            FindingKind::Deadlock {
+                waiting_warps,
+                alive_warps,
+            } => write!(
+                f,
+                "deadlock: {waiting_warps} of {alive_warps} warps wait at a barrier"
+            ),
+            FindingKind::InstructionLimit { limit } => {
+                write!(f, "more than {limit} instructions in one warp")
+            }
+            FindingKind::Trap => f.write_str("trap"),
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Small PTX programs, one per feature and one per class of bug, with their results and reports.
+
+mod arithmetic;
+mod bench;
+mod counters;
+mod exchange;
+mod findings;
+mod matrix;
+mod memory;
