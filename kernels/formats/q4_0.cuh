@@ -1,0 +1,23 @@
+// Q4_0: planes 4-bit (16 bytes a group) and scale (f16). A weight is scale * (q - 8).
+#pragma once
+#include "planes.cuh"
+
+struct Q4_0 {
+    static constexpr int SUB = 32;
+    static constexpr bool SIGNED = false;
+    struct Raw {
+        uint4 q;
+        uint16_t d;
+    };
+    const uint4* quants;
+    const uint16_t* scales;
+
+    __device__ __forceinline__ Q4_0(const uint8_t* w, size_t n_groups)
+        : quants((const uint4*)w), scales((const uint16_t*)(w + plane_bytes(n_groups, 16))) {}
+    __device__ __forceinline__ Raw load(size_t group) const { return {__ldg(quants + group), __ldg(scales + group)}; }
+    DEVICE void words(const Raw& raw, int (&v)[8]) { nibbles(raw.q, v); }
+    DEVICE float2 scale(const Raw& raw, int) {
+        float d = half_at(raw.d);
+        return make_float2(d, -8.0f * d);
+    }
+};

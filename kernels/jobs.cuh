@@ -1,0 +1,20 @@
+// Several matrices of one input in one launch: which of them a thread block works on.
+#pragma once
+#include "reduce.cuh"
+
+struct Job {
+    const uint8_t* w;
+    float* y;
+    const float* bias;  // null for none
+    int n_out;          // 0 for no job
+};
+
+// Picks the job of thread block `block` where each job has ceil(n_out / rows) of them, and makes `block` relative to it.
+DEVICE Job pick_job(Job a, Job b, Job c, int rows, int& block) {
+    int blocks_a = (a.n_out + rows - 1) / rows, blocks_b = (b.n_out + rows - 1) / rows;
+    if (block < blocks_a) return a;
+    block -= blocks_a;
+    if (block < blocks_b) return b;
+    block -= blocks_b;
+    return c;
+}

@@ -1,0 +1,164 @@
+// Quantized matrix times many rows on tensor cores: y[m][r] = sum_k w[r][k] x[m][k] + bias[r].
+//
+// Compiled once a format: -DFORMAT=Q4_K -DHEADER="formats/q4_k.cuh" gives matmul_n64 and matmul_n16.
+//
+// matmul_n64  128 weight rows by 64 rows of x a thread block of 256; grid: (sum over jobs of ceil(n_out / 128), ceil(n_rows / 64)).
+// matmul_n16   64 weight rows by 16 rows of x a thread block of 128; grid: (sum over jobs of ceil(n_out / 64), ceil(n_rows / 16)).
+//              Up to three matrices of one input are one launch; jobs without rows have n_out 0.
+// Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32.
+// Weights are unpacked to signed bytes in shared memory, 128 columns at a time, while the next are loaded; a warp multiplies 16
+// rows of them with all tokens of the tile (mma m16n8k32 s8, m16n8k16 where scales are by 16) and scales each group's sums.
+// Shared: static, 36 KiB at most. Alignment: weights 256 bytes, x 16 bytes. Measured on the simulator only: bench/runs.
+#include HEADER
+#include "jobs.cuh"
+#include "q8.cuh"
+
+constexpr int STEP = 4;                 // groups of a step
+constexpr int STRIDE = STEP * 8 + 4;    // words of a row in shared memory; the padding spreads rows over the banks
+constexpr int SUBS = 32 / FORMAT::SUB;  // scales of a group
+
+DEVICE void mma(int (&c)[4], int a0, int a1, int a2, int a3, int b0, int b1) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+DEVICE void mma(int (&c)[4], int a0, int a1, int b0) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a0), "r"(a1), "r"(b0));
+}
+
+template <class F, int WARPS, int TILES>
+DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq, const Q8Scale* xs, int n_in, int n_rows) {
+    constexpr int THREADS = WARPS * WARP, ROWS = WARPS * 16, TOKENS = TILES * 8;
+    constexpr int W_LOADS = ROWS * STEP / THREADS, X_LOADS = (TOKENS * STEP * 2 + THREADS - 1) / THREADS;
+    __shared__ __align__(16) int weights[ROWS][STRIDE];
+    __shared__ __align__(16) int inputs[TOKENS][STRIDE];
+    __shared__ float2 weight_scales[ROWS][STEP * SUBS + 1];
+    __shared__ float2 input_scales[STEP][TOKENS][SUBS];  // scale, scale * sum
+    const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
+    const int g = lane / 4, t = lane % 4;
+    const int groups = n_in / GROUP, n_out = job.n_out, first_row = block * ROWS;
+    const F f(job.w, (size_t)n_out * groups);
+
+    typename F::Raw raw[W_LOADS];
+    uint4 bytes[X_LOADS];
+    auto load = [&](int step) {
+#pragma unroll
+        for (int i = 0; i < W_LOADS; i++) {
+            int local = (thread + i * THREADS) / STEP, group = step + thread % STEP;
+            int row = min(first_row + local, n_out - 1);
+            if (group < groups) raw[i] = f.load((size_t)row * groups + group);
+        }
+#pragma unroll
+        for (int i = 0; i < X_LOADS; i++) {
+            int index = thread + i * THREADS;
+            int token = first_token + index / (STEP * 2), half = index / STEP % 2, group = step + index % STEP;
+            bytes[i] = make_uint4(0, 0, 0, 0);
+            if (index < TOKENS * STEP * 2 && token < n_rows && group < groups)
+                bytes[i] = __ldg((const uint4*)q8_row(xq, token, n_in) + half * groups + group);
+        }
+    };
+    auto store = [&](int step) {
+#pragma unroll
+        for (int i = 0; i < W_LOADS; i++) {
+            int local = (thread + i * THREADS) / STEP, slot = thread % STEP;
+            int v[8] = {};
+            float2 so[2] = {};
+            if (step + slot < groups) {
+                F::words(raw[i], v);
+                so[0] = F::scale(raw[i], 0);
+                if (SUBS == 2) so[1] = F::scale(raw[i], 1);
+            }
+            *(int4*)&weights[local][slot * 8] = make_int4(v[0], v[1], v[2], v[3]);
+            *(int4*)&weights[local][slot * 8 + 4] = make_int4(v[4], v[5], v[6], v[7]);
+            for (int s = 0; s < SUBS; s++) weight_scales[local][slot * SUBS + s] = so[s];
+        }
+#pragma unroll
+        for (int i = 0; i < X_LOADS; i++) {
+            int index = thread + i * THREADS;
+            int local = index / (STEP * 2), half = index / STEP % 2, slot = index % STEP;
+            if (index < TOKENS * STEP * 2) *(uint4*)&inputs[local][slot * 8 + half * 4] = bytes[i];
+        }
+        for (int index = thread; index < TOKENS * STEP; index += THREADS) {
+            int local = index / STEP, slot = index % STEP, token = first_token + local;
+            Q8Scale record = {0.0f, 0, 0};
+            if (token < n_rows && step + slot < groups) {
+                uint2 two = __ldg((const uint2*)q8_scales(xs, token, n_in) + step + slot);
+                record.scale = __uint_as_float(two.x);
+                record.sum_low = (short)two.y, record.sum_high = (short)(two.y >> 16);
+            }
+            if (SUBS == 1) {
+                input_scales[slot][local][0] =
+                    make_float2(record.scale, record.scale * (float)(record.sum_low + record.sum_high));
+            } else {
+                input_scales[slot][local][0] = make_float2(record.scale, record.scale * (float)record.sum_low);
+                input_scales[slot][local][SUBS - 1] = make_float2(record.scale, record.scale * (float)record.sum_high);
+            }
+        }
+    };
+
+    float acc[TILES][4] = {};
+    const int row0 = warp * 16 + g, row1 = row0 + 8;
+    load(0);
+#pragma unroll 1
+    for (int step = 0; step < groups; step += STEP) {
+        __syncthreads();
+        store(step);
+        __syncthreads();
+        if (step + STEP < groups) load(step + STEP);
+#pragma unroll 1
+        for (int slot = 0; slot < STEP; slot++) {
+            int a0 = weights[row0][slot * 8 + t], a1 = weights[row1][slot * 8 + t];
+            int a2 = weights[row0][slot * 8 + 4 + t], a3 = weights[row1][slot * 8 + 4 + t];
+#pragma unroll
+            for (int s = 0; s < SUBS; s++) {
+                float2 so0 = weight_scales[row0][slot * SUBS + s], so1 = weight_scales[row1][slot * SUBS + s];
+#pragma unroll
+                for (int n = 0; n < TILES; n++) {
+                    int c[4] = {};
+                    const int* input = inputs[n * 8 + g] + slot * 8 + t;
+                    if (SUBS == 1) {
+                        mma(c, a0, a1, a2, a3, input[0], input[4]);
+                    } else {
+                        mma(c, s == 0 ? a0 : a2, s == 0 ? a1 : a3, input[4 * s]);
+                    }
+                    float2 x0 = input_scales[slot][n * 8 + 2 * t][s], x1 = input_scales[slot][n * 8 + 2 * t + 1][s];
+                    acc[n][0] += so0.x * x0.x * (float)c[0];
+                    acc[n][1] += so0.x * x1.x * (float)c[1];
+                    acc[n][2] += so1.x * x0.x * (float)c[2];
+                    acc[n][3] += so1.x * x1.x * (float)c[3];
+                    if (!F::SIGNED) {
+                        acc[n][0] += so0.y * x0.y;
+                        acc[n][1] += so0.y * x1.y;
+                        acc[n][2] += so1.y * x0.y;
+                        acc[n][3] += so1.y * x1.y;
+                    }
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int row = first_row + (i < 2 ? row0 : row1), token = first_token + n * 8 + 2 * t + i % 2;
+            if (row < n_out && token < n_rows)
+                job.y[(size_t)token * n_out + row] = job.bias ? acc[n][i] + job.bias[row] : acc[n][i];
+        }
+    }
+}
+
+#define MATMUL(NAME, WARPS, TILES)                                                                              \
+    KERNEL __launch_bounds__(WARPS * 32, 1)                                                                     \
+        NAME(const uint8_t* w0, const uint8_t* w1, const uint8_t* w2, float* y0, float* y1, float* y2,          \
+             const float* bias0, const float* bias1, const float* bias2, int n0, int n1, int n2, int n_in,      \
+             int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                 \
+        int block = blockIdx.x;                                                                                 \
+        Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, WARPS * 16, block);    \
+        matmul<FORMAT, WARPS, TILES>(job, block, blockIdx.y * TILES * 8, xq, xs, n_in, n_rows);                 \
+    }
+
+MATMUL(matmul_n64, 8, 8)
+MATMUL(matmul_n16, 4, 2)

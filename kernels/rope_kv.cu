@@ -1,0 +1,98 @@
+// Between the projections and attention: norm of each query and key head, rotation of both, store of keys and values.
+//
+// rope_kv_f16, rope_kv_f32: for token t and pair i of n_dims / 2, angle = positions[t] * inv_freqs[i];
+//   (a, b) -> magnitude * (a cos - b sin, a sin + b cos); pairs are neighbours (style 0, NORM) or halves (style 1, NEOX).
+//   Before that, where q_norm / k_norm is given, a head is x / sqrt(mean(x^2) + eps) * norm. No rotation where inv_freqs is null.
+//   Queries are rotated in place; rotated keys go to k and to the store, values to the store, both rounded to its type.
+// grid: (n_heads + 2 n_kv_heads, n_tokens); block: 32, a warp a head.
+// Shapes: q [n_tokens, n_heads, dim_k], k [n_tokens, n_kv_heads, dim_k], v [n_tokens, n_kv_heads, dim_v] f32; positions, slots
+// [n_tokens] u32; store as kv.cuh says. A slot of 0xffffffff (padding) is stored nowhere. Shared: 4 dim_k bytes, dynamic.
+// Measured on the simulator only: bench/runs.
+#include "kv.cuh"
+
+template <class T>
+DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* positions, const uint32_t* slots,
+                    const float* inv_freqs, float magnitude, int n_dims, int style, const float* q_norm,
+                    const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, T* k_store,
+                    T* v_store) {
+    extern __shared__ float head_values[];
+    int lane = threadIdx.x, token = blockIdx.y, head = blockIdx.x;
+    uint32_t slot = slots[token];
+    bool is_stored = slot != 0xffffffffu;
+    if (head >= n_heads + n_kv_heads) {
+        int g = head - n_heads - n_kv_heads, row = kv_row(dim_v);
+        const float* from = v + ((size_t)token * n_kv_heads + g) * dim_v;
+        if (!is_stored) return;
+        T* to = v_store + kv_index(slot, g, n_kv_heads, row);
+#pragma unroll 1
+        for (int i = lane; i < row; i += WARP) put(to + i, i < dim_v ? from[i] : 0.0f);
+        return;
+    }
+    bool is_query = head < n_heads;
+    int g = head - n_heads;
+    float* x = is_query ? q + ((size_t)token * n_heads + head) * dim_k : k + ((size_t)token * n_kv_heads + g) * dim_k;
+    const float* norm = is_query ? q_norm : k_norm;
+    float factor = 1.0f;
+    if (norm) {
+        float squares = 0.0f;
+#pragma unroll 1
+        for (int i = lane; i < dim_k; i += WARP) squares += x[i] * x[i];
+        factor = 1.0f / sqrtf(warp_sum(squares) / dim_k + eps);
+    }
+#pragma unroll 1
+    for (int i = lane; i < dim_k; i += WARP) head_values[i] = norm ? x[i] * factor * norm[i] : x[i];
+    __syncwarp();
+    int half = n_dims / 2;
+    if (inv_freqs) {
+        float position = (float)positions[token];
+#pragma unroll 1
+        for (int i = lane; i < half; i += WARP) {
+            int first = style == 0 ? 2 * i : i, second = style == 0 ? 2 * i + 1 : i + half;
+            float sin, cos;
+            sincosf(position * inv_freqs[i], &sin, &cos);
+            float a = head_values[first], b = head_values[second];
+            head_values[first] = magnitude * (a * cos - b * sin);
+            head_values[second] = magnitude * (a * sin + b * cos);
+        }
+        __syncwarp();
+    }
+    int row = kv_row(dim_k);
+    T* to = k_store + (is_query || !is_stored ? 0 : kv_index(slot, g, n_kv_heads, row));
+#pragma unroll 1
+    for (int i = lane; i < row; i += WARP) {
+        float value = i < dim_k ? head_values[i] : 0.0f;
+        if (i < dim_k) x[i] = value;
+        if (!is_query && is_stored) put(to + i, value);
+    }
+}
+
+#define ROPE_KV(NAME, T)                                                                                                  \
+    KERNEL __launch_bounds__(32)                                                                                          \
+        rope_kv_##NAME(float* q, float* k, const float* v, const uint32_t* positions, const uint32_t* slots,              \
+                       const float* inv_freqs, float magnitude, int n_dims, int style, const float* q_norm,               \
+                       const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, T* k_store,     \
+                       T* v_store) {                                                                                      \
+        rope_kv(q, k, v, positions, slots, inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps, n_heads, n_kv_heads, \
+                dim_k, dim_v, k_store, v_store);                                                                          \
+    }
+
+ROPE_KV(f16, __half)
+ROPE_KV(f32, float)
+
+// rope: the rotation alone, in place: rows [n_tokens, row_width] f32 of heads of `head_dim`.
+// grid: (row_width / head_dim, n_tokens); block: 32.
+KERNEL __launch_bounds__(32) rope(float* rows, const uint32_t* positions, const float* inv_freqs, float magnitude,
+                                  int n_dims, int style, int head_dim, int row_width) {
+    float* x = rows + (size_t)blockIdx.y * row_width + blockIdx.x * head_dim;
+    float position = (float)positions[blockIdx.y];
+    int half = n_dims / 2;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < half; i += WARP) {
+        int first = style == 0 ? 2 * i : i, second = style == 0 ? 2 * i + 1 : i + half;
+        float sin, cos;
+        sincosf(position * inv_freqs[i], &sin, &cos);
+        float a = x[first], b = x[second];
+        x[first] = magnitude * (a * cos - b * sin);
+        x[second] = magnitude * (a * sin + b * cos);
+    }
+}
