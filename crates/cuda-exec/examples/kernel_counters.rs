@@ -1,0 +1,384 @@
+//! Counts what the kernels do at the shapes of an 8B model (slices of it), on the simulator, and prints it as JSON.
+//!
+//! `cargo run --release -p tokenmill-cuda-exec --example kernel_counters > bench/runs/DATE-simulator/kernels.json`
+//!
+//! Figures of the PTX, exact and the same on every machine: they say how much a kernel asks of the memory, not how fast it is.
+
+use serde_json::{Value, json};
+use tokenmill_cuda_exec::{
+    MatrixLayout,
+    modules::{module, type_suffix},
+};
+use tokenmill_gguf::TensorType;
+use tokenmill_ptx_sim::{Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, Module, launch};
+
+type Failure = Box<dyn std::error::Error>;
+
+const NULL: DevicePtr = DevicePtr(0);
+const N_EMBD: usize = 4096;
+const N_FF: usize = 14336;
+const N_VOCAB: usize = 128_256;
+
+const QUANTIZED: [TensorType; 10] = [
+    TensorType::Q4_0,
+    TensorType::Q4_1,
+    TensorType::Q5_0,
+    TensorType::Q5_1,
+    TensorType::Q8_0,
+    TensorType::Q2_K,
+    TensorType::Q3_K,
+    TensorType::Q4_K,
+    TensorType::Q5_K,
+    TensorType::Q6_K,
+];
+
+/// A launch to count.
+struct Launch {
+    module: String,
+    kernel: String,
+    grid: [usize; 3],
+    block: usize,
+    shared_bytes: usize,
+}
+
+fn main() -> Result<(), Failure> {
+    let mut rows = Vec::new();
+    for ty in QUANTIZED.into_iter().chain([TensorType::F16]) {
+        for (n_rows, n_in) in [(1, N_EMBD), (1, N_FF), (4, N_EMBD), (8, N_EMBD)] {
+            rows.push(matvec(ty, n_rows, 64, n_in)?);
+        }
+    }
+    for ty in [TensorType::Q4_K, TensorType::Q8_0] {
+        rows.push(gated(ty, 64)?);
+    }
+    for ty in QUANTIZED {
+        rows.push(matmul(ty, 64, 128, N_EMBD)?);
+    }
+    rows.push(norm()?);
+    for (context, window) in [(512, 0), (4096, 0), (4096, 1024)] {
+        rows.push(attention(context, window)?);
+    }
+    rows.push(prefill(1024)?);
+    rows.push(argmax()?);
+    println!(
+        "{}",
+        serde_json::to_string_pretty(&json!({ "source": "ptx-sim", "kernels": rows }))?
+    );
+    Ok(())
+}
+
+fn zeros(memory: &mut DeviceMemory, bytes: usize) -> Result<DevicePtr, Failure> {
+    Ok(memory.alloc_with(&vec![0; bytes])?)
+}
+
+fn u32s(memory: &mut DeviceMemory, values: &[u32]) -> Result<DevicePtr, Failure> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    Ok(memory.alloc_with(&bytes)?)
+}
+
+fn run(memory: &mut DeviceMemory, what: &Launch, arguments: &Arguments) -> Result<Counters, Failure> {
+    let text = module(&what.module).ok_or("a module of that name")?.text;
+    let loaded = Module::load(text, memory)?;
+    let mut config = LaunchConfig::new(what.grid.map(|n| n as u32), [what.block as u32, 1, 1]);
+    config.shared_bytes = what.shared_bytes as u32;
+    let report = launch(loaded.kernel(&what.kernel)?, memory, &config, arguments)?;
+    match report.findings.first() {
+        Some(finding) => Err(finding.to_string().into()),
+        None => Ok(report.counters),
+    }
+}
+
+/// One row of the report. `streams` are the buffers that should be read once; `n_items` what instructions are divided by.
+fn row(
+    what: &Launch,
+    shape: &str,
+    item: &str,
+    n_items: usize,
+    streams: &[DevicePtr],
+    counters: &Counters,
+) -> Value {
+    let sum = |pick: fn(&tokenmill_ptx_sim::BufferTraffic) -> u64| -> u64 {
+        streams
+            .iter()
+            .filter_map(|address| counters.buffers.get(address))
+            .map(pick)
+            .sum()
+    };
+    let (loaded, unique) = (
+        sum(|buffer| buffer.loaded_sectors),
+        sum(|buffer| buffer.unique_loaded_sectors),
+    );
+    let instructions: serde_json::Map<String, Value> = counters
+        .instructions
+        .iter()
+        .map(|(class, count)| (class.name().to_owned(), json!(count)))
+        .collect();
+    let per_item = |count: u64| (count as f64 * 32.0 / n_items as f64 * 1000.0).round() / 1000.0;
+    json!({
+        "kernel": format!("{}/{}", what.module, what.kernel),
+        "shape": shape,
+        "thread_blocks": counters.thread_blocks,
+        "warp_instructions": counters.warp_instructions(),
+        (format!("thread_instructions_per_{item}")): per_item(counters.warp_instructions()),
+        "stream_sectors_requested": loaded,
+        "stream_sectors_necessary": unique,
+        "stream_ratio": (loaded as f64 / unique.max(1) as f64 * 1000.0).round() / 1000.0,
+        "load_sectors": counters.loads.sectors,
+        "load_sectors_necessary": counters.loads.necessary_sectors,
+        "store_sectors": counters.stores.sectors,
+        "store_sectors_necessary": counters.stores.necessary_sectors,
+        "shared_wavefronts": counters.shared.wavefronts,
+        "shared_wavefronts_without_conflicts": counters.shared.ideal_wavefronts,
+        "instructions": instructions,
+    })
+}
+
+/// The arguments of a product of one matrix, and the matrix.
+fn product(
+    memory: &mut DeviceMemory,
+    ty: TensorType,
+    [n_rows, n_out, n_in]: [usize; 3],
+) -> Result<(Arguments, DevicePtr), Failure> {
+    let weights = zeros(memory, MatrixLayout::of(ty, n_out, n_in)?.bytes())?;
+    let y = memory.alloc((4 * n_rows * n_out) as u64)?;
+    let mut arguments = Arguments::new().ptr(weights).ptr(NULL).ptr(NULL).ptr(y);
+    arguments = (0..5).fold(arguments, |arguments, _| arguments.ptr(NULL));
+    for n in [n_out, 0, 0, n_in, n_rows] {
+        arguments = arguments.i32(n as i32);
+    }
+    arguments = if ty == TensorType::F16 {
+        arguments.ptr(zeros(memory, 4 * n_rows * n_in)?)
+    } else {
+        arguments
+            .ptr(zeros(memory, n_rows * n_in)?)
+            .ptr(zeros(memory, n_rows * n_in / 4)?)
+    };
+    Ok((arguments, weights))
+}
+
+fn matvec(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let (arguments, weights) = product(&mut memory, ty, [n_rows, n_out, n_in])?;
+    let what = Launch {
+        module: format!("matvec_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        kernel: format!("matvec_m{n_rows}"),
+        grid: [n_out.div_ceil(8), 1, 1],
+        block: 128,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let shape = format!("{n_out} x {n_in} by {n_rows}");
+    Ok(row(&what, &shape, "weight", n_out * n_in, &[weights], &counters))
+}
+
+fn gated(ty: TensorType, n_out: usize) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let bytes = MatrixLayout::of(ty, n_out, N_EMBD)?.bytes();
+    let (gate, up) = (zeros(&mut memory, bytes)?, zeros(&mut memory, bytes)?);
+    let arguments = Arguments::new()
+        .ptr(gate)
+        .ptr(up)
+        .i32(n_out as i32)
+        .ptr(NULL)
+        .ptr(NULL)
+        .i32(0)
+        .ptr(NULL)
+        .ptr(memory.alloc(n_out as u64)?)
+        .ptr(memory.alloc(n_out as u64 / 4)?)
+        .i32(N_EMBD as i32)
+        .i32(1)
+        .ptr(zeros(&mut memory, N_EMBD)?)
+        .ptr(zeros(&mut memory, N_EMBD / 4)?);
+    let what = Launch {
+        module: format!("matvec_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        kernel: "matvec_gated_m1".to_owned(),
+        grid: [n_out.div_ceil(32), 1, 1],
+        block: 256,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let shape = format!("2 x {n_out} x {N_EMBD} by 1");
+    Ok(row(
+        &what,
+        &shape,
+        "weight",
+        2 * n_out * N_EMBD,
+        &[gate, up],
+        &counters,
+    ))
+}
+
+fn matmul(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let (arguments, weights) = product(&mut memory, ty, [n_rows, n_out, n_in])?;
+    let what = Launch {
+        module: format!("matmul_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        kernel: "matmul_n64".to_owned(),
+        grid: [n_out.div_ceil(128), n_rows.div_ceil(64), 1],
+        block: 256,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let shape = format!("{n_out} x {n_in} by {n_rows}");
+    Ok(row(&what, &shape, "weight", n_out * n_in, &[weights], &counters))
+}
+
+fn norm() -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let (hidden, delta) = (zeros(&mut memory, 4 * N_EMBD)?, zeros(&mut memory, 4 * N_EMBD)?);
+    let arguments = Arguments::new()
+        .ptr(hidden)
+        .ptr(delta)
+        .f32(1.0)
+        .ptr(zeros(&mut memory, 4 * N_EMBD)?)
+        .ptr(NULL)
+        .i32(0)
+        .f32(1e-5)
+        .i32(N_EMBD as i32)
+        .ptr(NULL)
+        .ptr(memory.alloc(N_EMBD as u64)?)
+        .ptr(memory.alloc(N_EMBD as u64 / 4)?);
+    let what = Launch {
+        module: "norm".to_owned(),
+        kernel: "add_norm".to_owned(),
+        grid: [1, 1, 1],
+        block: 256,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    Ok(row(
+        &what,
+        &format!("1 x {N_EMBD}"),
+        "value",
+        N_EMBD,
+        &[delta],
+        &counters,
+    ))
+}
+
+/// Shape of the attention of an 8B model.
+const HEADS: [usize; 2] = [32, 8];
+const HEAD_DIM: usize = 128;
+
+struct Attention {
+    arguments: Arguments,
+    stores: [DevicePtr; 2],
+}
+
+fn attention_arguments(
+    memory: &mut DeviceMemory,
+    positions: &[u32],
+    sequences: &[u32],
+    context: usize,
+    window: usize,
+    is_decode: bool,
+) -> Result<Attention, Failure> {
+    let [n_heads, n_kv_heads] = HEADS;
+    let n_pages = context.div_ceil(16);
+    let pages: Vec<u32> = (0..n_pages as u32).collect();
+    let row_bytes = 4 * n_heads * HEAD_DIM;
+    let store_bytes = n_pages * 16 * n_kv_heads * HEAD_DIM * 2;
+    let stores = [zeros(memory, store_bytes)?, zeros(memory, store_bytes)?];
+    let mut arguments = Arguments::new()
+        .ptr(zeros(memory, positions.len() * row_bytes)?)
+        .ptr(memory.alloc((positions.len() * row_bytes) as u64)?);
+    if is_decode {
+        arguments = arguments.ptr(NULL).ptr(NULL);
+    }
+    arguments = arguments
+        .ptr(u32s(memory, positions)?)
+        .ptr(u32s(memory, sequences)?)
+        .ptr(u32s(memory, &[0, n_pages as u32])?)
+        .ptr(u32s(memory, &pages)?)
+        .ptr(stores[0])
+        .ptr(stores[1])
+        .ptr(NULL)
+        .f32(0.088)
+        .f32(0.0);
+    for n in [window, n_heads, n_kv_heads, HEAD_DIM, HEAD_DIM] {
+        arguments = arguments.i32(n as i32);
+    }
+    Ok(Attention { arguments, stores })
+}
+
+fn attention(context: usize, window: usize) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let [n_heads, n_kv_heads] = HEADS;
+    let n_splits = context.div_ceil(256);
+    let attention = attention_arguments(&mut memory, &[context as u32 - 1], &[0], context, window, true)?;
+    let partial = memory.alloc((n_heads * n_splits * (HEAD_DIM + 2) * 4) as u64)?;
+    let arguments = attention
+        .arguments
+        .ptr(partial)
+        .ptr(zeros(&mut memory, 4 * n_kv_heads)?);
+    let what = Launch {
+        module: "attention_decode".to_owned(),
+        kernel: "attention_f16_g4".to_owned(),
+        grid: [n_kv_heads, n_splits, 1],
+        block: 128,
+        shared_bytes: 4 * 4 * (256 + HEAD_DIM).max(4 * HEAD_DIM),
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let seen = if window > 0 { window.min(context) } else { context };
+    let shape = format!("{n_heads}/{n_kv_heads} heads of {HEAD_DIM}, {seen} positions of {context}");
+    let n_items = 2 * seen * n_kv_heads * HEAD_DIM;
+    Ok(row(
+        &what,
+        &shape,
+        "stored_value",
+        n_items,
+        &attention.stores,
+        &counters,
+    ))
+}
+
+fn prefill(first: usize) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let n_tokens = 64;
+    let context = first + n_tokens;
+    let positions: Vec<u32> = (first as u32..context as u32).collect();
+    let attention = attention_arguments(&mut memory, &positions, &[0, n_tokens as u32], context, 0, false)?;
+    let [n_heads, n_kv_heads] = HEADS;
+    let what = Launch {
+        module: "attention_prefill".to_owned(),
+        kernel: "attention_prefill_d128".to_owned(),
+        grid: [n_heads, 1, 1],
+        block: 128,
+        shared_bytes: 4 * 64 * (128 + 8) * 2,
+    };
+    let counters = run(&mut memory, &what, &attention.arguments)?;
+    let shape = format!("{n_tokens} tokens after {first}, {n_heads}/{n_kv_heads} heads of {HEAD_DIM}");
+    let n_items = n_tokens * context * n_heads * HEAD_DIM * 2;
+    Ok(row(
+        &what,
+        &shape,
+        "multiply_add",
+        n_items,
+        &attention.stores,
+        &counters,
+    ))
+}
+
+fn argmax() -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let n_parts = 64;
+    let logits = zeros(&mut memory, 4 * N_VOCAB)?;
+    let best = memory.alloc(8 * n_parts as u64)?;
+    let arguments = Arguments::new().ptr(logits).i32(N_VOCAB as i32).ptr(best);
+    let what = Launch {
+        module: "argmax".to_owned(),
+        kernel: "argmax_partial".to_owned(),
+        grid: [n_parts, 1, 1],
+        block: 256,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    Ok(row(
+        &what,
+        &format!("1 x {N_VOCAB}"),
+        "logit",
+        N_VOCAB,
+        &[logits],
+        &counters,
+    ))
+}

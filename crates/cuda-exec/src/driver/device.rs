@@ -1,0 +1,293 @@
+//! [`Device`]: an opened GPU, its memory, its kernels and its two streams.
+//!
+//! Separate from the drivers so that both are used alike. Invariant: a module is loaded once; clones are one device.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::SeqCst},
+    },
+};
+
+use bytemuck::Pod;
+
+use super::{
+    Args, Buffer, DeviceInfo, Driver, Handle, Kernel, LaunchShape, Pinned, Stream, View, ViewMut,
+    cuda::CudaDriver, memory::Arena,
+};
+use crate::{CudaExecError, error::Result, modules};
+
+/// An opened GPU. Clones are handles of the same one.
+#[derive(Clone, Debug)]
+pub struct Device {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    driver: Arc<dyn Driver>,
+    timelines: Arc<Timelines>,
+    arena: Mutex<Arena>,
+    modules: Mutex<HashMap<&'static str, Handle>>,
+    n_launches: AtomicU64,
+}
+
+/// How far each stream is known to be, so that what is known to be done is not waited for.
+#[derive(Debug, Default)]
+pub(super) struct Timelines {
+    issued: [AtomicU64; 2],
+    done: [AtomicU64; 2],
+    n_waits: AtomicU64,
+}
+
+impl Timelines {
+    /// The next moment of a stream.
+    pub(super) fn next(&self, stream: Stream) -> u64 {
+        self.issued[stream as usize].fetch_add(1, SeqCst) + 1
+    }
+
+    pub(super) fn is_done(&self, stream: Stream, moment: u64) -> bool {
+        self.done[stream as usize].load(SeqCst) >= moment
+    }
+
+    /// Notes that a wait for a moment came back.
+    pub(super) fn set_done(&self, stream: Stream, moment: u64) {
+        self.n_waits.fetch_add(1, SeqCst);
+        self.done[stream as usize].fetch_max(moment, SeqCst);
+    }
+}
+
+impl Device {
+    /// Opens a GPU by its number among those that the driver shows.
+    ///
+    /// # Errors
+    /// [`CudaExecError::NoDriver`], [`CudaExecError::NoDevice`], [`CudaExecError::NoSuchDevice`] or
+    /// [`CudaExecError::ComputeCapability`].
+    pub fn open(ordinal: usize) -> Result<Self> {
+        Ok(Self::new(Arc::new(CudaDriver::open(ordinal)?)))
+    }
+
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                driver,
+                timelines: Arc::default(),
+                arena: Mutex::default(),
+                modules: Mutex::default(),
+                n_launches: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.shared.driver
+    }
+
+    /// What the device is.
+    pub fn info(&self) -> &DeviceInfo {
+        self.shared.driver.info()
+    }
+
+    /// Bytes of its memory that nobody has.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn free_bytes(&self) -> Result<u64> {
+        self.shared.driver.free_bytes()
+    }
+
+    /// Takes device memory ahead, from which the next buffers come.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`].
+    pub fn reserve(&self, purpose: &'static str, n_bytes: usize) -> Result<()> {
+        lock(&self.shared.arena).reserve(&self.shared.driver, purpose, n_bytes)
+    }
+
+    /// Allocates a buffer, whose elements have no value yet.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`].
+    pub fn alloc<T: Pod>(&self, purpose: &'static str, len: usize) -> Result<Buffer<T>> {
+        lock(&self.shared.arena).alloc(&self.shared.driver, purpose, len)
+    }
+
+    /// Allocates pinned host memory.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`].
+    pub fn alloc_pinned<T: Pod>(&self, len: usize) -> Result<Pinned<T>> {
+        Pinned::new(&self.shared.driver, &self.shared.timelines, len)
+    }
+
+    /// Makes a buffer of values and waits until they are there; for load time.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`], or the driver's.
+    pub fn upload<T: Pod>(&self, purpose: &'static str, values: &[T]) -> Result<Buffer<T>> {
+        let mut buffer = self.alloc(purpose, values.len())?;
+        self.upload_to(values, &buffer.view_mut())?;
+        Ok(buffer)
+    }
+
+    /// Copies values to a view and waits until they are there.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`], or the driver's.
+    pub fn upload_to<T: Pod>(&self, values: &[T], to: &ViewMut<'_, T>) -> Result<()> {
+        let mut staging = self.alloc_pinned(values.len())?;
+        staging.host()?.copy_from_slice(values);
+        staging.upload(Stream::Compute, 0..values.len(), to)?;
+        staging.host()?;
+        Ok(())
+    }
+
+    /// Copies a view to the host, after all that was queued on the compute stream.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn download<T: Pod>(&self, from: View<'_, T>) -> Result<Vec<T>> {
+        let mut staging = self.alloc_pinned(from.len())?;
+        staging.download(Stream::Compute, from, 0..from.len())?;
+        Ok(staging.host()?.to_vec())
+    }
+
+    /// Queues a copy within the device.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`] where the lengths differ, or the driver's.
+    pub fn copy<T: Pod>(&self, stream: Stream, from: View<'_, T>, to: &ViewMut<'_, T>) -> Result<()> {
+        if from.len() != to.len() {
+            return Err(CudaExecError::Bounds {
+                range: 0..from.len(),
+                len: to.len(),
+            });
+        }
+        let n_bytes = from.len() * size_of::<T>();
+        self.shared
+            .driver
+            .copy(stream, from.address(), to.address(), n_bytes)
+    }
+
+    /// Queues setting every byte to zero.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn zero<T: Pod>(&self, stream: Stream, view: &ViewMut<'_, T>) -> Result<()> {
+        let n_bytes = view.len() * size_of::<T>();
+        self.shared.driver.fill(stream, view.address(), 0, n_bytes)
+    }
+
+    /// Finds a kernel, loading its module where that was not done yet.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
+    pub fn kernel(&self, module: &str, kernel: &str) -> Result<Kernel> {
+        let no_kernel = || CudaExecError::NoKernel {
+            module: module.to_owned(),
+            kernel: kernel.to_owned(),
+        };
+        let mut modules = lock(&self.shared.modules);
+        let handle = if let Some(&handle) = modules.get(module) {
+            handle
+        } else {
+            let found = modules::module(module).ok_or_else(no_kernel)?;
+            let handle = self.shared.driver.load_module(found.name, found.text)?;
+            modules.insert(found.name, handle);
+            handle
+        };
+        let function = self.shared.driver.function(handle, kernel)?;
+        Ok(Kernel {
+            function: function.ok_or_else(no_kernel)?,
+        })
+    }
+
+    /// Queues a launch on the compute stream. A grid without thread blocks is no launch.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn launch(&self, kernel: Kernel, shape: LaunchShape, args: &Args<'_>) -> Result<()> {
+        if shape.grid.contains(&0) {
+            return Ok(());
+        }
+        self.shared.n_launches.fetch_add(1, SeqCst);
+        self.shared
+            .driver
+            .launch(Stream::Compute, kernel.function, shape, args)
+    }
+
+    /// Lets `later` go on only when all that is queued on `earlier` now is done.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn order(&self, earlier: Stream, later: Stream, fence: &Fence) -> Result<()> {
+        self.shared.driver.record(earlier, fence.event)?;
+        self.shared.driver.wait(later, fence.event)
+    }
+
+    /// Makes a fence.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn fence(&self) -> Result<Fence> {
+        Ok(Fence {
+            event: self.shared.driver.create_event()?,
+            driver: Arc::clone(&self.shared.driver),
+        })
+    }
+
+    /// Launches since the device was opened, those recorded by captures included and replays not.
+    pub fn n_launches(&self) -> u64 {
+        self.shared.n_launches.load(SeqCst)
+    }
+
+    /// How often the host waited for the device.
+    pub fn n_waits(&self) -> u64 {
+        self.shared.timelines.n_waits.load(SeqCst)
+    }
+}
+
+/// A point in a stream's work that the other stream or the host can wait for.
+#[derive(Debug)]
+pub struct Fence {
+    driver: Arc<dyn Driver>,
+    event: Handle,
+}
+
+impl Fence {
+    /// Sets the point behind all that is queued on a stream now.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn record(&self, stream: Stream) -> Result<()> {
+        self.driver.record(stream, self.event)
+    }
+
+    /// Milliseconds from this point to a later one, both waited for.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn elapsed_ms(&self, later: &Self) -> Result<f32> {
+        self.driver.elapsed_ms(self.event, later.event)
+    }
+
+    /// Lets a stream go on only when the point is reached.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn hold(&self, stream: Stream) -> Result<()> {
+        self.driver.wait(stream, self.event)
+    }
+}
+
+impl Drop for Fence {
+    fn drop(&mut self) {
+        self.driver.destroy_event(self.event);
+    }
+}
+
+/// Locks. What the locks guard is whole at every moment, so a panic elsewhere leaves it usable.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,140 @@
+//! [`Kernel`], [`LaunchShape`] and [`Args`]: what a launch consists of.
+//!
+//! Separate from the device because both drivers read them. Invariant: arguments are kept inline, so that a launch
+//! allocates nothing.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+
+use super::{Handle, View, ViewMut};
+
+/// A kernel, ready to launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    pub(super) function: Handle,
+}
+
+/// Thread blocks, threads and dynamic shared memory of a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LaunchShape {
+    /// Thread blocks.
+    pub grid: [u32; 3],
+    /// Threads of a thread block.
+    pub n_threads: u32,
+    /// Dynamic shared memory of a thread block.
+    pub shared_bytes: u32,
+}
+
+impl LaunchShape {
+    /// A launch without dynamic shared memory.
+    pub fn new(grid: [usize; 3], n_threads: u32) -> Self {
+        Self {
+            grid: grid.map(|n| n as u32),
+            n_threads,
+            shared_bytes: 0,
+        }
+    }
+
+    /// Sets the dynamic shared memory.
+    #[must_use]
+    pub fn with_shared_bytes(mut self, n_bytes: usize) -> Self {
+        self.shared_bytes = n_bytes as u32;
+        self
+    }
+}
+
+/// More arguments than any kernel here has.
+const MAX_ARGS: usize = 32;
+
+/// The arguments of a kernel in order. They borrow the buffers they point to.
+#[derive(Clone, Debug)]
+pub struct Args<'a> {
+    values: [u64; MAX_ARGS],
+    sizes: [u8; MAX_ARGS],
+    len: usize,
+    buffers: PhantomData<&'a ()>,
+}
+
+impl Default for Args<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<'a> Args<'a> {
+    /// No argument yet.
+    pub fn new() -> Self {
+        Self {
+            values: [0; MAX_ARGS],
+            sizes: [0; MAX_ARGS],
+            len: 0,
+            buffers: PhantomData,
+        }
+    }
+
+    /// Appends a buffer that the kernel reads.
+    #[must_use]
+    pub fn read<T: Pod>(self, view: View<'a, T>) -> Self {
+        self.push(view.address(), 8)
+    }
+
+    /// Appends a buffer that the kernel reads, or a null pointer.
+    #[must_use]
+    pub fn read_or_null<T: Pod>(self, view: Option<View<'a, T>>) -> Self {
+        self.push(view.map_or(0, |view| view.address()), 8)
+    }
+
+    /// Appends a buffer that the kernel writes.
+    #[must_use]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "taking the view keeps its elements from being passed twice in a launch"
+    )]
+    pub fn write<T: Pod>(self, view: ViewMut<'a, T>) -> Self {
+        self.push(view.address(), 8)
+    }
+
+    /// Appends a buffer that the kernel writes, or a null pointer.
+    #[must_use]
+    pub fn write_or_null<T: Pod>(self, view: Option<ViewMut<'a, T>>) -> Self {
+        self.push(view.map_or(0, |view| view.address()), 8)
+    }
+
+    /// Appends an `int` that is a count.
+    #[must_use]
+    pub fn count(self, value: usize) -> Self {
+        self.push(value as u32 as u64, 4)
+    }
+
+    /// Appends a float.
+    #[must_use]
+    pub fn float(self, value: f32) -> Self {
+        self.push(value.to_bits() as u64, 4)
+    }
+
+    fn push(mut self, value: u64, size: u8) -> Self {
+        self.values[self.len] = value;
+        self.sizes[self.len] = size;
+        self.len += 1;
+        self
+    }
+
+    /// Bits and bytes of each argument.
+    #[cfg(feature = "sim")]
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, usize)> {
+        (self.values.iter().zip(&self.sizes))
+            .take(self.len)
+            .map(|(&value, &size)| (value, size as usize))
+    }
+
+    /// The address of each argument's value. A 4-byte argument is the first half of its value: the hosts of CUDA are
+    /// little-endian.
+    pub(super) fn pointers(&self) -> [*mut core::ffi::c_void; MAX_ARGS] {
+        let mut pointers = [std::ptr::null_mut(); MAX_ARGS];
+        for (pointer, value) in pointers.iter_mut().zip(&self.values) {
+            *pointer = std::ptr::from_ref(value).cast_mut().cast();
+        }
+        pointers
+    }
+}

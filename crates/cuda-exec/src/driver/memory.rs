@@ -1,0 +1,301 @@
+//! [`Buffer`] and its views: typed device memory, and the arena it comes from.
+//!
+//! Separate from the device because this is where addresses become safe. Invariant: no two buffers overlap, a view lies
+//! inside its buffer and borrows it, and memory is freed when the last buffer in it is gone.
+
+use std::{marker::PhantomData, ops::Range, sync::Arc};
+
+use bytemuck::Pod;
+
+use super::Driver;
+use crate::{CudaExecError, error::Result};
+
+/// Alignment of a buffer: what the kernels' widest loads and their planes need.
+pub(crate) const BUFFER_ALIGN: usize = 256;
+
+/// An allocation of the driver, shared by the buffers in it.
+#[derive(Debug)]
+struct Chunk {
+    driver: Arc<dyn Driver>,
+    address: u64,
+    n_bytes: usize,
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.driver.free(self.address);
+    }
+}
+
+/// Hands out memory from one allocation, made ahead, and from further ones where that is used up.
+#[derive(Debug, Default)]
+pub(super) struct Arena {
+    reserved: Option<(Arc<Chunk>, usize)>,
+}
+
+impl Arena {
+    /// Allocates `n_bytes` ahead. What is left of an earlier reservation is given up.
+    pub(super) fn reserve(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        purpose: &'static str,
+        n_bytes: usize,
+    ) -> Result<()> {
+        if driver.allocates_apart() {
+            return check_free(driver, purpose, n_bytes);
+        }
+        self.reserved = None;
+        let chunk = allocate(driver, purpose, n_bytes)?;
+        self.reserved = Some((chunk, 0));
+        Ok(())
+    }
+
+    pub(super) fn alloc<T: Pod>(
+        &mut self,
+        driver: &Arc<dyn Driver>,
+        purpose: &'static str,
+        len: usize,
+    ) -> Result<Buffer<T>> {
+        let n_bytes = buffer_bytes::<T>(len);
+        if let Some((chunk, n_used)) = &mut self.reserved
+            && n_bytes <= chunk.n_bytes - *n_used
+        {
+            let address = chunk.address + *n_used as u64;
+            *n_used += n_bytes;
+            return Ok(Buffer {
+                chunk: Arc::clone(chunk),
+                address,
+                len,
+                element: PhantomData,
+            });
+        }
+        // The simulator sees an access beyond the last element only where the allocation ends there.
+        let n_bytes = if driver.allocates_apart() {
+            (len * size_of::<T>()).max(1)
+        } else {
+            n_bytes
+        };
+        let chunk = allocate(driver, purpose, n_bytes)?;
+        Ok(Buffer {
+            address: chunk.address,
+            chunk,
+            len,
+            element: PhantomData,
+        })
+    }
+}
+
+/// Bytes that a buffer of `len` elements takes of an arena.
+pub fn buffer_bytes<T>(len: usize) -> usize {
+    len.saturating_mul(size_of::<T>())
+        .max(1)
+        .checked_next_multiple_of(BUFFER_ALIGN)
+        .unwrap_or(usize::MAX)
+}
+
+fn check_free(driver: &Arc<dyn Driver>, purpose: &'static str, n_bytes: usize) -> Result<()> {
+    let free_bytes = driver.free_bytes()?;
+    if n_bytes as u64 <= free_bytes {
+        return Ok(());
+    }
+    Err(CudaExecError::OutOfMemory {
+        purpose,
+        needed_bytes: n_bytes as u64,
+        free_bytes,
+    })
+}
+
+fn allocate(driver: &Arc<dyn Driver>, purpose: &'static str, n_bytes: usize) -> Result<Arc<Chunk>> {
+    check_free(driver, purpose, n_bytes)?;
+    let address = driver.alloc(n_bytes).map_err(|error| match error {
+        CudaExecError::OutOfMemory {
+            needed_bytes,
+            free_bytes,
+            ..
+        } => CudaExecError::OutOfMemory {
+            purpose,
+            needed_bytes,
+            free_bytes,
+        },
+        other => other,
+    })?;
+    Ok(Arc::new(Chunk {
+        driver: Arc::clone(driver),
+        address,
+        n_bytes,
+    }))
+}
+
+/// `len` elements of device memory.
+#[derive(Debug)]
+pub struct Buffer<T> {
+    chunk: Arc<Chunk>,
+    address: u64,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> Buffer<T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All elements, to read.
+    pub fn view(&self) -> View<'_, T> {
+        View {
+            address: self.address,
+            len: self.len,
+            buffer: PhantomData,
+        }
+    }
+
+    /// All elements, to write.
+    pub fn view_mut(&mut self) -> ViewMut<'_, T> {
+        ViewMut {
+            address: self.address,
+            len: self.len,
+            buffer: PhantomData,
+        }
+    }
+
+    /// A view to read that keeps the memory alive by itself.
+    pub fn share(&self) -> SharedView<T> {
+        SharedView(Self {
+            chunk: Arc::clone(&self.chunk),
+            address: self.address,
+            len: self.len,
+            element: PhantomData,
+        })
+    }
+}
+
+/// A read-only view of a buffer that may outlive it, for results which are copied after the operations that made them.
+#[derive(Debug)]
+pub struct SharedView<T>(Buffer<T>);
+
+impl<T: Pod> SharedView<T> {
+    /// All elements.
+    pub fn view(&self) -> View<'_, T> {
+        self.0.view()
+    }
+}
+
+impl<T: Pod> Clone for SharedView<T> {
+    fn clone(&self) -> Self {
+        self.0.share()
+    }
+}
+
+/// Elements of a buffer, to read.
+#[derive(Debug)]
+pub struct View<'a, T> {
+    address: u64,
+    len: usize,
+    buffer: PhantomData<&'a T>,
+}
+
+impl<T> Clone for View<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for View<'_, T> {}
+
+/// Elements of a buffer, to write.
+#[derive(Debug)]
+pub struct ViewMut<'a, T> {
+    address: u64,
+    len: usize,
+    buffer: PhantomData<&'a mut T>,
+}
+
+impl<'a, T: Pod> View<'a, T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Some of the elements.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`].
+    pub fn range(self, range: Range<usize>) -> Result<View<'a, T>> {
+        let (address, len) = inside::<T>(self.address, self.len, range)?;
+        Ok(View {
+            address,
+            len,
+            buffer: PhantomData,
+        })
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl<'a, T: Pod> ViewMut<'a, T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Some of the elements.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`].
+    pub fn range(self, range: Range<usize>) -> Result<ViewMut<'a, T>> {
+        let (address, len) = inside::<T>(self.address, self.len, range)?;
+        Ok(ViewMut {
+            address,
+            len,
+            buffer: PhantomData,
+        })
+    }
+
+    /// The same elements, borrowed for less time.
+    pub fn reborrow(&mut self) -> ViewMut<'_, T> {
+        ViewMut {
+            address: self.address,
+            len: self.len,
+            buffer: PhantomData,
+        }
+    }
+
+    /// The same elements, to read.
+    pub fn as_view(&self) -> View<'_, T> {
+        View {
+            address: self.address,
+            len: self.len,
+            buffer: PhantomData,
+        }
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+fn inside<T>(address: u64, len: usize, range: Range<usize>) -> Result<(u64, usize)> {
+    if range.start <= range.end && range.end <= len {
+        Ok((address + (range.start * size_of::<T>()) as u64, range.len()))
+    } else {
+        Err(CudaExecError::Bounds { range, len })
+    }
+}

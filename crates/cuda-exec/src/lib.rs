@@ -1,0 +1,82 @@
+//! The CUDA executor: memory, kernels, quantized matrices, paged keys and values, and captured graphs of one GPU.
+//!
+//! [`Device`] opens a GPU (the driver is loaded at run time, so the same binary runs without one), [`Uploader`] moves
+//! quantized weights as GGUF files hold them, [`Ops`] has the operations, [`Capture`] records a sequence of them once and
+//! [`Graph`] replays it. [`probe`] says what the machine offers and why it would not be used.
+//!
+//! The key decision is one narrow seam to the driver with two implementations: the real one, and (feature `sim`) one that
+//! interprets the shipped kernels on the CPU. Everything above it is the same, so everything above it, and every kernel,
+//! is tested on machines without a GPU.
+//!
+//! ```
+//! # #[cfg(feature = "sim")] {
+//! use tokenmill_cuda_exec::{
+//!     Capture, Input, MatrixUse, Ops, Product, QuantizedRows, SimOptions, Simulator, Stream, Uploader,
+//! };
+//! use tokenmill_gguf::TensorType;
+//!
+//! // On a GPU: `Device::open(0)?`.
+//! let device = Simulator::new(&SimOptions::default()).device();
+//! let ops = Ops::load(&device)?;
+//!
+//! // A matrix of one row of 256 weights in Q4_K: all scales 1, minima 0, every weight 3.
+//! let mut row = vec![0u8; 144];
+//! row[0..2].copy_from_slice(&[0x00, 0x3c]); // d = 1 as f16
+//! row[4..8].fill(1); // scales of the first four groups
+//! row[12..16].fill(1); // and of the last four
+//! row[16..].fill(0x33);
+//! let mut uploader = Uploader::new(&device);
+//! let usage = MatrixUse { is_table: false, is_factor: true };
+//! let matrix = uploader.upload(TensorType::Q4_K, [1, 256], &row, usage)?;
+//! uploader.finish()?;
+//!
+//! // Its product with a row of ones, recorded and not yet run.
+//! let mut x = device.upload("input", &[1.0f32; 256])?;
+//! let mut rows = QuantizedRows::new(&device, 1, 256)?;
+//! let mut y = device.alloc::<f32>("output", 1)?;
+//! let capture = Capture::begin(&device)?;
+//! ops.quantize(1, 256, x.view(), rows.view_mut())?;
+//! let input = Input { n_rows: 1, floats: x.view(), quantized: Some(rows.view()) };
+//! ops.linear(&input, &mut [Product { matrix: &matrix, bias: None, output: y.view_mut() }])?;
+//! let mut graph = capture.finish()?;
+//!
+//! graph.replay()?;
+//! assert!((device.download(y.view())?[0] - 768.0).abs() < 0.1);
+//! device.upload_to(&[2.0; 256], &x.view_mut())?;
+//! graph.replay()?;
+//! assert!((device.download(y.view())?[0] - 1536.0).abs() < 0.2);
+//! # }
+//! # Ok::<(), tokenmill_cuda_exec::CudaExecError>(())
+//! ```
+
+#![deny(unsafe_code)]
+
+#[expect(
+    unsafe_code,
+    reason = "the driver layer: the one place that calls CUDA and turns addresses into safe values"
+)]
+mod driver;
+mod error;
+mod graph_cache;
+mod kv;
+mod layout;
+mod matrix;
+pub mod modules;
+mod ops;
+
+pub use driver::{
+    Args, Availability, Buffer, Capture, Device, DeviceInfo, DeviceReport, Fence, Graph, Kernel, LaunchShape,
+    Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, probe,
+};
+#[cfg(feature = "sim")]
+pub use driver::{Fault, SimOptions, Simulator};
+pub use error::CudaExecError;
+pub use graph_cache::{GraphCache, StepPlan};
+pub use kv::{KvLayer, KvLayerMut, KvShape, KvStore, KvType, PAGE_TOKENS, PageMove};
+pub use layout::{LayoutError, MatrixLayout, Plane};
+pub use matrix::{Matrix, MatrixUse, Uploader};
+pub use ops::{
+    Activation, ArgmaxScratch, AttentionScratch, AttentionShape, AttentionStep, GatedProduct, Input,
+    NO_TOKEN, Norm, NormKind, Ops, Product, Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, Rope,
+    RopeStyle, RopeTargets, StepPlaces, TokenIds,
+};

@@ -1,0 +1,277 @@
+//! [`Matrix`] and [`Uploader`]: weights on the device, and how they get there.
+//!
+//! Separate from the layout, which is pure. The file's blocks are converted by all cores into one of two pinned staging
+//! buffers while the device copies from the other, on the transfer stream. Invariant: a matrix's kernels are loaded before
+//! the matrix exists, so no step loads any.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+use tokenmill_gguf::TensorType;
+
+use crate::{
+    Buffer, Device, Kernel, LayoutError, MatrixLayout, Pinned, Stream, View, error::Result,
+    modules::type_suffix,
+};
+
+/// Bytes of a staging buffer, unless a row is longer.
+const STAGING_BYTES: usize = 32 << 20;
+/// Bytes that a core repacks at a time.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Which kernels a matrix needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixUse {
+    /// Rows are looked up by token.
+    pub is_table: bool,
+    /// It is multiplied.
+    pub is_factor: bool,
+}
+
+/// The kernels for weights of one type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MatrixKernels {
+    pub(crate) embed: Option<Kernel>,
+    /// For up to 1, 2, 4 and 8 rows.
+    pub(crate) matvec: Option<[Kernel; 4]>,
+    pub(crate) gated: Option<[Kernel; 4]>,
+    /// For more rows, the smaller tile first.
+    pub(crate) matmul: Option<[Tiled; 2]>,
+}
+
+/// A kernel that multiplies tiles, one a thread block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiled {
+    pub(crate) kernel: Kernel,
+    pub(crate) n_threads: u32,
+    /// Rows of the matrix and of the input that a tile has.
+    pub(crate) tile: [usize; 2],
+}
+
+/// A weight matrix `[n_out, n_in]` in the kernels' layout.
+#[derive(Debug)]
+pub struct Matrix {
+    bytes: Buffer<u8>,
+    layout: MatrixLayout,
+    pub(crate) kernels: MatrixKernels,
+}
+
+impl Matrix {
+    /// How it lies on the device.
+    pub fn layout(&self) -> &MatrixLayout {
+        &self.layout
+    }
+
+    /// Rows.
+    pub fn n_out(&self) -> usize {
+        self.layout.n_out()
+    }
+
+    /// Columns.
+    pub fn n_in(&self) -> usize {
+        self.layout.n_in()
+    }
+
+    /// Whether it is multiplied with quantized activations.
+    pub fn takes_quantized_input(&self) -> bool {
+        self.layout.takes_quantized_input()
+    }
+
+    pub(crate) fn view(&self) -> View<'_, u8> {
+        self.bytes.view()
+    }
+}
+
+impl MatrixKernels {
+    fn load(device: &Device, layout: &MatrixLayout, usage: MatrixUse) -> Result<Self> {
+        let suffix = type_suffix(layout.ty()).expect("there is a layout for this type");
+        let (embed, matvec) = (format!("embed_{suffix}"), format!("matvec_{suffix}"));
+        let tiled = || -> Result<[Tiled; 2]> {
+            let matmul = format!("matmul_{suffix}");
+            let kernel = |name| device.kernel(&matmul, name);
+            if layout.takes_quantized_input() {
+                let [small, large] = [kernel("matmul_n16")?, kernel("matmul_n64")?];
+                let tiled = |kernel, n_threads, tile| Tiled {
+                    kernel,
+                    n_threads,
+                    tile,
+                };
+                return Ok([tiled(small, 128, [64, 16]), tiled(large, 256, [128, 64])]);
+            }
+            let only = Tiled {
+                kernel: kernel("matmul_n64")?,
+                n_threads: 256,
+                tile: [64, 64],
+            };
+            Ok([only, only])
+        };
+        let sizes = |prefix: &str| -> Result<[Kernel; 4]> {
+            Ok([
+                device.kernel(&matvec, &format!("{prefix}_m1"))?,
+                device.kernel(&matvec, &format!("{prefix}_m2"))?,
+                device.kernel(&matvec, &format!("{prefix}_m4"))?,
+                device.kernel(&matvec, &format!("{prefix}_m8"))?,
+            ])
+        };
+        Ok(Self {
+            embed: if usage.is_table {
+                Some(device.kernel(&embed, "embed")?)
+            } else {
+                None
+            },
+            matvec: if usage.is_factor {
+                Some(sizes("matvec")?)
+            } else {
+                None
+            },
+            matmul: if usage.is_factor { Some(tiled()?) } else { None },
+            gated: if usage.is_factor && layout.takes_quantized_input() {
+                Some(sizes("matvec_gated")?)
+            } else {
+                None
+            },
+        })
+    }
+}
+
+/// Moves weights to the device.
+#[derive(Debug)]
+pub struct Uploader {
+    device: Device,
+    staging: [Option<Pinned<u8>>; 2],
+    n_batches: usize,
+}
+
+impl Uploader {
+    /// An uploader without staging memory yet.
+    pub fn new(device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            staging: [None, None],
+            n_batches: 0,
+        }
+    }
+
+    /// Takes a matrix of the file's bytes. The copy may still run when this returns; see [`Self::finish`].
+    ///
+    /// # Errors
+    /// [`CudaExecError::Layout`](crate::CudaExecError::Layout),
+    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory), or the driver's.
+    pub fn upload(
+        &mut self,
+        ty: TensorType,
+        [n_out, n_in]: [usize; 2],
+        bytes: &[u8],
+        usage: MatrixUse,
+    ) -> Result<Matrix> {
+        let layout = MatrixLayout::of(ty, n_out, n_in)?;
+        if bytes.len() != layout.file_row_bytes() * n_out {
+            return Err(LayoutError::ByteLength {
+                what: "the matrix",
+                expected: layout.file_row_bytes() * n_out,
+                found: bytes.len(),
+            }
+            .into());
+        }
+        let kernels = MatrixKernels::load(&self.device, &layout, usage)?;
+        let mut buffer = self.device.alloc("weights", layout.bytes())?;
+        let row_bytes: usize = layout.planes().iter().map(|plane| plane.row_bytes).sum();
+        let n_rows_at_once = (STAGING_BYTES / row_bytes.max(1)).max(1);
+        for first in (0..n_out).step_by(n_rows_at_once) {
+            let rows = first..(first + n_rows_at_once).min(n_out);
+            let source = &bytes[rows.start * layout.file_row_bytes()..rows.end * layout.file_row_bytes()];
+            self.upload_rows(&layout, rows, source, &mut buffer)?;
+        }
+        Ok(Matrix {
+            bytes: buffer,
+            layout,
+            kernels,
+        })
+    }
+
+    /// Repacks neighbouring rows and queues their copies, one a plane.
+    fn upload_rows(
+        &mut self,
+        layout: &MatrixLayout,
+        rows: Range<usize>,
+        source: &[u8],
+        buffer: &mut Buffer<u8>,
+    ) -> Result<()> {
+        let planes = layout.planes();
+        let n_bytes = rows.len() * planes.iter().map(|plane| plane.row_bytes).sum::<usize>();
+        let staging = &mut self.staging[self.n_batches % 2];
+        self.n_batches += 1;
+        if staging.as_ref().is_none_or(|staging| staging.len() < n_bytes) {
+            *staging = Some(self.device.alloc_pinned(n_bytes)?);
+        }
+        let staging = staging.as_mut().expect("it was just made");
+
+        // Staging holds plane after plane; a piece is a few rows, which write their share of each.
+        let piece_rows = (PIECE_BYTES / layout.file_row_bytes().max(1)).max(1);
+        let mut pieces: Vec<Piece<'_>> = (source.chunks(piece_rows * layout.file_row_bytes()))
+            .map(|source| Piece {
+                source,
+                parts: Vec::with_capacity(planes.len()),
+            })
+            .collect();
+        let mut rest = staging.host()?;
+        for plane in planes {
+            for piece in &mut pieces {
+                let n_rows = piece.source.len() / layout.file_row_bytes();
+                let (part, later) = rest.split_at_mut(n_rows * plane.row_bytes);
+                piece.parts.push(part);
+                rest = later;
+            }
+        }
+        pieces
+            .into_par_iter()
+            .try_for_each(|piece| piece.repack(layout))?;
+
+        let mut start = 0;
+        for plane in planes {
+            let target =
+                plane.offset + rows.start * plane.row_bytes..plane.offset + rows.end * plane.row_bytes;
+            let staged = start..start + target.len();
+            start = staged.end;
+            staging.upload(Stream::Transfer, staged, &buffer.view_mut().range(target)?)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until all matrices are on the device.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn finish(&mut self) -> Result<()> {
+        for staging in self.staging.iter_mut().flatten() {
+            staging.host()?;
+        }
+        self.staging = [None, None];
+        Ok(())
+    }
+}
+
+/// A few rows of a file and where their bytes go.
+struct Piece<'a> {
+    source: &'a [u8],
+    /// For each plane.
+    parts: Vec<&'a mut [u8]>,
+}
+
+impl Piece<'_> {
+    fn repack(self, layout: &MatrixLayout) -> std::result::Result<(), LayoutError> {
+        let mut parts: Vec<_> = (self.parts.into_iter().zip(layout.planes()))
+            .map(|(part, plane)| part.chunks_exact_mut(plane.row_bytes))
+            .collect();
+        let mut row_parts: Vec<&mut [u8]> = Vec::with_capacity(parts.len());
+        for row in self.source.chunks_exact(layout.file_row_bytes()) {
+            row_parts.extend(parts.iter_mut().filter_map(Iterator::next));
+            for part in &mut row_parts {
+                part.fill(0);
+            }
+            layout.repack_row(row, &mut row_parts)?;
+            row_parts.clear();
+        }
+        Ok(())
+    }
+}

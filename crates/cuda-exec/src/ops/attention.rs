@@ -1,0 +1,181 @@
+//! Paged attention. Kernels: `attention_decode.cu`.
+
+use super::{Ops, QuantizedMut, check_multiple};
+use crate::{
+    Args, Buffer, CudaExecError, Device, LaunchShape, Stream, View, ViewMut,
+    error::Result,
+    kv::{KvLayer, PAGE_TOKENS},
+};
+
+/// Positions of the context that one thread block attends to.
+const SPLIT_TOKENS: usize = 256;
+/// Widest head of the kernels.
+const MAX_HEAD_DIM: usize = 256;
+/// Query heads of one thread block, by kernel.
+const HEADS_OF_KERNEL: [usize; 4] = [1, 2, 4, 8];
+/// Bytes of partial results that a launch may write; a longer step is cut into several launches.
+const MAX_PARTIAL_BYTES: usize = 64 << 20;
+
+/// Attention of one layer, but for the shape of its store.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionShape<'a> {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Positions that a query sees; `None` sees all.
+    pub window: Option<usize>,
+    /// Caps the scores.
+    pub softcap: Option<f32>,
+    /// A score for each head that adds nothing, `[n_heads]`.
+    pub sinks: Option<View<'a, f32>>,
+}
+
+/// The sequences of a step's tokens.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionStep<'a> {
+    /// Position of each token, `[T]`; `u32::MAX` for padding.
+    pub positions: View<'a, u32>,
+    /// Sequence of each token, `[T]`.
+    pub seq_of: View<'a, u32>,
+    /// Offsets of the sequences in `pages`, `[S + 1]`.
+    pub page_starts: View<'a, u32>,
+    /// Page tables.
+    pub pages: View<'a, u32>,
+    /// Pages of the longest context.
+    pub max_pages: usize,
+}
+
+/// Partial results and counters, shared by all layers.
+#[derive(Debug)]
+pub struct AttentionScratch {
+    partial: Buffer<f32>,
+    counters: Buffer<u32>,
+}
+
+impl AttentionScratch {
+    /// Allocates for steps of up to `max_tokens` tokens and contexts of up to `max_pages` pages.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`], [`CudaExecError::Unsupported`] where a head is too wide, or the driver's.
+    pub fn new(
+        device: &Device,
+        max_tokens: usize,
+        max_pages: usize,
+        n_heads: usize,
+        dim_v: usize,
+    ) -> Result<Self> {
+        let [n_partial, n_counters] = Self::lens(max_tokens, max_pages, n_heads, dim_v);
+        let mut counters = device.alloc("attention", n_counters)?;
+        device.zero(Stream::Compute, &counters.view_mut())?;
+        Ok(Self {
+            partial: device.alloc("attention", n_partial)?,
+            counters,
+        })
+    }
+
+    /// Device memory of such scratch.
+    pub fn device_bytes(max_tokens: usize, max_pages: usize, n_heads: usize, dim_v: usize) -> usize {
+        let [n_partial, n_counters] = Self::lens(max_tokens, max_pages, n_heads, dim_v);
+        crate::driver::buffer_bytes::<f32>(n_partial) + crate::driver::buffer_bytes::<u32>(n_counters)
+    }
+
+    fn lens(max_tokens: usize, max_pages: usize, n_heads: usize, dim_v: usize) -> [usize; 2] {
+        let token_len = n_heads * n_splits(max_pages) * (dim_v + 2);
+        [
+            (max_tokens * token_len).min((MAX_PARTIAL_BYTES / 4).max(token_len)),
+            max_tokens * n_heads,
+        ]
+    }
+}
+
+fn n_splits(max_pages: usize) -> usize {
+    (max_pages * PAGE_TOKENS).div_ceil(SPLIT_TOKENS).max(1)
+}
+
+impl Ops {
+    /// Attends from each token's query to its sequence's stored keys and values up to its own position:
+    /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] where a head is too wide, [`CudaExecError::Bounds`], or the driver's.
+    pub fn attention(
+        &self,
+        attention: &AttentionShape<'_>,
+        step: &AttentionStep<'_>,
+        kv: KvLayer<'_>,
+        q: View<'_, f32>,
+        mut output: ViewMut<'_, f32>,
+        mut quantized: Option<QuantizedMut<'_>>,
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        let KvLayer { ty, shape, k, v } = kv;
+        let (dim_k, dim_v, n_kv_heads) = (shape.dim_k, shape.dim_v, shape.n_kv_heads);
+        check_head_dims(dim_k, dim_v)?;
+        check_multiple("the number of heads", attention.n_heads, n_kv_heads)?;
+        let n_heads = attention.n_heads;
+        let group = n_heads / n_kv_heads;
+        let variant = (HEADS_OF_KERNEL.iter())
+            .position(|&heads| heads >= group)
+            .unwrap_or(HEADS_OF_KERNEL.len() - 1);
+        let heads = HEADS_OF_KERNEL[variant];
+        let kernel = self.attention[ty as usize][variant];
+        let n_blocks_x = n_kv_heads * group.div_ceil(heads);
+        let n_splits = n_splits(step.max_pages);
+        let row = |dim: usize| dim.next_multiple_of(8);
+        let shared_bytes = 4 * heads * (SPLIT_TOKENS + row(dim_k)).max(4 * row(dim_v));
+        if let Some(sinks) = &attention.sinks {
+            sinks.range(0..n_heads)?;
+        }
+        let n_tokens = step.positions.len();
+        let token_len = n_heads * n_splits * (dim_v + 2);
+        // A grid has at most 65535 thread blocks along z.
+        let n_at_once = (scratch.partial.len() / token_len).clamp(1, 65535);
+        let out_width = n_heads * dim_v;
+        for first in (0..n_tokens).step_by(n_at_once) {
+            let end = (first + n_at_once).min(n_tokens);
+            let n_here = end - first;
+            let rows = match &mut quantized {
+                Some(rows) => Some(rows.reborrow().rows(first, n_here, out_width)?),
+                None => None,
+            };
+            let (bytes, scales) = QuantizedMut::split(rows);
+            let q_width = n_heads * dim_k;
+            let args = Args::new()
+                .read(q.range(first * q_width..end * q_width)?)
+                .write(output.reborrow().range(first * out_width..end * out_width)?)
+                .write_or_null(bytes)
+                .write_or_null(scales)
+                .read(step.positions.range(first..end)?)
+                .read(step.seq_of.range(first..end)?)
+                .read(step.page_starts)
+                .read(step.pages)
+                .read(k)
+                .read(v)
+                .read_or_null(attention.sinks)
+                .float(attention.scale)
+                .float(attention.softcap.unwrap_or(0.0))
+                .count(attention.window.unwrap_or(0))
+                .count(n_heads)
+                .count(n_kv_heads)
+                .count(dim_k)
+                .count(dim_v)
+                .write(scratch.partial.view_mut().range(0..n_here * token_len)?)
+                .write(scratch.counters.view_mut().range(0..n_here * n_blocks_x)?);
+            let shape = LaunchShape::new([n_blocks_x, n_splits, n_here], 128).with_shared_bytes(shared_bytes);
+            self.device.launch(kernel, shape, &args)?;
+        }
+        Ok(())
+    }
+}
+
+/// Says whether the kernels take heads of these widths.
+pub(crate) fn check_head_dims(dim_k: usize, dim_v: usize) -> Result<()> {
+    let widest = dim_k.max(dim_v);
+    if widest <= MAX_HEAD_DIM {
+        return Ok(());
+    }
+    Err(CudaExecError::Unsupported {
+        feature: format!("attention with heads of {widest} values (at most {MAX_HEAD_DIM})"),
+    })
+}

@@ -1,0 +1,107 @@
+//! Small operations on rows. Kernels: `elementwise.cu`.
+
+use super::{Ops, QuantizedMut, elementwise_grid};
+use crate::{Args, LaunchShape, View, ViewMut, error::Result};
+
+/// The function inside a feed-forward network; the values are the kernels' codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`.
+    Silu = 0,
+    /// `x * Phi(x)`.
+    GeluErf = 1,
+    /// The approximation of it by `tanh`.
+    GeluTanh = 2,
+    /// `max(x, 0)`.
+    Relu = 3,
+    /// `max(x, 0)^2`.
+    ReluSquared = 4,
+}
+
+impl Ops {
+    /// Applies the activation in place: `rows = f(rows) * up`, or `f(rows)`; `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    pub fn activation(
+        &self,
+        activation: Activation,
+        [n_rows, width]: [usize; 2],
+        rows: ViewMut<'_, f32>,
+        up: Option<View<'_, f32>>,
+        quantized: Option<QuantizedMut<'_>>,
+    ) -> Result<()> {
+        let quantized = quantized.map(|rows| rows.rows(0, n_rows, width)).transpose()?;
+        let (bytes, scales) = QuantizedMut::split(quantized);
+        let args = Args::new()
+            .write(rows.range(0..n_rows * width)?)
+            .read_or_null(up.map(|up| up.range(0..n_rows * width)).transpose()?)
+            .count(activation as usize)
+            .count(width)
+            .write_or_null(bytes)
+            .write_or_null(scales);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.activation, shape, &args)
+    }
+
+    /// Adds: `rows += scale * delta`, `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// As [`Self::activation`].
+    pub fn add(
+        &self,
+        scale: f32,
+        [n_rows, width]: [usize; 2],
+        rows: ViewMut<'_, f32>,
+        delta: View<'_, f32>,
+    ) -> Result<()> {
+        let args = Args::new()
+            .write(rows.range(0..n_rows * width)?)
+            .read(delta.range(0..n_rows * width)?)
+            .float(scale)
+            .count(width);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.add, shape, &args)
+    }
+
+    /// Copies rows: `output[i] = input[rows[i]]`, `[.., width]`. The numbers in `rows` are below `n_input_rows`.
+    ///
+    /// # Errors
+    /// As [`Self::activation`].
+    pub fn gather(
+        &self,
+        rows: View<'_, u32>,
+        [n_input_rows, width]: [usize; 2],
+        input: View<'_, f32>,
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let n_rows = rows.len();
+        let args = Args::new()
+            .read(input.range(0..n_input_rows * width)?)
+            .read(rows)
+            .count(width)
+            .write(output.range(0..n_rows * width)?);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.gather, shape, &args)
+    }
+
+    /// Scales and caps in place: `x = scale * x`, then `x = cap * tanh(x / cap)`; `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// As [`Self::activation`].
+    pub fn scale_logits(
+        &self,
+        scale: f32,
+        cap: Option<f32>,
+        [n_rows, width]: [usize; 2],
+        logits: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let args = Args::new()
+            .write(logits.range(0..n_rows * width)?)
+            .float(scale)
+            .float(cap.unwrap_or(0.0))
+            .count(width);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.scale_logits, shape, &args)
+    }
+}

@@ -1,0 +1,187 @@
+//! Products of matrices with rows, few or many. Kernels: `matvec.cu`, `matvec_float.cu`, `matmul.cu`, `matmul_float.cu`.
+
+use super::{Activation, Ops, QuantizedMut, QuantizedView, check_equal};
+use crate::{Args, CudaExecError, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result};
+
+/// Rows up to which weights are read once without tiles.
+const MAX_ROWS: usize = 8;
+/// Matrices of one launch.
+const MAX_JOBS: usize = 3;
+
+/// The rows that matrices are multiplied with, in both forms where both are there.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// Rows.
+    pub n_rows: usize,
+    /// `[n_rows, n_in]`, for float matrices.
+    pub floats: View<'a, f32>,
+    /// The same, for quantized matrices.
+    pub quantized: Option<QuantizedView<'a>>,
+}
+
+/// One product: `output[r] = matrix * input[r] + bias`.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// `[n_out, n_in]`.
+    pub matrix: &'a Matrix,
+    /// `[n_out]`.
+    pub bias: Option<View<'a, f32>>,
+    /// `[n_rows, n_out]`.
+    pub output: ViewMut<'a, f32>,
+}
+
+/// A gated pair: `output[r] = f(gate * input[r] + gate_bias) * (up * input[r] + up_bias)`.
+#[derive(Debug)]
+pub struct GatedProduct<'a> {
+    /// Gate and up, both `[n_out, n_in]` and of one type.
+    pub matrices: [&'a Matrix; 2],
+    /// Their biases, `[n_out]`.
+    pub biases: [Option<View<'a, f32>>; 2],
+    /// Applied to the gate.
+    pub activation: Activation,
+    /// `[n_rows, n_out]`.
+    pub output: ViewMut<'a, f32>,
+    /// The same, quantized; `n_out` is a multiple of 32 then.
+    pub quantized: Option<QuantizedMut<'a>>,
+}
+
+/// The kernel for a number of rows.
+fn of_rows(kernels: [Kernel; 4], n_rows: usize) -> Kernel {
+    kernels[match n_rows {
+        0..=1 => 0,
+        2 => 1,
+        3..=4 => 2,
+        _ => 3,
+    }]
+}
+
+fn not_a_factor() -> CudaExecError {
+    CudaExecError::Unsupported {
+        feature: "product of a matrix that was not loaded for it".to_owned(),
+    }
+}
+
+/// Appends the input in the form that a matrix takes.
+fn with_input<'a>(args: Args<'a>, matrix: &Matrix, input: &Input<'a>) -> Result<Args<'a>> {
+    let (n_rows, n_in) = (input.n_rows, matrix.n_in());
+    let args = args.count(n_in).count(n_rows);
+    if matrix.takes_quantized_input() {
+        let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
+            feature: "product of quantized weights with f32 rows".to_owned(),
+        })?;
+        let rows = quantized.rows(n_rows, n_in)?;
+        Ok(args.read(rows.bytes).read(rows.scales))
+    } else {
+        Ok(args.read(input.floats.range(0..n_rows * n_in)?))
+    }
+}
+
+/// Thread blocks of matrices that are cut into runs of `tile` rows.
+fn n_blocks(jobs: &[Product<'_>], tile: usize) -> usize {
+    jobs.iter().map(|job| job.matrix.n_out().div_ceil(tile)).sum()
+}
+
+/// The arguments that all products have.
+fn job_args<'a>(input: &Input<'a>, jobs: &'a mut [Product<'_>]) -> Result<Args<'a>> {
+    let (n_rows, matrix) = (input.n_rows, jobs[0].matrix);
+    for job in jobs.iter() {
+        check_equal("the width of a matrix", job.matrix.n_in(), matrix.n_in())?;
+        if let Some(bias) = &job.bias {
+            check_equal("the length of a bias", bias.len(), job.matrix.n_out())?;
+        }
+    }
+    let counts: [usize; MAX_JOBS] =
+        std::array::from_fn(|index| jobs.get(index).map_or(0, |job| job.matrix.n_out()));
+    let biases: [Option<View<'_, f32>>; MAX_JOBS] =
+        std::array::from_fn(|index| jobs.get(index).and_then(|job| job.bias));
+    let mut args = Args::new();
+    for index in 0..MAX_JOBS {
+        args = args.read_or_null(jobs.get(index).map(|job| job.matrix.view()));
+    }
+    let mut outputs = jobs.iter_mut();
+    for _ in 0..MAX_JOBS {
+        let output = match outputs.next() {
+            Some(job) => {
+                let len = n_rows * job.matrix.n_out();
+                Some(job.output.reborrow().range(0..len)?)
+            }
+            None => None,
+        };
+        args = args.write_or_null(output);
+    }
+    for bias in biases {
+        args = args.read_or_null(bias);
+    }
+    for count in counts {
+        args = args.count(count);
+    }
+    with_input(args, matrix, input)
+}
+
+impl Ops {
+    /// Multiplies one input by several matrices; neighbours of one type share launches.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.
+    pub fn linear(&self, input: &Input<'_>, products: &mut [Product<'_>]) -> Result<()> {
+        let n_rows = input.n_rows;
+        let is_joined = |a: &Product<'_>, b: &Product<'_>| a.matrix.layout().ty() == b.matrix.layout().ty();
+        for joined in products.chunk_by_mut(is_joined) {
+            for jobs in joined.chunks_mut(MAX_JOBS) {
+                let kernels = jobs[0].matrix.kernels;
+                let (kernel, shape) = if n_rows <= MAX_ROWS {
+                    let kernel = of_rows(kernels.matvec.ok_or_else(not_a_factor)?, n_rows);
+                    (kernel, LaunchShape::new([n_blocks(jobs, 8), 1, 1], 128))
+                } else {
+                    let [small, large] = kernels.matmul.ok_or_else(not_a_factor)?;
+                    let tiled = if n_rows <= small.tile[1] { small } else { large };
+                    let [tile_out, tile_rows] = tiled.tile;
+                    let grid = [n_blocks(jobs, tile_out), n_rows.div_ceil(tile_rows), 1];
+                    (tiled.kernel, LaunchShape::new(grid, tiled.n_threads))
+                };
+                let args = job_args(input, jobs)?;
+                self.device.launch(kernel, shape, &args)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: few rows, and weights of one quantized type.
+    pub fn can_gate(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> bool {
+        n_rows <= MAX_ROWS && gate.layout() == up.layout() && gate.kernels.gated.is_some()
+    }
+
+    /// Multiplies by a gate and an up matrix at once.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] where [`Self::can_gate`] is false, [`CudaExecError::Bounds`], or the driver's.
+    pub fn matvec_gated(&self, input: &Input<'_>, product: GatedProduct<'_>) -> Result<()> {
+        let [gate, up] = product.matrices;
+        let (n_rows, n_out) = (input.n_rows, gate.n_out());
+        let kernels = match gate.kernels.gated {
+            Some(kernels) if self.can_gate(gate, up, n_rows) => kernels,
+            _ => return Err(not_a_factor()),
+        };
+        let quantized = product
+            .quantized
+            .map(|rows| rows.rows(0, n_rows, n_out))
+            .transpose()?;
+        let (bytes, scales) = QuantizedMut::split(quantized);
+        for bias in product.biases.iter().flatten() {
+            check_equal("the length of a bias", bias.len(), n_out)?;
+        }
+        let args = Args::new()
+            .read(gate.view())
+            .read(up.view())
+            .count(n_out)
+            .read_or_null(product.biases[0])
+            .read_or_null(product.biases[1])
+            .count(product.activation as usize)
+            .write(product.output.range(0..n_rows * n_out)?)
+            .write_or_null(bytes)
+            .write_or_null(scales);
+        let args = with_input(args, gate, input)?;
+        let shape = LaunchShape::new([n_out.div_ceil(32), 1, 1], 256);
+        self.device.launch(of_rows(kernels, n_rows), shape, &args)
+    }
+}

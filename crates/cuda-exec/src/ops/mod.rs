@@ -1,0 +1,219 @@
+//! The operations: launches of the kernels, with their sizes checked.
+//!
+//! One file an operation family, named as its kernel's source. Invariant: an operation launches only what its arguments'
+//! sizes decide, allocates nothing and never waits, so any sequence of operations can be captured.
+
+mod argmax;
+mod attention;
+mod elementwise;
+mod embed;
+mod linear;
+mod norm;
+mod rope_kv;
+
+use std::mem::size_of;
+
+use bytemuck::{Pod, Zeroable};
+
+use crate::{
+    Buffer, Device, Kernel, View, ViewMut,
+    error::{CudaExecError, Result},
+};
+
+pub use argmax::{ArgmaxScratch, NO_TOKEN};
+pub(crate) use attention::check_head_dims;
+pub use attention::{AttentionScratch, AttentionShape, AttentionStep};
+pub use elementwise::Activation;
+pub use embed::TokenIds;
+pub use linear::{GatedProduct, Input, Product};
+pub use norm::{Norm, NormKind};
+pub use rope_kv::{Rope, RopeStyle, RopeTargets, StepPlaces};
+
+/// The scale and the sums of the halves of a group of 32 quantized activations.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct Q8Scale {
+    /// Multiplies the bytes.
+    pub scale: f32,
+    /// Sum of the first 16 bytes.
+    pub sum_low: i16,
+    /// Sum of the last 16 bytes.
+    pub sum_high: i16,
+}
+
+/// Rows of quantized activations, beside the f32 ones.
+#[derive(Debug)]
+pub struct QuantizedRows {
+    bytes: Buffer<i8>,
+    scales: Buffer<Q8Scale>,
+}
+
+/// Where an operation writes quantized rows.
+#[derive(Debug)]
+pub struct QuantizedMut<'a> {
+    bytes: ViewMut<'a, i8>,
+    scales: ViewMut<'a, Q8Scale>,
+}
+
+/// Quantized rows that an operation reads.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedView<'a> {
+    bytes: View<'a, i8>,
+    scales: View<'a, Q8Scale>,
+}
+
+impl QuantizedRows {
+    /// Allocates `n_rows` of up to `width` values.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`].
+    pub fn new(device: &Device, n_rows: usize, width: usize) -> Result<Self> {
+        let width = width.next_multiple_of(32);
+        Ok(Self {
+            bytes: device.alloc("quantized activations", n_rows * width)?,
+            scales: device.alloc("quantized activations", n_rows * width / 32)?,
+        })
+    }
+
+    /// Device memory of such rows.
+    pub fn device_bytes(n_rows: usize, width: usize) -> usize {
+        let len = n_rows * width.next_multiple_of(32);
+        crate::driver::buffer_bytes::<i8>(len) + crate::driver::buffer_bytes::<Q8Scale>(len / 32)
+    }
+
+    /// To write.
+    pub fn view_mut(&mut self) -> QuantizedMut<'_> {
+        QuantizedMut {
+            bytes: self.bytes.view_mut(),
+            scales: self.scales.view_mut(),
+        }
+    }
+
+    /// To read.
+    pub fn view(&self) -> QuantizedView<'_> {
+        QuantizedView {
+            bytes: self.bytes.view(),
+            scales: self.scales.view(),
+        }
+    }
+}
+
+impl<'a> QuantizedMut<'a> {
+    /// Rows `first..first + n_rows` of `width` values.
+    pub(crate) fn rows(self, first: usize, n_rows: usize, width: usize) -> Result<Self> {
+        check_multiple("the width of quantized rows", width, 32)?;
+        Ok(Self {
+            bytes: self.bytes.range(first * width..(first + n_rows) * width)?,
+            scales: (self.scales).range(first * width / 32..(first + n_rows) * width / 32)?,
+        })
+    }
+
+    pub(crate) fn reborrow(&mut self) -> QuantizedMut<'_> {
+        QuantizedMut {
+            bytes: self.bytes.reborrow(),
+            scales: self.scales.reborrow(),
+        }
+    }
+
+    /// The two optional pointers that kernels take.
+    pub(crate) fn split(this: Option<Self>) -> (Option<ViewMut<'a, i8>>, Option<ViewMut<'a, Q8Scale>>) {
+        match this {
+            Some(rows) => (Some(rows.bytes), Some(rows.scales)),
+            None => (None, None),
+        }
+    }
+}
+
+impl QuantizedView<'_> {
+    /// The first `n_rows` rows of `width` values.
+    fn rows(self, n_rows: usize, width: usize) -> Result<Self> {
+        check_multiple("the width of quantized rows", width, 32)?;
+        Ok(Self {
+            bytes: self.bytes.range(0..n_rows * width)?,
+            scales: self.scales.range(0..n_rows * width / 32)?,
+        })
+    }
+}
+
+/// The kernels that every model needs, loaded.
+#[derive(Debug)]
+pub struct Ops {
+    device: Device,
+    add_norm: Kernel,
+    norm_heads: Kernel,
+    quantize_rows: Kernel,
+    activation: Kernel,
+    add: Kernel,
+    gather: Kernel,
+    scale_logits: Kernel,
+    rope_kv: [Kernel; 2],
+    rope: Kernel,
+    /// By the type of the store, then by 1, 2, 4 and 8 heads a thread block.
+    attention: [[Kernel; 4]; 2],
+    argmax_partial: Kernel,
+    argmax_combine: Kernel,
+}
+
+impl Ops {
+    /// Loads them.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`], or the driver's.
+    pub fn load(device: &Device) -> Result<Self> {
+        let attention = |ty: &str| -> Result<[Kernel; 4]> {
+            Ok([
+                device.kernel("attention_decode", &format!("attention_{ty}_g1"))?,
+                device.kernel("attention_decode", &format!("attention_{ty}_g2"))?,
+                device.kernel("attention_decode", &format!("attention_{ty}_g4"))?,
+                device.kernel("attention_decode", &format!("attention_{ty}_g8"))?,
+            ])
+        };
+        Ok(Self {
+            add_norm: device.kernel("norm", "add_norm")?,
+            norm_heads: device.kernel("norm", "norm_heads")?,
+            quantize_rows: device.kernel("norm", "quantize_rows")?,
+            activation: device.kernel("elementwise", "activation")?,
+            add: device.kernel("elementwise", "add")?,
+            gather: device.kernel("elementwise", "gather")?,
+            scale_logits: device.kernel("elementwise", "scale_logits")?,
+            rope_kv: [
+                device.kernel("rope_kv", "rope_kv_f16")?,
+                device.kernel("rope_kv", "rope_kv_f32")?,
+            ],
+            rope: device.kernel("rope_kv", "rope")?,
+            attention: [attention("f16")?, attention("f32")?],
+            argmax_partial: device.kernel("argmax", "argmax_partial")?,
+            argmax_combine: device.kernel("argmax", "argmax_combine")?,
+            device: device.clone(),
+        })
+    }
+}
+
+/// Launches of elementwise kernels: 256 threads, one element each, rows along y.
+fn elementwise_grid(width: usize, n_rows: usize) -> [usize; 3] {
+    [width.div_ceil(256), n_rows, 1]
+}
+
+fn check_multiple(what: &'static str, found: usize, divisor: usize) -> Result<()> {
+    if divisor > 0 && found.is_multiple_of(divisor) {
+        return Ok(());
+    }
+    Err(CudaExecError::Shape {
+        what,
+        found,
+        expected: format!("a multiple of {divisor}"),
+    })
+}
+
+fn check_equal(what: &'static str, found: usize, expected: usize) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(CudaExecError::Shape {
+        what,
+        found,
+        expected: expected.to_string(),
+    })
+}
+
+const _: () = assert!(size_of::<Q8Scale>() == 8);

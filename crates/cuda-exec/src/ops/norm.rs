@@ -1,0 +1,153 @@
+//! Norms, alone and with the residual addition, and quantization of rows. Kernels: `norm.cu`.
+
+use super::{Ops, QuantizedMut, check_multiple, elementwise_grid};
+use crate::{Args, LaunchShape, View, ViewMut, error::Result};
+
+/// How a norm measures a row; the values are the kernels' codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x^2) + eps)`.
+    Rms = 0,
+    /// `(x - mean) / sqrt(variance + eps)`.
+    Layer = 1,
+}
+
+/// A norm: `weight * normalized + bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// RMS or layer norm.
+    pub kind: NormKind,
+    /// Values normalized together.
+    pub width: usize,
+    /// `[width]`; absent means 1.
+    pub weight: Option<View<'a, f32>>,
+    /// `[width]`; absent means 0.
+    pub bias: Option<View<'a, f32>>,
+    /// Added under the square root.
+    pub eps: f32,
+}
+
+impl Norm<'_> {
+    fn weight(&self) -> Result<Option<View<'_, f32>>> {
+        self.weight.map(|weight| weight.range(0..self.width)).transpose()
+    }
+
+    fn bias(&self) -> Result<Option<View<'_, f32>>> {
+        self.bias.map(|bias| bias.range(0..self.width)).transpose()
+    }
+}
+
+impl Ops {
+    /// Normalizes rows: `output = norm(input)`, both `[n_rows, width]`, and quantizes them where asked.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    pub fn norm(
+        &self,
+        norm: &Norm<'_>,
+        n_rows: usize,
+        input: View<'_, f32>,
+        output: ViewMut<'_, f32>,
+        quantized: Option<QuantizedMut<'_>>,
+    ) -> Result<()> {
+        let input = input.range(0..n_rows * norm.width)?;
+        // Without a delta the kernel only reads its first argument.
+        let args = Args::new().read(input).read_or_null::<f32>(None).float(0.0);
+        self.launch_norm(norm, n_rows, args, output, quantized)
+    }
+
+    /// Adds and normalizes: `hidden += scale * delta; output = norm(hidden)`, and quantizes where asked.
+    ///
+    /// # Errors
+    /// As [`Self::norm`].
+    pub fn add_norm(
+        &self,
+        norm: &Norm<'_>,
+        n_rows: usize,
+        (scale, delta): (f32, View<'_, f32>),
+        hidden: ViewMut<'_, f32>,
+        output: ViewMut<'_, f32>,
+        quantized: Option<QuantizedMut<'_>>,
+    ) -> Result<()> {
+        let len = n_rows * norm.width;
+        let args = Args::new()
+            .write(hidden.range(0..len)?)
+            .read(delta.range(0..len)?)
+            .float(scale);
+        self.launch_norm(norm, n_rows, args, output, quantized)
+    }
+
+    fn launch_norm(
+        &self,
+        norm: &Norm<'_>,
+        n_rows: usize,
+        args: Args<'_>,
+        output: ViewMut<'_, f32>,
+        quantized: Option<QuantizedMut<'_>>,
+    ) -> Result<()> {
+        let quantized = quantized
+            .map(|rows| rows.rows(0, n_rows, norm.width))
+            .transpose()?;
+        let (bytes, scales) = QuantizedMut::split(quantized);
+        let args = args
+            .read_or_null(norm.weight()?)
+            .read_or_null(norm.bias()?)
+            .count(norm.kind as usize)
+            .float(norm.eps)
+            .count(norm.width)
+            .write(output.range(0..n_rows * norm.width)?)
+            .write_or_null(bytes)
+            .write_or_null(scales);
+        self.device
+            .launch(self.add_norm, LaunchShape::new([n_rows, 1, 1], 256), &args)
+    }
+
+    /// Normalizes every run of `norm.width` values of rows `[n_rows, row_width]` in place.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where runs do not fill a row, or as [`Self::norm`].
+    pub fn norm_heads(
+        &self,
+        norm: &Norm<'_>,
+        n_rows: usize,
+        row_width: usize,
+        rows: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        check_multiple("the width of a row", row_width, norm.width)?;
+        let args = Args::new()
+            .write(rows.range(0..n_rows * row_width)?)
+            .count(row_width)
+            .read_or_null(norm.weight()?)
+            .read_or_null(norm.bias()?)
+            .count(norm.kind as usize)
+            .float(norm.eps)
+            .count(norm.width);
+        let grid = [(row_width / norm.width).div_ceil(4), n_rows, 1];
+        self.device
+            .launch(self.norm_heads, LaunchShape::new(grid, 128), &args)
+    }
+
+    /// Quantizes rows `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where the width is no multiple of 32, or as [`Self::norm`].
+    pub fn quantize(
+        &self,
+        n_rows: usize,
+        width: usize,
+        input: View<'_, f32>,
+        output: QuantizedMut<'_>,
+    ) -> Result<()> {
+        let QuantizedMut { bytes, scales } = output.rows(0, n_rows, width)?;
+        let args = Args::new()
+            .read(input.range(0..n_rows * width)?)
+            .count(width)
+            .write(bytes)
+            .write(scales);
+        self.device.launch(
+            self.quantize_rows,
+            LaunchShape::new(elementwise_grid(width, n_rows), 256),
+            &args,
+        )
+    }
+}

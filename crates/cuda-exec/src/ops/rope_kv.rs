@@ -1,0 +1,167 @@
+//! Rotation, and the store of keys and values. Kernels: `rope_kv.cu`.
+
+use super::{Ops, check_multiple};
+use crate::{Args, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
+
+/// Which values of a head form the pairs that are rotated; the values are the kernels' codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Neighbours.
+    Norm = 0,
+    /// Halves.
+    Neox = 1,
+}
+
+/// A rotary embedding.
+#[derive(Clone, Copy, Debug)]
+pub struct Rope<'a> {
+    /// Which values form a pair.
+    pub style: RopeStyle,
+    /// Values of a head that are rotated.
+    pub n_dims: usize,
+    /// Radians per position, `[n_dims / 2]`.
+    pub inv_freqs: View<'a, f32>,
+    /// Multiplies the rotated values.
+    pub magnitude: f32,
+}
+
+/// Where a step's tokens are.
+#[derive(Clone, Copy, Debug)]
+pub struct StepPlaces<'a> {
+    /// Position of each token, `[T]`; `u32::MAX` for padding.
+    pub positions: View<'a, u32>,
+    /// Slot of each token in the KV store, `[T]`; `u32::MAX` stores nothing.
+    pub slots: View<'a, u32>,
+}
+
+/// What [`Ops::rope_kv`] works on.
+#[derive(Debug)]
+pub struct RopeTargets<'a> {
+    /// `[T, n_heads, dim_k]`, rotated in place.
+    pub q: ViewMut<'a, f32>,
+    /// `[T, n_kv_heads, dim_k]`, rotated in place and stored.
+    pub k: ViewMut<'a, f32>,
+    /// `[T, n_kv_heads, dim_v]`, stored.
+    pub v: View<'a, f32>,
+    /// RMS norm of each query and key head before the rotation, `[dim_k]` each.
+    pub norms: [Option<View<'a, f32>>; 2],
+    /// Of those norms.
+    pub eps: f32,
+}
+
+impl Ops {
+    /// Normalizes, rotates and stores: queries and keys in place, keys and values in the layer's store.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    pub fn rope_kv(
+        &self,
+        rope: Option<&Rope<'_>>,
+        n_heads: usize,
+        places: StepPlaces<'_>,
+        targets: RopeTargets<'_>,
+        kv: KvLayerMut<'_>,
+    ) -> Result<()> {
+        let n_tokens = places.positions.len();
+        let KvLayerMut { ty, shape, k, v } = kv;
+        let (dim_k, dim_v, n_kv_heads) = (shape.dim_k, shape.dim_v, shape.n_kv_heads);
+        let norm =
+            |norm: Option<View<'_, f32>>| norm.map(|norm| norm.range(0..dim_k)).transpose().map(|_| ());
+        norm(targets.norms[0])?;
+        norm(targets.norms[1])?;
+        let inv_freqs = rope
+            .map(|rope| rope.inv_freqs.range(0..rope.n_dims / 2))
+            .transpose()?;
+        let args = Args::new()
+            .write(targets.q.range(0..n_tokens * n_heads * dim_k)?)
+            .write(targets.k.range(0..n_tokens * n_kv_heads * dim_k)?)
+            .read(targets.v.range(0..n_tokens * n_kv_heads * dim_v)?)
+            .read(places.positions)
+            .read(places.slots.range(0..n_tokens)?)
+            .read_or_null(inv_freqs)
+            .float(rope.map_or(1.0, |rope| rope.magnitude))
+            .count(rope.map_or(0, |rope| rope.n_dims))
+            .count(rope.map_or(0, |rope| rope.style as usize))
+            .read_or_null(targets.norms[0])
+            .read_or_null(targets.norms[1])
+            .float(targets.eps)
+            .count(n_heads)
+            .count(n_kv_heads)
+            .count(dim_k)
+            .count(dim_v)
+            .write(k)
+            .write(v);
+        let shape =
+            LaunchShape::new([n_heads + 2 * n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * dim_k);
+        self.device.launch(self.rope_kv[ty as usize], shape, &args)
+    }
+
+    /// Stores keys and values `[T, ..]` as they are.
+    ///
+    /// # Errors
+    /// As [`Self::rope_kv`].
+    pub fn store_kv(
+        &self,
+        places: StepPlaces<'_>,
+        [k, v]: [View<'_, f32>; 2],
+        kv: KvLayerMut<'_>,
+    ) -> Result<()> {
+        let n_tokens = places.positions.len();
+        let KvLayerMut {
+            ty,
+            shape,
+            k: k_store,
+            v: v_store,
+        } = kv;
+        let k_len = n_tokens * shape.n_kv_heads * shape.dim_k;
+        // Without queries, norms and frequencies the kernel writes back the keys it read.
+        let args = Args::new()
+            .read_or_null::<f32>(None)
+            .read(k.range(0..k_len)?)
+            .read(v.range(0..n_tokens * shape.n_kv_heads * shape.dim_v)?)
+            .read(places.positions)
+            .read(places.slots.range(0..n_tokens)?)
+            .read_or_null::<f32>(None)
+            .float(1.0)
+            .count(0)
+            .count(0)
+            .read_or_null::<f32>(None)
+            .read_or_null::<f32>(None)
+            .float(0.0)
+            .count(0)
+            .count(shape.n_kv_heads)
+            .count(shape.dim_k)
+            .count(shape.dim_v)
+            .write(k_store)
+            .write(v_store);
+        let shape =
+            LaunchShape::new([2 * shape.n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * shape.dim_k);
+        self.device.launch(self.rope_kv[ty as usize], shape, &args)
+    }
+
+    /// Rotates the heads of rows `[T, row_width]` in place.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where heads do not fill a row, or as [`Self::rope_kv`].
+    pub fn rope(
+        &self,
+        rope: &Rope<'_>,
+        positions: View<'_, u32>,
+        [head_dim, row_width]: [usize; 2],
+        rows: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        check_multiple("the width of a row", row_width, head_dim)?;
+        let n_tokens = positions.len();
+        let args = Args::new()
+            .write(rows.range(0..n_tokens * row_width)?)
+            .read(positions)
+            .read(rope.inv_freqs.range(0..rope.n_dims / 2)?)
+            .float(rope.magnitude)
+            .count(rope.n_dims)
+            .count(rope.style as usize)
+            .count(head_dim)
+            .count(row_width);
+        let shape = LaunchShape::new([row_width / head_dim, n_tokens, 1], 32);
+        self.device.launch(self.rope, shape, &args)
+    }
+}

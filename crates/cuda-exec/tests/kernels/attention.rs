@@ -1,0 +1,377 @@
+//! Paged attention against the plain formula.
+
+use half::f16;
+use tokenmill_ptx_sim::{Arguments, Counters};
+
+use crate::bench::{NULL, Random, Sim, assert_close};
+
+/// A batch of tokens on a paged store.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is one choice of the kernel's arguments"
+)]
+struct Case {
+    /// Position of each token; `None` is padding. Each token is a sequence of its own here, unless `seq_of` says otherwise.
+    positions: Vec<Option<u32>>,
+    seq_of: Vec<u32>,
+    n_heads: usize,
+    n_kv_heads: usize,
+    dims: [usize; 2],
+    is_half: bool,
+    window: usize,
+    cap: f32,
+    has_sinks: bool,
+    quantizes: bool,
+    /// Whether the kernel for many query rows runs: the tokens of a sequence are consecutive then.
+    is_prefill: bool,
+}
+
+impl Case {
+    fn new(positions: &[u32], n_heads: usize, n_kv_heads: usize, dim: usize) -> Self {
+        Self {
+            positions: positions.iter().copied().map(Some).collect(),
+            seq_of: (0..positions.len() as u32).collect(),
+            n_heads,
+            n_kv_heads,
+            dims: [dim, dim],
+            is_half: true,
+            window: 0,
+            cap: 0.0,
+            has_sinks: false,
+            quantizes: false,
+            is_prefill: false,
+        }
+    }
+
+    /// Runs of consecutive tokens on the kernel for many query rows: each sequence's first position and length.
+    fn prefill(runs: &[(u32, u32)], n_heads: usize, n_kv_heads: usize, dim: usize) -> Self {
+        let positions: Vec<u32> = runs.iter().flat_map(|&(first, n)| first..first + n).collect();
+        let seq_of = (0..)
+            .zip(runs)
+            .flat_map(|(seq, &(_, n))| (0..n).map(move |_| seq));
+        Self {
+            seq_of: seq_of.collect(),
+            is_prefill: true,
+            ..Self::new(&positions, n_heads, n_kv_heads, dim)
+        }
+    }
+
+    fn n_seqs(&self) -> usize {
+        self.seq_of.iter().max().map_or(0, |&last| last as usize + 1)
+    }
+}
+
+/// The store of one layer: rows by slot, KV head and element.
+fn store(
+    random: &mut Random,
+    n_pages: usize,
+    n_kv_heads: usize,
+    dim: usize,
+    is_half: bool,
+) -> (Vec<u8>, Vec<f32>) {
+    let row = dim.next_multiple_of(8);
+    let mut bytes = Vec::new();
+    let mut values = Vec::new();
+    for _ in 0..n_pages * n_kv_heads * 16 {
+        for i in 0..row {
+            let value = if i < dim { random.value() } else { 0.0 };
+            if is_half {
+                let rounded = f16::from_f32(value);
+                bytes.extend(rounded.to_le_bytes());
+                values.push(rounded.to_f32());
+            } else {
+                bytes.extend(value.to_le_bytes());
+                values.push(value);
+            }
+        }
+    }
+    (bytes, values)
+}
+
+fn check(case: &Case) -> Counters {
+    let [dim_k, dim_v] = case.dims;
+    let (n_heads, n_kv_heads) = (case.n_heads, case.n_kv_heads);
+    let n_tokens = case.positions.len();
+    let mut random = Random((dim_k * n_heads + n_tokens) as u64);
+    let mut sim = Sim::new();
+    // Pages are dealt out at random; each sequence has as many as its longest token needs.
+    let longest = |seq: usize| {
+        let tokens = case.positions.iter().zip(&case.seq_of);
+        tokens
+            .filter(|(_, s)| **s as usize == seq)
+            .filter_map(|(p, _)| *p)
+            .max()
+    };
+    let counts: Vec<usize> = (0..case.n_seqs())
+        .map(|seq| longest(seq).map_or(0, |last| last as usize / 16 + 1))
+        .collect();
+    let n_pages = counts.iter().sum::<usize>() + 3;
+    let mut pages: Vec<u32> = (0..n_pages as u32).collect();
+    for i in (1..n_pages).rev() {
+        pages.swap(i, random.below(i + 1));
+    }
+    // Pages that no token sees any more are gone.
+    let starts_of = |seq: usize| counts[..seq].iter().sum::<usize>();
+    let mut table = pages.clone();
+    for seq in 0..counts.len() {
+        let tokens = case.positions.iter().zip(&case.seq_of);
+        let oldest = tokens
+            .filter(|(_, s)| **s as usize == seq)
+            .filter_map(|(p, _)| *p)
+            .min();
+        if let (Some(oldest), 1..) = (oldest, case.window) {
+            let n_gone = (oldest as usize + 1).saturating_sub(case.window) / 16;
+            table[starts_of(seq)..][..n_gone].fill(u32::MAX);
+        }
+    }
+    let starts: Vec<u32> = (0..=counts.len())
+        .map(|seq| counts[..seq].iter().sum::<usize>() as u32)
+        .collect();
+    let scale = 1.0 / (dim_k as f32).sqrt();
+    let q = random.values(n_tokens * n_heads * dim_k);
+    let sinks = random.values(n_heads);
+    let (k_bytes, k) = store(&mut random, n_pages, n_kv_heads, dim_k, case.is_half);
+    let (v_bytes, v) = store(&mut random, n_pages, n_kv_heads, dim_v, case.is_half);
+
+    let group = n_heads / n_kv_heads;
+    let g = [1, 2, 4, 8].into_iter().find(|&g| g >= group).unwrap_or(8);
+    let longest_context = case
+        .positions
+        .iter()
+        .flatten()
+        .max()
+        .map_or(1, |&last| last as usize + 1);
+    // One split more than needed: a captured grid is larger than most steps.
+    let n_splits = longest_context.div_ceil(256) + 1;
+    let grid = [n_kv_heads * group.div_ceil(g), n_splits, n_tokens];
+    let width = n_heads * dim_v;
+    let out = sim.room(n_tokens * width * 4);
+    let quantized = sim.room_quantized(n_tokens, width);
+    let partial = sim.room(n_tokens * n_heads * n_splits * (dim_v + 2) * 4);
+    let counters = sim.u32s(&vec![0; n_tokens * grid[0]]);
+    let positions: Vec<u32> = case.positions.iter().map(|p| p.unwrap_or(u32::MAX)).collect();
+    let (row_k, row_v) = (dim_k.next_multiple_of(8), dim_v.next_multiple_of(8));
+    let mut arguments = Arguments::new().ptr(sim.f32s(&q)).ptr(out);
+    if !case.is_prefill {
+        arguments = arguments
+            .ptr(if case.quantizes { quantized.bytes } else { NULL })
+            .ptr(if case.quantizes { quantized.scales } else { NULL });
+    }
+    let seq_starts: Vec<u32> = (0..=case.n_seqs())
+        .map(|seq| case.seq_of.iter().filter(|&&s| (s as usize) < seq).count() as u32)
+        .collect();
+    let sequences = if case.is_prefill {
+        &seq_starts
+    } else {
+        &case.seq_of
+    };
+    arguments = arguments
+        .ptr(sim.u32s(&positions))
+        .ptr(sim.u32s(sequences))
+        .ptr(sim.u32s(&starts))
+        .ptr(sim.u32s(&table))
+        .ptr(sim.bytes(&k_bytes))
+        .ptr(sim.bytes(&v_bytes))
+        .ptr(if case.has_sinks { sim.f32s(&sinks) } else { NULL })
+        .f32(scale)
+        .f32(case.cap);
+    for n in [case.window, n_heads, n_kv_heads, dim_k, dim_v] {
+        arguments = arguments.i32(n as i32);
+    }
+    let launched = if case.is_prefill {
+        let d = if dim_k.max(dim_v) <= 64 { 64 } else { 128 };
+        let kernel = format!("attention_prefill_d{d}");
+        // As many tiles as if all tokens were one sequence's.
+        let grid = [n_heads, n_tokens.div_ceil(64), case.n_seqs()];
+        sim.launch(
+            "attention_prefill",
+            &kernel,
+            grid,
+            128,
+            4 * 64 * (d + 8) * 2,
+            &arguments,
+        )
+    } else {
+        let arguments = arguments.ptr(partial).ptr(counters);
+        let shared = 4 * g * (256 + row_k).max(4 * row_v);
+        let kernel = format!("attention_{}_g{g}", if case.is_half { "f16" } else { "f32" });
+        sim.launch("attention_decode", &kernel, grid, 128, shared, &arguments)
+    };
+    let counts_left = sim.read_u32s(counters, n_tokens * grid[0]);
+    assert!(counts_left.iter().all(|&count| count == 0));
+
+    let found = sim.read_f32s(out, n_tokens * width);
+    let mut expected = vec![(0.0, 1.0); n_tokens * width];
+    for (token, position) in case.positions.iter().enumerate() {
+        let Some(position) = *position else {
+            continue;
+        };
+        let context = position as usize + 1;
+        let first = if case.window > 0 {
+            context.saturating_sub(case.window)
+        } else {
+            0
+        };
+        let table = &pages[starts[case.seq_of[token] as usize] as usize..];
+        let row_of = |j: usize, head: usize, row: usize| {
+            ((table[j / 16] as usize * n_kv_heads + head / group) * 16 + j % 16) * row
+        };
+        for head in 0..n_heads {
+            let query = &q[(token * n_heads + head) * dim_k..][..dim_k];
+            let scores: Vec<f64> = (first..context)
+                .map(|j| {
+                    let key = &k[row_of(j, head, row_k)..][..dim_k];
+                    let dot: f64 = query
+                        .iter()
+                        .zip(key)
+                        .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                        .sum();
+                    let s = f64::from(scale) * dot;
+                    let cap = f64::from(case.cap);
+                    if cap > 0.0 { cap * (s / cap).tanh() } else { s }
+                })
+                .collect();
+            let sink = f64::from(sinks[head]);
+            let mut denominator: f64 = scores.iter().map(|s| s.exp()).sum();
+            if case.has_sinks {
+                denominator += sink.exp();
+            }
+            for d in 0..dim_v {
+                let sum: f64 = (first..context)
+                    .zip(&scores)
+                    .map(|(j, s)| s.exp() * f64::from(v[row_of(j, head, row_v) + d]))
+                    .sum();
+                expected[token * width + head * dim_v + d].0 = sum / denominator;
+            }
+        }
+    }
+    // Weights below 1 times values below 1: f32 sums of hundreds of terms.
+    assert_close(&found, &expected, 3e-6, "attention");
+    if case.quantizes {
+        let rounded = sim.dequantized(&quantized, n_tokens, width);
+        for (x, r) in found.iter().zip(rounded) {
+            assert!((f64::from(*x) - r).abs() < 1.0 / 250.0);
+        }
+    }
+    launched
+}
+
+#[test]
+fn contexts_of_any_length_from_one_to_many_splits() {
+    check(&Case::new(&[0, 1, 15, 16, 255, 256, 257, 700], 4, 2, 64));
+}
+
+#[test]
+fn every_grouping_of_heads() {
+    for (n_heads, n_kv_heads) in [(1, 1), (2, 2), (4, 2), (6, 2), (8, 2), (8, 1), (14, 2), (20, 2)] {
+        check(&Case::new(&[37, 300], n_heads, n_kv_heads, 32));
+    }
+}
+
+#[test]
+fn heads_of_any_width_in_either_type() {
+    for dims in [[8, 8], [4, 12], [80, 72], [128, 128], [96, 256]] {
+        for is_half in [true, false] {
+            check(&Case {
+                dims,
+                is_half,
+                ..Case::new(&[20, 290], 4, 2, 0)
+            });
+        }
+    }
+}
+
+#[test]
+fn windows_caps_sinks_and_quantized_output() {
+    let base = || Case::new(&[3, 90, 600], 4, 2, 64);
+    check(&Case { window: 50, ..base() });
+    check(&Case {
+        window: 300,
+        ..base()
+    });
+    check(&Case { cap: 0.5, ..base() });
+    check(&Case {
+        has_sinks: true,
+        ..base()
+    });
+    check(&Case {
+        quantizes: true,
+        ..base()
+    });
+}
+
+#[test]
+fn padding_costs_nothing_and_yields_zeros() {
+    let base = Case::new(&[40, 40, 280], 4, 2, 64);
+    check(&Case {
+        positions: vec![None, Some(40), None],
+        quantizes: true,
+        ..base
+    });
+}
+
+#[test]
+fn tokens_of_one_sequence_share_its_pages() {
+    let base = Case::new(&[10, 11, 12, 300, 301], 4, 2, 32);
+    check(&Case {
+        seq_of: vec![0, 0, 0, 1, 1],
+        ..base
+    });
+}
+
+#[test]
+fn runs_of_tokens_attend_like_single_ones() {
+    check(&Case::prefill(&[(0, 1)], 1, 1, 64));
+    check(&Case::prefill(&[(0, 70), (5, 3), (130, 64)], 4, 2, 64));
+    check(&Case::prefill(&[(0, 17), (100, 90)], 2, 1, 128));
+    check(&Case {
+        dims: [80, 72],
+        ..Case::prefill(&[(3, 40)], 2, 2, 0)
+    });
+    check(&Case {
+        dims: [4, 12],
+        ..Case::prefill(&[(60, 10)], 2, 1, 0)
+    });
+}
+
+#[test]
+fn runs_of_tokens_have_windows_caps_and_sinks() {
+    let base = || Case::prefill(&[(0, 30), (200, 70)], 2, 1, 64);
+    check(&Case { window: 20, ..base() });
+    check(&Case {
+        window: 100,
+        ..base()
+    });
+    check(&Case { cap: 0.5, ..base() });
+    check(&Case {
+        has_sinks: true,
+        ..base()
+    });
+    let mut padded = base();
+    padded.positions[..30].fill(None);
+    check(&padded);
+}
+
+#[test]
+fn runs_of_tokens_have_no_bank_conflicts_in_their_loop() {
+    let counters = check(&Case::prefill(&[(448, 64)], 2, 1, 128));
+    let share = counters.bank_conflicts() as f64 / counters.shared.wavefronts as f64;
+    assert!(share < 0.02, "{share}");
+}
+
+#[test]
+fn keys_and_values_are_read_once_and_without_waste() {
+    let counters = check(&Case::new(&[1023], 8, 2, 128));
+    let store: Vec<_> = counters
+        .buffers
+        .values()
+        .filter(|buffer| buffer.unique_loaded_sectors > 10_000)
+        .collect();
+    assert_eq!(store.len(), 2);
+    for buffer in store {
+        let ratio = buffer.loaded_sectors as f64 / buffer.unique_loaded_sectors as f64;
+        assert!(ratio <= 1.05, "{ratio}");
+    }
+    // Only the staging of the query and the last sum have conflicts; the loops over the context have none.
+    assert!(counters.bank_conflicts() * 50 <= counters.shared.wavefronts);
+}

@@ -1,0 +1,10 @@
+//! Every kernel on the simulator against plain loops, over random shapes with 1 and ragged ones, without a single finding.
+
+mod argmax;
+mod attention;
+mod bench;
+mod embed;
+mod matvec;
+mod norm;
+mod rope;
+mod sample;

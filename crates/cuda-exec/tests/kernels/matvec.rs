@@ -1,0 +1,354 @@
+//! Matrix times a few rows, plain, grouped and gated.
+
+use tokenmill_cuda_exec::modules::type_suffix;
+use tokenmill_gguf::TensorType;
+use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
+
+use crate::bench::{NULL, Quantized, Random, Sim, TYPES, assert_close, is_float, random_matrix};
+
+/// Rounding of sums in f32, relative to the sum of magnitudes: a lane adds few terms, then a tree adds the lanes.
+const TOLERANCE: f64 = 2e-6;
+
+/// The rows of a product, as f32 or quantized.
+enum Input {
+    Float(DevicePtr),
+    Quantized(Quantized),
+}
+
+impl Input {
+    fn append(&self, arguments: Arguments) -> Arguments {
+        match self {
+            Self::Float(x) => arguments.ptr(*x),
+            Self::Quantized(x) => arguments.ptr(x.bytes).ptr(x.scales),
+        }
+    }
+}
+
+/// Uploads rows as the type's kernels want them; gives their exact values too.
+fn upload(sim: &mut Sim, ty: TensorType, rows: &[f32], n_in: usize) -> (Input, Vec<f64>) {
+    if is_float(ty) {
+        let exact = rows.iter().map(|&x| f64::from(x)).collect();
+        return (Input::Float(sim.f32s(rows)), exact);
+    }
+    let quantized = sim.quantized(rows, n_in);
+    let exact = sim.dequantized(&quantized, rows.len() / n_in, n_in);
+    (Input::Quantized(quantized), exact)
+}
+
+/// Row `row` of `w` times row `m` of `x`: the sum, and the sum of magnitudes.
+fn dot(w: &[f32], x: &[f64], n_in: usize, row: usize, m: usize) -> (f64, f64) {
+    let (w, x) = (&w[row * n_in..][..n_in], &x[m * n_in..][..n_in]);
+    let terms = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * x);
+    terms.fold((0.0, 0.0), |(sum, magnitude), term| {
+        (sum + term, magnitude + term.abs())
+    })
+}
+
+/// A kernel: its module's prefix, its name, rows of weights and of x that a thread block takes, and its threads.
+struct Kernel {
+    module: &'static str,
+    name: String,
+    tile: [usize; 2],
+    block: usize,
+}
+
+fn matvec(variant: usize) -> Kernel {
+    Kernel {
+        module: "matvec",
+        name: format!("matvec_m{variant}"),
+        tile: [8, 8],
+        block: 128,
+    }
+}
+
+fn matmul(ty: TensorType, tokens: usize) -> Kernel {
+    let (rows, block) = match tokens {
+        _ if is_float(ty) => (64, 256),
+        64 => (128, 256),
+        _ => (64, 128),
+    };
+    Kernel {
+        module: "matmul",
+        name: format!("matmul_n{tokens}"),
+        tile: [rows, tokens],
+        block,
+    }
+}
+
+fn check(
+    ty: TensorType,
+    variant: usize,
+    n_rows: usize,
+    n_outs: [usize; 3],
+    n_in: usize,
+    has_bias: bool,
+) -> Counters {
+    check_kernel(ty, &matvec(variant), n_rows, n_outs, n_in, has_bias)
+}
+
+fn check_kernel(
+    ty: TensorType,
+    kernel: &Kernel,
+    n_rows: usize,
+    n_outs: [usize; 3],
+    n_in: usize,
+    has_bias: bool,
+) -> Counters {
+    let mut random = Random((n_in + n_outs[0] + n_rows) as u64);
+    let mut sim = Sim::new();
+    let (input, exact) = upload(&mut sim, ty, &random.values(n_rows * n_in), n_in);
+    let mut weights = Vec::new();
+    let mut addresses = [NULL; 3];
+    let mut outputs = [NULL; 3];
+    let mut biases = [NULL; 3];
+    let mut bias_values = [vec![], vec![], vec![]];
+    for (job, &n_out) in n_outs.iter().enumerate() {
+        let (file_rows, values) = random_matrix(&mut random, ty, n_out, n_in);
+        if n_out > 0 {
+            addresses[job] = sim.matrix(ty, n_out, n_in, &file_rows);
+            outputs[job] = sim.room(n_rows * n_out * 4);
+        }
+        bias_values[job] = random.values(n_out);
+        if has_bias {
+            biases[job] = sim.f32s(&bias_values[job]);
+        }
+        weights.push(values);
+    }
+    let mut arguments = Arguments::new();
+    for list in [addresses, outputs, biases] {
+        arguments = list.into_iter().fold(arguments, Arguments::ptr);
+    }
+    for n in [n_outs[0], n_outs[1], n_outs[2], n_in, n_rows] {
+        arguments = arguments.i32(n as i32);
+    }
+    let module = format!("{}_{}", kernel.module, type_suffix(ty).unwrap());
+    let [tile_rows, tile_tokens] = kernel.tile;
+    let n_blocks = n_outs.iter().map(|n_out| n_out.div_ceil(tile_rows)).sum();
+    let grid = [n_blocks, n_rows.div_ceil(tile_tokens), 1];
+    let counters = sim.launch(
+        &module,
+        &kernel.name,
+        grid,
+        kernel.block,
+        0,
+        &input.append(arguments),
+    );
+    for (job, &n_out) in n_outs.iter().enumerate().filter(|(_, n_out)| **n_out > 0) {
+        let found = sim.read_f32s(outputs[job], n_rows * n_out);
+        let expected: Vec<(f64, f64)> = (0..n_rows * n_out)
+            .map(|index| {
+                let (m, row) = (index / n_out, index % n_out);
+                let (sum, magnitude) = dot(&weights[job], &exact, n_in, row, m);
+                let bias = if has_bias {
+                    f64::from(bias_values[job][row])
+                } else {
+                    0.0
+                };
+                (sum + bias, magnitude + bias.abs())
+            })
+            .collect();
+        assert_close(
+            &found,
+            &expected,
+            TOLERANCE,
+            &format!("{ty:?} {n_out}x{n_in} by {n_rows}"),
+        );
+    }
+    counters
+}
+
+#[test]
+fn products_of_every_type_match_a_plain_loop() {
+    for ty in TYPES {
+        let block = ty.block_len();
+        check(ty, 1, 1, [9, 0, 0], 3 * block.max(32), false);
+        check(ty, 2, 2, [16, 0, 0], block, false);
+        check(ty, 4, 3, [1, 0, 0], 5 * block, true);
+        check(ty, 8, 8, [10, 0, 0], 2560, true);
+    }
+}
+
+#[test]
+fn several_matrices_of_one_input_are_one_launch() {
+    for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::F16] {
+        check(ty, 1, 1, [20, 8, 3], 512, false);
+        check(ty, 4, 4, [7, 9, 0], 256, true);
+    }
+}
+
+#[test]
+fn products_with_many_rows_match_a_plain_loop() {
+    for ty in TYPES {
+        let block = ty.block_len();
+        check_kernel(ty, &matmul(ty, 64), 65, [130, 0, 0], 2 * block.max(32), true);
+        check_kernel(ty, &matmul(ty, 64), 9, [16, 70, 5], 5 * block.max(32), false);
+        if !is_float(ty) {
+            check_kernel(ty, &matmul(ty, 16), 17, [65, 3, 0], 3 * block, true);
+            check_kernel(ty, &matmul(ty, 16), 1, [1, 0, 0], block, false);
+        }
+    }
+    check_kernel(
+        TensorType::F32,
+        &matmul(TensorType::F32, 64),
+        3,
+        [5, 0, 0],
+        7,
+        false,
+    );
+}
+
+#[test]
+fn the_loop_of_a_large_product_has_no_bank_conflicts() {
+    for ty in [TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0] {
+        let counters = check_kernel(ty, &matmul(ty, 64), 64, [128, 0, 0], 1024, false);
+        let share = counters.bank_conflicts() as f64 / counters.shared.wavefronts as f64;
+        // What there is comes from storing scales, once a step.
+        assert!(share < 0.08, "{ty:?}: {share}");
+    }
+}
+
+#[test]
+fn float_rows_may_have_any_length() {
+    for ty in [TensorType::F32, TensorType::F16, TensorType::BF16] {
+        for n_in in [1, 3, 7, 30, 257, 1000] {
+            check(ty, 2, 2, [5, 0, 0], n_in, false);
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_alone_and_among_others() {
+    let mut random = Random(5);
+    let (n_in, n_out) = (1280, 12);
+    for ty in [TensorType::Q4_K, TensorType::Q6_K, TensorType::BF16] {
+        let mut sim = Sim::new();
+        let (file_rows, _) = random_matrix(&mut random, ty, n_out, n_in);
+        let w = sim.matrix(ty, n_out, n_in, &file_rows);
+        let rows = random.values(8 * n_in);
+        let mut results = Vec::new();
+        for (variant, n_rows) in [(1, 1), (2, 2), (4, 3), (8, 8)] {
+            let (input, _) = upload(&mut sim, ty, &rows[..n_rows * n_in], n_in);
+            let y = sim.room(n_rows * n_out * 4);
+            let mut arguments = Arguments::new().ptr(w).ptr(NULL).ptr(NULL).ptr(y);
+            arguments = (0..5).fold(arguments, |arguments, _| arguments.ptr(NULL));
+            for n in [n_out, 0, 0, n_in, n_rows] {
+                arguments = arguments.i32(n as i32);
+            }
+            let module = format!("matvec_{}", type_suffix(ty).unwrap());
+            let kernel = format!("matvec_m{variant}");
+            sim.launch(&module, &kernel, [2, 1, 1], 128, 0, &input.append(arguments));
+            results.push(sim.read_f32s(y, n_out));
+        }
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{ty:?}");
+    }
+}
+
+fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}
+
+#[test]
+fn gated_products_activate_and_quantize() {
+    for (ty, variant, n_rows, n_out, has_bias) in [
+        (TensorType::Q4_K, 1, 1, 64, false),
+        (TensorType::Q6_K, 4, 3, 96, true),
+        (TensorType::Q8_0, 8, 8, 32, false),
+        (TensorType::Q5_0, 2, 2, 40, true),
+        (TensorType::Q2_K, 1, 1, 33, false),
+    ] {
+        let n_in = 512;
+        let mut random = Random(n_out as u64);
+        let mut sim = Sim::new();
+        let (input, exact) = upload(&mut sim, ty, &random.values(n_rows * n_in), n_in);
+        let matrices = [0, 1].map(|_| random_matrix(&mut random, ty, n_out, n_in));
+        let [gate, up] = [0, 1].map(|job: usize| sim.matrix(ty, n_out, n_in, &matrices[job].0));
+        let bias_values = [random.values(n_out), random.values(n_out)];
+        let biases = [0, 1].map(|job: usize| {
+            if has_bias {
+                sim.f32s(&bias_values[job])
+            } else {
+                NULL
+            }
+        });
+        let y = sim.room(n_rows * n_out * 4);
+        let is_quantized = n_out % 32 == 0;
+        let quantized = sim.room_quantized(n_rows, n_out);
+        let null = Quantized {
+            bytes: NULL,
+            scales: NULL,
+        };
+        let target = if is_quantized { &quantized } else { &null };
+        let arguments = Arguments::new()
+            .ptr(gate)
+            .ptr(up)
+            .i32(n_out as i32)
+            .ptr(biases[0])
+            .ptr(biases[1])
+            .i32(0)
+            .ptr(y)
+            .ptr(target.bytes)
+            .ptr(target.scales)
+            .i32(n_in as i32)
+            .i32(n_rows as i32);
+        let module = format!("matvec_{}", type_suffix(ty).unwrap());
+        let kernel = format!("matvec_gated_m{variant}");
+        let grid = [n_out.div_ceil(32), 1, 1];
+        sim.launch(&module, &kernel, grid, 256, 0, &input.append(arguments));
+        let found = sim.read_f32s(y, n_rows * n_out);
+        let expected: Vec<(f64, f64)> = (0..n_rows * n_out)
+            .map(|index| {
+                let (m, row) = (index / n_out, index % n_out);
+                let add = |job: usize| {
+                    if has_bias {
+                        f64::from(bias_values[job][row])
+                    } else {
+                        0.0
+                    }
+                };
+                let (gate, gate_size) = dot(&matrices[0].1, &exact, n_in, row, m);
+                let (up, up_size) = dot(&matrices[1].1, &exact, n_in, row, m);
+                // The slope of silu is at most 1.1; both factors carry an error.
+                let value = silu(gate + add(0)) * (up + add(1));
+                (value, 1.1 * (gate_size + 1.0) * (up_size + 1.0))
+            })
+            .collect();
+        assert_close(&found, &expected, TOLERANCE, &format!("gated {ty:?}"));
+        if is_quantized {
+            let rounded = sim.dequantized(&quantized, n_rows, n_out);
+            for (group, rounded) in found.chunks(32).zip(rounded.chunks(32)) {
+                let peak = group.iter().fold(0f32, |peak, x| peak.max(x.abs()));
+                for (x, r) in group.iter().zip(rounded) {
+                    assert!((f64::from(*x) - r).abs() <= f64::from(peak) / 254.0 * 1.0001);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn weights_are_read_once_and_without_waste() {
+    // A slice of a real width; the weights' sectors are those of the matrix, once each.
+    for ty in [
+        TensorType::Q4_K,
+        TensorType::Q6_K,
+        TensorType::Q8_0,
+        TensorType::F16,
+    ] {
+        let (n_out, n_in) = (32, 4096);
+        for (variant, n_rows) in [(1, 1), (4, 4)] {
+            let counters = check(ty, variant, n_rows, [n_out, 0, 0], n_in, false);
+            let weights = counters
+                .buffers
+                .values()
+                .max_by_key(|buffer| buffer.unique_loaded_sectors);
+            let weights = weights.unwrap();
+            let necessary = tokenmill_cuda_exec::MatrixLayout::of(ty, n_out, n_in)
+                .unwrap()
+                .bytes() as u64
+                / 32;
+            assert!(weights.unique_loaded_sectors <= necessary, "{ty:?}");
+            let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
+            assert!(ratio <= 1.05, "{ty:?} by {n_rows}: {ratio}");
+        }
+    }
+}
