@@ -1,0 +1,176 @@
+//! [`GgufConfig`]: a GGUF file's metadata as the architectures ask for it.
+//!
+//! Separate from the Hugging Face twin beside it: the two name the same things differently.
+
+use tokenmill_gguf::{GgufError, Metadata};
+
+use crate::{
+    Activation, AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
+    NormKind, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, RopeStyle,
+};
+
+/// A GGUF file's metadata, asked by the part of the key after the architecture's name.
+pub(super) struct GgufConfig<'a> {
+    pub(super) metadata: &'a Metadata,
+    pub(super) arch: &'static str,
+    pub(super) n_vocab: usize,
+    pub(super) n_tensors: usize,
+}
+
+impl GgufConfig<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch)
+    }
+
+    fn usize(&self, name: &str) -> Result<usize, LoadError> {
+        Ok(self.metadata.usize(&self.key(name))?)
+    }
+
+    fn opt_usize(&self, name: &str) -> Result<Option<usize>, LoadError> {
+        Ok(self.metadata.opt_usize(&self.key(name))?)
+    }
+
+    fn opt_f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        Ok(self.metadata.opt_f32(&self.key(name))?)
+    }
+
+    fn opt_per_layer(&self, name: &str, n_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
+        let values = self.metadata.opt_u32_per_layer(&self.key(name), n_layers)?;
+        Ok(values.map(|values| values.iter().map(|&value| value as usize).collect()))
+    }
+
+    fn per_layer(&self, name: &str, n_layers: usize) -> Result<Vec<usize>, LoadError> {
+        let missing = || GgufError::MissingKey { key: self.key(name) };
+        Ok(self.opt_per_layer(name, n_layers)?.ok_or_else(missing)?)
+    }
+
+    /// Describes the network that most decoders are a variation of: pre-norm RMS layers with rope, grouped heads and a
+    /// SiLU-gated feed-forward network, no biases, the head tied where it has no tensor.
+    pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
+        if let Some(n_experts) = self.opt_usize("expert_count")?.filter(|&n_experts| n_experts > 0) {
+            return Err(LoadError::UnsupportedFeature {
+                arch: self.arch.to_owned(),
+                feature: format!("a mixture of {n_experts} experts"),
+            });
+        }
+        let n_layers = self.usize("block_count")?;
+        // Every layer has tensors, so a count above theirs is nonsense, and lists as long as it must not be made.
+        if n_layers > self.n_tensors {
+            return Err(LoadError::BadValue {
+                what: "layer count",
+                found: n_layers.to_string(),
+                expected: "at most the number of tensors",
+            });
+        }
+        let n_embd = self.usize("embedding_length")?;
+        let n_ctx_train = self.usize("context_length")?;
+        let n_heads = self.per_layer("attention.head_count", n_layers)?;
+        let n_kv_heads = self.opt_per_layer("attention.head_count_kv", n_layers)?;
+        let n_kv_heads = n_kv_heads.unwrap_or_else(|| n_heads.clone());
+        let n_ff = self.per_layer("feed_forward_length", n_layers)?;
+        let default_head_dim = n_embd / n_heads.first().copied().unwrap_or(1).max(1);
+        let head_dim_k = self
+            .opt_usize("attention.key_length")?
+            .unwrap_or(default_head_dim);
+        let head_dim_v = self
+            .opt_usize("attention.value_length")?
+            .unwrap_or(default_head_dim);
+        let window = self
+            .opt_usize("attention.sliding_window")?
+            .filter(|&window| window > 0);
+        let rope = RopeDescriptor {
+            style: rope_style,
+            head_dim: head_dim_k,
+            n_dims: self.opt_usize("rope.dimension_count")?.unwrap_or(head_dim_k),
+            base: self.opt_f32("rope.freq_base")?.unwrap_or(10_000.0),
+            scaling: self.rope_scaling(n_ctx_train)?,
+            has_freq_factors: true,
+        };
+        let scale = self.opt_f32("attention.scale")?;
+        let eps = self.metadata.f32(&self.key("attention.layer_norm_rms_epsilon"))?;
+        let layers = (0..n_layers)
+            .map(|layer_idx| LayerDescriptor {
+                attention: AttentionDescriptor {
+                    n_heads: n_heads[layer_idx],
+                    n_kv_heads: n_kv_heads[layer_idx],
+                    head_dim_k,
+                    head_dim_v,
+                    scale: scale.unwrap_or_else(|| 1.0 / (head_dim_k as f32).sqrt()),
+                    rope: Some(0),
+                    window,
+                    softcap: None,
+                    has_sinks: false,
+                    qk_norm: None,
+                    qkv_bias: Presence::Absent,
+                    output_bias: Presence::Absent,
+                },
+                ffn: FfnDescriptor {
+                    n_ff: n_ff[layer_idx],
+                    activation: Activation::Silu,
+                    is_gated: true,
+                    bias: Presence::Absent,
+                },
+                norms: NormPlacement::Pre,
+                residual: Residual::Sequential,
+            })
+            .collect();
+        Ok(Descriptor {
+            arch: self.arch.to_owned(),
+            n_vocab: self.n_vocab,
+            n_embd,
+            n_ctx_train,
+            embedding_scale: 1.0,
+            norm: NormDescriptor {
+                kind: NormKind::Rms,
+                eps,
+                bias: Presence::Absent,
+            },
+            ropes: vec![rope],
+            layers,
+            residual_scale: 1.0,
+            head: OutputHead::OwnIfPresent,
+            head_bias: Presence::Absent,
+            logit_scale: 1.0,
+            logit_softcap: None,
+        })
+    }
+
+    fn rope_scaling(&self, n_ctx_train: usize) -> Result<RopeScaling, LoadError> {
+        let key = self.key("rope.scaling.type");
+        let factor = match self.opt_f32("rope.scaling.factor")? {
+            Some(factor) => Some(factor),
+            // The name that early converters wrote.
+            None => self.opt_f32("rope.scale_linear")?,
+        };
+        let kind = self.metadata.opt_str(&key)?;
+        match (kind, factor) {
+            // Some converters write a factor of 0 or 1 for none.
+            (Some("none"), _) | (_, None) => Ok(RopeScaling::None),
+            (_, Some(factor)) if factor == 0.0 || factor == 1.0 => Ok(RopeScaling::None),
+            (Some("linear") | None, Some(factor)) => Ok(RopeScaling::Linear { factor }),
+            (Some("yarn"), Some(factor)) => {
+                let log_multiplier = self.opt_f32("rope.scaling.yarn_log_multiplier")?;
+                if log_multiplier.is_some_and(|multiplier| multiplier != 0.0) {
+                    return Err(LoadError::UnsupportedFeature {
+                        arch: self.arch.to_owned(),
+                        feature: "a YaRN log multiplier".to_owned(),
+                    });
+                }
+                let attn_factor = self.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
+                Ok(RopeScaling::Yarn {
+                    factor,
+                    original_context: self
+                        .opt_usize("rope.scaling.original_context_length")?
+                        .unwrap_or(n_ctx_train),
+                    beta_fast: self.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                    beta_slow: self.opt_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                    magnitude: Some((0.1 * factor.ln() + 1.0) * attn_factor),
+                })
+            }
+            (Some(other), Some(_)) => Err(LoadError::UnsupportedFeature {
+                arch: self.arch.to_owned(),
+                feature: format!("rope scaling `{other}`"),
+            }),
+        }
+    }
+}

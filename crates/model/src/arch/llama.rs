@@ -1,0 +1,34 @@
+//! Llama and what shares its files: Mistral, and every other model converted as `llama`.
+//!
+//! In GGUF files rope pairs are neighbours, because the converter reorders the rows of q and k, and biases exist where the
+//! file has them.
+
+use crate::{Presence, RopeStyle};
+
+use super::Architecture;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "llama",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Norm)?;
+        for layer in &mut descriptor.layers {
+            layer.attention.qkv_bias = Presence::Optional;
+            layer.attention.output_bias = Presence::Optional;
+            layer.ffn.bias = Presence::Optional;
+        }
+        Ok(descriptor)
+    },
+    hf_classes: &["LlamaForCausalLM", "MistralForCausalLM"],
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let attention_bias = config.presence("attention_bias")?;
+        let ffn_bias = config.presence("mlp_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.attention.qkv_bias = attention_bias;
+            layer.attention.output_bias = attention_bias;
+            layer.ffn.bias = ffn_bias;
+        }
+        config.set_windows(&mut descriptor, 0)?;
+        Ok(descriptor)
+    },
+};

@@ -1,0 +1,405 @@
+//! [`Backend`]: the fine seam, the operations that the one forward pass is made of.
+//!
+//! It is separate from the forward pass so that a device is an implementation of this trait and nothing else.
+//! Invariant: an operation sees buffers, weights and counts ([`StepShape`]), never the values of a step (ids, positions,
+//! slots, page tables). Values reach the device in [`Backend::begin_step`] alone, into buffers that stay where they
+//! are; so everything inside [`Backend::run_step`] can be captured once and replayed.
+//!
+//! What the buffers hold, with `T` tokens, `O` output rows, `L` logit rows:
+//!
+//! | buffer | shape |
+//! |---|---|
+//! | hidden, normed | `[T, n_embd]` |
+//! | q | `[T, n_heads * head_dim_k]` |
+//! | k, v | `[T, n_kv_heads * head_dim_k]`, `[T, n_kv_heads * head_dim_v]` |
+//! | attention output | `[T, n_heads * head_dim_v]` |
+//! | gate, up | `[T, n_ff]` |
+//! | logits | `[L, n_vocab]` |
+//!
+//! Every operation is row-wise (attention: row-wise given the KV store). A host backend gives a row the same bits
+//! whatever the other rows are; a device may choose kernels by [`StepShape`].
+
+use tokenmill_gguf::TensorType;
+
+use crate::{
+    Activation, Attention, Descriptor, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob, MatrixData,
+    MatrixUsage, MemoryPlan, Norm, PageCopy, Rope, RopeStoreKv, RowSet, StepOutput, StepShape,
+};
+
+/// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
+///
+/// Required methods are the operations; provided ones compose them and are overridden to fuse. All activations are f32
+/// at this seam; a backend may keep a second form of a buffer (quantized, half) beside it. Every operation's error is
+/// a device error.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the operations fail alike, which the trait's documentation says"
+)]
+pub trait Backend: Sized {
+    /// A weight matrix in the form that [`Backend::linear`] and [`Backend::embed`] read.
+    type Matrix;
+    /// A weight vector, f32: norms, biases, rope frequencies, attention sinks.
+    type Vector;
+    /// An activation buffer `[max_rows, width]` f32.
+    type Buffer;
+
+    // ----- Load time: everything is allocated here, nothing later. -----
+
+    /// Hears what will be loaded, before anything else: the network, the largest step, and the memory planned for both.
+    ///
+    /// # Errors
+    /// A device error, such as too little memory.
+    fn prepare(
+        &mut self,
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        plan: &MemoryPlan,
+    ) -> Result<(), BackendError> {
+        let _ = (descriptor, limits, plan);
+        Ok(())
+    }
+
+    /// Takes a weight matrix `[n_out, n_in]`, rows contiguous, in the file's type.
+    ///
+    /// # Errors
+    /// [`BackendError::UnsupportedType`] where the type cannot be computed, or a device error.
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError>;
+
+    /// Takes a weight vector.
+    ///
+    /// # Errors
+    /// A device error.
+    fn upload_vector(&mut self, values: &[f32]) -> Result<Self::Vector, BackendError>;
+
+    /// Allocates an activation buffer `[max_rows, width]` f32.
+    ///
+    /// # Errors
+    /// A device error.
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, BackendError>;
+
+    /// Allocates the KV store. Called once, before the first step.
+    ///
+    /// # Errors
+    /// A device error.
+    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError>;
+
+    /// Bytes that [`Backend::upload_matrix`] will take for such a matrix, for the plan of the memory before loading.
+    fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, usage: MatrixUsage) -> usize {
+        let _ = usage;
+        ty.row_bytes(n_in).unwrap_or(usize::MAX).saturating_mul(n_out)
+    }
+
+    /// Bytes that [`Backend::upload_vector`] will take.
+    fn vector_bytes(&self, len: usize) -> usize {
+        len * size_of::<f32>()
+    }
+
+    /// Bytes that [`Backend::alloc`] will take.
+    fn buffer_bytes(&self, max_rows: usize, width: usize) -> usize {
+        max_rows * width * size_of::<f32>()
+    }
+
+    /// Bytes that [`Backend::prepare`] will take beside all that.
+    fn workspace_bytes(&self, descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
+        let _ = (descriptor, limits);
+        0
+    }
+
+    /// Bytes that one page of such a KV store takes, all layers.
+    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
+        layout.page_bytes()
+    }
+
+    // ----- Once per step. -----
+
+    /// Takes the values of a validated step into the device's input buffers and says its shape, which may be padded.
+    ///
+    /// A [`TokenSource::SampledRow`](crate::TokenSource::SampledRow) names a row sampled in the step that began before
+    /// this one, whose results may not have been read yet.
+    ///
+    /// # Errors
+    /// A device error.
+    fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError>;
+
+    /// Runs `body`, the forward pass of one step. Overridden to capture and replay, or to enter a thread pool once. `body`
+    /// may be run again where its first run was only a capture that failed.
+    ///
+    /// # Errors
+    /// What `body` returned, or a device error.
+    fn run_step(
+        &mut self,
+        shape: StepShape,
+        mut body: impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        body(self, shape)
+    }
+
+    /// Waits for the oldest step that was not read yet and writes its results: sampled rows, log-probabilities, raw
+    /// logits and hidden states that its batch asked for.
+    ///
+    /// # Errors
+    /// A device error of that step.
+    fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError>;
+
+    /// Copies whole KV pages in order, after the steps begun before and ahead of those begun later. The pages are in
+    /// range.
+    ///
+    /// # Errors
+    /// A device error.
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError>;
+
+    // ----- Operations inside `run_step`. -----
+
+    /// Looks up the step's tokens: `output[t] = scale * table[tokens[t]]`, `[T, n_embd]`.
+    fn embed(
+        &mut self,
+        table: &Self::Matrix,
+        scale: f32,
+        n_tokens: usize,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Normalizes each row: `output = norm(input)`, both `[n_rows, norm.width]`.
+    fn norm(
+        &mut self,
+        norm: &Norm<Self>,
+        input: &Self::Buffer,
+        n_rows: usize,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Normalizes in place every run of `norm.width` values of each row `[row_width]`: with the width of a head, each
+    /// head by itself; with the width of a row, the row.
+    fn norm_heads(
+        &mut self,
+        norm: &Norm<Self>,
+        n_rows: usize,
+        row_width: usize,
+        rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Multiplies: `output[r] = matrix * input[r] + bias`; `input: [n_rows, n_in]`, `output: [n_rows, n_out]`.
+    fn linear(
+        &mut self,
+        linear: &Linear<Self>,
+        input: &Self::Buffer,
+        n_rows: usize,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Rotates the heads of each token's row by its position, in place: `heads: [T, row_width]`, a multiple of
+    /// `rope.head_dim`.
+    ///
+    /// With `angle(i) = position * inv_freqs[i]`, the pair `(a, b)` becomes
+    /// `magnitude * (a cos - b sin, a sin + b cos)`. Values beyond `2 * inv_freqs.len()` of a head stay.
+    fn rope(
+        &mut self,
+        rope: &Rope<Self>,
+        n_tokens: usize,
+        row_width: usize,
+        heads: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Stores each token's `k` and `v` row in its slot of the KV store of layer `layer_idx`, rounded to the store's type.
+    fn store_kv(
+        &mut self,
+        layer_idx: usize,
+        n_tokens: usize,
+        k: &Self::Buffer,
+        v: &Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Attends from each token's query to its sequence's stored keys and values at positions up to its own (which must be
+    /// stored): `q: [T, n_heads * head_dim_k]`, `output: [T, n_heads * head_dim_v]`. See [`Attention`] for the formula.
+    fn attention(
+        &mut self,
+        attention: &Attention<Self>,
+        shape: &StepShape,
+        q: &Self::Buffer,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Applies the activation in place: `rows = f(rows) * up`, or `f(rows)` without `up`; `[n_rows, width]`.
+    fn activation(
+        &mut self,
+        activation: Activation,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+        up: Option<&Self::Buffer>,
+    ) -> Result<(), BackendError>;
+
+    /// Adds: `rows += scale * delta`, `[n_rows, width]`.
+    fn add(
+        &mut self,
+        scale: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+        delta: &Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Copies the rows that `rows` names, `[T or O, width]`, to the front of `output`.
+    fn gather(
+        &mut self,
+        rows: RowSet,
+        shape: &StepShape,
+        width: usize,
+        input: &Self::Buffer,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Scales and caps logits in place: `x = scale * x`, then `x = cap * tanh(x / cap)`; `[n_rows, width]`.
+    fn scale_logits(
+        &mut self,
+        scale: f32,
+        cap: Option<f32>,
+        n_rows: usize,
+        width: usize,
+        logits: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Ends the step's computation: samples from, or keeps, the logits `[L, n_vocab]` as the batch asked per row (present
+    /// where `L > 0`), and keeps the hidden rows among `outputs: [O, n_embd]` that it asked for; `widths` is `[n_vocab, n_embd]`. The results wait for
+    /// [`Backend::read`].
+    fn sample(
+        &mut self,
+        shape: &StepShape,
+        widths: [usize; 2],
+        logits: &mut Self::Buffer,
+        outputs: &Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    // ----- Compositions, overridden to fuse. -----
+
+    /// Multiplies one input by several matrices.
+    fn linear_group(
+        &mut self,
+        input: &Self::Buffer,
+        n_rows: usize,
+        jobs: &mut [LinearJob<'_, Self>],
+    ) -> Result<(), BackendError> {
+        for job in jobs {
+            self.linear(job.linear, input, n_rows, job.output)?;
+        }
+        Ok(())
+    }
+
+    /// The first half of a gated feed-forward network: `gate_out = f(gate * input) * (up * input)`; `up_out` is scratch.
+    fn linear_gated(
+        &mut self,
+        activation: Activation,
+        [gate, up]: [&Linear<Self>; 2],
+        input: &Self::Buffer,
+        n_rows: usize,
+        [gate_out, up_out]: [&mut Self::Buffer; 2],
+    ) -> Result<(), BackendError> {
+        let width = gate.n_out;
+        self.linear_group(
+            input,
+            n_rows,
+            &mut [
+                LinearJob {
+                    linear: gate,
+                    output: gate_out,
+                },
+                LinearJob {
+                    linear: up,
+                    output: up_out,
+                },
+            ],
+        )?;
+        self.activation(activation, n_rows, width, gate_out, Some(up_out))
+    }
+
+    /// A residual addition and the norm that follows it: `hidden += scale * delta; normed = norm(hidden)`.
+    fn add_norm(
+        &mut self,
+        scale: f32,
+        delta: &Self::Buffer,
+        norm: &Norm<Self>,
+        n_rows: usize,
+        hidden: &mut Self::Buffer,
+        normed: &mut Self::Buffer,
+    ) -> Result<(), BackendError> {
+        self.add(scale, n_rows, norm.width, hidden, delta)?;
+        self.norm(norm, hidden, n_rows, normed)
+    }
+
+    /// What lies between the projections and attention: norms of q and k, rotation of both, the store of k and v.
+    fn rope_store_kv(
+        &mut self,
+        job: RopeStoreKv<'_, Self>,
+        n_tokens: usize,
+        [q, k]: [&mut Self::Buffer; 2],
+        v: &Self::Buffer,
+    ) -> Result<(), BackendError> {
+        if let Some(norm) = job.q_norm {
+            self.norm_heads(norm, n_tokens, job.q_width, q)?;
+        }
+        if let Some(norm) = job.k_norm {
+            self.norm_heads(norm, n_tokens, job.k_width, k)?;
+        }
+        if let Some(rope) = job.rope {
+            self.rope(rope, n_tokens, job.q_width, q)?;
+            self.rope(rope, n_tokens, job.k_width, k)?;
+        }
+        self.store_kv(job.layer_idx, n_tokens, k, v)
+    }
+}
+
+/// Why an operation of a backend failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// No kernel for a tensor's type.
+    #[error(
+        "tensor `{tensor}` has type {ty}, which {device} cannot compute; convert the model to another type"
+    )]
+    UnsupportedType {
+        /// The tensor.
+        tensor: String,
+        /// Name of its type.
+        ty: &'static str,
+        /// The device.
+        device: &'static str,
+    },
+    /// Something else that the model needs and the backend has not.
+    #[error("{device} does not support {feature}")]
+    Unsupported {
+        /// What is needed.
+        feature: String,
+        /// The device.
+        device: &'static str,
+    },
+    /// Memory ran out at load.
+    #[error(
+        "{device} is out of memory: {needed_bytes} bytes are needed for {purpose}, {free_bytes} are free; use a smaller context or a smaller type"
+    )]
+    OutOfMemory {
+        /// What the memory was for.
+        purpose: &'static str,
+        /// Bytes needed.
+        needed_bytes: u64,
+        /// Bytes free.
+        free_bytes: u64,
+        /// The device.
+        device: &'static str,
+    },
+    /// This step failed; the device goes on.
+    #[error("{operation} failed: {reason}")]
+    Failed {
+        /// The operation.
+        operation: &'static str,
+        /// What the device said.
+        reason: String,
+    },
+    /// The device is gone.
+    #[error("the device is lost ({operation}: {reason})")]
+    Lost {
+        /// The operation that noticed.
+        operation: &'static str,
+        /// What the device said.
+        reason: String,
+    },
+}

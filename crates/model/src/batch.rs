@@ -1,0 +1,580 @@
+//! [`ForwardBatch`]: one step's work for any number of sequences, flat and ragged.
+//!
+//! It is separate from the executor because the scheduler builds it and every backend reads it. Invariant: it holds
+//! plain numbers only; no tensor, no device, no clock. [`ForwardBatch::validate`] is the one place that decides
+//! whether a batch may reach a device.
+
+use std::{ops::Range, sync::Arc};
+
+use crate::{ExecutorLimits, SamplingParams};
+
+/// Tokens in one page of KV memory.
+pub const PAGE_TOKENS: usize = 16;
+
+/// Where an input token's id comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// The id is known when the batch is built.
+    Id(u32),
+    /// The id is the one sampled in this logit row of the step submitted before this one. It lets the host plan step
+    /// `n + 1` while the device still runs step `n`.
+    SampledRow(u32),
+}
+
+/// What is wanted of one row of logits.
+#[derive(Clone, Debug)]
+pub enum RowOutput {
+    /// The raw logits, `[n_vocab]` f32, read back to the host.
+    Logits,
+    /// A token sampled where the logits are; only the id and the asked-for log-probabilities come back.
+    Sample(SampleRow),
+}
+
+/// The sampling record of one logit row.
+///
+/// The random number that picks the token is a function of `params.seed` and the position the token will take
+/// (`positions[row] + 1`), nothing else; so a token depends neither on its batch nor on earlier draws.
+#[derive(Clone, Debug)]
+pub struct SampleRow {
+    /// How to sample.
+    pub params: Arc<SamplingParams>,
+    /// The sequence's tokens so far that penalties look at, oldest first, as a range of [`ForwardBatch::history`].
+    /// Empty when `params` has no penalty. A token that comes from [`TokenSource::SampledRow`] is not in it; the
+    /// executor appends it.
+    pub history: Range<u32>,
+    /// The start of a bit mask over the vocabulary in [`ForwardBatch::mask_words`], `ceil(n_vocab / 32)` words, bit
+    /// `id % 32` of word `id / 32`; a clear bit forbids the token.
+    pub mask_start: Option<u32>,
+}
+
+/// One step's work: prefill chunks and decode tokens of many sequences, one after the other.
+///
+/// With `T` tokens, `S` sequences, `L` logit rows and `H` hidden rows:
+///
+/// | field | shape | meaning |
+/// |---|---|---|
+/// | `tokens` | `[T]` | input tokens, sequence after sequence |
+/// | `positions` | `[T]` | each token's position in its sequence |
+/// | `slots` | `[T]` | where its K and V are stored: `page * PAGE_TOKENS + position % PAGE_TOKENS` |
+/// | `seq_starts` | `[S + 1]` | tokens of sequence `s` are `seq_starts[s]..seq_starts[s + 1]` |
+/// | `page_starts` | `[S + 1]` | pages of sequence `s` are `pages[page_starts[s]..page_starts[s + 1]]` |
+/// | `pages` | ragged | entry `p` of a sequence holds its positions `p * PAGE_TOKENS ..` |
+/// | `logit_rows` | `[L]` | token indices whose logits are wanted, ascending |
+/// | `outputs` | `[L]` | what is wanted of each |
+/// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
+///
+/// The page table is ragged rather than padded: one long sequence among short ones costs nothing.
+/// Positions within a sequence are consecutive. Buffers are reused from step to step with [`ForwardBatch::clear`].
+#[derive(Clone, Debug, Default)]
+pub struct ForwardBatch {
+    /// Input tokens, `[T]`.
+    pub tokens: Vec<TokenSource>,
+    /// Positions, `[T]`.
+    pub positions: Vec<u32>,
+    /// KV slots, `[T]`.
+    pub slots: Vec<u32>,
+    /// Offsets of the sequences in `tokens`, `[S + 1]` (empty when there is no sequence).
+    pub seq_starts: Vec<u32>,
+    /// Offsets of the sequences in `pages`, `[S + 1]` (empty when there is no sequence).
+    pub page_starts: Vec<u32>,
+    /// Page tables of all sequences, one after the other.
+    pub pages: Vec<u32>,
+    /// Token indices whose logits are wanted, `[L]`.
+    pub logit_rows: Vec<u32>,
+    /// What is wanted of each logit row, `[L]`.
+    pub outputs: Vec<RowOutput>,
+    /// Token indices whose hidden state (after the final norm) is wanted, `[H]`.
+    pub hidden_rows: Vec<u32>,
+    /// Penalty histories that [`SampleRow::history`] points into.
+    pub history: Vec<u32>,
+    /// Vocabulary masks that [`SampleRow::mask_start`] points into.
+    pub mask_words: Vec<u32>,
+}
+
+impl ForwardBatch {
+    /// The entry of `pages` for a page that fell out of the attention window and was freed.
+    pub const UNMAPPED_PAGE: u32 = u32::MAX;
+
+    /// Empties the batch and keeps its memory.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.seq_starts.clear();
+        self.page_starts.clear();
+        self.pages.clear();
+        self.logit_rows.clear();
+        self.outputs.clear();
+        self.hidden_rows.clear();
+        self.history.clear();
+        self.mask_words.clear();
+    }
+
+    /// Becomes equal to `other` and keeps its memory.
+    pub fn copy_from(&mut self, other: &Self) {
+        let Self {
+            tokens,
+            positions,
+            slots,
+            seq_starts,
+            page_starts,
+            pages,
+            logit_rows,
+            outputs,
+            hidden_rows,
+            history,
+            mask_words,
+        } = self;
+        tokens.clone_from(&other.tokens);
+        positions.clone_from(&other.positions);
+        slots.clone_from(&other.slots);
+        seq_starts.clone_from(&other.seq_starts);
+        page_starts.clone_from(&other.page_starts);
+        pages.clone_from(&other.pages);
+        logit_rows.clone_from(&other.logit_rows);
+        outputs.clone_from(&other.outputs);
+        hidden_rows.clone_from(&other.hidden_rows);
+        history.clone_from(&other.history);
+        mask_words.clone_from(&other.mask_words);
+    }
+
+    /// Appends a sequence: its next tokens, the position of the first of them, and its page table, which must reach
+    /// to the last of them.
+    ///
+    /// # Panics
+    /// Where `pages` does not cover a token's position: the caller allocates pages before it plans tokens.
+    pub fn push_sequence(
+        &mut self,
+        tokens: impl IntoIterator<Item = TokenSource>,
+        first_position: u32,
+        pages: &[u32],
+    ) {
+        if self.seq_starts.is_empty() {
+            self.seq_starts.push(0);
+            self.page_starts.push(0);
+        }
+        for (position, token) in (first_position..).zip(tokens) {
+            let page = pages[position as usize / PAGE_TOKENS];
+            let slot = page
+                .wrapping_mul(PAGE_TOKENS as u32)
+                .wrapping_add(position % PAGE_TOKENS as u32);
+            self.tokens.push(token);
+            self.positions.push(position);
+            self.slots.push(slot);
+        }
+        self.pages.extend_from_slice(pages);
+        self.seq_starts.push(self.tokens.len() as u32);
+        self.page_starts.push(self.pages.len() as u32);
+    }
+
+    /// Asks for the logits of the newest token; call it after [`Self::push_sequence`].
+    ///
+    /// # Panics
+    /// When the batch holds no token.
+    pub fn want_last(&mut self, output: RowOutput) {
+        let row = self.tokens.len().checked_sub(1).expect("a batch with a token");
+        self.logit_rows.push(row as u32);
+        self.outputs.push(output);
+    }
+
+    /// Number of input tokens, `T`.
+    pub fn n_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Number of sequences, `S`.
+    pub fn n_seqs(&self) -> usize {
+        self.seq_starts.len().saturating_sub(1)
+    }
+
+    /// Token indices of sequence `seq_idx`.
+    pub fn tokens_of(&self, seq_idx: usize) -> Range<usize> {
+        self.seq_starts[seq_idx] as usize..self.seq_starts[seq_idx + 1] as usize
+    }
+
+    /// The page table of sequence `seq_idx`.
+    pub fn pages_of(&self, seq_idx: usize) -> &[u32] {
+        &self.pages[self.page_starts[seq_idx] as usize..self.page_starts[seq_idx + 1] as usize]
+    }
+
+    /// Tokens that sequence `seq_idx` has in the KV store once the step is done.
+    pub fn context_len(&self, seq_idx: usize) -> usize {
+        self.tokens_of(seq_idx)
+            .next_back()
+            .map_or(0, |last| self.positions[last] as usize + 1)
+    }
+
+    /// Checks everything a backend relies on, so that no number of a batch can make it read or write out of bounds.
+    ///
+    /// `n_sampled_before` is the number of logit rows of the step before, which [`TokenSource::SampledRow`] names.
+    ///
+    /// # Errors
+    /// The first [`BatchError`] found.
+    pub fn validate(&self, limits: &ExecutorLimits, n_sampled_before: usize) -> Result<(), BatchError> {
+        let n_tokens = self.tokens.len();
+        let check_count = |what, found: usize, maximum: usize| {
+            if found > maximum {
+                Err(BatchError::TooMany { what, found, maximum })
+            } else {
+                Ok(())
+            }
+        };
+        check_count("tokens", n_tokens, limits.max_batch_tokens)?;
+        check_count("sequences", self.n_seqs(), limits.max_batch_seqs)?;
+        check_count("logit rows", self.logit_rows.len(), limits.max_logit_rows)?;
+        check_count("hidden rows", self.hidden_rows.len(), limits.max_batch_tokens)?;
+
+        let same_len = |what, found: usize, expected: usize| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(BatchError::Length {
+                    what,
+                    expected,
+                    found,
+                })
+            }
+        };
+        same_len("positions", self.positions.len(), n_tokens)?;
+        same_len("slots", self.slots.len(), n_tokens)?;
+        same_len("outputs", self.outputs.len(), self.logit_rows.len())?;
+        same_len("page_starts", self.page_starts.len(), self.seq_starts.len())?;
+        check_offsets("seq_starts", &self.seq_starts, n_tokens)?;
+        check_offsets("page_starts", &self.page_starts, self.pages.len())?;
+
+        for (index, token) in self.tokens.iter().enumerate() {
+            match *token {
+                TokenSource::Id(id) if id as usize >= limits.n_vocab => {
+                    return Err(BatchError::TokenOutOfRange {
+                        index,
+                        id,
+                        n_vocab: limits.n_vocab,
+                    });
+                }
+                TokenSource::SampledRow(row) if row as usize >= n_sampled_before => {
+                    return Err(BatchError::SampledRowOutOfRange {
+                        index,
+                        row,
+                        n_rows: n_sampled_before,
+                    });
+                }
+                _ => {}
+            }
+        }
+        for seq_idx in 0..self.n_seqs() {
+            self.validate_sequence(seq_idx, limits)?;
+        }
+        for (what, rows) in [
+            ("logit_rows", &self.logit_rows),
+            ("hidden_rows", &self.hidden_rows),
+        ] {
+            let is_ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+            let is_in_range = rows.last().is_none_or(|&row| (row as usize) < n_tokens);
+            if !(is_ascending && is_in_range) {
+                return Err(BatchError::Rows { what });
+            }
+        }
+        self.outputs
+            .iter()
+            .enumerate()
+            .try_for_each(|(row, output)| self.validate_output(row, output, limits))
+    }
+
+    fn validate_sequence(&self, seq_idx: usize, limits: &ExecutorLimits) -> Result<(), BatchError> {
+        let tokens = self.tokens_of(seq_idx);
+        let pages = self.pages_of(seq_idx);
+        if tokens.is_empty() {
+            return Err(BatchError::EmptySequence { seq_idx });
+        }
+        let first_position = self.positions[tokens.start] as usize;
+        let context_len = first_position.saturating_add(tokens.len());
+        if context_len > limits.n_ctx {
+            return Err(BatchError::ContextExceeded {
+                seq_idx,
+                provided: context_len,
+                maximum: limits.n_ctx,
+            });
+        }
+        // The oldest position that any of the step's tokens may still look at.
+        let oldest_visible = limits
+            .kv_window
+            .map_or(0, |window| (first_position + 1).saturating_sub(window));
+        for page_idx in oldest_visible / PAGE_TOKENS..context_len.div_ceil(PAGE_TOKENS) {
+            match pages.get(page_idx) {
+                Some(&page) if (page as usize) < limits.n_pages => {}
+                found => {
+                    return Err(BatchError::Page {
+                        seq_idx,
+                        page_idx,
+                        found: found.copied(),
+                    });
+                }
+            }
+        }
+        for (offset, token_idx) in tokens.enumerate() {
+            let position = first_position + offset;
+            let slot = pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS;
+            if self.positions[token_idx] as usize != position || self.slots[token_idx] as usize != slot {
+                return Err(BatchError::Placement { token_idx });
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_output(
+        &self,
+        row: usize,
+        output: &RowOutput,
+        limits: &ExecutorLimits,
+    ) -> Result<(), BatchError> {
+        let RowOutput::Sample(sample) = output else {
+            return Ok(());
+        };
+        let history_fits =
+            sample.history.start <= sample.history.end && sample.history.end as usize <= self.history.len();
+        let n_mask_words = limits.n_vocab.div_ceil(32);
+        let mask_fits = sample
+            .mask_start
+            .is_none_or(|start| (start as usize).saturating_add(n_mask_words) <= self.mask_words.len());
+        if history_fits && mask_fits {
+            Ok(())
+        } else {
+            Err(BatchError::SampleRange { row })
+        }
+    }
+}
+
+/// Checks that `offsets` rises from 0 to `end` (or is empty where `end` is 0).
+fn check_offsets(what: &'static str, offsets: &[u32], end: usize) -> Result<(), BatchError> {
+    let is_empty = offsets.is_empty() && end == 0;
+    let rises = offsets.first() == Some(&0)
+        && offsets.windows(2).all(|pair| pair[0] <= pair[1])
+        && offsets.last().is_some_and(|&last| last as usize == end);
+    if is_empty || rises {
+        Ok(())
+    } else {
+        Err(BatchError::Offsets { what })
+    }
+}
+
+/// Why a [`ForwardBatch`] was refused before anything was computed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// More of something than the executor was built for.
+    #[error("the batch has {found} {what}, the executor takes at most {maximum}")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many the batch has.
+        found: usize,
+        /// How many the executor takes.
+        maximum: usize,
+    },
+    /// Two arrays that belong together differ in length.
+    #[error("`{what}` has {found} entries, expected {expected}")]
+    Length {
+        /// The array.
+        what: &'static str,
+        /// Its length if it fitted.
+        expected: usize,
+        /// Its length.
+        found: usize,
+    },
+    /// An offset array does not rise from zero to the length of what it indexes.
+    #[error("`{what}` does not rise from 0 to the end of what it divides")]
+    Offsets {
+        /// The array.
+        what: &'static str,
+    },
+    /// A token id is outside the vocabulary.
+    #[error("token {index} has id {id}, but the vocabulary has {n_vocab} tokens")]
+    TokenOutOfRange {
+        /// Index in the batch.
+        index: usize,
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A token refers to a logit row that the step before did not have.
+    #[error("token {index} wants sampled row {row}, but the step before had {n_rows} rows")]
+    SampledRowOutOfRange {
+        /// Index in the batch.
+        index: usize,
+        /// The row it names.
+        row: u32,
+        /// Rows of the step before.
+        n_rows: usize,
+    },
+    /// A token refers to a logit row of the step before that asked for raw logits.
+    #[error("token {index} wants sampled row {row}, but the step before sampled no token there")]
+    RowNotSampled {
+        /// Index in the batch.
+        index: usize,
+        /// The row it names.
+        row: u32,
+    },
+    /// A sequence has no token in this step.
+    #[error("sequence {seq_idx} of the batch has no token")]
+    EmptySequence {
+        /// Index in the batch.
+        seq_idx: usize,
+    },
+    /// A sequence would grow beyond the context length.
+    #[error("sequence {seq_idx} needs {provided} positions, the context has {maximum}")]
+    ContextExceeded {
+        /// Index in the batch.
+        seq_idx: usize,
+        /// Positions it needs.
+        provided: usize,
+        /// Positions there are.
+        maximum: usize,
+    },
+    /// A page that the step reads or writes is missing or outside the pool.
+    #[error("sequence {seq_idx}: page {page_idx} of its table is {found:?}, which is not in the pool")]
+    Page {
+        /// Index in the batch.
+        seq_idx: usize,
+        /// Index in the sequence's page table.
+        page_idx: usize,
+        /// The entry, if the table reaches that far.
+        found: Option<u32>,
+    },
+    /// A token's position or slot contradicts its sequence's start and page table.
+    #[error("token {token_idx} has a position or slot that its sequence does not give it")]
+    Placement {
+        /// Index in the batch.
+        token_idx: usize,
+    },
+    /// Output rows are not ascending token indices.
+    #[error("`{what}` must be ascending indices of tokens")]
+    Rows {
+        /// The array.
+        what: &'static str,
+    },
+    /// A sampling record points outside the histories or masks.
+    #[error("logit row {row}: its history or mask lies outside the batch")]
+    SampleRange {
+        /// The logit row.
+        row: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits() -> ExecutorLimits {
+        ExecutorLimits {
+            n_vocab: 100,
+            n_embd: 8,
+            n_ctx: 64,
+            n_pages: 8,
+            n_host_pages: 0,
+            max_batch_tokens: 32,
+            max_batch_seqs: 4,
+            max_logit_rows: 4,
+            kv_window: None,
+        }
+    }
+
+    fn two_sequences() -> ForwardBatch {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence((0..18).map(TokenSource::Id), 0, &[3, 5]);
+        batch.want_last(RowOutput::Logits);
+        batch.push_sequence([TokenSource::Id(7)], 16, &[1, 2]);
+        batch.want_last(RowOutput::Logits);
+        batch
+    }
+
+    #[track_caller]
+    fn check(expected: &Result<(), BatchError>, change: impl FnOnce(&mut ForwardBatch)) {
+        let mut batch = two_sequences();
+        change(&mut batch);
+        assert_eq!(&batch.validate(&limits(), 0), expected);
+    }
+
+    #[test]
+    fn push_sequence_places_tokens_in_their_pages() {
+        let batch = two_sequences();
+        assert_eq!(batch.slots[0], 3 * 16);
+        assert_eq!(batch.slots[17], 5 * 16 + 1);
+        assert_eq!(batch.slots[18], 2 * 16);
+        assert_eq!((batch.context_len(0), batch.context_len(1)), (18, 17));
+    }
+
+    #[test]
+    fn validate_accepts_what_push_sequence_builds() {
+        check(&Ok(()), |_| {});
+        check(&Ok(()), ForwardBatch::clear);
+    }
+
+    #[test]
+    fn validate_names_what_is_wrong() {
+        check(
+            &Err(BatchError::TokenOutOfRange {
+                index: 2,
+                id: 100,
+                n_vocab: 100,
+            }),
+            |batch| {
+                batch.tokens[2] = TokenSource::Id(100);
+            },
+        );
+        check(
+            &Err(BatchError::SampledRowOutOfRange {
+                index: 18,
+                row: 0,
+                n_rows: 0,
+            }),
+            |batch| {
+                batch.tokens[18] = TokenSource::SampledRow(0);
+            },
+        );
+        check(
+            &Err(BatchError::Page {
+                seq_idx: 0,
+                page_idx: 1,
+                found: Some(8),
+            }),
+            |batch| batch.pages[1] = 8,
+        );
+        check(&Err(BatchError::Placement { token_idx: 4 }), |batch| {
+            batch.slots[4] += 1;
+        });
+        check(&Err(BatchError::Rows { what: "logit_rows" }), |batch| {
+            batch.logit_rows.swap(0, 1);
+        });
+        check(
+            &Err(BatchError::Length {
+                what: "positions",
+                expected: 19,
+                found: 18,
+            }),
+            |batch| {
+                batch.positions.pop();
+            },
+        );
+        check(&Err(BatchError::Offsets { what: "seq_starts" }), |batch| {
+            batch.seq_starts[2] = 18;
+        });
+    }
+
+    #[test]
+    fn validate_allows_freed_pages_only_outside_the_window() {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence([TokenSource::Id(1)], 40, &[ForwardBatch::UNMAPPED_PAGE, 0, 1]);
+        assert!(batch.validate(&limits(), 0).is_err());
+        assert_eq!(
+            batch.validate(
+                &ExecutorLimits {
+                    kv_window: Some(20),
+                    ..limits()
+                },
+                0
+            ),
+            Ok(())
+        );
+    }
+}

@@ -1,0 +1,523 @@
+//! [`CpuBackend`]: the fine seam over the host executor.
+//!
+//! Only translation stands here; the arithmetic is `cpu-exec`'s. Invariant: buffers are allocated at load, operations take
+//! slices of them.
+
+use std::sync::Arc;
+
+use tokenmill_cpu_exec as exec;
+use tokenmill_quant::CpuFeatures;
+
+use crate::{
+    Activation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType, Linear,
+    LinearJob, MatrixData, Norm, NormKind, PageCopy, Rope, RopeStyle, RowSet, StepOutput, StepShape,
+};
+
+const DEVICE: &str = "the CPU";
+
+/// The CPU.
+pub struct CpuBackend {
+    /// Shared so that a step can hold the pool awake while operations borrow the backend.
+    host: Arc<exec::Host>,
+    workspace: exec::Workspace,
+    kv: Option<exec::KvStore>,
+    host_tier: Option<exec::KvStore>,
+    step: HostStep,
+    scratch: Vec<f32>,
+    n_steps: u64,
+    n_vectors: usize,
+    angles: Vec<StepAngles>,
+}
+
+/// A weight vector with a number that tells it from others.
+pub struct CpuVector {
+    id: usize,
+    values: Vec<f32>,
+}
+
+/// The angles of one rope, computed when a step first needs them.
+struct StepAngles {
+    vector_id: usize,
+    /// The step they are of.
+    step: u64,
+    rope: exec::Rope,
+    angles: exec::RopeAngles,
+}
+
+impl CpuBackend {
+    /// Starts the threads. `None` takes one for each processor available.
+    ///
+    /// # Errors
+    /// [`BackendError::Failed`] for a number of threads that cannot be had.
+    pub fn new(n_threads: Option<usize>, features: CpuFeatures) -> Result<Self, BackendError> {
+        let n_threads = n_threads.unwrap_or_else(exec::Pool::n_available);
+        let host =
+            exec::Host::new(n_threads, features).map_err(|error| failed("starting threads", &error))?;
+        Ok(Self {
+            workspace: exec::Workspace::new(&host),
+            host: Arc::new(host),
+            kv: None,
+            host_tier: None,
+            step: HostStep::default(),
+            scratch: Vec::new(),
+            n_steps: 0,
+            n_vectors: 0,
+            angles: Vec::new(),
+        })
+    }
+
+    /// The index in `self.angles` of a rope's angles for the current step.
+    fn angles_of(&mut self, rope: &Rope<Self>) -> usize {
+        let found = (self.angles.iter()).position(|angles| angles.vector_id == rope.inv_freqs.id);
+        let index = found.unwrap_or_else(|| {
+            self.angles.push(StepAngles {
+                vector_id: rope.inv_freqs.id,
+                step: 0,
+                rope: exec::Rope {
+                    freqs: rope.inv_freqs.values.clone(),
+                    magnitude: rope.magnitude,
+                    pairing: pairing(rope.style),
+                },
+                angles: exec::RopeAngles::default(),
+            });
+            self.angles.len() - 1
+        });
+        let angles = &mut self.angles[index];
+        if angles.step != self.n_steps {
+            angles.angles.fill(&angles.rope, &self.step.batch().positions);
+            angles.step = self.n_steps;
+        }
+        index
+    }
+
+    fn normalize(&mut self, norm: &Norm<Self>, rows: &mut [f32]) {
+        let (weight, bias) = (values_of(norm.weight.as_ref()), values_of(norm.bias.as_ref()));
+        match norm.kind {
+            NormKind::Rms => {
+                exec::rms_norm_in_place(&self.host, rows, norm.width, weight, norm.eps);
+                if let Some(bias) = bias {
+                    for row in rows.chunks_exact_mut(norm.width) {
+                        exec::add(&self.host, row, bias);
+                    }
+                }
+            }
+            NormKind::Layer => {
+                self.scratch.clear();
+                self.scratch.extend_from_slice(rows);
+                exec::layer_norm(
+                    &self.host,
+                    &self.scratch,
+                    norm.width,
+                    weight,
+                    bias,
+                    norm.eps,
+                    rows,
+                );
+            }
+        }
+    }
+}
+
+impl Backend for CpuBackend {
+    type Matrix = exec::Matrix;
+    type Vector = CpuVector;
+    type Buffer = Vec<f32>;
+
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {
+        exec::Matrix::pack(&self.host, data.ty, data.n_out, data.n_in, data.bytes).map_err(
+            |error| match error {
+                exec::CpuExecError::Quant(_) => BackendError::UnsupportedType {
+                    tensor: data.name.to_owned(),
+                    ty: data.ty.name(),
+                    device: DEVICE,
+                },
+                other => failed("loading weights", &other),
+            },
+        )
+    }
+
+    fn upload_vector(&mut self, values: &[f32]) -> Result<CpuVector, BackendError> {
+        self.n_vectors += 1;
+        Ok(CpuVector {
+            id: self.n_vectors,
+            values: values.to_vec(),
+        })
+    }
+
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
+        let len = max_rows.saturating_mul(width);
+        let mut buffer = Vec::new();
+        buffer
+            .try_reserve_exact(len)
+            .map_err(|error| failed("allocating activations", &error))?;
+        buffer.resize(len, 0.0);
+        Ok(buffer)
+    }
+
+    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
+        let shapes: Vec<_> = (layout.layers.iter())
+            .map(|layer| exec::KvLayerShape {
+                n_kv_heads: layer.n_kv_heads,
+                key_dim: layer.head_dim_k,
+                value_dim: layer.head_dim_v,
+            })
+            .collect();
+        let (key_type, value_type) = (stored(layout.key_type), stored(layout.value_type));
+        let store = |n_pages| {
+            exec::KvStore::new(&shapes, n_pages, key_type, value_type)
+                .map_err(|error| failed("allocating the KV store", &error))
+        };
+        self.kv = Some(store(layout.n_pages)?);
+        if layout.n_host_pages > 0 {
+            self.host_tier = Some(store(layout.n_host_pages)?);
+        }
+        Ok(())
+    }
+
+    fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
+        self.n_steps += 1;
+        Ok(self.step.begin(batch))
+    }
+
+    fn run_step(
+        &mut self,
+        shape: StepShape,
+        mut body: impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let host = Arc::clone(&self.host);
+        let _entered = host.pool().enter();
+        body(self, shape)
+    }
+
+    fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
+        self.step.read(output);
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
+        let kv = self.kv.as_mut().expect(KV_ALLOCATED);
+        for &copy in copies {
+            let tier = &mut self.host_tier;
+            let present = "a page of the host tier is in range only where there is one";
+            match copy {
+                PageCopy::Duplicate { from, to } => kv.copy_page(from, to),
+                PageCopy::Download { page, host_page } => {
+                    tier.as_mut().expect(present).copy_page_from(kv, page, host_page);
+                }
+                PageCopy::Upload { host_page, page } => {
+                    kv.copy_page_from(tier.as_ref().expect(present), host_page, page);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        table: &exec::Matrix,
+        scale: f32,
+        n_tokens: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let output = &mut output[..n_tokens * table.n_cols()];
+        exec::embed(&self.host, table, self.step.tokens(), output);
+        if scale != 1.0 {
+            exec::scale(&self.host, output, scale);
+        }
+        Ok(())
+    }
+
+    fn norm(
+        &mut self,
+        norm: &Norm<Self>,
+        input: &Vec<f32>,
+        n_rows: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let n = n_rows * norm.width;
+        let (input, output) = (&input[..n], &mut output[..n]);
+        let (weight, bias) = (values_of(norm.weight.as_ref()), values_of(norm.bias.as_ref()));
+        match (norm.kind, bias) {
+            (NormKind::Layer, bias) => {
+                exec::layer_norm(&self.host, input, norm.width, weight, bias, norm.eps, output);
+            }
+            (NormKind::Rms, None) => exec::rms_norm(&self.host, input, norm.width, weight, norm.eps, output),
+            (NormKind::Rms, Some(_)) => {
+                output.copy_from_slice(input);
+                self.normalize(norm, output);
+            }
+        }
+        Ok(())
+    }
+
+    fn norm_heads(
+        &mut self,
+        norm: &Norm<Self>,
+        n_rows: usize,
+        row_width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.normalize(norm, &mut rows[..n_rows * row_width]);
+        Ok(())
+    }
+
+    fn linear(
+        &mut self,
+        linear: &Linear<Self>,
+        input: &Vec<f32>,
+        n_rows: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.linear_group(input, n_rows, &mut [LinearJob { linear, output }])
+    }
+
+    fn linear_group(
+        &mut self,
+        input: &Vec<f32>,
+        n_rows: usize,
+        jobs: &mut [LinearJob<'_, Self>],
+    ) -> Result<(), BackendError> {
+        let Some(first) = jobs.first() else {
+            return Ok(());
+        };
+        let input = &input[..n_rows * first.linear.n_in];
+        let (host, workspace) = (&*self.host, &mut self.workspace);
+        // Arrays rather than a list, so that nothing is allocated.
+        match jobs {
+            [a] => exec::linear_group(host, workspace, input, &mut [target(a, n_rows)]),
+            [a, b] => exec::linear_group(
+                host,
+                workspace,
+                input,
+                &mut [target(a, n_rows), target(b, n_rows)],
+            ),
+            [a, b, c, rest @ ..] => {
+                let mut targets = [target(a, n_rows), target(b, n_rows), target(c, n_rows)];
+                exec::linear_group(host, workspace, input, &mut targets);
+                for job in rest {
+                    exec::linear_group(host, workspace, input, &mut [target(job, n_rows)]);
+                }
+            }
+            [] => {}
+        }
+        Ok(())
+    }
+
+    fn linear_gated(
+        &mut self,
+        activation: Activation,
+        [gate, up]: [&Linear<Self>; 2],
+        input: &Vec<f32>,
+        n_rows: usize,
+        [gate_out, _]: [&mut Vec<f32>; 2],
+    ) -> Result<(), BackendError> {
+        exec::linear_gated(
+            &self.host,
+            &mut self.workspace,
+            &input[..n_rows * gate.n_in],
+            (&gate.matrix, values_of(gate.bias.as_ref())),
+            (&up.matrix, values_of(up.bias.as_ref())),
+            function(activation),
+            &mut gate_out[..n_rows * gate.n_out],
+        );
+        Ok(())
+    }
+
+    fn rope(
+        &mut self,
+        rope: &Rope<Self>,
+        n_tokens: usize,
+        row_width: usize,
+        heads: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let angles_idx = self.angles_of(rope);
+        exec::rope(
+            &self.host,
+            pairing(rope.style),
+            &self.angles[angles_idx].angles,
+            &mut heads[..n_tokens * row_width],
+            row_width / rope.head_dim,
+            rope.head_dim,
+        );
+        Ok(())
+    }
+
+    fn store_kv(
+        &mut self,
+        layer_idx: usize,
+        n_tokens: usize,
+        k: &Vec<f32>,
+        v: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let kv = self.kv.as_mut().expect(KV_ALLOCATED);
+        let shape = kv.shape(layer_idx);
+        let slots = &self.step.batch().slots[..n_tokens];
+        let keys = &k[..n_tokens * shape.n_kv_heads * shape.key_dim];
+        let values = &v[..n_tokens * shape.n_kv_heads * shape.value_dim];
+        kv.store(&self.host, layer_idx, slots, keys, values);
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        attention: &Attention<Self>,
+        shape: &StepShape,
+        q: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let batch = self.step.batch();
+        let params = exec::AttentionParams {
+            n_heads: attention.n_heads,
+            scale: attention.scale,
+            mask: exec::Mask::Causal,
+            window: match attention.window {
+                // A window beyond all positions is none.
+                Some(window) => u32::try_from(window).map_or(exec::Window::Unlimited, exec::Window::Sliding),
+                None => exec::Window::Unlimited,
+            },
+            soft_cap: attention.softcap,
+            sinks: values_of(attention.sinks.as_ref()),
+        };
+        exec::attention(
+            &self.host,
+            &mut self.workspace,
+            self.kv.as_ref().expect(KV_ALLOCATED),
+            attention.layer_idx,
+            &q[..shape.n_tokens * attention.n_heads * attention.head_dim_k],
+            &exec::AttentionBatch {
+                positions: &batch.positions,
+                seq_starts: &batch.seq_starts,
+                page_starts: &batch.page_starts,
+                pages: &batch.pages,
+            },
+            &params,
+            &mut output[..shape.n_tokens * attention.n_heads * attention.head_dim_v],
+        );
+        Ok(())
+    }
+
+    fn activation(
+        &mut self,
+        activation: Activation,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+        up: Option<&Vec<f32>>,
+    ) -> Result<(), BackendError> {
+        let n = n_rows * width;
+        let (function, rows) = (function(activation), &mut rows[..n]);
+        match up {
+            Some(up) => exec::gated(&self.host, function, rows, &up[..n]),
+            None => exec::activate(&self.host, function, rows),
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        scale: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+        delta: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let n = n_rows * width;
+        let (rows, delta) = (&mut rows[..n], &delta[..n]);
+        if scale == 1.0 {
+            exec::add(&self.host, rows, delta);
+        } else {
+            exec::add_scaled(&self.host, rows, delta, scale);
+        }
+        Ok(())
+    }
+
+    fn gather(
+        &mut self,
+        rows: RowSet,
+        _: &StepShape,
+        width: usize,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for (out, &row) in output.chunks_exact_mut(width).zip(self.step.rows(rows)) {
+            out.copy_from_slice(&input[row as usize * width..][..width]);
+        }
+        Ok(())
+    }
+
+    fn scale_logits(
+        &mut self,
+        scale: f32,
+        cap: Option<f32>,
+        n_rows: usize,
+        width: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let logits = &mut logits[..n_rows * width];
+        if scale != 1.0 {
+            exec::scale(&self.host, logits, scale);
+        }
+        if let Some(cap) = cap {
+            exec::soft_cap(&self.host, logits, cap);
+        }
+        Ok(())
+    }
+
+    fn sample(
+        &mut self,
+        shape: &StepShape,
+        [n_vocab, n_embd]: [usize; 2],
+        logits: &mut Vec<f32>,
+        outputs: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let logits = &logits[..shape.n_logits * n_vocab];
+        self.step.sample(logits, n_vocab, outputs, n_embd);
+        Ok(())
+    }
+}
+
+const KV_ALLOCATED: &str = "the KV store is allocated at load";
+
+fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> exec::LinearTarget<'a> {
+    let linear = job.linear;
+    exec::LinearTarget {
+        bias: values_of(linear.bias.as_ref()),
+        ..exec::LinearTarget::new(&linear.matrix, &mut job.output[..n_rows * linear.n_out])
+    }
+}
+
+fn values_of(vector: Option<&CpuVector>) -> Option<&[f32]> {
+    vector.map(|vector| vector.values.as_slice())
+}
+
+fn stored(ty: KvType) -> exec::KvType {
+    match ty {
+        KvType::F32 => exec::KvType::F32,
+        KvType::F16 => exec::KvType::F16,
+        KvType::Q8_0 => exec::KvType::Q8_0,
+    }
+}
+
+fn pairing(style: RopeStyle) -> exec::RopePairing {
+    match style {
+        RopeStyle::Norm => exec::RopePairing::Adjacent,
+        RopeStyle::Neox => exec::RopePairing::Halves,
+    }
+}
+
+fn function(activation: Activation) -> exec::Activation {
+    match activation {
+        Activation::Silu => exec::Activation::Silu,
+        Activation::GeluErf => exec::Activation::GeluErf,
+        Activation::GeluTanh => exec::Activation::GeluTanh,
+        Activation::Relu => exec::Activation::Relu,
+        Activation::ReluSquared => exec::Activation::ReluSquared,
+    }
+}
+
+fn failed(operation: &'static str, error: &dyn std::error::Error) -> BackendError {
+    BackendError::Failed {
+        operation,
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,277 @@
+//! [`StepInputs`]: the values of a step on their way to the device.
+//!
+//! Separate because this is the only place where values of a batch meet the device. All of them are one array of words that
+//! goes up in one copy, from one of two pinned buffers so that the host can write the next while the device reads the last.
+//! Invariant: where a part of the array starts follows from the step's shape alone, so a captured step finds it again.
+//!
+//! A decode step is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored
+//! nowhere and attends to nothing.
+
+use tokenmill_cuda_exec as exec;
+
+use super::results::Results;
+use crate::{BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, Phase, RowSet, StepShape, TokenSource};
+
+/// The position and the slot of padding.
+const NOWHERE: u32 = u32::MAX;
+/// Marks a token that is a row sampled in the step before.
+const SAMPLED_ROW: u32 = 1 << 31;
+/// Pages that one thread block of attention sees; contexts are padded to a power of two of these.
+const SPLIT_PAGES: usize = 16;
+
+/// The inputs of a step on the device, and the staging memory that they go through.
+pub(super) struct StepInputs {
+    words: exec::Buffer<u32>,
+    staging: [exec::Pinned<u32>; 2],
+    n_steps: usize,
+    limits: ExecutorLimits,
+    layout: Layout,
+    /// Page tables of the current step, cut to the contexts.
+    pages: Vec<u32>,
+    page_starts: Vec<u32>,
+    output_rows: Vec<u32>,
+}
+
+/// Where the parts of the array start.
+#[derive(Clone, Copy, Debug, Default)]
+struct Layout {
+    n_tokens: usize,
+    positions: usize,
+    slots: usize,
+    seq_of: usize,
+    page_starts: usize,
+    output_rows: usize,
+    logits_of_outputs: usize,
+    pages: usize,
+}
+
+impl Layout {
+    fn of(shape: &StepShape) -> Self {
+        let n = shape.n_tokens;
+        let page_starts = 4 * n;
+        let output_rows = page_starts + shape.n_seqs + 1;
+        let logits_of_outputs = output_rows + shape.n_outputs;
+        Self {
+            n_tokens: n,
+            positions: n,
+            slots: 2 * n,
+            seq_of: 3 * n,
+            page_starts,
+            output_rows,
+            logits_of_outputs,
+            pages: logits_of_outputs + shape.n_logits,
+        }
+    }
+
+    /// Words of the largest step.
+    fn max_words(limits: &ExecutorLimits) -> usize {
+        let max_pages = limits.max_batch_seqs * limits.n_ctx.div_ceil(PAGE_TOKENS);
+        6 * limits.max_batch_tokens + 1 + limits.max_logit_rows + max_pages
+    }
+}
+
+impl StepInputs {
+    pub(super) fn new(device: &exec::Device, limits: &ExecutorLimits) -> Result<Self, exec::CudaExecError> {
+        let n_words = Layout::max_words(limits);
+        Ok(Self {
+            words: device.alloc("step inputs", n_words)?,
+            staging: [device.alloc_pinned(n_words)?, device.alloc_pinned(n_words)?],
+            n_steps: 0,
+            limits: limits.clone(),
+            layout: Layout::default(),
+            pages: Vec::new(),
+            page_starts: Vec::new(),
+            output_rows: Vec::new(),
+        })
+    }
+
+    pub(super) fn device_bytes(limits: &ExecutorLimits) -> usize {
+        exec::buffer_bytes::<u32>(Layout::max_words(limits))
+    }
+
+    /// Writes the values of a batch and queues their copy. The shape is padded.
+    pub(super) fn begin(
+        &mut self,
+        batch: &ForwardBatch,
+        results: &mut Results,
+    ) -> Result<StepShape, BackendError> {
+        self.collect_pages(batch);
+        self.collect_rows(batch);
+        let shape = self.padded(&StepShape::of(batch));
+        let layout = Layout::of(&shape);
+        self.layout = layout;
+        let staging = &mut self.staging[self.n_steps % 2];
+        self.n_steps += 1;
+        let n_words = layout.pages + self.pages.len();
+        let words = &mut staging.host()?[..n_words];
+
+        let part = |words: &mut [u32], start: usize, values: &[u32], padding: u32, len: usize| {
+            words[start..start + values.len()].copy_from_slice(values);
+            words[start + values.len()..start + len].fill(padding);
+        };
+        let n = layout.n_tokens;
+        for (word, token) in words[..n].iter_mut().zip(&batch.tokens) {
+            *word = match *token {
+                TokenSource::Id(id) => id,
+                TokenSource::SampledRow(row) => match results.sampled_on_host()? {
+                    Some(sampled) => sampled[row as usize],
+                    None => SAMPLED_ROW | row,
+                },
+            };
+        }
+        words[batch.n_tokens()..n].fill(0);
+        part(words, layout.positions, &batch.positions, NOWHERE, n);
+        part(words, layout.slots, &batch.slots, NOWHERE, n);
+        for seq_idx in 0..batch.n_seqs() {
+            for token_idx in batch.tokens_of(seq_idx) {
+                words[layout.seq_of + token_idx] = seq_idx as u32;
+            }
+        }
+        words[layout.seq_of + batch.n_tokens()..layout.page_starts].fill(0);
+        let end = self.pages.len() as u32;
+        part(
+            words,
+            layout.page_starts,
+            &self.page_starts,
+            end,
+            shape.n_seqs + 1,
+        );
+        part(words, layout.output_rows, &self.output_rows, 0, shape.n_outputs);
+        for (index, row) in batch.logit_rows.iter().enumerate() {
+            let output = self.output_rows.binary_search(row);
+            words[layout.logits_of_outputs + index] = output.expect("a logit row is an output") as u32;
+        }
+        words[layout.logits_of_outputs + batch.logit_rows.len()..layout.pages].fill(0);
+        words[layout.pages..].copy_from_slice(&self.pages);
+
+        let target = self.words.view_mut().range(0..n_words)?;
+        staging.upload(exec::Stream::Compute, 0..n_words, &target)?;
+        Ok(shape)
+    }
+
+    /// Takes the page tables, each as far as its sequence's context.
+    fn collect_pages(&mut self, batch: &ForwardBatch) {
+        self.pages.clear();
+        self.page_starts.clear();
+        self.page_starts.push(0);
+        for seq_idx in 0..batch.n_seqs() {
+            let n_pages = batch.context_len(seq_idx).div_ceil(PAGE_TOKENS);
+            self.pages.extend_from_slice(&batch.pages_of(seq_idx)[..n_pages]);
+            self.page_starts.push(self.pages.len() as u32);
+        }
+    }
+
+    fn collect_rows(&mut self, batch: &ForwardBatch) {
+        self.output_rows.clear();
+        self.output_rows.extend_from_slice(&batch.logit_rows);
+        self.output_rows.extend_from_slice(&batch.hidden_rows);
+        self.output_rows.sort_unstable();
+        self.output_rows.dedup();
+    }
+
+    /// Pads a decode step to its bucket. Counts that are equal stay so, since the forward pass branches on it.
+    fn padded(&self, shape: &StepShape) -> StepShape {
+        let longest = (self.page_starts.windows(2))
+            .map(|pair| (pair[1] - pair[0]) as usize)
+            .max()
+            .unwrap_or(0);
+        let n_splits = longest.div_ceil(SPLIT_PAGES).max(1).next_power_of_two();
+        let max_pages = (n_splits * SPLIT_PAGES).min(self.limits.n_ctx.div_ceil(PAGE_TOKENS));
+        let mut padded = StepShape { max_pages, ..*shape };
+        if shape.phase != Phase::Decode || shape.n_tokens == 0 {
+            return padded;
+        }
+        let bucket = bucket(shape.n_tokens);
+        let has_one_logit_row_each = shape.n_logits == shape.n_tokens;
+        let fits = bucket <= self.limits.max_batch_tokens
+            && (!has_one_logit_row_each || bucket <= self.limits.max_logit_rows);
+        if fits {
+            padded.n_tokens = bucket;
+            padded.n_seqs = bucket;
+            if shape.n_outputs == shape.n_tokens {
+                padded.n_outputs = bucket;
+            }
+            if has_one_logit_row_each {
+                padded.n_logits = bucket;
+            }
+        }
+        padded
+    }
+
+    /// The pages of the current step.
+    pub(super) fn pages(&self) -> &[u32] {
+        &self.pages
+    }
+
+    pub(super) fn tokens(&self, n_tokens: usize) -> Result<exec::View<'_, u32>, BackendError> {
+        Ok(self.words.view().range(0..n_tokens)?)
+    }
+
+    pub(super) fn places(&self, n_tokens: usize) -> Result<exec::StepPlaces<'_>, BackendError> {
+        let words = self.words.view();
+        let Layout { positions, slots, .. } = self.layout;
+        Ok(exec::StepPlaces {
+            positions: words.range(positions..positions + n_tokens)?,
+            slots: words.range(slots..slots + n_tokens)?,
+        })
+    }
+
+    pub(super) fn attention(&self, shape: &StepShape) -> Result<exec::AttentionStep<'_>, BackendError> {
+        let words = self.words.view();
+        let layout = self.layout;
+        Ok(exec::AttentionStep {
+            positions: words.range(layout.positions..layout.positions + shape.n_tokens)?,
+            seq_of: words.range(layout.seq_of..layout.seq_of + shape.n_tokens)?,
+            page_starts: words.range(layout.page_starts..layout.output_rows)?,
+            pages: words.range(layout.pages..words.len())?,
+            max_pages: shape.max_pages,
+        })
+    }
+
+    /// The row numbers of a gathering, and how many rows they choose from.
+    pub(super) fn rows(
+        &self,
+        rows: RowSet,
+        shape: &StepShape,
+    ) -> Result<(exec::View<'_, u32>, usize), BackendError> {
+        let words = self.words.view();
+        let layout = self.layout;
+        Ok(match rows {
+            RowSet::Outputs => (
+                words.range(layout.output_rows..layout.logits_of_outputs)?,
+                shape.n_tokens,
+            ),
+            RowSet::LogitsOfOutputs => (
+                words.range(layout.logits_of_outputs..layout.pages)?,
+                shape.n_outputs,
+            ),
+        })
+    }
+}
+
+/// The number of rows that a decode step is padded to: what one launch of a product takes for the same price.
+fn bucket(n_tokens: usize) -> usize {
+    match n_tokens {
+        0..=2 => n_tokens,
+        3..=4 => 4,
+        _ => n_tokens.next_multiple_of(8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_hold_what_they_are_for_and_are_few() {
+        let mut buckets: Vec<usize> = (1..=64).map(bucket).collect();
+        assert!(
+            (1..=64)
+                .zip(&buckets)
+                .all(|(n_tokens, &bucket)| n_tokens <= bucket)
+        );
+        buckets.dedup();
+        assert_eq!(buckets, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]);
+        assert_eq!(bucket(3), bucket(4));
+    }
+}

@@ -1,0 +1,116 @@
+//! [`LoadError`]: why a model could not be opened or loaded.
+//!
+//! One enum for everything before the first step; errors of a step are
+//! [`StepError`](crate::StepError) and [`RowError`](crate::RowError).
+
+use std::path::PathBuf;
+
+use tokenmill_gguf::GgufError;
+
+use crate::BackendError;
+
+/// Why a model could not be opened or loaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// The file is not a usable GGUF file.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The device refused.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A file beside the weights could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// No such architecture in the table.
+    #[error("architecture `{found}` is not supported; supported are {}", supported.join(", "))]
+    UnknownArchitecture {
+        /// What the file says.
+        found: String,
+        /// All names of the table.
+        supported: Vec<&'static str>,
+    },
+    /// The architecture is supported, but not this variant of it.
+    #[error("architecture `{arch}` with {feature} is not supported")]
+    UnsupportedFeature {
+        /// The architecture.
+        arch: String,
+        /// What is not supported.
+        feature: String,
+    },
+    /// A size or number of the configuration makes no sense.
+    #[error("the model's {what} is {found}, expected {expected}")]
+    BadValue {
+        /// What it is.
+        what: &'static str,
+        /// Its value.
+        found: String,
+        /// What would be right.
+        expected: &'static str,
+    },
+    /// A configuration file that is not what it should be.
+    #[error("{}: {reason}", path.display())]
+    BadConfig {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The network needs a tensor that the file lacks.
+    #[error("tensor `{name}` is missing")]
+    MissingTensor {
+        /// The tensor.
+        name: String,
+    },
+    /// A tensor has other dimensions than the network needs.
+    #[error("tensor `{name}` has shape {found:?}, expected {expected:?}")]
+    WrongShape {
+        /// The tensor.
+        name: String,
+        /// Dimensions needed, the contiguous one first.
+        expected: Vec<usize>,
+        /// Dimensions found.
+        found: Vec<usize>,
+    },
+    /// A vector (norm, bias) has a type that vectors never have.
+    #[error("tensor `{name}` has type {found}, expected F32, F16 or BF16")]
+    VectorType {
+        /// The tensor.
+        name: String,
+        /// Its type.
+        found: &'static str,
+    },
+    /// A number of a vector is NaN or infinite.
+    #[error("tensor `{name}` holds {value} at index {index}; the file is damaged")]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// Index of the number.
+        index: usize,
+        /// The number.
+        value: f32,
+    },
+    /// The file has a tensor that the network would ignore, so its output would be wrong.
+    #[error("tensor `{name}` has no place in a `{arch}` network; this variant is not supported")]
+    UnusedTensor {
+        /// The tensor.
+        name: String,
+        /// The architecture.
+        arch: String,
+    },
+    /// An option of the load that cannot be granted.
+    #[error("option `{option}` is {found}, expected {expected}")]
+    BadOption {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        found: usize,
+        /// What would be right.
+        expected: String,
+    },
+}

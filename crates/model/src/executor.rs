@@ -1,0 +1,215 @@
+//! The coarse seam: [`Executor`] runs one step for a whole batch.
+//!
+//! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
+//! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
+
+use crate::{BatchError, ForwardBatch};
+
+/// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
+///
+/// A step is `submit`, then `wait`. An engine may submit step `n + 1` before it waits for step `n`
+/// ([`TokenSource::SampledRow`](crate::TokenSource::SampledRow) names a token it does not know yet); steps and page
+/// copies take effect in the order of the calls. At most two tickets are open at a time.
+pub trait Executor {
+    /// Says what batches this executor takes. Constant over its life.
+    fn limits(&self) -> &ExecutorLimits;
+
+    /// Starts a step. The batch is read before this returns, so it may be reused at once.
+    ///
+    /// # Errors
+    /// [`StepError::InvalidBatch`] before anything was computed or stored; device errors may also come from `wait`.
+    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError>;
+
+    /// Waits for a step and writes its results into `output`, whose memory is reused. Tickets are waited for in the
+    /// order of their submission, each once.
+    ///
+    /// # Errors
+    /// [`StepError::Device`] when this step failed: its sequences' new KV slots are undefined, all others are intact.
+    /// [`StepError::DeviceLost`] when nothing will work any more.
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError>;
+
+    /// Copies whole KV pages (all layers) in the order given, after the steps submitted before and ahead of those
+    /// submitted later.
+    ///
+    /// # Errors
+    /// [`StepError::PageOutOfRange`] before anything was copied, or a device error.
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError>;
+}
+
+impl<E: Executor + ?Sized> Executor for Box<E> {
+    fn limits(&self) -> &ExecutorLimits {
+        (**self).limits()
+    }
+
+    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
+        (**self).submit(batch)
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        (**self).wait(ticket, output)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+        (**self).copy_pages(copies)
+    }
+}
+
+/// What batches an executor takes: it allocates for these numbers when it is built, and never afterwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecutorLimits {
+    /// Tokens in the vocabulary.
+    pub n_vocab: usize,
+    /// Width of a hidden state.
+    pub n_embd: usize,
+    /// Positions a sequence may have.
+    pub n_ctx: usize,
+    /// KV pages in the pool, [`PAGE_TOKENS`](crate::PAGE_TOKENS) tokens each.
+    pub n_pages: usize,
+    /// Pages of the host tier; 0 where the executor has none.
+    pub n_host_pages: usize,
+    /// Tokens a batch may have.
+    pub max_batch_tokens: usize,
+    /// Sequences a batch may have.
+    pub max_batch_seqs: usize,
+    /// Logit rows a batch may have.
+    pub max_logit_rows: usize,
+    /// Where every layer's attention has a sliding window: the width of the widest. Pages wholly older are never read
+    /// again and may be freed.
+    pub kv_window: Option<usize>,
+}
+
+/// A submitted step.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub struct Ticket(pub u64);
+
+/// A copy of one KV page, all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageCopy {
+    /// Within the pool: the copy of a copy-on-write.
+    Duplicate {
+        /// Page to read.
+        from: u32,
+        /// Page to write.
+        to: u32,
+    },
+    /// From the pool to the host tier.
+    Download {
+        /// Page of the pool.
+        page: u32,
+        /// Page of the host tier.
+        host_page: u32,
+    },
+    /// From the host tier to the pool.
+    Upload {
+        /// Page of the host tier.
+        host_page: u32,
+        /// Page of the pool.
+        page: u32,
+    },
+}
+
+/// A token with the logarithm of its probability.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub id: u32,
+    /// Natural logarithm of its probability under the softmax of the raw logits.
+    pub logprob: f32,
+}
+
+/// What one [`RowOutput::Sample`](crate::RowOutput::Sample) row yields.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampledToken {
+    /// The sampled id.
+    pub id: u32,
+    /// Its log-probability; `None` unless the row's parameters ask for log-probabilities.
+    pub logprob: Option<f32>,
+}
+
+/// Why one row has no token although the step as a whole succeeded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RowError {
+    /// A logit is NaN, or all are negative infinity: the weights or the KV store hold values that are not finite.
+    #[error("the model produced logits that are not finite")]
+    NonFiniteLogits,
+    /// The row's vocabulary mask forbids every token.
+    #[error("no token of the vocabulary is allowed here")]
+    NothingAllowed,
+}
+
+/// The results of one step. Reused from step to step.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    /// A result for each logit row, `[L]`; `None` for rows that asked for raw logits.
+    pub sampled: Vec<Option<Result<SampledToken, RowError>>>,
+    /// The most likely tokens of the rows that asked for them, most likely first; row `r` has
+    /// `top_starts[r]..top_starts[r + 1]`.
+    pub top: Vec<TokenLogprob>,
+    /// Offsets of the rows in `top`, `[L + 1]`.
+    pub top_starts: Vec<u32>,
+    /// Raw logits of the rows that asked for them, in row order: `[n, n_vocab]`.
+    pub logits: Vec<f32>,
+    /// Hidden states after the final norm of the rows asked for: `[H, n_embd]`.
+    pub hidden: Vec<f32>,
+}
+
+impl StepOutput {
+    /// Empties the results and keeps their memory.
+    pub fn clear(&mut self) {
+        self.sampled.clear();
+        self.top.clear();
+        self.top_starts.clear();
+        self.logits.clear();
+        self.hidden.clear();
+    }
+
+    /// The most likely tokens of logit row `row`.
+    pub fn top_of(&self, row: usize) -> &[TokenLogprob] {
+        &self.top[self.top_starts[row] as usize..self.top_starts[row + 1] as usize]
+    }
+}
+
+/// Why a step failed as a whole.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The batch was refused; nothing was computed.
+    #[error("invalid batch: {0}")]
+    InvalidBatch(#[from] BatchError),
+    /// A ticket that is not the oldest open one.
+    #[error("ticket {found} is not the oldest open step")]
+    UnexpectedTicket {
+        /// The ticket's number.
+        found: u64,
+    },
+    /// Two steps are already open.
+    #[error("two steps are already in flight; wait for one first")]
+    TooManyInFlight,
+    /// A page copy names a page outside the pool or the host tier.
+    #[error("page copy {copy:?} is outside the pool of {n_pages} pages or the host tier of {n_host_pages}")]
+    PageOutOfRange {
+        /// The copy.
+        copy: PageCopy,
+        /// Pages of the pool.
+        n_pages: usize,
+        /// Pages of the host tier.
+        n_host_pages: usize,
+    },
+    /// This step failed; the executor goes on.
+    #[error("{operation} failed: {reason}")]
+    Device {
+        /// The operation that failed.
+        operation: &'static str,
+        /// What the device said.
+        reason: String,
+    },
+    /// The device is gone; every later call fails the same way.
+    #[error("the device is lost ({operation}: {reason}); restart the process")]
+    DeviceLost {
+        /// The operation that noticed.
+        operation: &'static str,
+        /// What the device said.
+        reason: String,
+    },
+}

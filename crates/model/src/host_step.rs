@@ -1,0 +1,177 @@
+//! [`HostStep`]: the values of a step for backends whose memory is the host's.
+//!
+//! Separate because every such backend needs the same: token ids resolved, rows picked, tokens sampled, results kept
+//! until they are read. Invariant: once the buffers have grown to the largest batch, nothing is allocated.
+
+use std::collections::VecDeque;
+
+use crate::{
+    ForwardBatch, RowError, RowOutput, SampleRequest, SampledToken, Sampler, StepOutput, StepShape,
+    TokenSource,
+};
+
+/// The values of the current step, the sampler, and the results that wait to be read.
+#[derive(Debug, Default)]
+pub struct HostStep {
+    batch: ForwardBatch,
+    tokens: Vec<u32>,
+    output_rows: Vec<u32>,
+    logits_of_outputs: Vec<u32>,
+    sampler: Sampler,
+    /// Tokens sampled by the step before, which this step's tokens may name.
+    sampled: Vec<u32>,
+    newest: Vec<u32>,
+    unread: VecDeque<StepOutput>,
+    spare: Vec<StepOutput>,
+}
+
+impl HostStep {
+    /// Takes a step's values. Implements [`Backend::begin_step`](crate::Backend::begin_step).
+    pub fn begin(&mut self, batch: &ForwardBatch) -> StepShape {
+        self.batch.copy_from(batch);
+        self.tokens.clear();
+        self.tokens.extend(batch.tokens.iter().map(|token| match *token {
+            TokenSource::Id(id) => id,
+            TokenSource::SampledRow(row) => self.sampled[row as usize],
+        }));
+        self.output_rows.clear();
+        self.output_rows.extend_from_slice(&batch.logit_rows);
+        self.output_rows.extend_from_slice(&batch.hidden_rows);
+        self.output_rows.sort_unstable();
+        self.output_rows.dedup();
+        self.logits_of_outputs.clear();
+        let output_of = |row| {
+            self.output_rows
+                .binary_search(row)
+                .expect("a logit row is an output")
+        };
+        self.logits_of_outputs
+            .extend(batch.logit_rows.iter().map(|row| output_of(row) as u32));
+        StepShape::of(batch)
+    }
+
+    /// Token ids, `[T]`.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The step's batch: positions, slots, page tables.
+    pub fn batch(&self) -> &ForwardBatch {
+        &self.batch
+    }
+
+    /// The row indices that [`Backend::gather`](crate::Backend::gather) picks.
+    pub fn rows(&self, rows: crate::RowSet) -> &[u32] {
+        match rows {
+            crate::RowSet::Outputs => &self.output_rows,
+            crate::RowSet::LogitsOfOutputs => &self.logits_of_outputs,
+        }
+    }
+
+    /// Samples every row and keeps the results. Implements [`Backend::sample`](crate::Backend::sample).
+    ///
+    /// `logits: [L, n_vocab]`, `outputs: [O, n_embd]`.
+    pub fn sample(&mut self, logits: &[f32], n_vocab: usize, outputs: &[f32], n_embd: usize) {
+        self.finish(logits, n_vocab, outputs, n_embd, None);
+    }
+
+    /// Keeps the results of a step whose tokens a device may have `picked` already: for each row an id, or one outside the
+    /// vocabulary where the logits were not finite.
+    ///
+    /// `logits: [L, n_vocab]`, empty where no row needs them; `outputs: [O, n_embd]`, empty where no row wants them.
+    pub fn finish(
+        &mut self,
+        logits: &[f32],
+        n_vocab: usize,
+        outputs: &[f32],
+        n_embd: usize,
+        picked: Option<&[u32]>,
+    ) {
+        let mut result = self.spare.pop().unwrap_or_default();
+        result.clear();
+        self.sampled.clear();
+        result.top_starts.push(0);
+        for (row, wanted) in self.batch.outputs.iter().enumerate() {
+            let logits_of_row = || &logits[row * n_vocab..(row + 1) * n_vocab];
+            match (wanted, picked) {
+                (RowOutput::Sample(_), Some(picked)) => {
+                    let id = picked[row];
+                    let is_token = (id as usize) < n_vocab;
+                    self.sampled.push(if is_token { id } else { 0 });
+                    result.sampled.push(Some(if is_token {
+                        Ok(SampledToken { id, logprob: None })
+                    } else {
+                        Err(RowError::NonFiniteLogits)
+                    }));
+                }
+                (RowOutput::Logits, _) => {
+                    result.logits.extend_from_slice(logits_of_row());
+                    result.sampled.push(None);
+                    self.sampled.push(0);
+                }
+                (RowOutput::Sample(sample), None) => {
+                    let token_idx = self.batch.logit_rows[row] as usize;
+                    let seq_idx = self
+                        .batch
+                        .seq_starts
+                        .partition_point(|&start| start as usize <= token_idx)
+                        - 1;
+                    // Tokens that the host did not know when it wrote the history.
+                    self.newest.clear();
+                    for earlier_idx in self.batch.seq_starts[seq_idx] as usize..=token_idx {
+                        if let TokenSource::SampledRow(_) = self.batch.tokens[earlier_idx] {
+                            self.newest.push(self.tokens[earlier_idx]);
+                        }
+                    }
+                    let mask = sample.mask_start.map(|start| {
+                        let start = start as usize;
+                        &self.batch.mask_words[start..start + n_vocab.div_ceil(32)]
+                    });
+                    let request = SampleRequest {
+                        params: &sample.params,
+                        history: &self.batch.history
+                            [sample.history.start as usize..sample.history.end as usize],
+                        newest: &self.newest,
+                        mask,
+                        position: self.batch.positions[token_idx] + 1,
+                    };
+                    let token = self.sampler.sample(logits_of_row(), &request, &mut result.top);
+                    // A row without a token may still be named by a step planned ahead, whose result then goes unused.
+                    self.sampled.push(token.map_or(0, |token| token.id));
+                    result.sampled.push(Some(token));
+                }
+            }
+            result.top_starts.push(result.top.len() as u32);
+        }
+        for row in &self.batch.hidden_rows {
+            let output_idx = self
+                .output_rows
+                .binary_search(row)
+                .expect("a hidden row is an output");
+            result
+                .hidden
+                .extend_from_slice(&outputs[output_idx * n_embd..(output_idx + 1) * n_embd]);
+        }
+        self.unread.push_back(result);
+    }
+
+    /// The tokens of the step finished last, one for each logit row; 0 where there is none.
+    pub fn sampled(&self) -> &[u32] {
+        &self.sampled
+    }
+
+    /// Whether a finished step was not read.
+    pub fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
+    }
+
+    /// Moves the oldest step's results to `output`. Implements [`Backend::read`](crate::Backend::read).
+    ///
+    /// # Panics
+    /// Where no step is unread.
+    pub fn read(&mut self, output: &mut StepOutput) {
+        let mut result = self.unread.pop_front().expect("a step that was not read");
+        std::mem::swap(output, &mut result);
+        self.spare.push(result);
+    }
+}

@@ -1,0 +1,68 @@
+//! [`KvLayout`]: what a KV store must hold.
+//!
+//! Separate because the plan of the memory needs it before there is a store.
+
+use crate::PAGE_TOKENS;
+
+/// How K and V are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum KvType {
+    /// Exact.
+    F32,
+    /// Rounded to half precision.
+    #[default]
+    F16,
+    /// Blocks of 32 signed bytes with an f16 scale, along a head.
+    Q8_0,
+}
+
+impl KvType {
+    /// Bytes of a head of `head_dim` numbers.
+    pub fn head_bytes(self, head_dim: usize) -> usize {
+        match self {
+            Self::F32 => head_dim * 4,
+            Self::F16 => head_dim * 2,
+            Self::Q8_0 => head_dim.div_ceil(32) * 34,
+        }
+    }
+}
+
+/// What the KV store must hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvLayout {
+    /// Shape of each layer.
+    pub layers: Vec<KvLayerShape>,
+    /// Pages of the pool.
+    pub n_pages: usize,
+    /// Pages of the host tier.
+    pub n_host_pages: usize,
+    /// Type of the stored keys.
+    pub key_type: KvType,
+    /// Type of the stored values.
+    pub value_type: KvType,
+}
+
+impl KvLayout {
+    /// Bytes of one page, all layers, when numbers are packed without gaps.
+    pub fn page_bytes(&self) -> usize {
+        let token_bytes: usize = (self.layers.iter())
+            .map(|layer| {
+                layer.n_kv_heads
+                    * (self.key_type.head_bytes(layer.head_dim_k)
+                        + self.value_type.head_bytes(layer.head_dim_v))
+            })
+            .sum();
+        token_bytes * PAGE_TOKENS
+    }
+}
+
+/// One layer's row in the KV store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvLayerShape {
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Width of a key head.
+    pub head_dim_k: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+}

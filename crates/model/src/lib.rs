@@ -1,0 +1,88 @@
+//! The network: what a step of inference is, and how it is computed.
+//!
+//! A [`Model`] is an opened file (GGUF, or a Hugging Face folder); [`Model::load`] makes an [`Executor`] of it. Two seams
+//! meet here:
+//!
+//! - [`Executor`] is coarse, object-safe and called once per step: it is all that an engine sees of a model and its
+//!   device. A [`ForwardBatch`] goes in, ragged, with tokens of any number of sequences; a [`StepOutput`] comes out.
+//! - [`Backend`] is fine, dispatched statically and called once per operation: it is all that the forward pass sees of a
+//!   device. [`CpuBackend`] is one.
+//!
+//! **The key decision:** there is one forward pass for all decoder architectures. It follows a [`Descriptor`], which an
+//! architecture's file makes from metadata; nothing else knows an architecture's name. And it sees counts only
+//! ([`StepShape`]), never a token or a position, so that a device can capture a step once and replay it.
+//!
+//! Numbers do not depend on company: on the CPU a row has the same bits whatever else is in its step, however its prompt
+//! was chunked, on any number of threads; the [`Sampler`] draws by (seed, position) alone.
+//!
+//! ```
+//! use tokenmill_gguf::{GgufFile, TensorType};
+//! use tokenmill_model::{ForwardBatch, Model, ModelOptions, RowOutput, StepOutput, TokenSource};
+//! use tokenmill_testkit::{TinyModel, tiny_llama};
+//!
+//! // A random two-layer llama in memory; `Model::open` takes a path.
+//! let bytes = TinyModel::random(tiny_llama(), TensorType::Q8_0, 1).to_gguf()?;
+//! let model = Model::from_gguf(GgufFile::from_bytes(&bytes)?)?;
+//! let mut executor = model.load(&ModelOptions::default(), &mut |_| {})?;
+//!
+//! // Three tokens of one sequence, whose KV lies in page 0; the logits after the last.
+//! let mut batch = ForwardBatch::default();
+//! batch.push_sequence([5, 6, 7].map(TokenSource::Id), 0, &[0]);
+//! batch.want_last(RowOutput::Logits);
+//! let ticket = executor.submit(&batch)?;
+//! let mut output = StepOutput::default();
+//! executor.wait(ticket, &mut output)?;
+//! assert_eq!(output.logits.len(), model.descriptor().n_vocab);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod arch;
+mod backend;
+mod batch;
+mod cpu_backend;
+mod cuda_backend;
+mod descriptor;
+mod error;
+mod executor;
+mod forward;
+mod host_step;
+mod kv_layout;
+mod model;
+mod model_executor;
+mod network;
+mod operands;
+mod rope;
+mod safetensors_folder;
+mod sampler;
+mod sampling_params;
+mod step_shape;
+mod weights;
+
+pub use arch::architectures;
+pub use backend::{Backend, BackendError};
+pub use batch::{BatchError, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, TokenSource};
+pub use cpu_backend::{CpuBackend, CpuVector};
+pub use cuda_backend::{CudaBackend, CudaBuffer};
+pub use descriptor::{
+    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, NormDescriptor, NormPlacement,
+    OutputHead, Presence, QkNorm, Residual,
+};
+pub use error::LoadError;
+pub use executor::{
+    Executor, ExecutorLimits, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob,
+};
+pub use host_step::HostStep;
+pub use kv_layout::{KvLayerShape, KvLayout, KvType};
+pub use model::{MemoryPlan, Model, ModelOptions, build};
+pub use model_executor::ModelExecutor;
+pub use network::LoadProgress;
+pub use operands::{
+    Activation, Attention, Linear, LinearJob, MatrixData, MatrixUsage, Norm, NormKind, Rope, RopeStoreKv,
+    RopeStyle, RowSet,
+};
+pub use rope::{RopeDescriptor, RopeScaling};
+pub use sampler::{SampleRequest, Sampler};
+pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
+pub use step_shape::{Phase, SamplingMode, StepShape};
+pub use weights::{WeightInfo, WeightSource, WeightTensor};

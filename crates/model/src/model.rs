@@ -1,0 +1,305 @@
+//! [`Model`]: an opened model file, the plan of its memory, and its load.
+//!
+//! Separate from the executor because a model can be described and planned without loading it. Invariant: opening reads
+//! headers only, and what [`Model::plan`] says is what [`Model::load_on`] allocates.
+
+use std::path::Path;
+
+use tokenmill_gguf::GgufFile;
+use tokenmill_quant::CpuFeatures;
+
+use crate::{
+    Backend, CpuBackend, Descriptor, Executor, ExecutorLimits, KvLayerShape, KvLayout, KvType, LoadError,
+    LoadProgress, MatrixUsage, ModelExecutor, OutputHead, PAGE_TOKENS, WeightSource,
+    arch::{self, HfConfig},
+    forward,
+    network::Network,
+    safetensors_folder::SafetensorsFolder,
+};
+
+/// An opened model.
+pub struct Model {
+    descriptor: Descriptor,
+    weights: Weights,
+}
+
+enum Weights {
+    Gguf(GgufFile),
+    Safetensors(SafetensorsFolder),
+}
+
+/// How to load a model. The default serves one short conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelOptions {
+    /// Positions a sequence may have; `None` takes what the model was made for.
+    pub n_ctx: Option<usize>,
+    /// Tokens a batch may have.
+    pub max_batch_tokens: usize,
+    /// Sequences a batch may have.
+    pub max_batch_seqs: usize,
+    /// Logit rows a batch may have.
+    pub max_logit_rows: usize,
+    /// KV pages; `None` takes enough for one sequence of full length.
+    pub n_pages: Option<usize>,
+    /// Pages of the host tier, to which pages of the pool can be moved.
+    pub n_host_pages: usize,
+    /// Type of the stored keys, and of the values unless `kv_value_type` says otherwise.
+    pub kv_type: KvType,
+    /// Type of the stored values where it differs from that of the keys.
+    pub kv_value_type: Option<KvType>,
+    /// Threads of a CPU backend; `None` takes one for each processor.
+    pub n_threads: Option<usize>,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        Self {
+            n_ctx: None,
+            max_batch_tokens: 512,
+            max_batch_seqs: 16,
+            max_logit_rows: 16,
+            n_pages: None,
+            n_host_pages: 0,
+            kv_type: KvType::F16,
+            kv_value_type: None,
+            n_threads: None,
+        }
+    }
+}
+
+/// The memory a load will take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights, in the form the backend holds them.
+    pub weights_bytes: usize,
+    /// The KV store.
+    pub kv_bytes: usize,
+    /// Of it, one page.
+    pub kv_page_bytes: usize,
+    /// Pages of the KV store, the host tier's included.
+    pub n_pages: usize,
+    /// Activation buffers, logits included.
+    pub activations_bytes: usize,
+    /// What the backend needs beside these.
+    pub workspace_bytes: usize,
+}
+
+impl MemoryPlan {
+    /// All of it.
+    pub fn total_bytes(&self) -> usize {
+        self.weights_bytes + self.kv_bytes + self.activations_bytes + self.workspace_bytes
+    }
+}
+
+impl Model {
+    /// Opens a GGUF file (any part of a split one), or a Hugging Face folder with `config.json` and safetensors files.
+    ///
+    /// # Errors
+    /// [`LoadError::Gguf`], [`LoadError::UnknownArchitecture`], or what else the headers show to be wrong.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        let path = path.as_ref();
+        if path.is_dir() {
+            Self::from_hf(path, &path.join("config.json"))
+        } else {
+            Self::from_gguf(GgufFile::open(path)?)
+        }
+    }
+
+    /// Takes an opened file.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_gguf(file: GgufFile) -> Result<Self, LoadError> {
+        Ok(Self {
+            descriptor: arch::describe_gguf(&file)?,
+            weights: Weights::Gguf(file),
+        })
+    }
+
+    /// Opens the safetensors files of a folder with a given `config.json`, in its old or new layout.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_hf(folder: &Path, config: &Path) -> Result<Self, LoadError> {
+        Ok(Self {
+            descriptor: arch::describe_hf(&HfConfig::open(config)?)?,
+            weights: Weights::Safetensors(SafetensorsFolder::open(folder)?),
+        })
+    }
+
+    /// The network.
+    pub fn descriptor(&self) -> &Descriptor {
+        &self.descriptor
+    }
+
+    /// The GGUF file, with its metadata, where the model is one.
+    pub fn gguf(&self) -> Option<&GgufFile> {
+        match &self.weights {
+            Weights::Gguf(file) => Some(file),
+            Weights::Safetensors(_) => None,
+        }
+    }
+
+    /// The weights, by their GGUF names.
+    pub fn weights(&self) -> &dyn WeightSource {
+        match &self.weights {
+            Weights::Gguf(file) => file,
+            Weights::Safetensors(folder) => folder,
+        }
+    }
+
+    /// The memory that loading on `backend` will take.
+    ///
+    /// # Errors
+    /// [`LoadError::BadOption`].
+    pub fn plan<B: Backend>(&self, backend: &B, options: &ModelOptions) -> Result<MemoryPlan, LoadError> {
+        plan(&self.descriptor, self.weights(), backend, options)
+    }
+
+    /// Loads the network on the CPU.
+    ///
+    /// # Errors
+    /// As [`Self::load_on`].
+    pub fn load(
+        &self,
+        options: &ModelOptions,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Box<dyn Executor + Send>, LoadError> {
+        let backend = CpuBackend::new(options.n_threads, CpuFeatures::detect())?;
+        Ok(Box::new(self.load_on(backend, options, on_progress)?))
+    }
+
+    /// Loads the network on a backend.
+    ///
+    /// # Errors
+    /// [`LoadError`]: a tensor that is missing, has a wrong shape or an unsupported type, or a backend's error.
+    pub fn load_on<B: Backend>(
+        &self,
+        backend: B,
+        options: &ModelOptions,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<ModelExecutor<B>, LoadError> {
+        build(&self.descriptor, self.weights(), backend, options, on_progress)
+    }
+}
+
+/// Builds a network from any descriptor and weights; [`Model`] does it for files.
+///
+/// # Errors
+/// [`LoadError`]: a tensor that is missing, has a wrong shape or an unsupported type, or a backend's error.
+pub fn build<B: Backend>(
+    descriptor: &Descriptor,
+    source: &dyn WeightSource,
+    mut backend: B,
+    options: &ModelOptions,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<ModelExecutor<B>, LoadError> {
+    descriptor.validate()?;
+    let limits = limits(descriptor, options)?;
+    let plan = plan(descriptor, source, &backend, options)?;
+    backend.prepare(descriptor, &limits, &plan)?;
+    let network = Network::load(descriptor, source, &mut backend, on_progress)?;
+    backend.alloc_kv(&kv_layout(descriptor, &limits, options))?;
+    Ok(ModelExecutor::new(backend, network, descriptor, limits)?)
+}
+
+fn plan<B: Backend>(
+    descriptor: &Descriptor,
+    source: &dyn WeightSource,
+    backend: &B,
+    options: &ModelOptions,
+) -> Result<MemoryPlan, LoadError> {
+    let limits = limits(descriptor, options)?;
+    let is_tied = descriptor.head == OutputHead::Tied
+        || (descriptor.head == OutputHead::OwnIfPresent && !source.contains("output.weight"));
+    let weights_bytes = (source.infos().iter())
+        .map(|info| match (info.name.as_str(), info.dims.as_slice()) {
+            (_, &[len]) => backend.vector_bytes(len),
+            (name, dims) => {
+                let usage = match name {
+                    "token_embd.weight" if is_tied => MatrixUsage::Tied,
+                    "token_embd.weight" => MatrixUsage::Embedding,
+                    _ => MatrixUsage::Linear,
+                };
+                backend.matrix_bytes(info.ty, dims[1..].iter().product(), dims[0], usage)
+            }
+        })
+        .sum();
+    let layout = kv_layout(descriptor, &limits, options);
+    let n_pages = limits.n_pages + limits.n_host_pages;
+    let kv_page_bytes = backend.kv_page_bytes(&layout);
+    Ok(MemoryPlan {
+        weights_bytes,
+        kv_bytes: kv_page_bytes.saturating_mul(n_pages),
+        kv_page_bytes,
+        n_pages,
+        activations_bytes: forward::activation_bytes(
+            descriptor,
+            limits.max_batch_tokens,
+            limits.max_logit_rows,
+            backend,
+        ),
+        workspace_bytes: backend.workspace_bytes(descriptor, &limits),
+    })
+}
+
+fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLimits, LoadError> {
+    let n_ctx = options.n_ctx.unwrap_or(descriptor.n_ctx_train);
+    let positive = |option, found| {
+        if found > 0 {
+            return Ok(());
+        }
+        Err(LoadError::BadOption {
+            option,
+            found,
+            expected: "at least 1".to_owned(),
+        })
+    };
+    positive("n_ctx", n_ctx)?;
+    positive("max_batch_tokens", options.max_batch_tokens)?;
+    positive("max_batch_seqs", options.max_batch_seqs)?;
+    positive("max_logit_rows", options.max_logit_rows)?;
+    let n_pages = options.n_pages.unwrap_or_else(|| n_ctx.div_ceil(PAGE_TOKENS));
+    positive("n_pages", n_pages)?;
+    // Slots are numbered with 32 bits, and one number means an unmapped page.
+    let max_pages = u32::MAX as usize / PAGE_TOKENS;
+    for (option, found, maximum) in [
+        ("n_pages", n_pages, max_pages),
+        ("n_ctx", n_ctx, max_pages * PAGE_TOKENS),
+    ] {
+        if found > maximum {
+            return Err(LoadError::BadOption {
+                option,
+                found,
+                expected: format!("at most {maximum}"),
+            });
+        }
+    }
+    Ok(ExecutorLimits {
+        n_vocab: descriptor.n_vocab,
+        n_embd: descriptor.n_embd,
+        n_ctx,
+        n_pages,
+        n_host_pages: options.n_host_pages,
+        max_batch_tokens: options.max_batch_tokens,
+        max_batch_seqs: options.max_batch_seqs.min(options.max_batch_tokens),
+        max_logit_rows: options.max_logit_rows.min(options.max_batch_tokens),
+        kv_window: descriptor.kv_window(),
+    })
+}
+
+fn kv_layout(descriptor: &Descriptor, limits: &ExecutorLimits, options: &ModelOptions) -> KvLayout {
+    KvLayout {
+        layers: (descriptor.layers.iter())
+            .map(|layer| KvLayerShape {
+                n_kv_heads: layer.attention.n_kv_heads,
+                head_dim_k: layer.attention.head_dim_k,
+                head_dim_v: layer.attention.head_dim_v,
+            })
+            .collect(),
+        n_pages: limits.n_pages,
+        n_host_pages: limits.n_host_pages,
+        key_type: options.kv_type,
+        value_type: options.kv_value_type.unwrap_or(options.kv_type),
+    }
+}

@@ -1,0 +1,150 @@
+//! [`ModelExecutor`]: a network on a backend, as an [`Executor`].
+//!
+//! Separate from the network so that the order of a step (check, upload, run, read) stands in one place for all backends.
+//! Invariant: a batch reaches the backend only after it was validated, so a backend checks nothing.
+
+use std::collections::VecDeque;
+
+use crate::{
+    Backend, BackendError, BatchError, Descriptor, Executor, ExecutorLimits, ForwardBatch, PageCopy,
+    RowOutput, StepError, StepOutput, Ticket, TokenSource,
+    forward::{Activations, forward},
+    network::Network,
+};
+
+/// Steps that may be open at a time.
+const MAX_IN_FLIGHT: usize = 2;
+
+/// Runs a network on a backend.
+pub struct ModelExecutor<B: Backend> {
+    backend: B,
+    network: Network<B>,
+    buffers: Activations<B>,
+    limits: ExecutorLimits,
+    in_flight: VecDeque<u64>,
+    n_submitted: u64,
+    /// Which logit rows of the step before have a sampled token.
+    is_sampled: Vec<bool>,
+}
+
+impl<B: Backend> ModelExecutor<B> {
+    /// Allocates the buffers for a network whose KV store the backend has already allocated.
+    pub(crate) fn new(
+        mut backend: B,
+        network: Network<B>,
+        descriptor: &Descriptor,
+        limits: ExecutorLimits,
+    ) -> Result<Self, BackendError> {
+        let buffers = Activations::alloc(
+            descriptor,
+            limits.max_batch_tokens,
+            limits.max_logit_rows,
+            &mut backend,
+        )?;
+        Ok(Self {
+            backend,
+            network,
+            buffers,
+            limits,
+            in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
+            n_submitted: 0,
+            is_sampled: Vec::new(),
+        })
+    }
+
+    /// The backend, for what only it knows, such as counters.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    fn check_sampled_rows(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
+        for (index, token) in batch.tokens.iter().enumerate() {
+            if let TokenSource::SampledRow(row) = *token
+                && !self.is_sampled[row as usize]
+            {
+                return Err(BatchError::RowNotSampled { index, row });
+            }
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, batch: &ForwardBatch) -> Result<(), BackendError> {
+        let Self {
+            backend,
+            network,
+            buffers,
+            ..
+        } = self;
+        let shape = backend.begin_step(batch)?;
+        backend.run_step(shape, |backend, shape| forward(backend, network, buffers, &shape))
+    }
+}
+
+impl<B: Backend> Executor for ModelExecutor<B> {
+    fn limits(&self) -> &ExecutorLimits {
+        &self.limits
+    }
+
+    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
+        if self.in_flight.len() == MAX_IN_FLIGHT {
+            return Err(StepError::TooManyInFlight);
+        }
+        batch.validate(&self.limits, self.is_sampled.len())?;
+        self.check_sampled_rows(batch)?;
+        self.is_sampled.clear();
+        self.run(batch)?;
+        self.is_sampled
+            .extend((batch.outputs.iter()).map(|output| matches!(output, RowOutput::Sample(_))));
+        let ticket = self.n_submitted;
+        self.n_submitted += 1;
+        self.in_flight.push_back(ticket);
+        Ok(Ticket(ticket))
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        if self.in_flight.front() != Some(&ticket.0) {
+            return Err(StepError::UnexpectedTicket { found: ticket.0 });
+        }
+        self.in_flight.pop_front();
+        Ok(self.backend.read(output)?)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+        let ExecutorLimits {
+            n_pages,
+            n_host_pages,
+            ..
+        } = self.limits;
+        for &copy in copies {
+            let in_pool = |page: u32| (page as usize) < n_pages;
+            let in_host = |page: u32| (page as usize) < n_host_pages;
+            let is_in_range = match copy {
+                PageCopy::Duplicate { from, to } => in_pool(from) && in_pool(to),
+                PageCopy::Download { page, host_page } | PageCopy::Upload { host_page, page } => {
+                    in_pool(page) && in_host(host_page)
+                }
+            };
+            if !is_in_range {
+                return Err(StepError::PageOutOfRange {
+                    copy,
+                    n_pages,
+                    n_host_pages,
+                });
+            }
+        }
+        Ok(self.backend.copy_pages(copies)?)
+    }
+}
+
+impl From<BackendError> for StepError {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Failed { operation, reason } => Self::Device { operation, reason },
+            BackendError::Lost { operation, reason } => Self::DeviceLost { operation, reason },
+            other => Self::Device {
+                operation: "step",
+                reason: other.to_string(),
+            },
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! What the operations of a [`Backend`] are told beside their buffers: matrices, norms, ropes, attention, activations.
+//!
+//! Separate from the trait because a network is made of these. Invariant: they hold weights on a device and numbers from the
+//! descriptor, nothing of a step.
+
+use tokenmill_gguf::TensorType;
+
+use crate::Backend;
+
+/// Which rows [`Backend::gather`] picks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowSet {
+    /// Of `T` token rows the `O` that yield an output: the union of logit and hidden rows, ascending.
+    Outputs,
+    /// Of `O` output rows the `L` that are logit rows.
+    LogitsOfOutputs,
+}
+
+/// A weight matrix as it comes from a file.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixData<'a> {
+    /// The tensor's name, for errors.
+    pub name: &'a str,
+    /// Its type.
+    pub ty: TensorType,
+    /// Rows, the width of the output.
+    pub n_out: usize,
+    /// Columns, the width of the input: contiguous in memory.
+    pub n_in: usize,
+    /// `n_out` rows of `ty.row_bytes(n_in)` bytes.
+    pub bytes: &'a [u8],
+    /// Which operations will read it.
+    pub usage: MatrixUsage,
+}
+
+/// Which operations read a matrix, so that a backend can choose how to hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixUsage {
+    /// [`Backend::linear`] alone.
+    Linear,
+    /// [`Backend::embed`] alone.
+    Embedding,
+    /// Both: the token embedding of a model whose output head is tied to it.
+    Tied,
+}
+
+/// A matrix with its optional bias.
+pub struct Linear<B: Backend> {
+    /// `[n_out, n_in]`.
+    pub matrix: B::Matrix,
+    /// `[n_out]`.
+    pub bias: Option<B::Vector>,
+    /// Width of the output.
+    pub n_out: usize,
+    /// Width of the input.
+    pub n_in: usize,
+}
+
+/// One product of [`Backend::linear_group`].
+pub struct LinearJob<'a, B: Backend> {
+    /// The matrix.
+    pub linear: &'a Linear<B>,
+    /// `[n_rows, n_out]`.
+    pub output: &'a mut B::Buffer,
+}
+
+/// How a norm measures a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// `x / sqrt(mean(x^2) + eps)`.
+    Rms,
+    /// `(x - mean) / sqrt(variance + eps)`.
+    Layer,
+}
+
+/// A norm with its weights: `weight * normalized + bias`.
+pub struct Norm<B: Backend> {
+    /// RMS or layer norm.
+    pub kind: NormKind,
+    /// Values normalized together.
+    pub width: usize,
+    /// `[width]`; absent means 1.
+    pub weight: Option<B::Vector>,
+    /// `[width]`; absent means 0.
+    pub bias: Option<B::Vector>,
+    /// Added under the square root.
+    pub eps: f32,
+}
+
+/// Which values of a head form the pairs that rope rotates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Neighbours: `(x[2i], x[2i + 1])`.
+    Norm,
+    /// Halves: `(x[i], x[i + n_dims / 2])`.
+    Neox,
+}
+
+/// A rotary embedding. Every scaling (linear, llama3, YaRN) is folded into the frequencies and the magnitude at load.
+pub struct Rope<B: Backend> {
+    /// Which values form a pair.
+    pub style: RopeStyle,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Values of a head that are rotated, even; the rest stays.
+    pub n_dims: usize,
+    /// Radians per position, `[n_dims / 2]`.
+    pub inv_freqs: B::Vector,
+    /// Multiplies the rotated values.
+    pub magnitude: f32,
+}
+
+/// Attention of one layer.
+///
+/// For query position `p`, head `h` and its KV head `g = h / (n_heads / n_kv_heads)`, over positions `j` from
+/// `max(0, p + 1 - window)` to `p`: `s[j] = scale * dot(q[h], k[j][g])`, capped to `softcap * tanh(s / softcap)`;
+/// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
+pub struct Attention<B: Backend> {
+    /// Index of the layer in the KV store.
+    pub layer_idx: usize,
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Width of a query and key head.
+    pub head_dim_k: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// How many positions a query sees, its own included; `None` sees all.
+    pub window: Option<usize>,
+    /// Caps the scores.
+    pub softcap: Option<f32>,
+    /// A score per head that takes weight and adds nothing, `[n_heads]`.
+    pub sinks: Option<B::Vector>,
+}
+
+/// The arguments of [`Backend::rope_store_kv`].
+pub struct RopeStoreKv<'a, B: Backend> {
+    /// Index of the layer in the KV store.
+    pub layer_idx: usize,
+    /// Norm of the query heads.
+    pub q_norm: Option<&'a Norm<B>>,
+    /// Norm of the key heads.
+    pub k_norm: Option<&'a Norm<B>>,
+    /// Rotation of both.
+    pub rope: Option<&'a Rope<B>>,
+    /// Width of a query row, all heads.
+    pub q_width: usize,
+    /// Width of a key row, all heads.
+    pub k_width: usize,
+}
+
+/// The function inside a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// `x * (1 + erf(x / sqrt(2))) / 2`.
+    GeluErf,
+    /// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+    /// `max(x, 0)^2`.
+    ReluSquared,
+}

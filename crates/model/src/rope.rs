@@ -1,0 +1,223 @@
+//! [`RopeDescriptor`]: a rotary embedding, and its frequencies under every scaling.
+//!
+//! Separate because here, once and on the host, all scalings become a table of frequencies and a magnitude, so that no
+//! backend knows any of them.
+
+use std::f64::consts::TAU;
+
+use crate::{LoadError, RopeStyle, descriptor::check};
+
+/// A rotary embedding before its frequencies are computed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RopeDescriptor {
+    /// Which values form a pair.
+    pub style: RopeStyle,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Values of a head that are rotated.
+    pub n_dims: usize,
+    /// Base of the geometric series of wavelengths.
+    pub base: f32,
+    /// How the frequencies are changed for longer contexts.
+    pub scaling: RopeScaling,
+    /// Whether the file may have a tensor `rope_freqs.weight` of divisors of the frequencies.
+    pub has_freq_factors: bool,
+}
+
+/// A change of the frequencies that lets a model reach beyond the context it was trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// None.
+    None,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// Low frequencies divided by `factor`, high ones kept, a ramp between them.
+    /// Source: Llama 3.1, `rope_type: llama3` of Hugging Face's configurations.
+    Llama3 {
+        /// The divisor.
+        factor: f32,
+        /// Wavelengths above `original_context / low_freq_factor` are scaled in full.
+        low_freq_factor: f32,
+        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        high_freq_factor: f32,
+        /// Context length of the training.
+        original_context: usize,
+    },
+    /// Source: "YaRN: Efficient Context Window Extension of Large Language Models", Peng et al. 2023, section 3.
+    Yarn {
+        /// The divisor of the low frequencies.
+        factor: f32,
+        /// Context length of the training.
+        original_context: usize,
+        /// Pairs that turn more often than this over the original context are kept.
+        beta_fast: f32,
+        /// Pairs that turn less often than this are scaled in full.
+        beta_slow: f32,
+        /// Multiplies rotated values; `None` takes the paper's `0.1 ln(factor) + 1`.
+        magnitude: Option<f32>,
+    },
+}
+
+impl RopeDescriptor {
+    /// Checks that all numbers are usable.
+    pub(crate) fn validate(&self) -> Result<(), LoadError> {
+        check(
+            "rope dimension count",
+            self.n_dims,
+            self.n_dims > 0 && self.n_dims.is_multiple_of(2),
+            "even and at least 2",
+        )?;
+        check(
+            "rope base",
+            self.base,
+            self.base > 1.0 && self.base.is_finite(),
+            "a number above 1",
+        )?;
+        let (factor, original_context) = match self.scaling {
+            RopeScaling::None => (1.0, 1),
+            RopeScaling::Linear { factor } => (factor, 1),
+            RopeScaling::Llama3 {
+                factor,
+                original_context,
+                ..
+            }
+            | RopeScaling::Yarn {
+                factor,
+                original_context,
+                ..
+            } => (factor, original_context),
+        };
+        check(
+            "rope scaling factor",
+            factor,
+            factor > 0.0 && factor.is_finite(),
+            "a positive number",
+        )?;
+        check(
+            "original context length of the rope scaling",
+            original_context,
+            original_context > 0,
+            "at least 1",
+        )
+    }
+
+    /// Radians per position for each pair, `[n_dims / 2]`, and the magnitude. `factors` are divisors from the file.
+    pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
+        let mut freqs: Vec<f64> = (0..self.n_dims / 2)
+            .map(|pair| f64::from(self.base).powf(-2.0 * pair as f64 / self.n_dims as f64))
+            .collect();
+        for (freq, &factor) in freqs.iter_mut().zip(factors.unwrap_or_default()) {
+            *freq /= f64::from(factor);
+        }
+        let mut magnitude = 1.0;
+        match self.scaling {
+            RopeScaling::None => {}
+            RopeScaling::Linear { factor } => freqs.iter_mut().for_each(|freq| *freq /= f64::from(factor)),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_context,
+            } => {
+                let [factor, low, high] = [factor, low_freq_factor, high_freq_factor].map(f64::from);
+                for freq in &mut freqs {
+                    // How often the pair turns over the original context decides how much of it is kept.
+                    let turns = original_context as f64 * *freq / TAU;
+                    let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+                    *freq = (1.0 - kept) * *freq / factor + kept * *freq;
+                }
+            }
+            RopeScaling::Yarn {
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                magnitude: given,
+            } => {
+                let factor = f64::from(factor);
+                // The (fractional) pair that turns `turns` times over the original context.
+                let pair_of = |turns: f32| {
+                    self.n_dims as f64 * (original_context as f64 / (f64::from(turns) * TAU)).ln()
+                        / (2.0 * f64::from(self.base).ln())
+                };
+                let low = pair_of(beta_fast).floor().max(0.0);
+                let high = pair_of(beta_slow).ceil().min(self.n_dims as f64 - 1.0);
+                for (pair, freq) in freqs.iter_mut().enumerate() {
+                    let scaled = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
+                    *freq = scaled * *freq / factor + (1.0 - scaled) * *freq;
+                }
+                magnitude = given.unwrap_or_else(|| (0.1 * factor.ln() + 1.0) as f32);
+            }
+        }
+        (freqs.iter().map(|&freq| freq as f32).collect(), magnitude)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rope(scaling: RopeScaling) -> RopeDescriptor {
+        RopeDescriptor {
+            style: RopeStyle::Norm,
+            head_dim: 8,
+            n_dims: 8,
+            base: 10_000.0,
+            scaling,
+            has_freq_factors: false,
+        }
+    }
+
+    #[track_caller]
+    fn check(scaling: RopeScaling, expected: [f32; 4], expected_magnitude: f32) {
+        let (freqs, magnitude) = rope(scaling).frequencies(None);
+        for (found, expected) in freqs.iter().zip(expected) {
+            // The round numbers below are those of 628.3 positions.
+            assert!((found / expected - 1.0).abs() < 1e-3, "{freqs:?}");
+        }
+        assert!((magnitude - expected_magnitude).abs() < 1e-6);
+    }
+
+    #[test]
+    fn scalings_change_the_frequencies_they_should() {
+        check(RopeScaling::None, [1.0, 0.1, 0.01, 0.001], 1.0);
+        check(
+            RopeScaling::Linear { factor: 4.0 },
+            [0.25, 0.025, 0.0025, 0.00025],
+            1.0,
+        );
+        // Over 628.3 positions the pairs turn 100, 10, 1 and 0.1 times: kept, kept, scaled, scaled; with bounds of
+        // 5 and 15 turns the second is halfway.
+        check(
+            RopeScaling::Llama3 {
+                factor: 4.0,
+                low_freq_factor: 5.0,
+                high_freq_factor: 15.0,
+                original_context: 628,
+            },
+            [1.0, 0.0625, 0.0025, 0.00025],
+            1.0,
+        );
+        check(
+            RopeScaling::Yarn {
+                factor: 4.0,
+                original_context: 628,
+                beta_fast: 10.1,
+                beta_slow: 0.101,
+                magnitude: None,
+            },
+            // Pairs 0.99 and 2.99 bound the ramp, rounded outwards to 0 and 3.
+            [1.0, 0.075, 0.005, 0.00025],
+            0.1 * 4f32.ln() + 1.0,
+        );
+    }
+
+    #[test]
+    fn factors_of_the_file_divide() {
+        let (freqs, _) = rope(RopeScaling::None).frequencies(Some(&[1.0, 2.0, 4.0, 8.0]));
+        assert!((freqs[1] - 0.05).abs() < 1e-7 && (freqs[3] - 0.000_125).abs() < 1e-9);
+    }
+}

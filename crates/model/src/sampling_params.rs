@@ -1,0 +1,230 @@
+//! [`SamplingParams`]: how a token is chosen from a row of logits.
+//!
+//! Parameters only; the sampler that obeys them stands beside. Invariant: a value that passed
+//! [`SamplingParams::validate`] makes no sampler panic, whatever the logits are.
+
+/// How a token is chosen from a row of logits. The default is greedy with nothing else applied.
+///
+/// The order is fixed: logit bias and mask, penalties, DRY, then greedy choice or top-k, typical, top-p, min-p,
+/// temperature and the draw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 chooses greedily.
+    pub temperature: f32,
+    /// Keeps the `k` most likely tokens; 0 keeps all, 1 chooses greedily.
+    pub top_k: u32,
+    /// Keeps the smallest set of most likely tokens whose probability reaches this; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least this many times as likely as the likeliest; 0 keeps all.
+    pub min_p: f32,
+    /// Keeps the tokens whose surprise is nearest to the entropy, up to this probability; 1 keeps all.
+    pub typical_p: f32,
+    /// Divides positive logits and multiplies negative ones of tokens seen in the history; 1 does nothing.
+    pub repeat_penalty: f32,
+    /// Subtracted once from the logit of each token seen in the history.
+    pub presence_penalty: f32,
+    /// Subtracted from the logit of a token once per occurrence in the history.
+    pub frequency_penalty: f32,
+    /// How many of the newest tokens of the history the three penalties look at.
+    pub penalty_last_n: u32,
+    /// Penalizes tokens that would continue a repeated run.
+    pub dry: Option<Dry>,
+    /// Added to the logits of these tokens; negative infinity forbids one.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Seed of the counter-based generator.
+    pub seed: u64,
+    /// How many of the likeliest tokens to report with their log-probabilities; `Some(0)` reports only the chosen one.
+    pub n_logprobs: Option<u32>,
+}
+
+/// "Don't repeat yourself": a token that would extend a run already seen costs `multiplier * base^(n - allowed)`, where
+/// `n` is the length of the run it repeats.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dry {
+    /// Scale of the penalty.
+    pub multiplier: f32,
+    /// Base of its growth.
+    pub base: f32,
+    /// Runs up to this length cost nothing.
+    pub allowed_length: u32,
+    /// How many of the newest tokens are searched.
+    pub last_n: u32,
+    /// Tokens that end a run (sequence breakers).
+    pub breakers: Vec<u32>,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            typical_p: 1.0,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_last_n: 64,
+            dry: None,
+            logit_bias: Vec::new(),
+            seed: 0,
+            n_logprobs: None,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Whether the likeliest token is taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0 || self.top_k == 1
+    }
+
+    /// How many of a sequence's newest tokens the sampler looks at; 0 where no penalty is on.
+    pub fn history_len(&self) -> usize {
+        let penalty_last_n = if self.penalizes_tokens() {
+            self.penalty_last_n
+        } else {
+            0
+        };
+        penalty_last_n.max(self.dry.as_ref().map_or(0, |dry| dry.last_n)) as usize
+    }
+
+    /// Whether the repetition, presence or frequency penalty is on.
+    pub fn penalizes_tokens(&self) -> bool {
+        self.repeat_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether the choice is made from other logits than the model's: by a bias, a penalty or DRY.
+    pub fn changes_logits(&self) -> bool {
+        !self.logit_bias.is_empty() || self.penalizes_tokens() || self.dry.is_some()
+    }
+
+    /// Whether the likeliest token of the model's own logits is taken and nothing else is reported.
+    pub fn is_plain_argmax(&self) -> bool {
+        self.is_greedy() && !self.changes_logits() && self.n_logprobs.is_none()
+    }
+
+    /// Checks that every number is in its range and every token in the vocabulary.
+    ///
+    /// # Errors
+    /// The first parameter that is not, with its value and range.
+    pub fn validate(&self, n_vocab: usize) -> Result<(), SamplingParamsError> {
+        let in_range = |name, value: f32, minimum: f32, maximum: f32| {
+            if (minimum..=maximum).contains(&value) {
+                Ok(())
+            } else {
+                Err(SamplingParamsError::OutOfRange {
+                    name,
+                    value,
+                    minimum,
+                    maximum,
+                })
+            }
+        };
+        in_range("temperature", self.temperature, 0.0, f32::MAX)?;
+        in_range("top_p", self.top_p, 0.0, 1.0)?;
+        in_range("min_p", self.min_p, 0.0, 1.0)?;
+        in_range("typical_p", self.typical_p, 0.0, 1.0)?;
+        in_range("repeat_penalty", self.repeat_penalty, f32::MIN_POSITIVE, f32::MAX)?;
+        in_range("presence_penalty", self.presence_penalty, f32::MIN, f32::MAX)?;
+        in_range("frequency_penalty", self.frequency_penalty, f32::MIN, f32::MAX)?;
+        if let Some(dry) = &self.dry {
+            in_range("dry_multiplier", dry.multiplier, 0.0, f32::MAX)?;
+            in_range("dry_base", dry.base, 1.0, f32::MAX)?;
+        }
+        for &(id, bias) in &self.logit_bias {
+            if id as usize >= n_vocab {
+                return Err(SamplingParamsError::UnknownToken { id, n_vocab });
+            }
+            if bias.is_nan() || bias == f32::INFINITY {
+                return Err(SamplingParamsError::Bias { id, bias });
+            }
+        }
+        match self.n_logprobs {
+            Some(n) if n as usize > n_vocab => Err(SamplingParamsError::TooManyLogprobs {
+                asked: n as usize,
+                n_vocab,
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why sampling parameters were refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplingParamsError {
+    /// A number outside its range (NaN included).
+    #[error("`{name}` is {value}, expected a number from {minimum} to {maximum}")]
+    OutOfRange {
+        /// The parameter.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+        /// Smallest value allowed.
+        minimum: f32,
+        /// Largest value allowed.
+        maximum: f32,
+    },
+    /// A biased token is not in the vocabulary.
+    #[error("`logit_bias` names token {id}, but the vocabulary has {n_vocab} tokens")]
+    UnknownToken {
+        /// The token.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A bias that is NaN or positive infinity.
+    #[error("`logit_bias` of token {id} is {bias}, expected a number or negative infinity")]
+    Bias {
+        /// The token.
+        id: u32,
+        /// The bias.
+        bias: f32,
+    },
+    /// More log-probabilities than there are tokens.
+    #[error("{asked} log-probabilities were asked for, but the vocabulary has {n_vocab} tokens")]
+    TooManyLogprobs {
+        /// How many were asked for.
+        asked: usize,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn validate_refuses_what_is_not_a_number() {
+        for name in ["temperature", "top_p", "min_p", "repeat_penalty"] {
+            let mut params = SamplingParams::default();
+            let field = match name {
+                "temperature" => &mut params.temperature,
+                "top_p" => &mut params.top_p,
+                "min_p" => &mut params.min_p,
+                _ => &mut params.repeat_penalty,
+            };
+            *field = f32::NAN;
+            let error = params.validate(10).unwrap_err();
+            assert!(
+                error.to_string().starts_with(&format!("`{name}` is NaN")),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn history_is_needed_only_by_penalties() {
+        assert_eq!(SamplingParams::default().history_len(), 0);
+        assert_eq!(
+            SamplingParams {
+                repeat_penalty: 1.1,
+                ..Default::default()
+            }
+            .history_len(),
+            64
+        );
+    }
+}

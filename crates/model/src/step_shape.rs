@@ -1,0 +1,143 @@
+//! [`StepShape`]: the counts of a step, all that the forward pass may branch on.
+//!
+//! Separate because it is the key of captured steps. Invariant: it holds no value of a step, only how many there are and of
+//! what kind.
+
+use crate::{ForwardBatch, RowOutput};
+
+/// How many of everything a step has, and its phase. A key for captured steps: equal shapes run the same operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StepShape {
+    /// Input tokens, `T`.
+    pub n_tokens: usize,
+    /// Sequences, `S`.
+    pub n_seqs: usize,
+    /// Tokens that are a logit row, a hidden row or both, `O`.
+    pub n_outputs: usize,
+    /// Logit rows, `L`.
+    pub n_logits: usize,
+    /// Hidden rows, `H`.
+    pub n_hidden: usize,
+    /// Pages of the longest page table.
+    pub max_pages: usize,
+    /// Whether every sequence has exactly one token.
+    pub phase: Phase,
+    /// What the logit rows ask for.
+    pub sampling: SamplingMode,
+}
+
+/// What kind of tokens a step has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// One token for each sequence.
+    Decode,
+    /// At least one sequence has several.
+    Mixed,
+}
+
+/// The most general thing that a step's logit rows ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum SamplingMode {
+    /// Raw logits only, or nothing.
+    Raw,
+    /// Every sampled row takes the likeliest token of unchanged logits and reports no log-probability.
+    Argmax,
+    /// Anything else.
+    Full,
+}
+
+impl StepShape {
+    /// Counts a batch, without padding.
+    pub fn of(batch: &ForwardBatch) -> Self {
+        let n_logits = batch.logit_rows.len();
+        let n_hidden = batch.hidden_rows.len();
+        let n_shared = (batch.hidden_rows.iter())
+            .filter(|row| batch.logit_rows.binary_search(row).is_ok())
+            .count();
+        let sampling = batch.outputs.iter().map(sampling_mode).max();
+        Self {
+            n_tokens: batch.n_tokens(),
+            n_seqs: batch.n_seqs(),
+            n_outputs: n_logits + n_hidden - n_shared,
+            n_logits,
+            n_hidden,
+            max_pages: (0..batch.n_seqs())
+                .map(|seq_idx| batch.pages_of(seq_idx).len())
+                .max()
+                .unwrap_or(0),
+            phase: if batch.n_tokens() == batch.n_seqs() {
+                Phase::Decode
+            } else {
+                Phase::Mixed
+            },
+            sampling: sampling.unwrap_or(SamplingMode::Raw),
+        }
+    }
+}
+
+fn sampling_mode(output: &RowOutput) -> SamplingMode {
+    match output {
+        RowOutput::Logits => SamplingMode::Raw,
+        RowOutput::Sample(sample) if sample.params.is_plain_argmax() && sample.mask_start.is_none() => {
+            SamplingMode::Argmax
+        }
+        RowOutput::Sample(_) => SamplingMode::Full,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{SampleRow, SamplingParams, TokenSource};
+
+    fn sample(params: SamplingParams) -> RowOutput {
+        RowOutput::Sample(SampleRow {
+            params: Arc::new(params),
+            history: 0..0,
+            mask_start: None,
+        })
+    }
+
+    #[test]
+    fn a_row_asked_for_twice_is_one_output() {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence((0..20).map(TokenSource::Id), 0, &[0, 1]);
+        batch.want_last(RowOutput::Logits);
+        batch.push_sequence([TokenSource::Id(3)], 0, &[2]);
+        batch.hidden_rows = vec![4, 19];
+        let expected = StepShape {
+            n_tokens: 21,
+            n_seqs: 2,
+            n_outputs: 2,
+            n_logits: 1,
+            n_hidden: 2,
+            max_pages: 2,
+            phase: Phase::Mixed,
+            sampling: SamplingMode::Raw,
+        };
+        assert_eq!(StepShape::of(&batch), expected);
+    }
+
+    #[test]
+    fn sampling_is_as_general_as_the_most_demanding_row() {
+        let mut batch = ForwardBatch::default();
+        let mut mode_with = |output| {
+            let page = batch.n_seqs() as u32;
+            batch.push_sequence([TokenSource::Id(3)], 0, &[page]);
+            batch.want_last(output);
+            let shape = StepShape::of(&batch);
+            assert_eq!(shape.phase, Phase::Decode);
+            shape.sampling
+        };
+        assert_eq!(mode_with(RowOutput::Logits), SamplingMode::Raw);
+        assert_eq!(mode_with(sample(SamplingParams::default())), SamplingMode::Argmax);
+        let drawn = SamplingParams {
+            temperature: 1.0,
+            ..Default::default()
+        };
+        assert_eq!(mode_with(sample(drawn)), SamplingMode::Full);
+        assert_eq!(mode_with(sample(SamplingParams::default())), SamplingMode::Full);
+    }
+}

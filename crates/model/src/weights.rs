@@ -1,0 +1,89 @@
+//! [`WeightSource`]: where a network's tensors come from.
+//!
+//! Separate so that GGUF files, safetensors folders and networks made in memory load alike. Invariant: tensors go by
+//! their GGUF names, whatever the source calls them.
+
+use std::borrow::Cow;
+
+use tokenmill_gguf::{GgufFile, TensorInfo, TensorType};
+
+use crate::LoadError;
+
+/// A set of named tensors.
+pub trait WeightSource {
+    /// All tensors.
+    fn infos(&self) -> Vec<WeightInfo>;
+
+    /// Whether there is a tensor with this GGUF name.
+    fn contains(&self, name: &str) -> bool;
+
+    /// The tensor with this GGUF name, if there is one.
+    ///
+    /// # Errors
+    /// [`LoadError::Read`] where its file cannot be read.
+    fn tensor(&self, name: &str) -> Result<Option<WeightTensor<'_>>, LoadError>;
+
+    /// Says that a tensor will not be asked for again, so that its memory may be given back.
+    fn release(&self, name: &str) {
+        let _ = name;
+    }
+}
+
+/// What is known of a tensor without reading it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightInfo {
+    /// Its GGUF name.
+    pub name: String,
+    /// Type of its elements.
+    pub ty: TensorType,
+    /// Its dimensions, the contiguous one first.
+    pub dims: Vec<usize>,
+    /// Bytes it takes in its file.
+    pub n_bytes: usize,
+}
+
+/// A tensor of a [`WeightSource`].
+#[derive(Clone, Debug)]
+pub struct WeightTensor<'a> {
+    /// Type of its elements.
+    pub ty: TensorType,
+    /// Its dimensions, the contiguous one first.
+    pub dims: Vec<usize>,
+    /// Its bytes, rows one after the other.
+    pub bytes: Cow<'a, [u8]>,
+}
+
+impl From<&TensorInfo> for WeightInfo {
+    fn from(info: &TensorInfo) -> Self {
+        Self {
+            name: info.name.clone(),
+            ty: info.ty,
+            dims: info.dims.clone(),
+            n_bytes: info.n_bytes,
+        }
+    }
+}
+
+impl WeightSource for GgufFile {
+    fn infos(&self) -> Vec<WeightInfo> {
+        self.tensors().map(WeightInfo::from).collect()
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensor(name).is_some()
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<WeightTensor<'_>>, LoadError> {
+        Ok(self.tensor(name).map(|view| WeightTensor {
+            ty: view.info.ty,
+            dims: view.info.dims.clone(),
+            bytes: Cow::Borrowed(view.bytes),
+        }))
+    }
+
+    fn release(&self, name: &str) {
+        if let Some(view) = self.tensor(name) {
+            GgufFile::release(self, view.info);
+        }
+    }
+}
