@@ -1,0 +1,479 @@
+//! The conformance suite: what every [`Backend`] must do, checked through whole tiny networks.
+//!
+//! Through networks rather than operation by operation, so that a backend may fuse as it likes. Each function is one
+//! claim and panics where it does not hold; a backend's test file calls them all. The naive backend is the oracle.
+
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{
+    Backend, Executor, ForwardBatch, KvType, ModelExecutor, ModelOptions, PAGE_TOKENS, PageCopy, RowOutput,
+    SampleRow, SamplingParams, TokenSource, build,
+};
+
+use crate::{
+    NaiveBackend,
+    generate::{ids, run},
+    random::Random,
+    tiny_model::{TinyModel, tiny_llama},
+    variants::{VARIANTS, random_variant},
+};
+
+/// A backend under test.
+pub struct Subject<B> {
+    /// Makes the backend with a number of threads, where it has any.
+    pub make: fn(n_threads: usize) -> B,
+    /// What a row may differ by, depending on the other rows of its step.
+    pub company: Company,
+    /// Whether it stores keys and values in these types; what it does not is left out.
+    pub stores: fn([KvType; 2]) -> bool,
+}
+
+/// What a row may differ by, depending on the other rows of its step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Company {
+    /// Nothing.
+    Bits,
+    /// This much in a logit.
+    Within(f32),
+}
+
+/// How far f32 arithmetic in another order may be off: logits are of size 1 to 10, so this is some ten roundings.
+const F32_TOLERANCE: f32 = 2e-4;
+
+/// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
+pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+    let mut random = Random::new(1);
+    let mut cases: Vec<_> = (VARIANTS.iter())
+        .map(|(name, change)| {
+            let mut descriptor = tiny_llama();
+            change(&mut descriptor);
+            ((*name).to_owned(), descriptor)
+        })
+        .collect();
+    cases.push(("plain".to_owned(), tiny_llama()));
+    cases.extend((0..30).map(|_| random_variant(&mut random)));
+    for (name, descriptor) in cases {
+        let model = TinyModel::random(descriptor, TensorType::F32, 3);
+        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
+        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F32));
+        assert_close(&name, &expected, &found, F32_TOLERANCE);
+    }
+}
+
+/// Weight types and KV types that round give about the oracle's logits.
+pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+    // Rows of 32 and of 256 weights, so that every format's block divides them. Heads of 32 for 8-bit KV.
+    let mut descriptor = tiny_llama();
+    descriptor.n_embd = 256;
+    descriptor.ropes[0].head_dim = 64;
+    descriptor.ropes[0].n_dims = 64;
+    for layer in &mut descriptor.layers {
+        layer.attention.head_dim_k = 64;
+        layer.attention.head_dim_v = 64;
+        layer.attention.scale = 0.125;
+        layer.ffn.n_ff = 512;
+    }
+    // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V, and differ
+    // only where a value lies between two neighbours: rare steps of 2^-11 or 1/127. An activation in a block of 32 to
+    // 256 of 8 bits is off by about 0.7 % of the block's deviation; over the products of two layers that adds up to a
+    // few percent, while a wrong scale or a swapped nibble would be of order 1.
+    let (half, byte, activations) = (1e-3, 2e-2, 0.1);
+    let cases = [
+        (TensorType::F16, [KvType::F16, KvType::F16], half),
+        (TensorType::BF16, [KvType::F16, KvType::F32], half),
+        (TensorType::F32, [KvType::Q8_0, KvType::Q8_0], byte),
+        (TensorType::F32, [KvType::F32, KvType::Q8_0], byte),
+        (TensorType::Q8_0, [KvType::F32, KvType::F32], activations),
+        (TensorType::Q4_0, [KvType::F16, KvType::F16], activations),
+        (TensorType::Q4_K, [KvType::F32, KvType::F32], activations),
+        (TensorType::Q6_K, [KvType::Q8_0, KvType::F16], activations),
+    ];
+    let mut random = Random::new(2);
+    let is_stored = |(_, kv_types, _): &(TensorType, [KvType; 2], f64)| (subject.stores)(*kv_types);
+    for (ty, kv_types, limit) in cases.into_iter().filter(is_stored) {
+        let model = TinyModel::random(descriptor.clone(), ty, 4);
+        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let expected = scene.play(&mut load_with(&model, NaiveBackend::new(), kv_types));
+        let found = scene.play(&mut load_with(&model, (subject.make)(2), kv_types));
+        let case = format!("{} with {kv_types:?} KV", ty.name());
+        assert_similar(&case, &expected, &found, limit);
+    }
+}
+
+/// A row does not depend on the other sequences of its step, on the chunks its sequence came in, on its pages, or on the
+/// number of threads.
+pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
+    let mut random = Random::new(5);
+    for case in 0..12 {
+        let ty = [
+            TensorType::F32,
+            TensorType::F16,
+            TensorType::Q8_0,
+            TensorType::Q4_0,
+        ][case % 4];
+        let kv_type = [KvType::F16, KvType::F32][case % 2];
+        let (name, descriptor) = match case {
+            0 => ("plain".to_owned(), tiny_llama()),
+            // Partial heads and odd widths do not divide into blocks; the quantized types stay with the plain network.
+            _ if case % 4 < 2 => random_variant(&mut random),
+            _ => ("plain".to_owned(), tiny_llama()),
+        };
+        let model = TinyModel::random(descriptor, ty, 6);
+        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let alone = scene.alone(&mut random);
+        let expected = alone.play(&mut load(&model, (subject.make)(1), kv_type));
+        for n_threads in [1, 2, 3, 5] {
+            let company = scene.rescheduled(&mut random);
+            let found = company.play(&mut load(&model, (subject.make)(n_threads), kv_type));
+            let name = format!("{name} in {}, {n_threads} threads", ty.name());
+            match subject.company {
+                Company::Bits => assert_same_bits(&name, &expected, &found),
+                Company::Within(tolerance) => assert_close(&name, &expected, &found, tolerance),
+            }
+        }
+    }
+}
+
+/// Rows that are not asked for change nothing, and hidden states come back for the rows that asked.
+pub fn only_the_rows_asked_for_come_back<B: Backend>(subject: &Subject<B>) {
+    let model = TinyModel::random(tiny_llama(), TensorType::F32, 7);
+    let (n_vocab, n_embd) = (model.descriptor.n_vocab, model.descriptor.n_embd);
+    let tokens: Vec<u32> = (0..20).map(|i| i * 7 % 90).collect();
+    let ask = |logit_rows: &[u32], hidden_rows: &[u32]| {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence(ids(&tokens), 0, &[3, 1]);
+        batch.logit_rows = logit_rows.to_vec();
+        batch.outputs = vec![RowOutput::Logits; logit_rows.len()];
+        batch.hidden_rows = hidden_rows.to_vec();
+        run(&mut load(&model, (subject.make)(2), KvType::F32), &batch).unwrap()
+    };
+    let everything: Vec<u32> = (0..20).collect();
+    let all = ask(&everything, &everything);
+    let few = ask(&[4, 19], &[0, 4, 7]);
+    let none = ask(&[], &[]);
+    assert!(none.logits.is_empty() && none.hidden.is_empty() && none.sampled.is_empty());
+    let pick = |values: &[f32], width: usize, rows: &[usize]| -> Vec<Vec<f32>> {
+        rows.iter()
+            .map(|row| values[row * width..(row + 1) * width].to_vec())
+            .collect()
+    };
+    assert_close(
+        "logits of some rows",
+        &pick(&all.logits, n_vocab, &[4, 19]),
+        &pick(&few.logits, n_vocab, &[0, 1]),
+        F32_TOLERANCE,
+    );
+    assert_close(
+        "hidden states of some rows",
+        &pick(&all.hidden, n_embd, &[0, 4, 7]),
+        &pick(&few.hidden, n_embd, &[0, 1, 2]),
+        F32_TOLERANCE,
+    );
+}
+
+/// A token that names the row sampled before gives what the known token gives, with its penalties.
+pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
+    let model = TinyModel::random(tiny_llama(), TensorType::F32, 8);
+    let params = std::sync::Arc::new(SamplingParams {
+        temperature: 1.0,
+        repeat_penalty: 1.5,
+        seed: 9,
+        n_logprobs: Some(2),
+        ..Default::default()
+    });
+    let prompts: [&[u32]; 2] = [&[1, 2, 3], &[40, 41, 42, 43, 44]];
+    let n_steps = 12;
+
+    // One step at a time, every token known.
+    let mut expected: Vec<Vec<u32>> = vec![Vec::new(); 2];
+    let mut executor = load(&model, (subject.make)(2), KvType::F32);
+    for step in 0..n_steps {
+        let mut batch = ForwardBatch::default();
+        for (seq_idx, prompt) in prompts.iter().enumerate() {
+            let known: Vec<u32> = prompt.iter().chain(&expected[seq_idx]).copied().collect();
+            let new = if step == 0 { 0 } else { known.len() - 1 };
+            let pages = [seq_idx as u32 * 2, seq_idx as u32 * 2 + 1];
+            batch.push_sequence(ids(&known[new..]), new as u32, &pages);
+            let start = batch.history.len() as u32;
+            batch.history.extend(&known);
+            batch.want_last(sample(&params, start..batch.history.len() as u32));
+        }
+        let output = run(&mut executor, &batch).unwrap();
+        for (tokens, sampled) in expected.iter_mut().zip(&output.sampled) {
+            tokens.push(sampled.unwrap().unwrap().id);
+        }
+        assert_eq!(output.top_of(1).len(), 2, "two log-probabilities a row");
+    }
+
+    // Always one step ahead: the newest token is known only to the device.
+    let mut found: Vec<Vec<u32>> = vec![Vec::new(); 2];
+    let mut executor = load(&model, (subject.make)(2), KvType::F32);
+    let mut open = None;
+    for step in 0..=n_steps {
+        let next = (step < n_steps).then(|| {
+            let mut batch = ForwardBatch::default();
+            for (seq_idx, prompt) in prompts.iter().enumerate() {
+                let known: Vec<u32> = prompt.iter().chain(&found[seq_idx]).copied().collect();
+                let pages = [seq_idx as u32 * 2, seq_idx as u32 * 2 + 1];
+                if step == 0 {
+                    batch.push_sequence(ids(&known), 0, &pages);
+                } else {
+                    let newest = [TokenSource::SampledRow(seq_idx as u32)];
+                    batch.push_sequence(newest, known.len() as u32, &pages);
+                }
+                let start = batch.history.len() as u32;
+                batch.history.extend(&known);
+                batch.want_last(sample(&params, start..batch.history.len() as u32));
+            }
+            executor.submit(&batch).unwrap()
+        });
+        let mut output = tokenmill_model::StepOutput::default();
+        if let Some(ticket) = std::mem::replace(&mut open, next) {
+            executor.wait(ticket, &mut output).unwrap();
+            for (tokens, sampled) in found.iter_mut().zip(&output.sampled) {
+                tokens.push(sampled.unwrap().unwrap().id);
+            }
+        }
+    }
+    assert_eq!(found, expected);
+    assert_ne!(found[0], found[1], "different prompts continue differently");
+}
+
+/// A copied page serves as the page it was copied from.
+pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subject<B>) {
+    let model = TinyModel::random(tiny_llama(), TensorType::F32, 10);
+    let tokens: Vec<u32> = (0..24).map(|i| i * 5 % 90).collect();
+    let mut executor = load(&model, (subject.make)(1), KvType::F16);
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence(ids(&tokens[..23]), 0, &[2, 5]);
+    run(&mut executor, &batch).unwrap();
+    let mut last_logits = |pages: &[u32]| {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence(ids(&tokens[23..]), 23, pages);
+        batch.want_last(RowOutput::Logits);
+        vec![run(&mut executor, &batch).unwrap().logits]
+    };
+    let expected = last_logits(&[2, 5]);
+    executor
+        .copy_pages(&[
+            PageCopy::Duplicate { from: 2, to: 7 },
+            PageCopy::Duplicate { from: 5, to: 2 },
+        ])
+        .unwrap();
+    let mut last_logits = |pages: &[u32]| {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence(ids(&tokens[23..]), 23, pages);
+        batch.want_last(RowOutput::Logits);
+        vec![run(&mut executor, &batch).unwrap().logits]
+    };
+    assert_same_bits("copied pages", &expected, &last_logits(&[7, 2]));
+}
+
+/// Logits that are not finite fail their row and no other.
+pub fn a_row_that_is_not_finite_fails_alone<B: Backend>(subject: &Subject<B>) {
+    let mut model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
+    let (n_vocab, n_embd) = (model.descriptor.n_vocab, model.descriptor.n_embd);
+    let mut embedding: Vec<f32> = (0..n_vocab * n_embd).map(|i| (i % 13) as f32 - 6.0).collect();
+    embedding[5 * n_embd] = f32::NAN;
+    model.set("token_embd.weight", &embedding);
+    let mut executor = load(&model, (subject.make)(2), KvType::F32);
+    let mut batch = ForwardBatch::default();
+    let params = std::sync::Arc::new(SamplingParams::default());
+    for (page, token) in [(0, 4), (1, 5), (2, 6)] {
+        batch.push_sequence(ids(&[token]), 0, &[page]);
+        batch.want_last(sample(&params, 0..0));
+    }
+    let output = run(&mut executor, &batch).unwrap();
+    let is_ok: Vec<bool> = output.sampled.iter().map(|row| row.unwrap().is_ok()).collect();
+    assert_eq!(is_ok, [true, false, true]);
+}
+
+fn sample(params: &std::sync::Arc<SamplingParams>, history: std::ops::Range<u32>) -> RowOutput {
+    RowOutput::Sample(SampleRow {
+        params: std::sync::Arc::clone(params),
+        history,
+        mask_start: None,
+    })
+}
+
+const N_PAGES: usize = 24;
+
+fn load<B: Backend>(model: &TinyModel, backend: B, kv_type: KvType) -> ModelExecutor<B> {
+    load_with(model, backend, [kv_type, kv_type])
+}
+
+fn load_with<B: Backend>(model: &TinyModel, backend: B, [keys, values]: [KvType; 2]) -> ModelExecutor<B> {
+    let options = ModelOptions {
+        max_batch_tokens: 128,
+        max_batch_seqs: 4,
+        max_logit_rows: 128,
+        n_pages: Some(N_PAGES),
+        kv_type: keys,
+        kv_value_type: Some(values),
+        ..Default::default()
+    };
+    build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
+}
+
+/// A few sequences, their pages, and the steps in which their tokens are fed.
+#[derive(Clone, Debug)]
+struct Scene {
+    sequences: Vec<Vec<u32>>,
+    pages: Vec<Vec<u32>>,
+    /// For each step, how many tokens of which sequences.
+    steps: Vec<Vec<(usize, usize)>>,
+}
+
+impl Scene {
+    /// Three sequences of random lengths in shuffled pages, in ragged steps.
+    fn random(random: &mut Random, n_vocab: usize) -> Self {
+        let sequences: Vec<Vec<u32>> = (0..3)
+            .map(|_| {
+                let len = 1 + random.below(60);
+                (0..len).map(|_| random.below(n_vocab) as u32).collect()
+            })
+            .collect();
+        let scene = Self {
+            pages: Vec::new(),
+            steps: Vec::new(),
+            sequences,
+        };
+        scene.rescheduled(random)
+    }
+
+    /// The same sequences in other pages and steps.
+    fn rescheduled(&self, random: &mut Random) -> Self {
+        let mut left: Vec<usize> = self.sequences.iter().map(Vec::len).collect();
+        let mut steps = Vec::new();
+        while left.iter().any(|&n| n > 0) {
+            let mut order: Vec<usize> = (0..left.len()).filter(|&seq_idx| left[seq_idx] > 0).collect();
+            random.shuffle(&mut order);
+            order.truncate(1 + random.below(order.len()));
+            let step: Vec<_> = (order.into_iter())
+                .map(|seq_idx| {
+                    let most = if random.below(2) == 0 { 1 } else { left[seq_idx] };
+                    let n_tokens = 1 + random.below(most);
+                    left[seq_idx] -= n_tokens;
+                    (seq_idx, n_tokens)
+                })
+                .collect();
+            steps.push(step);
+        }
+        Self {
+            pages: self.shuffled_pages(random),
+            steps,
+            sequences: self.sequences.clone(),
+        }
+    }
+
+    /// The same sequences, one after the other, each in one step.
+    fn alone(&self, random: &mut Random) -> Self {
+        Self {
+            pages: self.shuffled_pages(random),
+            steps: (self.sequences.iter().enumerate())
+                .map(|(seq_idx, tokens)| vec![(seq_idx, tokens.len())])
+                .collect(),
+            sequences: self.sequences.clone(),
+        }
+    }
+
+    fn shuffled_pages(&self, random: &mut Random) -> Vec<Vec<u32>> {
+        let mut free: Vec<u32> = (0..N_PAGES as u32).collect();
+        random.shuffle(&mut free);
+        (self.sequences.iter())
+            .map(|tokens| free.split_off(free.len() - tokens.len().div_ceil(PAGE_TOKENS)))
+            .collect()
+    }
+
+    /// The logits of every token: a row for each, sequence after sequence.
+    fn play(&self, executor: &mut dyn Executor) -> Vec<Vec<f32>> {
+        let n_vocab = executor.limits().n_vocab;
+        let mut logits: Vec<Vec<Vec<f32>>> = vec![Vec::new(); self.sequences.len()];
+        for step in &self.steps {
+            let mut batch = ForwardBatch::default();
+            for &(seq_idx, n_tokens) in step {
+                let first = logits[seq_idx].len();
+                let tokens = &self.sequences[seq_idx][first..first + n_tokens];
+                batch.push_sequence(ids(tokens), first as u32, &self.pages[seq_idx]);
+            }
+            batch.logit_rows = (0..batch.n_tokens() as u32).collect();
+            batch.outputs = vec![RowOutput::Logits; batch.n_tokens()];
+            let output = run(executor, &batch).expect("a valid batch");
+            let mut rows = output.logits.chunks_exact(n_vocab).map(<[f32]>::to_vec);
+            for &(seq_idx, n_tokens) in step {
+                logits[seq_idx].extend(rows.by_ref().take(n_tokens));
+            }
+        }
+        logits.into_iter().flatten().collect()
+    }
+}
+
+#[track_caller]
+fn assert_close(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>], tolerance: f32) {
+    assert_eq!(expected.len(), found.len(), "{case}");
+    for (row, (expected, found)) in expected.iter().zip(found).enumerate() {
+        assert_eq!(expected.len(), found.len(), "{case}");
+        for (column, (a, b)) in expected.iter().zip(found).enumerate() {
+            // Written so that NaN fails.
+            let is_close = (a - b).abs() <= tolerance;
+            assert!(is_close, "{case}: row {row}, column {column}: {b} instead of {a}");
+        }
+    }
+}
+
+/// Checks the root mean square difference, relative to that of `expected`.
+#[track_caller]
+fn assert_similar(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>], limit: f64) {
+    let (mut difference, mut size) = (0.0, 0.0);
+    for (expected, found) in expected.iter().zip(found) {
+        assert_eq!(expected.len(), found.len(), "{case}");
+        for (a, b) in expected.iter().zip(found) {
+            difference += f64::from(a - b).powi(2);
+            size += f64::from(*a).powi(2);
+        }
+    }
+    let relative = (difference / size).sqrt();
+    assert!(
+        relative <= limit,
+        "{case}: off by {relative:.2e}, the limit is {limit:.0e}"
+    );
+}
+
+#[track_caller]
+fn assert_same_bits(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>]) {
+    for (row, (expected, found)) in expected.iter().zip(found).enumerate() {
+        for (column, (a, b)) in expected.iter().zip(found).enumerate() {
+            assert!(
+                a.to_bits() == b.to_bits(),
+                "{case}: row {row}, column {column}: {b} instead of {a}"
+            );
+        }
+    }
+    assert_eq!(expected.len(), found.len(), "{case}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variant_changes_what_the_oracle_says() {
+        // A variant that changed nothing would be no test of anything.
+        let mut random = Random::new(12);
+        let scene = Scene::random(&mut random, 96).alone(&mut random);
+        let logits = |descriptor| {
+            let model = TinyModel::random(descriptor, TensorType::F32, 13);
+            scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32))
+        };
+        let plain = logits(tiny_llama());
+        for (name, change) in VARIANTS {
+            let mut descriptor = tiny_llama();
+            change(&mut descriptor);
+            let difference = (plain.iter().flatten())
+                .zip(logits(descriptor).iter().flatten())
+                .fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
+            // Exact GELU and its approximation lie apart by much less than either from SiLU; this is from SiLU.
+            assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Short ways to run an [`Executor`] in tests: logits of a prompt, greedy continuations.
+//!
+//! Separate from the engine's scheduler on purpose: tests of a model must not depend on it.
+
+use std::sync::Arc;
+
+use tokenmill_model::{
+    Executor, ForwardBatch, PAGE_TOKENS, RowError, RowOutput, SampleRow, SamplingParams, StepError,
+    StepOutput, TokenSource,
+};
+
+/// Why a run failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RunError {
+    /// A step failed.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// A row yielded no token.
+    #[error(transparent)]
+    Row(#[from] RowError),
+}
+
+/// The logits at every position of `tokens`, `[n_tokens, n_vocab]`, in one step over the first KV pages.
+///
+/// # Errors
+/// [`RunError`].
+pub fn all_logits(executor: &mut dyn Executor, tokens: &[u32]) -> Result<Vec<f32>, RunError> {
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence(ids(tokens), 0, &first_pages(tokens.len()));
+    for row in 0..tokens.len() as u32 {
+        batch.logit_rows.push(row);
+        batch.outputs.push(RowOutput::Logits);
+    }
+    Ok(run(executor, &batch)?.logits)
+}
+
+/// The greedy continuation of `prompt`, over the first KV pages. The prompt is one step, each further token another.
+///
+/// # Errors
+/// [`RunError`].
+pub fn greedy(executor: &mut dyn Executor, prompt: &[u32], n_new: usize) -> Result<Vec<u32>, RunError> {
+    let pages = first_pages(prompt.len() + n_new);
+    let mut tokens = prompt.to_vec();
+    let mut n_stored = 0;
+    while tokens.len() < prompt.len() + n_new {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence(ids(&tokens[n_stored..]), n_stored as u32, &pages);
+        batch.want_last(RowOutput::Sample(SampleRow {
+            params: Arc::new(SamplingParams::default()),
+            history: 0..0,
+            mask_start: None,
+        }));
+        n_stored = tokens.len();
+        let sampled = run(executor, &batch)?.sampled[0].expect("the row asked for a token")?;
+        tokens.push(sampled.id);
+    }
+    Ok(tokens.split_off(prompt.len()))
+}
+
+/// Runs one step.
+///
+/// # Errors
+/// [`StepError`].
+pub fn run(executor: &mut dyn Executor, batch: &ForwardBatch) -> Result<StepOutput, StepError> {
+    let ticket = executor.submit(batch)?;
+    let mut output = StepOutput::default();
+    executor.wait(ticket, &mut output)?;
+    Ok(output)
+}
+
+/// Known tokens.
+pub fn ids(tokens: &[u32]) -> impl Iterator<Item = TokenSource> {
+    tokens.iter().map(|&id| TokenSource::Id(id))
+}
+
+fn first_pages(n_tokens: usize) -> Vec<u32> {
+    (0..n_tokens.div_ceil(PAGE_TOKENS) as u32).collect()
+}

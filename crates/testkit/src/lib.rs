@@ -1,0 +1,34 @@
+//! What tests of the engine share: a naive reference backend, tiny models made in memory, the conformance suite that every
+//! backend must pass, and the parity check against reference data.
+//!
+//! For development only; nothing in the product depends on it. A new backend runs the suite from a test file of its own:
+//!
+//! ```
+//! use tokenmill_testkit::{NaiveBackend, conformance::{self, Company, Subject}};
+//!
+//! let subject = Subject {
+//!     make: |_n_threads| NaiveBackend::new(),
+//!     company: Company::Bits,
+//!     stores: |_| true,
+//! };
+//! conformance::only_the_rows_asked_for_come_back(&subject);
+//! conformance::a_row_that_is_not_finite_fails_alone(&subject);
+//! ```
+#![forbid(unsafe_code)]
+
+pub mod conformance;
+pub mod generate;
+mod naive_backend;
+pub mod parity;
+mod random;
+mod reference;
+mod test_data;
+mod tiny_model;
+mod variants;
+
+pub use naive_backend::{NaiveBackend, NaiveMatrix};
+pub use random::Random;
+pub use reference::{Facts, FileFacts, Limits, Reference, ReferenceError, Tolerance};
+pub use test_data::test_data;
+pub use tiny_model::{TinyModel, tiny_llama};
+pub use variants::{VARIANTS, Variant, random_variant};

@@ -1,0 +1,482 @@
+//! [`NaiveBackend`]: every operation as its formula, in plain loops over f32.
+//!
+//! It is what other backends are compared with, so it is written to be read: weights are dequantized at upload, nothing
+//! is fused, nothing is parallel. Invariant: each row of a result is computed by itself, so it cannot depend on the rest
+//! of a batch.
+
+use half::f16;
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{
+    Activation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType, Linear,
+    MatrixData, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StepOutput, StepShape,
+};
+use tokenmill_quant::{dequantize_row, quantize_row};
+
+const DEVICE: &str = "the naive backend";
+
+/// Plain loops over f32.
+#[derive(Default)]
+pub struct NaiveBackend {
+    step: HostStep,
+    key_type: KvType,
+    value_type: KvType,
+    layers: Vec<LayerKv>,
+}
+
+/// A dequantized matrix, `[n_out, n_in]`.
+pub struct NaiveMatrix {
+    values: Vec<f32>,
+    n_out: usize,
+    n_in: usize,
+}
+
+impl NaiveMatrix {
+    fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.n_in..][..self.n_in]
+    }
+}
+
+/// Keys and values of one layer, a row for each slot.
+struct LayerKv {
+    k: Vec<f32>,
+    v: Vec<f32>,
+    k_width: usize,
+    v_width: usize,
+    head_dim_k: usize,
+    head_dim_v: usize,
+}
+
+impl NaiveBackend {
+    /// Makes a backend without weights.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+impl Backend for NaiveBackend {
+    type Matrix = NaiveMatrix;
+    type Vector = Vec<f32>;
+    type Buffer = Vec<f32>;
+
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<NaiveMatrix, BackendError> {
+        let unsupported = || BackendError::UnsupportedType {
+            tensor: data.name.to_owned(),
+            ty: data.ty.name(),
+            device: DEVICE,
+        };
+        let row_bytes = data.ty.row_bytes(data.n_in).ok_or_else(unsupported)?;
+        let mut values = vec![0.0; data.n_out * data.n_in];
+        for (row, bytes) in values
+            .chunks_exact_mut(data.n_in)
+            .zip(data.bytes.chunks_exact(row_bytes))
+        {
+            dequantize_row(data.ty, bytes, row).map_err(|_| unsupported())?;
+        }
+        Ok(NaiveMatrix {
+            values,
+            n_out: data.n_out,
+            n_in: data.n_in,
+        })
+    }
+
+    fn upload_vector(&mut self, values: &[f32]) -> Result<Vec<f32>, BackendError> {
+        Ok(values.to_vec())
+    }
+
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
+        // Not a number, so that a read of what nothing wrote shows.
+        Ok(vec![f32::NAN; max_rows * width])
+    }
+
+    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
+        self.key_type = layout.key_type;
+        self.value_type = layout.value_type;
+        let n_slots = layout.n_pages * PAGE_TOKENS;
+        for layer in &layout.layers {
+            let (k_width, v_width) = (
+                layer.n_kv_heads * layer.head_dim_k,
+                layer.n_kv_heads * layer.head_dim_v,
+            );
+            let is_ragged = |ty, head_dim: usize| ty == KvType::Q8_0 && !head_dim.is_multiple_of(32);
+            if is_ragged(layout.key_type, layer.head_dim_k) || is_ragged(layout.value_type, layer.head_dim_v)
+            {
+                return Err(BackendError::Unsupported {
+                    feature: "a Q8_0 KV store with heads that are not a multiple of 32 wide".to_owned(),
+                    device: DEVICE,
+                });
+            }
+            self.layers.push(LayerKv {
+                k: vec![f32::NAN; n_slots * k_width],
+                v: vec![f32::NAN; n_slots * v_width],
+                k_width,
+                v_width,
+                head_dim_k: layer.head_dim_k,
+                head_dim_v: layer.head_dim_v,
+            });
+        }
+        Ok(())
+    }
+
+    fn matrix_bytes(
+        &self,
+        _: TensorType,
+        n_out: usize,
+        n_in: usize,
+        _: tokenmill_model::MatrixUsage,
+    ) -> usize {
+        n_out * n_in * size_of::<f32>()
+    }
+
+    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
+        KvLayout {
+            key_type: KvType::F32,
+            value_type: KvType::F32,
+            ..layout.clone()
+        }
+        .page_bytes()
+    }
+
+    fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
+        Ok(self.step.begin(batch))
+    }
+
+    fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
+        self.step.read(output);
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
+        for copy in copies {
+            let &PageCopy::Duplicate { from, to } = copy else {
+                return Err(BackendError::Unsupported {
+                    feature: "a host tier of KV pages".to_owned(),
+                    device: DEVICE,
+                });
+            };
+            for layer in &mut self.layers {
+                for (rows, width) in [(&mut layer.k, layer.k_width), (&mut layer.v, layer.v_width)] {
+                    let page_len = PAGE_TOKENS * width;
+                    let start = from as usize * page_len;
+                    rows.copy_within(start..start + page_len, to as usize * page_len);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn embed(
+        &mut self,
+        table: &NaiveMatrix,
+        scale: f32,
+        n_tokens: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let tokens = &self.step.tokens()[..n_tokens];
+        for (out, &token) in output.chunks_exact_mut(table.n_in).zip(tokens) {
+            for (out, x) in out.iter_mut().zip(table.row(token as usize)) {
+                *out = scale * x;
+            }
+        }
+        Ok(())
+    }
+
+    fn norm(
+        &mut self,
+        norm: &Norm<Self>,
+        input: &Vec<f32>,
+        n_rows: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let n = n_rows * norm.width;
+        output[..n].copy_from_slice(&input[..n]);
+        normalize(norm, &mut output[..n]);
+        Ok(())
+    }
+
+    fn norm_heads(
+        &mut self,
+        norm: &Norm<Self>,
+        n_rows: usize,
+        row_width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        normalize(norm, &mut rows[..n_rows * row_width]);
+        Ok(())
+    }
+
+    fn linear(
+        &mut self,
+        linear: &Linear<Self>,
+        input: &Vec<f32>,
+        n_rows: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let matrix = &linear.matrix;
+        let inputs = input.chunks_exact(matrix.n_in).take(n_rows);
+        for (x, out) in inputs.zip(output.chunks_exact_mut(matrix.n_out)) {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = dot(matrix.row(i), x) + linear.bias.as_ref().map_or(0.0, |bias| bias[i]);
+            }
+        }
+        Ok(())
+    }
+
+    fn rope(
+        &mut self,
+        rope: &Rope<Self>,
+        n_tokens: usize,
+        row_width: usize,
+        heads: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let positions = &self.step.batch().positions[..n_tokens];
+        for (row, &position) in heads.chunks_exact_mut(row_width).zip(positions) {
+            for head in row.chunks_exact_mut(rope.head_dim) {
+                for (pair, freq) in rope.inv_freqs.iter().enumerate() {
+                    let (a, b) = match rope.style {
+                        RopeStyle::Norm => (2 * pair, 2 * pair + 1),
+                        RopeStyle::Neox => (pair, pair + rope.n_dims / 2),
+                    };
+                    let (sin, cos) = (position as f32 * freq).sin_cos();
+                    let (x, y) = (head[a], head[b]);
+                    head[a] = rope.magnitude * (x * cos - y * sin);
+                    head[b] = rope.magnitude * (x * sin + y * cos);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store_kv(
+        &mut self,
+        layer_idx: usize,
+        n_tokens: usize,
+        k: &Vec<f32>,
+        v: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let layer = &mut self.layers[layer_idx];
+        for (token_idx, &slot) in self.step.batch().slots[..n_tokens].iter().enumerate() {
+            let slot = slot as usize;
+            let stored_k = &mut layer.k[slot * layer.k_width..][..layer.k_width];
+            stored_k.copy_from_slice(&k[token_idx * layer.k_width..][..layer.k_width]);
+            round_to(self.key_type, layer.head_dim_k, stored_k);
+            let stored_v = &mut layer.v[slot * layer.v_width..][..layer.v_width];
+            stored_v.copy_from_slice(&v[token_idx * layer.v_width..][..layer.v_width]);
+            round_to(self.value_type, layer.head_dim_v, stored_v);
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &mut self,
+        attention: &Attention<Self>,
+        _: &StepShape,
+        q: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let layer = &self.layers[attention.layer_idx];
+        let batch = self.step.batch();
+        let (head_dim_k, head_dim_v) = (attention.head_dim_k, attention.head_dim_v);
+        let mut weights = Vec::new();
+        for seq_idx in 0..batch.n_seqs() {
+            let pages = batch.pages_of(seq_idx);
+            let slot_of = |position: usize| {
+                pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS
+            };
+            for token_idx in batch.tokens_of(seq_idx) {
+                let position = batch.positions[token_idx] as usize;
+                let first = attention
+                    .window
+                    .map_or(0, |window| (position + 1).saturating_sub(window));
+                for head in 0..attention.n_heads {
+                    let kv_head = head / (attention.n_heads / attention.n_kv_heads);
+                    let query = &q[(token_idx * attention.n_heads + head) * head_dim_k..][..head_dim_k];
+                    weights.clear();
+                    weights.extend((first..=position).map(|position| {
+                        let start = slot_of(position) * layer.k_width + kv_head * head_dim_k;
+                        let score = attention.scale * dot(query, &layer.k[start..][..head_dim_k]);
+                        attention.softcap.map_or(score, |cap| cap * (score / cap).tanh())
+                    }));
+                    let sink = attention.sinks.as_ref().map(|sinks| sinks[head]);
+                    let max = weights
+                        .iter()
+                        .copied()
+                        .chain(sink)
+                        .fold(f32::NEG_INFINITY, f32::max);
+                    let mut sum = sink.map_or(0.0, |sink| (sink - max).exp());
+                    for weight in &mut weights {
+                        *weight = (*weight - max).exp();
+                        sum += *weight;
+                    }
+                    let out =
+                        &mut output[(token_idx * attention.n_heads + head) * head_dim_v..][..head_dim_v];
+                    out.fill(0.0);
+                    for (position, weight) in (first..).zip(&weights) {
+                        let start = slot_of(position) * layer.v_width + kv_head * head_dim_v;
+                        for (out, value) in out.iter_mut().zip(&layer.v[start..][..head_dim_v]) {
+                            *out += weight / sum * value;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn activation(
+        &mut self,
+        activation: Activation,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+        up: Option<&Vec<f32>>,
+    ) -> Result<(), BackendError> {
+        for (i, x) in rows[..n_rows * width].iter_mut().enumerate() {
+            *x = activate(activation, *x) * up.map_or(1.0, |up| up[i]);
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        scale: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+        delta: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for (x, delta) in rows[..n_rows * width].iter_mut().zip(delta) {
+            *x += scale * delta;
+        }
+        Ok(())
+    }
+
+    fn gather(
+        &mut self,
+        rows: RowSet,
+        _: &StepShape,
+        width: usize,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for (out, &row) in output.chunks_exact_mut(width).zip(self.step.rows(rows)) {
+            out.copy_from_slice(&input[row as usize * width..][..width]);
+        }
+        Ok(())
+    }
+
+    fn scale_logits(
+        &mut self,
+        scale: f32,
+        cap: Option<f32>,
+        n_rows: usize,
+        width: usize,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for x in &mut logits[..n_rows * width] {
+            *x *= scale;
+            if let Some(cap) = cap {
+                *x = cap * (*x / cap).tanh();
+            }
+        }
+        Ok(())
+    }
+
+    fn sample(
+        &mut self,
+        shape: &StepShape,
+        [n_vocab, n_embd]: [usize; 2],
+        logits: &mut Vec<f32>,
+        outputs: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let logits = &logits[..shape.n_logits * n_vocab];
+        self.step.sample(logits, n_vocab, outputs, n_embd);
+        Ok(())
+    }
+}
+
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn normalize(norm: &Norm<NaiveBackend>, rows: &mut [f32]) {
+    for row in rows.chunks_exact_mut(norm.width) {
+        let n = norm.width as f32;
+        let mean = match norm.kind {
+            NormKind::Rms => 0.0,
+            NormKind::Layer => row.iter().sum::<f32>() / n,
+        };
+        let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
+        for (i, x) in row.iter_mut().enumerate() {
+            let normalized = (*x - mean) / (variance + norm.eps).sqrt();
+            let weight = norm.weight.as_ref().map_or(1.0, |weight| weight[i]);
+            let bias = norm.bias.as_ref().map_or(0.0, |bias| bias[i]);
+            *x = weight * normalized + bias;
+        }
+    }
+}
+
+fn activate(activation: Activation, x: f32) -> f32 {
+    match activation {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluErf => {
+            (f64::from(x) * 0.5 * (1.0 + erf(f64::from(x) / std::f64::consts::SQRT_2))) as f32
+        }
+        Activation::GeluTanh => {
+            let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        }
+        Activation::Relu => x.max(0.0),
+        Activation::ReluSquared => x.max(0.0).powi(2),
+    }
+}
+
+/// The error function, to about 1e-12: its Taylor series, and 1 where that is as near.
+fn erf(x: f64) -> f64 {
+    if x.abs() > 5.0 {
+        return x.signum();
+    }
+    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    while term.abs() > 1e-17 * sum.abs() {
+        n += 1.0;
+        term *= -x * x / n;
+        sum += term / (2.0 * n + 1.0);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
+/// Rounds a row of heads to what the KV store can hold.
+fn round_to(ty: KvType, head_dim: usize, row: &mut [f32]) {
+    match ty {
+        KvType::F32 => {}
+        KvType::F16 => row.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        KvType::Q8_0 => {
+            for head in row.chunks_exact_mut(head_dim) {
+                let mut bytes = vec![0; head_dim / 32 * 34];
+                quantize_row(TensorType::Q8_0, head, &mut bytes)
+                    .expect("whole blocks, as checked at allocation");
+                dequantize_row(TensorType::Q8_0, &bytes, head)
+                    .expect("whole blocks, as checked at allocation");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn erf_agrees_with_tables() {
+        // Source: Abramowitz and Stegun, table 7.1.
+        for (x, expected) in [
+            (0.0, 0.0),
+            (0.5, 0.520_499_877_8),
+            (1.0, 0.842_700_792_9),
+            (2.0, 0.995_322_265_0),
+            (-1.0, -0.842_700_792_9),
+            (4.5, 0.999_999_999_8),
+        ] {
+            assert!((erf(x) - expected).abs() < 1e-9, "erf({x}) = {}", erf(x));
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The parity check: a model's logits and greedy tokens on a device against reference data.
+//!
+//! Separate from the command that prints its table, so that tests can run it. Invariant: limits come from the fixture
+//! alone; which of them applies follows from the arithmetic of device and file type.
+
+use tokenmill_model::{Executor, KvType, LoadError, Model, ModelOptions};
+
+use crate::{
+    generate::{RunError, all_logits, greedy},
+    reference::{Limits, Reference, ReferenceError},
+};
+
+/// A device to check.
+pub struct ParityDevice {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// Whether it multiplies quantized weights with f32 activations, as the naive backend does, or with 8-bit ones.
+    pub activations: ActivationKind,
+    /// Loads a model on it.
+    pub load: LoadFn,
+}
+
+/// Loads a model on a device.
+pub type LoadFn = fn(&Model, &ModelOptions) -> Result<Box<dyn Executor>, LoadError>;
+
+/// What quantized weights are multiplied with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ActivationKind {
+    /// f32.
+    F32,
+    /// Blocks of 8-bit integers.
+    Q8,
+}
+
+/// Why a check could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParityError {
+    /// The model did not load.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A step failed.
+    #[error(transparent)]
+    Run(#[from] RunError),
+    /// The reference data is incomplete.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+}
+
+/// The outcome of one check.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Largest difference of a logit.
+    pub max_abs: f64,
+    /// Root of the mean square difference.
+    pub rms: f64,
+    /// Mean divergence of the distributions, KL(reference, found).
+    pub kl_mean: f64,
+    /// Share of positions with the same likeliest token.
+    pub top1: f64,
+    /// Greedy tokens compared and how many of them agree up to the first that differs.
+    pub greedy: Option<(usize, usize)>,
+    /// What exceeded its limit; empty when all is well.
+    pub failures: Vec<String>,
+}
+
+/// The file types whose weights are exact, so that there is one reference for all of them.
+fn is_exact(ty: &str) -> bool {
+    ["F32", "F16", "BF16"].contains(&ty)
+}
+
+/// Compares one file on one device with the reference.
+///
+/// Logits are taken for all positions of each prompt in one step. Limits: exact file types and f32 activations must meet
+/// `f32_compute` at the rows stored in f32 (`f16_kv_cache` with a half-precision KV store); 8-bit activations must meet
+/// `q8_activations` over all positions of prompts 0 and 1. Greedy tokens must equal the reference's over the safe steps
+/// for exact types.
+///
+/// # Errors
+/// [`ParityError`].
+pub fn compare(
+    reference: &Reference,
+    ty: &str,
+    model: &Model,
+    device: &ParityDevice,
+    kv_type: KvType,
+) -> Result<Comparison, ParityError> {
+    let facts = &reference.facts;
+    let n_longest = facts.prompts.iter().map(Vec::len).max().unwrap_or(0);
+    let n_greedy = facts.greedy.iter().map(Vec::len).max().unwrap_or(0);
+    let options = ModelOptions {
+        n_ctx: Some(n_longest + n_greedy),
+        max_batch_tokens: n_longest,
+        max_batch_seqs: 1,
+        max_logit_rows: n_longest,
+        kv_type,
+        ..Default::default()
+    };
+    let mut executor = (device.load)(model, &options)?;
+    let is_q8 = device.activations == ActivationKind::Q8 && !is_exact(ty);
+
+    let mut exact = Difference::default();
+    let mut pooled = Difference::default();
+    let (mut n_equal_top, mut n_positions) = (0, 0);
+    for (prompt_idx, prompt) in facts.prompts.iter().enumerate() {
+        let found = all_logits(executor.as_mut(), prompt)?;
+        let n_vocab = found.len() / prompt.len();
+        let (stem, [last, lse, best, all]) = if is_exact(ty) {
+            let names = ["logits_last", "lse", "argmax", "logits_f16"];
+            (format!("f32.p{prompt_idx}"), names)
+        } else {
+            let names = ["deq_last", "deq_lse", "deq_argmax", "deq_f16"];
+            (format!("{ty}.p{prompt_idx}"), names)
+        };
+        let last_row = &found[found.len() - n_vocab..];
+        exact.add_row(&reference.numbers(&format!("{stem}.{last}"))?, last_row);
+        let expected_lse = reference.numbers(&format!("{stem}.{lse}"))?;
+        for (row, expected) in found.chunks_exact(n_vocab).zip(expected_lse) {
+            exact.add(f64::from(expected), log_sum_exp(row));
+        }
+        for (row, expected) in
+            (found.chunks_exact(n_vocab)).zip(reference.numbers(&format!("{stem}.{best}"))?)
+        {
+            n_equal_top += usize::from(argmax(row) == expected as usize);
+            n_positions += 1;
+        }
+        if is_exact(ty) {
+            let rows = reference.numbers(&format!("{stem}.rows"))?;
+            let positions = reference.numbers(&format!("{stem}.rows_idx"))?;
+            for (expected, position) in rows.chunks_exact(n_vocab).zip(positions) {
+                exact.add_row(expected, &found[position as usize * n_vocab..][..n_vocab]);
+            }
+        }
+        if prompt_idx < 2 {
+            let expected = reference.numbers(&format!("{stem}.{all}"))?;
+            for (expected, found) in expected.chunks_exact(n_vocab).zip(found.chunks_exact(n_vocab)) {
+                pooled.add_row(expected, found);
+            }
+        }
+    }
+
+    let limits = match (is_q8, kv_type) {
+        (false, KvType::F32) => facts.tolerance.f32_compute,
+        (false, _) => facts.tolerance.f16_kv_cache,
+        (true, _) => (facts.tolerance.q8_activations.get(ty).copied()).unwrap_or_default(),
+    };
+    // Only the rows stored in f32 are exact enough for the f32 limit.
+    let judged = if is_q8 { &pooled } else { &exact };
+    let mut comparison = Comparison {
+        max_abs: judged.max_abs,
+        rms: judged.rms(),
+        kl_mean: pooled.kl_mean(),
+        top1: n_equal_top as f64 / n_positions as f64,
+        greedy: None,
+        failures: Vec::new(),
+    };
+    comparison.judge(limits);
+    if is_exact(ty) {
+        let margin = if kv_type == KvType::F32 { "0.001" } else { "0.02" };
+        comparison.compare_greedy(reference, executor.as_mut(), margin)?;
+    }
+    Ok(comparison)
+}
+
+impl Comparison {
+    fn judge(&mut self, limits: Limits) {
+        let checks = [
+            ("max", self.max_abs, limits.max_abs),
+            ("rms", self.rms, limits.rms),
+            ("KL", self.kl_mean, limits.kl_mean),
+        ];
+        if checks.iter().all(|(_, _, limit)| limit.is_none()) {
+            self.failures.push("the fixture has no limit for this".to_owned());
+        }
+        for (what, found, limit) in checks {
+            // Written so that NaN fails.
+            let is_within = limit.is_none_or(|limit| found <= limit);
+            if !is_within {
+                self.failures.push(format!(
+                    "{what} {found:.3e} above {:.1e}",
+                    limit.unwrap_or_default()
+                ));
+            }
+        }
+    }
+
+    fn compare_greedy(
+        &mut self,
+        reference: &Reference,
+        executor: &mut dyn Executor,
+        margin: &str,
+    ) -> Result<(), ParityError> {
+        let facts = &reference.facts;
+        let (mut n_safe_all, mut n_equal_all) = (0, 0);
+        for (prompt_idx, prompt) in facts.prompts.iter().enumerate() {
+            let n_safe = facts.greedy_safe_steps[margin][prompt_idx];
+            let expected = &facts.greedy[prompt_idx][..n_safe];
+            let found = greedy(executor, prompt, n_safe)?;
+            let n_equal = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
+            if n_equal < n_safe {
+                self.failures.push(format!(
+                    "greedy tokens of prompt {prompt_idx} differ at step {n_equal}"
+                ));
+            }
+            n_safe_all += n_safe;
+            n_equal_all += n_equal;
+        }
+        self.greedy = Some((n_equal_all, n_safe_all));
+        Ok(())
+    }
+}
+
+/// Sums over rows of logits.
+#[derive(Default)]
+struct Difference {
+    max_abs: f64,
+    sum_squares: f64,
+    n_values: usize,
+    sum_kl: f64,
+    n_rows: usize,
+}
+
+impl Difference {
+    fn add(&mut self, expected: f64, found: f64) {
+        let difference = (expected - found).abs();
+        // `f64::max` would drop a NaN.
+        if difference.is_nan() || difference > self.max_abs {
+            self.max_abs = difference;
+        }
+        self.sum_squares += difference * difference;
+        self.n_values += 1;
+    }
+
+    fn add_row(&mut self, expected: &[f32], found: &[f32]) {
+        assert_eq!(expected.len(), found.len(), "rows of one vocabulary");
+        let (expected_lse, found_lse) = (log_sum_exp(expected), log_sum_exp(found));
+        for (&expected, &found) in expected.iter().zip(found) {
+            let (expected, found) = (f64::from(expected), f64::from(found));
+            self.add(expected, found);
+            let logprob = expected - expected_lse;
+            self.sum_kl += logprob.exp() * (logprob - (found - found_lse));
+        }
+        self.n_rows += 1;
+    }
+
+    fn rms(&self) -> f64 {
+        (self.sum_squares / self.n_values as f64).sqrt()
+    }
+
+    fn kl_mean(&self) -> f64 {
+        self.sum_kl / self.n_rows as f64
+    }
+}
+
+fn argmax(row: &[f32]) -> usize {
+    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    row.iter().position(|&x| x == max).unwrap_or(usize::MAX)
+}
+
+fn log_sum_exp(row: &[f32]) -> f64 {
+    let max = f64::from(row.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    max + row.iter().map(|&x| (f64::from(x) - max).exp()).sum::<f64>().ln()
+}

@@ -1,0 +1,145 @@
+//! [`Reference`]: the reference data of one parity fixture.
+//!
+//! Separate from the comparison, which does not know how the numbers are stored. The layout (`ref.json`,
+//! `ref.safetensors`) is described in the fixtures' own manifest.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use half::f16;
+use safetensors::{Dtype, SafeTensors};
+
+/// Why reference data could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReferenceError {
+    /// A file could not be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// `ref.json` is not as expected.
+    #[error("{}: {source}", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// `ref.safetensors` is not as expected.
+    #[error("{}: {source}", path.display())]
+    Tensors {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: safetensors::SafeTensorError,
+    },
+}
+
+/// The reference data of one fixture.
+pub struct Reference {
+    /// What `ref.json` says.
+    pub facts: Facts,
+    path: PathBuf,
+    tensors: Vec<u8>,
+}
+
+/// The parts of `ref.json` that the comparison needs.
+#[derive(Debug, serde::Deserialize)]
+pub struct Facts {
+    /// Name of the architecture in GGUF.
+    pub gguf_arch: Option<String>,
+    /// Prompts, as token ids.
+    pub prompts: Vec<Vec<u32>>,
+    /// Greedy continuation of each prompt.
+    pub greedy: Vec<Vec<u32>>,
+    /// Leading greedy steps of each prompt whose margin is at least the key.
+    pub greedy_safe_steps: BTreeMap<String, Vec<usize>>,
+    /// The GGUF files by type.
+    #[serde(default)]
+    pub types: BTreeMap<String, FileFacts>,
+    /// Limits of the comparison.
+    pub tolerance: Tolerance,
+}
+
+/// One GGUF file of a fixture.
+#[derive(Debug, serde::Deserialize)]
+pub struct FileFacts {
+    /// Its name.
+    pub file: String,
+}
+
+/// Limits of the comparison, by the kind of arithmetic.
+#[derive(Debug, serde::Deserialize)]
+pub struct Tolerance {
+    /// All in f32.
+    pub f32_compute: Limits,
+    /// A half-precision KV store.
+    #[serde(default)]
+    pub f16_kv_cache: Limits,
+    /// Activations quantized to 8 bits, by the file's type.
+    #[serde(default)]
+    pub q8_activations: BTreeMap<String, Limits>,
+}
+
+/// Limits on the difference of logits; absent ones do not apply.
+#[derive(Clone, Copy, Debug, Default, serde::Deserialize)]
+pub struct Limits {
+    /// Largest difference.
+    pub max_abs: Option<f64>,
+    /// Root of the mean square.
+    pub rms: Option<f64>,
+    /// Mean divergence of the distributions.
+    pub kl_mean: Option<f64>,
+}
+
+impl Reference {
+    /// Reads a fixture's reference data.
+    ///
+    /// # Errors
+    /// [`ReferenceError`].
+    pub fn open(folder: &Path) -> Result<Self, ReferenceError> {
+        let read = |name: &str| {
+            let path = folder.join(name);
+            let bytes = std::fs::read(&path).map_err(|source| ReferenceError::Read {
+                path: path.clone(),
+                source,
+            })?;
+            Ok((path, bytes))
+        };
+        let (json_path, json) = read("ref.json")?;
+        let facts = serde_json::from_slice(&json).map_err(|source| ReferenceError::Json {
+            path: json_path,
+            source,
+        })?;
+        let (path, tensors) = read("ref.safetensors")?;
+        Ok(Self { facts, path, tensors })
+    }
+
+    /// The numbers of a tensor, whatever their type.
+    ///
+    /// # Errors
+    /// [`ReferenceError::Tensors`] where it is missing.
+    pub fn numbers(&self, name: &str) -> Result<Vec<f32>, ReferenceError> {
+        let wrong = |source| ReferenceError::Tensors {
+            path: self.path.clone(),
+            source,
+        };
+        let tensors = SafeTensors::deserialize(&self.tensors).map_err(wrong)?;
+        let tensor = tensors.tensor(name).map_err(wrong)?;
+        let quads = || (tensor.data().chunks_exact(4)).map(|quad| [quad[0], quad[1], quad[2], quad[3]]);
+        match tensor.dtype() {
+            Dtype::F32 => Ok(quads().map(f32::from_le_bytes).collect()),
+            Dtype::I32 => Ok(quads().map(|quad| i32::from_le_bytes(quad) as f32).collect()),
+            Dtype::F16 => Ok((tensor.data().chunks_exact(2))
+                .map(|pair| f16::from_le_bytes([pair[0], pair[1]]).to_f32())
+                .collect()),
+            _ => Err(wrong(safetensors::SafeTensorError::TensorInvalidInfo)),
+        }
+    }
+}

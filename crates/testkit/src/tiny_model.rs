@@ -1,0 +1,301 @@
+//! [`TinyModel`]: random networks made in memory from a descriptor, as weights or as the bytes of a GGUF file.
+//!
+//! Separate from the suite that uses them, since other crates' tests want a small model too. Invariant: a tensor's numbers
+//! depend on the seed and its name alone, so two networks that differ in one feature share all other weights.
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
+use tokenmill_model::{
+    Activation, AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
+    NormKind, NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeDescriptor, RopeScaling, RopeStyle,
+    WeightInfo, WeightSource, WeightTensor,
+};
+use tokenmill_quant::quantize_row;
+
+use crate::random::Random;
+
+/// A random network.
+#[derive(Clone, Debug)]
+pub struct TinyModel {
+    /// What it is.
+    pub descriptor: Descriptor,
+    tensors: BTreeMap<String, WeightTensor<'static>>,
+}
+
+/// Describes a two-layer llama: 64 wide, 4 query heads over 2 KV heads of 16, a vocabulary of 96.
+pub fn tiny_llama() -> Descriptor {
+    let layer = LayerDescriptor {
+        attention: AttentionDescriptor {
+            n_heads: 4,
+            n_kv_heads: 2,
+            head_dim_k: 16,
+            head_dim_v: 16,
+            scale: 0.25,
+            rope: Some(0),
+            window: None,
+            softcap: None,
+            has_sinks: false,
+            qk_norm: None,
+            qkv_bias: Presence::Absent,
+            output_bias: Presence::Absent,
+        },
+        ffn: FfnDescriptor {
+            n_ff: 96,
+            activation: Activation::Silu,
+            is_gated: true,
+            bias: Presence::Absent,
+        },
+        norms: NormPlacement::Pre,
+        residual: Residual::Sequential,
+    };
+    Descriptor {
+        arch: "llama".to_owned(),
+        n_vocab: 96,
+        n_embd: 64,
+        n_ctx_train: 256,
+        embedding_scale: 1.0,
+        norm: NormDescriptor {
+            kind: NormKind::Rms,
+            eps: 1e-5,
+            bias: Presence::Absent,
+        },
+        ropes: vec![RopeDescriptor {
+            style: RopeStyle::Norm,
+            head_dim: 16,
+            n_dims: 16,
+            base: 10_000.0,
+            scaling: RopeScaling::None,
+            has_freq_factors: false,
+        }],
+        layers: vec![layer; 2],
+        residual_scale: 1.0,
+        head: OutputHead::Own,
+        head_bias: Presence::Absent,
+        logit_scale: 1.0,
+        logit_softcap: None,
+    }
+}
+
+impl TinyModel {
+    /// Makes random weights for a descriptor. Matrices have type `ty`, which must divide their rows into blocks.
+    ///
+    /// # Panics
+    /// Where it does not.
+    pub fn random(descriptor: Descriptor, ty: TensorType, seed: u64) -> Self {
+        let tensors = (tensor_dims(&descriptor).into_iter())
+            .map(|(name, dims)| {
+                let tensor = random_tensor(&name, dims, ty, seed);
+                (name, tensor)
+            })
+            .collect();
+        Self { descriptor, tensors }
+    }
+
+    /// Replaces the numbers of a tensor, which becomes F32.
+    ///
+    /// # Panics
+    /// Where there is no such tensor or it has another number of elements.
+    pub fn set(&mut self, name: &str, values: &[f32]) {
+        let tensor = self.tensors.get_mut(name).expect("a tensor of the model");
+        assert_eq!(tensor.dims.iter().product::<usize>(), values.len(), "{name}");
+        tensor.ty = TensorType::F32;
+        tensor.bytes = Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect());
+    }
+
+    /// Removes a tensor.
+    pub fn remove(&mut self, name: &str) {
+        self.tensors.remove(name);
+    }
+
+    /// Adds a tensor of zeros.
+    pub fn add_zeros(&mut self, name: &str, dims: &[usize]) {
+        let n_bytes = 4 * dims.iter().product::<usize>();
+        let tensor = WeightTensor {
+            ty: TensorType::F32,
+            dims: dims.to_vec(),
+            bytes: Cow::Owned(vec![0; n_bytes]),
+        };
+        self.tensors.insert(name.to_owned(), tensor);
+    }
+
+    /// The model as a GGUF file of architecture `llama`. Only what [`tiny_llama`] says of sizes can be expressed there.
+    ///
+    /// # Errors
+    /// [`GgufError`] where the writer refuses a tensor.
+    pub fn to_gguf(&self) -> Result<Vec<u8>, GgufError> {
+        let Descriptor { layers, ropes, .. } = &self.descriptor;
+        let attention = &layers[0].attention;
+        let mut writer = GgufWriter::new();
+        let metadata = writer.metadata_mut();
+        metadata.insert("general.architecture", "llama")?;
+        for (key, value) in [
+            ("block_count", layers.len()),
+            ("context_length", self.descriptor.n_ctx_train),
+            ("embedding_length", self.descriptor.n_embd),
+            ("feed_forward_length", layers[0].ffn.n_ff),
+            ("attention.head_count", attention.n_heads),
+            ("attention.head_count_kv", attention.n_kv_heads),
+            ("attention.key_length", attention.head_dim_k),
+            ("attention.value_length", attention.head_dim_v),
+            ("rope.dimension_count", ropes[0].n_dims),
+        ] {
+            metadata.insert(format!("llama.{key}"), value as u32)?;
+        }
+        metadata.insert("llama.attention.layer_norm_rms_epsilon", self.descriptor.norm.eps)?;
+        metadata.insert("llama.rope.freq_base", ropes[0].base)?;
+        for (name, tensor) in &self.tensors {
+            let dims: Vec<u64> = tensor.dims.iter().map(|&dim| dim as u64).collect();
+            writer.add_tensor(name, tensor.ty, &dims)?;
+        }
+        let mut out = writer.write_header(Vec::new())?;
+        for tensor in self.tensors.values() {
+            out.write(&tensor.bytes)?;
+        }
+        out.finish()
+    }
+}
+
+impl WeightSource for TinyModel {
+    fn infos(&self) -> Vec<WeightInfo> {
+        (self.tensors.iter())
+            .map(|(name, tensor)| WeightInfo {
+                name: name.clone(),
+                ty: tensor.ty,
+                dims: tensor.dims.clone(),
+                n_bytes: tensor.bytes.len(),
+            })
+            .collect()
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    fn tensor(&self, name: &str) -> Result<Option<WeightTensor<'_>>, LoadError> {
+        Ok(self.tensors.get(name).cloned())
+    }
+}
+
+/// The tensors that a descriptor asks for, optional ones included, with their dimensions, the contiguous one first.
+fn tensor_dims(descriptor: &Descriptor) -> Vec<(String, Vec<usize>)> {
+    let n_embd = descriptor.n_embd;
+    let mut dims = vec![("token_embd.weight".to_owned(), vec![n_embd, descriptor.n_vocab])];
+    let mut add = |name: String, is_present: bool, shape: &[usize]| {
+        if is_present {
+            dims.push((name, shape.to_vec()));
+        }
+    };
+    let has = |presence: Presence| presence != Presence::Absent;
+    let has_norm_bias = has(descriptor.norm.bias);
+    for rope in descriptor.ropes.iter().take(1) {
+        add(
+            "rope_freqs.weight".to_owned(),
+            rope.has_freq_factors,
+            &[rope.n_dims / 2],
+        );
+    }
+    for (layer_idx, layer) in descriptor.layers.iter().enumerate() {
+        let attention = &layer.attention;
+        let q_width = attention.n_heads * attention.head_dim_k;
+        let k_width = attention.n_kv_heads * attention.head_dim_k;
+        let v_width = attention.n_kv_heads * attention.head_dim_v;
+        let attn_width = attention.n_heads * attention.head_dim_v;
+        let n_ff = layer.ffn.n_ff;
+        let has_ffn_norm = layer.norms.has_pre() && layer.residual != Residual::Parallel;
+        for (name, is_present) in [
+            ("attn_norm", layer.norms.has_pre()),
+            ("ffn_norm", has_ffn_norm),
+            ("post_attention_norm", layer.norms.has_post()),
+            ("post_ffw_norm", layer.norms.has_post()),
+        ] {
+            add(format!("blk.{layer_idx}.{name}.weight"), is_present, &[n_embd]);
+            add(
+                format!("blk.{layer_idx}.{name}.bias"),
+                is_present && has_norm_bias,
+                &[n_embd],
+            );
+        }
+        for (name, n_in, n_out, bias) in [
+            ("attn_q", n_embd, q_width, attention.qkv_bias),
+            ("attn_k", n_embd, k_width, attention.qkv_bias),
+            ("attn_v", n_embd, v_width, attention.qkv_bias),
+            ("attn_output", attn_width, n_embd, attention.output_bias),
+            ("ffn_gate", n_embd, n_ff, layer.ffn.bias),
+            ("ffn_up", n_embd, n_ff, layer.ffn.bias),
+            ("ffn_down", n_ff, n_embd, layer.ffn.bias),
+        ] {
+            let is_present = name != "ffn_gate" || layer.ffn.is_gated;
+            add(
+                format!("blk.{layer_idx}.{name}.weight"),
+                is_present,
+                &[n_in, n_out],
+            );
+            add(
+                format!("blk.{layer_idx}.{name}.bias"),
+                is_present && has(bias),
+                &[n_out],
+            );
+        }
+        for (name, row_width) in [("attn_q_norm", q_width), ("attn_k_norm", k_width)] {
+            let width = match attention.qk_norm {
+                Some(QkNorm::Row) => row_width,
+                _ => attention.head_dim_k,
+            };
+            add(
+                format!("blk.{layer_idx}.{name}.weight"),
+                attention.qk_norm.is_some(),
+                &[width],
+            );
+        }
+        add(
+            format!("blk.{layer_idx}.attn_sinks.weight"),
+            attention.has_sinks,
+            &[attention.n_heads],
+        );
+    }
+    add("output_norm.weight".to_owned(), true, &[n_embd]);
+    add("output_norm.bias".to_owned(), has_norm_bias, &[n_embd]);
+    add(
+        "output.weight".to_owned(),
+        descriptor.head == OutputHead::Own,
+        &[n_embd, descriptor.n_vocab],
+    );
+    add(
+        "output.bias".to_owned(),
+        has(descriptor.head_bias),
+        &[descriptor.n_vocab],
+    );
+    dims
+}
+
+/// Matrices that keep the size of what they multiply, norm weights and frequency divisors near 1, other vectors near 0.
+fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> WeightTensor<'static> {
+    let mut random = Random::named(seed, name);
+    let mut values = |centre: f32, spread: f32| -> Vec<f32> {
+        (0..dims.iter().product())
+            .map(|_| centre + spread * random.symmetric())
+            .collect()
+    };
+    let f32_bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let (ty, bytes) = match dims[..] {
+        [n_in, n_out] => {
+            // Rows of this spread have a length of about 1.6, so that attention and logits are far from uniform.
+            let values = values(0.0, 2.8 / (n_in as f32).sqrt());
+            let row_bytes = ty.row_bytes(n_in).expect("a row that is not absurdly long");
+            let mut bytes = vec![0; row_bytes * n_out];
+            for (row, bytes) in values.chunks_exact(n_in).zip(bytes.chunks_exact_mut(row_bytes)) {
+                quantize_row(ty, row, bytes).expect("whole blocks in a row");
+            }
+            (ty, bytes)
+        }
+        _ if name.starts_with("rope_freqs") => (TensorType::F32, f32_bytes(&values(2.0, 1.0))),
+        _ if name.ends_with("norm.weight") => (TensorType::F32, f32_bytes(&values(1.0, 0.3))),
+        _ => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
+    };
+    WeightTensor {
+        ty,
+        dims,
+        bytes: Cow::Owned(bytes),
+    }
+}

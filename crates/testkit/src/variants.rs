@@ -1,0 +1,158 @@
+//! Networks that between them have every feature a descriptor can name.
+//!
+//! Separate so that the suite which runs them does not grow with them. Each variant changes one thing of
+//! [`tiny_llama`]; [`random_variant`] combines several.
+
+use tokenmill_model::{
+    Activation, Descriptor, LayerDescriptor, NormKind, NormPlacement, OutputHead, Presence, QkNorm, Residual,
+    RopeScaling, RopeStyle,
+};
+
+use crate::{random::Random, tiny_model::tiny_llama};
+
+/// A change of a descriptor, with its name.
+pub type Variant = (&'static str, fn(&mut Descriptor));
+
+/// Every feature by itself.
+pub const VARIANTS: &[Variant] = &[
+    ("layer norm", |d| d.norm.kind = NormKind::Layer),
+    ("layer norm with bias", |d| {
+        d.norm.kind = NormKind::Layer;
+        d.norm.bias = Presence::Required;
+    }),
+    ("rms norm with bias", |d| d.norm.bias = Presence::Required),
+    ("large epsilon", |d| d.norm.eps = 0.1),
+    ("norms after", |d| {
+        all(d, |layer| layer.norms = NormPlacement::Post);
+    }),
+    ("norms before and after", |d| {
+        all(d, |layer| layer.norms = NormPlacement::PreAndPost);
+    }),
+    ("parallel layers", |d| {
+        all(d, |layer| layer.residual = Residual::Parallel);
+    }),
+    ("parallel layers with two norms", |d| {
+        all(d, |layer| layer.residual = Residual::ParallelTwoNorms);
+    }),
+    ("norm of q and k heads", |d| {
+        all(d, |layer| layer.attention.qk_norm = Some(QkNorm::Head));
+    }),
+    ("norm of q and k rows", |d| {
+        all(d, |layer| layer.attention.qk_norm = Some(QkNorm::Row));
+    }),
+    ("biases", |d| {
+        all(d, |layer| {
+            layer.attention.qkv_bias = Presence::Required;
+            layer.attention.output_bias = Presence::Optional;
+            layer.ffn.bias = Presence::Required;
+        });
+        d.head_bias = Presence::Required;
+    }),
+    ("rope of halves", |d| d.ropes[0].style = RopeStyle::Neox),
+    ("partial rope", |d| d.ropes[0].n_dims = 8),
+    ("partial rope of halves", |d| {
+        d.ropes[0].n_dims = 6;
+        d.ropes[0].style = RopeStyle::Neox;
+    }),
+    ("linear scaling", |d| {
+        d.ropes[0].scaling = RopeScaling::Linear { factor: 4.0 };
+    }),
+    ("llama3 scaling", |d| {
+        d.ropes[0].scaling = RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 64,
+        };
+    }),
+    ("YaRN", |d| {
+        d.ropes[0].scaling = RopeScaling::Yarn {
+            factor: 4.0,
+            original_context: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            magnitude: None,
+        };
+    }),
+    ("frequency factors", |d| d.ropes[0].has_freq_factors = true),
+    ("a layer without positions", |d| d.layers[1].attention.rope = None),
+    ("a window in one layer", |d| {
+        d.layers[0].attention.window = Some(7);
+    }),
+    ("windows in all layers", |d| {
+        all(d, |layer| layer.attention.window = Some(20));
+    }),
+    ("a window of one", |d| d.layers[1].attention.window = Some(1)),
+    ("capped scores", |d| {
+        all(d, |layer| layer.attention.softcap = Some(0.5));
+    }),
+    ("attention sinks", |d| {
+        all(d, |layer| layer.attention.has_sinks = true);
+    }),
+    ("another score scale", |d| {
+        all(d, |layer| layer.attention.scale = 0.7);
+    }),
+    ("one KV head", |d| {
+        all(d, |layer| layer.attention.n_kv_heads = 1);
+    }),
+    ("as many KV heads as heads", |d| {
+        all(d, |layer| layer.attention.n_kv_heads = 4);
+    }),
+    ("wide values", |d| {
+        all(d, |layer| layer.attention.head_dim_v = 32);
+    }),
+    ("heads wider than the network", |d| {
+        all(d, |layer| {
+            layer.attention.head_dim_k = 48;
+            layer.attention.head_dim_v = 48;
+        });
+        d.ropes[0].head_dim = 48;
+    }),
+    ("layers of different widths", |d| {
+        d.layers[0].ffn.n_ff = 32;
+        d.layers[1].attention.n_heads = 2;
+        d.layers[1].attention.n_kv_heads = 1;
+    }),
+    ("GELU", |d| {
+        all(d, |layer| layer.ffn.activation = Activation::GeluErf);
+    }),
+    ("approximate GELU", |d| {
+        all(d, |layer| layer.ffn.activation = Activation::GeluTanh);
+    }),
+    ("ReLU", |d| {
+        all(d, |layer| layer.ffn.activation = Activation::Relu);
+    }),
+    ("squared ReLU without gate", |d| {
+        all(d, |layer| {
+            layer.ffn.activation = Activation::ReluSquared;
+            layer.ffn.is_gated = false;
+        });
+    }),
+    ("scaled residuals", |d| d.residual_scale = 0.4),
+    ("scaled embeddings", |d| d.embedding_scale = 8.0),
+    ("a tied head", |d| d.head = OutputHead::Tied),
+    ("scaled logits", |d| d.logit_scale = 0.25),
+    ("capped logits", |d| d.logit_softcap = Some(1.0)),
+];
+
+/// A few variants at once, where they can be had together.
+pub fn random_variant(random: &mut Random) -> (String, Descriptor) {
+    loop {
+        let mut descriptor = tiny_llama();
+        let mut names = Vec::new();
+        for _ in 0..2 + random.below(4) {
+            let (name, change) = random.pick(VARIANTS);
+            change(&mut descriptor);
+            names.push(*name);
+        }
+        let is_tied_with_bias =
+            descriptor.head == OutputHead::Tied && descriptor.head_bias != Presence::Absent;
+        if descriptor.validate().is_ok() && !is_tied_with_bias {
+            return (names.join(", "), descriptor);
+        }
+    }
+}
+
+fn all(descriptor: &mut Descriptor, change: impl Fn(&mut LayerDescriptor)) {
+    descriptor.layers.iter_mut().for_each(change);
+}

@@ -1,0 +1,35 @@
+//! The conformance suite on the CUDA backend, over the simulated device: the shipped kernels, interpreted.
+//!
+//! Whatever a kernel does wrong (a race, an access out of bounds, a read of what nobody wrote) loses the simulated device
+//! and fails the test.
+
+use tokenmill_cuda_exec::{SimOptions, Simulator};
+use tokenmill_model::{CudaBackend, KvType};
+use tokenmill_testkit::conformance::{self, Company, Subject};
+
+const CUDA: Subject<CudaBackend> = Subject {
+    make: |_| {
+        let device = Simulator::new(&SimOptions::default()).device();
+        CudaBackend::new(device).expect("the simulator loads the kernels")
+    },
+    // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the
+    // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
+    company: Company::Within(0.1),
+    stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
+};
+
+macro_rules! suite {
+    ($($claim:ident),* $(,)?) => {
+        $(#[test] fn $claim() { conformance::$claim(&CUDA); })*
+    };
+}
+
+suite!(
+    networks_agree_with_the_oracle,
+    rounded_types_agree_with_the_oracle,
+    rows_do_not_depend_on_company,
+    only_the_rows_asked_for_come_back,
+    sampled_rows_feed_the_next_step,
+    copied_pages_hold_what_they_were_copied_from,
+    a_row_that_is_not_finite_fails_alone,
+);

@@ -1,0 +1,135 @@
+//! Hugging Face folders: both layouts of the configuration, and what can be wrong with the files.
+
+use std::path::Path;
+
+use tokenmill_model::{KvType, Model, ModelOptions};
+use tokenmill_testkit::{
+    Reference,
+    parity::{ActivationKind, ParityDevice, compare},
+    test_data,
+};
+
+const CPU: ParityDevice = ParityDevice {
+    name: "cpu",
+    activations: ActivationKind::Q8,
+    load: |model, options| Ok(model.load(options, &mut |_| {})?),
+};
+
+#[test]
+fn both_layouts_of_the_configuration_give_the_reference() {
+    let Some(data) = test_data("Hugging Face folders") else {
+        return;
+    };
+    // The window of `mistral_swa` exists in this form only.
+    for fixture in [
+        "llama",
+        "llama3_rope",
+        "llama_bias_linear",
+        "mistral_swa",
+        "qwen2_yarn",
+        "qwen3",
+    ] {
+        let folder = data.join("parity").join(fixture);
+        let reference = Reference::open(&folder).unwrap();
+        for config in ["config.json", "config.v5.json"] {
+            let hf = folder.join("hf");
+            let model = Model::from_hf(&hf, &hf.join(config)).unwrap();
+            let comparison = compare(&reference, "F32", &model, &CPU, KvType::F32).unwrap();
+            assert!(
+                comparison.failures.is_empty(),
+                "{fixture} {config}: {comparison:?}"
+            );
+        }
+    }
+}
+
+const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 8,
+    "intermediate_size": 8, "max_position_embeddings": 16, "num_attention_heads": 2, "num_hidden_layers": 1,
+    "rms_norm_eps": 1e-5, "vocab_size": 4}"#;
+
+/// What opening and loading a folder with these two files says.
+fn message(config: &str, weights: &[u8]) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+    let load = |path: &Path| {
+        Model::open(path)?
+            .load(&ModelOptions::default(), &mut |_| {})
+            .map(drop)
+    };
+    let text = load(folder.path()).unwrap_err().to_string();
+    text.replace(&format!("{}/", folder.path().display()), "")
+}
+
+fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+#[test]
+fn a_broken_configuration_is_named() {
+    let weights = safetensors("{}", &[]);
+    let check = |from: &str, to: &str, expected: &str| {
+        assert_eq!(message(&CONFIG.replace(from, to), &weights), expected);
+    };
+    check(
+        "\"hidden_size\": 8",
+        "\"hidden_size\": -8",
+        "config.json: `hidden_size` is -8, expected a count",
+    );
+    check(
+        "\"vocab_size\": 4",
+        "\"vocab\": 4",
+        "config.json: `vocab_size` is missing, expected a count",
+    );
+    check(
+        "silu",
+        "snake",
+        "config.json: `hidden_act` is \"snake\", expected the name of a known activation",
+    );
+    check(
+        "LlamaForCausalLM",
+        "RwkvForCausalLM",
+        "architecture `RwkvForCausalLM` is not supported; supported are LlamaForCausalLM, MistralForCausalLM, \
+         Qwen2ForCausalLM, Qwen3ForCausalLM",
+    );
+    check(
+        "\"num_hidden_layers\": 1",
+        "\"num_hidden_layers\": 99999999999",
+        "config.json: `num_hidden_layers` is 99999999999, expected a count of layers",
+    );
+}
+
+#[test]
+fn broken_weights_are_named() {
+    let check = |weights: &[u8], expected: &str| {
+        let found = message(CONFIG, weights);
+        assert!(found.starts_with(expected), "{found}");
+    };
+    check(b"short", "cannot read model.safetensors: ");
+    check(
+        &[0xFF; 64],
+        "model.safetensors: a header of 18446744073709551615 bytes does not fit the file",
+    );
+    check(&safetensors("{", &[]), "model.safetensors: ");
+    check(&safetensors("{}", &[]), "tensor `token_embd.weight` is missing");
+    let header = r#"{"model.norm.weight": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}"#;
+    check(
+        &safetensors(header, &[0; 31]),
+        "model.safetensors: tensor `model.norm.weight` ends behind the end of the file",
+    );
+    check(
+        &safetensors(&header.replace("F32", "I8").replace("32]", "8]"), &[0; 8]),
+        "model.safetensors: tensor `model.norm.weight` has type I8, expected F32, F16 or BF16",
+    );
+    check(
+        &safetensors(&header.replace("model.norm", "model.abnorm"), &[0; 32]),
+        "model.safetensors: tensor `model.abnorm.weight` has an unknown name",
+    );
+    check(
+        &safetensors(&header.replace("[8]", "[9]"), &[0; 32]),
+        "model.safetensors: ",
+    );
+}

@@ -1,0 +1,167 @@
+//! What is wrong with a model is said when it is loaded, by name, and never by a panic.
+
+use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_model::{LoadError, Model, ModelOptions};
+use tokenmill_testkit::{Random, TinyModel, tiny_llama};
+
+fn tiny() -> TinyModel {
+    TinyModel::random(tiny_llama(), TensorType::F32, 1)
+}
+
+/// Writes the model as a file, opens and loads it.
+fn load(model: &TinyModel) -> Result<(), LoadError> {
+    load_bytes(&model.to_gguf().unwrap(), &ModelOptions::default())
+}
+
+fn load_bytes(bytes: &[u8], options: &ModelOptions) -> Result<(), LoadError> {
+    let model = Model::from_gguf(GgufFile::from_bytes(bytes)?)?;
+    model.load(options, &mut |_| {}).map(drop)
+}
+
+#[track_caller]
+fn check(change: impl FnOnce(&mut TinyModel), expected: &str) {
+    let mut model = tiny();
+    change(&mut model);
+    assert_eq!(load(&model).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn a_sound_model_loads() {
+    load(&tiny()).unwrap();
+}
+
+#[test]
+fn a_missing_tensor_is_named() {
+    check(
+        |model| model.remove("blk.1.ffn_up.weight"),
+        "tensor `blk.1.ffn_up.weight` is missing",
+    );
+    check(
+        |model| model.remove("token_embd.weight"),
+        "tensor `token_embd.weight` is missing",
+    );
+    check(
+        |model| model.remove("output_norm.weight"),
+        "tensor `output_norm.weight` is missing",
+    );
+}
+
+#[test]
+fn a_wrong_shape_is_named() {
+    check(
+        |model| model.add_zeros("blk.0.attn_k.weight", &[64, 33]),
+        "tensor `blk.0.attn_k.weight` has shape [64, 33], expected [64, 32]",
+    );
+    check(
+        |model| model.add_zeros("blk.0.attn_norm.weight", &[63]),
+        "tensor `blk.0.attn_norm.weight` has shape [63], expected [64]",
+    );
+    check(
+        |model| model.add_zeros("token_embd.weight", &[32, 96]),
+        "tensor `token_embd.weight` has shape [32, 96], expected [64, 96]",
+    );
+}
+
+#[test]
+fn a_tensor_that_would_be_ignored_is_refused() {
+    check(
+        |model| model.add_zeros("blk.0.attn_q_norm.weight", &[16]),
+        "tensor `blk.0.attn_q_norm.weight` has no place in a `llama` network; this variant is not supported",
+    );
+}
+
+#[test]
+fn vectors_must_be_finite() {
+    let mut weights = vec![1.0; 64];
+    weights[7] = f32::NAN;
+    check(
+        |model| model.set("blk.1.ffn_norm.weight", &weights),
+        "tensor `blk.1.ffn_norm.weight` holds NaN at index 7; the file is damaged",
+    );
+}
+
+#[test]
+fn an_unknown_architecture_lists_the_known_ones() {
+    let bytes = tiny().to_gguf().unwrap();
+    // The names have the same length, so the file stays well-formed.
+    let text = b"general.architecture";
+    let at = bytes
+        .windows(text.len())
+        .position(|window| window == text)
+        .unwrap()
+        + text.len()
+        + 12;
+    let mut changed = bytes.clone();
+    changed[at..at + 5].copy_from_slice(b"mamba");
+    let error = load_bytes(&changed, &ModelOptions::default()).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "architecture `mamba` is not supported; supported are llama, qwen2, qwen3"
+    );
+}
+
+#[test]
+fn options_that_cannot_be_granted_are_named() {
+    let bytes = tiny().to_gguf().unwrap();
+    let check = |options: ModelOptions, expected: &str| {
+        let error = load_bytes(&bytes, &options).unwrap_err();
+        assert_eq!(error.to_string(), expected);
+    };
+    check(
+        ModelOptions {
+            n_ctx: Some(0),
+            ..Default::default()
+        },
+        "option `n_ctx` is 0, expected at least 1",
+    );
+    check(
+        ModelOptions {
+            n_pages: Some(usize::MAX),
+            ..Default::default()
+        },
+        &format!(
+            "option `n_pages` is {}, expected at most {}",
+            usize::MAX,
+            u32::MAX / 16
+        ),
+    );
+    check(
+        ModelOptions {
+            n_threads: Some(0),
+            ..Default::default()
+        },
+        "starting threads failed: 0 threads were asked for; choose 1 to 1024",
+    );
+}
+
+/// Any change of bytes gives an error or a model, never a panic or an endless allocation.
+#[test]
+fn damaged_metadata_never_panics() {
+    let bytes = tiny().to_gguf().unwrap();
+    let header_len = bytes.len() - 64 * 96 * 8;
+    let mut random = Random::new(2);
+    let (mut n_errors, mut n_loaded) = (0, 0);
+    for _ in 0..3000 {
+        let mut damaged = bytes.clone();
+        for _ in 0..=random.below(3) {
+            let at = random.below(header_len.min(4000));
+            damaged[at] = random.bits() as u8;
+        }
+        let Ok(file) = GgufFile::from_bytes(&damaged) else {
+            continue;
+        };
+        let options = ModelOptions {
+            n_ctx: Some(64),
+            n_threads: Some(1),
+            ..Default::default()
+        };
+        match Model::from_gguf(file).and_then(|model| model.load(&options, &mut |_| {}).map(drop)) {
+            Ok(()) => n_loaded += 1,
+            Err(_) => n_errors += 1,
+        }
+    }
+    assert!(
+        n_errors > 100 && n_loaded > 10,
+        "{n_errors} errors, {n_loaded} loaded"
+    );
+}
