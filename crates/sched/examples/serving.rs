@@ -1,0 +1,226 @@
+//! Measures the engine on a model: decoding of several sequences against the bare executor, the gain of a cached prefix,
+//! and the rhythm of running streams while a long prompt arrives. Prints Markdown.
+//!
+//! `cargo run --release -p tokenmill-sched --example serving -- MODEL.gguf`
+
+use std::{
+    error::Error,
+    fmt::Write,
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
+    time::{Duration, Instant},
+};
+
+use tokenmill_model::{
+    Executor, ForwardBatch, Model, ModelOptions, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams,
+    StepOutput, TokenSource,
+};
+use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams};
+
+const N_PROMPT: usize = 32;
+const N_DECODE: usize = 48;
+const N_ROUNDS: usize = 5;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = std::env::args().nth(1).ok_or("give the path of a model")?;
+    let model = Model::open(&path)?;
+    let options = ModelOptions {
+        n_ctx: Some(5120),
+        n_pages: Some(1024),
+        max_batch_tokens: 512,
+        max_batch_seqs: 32,
+        max_logit_rows: 32,
+        ..ModelOptions::default()
+    };
+    let mut bare = model.load(&options, &mut |_| {})?;
+    let engine = Engine::start(model.load(&options, &mut |_| {})?, EngineConfig::default());
+
+    let mut report = String::new();
+    decoding(bare.as_mut(), &engine, &mut report)?;
+    drop(bare);
+    cached_prefix(&engine, &mut report)?;
+    long_prompt_beside_streams(&engine, &mut report)?;
+    println!("{report}");
+    Ok(())
+}
+
+fn prompt(own: usize, len: usize, n_vocab: usize) -> Vec<u32> {
+    (0..len)
+        .map(|at| ((own * 7919 + at * 104_729 + 13) % n_vocab) as u32)
+        .collect()
+}
+
+fn greedy(max_tokens: usize) -> GenerateParams {
+    GenerateParams {
+        max_tokens: Some(max_tokens),
+        uses_prefix_cache: false,
+        traces_tokens: true,
+        ..GenerateParams::default()
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Decodes the same sequences with the bare executor and with the engine, in turn, and compares the medians.
+fn decoding(bare: &mut dyn Executor, engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
+    writeln!(
+        report,
+        "| sequences | bare executor, tokens/s | engine, tokens/s | ratio | engine, ms per token |"
+    )?;
+    writeln!(report, "|---:|---:|---:|---:|---:|")?;
+    let n_vocab = engine.limits().n_vocab;
+    for n_seqs in [1, 2, 4, 8, 16] {
+        let prompts: Vec<Vec<u32>> = (0..n_seqs).map(|own| prompt(own, N_PROMPT, n_vocab)).collect();
+        let (mut bare_rates, mut engine_rates) = (Vec::new(), Vec::new());
+        for _ in 0..N_ROUNDS {
+            bare_rates.push(decode_bare(bare, &prompts)?);
+            engine_rates.push(decode_with_engine(engine, &prompts)?);
+        }
+        // Each round compares neighbours in time, so that other work on the machine hits both alike.
+        let ratio = median(
+            bare_rates
+                .iter()
+                .zip(&engine_rates)
+                .map(|(bare, engine)| engine / bare)
+                .collect(),
+        );
+        let (bare, engine) = (median(bare_rates), median(engine_rates));
+        writeln!(
+            report,
+            "| {n_seqs} | {bare:.1} | {engine:.1} | {ratio:.3} | {:.2} |",
+            n_seqs as f64 * 1e3 / engine
+        )?;
+    }
+    Ok(())
+}
+
+fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> Result<f64, Box<dyn Error>> {
+    let n_pages = (N_PROMPT + N_DECODE).div_ceil(PAGE_TOKENS) as u32;
+    let params = Arc::new(SamplingParams::default());
+    let (mut batch, mut output) = (ForwardBatch::default(), StepOutput::default());
+    let mut next: Vec<Vec<u32>> = prompts.to_vec();
+    let mut position = 0;
+    let mut start = Instant::now();
+    for step in 0..N_DECODE {
+        batch.clear();
+        for (seq, tokens) in (0..).zip(&next) {
+            let pages: Vec<u32> = (seq * n_pages..(seq + 1) * n_pages).collect();
+            batch.push_sequence(tokens.iter().copied().map(TokenSource::Id), position, &pages);
+            batch.want_last(RowOutput::Sample(SampleRow {
+                params: Arc::clone(&params),
+                history: 0..0,
+                mask_start: None,
+            }));
+        }
+        let ticket = executor.submit(&batch)?;
+        executor.wait(ticket, &mut output)?;
+        position += next[0].len() as u32;
+        for (tokens, sampled) in next.iter_mut().zip(&output.sampled) {
+            *tokens = vec![sampled.ok_or("a token")??.id];
+        }
+        if step == 0 {
+            start = Instant::now();
+        }
+    }
+    Ok((prompts.len() * (N_DECODE - 1)) as f64 / start.elapsed().as_secs_f64())
+}
+
+fn decode_with_engine(engine: &Engine, prompts: &[Vec<u32>]) -> Result<f64, Box<dyn Error>> {
+    let outputs = engine.batch_generate(prompts, &greedy(N_DECODE))?;
+    let (mut n_tokens, mut span) = (0, Duration::ZERO);
+    for output in outputs {
+        let output = output?;
+        let times = output.timings.tokens;
+        n_tokens += times.len() - 1;
+        span = span.max(times.last().ok_or("a token")?.saturating_sub(times[0]));
+    }
+    Ok(n_tokens as f64 / span.as_secs_f64())
+}
+
+fn cached_prefix(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
+    let n_vocab = engine.limits().n_vocab;
+    let params = GenerateParams {
+        uses_prefix_cache: true,
+        ..greedy(1)
+    };
+    let mut first_token = [Vec::new(), Vec::new()];
+    for round in 0..N_ROUNDS {
+        let shared = prompt(100 + round, 1024, n_vocab);
+        for (turn, times) in first_token.iter_mut().enumerate() {
+            let own = prompt(200 + turn, 16, n_vocab);
+            let output = engine.generate(&[&shared[..], &own].concat(), &params)?;
+            times.push(output.timings.first_token.as_secs_f64() * 1e3);
+        }
+    }
+    let [cold, warm] = first_token.map(median);
+    writeln!(
+        report,
+        "\n1,024 shared and 16 own tokens: first token after {cold:.1} ms cold, {warm:.1} ms with the prefix cached \
+         ({:.1}x).",
+        cold / warm
+    )?;
+    Ok(())
+}
+
+fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
+    let n_vocab = engine.limits().n_vocab;
+    let mut streams: Vec<_> = (0..4)
+        .map(|own| {
+            let params = GenerateParams {
+                max_tokens: Some(4000),
+                ..greedy(1)
+            };
+            engine.submit(prompt(own, N_PROMPT, n_vocab), params)
+        })
+        .collect::<Result<_, _>>()?;
+    let watched = streams.remove(0);
+    let (enough, is_enough) = mpsc::channel::<()>();
+    let others = std::thread::spawn(move || {
+        while is_enough.recv_timeout(Duration::from_millis(5)) == Err(RecvTimeoutError::Timeout) {
+            for stream in &mut streams {
+                while stream.try_next().is_some() {}
+            }
+        }
+    });
+    let (mut gaps, mut last) = (Vec::new(), None);
+    let mut long = None;
+    let mut arrived = 0;
+    let mut quiet = Vec::new();
+    for event in watched {
+        let Event::Token(_) = event else { break };
+        let now = Instant::now();
+        if let Some(last) = last.replace(now) {
+            gaps.push((now - last).as_secs_f64() * 1e3);
+        }
+        if gaps.len() == 100 {
+            quiet = std::mem::take(&mut gaps);
+            long = Some((engine.submit(prompt(999, 4096, n_vocab), greedy(1))?, now));
+        }
+        if let Some((generation, since)) = &mut long
+            && generation.try_next().is_some()
+        {
+            arrived = since.elapsed().as_millis();
+            break;
+        }
+    }
+    drop(enough);
+    others.join().map_err(|_| "a reader panicked")?;
+    gaps.sort_by(f64::total_cmp);
+    let at = |percent: usize| gaps[gaps.len() * percent / 100];
+    writeln!(
+        report,
+        "\nFour streams while a prompt of 4,096 tokens arrives: {:.1} ms between tokens before it (median), then median \
+         {:.1} ms, p99 {:.1} ms ({:.2}x the median) over {} tokens; the prompt's first token after {arrived} ms.",
+        median(quiet),
+        at(50),
+        at(99),
+        at(99) / at(50),
+        gaps.len(),
+    )?;
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! Admission: which waiting sequence begins, and from which pages it goes on.
+//!
+//! A part of [`Scheduler`] that stands apart because it is the one place that looks for pages computed before.
+//! Invariant: a sequence that begins finds at least one page available for each running sequence beside it, so that
+//! admission does not cause the next preemption.
+
+use tokenmill_model::{ForwardBatch, PAGE_TOKENS};
+
+use crate::{
+    arena::SeqId,
+    plan::StepPlan,
+    pool::Hit,
+    prefix::{Reuse, first_visible_page, longest_reuse},
+    scheduler::{Scheduler, StepBudget, pages_needed},
+    sequence::{MissReason, Stage},
+};
+
+/// Sequences that may be in prefill at a time even when the first of them takes the whole step.
+const MAX_PREFILLS: usize = 8;
+
+/// How a waiting sequence would begin.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    source: Source,
+    /// Available pages it takes now or by the end of its prefill.
+    n_pages: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// From pages of the prefix cache, perhaps none.
+    Cache(Reuse),
+    /// From the pages of the sequence that it is a fork of.
+    Fork(SeqId),
+}
+
+impl Scheduler {
+    /// Lets waiting sequences begin, in the order of rank, while there is room. The first that finds none keeps those
+    /// after it waiting, so that large requests are not passed over for ever.
+    pub(crate) fn admit(&mut self, budget: StepBudget, plan: &mut StepPlan) {
+        while self.has_prefill_room(budget)
+            && let Some(&(rank, id)) = self.waiting.first()
+        {
+            let start = self.start_of(id);
+            let has_seat = self.running.len() < self.config.max_running;
+            let has_pages = start.n_pages + self.running.len() <= self.pool.n_available();
+            if has_seat && has_pages {
+                self.begin(id, start.source);
+                plan.admitted.push(id);
+                continue;
+            }
+            let lowest = self.running.last().copied();
+            let victim = lowest.filter(|&lowest| self.sequences[lowest].rank.priority > rank.priority);
+            let victim = if has_seat {
+                self.paused.last().copied().or(victim)
+            } else {
+                victim
+            };
+            match victim {
+                Some(victim) => self.preempt(victim, plan),
+                None => break,
+            }
+        }
+    }
+
+    /// Whether another prefill would get tokens in this step, or should at least line up for the next.
+    fn has_prefill_room(&self, budget: StepBudget) -> bool {
+        let (mut n_decode, mut n_prefills, mut n_tokens) = (0, 0, 0);
+        for &id in &self.running {
+            match self.sequences[id].n_to_plan() {
+                0 => {}
+                1 => n_decode += 1,
+                want => {
+                    n_prefills += 1;
+                    n_tokens += want;
+                }
+            }
+        }
+        n_prefills < MAX_PREFILLS || n_tokens < self.prefill_budget(budget, n_decode)
+    }
+
+    fn start_of(&mut self, id: SeqId) -> Start {
+        if let Some(leader) = self.fork_source(id) {
+            // The pages are shared; the one written next is copied.
+            let n_left = pages_needed(&self.config.limits, self.sequences[id].tokens.len())
+                - pages_needed(&self.config.limits, self.sequences[id].n_reusable());
+            return Start {
+                source: Source::Fork(leader),
+                n_pages: n_left + 1,
+            };
+        }
+        let reuse = self.cached_prefix(id);
+        let sequence = &self.sequences[id];
+        let most_held = pages_needed(&self.config.limits, sequence.tokens.len());
+        let mut n_pages = sequence.tokens.len().div_ceil(PAGE_TOKENS) - reuse.n_pages;
+        for page_idx in reuse.first_page..reuse.n_pages {
+            match self.find_page(id, page_idx) {
+                Some(Hit::Idle | Hit::Host) => n_pages += 1,
+                Some(Hit::InUse) | None => {}
+            }
+        }
+        Start {
+            source: Source::Cache(reuse),
+            n_pages: n_pages.min(most_held),
+        }
+    }
+
+    /// The sequence whose pages `id` can share at this moment.
+    fn fork_source(&self, id: SeqId) -> Option<SeqId> {
+        let n_shared = self.sequences[id].n_reusable();
+        let leader_id = self.sequences[id].fork_of?;
+        let leader = self.sequences.get(leader_id)?;
+        let first_page = first_visible_page(n_shared, self.config.limits.kv_window);
+        let shared_pages = leader.pages.get(first_page..n_shared.div_ceil(PAGE_TOKENS))?;
+        let is_whole = !shared_pages.contains(&ForwardBatch::UNMAPPED_PAGE);
+        // A sequence that was preempted has tokens of its own and goes its own way.
+        let is_same_prompt = self.sequences[id].tokens.len() == leader.n_prompt;
+        (leader.n_committed >= n_shared && is_whole && is_same_prompt).then_some(leader_id)
+    }
+
+    /// The longest prefix of a sequence that the cache holds.
+    fn cached_prefix(&mut self, id: SeqId) -> Reuse {
+        if !self.sequences[id].uses_prefix_cache {
+            return Reuse::default();
+        }
+        let n_pages = self.sequences[id].n_reusable() / PAGE_TOKENS;
+        self.ensure_page_keys(id, n_pages);
+        longest_reuse(n_pages, self.config.limits.kv_window, |page_idx| {
+            self.find_page(id, page_idx).is_some()
+        })
+    }
+
+    fn find_page(&self, id: SeqId, page_idx: usize) -> Option<Hit> {
+        let sequence = &self.sequences[id];
+        let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
+        self.pool.find(sequence.page_keys[page_idx], tokens)
+    }
+
+    /// Computes the keys of a sequence's first `n_pages` pages, where they are not known yet.
+    pub(crate) fn ensure_page_keys(&mut self, id: SeqId, n_pages: usize) {
+        let sequence = &mut self.sequences[id];
+        while sequence.page_keys.len() < n_pages {
+            let page_idx = sequence.page_keys.len();
+            let parent = sequence.page_keys.last().copied();
+            let parent = parent.unwrap_or_else(|| self.hasher.root(sequence.salt));
+            let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
+            sequence.page_keys.push(self.hasher.next(parent, tokens));
+        }
+    }
+
+    fn begin(&mut self, id: SeqId, source: Source) {
+        self.leave_stage(id);
+        let (n_tokens, n_whole_pages) = match source {
+            Source::Fork(leader) => self.share_pages(id, leader),
+            Source::Cache(reuse) => self.take_prefix(id, reuse),
+        };
+        let is_first_stay = self.sequences[id].stay == 0;
+        let miss = is_first_stay.then(|| self.miss_reason(id, source)).flatten();
+        let sequence = &mut self.sequences[id];
+        sequence.stay += 1;
+        sequence.n_planned = n_tokens;
+        sequence.n_committed = n_tokens;
+        sequence.n_registered = n_whole_pages;
+        if is_first_stay {
+            sequence.n_cached = n_tokens;
+            sequence.miss = miss;
+            self.counters.prompt_tokens += sequence.tokens.len() as u64;
+            self.counters.cached_tokens += n_tokens as u64;
+            if let Some(miss) = miss {
+                self.counters.misses[miss.index()] += 1;
+            }
+        }
+        self.enter_running(id);
+    }
+
+    /// Shares all pages that hold the leader's prompt but for its last token, which every fork computes itself, for
+    /// each samples its own continuation.
+    fn share_pages(&mut self, id: SeqId, leader: SeqId) -> (usize, usize) {
+        let n_tokens = self.sequences[id].n_reusable();
+        let mut pages = std::mem::take(&mut self.sequences[id].pages);
+        pages.extend_from_slice(&self.sequences[leader].pages[..n_tokens.div_ceil(PAGE_TOKENS)]);
+        for &page in pages.iter().filter(|&&page| page != ForwardBatch::UNMAPPED_PAGE) {
+            self.pool.retain(page);
+        }
+        self.sequences[id].pages = pages;
+        (n_tokens, n_tokens / PAGE_TOKENS)
+    }
+
+    fn take_prefix(&mut self, id: SeqId, reuse: Reuse) -> (usize, usize) {
+        let sequence = &mut self.sequences[id];
+        debug_assert!(sequence.stage == Stage::Waiting && sequence.pages.is_empty());
+        sequence
+            .pages
+            .resize(reuse.first_page, ForwardBatch::UNMAPPED_PAGE);
+        let keys = &sequence.page_keys[reuse.first_page..reuse.n_pages];
+        self.pool.take_cached(keys, &mut sequence.pages);
+        (reuse.n_pages * PAGE_TOKENS, reuse.n_pages)
+    }
+
+    fn miss_reason(&self, id: SeqId, source: Source) -> Option<MissReason> {
+        let sequence = &self.sequences[id];
+        let n_reusable = sequence.n_reusable() / PAGE_TOKENS;
+        match source {
+            Source::Fork(_) => None,
+            Source::Cache(_) if !sequence.uses_prefix_cache => Some(MissReason::Disabled),
+            Source::Cache(_) if n_reusable == 0 => Some(MissReason::ShortPrompt),
+            Source::Cache(reuse) if reuse.n_pages == n_reusable => None,
+            Source::Cache(reuse) if self.pool.was_evicted(sequence.page_keys[reuse.n_pages]) => {
+                Some(MissReason::Evicted)
+            }
+            Source::Cache(reuse) if reuse.n_pages > 0 => Some(MissReason::Diverged),
+            Source::Cache(_) => Some(MissReason::Unseen),
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! From a [`StepPlan`] to a [`ForwardBatch`]: the only place where integers become a batch.
+//!
+//! Separate from the scheduler, which knows no sampling parameter, and from the engine's loop, which knows no position.
+//! Invariant: the batch passes [`ForwardBatch::validate`] for the limits that the plan was made for.
+
+use std::sync::Arc;
+
+use tokenmill_model::{ForwardBatch, RowOutput, SampleRow, SamplingParams, TokenSource};
+
+use crate::{
+    plan::{PlannedOutput, PlannedRow, StepPlan},
+    scheduler::Scheduler,
+};
+
+/// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples.
+pub(crate) fn build_batch(
+    scheduler: &Scheduler,
+    plan: &StepPlan,
+    params_of: impl Fn(&PlannedRow) -> Arc<SamplingParams>,
+    batch: &mut ForwardBatch,
+) {
+    batch.clear();
+    for row in &plan.rows {
+        let tokens = scheduler.tokens_of(row.seq).expect("a planned sequence is alive");
+        let pages = scheduler.pages_of(row.seq).expect("a planned sequence is alive");
+        let (first, end) = (row.first_position as usize, row.end() as usize);
+        let known = tokens[first..end.min(tokens.len())]
+            .iter()
+            .copied()
+            .map(TokenSource::Id);
+        let pending = row.pending_row.map(TokenSource::SampledRow);
+        batch.push_sequence(known.chain(pending), row.first_position, pages);
+        let n_tokens = batch.n_tokens() as u32;
+        match row.output {
+            PlannedOutput::Nothing => {}
+            PlannedOutput::Sample => {
+                let sample = sample_row(params_of(row), tokens, batch);
+                batch.want_last(RowOutput::Sample(sample));
+            }
+            PlannedOutput::Logits { n_rows } => {
+                batch.logit_rows.extend(n_tokens - n_rows..n_tokens);
+                batch.outputs.resize(batch.logit_rows.len(), RowOutput::Logits);
+            }
+            PlannedOutput::Hidden { n_rows } => batch.hidden_rows.extend(n_tokens - n_rows..n_tokens),
+        }
+    }
+}
+
+fn sample_row(params: Arc<SamplingParams>, tokens: &[u32], batch: &mut ForwardBatch) -> SampleRow {
+    let n_history = params.history_len().min(tokens.len());
+    let start = batch.history.len() as u32;
+    batch
+        .history
+        .extend_from_slice(&tokens[tokens.len() - n_history..]);
+    SampleRow {
+        params,
+        history: start..batch.history.len() as u32,
+        mask_start: None,
+    }
+}

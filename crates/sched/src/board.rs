@@ -1,0 +1,105 @@
+//! [`Board`]: what the engine's thread lets others read while it runs.
+//!
+//! Separate so that readers never wait for a step: health checks are answered also when the engine hangs. Invariant:
+//! the engine's thread is the only writer.
+
+use crate::{
+    pool::PoolCounters,
+    scheduler::{Scheduler, SchedulerCounters},
+    step_times::StepTimes,
+    sync::{AtomicU64, Mutex, Ordering},
+};
+
+/// A snapshot of the engine, taken after its last step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Sequences that take part in steps.
+    pub n_running: usize,
+    /// Sequences whose consumers are behind.
+    pub n_paused: usize,
+    /// Sequences that wait for pages or a seat, those preempted included.
+    pub n_waiting: usize,
+    /// KV pages of the pool.
+    pub n_pages: usize,
+    /// Pages that sequences hold.
+    pub n_pages_in_use: usize,
+    /// Pages that hold nothing but the prefix cache.
+    pub n_pages_idle: usize,
+    /// Pages of the host tier in use.
+    pub n_host_pages_used: usize,
+    /// Tokens handed to callers.
+    pub generated_tokens: u64,
+    /// Samples that finished.
+    pub finished: u64,
+    /// Samples that failed.
+    pub failed: u64,
+    /// Steps that failed.
+    pub failed_steps: u64,
+    /// What the scheduler has done.
+    pub scheduler: SchedulerCounters,
+    /// What the page pool has done.
+    pub pool: PoolCounters,
+}
+
+/// Figures that the core counts itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) generated_tokens: u64,
+    pub(crate) finished: u64,
+    pub(crate) failed: u64,
+    pub(crate) failed_steps: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    /// Microseconds since the engine began, at its last sign of life.
+    heartbeat_us: AtomicU64,
+    stats: Mutex<EngineStats>,
+    step_times: Mutex<StepTimes>,
+}
+
+impl Board {
+    pub(crate) fn beat(&self, now_us: u64) {
+        self.heartbeat_us.store(now_us, Ordering::Release);
+    }
+
+    pub(crate) fn heartbeat_us(&self) -> u64 {
+        self.heartbeat_us.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn publish(&self, scheduler: &Scheduler, tally: Tally) {
+        let pool = scheduler.pool();
+        *self
+            .stats
+            .lock()
+            .expect("nothing panics while it holds this lock") = EngineStats {
+            n_running: scheduler.n_running(),
+            n_paused: scheduler.n_paused(),
+            n_waiting: scheduler.n_waiting(),
+            n_pages: pool.n_pages(),
+            n_pages_in_use: pool.n_in_use(),
+            n_pages_idle: pool.n_idle(),
+            n_host_pages_used: pool.n_host_used(),
+            generated_tokens: tally.generated_tokens,
+            finished: tally.finished,
+            failed: tally.failed,
+            failed_steps: tally.failed_steps,
+            scheduler: scheduler.counters(),
+            pool: pool.counters(),
+        };
+    }
+
+    pub(crate) fn stats(&self) -> EngineStats {
+        *self
+            .stats
+            .lock()
+            .expect("nothing panics while it holds this lock")
+    }
+
+    pub(crate) fn with_step_times<R>(&self, f: impl FnOnce(&mut StepTimes) -> R) -> R {
+        f(&mut self
+            .step_times
+            .lock()
+            .expect("nothing panics while it holds this lock"))
+    }
+}

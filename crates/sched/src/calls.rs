@@ -1,0 +1,296 @@
+//! Calls that wait for their result: `generate`, `batch_generate`, `generate_streaming`, `forward_batch` and so on.
+//!
+//! All of them are a few lines over [`Engine::submit`], so there is one generation loop and one sampler whatever the
+//! call. Invariant: the output of a call is its prompt followed by what was generated, stop tokens left out.
+
+use std::collections::VecDeque;
+
+use crate::{
+    engine::Engine,
+    error::EngineError,
+    generation::{Event, FinishReason, Generation, Timings, Token, Usage},
+    params::{ForwardParams, ForwardRows, GenerateParams},
+    step_times::Throughput,
+};
+
+/// A finished sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Output {
+    /// The prompt, then the generated tokens.
+    pub tokens: Vec<u32>,
+    /// Generated tokens with their log-probabilities, as many as were asked for.
+    pub generated: Vec<Token>,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+    /// How long that took.
+    pub timings: Timings,
+}
+
+impl Engine {
+    /// Generates from one prompt and waits for the end.
+    ///
+    /// # Errors
+    /// Why the request was refused or failed; more than one sample is refused, see [`Self::generate_samples`].
+    pub fn generate(&self, prompt: &[u32], params: &GenerateParams) -> Result<Output, EngineError> {
+        check_single(params)?;
+        let [output] = self
+            .collect(prompt, params)?
+            .try_into()
+            .expect("one sample was asked for");
+        output
+    }
+
+    /// Generates `params.n_samples` continuations of one prompt from one prefill and waits for all of them.
+    ///
+    /// # Errors
+    /// Why the request was refused; each sample may still fail for itself.
+    pub fn generate_samples(
+        &self,
+        prompt: &[u32],
+        params: &GenerateParams,
+    ) -> Result<Vec<Result<Output, EngineError>>, EngineError> {
+        self.collect(prompt, params)
+    }
+
+    /// Generates from all prompts side by side. The results are in the order of the prompts; a prompt that fails leaves
+    /// the others alone.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyBatch`] without a prompt; what is wrong with a prompt, before any is started. What happens
+    /// later to one of them is in its own result.
+    pub fn batch_generate(
+        &self,
+        prompts: &[Vec<u32>],
+        params: &GenerateParams,
+    ) -> Result<Vec<Result<Output, EngineError>>, EngineError> {
+        if prompts.is_empty() {
+            return Err(EngineError::EmptyBatch);
+        }
+        check_single(params)?;
+        for prompt in prompts {
+            self.check(prompt, params)?;
+        }
+        let mut outputs = Vec::with_capacity(prompts.len());
+        let mut running = VecDeque::new();
+        for prompt in prompts {
+            // While the queue is full, the oldest of this call makes room by coming to its end.
+            let generation = loop {
+                // Without a bound, for they are gathered one after the other and none is to wait for another.
+                match self.submit_buffered(prompt.clone(), params.clone(), usize::MAX) {
+                    Err(EngineError::QueueFull { .. } | EngineError::QueueTokensFull { .. })
+                        if !running.is_empty() =>
+                    {
+                        outputs.extend(running.pop_front().map(gather_single));
+                    }
+                    submitted => break submitted,
+                }
+            };
+            running.push_back((&prompt[..], generation));
+        }
+        outputs.extend(running.into_iter().map(gather_single));
+        Ok(outputs)
+    }
+
+    /// Like [`Self::batch_generate`], for callers that place parts of the model on a device: no prompt gives no output,
+    /// and the engine has to be calibrated first ([`Self::calibrate`]).
+    ///
+    /// # Errors
+    /// [`EngineError::NotWarmedUp`] before a calibration, else as [`Self::batch_generate`].
+    pub fn batch_generate_gpu(
+        &self,
+        prompts: &[Vec<u32>],
+        params: &GenerateParams,
+    ) -> Result<Vec<Result<Output, EngineError>>, EngineError> {
+        if prompts.is_empty() {
+            return Ok(Vec::new());
+        }
+        self.throughput(prompts.len())?;
+        self.batch_generate(prompts, params)
+    }
+
+    /// Generates from one prompt and hands over each token at once. `on_token` returning `false` ends the generation
+    /// after exactly that token, as [`FinishReason::Cancelled`]. An empty prompt gives an empty output.
+    ///
+    /// # Errors
+    /// Why the request was refused or failed.
+    pub fn generate_streaming(
+        &self,
+        prompt: &[u32],
+        params: &GenerateParams,
+        mut on_token: impl FnMut(u32) -> bool,
+    ) -> Result<Output, EngineError> {
+        if prompt.is_empty() {
+            return Ok(Output {
+                tokens: Vec::new(),
+                generated: Vec::new(),
+                reason: FinishReason::Length,
+                usage: Usage::default(),
+                timings: Timings::default(),
+            });
+        }
+        check_single(params)?;
+        let mut generation = self.submit(prompt.to_vec(), params.clone())?;
+        let mut tokens = prompt.to_vec();
+        let mut generated = Vec::new();
+        let mut is_wanted = true;
+        while let Some(event) = generation.next() {
+            match event {
+                Event::Token(token) => {
+                    tokens.push(token.id);
+                    is_wanted = on_token(token.id);
+                    generated.push(token);
+                    if !is_wanted {
+                        generation.stop(0);
+                    }
+                }
+                Event::Finished(finished) => {
+                    return Ok(Output {
+                        tokens,
+                        generated,
+                        reason: if is_wanted {
+                            finished.reason
+                        } else {
+                            FinishReason::Cancelled
+                        },
+                        usage: finished.usage,
+                        timings: finished.timings,
+                    });
+                }
+                Event::Failed { error, .. } => return Err(error),
+                Event::Rows(_) => {}
+            }
+        }
+        Err(EngineError::Stopped)
+    }
+
+    /// The logits of all positions of `tokens`, `[n_tokens, n_vocab]`.
+    ///
+    /// # Errors
+    /// Why the request was refused or failed.
+    pub fn forward_batch(&self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        self.read_rows(tokens, ForwardParams::new(ForwardRows::Logits, 0))
+    }
+
+    /// Fills KV pages with `prompt`, which a later request finds in the prefix cache, and returns the logits of its last
+    /// position, `[n_vocab]`.
+    ///
+    /// # Errors
+    /// [`EngineError::EmptyPrompt`], or why the request was refused or failed.
+    pub fn prefill_batch(&self, prompt: &[u32]) -> Result<Vec<f32>, EngineError> {
+        let last = prompt.len().saturating_sub(1);
+        self.read_rows(prompt, ForwardParams::new(ForwardRows::Logits, last))
+    }
+
+    /// The hidden states of all positions of `tokens` after the final norm, `[n_tokens, n_embd]`.
+    ///
+    /// # Errors
+    /// Why the request was refused or failed.
+    pub fn hidden_states(&self, tokens: &[u32]) -> Result<Vec<f32>, EngineError> {
+        self.read_rows(tokens, ForwardParams::new(ForwardRows::Hidden, 0))
+    }
+
+    fn read_rows(&self, tokens: &[u32], params: ForwardParams) -> Result<Vec<f32>, EngineError> {
+        let mut values = Vec::new();
+        for event in self.submit_forward(tokens.to_vec(), params)? {
+            match event {
+                Event::Rows(rows) if values.is_empty() => values = rows.values,
+                Event::Rows(rows) => values.extend_from_slice(&rows.values),
+                Event::Failed { error, .. } => return Err(error),
+                Event::Token(_) | Event::Finished(_) => {}
+            }
+        }
+        Ok(values)
+    }
+
+    /// Measures decoding of each number of sequences in `batch_sizes`, for [`Self::throughput`] to answer from, by
+    /// generating `n_tokens` tokens in each of them. Do it while nothing else runs.
+    ///
+    /// # Errors
+    /// Why one of the requests was refused or failed.
+    pub fn calibrate(&self, batch_sizes: &[usize], n_tokens: usize) -> Result<Vec<Throughput>, EngineError> {
+        let params = GenerateParams {
+            max_tokens: Some(n_tokens.max(2)),
+            uses_prefix_cache: false,
+            ..GenerateParams::default()
+        };
+        for &n_sequences in batch_sizes {
+            let prompts: Vec<Vec<u32>> = (0..n_sequences).map(|seq| self.calibration_prompt(seq)).collect();
+            for output in self.batch_generate(&prompts, &params)? {
+                output?;
+            }
+        }
+        batch_sizes
+            .iter()
+            .map(|&n_sequences| self.throughput(n_sequences))
+            .collect()
+    }
+
+    fn calibration_prompt(&self, seq: usize) -> Vec<u32> {
+        let n_vocab = self.limits().n_vocab.max(1) as u32;
+        vec![seq as u32 % n_vocab]
+    }
+
+    /// Throughput of decoding `n_sequences` side by side, from steps measured on this machine: by [`Self::calibrate`]
+    /// and by all traffic since.
+    ///
+    /// # Errors
+    /// [`EngineError::NotWarmedUp`] while no decoding step has run.
+    pub fn throughput(&self, n_sequences: usize) -> Result<Throughput, EngineError> {
+        self.board()
+            .with_step_times(|times| times.throughput(n_sequences))
+            .ok_or(EngineError::NotWarmedUp)
+    }
+
+    fn collect(
+        &self,
+        prompt: &[u32],
+        params: &GenerateParams,
+    ) -> Result<Vec<Result<Output, EngineError>>, EngineError> {
+        let generation = self.submit(prompt.to_vec(), params.clone())?;
+        Ok(gather(prompt, generation, params.n_samples as usize))
+    }
+}
+
+fn check_single(params: &GenerateParams) -> Result<(), EngineError> {
+    match params.n_samples {
+        1 => Ok(()),
+        found => Err(EngineError::SampleCount { found, maximum: 1 }),
+    }
+}
+
+/// Waits for a request of one sample, if it was accepted.
+fn gather_single(
+    (prompt, generation): (&[u32], Result<Generation, EngineError>),
+) -> Result<Output, EngineError> {
+    let [output] = gather(prompt, generation?, 1)
+        .try_into()
+        .expect("one sample was asked for");
+    output
+}
+
+/// Waits for all samples of a request.
+fn gather(prompt: &[u32], generation: Generation, n_samples: usize) -> Vec<Result<Output, EngineError>> {
+    let mut generated = vec![Vec::new(); n_samples];
+    let mut outputs = vec![Err(EngineError::Stopped); n_samples];
+    for event in generation {
+        match event {
+            Event::Token(token) => generated[token.sample as usize].push(token),
+            Event::Finished(finished) => {
+                let generated = std::mem::take(&mut generated[finished.sample as usize]);
+                let ids = generated.iter().map(|token: &Token| token.id);
+                outputs[finished.sample as usize] = Ok(Output {
+                    tokens: prompt.iter().copied().chain(ids).collect(),
+                    generated,
+                    reason: finished.reason,
+                    usage: finished.usage,
+                    timings: finished.timings,
+                });
+            }
+            Event::Failed { sample, error } => outputs[sample as usize] = Err(error),
+            Event::Rows(_) => {}
+        }
+    }
+    outputs
+}

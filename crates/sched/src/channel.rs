@@ -1,0 +1,154 @@
+//! A channel that never drops and never blocks its sender: it tells when its receiver is behind.
+//!
+//! Written here rather than taken from a runtime because the engine's thread must not block, its callers may block or
+//! poll, and a stream that was full has to report when it has room again. Invariant: what was sent is received, in
+//! order, each exactly once.
+
+use std::{
+    collections::VecDeque,
+    task::{Context, Poll, Waker},
+};
+
+use crate::sync::{Arc, Condvar, Mutex};
+
+/// Makes a channel that calls itself full from `capacity` items on.
+pub(crate) fn channel<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
+    let shared = Arc::new(Shared {
+        state: Mutex::new(State {
+            items: VecDeque::new(),
+            is_sender_gone: false,
+            was_full: false,
+            waker: None,
+        }),
+        changed: Condvar::new(),
+        capacity: capacity.max(1),
+    });
+    (
+        Sender {
+            shared: Arc::clone(&shared),
+        },
+        Receiver { shared },
+    )
+}
+
+#[derive(Debug)]
+struct Shared<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+    capacity: usize,
+}
+
+#[derive(Debug)]
+struct State<T> {
+    items: VecDeque<T>,
+    is_sender_gone: bool,
+    /// The sender was told that the channel is full, and not yet that it has room.
+    was_full: bool,
+    waker: Option<Waker>,
+}
+
+impl<T> Shared<T> {
+    fn with<R>(&self, change: impl FnOnce(&mut State<T>) -> R) -> R {
+        change(
+            &mut self
+                .state
+                .lock()
+                .expect("nothing panics while it holds this lock"),
+        )
+    }
+
+    fn wake(&self, waker: Option<Waker>) {
+        self.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// The engine's end. Dropping it ends the channel once it is empty.
+#[derive(Debug)]
+pub(crate) struct Sender<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Sender<T> {
+    /// Sends `item`. Returns whether the channel is full now: then send no more, if that can be avoided, until the
+    /// receiver reports room.
+    pub(crate) fn send(&self, item: T) -> bool {
+        let (is_full, waker) = self.shared.with(|state| {
+            state.items.push_back(item);
+            state.was_full |= state.items.len() >= self.shared.capacity;
+            (state.was_full, state.waker.take())
+        });
+        self.shared.wake(waker);
+        is_full
+    }
+}
+
+impl<T> Drop for Sender<T> {
+    fn drop(&mut self) {
+        let waker = self.shared.with(|state| {
+            state.is_sender_gone = true;
+            state.waker.take()
+        });
+        self.shared.wake(waker);
+    }
+}
+
+/// The caller's end.
+#[derive(Debug)]
+pub(crate) struct Receiver<T> {
+    shared: Arc<Shared<T>>,
+}
+
+/// What came out of a channel.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Received<T> {
+    /// The item; `None` when the channel is empty and its sender gone.
+    pub(crate) item: Option<T>,
+    /// The channel was full and is now at most half full: the sender may go on.
+    pub(crate) has_room_again: bool,
+}
+
+impl<T> Receiver<T> {
+    /// Waits for an item.
+    pub(crate) fn recv(&self) -> Received<T> {
+        let mut state = self
+            .shared
+            .state
+            .lock()
+            .expect("nothing panics while it holds this lock");
+        while state.items.is_empty() && !state.is_sender_gone {
+            state = self
+                .shared
+                .changed
+                .wait(state)
+                .expect("nothing panics while it holds this lock");
+        }
+        self.take(&mut state)
+    }
+
+    /// Takes an item if there is one; the inner `None` is the end of the channel, the outer means "not yet".
+    pub(crate) fn try_recv(&self) -> Option<Received<T>> {
+        self.shared
+            .with(|state| (!state.items.is_empty() || state.is_sender_gone).then(|| self.take(state)))
+    }
+
+    /// Takes an item or leaves word to be woken.
+    pub(crate) fn poll_recv(&self, context: &mut Context<'_>) -> Poll<Received<T>> {
+        self.shared.with(|state| {
+            if state.items.is_empty() && !state.is_sender_gone {
+                state.waker = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            Poll::Ready(self.take(state))
+        })
+    }
+
+    fn take(&self, state: &mut State<T>) -> Received<T> {
+        let item = state.items.pop_front();
+        let has_room_again = state.was_full && state.items.len() <= self.shared.capacity / 2;
+        state.was_full &= !has_room_again;
+        Received { item, has_room_again }
+    }
+}

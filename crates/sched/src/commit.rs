@@ -1,0 +1,232 @@
+//! Commit: what the results of a step change.
+//!
+//! A part of [`Scheduler`] that stands apart because it is the only one that learns tokens. Invariants: pages enter the
+//! prefix cache only here, once the step that filled them has succeeded; a sequence that ended gets no more results.
+
+use tokenmill_model::{ForwardBatch, PAGE_TOKENS, PageCopy};
+
+use crate::{
+    arena::SeqId,
+    plan::StepPlan,
+    prefix::first_visible_page,
+    scheduler::Scheduler,
+    sequence::{MissReason, Stage, Work},
+};
+
+/// What a step did for one row of its plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowResult {
+    /// Its inputs are in the KV store; nothing was sampled.
+    Advanced,
+    /// This token was sampled.
+    Token(u32),
+    /// Nothing could be sampled: what its pages hold is not to be trusted.
+    Failed,
+}
+
+/// News of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It has one more token.
+    Token {
+        /// The sequence.
+        seq: SeqId,
+        /// The row of the plan that it comes from.
+        row: usize,
+        /// The token.
+        id: u32,
+    },
+    /// It has ended and holds nothing any more.
+    Ended {
+        /// The sequence.
+        seq: SeqId,
+        /// Why.
+        end: End,
+        /// What it was.
+        summary: SeqSummary,
+    },
+}
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A stop token was sampled.
+    Stop,
+    /// It is as long as it may get, or everything asked of it was read.
+    Length,
+    /// Its caller wanted no more.
+    Cancelled,
+    /// It did not begin in time.
+    QueueTimeout,
+    /// It did not end in time.
+    DeadlineExceeded,
+    /// The step it took part in failed.
+    StepFailed,
+    /// Its row of a step failed.
+    RowFailed,
+}
+
+/// Counts of a sequence that ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SeqSummary {
+    /// Tokens of its prompt.
+    pub n_prompt: usize,
+    /// Tokens it generated, the stop token not counted.
+    pub n_generated: usize,
+    /// Tokens of its prompt that came from the prefix cache or from the sequence it is a fork of.
+    pub n_cached: usize,
+    /// Why no more came from there.
+    pub miss: Option<MissReason>,
+    /// Whether it ever began.
+    pub has_begun: bool,
+}
+
+impl Scheduler {
+    /// Takes in the results of a step, one for each row of its plan, in the order in which steps were planned.
+    pub fn commit(&mut self, plan: &StepPlan, results: &[RowResult], outcomes: &mut Vec<Outcome>) {
+        for (idx, (row, &result)) in plan.rows.iter().zip(results).enumerate() {
+            let Some(sequence) = self.sequences.get_mut(row.seq) else {
+                continue;
+            };
+            if result == RowResult::Failed {
+                self.distrust_pages(row.seq);
+                self.end(row.seq, End::RowFailed, outcomes);
+                continue;
+            }
+            if sequence.stay == row.stay && sequence.stage != Stage::Waiting {
+                sequence.n_committed = row.end() as usize;
+                self.settle_pages(row.seq);
+            }
+            let end = match result {
+                RowResult::Token(id) => self.commit_token(row.seq, idx, id, outcomes),
+                _ => self.commit_inputs(row.seq, row.end() as usize),
+            };
+            match end {
+                Some(end) => self.end(row.seq, end, outcomes),
+                None => self.queue_if_eligible(row.seq),
+            }
+        }
+    }
+
+    fn commit_token(&mut self, seq: SeqId, row: usize, id: u32, outcomes: &mut Vec<Outcome>) -> Option<End> {
+        let sequence = &mut self.sequences[seq];
+        let Work::Generate {
+            max_len,
+            ref stop_tokens,
+        } = sequence.work
+        else {
+            unreachable!("only a sequence that generates samples");
+        };
+        sequence.n_pending -= 1;
+        if stop_tokens.contains(&id) {
+            return Some(End::Stop);
+        }
+        sequence.tokens.push(id);
+        outcomes.push(Outcome::Token { seq, row, id });
+        (sequence.tokens.len() >= max_len).then_some(End::Length)
+    }
+
+    /// A forward pass has ended with its last input.
+    fn commit_inputs(&self, seq: SeqId, end: usize) -> Option<End> {
+        let sequence = &self.sequences[seq];
+        let is_forward = !matches!(sequence.work, Work::Generate { .. });
+        (is_forward && end >= sequence.tokens.len()).then_some(End::Length)
+    }
+
+    /// Lets the pages that a sequence has filled be found by others, and gives back those that fell out of the window.
+    fn settle_pages(&mut self, id: SeqId) {
+        debug_assert!(self.sequences[id].n_committed <= self.sequences[id].tokens.len());
+        let n_whole = self.sequences[id].n_committed / PAGE_TOKENS;
+        if self.sequences[id].uses_prefix_cache && self.sequences[id].n_registered < n_whole {
+            self.ensure_page_keys(id, n_whole);
+            let sequence = &mut self.sequences[id];
+            for page_idx in sequence.n_registered..n_whole {
+                let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
+                self.pool
+                    .register(sequence.pages[page_idx], sequence.page_keys[page_idx], tokens);
+            }
+            sequence.n_registered = n_whole;
+        }
+        let sequence = &mut self.sequences[id];
+        let first_page = first_visible_page(sequence.n_committed, self.config.limits.kv_window);
+        for page in sequence.pages[..first_page].iter_mut().rev() {
+            if *page == ForwardBatch::UNMAPPED_PAGE {
+                break;
+            }
+            self.pool
+                .release(std::mem::replace(page, ForwardBatch::UNMAPPED_PAGE));
+        }
+        let is_prompt_done = sequence.n_committed + 1 >= sequence.n_prompt;
+        if is_prompt_done {
+            self.let_followers_go(id);
+        }
+    }
+
+    fn distrust_pages(&mut self, id: SeqId) {
+        for &page in &self.sequences[id].pages {
+            if page != ForwardBatch::UNMAPPED_PAGE {
+                self.pool.forget(page);
+            }
+        }
+    }
+
+    /// Ends every sequence that took part in a step that failed; what it stored is undefined and was never cached.
+    pub fn fail_step(&mut self, plan: &StepPlan, outcomes: &mut Vec<Outcome>) {
+        for row in &plan.rows {
+            self.end(row.seq, End::StepFailed, outcomes);
+        }
+    }
+
+    /// Ends every sequence of a step whose page copies failed, and makes nobody rely on a page that was to be written:
+    /// the prefix cache is emptied, and sequences outside of the step that hold such a page compute it again.
+    pub fn fail_copies(&mut self, plan: &StepPlan, outcomes: &mut Vec<Outcome>) {
+        self.fail_step(plan, outcomes);
+        self.pool.forget_all();
+        let is_undefined = |page: &u32| {
+            plan.copies.iter().any(|copy| match copy {
+                PageCopy::Duplicate { to, .. } | PageCopy::Upload { page: to, .. } => to == page,
+                PageCopy::Download { .. } => false,
+            })
+        };
+        let sequences = self.sequences.iter();
+        let holders: Vec<SeqId> = sequences
+            .filter(|(_, sequence)| sequence.pages.iter().any(is_undefined))
+            .map(|(id, _)| id)
+            .collect();
+        for id in holders {
+            self.preempt(id, &mut StepPlan::default());
+        }
+    }
+
+    /// Ends a sequence, in whatever stage it is. Does nothing when it has ended before.
+    pub fn end(&mut self, id: SeqId, end: End, outcomes: &mut Vec<Outcome>) {
+        if self.sequences.get(id).is_none() {
+            return;
+        }
+        self.leave_stage(id);
+        self.release_pages(id);
+        self.let_followers_go(id);
+        let sequence = self.sequences.remove(id).expect("it is alive");
+        self.forget_deadlines(id, &sequence);
+        outcomes.push(Outcome::Ended {
+            seq: id,
+            end,
+            summary: SeqSummary {
+                n_prompt: sequence.n_prompt,
+                n_generated: sequence.tokens.len() - sequence.n_prompt,
+                n_cached: sequence.n_cached,
+                miss: sequence.miss,
+                has_begun: sequence.stay > 0,
+            },
+        });
+    }
+
+    fn let_followers_go(&mut self, leader: SeqId) {
+        for follower in std::mem::take(&mut self.sequences[leader].followers) {
+            if let Some(sequence) = self.sequences.get_mut(follower) {
+                sequence.is_held = false;
+                self.queue_if_eligible(follower);
+            }
+        }
+    }
+}

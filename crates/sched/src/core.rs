@@ -1,0 +1,346 @@
+//! [`Core`]: the engine without its thread: scheduler, executor, and the streams of events to the callers.
+//!
+//! Separate from the loop so that tests drive it step by step with a clock of their own. A step is three statements,
+//! see [`Core::step`]. Invariants: results are committed in the order in which steps were submitted; every sequence of
+//! the scheduler has a lane here and every lane a sequence. Events are sent in `events.rs`.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use tokenmill_model::{Executor, ForwardBatch, SamplingParams, StepError, StepOutput, Ticket};
+
+use crate::{
+    arena::SeqId,
+    batch_builder::build_batch,
+    board::{Board, Tally},
+    channel::Sender,
+    commit::{End, Outcome, RowResult},
+    events::Cause,
+    generation::Event,
+    mailbox::{Command, Mailbox, RequestId},
+    params::EngineConfig,
+    plan::{PlannedOutput, PlannedRow, StepPlan},
+    scheduler::{Scheduler, SchedulerConfig, StepBudget},
+    stopwatch::Stopwatch,
+    submission::Submission,
+    sync,
+};
+
+pub(crate) struct Core {
+    executor: Box<dyn Executor>,
+    config: EngineConfig,
+    pub(crate) scheduler: Scheduler,
+    pub(crate) board: sync::Arc<Board>,
+    pub(crate) requests: HashMap<RequestId, Request>,
+    /// By place of the sequence.
+    pub(crate) lanes: Vec<Option<Lane>>,
+    in_flight: VecDeque<Step>,
+    /// When the newest step that is done was done.
+    last_done_us: u64,
+    /// Why nothing will work any more.
+    lost: Option<StepError>,
+    pub(crate) tally: Tally,
+    /// Sequences and prompt tokens that left the queue since this was last read.
+    pub(crate) left_queue: (usize, usize),
+
+    // Reused from step to step.
+    batch: ForwardBatch,
+    pub(crate) output: StepOutput,
+    results: Vec<RowResult>,
+    pub(crate) outcomes: Vec<Outcome>,
+    spare_plans: Vec<StepPlan>,
+}
+
+/// A request: where its events go and which sequences it has.
+pub(crate) struct Request {
+    pub(crate) events: Sender<Event>,
+    pub(crate) sequences: Vec<SeqId>,
+    pub(crate) n_open: usize,
+}
+
+/// What the engine knows of a sequence beyond what the scheduler does.
+pub(crate) struct Lane {
+    pub(crate) seq: SeqId,
+    pub(crate) request: RequestId,
+    pub(crate) sample: u32,
+    /// How it samples; `None` for a forward pass.
+    pub(crate) sampling: Option<Arc<SamplingParams>>,
+    pub(crate) stopwatch: Stopwatch,
+    /// Prompt tokens that this sequence stands for in the gauge of the queue.
+    pub(crate) n_queued_tokens: usize,
+}
+
+struct Step {
+    ticket: Ticket,
+    plan: StepPlan,
+    submitted_us: u64,
+}
+
+impl Core {
+    pub(crate) fn new(executor: Box<dyn Executor>, config: EngineConfig, board: sync::Arc<Board>) -> Self {
+        let scheduler = Scheduler::new(SchedulerConfig {
+            limits: executor.limits().clone(),
+            max_running: config.max_running,
+            max_step_tokens: config.max_step_tokens,
+            model_salt: config.model_salt,
+        });
+        let core = Self {
+            executor,
+            config,
+            scheduler,
+            board,
+            requests: HashMap::new(),
+            lanes: Vec::new(),
+            in_flight: VecDeque::new(),
+            last_done_us: 0,
+            lost: None,
+            tally: Tally::default(),
+            left_queue: (0, 0),
+            batch: ForwardBatch::default(),
+            output: StepOutput::default(),
+            results: Vec::new(),
+            outcomes: Vec::new(),
+            spare_plans: Vec::new(),
+        };
+        core.board.publish(&core.scheduler, core.tally);
+        core
+    }
+
+    /// Whether there is nothing to do and nothing on its way.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.scheduler.is_empty() && self.in_flight.is_empty()
+    }
+
+    /// Why nothing will work any more, if so.
+    pub(crate) fn lost(&self) -> Option<&StepError> {
+        self.lost.as_ref()
+    }
+
+    pub(crate) fn next_deadline_us(&self) -> Option<u64> {
+        self.scheduler.next_deadline_us()
+    }
+
+    pub(crate) fn obey(&mut self, command: Command, now_us: u64) {
+        match command {
+            Command::Submit(submission) => self.accept(*submission),
+            Command::Cancel(request) => self.end_samples(request, None, now_us),
+            Command::Stop { request, sample } => self.end_samples(request, Some(sample), now_us),
+            Command::Resume(request) => self.set_paused(request, false),
+            Command::ForgetCache => self.scheduler.forget_cache(),
+        }
+    }
+
+    /// Advances by one step: submits as many as may be in flight, then waits for the oldest. Returns whether there
+    /// was one.
+    pub(crate) fn step(&mut self, clock: &dyn Fn() -> u64) -> bool {
+        self.expire(clock());
+        while self.in_flight.len() < self.config.steps_in_flight.clamp(1, 2) && self.launch(clock()) {}
+        self.retire(clock)
+    }
+
+    /// Lets others see the state after a step.
+    pub(crate) fn publish(&mut self, mailbox: &Mailbox) {
+        let (n_sequences, n_tokens) = std::mem::take(&mut self.left_queue);
+        if n_sequences > 0 {
+            mailbox.leave_queue(n_sequences, n_tokens);
+        }
+        self.board.publish(&self.scheduler, self.tally);
+    }
+
+    /// Ends everything, as cancelled.
+    pub(crate) fn cancel_all(&mut self, now_us: u64) {
+        let requests: Vec<RequestId> = self.requests.keys().copied().collect();
+        for request in requests {
+            self.end_samples(request, None, now_us);
+        }
+    }
+
+    /// Makes sequences of a request. All samples after the first are forks of it.
+    fn accept(&mut self, submission: Submission) {
+        let mut sequences = Vec::with_capacity(submission.job.n_samples() as usize);
+        for sample in 0..submission.job.n_samples() {
+            let mut spec = submission.spec(sequences.first().copied());
+            spec.uses_prefix_cache &= self.config.uses_prefix_cache;
+            let seq = self.scheduler.submit(spec);
+            sequences.push(seq);
+            self.open_lane(Lane {
+                seq,
+                request: submission.request,
+                sample,
+                sampling: submission.job.sampling(sample),
+                stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
+                n_queued_tokens: if sample == 0 { submission.tokens.len() } else { 0 },
+            });
+        }
+        let request = Request {
+            events: submission.events,
+            n_open: sequences.len(),
+            sequences,
+        };
+        self.requests.insert(submission.request, request);
+    }
+
+    fn open_lane(&mut self, lane: Lane) {
+        let slot = lane.seq.slot();
+        if self.lanes.len() <= slot {
+            self.lanes.resize_with(slot + 1, || None);
+        }
+        self.lanes[slot] = Some(lane);
+    }
+
+    pub(crate) fn lane(&mut self, seq: SeqId) -> Option<&mut Lane> {
+        self.lanes
+            .get_mut(seq.slot())?
+            .as_mut()
+            .filter(|lane| lane.seq == seq)
+    }
+
+    fn end_samples(&mut self, request: RequestId, sample: Option<u32>, now_us: u64) {
+        let sequences = self
+            .requests
+            .get(&request)
+            .map(|request| request.sequences.clone());
+        for seq in sequences.unwrap_or_default() {
+            if self
+                .lane(seq)
+                .is_some_and(|lane| sample.is_none_or(|sample| sample == lane.sample))
+            {
+                self.scheduler.end(seq, End::Cancelled, &mut self.outcomes);
+            }
+        }
+        self.publish_outcomes(Cause::Caller, now_us);
+    }
+
+    pub(crate) fn set_paused(&mut self, request: RequestId, is_paused: bool) {
+        if let Some(request) = self.requests.get(&request) {
+            for &seq in &request.sequences {
+                self.scheduler.set_paused(seq, is_paused);
+            }
+        }
+    }
+
+    fn expire(&mut self, now_us: u64) {
+        self.scheduler.expire(now_us, &mut self.outcomes);
+        self.publish_outcomes(Cause::Caller, now_us);
+    }
+
+    /// Plans and submits a step. Returns whether there was anything to do.
+    fn launch(&mut self, now_us: u64) -> bool {
+        if self.lost.is_some() {
+            return false;
+        }
+        let mut plan = self.spare_plans.pop().unwrap_or_default();
+        let n_decode = self.scheduler.n_decoding();
+        let max_stall_percent = self.config.max_stall_percent;
+        let budget = StepBudget {
+            prefill_beside_decode: self
+                .board
+                .with_step_times(|times| times.grant_prefill(n_decode, max_stall_percent)),
+        };
+        self.scheduler.plan(budget, &mut plan);
+        for &seq in &plan.admitted {
+            self.note_beginning(seq, now_us);
+        }
+        if plan.is_empty() && plan.copies.is_empty() {
+            let did_something = !plan.preempted.is_empty();
+            self.spare_plans.push(plan);
+            return did_something;
+        }
+        if !plan.copies.is_empty()
+            && let Err(error) = self.executor.copy_pages(&plan.copies)
+        {
+            self.scheduler.fail_copies(&plan, &mut self.outcomes);
+            self.fail_step(plan, &error, now_us);
+            return true;
+        }
+        if plan.is_empty() {
+            self.spare_plans.push(plan);
+            return true;
+        }
+        let lanes = &self.lanes;
+        let params_of = |row: &PlannedRow| {
+            let lane = lanes[row.seq.slot()]
+                .as_ref()
+                .expect("a planned sequence has a lane");
+            Arc::clone(
+                lane.sampling
+                    .as_ref()
+                    .expect("a sequence that samples has parameters"),
+            )
+        };
+        build_batch(&self.scheduler, &plan, params_of, &mut self.batch);
+        match self.executor.submit(&self.batch) {
+            Ok(ticket) => self.in_flight.push_back(Step {
+                ticket,
+                plan,
+                submitted_us: now_us,
+            }),
+            Err(error) => self.fail_step(plan, &error, now_us),
+        }
+        true
+    }
+
+    /// Waits for the oldest step and commits what it did.
+    fn retire(&mut self, clock: &dyn Fn() -> u64) -> bool {
+        let Some(Step {
+            ticket,
+            plan,
+            submitted_us,
+        }) = self.in_flight.pop_front()
+        else {
+            return false;
+        };
+        self.output.clear();
+        let done = self.executor.wait(ticket, &mut self.output);
+        let now_us = clock();
+        let took_us = now_us.saturating_sub(submitted_us.max(self.last_done_us));
+        self.last_done_us = now_us;
+        if let Err(error) = done {
+            self.fail_step(plan, &error, now_us);
+            return true;
+        }
+        let n_decode = plan.n_decode_rows();
+        let n_prefill_tokens = plan.n_tokens() - n_decode;
+        self.board
+            .with_step_times(|times| times.observe(n_decode, n_prefill_tokens, took_us));
+        self.send_rows(&plan);
+        self.read_results(&plan);
+        self.scheduler.commit(&plan, &self.results, &mut self.outcomes);
+        self.publish_outcomes(Cause::Step(&plan), now_us);
+        self.spare_plans.push(plan);
+        true
+    }
+
+    fn read_results(&mut self, plan: &StepPlan) {
+        self.results.clear();
+        for row in &plan.rows {
+            self.results.push(match row.output {
+                PlannedOutput::Sample => match self.output.sampled[row.first_logit_row as usize] {
+                    Some(Ok(token)) => RowResult::Token(token.id),
+                    Some(Err(_)) => RowResult::Failed,
+                    None => panic!("the executor has no result for logit row {}", row.first_logit_row),
+                },
+                _ => RowResult::Advanced,
+            });
+        }
+    }
+
+    fn fail_step(&mut self, plan: StepPlan, error: &StepError, now_us: u64) {
+        self.tally.failed_steps += 1;
+        if matches!(error, StepError::DeviceLost { .. }) {
+            self.lost = Some(error.clone());
+            self.in_flight.clear();
+            let alive: Vec<SeqId> = self.lanes.iter().flatten().map(|lane| lane.seq).collect();
+            for seq in alive {
+                self.scheduler.end(seq, End::StepFailed, &mut self.outcomes);
+            }
+            self.scheduler.forget_cache();
+        } else {
+            self.scheduler.fail_step(&plan, &mut self.outcomes);
+        }
+        self.publish_outcomes(Cause::Failure(error), now_us);
+        self.spare_plans.push(plan);
+    }
+}

@@ -1,0 +1,299 @@
+//! [`Engine`]: the handle to a running engine, and the loop behind it.
+//!
+//! One thread owns the executor and everything mutable; handles only check requests, leave commands and read what the
+//! thread publishes. Invariants: nothing a caller does blocks the thread; when the thread ends, for whatever reason, every
+//! open request ends too.
+
+use std::time::{Duration, Instant};
+
+use tokenmill_model::{Executor, ExecutorLimits};
+
+use crate::{
+    board::{Board, EngineStats},
+    channel::channel,
+    core::Core,
+    error::EngineError,
+    generation::{Event, FinishReason, Finished, Generation, Timings, Usage},
+    mailbox::{Command, EngineState, Intent, Mailbox, QueueLimits, RequestId},
+    params::{EngineConfig, ForwardParams, GenerateParams},
+    submission::{Job, Submission, check_forward, check_generate},
+    sync::{Arc, Mutex, mpsc, thread},
+};
+
+/// An idle engine shows a sign of life this often.
+const HEARTBEAT: Duration = Duration::from_millis(250);
+
+/// Chunks of rows that a forward pass holds before it is paused; they are large.
+const FORWARD_BUFFER: usize = 2;
+
+/// A running engine. Clones are handles to the same one; dropping the last cancels what still runs and ends it.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    limits: ExecutorLimits,
+    config: EngineConfig,
+    mailbox: Arc<Mailbox>,
+    board: Arc<Board>,
+    epoch: Instant,
+    thread: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+impl Engine {
+    /// Starts an engine on `executor`.
+    pub fn start(executor: impl Executor + Send + 'static, config: EngineConfig) -> Self {
+        match Self::start_with(config, move || Ok::<_, std::convert::Infallible>(executor)) {
+            Ok(engine) => engine,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Starts an engine on the executor that `make` builds on the engine's own thread: for executors that cannot be
+    /// sent, such as those bound to a device context. Returns when it is built.
+    ///
+    /// # Errors
+    /// What `make` fails with.
+    pub fn start_with<X: Executor + 'static, E: Send + 'static>(
+        config: EngineConfig,
+        make: impl FnOnce() -> Result<X, E> + Send + 'static,
+    ) -> Result<Self, E> {
+        let mailbox = Mailbox::new(QueueLimits {
+            max_queued: config.max_queued,
+            max_queued_tokens: config.max_queued_tokens,
+        });
+        let board = Arc::new(Board::default());
+        let epoch = Instant::now();
+        let (ready, built) = mpsc::channel();
+        let thread = {
+            let (mailbox, board, config) = (Arc::clone(&mailbox), Arc::clone(&board), config.clone());
+            thread::spawn(move || {
+                // Declared first, so that it is dropped last, also when the executor panics.
+                let end = EndOfThread(&mailbox);
+                let executor = match make() {
+                    Ok(executor) => executor,
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        return;
+                    }
+                };
+                let _ = ready.send(Ok(executor.limits().clone()));
+                let core = Core::new(Box::new(executor), config, Arc::clone(&board));
+                serve(core, &mailbox, &board, epoch);
+                drop(end);
+            })
+        };
+        let limits = match built.recv() {
+            Ok(Ok(limits)) => limits,
+            Ok(Err(error)) => return Err(error),
+            Err(_) => {
+                let payload = thread
+                    .join()
+                    .expect_err("a thread that says nothing has panicked");
+                std::panic::resume_unwind(payload)
+            }
+        };
+        Ok(Self {
+            inner: Arc::new(Inner {
+                limits,
+                config,
+                mailbox,
+                board,
+                epoch,
+                thread: Mutex::new(Some(thread)),
+            }),
+        })
+    }
+
+    /// Submits a prompt to generate from. Never blocks.
+    ///
+    /// # Errors
+    /// What is wrong with the request, or that the queue is full or the engine ending.
+    pub fn submit(&self, tokens: Vec<u32>, params: GenerateParams) -> Result<Generation, EngineError> {
+        self.submit_buffered(tokens, params, self.inner.config.stream_buffer)
+    }
+
+    pub(crate) fn submit_buffered(
+        &self,
+        tokens: Vec<u32>,
+        params: GenerateParams,
+        buffer: usize,
+    ) -> Result<Generation, EngineError> {
+        let max_len = check_generate(&self.inner.limits, &tokens, &params)?;
+        let n_samples = params.n_samples;
+        if max_len == tokens.len() {
+            return Ok(self.nothing_to_generate(tokens.len(), n_samples));
+        }
+        self.submit_job(tokens, Job::Generate { params, max_len }, n_samples, buffer)
+    }
+
+    /// Submits a forward pass over known tokens, whose rows come as [`Event::Rows`]. Never blocks.
+    ///
+    /// # Errors
+    /// What is wrong with the request, or that the queue is full or the engine ending.
+    pub fn submit_forward(&self, tokens: Vec<u32>, params: ForwardParams) -> Result<Generation, EngineError> {
+        check_forward(&self.inner.limits, &tokens, &params)?;
+        self.submit_job(tokens, Job::Forward(params), 1, FORWARD_BUFFER)
+    }
+
+    pub(crate) fn check(&self, tokens: &[u32], params: &GenerateParams) -> Result<(), EngineError> {
+        check_generate(&self.inner.limits, tokens, params).map(drop)
+    }
+
+    fn submit_job(
+        &self,
+        tokens: Vec<u32>,
+        job: Job,
+        n_samples: u32,
+        buffer: usize,
+    ) -> Result<Generation, EngineError> {
+        let (events, receiver) = channel(buffer);
+        let submitted_us = self.inner.epoch.elapsed().as_micros() as u64;
+        let n_tokens = tokens.len();
+        let request = self
+            .inner
+            .mailbox
+            .submit(n_samples as usize, n_tokens, |request| Submission {
+                request,
+                tokens,
+                job,
+                events,
+                submitted_us,
+            })?;
+        Ok(Generation::new(
+            request,
+            n_samples,
+            receiver,
+            Arc::clone(&self.inner.mailbox),
+        ))
+    }
+
+    /// A request that ends at once, without the engine taking notice.
+    fn nothing_to_generate(&self, prompt_tokens: usize, n_samples: u32) -> Generation {
+        let (events, receiver) = channel(n_samples as usize);
+        for sample in 0..n_samples {
+            events.send(Event::Finished(Finished {
+                sample,
+                reason: FinishReason::Length,
+                usage: Usage {
+                    prompt_tokens,
+                    ..Usage::default()
+                },
+                timings: Timings::default(),
+            }));
+        }
+        Generation::new(
+            RequestId::NONE,
+            n_samples,
+            receiver,
+            Arc::clone(&self.inner.mailbox),
+        )
+    }
+
+    /// What the executor takes.
+    pub fn limits(&self) -> &ExecutorLimits {
+        &self.inner.limits
+    }
+
+    /// How the engine was set up.
+    pub fn config(&self) -> &EngineConfig {
+        &self.inner.config
+    }
+
+    /// Whether the engine takes requests.
+    pub fn state(&self) -> EngineState {
+        self.inner.mailbox.state()
+    }
+
+    /// Time since the engine's thread last showed a sign of life: it does so before every step and while idle. Answers
+    /// also when the thread hangs.
+    pub fn heartbeat_age(&self) -> Duration {
+        let beat = Duration::from_micros(self.inner.board.heartbeat_us());
+        self.inner.epoch.elapsed().saturating_sub(beat)
+    }
+
+    /// A snapshot after the last step.
+    pub fn stats(&self) -> EngineStats {
+        self.inner.board.stats()
+    }
+
+    /// Sequences and prompt tokens that wait to begin, counted from their submission.
+    pub fn queued(&self) -> (usize, usize) {
+        self.inner.mailbox.n_queued()
+    }
+
+    pub(crate) fn board(&self) -> &Board {
+        &self.inner.board
+    }
+
+    /// Empties the prefix cache.
+    pub fn forget_cache(&self) {
+        self.inner.mailbox.post(Command::ForgetCache);
+    }
+
+    /// Takes no more requests, finishes those accepted and then ends. Returns at once; see [`Self::wait_for_end`].
+    pub fn drain(&self) {
+        self.inner.mailbox.drain();
+    }
+
+    /// Waits until the engine has ended; `false` when `timeout` is over first.
+    pub fn wait_for_end(&self, timeout: Duration) -> bool {
+        self.inner.mailbox.wait_for_end(timeout)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.mailbox.abandon();
+        let thread = self.thread.get_mut().map(Option::take);
+        if let Ok(Some(thread)) = thread {
+            // A panic of the thread has been reported to every open request.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Tells everybody that the engine's thread has ended.
+struct EndOfThread<'a>(&'a Mailbox);
+
+impl Drop for EndOfThread<'_> {
+    fn drop(&mut self) {
+        self.0.close(EngineError::Stopped);
+    }
+}
+
+/// The engine's loop.
+fn serve(mut core: Core, mailbox: &Mailbox, board: &Board, epoch: Instant) {
+    let clock = move || epoch.elapsed().as_micros() as u64;
+    let mut commands = Vec::new();
+    loop {
+        board.beat(clock());
+        let intent = mailbox.take(&mut commands);
+        for command in commands.drain(..) {
+            core.obey(command, clock());
+        }
+        if intent == Intent::EndNow {
+            return core.cancel_all(clock());
+        }
+        let has_advanced = core.step(&clock);
+        core.publish(mailbox);
+        if let Some(error) = core.lost() {
+            return mailbox.close(EngineError::Step(error.clone()));
+        }
+        if has_advanced {
+            continue;
+        }
+        if intent == Intent::EndWhenEmpty && core.is_empty() {
+            return;
+        }
+        let until_deadline = core
+            .next_deadline_us()
+            .map(|at| Duration::from_micros(at.saturating_sub(clock())));
+        mailbox.wait(
+            until_deadline.map_or(HEARTBEAT, |until| until.min(HEARTBEAT)),
+            intent,
+        );
+    }
+}

@@ -1,0 +1,114 @@
+//! [`EngineError`]: every way in which a request can fail.
+//!
+//! One enum for what is refused at once and for what fails later, because callers answer both in the same place.
+//! Invariant: a variant carries the facts a caller needs to act, both numbers of a limit included.
+
+use std::time::Duration;
+
+use tokenmill_model::{RowError, SamplingParamsError, StepError};
+
+/// Why a request was refused or failed.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The prompt has no token.
+    #[error("the prompt is empty; give at least one token")]
+    EmptyPrompt,
+    /// A batch has no prompt.
+    #[error("prompts cannot be empty")]
+    EmptyBatch,
+    /// The prompt does not fit the context.
+    #[error("the prompt has {provided} tokens, but the context holds {maximum}")]
+    ContextLimitExceeded {
+        /// Tokens of the prompt.
+        provided: usize,
+        /// Tokens of the context.
+        maximum: usize,
+    },
+    /// The request would not fit even if it had the whole KV pool to itself.
+    #[error(
+        "the request needs {needed_pages} KV pages, but the pool has {n_pages}; ask for fewer tokens or enlarge it"
+    )]
+    PoolTooSmall {
+        /// Pages it needs.
+        needed_pages: usize,
+        /// Pages there are.
+        n_pages: usize,
+    },
+    /// A token of the prompt is not in the vocabulary.
+    #[error("token {index} of the prompt has id {id}, but the vocabulary has {n_vocab} tokens")]
+    UnknownToken {
+        /// Index in the prompt.
+        index: usize,
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A sampling parameter is out of range.
+    #[error(transparent)]
+    Sampling(#[from] SamplingParamsError),
+    /// The number of samples is 0 or too large.
+    #[error("{found} samples were asked for, expected 1 to {maximum}")]
+    SampleCount {
+        /// Samples asked for.
+        found: u32,
+        /// Samples that a request may have.
+        maximum: u32,
+    },
+    /// A forward pass was asked for rows beyond its tokens.
+    #[error("rows from position {from} were asked for, but there are {n_tokens} tokens")]
+    RowsOutOfRange {
+        /// First row asked for.
+        from: usize,
+        /// Tokens there are.
+        n_tokens: usize,
+    },
+    /// Too many requests wait already.
+    #[error("{queued} sequences wait already, the limit is {maximum}; try again later")]
+    QueueFull {
+        /// Sequences that wait.
+        queued: usize,
+        /// The limit.
+        maximum: usize,
+    },
+    /// Too many prompt tokens wait already.
+    #[error(
+        "{queued} prompt tokens wait already and the request adds {provided}, the limit is {maximum}; try again later"
+    )]
+    QueueTokensFull {
+        /// Tokens that wait.
+        queued: usize,
+        /// Tokens of the request.
+        provided: usize,
+        /// The limit.
+        maximum: usize,
+    },
+    /// The engine takes no more requests because it is shutting down.
+    #[error("the engine is draining and takes no new requests")]
+    Draining,
+    /// The engine has ended.
+    #[error("the engine has stopped")]
+    Stopped,
+    /// The request did not begin in time.
+    #[error("the request waited for {waited:?} without beginning")]
+    QueueTimeout {
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// The request did not end in time.
+    #[error("the deadline passed after {elapsed:?}")]
+    DeadlineExceeded {
+        /// How long the request was in the engine.
+        elapsed: Duration,
+    },
+    /// No token could be sampled for this sequence.
+    #[error(transparent)]
+    Row(#[from] RowError),
+    /// The step that the sequence took part in failed.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// The throughput was asked for before anything was measured.
+    #[error("the engine is not warmed up; run its calibration first")]
+    NotWarmedUp,
+}

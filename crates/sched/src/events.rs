@@ -1,0 +1,210 @@
+//! Events: what the core tells callers about their requests.
+//!
+//! A part of [`Core`] that stands apart because it is the only one that sends. Invariant: a sequence's events are sent
+//! in the order in which they happened, and its end is the last of them.
+
+use tokenmill_model::{RowError, StepError};
+
+use crate::{
+    arena::SeqId,
+    commit::{End, Outcome, SeqSummary},
+    core::Core,
+    error::EngineError,
+    generation::{Event, FinishReason, Finished, Rows, Token, Usage},
+    mailbox::RequestId,
+    plan::{PlannedOutput, StepPlan},
+};
+
+/// What made the scheduler report something.
+#[derive(Clone, Copy)]
+pub(crate) enum Cause<'a> {
+    /// A command or a deadline.
+    Caller,
+    /// This step, which is done.
+    Step(&'a StepPlan),
+    /// A step that failed for this reason.
+    Failure(&'a StepError),
+}
+
+impl Cause<'_> {
+    fn logit_row(self, row: usize) -> usize {
+        match self {
+            Self::Step(plan) => plan.rows[row].first_logit_row as usize,
+            _ => unreachable!("tokens come from a step that is done"),
+        }
+    }
+
+    fn step_error(self) -> EngineError {
+        match self {
+            Self::Failure(error) => EngineError::Step(error.clone()),
+            _ => unreachable!("steps fail for a reason"),
+        }
+    }
+}
+
+impl Core {
+    pub(crate) fn note_beginning(&mut self, seq: SeqId, now_us: u64) {
+        let lane = self.lane(seq).expect("an admitted sequence has a lane");
+        if lane.stopwatch.begin(now_us) {
+            let n_tokens = lane.n_queued_tokens;
+            self.left_queue.0 += 1;
+            self.left_queue.1 += n_tokens;
+        }
+    }
+
+    /// Sends what the scheduler reported.
+    pub(crate) fn publish_outcomes(&mut self, cause: Cause<'_>, now_us: u64) {
+        if self.outcomes.is_empty() {
+            return;
+        }
+        // Ahead of the events, so that who has seen a request end finds its pages free.
+        self.board.publish(&self.scheduler, self.tally);
+        let mut outcomes = std::mem::take(&mut self.outcomes);
+        for outcome in outcomes.drain(..) {
+            match outcome {
+                Outcome::Token { seq, row, id } => {
+                    self.send_token(seq, cause.logit_row(row), id, now_us);
+                }
+                Outcome::Ended { seq, end, summary } => self.send_end(seq, end, summary, cause, now_us),
+            }
+        }
+        self.outcomes = outcomes;
+    }
+
+    fn send_token(&mut self, seq: SeqId, logit_row: usize, id: u32, now_us: u64) {
+        self.tally.generated_tokens += 1;
+        let sampled = self.output.sampled[logit_row].and_then(Result::ok);
+        let lane = self.lane(seq).expect("a sequence with a token has a lane");
+        lane.stopwatch.token(now_us);
+        let (request, sample) = (lane.request, lane.sample);
+        let wants_top = lane
+            .sampling
+            .as_ref()
+            .is_some_and(|params| params.n_logprobs.is_some_and(|n| n > 0));
+        let top = if wants_top {
+            self.output.top_of(logit_row).to_vec()
+        } else {
+            Vec::new()
+        };
+        self.send(
+            request,
+            Event::Token(Token {
+                sample,
+                id,
+                logprob: sampled.and_then(|sampled| sampled.logprob),
+                top,
+            }),
+        );
+    }
+
+    /// Sends the rows that a step read for forward passes.
+    pub(crate) fn send_rows(&mut self, plan: &StepPlan) {
+        let limits = &self.scheduler.config().limits;
+        let (n_vocab, n_embd) = (limits.n_vocab, limits.n_embd);
+        let (mut logits_start, mut hidden_start) = (0, 0);
+        for row in &plan.rows {
+            let (n_rows, width, values) = match row.output {
+                PlannedOutput::Nothing | PlannedOutput::Sample => continue,
+                PlannedOutput::Logits { n_rows } => {
+                    let start = logits_start;
+                    logits_start += n_rows as usize * n_vocab;
+                    (n_rows, n_vocab, &self.output.logits[start..logits_start])
+                }
+                PlannedOutput::Hidden { n_rows } => {
+                    let start = hidden_start;
+                    hidden_start += n_rows as usize * n_embd;
+                    (n_rows, n_embd, &self.output.hidden[start..hidden_start])
+                }
+            };
+            let event = Event::Rows(Rows {
+                first_position: (row.end() - n_rows) as usize,
+                width,
+                values: values.to_vec(),
+            });
+            if let Some(request) = self.lane(row.seq).map(|lane| lane.request) {
+                self.send(request, event);
+            }
+        }
+    }
+
+    fn send_end(&mut self, seq: SeqId, end: End, summary: SeqSummary, cause: Cause<'_>, now_us: u64) {
+        let lane = self.lanes[seq.slot()]
+            .take()
+            .expect("a sequence that ends has a lane");
+        debug_assert_eq!(lane.seq, seq);
+        if !summary.has_begun {
+            self.left_queue.0 += 1;
+            self.left_queue.1 += lane.n_queued_tokens;
+        }
+        let elapsed = lane.stopwatch.elapsed(now_us);
+        let finished = |reason| {
+            Ok(Finished {
+                sample: lane.sample,
+                reason,
+                usage: Usage {
+                    prompt_tokens: summary.n_prompt,
+                    cached_tokens: summary.n_cached,
+                    cache_miss: summary.miss,
+                    completion_tokens: summary.n_generated,
+                },
+                timings: lane.stopwatch.finish(now_us),
+            })
+        };
+        let end = match end {
+            End::Stop => finished(FinishReason::Stop),
+            End::Length => finished(FinishReason::Length),
+            End::Cancelled => finished(FinishReason::Cancelled),
+            End::QueueTimeout => Err(EngineError::QueueTimeout { waited: elapsed }),
+            End::DeadlineExceeded => Err(EngineError::DeadlineExceeded { elapsed }),
+            End::RowFailed => Err(EngineError::Row(self.row_error(seq, cause))),
+            End::StepFailed => Err(cause.step_error()),
+        };
+        let event = match end {
+            Ok(finished) => {
+                self.tally.finished += 1;
+                Event::Finished(finished)
+            }
+            Err(error) => {
+                self.tally.failed += 1;
+                Event::Failed {
+                    sample: lane.sample,
+                    error,
+                }
+            }
+        };
+        self.send(lane.request, event);
+        if let Some(request) = self.requests.get_mut(&lane.request) {
+            request.n_open -= 1;
+            if request.n_open == 0 {
+                self.requests.remove(&lane.request);
+            }
+        }
+    }
+
+    /// Why a row has no token.
+    fn row_error(&self, seq: SeqId, cause: Cause<'_>) -> RowError {
+        let Cause::Step(plan) = cause else {
+            unreachable!("rows belong to a step that is done");
+        };
+        let row = plan
+            .rows
+            .iter()
+            .find(|row| row.seq == seq)
+            .expect("the row that failed");
+        match self.output.sampled[row.first_logit_row as usize] {
+            Some(Err(error)) => error,
+            _ => unreachable!("the row failed for a reason"),
+        }
+    }
+
+    /// Sends an event and pauses its request when the consumer is behind.
+    fn send(&mut self, request: RequestId, event: Event) {
+        let is_full = self
+            .requests
+            .get(&request)
+            .is_some_and(|request| request.events.send(event));
+        if is_full {
+            self.set_paused(request, true);
+        }
+    }
+}

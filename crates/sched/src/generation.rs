@@ -1,0 +1,319 @@
+//! [`Generation`]: a request as its caller sees it, a stream of events.
+//!
+//! Separate from the engine because it lives on the caller's thread. Invariants: every sample ends with exactly one
+//! [`Event::Finished`] or [`Event::Failed`], after which it has no more events; dropping a generation cancels it.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_core::Stream;
+use tokenmill_model::TokenLogprob;
+
+use crate::{
+    channel::{Received, Receiver},
+    error::EngineError,
+    mailbox::{Command, EngineState, Mailbox, RequestId},
+    sequence::MissReason,
+    sync::Arc,
+};
+
+/// News of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// A sample has one more token.
+    Token(Token),
+    /// Rows of a forward pass, in order.
+    Rows(Rows),
+    /// A sample ended as it should.
+    Finished(Finished),
+    /// A sample failed.
+    Failed {
+        /// The sample.
+        sample: u32,
+        /// Why.
+        error: EngineError,
+    },
+}
+
+/// A generated token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Token {
+    /// The sample it belongs to.
+    pub sample: u32,
+    /// Its id.
+    pub id: u32,
+    /// Its log-probability, where asked for.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens in its place, most likely first, as many as asked for.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// Consecutive rows of a forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rows {
+    /// Position of the first row.
+    pub first_position: usize,
+    /// Numbers of a row.
+    pub width: usize,
+    /// The rows, one after the other.
+    pub values: Vec<f32>,
+}
+
+/// Why a sample ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FinishReason {
+    /// A stop token came, or its caller found a stop string ([`Generation::stop`]).
+    Stop,
+    /// It is as long as it may get; a forward pass has read all its rows.
+    Length,
+    /// Its caller wanted no more.
+    Cancelled,
+}
+
+/// The end of a sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// The sample.
+    pub sample: u32,
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// What it took.
+    pub usage: Usage,
+    /// How long that took.
+    pub timings: Timings,
+}
+
+/// Tokens of a sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Those among them that came from the prefix cache or from another sample of the request.
+    pub cached_tokens: usize,
+    /// Why no more came from there; `None` when all whole pages did.
+    pub cache_miss: Option<MissReason>,
+    /// Tokens generated; a stop token is not counted.
+    pub completion_tokens: usize,
+}
+
+/// Times of a sample.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Timings {
+    /// From submission until it began.
+    pub queued: Duration,
+    /// From its beginning to its first token.
+    pub prefill: Duration,
+    /// From submission to its first token; zero where there is none.
+    pub first_token: Duration,
+    /// From submission to its end.
+    pub total: Duration,
+    /// Each token's time since submission; empty unless
+    /// [`GenerateParams::traces_tokens`](crate::GenerateParams::traces_tokens).
+    pub tokens: Vec<Duration>,
+}
+
+/// A submitted request: an iterator of its events that waits for each. Dropping it cancels what is not finished.
+///
+/// An asynchronous caller uses [`Self::next_event`] or [`Self::into_stream`]; no runtime is needed.
+#[derive(Debug)]
+pub struct Generation {
+    request: RequestId,
+    events: Receiver<Event>,
+    mailbox: Arc<Mailbox>,
+    samples: Vec<Sample>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    n_tokens: usize,
+    is_stopped: bool,
+    has_ended: bool,
+}
+
+impl Generation {
+    pub(crate) fn new(
+        request: RequestId,
+        n_samples: u32,
+        events: Receiver<Event>,
+        mailbox: Arc<Mailbox>,
+    ) -> Self {
+        Self {
+            request,
+            events,
+            mailbox,
+            samples: vec![Sample::default(); n_samples as usize],
+        }
+    }
+
+    /// Ends every sample that has not ended. Tokens on their way still come, then each sample finishes as
+    /// [`FinishReason::Cancelled`].
+    pub fn cancel(&self) {
+        self.mailbox.post(Command::Cancel(self.request));
+    }
+
+    /// Ends a sample after the tokens taken so far, for instance because they end in a stop string: tokens of it that
+    /// are on their way are dropped, and it finishes as [`FinishReason::Stop`].
+    pub fn stop(&mut self, sample: u32) {
+        if let Some(state) = self.samples.get_mut(sample as usize)
+            && !state.is_stopped
+            && !state.has_ended
+        {
+            state.is_stopped = true;
+            self.mailbox.post(Command::Stop {
+                request: self.request,
+                sample,
+            });
+        }
+    }
+
+    /// A handle that cancels this request from elsewhere.
+    pub fn canceller(&self) -> Canceller {
+        Canceller {
+            request: self.request,
+            mailbox: Arc::clone(&self.mailbox),
+        }
+    }
+
+    /// The next event, if one is there; never waits. `None` also after the last.
+    pub fn try_next(&mut self) -> Option<Event> {
+        while !self.has_ended() {
+            let received = self.events.try_recv()?;
+            if let Some(event) = self.admit(received) {
+                return Some(event);
+            }
+        }
+        None
+    }
+
+    /// Waits for the next event without blocking the thread; `None` after the last.
+    pub async fn next_event(&mut self) -> Option<Event> {
+        std::future::poll_fn(|context| self.poll_event(context)).await
+    }
+
+    /// Polls for the next event; `None` after the last.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        while !self.has_ended() {
+            let Poll::Ready(received) = self.events.poll_recv(context) else {
+                return Poll::Pending;
+            };
+            if let Some(event) = self.admit(received) {
+                return Poll::Ready(Some(event));
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    /// Turns the generation into an asynchronous stream.
+    pub fn into_stream(self) -> EventStream {
+        EventStream(self)
+    }
+
+    /// Whether every sample has ended.
+    pub fn has_ended(&self) -> bool {
+        self.samples.iter().all(|sample| sample.has_ended)
+    }
+
+    /// Keeps the books of an event and decides whether the caller sees it.
+    fn admit(&mut self, received: Received<Event>) -> Option<Event> {
+        if received.has_room_again {
+            self.mailbox.post(Command::Resume(self.request));
+        }
+        let Some(mut event) = received.item else {
+            return self.fail_next_sample();
+        };
+        match &mut event {
+            Event::Token(token) => {
+                let sample = &mut self.samples[token.sample as usize];
+                sample.n_tokens += usize::from(!sample.is_stopped);
+                (!sample.is_stopped).then_some(event)
+            }
+            Event::Finished(finished) => {
+                let sample = &mut self.samples[finished.sample as usize];
+                sample.has_ended = true;
+                if sample.is_stopped {
+                    finished.reason = FinishReason::Stop;
+                    finished.usage.completion_tokens = sample.n_tokens;
+                    finished.timings.tokens.truncate(sample.n_tokens);
+                }
+                Some(event)
+            }
+            Event::Failed { sample, .. } => {
+                self.samples[*sample as usize].has_ended = true;
+                Some(event)
+            }
+            Event::Rows(_) => Some(event),
+        }
+    }
+
+    /// The engine went away without a word: whatever has not ended fails.
+    fn fail_next_sample(&mut self) -> Option<Event> {
+        let sample = self.samples.iter().position(|sample| !sample.has_ended)?;
+        self.samples[sample].has_ended = true;
+        let error = match self.mailbox.state() {
+            EngineState::Ended(reason) => reason,
+            _ => EngineError::Stopped,
+        };
+        Some(Event::Failed {
+            sample: sample as u32,
+            error,
+        })
+    }
+}
+
+impl Iterator for Generation {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        while !self.has_ended() {
+            let received = self.events.recv();
+            if let Some(event) = self.admit(received) {
+                return Some(event);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        if !self.has_ended() {
+            self.cancel();
+        }
+    }
+}
+
+/// Cancels one request; does nothing once it has ended.
+#[derive(Clone, Debug)]
+pub struct Canceller {
+    request: RequestId,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Canceller {
+    /// Ends every sample of the request that has not ended.
+    pub fn cancel(&self) {
+        self.mailbox.post(Command::Cancel(self.request));
+    }
+}
+
+/// A [`Generation`] as an asynchronous stream.
+#[derive(Debug)]
+pub struct EventStream(Generation);
+
+impl EventStream {
+    /// The generation, to stop samples or cancel it.
+    pub fn generation(&mut self) -> &mut Generation {
+        &mut self.0
+    }
+}
+
+impl Stream for EventStream {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.0.poll_event(context)
+    }
+}

@@ -1,0 +1,80 @@
+//! The traffic: one model serves many requests at once, each as if it were alone.
+//!
+//! [`Engine`] is the way in: tokens go in, a [`Generation`] comes out, a stream of events that can be read blocking or
+//! asynchronously and that cancels itself when dropped. Behind it one thread owns the
+//! [`Executor`](tokenmill_model::Executor) and does the same again and again:
+//!
+//! | statement of the loop | what happens | where |
+//! |---|---|---|
+//! | queue | commands of the callers are taken in | `mailbox.rs`, `core.rs` |
+//! | plan | integers decide who computes which tokens on which KV pages | [`Scheduler`], [`PagePool`] |
+//! | batch | the plan becomes a [`ForwardBatch`](tokenmill_model::ForwardBatch), and runs | `batch_builder.rs` |
+//! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `commit.rs`, `events.rs` |
+//!
+//! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no thread, no I/O.
+//! So every decision can be replayed and a million requests simulated in a minute, and nothing above the executor knows
+//! what device it is. What a sequence generates depends on its own tokens, parameters and seed and on nothing else.
+//!
+//! ```
+//! use tokenmill_model::Executor;
+//! use tokenmill_sched::{Engine, EngineConfig, EngineError, GenerateParams};
+//!
+//! fn first_words(executor: impl Executor + Send + 'static, prompt: &[u32]) -> Result<Vec<u32>, EngineError> {
+//!     let engine = Engine::start(executor, EngineConfig::default());
+//!     let params = GenerateParams {
+//!         max_tokens: Some(8),
+//!         ..GenerateParams::default()
+//!     };
+//!     Ok(engine.generate(prompt, &params)?.tokens)
+//! }
+//! ```
+#![forbid(unsafe_code)]
+
+mod admission;
+mod arena;
+mod batch_builder;
+mod board;
+mod calls;
+mod channel;
+mod commit;
+mod core;
+mod engine;
+mod error;
+mod events;
+mod generation;
+mod lru;
+mod mailbox;
+mod params;
+mod plan;
+mod pool;
+mod prefix;
+mod scheduler;
+mod sequence;
+mod step_times;
+mod stopwatch;
+mod submission;
+mod sync;
+
+#[cfg(test)]
+#[path = "../tests/support/fake_executor.rs"]
+mod fake_executor;
+#[cfg(test)]
+mod simulation;
+
+pub use arena::SeqId;
+pub use board::EngineStats;
+pub use calls::Output;
+pub use commit::{End, Outcome, RowResult, SeqSummary};
+pub use engine::Engine;
+pub use error::EngineError;
+pub use generation::{
+    Canceller, Event, EventStream, FinishReason, Finished, Generation, Rows, Timings, Token, Usage,
+};
+pub use mailbox::EngineState;
+pub use params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES};
+pub use plan::{PlannedOutput, PlannedRow, StepPlan};
+pub use pool::{PagePool, PoolCounters};
+pub use prefix::PageKey;
+pub use scheduler::{Scheduler, SchedulerConfig, SchedulerCounters, StepBudget};
+pub use sequence::{MissReason, SeqSpec, Work};
+pub use step_times::{StepTimes, Throughput};

@@ -1,0 +1,261 @@
+//! [`Mailbox`]: what callers tell the engine's thread.
+//!
+//! Separate because it is the only state that both sides change. Invariants: a request counts in the gauges from its
+//! acceptance until it begins or ends; after [`Mailbox::close`] nothing is accepted any more, and the reason is kept.
+
+use std::time::Duration;
+
+use crate::{
+    error::EngineError,
+    submission::Submission,
+    sync::{Arc, Condvar, Mutex},
+};
+
+/// Names a request for as long as the engine lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct RequestId(u64);
+
+impl RequestId {
+    /// Names a request that the engine never got to see.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+}
+
+/// What a caller wants of the engine.
+#[derive(Debug)]
+pub(crate) enum Command {
+    Submit(Box<Submission>),
+    /// The caller wants no more of a request.
+    Cancel(RequestId),
+    /// The caller wants no more of one sample of a request.
+    Stop {
+        request: RequestId,
+        sample: u32,
+    },
+    /// The consumer of a request has caught up.
+    Resume(RequestId),
+    /// Empty the prefix cache.
+    ForgetCache,
+}
+
+/// Whether an engine takes requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EngineState {
+    /// It does.
+    Running,
+    /// It finishes those it has and takes no more.
+    Draining,
+    /// It has ended, for this reason.
+    Ended(EngineError),
+}
+
+/// Waiting requests that are accepted at most.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QueueLimits {
+    pub(crate) max_queued: usize,
+    pub(crate) max_queued_tokens: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Mailbox {
+    inbox: Mutex<Inbox>,
+    changed: Condvar,
+    ended: Condvar,
+    limits: QueueLimits,
+}
+
+#[derive(Debug)]
+struct Inbox {
+    commands: Vec<Command>,
+    next_request: u64,
+    n_queued: usize,
+    n_queued_tokens: usize,
+    state: EngineState,
+    /// Every handle is gone: what still runs is of no use.
+    is_abandoned: bool,
+}
+
+/// How the engine's loop is to go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Intent {
+    Serve,
+    EndWhenEmpty,
+    EndNow,
+}
+
+impl Mailbox {
+    pub(crate) fn new(limits: QueueLimits) -> Arc<Self> {
+        Arc::new(Self {
+            inbox: Mutex::new(Inbox {
+                commands: Vec::new(),
+                next_request: 0,
+                n_queued: 0,
+                n_queued_tokens: 0,
+                state: EngineState::Running,
+                is_abandoned: false,
+            }),
+            changed: Condvar::new(),
+            ended: Condvar::new(),
+            limits,
+        })
+    }
+
+    fn with<R>(&self, change: impl FnOnce(&mut Inbox) -> R) -> R {
+        change(
+            &mut self
+                .inbox
+                .lock()
+                .expect("nothing panics while it holds this lock"),
+        )
+    }
+
+    /// Accepts a request of `n_sequences` sequences and `n_tokens` prompt tokens, or refuses it.
+    pub(crate) fn submit(
+        &self,
+        n_sequences: usize,
+        n_tokens: usize,
+        make: impl FnOnce(RequestId) -> Submission,
+    ) -> Result<RequestId, EngineError> {
+        let QueueLimits {
+            max_queued,
+            max_queued_tokens,
+        } = self.limits;
+        let id = self.with(|inbox| {
+            match &inbox.state {
+                EngineState::Running => {}
+                EngineState::Draining => return Err(EngineError::Draining),
+                EngineState::Ended(reason) => return Err(reason.clone()),
+            }
+            if inbox.n_queued + n_sequences > max_queued {
+                let queued = inbox.n_queued;
+                return Err(EngineError::QueueFull {
+                    queued,
+                    maximum: max_queued,
+                });
+            }
+            // A single prompt larger than the limit is not refused for ever.
+            if inbox.n_queued > 0 && inbox.n_queued_tokens + n_tokens > max_queued_tokens {
+                return Err(EngineError::QueueTokensFull {
+                    queued: inbox.n_queued_tokens,
+                    provided: n_tokens,
+                    maximum: max_queued_tokens,
+                });
+            }
+            let id = RequestId(inbox.next_request);
+            inbox.next_request += 1;
+            inbox.n_queued += n_sequences;
+            inbox.n_queued_tokens += n_tokens;
+            inbox.commands.push(Command::Submit(Box::new(make(id))));
+            Ok(id)
+        })?;
+        self.changed.notify_all();
+        Ok(id)
+    }
+
+    /// Leaves a command; without effect once the engine has ended.
+    pub(crate) fn post(&self, command: Command) {
+        self.with(|inbox| {
+            if !matches!(inbox.state, EngineState::Ended(_)) {
+                inbox.commands.push(command);
+            }
+        });
+        self.changed.notify_all();
+    }
+
+    /// Takes sequences that began or ended out of the gauges.
+    pub(crate) fn leave_queue(&self, n_sequences: usize, n_tokens: usize) {
+        self.with(|inbox| {
+            inbox.n_queued -= n_sequences;
+            inbox.n_queued_tokens -= n_tokens;
+        });
+    }
+
+    /// Moves all commands into `commands`.
+    pub(crate) fn take(&self, commands: &mut Vec<Command>) -> Intent {
+        self.with(|inbox| {
+            commands.append(&mut inbox.commands);
+            match inbox.state {
+                _ if inbox.is_abandoned => Intent::EndNow,
+                EngineState::Running => Intent::Serve,
+                EngineState::Draining | EngineState::Ended(_) => Intent::EndWhenEmpty,
+            }
+        })
+    }
+
+    /// Waits until there is a command, the state changes, or `timeout` is over.
+    pub(crate) fn wait(&self, timeout: Duration, seen: Intent) {
+        let inbox = self
+            .inbox
+            .lock()
+            .expect("nothing panics while it holds this lock");
+        let has_news = !inbox.commands.is_empty()
+            || inbox.is_abandoned
+            || (seen == Intent::Serve && inbox.state != EngineState::Running);
+        if !has_news {
+            drop(
+                self.changed
+                    .wait_timeout(inbox, timeout)
+                    .expect("nothing panics while it holds this lock"),
+            );
+        }
+    }
+
+    /// Takes no more requests from now on.
+    pub(crate) fn drain(&self) {
+        self.with(|inbox| {
+            if inbox.state == EngineState::Running {
+                inbox.state = EngineState::Draining;
+            }
+        });
+        self.changed.notify_all();
+    }
+
+    /// Tells the engine that nobody waits for anything any more.
+    pub(crate) fn abandon(&self) {
+        self.with(|inbox| inbox.is_abandoned = true);
+        self.changed.notify_all();
+    }
+
+    /// Ends the engine's side. The first reason stays.
+    pub(crate) fn close(&self, reason: EngineError) {
+        let commands = self.with(|inbox| {
+            if !matches!(inbox.state, EngineState::Ended(_)) {
+                inbox.state = EngineState::Ended(reason);
+            }
+            inbox.n_queued = 0;
+            inbox.n_queued_tokens = 0;
+            std::mem::take(&mut inbox.commands)
+        });
+        // Submissions among them hold senders, whose receivers wake when they are dropped.
+        drop(commands);
+        self.ended.notify_all();
+    }
+
+    /// Waits until the engine has ended; `false` when `timeout` is over first.
+    pub(crate) fn wait_for_end(&self, timeout: Duration) -> bool {
+        let mut inbox = self
+            .inbox
+            .lock()
+            .expect("nothing panics while it holds this lock");
+        let start = std::time::Instant::now();
+        while !matches!(inbox.state, EngineState::Ended(_)) {
+            let Some(left) = timeout
+                .checked_sub(start.elapsed())
+                .filter(|left| !left.is_zero())
+            else {
+                return false;
+            };
+            let waited = self.ended.wait_timeout(inbox, left);
+            (inbox, _) = waited.expect("nothing panics while it holds this lock");
+        }
+        true
+    }
+
+    pub(crate) fn state(&self) -> EngineState {
+        self.with(|inbox| inbox.state.clone())
+    }
+
+    /// Sequences and prompt tokens that wait.
+    pub(crate) fn n_queued(&self) -> (usize, usize) {
+        self.with(|inbox| (inbox.n_queued, inbox.n_queued_tokens))
+    }
+}

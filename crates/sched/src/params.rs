@@ -1,0 +1,135 @@
+//! What a caller asks of the engine, and how the engine is set up.
+//!
+//! Plain data, separate from the engine so that servers and command lines can fill it in. Invariant: every field has an
+//! effect; a value that cannot be obeyed is refused by [`Engine::submit`](crate::Engine::submit).
+
+use std::time::Duration;
+
+use tokenmill_model::SamplingParams;
+
+/// Most samples of one prompt that a request may ask for.
+pub const MAX_SAMPLES: u32 = 128;
+
+/// What is generated from a prompt, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GenerateParams {
+    /// How each token is chosen. Sample `i` of a request uses `seed + i`, so it equals the only sample of a request
+    /// with that seed.
+    pub sampling: SamplingParams,
+    /// Tokens to generate at most; `None` goes on to the end of the context.
+    pub max_tokens: Option<usize>,
+    /// Tokens that end a sample and are not part of its output.
+    pub stop_tokens: Vec<u32>,
+    /// Samples of the prompt, generated side by side from one prefill.
+    pub n_samples: u32,
+    /// Higher begins first and may take the place of lower.
+    pub priority: i32,
+    /// Fails the request unless it begins in time.
+    pub queue_timeout: Option<Duration>,
+    /// Fails the request unless it ends in time.
+    pub deadline: Option<Duration>,
+    /// Whether it may use and feed the prefix cache.
+    pub uses_prefix_cache: bool,
+    /// Keeps cached pages apart from those of requests with another salt (an adapter, a tenant).
+    pub cache_salt: u64,
+    /// Whether to keep the time of every token in [`Timings::tokens`](crate::Timings::tokens).
+    pub traces_tokens: bool,
+}
+
+impl Default for GenerateParams {
+    fn default() -> Self {
+        Self {
+            sampling: SamplingParams::default(),
+            max_tokens: None,
+            stop_tokens: Vec::new(),
+            n_samples: 1,
+            priority: 0,
+            queue_timeout: None,
+            deadline: None,
+            uses_prefix_cache: true,
+            cache_salt: 0,
+            traces_tokens: false,
+        }
+    }
+}
+
+/// What is read of a forward pass that samples nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForwardRows {
+    /// Raw logits, `n_vocab` numbers a row.
+    Logits,
+    /// Hidden states after the final norm, `n_embd` numbers a row.
+    Hidden,
+}
+
+/// A forward pass over known tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForwardParams {
+    /// What is read.
+    pub rows: ForwardRows,
+    /// First position whose row is read; those before it may come from the prefix cache.
+    pub from: usize,
+    /// Higher begins first and may take the place of lower.
+    pub priority: i32,
+    /// Fails the pass unless it ends in time.
+    pub deadline: Option<Duration>,
+    /// Whether it may use and feed the prefix cache.
+    pub uses_prefix_cache: bool,
+    /// Keeps cached pages apart from those of requests with another salt.
+    pub cache_salt: u64,
+}
+
+impl ForwardParams {
+    /// Reads `rows` of the positions from `from` on.
+    pub fn new(rows: ForwardRows, from: usize) -> Self {
+        Self {
+            rows,
+            from,
+            priority: 0,
+            deadline: None,
+            uses_prefix_cache: true,
+            cache_salt: 0,
+        }
+    }
+}
+
+/// How an engine schedules.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Sequences computed side by side; clamped to what the executor takes.
+    pub max_running: usize,
+    /// Tokens of a step; clamped to what the executor takes.
+    pub max_step_tokens: usize,
+    /// Sequences that may wait to begin.
+    pub max_queued: usize,
+    /// Prompt tokens that may wait to begin.
+    pub max_queued_tokens: usize,
+    /// How much longer a step may take because of prefills beside it: 100 would double the time between two tokens of
+    /// a running stream. The engine measures its steps and sizes the prefill chunks accordingly.
+    pub max_stall_percent: u32,
+    /// Events that a stream holds before its sequence is paused; no event is ever dropped.
+    pub stream_buffer: usize,
+    /// 1, or 2 to plan and submit a step while the one before it still runs. Worth it where the executor works apart
+    /// from the engine's thread (a GPU); costs one row of work after each stop token.
+    pub steps_in_flight: usize,
+    /// Whether the prefix cache is used at all.
+    pub uses_prefix_cache: bool,
+    /// Told apart in the prefix cache: weights and whatever else changes K and V.
+    pub model_salt: u64,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_running: 256,
+            max_step_tokens: 2048,
+            max_queued: 1024,
+            max_queued_tokens: 1 << 24,
+            max_stall_percent: 75,
+            stream_buffer: 256,
+            steps_in_flight: 1,
+            uses_prefix_cache: true,
+            model_salt: 0,
+        }
+    }
+}

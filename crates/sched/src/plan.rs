@@ -1,0 +1,142 @@
+//! [`StepPlan`]: what one step computes, decided in integers.
+//!
+//! Separate from the scheduler, which writes it, because the engine turns it into a
+//! [`ForwardBatch`](tokenmill_model::ForwardBatch) and later commits its results. Invariant: a sequence has at most one
+//! row, and rows are in the order of rank.
+
+use std::fmt;
+
+use tokenmill_model::PageCopy;
+
+use crate::arena::SeqId;
+
+/// One step: page copies to make first, then the rows to compute.
+#[derive(Clone, Debug, Default)]
+pub struct StepPlan {
+    /// Page copies, in order, ahead of the step.
+    pub copies: Vec<PageCopy>,
+    /// One entry for each sequence that takes part.
+    pub rows: Vec<PlannedRow>,
+    /// Sequences that began or resumed.
+    pub admitted: Vec<SeqId>,
+    /// Sequences that gave their pages back and wait again.
+    pub preempted: Vec<SeqId>,
+}
+
+/// A sequence's part of a step: `n_tokens` inputs from `first_position` on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedRow {
+    /// The sequence.
+    pub seq: SeqId,
+    /// How often the sequence had been admitted when this was planned; its pages are its own only within one stay.
+    pub stay: u32,
+    /// Position of the first input token.
+    pub first_position: u32,
+    /// Number of input tokens.
+    pub n_tokens: u32,
+    /// The last input is not known yet: it is what this logit row of the step before samples.
+    pub pending_row: Option<u32>,
+    /// What is read of it.
+    pub output: PlannedOutput,
+    /// Index of the first of its logit rows among those of the step.
+    pub first_logit_row: u32,
+}
+
+/// What is read of a row's inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlannedOutput {
+    /// Nothing: more inputs are to come.
+    Nothing,
+    /// A token sampled after the last input.
+    Sample,
+    /// The logits of the last `n_rows` inputs.
+    Logits {
+        /// Number of rows.
+        n_rows: u32,
+    },
+    /// The hidden states of the last `n_rows` inputs.
+    Hidden {
+        /// Number of rows.
+        n_rows: u32,
+    },
+}
+
+impl PlannedRow {
+    /// The position after the last input token.
+    pub fn end(&self) -> u32 {
+        self.first_position + self.n_tokens
+    }
+
+    /// Logit rows it asks for.
+    pub fn n_logit_rows(&self) -> u32 {
+        match self.output {
+            PlannedOutput::Nothing | PlannedOutput::Hidden { .. } => 0,
+            PlannedOutput::Sample => 1,
+            PlannedOutput::Logits { n_rows } => n_rows,
+        }
+    }
+}
+
+impl StepPlan {
+    /// Empties the plan and keeps its memory.
+    pub fn clear(&mut self) {
+        self.copies.clear();
+        self.rows.clear();
+        self.admitted.clear();
+        self.preempted.clear();
+    }
+
+    /// Whether there is nothing to compute.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// Input tokens of all rows.
+    pub fn n_tokens(&self) -> usize {
+        self.rows.iter().map(|row| row.n_tokens as usize).sum()
+    }
+
+    /// Rows of one token.
+    pub fn n_decode_rows(&self) -> usize {
+        self.rows.iter().filter(|row| row.n_tokens == 1).count()
+    }
+}
+
+impl fmt::Display for StepPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for id in &self.preempted {
+            writeln!(f, "  preempt {id}")?;
+        }
+        for id in &self.admitted {
+            writeln!(f, "  admit {id}")?;
+        }
+        for copy in &self.copies {
+            match copy {
+                PageCopy::Duplicate { from, to } => writeln!(f, "  copy page {from} -> {to}")?,
+                PageCopy::Download { page, host_page } => {
+                    writeln!(f, "  download page {page} -> host {host_page}")?;
+                }
+                PageCopy::Upload { host_page, page } => {
+                    writeln!(f, "  upload host {host_page} -> page {page}")?;
+                }
+            }
+        }
+        for row in &self.rows {
+            write!(f, "  {} positions {}..{}", row.seq, row.first_position, row.end())?;
+            if let Some(pending) = row.pending_row {
+                write!(f, ", last token from row {pending}")?;
+            }
+            let first = row.first_logit_row;
+            match row.output {
+                PlannedOutput::Nothing => {}
+                PlannedOutput::Sample => write!(f, " -> sample in row {first}")?,
+                PlannedOutput::Logits { n_rows } => {
+                    write!(f, " -> logits in rows {first}..{}", first + n_rows)?;
+                }
+                PlannedOutput::Hidden { n_rows } => write!(f, " -> {n_rows} hidden rows")?,
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,408 @@
+//! [`PagePool`]: who holds which KV page, and which whole pages can be found again.
+//!
+//! One pool serves all sequences. It is separate from the scheduler because it knows no sequence: only counts, keys and
+//! the copies that the executor has to make. Every page of the pool is in exactly one state:
+//!
+//! | state | references | has a key | where |
+//! |---|---|---|---|
+//! | free | 0 | no | `free` |
+//! | in use | 1 or more | perhaps | page tables of sequences |
+//! | idle | 0 | yes | `idle`, oldest first |
+//!
+//! Idle pages are the prefix cache: they stay until their place is needed, then move to the host tier (where there is
+//! one) or are forgotten. Invariants: a page with a key is never written again; a key is in one place only.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use tokenmill_model::{PAGE_TOKENS, PageCopy};
+
+use crate::{lru::LruList, prefix::PageKey};
+
+/// Counts pages, keeps the prefix cache and lists the copies to make.
+#[derive(Debug)]
+pub struct PagePool {
+    pages: Vec<Page>,
+    free: Vec<u32>,
+    idle: LruList,
+    host: HostTier,
+    index: HashMap<PageKey, Cached>,
+    evicted: Ghosts,
+    copies: Vec<PageCopy>,
+    counters: PoolCounters,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Page {
+    n_refs: u32,
+    key: Option<PageKey>,
+}
+
+#[derive(Debug)]
+struct HostTier {
+    keys: Vec<Option<PageKey>>,
+    free: Vec<u32>,
+    used: LruList,
+}
+
+/// A page of the prefix cache. Its tokens are kept to be compared, so that a hit never rests on a hash alone.
+#[derive(Clone, Copy, Debug)]
+struct Cached {
+    place: Place,
+    tokens: [u32; PAGE_TOKENS],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Pool(u32),
+    Host(u32),
+}
+
+/// What it takes to use a cached page again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hit {
+    /// A sequence is using it at this moment: another reference is enough.
+    InUse,
+    /// It is idle: taking it leaves one page fewer to allocate.
+    Idle,
+    /// It lies in the host tier: it takes a page of the pool and an upload.
+    Host,
+}
+
+/// Keys that were evicted not long ago, to tell a cache that is too small from a prompt never seen.
+#[derive(Debug)]
+struct Ghosts {
+    keys: HashSet<PageKey>,
+    order: VecDeque<PageKey>,
+    capacity: usize,
+}
+
+/// What the pool has done since it was made, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolCounters {
+    /// Cached pages used again from the pool.
+    pub hits: u64,
+    /// Cached pages used again from the host tier.
+    pub host_hits: u64,
+    /// Whole pages that entered the prefix cache.
+    pub cached: u64,
+    /// Cached pages forgotten to make room.
+    pub evictions: u64,
+    /// Cached pages moved to the host tier.
+    pub downloads: u64,
+    /// Shared pages copied before a write.
+    pub duplicates: u64,
+}
+
+impl PagePool {
+    /// Makes a pool of free pages.
+    pub fn new(n_pages: usize, n_host_pages: usize) -> Self {
+        Self {
+            pages: vec![Page::default(); n_pages],
+            free: (0..n_pages as u32).rev().collect(),
+            idle: LruList::new(n_pages),
+            host: HostTier {
+                keys: vec![None; n_host_pages],
+                free: (0..n_host_pages as u32).rev().collect(),
+                used: LruList::new(n_host_pages),
+            },
+            index: HashMap::new(),
+            evicted: Ghosts {
+                keys: HashSet::new(),
+                order: VecDeque::new(),
+                capacity: 2 * (n_pages + n_host_pages),
+            },
+            copies: Vec::new(),
+            counters: PoolCounters::default(),
+        }
+    }
+
+    /// Pages of the pool.
+    pub fn n_pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Pages that can still be handed out: free ones and idle ones.
+    pub fn n_available(&self) -> usize {
+        self.free.len() + self.idle.len()
+    }
+
+    /// Pages that sequences hold.
+    pub fn n_in_use(&self) -> usize {
+        self.n_pages() - self.n_available()
+    }
+
+    /// Pages that hold nothing but the prefix cache.
+    pub fn n_idle(&self) -> usize {
+        self.idle.len()
+    }
+
+    /// Pages of the host tier that hold cached pages.
+    pub fn n_host_used(&self) -> usize {
+        self.host.used.len()
+    }
+
+    /// What the pool has done so far.
+    pub fn counters(&self) -> PoolCounters {
+        self.counters
+    }
+
+    /// Hands out a page with one reference, evicting the page idle longest where none is free.
+    pub(crate) fn allocate(&mut self) -> Option<u32> {
+        let page = match self.free.pop() {
+            Some(page) => page,
+            None => self.evict()?,
+        };
+        debug_assert_eq!(
+            (self.pages[page as usize].n_refs, self.pages[page as usize].key),
+            (0, None)
+        );
+        self.pages[page as usize].n_refs = 1;
+        Some(page)
+    }
+
+    /// Adds a reference.
+    pub(crate) fn retain(&mut self, page: u32) {
+        self.idle.remove(page);
+        self.pages[page as usize].n_refs += 1;
+    }
+
+    /// Takes a reference away; the last one makes the page idle, or free where it has no key.
+    pub(crate) fn release(&mut self, page: u32) {
+        let entry = &mut self.pages[page as usize];
+        entry.n_refs = entry.n_refs.checked_sub(1).expect("a released page was held");
+        match (entry.n_refs, entry.key) {
+            (0, Some(_)) => self.idle.push(page),
+            (0, None) => self.free.push(page),
+            _ => {}
+        }
+    }
+
+    /// Whether a sequence that holds `page` may write to it: nobody else holds it or can find it.
+    pub(crate) fn is_exclusive(&self, page: u32) -> bool {
+        let entry = self.pages[page as usize];
+        entry.n_refs == 1 && entry.key.is_none()
+    }
+
+    /// Exchanges the caller's reference to a page it may not write for a page that holds the same and that it may;
+    /// `None` where no page is available for the copy.
+    pub(crate) fn own(&mut self, from: u32) -> Option<u32> {
+        if let Some(to) = self.allocate() {
+            self.copies.push(PageCopy::Duplicate { from, to });
+            self.counters.duplicates += 1;
+            self.release(from);
+            return Some(to);
+        }
+        // Nobody else holds it: then it can be had without a copy, at the price of the cached page.
+        (self.pages[from as usize].n_refs == 1).then(|| {
+            self.forget(from);
+            from
+        })
+    }
+
+    /// Lets a whole page that holds `tokens` be found by `key` from now on, unless another page already is.
+    pub(crate) fn register(&mut self, page: u32, key: PageKey, tokens: &[u32]) {
+        if self.pages[page as usize].key.is_some() || self.index.contains_key(&key) {
+            return;
+        }
+        let tokens = tokens.try_into().expect("a whole page of tokens");
+        let place = Place::Pool(page);
+        self.index.insert(key, Cached { place, tokens });
+        self.pages[page as usize].key = Some(key);
+        self.evicted.remove(key);
+        self.counters.cached += 1;
+    }
+
+    /// Looks a page up without taking it.
+    pub(crate) fn find(&self, key: PageKey, tokens: &[u32]) -> Option<Hit> {
+        let cached = self.index.get(&key).filter(|cached| cached.tokens == tokens)?;
+        Some(match cached.place {
+            Place::Pool(page) if self.idle.contains(page) => Hit::Idle,
+            Place::Pool(_) => Hit::InUse,
+            Place::Host(_) => Hit::Host,
+        })
+    }
+
+    /// Whether `key` was in the cache not long ago.
+    pub(crate) fn was_evicted(&self, key: PageKey) -> bool {
+        self.evicted.keys.contains(&key)
+    }
+
+    /// Takes a reference to every page of `keys`, all of which [`Self::find`] has just found, and appends the pages to
+    /// `table`. The caller has checked that there is a page to allocate for each one of the host tier.
+    pub(crate) fn take_cached(&mut self, keys: &[PageKey], table: &mut Vec<u32>) {
+        // What is already in the pool is held first, so that room for the rest is not made of it.
+        for key in keys {
+            match self.index[key].place {
+                Place::Pool(page) => self.retain(page),
+                Place::Host(host_page) => {
+                    self.host.used.remove(host_page);
+                }
+            }
+        }
+        for key in keys {
+            let page = match self.index[key].place {
+                Place::Pool(page) => {
+                    self.counters.hits += 1;
+                    page
+                }
+                Place::Host(host_page) => self.upload(*key, host_page),
+            };
+            table.push(page);
+        }
+    }
+
+    fn upload(&mut self, key: PageKey, host_page: u32) -> u32 {
+        let page = self
+            .allocate()
+            .expect("the caller checked that a page is available");
+        self.copies.push(PageCopy::Upload { host_page, page });
+        self.host.keys[host_page as usize] = None;
+        self.host.free.push(host_page);
+        self.pages[page as usize].key = Some(key);
+        if let Some(cached) = self.index.get_mut(&key) {
+            cached.place = Place::Pool(page);
+        }
+        self.counters.host_hits += 1;
+        page
+    }
+
+    /// Makes a page unfindable: what it holds is not to be trusted.
+    pub(crate) fn forget(&mut self, page: u32) {
+        if let Some(key) = self.pages[page as usize].key.take() {
+            self.index.remove(&key);
+            if self.idle.remove(page) {
+                self.free.push(page);
+            }
+        }
+    }
+
+    /// Empties the prefix cache, host tier included; pages in use stay with their holders.
+    pub fn forget_all(&mut self) {
+        for page in 0..self.pages.len() as u32 {
+            self.forget(page);
+        }
+        while let Some(host_page) = self.host.used.pop() {
+            self.host.keys[host_page as usize] = None;
+            self.host.free.push(host_page);
+        }
+        self.index.clear();
+    }
+
+    /// Moves the copies that the executor has to make before the next step into `copies`, in order.
+    pub(crate) fn take_copies(&mut self, copies: &mut Vec<PageCopy>) {
+        copies.append(&mut self.copies);
+    }
+
+    /// Empties the page idle longest: into the host tier where there is one, else its content is gone.
+    fn evict(&mut self) -> Option<u32> {
+        let page = self.idle.pop()?;
+        let key = self.pages[page as usize]
+            .key
+            .take()
+            .expect("an idle page has a key");
+        match self.host_page() {
+            Some(host_page) => {
+                self.copies.push(PageCopy::Download { page, host_page });
+                self.host.keys[host_page as usize] = Some(key);
+                self.host.used.push(host_page);
+                if let Some(cached) = self.index.get_mut(&key) {
+                    cached.place = Place::Host(host_page);
+                }
+                self.counters.downloads += 1;
+            }
+            None => self.drop_key(key),
+        }
+        Some(page)
+    }
+
+    /// A free page of the host tier, made free by forgetting the oldest where necessary.
+    fn host_page(&mut self) -> Option<u32> {
+        if let Some(host_page) = self.host.free.pop() {
+            return Some(host_page);
+        }
+        let host_page = self.host.used.pop()?;
+        let key = self.host.keys[host_page as usize]
+            .take()
+            .expect("a used host page has a key");
+        self.drop_key(key);
+        Some(host_page)
+    }
+
+    fn drop_key(&mut self, key: PageKey) {
+        self.index.remove(&key);
+        self.evicted.insert(key);
+        self.counters.evictions += 1;
+    }
+
+    /// Checks every invariant against the page tables of all sequences.
+    ///
+    /// # Panics
+    /// When a page is lost, held twice by mistake, or cached in two states at once.
+    pub fn assert_consistent<'a>(&self, tables: impl IntoIterator<Item = &'a [u32]>) {
+        let mut n_refs = vec![0; self.pages.len()];
+        for &page in tables.into_iter().flatten() {
+            if let Some(count) = n_refs.get_mut(page as usize) {
+                *count += 1;
+            }
+        }
+        let mut is_free = vec![false; self.pages.len()];
+        for &page in &self.free {
+            assert!(
+                !std::mem::replace(&mut is_free[page as usize], true),
+                "page {page} is free twice"
+            );
+        }
+        for (page, entry) in (0..).zip(&self.pages) {
+            assert_eq!(entry.n_refs, n_refs[page as usize], "references to page {page}");
+            let is_idle = entry.n_refs == 0 && entry.key.is_some();
+            assert_eq!(self.idle.contains(page), is_idle, "page {page} idle");
+            assert_eq!(
+                is_free[page as usize],
+                entry.n_refs == 0 && !is_idle,
+                "page {page} free"
+            );
+            if let Some(key) = entry.key {
+                assert_eq!(self.index[&key].place, Place::Pool(page), "key of page {page}");
+            }
+        }
+        for (host_page, key) in (0..).zip(&self.host.keys) {
+            assert_eq!(
+                self.host.used.contains(host_page),
+                key.is_some(),
+                "host page {host_page}"
+            );
+            if let Some(key) = key {
+                assert_eq!(
+                    self.index[key].place,
+                    Place::Host(host_page),
+                    "key of host page {host_page}"
+                );
+            }
+        }
+        let n_keys = self.pages.iter().filter(|entry| entry.key.is_some()).count() + self.n_host_used();
+        assert_eq!(self.index.len(), n_keys, "keys in the index");
+        assert_eq!(
+            self.host.free.len() + self.n_host_used(),
+            self.host.keys.len(),
+            "host pages"
+        );
+    }
+}
+
+impl Ghosts {
+    fn insert(&mut self, key: PageKey) {
+        if self.keys.insert(key) {
+            self.order.push_back(key);
+        }
+        while self.order.len() > self.capacity {
+            if let Some(oldest) = self.order.pop_front() {
+                self.keys.remove(&oldest);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: PageKey) {
+        // Its entry in `order` ages out; at worst a later ghost of the same key is forgotten early.
+        self.keys.remove(&key);
+    }
+}

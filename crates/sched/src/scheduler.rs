@@ -1,0 +1,507 @@
+//! [`Scheduler`]: decides, step by step, which tokens of which sequences are computed and where their K and V go.
+//!
+//! Integers only: no tensor, no clock, no thread, no I/O; so a step is a pure function of what was submitted, and every
+//! decision can be replayed in a test. A step is four statements, see [`Scheduler::plan`]. Sequences are served in the
+//! order of rank: higher priority first, then first come. Invariants: rows of a plan are in the order of rank, only a
+//! sequence of lower rank (or one whose consumer is slow) loses its pages to another, and the first in rank can
+//! always go on; so everything submitted ends.
+//!
+//! Admission and reuse stand in `admission.rs`, results in `commit.rs`.
+
+use std::{cmp::Reverse, collections::BTreeSet};
+
+use tokenmill_model::{ExecutorLimits, ForwardBatch, PAGE_TOKENS};
+
+use crate::{
+    arena::{Arena, SeqId},
+    commit::{End, Outcome},
+    plan::StepPlan,
+    pool::PagePool,
+    prefix::PrefixHasher,
+    sequence::{MissReason, Rank, SeqSpec, Sequence, Stage, Work},
+};
+
+/// What the scheduler plans for.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// What the executor takes.
+    pub limits: ExecutorLimits,
+    /// Sequences that take part in steps at a time; clamped to what the executor takes.
+    pub max_running: usize,
+    /// Tokens of a step; clamped to what the executor takes.
+    pub max_step_tokens: usize,
+    /// Told apart in the prefix cache: weights and whatever else changes K and V.
+    pub model_salt: u64,
+}
+
+/// How much one step may compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepBudget {
+    /// Prefill tokens of a step in which some sequence decodes; at least 1 is used.
+    pub prefill_beside_decode: usize,
+}
+
+impl StepBudget {
+    /// No limit but the size of a step.
+    pub const FULL: Self = Self {
+        prefill_beside_decode: usize::MAX,
+    };
+}
+
+/// What the scheduler has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SchedulerCounters {
+    /// Steps planned with at least one row.
+    pub steps: u64,
+    /// Input tokens planned.
+    pub planned_tokens: u64,
+    /// Sequences that gave their pages back to others.
+    pub preemptions: u64,
+    /// Prompt tokens of sequences that began.
+    pub prompt_tokens: u64,
+    /// Those among them that came from the prefix cache.
+    pub cached_tokens: u64,
+    /// Sequences that began, by why no more of them was cached, in the order of [`MissReason::ALL`].
+    pub misses: [u64; MissReason::ALL.len()],
+}
+
+/// Plans steps; see the module.
+#[derive(Debug)]
+pub struct Scheduler {
+    pub(crate) config: SchedulerConfig,
+    pub(crate) pool: PagePool,
+    pub(crate) hasher: PrefixHasher,
+    pub(crate) sequences: Arena<Sequence>,
+    /// By rank.
+    pub(crate) running: Vec<SeqId>,
+    /// Hold pages but take part in no step.
+    pub(crate) paused: Vec<SeqId>,
+    pub(crate) waiting: BTreeSet<(Rank, SeqId)>,
+    deadlines: BTreeSet<(u64, SeqId)>,
+    next_arrival: u64,
+    /// Inputs that each of `running` may plan in this step.
+    shares: Vec<usize>,
+    /// Inputs that each of `running` has to plan.
+    wants: Vec<usize>,
+    pub(crate) counters: SchedulerCounters,
+}
+
+impl Scheduler {
+    /// Makes a scheduler with nothing to do.
+    pub fn new(mut config: SchedulerConfig) -> Self {
+        let limits = &config.limits;
+        config.max_step_tokens = config.max_step_tokens.clamp(1, limits.max_batch_tokens.max(1));
+        config.max_running = config
+            .max_running
+            .min(limits.max_batch_seqs)
+            .min(limits.max_logit_rows)
+            .clamp(1, config.max_step_tokens);
+        Self {
+            pool: PagePool::new(limits.n_pages, limits.n_host_pages),
+            hasher: PrefixHasher::new(config.model_salt),
+            config,
+            sequences: Arena::new(),
+            running: Vec::new(),
+            paused: Vec::new(),
+            waiting: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            next_arrival: 0,
+            shares: Vec::new(),
+            wants: Vec::new(),
+            counters: SchedulerCounters::default(),
+        }
+    }
+
+    /// Takes a sequence in; it waits until a plan admits it.
+    ///
+    /// # Panics
+    /// When it has no token or could not run even alone: the caller has checked it with [`Self::n_pages_needed`].
+    pub fn submit(&mut self, spec: SeqSpec) -> SeqId {
+        assert!(!spec.tokens.is_empty(), "a sequence has a token");
+        let longest = match spec.work {
+            // The last token sampled is never an input.
+            Work::Generate { max_len, .. } => max_len - 1,
+            Work::Logits { .. } | Work::Hidden { .. } => spec.tokens.len(),
+        };
+        assert!(
+            longest >= spec.tokens.len() && longest <= self.config.limits.n_ctx,
+            "it fits the context"
+        );
+        assert!(
+            self.n_pages_needed(longest) <= self.pool.n_pages(),
+            "it fits the pool"
+        );
+
+        let mut sequence = Sequence::new(spec, self.next_arrival);
+        self.next_arrival += 1;
+        let leader = sequence
+            .fork_of
+            .filter(|&leader| self.sequences.get(leader).is_some());
+        sequence.is_held = leader.is_some();
+        let deadlines = [sequence.queue_deadline_us, sequence.deadline_us];
+        let id = self.sequences.insert(sequence);
+        self.deadlines
+            .extend(deadlines.into_iter().flatten().map(|at| (at, id)));
+        if let Some(leader) = leader {
+            self.sequences[leader].followers.push(id);
+        }
+        self.queue_if_eligible(id);
+        id
+    }
+
+    /// Pages that a sequence of `n_tokens` inputs holds at most, when it is computed in small chunks.
+    pub fn n_pages_needed(&self, n_tokens: usize) -> usize {
+        pages_needed(&self.config.limits, n_tokens)
+    }
+
+    /// Plans the next step into `plan`, which is empty when nothing can be computed.
+    pub fn plan(&mut self, budget: StepBudget, plan: &mut StepPlan) {
+        plan.clear();
+        self.admit(budget, plan);
+        self.share_step(budget);
+        self.fill_rows(plan);
+        self.pool.take_copies(&mut plan.copies);
+    }
+
+    /// Prefill tokens that the step may have, given how many of its rows decode.
+    pub(crate) fn prefill_budget(&self, budget: StepBudget, n_decode: usize) -> usize {
+        let left = self.config.max_step_tokens.saturating_sub(n_decode);
+        if n_decode == 0 {
+            left
+        } else {
+            left.min(budget.prefill_beside_decode.max(1))
+        }
+    }
+
+    /// Divides the step: one token for every sequence that decodes; of the prefill tokens, half of what is left for
+    /// each sequence in turn (within a priority), so that a short prompt behind a long one gets through; what nobody
+    /// took goes to the first.
+    fn share_step(&mut self, budget: StepBudget) {
+        self.wants.clear();
+        self.wants
+            .extend(self.running.iter().map(|&id| self.sequences[id].n_to_plan()));
+        self.shares.clone_from(&self.wants);
+        let n_decode = self.wants.iter().filter(|&&want| want == 1).count();
+        let mut left = self.prefill_budget(budget, n_decode);
+        let mut next = self.next_prefill(0);
+        while let Some(idx) = next {
+            next = self.next_prefill(idx + 1);
+            let is_contended = next.is_some_and(|next| self.priority_at(next) == self.priority_at(idx));
+            let share = if is_contended { left.div_ceil(2) } else { left };
+            self.shares[idx] = self.wants[idx].min(share);
+            left -= self.shares[idx];
+        }
+        for (share, &want) in self.shares.iter_mut().zip(&self.wants) {
+            let extra = left.min(want - *share);
+            *share += extra;
+            left -= extra;
+        }
+    }
+
+    fn next_prefill(&self, from: usize) -> Option<usize> {
+        (from..self.wants.len()).find(|&idx| self.wants[idx] > 1)
+    }
+
+    fn priority_at(&self, running_idx: usize) -> Reverse<i32> {
+        self.sequences[self.running[running_idx]].rank.priority
+    }
+
+    /// Gives every running sequence its row, in the order of rank. Where pages run out, sequences after it give theirs
+    /// back: they have no row yet.
+    fn fill_rows(&mut self, plan: &mut StepPlan) {
+        let mut logit_rows_left = self.config.limits.max_logit_rows;
+        let mut idx = 0;
+        while let Some(&id) = self.running.get(idx) {
+            // Each sequence after this one may need a logit row too.
+            let n_after = self.running.len() - idx - 1;
+            let sequence = &self.sequences[id];
+            let mut want = self.shares[idx];
+            if let Work::Logits { from } = sequence.work {
+                let n_without_row = from.saturating_sub(sequence.n_planned);
+                want = want.min(n_without_row + logit_rows_left.saturating_sub(n_after));
+            }
+            let n_tokens = if want == 0 {
+                0
+            } else {
+                self.secure_pages(idx, want, plan)
+            };
+            if n_tokens > 0 {
+                let first_logit_row = self.config.limits.max_logit_rows - logit_rows_left;
+                let row = self.sequences[id].plan_row(id, n_tokens, first_logit_row as u32);
+                logit_rows_left -= row.n_logit_rows() as usize;
+                self.counters.planned_tokens += u64::from(row.n_tokens);
+                plan.rows.push(row);
+            }
+            idx += 1;
+        }
+        self.counters.steps += u64::from(!plan.is_empty());
+    }
+
+    /// Gets pages for the next `want` inputs of the running sequence at `idx`, or for as many as there is room.
+    fn secure_pages(&mut self, idx: usize, want: usize, plan: &mut StepPlan) -> usize {
+        let id = self.running[idx];
+        loop {
+            let n_tokens = self.grow(id, want);
+            if n_tokens > 0 {
+                return n_tokens;
+            }
+            let victim = self
+                .paused
+                .last()
+                .copied()
+                .or_else(|| self.running[idx + 1..].last().copied());
+            match victim {
+                Some(victim) => self.preempt(victim, plan),
+                // Those before it go on, and one day their pages come free.
+                None => return 0,
+            }
+        }
+    }
+
+    /// Extends a sequence's page table for its next `want` inputs as far as pages are available, and makes the page
+    /// that it writes next its own. Returns for how many inputs there is room.
+    fn grow(&mut self, id: SeqId, want: usize) -> usize {
+        let sequence = &mut self.sequences[id];
+        let first = sequence.n_planned;
+        if let Some(page) = sequence.pages.get_mut(first / PAGE_TOKENS)
+            && !self.pool.is_exclusive(*page)
+        {
+            match self.pool.own(*page) {
+                Some(own) => *page = own,
+                None => return 0,
+            }
+        }
+        while sequence.pages.len() * PAGE_TOKENS < first + want {
+            match self.pool.allocate() {
+                Some(page) => sequence.pages.push(page),
+                None => break,
+            }
+        }
+        (sequence.pages.len() * PAGE_TOKENS)
+            .saturating_sub(first)
+            .min(want)
+    }
+
+    /// Takes a sequence's pages away and lets it wait again. Its whole pages become idle, so that it finds them again
+    /// in the pool or the host tier if nobody needed their place; what it does not find it computes again.
+    pub(crate) fn preempt(&mut self, id: SeqId, plan: &mut StepPlan) {
+        self.leave_stage(id);
+        self.release_pages(id);
+        let sequence = &mut self.sequences[id];
+        sequence.stage = Stage::Waiting;
+        sequence.n_planned = 0;
+        sequence.n_committed = 0;
+        sequence.n_registered = 0;
+        self.counters.preemptions += 1;
+        plan.preempted.push(id);
+        self.queue_if_eligible(id);
+    }
+
+    /// Stops or resumes planning a sequence, because its consumer is slow or has caught up. It keeps its pages while
+    /// nobody needs them.
+    pub fn set_paused(&mut self, id: SeqId, is_paused: bool) {
+        let Some(sequence) = self.sequences.get_mut(id) else {
+            return;
+        };
+        let rank = sequence.rank;
+        if std::mem::replace(&mut sequence.wants_pause, is_paused) == is_paused {
+            return;
+        }
+        match (sequence.stage, is_paused) {
+            (Stage::Waiting, true) => {
+                self.waiting.remove(&(rank, id));
+            }
+            (Stage::Waiting, false) => self.queue_if_eligible(id),
+            (Stage::Running, true) => {
+                self.leave_stage(id);
+                self.sequences[id].stage = Stage::Paused;
+                self.paused.push(id);
+            }
+            (Stage::Paused, false) if self.running.len() < self.config.max_running => {
+                self.leave_stage(id);
+                self.enter_running(id);
+            }
+            (Stage::Paused, false) => self.preempt(id, &mut StepPlan::default()),
+            (Stage::Running, false) | (Stage::Paused, true) => {}
+        }
+    }
+
+    /// Ends whatever has run out of time.
+    pub fn expire(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>) {
+        while let Some(&(at, id)) = self.deadlines.first()
+            && at <= now_us
+        {
+            self.deadlines.pop_first();
+            let Some(sequence) = self.sequences.get(id) else {
+                continue;
+            };
+            if sequence.deadline_us.is_some_and(|deadline| deadline <= now_us) {
+                self.end(id, End::DeadlineExceeded, outcomes);
+            } else if sequence.stay == 0 {
+                self.end(id, End::QueueTimeout, outcomes);
+            }
+        }
+    }
+
+    /// When [`Self::expire`] next has something to do.
+    pub fn next_deadline_us(&self) -> Option<u64> {
+        self.deadlines.first().map(|&(at, _)| at)
+    }
+
+    pub(crate) fn forget_deadlines(&mut self, id: SeqId, sequence: &Sequence) {
+        for at in [sequence.queue_deadline_us, sequence.deadline_us]
+            .into_iter()
+            .flatten()
+        {
+            self.deadlines.remove(&(at, id));
+        }
+    }
+
+    pub(crate) fn queue_if_eligible(&mut self, id: SeqId) {
+        let sequence = &self.sequences[id];
+        if sequence.is_eligible() {
+            self.waiting.insert((sequence.rank, id));
+        }
+    }
+
+    pub(crate) fn enter_running(&mut self, id: SeqId) {
+        let rank = self.sequences[id].rank;
+        let at = self
+            .running
+            .partition_point(|&other| self.sequences[other].rank < rank);
+        self.running.insert(at, id);
+        self.sequences[id].stage = Stage::Running;
+    }
+
+    /// Takes a sequence off the list of its stage.
+    pub(crate) fn leave_stage(&mut self, id: SeqId) {
+        let Sequence { stage, rank, .. } = self.sequences[id];
+        match stage {
+            Stage::Waiting => {
+                self.waiting.remove(&(rank, id));
+            }
+            Stage::Running => {
+                let at = self
+                    .running
+                    .partition_point(|&other| self.sequences[other].rank < rank);
+                debug_assert_eq!(self.running[at], id);
+                self.running.remove(at);
+            }
+            Stage::Paused => self.paused.retain(|&other| other != id),
+        }
+    }
+
+    /// Last page first, so that the end of a prefix is evicted before its beginning.
+    pub(crate) fn release_pages(&mut self, id: SeqId) {
+        while let Some(page) = self.sequences[id].pages.pop() {
+            if page != ForwardBatch::UNMAPPED_PAGE {
+                self.pool.release(page);
+            }
+        }
+    }
+
+    /// The known tokens of a sequence, oldest first; `None` once it has ended.
+    pub fn tokens_of(&self, id: SeqId) -> Option<&[u32]> {
+        self.sequences.get(id).map(|sequence| &sequence.tokens[..])
+    }
+
+    /// The page table of a sequence; `None` once it has ended.
+    pub fn pages_of(&self, id: SeqId) -> Option<&[u32]> {
+        self.sequences.get(id).map(|sequence| &sequence.pages[..])
+    }
+
+    /// Whether no sequence is left.
+    pub fn is_empty(&self) -> bool {
+        self.sequences.len() == 0
+    }
+
+    /// Sequences that take part in steps.
+    pub fn n_running(&self) -> usize {
+        self.running.len()
+    }
+
+    /// Sequences that hold pages while their consumer catches up.
+    pub fn n_paused(&self) -> usize {
+        self.paused.len()
+    }
+
+    /// Sequences that hold no pages.
+    pub fn n_waiting(&self) -> usize {
+        self.sequences.len() - self.running.len() - self.paused.len()
+    }
+
+    /// Running sequences that the next step would give one token.
+    pub fn n_decoding(&self) -> usize {
+        self.running
+            .iter()
+            .filter(|&&id| self.sequences[id].n_to_plan() == 1)
+            .count()
+    }
+
+    /// What it plans for, clamped to what the executor takes.
+    pub fn config(&self) -> &SchedulerConfig {
+        &self.config
+    }
+
+    /// The page pool.
+    pub fn pool(&self) -> &PagePool {
+        &self.pool
+    }
+
+    /// What was planned so far.
+    pub fn counters(&self) -> SchedulerCounters {
+        self.counters
+    }
+
+    /// Empties the prefix cache: its pages are not to be trusted.
+    pub fn forget_cache(&mut self) {
+        self.pool.forget_all();
+    }
+
+    /// Checks every invariant.
+    ///
+    /// # Panics
+    /// When one does not hold.
+    pub fn assert_consistent(&self) {
+        self.pool
+            .assert_consistent(self.sequences.iter().map(|(_, sequence)| &sequence.pages[..]));
+        assert!(
+            self.running.is_sorted_by_key(|&id| self.sequences[id].rank),
+            "running is in the order of rank"
+        );
+        for (id, sequence) in self.sequences.iter() {
+            assert!(
+                sequence.n_committed <= sequence.n_planned,
+                "{id} commits what it planned"
+            );
+            assert!(
+                sequence.n_planned <= sequence.n_inputs(),
+                "{id} plans inputs it has"
+            );
+            assert!(
+                sequence.n_planned <= sequence.pages.len() * PAGE_TOKENS,
+                "{id} has pages for its plan"
+            );
+            let is_listed = match sequence.stage {
+                Stage::Waiting => self.waiting.contains(&(sequence.rank, id)) == sequence.is_eligible(),
+                Stage::Running => self.running.contains(&id),
+                Stage::Paused => self.paused.contains(&id),
+            };
+            assert!(is_listed, "{id} is on the list of its stage");
+            assert!(
+                sequence.stage != Stage::Waiting || sequence.pages.is_empty(),
+                "{id} waits without pages"
+            );
+        }
+    }
+}
+
+/// Pages that a sequence of `n_tokens` inputs holds at most, when it is computed in small chunks.
+pub(crate) fn pages_needed(limits: &ExecutorLimits, n_tokens: usize) -> usize {
+    let n_pages = n_tokens.div_ceil(PAGE_TOKENS);
+    match limits.kv_window {
+        // The window, the page being written, and one that falls out of the window while a step is in flight.
+        Some(window) => n_pages.min(window.div_ceil(PAGE_TOKENS) + 2),
+        None => n_pages,
+    }
+}

@@ -1,0 +1,256 @@
+//! [`Sequence`]: one row of text on its way through the scheduler.
+//!
+//! Separate from the scheduler so that what a sequence still needs is derived in one place instead of stored.
+//! Invariant: `n_committed <= n_planned <= n_inputs()`, and its page table reaches `n_planned`.
+
+use std::{cmp::Reverse, sync::Arc};
+
+use crate::{
+    arena::SeqId,
+    plan::{PlannedOutput, PlannedRow},
+    prefix::PageKey,
+};
+
+/// What a sequence is computed for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// To sample a token after the last one, until a stop token or until the sequence is `max_len` tokens long.
+    Generate {
+        /// Tokens of prompt and output together at which it ends; more than the prompt has.
+        max_len: usize,
+        /// Tokens that end it and are not part of the output.
+        stop_tokens: Arc<[u32]>,
+    },
+    /// To read the logits of the positions from `from` on.
+    Logits {
+        /// First position wanted.
+        from: usize,
+    },
+    /// To read the hidden states of the positions from `from` on.
+    Hidden {
+        /// First position wanted.
+        from: usize,
+    },
+}
+
+/// A sequence as it is handed to the scheduler. Times are microseconds of any clock, given as data.
+#[derive(Clone, Debug)]
+pub struct SeqSpec {
+    /// Its tokens so far; at least one.
+    pub tokens: Vec<u32>,
+    /// What it is computed for.
+    pub work: Work,
+    /// Higher goes first, and may take the place of lower.
+    pub priority: i32,
+    /// Whether it may use and feed the prefix cache.
+    pub uses_prefix_cache: bool,
+    /// Keeps its cached pages apart from those of other adapters or tenants.
+    pub salt: u64,
+    /// When it gives up unless it has begun.
+    pub queue_deadline_us: Option<u64>,
+    /// When it gives up unless it has ended.
+    pub deadline_us: Option<u64>,
+    /// A sequence of the same prompt whose pages it shares: it waits until that one has computed them.
+    pub fork_of: Option<SeqId>,
+}
+
+/// Order of service: higher priority first, then first come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Rank {
+    pub(crate) priority: Reverse<i32>,
+    pub(crate) arrival: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    /// Holds no page; in the queue if it is eligible.
+    Waiting,
+    /// Holds pages and takes part in steps.
+    Running,
+    /// Holds pages and takes part in no step, because its consumer is slow.
+    Paused,
+}
+
+/// Why no more of a prompt came from the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MissReason {
+    /// The cache is off for this request.
+    Disabled,
+    /// The prompt is too short: only whole pages are cached, and the last token is always computed.
+    ShortPrompt,
+    /// Its first page was never seen.
+    Unseen,
+    /// It begins like a prompt seen before and goes on differently.
+    Diverged,
+    /// It was cached not long ago and had to make room.
+    Evicted,
+}
+
+impl MissReason {
+    /// Every reason, in the order of [`Self::index`].
+    pub const ALL: [Self; 5] = [
+        Self::Disabled,
+        Self::ShortPrompt,
+        Self::Unseen,
+        Self::Diverged,
+        Self::Evicted,
+    ];
+
+    /// A short name for logs and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Disabled => "disabled",
+            Self::ShortPrompt => "short_prompt",
+            Self::Unseen => "unseen",
+            Self::Diverged => "diverged",
+            Self::Evicted => "evicted",
+        }
+    }
+
+    /// Its place in [`Self::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    /// Known tokens: the prompt and what was sampled and committed.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) n_prompt: usize,
+    pub(crate) work: Work,
+    pub(crate) rank: Rank,
+    pub(crate) uses_prefix_cache: bool,
+    pub(crate) salt: u64,
+    pub(crate) queue_deadline_us: Option<u64>,
+    pub(crate) deadline_us: Option<u64>,
+    pub(crate) fork_of: Option<SeqId>,
+    /// Sequences that wait for this one's prompt to be computed.
+    pub(crate) followers: Vec<SeqId>,
+
+    pub(crate) stage: Stage,
+    /// Times it was admitted.
+    pub(crate) stay: u32,
+    /// It is to take part in no step until its consumer has caught up.
+    pub(crate) wants_pause: bool,
+    /// It waits for the sequence it is a fork of.
+    pub(crate) is_held: bool,
+    pub(crate) pages: Vec<u32>,
+    /// Keys of its first whole pages, as far as they were needed.
+    pub(crate) page_keys: Vec<PageKey>,
+    /// Leading pages that need no registration any more.
+    pub(crate) n_registered: usize,
+    /// Tokens whose K and V are in the pages once all submitted steps are done.
+    pub(crate) n_planned: usize,
+    /// Tokens whose K and V are in the pages.
+    pub(crate) n_committed: usize,
+    /// Sampled tokens that are not known yet.
+    pub(crate) n_pending: usize,
+    /// Logit row of the newest step that samples the newest of them.
+    pub(crate) pending_row: u32,
+    /// Tokens that came from the prefix cache when it began.
+    pub(crate) n_cached: usize,
+    pub(crate) miss: Option<MissReason>,
+}
+
+impl Sequence {
+    pub(crate) fn new(spec: SeqSpec, arrival: u64) -> Self {
+        Self {
+            n_prompt: spec.tokens.len(),
+            tokens: spec.tokens,
+            work: spec.work,
+            rank: Rank {
+                priority: Reverse(spec.priority),
+                arrival,
+            },
+            uses_prefix_cache: spec.uses_prefix_cache,
+            salt: spec.salt,
+            queue_deadline_us: spec.queue_deadline_us,
+            deadline_us: spec.deadline_us,
+            fork_of: spec.fork_of,
+            followers: Vec::new(),
+            stage: Stage::Waiting,
+            stay: 0,
+            wants_pause: false,
+            is_held: false,
+            pages: Vec::new(),
+            page_keys: Vec::new(),
+            n_registered: 0,
+            n_planned: 0,
+            n_committed: 0,
+            n_pending: 0,
+            pending_row: 0,
+            n_cached: 0,
+            miss: None,
+        }
+    }
+
+    /// Inputs there are, known or on their way.
+    pub(crate) fn n_inputs(&self) -> usize {
+        self.tokens.len() + self.n_pending
+    }
+
+    /// Inputs still to be planned: 1 when decoding, more in a prefill, 0 when its end is already on the way.
+    pub(crate) fn n_to_plan(&self) -> usize {
+        match self.work {
+            Work::Generate { max_len, .. } if self.n_inputs() >= max_len => 0,
+            _ => self.n_inputs() - self.n_planned,
+        }
+    }
+
+    /// Whether the queue may hold it.
+    pub(crate) fn is_eligible(&self) -> bool {
+        self.stage == Stage::Waiting && !self.wants_pause && !self.is_held && self.n_pending == 0
+    }
+
+    /// Whole pages that may come from the prefix cache: what is left is what it is computed for.
+    pub(crate) fn n_reusable(&self) -> usize {
+        match self.work {
+            Work::Generate { .. } => self.tokens.len() - 1,
+            Work::Logits { from } | Work::Hidden { from } => from.min(self.tokens.len() - 1),
+        }
+    }
+
+    /// What is read of inputs `first..end`.
+    fn output_of(&self, first: usize, end: usize) -> PlannedOutput {
+        let rows_from = |from: usize| end.saturating_sub(first.max(from)) as u32;
+        match self.work {
+            Work::Generate { .. } if end == self.n_inputs() => PlannedOutput::Sample,
+            Work::Logits { from } if end > from => PlannedOutput::Logits {
+                n_rows: rows_from(from),
+            },
+            Work::Hidden { from } if end > from => PlannedOutput::Hidden {
+                n_rows: rows_from(from),
+            },
+            _ => PlannedOutput::Nothing,
+        }
+    }
+
+    /// Plans the next `n_tokens` inputs.
+    pub(crate) fn plan_row(&mut self, id: SeqId, n_tokens: usize, first_logit_row: u32) -> PlannedRow {
+        let first = self.n_planned;
+        let end = first + n_tokens;
+        let output = self.output_of(first, end);
+        let row = PlannedRow {
+            seq: id,
+            stay: self.stay,
+            first_position: first as u32,
+            n_tokens: n_tokens as u32,
+            pending_row: (end > self.tokens.len()).then_some(self.pending_row),
+            output,
+            first_logit_row,
+        };
+        match &mut self.work {
+            Work::Generate { .. } if output == PlannedOutput::Sample => {
+                self.n_pending += 1;
+                self.pending_row = first_logit_row;
+            }
+            Work::Generate { .. } => {}
+            // A row that is on its way is not asked for again, should the sequence be preempted.
+            Work::Logits { from } | Work::Hidden { from } => *from = end.max(*from),
+        }
+        self.n_planned = end;
+        row
+    }
+}

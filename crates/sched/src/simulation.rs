@@ -1,0 +1,474 @@
+//! Simulated traffic against the naive reference: random lengths, sharing, cancels, samples, priorities, failures, slow
+//! consumers, small pools.
+//!
+//! It drives [`Core`] with a clock of its own, so that a case is decided by its numbers alone. After every step all
+//! invariants of scheduler and pool are checked, after every case that each sample ended as it must, token for token,
+//! and that no page is held. `PROPTEST_CASES` sets the number of cases; a case has 20 requests on average.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use tokenmill_model::{ExecutorLimits, SamplingParams};
+
+use crate::{
+    board::Board,
+    channel::channel,
+    core::Core,
+    error::EngineError,
+    fake_executor::{
+        Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits, sampled,
+    },
+    generation::{Event, FinishReason, Generation},
+    mailbox::{Mailbox, QueueLimits},
+    params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams},
+    submission::{Job, Submission, check_forward, check_generate},
+    sync::Arc,
+};
+
+/// Numbers that decide a request or a case. Each feature reads one; 0 is the plainest choice, so that failures shrink.
+type Genes = [u16; 16];
+
+fn pick(gene: u16, from: usize, to: usize) -> usize {
+    from + gene as usize % (to - from)
+}
+
+/// `Some` for one gene in `rarity`.
+fn rarely(gene: u16, rarity: u16, from: usize, to: usize) -> Option<usize> {
+    (gene % rarity == rarity - 1).then(|| pick(gene / rarity, from, to))
+}
+
+#[derive(Debug)]
+struct World {
+    limits: ExecutorLimits,
+    config: EngineConfig,
+    faults: Faults,
+    /// Sequences from which on a batch takes another route through the executor.
+    threshold: usize,
+}
+
+impl World {
+    fn new(genes: &Genes) -> Self {
+        let steps = |gene: u16, rarity| {
+            rarely(gene, rarity, 0, 200)
+                .map(|at| at as u64)
+                .into_iter()
+                .collect()
+        };
+        let max_running = pick(genes[4], 1, 8);
+        Self {
+            limits: ExecutorLimits {
+                n_ctx: 160,
+                n_host_pages: rarely(genes[1], 2, 1, 8).unwrap_or(0),
+                kv_window: rarely(genes[2], 4, 1, 70),
+                max_logit_rows: max_running + pick(genes[6], 0, 4),
+                ..limits(pick(genes[0], 1, 30))
+            },
+            config: EngineConfig {
+                max_running,
+                max_step_tokens: pick(genes[5], 1, 64),
+                stream_buffer: pick(genes[7], 1, 8),
+                steps_in_flight: pick(genes[8], 1, 3),
+                uses_prefix_cache: rarely(genes[9], 8, 0, 1).is_none(),
+                ..EngineConfig::default()
+            },
+            faults: Faults {
+                submits: steps(genes[10], 4),
+                waits: steps(genes[11], 4),
+                rows: steps(genes[12], 4),
+                copies: rarely(genes[13], 4, 0, 20)
+                    .map(|at| at as u64)
+                    .into_iter()
+                    .collect(),
+                lost_at: rarely(genes[14], 16, 0, 200).map(|at| at as u64),
+                panics_at: None,
+            },
+            threshold: rarely(genes[15], 3, 1, 6).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Ask {
+    Generate(GenerateParams),
+    Forward(ForwardParams),
+}
+
+/// A caller: what it asks for and how it behaves.
+#[derive(Debug)]
+struct Caller {
+    arrives_at: usize,
+    prompt: Vec<u32>,
+    ask: Ask,
+    /// Steps after its arrival at which it cancels.
+    cancels_after: Option<usize>,
+    /// Steps after its arrival at which it goes away.
+    leaves_after: Option<usize>,
+    /// Stops sample 0 after this many tokens.
+    stops_after: Option<usize>,
+    /// It reads this many events...
+    reads: usize,
+    /// ... once in so many steps.
+    reads_every: usize,
+}
+
+const STEP_US: u64 = 1000;
+
+impl Caller {
+    fn new(genes: &Genes) -> Self {
+        let len = pick(genes[0], 1, if genes[1] % 4 == 3 { 140 } else { 40 });
+        let prompt = prompt(
+            u64::from(genes[2] % 3),
+            u64::from(genes[3]),
+            pick(genes[4], 0, 100),
+            len,
+        );
+        let (queue_timeout, deadline) = (rarely(genes[13], 16, 0, 100), rarely(genes[13], 15, 0, 200));
+        let after = |steps: usize| std::time::Duration::from_micros(steps as u64 * STEP_US);
+        let cache_salt = u64::from(genes[5] % 8 == 7);
+        let priority = pick(genes[6], 0, 3) as i32 - i32::from(genes[6] % 3 == 2) * 3;
+        let ask = if let Some(from) = rarely(genes[7], 8, 0, len) {
+            let rows = if genes[8].is_multiple_of(2) {
+                ForwardRows::Logits
+            } else {
+                ForwardRows::Hidden
+            };
+            Ask::Forward(ForwardParams {
+                priority,
+                cache_salt,
+                deadline: deadline.map(after),
+                ..ForwardParams::new(rows, from)
+            })
+        } else {
+            Ask::Generate(GenerateParams {
+                sampling: match genes[8] % 3 {
+                    0 => SamplingParams::default(),
+                    1 => sampled(u64::from(genes[8]), 1.0),
+                    _ => sampled(u64::from(genes[8]), 1.1),
+                },
+                max_tokens: (genes[9] % 16 != 15).then(|| pick(genes[9], 0, 24)),
+                stop_tokens: if genes[10] % 2 == 1 {
+                    vec![3, 17]
+                } else {
+                    Vec::new()
+                },
+                n_samples: rarely(genes[11], 4, 2, 5).unwrap_or(1) as u32,
+                priority,
+                queue_timeout: queue_timeout.map(after),
+                deadline: deadline.map(after),
+                cache_salt,
+                traces_tokens: true,
+                ..GenerateParams::default()
+            })
+        };
+        Self {
+            arrives_at: pick(genes[12], 0, 60),
+            prompt,
+            ask,
+            cancels_after: rarely(genes[14], 8, 0, 40),
+            leaves_after: rarely(genes[14], 7, 0, 40),
+            stops_after: rarely(genes[14], 6, 0, 6),
+            reads: pick(genes[15], 1, 4),
+            reads_every: rarely(genes[15], 4, 1, 12).unwrap_or(1),
+        }
+    }
+
+    fn n_samples(&self) -> u32 {
+        match &self.ask {
+            Ask::Generate(params) => params.n_samples,
+            Ask::Forward(_) => 1,
+        }
+    }
+}
+
+/// A caller's request and what it has got of it.
+struct Visit<'a> {
+    caller: &'a Caller,
+    generation: Option<Generation>,
+    tokens: Vec<Vec<u32>>,
+    rows: Vec<f32>,
+    n_ends: Vec<u32>,
+    has_cancelled: bool,
+    has_stopped: bool,
+}
+
+impl<'a> Visit<'a> {
+    fn new(caller: &'a Caller, generation: Generation) -> Self {
+        let n_samples = caller.n_samples() as usize;
+        Self {
+            caller,
+            generation: Some(generation),
+            tokens: vec![Vec::new(); n_samples],
+            rows: Vec::new(),
+            n_ends: vec![0; n_samples],
+            has_cancelled: false,
+            has_stopped: false,
+        }
+    }
+
+    /// Behaves as the caller does in one step. Returns whether it is still there.
+    fn act(&mut self, step: usize, world: &World, is_lost: bool) -> bool {
+        let age = step - self.caller.arrives_at;
+        if self.caller.leaves_after == Some(age) {
+            self.generation = None;
+        }
+        let Some(generation) = &self.generation else {
+            return false;
+        };
+        if self.caller.cancels_after == Some(age) {
+            self.has_cancelled = true;
+            generation.cancel();
+        }
+        if step.is_multiple_of(self.caller.reads_every) || is_lost {
+            for _ in 0..self.caller.reads {
+                let generation = self.generation.as_mut().expect("it is still here");
+                match generation.try_next() {
+                    Some(event) => self.take(event, world),
+                    None => break,
+                }
+            }
+        }
+        let has_ended = self.generation.as_ref().is_none_or(Generation::has_ended);
+        if has_ended {
+            assert!(
+                self.n_ends.iter().all(|&n_ends| n_ends == 1),
+                "every sample ends once"
+            );
+        }
+        !has_ended
+    }
+
+    fn take(&mut self, event: Event, world: &World) {
+        match event {
+            Event::Token(token) => {
+                let sample = token.sample as usize;
+                assert_eq!(self.n_ends[sample], 0, "no token comes after the end");
+                self.tokens[sample].push(token.id);
+                if sample == 0 && self.caller.stops_after == Some(self.tokens[0].len()) {
+                    self.has_stopped = true;
+                    self.generation.as_mut().expect("it is still here").stop(0);
+                }
+            }
+            Event::Rows(rows) => {
+                let Ask::Forward(params) = &self.caller.ask else {
+                    panic!("rows come of a forward pass");
+                };
+                let n_rows = self.rows.len() / rows.width;
+                assert_eq!(
+                    rows.first_position,
+                    params.from + n_rows,
+                    "rows come in order, each once"
+                );
+                self.rows.extend(rows.values);
+            }
+            Event::Finished(finished) => {
+                let sample = finished.sample as usize;
+                self.n_ends[sample] += 1;
+                assert_eq!(finished.usage.completion_tokens, self.tokens[sample].len());
+                assert_eq!(finished.timings.tokens.len(), self.tokens[sample].len());
+                assert!(finished.usage.cached_tokens < self.caller.prompt.len());
+                self.check_end(sample, finished.reason, world);
+            }
+            Event::Failed { sample, error } => {
+                self.n_ends[sample as usize] += 1;
+                self.check_prefix(sample as usize, world);
+                let Faults {
+                    submits,
+                    waits,
+                    rows,
+                    copies,
+                    lost_at,
+                    ..
+                } = &world.faults;
+                let is_expected = match error {
+                    EngineError::Row(_) => !rows.is_empty(),
+                    EngineError::Step(_) => {
+                        !submits.is_empty() || !waits.is_empty() || !copies.is_empty() || lost_at.is_some()
+                    }
+                    EngineError::QueueTimeout { .. } => {
+                        matches!(&self.caller.ask, Ask::Generate(params) if params.queue_timeout.is_some())
+                    }
+                    EngineError::DeadlineExceeded { .. } => match &self.caller.ask {
+                        Ask::Generate(params) => params.deadline.is_some(),
+                        Ask::Forward(params) => params.deadline.is_some(),
+                    },
+                    EngineError::Stopped => lost_at.is_some(),
+                    _ => false,
+                };
+                assert!(is_expected, "{error}");
+            }
+        }
+    }
+
+    fn expected(&self, sample: usize, world: &World) -> (Vec<u32>, bool) {
+        let Ask::Generate(params) = &self.caller.ask else {
+            return (Vec::new(), false);
+        };
+        let mut sampling = params.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(sample as u64);
+        let pool_len = match world.limits.kv_window {
+            None => world.limits.n_pages * 16 + 1,
+            Some(_) => usize::MAX,
+        };
+        let longest = world
+            .limits
+            .n_ctx
+            .min(pool_len)
+            .saturating_sub(self.caller.prompt.len());
+        let max_tokens = params.max_tokens.unwrap_or(longest);
+        reference(
+            &world.limits,
+            &self.caller.prompt,
+            &sampling,
+            max_tokens,
+            &params.stop_tokens,
+        )
+    }
+
+    fn check_end(&self, sample: usize, reason: FinishReason, world: &World) {
+        if let Ask::Forward(params) = &self.caller.ask {
+            let expected = match params.rows {
+                ForwardRows::Logits => reference_logits(&world.limits, &self.caller.prompt),
+                ForwardRows::Hidden => reference_hidden(&world.limits, &self.caller.prompt),
+            };
+            let start = params.from * expected.len() / self.caller.prompt.len();
+            let is_whole = self.rows == expected[start..];
+            assert!(is_whole || (reason == FinishReason::Cancelled && self.has_cancelled));
+            return;
+        }
+        let (expected, has_stop_token) = self.expected(sample, world);
+        let tokens = &self.tokens[sample];
+        match reason {
+            FinishReason::Stop if self.has_stopped && sample == 0 => {
+                assert_eq!(
+                    Some(tokens.len()),
+                    self.caller.stops_after,
+                    "nothing comes after a stop"
+                );
+                assert_eq!(tokens[..], expected[..tokens.len()]);
+            }
+            FinishReason::Stop => assert_eq!((tokens, true), (&expected, has_stop_token)),
+            FinishReason::Length => assert_eq!((tokens, false), (&expected, has_stop_token)),
+            FinishReason::Cancelled => {
+                assert!(self.has_cancelled);
+                self.check_prefix(sample, world);
+            }
+        }
+    }
+
+    fn check_prefix(&self, sample: usize, world: &World) {
+        let (expected, _) = self.expected(sample, world);
+        assert!(
+            expected.starts_with(&self.tokens[sample]),
+            "what came before the end is right"
+        );
+    }
+}
+
+/// Runs all callers to their end.
+fn simulate(world: &World, callers: &[Caller]) {
+    let mailbox = Mailbox::new(QueueLimits {
+        max_queued: usize::MAX,
+        max_queued_tokens: usize::MAX,
+    });
+    let executor = RoutedExecutor::new(&world.limits, &world.faults, world.threshold);
+    let mut core = Core::new(
+        Box::new(executor),
+        world.config.clone(),
+        Arc::new(Board::default()),
+    );
+    let mut visits: Vec<Visit<'_>> = Vec::new();
+    let mut commands = Vec::new();
+    let now_us = Cell::new(0);
+    let n_arrivals = 60;
+    // Longer than callers stay away between two reads or before they come.
+    let mut n_idle_steps = 0;
+    // Far more steps than the work needs, slow readers included: whoever is not done by then starves.
+    let patience =
+        n_arrivals + callers.len() * 8000 * world.limits.n_ctx.div_ceil(world.config.max_step_tokens);
+    for step in 0.. {
+        assert!(
+            step < patience,
+            "a request starves: {:?} after {step} steps",
+            core.scheduler
+        );
+        for caller in callers.iter().filter(|caller| caller.arrives_at == step) {
+            if let Some(generation) = arrive(caller, world, &mailbox, now_us.get()) {
+                visits.push(Visit::new(caller, generation));
+            }
+        }
+        mailbox.take(&mut commands);
+        for command in commands.drain(..) {
+            core.obey(command, now_us.get());
+        }
+        let has_advanced = core.step(&|| {
+            now_us.set(now_us.get() + STEP_US / 4);
+            now_us.get()
+        });
+        n_idle_steps = if has_advanced { 0 } else { n_idle_steps + 1 };
+        assert!(n_idle_steps < 200, "a request is forgotten: {:?}", core.scheduler);
+        core.publish(&mailbox);
+        core.scheduler.assert_consistent();
+        let is_lost = core.lost().is_some();
+        if is_lost {
+            mailbox.close(EngineError::Stopped);
+        }
+        visits.retain_mut(|visit| visit.act(step, world, is_lost));
+        let all_came = step >= n_arrivals || is_lost;
+        if all_came && visits.is_empty() && core.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(core.scheduler.pool().n_in_use(), 0, "no page is held");
+    assert_eq!(core.requests.len(), 0, "no request is forgotten");
+    if core.lost().is_none() {
+        assert_eq!(mailbox.n_queued(), (0, 0), "the gauges return to zero");
+    }
+}
+
+fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -> Option<Generation> {
+    let tokens = caller.prompt.clone();
+    let job = match &caller.ask {
+        Ask::Generate(params) => match check_generate(&world.limits, &tokens, params) {
+            // Nothing to generate: the engine would not get to see it.
+            Ok(max_len) if max_len == tokens.len() => return None,
+            Ok(max_len) => Job::Generate {
+                params: params.clone(),
+                max_len,
+            },
+            Err(EngineError::PoolTooSmall { .. }) => return None,
+            Err(error) => panic!("{error}"),
+        },
+        Ask::Forward(params) => match check_forward(&world.limits, &tokens, params) {
+            Ok(()) => Job::Forward(params.clone()),
+            Err(EngineError::PoolTooSmall { .. }) => return None,
+            Err(error) => panic!("{error}"),
+        },
+    };
+    let (events, receiver) = channel(world.config.stream_buffer);
+    let request = mailbox.submit(caller.n_samples() as usize, tokens.len(), |request| Submission {
+        request,
+        tokens,
+        job,
+        events,
+        submitted_us: now_us,
+    });
+    let request = request.ok()?;
+    Some(Generation::new(
+        request,
+        caller.n_samples(),
+        receiver,
+        Arc::clone(mailbox),
+    ))
+}
+
+proptest! {
+    #[test]
+    fn every_request_ends_as_if_it_were_alone(
+        world in any::<Genes>(),
+        callers in prop::collection::vec(any::<Genes>(), 1..40),
+    ) {
+        let world = World::new(&world);
+        let callers: Vec<Caller> = callers.iter().map(Caller::new).collect();
+        simulate(&world, &callers);
+    }
+}

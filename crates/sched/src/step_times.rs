@@ -1,0 +1,156 @@
+//! [`StepTimes`]: how long steps take on this machine, measured as they run.
+//!
+//! Separate because two parts live off it: the size of the prefill chunks beside running streams, and the answer to how
+//! much a batch gains. Invariant: every figure comes from steps that ran; where none did, there is no answer.
+
+/// Moving averages over the steps seen, in microseconds, held in 1/256 so that integers do.
+#[derive(Clone, Debug, Default)]
+pub struct StepTimes {
+    /// By number of decode rows: steps that did nothing but decode that many.
+    decode: Vec<Average>,
+    /// One prefill token beside decode rows.
+    prefill_token: Average,
+    /// Prefill tokens granted last, which limits how fast the grant grows.
+    granted: usize,
+}
+
+/// Prefill tokens beside decode rows while nothing is measured yet.
+const FIRST_GRANT: usize = 32;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Average {
+    n_seen: u32,
+    us_by_256: u64,
+}
+
+impl Average {
+    fn add(&mut self, us_by_256: u64) {
+        self.n_seen = self.n_seen.saturating_add(1);
+        // The mean of the first eight, then one that follows.
+        let weight = u64::from(self.n_seen.min(8));
+        self.us_by_256 = (self.us_by_256 * (weight - 1) + us_by_256) / weight;
+    }
+
+    fn get(self) -> Option<u64> {
+        (self.n_seen > 0).then_some(self.us_by_256)
+    }
+}
+
+/// Decoding several sequences side by side, as measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Throughput {
+    /// Sequences.
+    pub n_sequences: usize,
+    /// Tokens per second of all of them together.
+    pub tokens_per_s: f64,
+    /// How many times that is what one sequence alone reaches; `None` while one alone was not measured.
+    pub over_single: Option<f64>,
+}
+
+impl StepTimes {
+    /// Takes a step in: its decode rows, its prefill tokens and how long it took.
+    pub(crate) fn observe(&mut self, n_decode: usize, n_prefill_tokens: usize, us: u64) {
+        if n_decode == 0 {
+            return;
+        }
+        if n_prefill_tokens == 0 {
+            if self.decode.len() <= n_decode {
+                self.decode.resize(n_decode + 1, Average::default());
+            }
+            self.decode[n_decode].add(us * 256);
+        } else if let Some(decode_us_by_256) = self.decode_us_by_256(n_decode) {
+            let more = (us * 256).saturating_sub(decode_us_by_256);
+            self.prefill_token.add(more / n_prefill_tokens as u64);
+        }
+    }
+
+    /// Prefill tokens that a step of `n_decode` decode rows can take without becoming more than `max_stall_percent`
+    /// longer.
+    pub(crate) fn grant_prefill(&mut self, n_decode: usize, max_stall_percent: u32) -> usize {
+        let measured = self.decode_us_by_256(n_decode).zip(self.prefill_token.get());
+        let grant = match measured {
+            Some((decode, prefill_token)) => {
+                let room = decode * u64::from(max_stall_percent) / 100;
+                (room / prefill_token.max(1)).min(2 * self.granted as u64) as usize
+            }
+            None => FIRST_GRANT,
+        };
+        self.granted = grant.max(1);
+        self.granted
+    }
+
+    /// Time of a step that decodes `n` rows, from the nearest measured numbers of rows on either side.
+    fn decode_us_by_256(&self, n: usize) -> Option<u64> {
+        let at = |rows: usize| self.decode.get(rows).and_then(|average| average.get());
+        let below = (1..=n.min(self.decode.len()))
+            .rev()
+            .find_map(|rows| Some((rows, at(rows)?)));
+        let above = (n..self.decode.len()).find_map(|rows| Some((rows, at(rows)?)));
+        match (below, above) {
+            (Some((low, low_us)), Some((high, high_us))) if high > low => {
+                let (low_us, high_us) = (low_us as i64, high_us as i64);
+                let us = low_us + (high_us - low_us) * (n - low) as i64 / (high - low) as i64;
+                Some(us as u64)
+            }
+            (Some((_, us)), _) | (None, Some((_, us))) => Some(us),
+            (None, None) => None,
+        }
+    }
+
+    /// Throughput of decoding `n_sequences` side by side: measured, or interpolated between the nearest measured
+    /// numbers. Beyond the largest it stays at that one's rate, since more rows do not slow a token down.
+    pub fn throughput(&self, n_sequences: usize) -> Option<Throughput> {
+        let rate = |n: usize| {
+            let largest = (1..self.decode.len())
+                .rev()
+                .find(|&rows| self.decode[rows].n_seen > 0)?;
+            let n = n.clamp(1, largest);
+            Some(n as f64 * 1e6 * 256.0 / self.decode_us_by_256(n)?.max(1) as f64)
+        };
+        let tokens_per_s = rate(n_sequences)?;
+        let single = self
+            .decode
+            .get(1)
+            .filter(|single| single.n_seen > 0)
+            .and_then(|_| rate(1));
+        Some(Throughput {
+            n_sequences,
+            tokens_per_s,
+            over_single: single.map(|single| tokens_per_s / single),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn throughput_is_unknown_before_a_step_was_measured() {
+        assert_eq!(StepTimes::default().throughput(4), None);
+    }
+
+    #[test]
+    fn throughput_interpolates_between_what_was_measured() {
+        let mut times = StepTimes::default();
+        times.observe(1, 0, 1000);
+        times.observe(5, 0, 2000);
+        let single = times.throughput(1).unwrap();
+        assert_eq!((single.tokens_per_s, single.over_single), (1000.0, Some(1.0)));
+        // Three rows take 1500 microseconds.
+        assert_eq!(times.throughput(3).unwrap().tokens_per_s, 2000.0);
+        assert_eq!(times.throughput(5).unwrap().over_single, Some(2.5));
+        assert_eq!(times.throughput(9).unwrap().tokens_per_s, 2500.0);
+    }
+
+    #[test]
+    fn the_grant_fills_the_allowed_stall() {
+        let mut times = StepTimes::default();
+        assert_eq!(times.grant_prefill(2, 100), FIRST_GRANT);
+        times.observe(2, 0, 1000);
+        times.observe(2, 32, 1000 + 32 * 50);
+        assert_eq!(times.grant_prefill(2, 100), 20);
+        assert_eq!(times.grant_prefill(2, 50), 10);
+        assert_eq!(times.grant_prefill(2, 100), 20);
+    }
+}

@@ -1,0 +1,173 @@
+//! [`Submission`]: a request on its way from its caller to the engine.
+//!
+//! Separate because it is checked on the caller's thread, before anything reaches the engine. Invariant: what a
+//! [`Submission`] holds can run, given the pool to itself.
+
+use std::{sync::Arc, time::Duration};
+
+use tokenmill_model::{ExecutorLimits, PAGE_TOKENS, SamplingParams};
+
+use crate::{
+    arena::SeqId,
+    channel::Sender,
+    error::EngineError,
+    generation::Event,
+    mailbox::RequestId,
+    params::{ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES},
+    scheduler::pages_needed,
+    sequence::{SeqSpec, Work},
+};
+
+#[derive(Debug)]
+pub(crate) struct Submission {
+    pub(crate) request: RequestId,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) job: Job,
+    pub(crate) events: Sender<Event>,
+    /// Microseconds since the engine began.
+    pub(crate) submitted_us: u64,
+}
+
+#[derive(Debug)]
+pub(crate) enum Job {
+    Generate {
+        params: GenerateParams,
+        /// Tokens of prompt and output together at which a sample ends.
+        max_len: usize,
+    },
+    Forward(ForwardParams),
+}
+
+impl Job {
+    pub(crate) fn n_samples(&self) -> u32 {
+        match self {
+            Self::Generate { params, .. } => params.n_samples,
+            Self::Forward(_) => 1,
+        }
+    }
+
+    /// How a sample is drawn; `None` for a forward pass.
+    pub(crate) fn sampling(&self, sample: u32) -> Option<Arc<SamplingParams>> {
+        let Self::Generate { params, .. } = self else {
+            return None;
+        };
+        let mut sampling = params.sampling.clone();
+        sampling.seed = sampling.seed.wrapping_add(u64::from(sample));
+        Some(Arc::new(sampling))
+    }
+
+    pub(crate) fn traces_tokens(&self) -> bool {
+        matches!(self, Self::Generate { params, .. } if params.traces_tokens)
+    }
+}
+
+impl Submission {
+    /// What the scheduler is to make of it.
+    pub(crate) fn spec(&self, fork_of: Option<SeqId>) -> SeqSpec {
+        let at = |after: Duration| self.submitted_us.saturating_add(after.as_micros() as u64);
+        let tokens = self.tokens.clone();
+        match &self.job {
+            Job::Generate { params, max_len } => SeqSpec {
+                tokens,
+                work: Work::Generate {
+                    max_len: *max_len,
+                    stop_tokens: params.stop_tokens.as_slice().into(),
+                },
+                priority: params.priority,
+                uses_prefix_cache: params.uses_prefix_cache,
+                salt: params.cache_salt,
+                queue_deadline_us: params.queue_timeout.map(at),
+                deadline_us: params.deadline.map(at),
+                fork_of,
+            },
+            Job::Forward(params) => SeqSpec {
+                tokens,
+                work: match params.rows {
+                    ForwardRows::Logits => Work::Logits { from: params.from },
+                    ForwardRows::Hidden => Work::Hidden { from: params.from },
+                },
+                priority: params.priority,
+                uses_prefix_cache: params.uses_prefix_cache,
+                salt: params.cache_salt,
+                queue_deadline_us: None,
+                deadline_us: params.deadline.map(at),
+                fork_of,
+            },
+        }
+    }
+}
+
+/// Checks a request to generate. Returns the length at which its samples end, which is the prompt's own where nothing
+/// is to be generated.
+pub(crate) fn check_generate(
+    limits: &ExecutorLimits,
+    tokens: &[u32],
+    params: &GenerateParams,
+) -> Result<usize, EngineError> {
+    check_tokens(limits, tokens)?;
+    params.sampling.validate(limits.n_vocab)?;
+    if !(1..=MAX_SAMPLES).contains(&params.n_samples) {
+        return Err(EngineError::SampleCount {
+            found: params.n_samples,
+            maximum: MAX_SAMPLES,
+        });
+    }
+    // The last token sampled is never an input, so it needs no page.
+    let pool_len = match limits.kv_window {
+        None => limits.n_pages * PAGE_TOKENS + 1,
+        Some(_) => usize::MAX,
+    };
+    let max_len = match params.max_tokens {
+        Some(max_tokens) => tokens.len().saturating_add(max_tokens).min(limits.n_ctx),
+        None => limits.n_ctx.min(pool_len).max(tokens.len()),
+    };
+    check_pool(limits, tokens.len().max(max_len - 1))?;
+    Ok(max_len)
+}
+
+/// Checks a forward pass.
+pub(crate) fn check_forward(
+    limits: &ExecutorLimits,
+    tokens: &[u32],
+    params: &ForwardParams,
+) -> Result<(), EngineError> {
+    check_tokens(limits, tokens)?;
+    if params.from >= tokens.len() {
+        return Err(EngineError::RowsOutOfRange {
+            from: params.from,
+            n_tokens: tokens.len(),
+        });
+    }
+    check_pool(limits, tokens.len())
+}
+
+fn check_tokens(limits: &ExecutorLimits, tokens: &[u32]) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Err(EngineError::EmptyPrompt);
+    }
+    if tokens.len() > limits.n_ctx {
+        return Err(EngineError::ContextLimitExceeded {
+            provided: tokens.len(),
+            maximum: limits.n_ctx,
+        });
+    }
+    match tokens.iter().position(|&id| id as usize >= limits.n_vocab) {
+        None => Ok(()),
+        Some(index) => Err(EngineError::UnknownToken {
+            index,
+            id: tokens[index],
+            n_vocab: limits.n_vocab,
+        }),
+    }
+}
+
+fn check_pool(limits: &ExecutorLimits, n_tokens: usize) -> Result<(), EngineError> {
+    let needed_pages = pages_needed(limits, n_tokens);
+    if needed_pages > limits.n_pages {
+        return Err(EngineError::PoolTooSmall {
+            needed_pages,
+            n_pages: limits.n_pages,
+        });
+    }
+    Ok(())
+}

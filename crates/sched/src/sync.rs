@@ -1,0 +1,11 @@
+//! The synchronization that the engine uses, in one place, so that tests can run the same code under a scheduler that
+//! explores thread interleavings.
+
+pub(crate) use std::{
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    thread,
+};

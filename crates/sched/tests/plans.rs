@@ -1,0 +1,221 @@
+//! Golden traces: what the scheduler decides, step by step, in cases small enough to check by hand.
+
+use std::{collections::VecDeque, fmt::Write, sync::Arc};
+
+use tokenmill_model::ExecutorLimits;
+use tokenmill_sched::{
+    Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqId, SeqSpec, StepBudget, StepPlan, Work,
+};
+
+/// A scheduler whose every sampled token is 7, and a record of what it plans.
+struct Trace {
+    scheduler: Scheduler,
+    budget: StepBudget,
+    steps_in_flight: usize,
+    in_flight: VecDeque<StepPlan>,
+    text: String,
+    n_steps: usize,
+}
+
+impl Trace {
+    fn new(n_pages: usize, max_running: usize, change: impl FnOnce(&mut ExecutorLimits)) -> Self {
+        let mut limits = ExecutorLimits {
+            n_vocab: 100,
+            n_embd: 8,
+            n_ctx: 1024,
+            n_pages,
+            n_host_pages: 0,
+            max_batch_tokens: 64,
+            max_batch_seqs: 16,
+            max_logit_rows: 16,
+            kv_window: None,
+        };
+        change(&mut limits);
+        Self {
+            scheduler: Scheduler::new(SchedulerConfig {
+                limits,
+                max_running,
+                max_step_tokens: 64,
+                model_salt: 0,
+            }),
+            budget: StepBudget::FULL,
+            steps_in_flight: 1,
+            in_flight: VecDeque::new(),
+            text: String::new(),
+            n_steps: 0,
+        }
+    }
+
+    fn submit(&mut self, prompt: impl IntoIterator<Item = u32>, n_more: usize) -> SeqId {
+        self.submit_with(prompt, n_more, 0, None)
+    }
+
+    fn submit_with(
+        &mut self,
+        prompt: impl IntoIterator<Item = u32>,
+        n_more: usize,
+        priority: i32,
+        fork_of: Option<SeqId>,
+    ) -> SeqId {
+        let tokens: Vec<u32> = prompt.into_iter().collect();
+        let work = Work::Generate {
+            max_len: tokens.len() + n_more,
+            stop_tokens: Arc::new([]),
+        };
+        self.submit_work(tokens, work, priority, fork_of)
+    }
+
+    fn submit_work(&mut self, tokens: Vec<u32>, work: Work, priority: i32, fork_of: Option<SeqId>) -> SeqId {
+        let n_tokens = tokens.len();
+        let id = self.scheduler.submit(SeqSpec {
+            tokens,
+            work,
+            priority,
+            uses_prefix_cache: true,
+            salt: 0,
+            queue_deadline_us: None,
+            deadline_us: None,
+            fork_of,
+        });
+        writeln!(self.text, "submit {id}: {n_tokens} tokens").expect("strings take everything");
+        id
+    }
+
+    fn step(&mut self) -> bool {
+        while self.in_flight.len() < self.steps_in_flight {
+            let mut plan = StepPlan::default();
+            self.scheduler.plan(self.budget, &mut plan);
+            self.scheduler.assert_consistent();
+            if plan.is_empty() {
+                break;
+            }
+            self.n_steps += 1;
+            write!(self.text, "step {}\n{plan}", self.n_steps).expect("strings take everything");
+            self.in_flight.push_back(plan);
+        }
+        let Some(plan) = self.in_flight.pop_front() else {
+            return false;
+        };
+        let results: Vec<RowResult> = plan
+            .rows
+            .iter()
+            .map(|row| match row.output {
+                PlannedOutput::Sample => RowResult::Token(7),
+                _ => RowResult::Advanced,
+            })
+            .collect();
+        let mut news = Vec::new();
+        self.scheduler.commit(&plan, &results, &mut news);
+        self.scheduler.assert_consistent();
+        for outcome in news {
+            if let Outcome::Ended { seq, end, summary } = outcome {
+                writeln!(
+                    self.text,
+                    "  {seq} ends: {end:?}, {} generated, {} cached",
+                    summary.n_generated, summary.n_cached
+                )
+                .expect("strings take everything");
+            }
+        }
+        true
+    }
+
+    fn steps(&mut self, n: usize) {
+        for _ in 0..n {
+            assert!(self.step(), "there is a step to do");
+        }
+    }
+
+    fn finish(mut self) -> String {
+        while self.step() {}
+        assert!(self.scheduler.is_empty());
+        self.text
+    }
+}
+
+#[test]
+fn a_long_prompt_is_chunked_beside_running_streams() {
+    let mut trace = Trace::new(32, 8, |_| {});
+    trace.budget = StepBudget {
+        prefill_beside_decode: 24,
+    };
+    trace.submit([1, 2, 3], 6);
+    trace.steps(2);
+    trace.submit(0..60, 2);
+    trace.submit(60..70, 2);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn a_shared_prefix_is_computed_once() {
+    let mut trace = Trace::new(32, 8, |_| {});
+    trace.submit(0..40, 1);
+    trace.steps(1);
+    trace.submit((0..32).chain(80..90), 1);
+    trace.submit(0..32, 1);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn forks_share_the_prompt_and_copy_the_page_they_write() {
+    let mut trace = Trace::new(32, 8, |_| {});
+    let leader = trace.submit(0..20, 2);
+    trace.submit_with(0..20, 2, 0, Some(leader));
+    trace.submit_with(0..20, 2, 0, Some(leader));
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn the_newest_gives_its_pages_back_and_finds_what_is_left_of_them() {
+    let mut trace = Trace::new(4, 8, |_| {});
+    trace.submit(0..20, 14);
+    trace.submit(50..64, 20);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn a_higher_priority_takes_the_seat_of_a_lower() {
+    let mut trace = Trace::new(8, 1, |_| {});
+    trace.submit_with(0..20, 4, 0, None);
+    trace.steps(2);
+    trace.submit_with(50..60, 2, 5, None);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn evicted_pages_go_to_the_host_tier_and_come_back() {
+    let mut trace = Trace::new(2, 8, |limits| limits.n_host_pages = 2);
+    trace.submit(0..20, 1);
+    trace.steps(1);
+    trace.submit(50..70, 1);
+    trace.steps(1);
+    trace.submit(0..20, 1);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn pages_that_fall_out_of_the_window_are_used_again() {
+    // Eighty inputs in a pool of 64 slots.
+    let mut trace = Trace::new(4, 8, |limits| limits.kv_window = Some(20));
+    trace.submit(0..75, 6);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn a_second_step_is_planned_while_the_first_runs() {
+    let mut trace = Trace::new(8, 8, |_| {});
+    trace.steps_in_flight = 2;
+    trace.submit(0..5, 3);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn a_forward_pass_reads_only_the_rows_asked_for() {
+    let mut trace = Trace::new(8, 8, |limits| limits.max_logit_rows = 8);
+    let tokens: Vec<u32> = (0..40).collect();
+    trace.submit_work(tokens.clone(), Work::Logits { from: 20 }, 0, None);
+    trace.submit([1, 2], 2);
+    trace.steps(2);
+    trace.submit_work(tokens, Work::Hidden { from: 38 }, 0, None);
+    insta::assert_snapshot!(trace.finish());
+}

@@ -1,0 +1,254 @@
+//! The engine under a scheduler that explores thread interleavings: the same sources as the library, with the types of
+//! `sync.rs` exchanged for ones whose every operation is a point at which another thread may go on.
+//!
+//! Timeouts never pass here, so a wake-up that is lost shows as a deadlock.
+#![expect(
+    unreachable_pub,
+    dead_code,
+    reason = "the library's modules, compiled as a test"
+)]
+
+#[path = "../../src/admission.rs"]
+mod admission;
+#[path = "../../src/arena.rs"]
+mod arena;
+#[path = "../../src/batch_builder.rs"]
+mod batch_builder;
+#[path = "../../src/board.rs"]
+mod board;
+#[path = "../../src/calls.rs"]
+mod calls;
+#[path = "../../src/channel.rs"]
+mod channel;
+#[path = "../../src/commit.rs"]
+mod commit;
+#[path = "../../src/core.rs"]
+mod core;
+#[path = "../../src/engine.rs"]
+mod engine;
+#[path = "../../src/error.rs"]
+mod error;
+#[path = "../../src/events.rs"]
+mod events;
+#[path = "../support/fake_executor.rs"]
+mod fake_executor;
+#[path = "../../src/generation.rs"]
+mod generation;
+#[path = "../../src/lru.rs"]
+mod lru;
+#[path = "../../src/mailbox.rs"]
+mod mailbox;
+#[path = "../../src/params.rs"]
+mod params;
+#[path = "../../src/plan.rs"]
+mod plan;
+#[path = "../../src/pool.rs"]
+mod pool;
+#[path = "../../src/prefix.rs"]
+mod prefix;
+#[path = "../../src/scheduler.rs"]
+mod scheduler;
+#[path = "../../src/sequence.rs"]
+mod sequence;
+#[path = "../../src/step_times.rs"]
+mod step_times;
+#[path = "../../src/stopwatch.rs"]
+mod stopwatch;
+#[path = "../../src/submission.rs"]
+mod submission;
+
+mod sync {
+    pub(crate) use shuttle::{
+        sync::{
+            Arc, Condvar, Mutex,
+            atomic::{AtomicU64, Ordering},
+            mpsc,
+        },
+        thread,
+    };
+}
+
+use engine::Engine;
+use error::EngineError;
+use fake_executor::{FakeExecutor, Faults, limits, prompt, reference};
+use generation::{Event, FinishReason, Generation};
+use params::{EngineConfig, GenerateParams};
+use shuttle::thread;
+
+/// Interleavings explored by each test.
+const N_SCHEDULES: usize = 1000;
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        stream_buffer: 2,
+        max_running: 2,
+        ..EngineConfig::default()
+    }
+}
+
+fn greedy(max_tokens: usize) -> GenerateParams {
+    GenerateParams {
+        max_tokens: Some(max_tokens),
+        ..GenerateParams::default()
+    }
+}
+
+fn expected(prompt: &[u32], max_tokens: usize) -> Vec<u32> {
+    reference(&limits(0), prompt, &greedy(1).sampling, max_tokens, &[]).0
+}
+
+/// Reads a generation to its end; every sample ends once.
+fn read(generation: Generation) -> (Vec<u32>, Result<FinishReason, EngineError>) {
+    let mut tokens = Vec::new();
+    let mut ends = Vec::new();
+    for event in generation {
+        match event {
+            Event::Token(token) => tokens.push(token.id),
+            Event::Finished(finished) => ends.push(Ok(finished.reason)),
+            Event::Failed { error, .. } => ends.push(Err(error)),
+            Event::Rows(_) => panic!("no rows were asked for"),
+        }
+    }
+    assert_eq!(ends.len(), 1);
+    (tokens, ends.remove(0))
+}
+
+fn explore(test: impl Fn() + Send + Sync + 'static) {
+    let test = std::sync::Arc::new(test);
+    let random = std::sync::Arc::clone(&test);
+    shuttle::check_random(move || random(), N_SCHEDULES);
+    shuttle::check_pct(move || test(), N_SCHEDULES, 3);
+}
+
+#[test]
+fn callers_side_by_side_get_what_they_would_get_alone() {
+    explore(|| {
+        let engine = Engine::start(FakeExecutor::new(limits(4)), config());
+        let callers: Vec<_> = (0..3u64)
+            .map(|own| {
+                let engine = engine.clone();
+                thread::spawn(move || {
+                    let prompt = prompt(1, own, 16, 18);
+                    let generation = engine.submit(prompt.clone(), greedy(5)).unwrap();
+                    assert_eq!(read(generation), (expected(&prompt, 5), Ok(FinishReason::Length)));
+                })
+            })
+            .collect();
+        for caller in callers {
+            caller.join().unwrap();
+        }
+        assert_eq!(engine.stats().n_pages_in_use, 0);
+    });
+}
+
+#[test]
+fn cancels_and_drops_at_any_moment_hurt_nobody_else() {
+    explore(|| {
+        let engine = Engine::start(FakeExecutor::new(limits(4)), config());
+        let cancelled = engine.submit(vec![1; 17], greedy(20)).unwrap();
+        let dropped = engine.submit(vec![2; 17], greedy(20)).unwrap();
+        let other = engine.submit(vec![3], greedy(6)).unwrap();
+        let canceller = cancelled.canceller();
+        let threads = [
+            thread::spawn(move || canceller.cancel()),
+            thread::spawn(move || drop(dropped)),
+            thread::spawn(move || {
+                let (tokens, end) = read(cancelled);
+                assert!(expected(&[1; 17], 20).starts_with(&tokens));
+                assert!(matches!(end, Ok(FinishReason::Cancelled | FinishReason::Length)));
+            }),
+        ];
+        assert_eq!(read(other), (expected(&[3], 6), Ok(FinishReason::Length)));
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        engine.drain();
+    });
+}
+
+#[test]
+fn a_stream_that_was_full_always_goes_on() {
+    explore(|| {
+        let one = EngineConfig {
+            stream_buffer: 1,
+            steps_in_flight: 2,
+            ..config()
+        };
+        let engine = Engine::start(FakeExecutor::new(limits(4)), one);
+        let generation = engine.submit(vec![1], greedy(12)).unwrap();
+        let reader = thread::spawn(move || read(generation));
+        let mut polled = engine.submit(vec![2], greedy(12)).unwrap();
+        let mut tokens = Vec::new();
+        while let Some(event) = shuttle::future::block_on(polled.next_event()) {
+            if let Event::Token(token) = event {
+                tokens.push(token.id);
+            }
+        }
+        assert_eq!(tokens, expected(&[2], 12));
+        assert_eq!(
+            reader.join().unwrap(),
+            (expected(&[1], 12), Ok(FinishReason::Length))
+        );
+    });
+}
+
+#[test]
+fn what_was_accepted_before_a_drain_is_finished() {
+    explore(|| {
+        let engine = Engine::start(FakeExecutor::new(limits(4)), config());
+        let caller = engine.clone();
+        let caller = thread::spawn(move || match caller.submit(vec![1], greedy(4)) {
+            Ok(generation) => assert_eq!(read(generation), (expected(&[1], 4), Ok(FinishReason::Length))),
+            Err(error) => assert!(matches!(error, EngineError::Draining | EngineError::Stopped)),
+        });
+        engine.drain();
+        caller.join().unwrap();
+    });
+}
+
+#[test]
+fn a_request_whose_engine_goes_away_ends() {
+    explore(|| {
+        let faults = Faults {
+            lost_at: Some(2),
+            ..Faults::default()
+        };
+        let engine = Engine::start(FakeExecutor::with_faults(limits(4), faults), config());
+        let caller = engine.clone();
+        let caller = thread::spawn(move || {
+            if let Ok(generation) = caller.submit(vec![1], greedy(4)) {
+                let (tokens, end) = read(generation);
+                assert!(expected(&[1], 4).starts_with(&tokens));
+                assert!(end.is_err());
+            }
+        });
+        if let Ok(generation) = engine.submit(vec![2], greedy(9)) {
+            assert!(read(generation).1.is_err());
+        }
+        caller.join().unwrap();
+        let orphan = engine.submit(vec![3], greedy(9));
+        drop(engine);
+        if let Ok(generation) = orphan {
+            assert!(read(generation).1.is_err());
+        }
+    });
+}
+
+#[test]
+fn dropping_the_engine_cancels_what_runs() {
+    explore(|| {
+        let engine = Engine::start(FakeExecutor::new(limits(4)), config());
+        let generation = engine.submit(vec![1], greedy(30)).unwrap();
+        let reader = thread::spawn(move || read(generation));
+        drop(engine);
+        let (tokens, end) = reader.join().unwrap();
+        assert!(expected(&[1], 30).starts_with(&tokens));
+        assert!(
+            matches!(
+                end,
+                Ok(FinishReason::Cancelled | FinishReason::Length) | Err(EngineError::Stopped)
+            ),
+            "{end:?}"
+        );
+    });
+}

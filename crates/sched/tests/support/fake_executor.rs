@@ -1,0 +1,445 @@
+//! A deterministic executor for tests: its next token is a hash of everything a sequence may look at, read through its
+//! own paged store.
+//!
+//! A stored value is a hash of its token, its position and all values it could see, as K and V of a real model are. So a
+//! wrong page, position, copy or stale page changes every token after it. [`reference`] computes the same without pages.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tokenmill_model::{
+    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageCopy, RowError, RowOutput, SampleRow,
+    SampledToken, SamplingParams, StepError, StepOutput, Ticket, TokenLogprob, TokenSource,
+};
+
+/// What goes wrong, and when; steps and copies are counted from 0.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Faults {
+    /// Steps that fail when they are submitted.
+    pub(crate) submits: Vec<u64>,
+    /// Steps that fail when they are waited for; what they store is garbage.
+    pub(crate) waits: Vec<u64>,
+    /// Steps whose first sampled row is not finite.
+    pub(crate) rows: Vec<u64>,
+    /// Calls of `copy_pages` that fail; what they were to write is garbage.
+    pub(crate) copies: Vec<u64>,
+    /// The step at which the device is lost.
+    pub(crate) lost_at: Option<u64>,
+    /// The step at which the executor panics.
+    pub(crate) panics_at: Option<u64>,
+}
+
+/// The test double; see the module.
+pub(crate) struct FakeExecutor {
+    limits: ExecutorLimits,
+    pages: Vec<[u64; PAGE_TOKENS]>,
+    host_pages: Vec<[u64; PAGE_TOKENS]>,
+    faults: Faults,
+    n_steps: u64,
+    n_copies: u64,
+    open: VecDeque<(u64, StepOutput, Option<StepError>)>,
+    last_sampled: Vec<u32>,
+    /// Called before each step, for instance to make it take time.
+    pub(crate) on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
+}
+
+const GARBAGE: u64 = 0x0BAD_0BAD_0BAD_0BAD;
+
+/// Limits for tests: 32 tokens in the vocabulary, everything else small.
+pub(crate) fn limits(n_pages: usize) -> ExecutorLimits {
+    ExecutorLimits {
+        n_vocab: 32,
+        n_embd: 4,
+        n_ctx: 4096,
+        n_pages,
+        n_host_pages: 0,
+        max_batch_tokens: 64,
+        max_batch_seqs: 40,
+        max_logit_rows: 40,
+        kv_window: None,
+    }
+}
+
+impl FakeExecutor {
+    pub(crate) fn new(limits: ExecutorLimits) -> Self {
+        Self {
+            pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_pages],
+            host_pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_host_pages],
+            limits,
+            faults: Faults::default(),
+            n_steps: 0,
+            n_copies: 0,
+            open: VecDeque::new(),
+            last_sampled: Vec::new(),
+            on_step: Box::new(|_| {}),
+        }
+    }
+
+    pub(crate) fn with_faults(limits: ExecutorLimits, faults: Faults) -> Self {
+        Self {
+            faults,
+            ..Self::new(limits)
+        }
+    }
+
+    /// Exchanges everything that is stored with another executor's: it moves, nothing is copied.
+    fn swap_store(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.pages, &mut other.pages);
+        std::mem::swap(&mut self.host_pages, &mut other.host_pages);
+        std::mem::swap(&mut self.last_sampled, &mut other.last_sampled);
+        std::mem::swap(&mut self.n_steps, &mut other.n_steps);
+        std::mem::swap(&mut self.n_copies, &mut other.n_copies);
+    }
+
+    fn lost(&self, operation: &'static str) -> Option<StepError> {
+        let is_lost = self.faults.lost_at.is_some_and(|at| self.n_steps >= at);
+        is_lost.then(|| StepError::DeviceLost {
+            operation,
+            reason: "it fell off the bus".to_owned(),
+        })
+    }
+
+    /// Stores the tokens of a sequence and returns the state after each.
+    fn run_sequence(&mut self, batch: &ForwardBatch, seq_idx: usize, is_garbage: bool) -> Vec<u64> {
+        let table = batch.pages_of(seq_idx);
+        let window = self.limits.kv_window;
+        batch
+            .tokens_of(seq_idx)
+            .map(|token_idx| {
+                let id = match batch.tokens[token_idx] {
+                    TokenSource::Id(id) => id,
+                    TokenSource::SampledRow(row) => self.last_sampled[row as usize],
+                };
+                let position = batch.positions[token_idx] as usize;
+                let context = visible_from(position, window);
+                let seen = fold(
+                    (context..position)
+                        .map(|at| self.pages[table[at / PAGE_TOKENS] as usize][at % PAGE_TOKENS]),
+                );
+                let value = store_value(seen, id, position);
+                let slot = batch.slots[token_idx] as usize;
+                self.pages[slot / PAGE_TOKENS][slot % PAGE_TOKENS] = if is_garbage { GARBAGE } else { value };
+                mix(seen ^ value)
+            })
+            .collect()
+    }
+
+    fn run(&mut self, batch: &ForwardBatch, is_garbage: bool, has_bad_row: bool) -> StepOutput {
+        let mut states = Vec::with_capacity(batch.n_tokens());
+        for seq_idx in 0..batch.n_seqs() {
+            let of_sequence = self.run_sequence(batch, seq_idx, is_garbage);
+            states.extend(of_sequence);
+        }
+        let mut output = StepOutput::default();
+        output.top_starts.push(0);
+        let mut has_bad_row = has_bad_row;
+        let mut sampled_ids = Vec::new();
+        for (&row, wanted) in batch.logit_rows.iter().zip(&batch.outputs) {
+            let state = states[row as usize];
+            let mut id = 0;
+            match wanted {
+                RowOutput::Logits => {
+                    output.logits.extend(logits(state, self.limits.n_vocab));
+                    output.sampled.push(None);
+                }
+                RowOutput::Sample(_) if std::mem::take(&mut has_bad_row) => {
+                    output.sampled.push(Some(Err(RowError::NonFiniteLogits)));
+                }
+                RowOutput::Sample(sample) => {
+                    let history = self.history(batch, sample, row as usize);
+                    let position = batch.positions[row as usize] as usize + 1;
+                    id = choose(state, &sample.params, &history, position, self.limits.n_vocab);
+                    output.sampled.push(Some(Ok(SampledToken {
+                        id,
+                        logprob: sample.params.n_logprobs.map(|_| -(id as f32)),
+                    })));
+                    let n_top = sample.params.n_logprobs.unwrap_or(0);
+                    output.top.extend((0..n_top).map(|rank| TokenLogprob {
+                        id: (id + rank) % self.limits.n_vocab as u32,
+                        logprob: -(rank as f32),
+                    }));
+                }
+            }
+            sampled_ids.push(id);
+            output.top_starts.push(output.top.len() as u32);
+        }
+        for &row in &batch.hidden_rows {
+            output
+                .hidden
+                .extend(hidden(states[row as usize], self.limits.n_embd));
+        }
+        self.last_sampled = sampled_ids;
+        output
+    }
+
+    /// The history of a row with its newest token, where that was not known to the engine.
+    fn history(&self, batch: &ForwardBatch, sample: &SampleRow, row: usize) -> Vec<u32> {
+        let mut history = batch.history[sample.history.start as usize..sample.history.end as usize].to_vec();
+        if let TokenSource::SampledRow(row) = batch.tokens[row] {
+            history.push(self.last_sampled[row as usize]);
+        }
+        history
+    }
+}
+
+impl Executor for FakeExecutor {
+    fn limits(&self) -> &ExecutorLimits {
+        &self.limits
+    }
+
+    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
+        assert!(self.open.len() < 2, "two steps are in flight already");
+        let step = self.n_steps;
+        if let Some(lost) = self.lost("submit") {
+            return Err(lost);
+        }
+        assert_ne!(
+            self.faults.panics_at,
+            Some(step),
+            "the executor was told to panic"
+        );
+        batch
+            .validate(&self.limits, self.last_sampled.len())
+            .expect("the engine sends valid batches");
+        self.n_steps += 1;
+        let device_error = |reason: &str| StepError::Device {
+            operation: "step",
+            reason: reason.to_owned(),
+        };
+        if self.faults.submits.contains(&step) {
+            return Err(device_error("told to fail on submit"));
+        }
+        (self.on_step)(batch);
+        let fails = self.faults.waits.contains(&step);
+        let output = self.run(batch, fails, self.faults.rows.contains(&step));
+        self.open
+            .push_back((step, output, fails.then(|| device_error("told to fail on wait"))));
+        Ok(Ticket(step))
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        let (step, result, error) = self.open.pop_front().expect("a step is in flight");
+        assert_eq!(ticket, Ticket(step), "steps are waited for in order");
+        if let Some(error) = error {
+            return Err(error);
+        }
+        *output = result;
+        Ok(())
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+        if let Some(lost) = self.lost("copy_pages") {
+            return Err(lost);
+        }
+        let fails = self.faults.copies.contains(&self.n_copies);
+        self.n_copies += 1;
+        for &copy in copies {
+            let garbage = [GARBAGE; PAGE_TOKENS];
+            match copy {
+                PageCopy::Duplicate { from, to } => {
+                    self.pages[to as usize] = if fails { garbage } else { self.pages[from as usize] };
+                }
+                PageCopy::Download { page, host_page } => {
+                    self.host_pages[host_page as usize] =
+                        if fails { garbage } else { self.pages[page as usize] };
+                }
+                PageCopy::Upload { host_page, page } => {
+                    self.pages[page as usize] = if fails {
+                        garbage
+                    } else {
+                        self.host_pages[host_page as usize]
+                    };
+                }
+            }
+        }
+        if fails {
+            return Err(StepError::Device {
+                operation: "copy_pages",
+                reason: "told to fail".to_owned(),
+            });
+        }
+        Ok(())
+    }
+}
+
+/// Two executors behind one: batches of at least `threshold` sequences take the second route. The store moves with the
+/// route.
+pub(crate) struct RoutedExecutor {
+    routes: [FakeExecutor; 2],
+    threshold: usize,
+    home: usize,
+    open_routes: VecDeque<usize>,
+    /// Steps that each route took.
+    pub(crate) n_taken: Arc<[AtomicUsize; 2]>,
+}
+
+impl RoutedExecutor {
+    pub(crate) fn new(limits: &ExecutorLimits, faults: &Faults, threshold: usize) -> Self {
+        Self {
+            routes: [(); 2].map(|()| FakeExecutor::with_faults(limits.clone(), faults.clone())),
+            threshold,
+            home: 0,
+            open_routes: VecDeque::new(),
+            n_taken: Arc::default(),
+        }
+    }
+}
+
+impl Executor for RoutedExecutor {
+    fn limits(&self) -> &ExecutorLimits {
+        self.routes[0].limits()
+    }
+
+    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
+        let route = usize::from(batch.n_seqs() >= self.threshold);
+        if route != self.home {
+            let [small, large] = &mut self.routes;
+            small.swap_store(large);
+            self.home = route;
+        }
+        self.n_taken[route].fetch_add(1, Ordering::Relaxed);
+        let ticket = self.routes[route].submit(batch)?;
+        self.open_routes.push_back(route);
+        Ok(ticket)
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        let route = self.open_routes.pop_front().expect("a step is in flight");
+        self.routes[route].wait(ticket, output)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+        self.routes[self.home].copy_pages(copies)
+    }
+}
+
+fn visible_from(position: usize, window: Option<usize>) -> usize {
+    window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+fn mix(value: u64) -> u64 {
+    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ value >> 31
+}
+
+fn fold(values: impl Iterator<Item = u64>) -> u64 {
+    values.fold(1, |state, value| mix(state.rotate_left(5) ^ value))
+}
+
+fn store_value(seen: u64, id: u32, position: usize) -> u64 {
+    mix(seen ^ u64::from(id) << 32 ^ position as u64)
+}
+
+fn logits(state: u64, n_vocab: usize) -> impl Iterator<Item = f32> {
+    (0..n_vocab as u64).map(move |id| (mix(state ^ id) >> 40) as f32)
+}
+
+fn hidden(state: u64, n_embd: usize) -> impl Iterator<Item = f32> {
+    (0..n_embd as u64).map(move |at| (mix(state ^ at << 8) >> 40) as f32)
+}
+
+fn choose(state: u64, params: &SamplingParams, history: &[u32], position: usize, n_vocab: usize) -> u32 {
+    let history = &history[history.len().saturating_sub(params.history_len())..];
+    let state = fold(history.iter().map(|&id| u64::from(id))) ^ state;
+    let state = if params.is_greedy() {
+        state
+    } else {
+        mix(state ^ params.seed) ^ position as u64
+    };
+    let best = logits(state, n_vocab)
+        .enumerate()
+        .reduce(|best, next| if next.1 > best.1 { next } else { best });
+    best.map_or(0, |(id, _)| id as u32)
+}
+
+/// States after each token of a sequence, without pages, batches or reuse.
+fn states(tokens: &[u32], window: Option<usize>) -> Vec<u64> {
+    let mut stored: Vec<u64> = Vec::with_capacity(tokens.len());
+    (0..tokens.len())
+        .map(|position| {
+            let seen = fold(stored[visible_from(position, window)..].iter().copied());
+            let value = store_value(seen, tokens[position], position);
+            stored.push(value);
+            mix(seen ^ value)
+        })
+        .collect()
+}
+
+/// What a request must generate whatever runs beside it: up to `max_tokens` tokens, less where a stop token comes.
+/// Returns the tokens and whether a stop token ended them.
+pub(crate) fn reference(
+    limits: &ExecutorLimits,
+    prompt: &[u32],
+    params: &SamplingParams,
+    max_tokens: usize,
+    stop_tokens: &[u32],
+) -> (Vec<u32>, bool) {
+    let mut tokens = prompt.to_vec();
+    let mut stored: Vec<u64> = Vec::new();
+    let mut generated = Vec::new();
+    while generated.len() < max_tokens && tokens.len() < limits.n_ctx {
+        let mut state = 0;
+        for position in stored.len()..tokens.len() {
+            let seen = fold(stored[visible_from(position, limits.kv_window)..].iter().copied());
+            stored.push(store_value(seen, tokens[position], position));
+            state = mix(seen ^ stored[position]);
+        }
+        let history = &tokens[tokens.len().saturating_sub(params.history_len())..];
+        let id = choose(state, params, history, tokens.len(), limits.n_vocab);
+        if stop_tokens.contains(&id) {
+            return (generated, true);
+        }
+        tokens.push(id);
+        generated.push(id);
+    }
+    (generated, false)
+}
+
+/// The logits of all positions of `tokens`.
+pub(crate) fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
+    let states = states(tokens, limits.kv_window);
+    states
+        .into_iter()
+        .flat_map(|state| logits(state, limits.n_vocab))
+        .collect()
+}
+
+/// The hidden states of all positions of `tokens`.
+pub(crate) fn reference_hidden(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
+    let states = states(tokens, limits.kv_window);
+    states
+        .into_iter()
+        .flat_map(|state| hidden(state, limits.n_embd))
+        .collect()
+}
+
+/// Prompts that share beginnings: prompt `i` has `len` tokens, the first `n_shared` of them those of family `family`.
+pub(crate) fn prompt(family: u64, own: u64, n_shared: usize, len: usize) -> Vec<u32> {
+    (0..len as u64)
+        .map(|at| {
+            let source = if (at as usize) < n_shared {
+                family << 20
+            } else {
+                own << 40 | 1
+            };
+            (mix(source ^ at << 8) % 32) as u32
+        })
+        .collect()
+}
+
+/// Default sampling with another seed.
+pub(crate) fn sampled(seed: u64, repeat_penalty: f32) -> SamplingParams {
+    SamplingParams {
+        temperature: 1.0,
+        seed,
+        repeat_penalty,
+        penalty_last_n: 5,
+        ..SamplingParams::default()
+    }
+}
