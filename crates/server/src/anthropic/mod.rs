@@ -1,0 +1,3 @@
+//! Anthropic's API: request types of `/v1/messages` and `/v1/messages/count_tokens`.
+
+pub mod messages;

@@ -1,0 +1,81 @@
+//! [`ServerConfig`]: limits, keys and addresses.
+//!
+//! Plain data that the command line fills in. Invariant: the defaults are safe on a machine with other users: the
+//! loopback address, no cross-origin access, every wait bounded.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use crate::auth::ApiKeys;
+
+/// How a server listens, whom it answers and what it bears.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where it listens.
+    pub listen: Listen,
+    /// Certificate and key files in PEM; `None` serves plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Keys that clients must send; none leaves the server open to whoever reaches it.
+    pub api_keys: ApiKeys,
+    /// Origins whose web pages may call the API; none by default, `*` for all.
+    pub cors_origins: Vec<String>,
+    /// Largest request body.
+    pub max_body_bytes: usize,
+    /// Longest wait for a request's headers, and so also how long a connection may be idle. Longer than what load
+    /// balancers keep connections for, or they would now and then send a request into one that closes.
+    pub header_timeout: Duration,
+    /// Longest wait for a request's body.
+    pub body_timeout: Duration,
+    /// Longest time from arrival to the end of an answer; `None` is unbounded.
+    pub request_timeout: Option<Duration>,
+    /// Longest wait in the queue; `None` is unbounded.
+    pub queue_timeout: Option<Duration>,
+    /// How long the engine may show no sign of life before `/livez` says so.
+    pub heartbeat_timeout: Duration,
+    /// How long running answers may go on after the first SIGTERM.
+    pub drain_timeout: Duration,
+    /// Most samples of a prompt.
+    pub max_n: u32,
+    /// Most prompts or inputs of a request.
+    pub max_prompts: usize,
+    /// Connections held open at once.
+    pub max_connections: usize,
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// A TCP address.
+    Tcp(SocketAddr),
+    /// A UNIX socket.
+    Unix(PathBuf),
+}
+
+/// Files of a TLS identity, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate chain.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            listen: Listen::Tcp(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            tls: None,
+            api_keys: ApiKeys::default(),
+            cors_origins: Vec::new(),
+            max_body_bytes: 16 << 20,
+            header_timeout: Duration::from_secs(75),
+            body_timeout: Duration::from_secs(30),
+            request_timeout: None,
+            queue_timeout: None,
+            heartbeat_timeout: Duration::from_secs(30),
+            drain_timeout: Duration::from_secs(30),
+            max_n: 128,
+            max_prompts: 256,
+            max_connections: 4096,
+        }
+    }
+}

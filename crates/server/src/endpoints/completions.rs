@@ -1,0 +1,275 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use tokenmill_text::DecodeOptions;
+
+use crate::{
+    ApiError, App, Dialect, TextParams,
+    app::Call,
+    fields::Body,
+    openai::{
+        Stop, StreamOptions, check_n,
+        completion::{CompletionRequest, MAX_LOGPROBS, OnePrompt},
+    },
+    prompt_scores::score_prompt,
+    reply::{Sample, TokenCounts, collect, finish_reason, timings},
+    request_id::{RequestId, unique_id},
+    sampling::SamplingFields,
+    scores::completion_logprobs,
+    served_model::unix_seconds,
+    sse::{EventFormat, Events, stream_response},
+    tables,
+    text_stream::{ScoredToken, TextEvent},
+};
+
+/// Tokens generated where the request says nothing, by the official default.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// Answers a completion request, streamed or whole.
+pub(crate) async fn completions(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
+    let body = Body::parse(&call.body, tables::completion())?;
+    let request: CompletionRequest = body.read()?;
+    let model = &app.model;
+    model.check_name(request.model.as_deref())?;
+    let options = StreamOptions::check(request.stream_options, request.stream)?;
+    let mut sampling = body
+        .read::<SamplingFields>()?
+        .into_params(model.tokenizer().n_vocab(), model.fresh_seed())?;
+    sampling.n_logprobs = check_logprobs(request.logprobs)?;
+    let n = check_n(request.n, app.config.max_n)?;
+    if request.best_of.is_some_and(|best_of| best_of != n) {
+        return Err(ApiError::UnsupportedField {
+            param: "best_of".to_owned(),
+            reason: "only equal to `n`; ask for more choices and choose",
+        });
+    }
+    let n_logprobs = sampling.n_logprobs;
+    let params = TextParams {
+        sampling,
+        max_tokens: Some(request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+        n,
+        ignore_eos: request.ignore_eos,
+        stops: request.stop.map_or_else(|| Ok(Vec::new()), Stop::into_strings)?,
+        deadline: app.config.request_timeout,
+        queue_timeout: app.config.queue_timeout,
+    };
+    let prompts = encode_prompts(&app, request.prompt.into_prompts())?;
+    let echoes = if request.echo {
+        echo_prompts(&app, &prompts, n_logprobs).await?
+    } else {
+        Vec::new()
+    };
+    let stream = model.generate(prompts, &params)?;
+    let writer = CompletionWriter {
+        app: Arc::clone(&app),
+        id: unique_id("cmpl-"),
+        created_s: unix_seconds(),
+        has_logprobs: n_logprobs.is_some(),
+        echoes,
+        n,
+    };
+    if request.stream {
+        let n_choices = stream.n_samples();
+        let format = CompletionEvents {
+            offsets: (0..n_choices)
+                .map(|choice| writer.echo_of(choice).n_chars)
+                .collect(),
+            writer,
+            includes_usage: options.include_usage,
+            usage: TokenCounts::default(),
+        };
+        return Ok(stream_response(&app, &call, stream, format));
+    }
+
+    let samples = collect(stream, &app, &call).await?;
+    let choices: Vec<Value> = samples.iter().map(|sample| writer.whole_choice(sample)).collect();
+    let mut reply = writer.envelope(&Value::from(choices));
+    reply["usage"] = TokenCounts::of_samples(&samples).to_openai();
+    reply["timings"] = timings(&samples[0].end);
+    Ok(Json(reply).into_response())
+}
+
+fn check_logprobs(asked: Option<u32>) -> Result<Option<u32>, ApiError> {
+    match asked {
+        Some(n) if n > MAX_LOGPROBS => Err(ApiError::invalid(
+            "logprobs",
+            format!("{n} is more than {MAX_LOGPROBS}"),
+        )),
+        asked => Ok(asked),
+    }
+}
+
+fn encode_prompts(app: &App, prompts: Vec<OnePrompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+    if prompts.is_empty() {
+        return Err(ApiError::invalid("prompt", "the list of prompts is empty"));
+    }
+    if prompts.len() > app.config.max_prompts {
+        let reason = format!(
+            "{} prompts, at most {} in a request",
+            prompts.len(),
+            app.config.max_prompts
+        );
+        return Err(ApiError::invalid("prompt", reason));
+    }
+    let encode = |prompt| match prompt {
+        OnePrompt::Text(text) => app.model.encode_text(&text, true),
+        OnePrompt::Tokens(tokens) => tokens,
+    };
+    Ok(prompts.into_iter().map(encode).collect())
+}
+
+/// A prompt that stands before its answers.
+#[derive(Clone, Debug, Default)]
+struct Echo {
+    text: String,
+    n_chars: usize,
+    tokens: Vec<ScoredToken>,
+}
+
+/// The texts of the prompts, their tokens scored where log-probabilities are asked for.
+async fn echo_prompts(
+    app: &App,
+    prompts: &[Vec<u32>],
+    n_logprobs: Option<u32>,
+) -> Result<Vec<Echo>, ApiError> {
+    let mut echoes = Vec::with_capacity(prompts.len());
+    for prompt in prompts {
+        let text = app.model.tokenizer().decode(prompt, DecodeOptions::default());
+        let tokens = match n_logprobs {
+            Some(n) => score_prompt(app.model.engine(), prompt, n).await?,
+            None => Vec::new(),
+        };
+        echoes.push(Echo {
+            n_chars: text.chars().count(),
+            text,
+            tokens,
+        });
+    }
+    Ok(echoes)
+}
+
+struct CompletionWriter {
+    app: Arc<App>,
+    id: String,
+    created_s: u64,
+    has_logprobs: bool,
+    echoes: Vec<Echo>,
+    n: u32,
+}
+
+impl CompletionWriter {
+    fn envelope(&self, choices: &Value) -> Value {
+        json!({
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created_s,
+            "model": self.app.model.name(),
+            "choices": choices,
+        })
+    }
+
+    fn echo_of(&self, choice: usize) -> Echo {
+        self.echoes
+            .get(choice / self.n as usize)
+            .cloned()
+            .unwrap_or_default()
+    }
+
+    fn logprobs(&self, tokens: &[ScoredToken], first_offset: usize) -> Option<Value> {
+        let tokenizer = self.app.model.tokenizer();
+        self.has_logprobs
+            .then(|| completion_logprobs(tokenizer, tokens, first_offset))
+    }
+
+    fn whole_choice(&self, sample: &Sample) -> Value {
+        let echo = self.echo_of(sample.end.sample as usize);
+        let tokens = [echo.tokens, sample.tokens.clone()].concat();
+        // Without scored prompt tokens the first token listed stands behind the echoed text.
+        let first_offset = if self.has_logprobs && !self.echoes.is_empty() {
+            0
+        } else {
+            echo.n_chars
+        };
+        json!({
+            "index": sample.end.sample,
+            "text": echo.text + &sample.text,
+            "logprobs": self.logprobs(&tokens, first_offset),
+            "finish_reason": finish_reason(&sample.end),
+        })
+    }
+}
+
+/// The stream: the echo, one chunk for each delta, one for each end, the usage where asked for.
+struct CompletionEvents {
+    writer: CompletionWriter,
+    includes_usage: bool,
+    usage: TokenCounts,
+    /// Characters sent of each choice.
+    offsets: Vec<usize>,
+}
+
+impl CompletionEvents {
+    fn chunk(&self, index: usize, text: &str, logprobs: Option<&Value>, finish: Option<&str>) -> Value {
+        let choice = json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish });
+        self.envelope(&json!([choice]))
+    }
+
+    fn envelope(&self, choices: &Value) -> Value {
+        let mut chunk = self.writer.envelope(choices);
+        if self.includes_usage {
+            chunk["usage"] = Value::Null;
+        }
+        chunk
+    }
+}
+
+impl EventFormat for CompletionEvents {
+    fn begin(&mut self, out: &mut Events) {
+        if self.writer.echoes.is_empty() {
+            return;
+        }
+        for choice in 0..self.offsets.len() {
+            let echo = self.writer.echo_of(choice);
+            let logprobs = self.writer.logprobs(&echo.tokens, 0);
+            out.data(&self.chunk(choice, &echo.text, logprobs.as_ref(), None));
+        }
+    }
+
+    fn take(&mut self, event: &TextEvent, out: &mut Events) {
+        match event {
+            TextEvent::Delta(delta) => {
+                let choice = delta.sample as usize;
+                let logprobs = self.writer.logprobs(&delta.tokens, self.offsets[choice]);
+                self.offsets[choice] += delta.text.chars().count();
+                out.data(&self.chunk(choice, &delta.text, logprobs.as_ref(), None));
+            }
+            TextEvent::Finished(end) => {
+                self.usage.add(end);
+                let mut chunk = self.chunk(end.sample as usize, "", None, Some(finish_reason(end)));
+                chunk["timings"] = timings(end);
+                out.data(&chunk);
+            }
+            TextEvent::Failed { .. } => {}
+        }
+    }
+
+    fn end(&mut self, out: &mut Events) {
+        if self.includes_usage {
+            let mut chunk = self.envelope(&json!([]));
+            chunk["usage"] = self.usage.to_openai();
+            out.data(&chunk);
+        }
+        out.done();
+    }
+
+    fn fail(&mut self, error: &ApiError, request_id: &RequestId, out: &mut Events) {
+        out.data(&error.body(Dialect::OpenAi, request_id.as_str()));
+        out.done();
+    }
+}

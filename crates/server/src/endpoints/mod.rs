@@ -1,0 +1,13 @@
+//! The endpoints: one file each, from a parsed request to a reply.
+
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod embeddings;
+pub(crate) mod health;
+pub(crate) mod messages;
+pub(crate) mod metrics;
+pub(crate) mod models;
+pub(crate) mod openapi;
+pub(crate) mod page;
+pub(crate) mod responses;
+pub(crate) mod words;

@@ -1,0 +1,164 @@
+//! `GET /openapi.json`: the description of the API, made from the field tables.
+
+use std::sync::LazyLock;
+
+use axum::{Json, response::IntoResponse, response::Response};
+use serde_json::{Map, Value, json};
+
+use super::words;
+use crate::{
+    fields::{Field, Support},
+    tables,
+};
+
+/// Serves the description.
+pub(crate) async fn openapi() -> Response {
+    static DOCUMENT: LazyLock<Value> = LazyLock::new(document);
+    Json(&*DOCUMENT).into_response()
+}
+
+/// Endpoints with a body: path, what they do, their fields, and those of them that are required.
+fn posts() -> [(
+    &'static str,
+    &'static str,
+    &'static [Field],
+    &'static [&'static str],
+); 9] {
+    [
+        (
+            "/v1/chat/completions",
+            "Answer a conversation",
+            tables::chat(),
+            &["messages"],
+        ),
+        (
+            "/v1/completions",
+            "Continue a text",
+            tables::completion(),
+            &["prompt"],
+        ),
+        ("/v1/embeddings", "Embed texts", tables::embedding(), &["input"]),
+        (
+            "/v1/responses",
+            "Answer a conversation, without stored state",
+            tables::response(),
+            &["input"],
+        ),
+        (
+            "/v1/messages",
+            "Answer a conversation, Anthropic's API",
+            tables::messages(),
+            &["messages", "max_tokens"],
+        ),
+        (
+            "/v1/messages/count_tokens",
+            "Count a conversation's tokens",
+            tables::messages(),
+            &["messages"],
+        ),
+        ("/tokenize", "Text to token ids", words::TOKENIZE, &[]),
+        ("/detokenize", "Token ids to text", words::DETOKENIZE, &["tokens"]),
+        (
+            "/apply-template",
+            "Render a conversation",
+            words::APPLY_TEMPLATE,
+            &["messages"],
+        ),
+    ]
+}
+
+const GETS: [(&str, &str); 7] = [
+    ("/v1/models", "List the names of the served model"),
+    ("/v1/models/{name}", "Describe one of them"),
+    ("/metrics", "Figures in OpenMetrics text"),
+    ("/livez", "Whether the engine shows signs of life"),
+    ("/readyz", "Whether a request sent now would be taken"),
+    ("/openapi.json", "This description"),
+    ("/", "The web page"),
+];
+
+fn document() -> Value {
+    let mut paths = Map::new();
+    for (path, summary, fields, required) in posts() {
+        let properties: Map<String, Value> = fields
+            .iter()
+            .map(|field| (field.name.to_owned(), property(field)))
+            .collect();
+        let schema = json!({
+            "type": "object",
+            "properties": properties,
+            "required": required,
+            "additionalProperties": false,
+        });
+        paths.insert(
+            path.to_owned(),
+            json!({ "post": {
+                "summary": summary,
+                "requestBody": { "required": true, "content": { "application/json": { "schema": schema } } },
+                "responses": { "200": { "description": "the answer" }, "default": { "$ref": "#/components/responses/error" } },
+            }}),
+        );
+    }
+    for (path, summary) in GETS {
+        let mut get = json!({ "summary": summary, "responses": { "200": { "description": "the answer" } } });
+        if path.contains("{name}") {
+            get["parameters"] = json!([
+                { "name": "name", "in": "path", "required": true, "schema": { "type": "string" } }
+            ]);
+        }
+        paths.insert(path.to_owned(), json!({ "get": get }));
+    }
+    json!({
+        "openapi": "3.1.0",
+        "info": { "title": "tokenmill", "version": env!("CARGO_PKG_VERSION") },
+        "security": [{ "key": [] }, {}],
+        "paths": paths,
+        "components": {
+            "securitySchemes": { "key": { "type": "http", "scheme": "bearer" } },
+            "responses": { "error": {
+                "description": "what was wrong",
+                "content": { "application/json": { "schema": { "type": "object", "properties": {
+                    "error": { "type": "object", "properties": {
+                        "message": { "type": "string" },
+                        "type": { "type": "string" },
+                        "code": { "type": ["string", "null"] },
+                        "param": { "type": ["string", "null"] },
+                    }},
+                }}}},
+            }},
+        },
+    })
+}
+
+fn property(field: &Field) -> Value {
+    let description = match field.support {
+        Support::Yes => field.note.to_owned(),
+        Support::Label => "accepted; changes nothing about the answer".to_owned(),
+        Support::Refused(why) => format!("refused: {why}"),
+    };
+    json!({ "description": description, "deprecated": matches!(field.support, Support::Refused(_)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_names_every_field_of_every_endpoint() {
+        let document = document();
+        for (path, _, fields, required) in posts() {
+            let schema =
+                &document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"];
+            let properties = schema["properties"].as_object().expect("properties");
+            assert_eq!(
+                properties.len(),
+                fields.len(),
+                "a field of {path} stands in its table twice"
+            );
+            assert!(
+                required.iter().all(|name| properties.contains_key(*name)),
+                "{path}"
+            );
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! `GET /`: the web page, embedded in the binary.
+//!
+//! The content security policy lets it load nothing but itself and talk to nobody but this server.
+
+use axum::{
+    Extension,
+    extract::{Path, rejection::PathRejection},
+    http::{Method, Uri, header},
+    response::{IntoResponse, Response},
+};
+
+use super::models::not_found;
+use crate::request_id::RequestId;
+
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Path, media type and content of each file.
+const FILES: &[(&str, &str, &str)] = &[
+    (
+        "style.css",
+        "text/css; charset=utf-8",
+        include_str!("../../web/style.css"),
+    ),
+    ("main.js", JAVASCRIPT, include_str!("../../web/main.js")),
+    ("chat.js", JAVASCRIPT, include_str!("../../web/chat.js")),
+    ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
+    ("markdown.js", JAVASCRIPT, include_str!("../../web/markdown.js")),
+    ("sse.js", JAVASCRIPT, include_str!("../../web/sse.js")),
+];
+const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
+
+/// The page itself.
+pub(crate) async fn index() -> Response {
+    respond("text/html; charset=utf-8", include_str!("../../web/index.html"))
+}
+
+/// A file that the page loads. Names are looked up in a table, so a path can leave nothing.
+pub(crate) async fn file(
+    name: Result<Path<String>, PathRejection>,
+    request_id: Extension<RequestId>,
+    method: Method,
+    uri: Uri,
+) -> Response {
+    let found = name
+        .ok()
+        .and_then(|Path(name)| FILES.iter().find(|(path, ..)| *path == name));
+    match found {
+        Some((_, media_type, content)) => respond(media_type, content),
+        None => not_found(request_id, method, uri).await,
+    }
+}
+
+fn respond(media_type: &'static str, content: &'static str) -> Response {
+    let headers = [
+        (header::CONTENT_TYPE, media_type),
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, content).into_response()
+}

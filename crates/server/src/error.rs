@@ -1,0 +1,315 @@
+//! [`ApiError`]: every refusal and failure that a client can meet, with its status and error body.
+//!
+//! One type for both dialects, so that a cause has the same status whichever API met it. Invariant: a message names
+//! what was wrong and never contains another request's text.
+
+use serde_json::{Value, json};
+use tokenmill_sched::EngineError;
+
+/// Which API's error body a client expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// `{"error": {"message", "type", "code", "param"}}`
+    OpenAi,
+    /// `{"type": "error", "error": {"type", "message"}, "request_id"}`
+    Anthropic,
+}
+
+/// A refusal or a failure, as a client sees it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiError {
+    /// The body is not JSON, or not an object.
+    #[error("the request body is not valid JSON: {reason}")]
+    MalformedJson {
+        /// What the parser said, with line and column.
+        reason: String,
+    },
+    /// A field has a wrong type or value.
+    #[error("`{param}`: {reason}")]
+    InvalidField {
+        /// Path of the field, as in `messages[0].content`.
+        param: String,
+        /// What is wrong, and what is expected.
+        reason: String,
+    },
+    /// The field exists in no API that this endpoint speaks.
+    #[error("unknown field `{param}`; it would have been ignored, so it is refused")]
+    UnknownField {
+        /// Name of the field.
+        param: String,
+    },
+    /// The field is part of the official API, but this server does not implement it.
+    #[error("`{param}` is not supported: {reason}")]
+    UnsupportedField {
+        /// Name of the field.
+        param: String,
+        /// What is missing, or what to use instead.
+        reason: &'static str,
+    },
+    /// The named model is not served here.
+    #[error("the model `{model}` is not served here; available: {available}")]
+    UnknownModel {
+        /// The name asked for.
+        model: String,
+        /// The names served, separated by commas.
+        available: String,
+    },
+    /// Prompt and answer do not fit in the context.
+    #[error("the prompt has {provided} tokens, but this model's context is {maximum} tokens")]
+    ContextLengthExceeded {
+        /// Tokens provided.
+        provided: usize,
+        /// Tokens there is room for.
+        maximum: usize,
+    },
+    /// The chat template refused the conversation.
+    #[error("the model's chat template refused the messages: {reason}")]
+    Template {
+        /// What the template said.
+        reason: String,
+    },
+    /// No key, or a wrong one.
+    #[error("a valid API key is required: send `Authorization: Bearer KEY` or `x-api-key: KEY`")]
+    Unauthorized,
+    /// No such path.
+    #[error("no such endpoint: {method} {path}")]
+    NotFound {
+        /// Method asked for.
+        method: String,
+        /// Path asked for.
+        path: String,
+    },
+    /// The path exists, the method does not.
+    #[error("{path} does not answer {method}")]
+    MethodNotAllowed {
+        /// Method asked for.
+        method: String,
+        /// Path asked for.
+        path: String,
+    },
+    /// The body is over the limit.
+    #[error("the request body is over the limit of {limit_bytes} bytes")]
+    BodyTooLarge {
+        /// The limit.
+        limit_bytes: usize,
+    },
+    /// The body did not arrive in time.
+    #[error("the request did not arrive within {limit_s} seconds")]
+    RequestTimeout {
+        /// The limit.
+        limit_s: u64,
+    },
+    /// The queue is full.
+    #[error("the queue is full ({waiting} requests waiting); try again later")]
+    QueueFull {
+        /// Requests waiting.
+        waiting: usize,
+        /// When to try again, seconds.
+        retry_after_s: u64,
+    },
+    /// Too many prompt tokens wait.
+    #[error("{reason}")]
+    QueueTokensFull {
+        /// How many wait, and the limit.
+        reason: String,
+        /// When to try again, seconds.
+        retry_after_s: u64,
+    },
+    /// The request waited or ran longer than its deadline.
+    #[error("the request was not finished within its time limit")]
+    DeadlineExceeded,
+    /// The server is shutting down or not loaded yet.
+    #[error("the server is not ready: {reason}")]
+    NotReady {
+        /// Why.
+        reason: &'static str,
+    },
+    /// Something failed that the client has no part in.
+    #[error("internal error: {reason}")]
+    Internal {
+        /// What failed.
+        reason: String,
+    },
+}
+
+impl ApiError {
+    /// Makes an [`ApiError::InvalidField`].
+    pub fn invalid(param: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::InvalidField {
+            param: param.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> u16 {
+        match self {
+            Self::MalformedJson { .. }
+            | Self::InvalidField { .. }
+            | Self::UnknownField { .. }
+            | Self::UnsupportedField { .. }
+            | Self::ContextLengthExceeded { .. }
+            | Self::Template { .. } => 400,
+            Self::Unauthorized => 401,
+            Self::UnknownModel { .. } | Self::NotFound { .. } => 404,
+            Self::MethodNotAllowed { .. } => 405,
+            Self::RequestTimeout { .. } => 408,
+            Self::BodyTooLarge { .. } => 413,
+            Self::QueueFull { .. } | Self::QueueTokensFull { .. } => 429,
+            Self::Internal { .. } => 500,
+            Self::NotReady { .. } => 503,
+            Self::DeadlineExceeded => 504,
+        }
+    }
+
+    /// The machine-readable code, stable across versions.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::MalformedJson { .. } => "malformed_json",
+            Self::InvalidField { .. } => "invalid_value",
+            Self::UnknownField { .. } => "unknown_parameter",
+            Self::UnsupportedField { .. } => "unsupported_parameter",
+            Self::UnknownModel { .. } => "model_not_found",
+            Self::ContextLengthExceeded { .. } => "context_length_exceeded",
+            Self::Template { .. } => "chat_template_error",
+            Self::Unauthorized => "invalid_api_key",
+            Self::NotFound { .. } => "not_found",
+            Self::MethodNotAllowed { .. } => "method_not_allowed",
+            Self::BodyTooLarge { .. } => "body_too_large",
+            Self::RequestTimeout { .. } => "request_timeout",
+            Self::QueueFull { .. } | Self::QueueTokensFull { .. } => "queue_full",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::NotReady { .. } => "not_ready",
+            Self::Internal { .. } => "internal_error",
+        }
+    }
+
+    /// The field at fault, where there is one.
+    pub fn param(&self) -> Option<&str> {
+        match self {
+            Self::InvalidField { param, .. }
+            | Self::UnknownField { param }
+            | Self::UnsupportedField { param, .. } => Some(param),
+            Self::UnknownModel { .. } => Some("model"),
+            _ => None,
+        }
+    }
+
+    /// The `Retry-After` header in seconds, where a later try may succeed.
+    pub fn retry_after_s(&self) -> Option<u64> {
+        match self {
+            Self::QueueFull { retry_after_s, .. } | Self::QueueTokensFull { retry_after_s, .. } => {
+                Some(*retry_after_s)
+            }
+            Self::NotReady { .. } => Some(1),
+            _ => None,
+        }
+    }
+
+    /// The JSON body in the client's dialect.
+    pub fn body(&self, dialect: Dialect, request_id: &str) -> Value {
+        let message = self.to_string();
+        match dialect {
+            Dialect::OpenAi => json!({
+                "error": { "message": message, "type": self.openai_type(), "param": self.param(), "code": self.code() }
+            }),
+            Dialect::Anthropic => json!({
+                "type": "error",
+                "error": { "type": self.anthropic_type(), "message": message },
+                "request_id": request_id,
+            }),
+        }
+    }
+
+    fn openai_type(&self) -> &'static str {
+        match self.status() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    fn anthropic_type(&self) -> &'static str {
+        match self.status() {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            504 => "timeout_error",
+            500 => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+}
+
+impl From<EngineError> for ApiError {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::EmptyPrompt | EngineError::EmptyBatch => {
+                Self::invalid("prompt", "is empty; give at least one token")
+            }
+            EngineError::ContextLimitExceeded { provided, maximum } => {
+                Self::ContextLengthExceeded { provided, maximum }
+            }
+            EngineError::UnknownToken { .. } => Self::invalid("prompt", error.to_string()),
+            EngineError::PoolTooSmall { .. } => Self::invalid("max_tokens", error.to_string()),
+            EngineError::SampleCount { .. } => Self::invalid("n", error.to_string()),
+            EngineError::Sampling(_) => Self::invalid("sampling", error.to_string()),
+            EngineError::QueueFull { queued, .. } => Self::QueueFull {
+                waiting: queued,
+                retry_after_s: 1,
+            },
+            // A queue that is full of long prompts takes longer to empty.
+            EngineError::QueueTokensFull { .. } => Self::QueueTokensFull {
+                reason: error.to_string(),
+                retry_after_s: 5,
+            },
+            EngineError::Draining => Self::NotReady {
+                reason: "it is shutting down",
+            },
+            EngineError::Stopped => Self::NotReady {
+                reason: "the engine has stopped",
+            },
+            EngineError::QueueTimeout { .. } | EngineError::DeadlineExceeded { .. } => Self::DeadlineExceeded,
+            _ => Self::Internal {
+                reason: error.to_string(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_cause_has_a_body_in_each_dialect() {
+        let error = ApiError::ContextLengthExceeded {
+            provided: 9000,
+            maximum: 8192,
+        };
+        assert_eq!(error.status(), 400);
+        let message = "the prompt has 9000 tokens, but this model's context is 8192 tokens";
+        assert_eq!(
+            error.body(Dialect::OpenAi, "r1"),
+            json!({"error": {"message": message, "type": "invalid_request_error", "param": null, "code": "context_length_exceeded"}})
+        );
+        assert_eq!(
+            error.body(Dialect::Anthropic, "r1"),
+            json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}, "request_id": "r1"})
+        );
+    }
+
+    #[test]
+    fn a_full_queue_says_when_to_come_back() {
+        let error = ApiError::QueueFull {
+            waiting: 64,
+            retry_after_s: 3,
+        };
+        assert_eq!((error.status(), error.retry_after_s()), (429, Some(3)));
+    }
+}

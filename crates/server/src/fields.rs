@@ -1,0 +1,222 @@
+//! The table of request fields of each endpoint, and the check of a body against it.
+//!
+//! A parameter that is accepted and ignored is a bug that nobody sees. So every field of an official API stands in a
+//! table with what becomes of it, whatever is in no table is refused by name, and the documentation is printed from
+//! the same tables.
+
+use std::fmt::Write as _;
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use crate::ApiError;
+
+/// What becomes of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// Implemented.
+    Yes,
+    /// Accepted; it describes the request and changes nothing about the answer, by the official definition.
+    Label,
+    /// Refused unless its value asks for what happens anyway; says what is missing, or what to use instead.
+    Refused(&'static str),
+}
+
+/// One field of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Field {
+    /// Its name.
+    pub name: &'static str,
+    /// What becomes of it.
+    pub support: Support,
+    /// Where it comes from, or what is particular about it.
+    pub note: &'static str,
+}
+
+/// An implemented field.
+pub const fn yes(name: &'static str, note: &'static str) -> Field {
+    Field {
+        name,
+        support: Support::Yes,
+        note,
+    }
+}
+
+/// A field that describes the request only.
+pub const fn label(name: &'static str) -> Field {
+    Field {
+        name,
+        support: Support::Label,
+        note: "",
+    }
+}
+
+/// A field that is refused by name.
+pub const fn refused(name: &'static str, why: &'static str) -> Field {
+    Field {
+        name,
+        support: Support::Refused(why),
+        note: "",
+    }
+}
+
+/// A request body whose fields were all found in the endpoint's table.
+#[derive(Clone, Debug)]
+pub struct Body(Value);
+
+impl Body {
+    /// Parses a request body of which `fields` says what may be in it.
+    ///
+    /// # Errors
+    /// Malformed JSON, or a field that is unknown or not supported, by name.
+    pub fn parse(bytes: &[u8], fields: &[Field]) -> Result<Self, ApiError> {
+        let malformed = |reason: String| ApiError::MalformedJson { reason };
+        let object: Map<String, Value> = match serde_json::from_slice(bytes) {
+            Ok(Value::Object(object)) => object,
+            Ok(_) => return Err(malformed("expected an object".to_owned())),
+            Err(error) => return Err(malformed(error.to_string())),
+        };
+        for (name, value) in &object {
+            let field = fields
+                .iter()
+                .find(|field| field.name == name)
+                .ok_or_else(|| ApiError::UnknownField { param: name.clone() })?;
+            if let Support::Refused(reason) = field.support
+                && !asks_for_nothing(value)
+            {
+                return Err(ApiError::UnsupportedField {
+                    param: name.clone(),
+                    reason,
+                });
+            }
+        }
+        Ok(Self(Value::Object(object)))
+    }
+
+    /// Reads some of the fields. Several types may each read their own from one body.
+    ///
+    /// # Errors
+    /// A missing field or a value of the wrong type, with its path.
+    pub fn read<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        serde_path_to_error::deserialize(&self.0).map_err(|error| {
+            let path = error.path().to_string();
+            let reason = error.into_inner().to_string();
+            match reason
+                .strip_prefix("missing field `")
+                .and_then(|rest| rest.split('`').next())
+            {
+                Some(missing) if path == "." => ApiError::invalid(missing, "this field is required"),
+                _ => ApiError::invalid(path, reason),
+            }
+        })
+    }
+}
+
+/// Whether a value of a refused field asks for what happens anyway, as client libraries send it by default.
+fn asks_for_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(items) => items.is_empty(),
+        Value::String(word) => matches!(word.as_str(), "" | "none" | "auto" | "default" | "disabled"),
+        Value::Object(object) => {
+            object.is_empty()
+                || object
+                    .get("type")
+                    .is_some_and(|kind| kind == "text" || kind == "disabled")
+        }
+        _ => false,
+    }
+}
+
+/// Writes a table of fields in Markdown.
+pub fn markdown_table(fields: &[Field]) -> String {
+    let mut table = String::from("| field | support | notes |\n|---|---|---|\n");
+    for field in fields {
+        let (support, why) = match field.support {
+            Support::Yes => ("yes", ""),
+            Support::Label => (
+                "accepted",
+                "describes the request, changes nothing about the answer",
+            ),
+            Support::Refused(why) => ("refused (400)", why),
+        };
+        let separator = if why.is_empty() || field.note.is_empty() {
+            ""
+        } else {
+            "; "
+        };
+        let _ = writeln!(
+            table,
+            "| `{}` | {support} | {}{separator}{why} |",
+            field.name, field.note
+        );
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize, PartialEq)]
+    struct Request {
+        model: String,
+        n: Option<u32>,
+    }
+
+    const FIELDS: &[Field] = &[
+        yes("model", ""),
+        yes("n", ""),
+        label("user"),
+        refused("tools", "no tools"),
+    ];
+
+    #[track_caller]
+    fn check(body: &str, expected: Result<Request, (&str, Option<&str>)>) {
+        let parsed = Body::parse(body.as_bytes(), FIELDS).and_then(|body| body.read::<Request>());
+        match (&parsed, expected) {
+            (Ok(found), Ok(wanted)) => assert_eq!(*found, wanted),
+            (Err(error), Err((code, param))) => {
+                assert_eq!((error.code(), error.param()), (code, param), "{error}");
+            }
+            (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
+        }
+    }
+
+    #[test]
+    fn every_fault_names_its_field() {
+        check(
+            r#"{"model":"m","n":2,"user":"u"}"#,
+            Ok(Request {
+                model: "m".to_owned(),
+                n: Some(2),
+            }),
+        );
+        check("{", Err(("malformed_json", None)));
+        check("[]", Err(("malformed_json", None)));
+        check(r#"{"model":"m","n":"two"}"#, Err(("invalid_value", Some("n"))));
+        check(r#"{"n":2}"#, Err(("invalid_value", Some("model"))));
+        check(
+            r#"{"model":"m","temprature":0}"#,
+            Err(("unknown_parameter", Some("temprature"))),
+        );
+        check(
+            r#"{"model":"m","tools":[{}]}"#,
+            Err(("unsupported_parameter", Some("tools"))),
+        );
+    }
+
+    #[test]
+    fn a_refused_field_may_ask_for_nothing() {
+        for value in ["null", "[]", "false", r#""auto""#, r#"{"type":"text"}"#] {
+            check(
+                &format!(r#"{{"model":"m","tools":{value}}}"#),
+                Ok(Request {
+                    model: "m".to_owned(),
+                    n: None,
+                }),
+            );
+        }
+    }
+}

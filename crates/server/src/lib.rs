@@ -1,0 +1,43 @@
+//! The wire: OpenAI's and Anthropic's APIs over HTTP, for one model and any number of clients.
+//!
+//! A [`ServedModel`] (names, tokenizer, chat template, engine) and a [`ServerConfig`] make an [`App`]; [`router`] is
+//! the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it on one.
+//!
+//! The key decision: a parameter that is accepted and ignored is a bug that nobody sees, so every field of an official
+//! API is implemented or refused by name ([`fields`]). Waiting never blocks a thread, a dropped connection drops its
+//! generation, and health answers without asking the engine.
+#![forbid(unsafe_code)]
+
+pub mod anthropic;
+mod app;
+mod auth;
+mod config;
+mod endpoints;
+mod error;
+pub mod fields;
+mod metrics;
+pub mod openai;
+mod prompt_scores;
+mod reply;
+mod request_id;
+mod request_log;
+mod router;
+pub mod sampling;
+mod scores;
+mod serve;
+mod served_model;
+mod shutdown;
+mod sse;
+pub mod tables;
+mod text_stream;
+
+pub use app::App;
+pub use auth::ApiKeys;
+pub use config::{Listen, ServerConfig, TlsFiles};
+pub use error::{ApiError, Dialect};
+pub use metrics::Metrics;
+pub use router::router;
+pub use serve::{Drained, ServeError, Server};
+pub use served_model::{ModelWords, ServedModel, TextParams};
+pub use shutdown::Shutdown;
+pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};

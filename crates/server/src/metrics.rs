@@ -1,0 +1,238 @@
+//! [`Metrics`]: what operators and cluster routers read at `/metrics`.
+//!
+//! Each figure has a name of ours and, where vLLM has the same figure, that name as an alias, so that dashboards and
+//! routers made for vLLM work unchanged. Gauges are read from the engine at each scrape, never kept twice.
+
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    registry::Registry,
+};
+use tokenmill_model::PAGE_TOKENS;
+use tokenmill_sched::Engine;
+
+use crate::{ApiError, reply::finish_reason, text_stream::TextEnd};
+
+type FloatGauge = Gauge<f64, AtomicU64>;
+
+const TIME_TO_FIRST_S: [f64; 15] = [
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0,
+];
+const INTER_TOKEN_S: [f64; 12] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0,
+];
+const END_TO_END_S: [f64; 13] = [
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 600.0,
+];
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReasonLabels {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FinishedLabels {
+    finished_reason: &'static str,
+}
+
+/// Counters and histograms of the server; clones are handles to the same figures.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    engine: EngineFigures,
+    finished: Family<FinishedLabels, Counter>,
+    failed: Counter,
+    refused: Family<ReasonLabels, Counter>,
+    first_token: Histogram,
+    inter_token: Histogram,
+    end_to_end: Histogram,
+    queue: Histogram,
+}
+
+/// Figures that are read from the engine at each scrape.
+#[derive(Clone, Debug, Default)]
+struct EngineFigures {
+    running: Gauge,
+    waiting: Gauge,
+    kv_usage: FloatGauge,
+    kv_pages_in_use: Gauge,
+    kv_pages_cached: Gauge,
+    heartbeat_age: FloatGauge,
+    prompt_tokens: Counter,
+    generated_tokens: Counter,
+    cached_tokens: Counter,
+    evicted_pages: Counter,
+    preemptions: Counter,
+    steps: Counter,
+    failed_steps: Counter,
+}
+
+impl Metrics {
+    /// Builds the figures of a server for `model_name` with a pool of `n_pages` KV pages.
+    pub fn new(model_name: &str, n_pages: usize) -> Self {
+        let mut registry = Registry::default();
+        let figures = Self {
+            registry: Arc::default(),
+            engine: EngineFigures::default(),
+            finished: Family::default(),
+            failed: Counter::default(),
+            refused: Family::default(),
+            first_token: Histogram::new(TIME_TO_FIRST_S),
+            inter_token: Histogram::new(INTER_TOKEN_S),
+            end_to_end: Histogram::new(END_TO_END_S),
+            queue: Histogram::new(TIME_TO_FIRST_S),
+        };
+        let label = (Cow::Borrowed("model_name"), Cow::Owned(model_name.to_owned()));
+        figures.register(registry.sub_registry_with_label(label), n_pages);
+        Self {
+            registry: Arc::new(registry),
+            ..figures
+        }
+    }
+
+    fn register(&self, registry: &mut Registry, n_pages: usize) {
+        let engine = &self.engine;
+        let both = |registry: &mut Registry, name: &str, vllm: &str, help: &str, metric: Figure| {
+            metric.register(registry, &format!("tokenmill_{name}"), help);
+            metric.register(registry, &format!("vllm:{vllm}"), help);
+        };
+        let gauge = |gauge: &Gauge| Figure::Gauge(gauge.clone());
+        let counter = |counter: &Counter| Figure::Counter(counter.clone());
+        let histogram = |histogram: &Histogram| Figure::Histogram(histogram.clone());
+        #[rustfmt::skip]
+        let shared = [
+            ("requests_running", "num_requests_running", "Sequences that take part in steps", gauge(&engine.running)),
+            ("requests_waiting", "num_requests_waiting", "Sequences that wait to begin", gauge(&engine.waiting)),
+            ("kv_usage_ratio", "kv_cache_usage_perc", "Share of the KV pages that sequences hold, 0 to 1", Figure::FloatGauge(engine.kv_usage.clone())),
+            ("prompt_tokens", "prompt_tokens", "Prompt tokens of sequences that began", counter(&engine.prompt_tokens)),
+            ("generated_tokens", "generation_tokens", "Tokens generated", counter(&engine.generated_tokens)),
+            ("prefix_cache_hit_tokens", "prefix_cache_hits", "Prompt tokens found in the prefix cache", counter(&engine.cached_tokens)),
+            ("prefix_cache_queried_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counter(&engine.prompt_tokens)),
+            ("preemptions", "num_preemptions", "Sequences that gave their pages back to others", counter(&engine.preemptions)),
+            ("requests_finished", "request_success", "Samples that ended, by reason", Figure::Finished(self.finished.clone())),
+            ("time_to_first_token_seconds", "time_to_first_token_seconds", "From submission to the first token", histogram(&self.first_token)),
+            ("inter_token_seconds", "inter_token_latency_seconds", "Between two tokens of a sample", histogram(&self.inter_token)),
+            ("request_seconds", "e2e_request_latency_seconds", "From submission to the end", histogram(&self.end_to_end)),
+            ("queue_seconds", "request_queue_time_seconds", "From submission until the sample began", histogram(&self.queue)),
+        ];
+        for (name, vllm, help, metric) in shared {
+            both(registry, name, vllm, help, metric);
+        }
+        #[rustfmt::skip]
+        let own = [
+            ("kv_pages_in_use", "KV pages that sequences hold", gauge(&engine.kv_pages_in_use)),
+            ("kv_pages_cached", "KV pages that only the prefix cache holds", gauge(&engine.kv_pages_cached)),
+            ("prefix_cache_evicted_pages", "Cached pages forgotten to make room", counter(&engine.evicted_pages)),
+            ("engine_heartbeat_age_seconds", "Time since the engine's last sign of life", Figure::FloatGauge(engine.heartbeat_age.clone())),
+            ("engine_steps", "Steps of the engine", counter(&engine.steps)),
+            ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
+            ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
+        ];
+        for (name, help, metric) in own {
+            metric.register(registry, &format!("tokenmill_{name}"), help);
+        }
+        registry.register(
+            "tokenmill_requests_refused",
+            "Requests refused before they reached the engine, by reason",
+            self.refused.clone(),
+        );
+        let cache = vec![
+            ("block_size", PAGE_TOKENS.to_string()),
+            ("num_gpu_blocks", n_pages.to_string()),
+        ];
+        registry.register(
+            "vllm:cache_config",
+            "KV pages (vLLM calls them blocks)",
+            Info::new(cache),
+        );
+    }
+
+    /// Writes all figures in OpenMetrics text.
+    pub fn encode(&self, engine: &Engine) -> String {
+        self.engine.read(engine);
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("writing to a string succeeds");
+        text
+    }
+
+    /// Counts a request that was refused.
+    pub fn count_refusal(&self, error: &ApiError) {
+        self.refused
+            .get_or_create(&ReasonLabels { reason: error.code() })
+            .inc();
+    }
+
+    pub(crate) fn count_failure(&self) {
+        self.failed.inc();
+    }
+
+    pub(crate) fn observe_inter_token(&self, elapsed: Duration) {
+        self.inter_token.observe(elapsed.as_secs_f64());
+    }
+
+    pub(crate) fn observe_end(&self, end: &TextEnd) {
+        let timings = &end.finished.timings;
+        self.finished
+            .get_or_create(&FinishedLabels {
+                finished_reason: finish_reason(end),
+            })
+            .inc();
+        self.queue.observe(timings.queued.as_secs_f64());
+        self.end_to_end.observe(timings.total.as_secs_f64());
+        if end.finished.usage.completion_tokens > 0 {
+            self.first_token.observe(timings.first_token.as_secs_f64());
+        }
+    }
+}
+
+impl EngineFigures {
+    fn read(&self, engine: &Engine) {
+        let stats = engine.stats();
+        let (n_queued, _) = engine.queued();
+        self.running.set(stats.n_running as i64);
+        self.waiting.set(n_queued.max(stats.n_waiting) as i64);
+        self.kv_usage
+            .set(stats.n_pages_in_use as f64 / stats.n_pages.max(1) as f64);
+        self.kv_pages_in_use.set(stats.n_pages_in_use as i64);
+        self.kv_pages_cached.set(stats.n_pages_idle as i64);
+        self.heartbeat_age.set(engine.heartbeat_age().as_secs_f64());
+        let set = |counter: &Counter, value: u64| counter.inner().store(value, Ordering::Relaxed);
+        set(&self.prompt_tokens, stats.scheduler.prompt_tokens);
+        set(&self.generated_tokens, stats.generated_tokens);
+        set(&self.cached_tokens, stats.scheduler.cached_tokens);
+        set(&self.evicted_pages, stats.pool.evictions);
+        set(&self.preemptions, stats.scheduler.preemptions);
+        set(&self.steps, stats.scheduler.steps);
+        set(&self.failed_steps, stats.failed_steps);
+    }
+}
+
+/// A metric of any kind, so that one table can name them all.
+enum Figure {
+    Gauge(Gauge),
+    FloatGauge(FloatGauge),
+    Counter(Counter),
+    Histogram(Histogram),
+    Finished(Family<FinishedLabels, Counter>),
+}
+
+impl Figure {
+    fn register(&self, registry: &mut Registry, name: &str, help: &str) {
+        match self {
+            Self::Gauge(metric) => registry.register(name, help, metric.clone()),
+            Self::FloatGauge(metric) => registry.register(name, help, metric.clone()),
+            Self::Counter(metric) => registry.register(name, help, metric.clone()),
+            Self::Histogram(metric) => registry.register(name, help, metric.clone()),
+            Self::Finished(metric) => registry.register(name, help, metric.clone()),
+        }
+    }
+}

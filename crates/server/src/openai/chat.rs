@@ -1,0 +1,329 @@
+//! `POST /v1/chat/completions`: a conversation in, the next message out.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{Stop, StreamOptions};
+use crate::{
+    ApiError,
+    fields::{Field, label, refused, yes},
+};
+
+const NO_TOOLS: &str = "tool calls are not implemented yet";
+const TEXT_ONLY: &str = "only text goes in and comes out";
+
+/// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
+pub const FIELDS: &[Field] = &[
+    yes("model", ""),
+    yes(
+        "messages",
+        "roles `system`, `developer`, `user`, `assistant`; content as text or text parts",
+    ),
+    yes("max_completion_tokens", "default: what is left of the context"),
+    yes("max_tokens", "the older name of `max_completion_tokens`"),
+    yes("n", ""),
+    yes("stream", ""),
+    yes("stream_options", "`include_usage`"),
+    yes("logprobs", ""),
+    yes("top_logprobs", "at most 20; needs `logprobs`"),
+    yes("stop", "a string or up to 16"),
+    yes(
+        "chat_template_kwargs",
+        "extension, as in vLLM; variables for the model's chat template",
+    ),
+    yes("add_generation_prompt", "extension, as in vLLM; default true"),
+    yes("ignore_eos", "extension, as in vLLM and llama.cpp"),
+    label("user"),
+    label("metadata"),
+    label("safety_identifier"),
+    label("prompt_cache_key"),
+    label("prompt_cache_retention"),
+    label("service_tier"),
+    refused("tools", NO_TOOLS),
+    refused("tool_choice", NO_TOOLS),
+    refused("functions", NO_TOOLS),
+    refused("function_call", NO_TOOLS),
+    label("parallel_tool_calls"),
+    refused(
+        "response_format",
+        "structured output is not implemented yet; only `text`",
+    ),
+    refused("modalities", TEXT_ONLY),
+    refused("audio", TEXT_ONLY),
+    refused("prediction", "predicted output is not implemented"),
+    refused(
+        "reasoning_effort",
+        "say it through `chat_template_kwargs`, in the words of the model's template",
+    ),
+    refused("verbosity", "say it in a message"),
+    refused("store", "nothing is stored"),
+    refused("moderation", "nothing is moderated"),
+    refused("web_search_options", "there is no web search"),
+];
+
+/// Most alternatives per token.
+pub const MAX_TOP_LOGPROBS: u32 = 20;
+
+/// A chat request.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ChatRequest {
+    /// Model name.
+    pub model: Option<String>,
+    /// The conversation.
+    pub messages: Vec<Message>,
+    max_completion_tokens: Option<u32>,
+    max_tokens: Option<u32>,
+    /// Choices.
+    pub n: Option<u32>,
+    /// Whether the answer is streamed.
+    #[serde(default)]
+    pub stream: bool,
+    /// Options of the stream.
+    pub stream_options: Option<StreamOptions>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+    /// Strings that end the answer.
+    pub stop: Option<Stop>,
+    /// Variables for the chat template.
+    #[serde(default)]
+    pub chat_template_kwargs: Map<String, Value>,
+    /// Whether the template opens the assistant's turn.
+    #[serde(default = "yes_by_default")]
+    pub add_generation_prompt: bool,
+    /// Whether generation goes on past the end-of-text token.
+    #[serde(default)]
+    pub ignore_eos: bool,
+}
+
+fn yes_by_default() -> bool {
+    true
+}
+
+impl ChatRequest {
+    /// Most tokens to generate, if the request says so.
+    ///
+    /// # Errors
+    /// Both names with different values.
+    pub fn max_tokens(&self) -> Result<Option<u32>, ApiError> {
+        match (self.max_completion_tokens, self.max_tokens) {
+            (Some(new), Some(old)) if new != old => Err(ApiError::invalid(
+                "max_tokens",
+                format!("{old} contradicts `max_completion_tokens` {new}"),
+            )),
+            (new, old) => Ok(new.or(old)),
+        }
+    }
+
+    /// How many alternatives to report per token; `None` without `logprobs`.
+    ///
+    /// # Errors
+    /// Too many, or asked for without `logprobs`.
+    pub fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
+        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (_, Some(n)) if n > MAX_TOP_LOGPROBS => Err(ApiError::invalid(
+                "top_logprobs",
+                format!("{n} is more than {MAX_TOP_LOGPROBS}"),
+            )),
+            (false, Some(n)) if n > 0 => Err(ApiError::invalid("top_logprobs", "needs `logprobs: true`")),
+            (false, _) => Ok(None),
+            (true, n) => Ok(Some(n.unwrap_or(0))),
+        }
+    }
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Message {
+    role: String,
+    content: Option<Content>,
+    name: Option<String>,
+    refusal: Option<Value>,
+    tool_calls: Option<Vec<Value>>,
+    function_call: Option<Value>,
+    audio: Option<Value>,
+}
+
+/// A message's content.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of content parts")]
+pub enum Content {
+    /// Plain text.
+    Text(String),
+    /// Parts; only `{"type": "text", "text": ...}` is supported.
+    Parts(Vec<Part>),
+}
+
+/// A part of a message's content.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+}
+
+/// A message as the chat template sees it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TemplateMessage {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// The author's name, if the request gave one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+/// Checks a conversation and brings it into the form that chat templates expect.
+///
+/// # Errors
+/// An empty conversation, an unknown role, or a part that is not text, by path.
+pub fn template_messages(messages: Vec<Message>) -> Result<Vec<TemplateMessage>, ApiError> {
+    if messages.is_empty() {
+        return Err(ApiError::invalid(
+            "messages",
+            "a conversation needs at least one message",
+        ));
+    }
+    messages
+        .into_iter()
+        .enumerate()
+        .map(|(index, message)| template_message(index, message))
+        .collect()
+}
+
+fn template_message(index: usize, message: Message) -> Result<TemplateMessage, ApiError> {
+    let path = |field: &str| format!("messages[{index}].{field}");
+    let unsupported = |field, reason| {
+        Err(ApiError::UnsupportedField {
+            param: path(field),
+            reason,
+        })
+    };
+    if message.tool_calls.is_some_and(|calls| !calls.is_empty()) {
+        return unsupported("tool_calls", NO_TOOLS);
+    }
+    if message.function_call.is_some_and(|call| !call.is_null()) {
+        return unsupported("function_call", NO_TOOLS);
+    }
+    if message.audio.is_some_and(|audio| !audio.is_null()) {
+        return unsupported("audio", TEXT_ONLY);
+    }
+    if message.refusal.is_some_and(|refusal| !refusal.is_null()) {
+        return unsupported("refusal", "write the refusal as the message's content");
+    }
+    let role = match message.role.as_str() {
+        "system" | "user" | "assistant" => message.role,
+        // The newer name of the same thing; templates know only the older.
+        "developer" => "system".to_owned(),
+        "tool" | "function" => return unsupported("role", NO_TOOLS),
+        _ => {
+            let reason = format!(
+                "`{}` is not a role; expected system, developer, user or assistant",
+                message.role
+            );
+            return Err(ApiError::invalid(path("role"), reason));
+        }
+    };
+    let content = match message.content {
+        Some(Content::Text(text)) => text,
+        Some(Content::Parts(parts)) => join_parts(&path("content"), parts)?,
+        None => return Err(ApiError::invalid(path("content"), "this field is required")),
+    };
+    Ok(TemplateMessage {
+        role,
+        content,
+        name: message.name,
+    })
+}
+
+fn join_parts(path: &str, parts: Vec<Part>) -> Result<String, ApiError> {
+    let mut joined = String::new();
+    for (index, part) in parts.into_iter().enumerate() {
+        match (part.kind.as_str(), part.text) {
+            ("text", Some(text)) => joined.push_str(&text),
+            ("text", None) => {
+                return Err(ApiError::invalid(
+                    format!("{path}[{index}].text"),
+                    "this field is required",
+                ));
+            }
+            _ => {
+                let param = format!("{path}[{index}].type");
+                return Err(ApiError::UnsupportedField {
+                    param,
+                    reason: TEXT_ONLY,
+                });
+            }
+        }
+    }
+    Ok(joined)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(messages: &str, expected: Result<&[(&str, &str)], &str>) {
+        let messages: Vec<Message> = serde_json::from_str(messages).expect("messages of the right types");
+        match (template_messages(messages), expected) {
+            (Ok(found), Ok(wanted)) => {
+                let found: Vec<_> = found
+                    .iter()
+                    .map(|m| (m.role.as_str(), m.content.as_str()))
+                    .collect();
+                assert_eq!(found, wanted);
+            }
+            (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
+            (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
+        }
+    }
+
+    #[test]
+    fn messages_reach_the_template_as_role_and_text() {
+        check(
+            r#"[{"role":"developer","content":"be brief"},
+                {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
+                {"role":"assistant","content":"c","refusal":null,"tool_calls":[]}]"#,
+            Ok(&[("system", "be brief"), ("user", "ab"), ("assistant", "c")]),
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_by_path() {
+        check("[]", Err("messages"));
+        check(r#"[{"role":"robot","content":"a"}]"#, Err("messages[0].role"));
+        check(r#"[{"role":"user"}]"#, Err("messages[0].content"));
+        check(r#"[{"role":"tool","content":"a"}]"#, Err("messages[0].role"));
+        check(
+            r#"[{"role":"user","content":[{"type":"image_url"}]}]"#,
+            Err("messages[0].content[0].type"),
+        );
+        check(
+            r#"[{"role":"assistant","tool_calls":[{}]}]"#,
+            Err("messages[0].tool_calls"),
+        );
+    }
+
+    #[test]
+    fn log_probabilities_need_their_switch() {
+        let n_logprobs = |fields: &str| {
+            let request: ChatRequest =
+                serde_json::from_str(&format!(r#"{{"messages":[],{fields}}}"#)).expect("a request");
+            request
+                .n_logprobs()
+                .map_err(|error| error.param().map(str::to_owned))
+        };
+        assert_eq!(n_logprobs(r#""logprobs":true"#), Ok(Some(0)));
+        assert_eq!(n_logprobs(r#""logprobs":true,"top_logprobs":5"#), Ok(Some(5)));
+        assert_eq!(n_logprobs(r#""logprobs":false,"top_logprobs":0"#), Ok(None));
+        assert_eq!(
+            n_logprobs(r#""top_logprobs":5"#),
+            Err(Some("top_logprobs".to_owned()))
+        );
+        assert_eq!(
+            n_logprobs(r#""logprobs":true,"top_logprobs":21"#),
+            Err(Some("top_logprobs".to_owned()))
+        );
+    }
+}

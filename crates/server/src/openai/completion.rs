@@ -1,0 +1,122 @@
+//! `POST /v1/completions`: text in, text out, without a chat template.
+
+use serde::Deserialize;
+
+use super::{Stop, StreamOptions};
+use crate::fields::{Field, label, refused, yes};
+
+/// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
+pub const FIELDS: &[Field] = &[
+    yes("model", ""),
+    yes("prompt", "text, token ids, or a list of either"),
+    yes("max_tokens", "default 16"),
+    yes("n", ""),
+    yes("best_of", "only equal to `n`"),
+    yes("stream", ""),
+    yes("stream_options", "`include_usage`"),
+    yes(
+        "logprobs",
+        "how many of the likeliest tokens to report, at most 20",
+    ),
+    yes(
+        "echo",
+        "the prompt stands before the answer; with `logprobs` the prompt's tokens are scored too",
+    ),
+    yes("stop", "a string or up to 16"),
+    yes("ignore_eos", "extension, as in vLLM and llama.cpp"),
+    label("user"),
+    refused("suffix", "fill-in-the-middle is not implemented"),
+];
+
+/// Most log-probabilities per token.
+pub const MAX_LOGPROBS: u32 = 20;
+
+/// A completion request.
+#[derive(Clone, Debug, Deserialize)]
+pub struct CompletionRequest {
+    /// Model name.
+    pub model: Option<String>,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// Most tokens to generate.
+    pub max_tokens: Option<u32>,
+    /// Choices per prompt.
+    pub n: Option<u32>,
+    /// Candidates per prompt.
+    pub best_of: Option<u32>,
+    /// Whether the answer is streamed.
+    #[serde(default)]
+    pub stream: bool,
+    /// Options of the stream.
+    pub stream_options: Option<StreamOptions>,
+    /// Log-probabilities per token.
+    pub logprobs: Option<u32>,
+    /// Whether the prompt stands before the answer.
+    #[serde(default)]
+    pub echo: bool,
+    /// Strings that end the answer.
+    pub stop: Option<Stop>,
+    /// Whether generation goes on past the end-of-text token.
+    #[serde(default)]
+    pub ignore_eos: bool,
+}
+
+/// A prompt: text or token ids, one or several.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(
+    untagged,
+    expecting = "expected a string, a list of token ids, or a list of either"
+)]
+pub enum Prompt {
+    /// One text.
+    Text(String),
+    /// One list of token ids.
+    Tokens(Vec<u32>),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// Several lists of token ids.
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// One prompt of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum OnePrompt {
+    /// Text, to be tokenized.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+impl Prompt {
+    /// The prompts, in order.
+    pub fn into_prompts(self) -> Vec<OnePrompt> {
+        match self {
+            Self::Text(text) => vec![OnePrompt::Text(text)],
+            Self::Tokens(tokens) => vec![OnePrompt::Tokens(tokens)],
+            Self::Texts(texts) => texts.into_iter().map(OnePrompt::Text).collect(),
+            Self::TokenLists(lists) => lists.into_iter().map(OnePrompt::Tokens).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_text_or_tokens_or_a_list_of_either() {
+        let check = |json: &str, expected: &[OnePrompt]| {
+            let prompt: Prompt = serde_json::from_str(json).expect(json);
+            assert_eq!(prompt.into_prompts(), expected);
+        };
+        let text = |text: &str| OnePrompt::Text(text.to_owned());
+        check(r#""a""#, &[text("a")]);
+        check("[1,2]", &[OnePrompt::Tokens(vec![1, 2])]);
+        check(r#"["a","b"]"#, &[text("a"), text("b")]);
+        check(
+            "[[1],[2,3]]",
+            &[OnePrompt::Tokens(vec![1]), OnePrompt::Tokens(vec![2, 3])],
+        );
+        assert!(serde_json::from_str::<Prompt>("[1,\"a\"]").is_err());
+    }
+}

@@ -1,0 +1,41 @@
+//! `POST /v1/embeddings`: pooled, normalized hidden states.
+
+use serde::Deserialize;
+
+use super::completion::Prompt;
+use crate::fields::{Field, label, refused, yes};
+
+/// The endpoint's fields.
+pub const FIELDS: &[Field] = &[
+    yes("model", ""),
+    yes("input", "text, token ids, or a list of either"),
+    yes("encoding_format", "`float` or `base64`"),
+    label("user"),
+    refused(
+        "dimensions",
+        "the model's hidden states have one width; cut and renormalize on your side",
+    ),
+];
+
+/// An embedding request.
+#[derive(Clone, Debug, Deserialize)]
+pub struct EmbeddingRequest {
+    /// Model name.
+    pub model: Option<String>,
+    /// What to embed.
+    pub input: Prompt,
+    /// How the numbers are written.
+    #[serde(default)]
+    pub encoding_format: EncodingFormat,
+}
+
+/// How the numbers of an embedding are written.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum EncodingFormat {
+    /// A JSON list.
+    #[default]
+    Float,
+    /// Little-endian f32 in base64.
+    Base64,
+}

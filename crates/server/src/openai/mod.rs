@@ -1,0 +1,99 @@
+//! OpenAI's API: request and response types of each endpoint.
+//!
+//! Types and their checks only; what is generated for them is the business of the handlers. Each endpoint has a
+//! `FIELDS` table from which the documentation is printed.
+
+pub mod chat;
+pub mod completion;
+pub mod embedding;
+pub mod response;
+
+use serde::Deserialize;
+
+use crate::ApiError;
+
+/// `stop`: one string or a list.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum Stop {
+    /// One string.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+/// Most stop strings a request may have. OpenAI allows 4; agents in the field send more.
+const MAX_STOPS: usize = 16;
+
+impl Stop {
+    /// The stop strings.
+    ///
+    /// # Errors
+    /// Too many, or an empty one.
+    pub fn into_strings(self) -> Result<Vec<String>, ApiError> {
+        let strings = match self {
+            Self::One(string) => vec![string],
+            Self::Many(strings) => strings,
+        };
+        if strings.len() > MAX_STOPS {
+            return Err(ApiError::invalid(
+                "stop",
+                format!("{} strings, at most {MAX_STOPS}", strings.len()),
+            ));
+        }
+        if strings.iter().any(String::is_empty) {
+            return Err(ApiError::invalid(
+                "stop",
+                "an empty stop string would end every answer at once",
+            ));
+        }
+        Ok(strings)
+    }
+}
+
+/// `stream_options`.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamOptions {
+    /// Whether a last chunk carries `usage`.
+    #[serde(default)]
+    pub include_usage: bool,
+    /// Whether chunks are padded against traffic analysis; this server never pads, so only `false` is possible.
+    include_obfuscation: Option<bool>,
+}
+
+impl StreamOptions {
+    /// Checks that the options fit the request.
+    ///
+    /// # Errors
+    /// Options without `stream`, or an option that is not implemented.
+    pub fn check(options: Option<Self>, is_stream: bool) -> Result<Self, ApiError> {
+        let Some(options) = options else {
+            return Ok(Self::default());
+        };
+        if !is_stream {
+            return Err(ApiError::invalid("stream_options", "only with `stream: true`"));
+        }
+        if options.include_obfuscation == Some(true) {
+            return Err(ApiError::UnsupportedField {
+                param: "stream_options.include_obfuscation".to_owned(),
+                reason: "chunks are never padded",
+            });
+        }
+        Ok(options)
+    }
+}
+
+/// Checks `n`.
+///
+/// # Errors
+/// 0, or more than `maximum`.
+pub fn check_n(n: Option<u32>, maximum: u32) -> Result<u32, ApiError> {
+    match n.unwrap_or(1) {
+        n if (1..=maximum).contains(&n) => Ok(n),
+        n => Err(ApiError::invalid(
+            "n",
+            format!("{n} is not between 1 and {maximum}"),
+        )),
+    }
+}

@@ -1,0 +1,182 @@
+//! What all replies have in common: samples collected to their end, token counts, timings, finish reasons.
+
+use std::time::Instant;
+
+use serde_json::{Value, json};
+use tokenmill_sched::{FinishReason, Timings};
+
+use crate::{
+    ApiError, App,
+    app::Call,
+    metrics::Metrics,
+    request_log::Tally,
+    text_stream::{ScoredToken, TextEnd, TextEvent, TextStream},
+};
+
+/// A sample that ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Sample {
+    pub(crate) text: String,
+    pub(crate) tokens: Vec<ScoredToken>,
+    pub(crate) end: TextEnd,
+}
+
+/// Reads a stream to its end.
+///
+/// # Errors
+/// The first failure of a sample; dropping the stream then cancels the others.
+pub(crate) async fn collect(mut stream: TextStream, app: &App, call: &Call) -> Result<Vec<Sample>, ApiError> {
+    let n_samples = stream.n_samples();
+    let mut meter = Meter::new(app, call, n_samples);
+    let mut texts = vec![(String::new(), Vec::new()); n_samples];
+    let mut ends = vec![None; n_samples];
+    while let Some(event) = stream.next().await {
+        meter.observe(&event);
+        match event {
+            TextEvent::Delta(delta) => {
+                let (text, tokens) = &mut texts[delta.sample as usize];
+                text.push_str(&delta.text);
+                tokens.extend(delta.tokens);
+            }
+            TextEvent::Finished(end) => {
+                let sample = end.sample as usize;
+                ends[sample] = Some(end);
+            }
+            TextEvent::Failed { error, .. } => return Err(error.into()),
+        }
+    }
+    let joined = texts.into_iter().zip(ends).map(|((text, tokens), end)| {
+        let end = end.expect("every sample of a stream ends or fails");
+        Sample { text, tokens, end }
+    });
+    Ok(joined.collect())
+}
+
+/// Measures a stream for the metrics and the log as its events pass.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    metrics: Metrics,
+    tally: Tally,
+    newest: Vec<Option<Instant>>,
+}
+
+impl Meter {
+    pub(crate) fn new(app: &App, call: &Call, n_samples: usize) -> Self {
+        Self {
+            metrics: app.metrics.clone(),
+            tally: call.tally.clone(),
+            newest: vec![None; n_samples],
+        }
+    }
+
+    pub(crate) fn observe(&mut self, event: &TextEvent) {
+        match event {
+            TextEvent::Delta(delta) => {
+                let now = Instant::now();
+                if let Some(before) = self.newest[delta.sample as usize].replace(now) {
+                    self.metrics.observe_inter_token(now - before);
+                }
+            }
+            TextEvent::Finished(end) => {
+                self.metrics.observe_end(end);
+                self.tally.add(end);
+            }
+            TextEvent::Failed { .. } => self.metrics.count_failure(),
+        }
+    }
+}
+
+/// Token counts of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct TokenCounts {
+    pub(crate) prompt: usize,
+    pub(crate) cached: usize,
+    pub(crate) completion: usize,
+}
+
+impl TokenCounts {
+    /// Adds a sample. The samples of a prompt share it, so only the first counts it.
+    pub(crate) fn add(&mut self, end: &TextEnd) {
+        let usage = end.finished.usage;
+        if end.finished.sample == 0 {
+            self.prompt += usage.prompt_tokens;
+            self.cached += usage.cached_tokens;
+        }
+        self.completion += usage.completion_tokens;
+    }
+
+    /// Of all samples of a request.
+    pub(crate) fn of_samples(samples: &[Sample]) -> Self {
+        let mut usage = Self::default();
+        for sample in samples {
+            usage.add(&sample.end);
+        }
+        usage
+    }
+
+    /// As OpenAI's older endpoints write it.
+    pub(crate) fn to_openai(self) -> Value {
+        json!({
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": { "cached_tokens": self.cached },
+        })
+    }
+
+    /// As the responses endpoint writes it.
+    pub(crate) fn to_responses(self) -> Value {
+        json!({
+            "input_tokens": self.prompt,
+            "input_tokens_details": { "cached_tokens": self.cached },
+            "output_tokens": self.completion,
+            "output_tokens_details": { "reasoning_tokens": 0 },
+            "total_tokens": self.prompt + self.completion,
+        })
+    }
+
+    /// As Anthropic writes it: cached tokens are not among the input tokens.
+    pub(crate) fn to_anthropic(self) -> Value {
+        json!({
+            "input_tokens": self.prompt - self.cached,
+            "cache_read_input_tokens": self.cached,
+            "cache_creation_input_tokens": 0,
+            "output_tokens": self.completion,
+        })
+    }
+}
+
+/// Why a sample ended, in OpenAI's words.
+pub(crate) fn finish_reason(end: &TextEnd) -> &'static str {
+    match (end.stopped_by, end.finished.reason) {
+        (None, FinishReason::Length) => "length",
+        // Only the client's own disconnect cancels, and then nobody reads this.
+        (Some(_), _) | (None, FinishReason::Stop | FinishReason::Cancelled) => "stop",
+    }
+}
+
+/// The timings of a sample as llama.cpp's server reports them.
+pub(crate) fn timings(end: &TextEnd) -> Value {
+    let usage = end.finished.usage;
+    let Timings {
+        queued,
+        prefill,
+        first_token,
+        total,
+        ..
+    } = end.finished.timings;
+    let n_computed = usage.prompt_tokens - usage.cached_tokens;
+    let decode = total.saturating_sub(first_token).as_secs_f64();
+    let n_after_first = usage.completion_tokens.saturating_sub(1);
+    let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
+    json!({
+        "queued_ms": queued.as_secs_f64() * 1e3,
+        "cache_n": usage.cached_tokens,
+        "prompt_n": n_computed,
+        "prompt_ms": prefill.as_secs_f64() * 1e3,
+        "prompt_per_second": rate(n_computed, prefill.as_secs_f64()),
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": decode * 1e3,
+        "predicted_per_second": rate(n_after_first, decode),
+    })
+}

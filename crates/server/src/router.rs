@@ -1,0 +1,105 @@
+//! [`router`]: which path leads to which endpoint.
+
+use std::{any::Any, sync::Arc};
+
+use axum::{
+    Router,
+    http::{HeaderName, HeaderValue, Method, header},
+    middleware::{from_fn, from_fn_with_state},
+    response::Response,
+    routing::get,
+};
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    cors::{AllowOrigin, CorsLayer},
+};
+
+use crate::{
+    ApiError, App, Dialect,
+    app::{endpoint, error_response},
+    auth::require_key,
+    endpoints::{
+        chat, completions, embeddings, health, messages, metrics, models, openapi, page, responses, words,
+    },
+    request_id::{RequestId, name_request},
+    request_log::log_request,
+};
+
+/// Builds the router of a server.
+pub fn router(app: Arc<App>) -> Router {
+    let openai = Dialect::OpenAi;
+    let guarded = Router::new()
+        .route("/v1/chat/completions", endpoint(openai, chat::chat))
+        .route("/v1/completions", endpoint(openai, completions::completions))
+        .route("/v1/embeddings", endpoint(openai, embeddings::embeddings))
+        .route("/v1/responses", endpoint(openai, responses::responses))
+        .route("/v1/messages", endpoint(Dialect::Anthropic, messages::messages))
+        .route(
+            "/v1/messages/count_tokens",
+            endpoint(Dialect::Anthropic, messages::count_tokens),
+        )
+        .route("/tokenize", endpoint(openai, words::tokenize))
+        .route("/detokenize", endpoint(openai, words::detokenize))
+        .route("/apply-template", endpoint(openai, words::apply_template))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*name}", get(models::one))
+        .route("/metrics", get(metrics::metrics))
+        .route_layer(from_fn_with_state(Arc::clone(&app), require_key));
+    // Probes, the page and the description hold no secrets and answer without a key.
+    let open = Router::new()
+        .route("/livez", get(health::live))
+        .route("/readyz", get(health::ready))
+        .route("/health", get(health::ready))
+        .route("/openapi.json", get(openapi::openapi))
+        .route("/", get(page::index))
+        .route("/web/{name}", get(page::file));
+    guarded
+        .merge(open)
+        .fallback(models::not_found)
+        .method_not_allowed_fallback(models::wrong_method)
+        .layer(cors(&app.config.cors_origins))
+        .layer(CatchPanicLayer::custom(answer_panic))
+        .layer(from_fn(log_request))
+        .layer(from_fn(name_request))
+        .with_state(app)
+}
+
+/// Nothing is shared across origins unless the operator names them.
+fn cors(origins: &[String]) -> CorsLayer {
+    if origins.is_empty() {
+        return CorsLayer::new();
+    }
+    let allowed = if origins.iter().any(|origin| origin == "*") {
+        AllowOrigin::any()
+    } else {
+        AllowOrigin::list(
+            origins
+                .iter()
+                .filter_map(|origin| HeaderValue::from_str(origin).ok()),
+        )
+    };
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers([
+            header::AUTHORIZATION,
+            header::CONTENT_TYPE,
+            HeaderName::from_static("x-api-key"),
+            HeaderName::from_static("x-request-id"),
+            HeaderName::from_static("anthropic-version"),
+        ])
+}
+
+/// A broken invariant ends its own request only, and its message stays in the log.
+#[expect(clippy::needless_pass_by_value, reason = "the layer hands the payload over")]
+fn answer_panic(payload: Box<dyn Any + Send>) -> Response {
+    let message = payload
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| payload.downcast_ref::<&str>().copied());
+    tracing::error!(message, "a request handler panicked");
+    let error = ApiError::Internal {
+        reason: "a broken invariant, which the server's log describes".to_owned(),
+    };
+    error_response(&error, Dialect::OpenAi, &RequestId::default())
+}

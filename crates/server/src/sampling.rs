@@ -1,0 +1,241 @@
+//! [`SamplingFields`]: the sampling parameters that all generating endpoints share, and their way into
+//! [`SamplingParams`].
+//!
+//! One place, so that a parameter means the same on every endpoint. Invariant: a value out of range is an error that
+//! names the field as the client wrote it, never clamped.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use tokenmill_model::{Dry, SamplingParams, SamplingParamsError};
+
+use crate::{
+    ApiError,
+    fields::{Field, yes},
+};
+
+/// The fields of [`SamplingFields`], for the tables of the endpoints.
+pub const SAMPLING_FIELDS: &[Field] = &[
+    yes("temperature", "0 is greedy; default 1"),
+    yes("top_p", "default 1"),
+    yes("frequency_penalty", ""),
+    yes("presence_penalty", ""),
+    yes("logit_bias", "token id to bias, -100 forbids"),
+    yes("seed", "same seed, same tokens, whatever else runs"),
+    yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
+    yes("min_p", "extension, as in vLLM and llama.cpp"),
+    yes("typical_p", "extension, as in llama.cpp"),
+    yes("repetition_penalty", "extension, as in vLLM"),
+    yes(
+        "repeat_penalty",
+        "extension, as in llama.cpp; the same as `repetition_penalty`",
+    ),
+    yes(
+        "repeat_last_n",
+        "extension, as in llama.cpp; how far the penalties look back",
+    ),
+    yes("dry_multiplier", "extension, as in llama.cpp; 0 is off"),
+    yes("dry_base", "extension, as in llama.cpp"),
+    yes("dry_allowed_length", "extension, as in llama.cpp"),
+    yes("dry_penalty_last_n", "extension, as in llama.cpp"),
+];
+
+/// The sampling parameters of a request as the client wrote them.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct SamplingFields {
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    frequency_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    logit_bias: Option<BTreeMap<String, f32>>,
+    seed: Option<i64>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    repeat_penalty: Option<f32>,
+    repeat_last_n: Option<u32>,
+    dry_multiplier: Option<f32>,
+    dry_base: Option<f32>,
+    dry_allowed_length: Option<u32>,
+    dry_penalty_last_n: Option<u32>,
+}
+
+impl SamplingFields {
+    /// Checks the values and puts the API's defaults where the client is silent. `fresh_seed` is used without `seed`.
+    ///
+    /// # Errors
+    /// The first field out of range, by name.
+    pub fn into_params(self, n_vocab: usize, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
+        if self.repetition_penalty.is_some() && self.repeat_penalty.is_some() {
+            return Err(ApiError::invalid(
+                "repeat_penalty",
+                "give either this or `repetition_penalty`",
+            ));
+        }
+        let repeat_name = if self.repetition_penalty.is_some() {
+            "repetition_penalty"
+        } else {
+            "repeat_penalty"
+        };
+        check_range("temperature", self.temperature, 0.0, 2.0)?;
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)?;
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)?;
+        let top_k = match self.top_k.unwrap_or(0) {
+            -1 => 0,
+            k => u32::try_from(k)
+                .map_err(|_| ApiError::invalid("top_k", format!("{k} is not -1, 0 or a count of tokens")))?,
+        };
+        let params = SamplingParams {
+            temperature: self.temperature.unwrap_or(1.0),
+            top_k,
+            top_p: self.top_p.unwrap_or(1.0),
+            min_p: self.min_p.unwrap_or(0.0),
+            typical_p: self.typical_p.unwrap_or(1.0),
+            repeat_penalty: self.repetition_penalty.or(self.repeat_penalty).unwrap_or(1.0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            // OpenAI's penalties look at the whole text, llama.cpp's at a window.
+            penalty_last_n: self.repeat_last_n.unwrap_or(u32::MAX),
+            dry: self
+                .dry_multiplier
+                .filter(|&multiplier| multiplier != 0.0)
+                .map(|multiplier| Dry {
+                    multiplier,
+                    base: self.dry_base.unwrap_or(1.75),
+                    allowed_length: self.dry_allowed_length.unwrap_or(2),
+                    last_n: self.dry_penalty_last_n.unwrap_or(u32::MAX),
+                    breakers: Vec::new(),
+                }),
+            logit_bias: read_bias(self.logit_bias.unwrap_or_default())?,
+            seed: self.seed.map_or(fresh_seed, |seed| seed as u64),
+            n_logprobs: None,
+        };
+        params
+            .validate(n_vocab)
+            .map_err(|error| name_field(&error, repeat_name))?;
+        Ok(params)
+    }
+}
+
+fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Result<(), ApiError> {
+    match value {
+        Some(value) if !(minimum..=maximum).contains(&value) => Err(ApiError::invalid(
+            name,
+            format!("{value} is not between {minimum} and {maximum}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Reads a map of token ids to biases; -100 and below forbid a token, as the official API documents.
+fn read_bias(bias: BTreeMap<String, f32>) -> Result<Vec<(u32, f32)>, ApiError> {
+    bias.into_iter()
+        .map(|(token, bias)| {
+            let id = token
+                .parse()
+                .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "the key is not a token id"))?;
+            check_range(&format!("logit_bias.{token}"), Some(bias), -100.0, 100.0)?;
+            Ok((id, if bias <= -100.0 { f32::NEG_INFINITY } else { bias }))
+        })
+        .collect()
+}
+
+fn name_field(error: &SamplingParamsError, repeat_name: &str) -> ApiError {
+    match error {
+        SamplingParamsError::OutOfRange {
+            name,
+            value,
+            minimum,
+            maximum,
+        } => {
+            let name = if *name == "repeat_penalty" {
+                repeat_name
+            } else {
+                name
+            };
+            ApiError::invalid(name, format!("{value} is not between {minimum} and {maximum}"))
+        }
+        SamplingParamsError::UnknownToken { .. } | SamplingParamsError::Bias { .. } => {
+            ApiError::invalid("logit_bias", error.to_string())
+        }
+        _ => ApiError::invalid("top_logprobs", error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(body: &str, expected: Result<SamplingParams, &str>) {
+        let fields: SamplingFields = serde_json::from_str(body).expect("fields of the right types");
+        match (fields.into_params(100, 7), expected) {
+            (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
+            (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
+            (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
+        }
+    }
+
+    fn api_default() -> SamplingParams {
+        SamplingParams {
+            temperature: 1.0,
+            penalty_last_n: u32::MAX,
+            seed: 7,
+            ..SamplingParams::default()
+        }
+    }
+
+    #[test]
+    fn silence_means_the_defaults_of_the_api() {
+        check("{}", Ok(api_default()));
+    }
+
+    #[test]
+    fn every_field_arrives() {
+        check(
+            r#"{"temperature":0.5,"top_p":0.9,"frequency_penalty":0.1,"presence_penalty":0.2,"logit_bias":{"3":-100,"4":5},
+                "seed":-1,"top_k":40,"min_p":0.05,"typical_p":0.7,"repetition_penalty":1.1,"repeat_last_n":64,
+                "dry_multiplier":0.8,"dry_base":2.0,"dry_allowed_length":3,"dry_penalty_last_n":99}"#,
+            Ok(SamplingParams {
+                temperature: 0.5,
+                top_k: 40,
+                top_p: 0.9,
+                min_p: 0.05,
+                typical_p: 0.7,
+                repeat_penalty: 1.1,
+                presence_penalty: 0.2,
+                frequency_penalty: 0.1,
+                penalty_last_n: 64,
+                dry: Some(Dry {
+                    multiplier: 0.8,
+                    base: 2.0,
+                    allowed_length: 3,
+                    last_n: 99,
+                    breakers: Vec::new(),
+                }),
+                logit_bias: vec![(3, f32::NEG_INFINITY), (4, 5.0)],
+                seed: u64::MAX,
+                n_logprobs: None,
+            }),
+        );
+    }
+
+    #[test]
+    fn values_out_of_range_name_their_field() {
+        for (body, param) in [
+            (r#"{"temperature":2.1}"#, "temperature"),
+            (r#"{"temperature":-1}"#, "temperature"),
+            (r#"{"top_p":1.5}"#, "top_p"),
+            (r#"{"top_k":-2}"#, "top_k"),
+            (r#"{"repetition_penalty":0}"#, "repetition_penalty"),
+            (r#"{"repeat_penalty":-1}"#, "repeat_penalty"),
+            (r#"{"repeat_penalty":1,"repetition_penalty":1}"#, "repeat_penalty"),
+            (r#"{"logit_bias":{"x":1}}"#, "logit_bias.x"),
+            (r#"{"logit_bias":{"100":1}}"#, "logit_bias"),
+            (r#"{"logit_bias":{"1":101}}"#, "logit_bias.1"),
+        ] {
+            check(body, Err(param));
+        }
+    }
+}

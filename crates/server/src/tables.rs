@@ -1,0 +1,91 @@
+//! The field tables of the endpoints, put together from their own fields and those of sampling.
+
+use std::sync::LazyLock;
+
+use crate::{
+    anthropic::messages,
+    endpoints::words::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
+    fields::{Field, markdown_table},
+    openai::{chat, completion, embedding, response},
+    sampling::SAMPLING_FIELDS,
+};
+
+fn with_sampling(own: &[Field]) -> Vec<Field> {
+    own.iter().chain(SAMPLING_FIELDS).copied().collect()
+}
+
+/// Fields of `/v1/chat/completions`.
+pub fn chat() -> &'static [Field] {
+    static TABLE: LazyLock<Vec<Field>> = LazyLock::new(|| with_sampling(chat::FIELDS));
+    &TABLE
+}
+
+/// Fields of `/v1/completions`.
+pub fn completion() -> &'static [Field] {
+    static TABLE: LazyLock<Vec<Field>> = LazyLock::new(|| with_sampling(completion::FIELDS));
+    &TABLE
+}
+
+/// Fields of `/v1/responses`.
+pub fn response() -> &'static [Field] {
+    static TABLE: LazyLock<Vec<Field>> = LazyLock::new(|| with_sampling(response::FIELDS));
+    &TABLE
+}
+
+/// Fields of `/v1/embeddings`.
+pub fn embedding() -> &'static [Field] {
+    embedding::FIELDS
+}
+
+/// Fields of `/v1/messages`.
+pub fn messages() -> &'static [Field] {
+    messages::FIELDS
+}
+
+/// All tables as a page of Markdown: `docs/api-fields.md`.
+pub fn document() -> String {
+    let mut page = String::from(
+        "# Request fields\n\nMade from the tables in `crates/server/src`; a test keeps this page equal to them. A field \
+         that stands in no table is answered with 400 and its name. A refused field passes where its value asks for \
+         what happens anyway (`null`, `[]`, `false`, `\"auto\"`, `\"none\"`, `{\"type\": \"text\"}`).\n",
+    );
+    for (title, fields) in [
+        ("POST /v1/chat/completions", chat()),
+        ("POST /v1/completions", completion()),
+        ("POST /v1/embeddings", embedding()),
+        ("POST /v1/responses", response()),
+        ("POST /v1/messages, /v1/messages/count_tokens", messages()),
+        ("POST /tokenize", TOKENIZE),
+        ("POST /detokenize", DETOKENIZE),
+        ("POST /apply-template", APPLY_TEMPLATE),
+    ] {
+        page.push_str("\n## ");
+        page.push_str(title);
+        page.push_str("\n\n");
+        page.push_str(&markdown_table(fields));
+    }
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, fs, path::Path};
+
+    /// `TOKENMILL_UPDATE_DOCS=1 cargo test -p tokenmill-server` writes the page anew.
+    #[test]
+    fn the_documentation_equals_the_tables() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api-fields.md");
+        if env::var_os("TOKENMILL_UPDATE_DOCS").is_some() {
+            fs::write(&path, super::document()).expect("the page can be written");
+        }
+        let Ok(page) = fs::read_to_string(&path) else {
+            println!("skipped: docs/api-fields.md is not part of a packaged crate");
+            return;
+        };
+        assert_eq!(
+            page,
+            super::document(),
+            "run with TOKENMILL_UPDATE_DOCS=1 to write the page anew"
+        );
+    }
+}

@@ -1,0 +1,230 @@
+//! [`TextStream`]: the generations of a request as text, the form in which every endpoint sends it.
+//!
+//! Tokens become text here, once for all endpoints: characters are never cut, stop strings end a sample and never
+//! show, and a token's log-probability is held back as long as its text is.
+
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use tokenmill_model::TokenLogprob;
+use tokenmill_sched::{EngineError, Event, Finished, Generation, Token};
+use tokenmill_text::{DecodeOptions, StopMatcher, StreamDecoder, Tokenizer};
+
+/// News of a sample, as text.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TextEvent {
+    /// More text; it may be empty when only tokens were released.
+    Delta(Delta),
+    /// The sample ended; its last text came before.
+    Finished(TextEnd),
+    /// The sample failed.
+    Failed {
+        /// The sample.
+        sample: u32,
+        /// Why.
+        error: EngineError,
+    },
+}
+
+/// More text of a sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Delta {
+    /// The sample.
+    pub sample: u32,
+    /// The text.
+    pub text: String,
+    /// The tokens whose text is now out.
+    pub tokens: Vec<ScoredToken>,
+}
+
+/// A token that was sent, with its log-probability where asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredToken {
+    /// The token.
+    pub id: u32,
+    /// Its log-probability.
+    pub logprob: Option<f32>,
+    /// The likeliest tokens in its place.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// The end of a sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TextEnd {
+    /// The sample.
+    pub sample: u32,
+    /// What the engine says of it.
+    pub finished: Finished,
+    /// The stop string that ended it, as its place in the request's list.
+    pub stopped_by: Option<usize>,
+}
+
+/// The generations of a request as text: one for each prompt, their samples numbered through.
+#[derive(Debug)]
+pub struct TextStream {
+    generations: Vec<Generation>,
+    samples_per_prompt: u32,
+    samples: Vec<SampleText>,
+    ready: VecDeque<TextEvent>,
+}
+
+impl TextStream {
+    /// Reads `generations`, each of `samples_per_prompt` samples, with `tokenizer`, ending samples at the `stops`.
+    pub fn new(
+        generations: Vec<Generation>,
+        samples_per_prompt: u32,
+        tokenizer: &Arc<Tokenizer>,
+        stops: &[String],
+    ) -> Self {
+        let sample = SampleText::new(Arc::clone(tokenizer), stops);
+        let samples = vec![sample; generations.len() * samples_per_prompt as usize];
+        Self {
+            generations,
+            samples_per_prompt,
+            samples,
+            ready: VecDeque::new(),
+        }
+    }
+
+    /// Samples of all prompts.
+    pub fn n_samples(&self) -> usize {
+        self.samples.len()
+    }
+
+    /// The next event; `None` after the last.
+    pub async fn next(&mut self) -> Option<TextEvent> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(event);
+            }
+            let (prompt, event) = std::future::poll_fn(|context| self.poll_any(context)).await?;
+            match event {
+                Event::Token(token) => self.take_token(prompt, token),
+                Event::Finished(finished) => self.take_end(prompt, finished),
+                Event::Failed { sample, error } => {
+                    return Some(TextEvent::Failed {
+                        sample: self.sample_idx(prompt, sample),
+                        error,
+                    });
+                }
+                Event::Rows(_) => {}
+            }
+        }
+    }
+
+    /// Polls the generations in turn; ready with `None` once all have ended.
+    fn poll_any(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
+        let mut have_all_ended = true;
+        for (prompt, generation) in self.generations.iter_mut().enumerate() {
+            match generation.poll_event(context) {
+                Poll::Ready(Some(event)) => return Poll::Ready(Some((prompt, event))),
+                Poll::Ready(None) => {}
+                Poll::Pending => have_all_ended = false,
+            }
+        }
+        if have_all_ended {
+            Poll::Ready(None)
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn sample_idx(&self, prompt: usize, sample: u32) -> u32 {
+        prompt as u32 * self.samples_per_prompt + sample
+    }
+
+    fn take_token(&mut self, prompt: usize, token: Token) {
+        let sample = self.sample_idx(prompt, token.sample);
+        let sample_of_prompt = token.sample;
+        let state = &mut self.samples[sample as usize];
+        let (text, tokens) = state.push(token);
+        if state.matcher.stopped_by().is_some() {
+            self.generations[prompt].stop(sample_of_prompt);
+        }
+        self.send(sample, text, tokens);
+    }
+
+    fn take_end(&mut self, prompt: usize, finished: Finished) {
+        let sample = self.sample_idx(prompt, finished.sample);
+        let state = &mut self.samples[sample as usize];
+        let (text, tokens) = state.finish();
+        let stopped_by = state.matcher.stopped_by();
+        self.send(sample, text, tokens);
+        self.ready.push_back(TextEvent::Finished(TextEnd {
+            sample,
+            finished,
+            stopped_by,
+        }));
+    }
+
+    fn send(&mut self, sample: u32, text: String, tokens: Vec<ScoredToken>) {
+        if !(text.is_empty() && tokens.is_empty()) {
+            self.ready
+                .push_back(TextEvent::Delta(Delta { sample, text, tokens }));
+        }
+    }
+}
+
+/// The text of one sample so far: what is not out yet, and the tokens it belongs to.
+#[derive(Clone, Debug)]
+struct SampleText {
+    decoder: StreamDecoder<Arc<Tokenizer>>,
+    matcher: StopMatcher,
+    /// Tokens whose text is not wholly out, each with the length of the text up to its end.
+    held: VecDeque<(usize, ScoredToken)>,
+    n_decoded_bytes: usize,
+    n_sent_bytes: usize,
+}
+
+impl SampleText {
+    fn new(tokenizer: Arc<Tokenizer>, stops: &[String]) -> Self {
+        let options = DecodeOptions {
+            is_continuation: true,
+            ..DecodeOptions::default()
+        };
+        Self {
+            decoder: StreamDecoder::new(tokenizer, options),
+            matcher: StopMatcher::new(stops),
+            held: VecDeque::new(),
+            n_decoded_bytes: 0,
+            n_sent_bytes: 0,
+        }
+    }
+
+    fn push(&mut self, token: Token) -> (String, Vec<ScoredToken>) {
+        let piece = self.decoder.push(token.id);
+        self.n_decoded_bytes += piece.len();
+        let text = self.matcher.push(piece).text;
+        let scored = ScoredToken {
+            id: token.id,
+            logprob: token.logprob,
+            top: token.top,
+        };
+        self.held.push_back((self.n_decoded_bytes, scored));
+        self.release(text)
+    }
+
+    fn finish(&mut self) -> (String, Vec<ScoredToken>) {
+        if self.matcher.stopped_by().is_some() {
+            return (String::new(), Vec::new());
+        }
+        let piece = self.decoder.finish();
+        self.n_decoded_bytes += piece.len();
+        let mut text = self.matcher.push(piece).text;
+        if self.matcher.stopped_by().is_none() {
+            text.push_str(&self.matcher.finish());
+        }
+        self.release(text)
+    }
+
+    fn release(&mut self, text: String) -> (String, Vec<ScoredToken>) {
+        self.n_sent_bytes += text.len();
+        let n_sent = self.n_sent_bytes;
+        let n_released = self.held.iter().take_while(|(end, _)| *end <= n_sent).count();
+        let tokens = self.held.drain(..n_released).map(|(_, token)| token).collect();
+        (text, tokens)
+    }
+}

@@ -1,0 +1,12 @@
+//! The server over real sockets with a real model: what a client, an operator and an attacker meet.
+//!
+//! One binary, so that it links once. Every test starts its own server, on a port that the system chooses.
+
+mod connections;
+mod disconnects;
+mod generation;
+mod operations;
+mod refusals;
+mod server;
+mod wire;
+mod words;

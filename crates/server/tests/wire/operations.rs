@@ -1,0 +1,250 @@
+//! What an operator relies on: health, metrics, the queue's bound, the orderly end.
+
+use std::{collections::HashMap, time::Duration};
+
+use serde_json::json;
+use tokenmill_sched::EngineConfig;
+use tokenmill_server::Drained;
+use tokio::{net::TcpStream, sync::watch};
+
+use crate::{
+    server::{Setup, TestServer, wait_until},
+    wire::{Exchange, read_stream},
+};
+
+const COMPLETIONS: &str = "/v1/completions";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hung_engine_shows_in_livez_and_recovers() {
+    let (hang, blocked) = watch::channel(false);
+    let mut setup = Setup {
+        hang: Some(blocked),
+        ..Setup::default()
+    };
+    setup.server.heartbeat_timeout = Duration::from_secs(1);
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    assert_eq!(server.get("/livez").await.status, 200);
+    hang.send_replace(true);
+    let stuck = server
+        .post_stream(COMPLETIONS, &json!({ "prompt": "One", "max_tokens": 2 }))
+        .await;
+    tokio::time::sleep(Duration::from_millis(1600)).await;
+    let live = server.get("/livez").await;
+    assert_eq!((live.status, &live.json()["status"]), (503, &json!("hung")));
+    assert!(live.json()["heartbeat_age_s"].as_f64().expect("an age") > 1.0);
+    assert_eq!(server.get("/readyz").await.status, 503);
+    hang.send_replace(false);
+    assert_eq!(stuck.reply().await.status, 200);
+    assert_eq!(server.get("/livez").await.status, 200);
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_queue_refuses_with_a_time_to_come_back() {
+    let (hang, blocked) = watch::channel(true);
+    let setup = Setup {
+        engine: EngineConfig {
+            max_running: 1,
+            max_queued: 3,
+            ..EngineConfig::default()
+        },
+        hang: Some(blocked),
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let engine = server.app.model.engine();
+    let body = json!({ "prompt": "One", "max_tokens": 2 });
+    let mut waiting = vec![server.post_stream(COMPLETIONS, &body).await];
+    wait_until("the engine has the first", || engine.queued().0 == 1).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    while engine.queued().0 < 3 {
+        let n_before = engine.queued().0;
+        waiting.push(server.post_stream(COMPLETIONS, &body).await);
+        wait_until("it waits", || engine.queued().0 > n_before).await;
+    }
+    let refused = server.post(COMPLETIONS, &body).await;
+    assert_eq!(
+        (refused.status, &refused.json()["error"]["code"]),
+        (429, &json!("queue_full"))
+    );
+    assert!(
+        refused
+            .header("retry-after")
+            .is_some_and(|seconds| seconds.parse::<u64>().is_ok())
+    );
+    let ready = server.get("/readyz").await;
+    assert_eq!(
+        (ready.status, &ready.json()["status"]),
+        (503, &json!("queue full"))
+    );
+    hang.send_replace(false);
+    for exchange in waiting {
+        assert_eq!(exchange.reply().await.status, 200);
+    }
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_finishes_what_runs_and_takes_nothing_new() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let body = json!({ "prompt": "Once upon a time", "max_tokens": 40, "temperature": 0, "stream": true });
+    // A connection that is open already may still ask, and is told.
+    let mut early = TcpStream::connect(&server.address).await.expect("a connection");
+    let running = server.post_stream(COMPLETIONS, &body).await;
+    wait_until("it runs", || server.app.model.engine().stats().n_running == 1).await;
+    server.app.shutdown.begin();
+    let streamed = read_stream(running, 1, |choice| &choice["text"]).await;
+    assert!(streamed.reasons[0].is_some());
+    wait_until("the listener is closed", || {
+        std::net::TcpStream::connect(&server.address).is_err()
+    })
+    .await;
+    let mut rest = Vec::new();
+    tokio::io::AsyncReadExt::read_to_end(&mut early, &mut rest)
+        .await
+        .expect("an idle connection is closed");
+    assert!(rest.is_empty());
+    assert_eq!(server.run.await.expect("the server ends"), Drained::Whole);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn draining_ends_in_time_even_if_an_answer_does_not() {
+    let (hang, blocked) = watch::channel(true);
+    let mut setup = Setup {
+        hang: Some(blocked),
+        ..Setup::default()
+    };
+    setup.server.drain_timeout = Duration::from_millis(300);
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let _stuck = server.post_stream(COMPLETIONS, &json!({ "prompt": "One" })).await;
+    wait_until("it is in the engine", || server.app.model.engine().queued().0 > 0).await;
+    server.app.shutdown.begin();
+    assert_eq!(server.run.await.expect("the server ends"), Drained::Cut);
+    hang.send_replace(false);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_ids_and_trace_context_pass_through() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let headers = [("x-request-id", "mine-1"), ("traceparent", trace)];
+    let reply = Exchange::send(&server.address, "GET", "/v1/models", &headers, b"")
+        .await
+        .reply()
+        .await;
+    assert_eq!(
+        (reply.header("x-request-id"), reply.header("traceparent")),
+        (Some("mine-1"), Some(trace))
+    );
+    let fresh = server.get("/nothing").await;
+    assert!(
+        fresh
+            .header("x-request-id")
+            .is_some_and(|id| id.starts_with("req_"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_metrics_are_strict_open_metrics_and_count() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    for stream in [true, false] {
+        let body =
+            json!({ "prompt": "Once upon a time", "max_tokens": 7, "temperature": 0, "stream": stream });
+        server.post(COMPLETIONS, &body).await;
+    }
+    server.post(COMPLETIONS, &json!({ "prompt": 1.5 })).await;
+    // The engine publishes its figures after the events of a step have gone out.
+    wait_until("the last step is in the figures", || {
+        let stats = server.app.model.engine().stats();
+        stats.generated_tokens == 14 && stats.n_running == 0 && stats.n_pages_in_use == 0
+    })
+    .await;
+    let reply = server.get("/metrics").await;
+    assert!(
+        reply
+            .header("content-type")
+            .is_some_and(|kind| kind.starts_with("application/openmetrics-text; version=1.0.0"))
+    );
+    let samples = parse_open_metrics(reply.text());
+    for (name, value) in [
+        ("tokenmill_generated_tokens_total", 14.0),
+        ("vllm:generation_tokens_total", 14.0),
+        ("tokenmill_requests_running", 0.0),
+        ("vllm:num_requests_waiting", 0.0),
+        ("vllm:kv_cache_usage_perc", 0.0),
+        ("tokenmill_time_to_first_token_seconds_count", 2.0),
+        ("tokenmill_inter_token_seconds_count", 12.0),
+        ("vllm:e2e_request_latency_seconds_count", 2.0),
+        ("vllm:request_success_total", 2.0),
+        ("tokenmill_requests_refused_total", 1.0),
+        ("vllm:cache_config_info", 1.0),
+    ] {
+        assert_eq!(samples.get(name), Some(&value), "{name}");
+    }
+}
+
+/// Parses OpenMetrics text as strictly as the specification asks: every sample belongs to the family declared before
+/// it, families do not repeat, suffixes fit the type, histograms are cumulative, the text ends with `# EOF`. Sums the
+/// samples of each name over their labels, histogram buckets left out.
+fn parse_open_metrics(text: &str) -> HashMap<String, f64> {
+    let body = text
+        .strip_suffix("# EOF\n")
+        .expect("the text ends with its end mark");
+    let mut families: HashMap<String, String> = HashMap::new();
+    let mut family = String::new();
+    let mut samples = HashMap::new();
+    let mut bucket_before: Option<(String, f64)> = None;
+    for line in body.lines() {
+        if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').expect("a name and a type");
+            assert!(
+                ["gauge", "counter", "histogram", "info"].contains(&kind),
+                "{line}"
+            );
+            assert!(
+                families.insert(name.to_owned(), kind.to_owned()).is_none(),
+                "{name} is declared twice"
+            );
+            name.clone_into(&mut family);
+        } else if let Some(rest) = line.strip_prefix("# HELP ") {
+            assert!(!rest.is_empty());
+        } else {
+            let (series, value) = line.rsplit_once(' ').expect("a series and a value");
+            let value: f64 = value.parse().expect("a number");
+            let name = series.split('{').next().expect("a name");
+            let suffix = name
+                .strip_prefix(&family)
+                .unwrap_or_else(|| panic!("{line} is not of {family}"));
+            let allowed: &[&str] = match families[&family].as_str() {
+                "gauge" => &[""],
+                "counter" => &["_total"],
+                "info" => &["_info"],
+                _ => &["_bucket", "_sum", "_count"],
+            };
+            assert!(allowed.contains(&suffix), "{line}");
+            if suffix == "_bucket" {
+                if let Some((before, smaller)) = bucket_before.replace((family.clone(), value))
+                    && before == family
+                {
+                    assert!(value >= smaller, "{line}");
+                }
+                continue;
+            }
+            assert!(suffix != "_total" || value >= 0.0);
+            *samples.entry(name.to_owned()).or_insert(0.0) += value;
+        }
+    }
+    samples
+}

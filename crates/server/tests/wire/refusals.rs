@@ -1,0 +1,381 @@
+//! Bad requests: each has its documented status, names its fault, and leaves the server as it was.
+
+use serde_json::{Value, json};
+use tokenmill_server::{ApiKeys, ServerConfig};
+
+use crate::{
+    server::{Setup, TestServer},
+    wire::Exchange,
+};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+async fn post_bytes(server: &TestServer, path: &str, body: &[u8]) -> (u16, Value) {
+    let reply = Exchange::send(&server.address, "POST", path, &[], body)
+        .await
+        .reply()
+        .await;
+    (reply.status, reply.json())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_fault_is_named() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let hello = r#""messages":[{"role":"user","content":"hi"}]"#;
+    let cases: [(&str, String, u16, &str, Option<&str>); 26] = [
+        (CHAT, "{".into(), 400, "malformed_json", None),
+        (CHAT, String::new(), 400, "malformed_json", None),
+        (CHAT, "[1]".into(), 400, "malformed_json", None),
+        (CHAT, "[".repeat(100_000), 400, "malformed_json", None),
+        (CHAT, "{}".into(), 400, "invalid_value", Some("messages")),
+        (
+            CHAT,
+            r#"{"messages":[]}"#.into(),
+            400,
+            "invalid_value",
+            Some("messages"),
+        ),
+        (
+            CHAT,
+            r#"{"messages":"hi"}"#.into(),
+            400,
+            "invalid_value",
+            Some("messages"),
+        ),
+        (
+            CHAT,
+            r#"{"messages":[{"role":"user","content":7}]}"#.into(),
+            400,
+            "invalid_value",
+            Some("messages[0].content"),
+        ),
+        (
+            CHAT,
+            r#"{"messages":[{"role":"robot","content":"hi"}]}"#.into(),
+            400,
+            "invalid_value",
+            Some("messages[0].role"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{"model":"gpt-9",{hello}}}"#),
+            404,
+            "model_not_found",
+            Some("model"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"temperature":"hot"}}"#),
+            400,
+            "invalid_value",
+            Some("temperature"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"temperature":3}}"#),
+            400,
+            "invalid_value",
+            Some("temperature"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"max_tokens":-1}}"#),
+            400,
+            "invalid_value",
+            Some("max_tokens"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"n":0}}"#),
+            400,
+            "invalid_value",
+            Some("n"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"n":1000}}"#),
+            400,
+            "invalid_value",
+            Some("n"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"stop":""}}"#),
+            400,
+            "invalid_value",
+            Some("stop"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"temprature":1}}"#),
+            400,
+            "unknown_parameter",
+            Some("temprature"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"tools":[{{}}]}}"#),
+            400,
+            "unsupported_parameter",
+            Some("tools"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"response_format":{{"type":"json_object"}}}}"#),
+            400,
+            "unsupported_parameter",
+            Some("response_format"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"stream_options":{{}}}}"#),
+            400,
+            "invalid_value",
+            Some("stream_options"),
+        ),
+        (
+            COMPLETIONS,
+            r#"{"prompt":[]}"#.into(),
+            400,
+            "invalid_value",
+            Some("prompt"),
+        ),
+        (
+            COMPLETIONS,
+            r#"{"prompt":[99999]}"#.into(),
+            400,
+            "invalid_value",
+            Some("prompt"),
+        ),
+        (
+            COMPLETIONS,
+            r#"{"prompt":"a","echo":true,"logprobs":21}"#.into(),
+            400,
+            "invalid_value",
+            Some("logprobs"),
+        ),
+        (
+            "/v1/embeddings",
+            r#"{"input":"a","dimensions":8}"#.into(),
+            400,
+            "unsupported_parameter",
+            Some("dimensions"),
+        ),
+        (
+            "/v1/responses",
+            r#"{"input":"a","previous_response_id":"x"}"#.into(),
+            400,
+            "unsupported_parameter",
+            Some("previous_response_id"),
+        ),
+        (
+            "/detokenize",
+            r#"{"tokens":[99999]}"#.into(),
+            400,
+            "invalid_value",
+            Some("tokens"),
+        ),
+    ];
+    for (path, body, status, code, param) in cases {
+        let (found, error) = post_bytes(&server, path, body.as_bytes()).await;
+        let error = &error["error"];
+        let shown: String = body.chars().take(100).collect();
+        assert_eq!(
+            (found, &error["code"]),
+            (status, &json!(code)),
+            "{shown}: {error}"
+        );
+        assert_eq!(error["param"].as_str(), param, "{shown}: {error}");
+        assert!(
+            error["message"]
+                .as_str()
+                .is_some_and(|message| message.len() > 10)
+        );
+    }
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_not_text_are_malformed() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    for body in [
+        &b"{\"prompt\":\"\xff\xfe\"}"[..],
+        b"\x00",
+        b"{\"prompt\":\"\xc3\"}",
+        b"{\"prompt\":\"\\ud800\"}",
+    ] {
+        let (status, error) = post_bytes(&server, COMPLETIONS, body).await;
+        assert_eq!((status, &error["error"]["code"]), (400, &json!("malformed_json")));
+    }
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prompt_that_is_too_long_is_told_both_numbers() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let n_ctx = server.app.model.engine().limits().n_ctx;
+    let prompt = vec![5; n_ctx + 9];
+    let body = json!({ "prompt": prompt });
+    let reply = server.post(COMPLETIONS, &body).await;
+    let error = reply.json()["error"].clone();
+    assert_eq!(
+        (reply.status, &error["code"]),
+        (400, &json!("context_length_exceeded"))
+    );
+    let message = error["message"].as_str().expect("a message");
+    assert!(
+        message.contains(&(n_ctx + 9).to_string()) && message.contains(&n_ctx.to_string()),
+        "{message}"
+    );
+    let chat = json!({ "max_tokens": 4, "messages": [{ "role": "user", "content": "word ".repeat(n_ctx) }] });
+    let reply = server.post("/v1/messages", &chat).await;
+    assert_eq!((reply.status, &reply.json()["type"]), (400, &json!("error")));
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_megabytes_are_refused_readably() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let body = vec![b' '; 100 << 20];
+    let (status, error) = post_bytes(&server, CHAT, &body).await;
+    assert_eq!((status, &error["error"]["code"]), (413, &json!("body_too_large")));
+    // A client that asks first is told before it sends anything.
+    let head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 104857600\r\n\r\n";
+    assert_eq!(
+        Exchange::write(&server.address, head).await.reply().await.status,
+        413
+    );
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_the_right_keys_open() {
+    let setup = Setup {
+        server: ServerConfig {
+            api_keys: ApiKeys::from_lines("alpha\nbeta"),
+            ..ServerConfig::default()
+        },
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let body = json!({ "prompt": "One", "max_tokens": 1 }).to_string();
+    let ask = async |headers: &[(&str, &str)]| {
+        Exchange::send(&server.address, "POST", COMPLETIONS, headers, body.as_bytes())
+            .await
+            .reply()
+            .await
+    };
+    assert_eq!(ask(&[("authorization", "Bearer beta")]).await.status, 200);
+    assert_eq!(ask(&[("x-api-key", "alpha")]).await.status, 200);
+    for headers in [
+        &[][..],
+        &[("authorization", "Bearer alph")],
+        &[("authorization", "Bearer ")],
+        &[("authorization", "alpha")],
+        &[("x-api-key", "gamma")],
+    ] {
+        let refused = ask(headers).await;
+        assert_eq!(
+            (refused.status, refused.header("www-authenticate")),
+            (401, Some("Bearer")),
+            "{headers:?}"
+        );
+        assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
+    }
+    let message = Exchange::send(&server.address, "POST", "/v1/messages", &[], b"{}")
+        .await
+        .reply()
+        .await;
+    assert_eq!(
+        (message.status, &message.json()["error"]["type"]),
+        (401, &json!("authentication_error"))
+    );
+    for (path, status) in [
+        ("/metrics", 401),
+        ("/v1/models", 401),
+        ("/livez", 200),
+        ("/readyz", 200),
+        ("/", 200),
+    ] {
+        assert_eq!(server.get(path).await.status, status, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_paths_methods_and_path_tricks_lead_nowhere() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    for (method, path, status) in [
+        ("GET", "/nothing", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("GET", "/v1/chat/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/web/../../etc/passwd", 404),
+        ("GET", "/web/..%2f..%2fetc%2fpasswd", 404),
+        ("GET", "/web/%2e%2e/style.css", 404),
+        ("GET", "//etc/passwd", 404),
+        ("GET", "/web/style.css%00.js", 404),
+        ("GET", "/v1/models/%ff", 404),
+        ("GET", "/web/%ff", 404),
+    ] {
+        let reply = Exchange::send(&server.address, method, path, &[], b"")
+            .await
+            .reply()
+            .await;
+        assert_eq!(reply.status, status, "{method} {path}");
+        assert!(reply.json()["error"]["message"].is_string(), "{method} {path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn origins_are_closed_unless_named() {
+    let preflight = [
+        ("origin", "https://a.example"),
+        ("access-control-request-method", "POST"),
+    ];
+    let Some(closed) = TestServer::start().await else {
+        return;
+    };
+    let reply = Exchange::send(&closed.address, "OPTIONS", CHAT, &preflight, b"")
+        .await
+        .reply()
+        .await;
+    assert_eq!(reply.header("access-control-allow-origin"), None);
+    let setup = Setup {
+        server: ServerConfig {
+            cors_origins: vec!["https://a.example".to_owned()],
+            ..ServerConfig::default()
+        },
+        ..Setup::default()
+    };
+    let named = TestServer::start_with(setup).await.expect("the model is there");
+    let reply = Exchange::send(&named.address, "OPTIONS", CHAT, &preflight, b"")
+        .await
+        .reply()
+        .await;
+    assert_eq!(
+        reply.header("access-control-allow-origin"),
+        Some("https://a.example")
+    );
+    let other = [
+        ("origin", "https://b.example"),
+        ("access-control-request-method", "POST"),
+    ];
+    let reply = Exchange::send(&named.address, "OPTIONS", CHAT, &other, b"")
+        .await
+        .reply()
+        .await;
+    assert_eq!(reply.header("access-control-allow-origin"), None);
+}

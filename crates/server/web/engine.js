@@ -1,0 +1,103 @@
+// The engine view: figures and plots from the Prometheus text of /metrics, read once a second while the view is open.
+
+import { headers } from "./chat.js";
+
+const KEPT = 120;
+const $ = (id) => document.getElementById(id);
+const SVG = "http://www.w3.org/2000/svg";
+
+// Metric, label, how to show it, and whether the plot shows its rate of change.
+const SERIES = [
+  { metric: "tokenmill_generated_tokens_total", label: "Generated tokens/s", isRate: true, format: (v) => v.toFixed(1) },
+  { metric: "tokenmill_prompt_tokens_total", label: "Prompt tokens/s", isRate: true, format: (v) => v.toFixed(0) },
+  { metric: "tokenmill_requests_running", label: "Running requests", format: (v) => v.toFixed(0) },
+  { metric: "tokenmill_requests_waiting", label: "Waiting requests", format: (v) => v.toFixed(0) },
+  { metric: "tokenmill_kv_usage_ratio", label: "KV pages in use", format: (v) => `${(v * 100).toFixed(1)} %`, top: 1 },
+];
+const points = new Map(SERIES.map((series) => [series.metric, []]));
+let last = null;
+let timer = 0;
+
+/** Sums each metric over its labels. */
+export function parseMetrics(text) {
+  const values = new Map();
+  for (const line of text.split("\n")) {
+    const hit = /^([a-zA-Z_:][\w:]*)(?:\{.*\})? (\S+)/.exec(line);
+    if (hit) values.set(hit[1], (values.get(hit[1]) ?? 0) + Number(hit[2]));
+  }
+  return values;
+}
+
+function node(name, attributes, ...children) {
+  const made = document.createElementNS(SVG, name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  made.append(...children);
+  return made;
+}
+
+function plot(series, values) {
+  const width = 320;
+  const height = 90;
+  const top = series.top ?? Math.max(1, ...values) * 1.1;
+  const x = (i) => ((i + KEPT - values.length) / (KEPT - 1)) * width;
+  const y = (v) => height - (v / top) * height;
+  const path = values.map((v, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join("");
+  const drawing = node("svg", { viewBox: `0 0 ${width} ${height + 4}`, role: "img", "aria-label": `${series.label}, last two minutes` },
+    node("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }));
+  if (values.length > 1) {
+    drawing.append(
+      node("path", { class: "area", d: `${path}L${width} ${height}L${x(0).toFixed(1)} ${height}Z` }),
+      node("path", { class: "line", d: path }),
+    );
+  }
+  drawing.append(node("text", { x: 2, y: 11 }, series.format(top)));
+  const figure = document.createElement("figure");
+  const caption = document.createElement("figcaption");
+  caption.textContent = `${series.label}, last two minutes`;
+  figure.append(caption, drawing);
+  return figure;
+}
+
+async function poll() {
+  try {
+    const response = await fetch("/metrics", { headers: headers() });
+    if (!response.ok) throw new Error(`/metrics answered ${response.status}; is an API key needed?`);
+    const now = performance.now() / 1000;
+    const values = parseMetrics(await response.text());
+    for (const { metric, isRate } of SERIES) {
+      const value = values.get(metric) ?? 0;
+      const shown = isRate ? (last ? Math.max(0, value - (last.values.get(metric) ?? 0)) / (now - last.now) : 0) : value;
+      const kept = points.get(metric);
+      kept.push(shown);
+      if (kept.length > KEPT) kept.shift();
+    }
+    last = { now, values };
+    $("engine-error").textContent = "";
+  } catch (error) {
+    $("engine-error").textContent = error.message;
+  }
+  draw();
+}
+
+function draw() {
+  $("figures").replaceChildren(...SERIES.map((series) => {
+    const box = document.createElement("div");
+    const term = document.createElement("dt");
+    const figure = document.createElement("dd");
+    term.textContent = series.label;
+    figure.textContent = series.format(points.get(series.metric).at(-1) ?? 0);
+    box.append(term, figure);
+    return box;
+  }));
+  $("plots").replaceChildren(...SERIES.map((series) => plot(series, points.get(series.metric))));
+}
+
+/** Starts or stops the polling. */
+export function showEngine(isShown) {
+  clearInterval(timer);
+  timer = 0;
+  last = null;
+  if (!isShown) return;
+  poll();
+  timer = setInterval(poll, 1000);
+}
