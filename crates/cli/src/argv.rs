@@ -1,0 +1,130 @@
+//! Rewrites the command line before it is parsed: llama.cpp's two-letter flags, and `-m MODEL`.
+//!
+//! Separate from the commands because the parser knows one-letter short flags only. Invariant: what stands behind `--`
+//! is left alone, and a known flag that this version has nothing behind is refused by name, never ignored.
+
+use std::ffi::OsString;
+
+use crate::failure::Failure;
+
+/// Short flags of llama.cpp with their long names here.
+const SHORT_FLAGS: [(&str, &str); 6] = [
+    ("-tb", "--threads-batch"),
+    ("-ngl", "--gpu-layers"),
+    ("-np", "--parallel"),
+    ("-ub", "--ubatch-size"),
+    ("-ctk", "--cache-type-k"),
+    ("-ctv", "--cache-type-v"),
+];
+
+/// Flags that users of llama.cpp know and that do nothing here, with what to do instead.
+const REFUSED_FLAGS: [(&str, &str, &str); 3] = [
+    (
+        "--threads-batch",
+        "-tb",
+        "prompts and answers use the same threads; set them with -t",
+    ),
+    (
+        "--parallel",
+        "-np",
+        "`serve` has --max-num-seqs; the other commands work on one sequence at a time",
+    ),
+    (
+        "--flash-attn",
+        "-fa",
+        "attention always works in tiles; there is nothing to switch",
+    ),
+];
+
+/// Rewrites the arguments of the program.
+///
+/// # Errors
+/// A flag that is known but does nothing, or `-m` without a model.
+pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
+    let mut rewritten: Vec<OsString> = Vec::new();
+    let mut model = None;
+    let mut args = args.into_iter();
+    while let Some(arg) = args.next() {
+        let Some(text) = arg.to_str() else {
+            rewritten.push(arg);
+            continue;
+        };
+        if text == "--" {
+            rewritten.push(arg);
+            rewritten.extend(args);
+            break;
+        }
+        let (name, value) = match text.split_once('=') {
+            Some((name, value)) if name.starts_with('-') => (name, Some(value)),
+            _ => (text, None),
+        };
+        if name == "-m" || name == "--model" {
+            model = match value {
+                Some(value) => Some(value.into()),
+                None => args.next(),
+            };
+            if model.is_none() {
+                return Err(Failure::usage(format!("`{name}` needs a model")));
+            }
+            continue;
+        }
+        for (long, short, instead) in REFUSED_FLAGS {
+            if name == long || name == short {
+                return Err(Failure::usage(format!(
+                    "`{name}` is an option of llama.cpp that does nothing here"
+                ))
+                .hint(instead));
+            }
+        }
+        match SHORT_FLAGS.iter().find(|(short, _)| *short == name) {
+            Some((_, long)) => rewritten.push(match value {
+                Some(value) => format!("{long}={value}").into(),
+                None => long.into(),
+            }),
+            None => rewritten.push(arg),
+        }
+    }
+    if let Some(model) = model {
+        // The program's name and the command come first, then the model.
+        rewritten.insert(rewritten.len().min(2), model);
+    }
+    Ok(rewritten)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(line: &str, expected: Result<&str, &str>) {
+        let found = rewrite(line.split(' ').map(OsString::from));
+        let found = found.map_err(|failure| failure.line()).map(|args| {
+            let args: Vec<&str> = args.iter().map(|arg| arg.to_str().unwrap()).collect();
+            args.join(" ")
+        });
+        assert_eq!(
+            found.as_deref(),
+            expected.map_err(str::to_owned).as_deref(),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn two_letter_flags_become_long() {
+        check(
+            "tokenmill run x -ctk q8_0 -ub=8",
+            Ok("tokenmill run x --cache-type-k q8_0 --ubatch-size=8"),
+        );
+        check("tokenmill run -m x hi", Ok("tokenmill run x hi"));
+        check("tokenmill run x -- -ctk -m", Ok("tokenmill run x -- -ctk -m"));
+    }
+
+    #[test]
+    fn flags_without_effect_are_refused() {
+        check(
+            "tokenmill run x -fa on",
+            Err("error: `-fa` is an option of llama.cpp that does nothing here \
+                 (hint: attention always works in tiles; there is nothing to switch)"),
+        );
+        check("tokenmill run -m", Err("error: `-m` needs a model"));
+    }
+}

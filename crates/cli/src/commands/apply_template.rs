@@ -1,0 +1,90 @@
+//! `apply-template`: renders a chat template, to see what a model is shown.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde_json::Value;
+use tokenmill_text::template::{ChatTemplate, CivilTime, RenderOptions};
+
+use crate::{commands::tokenize::read_text, failure::Failure, model_source::ModelSource, output};
+
+/// Render a chat template.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill apply-template demo --context '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n  \
+    tokenmill apply-template --template chat.jinja --context conversation.json --now 2024-07-26")]
+pub(crate) struct Args {
+    /// A model whose template is rendered
+    #[arg(required_unless_present = "template", conflicts_with = "template")]
+    model: Option<PathBuf>,
+    /// A file with a template
+    #[arg(long, value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// The variables, a JSON object or a file with one; with MODEL, add_generation_prompt is true and the tokens of
+    /// begin and end are the model's, unless given
+    #[arg(long, value_name = "JSON")]
+    context: String,
+    /// The time that strftime_now sees, such as 2024-07-26 or 2024-07-26T13:45:00 [default: the time, in UTC]
+    #[arg(long, value_name = "DATE")]
+    now: Option<CivilTime>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let mut context = read_context(&args.context)?;
+    let source = match (&args.template, &args.model) {
+        (Some(path), _) => read_text(path)?,
+        (None, Some(model)) => {
+            let source = ModelSource::find(model)?;
+            let gguf = source.open_gguf()?;
+            let tokenizer = source.tokenizer(gguf.as_ref())?;
+            let files = source.chat_files(gguf.as_ref(), &tokenizer)?;
+            if let Some(context) = context.as_object_mut() {
+                for (name, default) in [
+                    ("bos_token", Value::from(files.bos_token)),
+                    ("eos_token", Value::from(files.eos_token)),
+                    ("add_generation_prompt", Value::from(true)),
+                ] {
+                    context.entry(name).or_insert(default);
+                }
+            }
+            files.template.ok_or_else(|| {
+                Failure::input("the model has no chat template").hint("give one with --template")
+            })?
+        }
+        (None, None) => unreachable!("the parser asks for one of them"),
+    };
+    let options = RenderOptions {
+        now: args.now.unwrap_or_else(now),
+        ..RenderOptions::default()
+    };
+    output::print(&ChatTemplate::new(&source)?.render(&context, &options)?)
+}
+
+/// The time, in UTC.
+pub(crate) fn now() -> CivilTime {
+    let seconds = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    CivilTime::from_unix_seconds(seconds as i64)
+}
+
+/// A JSON object, given as it is or as a file.
+fn read_context(argument: &str) -> Result<Value, Failure> {
+    let (text, name) = if argument.trim_start().starts_with('{') {
+        (argument.to_owned(), "--context".to_owned())
+    } else {
+        let path = PathBuf::from(argument);
+        let text = fs::read_to_string(&path).map_err(|error| Failure::unreadable(&path, &error))?;
+        (text, argument.to_owned())
+    };
+    let value: Value = serde_json::from_str(&text)
+        .map_err(|error| Failure::input(format!("{name} is not JSON: {error}")))?;
+    if !value.is_object() {
+        return Err(Failure::input(format!("{name} is not a JSON object"))
+            .hint("write {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}"));
+    }
+    Ok(value)
+}

@@ -1,0 +1,218 @@
+//! `bench-serve`: loads a server with completions and measures what its clients would feel.
+//!
+//! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in [`chart`].
+//! Any server with OpenAI's `/v1/completions` can be measured, so that peers are compared with the same tool.
+//! Invariant: every number that is reported was measured on this side of the socket.
+
+mod chart;
+mod client;
+mod report;
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinSet;
+
+use self::{
+    client::{Measured, Target, measure},
+    report::{Bounds, Report},
+};
+use crate::{failure::Failure, output};
+
+/// Measure a server under load.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill bench-serve http://127.0.0.1:8080 --concurrency 8 --requests 64\n  \
+    tokenmill bench-serve http://127.0.0.1:8080 --rate 4 --requests 200 --ttft-bound 500 --inter-token-bound 50\n\n\
+    With --concurrency each client sends its next request when its last is answered (closed loop); with --rate requests\n\
+    come at random times whatever the server does (open loop).")]
+pub(crate) struct Args {
+    /// Address of the server, http only
+    url: String,
+    /// Model to ask for [default: the first that the server lists]
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Key to send
+    #[arg(long, value_name = "KEY")]
+    api_key: Option<String>,
+    /// Clients side by side
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
+    concurrency: u16,
+    /// Requests a second instead, on average
+    #[arg(long, value_name = "R", conflicts_with = "concurrency", value_parser = positive)]
+    rate: Option<f64>,
+    /// Requests that are measured
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    requests: u32,
+    /// Requests before them that are not
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    warmup: u32,
+    /// Words of a prompt; each prompt begins differently, so that none comes from a cache
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    prompt_words: u32,
+    /// Tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// Ask for answers of full length (`ignore_eos`, which OpenAI's own API does not have)
+    #[arg(long)]
+    ignore_eos: bool,
+    /// Seed of prompts and arrivals
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// A request is good only if its first token comes within this many milliseconds
+    #[arg(long, value_name = "MS", value_parser = positive)]
+    ttft_bound: Option<f64>,
+    /// A request is good only if its tokens come within this many milliseconds of each other on average
+    #[arg(long, value_name = "MS", value_parser = positive)]
+    inter_token_bound: Option<f64>,
+    /// Write every measurement to this file
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the distributions into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if number > 0.0 && f64::is_finite(number) => Ok(number),
+        _ => Err("expected a number above 0".to_owned()),
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::work(format!("cannot start the network threads: {error}")))?;
+    let (measured, wall) = runtime.block_on(load(args))?;
+    let bounds = Bounds {
+        ttft_ms: args.ttft_bound,
+        inter_token_ms: args.inter_token_bound,
+    };
+    let report = Report::new(&measured, wall, bounds);
+    output::print(&report.table())?;
+    if let Some(path) = &args.json {
+        let json = serde_json::json!({
+            "url": args.url,
+            "concurrency": args.rate.is_none().then_some(args.concurrency),
+            "rate": args.rate,
+            "prompt_words": args.prompt_words,
+            "max_tokens": args.max_tokens,
+            "ignore_eos": args.ignore_eos,
+            "seed": args.seed,
+            "report": report.to_json(),
+            "requests": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
+        });
+        fs::write(path, format!("{json:#}\n"))
+            .map_err(|error| Failure::unwritable(path.display(), &error))?;
+    }
+    if let Some(path) = &args.svg {
+        fs::write(path, chart::draw(&report)).map_err(|error| Failure::unwritable(path.display(), &error))?;
+    }
+    if report.n_good_answers() == 0 {
+        return Err(Failure::work("no request was answered"));
+    }
+    Ok(())
+}
+
+/// Sends all requests and waits for their answers; gives them with the time from the first to the last.
+async fn load(args: &Args) -> Result<(Vec<Measured>, Duration), Failure> {
+    let target = Target::new(&args.url, args.api_key.clone(), args.model.clone()).await?;
+    let target = Arc::new(target);
+    for index in 0..args.warmup {
+        let warmup = measure(
+            &target,
+            &args.body(&target, u64::from(index) << 32),
+            Duration::ZERO,
+        )
+        .await;
+        if let Some(error) = warmup.error {
+            return Err(Failure::work(format!("the server does not answer: {error}")));
+        }
+    }
+    let bodies: Arc<Vec<String>> = Arc::new(
+        (0..args.requests)
+            .map(|index| args.body(&target, u64::from(index) + 1))
+            .collect(),
+    );
+    let began = Instant::now();
+    let mut tasks = JoinSet::new();
+    if let Some(rate) = args.rate {
+        let mut random = Random(args.seed);
+        let mut due = Duration::ZERO;
+        for index in 0..bodies.len() {
+            let (target, bodies) = (Arc::clone(&target), Arc::clone(&bodies));
+            tasks.spawn(async move {
+                tokio::time::sleep_until((began + due).into()).await;
+                vec![measure(&target, &bodies[index], due).await]
+            });
+            due += Duration::from_secs_f64(-(1.0 - random.unit()).ln() / rate);
+        }
+    } else {
+        let next = Arc::new(AtomicUsize::new(0));
+        for _ in 0..args.concurrency {
+            let (target, bodies, next) = (Arc::clone(&target), Arc::clone(&bodies), Arc::clone(&next));
+            tasks.spawn(async move {
+                let mut measured = Vec::new();
+                while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    measured.push(measure(&target, body, began.elapsed()).await);
+                }
+                measured
+            });
+        }
+    }
+    let measured = tasks.join_all().await.into_iter().flatten().collect();
+    Ok((measured, began.elapsed()))
+}
+
+impl Args {
+    /// A request whose prompt is a function of the seed and `index`.
+    fn body(&self, target: &Target, index: u64) -> String {
+        const WORDS: [&str; 16] = [
+            "river", "stone", "garden", "winter", "lantern", "music", "engine", "cloud", "paper", "forest",
+            "market", "silver", "window", "bridge", "letter", "harbour",
+        ];
+        let mut random = Random(self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let words: Vec<&str> = (0..self.prompt_words)
+            .map(|_| WORDS[(random.next() >> 60) as usize])
+            .collect();
+        let mut body = serde_json::json!({
+            "model": target.model(),
+            "prompt": format!("{index} {}", words.join(" ")),
+            "max_tokens": self.max_tokens,
+            "temperature": 0,
+            "stream": true,
+            "stream_options": { "include_usage": true },
+        });
+        if self.ignore_eos {
+            body["ignore_eos"] = true.into();
+        }
+        body.to_string()
+    }
+}
+
+/// SplitMix64.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// From 0 to just below 1.
+    fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}

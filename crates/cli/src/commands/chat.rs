@@ -1,0 +1,299 @@
+//! `chat`: a conversation, turn by turn, through the model's chat template.
+//!
+//! Here are the turns; what a line of the user means is in `chat/line.rs`. Invariant: a turn that fails leaves the
+//! conversation as it was.
+
+mod line;
+mod reader;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Map, Value, json};
+use tokenmill_model::SamplingParams;
+use tokenmill_text::{
+    ChatPrompt,
+    template::{ChatContext, ChatTemplate, RenderOptions},
+};
+
+use self::{
+    line::{HELP, Line, parse},
+    reader::{LineReader, Read},
+};
+use crate::{
+    commands::{apply_template::now, tokenize::read_text},
+    failure::Failure,
+    generate::FinishReason,
+    interrupt::Interrupt,
+    load::LoadArgs,
+    output,
+    sampling::SamplingArgs,
+    session::Session,
+};
+
+/// Talk with a model.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill chat demo\n  \
+    tokenmill chat model.gguf --system \"Answer in one sentence.\"\n  \
+    tokenmill chat demo --tools weather.json --temp 0\n  \
+    echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
+    While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.")]
+pub(crate) struct Args {
+    /// A GGUF file, a folder with one, or `demo`
+    model: PathBuf,
+    /// Tell the model how to behave
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Offer the tools of this file, a JSON array in the form of OpenAI's `tools`
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+    /// Use this template instead of the model's
+    #[arg(long, value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// Tokens of an answer; -1 goes on until the model ends or the context is full
+    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    n_predict: i64,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let tools = args.tools.as_deref().map(read_tools).transpose()?;
+    let mut session = Session::open(&args.model, &args.load)?;
+    let source = match &args.template {
+        Some(path) => read_text(path)?,
+        None => session.chat_files.template.clone().ok_or_else(|| {
+            Failure::input("the model has no chat template")
+                .hint("give one with --template, or continue texts with `tokenmill run`")
+        })?,
+    };
+    let params = args
+        .sampling
+        .params(&session.tokenizer, session.generator.n_ctx())?;
+    let mut chat = Chat {
+        prompt: ChatPrompt::new(ChatTemplate::new(&source)?, &session.tokenizer),
+        template_source: source,
+        system: args.system.clone(),
+        messages: Vec::new(),
+        tools,
+        variables: Map::new(),
+        params,
+        has_fixed_seed: args.sampling.seed >= 0,
+        n_predict: args.n_predict,
+    };
+    let interrupt = Interrupt::install()?;
+    let mut reader = LineReader::open()?;
+    if reader.is_terminal() {
+        eprintln!("{} is ready. /help lists what can be done.", session.name);
+    }
+    loop {
+        let text = match reader.read()? {
+            Read::Text(text) => text,
+            Read::Cancelled => continue,
+            Read::End => return Ok(()),
+        };
+        let result = match parse(&text) {
+            Ok(Line::Nothing) => Ok(()),
+            Ok(Line::Bye) => return Ok(()),
+            Ok(Line::Say { role, text }) => {
+                interrupt.clear();
+                chat.turn(&mut session, role, &text, &interrupt)
+            }
+            Ok(command) => chat.command(&command, &session),
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = result {
+            // A person can try again; a program that pipes its questions in is told by the exit code.
+            if !reader.is_terminal() {
+                return Err(failure);
+            }
+            eprintln!("{}", failure.line());
+        }
+    }
+}
+
+fn read_tools(path: &Path) -> Result<Value, Failure> {
+    let text = read_text(path)?;
+    let tools: Value = serde_json::from_str(&text)
+        .map_err(|error| Failure::input(format!("{} is not JSON: {error}", path.display())))?;
+    if tools.is_array() {
+        Ok(tools)
+    } else {
+        Err(Failure::input(format!("{} is not a JSON array", path.display()))
+            .hint("write [{\"type\": \"function\", \"function\": {\"name\": …}}]"))
+    }
+}
+
+/// A conversation and how it is held.
+struct Chat {
+    prompt: ChatPrompt,
+    template_source: String,
+    system: Option<String>,
+    /// Turns so far, without the system message.
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    /// Variables for the template.
+    variables: Map<String, Value>,
+    params: SamplingParams,
+    has_fixed_seed: bool,
+    n_predict: i64,
+}
+
+impl Chat {
+    /// The whole conversation, the system message first.
+    fn transcript(&self) -> Vec<Value> {
+        let system = self.system.as_ref();
+        let system = system.map(|text| json!({"role": "system", "content": text}));
+        system.into_iter().chain(self.messages.iter().cloned()).collect()
+    }
+
+    /// One message and the answer to it.
+    fn turn(
+        &mut self,
+        session: &mut Session,
+        role: &str,
+        text: &str,
+        interrupt: &Interrupt,
+    ) -> Result<(), Failure> {
+        self.messages.push(json!({"role": role, "content": text}));
+        let result = self.answer(session, interrupt);
+        match &result {
+            Ok(answer) => self
+                .messages
+                .push(json!({"role": "assistant", "content": answer})),
+            Err(_) => {
+                self.messages.pop();
+            }
+        }
+        result.map(|_| ())
+    }
+
+    fn answer(&mut self, session: &mut Session, interrupt: &Interrupt) -> Result<String, Failure> {
+        let context = ChatContext {
+            messages: self.transcript(),
+            tools: self.tools.clone(),
+            add_generation_prompt: true,
+            bos_token: session.chat_files.bos_token.clone(),
+            eos_token: session.chat_files.eos_token.clone(),
+            extra: self.variables.clone(),
+        };
+        let options = RenderOptions {
+            now: now(),
+            ..RenderOptions::default()
+        };
+        let ids = self.prompt.encode(&session.tokenizer, &context, &options)?;
+        let answer = session.generate(
+            &ids,
+            self.params.clone(),
+            usize::try_from(self.n_predict).ok(),
+            &[],
+            interrupt,
+            &mut |piece| output::print(piece),
+        );
+        // What was shown so far gets its line end also when the rest failed.
+        output::print("\n")?;
+        let answer = answer?;
+        match answer.report.finish {
+            FinishReason::Stop => {}
+            FinishReason::Cancelled => eprintln!("[stopped]"),
+            FinishReason::Length => eprintln!("[cut at the limit of tokens; /clear begins anew]"),
+        }
+        if !self.has_fixed_seed {
+            self.params.seed = self.params.seed.wrapping_add(1);
+        }
+        Ok(answer.text)
+    }
+
+    /// A command other than those that end or speak.
+    fn command(&mut self, command: &Line<'_>, session: &Session) -> Result<(), Failure> {
+        match command {
+            Line::Help => output::print(HELP),
+            Line::Clear => {
+                self.messages.clear();
+                Ok(())
+            }
+            Line::Save(path) => {
+                let text = format!("{:#}\n", json!({"messages": self.transcript()}));
+                fs::write(path, text).map_err(|error| Failure::unwritable(path.display(), &error))?;
+                eprintln!("[saved to {}]", path.display());
+                Ok(())
+            }
+            Line::Set { name, value } => self.set(name, value, session),
+            Line::Show(what) => self.show(what, session),
+            Line::Nothing | Line::Bye | Line::Say { .. } => Ok(()),
+        }
+    }
+
+    fn set(&mut self, name: &str, value: &str, session: &Session) -> Result<(), Failure> {
+        let wrong = || Failure::usage(format!("`{value}` is not a value for {name}"));
+        let mut params = self.params.clone();
+        match name {
+            "system" => self.system = (!value.is_empty()).then(|| value.to_owned()),
+            "temp" => params.temperature = value.parse().map_err(|_| wrong())?,
+            "top_k" => params.top_k = value.parse().map_err(|_| wrong())?,
+            "top_p" => params.top_p = value.parse().map_err(|_| wrong())?,
+            "min_p" => params.min_p = value.parse().map_err(|_| wrong())?,
+            "repeat_penalty" => params.repeat_penalty = value.parse().map_err(|_| wrong())?,
+            "presence_penalty" => params.presence_penalty = value.parse().map_err(|_| wrong())?,
+            "frequency_penalty" => params.frequency_penalty = value.parse().map_err(|_| wrong())?,
+            "seed" => {
+                params.seed = value.parse().map_err(|_| wrong())?;
+                self.has_fixed_seed = true;
+            }
+            "n_predict" => self.n_predict = value.parse().map_err(|_| wrong())?,
+            _ if self.prompt.template().names(name) => {
+                let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
+                self.variables.insert(name.to_owned(), value);
+            }
+            _ => {
+                return Err(Failure::usage(format!("there is no setting `{name}`"))
+                    .hint("/show lists the settings; variables of the template can be set too"));
+            }
+        }
+        params
+            .validate(session.tokenizer.n_vocab())
+            .map_err(|error| Failure::usage(error.to_string()))?;
+        self.params = params;
+        Ok(())
+    }
+
+    fn show(&self, what: &str, session: &Session) -> Result<(), Failure> {
+        let params = &self.params;
+        match what {
+            "" | "settings" => output::print(&format!(
+                "model             {}\ncontext           {} tokens\nsystem            {}\ntemp              {}\n\
+                 top_k             {}\ntop_p             {}\nmin_p             {}\nrepeat_penalty    {}\n\
+                 presence_penalty  {}\nfrequency_penalty {}\nseed              {}{}\nn_predict         {}\n",
+                session.name,
+                session.generator.n_ctx(),
+                self.system.as_deref().unwrap_or("-"),
+                params.temperature,
+                params.top_k,
+                params.top_p,
+                params.min_p,
+                params.repeat_penalty,
+                params.presence_penalty,
+                params.frequency_penalty,
+                params.seed,
+                if self.has_fixed_seed { "" } else { ", another for each answer" },
+                self.n_predict,
+            ))
+            .and_then(|()| {
+                let variables: Vec<String> = (self.variables.iter())
+                    .map(|(name, value)| format!("{name:17} {value}"))
+                    .collect();
+                variables.iter().try_for_each(|line| output::print_line(line))
+            }),
+            "messages" => output::print_json(&Value::from(self.transcript())),
+            "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
+            "template" => output::print_line(&self.template_source),
+            _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
+                .hint("/show, /show messages, /show tools or /show template")),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! [`Line`]: what a line typed in a chat means.
+//!
+//! Separate so that it can be tested without a model. Invariant: only a line that begins with `/` is a command, and one
+//! that is not known is an error, never sent to the model.
+
+use std::path::PathBuf;
+
+use crate::failure::Failure;
+
+/// What `/help` prints.
+pub(super) const HELP: &str = "\
+/set NAME VALUE   change a setting (system, temp, top_k, top_p, min_p, repeat_penalty, seed, n_predict, …)
+                  or a variable of the chat template (such as enable_thinking false)
+/show             show the settings; /show messages, /show tools, /show template
+/clear            forget the conversation
+/save FILE        write the conversation to a file, as JSON
+/tool TEXT        answer a tool call of the model
+/bye              leave (also Ctrl-D)
+\"\"\"               begins and ends a text of several lines
+Ctrl-C            stops an answer
+";
+
+/// A line of the user.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Line<'a> {
+    Nothing,
+    /// Something for the model.
+    Say {
+        role: &'static str,
+        text: String,
+    },
+    Help,
+    Set {
+        name: &'a str,
+        value: &'a str,
+    },
+    Show(&'a str),
+    Clear,
+    Save(PathBuf),
+    Bye,
+}
+
+/// Reads a line.
+///
+/// # Errors
+/// A command that is not known, or lacks what it needs.
+pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
+    let trimmed = line.trim();
+    if trimmed.is_empty() {
+        return Ok(Line::Nothing);
+    }
+    let Some(command) = trimmed.strip_prefix('/') else {
+        return Ok(Line::Say {
+            role: "user",
+            text: line.trim_end().to_owned(),
+        });
+    };
+    let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
+    let rest = rest.trim();
+    let needs = |what: &str| Failure::usage(format!("/{name} needs {what}"));
+    Ok(match name {
+        "help" | "?" => Line::Help,
+        "bye" | "exit" | "quit" => Line::Bye,
+        "clear" => Line::Clear,
+        "show" => Line::Show(rest),
+        "save" if rest.is_empty() => return Err(needs("a file")),
+        "save" => Line::Save(PathBuf::from(rest)),
+        "tool" if rest.is_empty() => return Err(needs("the tool's answer")),
+        "tool" => Line::Say {
+            role: "tool",
+            text: rest.to_owned(),
+        },
+        "set" => {
+            let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+            if name.is_empty() || value.is_empty() && name != "system" {
+                return Err(needs("a name and a value, such as /set temp 0.5"));
+            }
+            Line::Set {
+                name,
+                value: value.trim(),
+            }
+        }
+        _ => return Err(Failure::usage(format!("there is no command /{name}")).hint("/help lists them")),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_mean_what_they_say() {
+        for (line, expected) in [
+            ("  ", Line::Nothing),
+            (
+                "Hello /bye",
+                Line::Say {
+                    role: "user",
+                    text: "Hello /bye".into(),
+                },
+            ),
+            ("/bye", Line::Bye),
+            (
+                "/set temp 0.5",
+                Line::Set {
+                    name: "temp",
+                    value: "0.5",
+                },
+            ),
+            (
+                "/set system",
+                Line::Set {
+                    name: "system",
+                    value: "",
+                },
+            ),
+            ("/show  messages", Line::Show("messages")),
+            ("/save a b.json", Line::Save("a b.json".into())),
+        ] {
+            assert_eq!(parse(line).unwrap(), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn unknown_commands_are_not_sent_to_the_model() {
+        for line in ["/frobnicate", "/save", "/set temp", "/tool"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

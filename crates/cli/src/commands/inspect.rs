@@ -1,0 +1,392 @@
+//! `inspect`: what a model file holds, and the memory it will take.
+//!
+//! It shows files that cannot be run, too: then the plan says why.
+
+use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
+
+use serde_json::{Value as Json, json};
+use tokenmill_gguf::{Array, GgufFile, Value};
+use tokenmill_model::{CpuBackend, MemoryPlan, Model, ModelOptions, WeightInfo};
+use tokenmill_quant::CpuFeatures;
+
+use crate::{failure::Failure, load::LoadArgs, model_source::ModelSource, output};
+
+/// Elements of an array that are shown.
+const MAX_SHOWN_ELEMENTS: usize = 5;
+/// Characters of a text that are shown.
+const MAX_SHOWN_CHARS: usize = 80;
+
+/// Show what a model file holds, and the memory it will take.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill inspect demo\n  \
+    tokenmill inspect model.gguf --summary -c 8192\n  \
+    tokenmill inspect model.gguf --json | jq .metadata")]
+pub(crate) struct Args {
+    /// A GGUF file, a folder with one, or `demo`
+    model: PathBuf,
+    /// Leave out the lists of metadata and tensors
+    #[arg(long, conflicts_with = "json")]
+    summary: bool,
+    /// Print JSON, with arrays and texts in full
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// What is known of a file.
+struct Inspection {
+    name: String,
+    n_parts: usize,
+    file_bytes: usize,
+    /// Keys with types and values.
+    metadata: Vec<(String, String, Json)>,
+    tensors: Vec<WeightInfo>,
+    /// The plan and its options, or why there is none.
+    plan: Result<(MemoryPlan, ModelOptions), String>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let source = ModelSource::find(&args.model)?;
+    let inspection = match source.open_gguf()? {
+        Some(file) => Inspection::of_gguf(source.name(), file, &args.load)?,
+        None => Inspection::of_folder(&source, &args.load)?,
+    };
+    if args.json {
+        output::print_json(&inspection.to_json())
+    } else {
+        output::print(&inspection.to_text(args.summary, &args.load))
+    }
+}
+
+impl Inspection {
+    fn of_gguf(name: String, file: GgufFile, load: &LoadArgs) -> Result<Self, Failure> {
+        let metadata = file.metadata().iter();
+        let metadata = metadata
+            .map(|(key, value)| {
+                let ty = match value {
+                    Value::Array(array) => format!("{}[{}]", array.element_type(), array.len()),
+                    _ => value.value_type().to_string(),
+                };
+                (key.to_owned(), ty, value_json(value))
+            })
+            .collect();
+        let tensors = file.tensors().map(WeightInfo::from).collect();
+        let (n_parts, file_bytes) = (file.n_parts(), file.n_bytes());
+        let plan = match Model::from_gguf(file) {
+            Ok(model) => plan(&model, load)?,
+            Err(error) => Err(error.to_string()),
+        };
+        Ok(Self {
+            name,
+            n_parts,
+            file_bytes,
+            metadata,
+            tensors,
+            plan,
+        })
+    }
+
+    /// Of a Hugging Face folder: its configuration stands for the metadata.
+    fn of_folder(source: &ModelSource, load: &LoadArgs) -> Result<Self, Failure> {
+        let model = source.open_model()?;
+        let tensors = model.weights().infos();
+        let config = source.config_json()?;
+        let metadata = config.as_object().into_iter().flatten().map(|(key, value)| {
+            let ty = match value {
+                Json::Null => "null",
+                Json::Bool(_) => "bool",
+                Json::Number(_) => "number",
+                Json::String(_) => "string",
+                Json::Array(_) => "array",
+                Json::Object(_) => "object",
+            };
+            (key.clone(), ty.to_owned(), value.clone())
+        });
+        Ok(Self {
+            name: source.name(),
+            n_parts: 1,
+            file_bytes: tensors.iter().map(|info| info.n_bytes).sum(),
+            metadata: metadata.collect(),
+            plan: plan(&model, load)?,
+            tensors,
+        })
+    }
+
+    fn n_params(&self) -> usize {
+        self.tensors.iter().map(n_elements).sum()
+    }
+
+    /// For each type: tensors, elements, bytes; the most bytes first.
+    fn types(&self) -> Vec<(&'static str, [usize; 3])> {
+        let mut types: BTreeMap<&'static str, [usize; 3]> = BTreeMap::new();
+        for tensor in &self.tensors {
+            let row = types.entry(tensor.ty.name()).or_default();
+            row[0] += 1;
+            row[1] += n_elements(tensor);
+            row[2] += tensor.n_bytes;
+        }
+        let mut types: Vec<_> = types.into_iter().collect();
+        types.sort_by_key(|(_, row)| std::cmp::Reverse(row[2]));
+        types
+    }
+
+    fn to_json(&self) -> Json {
+        let metadata: serde_json::Map<String, Json> = self
+            .metadata
+            .iter()
+            .map(|(key, _, value)| (key.clone(), value.clone()))
+            .collect();
+        let tensors: Vec<Json> = self
+            .tensors
+            .iter()
+            .map(|tensor| {
+                json!({
+                    "name": tensor.name,
+                    "type": tensor.ty.name(),
+                    "dims": tensor.dims,
+                    "bytes": tensor.n_bytes,
+                })
+            })
+            .collect();
+        let types: Vec<Json> = self
+            .types()
+            .into_iter()
+            .map(|(name, [n_tensors, n_elements, n_bytes])| {
+                json!({"type": name, "tensors": n_tensors, "elements": n_elements, "bytes": n_bytes})
+            })
+            .collect();
+        let memory = match &self.plan {
+            Ok((plan, options)) => json!({
+                "n_ctx": options.n_ctx,
+                "weights_bytes": plan.weights_bytes,
+                "kv_bytes": plan.kv_bytes,
+                "activations_bytes": plan.activations_bytes,
+                "total_bytes": plan.total_bytes(),
+            }),
+            Err(reason) => json!({"error": reason}),
+        };
+        json!({
+            "name": self.name,
+            "parts": self.n_parts,
+            "file_bytes": self.file_bytes,
+            "parameters": self.n_params(),
+            "metadata": metadata,
+            "tensors": tensors,
+            "types": types,
+            "memory": memory,
+        })
+    }
+
+    fn to_text(&self, is_summary: bool, load: &LoadArgs) -> String {
+        let mut text = String::new();
+        let parts = match self.n_parts {
+            1 => String::new(),
+            n => format!(" in {n} parts"),
+        };
+        line(
+            &mut text,
+            format_args!(
+                "{}: {}{parts}, {} parameters, {} tensors, {} metadata keys",
+                self.name,
+                size(self.file_bytes),
+                count(self.n_params()),
+                self.tensors.len(),
+                self.metadata.len()
+            ),
+        );
+        if !is_summary {
+            self.metadata_text(&mut text);
+            self.tensors_text(&mut text);
+        }
+        line(&mut text, format_args!("\nTypes"));
+        for (name, [n_tensors, n_elements, n_bytes]) in self.types() {
+            line(
+                &mut text,
+                format_args!(
+                    "  {name:<8} {n_tensors:>5} tensors  {:>9} elements  {:>10}  {:.2} bits each",
+                    count(n_elements),
+                    size(n_bytes),
+                    n_bytes as f64 * 8.0 / n_elements as f64
+                ),
+            );
+        }
+        self.plan_text(&mut text, load);
+        text
+    }
+
+    fn metadata_text(&self, text: &mut String) {
+        line(text, format_args!("\nMetadata"));
+        for (key, ty, value) in &self.metadata {
+            line(text, format_args!("  {key:<42} {ty:<12} {}", shown(value)));
+        }
+    }
+
+    fn tensors_text(&self, text: &mut String) {
+        line(text, format_args!("\nTensors"));
+        for tensor in &self.tensors {
+            let dims: Vec<String> = tensor.dims.iter().map(usize::to_string).collect();
+            line(
+                text,
+                format_args!(
+                    "  {:<32} {:<8} {:>20}  {:>10}",
+                    tensor.name,
+                    tensor.ty.name(),
+                    dims.join(" x "),
+                    size(tensor.n_bytes)
+                ),
+            );
+        }
+    }
+
+    fn plan_text(&self, text: &mut String, load: &LoadArgs) {
+        match &self.plan {
+            Ok((plan, options)) => {
+                line(
+                    text,
+                    format_args!(
+                        "\nMemory with a context of {} tokens, keys in {:?}, values in {:?}",
+                        options.n_ctx.unwrap_or(0),
+                        load.cache_types().0,
+                        load.cache_types().1,
+                    ),
+                );
+                for (what, n_bytes) in [
+                    ("weights", plan.weights_bytes),
+                    ("KV store", plan.kv_bytes),
+                    ("activations", plan.activations_bytes),
+                    ("in all", plan.total_bytes()),
+                ] {
+                    line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
+                }
+            }
+            Err(reason) => line(text, format_args!("\nThis file cannot be run: {reason}")),
+        }
+    }
+}
+
+/// The plan of a load, or why there is none.
+///
+/// # Errors
+/// Options that cannot be granted.
+fn plan(model: &Model, load: &LoadArgs) -> Result<Result<(MemoryPlan, ModelOptions), String>, Failure> {
+    let options = load.options(model.descriptor().n_ctx_train)?;
+    let plan = CpuBackend::new(options.n_threads, CpuFeatures::detect())
+        .map_err(Into::into)
+        .and_then(|backend| model.plan(&backend, &options));
+    Ok(plan
+        .map(|plan| (plan, options))
+        .map_err(|error| error.to_string()))
+}
+
+fn n_elements(info: &WeightInfo) -> usize {
+    info.dims.iter().product()
+}
+
+fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
+    text.write_fmt(arguments)
+        .expect("writing to a string does not fail");
+    text.push('\n');
+}
+
+/// A number of bytes with a unit.
+fn size(n_bytes: usize) -> String {
+    let mut value = n_bytes as f64;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" {
+                format!("{n_bytes} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.2} GiB")
+}
+
+/// A count with a decimal unit.
+fn count(n: usize) -> String {
+    match n {
+        0..1_000 => n.to_string(),
+        1_000..1_000_000 => format!("{:.1} K", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        _ => format!("{:.2} B", n as f64 / 1e9),
+    }
+}
+
+/// A value on one line.
+fn shown(json: &Json) -> String {
+    match json {
+        Json::String(text) => {
+            let cut: String = text.chars().take(MAX_SHOWN_CHARS).collect();
+            let rest = if cut.len() < text.len() { " …" } else { "" };
+            format!("{cut:?}{rest}")
+        }
+        Json::Array(items) => {
+            let cut: Vec<String> = items
+                .iter()
+                .take(MAX_SHOWN_ELEMENTS)
+                .map(Json::to_string)
+                .collect();
+            let rest = if items.len() > MAX_SHOWN_ELEMENTS {
+                ", …"
+            } else {
+                ""
+            };
+            format!("[{}{rest}]", cut.join(", "))
+        }
+        _ => json.to_string(),
+    }
+}
+
+fn value_json(value: &Value) -> Json {
+    match value {
+        Value::U8(value) => json!(value),
+        Value::I8(value) => json!(value),
+        Value::U16(value) => json!(value),
+        Value::I16(value) => json!(value),
+        Value::U32(value) => json!(value),
+        Value::I32(value) => json!(value),
+        Value::U64(value) => json!(value),
+        Value::I64(value) => json!(value),
+        // The shortest digits that mean this number, not those of its double.
+        Value::F32(value) => value
+            .to_string()
+            .parse()
+            .map_or(Json::Null, |value: f64| json!(value)),
+        Value::F64(value) => json!(value),
+        Value::Bool(value) => json!(value),
+        Value::String(value) => json!(value),
+        Value::Array(array) => match array {
+            Array::U8(items) => json!(items),
+            Array::I8(items) => json!(items),
+            Array::U16(items) => json!(items),
+            Array::I16(items) => json!(items),
+            Array::U32(items) => json!(items),
+            Array::I32(items) => json!(items),
+            Array::U64(items) => json!(items),
+            Array::I64(items) => json!(items),
+            Array::F32(items) => items.iter().map(|item| value_json(&Value::F32(*item))).collect(),
+            Array::F64(items) => json!(items),
+            Array::Bool(items) => json!(items),
+            Array::String(items) => items.iter().map(Json::from).collect(),
+            _ => Json::Null,
+        },
+        _ => Json::Null,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_counts_have_units() {
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1536), "1.5 KiB");
+        assert_eq!(size(5 << 30), "5.00 GiB");
+        assert_eq!(count(3_500_000), "3.5 M");
+    }
+}

@@ -1,0 +1,13 @@
+//! The commands, one file each: its options, its examples, its work.
+
+pub(crate) mod apply_template;
+pub(crate) mod bench;
+pub(crate) mod bench_serve;
+pub(crate) mod chat;
+pub(crate) mod completions;
+pub(crate) mod devices;
+pub(crate) mod inspect;
+pub(crate) mod perplexity;
+pub(crate) mod run;
+pub(crate) mod serve;
+pub(crate) mod tokenize;

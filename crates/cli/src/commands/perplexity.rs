@@ -1,0 +1,185 @@
+//! `perplexity`: how surprised a model is by a text, computed as llama.cpp computes it.
+//!
+//! The text is cut into chunks of the context's length. Each chunk begins with the token that begins a sequence, in
+//! place of its own first; its second half is scored. Source: `perplexity` in llama.cpp, `tools/perplexity`.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use tokenmill_text::EncodeOptions;
+
+use crate::{
+    commands::tokenize::read_text,
+    failure::Failure,
+    generate::Generator,
+    interrupt::Interrupt,
+    load::{LoadArgs, load},
+    model_source::ModelSource,
+    output, progress,
+};
+
+/// Rows of logits computed at a time; each takes four bytes for each token of the vocabulary.
+const MAX_LOGIT_ROWS: usize = 64;
+/// Context where nothing else is said, as in llama.cpp.
+const DEFAULT_CTX: usize = 512;
+
+/// Measure how well a model predicts a text.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill perplexity demo book.txt\n  \
+    tokenmill perplexity model.gguf wiki.test.raw -c 512 --chunks 64 --json\n\n\
+    The figure compares with that of llama.cpp's perplexity for the same -c and --chunks.")]
+pub(crate) struct Args {
+    /// A GGUF file, a folder with one, or `demo`
+    model: PathBuf,
+    /// The text
+    file: PathBuf,
+    /// Chunks to score; -1 scores all
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    chunks: i64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let source = ModelSource::find(&args.model)?;
+    let text = read_text(&args.file)?;
+    let model = source.open_model()?;
+    let tokenizer = source.tokenizer(model.gguf())?;
+    let n_ctx = match args.load.n_ctx_given() {
+        None => DEFAULT_CTX,
+        Some(0) => model.descriptor().n_ctx_train,
+        Some(n_ctx) => n_ctx,
+    };
+    let ids = tokenizer.encode(&text, EncodeOptions::default());
+    let n_chunks_max = ids.len() / n_ctx.max(1);
+    if n_ctx < 4 || n_chunks_max < 2 {
+        return Err(Failure::input(format!(
+            "the text has {} tokens, but two chunks of {n_ctx} are needed",
+            ids.len()
+        ))
+        .hint("give a longer text, or shorter chunks with -c"));
+    }
+    let n_chunks = usize::try_from(args.chunks).map_or(n_chunks_max, |n| n.min(n_chunks_max));
+    if n_chunks == 0 {
+        return Err(Failure::usage("`--chunks 0` leaves nothing to score"));
+    }
+    let mut options = args.load.options(model.descriptor().n_ctx_train)?;
+    options.n_ctx = Some(n_ctx);
+    options.max_logit_rows = MAX_LOGIT_ROWS;
+    let n_vocab = model.descriptor().n_vocab;
+    let mut scorer = Scorer {
+        generator: Generator::new(load(&model, &options)?),
+        max_batch_tokens: options.max_batch_tokens,
+        n_vocab,
+        nll: 0.0,
+        nll2: 0.0,
+        n_scored: 0,
+    };
+    let interrupt = Interrupt::install()?;
+    let bar = progress::steps("scoring", n_chunks as u64);
+    for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
+        let mut chunk = chunk.to_vec();
+        if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
+            chunk[0] = bos;
+        }
+        scorer.score(&chunk)?;
+        bar.inc(1);
+        bar.set_message(format!("perplexity {:.4}", scorer.result().0));
+        if interrupt.is_set() {
+            return Err(Failure::interrupted());
+        }
+    }
+    bar.finish_and_clear();
+    let (perplexity, error) = scorer.result();
+    if !perplexity.is_finite() {
+        return Err(Failure::work("the model produced logits that are not finite")
+            .hint("the file's weights may be damaged; fetch the file again"));
+    }
+    if args.json {
+        return output::print_json(&json!({
+            "model": source.name(),
+            "perplexity": perplexity,
+            "error": error,
+            "n_ctx": n_ctx,
+            "n_chunks": n_chunks,
+            "n_scored": scorer.n_scored,
+        }));
+    }
+    output::print_line(&format!(
+        "perplexity {perplexity:.4} ± {error:.5} ({n_chunks} chunks of {n_ctx} tokens, {} scored)",
+        scorer.n_scored
+    ))
+}
+
+/// Sums up the surprise.
+struct Scorer {
+    generator: Generator,
+    max_batch_tokens: usize,
+    n_vocab: usize,
+    /// Sum of the negative log-likelihoods, and of their squares.
+    nll: f64,
+    nll2: f64,
+    n_scored: usize,
+}
+
+impl Scorer {
+    /// Scores the second half of a chunk.
+    fn score(&mut self, chunk: &[u32]) -> Result<(), Failure> {
+        self.generator.clear();
+        let first = chunk.len() / 2;
+        for part in chunk[..first].chunks(self.max_batch_tokens) {
+            self.generator.logits(part, [])?;
+        }
+        let n_rows_max = self.max_batch_tokens.min(MAX_LOGIT_ROWS);
+        // The last token predicts nothing that is known.
+        let mut position = first;
+        while position < chunk.len() - 1 {
+            let n_rows = n_rows_max.min(chunk.len() - 1 - position);
+            let logits = self
+                .generator
+                .logits(&chunk[position..position + n_rows], 0..n_rows)?;
+            for (row, &next) in logits
+                .chunks_exact(self.n_vocab)
+                .zip(&chunk[position + 1..=position + n_rows])
+            {
+                let nll = negative_log_likelihood(row, next);
+                self.nll += nll;
+                self.nll2 += nll * nll;
+                self.n_scored += 1;
+            }
+            position += n_rows;
+        }
+        Ok(())
+    }
+
+    /// The perplexity and its standard error.
+    fn result(&self) -> (f64, f64) {
+        let n = self.n_scored as f64;
+        let mean = self.nll / n;
+        let variance = (self.nll2 / n - mean * mean).max(0.0);
+        let perplexity = mean.exp();
+        (perplexity, perplexity * (variance / (n - 1.0)).sqrt())
+    }
+}
+
+fn negative_log_likelihood(logits: &[f32], id: u32) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
+    sum.ln() - f64::from(logits[id as usize] - max)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_is_certain_costs_nothing() {
+        assert_eq!(negative_log_likelihood(&[0.0, 1000.0], 1), 0.0);
+        let even = negative_log_likelihood(&[5.0; 8], 3);
+        assert!((even - 8f64.ln()).abs() < 1e-12, "{even}");
+    }
+}

@@ -1,0 +1,151 @@
+//! `run`: continues a prompt.
+
+use std::{
+    io::{self, IsTerminal},
+    path::PathBuf,
+};
+
+use serde_json::json;
+use tokenmill_text::EncodeOptions;
+
+use crate::{
+    commands::tokenize::{read_stdin, read_text},
+    failure::Failure,
+    generate::FinishReason,
+    interrupt::Interrupt,
+    load::LoadArgs,
+    output,
+    sampling::SamplingArgs,
+    session::Session,
+};
+
+/// Continue a prompt.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill run demo \"Once upon a time\"\n  \
+    tokenmill run demo \"Once upon a time\" --temp 0 -n 48\n  \
+    cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
+pub(crate) struct Args {
+    /// A GGUF file, a folder with one, or `demo`
+    model: PathBuf,
+    /// The prompt; read from standard input where neither PROMPT nor --file is given
+    #[arg(conflicts_with = "file")]
+    prompt: Option<String>,
+    /// Read the prompt from a file
+    #[arg(long, short, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Tokens to generate; -1 goes on until the model ends or the context is full
+    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    n_predict: i64,
+    /// End the text before this string, in which \n and \t are read as in C; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Find control tokens written out in the prompt, such as <|im_end|>
+    #[arg(long)]
+    special: bool,
+    /// Print only what is generated, not the prompt before it
+    #[arg(long, alias = "no-display-prompt", conflicts_with = "json")]
+    no_echo: bool,
+    /// Print one JSON object when the text is complete
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let prompt = match (&args.prompt, &args.file) {
+        (Some(prompt), _) => prompt.clone(),
+        (None, Some(path)) => read_text(path)?,
+        (None, None) if io::stdin().is_terminal() => {
+            return Err(Failure::usage("there is no prompt")
+                .hint("write it behind the model, pipe it in, or talk with `tokenmill chat`"));
+        }
+        (None, None) => read_stdin()?,
+    };
+    if prompt.is_empty() {
+        return Err(Failure::input("the prompt is empty").hint("there must be something to continue"));
+    }
+    let mut session = Session::open(&args.model, &args.load)?;
+    let params = args
+        .sampling
+        .params(&session.tokenizer, session.generator.n_ctx())?;
+    let seed = params.seed;
+    let interrupt = Interrupt::install()?;
+    let options = EncodeOptions {
+        parse_special: args.special,
+        ..EncodeOptions::default()
+    };
+    let prompt_ids = session.tokenizer.encode(&prompt, options);
+    let stops: Vec<String> = args.stop.iter().map(|stop| unescape(stop)).collect();
+    let streams = !args.json;
+    let mut is_first = true;
+    let answer = session.generate(
+        &prompt_ids,
+        params,
+        usize::try_from(args.n_predict).ok(),
+        &stops,
+        &interrupt,
+        &mut |piece| {
+            if !streams {
+                return Ok(());
+            }
+            // The prompt is shown once it is known to have been accepted.
+            if std::mem::take(&mut is_first) && !args.no_echo {
+                output::print(&prompt)?;
+            }
+            output::print(piece)
+        },
+    )?;
+    if args.json {
+        output::print_json(&json!({
+            "model": session.name,
+            "prompt": prompt,
+            "prompt_ids": prompt_ids,
+            "text": answer.text,
+            "ids": answer.ids,
+            "finish_reason": answer.report.finish.name(),
+            "seed": seed,
+            "timings": answer.report.to_json(),
+        }))?;
+    } else {
+        output::print("\n")?;
+    }
+    eprintln!("{}", answer.report.line());
+    if answer.report.finish == FinishReason::Cancelled {
+        return Err(Failure::interrupted());
+    }
+    Ok(())
+}
+
+/// Resolves `\n`, `\t`, `\r` and `\\`, which a shell makes hard to type.
+fn unescape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        match chars.next() {
+            Some('n') => out.push('\n'),
+            Some('t') => out.push('\t'),
+            Some('r') => out.push('\r'),
+            Some('\\') | None => out.push('\\'),
+            Some(other) => out.extend(['\\', other]),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stop_strings_may_hold_escapes() {
+        assert_eq!(unescape(r"a\nb\\n\q\"), "a\nb\\n\\q\\");
+    }
+}

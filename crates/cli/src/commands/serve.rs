@@ -1,0 +1,349 @@
+//! `serve`: answers OpenAI's and Anthropic's APIs over HTTP until it is told to stop.
+//!
+//! Here are the options, the signals and the log; everything on the wire is in the server crate. Invariant: the first
+//! SIGTERM or Ctrl-C lets running answers finish within the drain time and ends with 0; the second ends at once.
+
+use std::{
+    env, fs,
+    io::{self, IsTerminal},
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process,
+    sync::Arc,
+    time::Duration,
+};
+
+use clap::ValueEnum;
+use tokenmill_model::{Executor, PAGE_TOKENS};
+use tokenmill_sched::{Engine, EngineConfig, EngineState};
+use tokenmill_server::{
+    ApiKeys, App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown, TlsFiles,
+};
+use tokenmill_text::{ChatPrompt, template::ChatTemplate};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    failure::Failure,
+    load::{LoadArgs, load},
+    model_source::ModelSource,
+};
+
+/// Holds a key that clients must send, as `--api-key` does.
+const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
+
+/// Full contexts that the shared KV cache holds where nothing else is said.
+const DEFAULT_CONTEXTS: usize = 4;
+
+/// Exit code after a second signal, as a shell reports Ctrl-C.
+const INTERRUPTED: i32 = 130;
+
+/// Serve a model over HTTP.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill serve demo\n  \
+    tokenmill serve model.gguf --port 8000 --api-key-file keys.txt\n  \
+    curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'\n\n\
+    The web page is at /, the figures are at /metrics. TOKENMILL_API_KEY holds a key as --api-key does; RUST_LOG sets\n\
+    what is logged.")]
+pub(crate) struct Args {
+    /// A GGUF file, a folder with one, or `demo`
+    model: PathBuf,
+    /// Address to listen on
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    host: std::net::IpAddr,
+    /// Port to listen on; 0 lets the system choose
+    #[arg(long, default_value_t = 8080, value_name = "N")]
+    port: u16,
+    /// Listen on a UNIX socket instead
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "tls_cert"])]
+    unix_socket: Option<PathBuf>,
+    /// A key that clients must send; may be repeated
+    #[arg(long, value_name = "KEY")]
+    api_key: Vec<String>,
+    /// A file with one key a line
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// An origin whose web pages may call, or `*`; may be repeated
+    #[arg(long, value_name = "ORIGIN")]
+    cors_origin: Vec<String>,
+    /// Certificate chain in PEM, to serve HTTPS
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// Private key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Name that clients call the model by; may be repeated, the first stands in answers [default: the file's name]
+    #[arg(long, value_name = "NAME")]
+    served_model_name: Vec<String>,
+    #[command(flatten)]
+    limits: Limits,
+    /// How requests are logged on standard error
+    #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
+    log_format: LogFormat,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// What the server bears.
+#[derive(clap::Args, Debug, Clone)]
+#[command(next_help_heading = "Limits")]
+struct Limits {
+    /// Sequences computed side by side
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    max_num_seqs: u16,
+    /// Tokens computed in one step [default: as --ubatch-size]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_num_batched_tokens: Option<u32>,
+    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    kv_cache_tokens: Option<u32>,
+    /// Sequences that may wait; more are answered with 429
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    max_queued_requests: usize,
+    /// Prompt tokens that may wait; more are answered with 429
+    #[arg(long, default_value_t = 1 << 20, value_name = "N")]
+    max_queued_tokens: usize,
+    /// Largest request body
+    #[arg(long, default_value_t = 16 << 20, value_name = "BYTES")]
+    max_body_bytes: usize,
+    /// Longest time for an answer [default: unbounded]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    request_timeout: Option<Duration>,
+    /// Longest wait in the queue [default: unbounded]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    queue_timeout: Option<Duration>,
+    /// How long running answers may go on after the first signal
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    drain_timeout: Duration,
+    /// Silence of the engine after which /livez says that it hangs
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    heartbeat_timeout: Duration,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Reads a time that is more than nothing.
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| "expected a number of seconds".to_owned())?;
+    Duration::try_from_secs_f64(seconds)
+        .ok()
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| "expected more than 0 seconds".to_owned())
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    start_log(args.log_format);
+    let config = args.server_config()?;
+    let app = Arc::new(args.app(config)?);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::work(format!("cannot start the network threads: {error}")))?;
+    let result = runtime.block_on(serve(app));
+    match result {
+        // What is left of the engine may hang, and would hang its destructor too.
+        Ok(()) => process::exit(0),
+        Err(failure) => {
+            runtime.shutdown_background();
+            Err(failure)
+        }
+    }
+}
+
+impl Args {
+    fn server_config(&self) -> Result<ServerConfig, Failure> {
+        let mut api_keys = ApiKeys::new(self.api_key.clone());
+        if let Some(path) = &self.api_key_file {
+            let keys = ApiKeys::from_lines(&read(path)?);
+            if keys.is_open() {
+                let failure = Failure::input(format!("{} holds no key", path.display()));
+                return Err(failure.hint("write one key a line, or leave --api-key-file out"));
+            }
+            api_keys.extend(keys);
+        }
+        api_keys.extend(ApiKeys::new(env::var(KEY_VARIABLE).ok()));
+        let tls = self.tls_cert.clone().zip(self.tls_key.clone());
+        Ok(ServerConfig {
+            listen: match &self.unix_socket {
+                Some(path) => Listen::Unix(path.clone()),
+                None => Listen::Tcp(SocketAddr::new(self.host, self.port)),
+            },
+            tls: tls.map(|(certificate, key)| TlsFiles { certificate, key }),
+            api_keys,
+            cors_origins: self.cors_origin.clone(),
+            max_body_bytes: self.limits.max_body_bytes,
+            request_timeout: self.limits.request_timeout,
+            queue_timeout: self.limits.queue_timeout,
+            heartbeat_timeout: self.limits.heartbeat_timeout,
+            drain_timeout: self.limits.drain_timeout,
+            ..ServerConfig::default()
+        })
+    }
+
+    /// Loads the model and starts its engine.
+    fn app(&self, config: ServerConfig) -> Result<App, Failure> {
+        let source = ModelSource::find(&self.model)?;
+        let model = source.open_model()?;
+        let tokenizer = source.tokenizer(model.gguf())?;
+        let chat_files = source.chat_files(model.gguf(), &tokenizer)?;
+        if tokenizer.n_vocab() > model.descriptor().n_vocab {
+            return Err(Failure::input(format!(
+                "the tokenizer has {} tokens, but the network only {}",
+                tokenizer.n_vocab(),
+                model.descriptor().n_vocab
+            )));
+        }
+        let limits = &self.limits;
+        let n_seqs = usize::from(limits.max_num_seqs);
+        let mut options = self.load.options(model.descriptor().n_ctx_train)?;
+        if let Some(n_tokens) = limits.max_num_batched_tokens {
+            options.max_batch_tokens = n_tokens as usize;
+        }
+        options.max_batch_tokens = options.max_batch_tokens.max(n_seqs);
+        options.max_batch_seqs = n_seqs;
+        options.max_logit_rows = n_seqs;
+        let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
+        let n_tokens = limits
+            .kv_cache_tokens
+            .map_or(DEFAULT_CONTEXTS * n_ctx, |n| n as usize);
+        options.n_pages = Some(n_tokens.div_ceil(PAGE_TOKENS));
+        let executor = load(&model, &options)?;
+        let n_pages = executor.limits().n_pages;
+        let engine = Engine::start(
+            executor,
+            EngineConfig {
+                max_running: n_seqs,
+                max_step_tokens: options.max_batch_tokens,
+                max_queued: limits.max_queued_requests,
+                max_queued_tokens: limits.max_queued_tokens,
+                ..EngineConfig::default()
+            },
+        );
+        let chat = match &chat_files.template {
+            Some(template) => match ChatTemplate::new(template) {
+                Ok(template) => Some(ChatPrompt::new(template, &tokenizer)),
+                Err(error) => {
+                    // A template that does not parse must not keep completions from being served.
+                    tracing::warn!(%error, "the model's chat template cannot be used");
+                    None
+                }
+            },
+            None => None,
+        };
+        let names = match &self.served_model_name[..] {
+            [] => vec![source.name()],
+            names => names.to_vec(),
+        };
+        let words = ModelWords {
+            tokenizer: Arc::new(tokenizer),
+            chat,
+            bos_token: chat_files.bos_token,
+            eos_token: chat_files.eos_token,
+            end_ids: chat_files.end_ids,
+        };
+        Ok(App {
+            metrics: Metrics::new(&names[0], n_pages),
+            model: ServedModel::new(names, words, engine),
+            config,
+            shutdown: Shutdown::default(),
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<String, Failure> {
+    fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))
+}
+
+fn start_log(format: LogFormat) {
+    let filter = tracing_subscriber::EnvFilter::builder()
+        .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
+        .from_env_lossy();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr);
+    match format {
+        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).init(),
+        LogFormat::Text => {
+            let is_colored = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none();
+            log.with_ansi(is_colored).init();
+        }
+    }
+}
+
+/// Serves until a signal, or until the engine is lost.
+async fn serve(app: Arc<App>) -> Result<(), Failure> {
+    let handle =
+        |kind| signal(kind).map_err(|error| Failure::work(format!("cannot handle signals: {error}")));
+    let mut terminate = handle(SignalKind::terminate())?;
+    let mut interrupt = handle(SignalKind::interrupt())?;
+    let server = Server::bind(Arc::clone(&app))
+        .await
+        .map_err(|error| Failure::work(error.to_string()))?;
+    tracing::info!(
+        address = server.address(),
+        model = app.model.name(),
+        context = app.model.engine().limits().n_ctx,
+        kv_tokens = app.model.engine().limits().n_pages * PAGE_TOKENS,
+        "listening"
+    );
+    let is_reachable = matches!(app.config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
+    if is_reachable && app.config.api_keys.is_open() {
+        tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
+    }
+    let signals = Arc::clone(&app);
+    tokio::spawn(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        tracing::info!(limit_s = signals.config.drain_timeout.as_secs_f64(), "draining");
+        signals.shutdown.begin();
+        next().await;
+        process::exit(INTERRUPTED);
+    });
+    let drained = tokio::select! {
+        drained = server.run() => drained,
+        reason = engine_end(&app) => return Err(Failure::work(format!("the engine has ended: {reason}"))),
+    };
+    match drained {
+        Drained::Whole => tracing::info!("every running answer was finished"),
+        Drained::Cut => tracing::warn!("the drain time was up, and some answers were cut"),
+    }
+    Ok(())
+}
+
+/// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then starts anew.
+async fn engine_end(app: &App) -> String {
+    loop {
+        if let EngineState::Ended(reason) = app.model.engine().state() {
+            // What was in flight is being told.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            return reason.to_string();
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_limit_is_more_than_nothing() {
+        assert_eq!(seconds("1.5"), Ok(Duration::from_millis(1500)));
+        for wrong in ["0", "-1", "soon", "inf", "NaN"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

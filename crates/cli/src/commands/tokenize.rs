@@ -1,0 +1,99 @@
+//! `tokenize`: text to token ids, with a model's vocabulary or a `tokenizer.json`.
+
+use std::{
+    fmt::Write,
+    fs,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use tokenmill_text::{EncodeOptions, Tokenizer};
+
+use crate::{
+    failure::Failure,
+    model_source::{ModelSource, tokenizer_json},
+    output,
+};
+
+/// Turn text into token ids.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill tokenize demo \"Once upon a time\"\n  \
+    tokenmill tokenize model.gguf --file book.txt --ids --no-bos\n  \
+    echo -n Hello | tokenmill tokenize tokenizer.json")]
+pub(crate) struct Args {
+    /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, or `demo`
+    model: PathBuf,
+    /// The text; read from standard input where neither TEXT nor --file is given
+    #[arg(conflicts_with = "file")]
+    text: Option<String>,
+    /// Read the text from a file
+    #[arg(long, short, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Print only the ids, on one line, separated by spaces
+    #[arg(long)]
+    ids: bool,
+    /// Leave out the tokens that the model wants around a text
+    #[arg(long)]
+    no_bos: bool,
+    /// Find control tokens written out in the text, such as <|im_end|>
+    #[arg(long)]
+    special: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let tokenizer = open(&args.model)?;
+    let text = match (&args.text, &args.file) {
+        (Some(text), _) => text.clone(),
+        (None, Some(path)) => read_text(path)?,
+        (None, None) => read_stdin()?,
+    };
+    let options = EncodeOptions {
+        add_special: !args.no_bos,
+        parse_special: args.special,
+    };
+    let ids = tokenizer.encode(&text, options);
+    if args.ids {
+        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+        return output::print_line(&ids.join(" "));
+    }
+    let mut table = String::new();
+    for id in ids {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        writeln!(table, "{id:>7}  {:?}", String::from_utf8_lossy(bytes))
+            .expect("writing to a string does not fail");
+    }
+    output::print(&table)
+}
+
+fn open(path: &Path) -> Result<Tokenizer, Failure> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return tokenizer_json(path);
+    }
+    if path.join("tokenizer.json").is_file() {
+        return tokenizer_json(&path.join("tokenizer.json"));
+    }
+    let source = ModelSource::find(path)?;
+    source.tokenizer(source.open_gguf()?.as_ref())
+}
+
+/// A text file.
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        Failure::input(format!(
+            "{} is not UTF-8 text: byte {offset} belongs to no character",
+            path.display()
+        ))
+    })
+}
+
+/// Standard input, to its end.
+pub(crate) fn read_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    io::stdin().read_to_string(&mut text).map_err(|error| {
+        Failure::input(format!("cannot read standard input: {error}")).hint("it must be UTF-8 text")
+    })?;
+    Ok(text)
+}

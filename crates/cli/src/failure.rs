@@ -1,0 +1,210 @@
+//! [`Failure`]: why a command did not succeed, as the user is told and as the exit code says.
+//!
+//! Separate from the libraries' errors because hints speak of this program's options. Invariant: a failure prints one
+//! line, what is wrong first and then what to do.
+
+use std::{fmt::Display, io, path::Path, process::ExitCode};
+
+use tokenmill_gguf::GgufError;
+use tokenmill_model::{LoadError, RowError, StepError};
+use tokenmill_text::{TokenizerError, template::TemplateError};
+
+/// Why a command did not succeed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    kind: FailureKind,
+    message: String,
+    hint: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FailureKind {
+    /// The work itself failed.
+    Work,
+    /// A wrong option.
+    Usage,
+    /// Input that cannot be used.
+    Input,
+    /// Output that cannot be written.
+    Output,
+    /// The reader of the output went away, which is its right.
+    ReaderGone,
+    /// Ctrl-C.
+    Interrupted,
+}
+
+impl Failure {
+    fn new(kind: FailureKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+        }
+    }
+
+    /// The work failed.
+    pub(crate) fn work(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Work, message)
+    }
+
+    /// An option or argument is wrong.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Usage, message)
+    }
+
+    /// The input cannot be used.
+    pub(crate) fn input(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Input, message)
+    }
+
+    /// A file cannot be read.
+    pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Self {
+        Self::input(format!("cannot read {}: {}", path.display(), reason(error)))
+    }
+
+    /// What was to be written cannot be; `target` names it.
+    pub(crate) fn unwritable(target: impl Display, error: &io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return Self::new(FailureKind::ReaderGone, "the reader went away");
+        }
+        Self::new(
+            FailureKind::Output,
+            format!("cannot write to {target}: {}", reason(error)),
+        )
+    }
+
+    /// Ctrl-C was pressed.
+    pub(crate) fn interrupted() -> Self {
+        Self::new(FailureKind::Interrupted, "interrupted")
+    }
+
+    /// Says what to do.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The line that is printed.
+    pub(crate) fn line(&self) -> String {
+        // Some messages quote a file; a line break in it would make two lines of one error.
+        let message = self.message.replace(['\n', '\r'], " ");
+        match &self.hint {
+            Some(hint) => format!("error: {message} (hint: {hint})"),
+            None => format!("error: {message}"),
+        }
+    }
+
+    /// Prints the failure and gives its exit code.
+    pub(crate) fn report(&self) -> ExitCode {
+        let code = match self.kind {
+            FailureKind::ReaderGone => return ExitCode::SUCCESS,
+            FailureKind::Interrupted => return ExitCode::from(130),
+            FailureKind::Work => 1,
+            FailureKind::Usage => 2,
+            FailureKind::Input => 3,
+            FailureKind::Output => 4,
+        };
+        eprintln!("{}", self.line());
+        ExitCode::from(code)
+    }
+}
+
+/// What the system said, without Rust's error number.
+fn reason(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.split_once(" (os error") {
+        Some((reason, _)) => reason.to_owned(),
+        None => text,
+    }
+}
+
+impl From<GgufError> for Failure {
+    fn from(error: GgufError) -> Self {
+        let hint = gguf_hint(&error);
+        let message = match &error {
+            GgufError::Io { path, reason } => {
+                format!("cannot open {}: {}", path.display(), self::reason(reason))
+            }
+            _ => error.to_string(),
+        };
+        let failure = Self::input(message);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
+
+fn gguf_hint(error: &GgufError) -> Option<&'static str> {
+    match error {
+        GgufError::Io { reason, .. } if reason.kind() == io::ErrorKind::NotFound => {
+            Some("MODEL is a .gguf file, a folder with one, or `demo`")
+        }
+        // For other formats the message itself says what to do.
+        GgufError::NotGguf { .. } if !error.to_string().contains("convert") => {
+            Some("MODEL is a .gguf file, a folder with one, or `demo`")
+        }
+        GgufError::InFile { reason, .. } => gguf_hint(reason),
+        _ => None,
+    }
+}
+
+impl From<LoadError> for Failure {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Gguf(error) => error.into(),
+            LoadError::UnknownArchitecture { .. } => Self::input(error.to_string())
+                .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
+            LoadError::MissingTensor { .. } => Self::input(error.to_string())
+                .hint("a file with a vocabulary only works with `tokenize`, not with `run`"),
+            LoadError::BadOption { .. } => Self::usage(error.to_string()),
+            LoadError::Backend(_) => Self::input(format!("cannot load the model: {error}")),
+            _ => Self::input(error.to_string()),
+        }
+    }
+}
+
+impl From<TokenizerError> for Failure {
+    fn from(error: TokenizerError) -> Self {
+        Self::input(format!("the model's tokenizer cannot be used: {error}"))
+    }
+}
+
+impl From<TemplateError> for Failure {
+    fn from(error: TemplateError) -> Self {
+        Self::input(error.to_string())
+    }
+}
+
+impl From<StepError> for Failure {
+    fn from(error: StepError) -> Self {
+        Self::work(error.to_string())
+    }
+}
+
+impl From<RowError> for Failure {
+    fn from(error: RowError) -> Self {
+        Self::work(error.to_string()).hint("the file's weights may be damaged; fetch the file again")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line() {
+        let failure = Failure::input("a\nb").hint("do c");
+        assert_eq!(failure.line(), "error: a b (hint: do c)");
+    }
+
+    #[test]
+    fn the_system_reason_has_no_number() {
+        let error = io::Error::from_raw_os_error(2);
+        assert_eq!(
+            Failure::unreadable(Path::new("x"), &error).line(),
+            "error: cannot read x: No such file or directory"
+        );
+    }
+}

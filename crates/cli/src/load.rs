@@ -1,0 +1,132 @@
+//! [`LoadArgs`]: the options that say how a model is loaded, and the load with its progress bar.
+//!
+//! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
+
+use std::thread;
+
+use clap::{Args, ValueEnum};
+use tokenmill_model::{Executor, KvType, Model, ModelOptions};
+
+use crate::{failure::Failure, progress};
+
+/// The context where nothing else is said, unless the model was made for less.
+const DEFAULT_CTX: usize = 4096;
+
+/// How a model is loaded.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Loading")]
+pub(crate) struct LoadArgs {
+    /// Context size in tokens; 0 takes what the model was made for [default: 4096, or the model's if that is less]
+    #[arg(short = 'c', long, value_name = "N")]
+    ctx_size: Option<usize>,
+    /// Threads [default: one for each processor]
+    #[arg(short, long, value_name = "N")]
+    threads: Option<usize>,
+    /// Tokens of a prompt in one batch
+    #[arg(short, long, value_name = "N", default_value_t = 2048)]
+    batch_size: usize,
+    /// Tokens computed in one step, at most a batch [short: -ub]
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    ubatch_size: usize,
+    /// Type of the stored keys [short: -ctk]
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F16)]
+    cache_type_k: CacheType,
+    /// Type of the stored values [short: -ctv]
+    #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F16)]
+    cache_type_v: CacheType,
+    /// Layers on a GPU: 0 or auto, for this version computes on the CPU [short: -ngl]
+    #[arg(long, value_name = "N", default_value = "auto")]
+    gpu_layers: String,
+}
+
+/// How keys and values are stored.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum CacheType {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats.
+    F16,
+    /// 8 bits with a scale for each 32.
+    #[value(name = "q8_0")]
+    Q8_0,
+}
+
+impl CacheType {
+    fn kv_type(self) -> KvType {
+        match self {
+            Self::F32 => KvType::F32,
+            Self::F16 => KvType::F16,
+            Self::Q8_0 => KvType::Q8_0,
+        }
+    }
+}
+
+impl LoadArgs {
+    /// The options of a load for a model made for `n_ctx_train` positions.
+    ///
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(crate) fn options(&self, n_ctx_train: usize) -> Result<ModelOptions, Failure> {
+        for (flag, value) in [
+            ("-t", self.threads),
+            ("-b", Some(self.batch_size)),
+            ("-ub", Some(self.ubatch_size)),
+        ] {
+            if value == Some(0) {
+                return Err(Failure::usage(format!("`{flag} 0` leaves nothing to work with")));
+            }
+        }
+        if !matches!(self.gpu_layers.as_str(), "0" | "auto") {
+            return Err(Failure::usage(format!(
+                "`-ngl {}` asks for a GPU, and this version computes on the CPU only",
+                self.gpu_layers
+            ))
+            .hint("leave -ngl out"));
+        }
+        let n_ctx = match self.ctx_size {
+            None => n_ctx_train.min(DEFAULT_CTX),
+            Some(0) => n_ctx_train,
+            Some(n_ctx) => n_ctx,
+        };
+        Ok(ModelOptions {
+            n_ctx: Some(n_ctx),
+            max_batch_tokens: self.ubatch_size.min(self.batch_size),
+            max_batch_seqs: 1,
+            max_logit_rows: 1,
+            kv_type: self.cache_type_k.kv_type(),
+            kv_value_type: Some(self.cache_type_v.kv_type()),
+            n_threads: Some(self.n_threads()),
+            ..ModelOptions::default()
+        })
+    }
+
+    /// The context as it was given.
+    pub(crate) fn n_ctx_given(&self) -> Option<usize> {
+        self.ctx_size
+    }
+
+    /// How many threads compute.
+    pub(crate) fn n_threads(&self) -> usize {
+        self.threads
+            .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// What keys and values are stored as.
+    pub(crate) fn cache_types(&self) -> (CacheType, CacheType) {
+        (self.cache_type_k, self.cache_type_v)
+    }
+}
+
+/// Loads a model, with a progress bar.
+///
+/// # Errors
+/// As [`Model::load`].
+pub(crate) fn load(model: &Model, options: &ModelOptions) -> Result<Box<dyn Executor + Send>, Failure> {
+    let bar = progress::bytes("loading", 0);
+    let executor = model.load(options, &mut |progress| {
+        bar.set_length(progress.n_bytes_total as u64);
+        bar.set_position(progress.n_bytes_done as u64);
+    });
+    bar.finish_and_clear();
+    Ok(executor?)
+}

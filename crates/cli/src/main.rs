@@ -1,0 +1,93 @@
+//! `tokenmill`: the program.
+//!
+//! Here are the table of commands and the way from a result to an exit code. Each command is one file of
+//! [`commands`]; what several share stands beside. Invariant: nothing but this crate reads the environment, and an error
+//! is one line on stderr with a documented exit code.
+#![forbid(unsafe_code)]
+
+mod argv;
+mod commands;
+mod demo;
+mod failure;
+mod generate;
+mod interrupt;
+mod load;
+mod model_source;
+mod output;
+mod progress;
+mod sampling;
+mod session;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser};
+
+use failure::Failure;
+
+/// Run quantized language models from GGUF files.
+#[derive(Parser)]
+#[command(
+    name = "tokenmill",
+    version,
+    max_term_width = 100,
+    propagate_version = true,
+    after_help = "MODEL is a GGUF file, a folder that holds one, or `demo`, a small model built into the program.\n\n\
+        Examples:\n  \
+        tokenmill run demo \"Once upon a time\"\n  \
+        tokenmill chat model.gguf\n  \
+        tokenmill serve model.gguf --port 8080\n  \
+        tokenmill inspect model.gguf\n\n\
+        Exit codes:\n  \
+        0    success, also when the reader of the output went away\n  \
+        1    the work failed: the model or the system\n  \
+        2    a wrong option or argument\n  \
+        3    input that cannot be used: a file, a prompt, a template\n  \
+        4    output that cannot be written\n  \
+        130  stopped with Ctrl-C"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// Writes the command enum and its dispatch, one row per command.
+macro_rules! commands {
+    ($($name:ident => $module:ident;)*) => {
+        #[derive(clap::Subcommand)]
+        enum Command {
+            $($name(commands::$module::Args),)*
+        }
+
+        fn dispatch(command: &Command) -> Result<(), Failure> {
+            match command {
+                $(Command::$name(args) => commands::$module::run(args),)*
+            }
+        }
+    };
+}
+
+commands! {
+    Run => run;
+    Chat => chat;
+    Serve => serve;
+    Inspect => inspect;
+    Tokenize => tokenize;
+    ApplyTemplate => apply_template;
+    Perplexity => perplexity;
+    Bench => bench;
+    BenchServe => bench_serve;
+    Devices => devices;
+    Completions => completions;
+}
+
+fn main() -> ExitCode {
+    let result = argv::rewrite(std::env::args_os()).and_then(|args| {
+        let matches = Cli::command().get_matches_from(args);
+        let cli = Cli::from_arg_matches(&matches).map_err(|error| Failure::usage(error.to_string()))?;
+        dispatch(&cli.command)
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}

@@ -1,0 +1,139 @@
+//! [`SamplingArgs`]: the options that say how tokens are chosen, with llama.cpp's names and defaults.
+
+use std::{
+    process,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use clap::Args;
+use tokenmill_model::{Dry, SamplingParams};
+use tokenmill_text::Tokenizer;
+
+use crate::failure::Failure;
+
+/// Characters at which DRY stops looking for a repetition.
+const DRY_BREAKERS: [u8; 4] = *b"\n:\"*";
+
+/// How tokens are chosen.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Temperature; 0 always takes the likeliest token
+    #[arg(long, alias = "temperature", value_name = "T", default_value_t = 0.8)]
+    pub(crate) temp: f32,
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "K", default_value_t = 40)]
+    pub(crate) top_k: u32,
+    /// Keep the likeliest tokens up to this probability; 1 keeps all
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    pub(crate) top_p: f32,
+    /// Keep tokens at least this many times as likely as the likeliest; 0 keeps all
+    #[arg(long, value_name = "P", default_value_t = 0.05)]
+    pub(crate) min_p: f32,
+    /// Keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
+    #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0)]
+    pub(crate) typical: f32,
+    /// Weaken tokens that occurred; 1 does nothing
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    pub(crate) repeat_penalty: f32,
+    /// Subtract this from the logit of tokens that occurred
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) presence_penalty: f32,
+    /// Subtract this from a token's logit for each time it occurred
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: f32,
+    /// How many of the newest tokens the penalties look at
+    #[arg(long, value_name = "N", default_value_t = 64)]
+    pub(crate) repeat_last_n: u32,
+    /// Strength of DRY, which weakens the continuation of repeated passages; 0 turns it off
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    pub(crate) dry_multiplier: f32,
+    /// Base of DRY's growth
+    #[arg(long, value_name = "X", default_value_t = 1.75)]
+    pub(crate) dry_base: f32,
+    /// Repetitions up to this length cost nothing in DRY
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    pub(crate) dry_allowed_length: u32,
+    /// How many of the newest tokens DRY searches; -1 searches the context
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    pub(crate) dry_penalty_last_n: i32,
+    /// Change a token's logit, for example 15043+1 or 15043-inf; may be repeated
+    #[arg(short = 'l', long, value_name = "ID±BIAS", value_parser = parse_bias)]
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Seed; -1 takes another one every time
+    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    pub(crate) seed: i64,
+}
+
+impl SamplingArgs {
+    /// The parameters for a model. A random seed is drawn here, so that it can be reported.
+    ///
+    /// # Errors
+    /// A number outside its range.
+    pub(crate) fn params(&self, tokenizer: &Tokenizer, n_ctx: usize) -> Result<SamplingParams, Failure> {
+        let dry = (self.dry_multiplier != 0.0).then(|| Dry {
+            multiplier: self.dry_multiplier,
+            base: self.dry_base,
+            allowed_length: self.dry_allowed_length,
+            last_n: u32::try_from(self.dry_penalty_last_n).unwrap_or(n_ctx as u32),
+            breakers: (0..tokenizer.n_vocab() as u32)
+                .filter(|&id| {
+                    let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+                    bytes.iter().any(|byte| DRY_BREAKERS.contains(byte))
+                })
+                .collect(),
+        });
+        let params = SamplingParams {
+            temperature: self.temp,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            typical_p: self.typical,
+            repeat_penalty: self.repeat_penalty,
+            presence_penalty: self.presence_penalty,
+            frequency_penalty: self.frequency_penalty,
+            penalty_last_n: self.repeat_last_n,
+            dry,
+            logit_bias: self.logit_bias.clone(),
+            seed: u64::try_from(self.seed).unwrap_or_else(|_| random_seed()),
+            n_logprobs: None,
+        };
+        params
+            .validate(tokenizer.n_vocab())
+            .map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(params)
+    }
+}
+
+/// Reads `ID+BIAS` or `ID-BIAS`.
+fn parse_bias(text: &str) -> Result<(u32, f32), String> {
+    let parsed = text.find(['+', '-']).and_then(|at| {
+        let (id, bias) = text.split_at(at);
+        Some((id.parse().ok()?, bias.parse().ok()?))
+    });
+    parsed.ok_or_else(|| "expected a token id and a bias, such as 15043+1 or 15043-inf".to_owned())
+}
+
+/// A seed that differs from run to run, small enough to be typed again.
+fn random_seed() -> u64 {
+    let nanos = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    // The multiplier of a well-mixed linear generator spreads the low bits.
+    let mixed = (nanos as u64 ^ u64::from(process::id()) << 32).wrapping_mul(0xd134_2543_de82_ef95);
+    mixed >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn biases_are_read_as_llama_cpp_reads_them() {
+        assert_eq!(parse_bias("15043+1"), Ok((15043, 1.0)));
+        assert_eq!(parse_bias("2-0.5"), Ok((2, -0.5)));
+        assert_eq!(parse_bias("7-inf"), Ok((7, f32::NEG_INFINITY)));
+        assert!(parse_bias("x+1").is_err());
+        assert!(parse_bias("12").is_err());
+    }
+}

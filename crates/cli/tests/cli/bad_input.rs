@@ -1,0 +1,252 @@
+//! Input that cannot be used: one clear line, the right exit code, no panic, no partial output.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use tempfile::TempDir;
+use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
+
+use crate::support::{DEMO_GGUF, arg, command, tokenmill, tokenmill_with};
+
+/// A folder with one file.
+fn file(name: &str, bytes: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).unwrap();
+    (folder, path)
+}
+
+/// The line of a run with this model, without its folder.
+fn run_error(path: &Path, code: i32) -> String {
+    let folder = arg(path.parent().unwrap());
+    let line = tokenmill(["run", arg(path), "Hello", "--temp", "0"]).failed(code);
+    line.replace(folder, "DIR")
+}
+
+/// The demo model with one tensor changed.
+fn demo_with(name: &str, change: impl Fn(TensorType, Vec<u8>) -> (TensorType, Vec<u8>)) -> Vec<u8> {
+    let demo = GgufFile::from_bytes(DEMO_GGUF).unwrap();
+    let mut writer = GgufWriter::with_metadata(demo.metadata().clone());
+    let mut tensors = Vec::new();
+    for tensor in demo.tensors() {
+        let bytes = demo.tensor(&tensor.name).unwrap().bytes.to_vec();
+        let (ty, bytes) = if tensor.name == name {
+            change(tensor.ty, bytes)
+        } else {
+            (tensor.ty, bytes)
+        };
+        let dims: Vec<u64> = tensor.dims.iter().map(|&dim| dim as u64).collect();
+        writer.add_tensor(&tensor.name, ty, &dims).unwrap();
+        tensors.push(bytes);
+    }
+    let mut out = writer.write_header(Vec::new()).unwrap();
+    for bytes in tensors {
+        out.write(&bytes).unwrap();
+    }
+    out.finish().unwrap()
+}
+
+#[test]
+fn files_that_are_no_model() {
+    let mut lines = vec![run_error(Path::new("no-such-folder/model.gguf"), 3)];
+    for (name, bytes) in [
+        ("empty.gguf", &b""[..]),
+        ("text.gguf", b"Once upon a time there was a model.\n"),
+        ("magic.gguf", b"GGUG\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+        ("old.gguf", b"GGUF\x01\0\0\0\0\0\0\0\0\0\0\0"),
+        ("short.gguf", &DEMO_GGUF[..100]),
+        ("model.safetensors", b"\x10\0\0\0\0\0\0\0{\"a\":{}}        "),
+    ] {
+        let (_folder, path) = file(name, bytes);
+        lines.push(run_error(&path, 3));
+    }
+    insta::assert_snapshot!("no_model", lines.join("\n"));
+}
+
+#[test]
+fn a_truncated_file_is_refused_wherever_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    // Cuts in the header, at its end and in the data; every single byte of a small file is tried in the file's crate.
+    let n = DEMO_GGUF.len();
+    for cut in [
+        1,
+        4,
+        23,
+        24,
+        1_000,
+        30_000,
+        60_000,
+        n / 3,
+        n / 2,
+        n - 4_000,
+        n - 1,
+    ] {
+        fs::write(&path, &DEMO_GGUF[..cut]).unwrap();
+        let line = run_error(&path, 3);
+        assert!(
+            line.starts_with("error: DIR/model.gguf: "),
+            "cut at {cut}: {line}"
+        );
+    }
+}
+
+#[test]
+fn weights_that_cannot_be_computed() {
+    let mut lines = Vec::new();
+    let as_integers = |_, bytes: Vec<u8>| {
+        // Q8_0 has 34 bytes for 32 elements.
+        (TensorType::I32, vec![0; bytes.len() / 34 * 32 * 4])
+    };
+    let (_folder, path) = file("i32.gguf", demo_with("blk.0.attn_q.weight", as_integers));
+    lines.push(run_error(&path, 3));
+
+    let with_nan = |ty, mut bytes: Vec<u8>| {
+        bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        (ty, bytes)
+    };
+    let (_folder, path) = file("nan-norm.gguf", demo_with("blk.0.attn_norm.weight", with_nan));
+    lines.push(run_error(&path, 3));
+
+    let all_scales_nan = |ty, mut bytes: Vec<u8>| {
+        for block in bytes.chunks_exact_mut(34) {
+            block[..2].copy_from_slice(&[0x00, 0x7e]);
+        }
+        (ty, bytes)
+    };
+    let (_folder, path) = file(
+        "nan-matrix.gguf",
+        demo_with("blk.0.ffn_up.weight", all_scales_nan),
+    );
+    let code = tokenmill(["run", arg(&path), "Hello"]).code;
+    assert!(code == 1 || code == 3, "exit code {code}");
+    lines.push(run_error(&path, code));
+    insta::assert_snapshot!("bad_weights", lines.join("\n"));
+}
+
+#[test]
+fn prompts_that_cannot_be_continued() {
+    let long = "word ".repeat(600);
+    let (_folder, latin1) = file("latin1.txt", b"caf\xe9");
+    let lines = [
+        tokenmill(["run", "demo", ""]).failed(3),
+        tokenmill_with(&["run", "demo"], "").failed(3),
+        tokenmill(["run", "demo", &long]).failed(3),
+        tokenmill(["run", "demo", "Once upon a time", "-c", "3"]).failed(3),
+        tokenmill(["run", "demo", "-f", arg(&latin1)])
+            .failed(3)
+            .replace(arg(latin1.parent().unwrap()), "DIR"),
+        tokenmill_with(&["chat", "demo"], &format!("{long}\n"))
+            .code
+            .to_string(),
+    ];
+    insta::assert_snapshot!("bad_prompts", lines.join("\n"));
+}
+
+#[test]
+fn options_that_make_no_sense() {
+    let mut lines = Vec::new();
+    for extra in [
+        &["--logit-bias", "2048+1"][..],
+        &["--temp", "nan"],
+        &["--top-p", "1.5"],
+        &["-fa", "on"],
+        &["-tb", "4"],
+        &["-np", "2"],
+        &["-ngl", "99"],
+        &["-ub", "0"],
+        &["-t", "0"],
+    ] {
+        let args = [&["run", "demo", "Hello"], extra].concat();
+        let outcome = tokenmill(args);
+        let code = outcome.code;
+        lines.push(format!("{} -> {code}: {}", extra.join(" "), outcome.failed(code)));
+    }
+    insta::assert_snapshot!("bad_options", lines.join("\n"));
+    // What the parser refuses has its own form, with the usage below.
+    for args in [
+        &["run"][..],
+        &["run", "demo", "x", "--frobnicate"],
+        &["frobnicate"],
+        &["run", "demo", "x", "-n", "x"],
+    ] {
+        let outcome = tokenmill(args);
+        assert_eq!((outcome.code, outcome.stdout.as_str()), (2, ""), "{args:?}");
+        assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn folders_are_not_guessed() {
+    let folder = tempfile::tempdir().unwrap();
+    let check = || {
+        let line = tokenmill(["run", arg(folder.path()), "Hello"]).failed(3);
+        line.replace(arg(folder.path()), "DIR")
+    };
+    let mut lines = vec![check()];
+    fs::write(folder.path().join("config.json"), "{}").unwrap();
+    lines.push(check());
+    for name in ["b.gguf", "a.gguf"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    lines.push(check());
+    insta::assert_snapshot!("bad_folders", lines.join("\n"));
+    fs::remove_file(folder.path().join("a.gguf")).unwrap();
+    fs::write(folder.path().join("b.gguf"), DEMO_GGUF).unwrap();
+    let args = ["run", arg(folder.path()), "Once upon a time", "-n", "1"];
+    assert!(tokenmill(args).ok().starts_with("Once upon a time"));
+}
+
+#[test]
+fn templates_and_contexts_that_fail() {
+    let (_folder, template) = file("t.jinja", "{{ raise_exception('no ' ~ x) }}");
+    let (_folder, broken) = file("b.jinja", "\n{% if x %}");
+    let cases = [
+        [arg(&template), r#"{"x": "thanks"}"#],
+        [arg(&broken), "{}"],
+        [arg(&template), "{"],
+        [arg(&template), "no-such-file.json"],
+    ];
+    let lines: Vec<String> = cases
+        .iter()
+        .map(|[template, context]| {
+            tokenmill(["apply-template", "--template", template, "--context", context]).failed(3)
+        })
+        .collect();
+    insta::assert_snapshot!("bad_templates", lines.join("\n"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn output_that_cannot_be_written() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = command(["inspect", "demo"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(4));
+    insta::assert_snapshot!(
+        String::from_utf8_lossy(&output.stderr),
+        @"error: cannot write to standard output: No space left on device"
+    );
+    let save = tokenmill_with(&["chat", "demo"], "/save /no/such/folder/talk.json\n").failed(4);
+    insta::assert_snapshot!(save, @"error: cannot write to /no/such/folder/talk.json: No such file or directory");
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    for args in [
+        &["inspect", "demo", "--json"][..],
+        &["run", "demo", "Once upon a time", "--temp", "0"],
+    ] {
+        let mut child = command(args)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{args:?}");
+    }
+}

@@ -1,0 +1,302 @@
+//! Each command does its work.
+
+use std::{fs, process::Stdio, thread, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::support::{arg, command, test_data, tokenmill, tokenmill_with};
+
+#[test]
+fn inspect_lists_metadata_tensors_types_and_memory() {
+    let text = tokenmill(["inspect", "demo", "-t", "1"]).ok();
+    // How weights are packed, and so their size in memory, depends on the machine.
+    let (listing, memory) = text.split_once("\nMemory with").expect("a plan of the memory");
+    insta::assert_snapshot!("inspect_demo", listing);
+    for what in ["weights", "KV store      512.0 KiB", "activations", "in all"] {
+        assert!(memory.contains(what), "{memory}");
+    }
+}
+
+#[test]
+fn inspect_gives_json_in_full() {
+    let text = tokenmill(["inspect", "demo", "--json", "-c", "128"]).ok();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["metadata"]["general.architecture"], "llama");
+    assert_eq!(
+        json["metadata"]["tokenizer.ggml.tokens"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2048
+    );
+    let bytes = |row: &Value| row["bytes"].as_u64().unwrap();
+    let of_tensors: u64 = json["tensors"].as_array().unwrap().iter().map(bytes).sum();
+    let of_types: u64 = json["types"].as_array().unwrap().iter().map(bytes).sum();
+    assert_eq!(of_tensors, of_types);
+    assert_eq!(json["memory"]["n_ctx"], 128);
+    // 4 layers, keys and values of 2 heads of 32 numbers of 2 bytes, 128 positions: computed from the metadata.
+    let metadata = &json["metadata"];
+    let number = |key: &str| metadata[key].as_u64().unwrap();
+    let head_dim = number("llama.embedding_length") / number("llama.attention.head_count");
+    let kv_bytes =
+        number("llama.block_count") * 2 * number("llama.attention.head_count_kv") * head_dim * 2 * 128;
+    assert_eq!(json["memory"]["kv_bytes"], kv_bytes);
+}
+
+#[test]
+fn inspect_shows_a_file_that_cannot_be_run() {
+    let Some(data) = test_data() else { return };
+    let text = tokenmill([
+        "inspect",
+        arg(&data.join("vocab/ggml-vocab-qwen2.gguf")),
+        "--summary",
+    ])
+    .ok();
+    assert!(text.contains("0 tensors"), "{text}");
+    assert!(text.contains("This file cannot be run: "), "{text}");
+}
+
+#[test]
+fn tokenize_prints_ids_and_pieces() {
+    assert_eq!(
+        tokenmill(["tokenize", "demo", "Once upon a time", "--ids"]).ok(),
+        "0 618 656 261 458\n"
+    );
+    assert_eq!(
+        tokenmill_with(&["tokenize", "demo", "--ids", "--no-bos"], "Once upon a time").ok(),
+        "618 656 261 458\n"
+    );
+    insta::assert_snapshot!(
+        tokenmill(["tokenize", "demo", "Hé\n<|end|>"]).ok(),
+        @r#"
+          0  "<|bos|>"
+         44  "H"
+        132  "�"
+        107  "�"
+        203  "\n"
+         32  "<"
+         96  "|"
+        404  "end"
+         96  "|"
+         34  ">"
+    "#
+    );
+    assert_eq!(
+        tokenmill(["tokenize", "demo", "<|end|>", "--ids", "--no-bos", "--special"]).ok(),
+        "1\n"
+    );
+}
+
+#[test]
+fn tokenize_takes_vocabularies_and_tokenizer_json() {
+    let Some(data) = test_data() else { return };
+    let folder = data.join("vocab/expected-llamacpp");
+    let text = folder.join("mixed.txt");
+    for name in ["llama-spm", "llama-bpe", "falcon", "gpt-2", "phi-3", "starcoder"] {
+        let vocab = data.join(format!("vocab/ggml-vocab-{name}.gguf"));
+        let expected = fs::read_to_string(folder.join(format!("ggml-vocab-{name}.ids"))).unwrap();
+        let args = [
+            "tokenize",
+            arg(&vocab),
+            "--file",
+            arg(&text),
+            "--ids",
+            "--no-bos",
+            "--special",
+        ];
+        let found = tokenmill(args).ok();
+        let [expected, found] = [&expected, &found].map(|ids| {
+            let ids = ids.split(|c: char| !c.is_ascii_digit());
+            ids.filter(|id| !id.is_empty()).collect::<Vec<_>>()
+        });
+        assert!(
+            found == expected,
+            "{name}: {} ids, expected {}",
+            found.len(),
+            expected.len()
+        );
+    }
+    let json = data.join("../demo-model/hf/tokenizer.json");
+    assert_eq!(
+        tokenmill(["tokenize", arg(&json), "Once upon a time", "--ids", "--no-bos"]).ok(),
+        "618 656 261 458\n"
+    );
+}
+
+#[test]
+fn apply_template_renders_a_models_template() {
+    let context = r#"{"messages": [{"role": "user", "content": "Hello"}]}"#;
+    assert_eq!(
+        tokenmill(["apply-template", "demo", "--context", context]).ok(),
+        "<|bos|><|user|>\nHello<|end|>\n<|assistant|>\n"
+    );
+}
+
+#[test]
+fn apply_template_renders_files_at_a_given_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let (template, context) = (folder.path().join("t.jinja"), folder.path().join("c.json"));
+    fs::write(&template, "{{ strftime_now('%d %b %Y') }} {{ x | tojson }}\n").unwrap();
+    fs::write(&context, r#"{"x": {"b": "<é>", "a": 1}}"#).unwrap();
+    let args = [
+        "apply-template",
+        "--template",
+        arg(&template),
+        "--context",
+        arg(&context),
+        "--now",
+        "2024-07-26",
+    ];
+    assert_eq!(tokenmill(args).ok(), "26 Jul 2024 {\"b\": \"<é>\", \"a\": 1}");
+}
+
+#[test]
+fn run_reads_its_prompt_from_where_it_is_told() {
+    let expected = tokenmill(["run", "demo", "Once upon a time", "--temp", "0", "-n", "8"]).ok();
+    assert!(expected.starts_with("Once upon a time,"), "{expected}");
+    let piped = tokenmill_with(&["run", "demo", "--temp", "0", "-n", "8"], "Once upon a time");
+    assert_eq!(piped.ok(), expected);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("prompt.txt");
+    fs::write(&file, "Once upon a time").unwrap();
+    let args = [
+        "run",
+        "-m",
+        "demo",
+        "-f",
+        arg(&file),
+        "--temp",
+        "0",
+        "-n",
+        "8",
+        "--no-echo",
+    ];
+    assert_eq!(format!("Once upon a time{}", tokenmill(args).ok()), expected);
+}
+
+#[test]
+fn run_reports_timings_and_obeys_length_stop_and_seed() {
+    let run = |extra: &[&str]| -> Value {
+        let args = [&["run", "demo", "Once upon a time", "--json"], extra].concat();
+        let outcome = tokenmill(args);
+        assert!(
+            outcome.stderr.starts_with("[prompt 5 tokens, "),
+            "{}",
+            outcome.stderr
+        );
+        serde_json::from_str(&outcome.ok()).unwrap()
+    };
+    let greedy = run(&["--temp", "0", "-n", "8"]);
+    assert_eq!(greedy["finish_reason"], "length");
+    assert_eq!(greedy["ids"].as_array().unwrap().len(), 8);
+    assert_eq!(greedy["timings"]["predicted_n"], 8);
+
+    let stopped = run(&["--temp", "0", "--stop", " hungry pig"]);
+    assert_eq!(stopped["finish_reason"], "stop");
+    assert_eq!(stopped["text"], ", there was a");
+
+    let seeded = run(&["-s", "7", "-n", "30"]);
+    assert_eq!(
+        seeded["text"],
+        run(&["--seed", "7", "-n", "30", "-t", "1", "-ub", "3"])["text"]
+    );
+    assert_ne!(seeded["text"], run(&["--seed", "8", "-n", "30"])["text"]);
+    assert_eq!(seeded["seed"], 7);
+
+    let none = run(&["-n", "0"]);
+    assert_eq!(
+        (&none["text"], &none["finish_reason"]),
+        (&json!(""), &json!("length"))
+    );
+
+    let forbidden = run(&["--temp", "0", "-n", "1", "-l", "16-inf"]);
+    assert_ne!(forbidden["ids"], json!([16]));
+}
+
+#[test]
+fn run_stores_keys_and_values_as_it_is_told() {
+    for types in [["f32", "f32"], ["q8_0", "q8_0"], ["q8_0", "f16"]] {
+        let args = [
+            "run",
+            "demo",
+            "Once upon a time",
+            "--temp",
+            "0",
+            "-n",
+            "4",
+            "-ctk",
+            types[0],
+            "-ctv",
+            types[1],
+        ];
+        assert!(
+            tokenmill(args).ok().starts_with("Once upon a time, there was a"),
+            "{types:?}"
+        );
+    }
+}
+
+#[test]
+fn bench_prints_its_table_in_three_forms() {
+    let run = |form: &str| tokenmill(["bench", "demo", "-p", "16", "-n", "4,8", "-r", "2", "-o", form]).ok();
+    let table = run("md");
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(
+        lines[0],
+        "| model | size | params | backend | threads | test | t/s |"
+    );
+    let tests: Vec<&str> = lines[2..]
+        .iter()
+        .map(|line| line.split('|').nth(6).unwrap().trim())
+        .collect();
+    assert_eq!(tests, ["pp16", "tg4", "tg8"]);
+    assert_eq!(run("csv").lines().count(), 4);
+    let json: Value = serde_json::from_str(&run("json")).unwrap();
+    for row in json.as_array().unwrap() {
+        let samples: Vec<f64> = row["samples_ts"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(Value::as_f64)
+            .collect();
+        assert_eq!(samples.len(), 2);
+        let mean = samples.iter().sum::<f64>() / 2.0;
+        assert!((row["avg_ts"].as_f64().unwrap() - mean).abs() < mean * 1e-9);
+        assert!(mean > 0.0);
+    }
+}
+
+#[test]
+fn devices_and_completions_print() {
+    assert!(tokenmill(["devices"]).ok().starts_with("CPU: "));
+    let json: Value = serde_json::from_str(&tokenmill(["devices", "--json"]).ok()).unwrap();
+    assert!(json[0]["threads"].as_u64().unwrap() >= 1);
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(
+            tokenmill(["completions", shell]).ok().contains("apply-template"),
+            "{shell}"
+        );
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_ends_with_its_own_exit_code() {
+    let mut child = command(["bench", "demo", "-r", "100000"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The handler is installed once the model is loaded, which takes a moment.
+    thread::sleep(Duration::from_secs(2));
+    let pid = child.id().to_string();
+    assert!(
+        std::process::Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130));
+}

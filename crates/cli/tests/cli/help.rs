@@ -1,0 +1,36 @@
+//! The texts of `--help`, which teach the program.
+
+use crate::support::tokenmill;
+
+fn check(name: &str, args: &[&str]) {
+    insta::assert_snapshot!(name, tokenmill(args).ok());
+}
+
+#[test]
+fn the_program_explains_itself() {
+    check("help", &["--help"]);
+}
+
+#[test]
+fn every_command_explains_itself_with_examples() {
+    for command in [
+        "run",
+        "chat",
+        "serve",
+        "inspect",
+        "tokenize",
+        "apply-template",
+        "perplexity",
+        "bench",
+        "bench-serve",
+        "devices",
+        "completions",
+    ] {
+        let help = tokenmill([command, "--help"]).ok();
+        assert!(help.contains("Examples:\n"), "{command} has no examples");
+        check(
+            &format!("help_{}", command.replace('-', "_")),
+            &[command, "--help"],
+        );
+    }
+}

@@ -1,0 +1,10 @@
+//! The program as its users meet it: arguments in, text and exit codes out. One binary, no downloads.
+//!
+//! Tests that compare with reference data find it through `TOKENMILL_TEST_DATA`; without it they say so and pass.
+
+mod bad_input;
+mod commands;
+mod demo;
+mod help;
+mod perplexity;
+mod support;
