@@ -1,0 +1,18 @@
+//! The project's own tools, one module per command. Each has an `Args` that clap parses and a `run`.
+//!
+//! A library besides the binary, so that a command can also be built alone: `synth` travels to machines without a
+//! compiler.
+#![forbid(unsafe_code)]
+
+pub mod ci;
+pub mod parity;
+pub mod ptx;
+pub mod synth;
+pub mod tidy;
+
+/// The root of the workspace.
+fn workspace_root() -> &'static std::path::Path {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .expect("xtask lies in the workspace root")
+}

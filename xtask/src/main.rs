@@ -1,0 +1,31 @@
+//! `cargo xtask`: the table of the project's own commands.
+//!
+//! Each command is one module of the library beside this file. A new one is its module and a row here.
+#![forbid(unsafe_code)]
+
+use clap::Parser;
+
+/// Writes the command enum and its dispatch, one row per command.
+macro_rules! commands {
+    ($($name:ident => $module:ident;)*) => {
+        #[derive(Parser)]
+        #[command(name = "cargo xtask", about = "The project's own tools")]
+        enum Command {
+            $($name(xtask::$module::Args),)*
+        }
+
+        fn main() -> anyhow::Result<()> {
+            match Command::parse() {
+                $(Command::$name(args) => xtask::$module::run(&args),)*
+            }
+        }
+    };
+}
+
+commands! {
+    Ci => ci;
+    Parity => parity;
+    Ptx => ptx;
+    Synth => synth;
+    Tidy => tidy;
+}

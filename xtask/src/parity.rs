@@ -1,0 +1,253 @@
+//! `cargo xtask parity`: every parity fixture, in every type, on every device, against reference data.
+//!
+//! The comparison is the test kit's; here are the choice of what to compare and the table. Invariant: the exit code is zero
+//! only if something was compared and nothing failed; what cannot be computed is a row that says so.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use tokenmill_model::{KvType, LoadError, Model};
+use tokenmill_quant::format;
+use tokenmill_testkit::{
+    NaiveBackend, Reference,
+    parity::{ActivationKind, Comparison, ParityDevice, compare},
+};
+
+/// Compare models with reference data; a non-zero exit code if any differs.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Folder of the fixtures.
+    #[arg(long)]
+    data: PathBuf,
+    /// Only rows whose `MODEL/TYPE` contains this.
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
+}
+
+/// Which devices to check.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DeviceChoice {
+    /// The CPU backend.
+    Cpu,
+    /// Plain f32 loops on dequantized weights.
+    Naive,
+    /// All of them.
+    All,
+}
+
+const DEVICES: &[(DeviceChoice, ParityDevice)] = &[
+    (
+        DeviceChoice::Cpu,
+        ParityDevice {
+            name: "cpu",
+            activations: ActivationKind::Q8,
+            load: |model, options| Ok(model.load(options, &mut |_| {})?),
+        },
+    ),
+    (
+        DeviceChoice::Naive,
+        ParityDevice {
+            name: "naive",
+            activations: ActivationKind::F32,
+            load: |model, options| {
+                Ok(Box::new(model.load_on(
+                    NaiveBackend::new(),
+                    options,
+                    &mut |_| {},
+                )?))
+            },
+        },
+    ),
+];
+
+/// One row of the table.
+struct Row {
+    model: String,
+    ty: String,
+    kv: &'static str,
+    device: &'static str,
+    outcome: Outcome,
+}
+
+enum Outcome {
+    Compared(Comparison),
+    Unsupported(String),
+    Failed(String),
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Where the fixtures cannot be read, nothing matched, or a row failed.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(&args.data)
+        .with_context(|| format!("cannot list {}", args.data.display()))?
+        .map(|entry| entry.map(|entry| entry.path()))
+        .collect::<Result<_, _>>()?;
+    folders.retain(|folder| folder.join("ref.json").is_file());
+    folders.sort();
+    ensure!(
+        !folders.is_empty(),
+        "no fixture (a folder with ref.json) in {}",
+        args.data.display()
+    );
+
+    println!(
+        "{:<18} {:<8} {:<4} {:<6} {:>9} {:>9} {:>7} {:>8}  verdict",
+        "model", "type", "KV", "device", "max", "KL", "top-1", "greedy"
+    );
+    let mut n_compared = 0;
+    let mut n_failed = 0;
+    for folder in folders {
+        for (choice, device) in DEVICES {
+            if args.device != DeviceChoice::All && args.device != *choice {
+                continue;
+            }
+            for row in rows(&folder, device, &args.filter)? {
+                println!("{}", row.render());
+                n_compared += usize::from(matches!(row.outcome, Outcome::Compared(_)));
+                n_failed += usize::from(row.has_failed());
+            }
+        }
+    }
+    ensure!(n_failed == 0, "{n_failed} of {n_compared} comparisons failed");
+    ensure!(n_compared > 0, "nothing was compared");
+    println!("{n_compared} comparisons passed");
+    Ok(())
+}
+
+/// A model file of a fixture.
+struct Candidate {
+    /// How the table calls it.
+    label: String,
+    /// The file type whose reference and limits apply.
+    ty: String,
+    /// What opening it gave.
+    model: Result<Model, LoadError>,
+}
+
+/// The GGUF files of a fixture and its Hugging Face folder, with both layouts of the configuration, as far as the filter
+/// wants them.
+fn candidates(folder: &Path, name: &str, reference: &Reference, filter: &str) -> Vec<Candidate> {
+    let is_wanted = |label: &str| format!("{name}/{label}").contains(filter);
+    let mut candidates = Vec::new();
+    for (ty, file) in &reference.facts.types {
+        if is_wanted(ty) {
+            candidates.push(Candidate {
+                label: ty.clone(),
+                ty: ty.clone(),
+                model: Model::open(folder.join(&file.file)),
+            });
+        }
+    }
+    let hf = folder.join("hf");
+    for (label, config) in [("hf", "config.json"), ("hf.v5", "config.v5.json")] {
+        if is_wanted(label) && hf.join(config).is_file() {
+            candidates.push(Candidate {
+                label: label.to_owned(),
+                // The weights are rounded so that BF16, F16 and F32 hold the same numbers.
+                ty: "F32".to_owned(),
+                model: Model::from_hf(&hf, &hf.join(config)),
+            });
+        }
+    }
+    candidates
+}
+
+/// The rows of one fixture on one device.
+fn rows(folder: &Path, device: &ParityDevice, filter: &str) -> anyhow::Result<Vec<Row>> {
+    let name = folder
+        .file_name()
+        .context("a fixture has a name")?
+        .to_string_lossy()
+        .into_owned();
+    let reference = Reference::open(folder)?;
+    let mut rows = Vec::new();
+    for candidate in candidates(folder, &name, &reference, filter) {
+        let mut add = |kv, outcome| {
+            rows.push(Row {
+                model: name.clone(),
+                ty: candidate.label.clone(),
+                kv,
+                device: device.name,
+                outcome,
+            });
+        };
+        let model = match &candidate.model {
+            Ok(model) => model,
+            Err(LoadError::UnknownArchitecture { found, .. }) => {
+                add("-", Outcome::Unsupported(found.clone()));
+                continue;
+            }
+            Err(LoadError::UnsupportedFeature { arch, feature }) => {
+                add("-", Outcome::Unsupported(format!("{arch} with {feature}")));
+                continue;
+            }
+            Err(error) => {
+                add("-", Outcome::Failed(error.to_string()));
+                continue;
+            }
+        };
+        let tensors = model.weights().infos();
+        if let Some(tensor) = tensors.iter().find(|tensor| format(tensor.ty).is_none()) {
+            add("-", Outcome::Unsupported(tensor.ty.name().to_owned()));
+            continue;
+        }
+        let kv_types: &[(KvType, &str)] = if candidate.label == "F32" {
+            &[(KvType::F32, "f32"), (KvType::F16, "f16")]
+        } else {
+            &[(KvType::F32, "f32")]
+        };
+        for &(kv_type, kv) in kv_types {
+            let outcome = match compare(&reference, &candidate.ty, model, device, kv_type) {
+                Ok(comparison) => Outcome::Compared(comparison),
+                Err(error) => Outcome::Failed(error.to_string()),
+            };
+            add(kv, outcome);
+        }
+    }
+    Ok(rows)
+}
+
+impl Row {
+    fn has_failed(&self) -> bool {
+        match &self.outcome {
+            Outcome::Compared(comparison) => !comparison.failures.is_empty(),
+            Outcome::Unsupported(_) => false,
+            Outcome::Failed(_) => true,
+        }
+    }
+
+    fn render(&self) -> String {
+        let Self {
+            model,
+            ty,
+            kv,
+            device,
+            outcome,
+        } = self;
+        let mut numbers = ["-"; 4].map(str::to_owned);
+        let verdict = match outcome {
+            Outcome::Compared(comparison) => {
+                numbers[0] = format!("{:.1e}", comparison.max_abs);
+                numbers[1] = format!("{:.1e}", comparison.kl_mean);
+                numbers[2] = format!("{:.1}%", 100.0 * comparison.top1);
+                if let Some((n_equal, n_safe)) = comparison.greedy {
+                    numbers[3] = format!("{n_equal}/{n_safe}");
+                }
+                if comparison.failures.is_empty() {
+                    "ok".to_owned()
+                } else {
+                    format!("FAILED: {}", comparison.failures.join("; "))
+                }
+            }
+            Outcome::Unsupported(what) => format!("unsupported: {what}"),
+            Outcome::Failed(error) => format!("FAILED: {error}"),
+        };
+        let [max, kl, top1, greedy] = numbers;
+        format!("{model:<18} {ty:<8} {kv:<4} {device:<6} {max:>9} {kl:>9} {top1:>7} {greedy:>8}  {verdict}")
+    }
+}

@@ -1,0 +1,241 @@
+//! `synth`: writes a model with the shapes of a real one, random weights and a vocabulary of real size.
+//!
+//! Speed, memory and loading can be measured with it on any machine, without a download. The parts: `preset` has the
+//! shapes, `recipe` which tensor gets which type, `weights` the random numbers, `vocab` the tokenizer. Invariant: the
+//! file is a function of preset, type, seed and standard deviation, byte for byte, whatever the number of threads.
+
+mod preset;
+mod recipe;
+mod vocab;
+mod weights;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::Instant,
+};
+
+use anyhow::{Context, bail, ensure};
+use rayon::prelude::*;
+use tokenmill_gguf::{GgufWriter, Metadata, TensorDataWriter, TensorType};
+
+use preset::{Architecture, Preset, TensorKind};
+use recipe::Recipe;
+
+/// Writes a model of real shapes with random weights and a generated vocabulary
+#[derive(clap::Args)]
+pub struct Args {
+    /// Whose shapes: qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3-8b, tiny-llama, tiny-qwen2
+    preset: String,
+    /// Type of the weights: F32, F16, BF16, Q8_0, Q4_0, Q4_K_M, Q6_K, ...
+    recipe: String,
+    /// File to write
+    out: PathBuf,
+    /// Seed of the random weights
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Standard deviation of the weights
+    #[arg(long, default_value_t = 0.02)]
+    std: f32,
+}
+
+/// Bytes of weights that are made before they are written.
+const PIECE_BYTES: usize = 64 << 20;
+/// Bytes of weights that one task makes.
+const TASK_BYTES: usize = 1 << 20;
+
+/// Writes the model and prints what it made.
+///
+/// # Errors
+/// An unknown preset or type, or a file that cannot be written; a file that is not whole is removed.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let preset = Preset::find(&args.preset)
+        .with_context(|| format!("unknown preset `{}`; known are {}", args.preset, Preset::names()))?;
+    let recipe = Recipe::find(&args.recipe)
+        .with_context(|| format!("unknown type `{}`; known are {}", args.recipe, Recipe::names()))?;
+    ensure!(
+        args.std.is_finite() && args.std > 0.0,
+        "the standard deviation must be positive, not {}",
+        args.std
+    );
+    let started = Instant::now();
+    let partial = partial_path(&args.out)?;
+    let written = write_model(&partial, preset, recipe, args.seed, args.std)
+        .and_then(|summary| {
+            fs::rename(&partial, &args.out)
+                .with_context(|| format!("cannot write {}", args.out.display()))?;
+            Ok(summary)
+        })
+        .inspect_err(|_| drop(fs::remove_file(&partial)))?;
+    println!(
+        "{}: {} tensors, {:.1} M parameters, {:.1} MB of weights, {:.1} s",
+        args.out.display(),
+        written.tensors,
+        written.elements as f64 / 1e6,
+        written.weight_bytes as f64 / 1e6,
+        started.elapsed().as_secs_f64(),
+    );
+    Ok(())
+}
+
+/// The name a file has until it is whole.
+fn partial_path(out: &Path) -> anyhow::Result<PathBuf> {
+    let Some(name) = out.file_name() else {
+        bail!("{} is not the path of a file", out.display());
+    };
+    let mut name = name.to_owned();
+    name.push(".partial");
+    Ok(out.with_file_name(name))
+}
+
+/// Totals of what was written.
+struct Summary {
+    tensors: usize,
+    elements: usize,
+    weight_bytes: usize,
+}
+
+fn write_model(
+    path: &Path,
+    preset: &Preset,
+    recipe: &Recipe,
+    seed: u64,
+    std: f32,
+) -> anyhow::Result<Summary> {
+    let mut writer = GgufWriter::with_metadata(metadata_of(preset, recipe, seed)?);
+    let tensors = preset.tensors();
+    for tensor in &tensors {
+        let ty = match tensor.kind {
+            TensorKind::Weight => recipe.type_of(preset, &tensor.name, tensor.dims[0]),
+            _ => TensorType::F32,
+        };
+        writer.add_tensor(&tensor.name, ty, &tensor.dims)?;
+    }
+    let summary = Summary {
+        tensors: writer.tensors().len(),
+        elements: writer
+            .tensors()
+            .iter()
+            .map(tokenmill_gguf::TensorInfo::n_elements)
+            .sum(),
+        weight_bytes: writer.tensors().iter().map(|tensor| tensor.n_bytes).sum(),
+    };
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let mut out = writer.write_header(file)?;
+    let mut piece = Vec::new();
+    for (tensor, tensor_idx) in tensors.iter().zip(0_u64..) {
+        let stream = weights::Stream::new(seed, tensor_idx);
+        match tensor.kind {
+            TensorKind::Weight => write_weights(&mut out, &mut piece, stream, std)?,
+            TensorKind::Bias => out.write(&weights::floats(stream, tensor.dims[0] as usize, 0.0, std))?,
+            TensorKind::Norm => out.write(&weights::floats(stream, tensor.dims[0] as usize, 1.0, std))?,
+            TensorKind::RopeFactors => out.write(&preset.rope_factors())?,
+        }
+    }
+    out.finish()?;
+    Ok(summary)
+}
+
+/// Makes the tensor that is due in pieces, each by all threads, and writes them.
+fn write_weights(
+    out: &mut TensorDataWriter<File>,
+    piece: &mut Vec<u8>,
+    stream: weights::Stream,
+    std: f32,
+) -> anyhow::Result<()> {
+    let tensor = out.due().context("no tensor is due")?;
+    let (ty, n_bytes) = (tensor.ty, tensor.n_bytes);
+    let blocks =
+        weights::RandomBlocks::new(ty, std).with_context(|| format!("no random weights for {ty}"))?;
+    let task_blocks = (TASK_BYTES / ty.block_bytes()).max(1);
+    let task_bytes = task_blocks * ty.block_bytes();
+    let piece_bytes = PIECE_BYTES / task_bytes * task_bytes;
+    let mut n_written = 0;
+    while n_written < n_bytes {
+        piece.resize(piece_bytes.min(n_bytes - n_written), 0);
+        let first_block = n_written / ty.block_bytes();
+        piece
+            .par_chunks_mut(task_bytes)
+            .enumerate()
+            .for_each(|(task_idx, bytes)| {
+                blocks.fill(stream, first_block + task_idx * task_blocks, bytes);
+            });
+        out.write(piece)?;
+        n_written += piece.len();
+    }
+    Ok(())
+}
+
+fn metadata_of(preset: &Preset, recipe: &Recipe, seed: u64) -> anyhow::Result<Metadata> {
+    let mut metadata = Metadata::new();
+    let arch = preset.architecture.name();
+    metadata.insert("general.architecture", arch)?;
+    metadata.insert("general.name", format!("synthetic {} (seed {seed})", preset.name))?;
+    metadata.insert("general.file_type", recipe.file_type)?;
+    if recipe.is_quantized() {
+        metadata.insert("general.quantization_version", 2_u32)?;
+    }
+    for (key, number) in [
+        ("block_count", preset.n_layers),
+        ("context_length", preset.n_ctx),
+        ("embedding_length", preset.n_embd),
+        ("feed_forward_length", preset.n_ff),
+        ("attention.head_count", preset.n_heads),
+        ("attention.head_count_kv", preset.n_kv_heads),
+    ] {
+        metadata.insert(format!("{arch}.{key}"), number)?;
+    }
+    if preset.architecture != Architecture::Qwen2 {
+        metadata.insert(format!("{arch}.attention.key_length"), preset.head_dim)?;
+        metadata.insert(format!("{arch}.attention.value_length"), preset.head_dim)?;
+    }
+    if preset.architecture == Architecture::Llama {
+        metadata.insert("llama.vocab_size", preset.n_vocab)?;
+        metadata.insert("llama.rope.dimension_count", preset.head_dim)?;
+    }
+    metadata.insert(format!("{arch}.rope.freq_base"), preset.rope_base)?;
+    metadata.insert(
+        format!("{arch}.attention.layer_norm_rms_epsilon"),
+        preset.rms_epsilon,
+    )?;
+    vocab::insert(&mut metadata, preset.architecture, preset.n_vocab)?;
+    Ok(metadata)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_gguf::GgufFile;
+
+    use super::*;
+
+    fn write(preset: &str, recipe: &str, seed: u64) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.gguf");
+        let preset = Preset::find(preset).unwrap();
+        let recipe = Recipe::find(recipe).unwrap();
+        write_model(&path, preset, recipe, seed, 0.02).unwrap();
+        fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn every_type_makes_a_file_that_opens() {
+        for recipe in recipe::RECIPES {
+            for preset in ["tiny-llama", "tiny-qwen2"] {
+                let file = GgufFile::from_bytes(&write(preset, recipe.name, 1)).unwrap();
+                let metadata = file.metadata();
+                let arch = metadata.str("general.architecture").unwrap();
+                assert_eq!(metadata.u32(&format!("{arch}.block_count")).unwrap(), 2);
+                let n_vocab = metadata.string_array("tokenizer.ggml.tokens").unwrap().len();
+                assert_eq!(file.tensor("token_embd.weight").unwrap().info.n_rows(), n_vocab);
+            }
+        }
+    }
+
+    #[test]
+    fn a_seed_makes_the_same_file_with_any_number_of_threads() {
+        let file = write("tiny-llama", "Q4_K_M", 7);
+        let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        assert!(one_thread.install(|| write("tiny-llama", "Q4_K_M", 7)) == file);
+        assert!(write("tiny-llama", "Q4_K_M", 8) != file);
+    }
+}

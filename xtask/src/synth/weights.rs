@@ -1,0 +1,256 @@
+//! [`RandomBlocks`]: random weights of a given spread, written in the bytes of their type.
+//!
+//! Quantizing random floats would take minutes for a large model. Random bytes are already random quants; only the
+//! scales must be set, so that decoded weights have the mean 0 and the standard deviation asked for. Invariant: the
+//! bytes of a block depend on the stream and the block's index alone.
+
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use tokenmill_gguf::TensorType;
+
+/// An endless sequence of random numbers with random access: number `i` is a hash of `i` (SplitMix64).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    key: u64,
+}
+
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+
+fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+impl Stream {
+    /// The stream of one tensor.
+    pub(super) fn new(seed: u64, tensor_idx: u64) -> Self {
+        Self {
+            key: mix(mix(seed.wrapping_add(GOLDEN)) ^ tensor_idx.wrapping_mul(GOLDEN)),
+        }
+    }
+
+    fn word(self, index: u64) -> u64 {
+        mix(self.key.wrapping_add(index.wrapping_mul(GOLDEN)))
+    }
+
+    /// Fills `bytes`, which start `first_byte` bytes into the stream; that must be a multiple of 8.
+    fn fill(self, first_byte: usize, bytes: &mut [u8]) {
+        let first_word = (first_byte / 8) as u64;
+        let (words, rest) = bytes.as_chunks_mut::<8>();
+        for (word, index) in words.iter_mut().zip(first_word..) {
+            *word = self.word(index).to_le_bytes();
+        }
+        let last = self.word(first_word + words.len() as u64).to_le_bytes();
+        rest.copy_from_slice(&last[..rest.len()]);
+    }
+
+    /// Fills `numbers` with floats spread evenly around `mean`.
+    fn fill_floats(self, first_index: usize, mean: f32, std: f32, numbers: &mut [f32]) {
+        // An even spread over [-a, a] has the standard deviation a / sqrt(3).
+        let scale = std * 3_f32.sqrt() / (1_u32 << 31) as f32;
+        for (number, index) in numbers.iter_mut().zip(first_index as u64..) {
+            *number = mean + (self.word(index) >> 32) as u32 as i32 as f32 * scale;
+        }
+    }
+}
+
+/// The bytes of `n` floats around `mean`.
+pub(super) fn floats(stream: Stream, n: usize, mean: f32, std: f32) -> Vec<u8> {
+    let mut numbers = vec![0.0; n];
+    stream.fill_floats(0, mean, std, &mut numbers);
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+/// Where a quantized block has its scale, and how it spreads its weights.
+struct ScaleField {
+    ty: TensorType,
+    /// Offset of the f16 scale `d` in the block.
+    d_offset: usize,
+    /// Standard deviation of the decoded weights for `d = 1` and even quants.
+    std_per_d: f32,
+    center: Center,
+}
+
+/// What brings the mean of a block's weights to 0.
+#[derive(Clone, Copy)]
+enum Center {
+    /// The quants are as often negative as positive, or nearly so.
+    Quants,
+    /// The quants lean to one side; `d` has a random sign, so that blocks lean to either.
+    Sign,
+    /// The f16 minimum at `offset` is `factor` times `d`.
+    Minimum { offset: usize, factor: f32 },
+}
+
+const fn field(ty: TensorType, d_offset: usize, std_per_d: f32, center: Center) -> ScaleField {
+    ScaleField {
+        ty,
+        d_offset,
+        std_per_d,
+        center,
+    }
+}
+
+const fn minimum(offset: usize, factor: f32) -> Center {
+    Center::Minimum { offset, factor }
+}
+
+const SCALE_FIELDS: [ScaleField; 12] = [
+    field(TensorType::Q4_0, 0, 4.637, Center::Sign),
+    field(TensorType::Q4_1, 0, 4.610, minimum(2, -7.5)),
+    field(TensorType::Q5_0, 0, 9.247, Center::Sign),
+    field(TensorType::Q5_1, 0, 9.233, minimum(2, -15.5)),
+    field(TensorType::Q8_0, 0, 73.9, Center::Quants),
+    field(TensorType::Q2_K, 80, 13.88, minimum(82, 1.5)),
+    field(TensorType::Q3_K, 108, 43.3, Center::Quants),
+    field(TensorType::Q4_K, 0, 258.3, minimum(2, 7.5)),
+    field(TensorType::Q5_K, 0, 526.9, minimum(2, 15.5)),
+    field(TensorType::Q6_K, 208, 1366.0, Center::Quants),
+    field(TensorType::IQ4_NL, 0, 67.4, Center::Sign),
+    field(TensorType::IQ4_XS, 0, 1246.3, Center::Quants),
+];
+
+/// Makes random blocks of one type.
+pub(super) struct RandomBlocks {
+    ty: TensorType,
+    std: f32,
+    /// `None` for floats.
+    scale: Option<&'static ScaleField>,
+}
+
+impl RandomBlocks {
+    /// Prepares blocks whose weights have this standard deviation; `None` for types that no recipe uses.
+    pub(super) fn new(ty: TensorType, std: f32) -> Option<Self> {
+        let scale = SCALE_FIELDS.iter().find(|field| field.ty == ty);
+        let is_float = matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
+        (is_float || scale.is_some()).then_some(Self { ty, std, scale })
+    }
+
+    /// Fills `bytes` with whole blocks, the first of which is block `first_block` of the tensor.
+    pub(super) fn fill(&self, stream: Stream, first_block: usize, bytes: &mut [u8]) {
+        match self.scale {
+            None => self.fill_floats(stream, first_block, bytes),
+            Some(field) => self.fill_quants(field, stream, first_block, bytes),
+        }
+    }
+
+    fn fill_floats(&self, stream: Stream, first_index: usize, bytes: &mut [u8]) {
+        const BATCH: usize = 1024;
+        let element_bytes = self.ty.block_bytes();
+        let mut numbers = [0.0; BATCH];
+        let mut halves = [0; BATCH];
+        for (bytes, index) in bytes
+            .chunks_mut(BATCH * element_bytes)
+            .zip((first_index..).step_by(BATCH))
+        {
+            let n = bytes.len() / element_bytes;
+            let (numbers, halves) = (&mut numbers[..n], &mut halves[..n]);
+            stream.fill_floats(index, 0.0, self.std, numbers);
+            match self.ty {
+                TensorType::F32 => {
+                    for (bytes, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
+                        *bytes = number.to_le_bytes();
+                    }
+                    continue;
+                }
+                TensorType::BF16 => {
+                    for (half, &mut number) in halves.iter_mut().zip(numbers) {
+                        *half = bf16::from_f32(number).to_bits();
+                    }
+                }
+                _ => {
+                    let mut rounded = [f16::ZERO; BATCH];
+                    rounded[..n].convert_from_f32_slice(numbers);
+                    for (half, number) in halves.iter_mut().zip(&rounded) {
+                        *half = number.to_bits();
+                    }
+                }
+            }
+            for (bytes, half) in bytes.as_chunks_mut().0.iter_mut().zip(halves) {
+                *bytes = half.to_le_bytes();
+            }
+        }
+    }
+
+    fn fill_quants(&self, field: &ScaleField, stream: Stream, first_block: usize, bytes: &mut [u8]) {
+        let block_bytes = self.ty.block_bytes();
+        // Blocks are rarely a multiple of 8 bytes; each has its own whole words of the stream.
+        let stride = block_bytes.next_multiple_of(8);
+        let d = self.std / field.std_per_d;
+        for (block, block_idx) in bytes.chunks_exact_mut(block_bytes).zip(first_block..) {
+            stream.fill(block_idx * stride, block);
+            let mut set = |offset: usize, number: f32| {
+                block[offset..offset + 2].copy_from_slice(&f16::from_f32(number).to_le_bytes());
+            };
+            match field.center {
+                Center::Quants => set(field.d_offset, d),
+                Center::Sign => {
+                    let is_negative = mix(stream.key ^ !(block_idx as u64)) >> 63 == 1;
+                    set(field.d_offset, if is_negative { -d } else { d });
+                }
+                Center::Minimum { offset, factor } => {
+                    set(field.d_offset, d);
+                    set(offset, d * factor);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 1 MiB of blocks have some hundred thousand weights, so that their mean and spread are known to a percent.
+    #[test]
+    fn decoded_weights_have_the_mean_and_spread_asked_for() {
+        const STD: f32 = 0.02;
+        for &ty in TensorType::ALL {
+            let Some(blocks) = RandomBlocks::new(ty, STD) else {
+                continue;
+            };
+            let n_blocks = (1 << 20) / ty.block_bytes();
+            let mut bytes = vec![0; n_blocks * ty.block_bytes()];
+            blocks.fill(Stream::new(1, 2), 0, &mut bytes);
+            let mut weights = vec![0.0; n_blocks * ty.block_len()];
+            if tokenmill_quant::dequantize_row(ty, &bytes, &mut weights).is_err() {
+                continue; // A type whose arithmetic is not known has a stated spread only.
+            }
+            let n = weights.len() as f64;
+            let mean = weights.iter().map(|&weight| f64::from(weight)).sum::<f64>() / n;
+            let variance = weights
+                .iter()
+                .map(|&weight| (f64::from(weight) - mean).powi(2))
+                .sum::<f64>()
+                / n;
+            let std = f64::from(STD);
+            assert!(mean.abs() < 0.02 * std, "{ty}: mean {mean}");
+            assert!(
+                (variance.sqrt() / std - 1.0).abs() < 0.02,
+                "{ty}: {}",
+                variance.sqrt()
+            );
+        }
+    }
+
+    #[test]
+    fn blocks_do_not_depend_on_where_filling_starts() {
+        for ty in [TensorType::F16, TensorType::Q4_0, TensorType::Q6_K] {
+            let blocks = RandomBlocks::new(ty, 1.0).unwrap();
+            let mut whole = vec![0; 40 * ty.block_bytes()];
+            blocks.fill(Stream::new(1, 0), 0, &mut whole);
+            let mut tail = vec![0; 15 * ty.block_bytes()];
+            blocks.fill(Stream::new(1, 0), 25, &mut tail);
+            assert!(whole.ends_with(&tail), "{ty}");
+        }
+    }
+
+    #[test]
+    fn tensors_have_streams_of_their_own() {
+        let words: std::collections::HashSet<u64> = (0..100)
+            .map(|tensor_idx| Stream::new(1, tensor_idx).word(0))
+            .collect();
+        assert_eq!(words.len(), 100);
+        assert_ne!(Stream::new(1, 0).word(0), Stream::new(2, 0).word(0));
+    }
+}

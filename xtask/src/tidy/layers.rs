@@ -1,0 +1,219 @@
+//! Who may import whom.
+//!
+//! The table is the architecture: a crate that is not in it, or imports what its row does not list, fails. Read from
+//! `cargo metadata`, so that it judges what is built and not what is written.
+
+use std::path::Path;
+
+use anyhow::Context;
+use cargo_metadata::{DependencyKind, MetadataCommand, Package};
+
+use super::Finding;
+
+/// A crate and the crates of the workspace that it may import.
+struct Layer {
+    name: &'static str,
+    may_import: &'static [&'static str],
+}
+
+const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer {
+    Layer { name, may_import }
+}
+
+const LAYERS: [Layer; 12] = [
+    layer("tokenmill-gguf", &[]),
+    layer("tokenmill-quant", &["tokenmill-gguf"]),
+    layer("tokenmill-cpu-exec", &["tokenmill-quant", "tokenmill-gguf"]),
+    layer("tokenmill-cuda-exec", &["tokenmill-gguf"]),
+    layer("tokenmill-text", &["tokenmill-gguf"]),
+    layer(
+        "tokenmill-model",
+        &[
+            "tokenmill-cpu-exec",
+            "tokenmill-cuda-exec",
+            "tokenmill-quant",
+            "tokenmill-gguf",
+        ],
+    ),
+    layer("tokenmill-sched", &["tokenmill-model"]),
+    layer(
+        "tokenmill-server",
+        &[
+            "tokenmill-sched",
+            "tokenmill-model",
+            "tokenmill-text",
+            "tokenmill-gguf",
+        ],
+    ),
+    layer("tokenmill-cli", PRODUCT),
+    layer("tokenmill-testkit", PRODUCT),
+    layer("tokenmill-ptx-sim", &[]),
+    layer(
+        "xtask",
+        &[
+            "tokenmill-gguf",
+            "tokenmill-quant",
+            "tokenmill-cpu-exec",
+            "tokenmill-cuda-exec",
+            "tokenmill-text",
+            "tokenmill-model",
+            "tokenmill-sched",
+            "tokenmill-server",
+            "tokenmill-testkit",
+            "tokenmill-ptx-sim",
+        ],
+    ),
+];
+
+/// Every crate of the product below the command line.
+const PRODUCT: &[&str] = &[
+    "tokenmill-gguf",
+    "tokenmill-quant",
+    "tokenmill-cpu-exec",
+    "tokenmill-cuda-exec",
+    "tokenmill-text",
+    "tokenmill-model",
+    "tokenmill-sched",
+    "tokenmill-server",
+];
+
+/// Crates that serve development: any crate may use them in its tests, and the product behind a feature only.
+const DEV_ONLY: [&str; 2] = ["tokenmill-testkit", "tokenmill-ptx-sim"];
+
+/// Crates whose arithmetic another crate's tests compare with: the kernels repeat what the host computes.
+const ORACLES: [(&str, &[&str]); 1] = [("tokenmill-cuda-exec", &["tokenmill-quant", "tokenmill-model"])];
+
+/// Dependencies from outside that only some crates may have.
+const RESERVED: [(&str, &[&str]); 3] = [
+    ("anyhow", &["tokenmill-cli", "xtask"]),
+    ("clap", &["tokenmill-cli", "xtask"]),
+    ("cudarc", &["tokenmill-cuda-exec"]),
+];
+
+/// Checks every package of the workspace.
+pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
+    let metadata = MetadataCommand::new()
+        .manifest_path(root.join("Cargo.toml"))
+        .no_deps()
+        .exec()
+        .context("cannot read the workspace's metadata")?;
+    let names: Vec<&str> = metadata
+        .packages
+        .iter()
+        .map(|package| package.name.as_str())
+        .collect();
+    Ok(metadata
+        .packages
+        .iter()
+        .flat_map(|package| check_package(package, &names))
+        .collect())
+}
+
+fn check_package(package: &Package, workspace: &[&str]) -> Vec<Finding> {
+    let name = package.name.as_str();
+    let error = |message: String| Finding {
+        place: format!("package {name}"),
+        message,
+        is_note: false,
+    };
+    if !LAYERS.iter().any(|layer| layer.name == name) {
+        return vec![error(
+            "has no row in the layering table, xtask/src/tidy/layers.rs".to_owned(),
+        )];
+    }
+    package
+        .dependencies
+        .iter()
+        .filter_map(|dependency| {
+            let is_own = workspace.contains(&dependency.name.as_str());
+            judge(
+                name,
+                &dependency.name,
+                is_own,
+                dependency.kind,
+                dependency.optional,
+            )
+        })
+        .map(error)
+        .collect()
+}
+
+/// Says what is wrong with a dependency, if anything is.
+fn judge(
+    name: &str,
+    dependency: &str,
+    is_own: bool,
+    kind: DependencyKind,
+    is_optional: bool,
+) -> Option<String> {
+    let is_dev = kind == DependencyKind::Development;
+    if !is_own {
+        let (_, owners) = RESERVED.iter().find(|(reserved, _)| *reserved == dependency)?;
+        let is_allowed = is_dev || owners.contains(&name);
+        return (!is_allowed)
+            .then(|| format!("depends on {dependency}, which only {} may", owners.join(", ")));
+    }
+    let layer = LAYERS.iter().find(|layer| layer.name == name)?;
+    let is_oracle = is_dev
+        && ORACLES
+            .iter()
+            .any(|(user, oracles)| *user == name && oracles.contains(&dependency));
+    let is_allowed = layer.may_import.contains(&dependency)
+        || is_oracle
+        || DEV_ONLY.contains(&dependency) && (is_dev || is_optional && dependency == "tokenmill-ptx-sim");
+    (!is_allowed).then(|| {
+        let allowed = match layer.may_import {
+            [] => "no crate of the workspace".to_owned(),
+            crates => crates.join(", "),
+        };
+        format!("imports {dependency}, but may import {allowed}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(name: &str, dependency: &str, kind: DependencyKind, is_optional: bool, is_allowed: bool) {
+        let is_own = dependency.starts_with("tokenmill-");
+        let verdict = judge(name, dependency, is_own, kind, is_optional);
+        assert_eq!(
+            verdict.is_none(),
+            is_allowed,
+            "{name} -> {dependency}: {verdict:?}"
+        );
+    }
+
+    #[test]
+    fn imports_go_down_the_layers_only() {
+        use DependencyKind::{Development, Normal};
+        check("tokenmill-quant", "tokenmill-gguf", Normal, false, true);
+        check("tokenmill-gguf", "tokenmill-quant", Normal, false, false);
+        check("tokenmill-sched", "tokenmill-text", Normal, false, false);
+        check("tokenmill-model", "tokenmill-testkit", Development, false, true);
+        check("tokenmill-model", "tokenmill-testkit", Normal, true, false);
+        check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, true, true);
+        check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, false, false);
+        check("tokenmill-cuda-exec", "tokenmill-quant", Development, false, true);
+        check("tokenmill-cuda-exec", "tokenmill-quant", Normal, false, false);
+    }
+
+    #[test]
+    fn reserved_dependencies_stay_with_their_owners() {
+        use DependencyKind::{Development, Normal};
+        check("tokenmill-cuda-exec", "cudarc", Normal, false, true);
+        check("tokenmill-model", "cudarc", Normal, true, false);
+        check("tokenmill-model", "anyhow", Normal, false, false);
+        check("tokenmill-model", "anyhow", Development, false, true);
+        check("tokenmill-model", "half", Normal, false, true);
+    }
+
+    #[test]
+    fn every_import_of_a_row_is_a_row_itself() {
+        for layer in &LAYERS {
+            for import in layer.may_import {
+                assert!(LAYERS.iter().any(|row| row.name == *import), "{import}");
+            }
+        }
+    }
+}
