@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use tokenmill_model::{Executor, KvType, Model, ModelOptions};
 use tokenmill_testkit::{
+    NaiveBackend,
     generate::{all_logits, greedy},
     test_data,
 };
@@ -25,14 +26,28 @@ fn numbers(value: &Value) -> Vec<f64> {
         .collect()
 }
 
-fn load(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
-    let options = ModelOptions {
+fn options(kv_type: KvType) -> ModelOptions {
+    ModelOptions {
         max_batch_tokens: 256,
         max_logit_rows: 256,
         kv_type,
         ..Default::default()
-    };
-    Model::open(path).unwrap().load(&options, &mut |_| {}).unwrap()
+    }
+}
+
+fn load(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
+    let model = Model::open(path).unwrap();
+    model.load(&options(kv_type), &mut |_| {}).unwrap()
+}
+
+/// Plain loops over dequantized weights, activations as they are.
+fn load_naive(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
+    let model = Model::open(path).unwrap();
+    Box::new(
+        model
+            .load_on(NaiveBackend::new(), &options(kv_type), &mut |_| {})
+            .unwrap(),
+    )
 }
 
 fn argmax(row: &[f32]) -> u32 {
@@ -122,13 +137,18 @@ fn wp4m_gives_the_f64_reference_and_its_perplexity() {
     }
 }
 
-/// Greedy continuations of the demo model, whose folder lies beside the reference data.
-fn check_demo(file: &str, kv_type: KvType, n_skipped: usize, expected_of: fn(&Value) -> &Value) {
+/// Greedy continuations of the demo model, whose folder lies beside the reference data, by the executor that `load` makes.
+fn check_demo(
+    file: &str,
+    load: impl Fn(&Path) -> Box<dyn Executor + Send>,
+    n_skipped: usize,
+    expected_of: fn(&Value) -> &Value,
+) {
     let Some(folder) = test_data(file).map(|data| data.join("../demo-model")) else {
         return;
     };
     let reference = read_json(&folder.join("reference.json"));
-    let mut executor = load(&folder.join(file), kv_type);
+    let mut executor = load(&folder.join(file));
     let prompts = reference["prompts"].as_array().unwrap();
     assert_eq!(prompts.len(), 6);
     for prompt in &prompts[n_skipped..] {
@@ -141,17 +161,32 @@ fn check_demo(file: &str, kv_type: KvType, n_skipped: usize, expected_of: fn(&Va
 #[test]
 fn the_f16_demo_model_gives_the_reference_tokens() {
     for kv_type in [KvType::F32, KvType::F16] {
-        check_demo("tokenmill-demo-F16.gguf", kv_type, 0, |prompt| {
-            &prompt["hf_f32"]["ids"]
-        });
+        let load = |path: &Path| load(path, kv_type);
+        check_demo(
+            "tokenmill-demo-F16.gguf",
+            load,
+            0,
+            |prompt| &prompt["hf_f32"]["ids"],
+        );
     }
 }
 
+/// The reference kept its KV in half precision, so this does. In f32 a choice of "one_sentence" lies within the noise of
+/// 8-bit activations: its margin is 0.03 in exact arithmetic, and either sign with quantized inputs.
 #[test]
 fn the_q8_0_demo_model_gives_the_reference_tokens() {
     // The first prompt has near-ties that quantized files decide differently.
+    let load = |path: &Path| load(path, KvType::F16);
+    check_demo("tokenmill-demo-Q8_0.gguf", load, 1, |prompt| {
+        &prompt["llama_cpp"]["Q8_0"]["ids"]
+    });
+}
+
+#[test]
+fn the_q8_0_demo_model_gives_the_reference_tokens_in_exact_arithmetic() {
     for kv_type in [KvType::F32, KvType::F16] {
-        check_demo("tokenmill-demo-Q8_0.gguf", kv_type, 1, |prompt| {
+        let load = |path: &Path| load_naive(path, kv_type);
+        check_demo("tokenmill-demo-Q8_0.gguf", load, 1, |prompt| {
             &prompt["llama_cpp"]["Q8_0"]["ids"]
         });
     }
