@@ -18,7 +18,7 @@ macro_rules! modules {
     ($($name:literal)*) => {
         &[$(PtxModule {
             name: $name,
-            text: include_str!(concat!("../../../kernels/ptx/", $name, ".ptx")),
+            text: include_str!(concat!("../ptx/", $name, ".ptx")),
         }),*]
     };
 }

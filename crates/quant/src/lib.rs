@@ -36,6 +36,7 @@
 //! # Ok::<(), tokenmill_quant::QuantError>(())
 //! ```
 
+#![deny(unsafe_code)]
 #![expect(
     clippy::inline_always,
     reason = "decoders and encoders are compiled for an instruction set by inlining them where it is enabled"
@@ -50,6 +51,7 @@ mod format;
 pub mod formats;
 mod lanes;
 mod scale_search;
+#[expect(unsafe_code, reason = "the island: instruction sets chosen at run time")]
 mod simd;
 
 pub use activation::{ActivationBlock, ActivationFormat};

@@ -160,6 +160,7 @@ fn judge(
             .any(|(user, oracles)| *user == name && oracles.contains(&dependency));
     let is_allowed = layer.may_import.contains(&dependency)
         || is_oracle
+        || is_dev && (dependency == name || is_below(layer, dependency))
         || DEV_ONLY.contains(&dependency) && (is_dev || is_optional && dependency == "tokenmill-ptx-sim");
     (!is_allowed).then(|| {
         let allowed = match layer.may_import {
@@ -168,6 +169,14 @@ fn judge(
         };
         format!("imports {dependency}, but may import {allowed}")
     })
+}
+
+/// Says whether `layer` stands on `dependency`, directly or through others: its tests build on what it is built on.
+fn is_below(layer: &Layer, dependency: &str) -> bool {
+    (LAYERS
+        .iter()
+        .filter(|below| layer.may_import.contains(&below.name)))
+    .any(|below| below.name == dependency || is_below(below, dependency))
 }
 
 #[cfg(test)]
@@ -190,6 +199,16 @@ mod tests {
         check("tokenmill-quant", "tokenmill-gguf", Normal, false, true);
         check("tokenmill-gguf", "tokenmill-quant", Normal, false, false);
         check("tokenmill-sched", "tokenmill-text", Normal, false, false);
+        check("tokenmill-sched", "tokenmill-text", Development, false, false);
+        check("tokenmill-sched", "tokenmill-quant", Normal, false, false);
+        check("tokenmill-sched", "tokenmill-quant", Development, false, true);
+        check(
+            "tokenmill-cuda-exec",
+            "tokenmill-cuda-exec",
+            Development,
+            false,
+            true,
+        );
         check("tokenmill-model", "tokenmill-testkit", Development, false, true);
         check("tokenmill-model", "tokenmill-testkit", Normal, true, false);
         check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, true, true);
