@@ -1,6 +1,8 @@
 //! [`Portable`]: 16 lanes in plain Rust.
 //!
-//! It runs where no other implementation does, and is what the others are tested against.
+//! It runs where no other implementation does, and is what the others are tested against. Operations are functions and
+//! not inlined: kernels of sixteen-lane loops unrolled many times took the compiler 13 times as long as all others, and
+//! were hardly faster.
 
 use half::{bf16, f16};
 
@@ -49,45 +51,45 @@ impl Simd for Portable {
         unsafe { kernel.run::<Self>() }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn prefetch(_: *const u8) {}
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load(ptr: *const u8) -> I {
         unsafe { ptr.cast::<I>().read_unaligned() }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store(ptr: *mut u8, a: I) {
         unsafe { ptr.cast::<I>().write_unaligned(a) }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn splat(a: i32) -> I {
         [a; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn splat_u8(a: u8) -> I {
         [i32::from_ne_bytes([a; 4]); LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_splat(ptr: *const u8) -> I {
         [unsafe { ptr.cast::<i32>().read_unaligned() }; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_u8(ptr: *const u8) -> I {
         map(unsafe { ptr.cast::<[u8; LANES]>().read_unaligned() }, i32::from)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_i8(ptr: *const u8) -> I {
         map(unsafe { ptr.cast::<[i8; LANES]>().read_unaligned() }, i32::from)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_u8_pairs(ptr: *const u8) -> I {
         map(
             unsafe { ptr.cast::<[[u8; 2]; LANES]>().read_unaligned() },
@@ -95,42 +97,42 @@ impl Simd for Portable {
         )
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn and(a: I, b: I) -> I {
         zip(a, b, |a, b| a & b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn or(a: I, b: I) -> I {
         zip(a, b, |a, b| a | b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn shr16(a: I, n_bits: u32) -> I {
         map(a, |a| from_halves(halves(a).map(|half| half >> n_bits)))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn shl16(a: I, n_bits: u32) -> I {
         map(a, |a| from_halves(halves(a).map(|half| half << n_bits)))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn shl32(a: I, n_bits: u32) -> I {
         map(a, |a| a << n_bits)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn shr32(a: I, n_bits: u32) -> I {
         map(a, |a| (a as u32 >> n_bits) as i32)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn add_i32(a: I, b: I) -> I {
         zip(a, b, i32::wrapping_add)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: I, unsigned: I, signed: I) -> I {
         let products = zip(unsigned, signed, |unsigned, signed| {
             let (unsigned, signed) = (unsigned.to_ne_bytes(), signed.to_ne_bytes());
@@ -141,7 +143,7 @@ impl Simd for Portable {
         zip(acc, products, i32::wrapping_add)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn dot_i16(acc: I, a: I, b: I) -> I {
         let products = zip(a, b, |a, b| {
             let ([a0, a1], [b0, b1]) = (halves(a), halves(b));
@@ -150,12 +152,12 @@ impl Simd for Portable {
         zip(acc, products, i32::wrapping_add)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn to_f32(a: I) -> F {
         map(a, |a| a as f32)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn to_i32(a: F) -> I {
         map(a, |a| {
             let rounded = a.round_ties_even();
@@ -167,61 +169,61 @@ impl Simd for Portable {
         })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn bits(a: F) -> I {
         map(a, |a| a.to_bits() as i32)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn from_bits(a: I) -> F {
         map(a, |a| f32::from_bits(a as u32))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_f32(ptr: *const f32) -> F {
         unsafe { ptr.cast::<F>().read_unaligned() }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn store_f32(ptr: *mut f32, a: F) {
         unsafe { ptr.cast::<F>().write_unaligned(a) }
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_f16(ptr: *const u8) -> F {
         map(unsafe { ptr.cast::<[u16; LANES]>().read_unaligned() }, |bits| {
             f16::from_bits(bits).to_f32()
         })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn load_bf16(ptr: *const u8) -> F {
         map(unsafe { ptr.cast::<[u16; LANES]>().read_unaligned() }, |bits| {
             bf16::from_bits(bits).to_f32()
         })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn splat_f32(a: f32) -> F {
         [a; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn fma(a: F, b: F, c: F) -> F {
         std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn mul(a: F, b: F) -> F {
         zip(a, b, |a, b| a * b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn add(a: F, b: F) -> F {
         zip(a, b, |a, b| a + b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     unsafe fn max(a: F, b: F) -> F {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
