@@ -282,6 +282,63 @@ impl From<EngineError> for ApiError {
     }
 }
 
+/// Every status and code with its occasion, for the documentation.
+pub(crate) const DOCUMENTED: [(u16, &str, &str); 17] = [
+    (
+        400,
+        "malformed_json",
+        "the body is not JSON, not an object or not UTF-8",
+    ),
+    (
+        400,
+        "invalid_value",
+        "a field has a wrong type or value, or a required one is missing; `param` is its path",
+    ),
+    (
+        400,
+        "unknown_parameter",
+        "a field that no API of the endpoint has; it would have been ignored",
+    ),
+    (
+        400,
+        "unsupported_parameter",
+        "a field of the official API that is not implemented",
+    ),
+    (
+        400,
+        "context_length_exceeded",
+        "the prompt does not fit; the message has both numbers",
+    ),
+    (
+        400,
+        "chat_template_error",
+        "the model has no chat template, or it refused the messages",
+    ),
+    (401, "invalid_api_key", "no key, or a wrong one"),
+    (404, "model_not_found", "a model that is not served here"),
+    (404, "not_found", "no such path"),
+    (405, "method_not_allowed", "the path does not answer this method"),
+    (408, "request_timeout", "the body did not arrive in time"),
+    (413, "body_too_large", "the body is over `--max-body-bytes`"),
+    (
+        429,
+        "queue_full",
+        "too many requests or prompt tokens wait; `Retry-After` says when to come back",
+    ),
+    (500, "internal_error", "a failure that the client has no part in"),
+    (503, "not_ready", "the server is ending, or its engine has ended"),
+    (
+        504,
+        "deadline_exceeded",
+        "`--queue-timeout` or `--request-timeout` passed",
+    ),
+    (
+        200,
+        "(any of these)",
+        "a stream that had begun: its last event is the error, in the form of a body",
+    ),
+];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,6 +359,57 @@ mod tests {
             error.body(Dialect::Anthropic, "r1"),
             json!({"type": "error", "error": {"type": "invalid_request_error", "message": message}, "request_id": "r1"})
         );
+    }
+
+    #[test]
+    fn every_error_is_documented_with_its_status() {
+        let text = || "x".to_owned();
+        let all = [
+            ApiError::MalformedJson { reason: text() },
+            ApiError::invalid("a", "b"),
+            ApiError::UnknownField { param: text() },
+            ApiError::UnsupportedField {
+                param: text(),
+                reason: "y",
+            },
+            ApiError::UnknownModel {
+                model: text(),
+                available: text(),
+            },
+            ApiError::ContextLengthExceeded {
+                provided: 2,
+                maximum: 1,
+            },
+            ApiError::Template { reason: text() },
+            ApiError::Unauthorized,
+            ApiError::NotFound {
+                method: text(),
+                path: text(),
+            },
+            ApiError::MethodNotAllowed {
+                method: text(),
+                path: text(),
+            },
+            ApiError::BodyTooLarge { limit_bytes: 1 },
+            ApiError::RequestTimeout { limit_s: 1 },
+            ApiError::QueueFull {
+                waiting: 1,
+                retry_after_s: 1,
+            },
+            ApiError::QueueTokensFull {
+                reason: text(),
+                retry_after_s: 1,
+            },
+            ApiError::DeadlineExceeded,
+            ApiError::NotReady { reason: "y" },
+            ApiError::Internal { reason: text() },
+        ];
+        for error in all {
+            let is_documented = DOCUMENTED
+                .iter()
+                .any(|(status, code, _)| (*status, *code) == (error.status(), error.code()));
+            assert!(is_documented, "{error:?}");
+        }
     }
 
     #[test]

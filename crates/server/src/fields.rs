@@ -71,7 +71,7 @@ impl Body {
     /// Malformed JSON, or a field that is unknown or not supported, by name.
     pub fn parse(bytes: &[u8], fields: &[Field]) -> Result<Self, ApiError> {
         let malformed = |reason: String| ApiError::MalformedJson { reason };
-        let object: Map<String, Value> = match serde_json::from_slice(bytes) {
+        let mut object: Map<String, Value> = match serde_json::from_slice(bytes) {
             Ok(Value::Object(object)) => object,
             Ok(_) => return Err(malformed("expected an object".to_owned())),
             Err(error) => return Err(malformed(error.to_string())),
@@ -90,6 +90,8 @@ impl Body {
                 });
             }
         }
+        // `null` is how many clients write that they say nothing.
+        object.retain(|_, value| !value.is_null());
         Ok(Self(Value::Object(object)))
     }
 
@@ -112,19 +114,44 @@ impl Body {
     }
 }
 
-/// Whether a value of a refused field asks for what happens anyway, as client libraries send it by default.
-fn asks_for_nothing(value: &Value) -> bool {
+/// Whether a value of a field that is not implemented asks for what happens anyway, as client libraries send it by
+/// default or hand back what they were answered.
+pub(crate) fn asks_for_nothing(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
-        Value::Array(items) => items.is_empty(),
-        Value::String(word) => matches!(word.as_str(), "" | "none" | "auto" | "default" | "disabled"),
-        Value::Object(object) => {
-            object.is_empty()
-                || object
-                    .get("type")
-                    .is_some_and(|kind| kind == "text" || kind == "disabled")
+        Value::Array(items) => items
+            .iter()
+            .all(|item| item.as_str().is_some_and(|word| word == "text")),
+        Value::String(word) => {
+            matches!(
+                word.as_str(),
+                "" | "none" | "auto" | "default" | "disabled" | "standard"
+            )
         }
-        _ => false,
+        Value::Object(object) => object.iter().all(|(name, value)| match value {
+            Value::String(kind) if name == "type" => kind == "text" || kind == "disabled",
+            value => asks_for_nothing(value),
+        }),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
+}
+
+/// Checks what a part of a request holds besides the fields that are read: `labels` describe and change nothing.
+///
+/// # Errors
+/// The first field that asks for something, with its path after `path`.
+pub(crate) fn refuse_others(
+    path: &str,
+    others: &Map<String, Value>,
+    labels: &[&str],
+) -> Result<(), ApiError> {
+    let asks =
+        |(name, value): &(&String, &Value)| !labels.contains(&name.as_str()) && !asks_for_nothing(value);
+    match others.iter().find(asks) {
+        Some((name, _)) => Err(ApiError::UnknownField {
+            param: format!("{path}.{name}"),
+        }),
+        None => Ok(()),
     }
 }
 
@@ -209,7 +236,15 @@ mod tests {
 
     #[test]
     fn a_refused_field_may_ask_for_nothing() {
-        for value in ["null", "[]", "false", r#""auto""#, r#"{"type":"text"}"#] {
+        for value in [
+            "null",
+            "[]",
+            r#"["text"]"#,
+            "false",
+            r#""auto""#,
+            r#"{"type":"text"}"#,
+            r#"{"format":{"type":"text"}}"#,
+        ] {
             check(
                 &format!(r#"{{"model":"m","tools":{value}}}"#),
                 Ok(Request {
@@ -218,5 +253,28 @@ mod tests {
                 }),
             );
         }
+        for value in [
+            "true",
+            "1",
+            r#"["audio"]"#,
+            r#"{"format":{"type":"json_object"}}"#,
+        ] {
+            check(
+                &format!(r#"{{"model":"m","tools":{value}}}"#),
+                Err(("unsupported_parameter", Some("tools"))),
+            );
+        }
+    }
+
+    #[test]
+    fn null_is_silence() {
+        check(
+            r#"{"model":"m","n":null}"#,
+            Ok(Request {
+                model: "m".to_owned(),
+                n: None,
+            }),
+        );
+        check(r#"{"model":null}"#, Err(("invalid_value", Some("model"))));
     }
 }

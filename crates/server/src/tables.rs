@@ -1,10 +1,11 @@
 //! The field tables of the endpoints, put together from their own fields and those of sampling.
 
-use std::sync::LazyLock;
+use std::{fmt::Write as _, sync::LazyLock};
 
 use crate::{
     anthropic::messages,
     endpoints::words::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
+    error::DOCUMENTED,
     fields::{Field, markdown_table},
     openai::{chat, completion, embedding, response},
     sampling::SAMPLING_FIELDS,
@@ -45,9 +46,10 @@ pub fn messages() -> &'static [Field] {
 /// All tables as a page of Markdown: `docs/api-fields.md`.
 pub fn document() -> String {
     let mut page = String::from(
-        "# Request fields\n\nMade from the tables in `crates/server/src`; a test keeps this page equal to them. A field \
+        "# Request fields and errors\n\nMade from the tables in `crates/server/src`; a test keeps this page equal to them. A field \
          that stands in no table is answered with 400 and its name. A refused field passes where its value asks for \
-         what happens anyway (`null`, `[]`, `false`, `\"auto\"`, `\"none\"`, `{\"type\": \"text\"}`).\n",
+         what happens anyway (`null`, `[]`, `false`, `\"auto\"`, `\"none\"`, `{\"type\": \"text\"}`). A field \
+         that is `null` counts as not given.\n",
     );
     for (title, fields) in [
         ("POST /v1/chat/completions", chat()),
@@ -63,6 +65,13 @@ pub fn document() -> String {
         page.push_str(title);
         page.push_str("\n\n");
         page.push_str(&markdown_table(fields));
+    }
+    page.push_str(
+        "\n## Errors\n\nOpenAI's endpoints answer `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`, Anthropic's \
+         `{\"type\": \"error\", \"error\": {\"type\", \"message\"}, \"request_id\"}`.\n\n| status | code | when |\n|---|---|---|\n",
+    );
+    for (status, code, when) in DOCUMENTED {
+        let _ = writeln!(page, "| {status} | `{code}` | {when} |");
     }
     page
 }

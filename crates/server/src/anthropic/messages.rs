@@ -1,10 +1,11 @@
 //! `POST /v1/messages`: a conversation in, the next message out, in Anthropic's words.
 
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
 use crate::{
     ApiError,
-    fields::{Field, label, refused, yes},
+    fields::{Field, label, refuse_others, refused, yes},
     openai::chat::TemplateMessage,
 };
 
@@ -26,6 +27,7 @@ pub const FIELDS: &[Field] = &[
     yes("top_k", ""),
     yes("top_p", ""),
     label("metadata"),
+    label("cache_control"),
     label("service_tier"),
     refused("tools", NO_TOOLS),
     refused("tool_choice", NO_TOOLS),
@@ -35,6 +37,11 @@ pub const FIELDS: &[Field] = &[
     refused("container", "there is no code execution"),
     refused("context_management", "send the conversation as it should be read"),
     refused("mcp_servers", NO_TOOLS),
+    refused(
+        "diagnostics",
+        "why no more came from the cache stands in the server's log",
+    ),
+    refused("speed", "there is one speed"),
     refused("inference_geo", "the model runs where this server runs"),
 ];
 
@@ -75,6 +82,8 @@ impl MessagesRequest {
 pub struct Message {
     role: Role,
     content: Content,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -94,12 +103,17 @@ pub enum Content {
     Blocks(Vec<Block>),
 }
 
+/// Fields of a text block that only describe it.
+const BLOCK_LABELS: &[&str] = &["cache_control"];
+
 /// A content block. `cache_control` may stand beside the text: prefixes are always cached.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Block {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// Checks a conversation and brings it into the form that chat templates expect.
@@ -130,7 +144,9 @@ pub fn template_messages(
             Role::User => "user",
             Role::Assistant => "assistant",
         };
-        let content = join_blocks(&format!("messages[{index}].content"), message.content)?;
+        let path = format!("messages[{index}]");
+        refuse_others(&path, &message.others, &[])?;
+        let content = join_blocks(&format!("{path}.content"), message.content)?;
         converted.push(TemplateMessage {
             role: role.to_owned(),
             content,
@@ -148,7 +164,10 @@ fn join_blocks(path: &str, content: Content) -> Result<String, ApiError> {
     let mut joined = String::new();
     for (index, block) in blocks.into_iter().enumerate() {
         match (block.kind.as_str(), block.text) {
-            ("text", Some(text)) => joined.push_str(&text),
+            ("text", Some(text)) => {
+                refuse_others(&format!("{path}[{index}]"), &block.others, BLOCK_LABELS)?;
+                joined.push_str(&text);
+            }
             ("text", None) => {
                 return Err(ApiError::invalid(
                     format!("{path}[{index}].text"),
@@ -213,6 +232,14 @@ mod tests {
         check(
             r#"{"messages":[{"role":"user","content":[{"type":"tool_result"}]}]}"#,
             Err("messages[0].content[0].type"),
+        );
+        check(
+            r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a","citations":[{}]}]}]}"#,
+            Err("messages[0].content[0].citations"),
+        );
+        check(
+            r#"{"messages":[{"role":"user","content":"a","name":"Ann"}]}"#,
+            Err("messages[0].name"),
         );
     }
 }

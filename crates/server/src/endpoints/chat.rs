@@ -14,7 +14,7 @@ use crate::{
     fields::Body,
     openai::{
         Stop, StreamOptions,
-        chat::{ChatRequest, template_messages},
+        chat::{CHAT_WORDING, ChatRequest, template_messages},
         check_n,
     },
     reply::{TokenCounts, collect, finish_reason, timings},
@@ -48,7 +48,7 @@ pub(crate) async fn chat(app: Arc<App>, call: Call) -> Result<Response, ApiError
         deadline: app.config.request_timeout,
         queue_timeout: app.config.queue_timeout,
     };
-    let messages = template_messages(request.messages)?;
+    let messages = template_messages(request.messages, &CHAT_WORDING)?;
     let prompt = model.encode_chat(
         &messages,
         request.add_generation_prompt,

@@ -15,8 +15,8 @@ use crate::{
     fields::Body,
     openai::{
         StreamOptions,
-        chat::{MAX_TOP_LOGPROBS, TemplateMessage, template_messages},
-        response::{Input, ResponseRequest},
+        chat::MAX_TOP_LOGPROBS,
+        response::{ResponseRequest, conversation},
     },
     reply::{TokenCounts, collect},
     request_id::{RequestId, unique_id},
@@ -81,23 +81,6 @@ pub(crate) async fn responses(app: Arc<App>, call: Call) -> Result<Response, Api
     let samples = collect(stream, &app, &call).await?;
     let sample = &samples[0];
     Ok(Json(writer.whole(&sample.text, &sample.tokens, &sample.end)).into_response())
-}
-
-fn conversation(instructions: Option<String>, input: Input) -> Result<Vec<TemplateMessage>, ApiError> {
-    let plain = |role: &str, content| TemplateMessage {
-        role: role.to_owned(),
-        content,
-        name: None,
-    };
-    let mut messages: Vec<TemplateMessage> = instructions
-        .map(|text| plain("system", text))
-        .into_iter()
-        .collect();
-    match input {
-        Input::Text(text) => messages.push(plain("user", text)),
-        Input::Messages(input) => messages.extend(template_messages(input)?),
-    }
-    Ok(messages)
 }
 
 fn n_logprobs(request: &ResponseRequest) -> Result<Option<u32>, ApiError> {

@@ -14,7 +14,7 @@ use crate::{
     ApiError, App,
     app::Call,
     fields::{Body, Field, yes},
-    openai::chat::{Message, template_messages},
+    openai::chat::{CHAT_WORDING, Message, template_messages},
 };
 
 /// Fields of `/tokenize`.
@@ -130,7 +130,7 @@ struct ApplyTemplateRequest {
 pub(crate) async fn apply_template(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
     let request: ApplyTemplateRequest = Body::parse(&call.body, APPLY_TEMPLATE)?.read()?;
     app.model.check_name(request.model.as_deref())?;
-    let messages = template_messages(request.messages)?;
+    let messages = template_messages(request.messages, &CHAT_WORDING)?;
     let opens_turn = request.add_generation_prompt.unwrap_or(true);
     let prompt = app
         .model

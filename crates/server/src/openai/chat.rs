@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{Stop, StreamOptions};
 use crate::{
     ApiError,
-    fields::{Field, label, refused, yes},
+    fields::{Field, label, refuse_others, refused, yes},
 };
 
 const NO_TOOLS: &str = "tool calls are not implemented yet";
@@ -37,6 +37,7 @@ pub const FIELDS: &[Field] = &[
     label("metadata"),
     label("safety_identifier"),
     label("prompt_cache_key"),
+    label("prompt_cache_options"),
     label("prompt_cache_retention"),
     label("service_tier"),
     refused("tools", NO_TOOLS),
@@ -141,6 +142,8 @@ pub struct Message {
     tool_calls: Option<Vec<Value>>,
     function_call: Option<Value>,
     audio: Option<Value>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// A message's content.
@@ -149,7 +152,7 @@ pub struct Message {
 pub enum Content {
     /// Plain text.
     Text(String),
-    /// Parts; only `{"type": "text", "text": ...}` is supported.
+    /// Parts; only those of text are supported.
     Parts(Vec<Part>),
 }
 
@@ -159,7 +162,35 @@ pub struct Part {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
+
+/// How an endpoint writes conversations.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wording {
+    /// The field with the messages.
+    pub(crate) field: &'static str,
+    /// Types of parts that are text.
+    pub(crate) text_kinds: &'static [&'static str],
+    /// Fields of a message that only describe it.
+    pub(crate) labels: &'static [&'static str],
+}
+
+/// How this endpoint does.
+pub(crate) const CHAT_WORDING: Wording = Wording {
+    field: "messages",
+    text_kinds: &["text"],
+    labels: &[],
+};
+
+/// Fields of a text part that only describe it: prefixes are always cached, and what an answer carried may come back.
+const PART_LABELS: &[&str] = &[
+    "cache_control",
+    "prompt_cache_breakpoint",
+    "annotations",
+    "logprobs",
+];
 
 /// A message as the chat template sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -176,26 +207,37 @@ pub struct TemplateMessage {
 /// Checks a conversation and brings it into the form that chat templates expect.
 ///
 /// # Errors
-/// An empty conversation, an unknown role, or a part that is not text, by path.
-pub fn template_messages(messages: Vec<Message>) -> Result<Vec<TemplateMessage>, ApiError> {
+/// An empty conversation, an unknown role, a part that is not text or a field that nobody reads, by path.
+pub(crate) fn template_messages(
+    messages: Vec<Message>,
+    wording: &Wording,
+) -> Result<Vec<TemplateMessage>, ApiError> {
     if messages.is_empty() {
         return Err(ApiError::invalid(
-            "messages",
+            wording.field,
             "a conversation needs at least one message",
         ));
     }
     messages
         .into_iter()
         .enumerate()
-        .map(|(index, message)| template_message(index, message))
+        .map(|(index, message)| template_message(&format!("{}[{index}]", wording.field), message, wording))
         .collect()
 }
 
-fn template_message(index: usize, message: Message) -> Result<TemplateMessage, ApiError> {
-    let path = |field: &str| format!("messages[{index}].{field}");
+/// Checks one message; `path` is where it stands.
+///
+/// # Errors
+/// As [`template_messages`].
+pub(crate) fn template_message(
+    path: &str,
+    message: Message,
+    wording: &Wording,
+) -> Result<TemplateMessage, ApiError> {
+    let at = |field: &str| format!("{path}.{field}");
     let unsupported = |field, reason| {
         Err(ApiError::UnsupportedField {
-            param: path(field),
+            param: at(field),
             reason,
         })
     };
@@ -221,13 +263,14 @@ fn template_message(index: usize, message: Message) -> Result<TemplateMessage, A
                 "`{}` is not a role; expected system, developer, user or assistant",
                 message.role
             );
-            return Err(ApiError::invalid(path("role"), reason));
+            return Err(ApiError::invalid(at("role"), reason));
         }
     };
+    refuse_others(path, &message.others, wording.labels)?;
     let content = match message.content {
         Some(Content::Text(text)) => text,
-        Some(Content::Parts(parts)) => join_parts(&path("content"), parts)?,
-        None => return Err(ApiError::invalid(path("content"), "this field is required")),
+        Some(Content::Parts(parts)) => join_parts(&at("content"), parts, wording)?,
+        None => return Err(ApiError::invalid(at("content"), "this field is required")),
     };
     Ok(TemplateMessage {
         role,
@@ -236,25 +279,21 @@ fn template_message(index: usize, message: Message) -> Result<TemplateMessage, A
     })
 }
 
-fn join_parts(path: &str, parts: Vec<Part>) -> Result<String, ApiError> {
+fn join_parts(path: &str, parts: Vec<Part>, wording: &Wording) -> Result<String, ApiError> {
     let mut joined = String::new();
     for (index, part) in parts.into_iter().enumerate() {
-        match (part.kind.as_str(), part.text) {
-            ("text", Some(text)) => joined.push_str(&text),
-            ("text", None) => {
-                return Err(ApiError::invalid(
-                    format!("{path}[{index}].text"),
-                    "this field is required",
-                ));
-            }
-            _ => {
-                let param = format!("{path}[{index}].type");
-                return Err(ApiError::UnsupportedField {
-                    param,
-                    reason: TEXT_ONLY,
-                });
-            }
+        let path = format!("{path}[{index}]");
+        if !wording.text_kinds.contains(&part.kind.as_str()) {
+            return Err(ApiError::UnsupportedField {
+                param: format!("{path}.type"),
+                reason: TEXT_ONLY,
+            });
         }
+        refuse_others(&path, &part.others, PART_LABELS)?;
+        let text = part
+            .text
+            .ok_or_else(|| ApiError::invalid(format!("{path}.text"), "this field is required"))?;
+        joined.push_str(&text);
     }
     Ok(joined)
 }
@@ -266,7 +305,7 @@ mod tests {
     #[track_caller]
     fn check(messages: &str, expected: Result<&[(&str, &str)], &str>) {
         let messages: Vec<Message> = serde_json::from_str(messages).expect("messages of the right types");
-        match (template_messages(messages), expected) {
+        match (template_messages(messages, &CHAT_WORDING), expected) {
             (Ok(found), Ok(wanted)) => {
                 let found: Vec<_> = found
                     .iter()
@@ -284,7 +323,7 @@ mod tests {
         check(
             r#"[{"role":"developer","content":"be brief"},
                 {"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]},
-                {"role":"assistant","content":"c","refusal":null,"tool_calls":[]}]"#,
+                {"role":"assistant","content":"c","refusal":null,"tool_calls":[],"annotations":[]}]"#,
             Ok(&[("system", "be brief"), ("user", "ab"), ("assistant", "c")]),
         );
     }
@@ -302,6 +341,14 @@ mod tests {
         check(
             r#"[{"role":"assistant","tool_calls":[{}]}]"#,
             Err("messages[0].tool_calls"),
+        );
+        check(
+            r#"[{"role":"user","content":"a","prefix":true}]"#,
+            Err("messages[0].prefix"),
+        );
+        check(
+            r#"[{"role":"user","content":[{"type":"text","text":"a","weight":2}]}]"#,
+            Err("messages[0].content[0].weight"),
         );
     }
 
