@@ -6,13 +6,24 @@ const KEPT = 120;
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
-// Metric, label, how to show it, and whether the plot shows its rate of change.
+const whole = (v) => v.toFixed(0);
+const share = (v) => `${(v * 100).toFixed(1)} %`;
+const rate = (v) => (v < 10 ? v.toFixed(1) : v.toFixed(0));
+
+// Metric, label, how to show it, and whether it is shown as its rate of change.
 const SERIES = [
-  { metric: "tokenmill_generated_tokens_total", label: "Generated tokens/s", isRate: true, format: (v) => v.toFixed(1) },
-  { metric: "tokenmill_prompt_tokens_total", label: "Prompt tokens/s", isRate: true, format: (v) => v.toFixed(0) },
-  { metric: "tokenmill_requests_running", label: "Running requests", format: (v) => v.toFixed(0) },
-  { metric: "tokenmill_requests_waiting", label: "Waiting requests", format: (v) => v.toFixed(0) },
-  { metric: "tokenmill_kv_usage_ratio", label: "KV pages in use", format: (v) => `${(v * 100).toFixed(1)} %`, top: 1 },
+  { metric: "tokenmill_generated_tokens_total", label: "Generated tokens/s", isRate: true, format: rate },
+  { metric: "tokenmill_prompt_tokens_total", label: "Prompt tokens/s", isRate: true, format: rate },
+  { metric: "tokenmill_requests_running", label: "Running requests", format: whole },
+  { metric: "tokenmill_requests_waiting", label: "Waiting requests", format: whole },
+  { metric: "tokenmill_kv_usage_ratio", label: "KV pages in use", format: share },
+];
+// Caption, the series drawn (the second one dashed), and the top of the axis where it does not follow the values.
+const PLOTS = [
+  { caption: "Generated tokens/s", drawn: [SERIES[0]] },
+  { caption: "Prompt tokens/s", drawn: [SERIES[1]] },
+  { caption: "Requests running, and waiting (dashed)", drawn: [SERIES[2], SERIES[3]] },
+  { caption: "KV pages in use", drawn: [SERIES[4]], top: 1 },
 ];
 const points = new Map(SERIES.map((series) => [series.metric, []]));
 let last = null;
@@ -35,26 +46,34 @@ function node(name, attributes, ...children) {
   return made;
 }
 
-function plot(series, values) {
+/** The smallest of 1, 2 or 5 times a power of ten that is not below `value`, at least 1. */
+function niceTop(value) {
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, value)));
+  return [1, 2, 5, 10].map((n) => n * power).find((top) => top >= value) ?? 1;
+}
+
+function plot({ caption, drawn, top: fixedTop }) {
   const width = 320;
   const height = 90;
-  const top = series.top ?? Math.max(1, ...values) * 1.1;
-  const x = (i) => ((i + KEPT - values.length) / (KEPT - 1)) * width;
+  const lines = drawn.map(({ metric }) => points.get(metric));
+  const top = fixedTop ?? niceTop(Math.max(0, ...lines.flat()));
   const y = (v) => height - (v / top) * height;
-  const path = values.map((v, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join("");
-  const drawing = node("svg", { viewBox: `0 0 ${width} ${height + 4}`, role: "img", "aria-label": `${series.label}, last two minutes` },
-    node("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }));
-  if (values.length > 1) {
-    drawing.append(
-      node("path", { class: "area", d: `${path}L${width} ${height}L${x(0).toFixed(1)} ${height}Z` }),
-      node("path", { class: "line", d: path }),
-    );
-  }
-  drawing.append(node("text", { x: 2, y: 11 }, series.format(top)));
+  const label = `${caption}, last two minutes`;
+  const drawing = node("svg", { viewBox: `0 -4 ${width} ${height + 8}`, role: "img", "aria-label": label },
+    node("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }),
+    node("line", { class: "axis", x1: 0, x2: width, y1: 0, y2: 0 }));
+  lines.forEach((values, at) => {
+    if (values.length < 2) return;
+    const x = (i) => ((i + KEPT - values.length) / (KEPT - 1)) * width;
+    const path = values.map((v, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join("");
+    if (at === 0) drawing.append(node("path", { class: "area", d: `${path}L${width} ${height}L${x(0).toFixed(1)} ${height}Z` }));
+    drawing.append(node("path", { class: at ? "line second" : "line", d: path }));
+  });
+  drawing.append(node("text", { x: 2, y: 12 }, drawn[0].format(top)));
   const figure = document.createElement("figure");
-  const caption = document.createElement("figcaption");
-  caption.textContent = `${series.label}, last two minutes`;
-  figure.append(caption, drawing);
+  const words = document.createElement("figcaption");
+  words.textContent = caption;
+  figure.append(words, drawing);
   return figure;
 }
 
@@ -89,7 +108,7 @@ function draw() {
     box.append(term, figure);
     return box;
   }));
-  $("plots").replaceChildren(...SERIES.map((series) => plot(series, points.get(series.metric))));
+  $("plots").replaceChildren(...PLOTS.map(plot));
 }
 
 /** Starts or stops the polling. */
