@@ -1,9 +1,15 @@
-"""The files under deploy/: they parse, agree with each other, and name only options that `tokenmill serve` has."""
+"""The files under deploy/: linters of each kind accept them, they agree with each other, and they name only options that
+`tokenmill serve` has."""
 
 import configparser
+import pathlib
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
 
+import jsonschema
 import yaml
 
 from server import BINARY, ROOT
@@ -18,6 +24,28 @@ def check_flags(words):
             assert re.search(rf"(^|\s){re.escape(word)}\b", HELP), f"`serve` has no {word}"
 
 
+def lint(name, program, *arguments):
+    """Runs a linter that accepts a file by exit code 0 and silence."""
+    beside = pathlib.Path(sys.executable).with_name(program)
+    found = beside if beside.exists() else shutil.which(program)
+    if not found:
+        print(f"skipped: {name}: {program} is not installed")
+        return
+    run = subprocess.run([found, *arguments], capture_output=True, text=True)
+    said = run.stdout + run.stderr
+    assert run.returncode == 0 and not said.strip(), f"{name}: {program} says: {said}"
+    print(f"{name}: {program} accepts it")
+
+
+lint("Containerfile", "hadolint", DEPLOY / "Containerfile")
+schemas = ["deployment", "service", "pod-disruption-budget"]
+lint("Kubernetes manifests", "kubernetes-validate", "--strict", "--quiet", *(DEPLOY / f"kubernetes/{name}.yaml" for name in schemas))
+with tempfile.TemporaryDirectory() as folder:
+    # It asks whether the program exists, so the unit is checked with the one that is tested.
+    unit = pathlib.Path(folder, "tokenmill.service")
+    unit.write_text((DEPLOY / "tokenmill.service").read_text().replace("/usr/local/bin/tokenmill", str(BINARY)))
+    lint("systemd unit", "systemd-analyze", "verify", "--recursive-errors=no", unit)
+
 documents = {}
 for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
     for document in yaml.safe_load_all(path.read_text()):
@@ -30,6 +58,31 @@ assert documents["Deployment"]["spec"]["selector"]["matchLabels"].items() <= lab
 assert documents["Service"]["spec"]["selector"].items() <= labels
 for kind in ["InferencePool", "PodDisruptionBudget"]:
     assert documents[kind]["spec"]["selector"]["matchLabels"].items() <= labels, kind
+# No package brings this resource's schema. Source: the API reference of the Gateway API inference extension, v1.
+strict = {"type": "object", "additionalProperties": False}
+number = {"type": "integer", "minimum": 1, "maximum": 65535}
+pool = {
+    **strict,
+    "required": ["selector", "targetPorts", "endpointPickerRef"],
+    "properties": {
+        "selector": {**strict, "required": ["matchLabels"], "properties": {"matchLabels": {"type": "object", "minProperties": 1}}},
+        "targetPorts": {"type": "array", "minItems": 1, "maxItems": 8, "items": {**strict, "required": ["number"], "properties": {"number": number}}},
+        "appProtocol": {"enum": ["http", "kubernetes.io/h2c"]},
+        "endpointPickerRef": {
+            **strict,
+            "required": ["name"],
+            "properties": {
+                "group": {"type": "string"},
+                "kind": {"type": "string"},
+                "name": {"type": "string", "minLength": 1},
+                "port": {**strict, "required": ["number"], "properties": {"number": number}},
+                "failureMode": {"enum": ["FailOpen", "FailClose"]},
+            },
+        },
+    },
+}
+assert documents["InferencePool"]["apiVersion"] == "inference.networking.k8s.io/v1"
+jsonschema.validate(documents["InferencePool"]["spec"], pool)
 port = container["ports"][0]["containerPort"]
 assert documents["InferencePool"]["spec"]["targetPorts"] == [{"number": port}]
 assert pod["metadata"]["annotations"]["prometheus.io/port"] == str(port)
@@ -52,4 +105,4 @@ assert {line.split()[0] for line in lines} <= known
 entry = next(line for line in lines if line.startswith("ENTRYPOINT"))
 check_flags(re.findall(r'"([^"]+)"', entry))
 assert f'"{port}"' in entry
-print("deploy/: all files parse and agree")
+print("deploy/: all files agree")

@@ -3,6 +3,7 @@
 import concurrent.futures
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import tempfile
@@ -59,6 +60,18 @@ with Server() as server:
     with Server("--port", port) as again:
         assert story(client_of(again), 4) == 4
 print("kill -9 and a new start on the same port: served")
+
+with tempfile.TemporaryDirectory() as folder:
+    path = f"{folder}/socket"
+    with Server("--unix-socket", path) as server:
+        for kind in [b"GET /readyz HTTP/1.1", b"GET /livez HTTP/1.1"]:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(path)
+                client.sendall(kind + b"\r\nhost: t\r\nconnection: close\r\n\r\n")
+                assert client.recv(64).startswith(b"HTTP/1.1 200")
+        server.signal()
+        assert server.wait() == 0
+print("a UNIX socket: served")
 
 if shutil.which("openssl"):
     with tempfile.TemporaryDirectory() as folder:

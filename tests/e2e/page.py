@@ -3,10 +3,12 @@
 Writes screenshots (light, dark, phone) to target/e2e-screenshots. Skipped where Chromium or its driver is absent.
 """
 
-import pathlib
+import json
 import shutil
 import sys
+import threading
 import time
+import urllib.request
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
@@ -22,6 +24,27 @@ if not (chromium and driver_path):
     sys.exit(0)
 shots = ROOT / "target/e2e-screenshots"
 shots.mkdir(parents=True, exist_ok=True)
+
+
+SLOWLY = """
+const plain = window.fetch;
+window.fetch = async (path, options) => {
+  if (!options?.body) return plain(path, options);
+  const body = JSON.stringify({ ...JSON.parse(options.body), ignore_eos: true });
+  const response = await plain(path, { ...options, body });
+  const [decoder, encoder] = [new TextDecoder(), new TextEncoder()];
+  const slow = new TransformStream({
+    async transform(chunk, out) {
+      for (const event of decoder.decode(chunk, { stream: true }).split(/(?<=\\n\\n)/)) {
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        options.signal.throwIfAborted();
+        out.enqueue(encoder.encode(event));
+      }
+    },
+  });
+  return new Response(response.body.pipeThrough(slow), response);
+};
+"""
 
 
 def browser():
@@ -105,26 +128,45 @@ def stopping(page):
     length.send_keys("400")
     find(page, "#clear").click()
     until(page, "the conversation is new", lambda: not answers(page))
-    # The demo model ends its answers soon, so a forbidden end keeps this one going.
-    page.execute_script(
-        "const plain = window.fetch; window.fetch = (path, options) => { if (options?.body) { const body ="
-        " JSON.parse(options.body); body.ignore_eos = true; options = { ...options, body: JSON.stringify(body) }; }"
-        " return plain(path, options); };"
-    )
+    # The small model's answer would be over before anybody could press the button, so it goes on past its end, and its
+    # events arrive a twentieth of a second apart: 400 of them take at least 20 seconds, on the fastest machine too.
+    page.execute_script(SLOWLY)
     ask(page, "Tell me a story.", Keys.ENTER)
     until(page, "text streams in", lambda: answers(page) and len(answers(page)[0].text) > 20)
     find(page, "#stop").click()
-    until(page, "it stops", lambda: is_idle(page), 5)
+    until(page, "it stops", lambda: is_idle(page), 10)
     assert "Stopped." in answers(page)[0].text
     page.save_screenshot(shots / "settings-dark.png")
 
 
-def engine_view(page):
+def load(url, stop):
+    """Keeps the engine busy, so that there is something to see."""
+    fields = {"prompt": "Once upon a time", "max_tokens": 200, "ignore_eos": True, "n": 3}
+    while not stop.is_set():
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(fields).encode())
+        urllib.request.urlopen(request).read()
+
+
+def engine_view(page, url):
     color(page, "light")
     find(page, "#show-engine").click()
-    until(page, "figures are shown", lambda: len(page.find_elements(By.CSS_SELECTOR, "#plots svg")) == 5)
-    time.sleep(3)
-    page.save_screenshot(shots / "engine-light.png")
+    until(page, "figures are shown", lambda: len(page.find_elements(By.CSS_SELECTOR, "#plots svg")) == 4)
+    stop = threading.Event()
+    loads = [threading.Thread(target=load, args=(url, stop)) for _ in range(2)]
+    for thread in loads:
+        thread.start()
+    try:
+        until(page, "the rate moves", lambda: page.execute_script("return parseFloat(document.querySelector('#figures dd').textContent)") > 0)
+        until(page, "the plots move", lambda: len(page.find_elements(By.CSS_SELECTOR, "#plots path.line")) == 5)
+        time.sleep(2)
+        page.save_screenshot(shots / "engine-light.png")
+        color(page, "dark")
+        page.save_screenshot(shots / "engine-dark.png")
+        color(page, "light")
+    finally:
+        stop.set()
+        for thread in loads:
+            thread.join()
     assert find(page, "#engine-error").text == ""
     find(page, "#show-chat").click()
 
@@ -156,7 +198,7 @@ with Server() as server:
         conversation(page, server.url)
         markup_is_text(page)
         stopping(page)
-        engine_view(page)
+        engine_view(page, server.url)
         keyboard(page)
         phone(page)
         severe = [entry for entry in page.get_log("browser") if entry["level"] == "SEVERE"]

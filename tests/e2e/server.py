@@ -15,7 +15,9 @@ class Server:
     """A running server; `url` is its address, `log` the lines it wrote."""
 
     def __init__(self, *flags, model="demo"):
-        command = [BINARY, "serve", model, "--log-format", "json", *flags, *([] if "--port" in flags else ["--port", "0"])]
+        command = [BINARY, "serve", model, "--log-format", "json", *flags]
+        if not {"--port", "--unix-socket"} & set(flags):
+            command += ["--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log = []
         self.url = None
@@ -29,7 +31,7 @@ class Server:
     def _read(self):
         for line in self.process.stderr:
             self.log.append(line)
-            found = re.search(r'"address":"(http[^"]+)"', line)
+            found = re.search(r'"address":"((?:http|unix:)[^"]+)"', line)
             if found:
                 self.url = found[1]
                 self._listening.set()
