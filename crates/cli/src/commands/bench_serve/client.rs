@@ -36,6 +36,8 @@ pub(super) struct Measured {
     pub(super) prompt_tokens: u64,
     /// Tokens of the answer, as the server counts; without its count, the pieces.
     pub(super) completion_tokens: u64,
+    /// What the server says it took (`timings`, as llama.cpp's server and this one report them).
+    pub(super) server_timings: Option<Value>,
     /// Why there is no whole answer.
     pub(super) error: Option<String>,
 }
@@ -50,6 +52,7 @@ impl Measured {
             "total_ms": ms(self.total),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
+            "server_timings": self.server_timings,
             "error": self.error,
         })
     }
@@ -198,6 +201,9 @@ async fn read_stream(
             {
                 measured.first.get_or_insert(now);
                 measured.pieces.push(now);
+            }
+            if event["timings"].is_object() {
+                measured.server_timings = Some(event["timings"].clone());
             }
             if let Some(n_tokens) = event["usage"]["completion_tokens"].as_u64() {
                 measured.completion_tokens = n_tokens;
