@@ -9,7 +9,7 @@ use tokio::{
 };
 
 use crate::{
-    server::{Setup, TestServer},
+    server::{Setup, TestServer, served_again},
     wire::Exchange,
 };
 
@@ -155,17 +155,7 @@ async fn a_unix_socket_serves_and_its_stale_file_is_replaced() {
     let mut config = app.config.clone();
     config.listen = Listen::Unix(path.clone());
     let shared = Arc::new(App {
-        model: tokenmill_server::ServedModel::new(
-            app.model.names().to_vec(),
-            tokenmill_server::ModelWords {
-                tokenizer: Arc::clone(app.model.tokenizer()),
-                chat: None,
-                bos_token: String::new(),
-                eos_token: String::new(),
-                end_ids: Vec::new(),
-            },
-            app.model.engine().clone(),
-        ),
+        model: served_again(&app),
         config,
         metrics: app.metrics.clone(),
         shutdown: tokenmill_server::Shutdown::default(),

@@ -148,9 +148,32 @@ async fn a_slow_writer_is_cut_off_in_time() {
     server.assert_idle().await;
 }
 
+/// Requests of a soak test; `TOKENMILL_SOAK_REQUESTS=10000` makes it a long one.
+fn n_soak_requests() -> u64 {
+    let asked = std::env::var("TOKENMILL_SOAK_REQUESTS").ok();
+    asked.map_or(400, |n| n.parse().expect("TOKENMILL_SOAK_REQUESTS is a number"))
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn hundreds_of_requests_that_leave_at_any_moment_leave_nothing_behind() {
-    let Some(server) = TestServer::start().await else {
+async fn requests_that_leave_at_any_moment_leave_nothing_behind() {
+    soak(Setup::default()).await;
+}
+
+/// Steps that take no time put the clients' ends at other moments: while a request waits, begins and ends.
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_leave_a_fast_engine_leave_nothing_behind() {
+    soak(Setup {
+        babbles: true,
+        ..Setup::default()
+    })
+    .await;
+}
+
+/// Sends requests of every kind and leaves them at random moments: some are answered whole, some are left while they
+/// are written, queued, computed or read, some close only their sending side.
+async fn soak(setup: Setup) {
+    const SIDE_BY_SIDE: usize = 40;
+    let Some(server) = TestServer::start_with(setup).await else {
         return;
     };
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
@@ -160,22 +183,67 @@ async fn hundreds_of_requests_that_leave_at_any_moment_leave_nothing_behind() {
         state ^= state << 17;
         state % n
     };
-    let mut leaving = Vec::new();
-    for i in 0..400_u64 {
-        let body = json!({ "prompt": format!("Once upon a time number {}", random(9)), "n": 1 + random(3), "seed": i,
-                           "max_tokens": 1 + random(40), "stream": random(2) == 0 });
-        let exchange = server.post_stream(COMPLETIONS, &body).await;
-        let patience = Duration::from_micros(random(40_000));
-        leaving.push(tokio::spawn(async move {
-            tokio::time::sleep(patience).await;
-            drop(exchange);
-        }));
-        if leaving.len() > 30 {
-            leaving.remove(0).await.expect("it leaves");
+    let mut leaving = tokio::task::JoinSet::new();
+    for i in 0..n_soak_requests() {
+        let prompt = format!("Once upon a time number {}", random(9));
+        let is_stream = random(2) == 0;
+        let n_tokens = 1 + random(40);
+        let (path, body) = match random(8) {
+            0 => ("/v1/embeddings", json!({ "input": [prompt, "another"] })),
+            1 => (
+                "/v1/messages",
+                json!({ "messages": [{ "role": "user", "content": prompt }], "max_tokens": n_tokens, "stream": is_stream }),
+            ),
+            2 => (
+                "/v1/responses",
+                json!({ "input": prompt, "max_output_tokens": n_tokens, "stream": is_stream, "seed": i }),
+            ),
+            3 => (
+                COMPLETIONS,
+                json!({ "prompt": [prompt, "The cat"], "max_tokens": n_tokens, "echo": true, "logprobs": 2, "stream": is_stream }),
+            ),
+            4 => (
+                "/v1/chat/completions",
+                json!({ "messages": [{ "role": "user", "content": prompt }], "max_tokens": n_tokens, "n": 1 + random(3),
+                        "ignore_eos": true, "stream": is_stream }),
+            ),
+            _ => (
+                COMPLETIONS,
+                json!({ "prompt": prompt, "n": 1 + random(3), "seed": i, "max_tokens": n_tokens, "stream": is_stream }),
+            ),
+        };
+        let body = body.to_string();
+        let mut bytes = format!(
+            "POST {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let end = random(6);
+        if end == 0 {
+            bytes.truncate(random(bytes.len() as u64) as usize);
+        }
+        let patience = Duration::from_micros(random(60_000));
+        let address = server.address.clone();
+        leaving.spawn(async move {
+            let mut exchange = Exchange::write(&address, bytes.as_bytes()).await;
+            match end {
+                1 => {
+                    tokio::time::sleep(patience).await;
+                    let _ = exchange.stream.get_mut().shutdown().await;
+                    tokio::time::sleep(patience).await;
+                }
+                2 => {
+                    let (status, _) = exchange.head().await;
+                    assert_eq!(status, 200);
+                }
+                _ => tokio::time::sleep(patience).await,
+            }
+        });
+        if leaving.len() > SIDE_BY_SIDE {
+            leaving.join_next().await.expect("a client").expect("it leaves");
         }
     }
-    for task in leaving {
-        task.await.expect("it leaves");
+    while let Some(left) = leaving.join_next().await {
+        left.expect("it leaves");
     }
     server.assert_idle().await;
 }

@@ -2,9 +2,13 @@
 //!
 //! One binary, so that it links once. Every test starts its own server, on a port that the system chooses.
 
+mod babble;
+mod bodies;
 mod connections;
+mod demo;
 mod disconnects;
 mod generation;
+mod http2;
 mod operations;
 mod refusals;
 mod server;

@@ -89,6 +89,57 @@ async fn a_full_queue_refuses_with_a_time_to_come_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn time_limits_end_answers_and_waits_with_504() {
+    let mut setup = Setup::default();
+    setup.engine.max_running = 1;
+    setup.server.request_timeout = Some(Duration::from_millis(200));
+    let Some(server) = TestServer::start_with(setup.clone()).await else {
+        return;
+    };
+    // Eight samples of 400 tokens, one after the other.
+    let long = json!({ "prompt": "Once", "max_tokens": 400, "ignore_eos": true, "n": 8 });
+    let reply = server.post(COMPLETIONS, &long).await;
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["code"]),
+        (504, &json!("deadline_exceeded"))
+    );
+    // A stream has begun with 200; its last event says so.
+    let mut streaming = long.clone();
+    streaming["stream"] = json!(true);
+    let mut exchange = server.post_stream(COMPLETIONS, &streaming).await;
+    assert_eq!(exchange.head().await.0, 200);
+    let mut events = Vec::new();
+    while let Some(event) = exchange.event().await {
+        events.push(event);
+    }
+    assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+    let last: serde_json::Value = serde_json::from_str(&events.pop().expect("an event")).expect("JSON");
+    assert_eq!(last["error"]["code"], "deadline_exceeded");
+
+    let (hang, blocked) = watch::channel(true);
+    setup.hang = Some(blocked);
+    setup.server.request_timeout = None;
+    setup.server.queue_timeout = Some(Duration::from_millis(100));
+    let server = TestServer::start_with(setup).await.expect("the model is there");
+    let engine = server.app.model.engine();
+    let short = json!({ "prompt": "One", "max_tokens": 1 });
+    let first = server.post_stream(COMPLETIONS, &short).await;
+    wait_until("the engine has the first", || engine.queued().0 == 1).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let second = server.post_stream(COMPLETIONS, &short).await;
+    wait_until("the second waits", || engine.queued().0 == 2).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    hang.send_replace(false);
+    let waited = second.reply().await;
+    assert_eq!(
+        (waited.status, &waited.json()["error"]["code"]),
+        (504, &json!("deadline_exceeded"))
+    );
+    assert_eq!(first.reply().await.status, 200, "it began in time");
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn draining_finishes_what_runs_and_takes_nothing_new() {
     let Some(server) = TestServer::start().await else {
         return;

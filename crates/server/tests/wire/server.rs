@@ -1,7 +1,6 @@
 //! A server for a test: the demo model, or an executor that does as the test says.
 
 use std::{
-    path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,10 +13,13 @@ use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{
     App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown,
 };
-use tokenmill_text::{ChatPrompt, Tokenizer, template::ChatTemplate};
 use tokio::{sync::watch, task::JoinHandle};
 
-use crate::wire::{Exchange, Reply};
+use crate::{
+    babble::Babble,
+    demo::{demo_path, words_of},
+    wire::{Exchange, Reply},
+};
 
 /// Sequences side by side, and so logit rows of a step.
 const MAX_SEQS: usize = 24;
@@ -30,19 +32,6 @@ pub(crate) struct TestServer {
     pub(crate) run: JoinHandle<Drained>,
 }
 
-/// The demo model's file; `None`, with a printed reason, in a packaged crate that does not have it.
-pub(crate) fn demo_path() -> Option<PathBuf> {
-    let path = PathBuf::from(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../cli/assets/tokenmill-demo-Q8_0.gguf"
-    ));
-    if path.exists() {
-        return Some(path);
-    }
-    println!("skipped: {} is not part of a packaged crate", path.display());
-    None
-}
-
 /// How a test's server differs from the default one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Setup {
@@ -52,6 +41,8 @@ pub(crate) struct Setup {
     pub(crate) n_pages: Option<usize>,
     /// Blocks every step while the value is true.
     pub(crate) hang: Option<watch::Receiver<bool>>,
+    /// Babbles instead of computing, where only the number of requests matters.
+    pub(crate) babbles: bool,
 }
 
 impl TestServer {
@@ -63,25 +54,21 @@ impl TestServer {
     /// Starts the demo model as `setup` says.
     pub(crate) async fn start_with(setup: Setup) -> Option<Self> {
         let model = Model::open(demo_path()?).expect("the demo model opens");
-        let metadata = model.gguf().expect("a GGUF file").metadata();
-        let tokenizer = Tokenizer::from_gguf(metadata).expect("a tokenizer");
-        let template = metadata.str("tokenizer.chat_template").expect("a template");
-        let template = ChatTemplate::new(template).expect("the template parses");
-        let words = ModelWords {
-            chat: Some(ChatPrompt::new(template, &tokenizer)),
-            tokenizer: Arc::new(tokenizer),
-            bos_token: String::new(),
-            eos_token: String::new(),
-            end_ids: Vec::new(),
+        let words = words_of(&model);
+        let n_pages = setup.n_pages.unwrap_or(512);
+        let executor: Box<dyn Executor + Send> = if setup.babbles {
+            let end_id = words.tokenizer.end_of_generation()[0];
+            Box::new(Babble::new(words.tokenizer.n_vocab(), end_id, n_pages))
+        } else {
+            let options = ModelOptions {
+                max_batch_seqs: MAX_SEQS,
+                max_logit_rows: MAX_SEQS,
+                n_pages: Some(n_pages),
+                n_threads: Some(1),
+                ..ModelOptions::default()
+            };
+            Box::new(model.load(&options, &mut |_| {}).expect("the demo model loads"))
         };
-        let options = ModelOptions {
-            max_batch_seqs: MAX_SEQS,
-            max_logit_rows: MAX_SEQS,
-            n_pages: Some(setup.n_pages.unwrap_or(512)),
-            n_threads: Some(1),
-            ..ModelOptions::default()
-        };
-        let executor = model.load(&options, &mut |_| {}).expect("the demo model loads");
         let n_pages = executor.limits().n_pages;
         let engine = match setup.hang {
             Some(hang) => Engine::start(Hanging { executor, hang }, setup.engine),
@@ -98,7 +85,8 @@ impl TestServer {
             shutdown: Shutdown::default(),
         });
         let server = Server::bind(Arc::clone(&app)).await.expect("a free port");
-        let address = server.address().trim_start_matches("http://").to_owned();
+        let address = server.address();
+        let address = address.rsplit('/').next().expect("an address").to_owned();
         Some(Self {
             app,
             address,
@@ -144,6 +132,18 @@ impl TestServer {
         let reply = self.post_ok("/v1/completions", &body).await;
         assert_eq!(reply["usage"]["completion_tokens"], 2);
     }
+}
+
+/// The words and the engine of a running server, for another one beside it.
+pub(crate) fn served_again(app: &App) -> ServedModel {
+    let words = ModelWords {
+        tokenizer: Arc::clone(app.model.tokenizer()),
+        chat: None,
+        bos_token: String::new(),
+        eos_token: String::new(),
+        end_ids: Vec::new(),
+    };
+    ServedModel::new(app.model.names().to_vec(), words, app.model.engine().clone())
 }
 
 /// Waits for a state that must come soon.
