@@ -20,9 +20,9 @@ import urllib.request
 SLOTS = 8
 CONTEXT = 512
 LOADS = {
-    "streams8": ["--concurrency", "8", "--requests", "24", "--prompt-words", "60", "--max-tokens", "64"],
-    "stream1": ["--concurrency", "1", "--requests", "4", "--prompt-words", "30", "--max-tokens", "96"],
-    "open": ["--requests", "40", "--prompt-words", "60", "--max-tokens", "32"],
+    "streams8": ["--concurrency", "8", "--requests", "16", "--prompt-words", "20", "--max-tokens", "64"],
+    "stream1": ["--concurrency", "1", "--requests", "2", "--prompt-words", "20", "--max-tokens", "64"],
+    "open": ["--requests", "12", "--prompt-words", "20", "--max-tokens", "32"],
 }
 
 
@@ -87,7 +87,7 @@ def summary(measured):
     assert report["answered"] == len(requests), report["first_failure"]
     # From a stream's first piece to its last, over the tokens after the first: what a token costs its reader.
     spans = [(r["pieces_ms"][-1] - r["first_ms"], r["completion_tokens"] - 1) for r in requests]
-    own = [r["server_timings"] for r in requests if r["server_timings"]]
+    own = [r["server_timings"] for r in requests if r.get("server_timings")]
     return {
         "tokens_per_s": report["completion_tokens_per_s"],
         "ms_per_token": sum(s for s, _ in spans) / sum(n for _, n in spans),
