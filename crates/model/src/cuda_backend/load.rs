@@ -1,0 +1,127 @@
+//! What a load does: the workspace, weights on their way up, the KV store, and the sizes of all of them before.
+//!
+//! Separate from steps because nothing here runs after the load. Invariant: what the sizes say is what is allocated, to the
+//! byte, so a plan made of them can be printed and checked first.
+
+use tokenmill_cuda_exec as exec;
+
+use super::{
+    CudaBackend, CudaBuffer, DEVICE, QuantizedForms, Results, StepInputs, Workspace,
+    translate::{kv_shapes, kv_type},
+};
+use crate::{
+    BackendError, Descriptor, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, PAGE_TOKENS,
+};
+
+impl CudaBackend {
+    /// Takes the planned memory in one piece and makes what steps need beside weights, activations and KV.
+    pub(super) fn make_workspace(
+        &mut self,
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        plan: &MemoryPlan,
+    ) -> Result<(), BackendError> {
+        self.epoch += 1;
+        let n_bytes = plan.total_bytes() - plan.kv_page_bytes * limits.n_host_pages;
+        self.device.reserve("the model", n_bytes)?;
+        let [n_heads, dim_v] = widest_attention(descriptor);
+        let device = &self.device;
+        self.workspace = Some(Workspace {
+            inputs: StepInputs::new(device, limits)?,
+            results: Results::new(device, limits)?,
+            quantized: QuantizedForms::new(device, limits.max_batch_tokens, widest_input(descriptor))?,
+            attention: exec::AttentionScratch::new(
+                device,
+                limits.max_batch_tokens,
+                limits.n_ctx.div_ceil(PAGE_TOKENS),
+                n_heads,
+                dim_v,
+            )?,
+            argmax: exec::ArgmaxScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
+            sampled: device.alloc("sampling", limits.max_logit_rows)?,
+        });
+        Ok(())
+    }
+
+    /// Device memory of the workspace, and of the frequencies that the network's ropes upload.
+    pub(super) fn size_of_workspace(descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
+        let [n_heads, dim_v] = widest_attention(descriptor);
+        let max_pages = limits.n_ctx.div_ceil(PAGE_TOKENS);
+        let rope_bytes: usize = (descriptor.ropes.iter())
+            .map(|rope| exec::buffer_bytes::<f32>(rope.n_dims / 2))
+            .sum();
+        StepInputs::device_bytes(limits)
+            + QuantizedForms::device_bytes(limits.max_batch_tokens, widest_input(descriptor))
+            + exec::AttentionScratch::device_bytes(limits.max_batch_tokens, max_pages, n_heads, dim_v)
+            + exec::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
+            + exec::buffer_bytes::<u32>(limits.max_logit_rows)
+            + rope_bytes
+    }
+
+    pub(super) fn load_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {
+        let usage = exec::MatrixUse {
+            is_table: data.usage != MatrixUsage::Linear,
+            is_factor: data.usage != MatrixUsage::Embedding,
+        };
+        (self.uploader)
+            .upload(data.ty, [data.n_out, data.n_in], data.bytes, usage)
+            .map_err(|error| match error {
+                exec::CudaExecError::Layout(exec::LayoutError::UnsupportedType { ty }) => {
+                    BackendError::UnsupportedType {
+                        tensor: data.name.to_owned(),
+                        ty,
+                        device: DEVICE,
+                    }
+                }
+                other => other.into(),
+            })
+    }
+
+    pub(super) fn make_buffer(&mut self, len: usize) -> Result<CudaBuffer, BackendError> {
+        self.epoch += 1;
+        self.n_buffers += 1;
+        Ok(CudaBuffer {
+            id: self.n_buffers,
+            values: self.device.alloc("activations", len)?,
+        })
+    }
+
+    pub(super) fn make_kv_store(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
+        // The weights are complete when the KV store is allocated.
+        self.uploader.finish()?;
+        self.epoch += 1;
+        let ty = kv_type(layout)?;
+        self.kv_heads = kv_shapes(layout);
+        self.kv = Some(exec::KvStore::new(
+            &self.device,
+            ty,
+            &self.kv_heads,
+            layout.n_pages,
+            layout.n_host_pages,
+        )?);
+        Ok(())
+    }
+}
+
+/// Query heads and width of a value head, the largest product of both.
+fn widest_attention(descriptor: &Descriptor) -> [usize; 2] {
+    let attention = descriptor.layers.iter().map(|layer| &layer.attention);
+    attention
+        .map(|attention| [attention.n_heads, attention.head_dim_v])
+        .max_by_key(|[n_heads, dim_v]| n_heads * (dim_v + 2))
+        .unwrap_or([1, 1])
+}
+
+/// The widest row that a matrix is multiplied with.
+fn widest_input(descriptor: &Descriptor) -> usize {
+    (descriptor.layers.iter())
+        .flat_map(|layer| {
+            [
+                layer.ffn.n_ff,
+                layer.attention.n_heads * layer.attention.head_dim_v,
+            ]
+        })
+        .chain([descriptor.n_embd])
+        .max()
+        .unwrap_or(0)
+}

@@ -1,0 +1,460 @@
+//! The operations of the forward pass, each a launch or a few.
+//!
+//! In the order of [`Backend`]. Separate from what a load does and from how a step is run. Invariant: an operation
+//! queues work on the device and neither allocates nor waits.
+
+use tokenmill_cuda_exec as exec;
+use tokenmill_gguf::TensorType;
+
+use super::{
+    CudaBackend, CudaBuffer, Sources, Workspace, prepared,
+    translate::{activation_of, kv_shapes, kv_type, norm_of, page_move_of, rope_of},
+};
+use crate::{
+    Activation, Attention, Backend, BackendError, Descriptor, ExecutorLimits, ForwardBatch, KvLayout, Linear,
+    LinearJob, MatrixData, MatrixUsage, MemoryPlan, Norm, NormKind, PageCopy, Rope, RopeStoreKv, RowSet,
+    SamplingMode, StepOutput, StepShape,
+};
+
+impl Backend for CudaBackend {
+    type Matrix = exec::Matrix;
+    type Vector = exec::Buffer<f32>;
+    type Buffer = CudaBuffer;
+
+    fn prepare(
+        &mut self,
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        plan: &MemoryPlan,
+    ) -> Result<(), BackendError> {
+        self.make_workspace(descriptor, limits, plan)
+    }
+
+    fn workspace_bytes(&self, descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
+        Self::size_of_workspace(descriptor, limits)
+    }
+
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {
+        self.load_matrix(data)
+    }
+
+    fn upload_vector(&mut self, values: &[f32]) -> Result<exec::Buffer<f32>, BackendError> {
+        Ok(self.device.upload("weights", values)?)
+    }
+
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {
+        self.make_buffer(max_rows * width)
+    }
+
+    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
+        self.make_kv_store(layout)
+    }
+
+    fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {
+        exec::MatrixLayout::of(ty, n_out, n_in).map_or(0, |layout| exec::buffer_bytes::<u8>(layout.bytes()))
+    }
+
+    fn vector_bytes(&self, len: usize) -> usize {
+        exec::buffer_bytes::<f32>(len)
+    }
+
+    fn buffer_bytes(&self, max_rows: usize, width: usize) -> usize {
+        exec::buffer_bytes::<f32>(max_rows * width)
+    }
+
+    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
+        // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
+        kv_type(layout).map_or(layout.page_bytes(), |ty| {
+            exec::KvStore::page_bytes(ty, &kv_shapes(layout))
+        })
+    }
+
+    fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
+        let workspace = prepared(&mut self.workspace);
+        let kv = self.kv.as_mut().expect("the KV store was allocated at load");
+        workspace.results.begin(batch);
+        let shape = workspace.inputs.begin(batch, &mut workspace.results)?;
+        kv.await_pages(workspace.inputs.pages())?;
+        Ok(shape)
+    }
+
+    fn run_step(
+        &mut self,
+        shape: StepShape,
+        mut body: impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.run_best(shape, &mut body)
+    }
+
+    fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
+        self.workspace().results.read(output)
+    }
+
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
+        let moves: Vec<_> = copies.iter().copied().map(page_move_of).collect();
+        let kv = self.kv.as_mut().expect("the KV store was allocated at load");
+        Ok(kv.move_pages(&moves)?)
+    }
+
+    fn embed(
+        &mut self,
+        table: &exec::Matrix,
+        scale: f32,
+        n_tokens: usize,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let workspace = prepared(&mut self.workspace);
+        workspace.quantized.forget(output.id);
+        let ids = exec::TokenIds {
+            tokens: workspace.inputs.tokens(n_tokens)?,
+            sampled: workspace.sampled.view(),
+        };
+        Ok(self.ops.embed(table, ids, scale, output.values.view_mut())?)
+    }
+
+    fn norm(
+        &mut self,
+        norm: &Norm<Self>,
+        input: &CudaBuffer,
+        n_rows: usize,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let quantized = &mut prepared(&mut self.workspace).quantized;
+        let form = quantized.of_new_rows(output.id, norm.width, None);
+        Ok(self.ops.norm(
+            &norm_of(norm),
+            n_rows,
+            input.values.view(),
+            output.values.view_mut(),
+            form,
+        )?)
+    }
+
+    fn norm_heads(
+        &mut self,
+        norm: &Norm<Self>,
+        n_rows: usize,
+        row_width: usize,
+        rows: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        self.workspace().quantized.forget(rows.id);
+        let norm = norm_of(norm);
+        Ok(self
+            .ops
+            .norm_heads(&norm, n_rows, row_width, rows.values.view_mut())?)
+    }
+
+    fn linear(
+        &mut self,
+        linear: &Linear<Self>,
+        input: &CudaBuffer,
+        n_rows: usize,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        self.linear_group(input, n_rows, &mut [LinearJob { linear, output }])
+    }
+
+    fn rope(
+        &mut self,
+        rope: &Rope<Self>,
+        n_tokens: usize,
+        row_width: usize,
+        heads: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let workspace = prepared(&mut self.workspace);
+        workspace.quantized.forget(heads.id);
+        let positions = workspace.inputs.places(n_tokens)?.positions;
+        let widths = [rope.head_dim, row_width];
+        Ok(self
+            .ops
+            .rope(&rope_of(rope), positions, widths, heads.values.view_mut())?)
+    }
+
+    fn store_kv(
+        &mut self,
+        layer_idx: usize,
+        n_tokens: usize,
+        k: &CudaBuffer,
+        v: &CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let places = prepared(&mut self.workspace).inputs.places(n_tokens)?;
+        let kv = self.kv.as_mut().expect("the KV store was allocated at load");
+        Ok(self.ops.store_kv(
+            places,
+            [k.values.view(), v.values.view()],
+            kv.layer_mut(layer_idx),
+        )?)
+    }
+
+    fn attention(
+        &mut self,
+        attention: &Attention<Self>,
+        shape: &StepShape,
+        q: &CudaBuffer,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let kv = self.kv.as_ref().expect("the KV store was allocated at load");
+        let Workspace {
+            inputs,
+            quantized,
+            attention: scratch,
+            ..
+        } = prepared(&mut self.workspace);
+        // The kernel quantizes whole warps of a head.
+        let width = attention.n_heads * attention.head_dim_v;
+        let form = if attention.head_dim_v.is_multiple_of(32) {
+            quantized.of_new_rows(output.id, width, None)
+        } else {
+            quantized.forget(output.id);
+            None
+        };
+        Ok(self.ops.attention(
+            &exec::AttentionShape {
+                n_heads: attention.n_heads,
+                scale: attention.scale,
+                window: attention.window,
+                softcap: attention.softcap,
+                sinks: attention.sinks.as_ref().map(exec::Buffer::view),
+            },
+            &inputs.attention(shape)?,
+            kv.layer(attention.layer_idx),
+            q.values.view(),
+            output.values.view_mut(),
+            form,
+            scratch,
+        )?)
+    }
+
+    fn activation(
+        &mut self,
+        activation: Activation,
+        n_rows: usize,
+        width: usize,
+        rows: &mut CudaBuffer,
+        up: Option<&CudaBuffer>,
+    ) -> Result<(), BackendError> {
+        let form = (self.workspace.as_mut())
+            .and_then(|workspace| workspace.quantized.of_new_rows(rows.id, width, None));
+        Ok(self.ops.activation(
+            activation_of(activation),
+            [n_rows, width],
+            rows.values.view_mut(),
+            up.map(|up| up.values.view()),
+            form,
+        )?)
+    }
+
+    fn add(
+        &mut self,
+        scale: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut CudaBuffer,
+        delta: &CudaBuffer,
+    ) -> Result<(), BackendError> {
+        self.workspace().quantized.forget(rows.id);
+        let (rows, delta) = (rows.values.view_mut(), delta.values.view());
+        Ok(self.ops.add(scale, [n_rows, width], rows, delta)?)
+    }
+
+    fn gather(
+        &mut self,
+        rows: RowSet,
+        shape: &StepShape,
+        width: usize,
+        input: &CudaBuffer,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let workspace = prepared(&mut self.workspace);
+        workspace.quantized.forget(output.id);
+        let (rows, n_input_rows) = workspace.inputs.rows(rows, shape)?;
+        let (input, output) = (input.values.view(), output.values.view_mut());
+        Ok(self.ops.gather(rows, [n_input_rows, width], input, output)?)
+    }
+
+    fn scale_logits(
+        &mut self,
+        scale: f32,
+        cap: Option<f32>,
+        n_rows: usize,
+        width: usize,
+        logits: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let logits = logits.values.view_mut();
+        Ok(self.ops.scale_logits(scale, cap, [n_rows, width], logits)?)
+    }
+
+    fn sample(
+        &mut self,
+        shape: &StepShape,
+        [n_vocab, _]: [usize; 2],
+        logits: &mut CudaBuffer,
+        outputs: &CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let workspace = prepared(&mut self.workspace);
+        if shape.sampling == SamplingMode::Argmax {
+            self.ops.argmax(
+                [shape.n_logits, n_vocab],
+                logits.values.view(),
+                workspace.sampled.view_mut(),
+                &mut workspace.argmax,
+            )?;
+        }
+        (workspace.results).set_sources(Sources::new(logits.values.share(), outputs.values.share()));
+        Ok(())
+    }
+
+    fn linear_group(
+        &mut self,
+        input: &CudaBuffer,
+        n_rows: usize,
+        jobs: &mut [LinearJob<'_, Self>],
+    ) -> Result<(), BackendError> {
+        let Some(n_in) = jobs.first().map(|job| job.linear.n_in) else {
+            return Ok(());
+        };
+        let quantized = &mut prepared(&mut self.workspace).quantized;
+        for job in jobs.iter() {
+            quantized.forget(job.output.id);
+        }
+        let form = if jobs.iter().any(|job| job.linear.matrix.takes_quantized_input()) {
+            Some(quantized.of(&self.ops, input.id, input.values.view(), [n_rows, n_in])?)
+        } else {
+            None
+        };
+        let input = exec::Input {
+            n_rows,
+            floats: input.values.view(),
+            quantized: form,
+        };
+        for jobs in jobs.chunks_mut(3) {
+            let mut jobs = jobs.iter_mut().map(|job| exec::Product {
+                matrix: &job.linear.matrix,
+                bias: job.linear.bias.as_ref().map(exec::Buffer::view),
+                output: job.output.values.view_mut(),
+            });
+            // Arrays instead of a vector: nothing is allocated on the step path.
+            match (jobs.next(), jobs.next(), jobs.next()) {
+                (Some(a), Some(b), Some(c)) => self.ops.linear(&input, &mut [a, b, c])?,
+                (Some(a), Some(b), None) => self.ops.linear(&input, &mut [a, b])?,
+                (Some(a), None, _) => self.ops.linear(&input, &mut [a])?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn linear_gated(
+        &mut self,
+        activation: Activation,
+        [gate, up]: [&Linear<Self>; 2],
+        input: &CudaBuffer,
+        n_rows: usize,
+        [gate_out, up_out]: [&mut CudaBuffer; 2],
+    ) -> Result<(), BackendError> {
+        if !self.ops.can_gate(&gate.matrix, &up.matrix, n_rows) {
+            let mut jobs = [
+                LinearJob {
+                    linear: gate,
+                    output: &mut *gate_out,
+                },
+                LinearJob {
+                    linear: up,
+                    output: up_out,
+                },
+            ];
+            self.linear_group(input, n_rows, &mut jobs)?;
+            return self.activation(activation, n_rows, gate.n_out, gate_out, Some(up_out));
+        }
+        let quantized = &mut prepared(&mut self.workspace).quantized;
+        quantized.of(&self.ops, input.id, input.values.view(), [n_rows, gate.n_in])?;
+        let (form, out_form) = quantized.of_both(input.id, gate_out.id, gate.n_out);
+        let input = exec::Input {
+            n_rows,
+            floats: input.values.view(),
+            quantized: form,
+        };
+        Ok(self.ops.matvec_gated(
+            &input,
+            exec::GatedProduct {
+                matrices: [&gate.matrix, &up.matrix],
+                biases: [gate, up].map(|linear| linear.bias.as_ref().map(exec::Buffer::view)),
+                activation: activation_of(activation),
+                output: gate_out.values.view_mut(),
+                quantized: out_form,
+            },
+        )?)
+    }
+
+    fn add_norm(
+        &mut self,
+        scale: f32,
+        delta: &CudaBuffer,
+        norm: &Norm<Self>,
+        n_rows: usize,
+        hidden: &mut CudaBuffer,
+        normed: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let quantized = &mut prepared(&mut self.workspace).quantized;
+        quantized.forget(hidden.id);
+        let form = quantized.of_new_rows(normed.id, norm.width, None);
+        Ok(self.ops.add_norm(
+            &norm_of(norm),
+            n_rows,
+            (scale, delta.values.view()),
+            hidden.values.view_mut(),
+            normed.values.view_mut(),
+            form,
+        )?)
+    }
+
+    fn rope_store_kv(
+        &mut self,
+        job: RopeStoreKv<'_, Self>,
+        n_tokens: usize,
+        [q, k]: [&mut CudaBuffer; 2],
+        v: &CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let shape = self.kv_heads[job.layer_idx];
+        // The kernel normalizes heads by RMS and weight; other norms come before it.
+        let mut fused = [None, None];
+        let eps = job.q_norm.map_or(0.0, |norm| norm.eps);
+        let norms = [
+            (job.q_norm, job.q_width, &mut *q),
+            (job.k_norm, job.k_width, &mut *k),
+        ];
+        for (place, (norm, row_width, rows)) in fused.iter_mut().zip(norms) {
+            match norm {
+                Some(norm)
+                    if norm.kind == NormKind::Rms
+                        && norm.width == shape.dim_k
+                        && norm.bias.is_none()
+                        && norm.eps == eps
+                        && norm.weight.is_some() =>
+                {
+                    *place = norm.weight.as_ref().map(exec::Buffer::view);
+                }
+                Some(norm) => self.norm_heads(norm, n_tokens, row_width, rows)?,
+                None => {}
+            }
+        }
+        let workspace = prepared(&mut self.workspace);
+        workspace.quantized.forget(q.id);
+        workspace.quantized.forget(k.id);
+        let kv = self.kv.as_mut().expect("the KV store was allocated at load");
+        let rope = job.rope.map(rope_of);
+        Ok(self.ops.rope_kv(
+            rope.as_ref(),
+            job.q_width / shape.dim_k,
+            workspace.inputs.places(n_tokens)?,
+            exec::RopeTargets {
+                q: q.values.view_mut(),
+                k: k.values.view_mut(),
+                v: v.values.view(),
+                norms: fused,
+                eps,
+            },
+            kv.layer_mut(job.layer_idx),
+        )?)
+    }
+}

@@ -1,0 +1,89 @@
+//! How a step is run: eagerly, or captured once for its shape and replayed.
+//!
+//! Separate from the operations because it decides nothing about them. Invariants: a capture runs nothing, so a step that
+//! was just captured is replayed; a capture that fails leaves the step to eager launches and its shape is not tried again;
+//! a lost device is never retried.
+
+use tokenmill_cuda_exec as exec;
+
+use super::{CudaBackend, prepared};
+use crate::{BackendError, Phase, StepShape};
+
+enum Replayed {
+    Yes,
+    NotCaptured,
+    CannotBe,
+}
+
+impl CudaBackend {
+    /// Runs a step as it is run best. Its results are queued behind it.
+    pub(super) fn run_best(
+        &mut self,
+        shape: StepShape,
+        body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        // Prefill comes in too many shapes, and its kernels run long enough to hide their launches.
+        let is_capturable = self.uses_graphs && shape.phase == Phase::Decode && shape.n_tokens > 0;
+        let replayed = if is_capturable {
+            self.replay(&shape)?
+        } else {
+            Replayed::CannotBe
+        };
+        match replayed {
+            Replayed::Yes => {}
+            Replayed::CannotBe => self.run_eagerly(shape, body)?,
+            Replayed::NotCaptured => {
+                self.workspace().quantized.forget_all();
+                match self.capture(shape, body) {
+                    Ok(()) => {
+                        self.replay(&shape)?;
+                    }
+                    Err(error @ BackendError::Lost { .. }) => return Err(error),
+                    Err(_) => {
+                        self.graphs.give_up(shape);
+                        self.run_eagerly(shape, body)?;
+                    }
+                }
+            }
+        }
+        let workspace = prepared(&mut self.workspace);
+        workspace.results.queue(&workspace.sampled)
+    }
+
+    /// Captures a step and keeps the graph; nothing of it has run then.
+    fn capture(
+        &mut self,
+        shape: StepShape,
+        body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let capture = exec::Capture::begin(&self.device)?;
+        body(self, shape)?;
+        let graph = capture.finish()?;
+        let sources = self.workspace().results.sources();
+        self.graphs.insert(shape, graph, sources);
+        Ok(())
+    }
+
+    /// Replays the step's graph if there is one.
+    fn replay(&mut self, shape: &StepShape) -> Result<Replayed, BackendError> {
+        match self.graphs.plan(shape, self.epoch) {
+            exec::StepPlan::Replay(graph, sources) => {
+                graph.replay()?;
+                let sources = sources.clone();
+                self.workspace().results.set_sources(sources);
+                Ok(Replayed::Yes)
+            }
+            exec::StepPlan::Capture => Ok(Replayed::NotCaptured),
+            exec::StepPlan::Eager => Ok(Replayed::CannotBe),
+        }
+    }
+
+    fn run_eagerly(
+        &mut self,
+        shape: StepShape,
+        body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.workspace().quantized.forget_all();
+        body(self, shape)
+    }
+}
