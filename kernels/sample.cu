@@ -34,9 +34,9 @@ struct __align__(8) SampleRow {
     uint32_t history_start, history_end;  // already cut to the newest tokens that count
     uint32_t newest;                      // row of `previous` that follows the history, or NONE
     uint32_t mask_start;                  // or NONE
-    uint32_t bias_start, bias_end;
+    uint32_t bias_start, bias_end;        // of bias_ids
+    uint32_t biases_start;                // of biases
     uint32_t n_top, top_start;
-    uint32_t reserved;
 };
 
 // Order of the host's total comparison: negative zero is below zero.
@@ -169,7 +169,7 @@ DEVICE void adjust(const float* raw, float* out, int n, const SampleRow& p, cons
         if (!is_first) continue;
         float logit = out[id];
         for (uint32_t j = i; j < p.bias_end; j++)
-            if (bias_ids[j] == id) logit = fminf(logit + biases[j], 3.40282347e38f);
+            if (bias_ids[j] == id) logit = fminf(logit + biases[p.biases_start + j - p.bias_start], 3.40282347e38f);
         out[id] = logit;
     }
     __syncthreads();

@@ -14,7 +14,8 @@
 //
 // A format is a struct with: Raw (one group as loaded), load(group), words(raw, v) giving 8 words of four weights q each,
 // SIGNED (whether q is signed), and scale(raw, half) giving (s, o) such that a weight is s * q + o, for the first and
-// the last 16 weights of the group; SUB is 32 where both are the same.
+// the last 16 weights of the group; SUB is 32 where both are the same. Where SHARES_SUPERS, what the 8 groups of a superblock have
+// in common is 2 or 4 bytes: super(superblock) gives it, and load(group, super) takes it instead of loading it.
 #pragma once
 #include "../reduce.cuh"
 

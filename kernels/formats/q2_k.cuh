@@ -5,6 +5,7 @@
 
 struct Q2_K {
     static constexpr int SUB = 16;
+    static constexpr bool SHARES_SUPERS = true;
     static constexpr bool SIGNED = false;
     struct Raw {
         uint2 q;
@@ -19,9 +20,11 @@ struct Q2_K {
         : quants((const uint2*)w),
           scales((const uint16_t*)(w + plane_bytes(n_groups, 8))),
           supers((const uint32_t*)(w + plane_bytes(n_groups, 8) + plane_bytes(n_groups, 2))) {}
-    __device__ __forceinline__ Raw load(size_t group) const {
-        return {__ldg(quants + group), __ldg(supers + group / 8), __ldg(scales + group)};
+    __device__ __forceinline__ uint32_t super(size_t superblock) const { return __ldg(supers + superblock); }
+    __device__ __forceinline__ Raw load(size_t group, uint32_t super) const {
+        return {__ldg(quants + group), super, __ldg(scales + group)};
     }
+    __device__ __forceinline__ Raw load(size_t group) const { return load(group, super(group / 8)); }
     DEVICE void words(const Raw& raw, int (&v)[8]) { pairs(raw.q, v); }
     DEVICE float2 scale(const Raw& raw, int half) {
         float2 d = half2_at(raw.d);

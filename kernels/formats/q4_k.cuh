@@ -5,6 +5,7 @@
 
 struct Q4_K {
     static constexpr int SUB = 32;
+    static constexpr bool SHARES_SUPERS = false;
     static constexpr bool SIGNED = false;
     struct Raw {
         uint4 q, header;

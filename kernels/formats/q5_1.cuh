@@ -4,6 +4,7 @@
 
 struct Q5_1 {
     static constexpr int SUB = 32;
+    static constexpr bool SHARES_SUPERS = false;
     static constexpr bool SIGNED = false;
     struct Raw {
         uint4 q;

@@ -5,6 +5,7 @@
 
 struct Q6_K {
     static constexpr int SUB = 16;
+    static constexpr bool SHARES_SUPERS = true;
     static constexpr bool SIGNED = true;
     struct Raw {
         uint4 q;
@@ -20,9 +21,11 @@ struct Q6_K {
           high((const uint2*)(w + plane_bytes(n_groups, 16))),
           scales((const uint16_t*)(w + plane_bytes(n_groups, 16) + plane_bytes(n_groups, 8))),
           supers((const uint16_t*)(w + plane_bytes(n_groups, 16) + plane_bytes(n_groups, 8) + plane_bytes(n_groups, 2))) {}
-    __device__ __forceinline__ Raw load(size_t group) const {
-        return {__ldg(quants + group), __ldg(high + group), __ldg(scales + group), __ldg(supers + group / 8)};
+    __device__ __forceinline__ uint32_t super(size_t superblock) const { return __ldg(supers + superblock); }
+    __device__ __forceinline__ Raw load(size_t group, uint32_t super) const {
+        return {__ldg(quants + group), __ldg(high + group), __ldg(scales + group), (uint16_t)super};
     }
+    __device__ __forceinline__ Raw load(size_t group) const { return load(group, super(group / 8)); }
     DEVICE void words(const Raw& raw, int (&v)[8]) {
         nibbles(raw.q, v);
 #pragma unroll

@@ -5,6 +5,7 @@
 
 struct Q8_0 {
     static constexpr int SUB = 32;
+    static constexpr bool SHARES_SUPERS = false;
     static constexpr bool SIGNED = true;
     struct Raw {
         uint4 low, high;

@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 use tokenmill_cuda_exec::{
-    MatrixLayout,
+    MatrixLayout, SampleRecord,
     modules::{module, type_suffix},
 };
 use tokenmill_gguf::TensorType;
@@ -43,7 +43,7 @@ struct Launch {
 
 fn main() -> Result<(), Failure> {
     let mut rows = Vec::new();
-    for ty in QUANTIZED.into_iter().chain([TensorType::F16]) {
+    for ty in (QUANTIZED.into_iter()).chain([TensorType::F32, TensorType::F16, TensorType::BF16]) {
         for (n_rows, n_in) in [(1, N_EMBD), (1, N_FF), (4, N_EMBD), (8, N_EMBD)] {
             rows.push(matvec(ty, n_rows, 64, n_in)?);
         }
@@ -60,6 +60,12 @@ fn main() -> Result<(), Failure> {
     }
     rows.push(prefill(1024)?);
     rows.push(argmax()?);
+    rows.push(rope_kv()?);
+    rows.push(sample("greedy", SampleRecord::GREEDY, 1.0)?);
+    rows.push(sample("top-p 0.9", 0, 0.9)?);
+    for ty in [TensorType::Q4_K, TensorType::F16] {
+        rows.push(embed(ty)?);
+    }
     println!(
         "{}",
         serde_json::to_string_pretty(&json!({ "source": "ptx-sim", "kernels": rows }))?
@@ -146,7 +152,7 @@ fn product(
     for n in [n_out, 0, 0, n_in, n_rows] {
         arguments = arguments.i32(n as i32);
     }
-    arguments = if ty == TensorType::F16 {
+    arguments = if !QUANTIZED.contains(&ty) {
         arguments.ptr(zeros(memory, 4 * n_rows * n_in)?)
     } else {
         arguments
@@ -381,4 +387,108 @@ fn argmax() -> Result<Value, Failure> {
         &[logits],
         &counters,
     ))
+}
+
+fn rope_kv() -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let [n_heads, n_kv_heads] = HEADS;
+    let q = zeros(&mut memory, 4 * n_heads * HEAD_DIM)?;
+    let k = zeros(&mut memory, 4 * n_kv_heads * HEAD_DIM)?;
+    let v = zeros(&mut memory, 4 * n_kv_heads * HEAD_DIM)?;
+    let mut arguments = Arguments::new()
+        .ptr(q)
+        .ptr(k)
+        .ptr(v)
+        .ptr(u32s(&mut memory, &[1000])?)
+        .ptr(u32s(&mut memory, &[5])?)
+        .ptr(zeros(&mut memory, 4 * HEAD_DIM / 2)?)
+        .f32(1.0)
+        .i32(HEAD_DIM as i32)
+        .i32(0)
+        .ptr(NULL)
+        .ptr(NULL)
+        .f32(0.0);
+    for n in [n_heads, n_kv_heads, HEAD_DIM, HEAD_DIM] {
+        arguments = arguments.i32(n as i32);
+    }
+    let page_bytes = 16 * n_kv_heads * HEAD_DIM * 2;
+    let arguments = arguments
+        .ptr(memory.alloc(page_bytes as u64)?)
+        .ptr(memory.alloc(page_bytes as u64)?);
+    let what = Launch {
+        module: "rope_kv".to_owned(),
+        kernel: "rope_kv_f16".to_owned(),
+        grid: [n_heads + 2 * n_kv_heads, 1, 1],
+        block: 32,
+        shared_bytes: 4 * HEAD_DIM,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let shape = format!("1 token, {n_heads}/{n_kv_heads} heads of {HEAD_DIM}");
+    let n_items = (n_heads + 2 * n_kv_heads) * HEAD_DIM;
+    Ok(row(&what, &shape, "value", n_items, &[q, k, v], &counters))
+}
+
+/// A row of logits between 0 and 8, so that filters have something to do.
+fn sample(name: &str, flags: u32, top_p: f32) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let bytes: Vec<u8> = (0..N_VOCAB as u32)
+        .flat_map(|id| ((id.wrapping_mul(2_654_435_761) >> 16) as f32 / 8192.0).to_le_bytes())
+        .collect();
+    let logits = memory.alloc_with(&bytes)?;
+    let record = SampleRecord {
+        flags,
+        temperature: 1.0,
+        top_p,
+        ln_min_p: f32::NEG_INFINITY,
+        newest: SampleRecord::NONE,
+        mask_start: SampleRecord::NONE,
+        ..SampleRecord::raw()
+    };
+    let records = u32s(&mut memory, &record.to_words())?;
+    let nothing = zeros(&mut memory, 4)?;
+    let mut arguments = Arguments::new()
+        .ptr(logits)
+        .ptr(memory.alloc(4 * N_VOCAB as u64)?)
+        .i32(N_VOCAB as i32)
+        .ptr(records);
+    for _ in 0..5 {
+        arguments = arguments.ptr(nothing);
+    }
+    for _ in 0..5 {
+        arguments = arguments.ptr(memory.alloc(4)?);
+    }
+    let what = Launch {
+        module: "sample".to_owned(),
+        kernel: "sample_rows".to_owned(),
+        grid: [1, 1, 1],
+        block: 1024,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let shape = format!("1 x {N_VOCAB}, {name}");
+    Ok(row(&what, &shape, "logit", N_VOCAB, &[logits], &counters))
+}
+
+fn embed(ty: TensorType) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let n_vocab = 64;
+    let table = zeros(&mut memory, MatrixLayout::of(ty, n_vocab, N_EMBD)?.bytes())?;
+    let arguments = Arguments::new()
+        .ptr(table)
+        .i32(n_vocab as i32)
+        .i32(N_EMBD as i32)
+        .ptr(u32s(&mut memory, &[7])?)
+        .ptr(u32s(&mut memory, &[0])?)
+        .f32(1.0)
+        .ptr(memory.alloc(4 * N_EMBD as u64)?);
+    let what = Launch {
+        module: format!("embed_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        kernel: "embed".to_owned(),
+        grid: [1, 1, 1],
+        block: 128,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let shape = format!("1 row of {N_EMBD}");
+    Ok(row(&what, &shape, "value", N_EMBD, &[table], &counters))
 }

@@ -6,8 +6,7 @@
 //! after [`KvStore::await_pages`] named a page comes after the moves of that page.
 
 use crate::{
-    Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, driver::buffer_bytes, error::Result,
-    ops::check_head_dims,
+    Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, error::Result, ops::check_head_dims,
 };
 
 /// Tokens of a page.
@@ -160,16 +159,19 @@ impl KvStore {
         })
     }
 
+    /// Says whether kernels take heads of these shapes.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where a head is too wide.
+    pub fn check_shapes(shapes: &[KvShape]) -> Result<()> {
+        shapes
+            .iter()
+            .try_for_each(|shape| check_head_dims(shape.dim_k, shape.dim_v))
+    }
+
     /// Bytes of a page, all layers.
     pub fn page_bytes(ty: KvType, shapes: &[KvShape]) -> usize {
         shapes.iter().flat_map(|shape| shape.page_bytes(ty)).sum()
-    }
-
-    /// Device memory that a store's buffers take beyond its pages.
-    pub fn padding_bytes(ty: KvType, shapes: &[KvShape], n_pages: usize) -> usize {
-        (shapes.iter().flat_map(|shape| shape.page_bytes(ty)))
-            .map(|n_bytes| buffer_bytes::<u8>(n_bytes * n_pages) - n_bytes * n_pages)
-            .sum()
     }
 
     /// A layer, to read.

@@ -63,10 +63,11 @@ mod layout;
 mod matrix;
 pub mod modules;
 mod ops;
+mod self_test;
 
 pub use driver::{
     Args, Availability, Buffer, Capture, Device, DeviceInfo, DeviceReport, Fence, Graph, Kernel, LaunchShape,
-    Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, probe,
+    Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe,
 };
 #[cfg(feature = "sim")]
 pub use driver::{Fault, SimOptions, Simulator};
@@ -77,6 +78,8 @@ pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use ops::{
     Activation, ArgmaxScratch, AttentionScratch, AttentionShape, AttentionStep, GatedProduct, Input,
-    NO_TOKEN, Norm, NormKind, Ops, Product, Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, Rope,
-    RopeStyle, RopeTargets, StepPlaces, TokenIds,
+    MAX_SAMPLED_VOCAB, NO_TOKEN, Norm, NormKind, Ops, Product, Q8Scale, QuantizedMut, QuantizedRows,
+    QuantizedView, Rope, RopeStyle, RopeTargets, SampleInputs, SampleOutputs, SampleRecord, StepPlaces,
+    TokenIds, TokenRuns,
 };
+pub use self_test::self_test;

@@ -19,6 +19,7 @@
 //! Every operation is row-wise (attention: row-wise given the KV store). A host backend gives a row the same bits
 //! whatever the other rows are; a device may choose kernels by [`StepShape`].
 
+use tokenmill_cuda_exec::CudaExecError;
 use tokenmill_gguf::TensorType;
 
 use crate::{
@@ -45,7 +46,8 @@ pub trait Backend: Sized {
 
     // ----- Load time: everything is allocated here, nothing later. -----
 
-    /// Hears what will be loaded, before anything else: the network, the largest step, and the memory planned for both.
+    /// Hears what will be loaded, before anything else: the network, the largest step, the KV store, and the memory planned
+    /// for all of them.
     ///
     /// # Errors
     /// A device error, such as too little memory.
@@ -53,9 +55,10 @@ pub trait Backend: Sized {
         &mut self,
         descriptor: &Descriptor,
         limits: &ExecutorLimits,
+        kv: &KvLayout,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
-        let _ = (descriptor, limits, plan);
+        let _ = (descriptor, limits, kv, plan);
         Ok(())
     }
 
@@ -372,6 +375,33 @@ pub enum BackendError {
         /// The device.
         device: &'static str,
     },
+    /// The device cannot be opened.
+    #[error("{reason}")]
+    Unavailable {
+        /// What the machine lacks.
+        reason: Box<CudaExecError>,
+    },
+    /// The device has less memory than the plan of the load.
+    #[error(
+        "it has {} MiB free and the model needs {} MiB, {} MiB of them for weights: {} MiB are missing; {}",
+        free_bytes >> 20,
+        needed_bytes.div_ceil(1 << 20),
+        weights_bytes.div_ceil(1 << 20),
+        (needed_bytes.saturating_sub(*free_bytes)).div_ceil(1 << 20),
+        what_fits(*kv_tokens, *fitting_kv_tokens)
+    )]
+    DoesNotFit {
+        /// Bytes of the plan, and what the driver needs beside it.
+        needed_bytes: u64,
+        /// Bytes free.
+        free_bytes: u64,
+        /// Bytes of the weights alone.
+        weights_bytes: u64,
+        /// Tokens whose keys and values were to be stored.
+        kv_tokens: usize,
+        /// Tokens for which there would be room.
+        fitting_kv_tokens: usize,
+    },
     /// Memory ran out at load.
     #[error(
         "{device} is out of memory: {needed_bytes} bytes are needed for {purpose}, {free_bytes} are free; use a smaller context or a smaller type"
@@ -402,4 +432,12 @@ pub enum BackendError {
         /// What the device said.
         reason: String,
     },
+}
+
+fn what_fits(kv_tokens: usize, fitting_kv_tokens: usize) -> String {
+    if fitting_kv_tokens > 0 {
+        format!("keys and values of {fitting_kv_tokens} tokens would fit instead of {kv_tokens}")
+    } else {
+        "no context would fit; use a file with smaller weights".to_owned()
+    }
 }

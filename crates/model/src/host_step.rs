@@ -7,8 +7,11 @@ use std::collections::VecDeque;
 
 use crate::{
     ForwardBatch, RowError, RowOutput, SampleRequest, SampledToken, Sampler, StepOutput, StepShape,
-    TokenSource,
+    TokenLogprob, TokenSource,
 };
+
+/// Gives the token that a device picked for a row, and appends the row's likeliest tokens where it reports them.
+pub(crate) type PickRow<'a> = dyn FnMut(usize, &mut Vec<TokenLogprob>) -> Result<SampledToken, RowError> + 'a;
 
 /// The values of the current step, the sampler, and the results that wait to be read.
 #[derive(Debug, Default)]
@@ -75,17 +78,17 @@ impl HostStep {
         self.finish(logits, n_vocab, outputs, n_embd, None);
     }
 
-    /// Keeps the results of a step whose tokens a device may have `picked` already: for each row an id, or one outside the
-    /// vocabulary where the logits were not finite.
+    /// Keeps the results of a step whose tokens a device may have `picked` already. It is asked row by row, in order, for those
+    /// that sample.
     ///
     /// `logits: [L, n_vocab]`, empty where no row needs them; `outputs: [O, n_embd]`, empty where no row wants them.
-    pub fn finish(
+    pub(crate) fn finish(
         &mut self,
         logits: &[f32],
         n_vocab: usize,
         outputs: &[f32],
         n_embd: usize,
-        picked: Option<&[u32]>,
+        mut picked: Option<&mut PickRow<'_>>,
     ) {
         let mut result = self.spare.pop().unwrap_or_default();
         result.clear();
@@ -93,16 +96,11 @@ impl HostStep {
         result.top_starts.push(0);
         for (row, wanted) in self.batch.outputs.iter().enumerate() {
             let logits_of_row = || &logits[row * n_vocab..(row + 1) * n_vocab];
-            match (wanted, picked) {
+            match (wanted, &mut picked) {
                 (RowOutput::Sample(_), Some(picked)) => {
-                    let id = picked[row];
-                    let is_token = (id as usize) < n_vocab;
-                    self.sampled.push(if is_token { id } else { 0 });
-                    result.sampled.push(Some(if is_token {
-                        Ok(SampledToken { id, logprob: None })
-                    } else {
-                        Err(RowError::NonFiniteLogits)
-                    }));
+                    let token = picked(row, &mut result.top);
+                    self.sampled.push(token.map_or(0, |token| token.id));
+                    result.sampled.push(Some(token));
                 }
                 (RowOutput::Logits, _) => {
                     result.logits.extend_from_slice(logits_of_row());

@@ -43,6 +43,7 @@ mod batch;
 mod cpu_backend;
 mod cuda_backend;
 mod descriptor;
+mod device;
 mod error;
 mod executor;
 mod forward;
@@ -63,11 +64,12 @@ pub use arch::architectures;
 pub use backend::{Backend, BackendError};
 pub use batch::{BatchError, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, TokenSource};
 pub use cpu_backend::{CpuBackend, CpuVector};
-pub use cuda_backend::{CudaBackend, CudaBuffer};
+pub use cuda_backend::{CudaBackend, CudaBuffer, StepTimes, Trace};
 pub use descriptor::{
     AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, NormDescriptor, NormPlacement,
     OutputHead, Presence, QkNorm, Residual,
 };
+pub use device::{DeviceChoice, DeviceChoiceError, Loaded, LoadedDevice};
 pub use error::LoadError;
 pub use executor::{
     Executor, ExecutorLimits, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob,

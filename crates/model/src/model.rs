@@ -6,10 +6,9 @@
 use std::path::Path;
 
 use tokenmill_gguf::GgufFile;
-use tokenmill_quant::CpuFeatures;
 
 use crate::{
-    Backend, CpuBackend, Descriptor, Executor, ExecutorLimits, KvLayerShape, KvLayout, KvType, LoadError,
+    Backend, Descriptor, DeviceChoice, ExecutorLimits, KvLayerShape, KvLayout, KvType, LoadError,
     LoadProgress, MatrixUsage, ModelExecutor, OutputHead, PAGE_TOKENS, WeightSource,
     arch::{self, HfConfig},
     forward,
@@ -49,6 +48,8 @@ pub struct ModelOptions {
     pub kv_value_type: Option<KvType>,
     /// Threads of a CPU backend; `None` takes one for each processor.
     pub n_threads: Option<usize>,
+    /// Where [`Model::load`] computes.
+    pub device: DeviceChoice,
 }
 
 impl Default for ModelOptions {
@@ -63,6 +64,7 @@ impl Default for ModelOptions {
             kv_type: KvType::F16,
             kv_value_type: None,
             n_threads: None,
+            device: DeviceChoice::Cpu,
         }
     }
 }
@@ -156,19 +158,6 @@ impl Model {
         plan(&self.descriptor, self.weights(), backend, options)
     }
 
-    /// Loads the network on the CPU.
-    ///
-    /// # Errors
-    /// As [`Self::load_on`].
-    pub fn load(
-        &self,
-        options: &ModelOptions,
-        on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Box<dyn Executor + Send>, LoadError> {
-        let backend = CpuBackend::new(options.n_threads, CpuFeatures::detect())?;
-        Ok(Box::new(self.load_on(backend, options, on_progress)?))
-    }
-
     /// Loads the network on a backend.
     ///
     /// # Errors
@@ -197,9 +186,10 @@ pub fn build<B: Backend>(
     descriptor.validate()?;
     let limits = limits(descriptor, options)?;
     let plan = plan(descriptor, source, &backend, options)?;
-    backend.prepare(descriptor, &limits, &plan)?;
+    let kv = kv_layout(descriptor, &limits, options);
+    backend.prepare(descriptor, &limits, &kv, &plan)?;
     let network = Network::load(descriptor, source, &mut backend, on_progress)?;
-    backend.alloc_kv(&kv_layout(descriptor, &limits, options))?;
+    backend.alloc_kv(&kv)?;
     Ok(ModelExecutor::new(backend, network, descriptor, limits)?)
 }
 

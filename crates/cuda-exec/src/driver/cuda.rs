@@ -306,6 +306,16 @@ impl Driver for CudaDriver {
         }
     }
 
+    fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()> {
+        self.enter("preparing a kernel")?;
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is of this context.
+        let allowed = unsafe {
+            sys::cuFuncSetAttribute(function as sys::CUfunction, attribute, n_bytes as i32).result()
+        };
+        self.check("preparing a kernel", allowed)
+    }
+
     fn launch(&self, stream: Stream, function: Handle, shape: LaunchShape, args: &Args<'_>) -> Result<()> {
         self.enter("launching a kernel")?;
         let [x, y, z] = shape.grid;

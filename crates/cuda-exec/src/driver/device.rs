@@ -13,8 +13,8 @@ use std::{
 use bytemuck::Pod;
 
 use super::{
-    Args, Buffer, DeviceInfo, Driver, Handle, Kernel, LaunchShape, Pinned, Stream, View, ViewMut,
-    cuda::CudaDriver, memory::Arena,
+    Args, Buffer, DeviceInfo, Driver, Handle, Kernel, LaunchShape, Pinned, SHARED_BYTES_UNASKED, Stream,
+    View, ViewMut, cuda::CudaDriver, memory::Arena,
 };
 use crate::{CudaExecError, error::Result, modules};
 
@@ -105,6 +105,11 @@ impl Device {
         lock(&self.shared.arena).reserve(&self.shared.driver, purpose, n_bytes)
     }
 
+    /// Bytes of the newest reservation, and bytes that buffers have taken of memory since, both with the buffers' padding.
+    pub fn reserved_and_taken_bytes(&self) -> [usize; 2] {
+        lock(&self.shared.arena).reserved_and_taken_bytes()
+    }
+
     /// Allocates a buffer, whose elements have no value yet.
     ///
     /// # Errors
@@ -179,28 +184,47 @@ impl Device {
         self.shared.driver.fill(stream, view.address(), 0, n_bytes)
     }
 
+    /// Loads a module where that was not done yet; the driver compiles it for the GPU then.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
+    pub fn load_module(&self, module: &str) -> Result<()> {
+        self.module(module, "").map(|_| ())
+    }
+
     /// Finds a kernel, loading its module where that was not done yet.
     ///
     /// # Errors
     /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
     pub fn kernel(&self, module: &str, kernel: &str) -> Result<Kernel> {
-        let no_kernel = || CudaExecError::NoKernel {
-            module: module.to_owned(),
-            kernel: kernel.to_owned(),
-        };
-        let mut modules = lock(&self.shared.modules);
-        let handle = if let Some(&handle) = modules.get(module) {
-            handle
-        } else {
-            let found = modules::module(module).ok_or_else(no_kernel)?;
-            let handle = self.shared.driver.load_module(found.name, found.text)?;
-            modules.insert(found.name, handle);
-            handle
-        };
+        let handle = self.module(module, kernel)?;
         let function = self.shared.driver.function(handle, kernel)?;
         Ok(Kernel {
-            function: function.ok_or_else(no_kernel)?,
+            function: function.ok_or_else(|| no_kernel(module, kernel))?,
         })
+    }
+
+    /// Finds a kernel that is launched with up to `n_bytes` of dynamic shared memory.
+    ///
+    /// # Errors
+    /// As [`Self::kernel`], or the driver's where the device has less.
+    pub fn kernel_with_shared_bytes(&self, module: &str, kernel: &str, n_bytes: usize) -> Result<Kernel> {
+        let found = self.kernel(module, kernel)?;
+        if n_bytes > SHARED_BYTES_UNASKED {
+            self.shared.driver.allow_shared_bytes(found.function, n_bytes)?;
+        }
+        Ok(found)
+    }
+
+    fn module(&self, module: &str, kernel: &str) -> Result<Handle> {
+        let mut modules = lock(&self.shared.modules);
+        if let Some(&handle) = modules.get(module) {
+            return Ok(handle);
+        }
+        let found = modules::module(module).ok_or_else(|| no_kernel(module, kernel))?;
+        let handle = self.shared.driver.load_module(found.name, found.text)?;
+        modules.insert(found.name, handle);
+        Ok(handle)
     }
 
     /// Queues a launch on the compute stream. A grid without thread blocks is no launch.
@@ -272,6 +296,14 @@ impl Fence {
         self.driver.elapsed_ms(self.event, later.event)
     }
 
+    /// Waits until the point is reached.
+    ///
+    /// # Errors
+    /// What the device says while it is waited for.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize(self.event)
+    }
+
     /// Lets a stream go on only when the point is reached.
     ///
     /// # Errors
@@ -290,4 +322,11 @@ impl Drop for Fence {
 /// Locks. What the locks guard is whole at every moment, so a panic elsewhere leaves it usable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn no_kernel(module: &str, kernel: &str) -> CudaExecError {
+    CudaExecError::NoKernel {
+        module: module.to_owned(),
+        kernel: kernel.to_owned(),
+    }
 }

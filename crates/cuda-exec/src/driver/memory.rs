@@ -31,6 +31,8 @@ impl Drop for Chunk {
 #[derive(Debug, Default)]
 pub(super) struct Arena {
     reserved: Option<(Arc<Chunk>, usize)>,
+    n_reserved: usize,
+    n_taken: usize,
 }
 
 impl Arena {
@@ -41,6 +43,7 @@ impl Arena {
         purpose: &'static str,
         n_bytes: usize,
     ) -> Result<()> {
+        (self.n_reserved, self.n_taken) = (n_bytes, 0);
         if driver.allocates_apart() {
             return check_free(driver, purpose, n_bytes);
         }
@@ -50,6 +53,10 @@ impl Arena {
         Ok(())
     }
 
+    pub(super) fn reserved_and_taken_bytes(&self) -> [usize; 2] {
+        [self.n_reserved, self.n_taken]
+    }
+
     pub(super) fn alloc<T: Pod>(
         &mut self,
         driver: &Arc<dyn Driver>,
@@ -57,6 +64,7 @@ impl Arena {
         len: usize,
     ) -> Result<Buffer<T>> {
         let n_bytes = buffer_bytes::<T>(len);
+        self.n_taken += n_bytes;
         if let Some((chunk, n_used)) = &mut self.reserved
             && n_bytes <= chunk.n_bytes - *n_used
         {
@@ -267,6 +275,21 @@ impl<'a, T: Pod> ViewMut<'a, T> {
             len,
             buffer: PhantomData,
         })
+    }
+
+    /// The first `middle` elements, and the rest.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`].
+    pub fn split_at(self, middle: usize) -> Result<(ViewMut<'a, T>, ViewMut<'a, T>)> {
+        let (address, len) = inside::<T>(self.address, self.len, 0..middle)?;
+        let (rest_address, rest_len) = inside::<T>(self.address, self.len, middle..self.len)?;
+        let part = |address, len| ViewMut {
+            address,
+            len,
+            buffer: PhantomData,
+        };
+        Ok((part(address, len), part(rest_address, rest_len)))
     }
 
     /// The same elements, borrowed for less time.

@@ -26,7 +26,7 @@ pub use graph::{Capture, Graph};
 pub use launch::{Args, Kernel, LaunchShape};
 pub use memory::{Buffer, SharedView, View, ViewMut, buffer_bytes};
 pub use pinned::Pinned;
-pub use probe::{Availability, DeviceReport, probe};
+pub use probe::{Availability, DeviceReport, has_driver, probe};
 #[cfg(feature = "sim")]
 pub use sim::{Fault, SimOptions, Simulator};
 
@@ -34,6 +34,9 @@ pub use sim::{Fault, SimOptions, Simulator};
 pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
+
+/// Dynamic shared memory that every kernel may have.
+pub(crate) const SHARED_BYTES_UNASKED: usize = 48 << 10;
 
 /// One of the two queues of work that a device has here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -92,6 +95,9 @@ trait Driver: Send + Sync + fmt::Debug {
 
     /// The kernel with this name, `None` where the module has none.
     fn function(&self, module: Handle, name: &str) -> Result<Option<Handle>>;
+
+    /// Lets a kernel be launched with more dynamic shared memory than [`SHARED_BYTES_UNASKED`].
+    fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()>;
 
     fn launch(&self, stream: Stream, function: Handle, shape: LaunchShape, args: &Args<'_>) -> Result<()>;
 

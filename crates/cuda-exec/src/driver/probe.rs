@@ -30,6 +30,11 @@ pub struct DeviceReport {
     pub problem: Option<CudaExecError>,
 }
 
+/// Whether there is a driver to ask, without starting it.
+pub fn has_driver() -> bool {
+    cuda::is_present()
+}
+
 /// Looks at the driver and its GPUs.
 pub fn probe() -> Availability {
     let mut availability = Availability {

@@ -16,7 +16,7 @@ use tokenmill_ptx_sim::{
     Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module, launch,
 };
 
-use super::{Args, Device, DeviceInfo, Driver, Handle, LaunchShape, Poison, Stream};
+use super::{Args, Device, DeviceInfo, Driver, Handle, LaunchShape, Poison, SHARED_BYTES_UNASKED, Stream};
 use crate::{CudaExecError, error::Result};
 
 /// What a simulated device is like.
@@ -106,6 +106,11 @@ impl Simulator {
         let state = self.driver.lock();
         (state.n_uploads, state.n_downloads)
     }
+
+    /// Bytes copied to the host so far.
+    pub fn downloaded_bytes(&self) -> u64 {
+        self.driver.lock().n_downloaded_bytes
+    }
 }
 
 #[derive(Debug)]
@@ -119,13 +124,15 @@ struct SimDriver {
 struct State {
     memory: DeviceMemory,
     modules: Vec<Module>,
-    /// Module and name.
-    functions: Vec<(usize, String)>,
+    functions: Vec<Function>,
     queues: [VecDeque<Operation>; 2],
     events: HashMap<Handle, Event>,
     graphs: HashMap<Handle, Arc<[Operation]>>,
     capture: Option<Vec<Operation>>,
     n_handles: Handle,
+    /// A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and no measurement.
+    clock_ms: f64,
+    n_downloaded_bytes: u64,
     counters: BTreeMap<String, (u64, Counters)>,
     fault: Option<Fault>,
     n_captured: u64,
@@ -134,10 +141,19 @@ struct State {
     n_downloads: u64,
 }
 
+#[derive(Debug)]
+struct Function {
+    module: usize,
+    name: String,
+    max_shared_bytes: usize,
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Event {
     n_recorded: u64,
     n_reached: u64,
+    /// When it was reached, by the simulated clock.
+    at_ms: f64,
 }
 
 /// The address of pinned memory.
@@ -199,6 +215,8 @@ impl State {
             graphs: HashMap::new(),
             capture: None,
             n_handles: 0,
+            clock_ms: 0.0,
+            n_downloaded_bytes: 0,
             counters: BTreeMap::new(),
             fault: None,
             n_captured: 0,
@@ -249,11 +267,14 @@ impl State {
             &Operation::Upload { from, to, n_bytes } => {
                 // SAFETY: whoever queued the copy vouches for the memory until it is done.
                 let bytes = unsafe { std::slice::from_raw_parts(from.0.as_ptr(), n_bytes) };
+                self.clock_ms += n_bytes as f64 * 1e-7;
                 self.memory.write(DevicePtr(to), bytes).map_err(text)
             }
             &Operation::Download { from, to, n_bytes } => {
                 // SAFETY: whoever queued the copy vouches for the memory until it is done.
                 let bytes = unsafe { std::slice::from_raw_parts_mut(to.0.as_ptr(), n_bytes) };
+                self.clock_ms += n_bytes as f64 * 1e-7;
+                self.n_downloaded_bytes += n_bytes as u64;
                 self.memory.read(DevicePtr(from), bytes).map_err(text)
             }
             &Operation::Copy { from, to, n_bytes } => {
@@ -267,6 +288,7 @@ impl State {
             &Operation::Record { event, nth } => {
                 if let Some(event) = self.events.get_mut(&event) {
                     event.n_reached = nth;
+                    event.at_ms = self.clock_ms;
                 }
                 Ok(())
             }
@@ -282,7 +304,7 @@ impl State {
         arguments: &Arguments,
         is_fatal: bool,
     ) -> std::result::Result<(), String> {
-        let (module, name) = &self.functions[function];
+        let Function { module, name, .. } = &self.functions[function];
         if is_fatal {
             return Err(format!("kernel `{name}` was made to fault"));
         }
@@ -296,6 +318,7 @@ impl State {
         let total = self.counters.entry(name.clone()).or_default();
         total.0 += 1;
         total.1.add(&report.counters);
+        self.clock_ms += report.counters.warp_instructions() as f64 * 1e-6;
         Ok(())
     }
 }
@@ -419,12 +442,27 @@ impl Driver for SimDriver {
         if state.modules[module as usize].kernel(name).is_err() {
             return Ok(None);
         }
-        state.functions.push((module as usize, name.to_owned()));
+        state.functions.push(Function {
+            module: module as usize,
+            name: name.to_owned(),
+            max_shared_bytes: SHARED_BYTES_UNASKED,
+        });
         Ok(Some(state.functions.len() as Handle - 1))
+    }
+
+    fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()> {
+        self.enter()?.functions[function as usize].max_shared_bytes = n_bytes;
+        Ok(())
     }
 
     fn launch(&self, stream: Stream, function: Handle, shape: LaunchShape, args: &Args<'_>) -> Result<()> {
         let mut state = self.enter()?;
+        if shape.shared_bytes as usize > state.functions[function as usize].max_shared_bytes {
+            return Err(CudaExecError::Failed {
+                operation: "launching a kernel",
+                reason: format!("{} bytes of shared memory were not asked for", shape.shared_bytes),
+            });
+        }
         let mut is_fatal = false;
         match &mut state.fault {
             Some(Fault::Launch { after } | Fault::Lose { after }) if *after > 0 => *after -= 1,
@@ -541,10 +579,16 @@ impl Driver for SimDriver {
         })
     }
 
-    fn elapsed_ms(&self, _: Handle, _: Handle) -> Result<f32> {
-        Err(CudaExecError::Unsupported {
-            feature: "clock on a simulated device".to_owned(),
-        })
+    fn elapsed_ms(&self, start: Handle, end: Handle) -> Result<f32> {
+        let state = self.enter()?;
+        let moment = |event| match state.events.get(&event) {
+            Some(event) if event.n_recorded > 0 && event.n_reached == event.n_recorded => Ok(event.at_ms),
+            _ => Err(CudaExecError::Failed {
+                operation: "reading a time",
+                reason: "an event has not happened".to_owned(),
+            }),
+        };
+        Ok((moment(end)? - moment(start)?) as f32)
     }
 
     fn begin_capture(&self, _: Stream) -> Result<()> {

@@ -1,8 +1,8 @@
-//! Paged attention. Kernels: `attention_decode.cu`.
+//! Paged attention. Kernels: `attention_decode.cu`, and `attention_prefill.cu` for runs of tokens.
 
 use super::{Ops, QuantizedMut, check_multiple};
 use crate::{
-    Args, Buffer, CudaExecError, Device, LaunchShape, Stream, View, ViewMut,
+    Args, Buffer, CudaExecError, Device, Kernel, KvType, LaunchShape, Stream, View, ViewMut,
     error::Result,
     kv::{KvLayer, PAGE_TOKENS},
 };
@@ -44,6 +44,17 @@ pub struct AttentionStep<'a> {
     pub pages: View<'a, u32>,
     /// Pages of the longest context.
     pub max_pages: usize,
+    /// Where sequences have several tokens each, for the kernels that take them as runs.
+    pub runs: Option<TokenRuns<'a>>,
+}
+
+/// The tokens of sequences that have several.
+#[derive(Clone, Copy, Debug)]
+pub struct TokenRuns<'a> {
+    /// Offsets of the sequences in the tokens, `[S + 1]`. Positions within a sequence are consecutive.
+    pub seq_starts: View<'a, u32>,
+    /// Tokens of the longest run.
+    pub longest: usize,
 }
 
 /// Partial results and counters, shared by all layers.
@@ -93,7 +104,70 @@ fn n_splits(max_pages: usize) -> usize {
     (max_pages * PAGE_TOKENS).div_ceil(SPLIT_TOKENS).max(1)
 }
 
+/// Query rows of a thread block, and positions of a tile, of the kernels for runs.
+const PREFILL_TILE: usize = 64;
+/// Widest heads of those kernels.
+const PREFILL_HEAD_DIMS: [usize; 2] = [64, 128];
+
+/// Dynamic shared memory of the kernel for heads of up to `dim` values: four tiles of padded half-precision rows.
+fn prefill_shared_bytes(dim: usize) -> usize {
+    4 * PREFILL_TILE * (dim + 8) * 2
+}
+
+pub(super) fn load_prefill(device: &Device) -> Result<[Kernel; 2]> {
+    let [narrow, wide] = PREFILL_HEAD_DIMS;
+    let load = |dim: usize| {
+        device.kernel_with_shared_bytes(
+            "attention_prefill",
+            &format!("attention_prefill_d{dim}"),
+            prefill_shared_bytes(dim),
+        )
+    };
+    Ok([load(narrow)?, load(wide)?])
+}
+
+/// Whether the kernels for runs take heads of this shape: they read half precision only, and do not quantize their output.
+fn takes_runs(kv_type: KvType, dim_k: usize, dim_v: usize) -> bool {
+    kv_type == KvType::F16 && dim_k.max(dim_v) <= PREFILL_HEAD_DIMS[1]
+}
+
 impl Ops {
+    /// Attends as [`Self::attention`] does, on tensor cores: a thread block takes many tokens of a sequence.
+    fn attention_of_runs(
+        &self,
+        attention: &AttentionShape<'_>,
+        step: &AttentionStep<'_>,
+        runs: TokenRuns<'_>,
+        kv: KvLayer<'_>,
+        q: View<'_, f32>,
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let (dim_k, dim_v) = (kv.shape.dim_k, kv.shape.dim_v);
+        let variant = usize::from(dim_k.max(dim_v) > PREFILL_HEAD_DIMS[0]);
+        let (n_heads, n_tokens) = (attention.n_heads, step.positions.len());
+        let n_seqs = runs.seq_starts.len() - 1;
+        let args = Args::new()
+            .read(q.range(0..n_tokens * n_heads * dim_k)?)
+            .write(output.range(0..n_tokens * n_heads * dim_v)?)
+            .read(step.positions)
+            .read(runs.seq_starts)
+            .read(step.page_starts)
+            .read(step.pages)
+            .read(kv.k)
+            .read(kv.v)
+            .read_or_null(attention.sinks)
+            .float(attention.scale)
+            .float(attention.softcap.unwrap_or(0.0))
+            .count(attention.window.unwrap_or(0))
+            .count(n_heads)
+            .count(kv.shape.n_kv_heads)
+            .count(dim_k)
+            .count(dim_v);
+        let shape = LaunchShape::new([n_heads, runs.longest.div_ceil(PREFILL_TILE), n_seqs], 128)
+            .with_shared_bytes(prefill_shared_bytes(PREFILL_HEAD_DIMS[variant]));
+        self.device.launch(self.attention_prefill[variant], shape, &args)
+    }
+
     /// Attends from each token's query to its sequence's stored keys and values up to its own position:
     /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked.
     ///
@@ -114,6 +188,19 @@ impl Ops {
         check_head_dims(dim_k, dim_v)?;
         check_multiple("the number of heads", attention.n_heads, n_kv_heads)?;
         let n_heads = attention.n_heads;
+        if let Some(sinks) = &attention.sinks {
+            sinks.range(0..n_heads)?;
+        }
+        if let Some(runs) = step.runs.filter(|_| takes_runs(ty, dim_k, dim_v)) {
+            self.attention_of_runs(attention, step, runs, kv, q, output.reborrow())?;
+            return match quantized {
+                Some(rows) => {
+                    let width = n_heads * dim_v;
+                    self.quantize(step.positions.len(), width, output.as_view(), rows)
+                }
+                None => Ok(()),
+            };
+        }
         let group = n_heads / n_kv_heads;
         let variant = (HEADS_OF_KERNEL.iter())
             .position(|&heads| heads >= group)
@@ -124,9 +211,6 @@ impl Ops {
         let n_splits = n_splits(step.max_pages);
         let row = |dim: usize| dim.next_multiple_of(8);
         let shared_bytes = 4 * heads * (SPLIT_TOKENS + row(dim_k)).max(4 * row(dim_v));
-        if let Some(sinks) = &attention.sinks {
-            sinks.range(0..n_heads)?;
-        }
         let n_tokens = step.positions.len();
         let token_len = n_heads * n_splits * (dim_v + 2);
         // A grid has at most 65535 thread blocks along z.

@@ -10,6 +10,7 @@ mod embed;
 mod linear;
 mod norm;
 mod rope_kv;
+mod sample;
 
 use std::mem::size_of;
 
@@ -22,12 +23,13 @@ use crate::{
 
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub(crate) use attention::check_head_dims;
-pub use attention::{AttentionScratch, AttentionShape, AttentionStep};
+pub use attention::{AttentionScratch, AttentionShape, AttentionStep, TokenRuns};
 pub use elementwise::Activation;
 pub use embed::TokenIds;
 pub use linear::{GatedProduct, Input, Product};
 pub use norm::{Norm, NormKind};
 pub use rope_kv::{Rope, RopeStyle, RopeTargets, StepPlaces};
+pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
 
 /// The scale and the sums of the halves of a group of 32 quantized activations.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
@@ -152,6 +154,9 @@ pub struct Ops {
     attention: [[Kernel; 4]; 2],
     argmax_partial: Kernel,
     argmax_combine: Kernel,
+    /// For heads of up to 64 and of up to 128 values.
+    attention_prefill: [Kernel; 2],
+    sample_rows: Kernel,
 }
 
 impl Ops {
@@ -184,6 +189,8 @@ impl Ops {
             attention: [attention("f16")?, attention("f32")?],
             argmax_partial: device.kernel("argmax", "argmax_partial")?,
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
+            attention_prefill: attention::load_prefill(device)?,
+            sample_rows: device.kernel("sample", "sample_rows")?,
             device: device.clone(),
         })
     }

@@ -6,5 +6,6 @@ mod bench;
 mod embed;
 mod matvec;
 mod norm;
+mod planted;
 mod rope;
 mod sample;

@@ -114,9 +114,9 @@ fn record(row: &Row, arrays: &mut Arrays) -> Vec<u8> {
         mask_start,
         bias_start,
         arrays.bias_ids.len() as u32,
+        bias_start,
         params.n_logprobs.unwrap_or(0),
         top_start,
-        0,
     ] {
         bytes.extend(word.to_le_bytes());
     }

@@ -6,12 +6,15 @@
 use tokenmill_cuda_exec as exec;
 
 use super::{
-    CudaBackend, CudaBuffer, DEVICE, QuantizedForms, Results, StepInputs, Workspace,
+    CudaBackend, CudaBuffer, DEVICE, PickedLayout, QuantizedForms, Results, StepInputs, Workspace,
     translate::{kv_shapes, kv_type},
 };
 use crate::{
     BackendError, Descriptor, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, PAGE_TOKENS,
 };
+
+/// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.
+const DRIVER_BYTES: u64 = 128 << 20;
 
 impl CudaBackend {
     /// Takes the planned memory in one piece and makes what steps need beside weights, activations and KV.
@@ -22,8 +25,7 @@ impl CudaBackend {
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
         self.epoch += 1;
-        let n_bytes = plan.total_bytes() - plan.kv_page_bytes * limits.n_host_pages;
-        self.device.reserve("the model", n_bytes)?;
+        self.device.reserve("the model", self.check_fit(limits, plan)?)?;
         let [n_heads, dim_v] = widest_attention(descriptor);
         let device = &self.device;
         self.workspace = Some(Workspace {
@@ -38,9 +40,31 @@ impl CudaBackend {
                 dim_v,
             )?,
             argmax: exec::ArgmaxScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
-            sampled: device.alloc("sampling", limits.max_logit_rows)?,
+            picked: device.upload("sampling", &vec![0; PickedLayout::new(limits).n_words()])?,
+            picked_layout: PickedLayout::new(limits),
+            previous: device.alloc("sampling", limits.max_logit_rows)?,
+            adjusted: device.alloc("sampling", limits.max_logit_rows * limits.n_vocab)?,
         });
         Ok(())
+    }
+
+    /// Says whether the planned memory is there; gives its size.
+    fn check_fit(&self, limits: &ExecutorLimits, plan: &MemoryPlan) -> Result<usize, BackendError> {
+        // Host pages are not the device's memory.
+        let needed_bytes = plan.total_bytes() - plan.kv_page_bytes * limits.n_host_pages;
+        let free_bytes = self.device.free_bytes()?;
+        if needed_bytes as u64 + DRIVER_BYTES <= free_bytes {
+            return Ok(needed_bytes);
+        }
+        let without_kv = needed_bytes - plan.kv_page_bytes * limits.n_pages;
+        let room = free_bytes.saturating_sub(without_kv as u64 + DRIVER_BYTES) as usize;
+        Err(BackendError::DoesNotFit {
+            needed_bytes: needed_bytes as u64 + DRIVER_BYTES,
+            free_bytes,
+            weights_bytes: plan.weights_bytes as u64,
+            kv_tokens: limits.n_pages * PAGE_TOKENS,
+            fitting_kv_tokens: room / plan.kv_page_bytes.max(1) * PAGE_TOKENS,
+        })
     }
 
     /// Device memory of the workspace, and of the frequencies that the network's ropes upload.
@@ -54,7 +78,9 @@ impl CudaBackend {
             + QuantizedForms::device_bytes(limits.max_batch_tokens, widest_input(descriptor))
             + exec::AttentionScratch::device_bytes(limits.max_batch_tokens, max_pages, n_heads, dim_v)
             + exec::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
+            + exec::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
             + exec::buffer_bytes::<u32>(limits.max_logit_rows)
+            + exec::buffer_bytes::<f32>(limits.max_logit_rows * limits.n_vocab)
             + rope_bytes
     }
 

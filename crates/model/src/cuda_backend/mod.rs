@@ -12,15 +12,19 @@ mod operations;
 mod quantized;
 mod results;
 mod run;
+mod sampling;
 mod step;
+mod trace;
 mod translate;
 
 use tokenmill_cuda_exec as exec;
 
+pub use self::trace::{StepTimes, Trace};
 use self::{
     quantized::QuantizedForms,
-    results::{Results, Sources},
+    results::{PickedLayout, Results, Sources},
     step::StepInputs,
+    trace::Tracer,
 };
 use crate::StepShape;
 
@@ -39,6 +43,7 @@ pub struct CudaBackend {
     /// Counts the moves of what captured steps hold.
     epoch: u64,
     uses_graphs: bool,
+    tracer: Option<Tracer>,
 }
 
 /// What steps need beside weights, activations and KV.
@@ -48,8 +53,13 @@ struct Workspace {
     quantized: QuantizedForms,
     attention: exec::AttentionScratch,
     argmax: exec::ArgmaxScratch,
-    /// Tokens sampled by the newest step that sampled on the device.
-    sampled: exec::Buffer<u32>,
+    /// What the newest step that sampled on the device picked; tokens first.
+    picked: exec::Buffer<u32>,
+    picked_layout: PickedLayout,
+    /// Tokens of the step before it.
+    previous: exec::Buffer<u32>,
+    /// Logits with bias, mask and penalties.
+    adjusted: exec::Buffer<f32>,
 }
 
 /// An activation buffer with a number that tells it from others.
@@ -74,6 +84,7 @@ impl CudaBackend {
             graphs: exec::GraphCache::default(),
             epoch: 0,
             uses_graphs: true,
+            tracer: None,
             device,
         })
     }
@@ -83,6 +94,20 @@ impl CudaBackend {
     pub fn with_graphs(mut self, uses_graphs: bool) -> Self {
         self.uses_graphs = uses_graphs;
         self
+    }
+
+    /// Measures from now on what the time of steps goes to.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn with_trace(mut self) -> Result<Self, exec::CudaExecError> {
+        self.tracer = Some(Tracer::new(&self.device)?);
+        Ok(self)
+    }
+
+    /// What the time of the steps read so far went to; `None` where it is not measured.
+    pub fn trace(&self) -> Option<Trace> {
+        self.tracer.as_ref().map(Tracer::trace)
     }
 
     /// The device.

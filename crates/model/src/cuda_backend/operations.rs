@@ -8,6 +8,7 @@ use tokenmill_gguf::TensorType;
 
 use super::{
     CudaBackend, CudaBuffer, Sources, Workspace, prepared,
+    trace::Moment,
     translate::{activation_of, kv_shapes, kv_type, norm_of, page_move_of, rope_of},
 };
 use crate::{
@@ -25,8 +26,12 @@ impl Backend for CudaBackend {
         &mut self,
         descriptor: &Descriptor,
         limits: &ExecutorLimits,
+        kv: &KvLayout,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
+        // What is certain to fail fails before gigabytes are on their way.
+        exec::KvStore::check_shapes(&kv_shapes(kv))?;
+        kv_type(kv)?;
         self.make_workspace(descriptor, limits, plan)
     }
 
@@ -70,11 +75,14 @@ impl Backend for CudaBackend {
     }
 
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
+        self.mark(Moment::Begun)?;
         let workspace = prepared(&mut self.workspace);
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        workspace.results.begin(batch);
-        let shape = workspace.inputs.begin(batch, &mut workspace.results)?;
+        let sampling = workspace.inputs.device_mode(batch);
+        workspace.results.begin(batch, sampling);
+        let shape = workspace.inputs.begin(batch, sampling, &mut workspace.results)?;
         kv.await_pages(workspace.inputs.pages())?;
+        self.mark(Moment::Uploaded)?;
         Ok(shape)
     }
 
@@ -87,7 +95,11 @@ impl Backend for CudaBackend {
     }
 
     fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
-        self.workspace().results.read(output)
+        self.workspace().results.read(output)?;
+        match &mut self.tracer {
+            Some(tracer) => Ok(tracer.read()?),
+            None => Ok(()),
+        }
     }
 
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
@@ -107,7 +119,7 @@ impl Backend for CudaBackend {
         workspace.quantized.forget(output.id);
         let ids = exec::TokenIds {
             tokens: workspace.inputs.tokens(n_tokens)?,
-            sampled: workspace.sampled.view(),
+            sampled: workspace.picked.view(),
         };
         Ok(self.ops.embed(table, ids, scale, output.values.view_mut())?)
     }
@@ -292,13 +304,41 @@ impl Backend for CudaBackend {
         outputs: &CudaBuffer,
     ) -> Result<(), BackendError> {
         let workspace = prepared(&mut self.workspace);
-        if shape.sampling == SamplingMode::Argmax {
-            self.ops.argmax(
-                [shape.n_logits, n_vocab],
+        let rows = [shape.n_logits, n_vocab];
+        match shape.sampling {
+            SamplingMode::Raw => {}
+            SamplingMode::Argmax => self.ops.argmax(
+                rows,
                 logits.values.view(),
-                workspace.sampled.view_mut(),
+                workspace.picked.view_mut(),
                 &mut workspace.argmax,
-            )?;
+            )?,
+            SamplingMode::Full => {
+                let previous = &mut workspace.previous;
+                let n_previous = previous.len();
+                let tokens = workspace.picked.view().range(0..n_previous)?;
+                (self.device).copy(exec::Stream::Compute, tokens, &previous.view_mut())?;
+                let [records, words] = workspace.inputs.records()?;
+                let [tokens, status, logprobs, top_ids, top_logprobs] =
+                    (workspace.picked_layout).split(workspace.picked.view_mut())?;
+                self.ops.sample(
+                    rows,
+                    logits.values.view(),
+                    &exec::SampleInputs {
+                        records,
+                        words,
+                        previous: previous.view(),
+                    },
+                    exec::SampleOutputs {
+                        adjusted: workspace.adjusted.view_mut(),
+                        tokens,
+                        status,
+                        logprobs,
+                        top_ids,
+                        top_logprobs,
+                    },
+                )?;
+            }
         }
         (workspace.results).set_sources(Sources::new(logits.values.share(), outputs.values.share()));
         Ok(())

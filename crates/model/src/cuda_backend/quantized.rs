@@ -87,17 +87,16 @@ impl QuantizedForms {
         [n_rows, width]: [usize; 2],
     ) -> Result<exec::QuantizedView<'_>, BackendError> {
         let held = self.place_of(buffer_id, width);
-        let index = match held {
-            Some(index) => index,
-            None => {
-                let rows = self.of_new_rows(buffer_id, width, None);
-                let rows = rows.ok_or_else(|| BackendError::Unsupported {
-                    feature: format!("quantized weights with rows of {width} values"),
-                    device: super::DEVICE,
-                })?;
-                ops.quantize(n_rows, width, values, rows)?;
-                self.newest
-            }
+        let index = if let Some(index) = held {
+            index
+        } else {
+            let rows = self.of_new_rows(buffer_id, width, None);
+            let rows = rows.ok_or_else(|| BackendError::Unsupported {
+                feature: format!("quantized weights with rows of {width} values"),
+                device: super::DEVICE,
+            })?;
+            ops.quantize(n_rows, width, values, rows)?;
+            self.newest
         };
         Ok(self.places[index].rows.view())
     }

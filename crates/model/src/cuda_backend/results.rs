@@ -1,16 +1,18 @@
 //! [`Results`]: what steps bring back to the host, and the sampling that the host does with it.
 //!
-//! Separate from the operations because it happens behind a step, in step order. Plain argmax is the device's, and only ids
-//! come back; for any other sampling the logits come back and the host's sampler, the one place with all parameters,
-//! picks. Invariants: a step's results are copied behind it and waited for once; two steps may be open, each with pinned
+//! Separate from the operations because it happens behind a step, in step order. What the device samples comes back as ids
+//! and, where asked for, log-probabilities; for the rest ([`sampling`](super::sampling) says what that is) the logits come back and
+//! the host's sampler picks. Invariants: a step's results are copied behind it and waited for once; two steps may be open, each with pinned
 //! buffers of its own.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, ops::Range};
 
 use tokenmill_cuda_exec as exec;
 
+use super::sampling::{MAX_TOP, n_top};
 use crate::{
-    BackendError, ExecutorLimits, ForwardBatch, HostStep, RowOutput, SamplingMode, StepOutput, StepShape,
+    BackendError, ExecutorLimits, ForwardBatch, HostStep, RowError, RowOutput, SampledToken, SamplingMode,
+    StepOutput, StepShape, TokenLogprob, host_step::PickRow,
 };
 
 /// Open steps, their pinned buffers, and the host's sampler.
@@ -23,6 +25,7 @@ pub(super) struct Results {
     spare: Vec<OpenStep>,
     sources: Option<Sources>,
     newest_samples_on_device: bool,
+    layout: PickedLayout,
     n_vocab: usize,
     n_embd: usize,
 }
@@ -42,26 +45,95 @@ impl Sources {
 
 /// Pinned memory for the results of one step.
 struct Slot {
-    ids: exec::Pinned<u32>,
+    picked: exec::Pinned<u32>,
     logits: exec::Pinned<f32>,
     outputs: exec::Pinned<f32>,
 }
 
 /// A step whose results were not taken yet.
-#[derive(Default)]
 struct OpenStep {
     batch: ForwardBatch,
     slot: usize,
-    samples_on_device: bool,
+    sampling: SamplingMode,
     n_logits: usize,
     n_outputs: usize,
+}
+
+impl Default for OpenStep {
+    fn default() -> Self {
+        Self {
+            batch: ForwardBatch::default(),
+            slot: 0,
+            sampling: SamplingMode::Raw,
+            n_logits: 0,
+            n_outputs: 0,
+        }
+    }
+}
+
+/// Where the parts of what the device picked lie, for up to `max_rows` rows: ids, whether there is one, log-probabilities, and
+/// then the likeliest tokens of all rows with theirs.
+#[derive(Clone, Copy)]
+pub(super) struct PickedLayout {
+    max_rows: usize,
+}
+
+impl PickedLayout {
+    pub(super) fn new(limits: &ExecutorLimits) -> Self {
+        Self {
+            max_rows: limits.max_logit_rows,
+        }
+    }
+
+    pub(super) fn n_words(self) -> usize {
+        self.max_rows * (3 + 2 * MAX_TOP)
+    }
+
+    /// Splits the device's words: ids, status, log-probabilities, top ids, top log-probabilities.
+    pub(super) fn split(
+        self,
+        words: exec::ViewMut<'_, u32>,
+    ) -> Result<[exec::ViewMut<'_, u32>; 5], exec::CudaExecError> {
+        let (ids, rest) = words.split_at(self.max_rows)?;
+        let (status, rest) = rest.split_at(self.max_rows)?;
+        let (logprobs, rest) = rest.split_at(self.max_rows)?;
+        let (top_ids, top_logprobs) = rest.split_at(self.max_rows * MAX_TOP)?;
+        Ok([ids, status, logprobs, top_ids, top_logprobs])
+    }
+
+    /// The result of a row, whose likeliest tokens are appended to `top`.
+    fn result(
+        self,
+        words: &[u32],
+        row: usize,
+        output: &RowOutput,
+        tops: Range<usize>,
+        top: &mut Vec<TokenLogprob>,
+    ) -> Result<SampledToken, RowError> {
+        match words[self.max_rows + row] {
+            0 => {}
+            1 => return Err(RowError::NonFiniteLogits),
+            _ => return Err(RowError::NothingAllowed),
+        }
+        let top_ids = &words[3 * self.max_rows..];
+        let top_logprobs = &top_ids[self.max_rows * MAX_TOP..];
+        top.extend(tops.map(|index| TokenLogprob {
+            id: top_ids[index],
+            logprob: f32::from_bits(top_logprobs[index]),
+        }));
+        let reports = matches!(output, RowOutput::Sample(sample) if sample.params.n_logprobs.is_some());
+        Ok(SampledToken {
+            id: words[row],
+            logprob: reports.then(|| f32::from_bits(words[2 * self.max_rows + row])),
+        })
+    }
 }
 
 impl Results {
     pub(super) fn new(device: &exec::Device, limits: &ExecutorLimits) -> Result<Self, exec::CudaExecError> {
         let slot = || -> Result<Slot, exec::CudaExecError> {
             Ok(Slot {
-                ids: device.alloc_pinned(limits.max_logit_rows)?,
+                picked: device.alloc_pinned(PickedLayout::new(limits).n_words())?,
                 logits: device.alloc_pinned(limits.max_logit_rows * limits.n_vocab)?,
                 outputs: device.alloc_pinned(limits.max_batch_tokens * limits.n_embd)?,
             })
@@ -74,20 +146,22 @@ impl Results {
             spare: Vec::with_capacity(2),
             sources: None,
             newest_samples_on_device: false,
+            layout: PickedLayout::new(limits),
             n_vocab: limits.n_vocab,
             n_embd: limits.n_embd,
         })
     }
 
     /// Notes what a step will bring back. It is open once [`Self::queue`] was called for it.
-    pub(super) fn begin(&mut self, batch: &ForwardBatch) {
+    pub(super) fn begin(&mut self, batch: &ForwardBatch, sampling: SamplingMode) {
         let shape = StepShape::of(batch);
         let step = &mut self.current;
         step.batch.copy_from(batch);
         step.slot = self.open.back().map_or(0, |open| 1 - open.slot);
-        step.samples_on_device = shape.sampling == SamplingMode::Argmax;
+        step.sampling = sampling;
+        let samples_on_host = sampling == SamplingMode::Raw && shape.sampling != SamplingMode::Raw;
         let has_raw_rows = (batch.outputs.iter()).any(|output| matches!(output, RowOutput::Logits));
-        step.n_logits = if has_raw_rows || shape.sampling == SamplingMode::Full {
+        step.n_logits = if has_raw_rows || samples_on_host {
             shape.n_logits
         } else {
             0
@@ -117,15 +191,21 @@ impl Results {
     }
 
     /// Queues the copies of the begun step's results, behind it.
-    pub(super) fn queue(&mut self, sampled: &exec::Buffer<u32>) -> Result<(), BackendError> {
+    pub(super) fn queue(&mut self, picked: &exec::Buffer<u32>) -> Result<(), BackendError> {
         let step = &self.current;
         let sources = self.sources();
         let slot = &mut self.slots[step.slot];
         let stream = exec::Stream::Compute;
-        if step.samples_on_device {
-            let n_rows = step.batch.logit_rows.len();
-            let ids = sampled.view().range(0..n_rows)?;
-            slot.ids.download(stream, ids, 0..n_rows)?;
+        let has_tops = (step.batch.outputs.iter()).any(|output| n_top(output, self.n_vocab) > 0);
+        let n_words = match step.sampling {
+            SamplingMode::Raw => 0,
+            SamplingMode::Argmax => step.batch.logit_rows.len(),
+            SamplingMode::Full if has_tops => self.layout.n_words(),
+            SamplingMode::Full => 3 * self.layout.max_rows,
+        };
+        if n_words > 0 {
+            slot.picked
+                .download(stream, picked.view().range(0..n_words)?, 0..n_words)?;
         }
         if step.n_logits > 0 {
             let len = step.n_logits * self.n_vocab;
@@ -137,7 +217,7 @@ impl Results {
             slot.outputs
                 .download(stream, sources.outputs.view().range(0..len)?, 0..len)?;
         }
-        self.newest_samples_on_device = step.samples_on_device;
+        self.newest_samples_on_device = step.sampling != SamplingMode::Raw;
         let step = std::mem::replace(&mut self.current, self.spare.pop().unwrap_or_default());
         self.open.push_back(step);
         Ok(())
@@ -148,14 +228,37 @@ impl Results {
         let Some(step) = self.open.pop_front() else {
             return Ok(());
         };
-        let Slot { ids, logits, outputs } = &mut self.slots[step.slot];
+        let Slot {
+            picked,
+            logits,
+            outputs,
+        } = &mut self.slots[step.slot];
         // In reverse order of their copies, so that the first wait is the only one.
         let outputs = outputs.host()?;
         let logits = logits.host()?;
-        let ids = ids.host()?;
+        let picked = &*picked.host()?;
         self.host.begin(&step.batch);
-        let picked = step.samples_on_device.then_some(&*ids);
-        (self.host).finish(logits, self.n_vocab, outputs, self.n_embd, picked);
+        let (layout, n_vocab) = (self.layout, self.n_vocab);
+        let mut n_tops = 0;
+        let mut result = |row: usize, top: &mut Vec<TokenLogprob>| match step.sampling {
+            SamplingMode::Full => {
+                let output = &step.batch.outputs[row];
+                let tops = n_tops..n_tops + n_top(output, n_vocab);
+                n_tops = tops.end;
+                layout.result(picked, row, output, tops, top)
+            }
+            _ if (picked[row] as usize) < n_vocab => Ok(SampledToken {
+                id: picked[row],
+                logprob: None,
+            }),
+            _ => Err(RowError::NonFiniteLogits),
+        };
+        let on_device: Option<&mut PickRow<'_>> = if step.sampling == SamplingMode::Raw {
+            None
+        } else {
+            Some(&mut result)
+        };
+        (self.host).finish(logits, n_vocab, outputs, self.n_embd, on_device);
         self.spare.push(step);
         Ok(())
     }

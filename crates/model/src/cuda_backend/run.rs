@@ -6,7 +6,7 @@
 
 use tokenmill_cuda_exec as exec;
 
-use super::{CudaBackend, prepared};
+use super::{CudaBackend, prepared, trace::Moment};
 use crate::{BackendError, Phase, StepShape};
 
 enum Replayed {
@@ -46,8 +46,22 @@ impl CudaBackend {
                 }
             }
         }
+        self.mark(Moment::Computed)?;
         let workspace = prepared(&mut self.workspace);
-        workspace.results.queue(&workspace.sampled)
+        workspace.results.queue(&workspace.picked)?;
+        self.mark(Moment::Downloaded)?;
+        if let Some(tracer) = &mut self.tracer {
+            tracer.queued(shape);
+        }
+        Ok(())
+    }
+
+    /// Marks a moment of the newest step where steps are measured.
+    pub(super) fn mark(&mut self, moment: Moment) -> Result<(), BackendError> {
+        match &mut self.tracer {
+            Some(tracer) => Ok(tracer.mark(moment)?),
+            None => Ok(()),
+        }
     }
 
     /// Captures a step and keeps the graph; nothing of it has run then.

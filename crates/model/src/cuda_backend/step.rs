@@ -9,8 +9,11 @@
 
 use tokenmill_cuda_exec as exec;
 
-use super::results::Results;
-use crate::{BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, Phase, RowSet, StepShape, TokenSource};
+use super::{results::Results, sampling};
+use crate::{
+    BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, Phase, RowSet, SamplingMode, StepShape,
+    TokenSource,
+};
 
 /// The position and the slot of padding.
 const NOWHERE: u32 = u32::MAX;
@@ -30,6 +33,8 @@ pub(super) struct StepInputs {
     pages: Vec<u32>,
     page_starts: Vec<u32>,
     output_rows: Vec<u32>,
+    /// Tokens of the sequence that has most in the current step.
+    longest_run: usize,
 }
 
 /// Where the parts of the array start.
@@ -39,34 +44,50 @@ struct Layout {
     positions: usize,
     slots: usize,
     seq_of: usize,
+    seq_starts: usize,
     page_starts: usize,
     output_rows: usize,
     logits_of_outputs: usize,
+    records: usize,
     pages: usize,
 }
 
 impl Layout {
     fn of(shape: &StepShape) -> Self {
         let n = shape.n_tokens;
-        let page_starts = 4 * n;
+        let seq_starts = 4 * n;
+        let page_starts = seq_starts + shape.n_seqs + 1;
         let output_rows = page_starts + shape.n_seqs + 1;
         let logits_of_outputs = output_rows + shape.n_outputs;
+        // Records begin with a number of 64 bits.
+        let records = (logits_of_outputs + shape.n_logits).next_multiple_of(2);
+        let n_records = if shape.sampling == SamplingMode::Full {
+            shape.n_logits
+        } else {
+            0
+        };
         Self {
             n_tokens: n,
             positions: n,
             slots: 2 * n,
             seq_of: 3 * n,
+            seq_starts,
             page_starts,
             output_rows,
             logits_of_outputs,
-            pages: logits_of_outputs + shape.n_logits,
+            records,
+            pages: records + n_records * exec::SampleRecord::WORDS,
         }
     }
 
     /// Words of the largest step.
     fn max_words(limits: &ExecutorLimits) -> usize {
         let max_pages = limits.max_batch_seqs * limits.n_ctx.div_ceil(PAGE_TOKENS);
-        6 * limits.max_batch_tokens + 1 + limits.max_logit_rows + max_pages
+        7 * limits.max_batch_tokens
+            + 3
+            + limits.max_logit_rows * (1 + exec::SampleRecord::WORDS)
+            + max_pages
+            + sampling::max_data_words(limits)
     }
 }
 
@@ -82,6 +103,7 @@ impl StepInputs {
             pages: Vec::new(),
             page_starts: Vec::new(),
             output_rows: Vec::new(),
+            longest_run: 0,
         })
     }
 
@@ -89,21 +111,34 @@ impl StepInputs {
         exec::buffer_bytes::<u32>(Layout::max_words(limits))
     }
 
+    /// What of a step's sampling is the device's.
+    pub(super) fn device_mode(&self, batch: &ForwardBatch) -> SamplingMode {
+        sampling::device_mode(batch, &self.limits)
+    }
+
     /// Writes the values of a batch and queues their copy. The shape is padded.
     pub(super) fn begin(
         &mut self,
         batch: &ForwardBatch,
+        sampling: SamplingMode,
         results: &mut Results,
     ) -> Result<StepShape, BackendError> {
         self.collect_pages(batch);
         self.collect_rows(batch);
-        let shape = self.padded(&StepShape::of(batch));
+        let shape = self.padded(&StepShape {
+            sampling,
+            ..StepShape::of(batch)
+        });
+        self.longest_run = (batch.seq_starts.windows(2))
+            .map(|pair| (pair[1] - pair[0]) as usize)
+            .max()
+            .unwrap_or(0);
         let layout = Layout::of(&shape);
         self.layout = layout;
         let staging = &mut self.staging[self.n_steps % 2];
         self.n_steps += 1;
-        let n_words = layout.pages + self.pages.len();
-        let words = &mut staging.host()?[..n_words];
+        let words = staging.host()?;
+        let mut n_words = layout.pages + self.pages.len();
 
         let part = |words: &mut [u32], start: usize, values: &[u32], padding: u32, len: usize| {
             words[start..start + values.len()].copy_from_slice(values);
@@ -120,6 +155,8 @@ impl StepInputs {
             };
         }
         words[batch.n_tokens()..n].fill(0);
+        let end = batch.n_tokens() as u32;
+        part(words, layout.seq_starts, &batch.seq_starts, end, shape.n_seqs + 1);
         part(words, layout.positions, &batch.positions, NOWHERE, n);
         part(words, layout.slots, &batch.slots, NOWHERE, n);
         for seq_idx in 0..batch.n_seqs() {
@@ -127,7 +164,7 @@ impl StepInputs {
                 words[layout.seq_of + token_idx] = seq_idx as u32;
             }
         }
-        words[layout.seq_of + batch.n_tokens()..layout.page_starts].fill(0);
+        words[layout.seq_of + batch.n_tokens()..layout.seq_starts].fill(0);
         let end = self.pages.len() as u32;
         part(
             words,
@@ -141,8 +178,18 @@ impl StepInputs {
             let output = self.output_rows.binary_search(row);
             words[layout.logits_of_outputs + index] = output.expect("a logit row is an output") as u32;
         }
-        words[layout.logits_of_outputs + batch.logit_rows.len()..layout.pages].fill(0);
-        words[layout.pages..].copy_from_slice(&self.pages);
+        words[layout.logits_of_outputs + batch.logit_rows.len()..layout.records].fill(0);
+        words[layout.pages..n_words].copy_from_slice(&self.pages);
+        if sampling == SamplingMode::Full {
+            n_words = sampling::write_records(
+                batch,
+                self.limits.n_vocab,
+                layout.records..layout.pages,
+                SAMPLED_ROW,
+                words,
+                n_words,
+            );
+        }
 
         let target = self.words.view_mut().range(0..n_words)?;
         staging.upload(exec::Stream::Compute, 0..n_words, &target)?;
@@ -225,7 +272,22 @@ impl StepInputs {
             page_starts: words.range(layout.page_starts..layout.output_rows)?,
             pages: words.range(layout.pages..words.len())?,
             max_pages: shape.max_pages,
+            // Decode steps are captured, and the length of a run is no part of their shape.
+            runs: if shape.phase == Phase::Mixed {
+                Some(exec::TokenRuns {
+                    seq_starts: words.range(layout.seq_starts..layout.page_starts)?,
+                    longest: self.longest_run,
+                })
+            } else {
+                None
+            },
         })
+    }
+
+    /// The records that rows are sampled with, and the words that they point into.
+    pub(super) fn records(&self) -> Result<[exec::View<'_, u32>; 2], BackendError> {
+        let words = self.words.view();
+        Ok([words.range(self.layout.records..self.layout.pages)?, words])
     }
 
     /// The row numbers of a gathering, and how many rows they choose from.
@@ -242,7 +304,7 @@ impl StepInputs {
                 shape.n_tokens,
             ),
             RowSet::LogitsOfOutputs => (
-                words.range(layout.logits_of_outputs..layout.pages)?,
+                words.range(layout.logits_of_outputs..layout.logits_of_outputs + shape.n_logits)?,
                 shape.n_outputs,
             ),
         })

@@ -99,6 +99,13 @@ impl From<exec::CudaExecError> for BackendError {
                 feature,
                 device: DEVICE,
             },
+            reason @ (exec::CudaExecError::NoDriver
+            | exec::CudaExecError::NoDevice { .. }
+            | exec::CudaExecError::NoSuchDevice { .. }
+            | exec::CudaExecError::ComputeCapability { .. }
+            | exec::CudaExecError::DriverTooOld { .. }) => Self::Unavailable {
+                reason: Box::new(reason),
+            },
             other => Self::Failed {
                 operation: "a CUDA operation",
                 reason: other.to_string(),

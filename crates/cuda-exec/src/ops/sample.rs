@@ -1,0 +1,162 @@
+//! Sampling of rows of logits, and log-probabilities. Kernel: `sample.cu`.
+//!
+//! What a row is sampled with is a record ([`SampleRecord`]) whose offsets point into one array of words, so that a captured
+//! launch finds the values of every later step there.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Ops, check_multiple};
+use crate::{
+    Args, LaunchShape, View, ViewMut,
+    error::{CudaExecError, Result},
+};
+
+/// Vocabularies above this could overflow the kernel's sums of weights.
+pub const MAX_SAMPLED_VOCAB: usize = (1 << 18) - 1;
+
+/// Threads of the one thread block that samples a row.
+const N_THREADS: u32 = 1024;
+
+/// How one row is sampled, as `sample.cu` lays it out.
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+#[repr(C, align(8))]
+pub struct SampleRecord {
+    /// Seed of the generator.
+    pub seed: u64,
+    /// Position that the token takes in its sequence.
+    pub position: u32,
+    /// The sum of the constants below.
+    pub flags: u32,
+    /// Divides the logits.
+    pub temperature: f32,
+    /// Likeliest tokens kept; 0 keeps all.
+    pub top_k: u32,
+    /// Probability kept; 1 keeps all.
+    pub top_p: f32,
+    /// Logarithm of the likelihood relative to the likeliest token; negative infinity keeps all.
+    pub ln_min_p: f32,
+    /// Repetition penalty; 1 does nothing.
+    pub repeat_penalty: f32,
+    /// Presence penalty.
+    pub presence_penalty: f32,
+    /// Frequency penalty.
+    pub frequency_penalty: f32,
+    /// First word of the tokens that penalties count, cut to those that count.
+    pub history_start: u32,
+    /// The word behind them.
+    pub history_end: u32,
+    /// Row of the step before whose token follows the history, or [`Self::NONE`].
+    pub newest: u32,
+    /// First word of the mask of allowed tokens, or [`Self::NONE`].
+    pub mask_start: u32,
+    /// First word of the ids with a bias.
+    pub bias_start: u32,
+    /// The word behind them.
+    pub bias_end: u32,
+    /// First word of their biases.
+    pub biases_start: u32,
+    /// Likeliest tokens to report.
+    pub n_top: u32,
+    /// Where they are reported.
+    pub top_start: u32,
+}
+
+impl SampleRecord {
+    /// Words of a record.
+    pub const WORDS: usize = size_of::<Self>() / 4;
+    /// No row, or no mask.
+    pub const NONE: u32 = u32::MAX;
+    /// The likeliest token is taken.
+    pub const GREEDY: u32 = 1;
+    /// Bias, mask or penalties apply.
+    pub const ADJUSTS: u32 = 2;
+    /// Log-probabilities are reported.
+    pub const LOGPROBS: u32 = 4;
+    /// The row is left alone.
+    pub const RAW: u32 = 8;
+
+    /// A row that is left alone.
+    pub fn raw() -> Self {
+        Self {
+            flags: Self::RAW,
+            ..Self::zeroed()
+        }
+    }
+
+    /// The record as words.
+    pub fn to_words(&self) -> [u32; Self::WORDS] {
+        bytemuck::cast(*self)
+    }
+}
+
+/// What the rows of a launch are sampled with.
+#[derive(Clone, Copy, Debug)]
+pub struct SampleInputs<'a> {
+    /// The records, [`SampleRecord::WORDS`] words each.
+    pub records: View<'a, u32>,
+    /// What the offsets of the records point into.
+    pub words: View<'a, u32>,
+    /// Tokens sampled by the step before.
+    pub previous: View<'a, u32>,
+}
+
+/// Where the launch leaves its results.
+#[derive(Debug)]
+pub struct SampleOutputs<'a> {
+    /// Logits with bias, mask and penalties, `[n_rows, n_vocab]`.
+    pub adjusted: ViewMut<'a, f32>,
+    /// Tokens, `[n_rows]`; [`NO_TOKEN`](crate::NO_TOKEN) where there is none.
+    pub tokens: ViewMut<'a, u32>,
+    /// Whether there is a token, `[n_rows]`: 0, or 1 where logits are not finite, or 2 where none is allowed.
+    pub status: ViewMut<'a, u32>,
+    /// Log-probabilities of the tokens, `[n_rows]`, as the bits of f32.
+    pub logprobs: ViewMut<'a, u32>,
+    /// The likeliest tokens of all rows that asked.
+    pub top_ids: ViewMut<'a, u32>,
+    /// Their log-probabilities, as the bits of f32.
+    pub top_logprobs: ViewMut<'a, u32>,
+}
+
+impl Ops {
+    /// Samples rows: `logits: [n_rows, n_vocab]`. The token is the one that the host's sampler picks from the same logits.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] above [`MAX_SAMPLED_VOCAB`], [`CudaExecError::Bounds`], or the driver's.
+    pub fn sample(
+        &self,
+        [n_rows, n_vocab]: [usize; 2],
+        logits: View<'_, f32>,
+        inputs: &SampleInputs<'_>,
+        outputs: SampleOutputs<'_>,
+    ) -> Result<()> {
+        if n_vocab > MAX_SAMPLED_VOCAB {
+            return Err(CudaExecError::Unsupported {
+                feature: format!("sampling from {n_vocab} tokens (at most {MAX_SAMPLED_VOCAB})"),
+            });
+        }
+        check_multiple(
+            "the words of sampling records",
+            inputs.records.len(),
+            SampleRecord::WORDS,
+        )?;
+        let args = Args::new()
+            .read(logits.range(0..n_rows * n_vocab)?)
+            .write(outputs.adjusted.range(0..n_rows * n_vocab)?)
+            .count(n_vocab)
+            .read(inputs.records.range(0..n_rows * SampleRecord::WORDS)?)
+            .read(inputs.words)
+            .read(inputs.words)
+            .read(inputs.words)
+            .read(inputs.words)
+            .read(inputs.previous)
+            .write(outputs.tokens.range(0..n_rows)?)
+            .write(outputs.status.range(0..n_rows)?)
+            .write(outputs.logprobs.range(0..n_rows)?)
+            .write(outputs.top_ids)
+            .write(outputs.top_logprobs);
+        let shape = LaunchShape::new([n_rows, 1, 1], N_THREADS);
+        self.device.launch(self.sample_rows, shape, &args)
+    }
+}
+
+const _: () = assert!(size_of::<SampleRecord>() == 80);

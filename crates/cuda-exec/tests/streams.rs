@@ -1,0 +1,67 @@
+//! The two streams of a device, captures and their cache: what is in order and what is not.
+
+use tokenmill_cuda_exec::{
+    Capture, CudaExecError, Device, GraphCache, Ops, QuantizedRows, SimOptions, Simulator, StepPlan, Stream,
+};
+
+fn device() -> Device {
+    Simulator::new(&SimOptions::default()).device()
+}
+
+#[test]
+fn work_of_the_other_stream_is_seen_only_behind_a_fence() {
+    let device = device();
+    let source = device.upload("source", &[1u32, 2, 3]).unwrap();
+    let mut target = device.upload("target", &[0u32; 3]).unwrap();
+    device
+        .copy(Stream::Transfer, source.view(), &target.view_mut())
+        .unwrap();
+    // The planted bug: nobody waits. A real device might have been quick enough; the simulated one never is.
+    assert_eq!(device.download(target.view()).unwrap(), [0, 0, 0]);
+    let fence = device.fence().unwrap();
+    device.order(Stream::Transfer, Stream::Compute, &fence).unwrap();
+    assert_eq!(device.download(target.view()).unwrap(), [1, 2, 3]);
+}
+
+#[test]
+fn a_copy_from_the_host_inside_a_capture_is_refused() {
+    let simulator = Simulator::new(&SimOptions::default());
+    let device = simulator.device();
+    let mut target = device.upload("target", &[0u32; 3]).unwrap();
+    let mut staging = device.alloc_pinned::<u32>(3).unwrap();
+    let capture = Capture::begin(&device).unwrap();
+    let refused = staging.upload(Stream::Compute, 0..3, &target.view_mut());
+    assert!(
+        matches!(refused, Err(CudaExecError::Failed { .. })),
+        "{refused:?}"
+    );
+    assert!(device.alloc::<u32>("inside", 1).is_err());
+    drop(capture);
+    assert!(!simulator.is_capturing());
+    staging.upload(Stream::Compute, 0..3, &target.view_mut()).unwrap();
+}
+
+#[test]
+fn a_graph_lives_as_long_as_its_epoch() {
+    let device = device();
+    let ops = Ops::load(&device).unwrap();
+    let x = device.upload("x", &[1.0f32; 32]).unwrap();
+    let mut rows = QuantizedRows::new(&device, 1, 32).unwrap();
+    let mut capture = || {
+        let capture = Capture::begin(&device).unwrap();
+        ops.quantize(1, 32, x.view(), rows.view_mut()).unwrap();
+        capture.finish().unwrap()
+    };
+    let mut cache: GraphCache<usize> = GraphCache::default();
+    assert!(matches!(cache.plan(&4, 1), StepPlan::Capture));
+    cache.insert(4, capture(), ());
+    cache.insert(2, capture(), ());
+    cache.give_up(3);
+    assert!(matches!(cache.plan(&4, 1), StepPlan::Replay(..)));
+    assert!(matches!(cache.plan(&3, 1), StepPlan::Eager));
+    assert_eq!(cache.n_graphs(), 2);
+    // A buffer moved: every graph may hold its old address.
+    assert!(matches!(cache.plan(&4, 2), StepPlan::Capture));
+    assert!(matches!(cache.plan(&3, 2), StepPlan::Capture));
+    assert_eq!(cache.n_graphs(), 0);
+}

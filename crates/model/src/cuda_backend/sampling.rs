@@ -1,0 +1,278 @@
+//! What the device samples, and the records it samples with.
+//!
+//! Separate because it translates a batch's sampling records into the kernel's, and says which steps stay with the host.
+//! The host samples a step with a row that has
+//!
+//! - DRY or locally typical sampling: both need an order of tokens (a match of runs, a sort by surprise) that costs a
+//!   device more than the copy of one row of logits costs the host;
+//! - more than [`MAX_TOP`] likeliest tokens to report, since the kernel looks through the vocabulary once for each;
+//! - several tokens that only the device knows behind its history;
+//! - or more history, masks and biases, with those of the other rows, than the room there is for them.
+//!
+//! Invariant: the decision follows from the batch alone, and both sides pick the same token.
+
+use std::ops::Range;
+
+use tokenmill_cuda_exec as exec;
+
+use crate::{ExecutorLimits, ForwardBatch, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource};
+
+/// Likeliest tokens that the device reports of a row.
+pub(super) const MAX_TOP: usize = 20;
+/// Words of history and biases that there is room for, a row.
+const ROW_WORDS: usize = 512;
+
+/// Room for the history, the biases and the masks of a step.
+pub(super) fn max_data_words(limits: &ExecutorLimits) -> usize {
+    limits.max_logit_rows * (ROW_WORDS + limits.n_vocab.div_ceil(32))
+}
+
+/// What of a step's sampling is the device's.
+pub(super) fn device_mode(batch: &ForwardBatch, limits: &ExecutorLimits) -> SamplingMode {
+    let mode = StepShape::of(batch).sampling;
+    if mode != SamplingMode::Full {
+        return mode;
+    }
+    let mut n_words = 0;
+    let is_for_device = limits.n_vocab <= exec::MAX_SAMPLED_VOCAB
+        && batch
+            .outputs
+            .iter()
+            .enumerate()
+            .all(|(row, output)| match output {
+                RowOutput::Logits => true,
+                RowOutput::Sample(sample) => {
+                    n_words += data_words(batch, row, sample, limits.n_vocab);
+                    is_row_for_device(sample) && unknown_tokens(batch, row).count() <= 1
+                }
+            })
+        && n_words <= max_data_words(limits);
+    if is_for_device {
+        SamplingMode::Full
+    } else {
+        // Raw logits come back, and nothing is sampled on the device.
+        SamplingMode::Raw
+    }
+}
+
+fn is_row_for_device(sample: &SampleRow) -> bool {
+    let params = &sample.params;
+    let has_dry = params.dry.as_ref().is_some_and(|dry| dry.multiplier > 0.0);
+    let is_typical = params.typical_p < 1.0 && !params.is_greedy();
+    !has_dry && !is_typical && params.n_logprobs.is_none_or(|n| n as usize <= MAX_TOP)
+}
+
+/// Likeliest tokens that a row reports.
+pub(super) fn n_top(output: &RowOutput, n_vocab: usize) -> usize {
+    match output {
+        RowOutput::Sample(sample) => (sample.params.n_logprobs.unwrap_or(0) as usize).min(n_vocab),
+        RowOutput::Logits => 0,
+    }
+}
+
+/// Token indices of the row's sequence, up to the row, whose ids the host did not know when it wrote the history.
+fn unknown_tokens(batch: &ForwardBatch, row: usize) -> impl Iterator<Item = usize> {
+    let token_idx = batch.logit_rows[row] as usize;
+    let seq_idx = (batch.seq_starts).partition_point(|&start| start as usize <= token_idx) - 1;
+    (batch.seq_starts[seq_idx] as usize..=token_idx)
+        .filter(|&index| matches!(batch.tokens[index], TokenSource::SampledRow(_)))
+}
+
+/// The tokens that a row's penalties count, but for one that the device alone knows.
+fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize) -> &'a [u32] {
+    let params = &sample.params;
+    if !params.penalizes_tokens() {
+        return &[];
+    }
+    let history = &batch.history[sample.history.start as usize..sample.history.end as usize];
+    let n_kept = (params.penalty_last_n as usize).saturating_sub(n_newest);
+    &history[history.len().saturating_sub(n_kept)..]
+}
+
+fn data_words(batch: &ForwardBatch, row: usize, sample: &SampleRow, n_vocab: usize) -> usize {
+    let mask_words = sample.mask_start.map_or(0, |_| n_vocab.div_ceil(32));
+    // One more, should the host know the newest token by then.
+    kept_history(batch, sample, unknown_tokens(batch, row).count()).len()
+        + 1
+        + mask_words
+        + 2 * sample.params.logit_bias.len()
+}
+
+/// Writes the records of a step to the part `records` of its words, and what they point to from word `n_words` on; says where that
+/// ends. The step's tokens are its first words, with `sampled_flag` on those that only the device knows.
+pub(super) fn write_records(
+    batch: &ForwardBatch,
+    n_vocab: usize,
+    records: Range<usize>,
+    sampled_flag: u32,
+    words: &mut [u32],
+    mut n_words: usize,
+) -> usize {
+    let mut n_top_before = 0;
+    let mut push = |words: &mut [u32], values: &mut dyn Iterator<Item = u32>| -> [u32; 2] {
+        let start = n_words;
+        for value in values {
+            words[n_words] = value;
+            n_words += 1;
+        }
+        [start as u32, n_words as u32]
+    };
+    for (row, place) in records.step_by(exec::SampleRecord::WORDS).enumerate() {
+        let record = match batch.outputs.get(row) {
+            Some(RowOutput::Sample(sample)) => {
+                let params = &sample.params;
+                let newest = unknown_tokens(batch, row).last();
+                let newest_word = newest.map(|index| words[index]);
+                let counts = params.penalizes_tokens() && params.penalty_last_n > 0;
+                let on_device = newest_word.filter(|word| counts && word & sampled_flag != 0);
+                let on_host = newest_word.filter(|word| counts && word & sampled_flag == 0);
+                let kept = kept_history(batch, sample, usize::from(newest.is_some()));
+                let history = push(words, &mut kept.iter().copied().chain(on_host));
+                let mask = sample.mask_start.map(|start| {
+                    let start = start as usize;
+                    let mask = &batch.mask_words[start..start + n_vocab.div_ceil(32)];
+                    push(words, &mut mask.iter().copied())[0]
+                });
+                let bias_ids = push(words, &mut params.logit_bias.iter().map(|(id, _)| *id));
+                let biases = push(
+                    words,
+                    &mut params.logit_bias.iter().map(|(_, bias)| bias.to_bits()),
+                );
+                let adjusts = params.penalizes_tokens() || !params.logit_bias.is_empty() || mask.is_some();
+                let n_top = n_top(&batch.outputs[row], n_vocab);
+                let top_start = n_top_before;
+                n_top_before += n_top;
+                let flag = |flag: u32, is_set: bool| if is_set { flag } else { 0 };
+                exec::SampleRecord {
+                    seed: params.seed,
+                    position: batch.positions[batch.logit_rows[row] as usize] + 1,
+                    flags: flag(exec::SampleRecord::GREEDY, params.is_greedy())
+                        | flag(exec::SampleRecord::ADJUSTS, adjusts)
+                        | flag(exec::SampleRecord::LOGPROBS, params.n_logprobs.is_some()),
+                    temperature: params.temperature,
+                    top_k: params.top_k,
+                    top_p: params.top_p,
+                    ln_min_p: if params.min_p > 0.0 {
+                        params.min_p.ln()
+                    } else {
+                        f32::NEG_INFINITY
+                    },
+                    repeat_penalty: params.repeat_penalty,
+                    presence_penalty: params.presence_penalty,
+                    frequency_penalty: params.frequency_penalty,
+                    history_start: history[0],
+                    history_end: history[1],
+                    newest: on_device.map_or(exec::SampleRecord::NONE, |word| word & !sampled_flag),
+                    mask_start: mask.unwrap_or(exec::SampleRecord::NONE),
+                    bias_start: bias_ids[0],
+                    bias_end: bias_ids[1],
+                    biases_start: biases[0],
+                    n_top: n_top as u32,
+                    top_start: top_start as u32,
+                }
+            }
+            // Rows that want raw logits, and padding.
+            Some(RowOutput::Logits) | None => exec::SampleRecord::raw(),
+        };
+        words[place..place + exec::SampleRecord::WORDS].copy_from_slice(&record.to_words());
+    }
+    n_words
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::{Dry, SamplingParams};
+
+    const LIMITS: ExecutorLimits = ExecutorLimits {
+        n_vocab: 96,
+        n_embd: 64,
+        n_ctx: 4096,
+        n_pages: 512,
+        n_host_pages: 0,
+        max_batch_tokens: 16,
+        max_batch_seqs: 4,
+        max_logit_rows: 4,
+        kv_window: None,
+    };
+
+    fn mode_of(params: SamplingParams, tokens: &[TokenSource], n_history: u32) -> SamplingMode {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence(tokens.iter().copied(), 0, &[0]);
+        batch.history = vec![3; n_history as usize];
+        batch.want_last(RowOutput::Sample(SampleRow {
+            params: Arc::new(params),
+            history: 0..n_history,
+            mask_start: None,
+        }));
+        device_mode(&batch, &LIMITS)
+    }
+
+    #[test]
+    fn the_device_samples_all_but_what_the_docs_say() {
+        let known = [TokenSource::Id(1)];
+        let drawn = || SamplingParams {
+            temperature: 1.0,
+            ..Default::default()
+        };
+        let check = |params: SamplingParams, expected: SamplingMode| {
+            assert_eq!(mode_of(params.clone(), &known, 0), expected, "{params:?}");
+        };
+        check(SamplingParams::default(), SamplingMode::Argmax);
+        check(drawn(), SamplingMode::Full);
+        check(
+            SamplingParams {
+                top_k: 40,
+                top_p: 0.9,
+                min_p: 0.05,
+                repeat_penalty: 1.1,
+                n_logprobs: Some(20),
+                ..drawn()
+            },
+            SamplingMode::Full,
+        );
+        check(
+            SamplingParams {
+                typical_p: 0.9,
+                ..drawn()
+            },
+            SamplingMode::Raw,
+        );
+        check(
+            SamplingParams {
+                n_logprobs: Some(21),
+                ..drawn()
+            },
+            SamplingMode::Raw,
+        );
+        let dry = Dry {
+            multiplier: 0.8,
+            base: 1.75,
+            allowed_length: 2,
+            last_n: 64,
+            breakers: Vec::new(),
+        };
+        check(
+            SamplingParams {
+                dry: Some(dry),
+                ..drawn()
+            },
+            SamplingMode::Raw,
+        );
+        let unknown = [TokenSource::SampledRow(0)];
+        assert_eq!(mode_of(drawn(), &unknown, 0), SamplingMode::Full);
+        assert_eq!(
+            mode_of(drawn(), &[unknown, unknown].concat(), 0),
+            SamplingMode::Raw
+        );
+        let penalized = SamplingParams {
+            repeat_penalty: 1.1,
+            penalty_last_n: 4096,
+            ..drawn()
+        };
+        assert_eq!(mode_of(penalized.clone(), &known, 500), SamplingMode::Full);
+        assert_eq!(mode_of(penalized, &known, 4000), SamplingMode::Raw);
+    }
+}

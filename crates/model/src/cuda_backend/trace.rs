@@ -1,0 +1,105 @@
+//! [`Trace`]: what the time of steps on the device goes to, measured by events of the device itself.
+//!
+//! Separate from running steps so that it costs nothing when it is off: there are no events then. Invariant: a step's events
+//! are read only when the step's results were waited for, so tracing adds waits behind a step and none inside.
+
+use std::collections::VecDeque;
+
+use tokenmill_cuda_exec as exec;
+
+use crate::{Phase, StepShape};
+
+/// Where the time of steps went, by phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Trace {
+    /// Steps with more than one token of a sequence.
+    pub prefill: StepTimes,
+    /// Steps with one token of each sequence.
+    pub decode: StepTimes,
+}
+
+/// Sums over steps, in milliseconds of the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct StepTimes {
+    /// Steps.
+    pub n_steps: u64,
+    /// Tokens of these steps, padding included.
+    pub n_tokens: u64,
+    /// Getting the step's values.
+    pub upload_ms: f64,
+    /// The forward pass, with sampling where that is the device's.
+    pub compute_ms: f64,
+    /// Copying the results to the host.
+    pub download_ms: f64,
+}
+
+/// The four moments of a step: before its values are uploaded, after that, after the forward pass, after the copies.
+type Moments = [exec::Fence; 4];
+
+/// Events of the steps in flight, and the sums.
+pub(super) struct Tracer {
+    moments: [Moments; 2],
+    n_begun: usize,
+    /// Steps that are run and were not read: which events are theirs, and what they are.
+    open: VecDeque<(usize, StepShape)>,
+    trace: Trace,
+}
+
+/// A moment of a step.
+#[derive(Clone, Copy)]
+pub(super) enum Moment {
+    Begun = 0,
+    Uploaded = 1,
+    Computed = 2,
+    Downloaded = 3,
+}
+
+impl Tracer {
+    pub(super) fn new(device: &exec::Device) -> Result<Self, exec::CudaExecError> {
+        let moments = || -> Result<Moments, exec::CudaExecError> {
+            Ok([device.fence()?, device.fence()?, device.fence()?, device.fence()?])
+        };
+        Ok(Self {
+            moments: [moments()?, moments()?],
+            n_begun: 0,
+            open: VecDeque::with_capacity(2),
+            trace: Trace::default(),
+        })
+    }
+
+    pub(super) fn trace(&self) -> Trace {
+        self.trace
+    }
+
+    /// Marks a moment of the newest step.
+    pub(super) fn mark(&mut self, moment: Moment) -> Result<(), exec::CudaExecError> {
+        if matches!(moment, Moment::Begun) {
+            self.n_begun += 1;
+        }
+        self.moments[self.n_begun % 2][moment as usize].record(exec::Stream::Compute)
+    }
+
+    /// Notes that the newest step was queued as a whole.
+    pub(super) fn queued(&mut self, shape: StepShape) {
+        self.open.push_back((self.n_begun % 2, shape));
+    }
+
+    /// Adds the oldest step that was not read.
+    pub(super) fn read(&mut self) -> Result<(), exec::CudaExecError> {
+        let Some((index, shape)) = self.open.pop_front() else {
+            return Ok(());
+        };
+        let [begun, uploaded, computed, downloaded] = &self.moments[index];
+        downloaded.synchronize()?;
+        let times = match shape.phase {
+            Phase::Mixed => &mut self.trace.prefill,
+            Phase::Decode => &mut self.trace.decode,
+        };
+        times.n_steps += 1;
+        times.n_tokens += shape.n_tokens as u64;
+        times.upload_ms += f64::from(begun.elapsed_ms(uploaded)?);
+        times.compute_ms += f64::from(uploaded.elapsed_ms(computed)?);
+        times.download_ms += f64::from(computed.elapsed_ms(downloaded)?);
+        Ok(())
+    }
+}
