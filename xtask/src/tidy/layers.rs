@@ -20,7 +20,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 12] = [
+const LAYERS: [Layer; 13] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
     layer("tokenmill-cpu-exec", &["tokenmill-quant", "tokenmill-gguf"]),
@@ -48,6 +48,7 @@ const LAYERS: [Layer; 12] = [
     layer("tokenmill-cli", PRODUCT),
     layer("tokenmill-testkit", PRODUCT),
     layer("tokenmill-ptx-sim", &[]),
+    layer("tokenmill-sim-driver", &["tokenmill-ptx-sim"]),
     layer(
         "xtask",
         &[
@@ -78,7 +79,7 @@ const PRODUCT: &[&str] = &[
 ];
 
 /// Crates that serve development: any crate may use them in its tests, and the product behind a feature only.
-const DEV_ONLY: [&str; 2] = ["tokenmill-testkit", "tokenmill-ptx-sim"];
+const DEV_ONLY: [&str; 3] = ["tokenmill-testkit", "tokenmill-ptx-sim", "tokenmill-sim-driver"];
 
 /// Crates whose arithmetic another crate's tests compare with: the kernels repeat what the host computes.
 const ORACLES: [(&str, &[&str]); 1] = [("tokenmill-cuda-exec", &["tokenmill-quant", "tokenmill-model"])];

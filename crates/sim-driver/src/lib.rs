@@ -1,0 +1,29 @@
+//! The CUDA driver's C interface over the PTX simulator.
+//!
+//! For tests only. Built as a shared library and put before the real one as `libcuda.so.1`, it lets a whole program run its
+//! CUDA path (its search for the driver, its calls, its kernels, its captured graphs) on a machine without a GPU, and meet
+//! every failure that a driver can report. Only what tokenmill calls is there; anything else fails to resolve. The order of work is
+//! the simplest a driver may choose: each call is done when it returns. (Laziness is what `cuda-exec`'s own simulated
+//! device tests.)
+//!
+//! The variable `TOKENMILL_SIM_DRIVER` says what the machine is like, as `name=value` separated by commas:
+//!
+//! | name | value | without it |
+//! |---|---|---|
+//! | `devices` | how many GPUs there are | 1 |
+//! | `capability` | their compute capability, as `7.5` | 8.0 |
+//! | `cuda` | the CUDA version of the driver, as `11.2` | 12.4 |
+//! | `mib` | memory of a GPU | 8192 |
+//! | `lose` | the launch, counted from 0, that faults | none |
+//! | `ptx` | `refused`: the driver takes no PTX | taken |
+//! | `capture` | `refused`: streams cannot be captured | possible |
+//!
+//! `CUDA_VISIBLE_DEVICES` hides the GPUs where it is empty, as with the real driver. What the simulator finds wrong with a kernel is
+//! printed on standard error and reported as an illegal address.
+
+#![deny(unsafe_code)]
+
+#[expect(unsafe_code, reason = "the C interface is one of raw pointers")]
+mod api;
+mod machine;
+mod state;

@@ -1,0 +1,101 @@
+//! [`Machine`]: what the simulated machine is like.
+//!
+//! Separate from its state because it is read once and never changes. Invariant: a setting that is not understood stops the
+//! program, so no test passes for want of a fault.
+
+use std::env;
+
+/// The variable that describes the machine.
+const VARIABLE: &str = "TOKENMILL_SIM_DRIVER";
+
+/// What the simulated machine is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Machine {
+    pub(crate) n_devices: i32,
+    pub(crate) capability: (i32, i32),
+    /// As the driver numbers it: 12040 for 12.4.
+    pub(crate) cuda_version: i32,
+    pub(crate) total_bytes: u64,
+    /// The launch that faults.
+    pub(crate) lost_launch: Option<u64>,
+    pub(crate) takes_ptx: bool,
+    pub(crate) captures: bool,
+}
+
+impl Machine {
+    /// Reads the environment.
+    pub(crate) fn from_env() -> Self {
+        let mut machine = Self::parse(&env::var(VARIABLE).unwrap_or_default());
+        if env::var("CUDA_VISIBLE_DEVICES").is_ok_and(|visible| visible.is_empty()) {
+            machine.n_devices = 0;
+        }
+        machine
+    }
+
+    /// # Panics
+    /// Where a setting is not understood.
+    fn parse(text: &str) -> Self {
+        let mut machine = Self {
+            n_devices: 1,
+            capability: (8, 0),
+            cuda_version: 12040,
+            total_bytes: 8 << 30,
+            lost_launch: None,
+            takes_ptx: true,
+            captures: true,
+        };
+        for setting in text.split(',').filter(|setting| !setting.is_empty()) {
+            let understood = machine.set(setting);
+            assert!(understood.is_some(), "{VARIABLE}: `{setting}` is not understood");
+        }
+        machine
+    }
+
+    fn set(&mut self, setting: &str) -> Option<()> {
+        let (name, value) = setting.split_once('=')?;
+        let version = || -> Option<(i32, i32)> {
+            let (major, minor) = value.split_once('.')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        };
+        match (name, value) {
+            ("devices", n) => self.n_devices = n.parse().ok()?,
+            ("capability", _) => self.capability = version()?,
+            ("cuda", _) => {
+                let (major, minor) = version()?;
+                self.cuda_version = major * 1000 + minor * 10;
+            }
+            ("mib", n) => self.total_bytes = n.parse::<u64>().ok()? << 20,
+            ("lose", n) => self.lost_launch = Some(n.parse().ok()?),
+            ("ptx", "refused") => self.takes_ptx = false,
+            ("capture", "refused") => self.captures = false,
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_obeyed() {
+        let machine = Machine::parse("devices=2,capability=7.5,cuda=11.2,mib=3,lose=4,ptx=refused");
+        let expected = Machine {
+            n_devices: 2,
+            capability: (7, 5),
+            cuda_version: 11020,
+            total_bytes: 3 << 20,
+            lost_launch: Some(4),
+            takes_ptx: false,
+            captures: true,
+        };
+        assert_eq!(machine, expected);
+    }
+
+    #[test]
+    #[should_panic(expected = "`devices=many` is not understood")]
+    fn a_setting_that_is_not_understood_stops_everything() {
+        Machine::parse("capability=8.6,devices=many");
+    }
+}
