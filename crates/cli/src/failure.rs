@@ -3,10 +3,11 @@
 //! Separate from the libraries' errors because hints speak of this program's options. Invariant: a failure prints one
 //! line, what is wrong first and then what to do.
 
-use std::{fmt::Display, io, path::Path, process::ExitCode};
+use std::{env, fmt::Display, io, path::Path, process::ExitCode};
 
+use tokenmill_cuda_exec::CudaExecError;
 use tokenmill_gguf::GgufError;
-use tokenmill_model::{LoadError, RowError, StepError};
+use tokenmill_model::{BackendError, LoadError, RowError, StepError};
 use tokenmill_text::{TokenizerError, template::TemplateError};
 
 /// Why a command did not succeed.
@@ -27,6 +28,10 @@ enum FailureKind {
     Input,
     /// Output that cannot be written.
     Output,
+    /// A GPU that was asked for and cannot be used.
+    Device,
+    /// A device that was lost while it worked.
+    DeviceLost,
     /// The reader of the output went away, which is its right.
     ReaderGone,
     /// Ctrl-C.
@@ -73,6 +78,16 @@ impl Failure {
         )
     }
 
+    /// A GPU was asked for and cannot be used.
+    pub(crate) fn device(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Device, message)
+    }
+
+    /// A device was lost while it worked.
+    pub(crate) fn device_lost(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::DeviceLost, message)
+    }
+
     /// Ctrl-C was pressed.
     pub(crate) fn interrupted() -> Self {
         Self::new(FailureKind::Interrupted, "interrupted")
@@ -104,6 +119,8 @@ impl Failure {
             FailureKind::Usage => 2,
             FailureKind::Input => 3,
             FailureKind::Output => 4,
+            FailureKind::Device => 5,
+            FailureKind::DeviceLost => 6,
         };
         eprintln!("{}", self.line());
         ExitCode::from(code)
@@ -159,9 +176,42 @@ impl From<LoadError> for Failure {
             LoadError::MissingTensor { .. } => Self::input(error.to_string())
                 .hint("a file with a vocabulary only works with `tokenize`, not with `run`"),
             LoadError::BadOption { .. } => Self::usage(error.to_string()),
+            LoadError::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
+            LoadError::Gpu(ref reason) => {
+                let failure = Self::device(error.to_string());
+                let hidden = env::var("CUDA_VISIBLE_DEVICES").ok();
+                match gpu_hint(reason, hidden.as_deref()) {
+                    Some(hint) => failure.hint(hint),
+                    None => failure,
+                }
+            }
             LoadError::Backend(_) => Self::input(format!("cannot load the model: {error}")),
             _ => Self::input(error.to_string()),
         }
+    }
+}
+
+/// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
+pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<String> {
+    match (reason, visible) {
+        (BackendError::Unavailable { reason }, Some(visible))
+            if matches!(
+                **reason,
+                CudaExecError::NoDevice { .. } | CudaExecError::NoSuchDevice { .. }
+            ) =>
+        {
+            Some(match visible {
+                "" => "CUDA_VISIBLE_DEVICES is empty, which hides every GPU; unset it".to_owned(),
+                _ => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU"),
+            })
+        }
+        (BackendError::DoesNotFit { .. }, _) => {
+            Some("a smaller context is `-c N`, and `--device cpu` uses the machine's memory".to_owned())
+        }
+        (BackendError::Unsupported { .. } | BackendError::UnsupportedType { .. }, _) => {
+            Some("`--device auto` would take the CPU".to_owned())
+        }
+        _ => None,
     }
 }
 
@@ -179,7 +229,10 @@ impl From<TemplateError> for Failure {
 
 impl From<StepError> for Failure {
     fn from(error: StepError) -> Self {
-        Self::work(error.to_string())
+        match error {
+            StepError::DeviceLost { .. } => Self::device_lost(error.to_string()),
+            _ => Self::work(error.to_string()),
+        }
     }
 }
 
@@ -197,6 +250,23 @@ mod tests {
     fn a_failure_is_one_line() {
         let failure = Failure::input("a\nb").hint("do c");
         assert_eq!(failure.line(), "error: a b (hint: do c)");
+    }
+
+    #[test]
+    fn a_hidden_gpu_is_told_from_a_missing_one() {
+        let no_device = BackendError::Unavailable {
+            reason: Box::new(CudaExecError::NoDevice {
+                reason: "none".to_owned(),
+            }),
+        };
+        let no_driver = BackendError::Unavailable {
+            reason: Box::new(CudaExecError::NoDriver),
+        };
+        let empty = gpu_hint(&no_device, Some("")).expect("a hint");
+        assert!(empty.contains("is empty"), "{empty}");
+        assert!(gpu_hint(&no_device, Some("3")).is_some_and(|hint| hint.contains("`3`")));
+        assert_eq!(gpu_hint(&no_device, None), None);
+        assert_eq!(gpu_hint(&no_driver, Some("")), None);
     }
 
     #[test]

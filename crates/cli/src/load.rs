@@ -5,7 +5,8 @@
 use std::thread;
 
 use clap::{Args, ValueEnum};
-use tokenmill_model::{Executor, KvType, Model, ModelOptions};
+use tokenmill_cuda_exec::has_driver;
+use tokenmill_model::{DeviceChoice, Executor, KvType, LoadedDevice, Model, ModelOptions};
 
 use crate::{failure::Failure, progress};
 
@@ -34,7 +35,10 @@ pub(crate) struct LoadArgs {
     /// Type of the stored values [short: -ctv]
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F16)]
     cache_type_v: CacheType,
-    /// Layers on a GPU: 0 or auto, for this version computes on the CPU [short: -ngl]
+    /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first GPU that can [default: auto]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<DeviceChoice>,
+    /// Layers on the GPU: all, 0, or auto, which leaves it to --device [short: -ngl]
     #[arg(long, value_name = "N", default_value = "auto")]
     gpu_layers: String,
 }
@@ -76,13 +80,6 @@ impl LoadArgs {
                 return Err(Failure::usage(format!("`{flag} 0` leaves nothing to work with")));
             }
         }
-        if !matches!(self.gpu_layers.as_str(), "0" | "auto") {
-            return Err(Failure::usage(format!(
-                "`-ngl {}` asks for a GPU, and this version computes on the CPU only",
-                self.gpu_layers
-            ))
-            .hint("leave -ngl out"));
-        }
         let n_ctx = match self.ctx_size {
             None => n_ctx_train.min(DEFAULT_CTX),
             Some(0) => n_ctx_train,
@@ -96,8 +93,37 @@ impl LoadArgs {
             kv_type: self.cache_type_k.kv_type(),
             kv_value_type: Some(self.cache_type_v.kv_type()),
             n_threads: Some(self.n_threads()),
+            device: self.device()?,
             ..ModelOptions::default()
         })
+    }
+
+    /// Where to compute.
+    ///
+    /// # Errors
+    /// Numbers of layers that no device gets, and options that contradict each other.
+    pub(crate) fn device(&self) -> Result<DeviceChoice, Failure> {
+        let contradiction = |device: &str| {
+            Failure::usage(format!(
+                "`-ngl {}` and `--device {device}` contradict each other",
+                self.gpu_layers
+            ))
+        };
+        match (self.gpu_layers.as_str(), self.device) {
+            // Without a driver there is nothing to try, and nothing to say about it.
+            ("auto", None) if !has_driver() => Ok(DeviceChoice::Cpu),
+            ("auto", device) => Ok(device.unwrap_or(DeviceChoice::Auto)),
+            ("0", Some(DeviceChoice::Cuda { .. })) => Err(contradiction("cuda")),
+            ("0", _) => Ok(DeviceChoice::Cpu),
+            (number, device) if is_every_layer(number) => match device {
+                Some(DeviceChoice::Cpu) => Err(contradiction("cpu")),
+                device => Ok(device.unwrap_or(DeviceChoice::Cuda { ordinal: 0 })),
+            },
+            (number, _) => Err(Failure::usage(format!(
+                "`-ngl {number}` asks for some layers on the GPU, and this version places all or none there"
+            ))
+            .hint("say `-ngl all` or `-ngl 0`")),
+        }
     }
 
     /// The context as it was given.
@@ -117,16 +143,63 @@ impl LoadArgs {
     }
 }
 
-/// Loads a model, with a progress bar.
+/// Whether a number of layers means all of them. No model has this many, and 99 is what people write for "all".
+fn is_every_layer(number: &str) -> bool {
+    number == "all" || number.parse().is_ok_and(|n: usize| n >= 99)
+}
+
+/// Loads a model, with a progress bar. Says on standard error why a GPU was passed over.
 ///
 /// # Errors
 /// As [`Model::load`].
 pub(crate) fn load(model: &Model, options: &ModelOptions) -> Result<Box<dyn Executor + Send>, Failure> {
     let bar = progress::bytes("loading", 0);
-    let executor = model.load(options, &mut |progress| {
+    let loaded = model.load_where(options, &mut |progress| {
         bar.set_length(progress.n_bytes_total as u64);
         bar.set_position(progress.n_bytes_done as u64);
     });
     bar.finish_and_clear();
-    Ok(executor?)
+    let loaded = loaded?;
+    if let LoadedDevice::Cpu {
+        passed_over: Some(reason),
+    } = &loaded.device
+    {
+        eprintln!("computing on the CPU: {reason}");
+    }
+    Ok(loaded.executor)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        load: LoadArgs,
+    }
+
+    #[test]
+    fn layers_and_device_agree_or_are_refused() {
+        let check = |args: &[&str], expected: Option<DeviceChoice>| {
+            let command = Command::parse_from([&["tokenmill"], args].concat());
+            assert_eq!(command.load.device().ok(), expected, "{args:?}");
+        };
+        let first = Some(DeviceChoice::Cuda { ordinal: 0 });
+        check(&["--device", "auto"], Some(DeviceChoice::Auto));
+        check(&["--device", "cuda:2"], Some(DeviceChoice::Cuda { ordinal: 2 }));
+        check(&["--gpu-layers", "0"], Some(DeviceChoice::Cpu));
+        check(
+            &["--gpu-layers", "0", "--device", "auto"],
+            Some(DeviceChoice::Cpu),
+        );
+        check(&["--gpu-layers", "99"], first);
+        check(&["--gpu-layers", "all", "--device", "cuda"], first);
+        check(&["--gpu-layers", "0", "--device", "cuda"], None);
+        check(&["--gpu-layers", "all", "--device", "cpu"], None);
+        check(&["--gpu-layers", "12"], None);
+        check(&["--gpu-layers=-1"], None);
+    }
 }

@@ -43,6 +43,8 @@ use failure::Failure;
         2    a wrong option or argument\n  \
         3    input that cannot be used: a file, a prompt, a template\n  \
         4    output that cannot be written\n  \
+        5    a GPU that was asked for and cannot be used, or not for this model\n  \
+        6    a GPU that was lost while it worked\n  \
         130  stopped with Ctrl-C"
 )]
 struct Cli {
@@ -77,6 +79,7 @@ commands! {
     Bench => bench;
     BenchServe => bench_serve;
     Devices => devices;
+    Doctor => doctor;
     Completions => completions;
 }
 

@@ -256,6 +256,7 @@ impl Inspection {
                     ("weights", plan.weights_bytes),
                     ("KV store", plan.kv_bytes),
                     ("activations", plan.activations_bytes),
+                    ("workspace", plan.workspace_bytes),
                     ("in all", plan.total_bytes()),
                 ] {
                     line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
@@ -291,7 +292,7 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
 }
 
 /// A number of bytes with a unit.
-fn size(n_bytes: usize) -> String {
+pub(crate) fn size(n_bytes: usize) -> String {
     let mut value = n_bytes as f64;
     for unit in ["B", "KiB", "MiB"] {
         if value < 1024.0 {

@@ -14,8 +14,8 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill_model::{Executor, PAGE_TOKENS};
-use tokenmill_sched::{Engine, EngineConfig, EngineState};
+use tokenmill_model::{Executor, PAGE_TOKENS, StepError};
+use tokenmill_sched::{Engine, EngineConfig, EngineError, EngineState};
 use tokenmill_server::{
     ApiKeys, App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown, TlsFiles,
 };
@@ -314,7 +314,13 @@ async fn serve(app: Arc<App>) -> Result<(), Failure> {
     });
     let drained = tokio::select! {
         drained = server.run() => drained,
-        reason = engine_end(&app) => return Err(Failure::work(format!("the engine has ended: {reason}"))),
+        reason = engine_end(&app) => {
+            let message = format!("the engine has ended: {reason}");
+            return Err(match reason {
+                EngineError::Step(StepError::DeviceLost { .. }) => Failure::device_lost(message),
+                _ => Failure::work(message),
+            });
+        }
     };
     match drained {
         Drained::Whole => tracing::info!("every running answer was finished"),
@@ -324,12 +330,12 @@ async fn serve(app: Arc<App>) -> Result<(), Failure> {
 }
 
 /// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then starts anew.
-async fn engine_end(app: &App) -> String {
+async fn engine_end(app: &App) -> EngineError {
     loop {
         if let EngineState::Ended(reason) = app.model.engine().state() {
             // What was in flight is being told.
             tokio::time::sleep(Duration::from_millis(500)).await;
-            return reason.to_string();
+            return reason;
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

@@ -24,6 +24,7 @@ fn every_command_explains_itself_with_examples() {
         "bench",
         "bench-serve",
         "devices",
+        "doctor",
         "completions",
     ] {
         let help = tokenmill([command, "--help"]).ok();

@@ -5,6 +5,8 @@
 mod bad_input;
 mod commands;
 mod demo;
+#[cfg(target_os = "linux")]
+mod gpu;
 mod help;
 mod perplexity;
 mod support;

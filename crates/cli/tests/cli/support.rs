@@ -14,7 +14,8 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    fn of(output: &Output) -> Self {
+    /// Reads it.
+    pub(crate) fn of(output: &Output) -> Self {
         let outcome = Self {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),

@@ -1,0 +1,247 @@
+//! `doctor`: whether this machine can do the work, by trying it.
+//!
+//! Separate from `devices`, which only asks. Each check is a row with an outcome; a check that cannot be made says why.
+//! Invariant: nothing that is found is an error of the command, unless a device was asked for and cannot be used.
+
+use std::{path::PathBuf, time::Instant};
+
+use serde_json::{Value, json};
+use tokenmill_cuda_exec::{Availability, CudaExecError, Device, modules::MODULES, probe, self_test};
+use tokenmill_model::{CpuBackend, CudaBackend, DeviceChoice, LoadError, MemoryPlan, Model};
+use tokenmill_quant::CpuFeatures;
+
+use crate::{
+    commands::{
+        devices::{cpu_json, cpu_text, gpu_text, gpus_json, preferred},
+        inspect::size,
+    },
+    failure::Failure,
+    load::LoadArgs,
+    model_source::ModelSource,
+    output,
+};
+
+/// Try what this machine computes with, and say what will be used and why.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill doctor\n  \
+    tokenmill doctor model.gguf -c 8192\n  \
+    tokenmill doctor --device cuda:1 --json\n\n\
+    With a model it says what memory the model takes and whether it fits. Exit code 5 where --device names a GPU that \
+    cannot be used.")]
+pub(crate) struct Args {
+    /// A GGUF file, a folder with one, or `demo`
+    model: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// The outcome of a check.
+struct Row {
+    what: String,
+    is_ok: bool,
+    text: String,
+}
+
+impl Row {
+    fn new(what: impl Into<String>, outcome: Result<String, String>) -> Self {
+        let is_ok = outcome.is_ok();
+        Self {
+            what: what.into(),
+            is_ok,
+            text: outcome.unwrap_or_else(|problem| problem),
+        }
+    }
+}
+
+/// What the checks found, for people and for programs.
+struct Examination {
+    rows: Vec<Row>,
+    json: serde_json::Map<String, Value>,
+    /// Why the GPU that was asked for cannot be used.
+    refused: Option<LoadError>,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let found = examine(args)?;
+    if args.json {
+        output::print_json(&Value::Object(found.json))?;
+    } else {
+        for Row { what, is_ok, text } in &found.rows {
+            let outcome = if *is_ok { "ok" } else { "problem" };
+            output::print_line(&format!("{what:<10} {outcome:<8} {text}"))?;
+        }
+    }
+    match found.refused {
+        Some(reason) => Err(reason.into()),
+        None => Ok(()),
+    }
+}
+
+fn examine(args: &Args) -> Result<Examination, Failure> {
+    let choice = args.load.device()?;
+    let gpus = probe();
+    let mut found = Examination {
+        rows: vec![
+            Row::new("program", Ok(format!("tokenmill {}", env!("CARGO_PKG_VERSION")))),
+            Row::new("CPU", Ok(cpu_text())),
+            Row::new("driver", driver_text(&gpus)),
+        ],
+        json: serde_json::Map::new(),
+        refused: None,
+    };
+    for gpu in &gpus.devices {
+        let text = gpu_text(gpu);
+        let outcome = if gpu.problem.is_none() {
+            Ok(text)
+        } else {
+            Err(text)
+        };
+        found.rows.push(Row::new(format!("GPU {}", gpu.ordinal), outcome));
+    }
+    found
+        .json
+        .insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
+    found.json.insert("cpu".to_owned(), cpu_json());
+    found.json.insert("gpus".to_owned(), json!(gpus_json(&gpus)));
+
+    let ordinal = match choice {
+        DeviceChoice::Cuda { ordinal } => ordinal,
+        DeviceChoice::Cpu | DeviceChoice::Auto => 0,
+    };
+    let device = match Device::open(ordinal) {
+        Ok(device) => {
+            found.try_device(&device);
+            Some(device)
+        }
+        Err(error) => {
+            if matches!(choice, DeviceChoice::Cuda { .. }) {
+                found.refused = Some(LoadError::Gpu(error.into()));
+            }
+            None
+        }
+    };
+    if let Some(path) = &args.model {
+        let model = ModelSource::find(path)?.open_model()?;
+        found.plan(&model, args, device)?;
+    }
+    let preferred = preferred(&gpus);
+    found.rows.push(Row::new(
+        "verdict",
+        Ok(format!("`--device auto` computes on {preferred}")),
+    ));
+    found.json.insert("auto".to_owned(), json!(preferred));
+    Ok(found)
+}
+
+fn driver_text(gpus: &Availability) -> Result<String, String> {
+    match (gpus.cuda_version, &gpus.problem) {
+        (Some((major, minor)), None) => Ok(format!("for CUDA {major}.{minor}")),
+        (_, Some(problem)) => Err(problem.to_string()),
+        (None, None) => Err(CudaExecError::NoDriver.to_string()),
+    }
+}
+
+impl Examination {
+    /// Has the driver compile every kernel, and computes something.
+    fn try_device(&mut self, device: &Device) {
+        let mut times = serde_json::Map::new();
+        let started = Instant::now();
+        let loaded = MODULES.iter().try_for_each(|module| {
+            let started = Instant::now();
+            device.load_module(module.name)?;
+            let ms = started.elapsed().as_secs_f64() * 1e3;
+            times.insert(module.name.to_owned(), json!(ms));
+            Ok::<(), CudaExecError>(())
+        });
+        let seconds = started.elapsed().as_secs_f64();
+        let kernels = match loaded {
+            Ok(()) => Ok(format!(
+                "all {} modules loaded in {seconds:.2} s; a model needs those of its types, and the driver keeps them",
+                MODULES.len()
+            )),
+            Err(error) => Err(error.to_string()),
+        };
+        let tested = match self_test(device) {
+            Ok(()) => Ok("a captured and replayed product of 4-bit weights is right".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        self.json.insert(
+            "kernels".to_owned(),
+            json!({
+                "modules": MODULES.len(),
+                "seconds": seconds,
+                "ms_by_module": times,
+                "problem": kernels.as_ref().err(),
+            }),
+        );
+        self.json.insert(
+            "self_test".to_owned(),
+            json!({ "passed": tested.is_ok(), "problem": tested.as_ref().err() }),
+        );
+        self.rows.push(Row::new("kernels", kernels));
+        self.rows.push(Row::new("self-test", tested));
+    }
+
+    /// What memory a model takes on each device.
+    fn plan(&mut self, model: &Model, args: &Args, device: Option<Device>) -> Result<(), Failure> {
+        let options = args.load.options(model.descriptor().n_ctx_train)?;
+        let cpu = CpuBackend::new(options.n_threads, CpuFeatures::detect())
+            .map_err(LoadError::from)
+            .and_then(|backend| model.plan(&backend, &options));
+        let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
+        self.rows.push(Row::new(
+            "model, CPU",
+            cpu.as_ref()
+                .map(|plan| plan_text(plan, n_ctx))
+                .map_err(ToString::to_string),
+        ));
+        let mut plans = serde_json::Map::new();
+        plans.insert("n_ctx".to_owned(), json!(n_ctx));
+        plans.insert("cpu".to_owned(), plan_json(cpu.as_ref()));
+        if let Some(device) = device {
+            let free_bytes = device.free_bytes().unwrap_or(0);
+            let gpu = CudaBackend::new(device)
+                .map_err(|error| LoadError::Gpu(error.into()))
+                .and_then(|backend| model.plan(&backend, &options));
+            let outcome = match &gpu {
+                Ok(plan) if plan.total_bytes() as u64 > free_bytes => {
+                    Err(format!("{}, which does not fit", plan_text(plan, n_ctx)))
+                }
+                Ok(plan) => Ok(plan_text(plan, n_ctx)),
+                Err(error) => Err(error.to_string()),
+            };
+            self.rows.push(Row::new("model, GPU", outcome));
+            plans.insert("gpu".to_owned(), plan_json(gpu.as_ref()));
+        }
+        self.json.insert("model".to_owned(), Value::Object(plans));
+        Ok(())
+    }
+}
+
+fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
+    format!(
+        "{} with a context of {n_ctx} tokens: weights {}, keys and values {}, activations {}, workspace {}",
+        size(plan.total_bytes()),
+        size(plan.weights_bytes),
+        size(plan.kv_bytes),
+        size(plan.activations_bytes),
+        size(plan.workspace_bytes),
+    )
+}
+
+fn plan_json(plan: Result<&MemoryPlan, &LoadError>) -> Value {
+    match plan {
+        Ok(plan) => json!({
+            "weights_bytes": plan.weights_bytes,
+            "kv_bytes": plan.kv_bytes,
+            "activations_bytes": plan.activations_bytes,
+            "workspace_bytes": plan.workspace_bytes,
+            "total_bytes": plan.total_bytes(),
+        }),
+        Err(error) => json!({ "problem": error.to_string() }),
+    }
+}

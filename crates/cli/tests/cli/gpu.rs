@@ -1,0 +1,272 @@
+//! The program with a driver: the simulated one stands in for `libcuda.so.1`, so the whole CUDA path runs, kernels and captured
+//! graphs included, and every failure of a driver can be had.
+
+use std::{env, os::unix::fs::symlink, path::PathBuf, process::Command, sync::OnceLock};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Outcome, arg, command, test_data, tokenmill};
+
+/// A folder that holds the simulated driver under the real one's name.
+fn driver_folder() -> &'static TempDir {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let mut library = env::current_exe().expect("a test has a path");
+        library.set_file_name("libtokenmill_sim_driver.so");
+        assert!(library.is_file(), "{} was not built", library.display());
+        let folder = tempfile::tempdir().expect("a folder");
+        symlink(library, folder.path().join("libcuda.so.1")).expect("a link");
+        folder
+    })
+}
+
+/// The program on a machine with a driver, as `machine` describes it.
+fn with_driver(machine: &str, args: &[&str]) -> Command {
+    let mut command = command(args);
+    command
+        .env("LD_LIBRARY_PATH", driver_folder().path())
+        .env("TOKENMILL_SIM_DRIVER", machine)
+        .env_remove("CUDA_VISIBLE_DEVICES");
+    command
+}
+
+fn run(mut command: Command) -> Outcome {
+    Outcome::of(&command.output().expect("the program starts"))
+}
+
+/// What a run on the GPU of such a machine says, and its exit code.
+#[track_caller]
+fn refused(machine: &str, extra: &[&str], code: i32) -> String {
+    let device: &[&str] = if extra.contains(&"--device") {
+        &[]
+    } else {
+        &["--device", "cuda"]
+    };
+    let args = [&["run", "demo", "Once", "-n", "4"], device, extra].concat();
+    run(with_driver(machine, &args)).failed(code)
+}
+
+const GREEDY: [&str; 9] = [
+    "run",
+    "demo",
+    "Once upon a time",
+    "--temp",
+    "0",
+    "-n",
+    "12",
+    "-c",
+    "64",
+];
+
+#[test]
+fn the_gpu_continues_as_the_cpu_does() {
+    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
+    for device in ["cuda", "cuda:0", "auto"] {
+        let args = [&GREEDY[..], &["--device", device]].concat();
+        let outcome = run(with_driver("", &args));
+        assert!(!outcome.stderr.contains("CPU"), "{device}: {}", outcome.stderr);
+        assert_eq!(outcome.ok(), expected, "{device}");
+    }
+    let ngl = [&GREEDY[..], &["-ngl", "99"]].concat();
+    assert_eq!(run(with_driver("", &ngl)).ok(), expected);
+}
+
+#[test]
+fn a_gpu_that_captures_nothing_computes_the_same() {
+    let args = [&GREEDY[..], &["--device", "cuda"]].concat();
+    let eager = run(with_driver("capture=refused", &args)).ok();
+    assert_eq!(eager, run(with_driver("", &args)).ok());
+}
+
+#[test]
+fn draws_are_the_cpus() {
+    let args = [
+        "run",
+        "demo",
+        "Once upon a time",
+        "--seed",
+        "7",
+        "-n",
+        "10",
+        "-c",
+        "64",
+        "--device",
+    ];
+    let on_cpu = tokenmill([&args[..], &["cpu"]].concat()).ok();
+    let on_gpu = run(with_driver("", &[&args[..], &["cuda"]].concat())).ok();
+    assert_eq!(on_gpu, on_cpu);
+}
+
+#[test]
+fn devices_and_doctor_report_the_gpu() {
+    let devices = run(with_driver("capability=9.0,cuda=12.8,devices=2", &["devices"])).ok();
+    assert!(
+        devices.contains(
+            "GPU 1: simulated GPU, compute capability 9.0, 8.00 GiB of 8.00 GiB free, driver for CUDA 12.8\n"
+        ),
+        "{devices}"
+    );
+    assert!(devices.contains("computes on GPU 0"), "{devices}");
+    let doctor = run(with_driver("", &["doctor", "demo", "-c", "64", "--json"])).ok();
+    let found: Value = serde_json::from_str(&doctor).unwrap();
+    assert_eq!(found["self_test"]["passed"], true, "{found}");
+    assert_eq!(found["kernels"]["problem"], Value::Null);
+    assert_eq!(found["gpus"][0]["usable"], true);
+    assert!(found["model"]["gpu"]["weights_bytes"].as_u64().unwrap() > 1 << 20);
+    let text = run(with_driver("", &["doctor"])).ok();
+    assert!(text.contains("self-test  ok"), "{text}");
+    let faulty = run(with_driver("lose=0", &["doctor"])).ok();
+    assert!(faulty.contains("self-test  problem"), "{faulty}");
+}
+
+#[test]
+fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
+    // An empty folder comes first, but a real driver is still found behind it.
+    if tokenmill_cuda_exec::has_driver() {
+        eprintln!("skipped: this machine has a driver");
+        return;
+    }
+    let devices = tokenmill(["devices"]).ok();
+    assert!(devices.contains("GPU: none; no NVIDIA driver found"), "{devices}");
+    assert!(tokenmill(["doctor"]).ok().contains("no NVIDIA driver found"));
+    let line = tokenmill([&GREEDY[..], &["--device", "cuda"]].concat()).failed(5);
+    assert_eq!(
+        line,
+        "error: the GPU cannot be used: no NVIDIA driver found; install one, or use the CPU"
+    );
+    let line = tokenmill(["doctor", "--device", "cuda", "--json"]);
+    assert_eq!(line.code, 5, "{}", line.stderr);
+    let outcome = tokenmill([&GREEDY[..], &["--device", "auto"]].concat());
+    assert!(
+        outcome
+            .stderr
+            .starts_with("computing on the CPU: the GPU cannot be used: no NVIDIA driver found"),
+        "{}",
+        outcome.stderr
+    );
+    assert_eq!(outcome.ok(), tokenmill(GREEDY).ok());
+}
+
+#[test]
+fn a_gpu_that_cannot_be_used_is_refused_with_its_reason() {
+    let check = |machine: &str, extra: &[&str], parts: &[&str]| {
+        let line = refused(machine, extra, 5);
+        assert!(parts.iter().all(|part| line.contains(part)), "{machine}: {line}");
+    };
+    check(
+        "devices=0",
+        &[],
+        &["the NVIDIA driver shows no GPU", "nvidia-smi"],
+    );
+    check(
+        "",
+        &["--device", "cuda:3"],
+        &["there is no GPU 3; the driver shows 1"],
+    );
+    check(
+        "capability=7.5",
+        &[],
+        &["compute capability 7.5, at least 8.0 is needed"],
+    );
+    check(
+        "cuda=11.2",
+        &[],
+        &["supports CUDA 11.2", "CUDA 11.4 or newer is needed"],
+    );
+    check(
+        "ptx=refused",
+        &[],
+        &["does not load the kernels", "UNSUPPORTED_PTX_VERSION"],
+    );
+    check(
+        "",
+        &["-ctk", "q8_0"],
+        &["does not support a KV store of Q8_0 keys"],
+    );
+    check(
+        "mib=230",
+        &["-c", "60000"],
+        &["229 MiB free", "missing", "tokens would fit instead of"],
+    );
+    check(
+        "mib=130",
+        &[],
+        &["are missing", "no context would fit", "--device cpu"],
+    );
+}
+
+#[test]
+fn hidden_gpus_are_told_from_missing_ones() {
+    let mut command = with_driver("", &["run", "demo", "Once", "--device", "cuda"]);
+    command.env("CUDA_VISIBLE_DEVICES", "");
+    let line = run(command).failed(5);
+    assert!(line.contains("CUDA_VISIBLE_DEVICES is empty"), "{line}");
+}
+
+#[test]
+fn a_device_that_is_lost_ends_the_run_with_its_own_code() {
+    for launch in ["0", "40", "400"] {
+        let args = [&GREEDY[..], &["--device", "cuda", "--json"]].concat();
+        let outcome = run(with_driver(&format!("lose={launch}"), &args));
+        assert_eq!(outcome.code, 6, "{launch}: {}", outcome.stderr);
+        assert_eq!(outcome.stdout, "");
+        assert!(
+            outcome.stderr.contains("the device is lost"),
+            "{}",
+            outcome.stderr
+        );
+    }
+}
+
+#[test]
+fn auto_goes_on_with_the_cpu_and_says_why() {
+    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
+    for (machine, reason) in [
+        ("devices=0", "shows no GPU"),
+        ("capability=7.5", "compute capability 7.5"),
+        ("ptx=refused", "does not load the kernels"),
+        ("mib=130", "are missing"),
+    ] {
+        // Without the option it is the same: a driver is there.
+        for extra in [&["--device", "auto"][..], &[]] {
+            let outcome = run(with_driver(machine, &[&GREEDY[..], extra].concat()));
+            let first = outcome.stderr.lines().next().unwrap_or_default();
+            assert!(
+                first.starts_with("computing on the CPU: ") && first.contains(reason),
+                "{machine}: {}",
+                outcome.stderr
+            );
+            assert_eq!(outcome.ok(), expected);
+        }
+    }
+}
+
+#[test]
+fn a_type_without_a_kernel_is_named() {
+    let Some(data) = test_data() else { return };
+    let file: PathBuf = data.join("models/wp4m/wp4m-IQ4_XS.gguf");
+    if !file.is_file() {
+        eprintln!("skipped: {} is not there", file.display());
+        return;
+    }
+    let args = ["run", arg(&file), "Once", "-n", "2", "--device", "cuda"];
+    let line = run(with_driver("", &args)).failed(5);
+    assert!(
+        line.contains("has type IQ4_XS, which the CUDA backend cannot compute"),
+        "{line}"
+    );
+}
+
+#[test]
+fn the_program_is_linked_to_no_cuda_library() {
+    let Ok(listed) = Command::new("ldd").arg(env!("CARGO_BIN_EXE_tokenmill")).output() else {
+        eprintln!("skipped: this machine has no ldd");
+        return;
+    };
+    let listed = String::from_utf8_lossy(&listed.stdout).to_lowercase();
+    assert!(listed.contains("libc"), "{listed}");
+    for library in ["cuda", "nvidia", "cublas", "nvrtc"] {
+        assert!(!listed.contains(library), "{listed}");
+    }
+}
