@@ -1,0 +1,160 @@
+//! What a step costs: launches, copies, waits, and the memory that was planned.
+
+use std::collections::BTreeMap;
+
+use tokenmill_cuda_exec::{SimOptions, Simulator};
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{CudaBackend, Descriptor, build};
+use tokenmill_testkit::{TinyModel, tiny_llama};
+
+use crate::scene::{OnGpu, advance, greedy, options, sample, sequences};
+
+#[test]
+fn a_replayed_step_is_one_upload_one_graph_one_copy_back_and_one_wait() {
+    let mut gpu = OnGpu::new(TensorType::Q4_0);
+    let mut all = sequences(4);
+    for _ in 0..2 {
+        sample(&mut gpu.executor, all.iter_mut().collect(), &greedy()).unwrap();
+    }
+    let device = gpu.executor.backend().device().clone();
+    for _ in 0..3 {
+        let (copies, graphs) = (gpu.simulator.copy_counts(), gpu.simulator.graph_counts());
+        let (n_launches, n_waits) = (device.n_launches(), device.n_waits());
+        let n_bytes = gpu.simulator.downloaded_bytes();
+        sample(&mut gpu.executor, all.iter_mut().collect(), &greedy()).unwrap();
+        let found = gpu.simulator.copy_counts();
+        assert_eq!(
+            (found.0 - copies.0, found.1 - copies.1),
+            (1, 1),
+            "copies up and down"
+        );
+        let found = gpu.simulator.graph_counts();
+        assert_eq!(
+            (found.0 - graphs.0, found.1 - graphs.1),
+            (0, 1),
+            "graphs made and replayed"
+        );
+        assert_eq!(
+            device.n_launches() - n_launches,
+            0,
+            "launches outside of the graph"
+        );
+        assert_eq!(device.n_waits() - n_waits, 1);
+        assert_eq!(
+            gpu.simulator.downloaded_bytes() - n_bytes,
+            4 * 4,
+            "four ids come down"
+        );
+    }
+}
+
+/// How often each kernel runs in a decode step.
+fn launches_of_a_step(descriptor: Descriptor) -> BTreeMap<String, u64> {
+    let model = TinyModel::random(descriptor, TensorType::Q4_0, 3);
+    let simulator = Simulator::new(&SimOptions::default());
+    let backend = CudaBackend::new(simulator.device()).unwrap();
+    let mut executor = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+    let mut all = sequences(1);
+    sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
+    let before = simulator.counters();
+    sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
+    (simulator.counters().into_iter())
+        .map(|(name, (n, _))| {
+            let n_before = before.get(&name).map_or(0, |(n, _)| *n);
+            (name, n - n_before)
+        })
+        .filter(|(_, n)| *n > 0)
+        .collect()
+}
+
+#[test]
+fn a_dense_llama_layer_is_eight_launches() {
+    let with_layers = |n_layers: usize| {
+        // Heads of 32, as attention quantizes its output in groups of 32; real ones have 64 and more.
+        let mut descriptor = tiny_llama();
+        descriptor.ropes[0].head_dim = 32;
+        descriptor.ropes[0].n_dims = 32;
+        let mut layer = descriptor.layers[0].clone();
+        layer.attention.head_dim_k = 32;
+        layer.attention.head_dim_v = 32;
+        descriptor.layers = vec![layer; n_layers];
+        launches_of_a_step(descriptor)
+    };
+    let (two, three) = (with_layers(2), with_layers(3));
+    let of_a_layer: BTreeMap<&str, u64> = (three.iter())
+        .map(|(name, n)| (name.as_str(), n - two.get(name).copied().unwrap_or(0)))
+        .filter(|(_, n)| *n > 0)
+        .collect();
+    // q, k and v; output; down. The norm before attention and the one before the feed-forward network, each with the addition before it.
+    let expected = BTreeMap::from([
+        ("add_norm", 2),
+        ("attention_f32_g2", 1),
+        ("matvec_gated_m1", 1),
+        ("matvec_m1", 3),
+        ("rope_kv_f32", 1),
+    ]);
+    assert_eq!(of_a_layer, expected);
+    assert_eq!(of_a_layer.values().sum::<u64>(), 8);
+}
+
+#[test]
+fn the_plan_is_what_is_allocated_to_the_byte() {
+    for ty in [
+        TensorType::F32,
+        TensorType::F16,
+        TensorType::Q8_0,
+        TensorType::Q4_0,
+    ] {
+        let gpu = OnGpu::new(ty);
+        let [reserved, taken] = gpu.executor.backend().device().reserved_and_taken_bytes();
+        assert!(reserved > 0);
+        assert_eq!(taken, reserved, "{}", ty.name());
+    }
+}
+
+#[test]
+fn nothing_is_allocated_after_the_load() {
+    let mut gpu = OnGpu::new(TensorType::Q4_0);
+    let free = gpu.executor.backend().device().free_bytes().unwrap();
+    let mut all = sequences(9);
+    for n_seqs in [9, 4, 9, 1] {
+        advance(&mut gpu.executor, all.iter_mut().take(n_seqs).collect()).unwrap();
+        sample(
+            &mut gpu.executor,
+            all.iter_mut().take(n_seqs).collect(),
+            &greedy(),
+        )
+        .unwrap();
+    }
+    assert_eq!(gpu.executor.backend().device().free_bytes().unwrap(), free);
+}
+
+#[test]
+fn a_trace_tells_where_the_time_of_each_phase_went() {
+    let mut gpu = OnGpu::with(TensorType::Q4_0, &options(), |backend| {
+        backend.with_trace().unwrap()
+    });
+    let mut plain = OnGpu::new(TensorType::Q4_0);
+    assert_eq!(plain.executor.backend().trace(), None);
+    let (mut all, mut expected) = (sequences(3), sequences(3));
+    for _ in 0..4 {
+        sample(&mut gpu.executor, all.iter_mut().collect(), &greedy()).unwrap();
+        sample(&mut plain.executor, expected.iter_mut().collect(), &greedy()).unwrap();
+    }
+    for (traced, plain) in all.iter().zip(&expected) {
+        assert_eq!(traced.tokens, plain.tokens);
+    }
+    assert_eq!(gpu.simulator.graph_counts(), plain.simulator.graph_counts());
+    let trace = gpu.executor.backend().trace().unwrap();
+    assert_eq!((trace.prefill.n_steps, trace.decode.n_steps), (1, 3));
+    // Three sequences are padded to four.
+    assert_eq!(trace.decode.n_tokens, 12);
+    for times in [trace.prefill, trace.decode] {
+        assert!(
+            times.compute_ms > times.upload_ms && times.upload_ms > 0.0,
+            "{times:?}"
+        );
+        assert!(times.download_ms > 0.0, "{times:?}");
+    }
+    assert!(trace.prefill.compute_ms > trace.decode.compute_ms / 3.0);
+}

@@ -1,0 +1,54 @@
+//! The CUDA backend on the simulated device against reference data: a subset that is quick enough for every change. All of it is
+//! `cargo xtask parity --device sim`.
+
+use tokenmill_cuda_exec::{SimOptions, Simulator};
+use tokenmill_model::{KvType, Model};
+use tokenmill_testkit::{
+    Reference,
+    parity::{ActivationKind, ParityDevice, compare},
+    test_data,
+};
+
+const SIM: ParityDevice = ParityDevice {
+    name: "sim",
+    activations: ActivationKind::Q8,
+    load: |model, options| {
+        let device = Simulator::new(&SimOptions::default()).device();
+        Ok(model.load_on_gpu(device, 0, options, &mut |_| {})?.executor)
+    },
+};
+
+/// Exact types of each architecture, where greedy tokens are compared, and one of each way that quantized weights lie.
+const CASES: [(&str, &str, KvType); 8] = [
+    ("llama", "F32", KvType::F16),
+    ("llama", "BF16", KvType::F32),
+    ("llama", "Q4_K_M", KvType::F32),
+    ("llama", "Q8_0", KvType::F32),
+    ("llama", "Q3_K_M", KvType::F32),
+    ("llama", "F16", KvType::F32),
+    ("qwen2", "F32", KvType::F32),
+    ("qwen3", "F32", KvType::F32),
+];
+
+#[test]
+fn the_simulated_gpu_meets_the_limits_of_its_arithmetic() {
+    let Some(data) = test_data("parity on the simulated device") else {
+        return;
+    };
+    for (fixture, ty, kv_type) in CASES {
+        let folder = data.join("parity").join(fixture);
+        let reference = Reference::open(&folder).unwrap();
+        let Some(file) = reference.facts.types.get(ty) else {
+            panic!("{fixture} has no {ty}");
+        };
+        let model = Model::open(folder.join(&file.file)).unwrap();
+        let comparison = compare(&reference, ty, &model, &SIM, kv_type).unwrap();
+        assert!(
+            comparison.failures.is_empty(),
+            "{fixture} {ty} with {kv_type:?} KV: {comparison:?}"
+        );
+        if let Some((n_equal, n_safe)) = comparison.greedy {
+            assert!(n_equal == n_safe && n_safe > 0, "{fixture} {ty}");
+        }
+    }
+}
