@@ -5,6 +5,9 @@
 #![forbid(unsafe_code)]
 
 pub mod ci;
+pub mod conformance;
+pub mod device_bench;
+pub mod device_pack;
 pub mod parity;
 pub mod ptx;
 pub mod synth;

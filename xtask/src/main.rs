@@ -24,6 +24,9 @@ macro_rules! commands {
 
 commands! {
     Ci => ci;
+    Conformance => conformance;
+    DeviceBench => device_bench;
+    DevicePack => device_pack;
     Parity => parity;
     Ptx => ptx;
     Synth => synth;

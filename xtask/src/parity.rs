@@ -3,15 +3,20 @@
 //! The comparison is the test kit's; here are the choice of what to compare and the table. Invariant: the exit code is zero
 //! only if something was compared and nothing failed; what cannot be computed is a row that says so.
 
+mod devices;
+
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
-use tokenmill_model::{KvType, LoadError, Model};
+use serde_json::{Value, json};
+use tokenmill_model::{BackendError, KvType, LoadError, Model};
 use tokenmill_quant::format;
 use tokenmill_testkit::{
-    NaiveBackend, Reference,
-    parity::{ActivationKind, Comparison, ParityDevice, compare},
+    Reference,
+    parity::{Comparison, ParityDevice, ParityError, compare},
 };
+
+use self::devices::{DeviceChoice, devices};
 
 /// Compare models with reference data; a non-zero exit code if any differs.
 #[derive(clap::Args)]
@@ -25,43 +30,10 @@ pub struct Args {
     /// Where to compute.
     #[arg(long, value_enum, default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
+    /// Also write the rows to this file, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
 }
-
-/// Which devices to check.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DeviceChoice {
-    /// The CPU backend.
-    Cpu,
-    /// Plain f32 loops on dequantized weights.
-    Naive,
-    /// All of them.
-    All,
-}
-
-const DEVICES: &[(DeviceChoice, ParityDevice)] = &[
-    (
-        DeviceChoice::Cpu,
-        ParityDevice {
-            name: "cpu",
-            activations: ActivationKind::Q8,
-            load: |model, options| Ok(model.load(options, &mut |_| {})?),
-        },
-    ),
-    (
-        DeviceChoice::Naive,
-        ParityDevice {
-            name: "naive",
-            activations: ActivationKind::F32,
-            load: |model, options| {
-                Ok(Box::new(model.load_on(
-                    NaiveBackend::new(),
-                    options,
-                    &mut |_| {},
-                )?))
-            },
-        },
-    ),
-];
 
 /// One row of the table.
 struct Row {
@@ -83,6 +55,7 @@ enum Outcome {
 /// # Errors
 /// Where the fixtures cannot be read, nothing matched, or a row failed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    let devices = devices(args.device)?;
     let mut folders: Vec<PathBuf> = std::fs::read_dir(&args.data)
         .with_context(|| format!("cannot list {}", args.data.display()))?
         .map(|entry| entry.map(|entry| entry.path()))
@@ -101,17 +74,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     );
     let mut n_compared = 0;
     let mut n_failed = 0;
+    let mut json_rows = Vec::new();
     for folder in folders {
-        for (choice, device) in DEVICES {
-            if args.device != DeviceChoice::All && args.device != *choice {
-                continue;
-            }
+        for device in &devices {
             for row in rows(&folder, device, &args.filter)? {
                 println!("{}", row.render());
                 n_compared += usize::from(matches!(row.outcome, Outcome::Compared(_)));
                 n_failed += usize::from(row.has_failed());
+                json_rows.push(row.to_json());
             }
         }
+    }
+    if let Some(path) = &args.json {
+        let report = json!({ "compared": n_compared, "failed": n_failed, "rows": json_rows });
+        std::fs::write(path, format!("{report:#}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
     }
     ensure!(n_failed == 0, "{n_failed} of {n_compared} comparisons failed");
     ensure!(n_compared > 0, "nothing was compared");
@@ -204,6 +181,9 @@ fn rows(folder: &Path, device: &ParityDevice, filter: &str) -> anyhow::Result<Ve
         for &(kv_type, kv) in kv_types {
             let outcome = match compare(&reference, &candidate.ty, model, device, kv_type) {
                 Ok(comparison) => Outcome::Compared(comparison),
+                Err(ParityError::Load(LoadError::Gpu(
+                    reason @ (BackendError::UnsupportedType { .. } | BackendError::Unsupported { .. }),
+                ))) => Outcome::Unsupported(reason.to_string()),
                 Err(error) => Outcome::Failed(error.to_string()),
             };
             add(kv, outcome);
@@ -219,6 +199,31 @@ impl Row {
             Outcome::Unsupported(_) => false,
             Outcome::Failed(_) => true,
         }
+    }
+
+    fn to_json(&self) -> Value {
+        let mut row = json!({
+            "model": self.model,
+            "type": self.ty,
+            "kv": self.kv,
+            "device": self.device,
+        });
+        let found = match &self.outcome {
+            Outcome::Compared(found) => json!({
+                "max_abs": found.max_abs,
+                "rms": found.rms,
+                "kl_mean": found.kl_mean,
+                "top1": found.top1,
+                "greedy_equal_of": found.greedy.map(|(n_equal, n_safe)| [n_equal, n_safe]),
+                "failures": found.failures,
+            }),
+            Outcome::Unsupported(what) => json!({ "unsupported": what }),
+            Outcome::Failed(error) => json!({ "error": error }),
+        };
+        if let (Value::Object(row), Value::Object(found)) = (&mut row, found) {
+            row.extend(found);
+        }
+        row
     }
 
     fn render(&self) -> String {

@@ -1,0 +1,165 @@
+//! `conformance`: the suite that every backend must pass, on a device of choice, outside of the test runner.
+//!
+//! Separate from the tests, which run it on the CPU and on the simulated device everywhere, because a real GPU is met on
+//! machines without a compiler. Invariant: a claim that panics fails alone; the others are still checked.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::PathBuf,
+    time::Instant,
+};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::json;
+use tokenmill_cuda_exec::{Device, SimOptions, Simulator};
+use tokenmill_model::{Backend, CpuBackend, CudaBackend, KvType};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_testkit::conformance::{self, Company, Subject};
+
+/// Check what every backend must do; a non-zero exit code if a claim does not hold
+#[derive(clap::Args)]
+pub struct Args {
+    /// Where to compute.
+    #[arg(long, value_enum)]
+    device: DeviceChoice,
+    /// Only claims whose name contains this.
+    #[arg(long, default_value = "")]
+    filter: String,
+    /// Also write the outcomes to this file, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// A device.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DeviceChoice {
+    /// The CPU backend.
+    Cpu,
+    /// The CUDA backend on the simulated device.
+    Sim,
+    /// The CUDA backend on the first GPU.
+    Cuda,
+}
+
+/// What a row may differ by on a GPU: products of few and of many rows add in different orders, and an activation may then round
+/// to the neighbouring byte, a step of 1/127 of its block's peak; logits are of size 10 here.
+const GPU_COMPANY: Company = Company::Within(0.1);
+
+fn stores_on_gpu(kv_types: [KvType; 2]) -> bool {
+    kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2]
+}
+
+/// A claim's name, and whether it held.
+struct Outcome {
+    claim: &'static str,
+    failure: Option<String>,
+    seconds: f64,
+}
+
+/// Runs the suite.
+///
+/// # Errors
+/// A device that cannot be opened, or claims that do not hold.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let outcomes = match args.device {
+        DeviceChoice::Cpu => check(
+            &Subject {
+                make: |n_threads| {
+                    CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
+                },
+                company: Company::Bits,
+                stores: |_| true,
+            },
+            &args.filter,
+        ),
+        DeviceChoice::Sim => check(
+            &Subject {
+                make: |_| {
+                    let device = Simulator::new(&SimOptions::default()).device();
+                    CudaBackend::new(device).expect("the simulator loads the kernels")
+                },
+                company: GPU_COMPANY,
+                stores: stores_on_gpu,
+            },
+            &args.filter,
+        ),
+        DeviceChoice::Cuda => {
+            if let Err(error) = Device::open(0) {
+                bail!("no device: {error}");
+            }
+            check(
+                &Subject {
+                    make: |_| {
+                        let device = Device::open(0).expect("the GPU was opened before");
+                        CudaBackend::new(device).expect("the driver loads the kernels")
+                    },
+                    company: GPU_COMPANY,
+                    stores: stores_on_gpu,
+                },
+                &args.filter,
+            )
+        }
+    };
+    ensure!(!outcomes.is_empty(), "no claim's name contains `{}`", args.filter);
+    let n_failed = outcomes
+        .iter()
+        .filter(|outcome| outcome.failure.is_some())
+        .count();
+    if let Some(path) = &args.json {
+        let rows: Vec<_> = (outcomes.iter())
+            .map(|outcome| {
+                json!({ "claim": outcome.claim, "failure": outcome.failure, "seconds": outcome.seconds })
+            })
+            .collect();
+        let report = json!({ "claims": outcomes.len(), "failed": n_failed, "rows": rows });
+        std::fs::write(path, format!("{report:#}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    ensure!(
+        n_failed == 0,
+        "{n_failed} of {} claims do not hold",
+        outcomes.len()
+    );
+    println!("{} claims hold", outcomes.len());
+    Ok(())
+}
+
+fn check<B: Backend>(subject: &Subject<B>, filter: &str) -> Vec<Outcome> {
+    type Claim<B> = fn(&Subject<B>);
+    macro_rules! claims {
+        ($($claim:ident),* $(,)?) => {
+            [$((stringify!($claim), conformance::$claim as Claim<B>)),*]
+        };
+    }
+    let claims = claims!(
+        networks_agree_with_the_oracle,
+        rounded_types_agree_with_the_oracle,
+        rows_do_not_depend_on_company,
+        only_the_rows_asked_for_come_back,
+        sampled_rows_feed_the_next_step,
+        copied_pages_hold_what_they_were_copied_from,
+        a_row_that_is_not_finite_fails_alone,
+    );
+    (claims.into_iter())
+        .filter(|(name, _)| name.contains(filter))
+        .map(|(claim, run)| {
+            let started = Instant::now();
+            let failure = catch_unwind(AssertUnwindSafe(|| run(subject)))
+                .err()
+                .map(|payload| match payload.downcast_ref::<String>() {
+                    Some(text) => text.clone(),
+                    None => (payload.downcast_ref::<&str>().copied())
+                        .unwrap_or("a panic without a message")
+                        .to_owned(),
+                });
+            let seconds = started.elapsed().as_secs_f64();
+            let verdict = failure.as_deref().unwrap_or("holds");
+            println!("{claim:<46} {seconds:>7.2} s  {verdict}");
+            Outcome {
+                claim,
+                failure,
+                seconds,
+            }
+        })
+        .collect()
+}

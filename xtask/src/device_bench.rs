@@ -1,0 +1,245 @@
+//! `device-bench`: what a GPU does with a model, in tokens per second and in milliseconds of the device by phase.
+//!
+//! Separate from `bench`, which compares with other programs through the product's own commands, because it looks inside: graphs against
+//! eager launches, batches of decode, the copy bandwidth beside them. Invariant: every figure is a measurement of this run, and a
+//! simulated device gives none of time.
+
+use std::{path::PathBuf, time::Instant};
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+use tokenmill_cuda_exec::{Device, SimOptions, Simulator, Stream};
+use tokenmill_model::{
+    CudaBackend, Executor, ForwardBatch, LoadProgress, Model, ModelExecutor, ModelOptions, PAGE_TOKENS,
+    RowOutput, SampleRow, SamplingParams, StepTimes, TokenSource,
+};
+use tokenmill_testkit::generate::run as run_step;
+
+/// Measure prefill, decode of several batch sizes, replay against eager launches, and copies on a GPU
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model
+    model: PathBuf,
+    /// Where to compute; `sim` shows that the command works and measures nothing.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Cuda)]
+    device: DeviceChoice,
+    /// Tokens of the prompt.
+    #[arg(long, default_value_t = 512)]
+    n_prompt: usize,
+    /// Tokens that each sequence generates.
+    #[arg(long, default_value_t = 128)]
+    n_gen: usize,
+    /// Sequences that generate together.
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16")]
+    batches: Vec<usize>,
+    /// Also write the figures to this file, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// A device.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DeviceChoice {
+    /// The simulated device.
+    Sim,
+    /// The first GPU.
+    Cuda,
+}
+
+/// Bytes of each of the two buffers whose copy gives the bandwidth.
+const COPY_BYTES: usize = 1 << 30;
+
+/// Measures.
+///
+/// # Errors
+/// A device or model that cannot be opened, or a step that failed.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(
+        args.n_prompt > 0 && args.n_gen > 1 && args.batches.iter().all(|&n| n > 0),
+        "lengths and batches must be positive, and a generation must have two tokens"
+    );
+    let device = match args.device {
+        DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
+        DeviceChoice::Cuda => match Device::open(0) {
+            Ok(device) => device,
+            Err(error) => bail!("no device: {error}"),
+        },
+    };
+    let is_measured = args.device == DeviceChoice::Cuda;
+    let model = Model::open(&args.model)?;
+    let mut report = json!({
+        "model": args.model.file_name().map(|name| name.to_string_lossy()),
+        "device": device.info().name,
+        "compute_capability": format!("{}.{}", device.info().capability.0, device.info().capability.1),
+        "is_measured": is_measured,
+    });
+    if is_measured {
+        report["copy_bytes_per_s"] = json!(copy_bandwidth(&device)?);
+    }
+    report["load"] = load_report(&model, args, &device)?;
+    for uses_graphs in [true, false] {
+        let name = if uses_graphs { "graphs" } else { "eager" };
+        report[name] = measure(&model, args, &device, uses_graphs, is_measured)?;
+    }
+    println!("{report:#}");
+    if let Some(path) = &args.json {
+        std::fs::write(path, format!("{report:#}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Bytes read and written in a second by a copy within the device.
+fn copy_bandwidth(device: &Device) -> anyhow::Result<f64> {
+    let from = device.alloc::<u8>("the copy", COPY_BYTES)?;
+    let mut to = device.alloc::<u8>("the copy", COPY_BYTES)?;
+    let (begun, ended) = (device.fence()?, device.fence()?);
+    let n_copies = 20;
+    device.copy(Stream::Compute, from.view(), &to.view_mut())?;
+    begun.record(Stream::Compute)?;
+    for _ in 0..n_copies {
+        device.copy(Stream::Compute, from.view(), &to.view_mut())?;
+    }
+    ended.record(Stream::Compute)?;
+    ended.synchronize()?;
+    let seconds = f64::from(begun.elapsed_ms(&ended)?) / 1e3;
+    Ok(2.0 * (n_copies * COPY_BYTES) as f64 / seconds)
+}
+
+fn options(model: &Model, args: &Args) -> ModelOptions {
+    let n_seqs = args.batches.iter().copied().max().unwrap_or(1);
+    let n_ctx = (args.n_prompt + args.n_gen + 1).min(model.descriptor().n_ctx_train);
+    ModelOptions {
+        n_ctx: Some(n_ctx),
+        max_batch_tokens: args.n_prompt.clamp(n_seqs, 2048),
+        max_batch_seqs: n_seqs,
+        max_logit_rows: n_seqs,
+        n_pages: Some(n_seqs * n_ctx.div_ceil(PAGE_TOKENS)),
+        ..ModelOptions::default()
+    }
+}
+
+fn load(
+    model: &Model,
+    args: &Args,
+    device: &Device,
+    uses_graphs: bool,
+) -> anyhow::Result<ModelExecutor<CudaBackend>> {
+    let backend = CudaBackend::new(device.clone())?
+        .with_graphs(uses_graphs)
+        .with_trace()?;
+    Ok(model.load_on(backend, &options(model, args), &mut |_: LoadProgress| {})?)
+}
+
+/// The plan of the memory, and how long the load takes.
+fn load_report(model: &Model, args: &Args, device: &Device) -> anyhow::Result<Value> {
+    let plan = model.plan(&CudaBackend::new(device.clone())?, &options(model, args))?;
+    let started = Instant::now();
+    let executor = load(model, args, device, true)?;
+    let seconds = started.elapsed().as_secs_f64();
+    drop(executor);
+    Ok(json!({
+        "seconds": seconds,
+        "weights_bytes": plan.weights_bytes,
+        "total_bytes": plan.total_bytes(),
+    }))
+}
+
+fn measure(
+    model: &Model,
+    args: &Args,
+    device: &Device,
+    uses_graphs: bool,
+    is_measured: bool,
+) -> anyhow::Result<Value> {
+    let mut executor = load(model, args, device, uses_graphs)?;
+    let options = options(model, args);
+    let n_vocab = model.descriptor().n_vocab;
+    let mut state = 1u64;
+    let prompt: Vec<u32> = (0..args.n_prompt)
+        .map(|_| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % n_vocab as u64) as u32
+        })
+        .collect();
+    let pages_of_one = options.n_ctx.unwrap_or(0).div_ceil(PAGE_TOKENS) as u32;
+    let pages = |seq_idx: usize| -> Vec<u32> {
+        let first = seq_idx as u32 * pages_of_one;
+        (first..first + pages_of_one).collect()
+    };
+    let mut prefill_seconds = f64::INFINITY;
+    for _ in 0..3 {
+        let started = Instant::now();
+        for (index, chunk) in prompt.chunks(options.max_batch_tokens).enumerate() {
+            let mut batch = ForwardBatch::default();
+            let first = (index * options.max_batch_tokens) as u32;
+            batch.push_sequence(chunk.iter().map(|&id| TokenSource::Id(id)), first, &pages(0));
+            batch.want_last(greedy());
+            run_step(&mut executor, &batch)?;
+        }
+        prefill_seconds = prefill_seconds.min(started.elapsed().as_secs_f64());
+    }
+    let mut rows = Vec::new();
+    for &n_seqs in &args.batches {
+        // Only the first has a prompt behind it; the others' keys are whatever lies there, which costs the same.
+        let mut tokens = vec![1u32; n_seqs];
+        let mut step = |position: usize, executor: &mut ModelExecutor<CudaBackend>| -> anyhow::Result<()> {
+            let mut batch = ForwardBatch::default();
+            for (seq_idx, token) in tokens.iter().enumerate() {
+                batch.push_sequence([TokenSource::Id(*token)], position as u32, &pages(seq_idx));
+                batch.want_last(greedy());
+            }
+            let output = run_step(executor, &batch)?;
+            for (token, sampled) in tokens.iter_mut().zip(&output.sampled) {
+                *token = sampled.context("the row samples")??.id;
+            }
+            Ok(())
+        };
+        let first = prompt
+            .len()
+            .min(options.n_ctx.unwrap_or(0).saturating_sub(args.n_gen));
+        // The first step captures.
+        step(first, &mut executor)?;
+        let started = Instant::now();
+        for index in 1..args.n_gen {
+            step(first + index, &mut executor)?;
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let n_tokens = (args.n_gen - 1) * n_seqs;
+        rows.push(json!({
+            "sequences": n_seqs,
+            "tokens": n_tokens,
+            "tokens_per_s": is_measured.then(|| n_tokens as f64 / seconds),
+        }));
+    }
+    let trace = executor.backend().trace().context("the trace is on")?;
+    let times = |times: StepTimes| {
+        json!({
+            "steps": times.n_steps,
+            "tokens": times.n_tokens,
+            "upload_ms": is_measured.then_some(times.upload_ms),
+            "compute_ms": is_measured.then_some(times.compute_ms),
+            "download_ms": is_measured.then_some(times.download_ms),
+        })
+    };
+    Ok(json!({
+        "prefill": {
+            "tokens": args.n_prompt,
+            "tokens_per_s": is_measured.then(|| args.n_prompt as f64 / prefill_seconds),
+        },
+        "decode": rows,
+        "graphs": executor.backend().n_graphs(),
+        "device_time": { "prefill": times(trace.prefill), "decode": times(trace.decode) },
+        "max_batch_tokens": executor.limits().max_batch_tokens,
+    }))
+}
+
+fn greedy() -> RowOutput {
+    RowOutput::Sample(SampleRow {
+        params: SamplingParams::default().into(),
+        history: 0..0,
+        mask_start: None,
+    })
+}

@@ -1,0 +1,164 @@
+//! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, in one call.
+//!
+//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries, the PTX beside them for
+//! other tools, a few fixtures, and a script that runs every part and writes JSON. Invariant: a part that cannot run says why in
+//! its result; the folder stays below [`MAX_BYTES`].
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, ensure};
+
+/// Build the folder that a GPU machine runs in one call: binaries, PTX, fixtures, and a script that writes JSON
+#[derive(clap::Args)]
+pub struct Args {
+    /// Folder to make; its contents are replaced.
+    #[arg(long, default_value = "target/device-pack")]
+    out: PathBuf,
+    /// Folder of the fixtures.
+    #[arg(long, default_value = "../shared/data/parity")]
+    data: PathBuf,
+    /// Take the binaries as they are, without building them.
+    #[arg(long)]
+    no_build: bool,
+}
+
+/// What the folder may have.
+const MAX_BYTES: u64 = 48 << 20;
+/// The script.
+const SCRIPT: &str = include_str!("device_pack/run.sh");
+/// The binaries: package, name.
+const BINARIES: [(&str, &str); 2] = [("tokenmill-cli", "tokenmill"), ("xtask", "xtask")];
+/// Fixtures and the types of each: exact ones, where greedy tokens are compared, and each way that quantized weights lie.
+const FIXTURES: [(&str, &[&str]); 5] = [
+    (
+        "llama",
+        &[
+            "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K_M", "Q4_K_M",
+            "Q5_K_M", "Q6_K",
+        ],
+    ),
+    ("llama3_rope", &["F32"]),
+    ("mistral", &["F32"]),
+    ("qwen2", &["F32", "Q4_K_M"]),
+    ("qwen3", &["F32", "Q4_K_M"]),
+];
+
+/// Makes the folder.
+///
+/// # Errors
+/// A build that fails, a file that cannot be copied, or a folder that is too large.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let root = crate::workspace_root();
+    let out = root.join(&args.out);
+    if !args.no_build {
+        for (package, binary) in BINARIES {
+            build(root, package, binary)?;
+        }
+    }
+    if out.exists() {
+        fs::remove_dir_all(&out).with_context(|| format!("cannot empty {}", out.display()))?;
+    }
+    for folder in ["bin", "ptx", "fixtures"] {
+        let folder = out.join(folder);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    for (_, binary) in BINARIES {
+        copy(
+            &root.join("target/release").join(binary),
+            &out.join("bin").join(binary),
+        )?;
+    }
+    let ptx = root.join("kernels/ptx");
+    for entry in fs::read_dir(&ptx).with_context(|| format!("cannot list {}", ptx.display()))? {
+        let path = entry?.path();
+        copy(
+            &path,
+            &out.join("ptx")
+                .join(path.file_name().context("a file has a name")?),
+        )?;
+    }
+    copy_fixtures(&root.join(&args.data), &out.join("fixtures"))?;
+    let script = out.join("run.sh");
+    fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
+    make_executable(&script)?;
+    let n_bytes = size_of(&out)?;
+    let mib = n_bytes as f64 / f64::from(1 << 20);
+    println!("device-pack: {mib:.1} MiB in {}", out.display());
+    println!("on a GPU machine: ./run.sh [RESULTS_FOLDER]");
+    ensure!(
+        n_bytes <= MAX_BYTES,
+        "{mib:.1} MiB are more than {} MiB",
+        MAX_BYTES >> 20
+    );
+    Ok(())
+}
+
+fn build(root: &Path, package: &str, binary: &str) -> anyhow::Result<()> {
+    let status = Command::new(env!("CARGO"))
+        .args(["build", "--release", "--locked", "-p", package, "--bin", binary])
+        .current_dir(root)
+        .status()
+        .context("cannot run cargo")?;
+    ensure!(status.success(), "building {binary} failed");
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
+
+/// Copies models and references, and leaves only the types that were copied in a reference's list of files.
+fn copy_fixtures(data: &Path, out: &Path) -> anyhow::Result<()> {
+    for (fixture, types) in FIXTURES {
+        let (from, to) = (data.join(fixture), out.join(fixture));
+        fs::create_dir_all(&to).with_context(|| format!("cannot create {}", to.display()))?;
+        copy(&from.join("ref.safetensors"), &to.join("ref.safetensors"))?;
+        let path = from.join("ref.json");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let mut reference: serde_json::Value =
+            serde_json::from_str(&text).with_context(|| format!("{} is no JSON", path.display()))?;
+        let listed = reference["types"]
+            .as_object_mut()
+            .context("a reference lists its files")?;
+        listed.retain(|ty, _| types.contains(&ty.as_str()));
+        for (ty, file) in listed.iter() {
+            let name = file["file"]
+                .as_str()
+                .with_context(|| format!("{fixture} {ty} has no file"))?;
+            copy(&from.join(name), &to.join(name))?;
+        }
+        fs::write(to.join("ref.json"), reference.to_string()).context("cannot write a reference")?;
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn make_executable(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", path.display()))
+}
+
+#[cfg(not(unix))]
+fn make_executable(_: &Path) -> anyhow::Result<()> {
+    Ok(())
+}
+
+fn size_of(folder: &Path) -> anyhow::Result<u64> {
+    let mut n_bytes = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        n_bytes += if metadata.is_dir() {
+            size_of(&entry.path())?
+        } else {
+            metadata.len()
+        };
+    }
+    Ok(n_bytes)
+}

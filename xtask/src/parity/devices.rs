@@ -1,0 +1,89 @@
+//! The devices that models are compared on.
+//!
+//! Separate from the comparison because a device may be absent: a real GPU. Invariant: an absent device is never passed over
+//! silently; where it was asked for by name, that is an error.
+
+use anyhow::bail;
+use tokenmill_cuda_exec::{Device, SimOptions, Simulator};
+use tokenmill_testkit::{
+    NaiveBackend,
+    parity::{ActivationKind, ParityDevice},
+};
+
+/// Which devices to check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum DeviceChoice {
+    /// The CPU backend.
+    Cpu,
+    /// Plain f32 loops on dequantized weights.
+    Naive,
+    /// The CUDA backend on the simulated device: every kernel interpreted, with every check on.
+    Sim,
+    /// The CUDA backend on the first GPU.
+    Cuda,
+    /// All of them that there are.
+    All,
+}
+
+const CPU: ParityDevice = ParityDevice {
+    name: "cpu",
+    activations: ActivationKind::Q8,
+    load: |model, options| Ok(model.load(options, &mut |_| {})?),
+};
+
+const NAIVE: ParityDevice = ParityDevice {
+    name: "naive",
+    activations: ActivationKind::F32,
+    load: |model, options| {
+        Ok(Box::new(model.load_on(
+            NaiveBackend::new(),
+            options,
+            &mut |_| {},
+        )?))
+    },
+};
+
+const SIM: ParityDevice = ParityDevice {
+    name: "sim",
+    activations: ActivationKind::Q8,
+    load: |model, options| {
+        let device = Simulator::new(&SimOptions::default()).device();
+        Ok(model.load_on_gpu(device, 0, options, &mut |_| {})?.executor)
+    },
+};
+
+const CUDA: ParityDevice = ParityDevice {
+    name: "cuda",
+    activations: ActivationKind::Q8,
+    load: |model, options| {
+        let options = tokenmill_model::ModelOptions {
+            device: tokenmill_model::DeviceChoice::Cuda { ordinal: 0 },
+            ..options.clone()
+        };
+        Ok(model.load(&options, &mut |_| {})?)
+    },
+};
+
+/// The devices of a choice.
+///
+/// # Errors
+/// A GPU that was asked for by name and cannot be opened.
+pub(super) fn devices(choice: DeviceChoice) -> anyhow::Result<Vec<ParityDevice>> {
+    Ok(match choice {
+        DeviceChoice::Cpu => vec![CPU],
+        DeviceChoice::Naive => vec![NAIVE],
+        DeviceChoice::Sim => vec![SIM],
+        DeviceChoice::Cuda => match Device::open(0) {
+            Ok(_) => vec![CUDA],
+            Err(error) => bail!("no device: {error}"),
+        },
+        DeviceChoice::All => {
+            let mut devices = vec![CPU, NAIVE, SIM];
+            match Device::open(0) {
+                Ok(_) => devices.push(CUDA),
+                Err(error) => println!("cuda: left out, {error}"),
+            }
+            devices
+        }
+    })
+}
