@@ -153,6 +153,17 @@ fn is_every_layer(number: &str) -> bool {
 /// # Errors
 /// As [`Model::load`].
 pub(crate) fn load(model: &Model, options: &ModelOptions) -> Result<Box<dyn Executor + Send>, Failure> {
+    Ok(load_where(model, options)?.0)
+}
+
+/// Loads a model as [`load`] does, and says where it computes.
+///
+/// # Errors
+/// As [`Model::load`].
+pub(crate) fn load_where(
+    model: &Model,
+    options: &ModelOptions,
+) -> Result<(Box<dyn Executor + Send>, LoadedDevice), Failure> {
     let bar = progress::bytes("loading", 0);
     let loaded = model.load_where(options, &mut |progress| {
         bar.set_length(progress.n_bytes_total as u64);
@@ -166,7 +177,7 @@ pub(crate) fn load(model: &Model, options: &ModelOptions) -> Result<Box<dyn Exec
     {
         eprintln!("computing on the CPU: {reason}");
     }
-    Ok(loaded.executor)
+    Ok((loaded.executor, loaded.device))
 }
 
 #[cfg(test)]

@@ -152,12 +152,12 @@ fn product(
     for n in [n_out, 0, 0, n_in, n_rows] {
         arguments = arguments.i32(n as i32);
     }
-    arguments = if !QUANTIZED.contains(&ty) {
-        arguments.ptr(zeros(memory, 4 * n_rows * n_in)?)
-    } else {
+    arguments = if QUANTIZED.contains(&ty) {
         arguments
             .ptr(zeros(memory, n_rows * n_in)?)
             .ptr(zeros(memory, n_rows * n_in / 4)?)
+    } else {
+        arguments.ptr(zeros(memory, 4 * n_rows * n_in)?)
     };
     Ok((arguments, weights))
 }

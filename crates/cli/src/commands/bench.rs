@@ -7,13 +7,13 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tokenmill_model::{Model, WeightInfo};
+use tokenmill_model::{LoadedDevice, Model, WeightInfo};
 
 use crate::{
     failure::Failure,
     generate::Generator,
     interrupt::Interrupt,
-    load::{LoadArgs, load},
+    load::{LoadArgs, load_where},
     model_source::ModelSource,
     output, progress,
 };
@@ -110,6 +110,8 @@ struct Subject {
     size_bytes: usize,
     n_params: usize,
     n_threads: usize,
+    /// `CPU` or `CUDA`.
+    backend: &'static str,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -134,6 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .map_or(longest, |n_ctx| n_ctx.max(longest)),
     );
     let weights = model.weights().infos();
+    let (executor, device) = load_where(&model, &options)?;
     let subject = Subject {
         model: describe(&source, &model, &weights),
         size_bytes: weights.iter().map(|info| info.n_bytes).sum(),
@@ -142,9 +145,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .map(|info| info.dims.iter().product::<usize>())
             .sum(),
         n_threads: args.load.n_threads(),
+        backend: match device {
+            LoadedDevice::Cpu { .. } => "CPU",
+            LoadedDevice::Cuda { .. } => "CUDA",
+        },
     };
     let n_vocab = model.descriptor().n_vocab;
-    let mut generator = Generator::new(load(&model, &options)?);
+    let mut generator = Generator::new(executor);
     let interrupt = Interrupt::install()?;
     let bar = progress::steps("measuring", (tests.len() * (args.repetitions + 1)) as u64);
     let mut results = Vec::with_capacity(tests.len());
@@ -228,10 +235,11 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
     for measured in results {
         writeln!(
             table,
-            "| {} | {:.2} MiB | {:.2} M | CPU | {} | {} | {:.2} ± {:.2} |",
+            "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {:.2} ± {:.2} |",
             subject.model,
             subject.size_bytes as f64 / f64::from(1 << 20),
             subject.n_params as f64 / 1e6,
+            subject.backend,
             subject.n_threads,
             measured.test.name(),
             measured.mean(),
@@ -248,10 +256,11 @@ fn csv(subject: &Subject, results: &[Measured]) -> String {
     for measured in results {
         writeln!(
             table,
-            "\"{}\",{},{},CPU,{},{},{},{},{}",
+            "\"{}\",{},{},{},{},{},{},{},{}",
             subject.model.replace('"', "\"\""),
             subject.size_bytes,
             subject.n_params,
+            subject.backend,
             subject.n_threads,
             measured.test.name(),
             measured.test.n_tokens(),
@@ -271,7 +280,7 @@ fn json_rows(subject: &Subject, results: &[Measured]) -> Value {
                 "model": subject.model,
                 "model_size": subject.size_bytes,
                 "model_n_params": subject.n_params,
-                "backend": "CPU",
+                "backend": subject.backend,
                 "n_threads": subject.n_threads,
                 "test": measured.test.name(),
                 "n_tokens": measured.test.n_tokens(),

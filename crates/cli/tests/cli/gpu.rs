@@ -121,6 +121,18 @@ fn devices_and_doctor_report_the_gpu() {
 }
 
 #[test]
+fn bench_names_the_device_it_measured() {
+    let args = [
+        "bench", "demo", "-p", "4", "-n", "2", "-r", "1", "-o", "csv", "--device", "cuda",
+    ];
+    let table = run(with_driver("", &args)).ok();
+    assert!(
+        table.lines().skip(1).all(|line| line.contains(",CUDA,")),
+        "{table}"
+    );
+}
+
+#[test]
 fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
     // An empty folder comes first, but a real driver is still found behind it.
     if tokenmill_cuda_exec::has_driver() {

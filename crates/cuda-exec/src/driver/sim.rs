@@ -5,17 +5,18 @@
 //! as a wrong result, every time. Invariant: whatever a kernel does wrong (a race, an access out of bounds, a read of what
 //! nobody wrote) loses the device, so no test passes over it.
 
+mod state;
+
 use std::{
     alloc::Layout,
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     ptr::NonNull,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokenmill_ptx_sim::{
-    Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module, launch,
-};
+use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr, MemoryError, Module};
 
+use self::state::{Event, Function, HostAddress, Operation, State};
 use super::{Args, Device, DeviceInfo, Driver, Handle, LaunchShape, Poison, SHARED_BYTES_UNASKED, Stream};
 use crate::{CudaExecError, error::Result};
 
@@ -118,209 +119,6 @@ struct SimDriver {
     info: DeviceInfo,
     state: Mutex<State>,
     poison: Poison,
-}
-
-#[derive(Debug)]
-struct State {
-    memory: DeviceMemory,
-    modules: Vec<Module>,
-    functions: Vec<Function>,
-    queues: [VecDeque<Operation>; 2],
-    events: HashMap<Handle, Event>,
-    graphs: HashMap<Handle, Arc<[Operation]>>,
-    capture: Option<Vec<Operation>>,
-    n_handles: Handle,
-    /// A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and no measurement.
-    clock_ms: f64,
-    n_downloaded_bytes: u64,
-    counters: BTreeMap<String, (u64, Counters)>,
-    fault: Option<Fault>,
-    n_captured: u64,
-    n_replayed: u64,
-    n_uploads: u64,
-    n_downloads: u64,
-}
-
-#[derive(Debug)]
-struct Function {
-    module: usize,
-    name: String,
-    max_shared_bytes: usize,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Event {
-    n_recorded: u64,
-    n_reached: u64,
-    /// When it was reached, by the simulated clock.
-    at_ms: f64,
-}
-
-/// The address of pinned memory.
-#[derive(Clone, Copy, Debug)]
-struct HostAddress(NonNull<u8>);
-
-// SAFETY: the address is used only inside a copy, while its caller vouches for the memory.
-unsafe impl Send for HostAddress {}
-// SAFETY: as above.
-unsafe impl Sync for HostAddress {}
-
-#[derive(Clone, Debug)]
-enum Operation {
-    Launch {
-        function: usize,
-        shape: LaunchShape,
-        arguments: Arguments,
-        is_fatal: bool,
-    },
-    Upload {
-        from: HostAddress,
-        to: u64,
-        n_bytes: usize,
-    },
-    Download {
-        from: u64,
-        to: HostAddress,
-        n_bytes: usize,
-    },
-    Copy {
-        from: u64,
-        to: u64,
-        n_bytes: usize,
-    },
-    Fill {
-        address: u64,
-        byte: u8,
-        n_bytes: usize,
-    },
-    Record {
-        event: Handle,
-        nth: u64,
-    },
-    Wait {
-        event: Handle,
-        nth: u64,
-    },
-    Replay(Arc<[Operation]>),
-}
-
-impl State {
-    fn new(options: &SimOptions) -> Self {
-        Self {
-            memory: DeviceMemory::with_capacity(options.total_bytes),
-            modules: Vec::new(),
-            functions: Vec::new(),
-            queues: Default::default(),
-            events: HashMap::new(),
-            graphs: HashMap::new(),
-            capture: None,
-            n_handles: 0,
-            clock_ms: 0.0,
-            n_downloaded_bytes: 0,
-            counters: BTreeMap::new(),
-            fault: None,
-            n_captured: 0,
-            n_replayed: 0,
-            n_uploads: 0,
-            n_downloads: 0,
-        }
-    }
-
-    fn next_handle(&mut self) -> Handle {
-        self.n_handles += 1;
-        self.n_handles
-    }
-
-    /// Runs a stream's work until an event was recorded for the `nth` time.
-    fn run_until(&mut self, event: Handle, nth: u64) -> std::result::Result<(), String> {
-        let is_reached = |state: &Self| (state.events.get(&event)).is_none_or(|found| found.n_reached >= nth);
-        while !is_reached(self) {
-            let is_here = |operation: &Operation| matches!(operation, Operation::Record { event: found, .. } if *found == event);
-            let queue = (0..self.queues.len()).find(|&queue| self.queues[queue].iter().any(is_here));
-            let Some(queue) = queue else {
-                return Err("an event is waited for that no stream will reach".to_owned());
-            };
-            self.run_next(queue)?;
-        }
-        Ok(())
-    }
-
-    fn run_next(&mut self, queue: usize) -> std::result::Result<(), String> {
-        if let Some(&Operation::Wait { event, nth }) = self.queues[queue].front() {
-            self.run_until(event, nth)?;
-        }
-        match self.queues[queue].pop_front() {
-            Some(operation) => self.run(&operation),
-            None => Ok(()),
-        }
-    }
-
-    fn run(&mut self, operation: &Operation) -> std::result::Result<(), String> {
-        let text = |error: MemoryError| error.to_string();
-        match operation {
-            Operation::Launch {
-                function,
-                shape,
-                arguments,
-                is_fatal,
-            } => self.run_kernel(*function, *shape, arguments, *is_fatal),
-            &Operation::Upload { from, to, n_bytes } => {
-                // SAFETY: whoever queued the copy vouches for the memory until it is done.
-                let bytes = unsafe { std::slice::from_raw_parts(from.0.as_ptr(), n_bytes) };
-                self.clock_ms += n_bytes as f64 * 1e-7;
-                self.memory.write(DevicePtr(to), bytes).map_err(text)
-            }
-            &Operation::Download { from, to, n_bytes } => {
-                // SAFETY: whoever queued the copy vouches for the memory until it is done.
-                let bytes = unsafe { std::slice::from_raw_parts_mut(to.0.as_ptr(), n_bytes) };
-                self.clock_ms += n_bytes as f64 * 1e-7;
-                self.n_downloaded_bytes += n_bytes as u64;
-                self.memory.read(DevicePtr(from), bytes).map_err(text)
-            }
-            &Operation::Copy { from, to, n_bytes } => {
-                (self.memory.copy(DevicePtr(from), DevicePtr(to), n_bytes)).map_err(text)
-            }
-            &Operation::Fill {
-                address,
-                byte,
-                n_bytes,
-            } => (self.memory.fill(DevicePtr(address), byte, n_bytes)).map_err(text),
-            &Operation::Record { event, nth } => {
-                if let Some(event) = self.events.get_mut(&event) {
-                    event.n_reached = nth;
-                    event.at_ms = self.clock_ms;
-                }
-                Ok(())
-            }
-            Operation::Wait { .. } => Ok(()),
-            Operation::Replay(operations) => operations.iter().try_for_each(|operation| self.run(operation)),
-        }
-    }
-
-    fn run_kernel(
-        &mut self,
-        function: usize,
-        shape: LaunchShape,
-        arguments: &Arguments,
-        is_fatal: bool,
-    ) -> std::result::Result<(), String> {
-        let Function { module, name, .. } = &self.functions[function];
-        if is_fatal {
-            return Err(format!("kernel `{name}` was made to fault"));
-        }
-        let kernel = (self.modules[*module].kernel(name)).map_err(|error| error.to_string())?;
-        let mut config = LaunchConfig::new(shape.grid, [shape.n_threads, 1, 1]);
-        config.shared_bytes = shape.shared_bytes;
-        let report = launch(kernel, &self.memory, &config, arguments).map_err(|error| error.to_string())?;
-        if let Some(finding) = report.findings.first() {
-            return Err(finding.to_string());
-        }
-        let total = self.counters.entry(name.clone()).or_default();
-        total.0 += 1;
-        total.1.add(&report.counters);
-        self.clock_ms += report.counters.warp_instructions() as f64 * 1e-6;
-        Ok(())
-    }
 }
 
 impl SimDriver {
