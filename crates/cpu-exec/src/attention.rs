@@ -1,9 +1,22 @@
 //! [`attention`]: softmax(scale * q kᵀ) v over the pages of each sequence of a ragged batch.
 //!
-//! Invariant: a token's result depends on its query, its position and what the store holds for its sequence; the context
-//! is walked in order of position.
+//! The context is cut into *splits* of 256 positions. A split is attended to by itself, with its own maximum and sum, and
+//! splits are folded together in order. One sequence's newest token is computed by all threads, a split and a head each;
+//! many tokens are computed in blocks that go through the splits one after the other, so that what is loaded serves many
+//! rows. Query heads that share keys and values are rows of one block.
+//!
+//! Invariant: a token's result depends on its query, its position and what the store holds for its sequence. Splits lie
+//! at fixed positions and both ways do the same operations, so it does not depend on how a step was cut into work.
 
-use crate::{Host, KvStore, PAGE_TOKENS, Workspace, pool::SharedSlice, workspace::grown};
+use std::ops::Range;
+
+use crate::{
+    Host, KvStore, KvType, PAGE_TOKENS, Workspace,
+    kv::padded_dim,
+    pool::SharedSlice,
+    simd::attention::{SPLIT_PAGES, SPLIT_TOKENS, add_values, scores, softmax},
+    workspace::grown,
+};
 
 /// Which tokens a query sees at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,64 +102,381 @@ pub fn attention(
         n_tokens * n_heads * shape.value_dim,
         "outputs of {n_tokens} tokens"
     );
-    let group_len = n_heads / shape.n_kv_heads;
+    let (key_type, value_type) = store.types(layer_idx);
+    let job = Job {
+        host,
+        store,
+        layer_idx,
+        q,
+        batch,
+        params,
+        key_dim: shape.key_dim,
+        value_dim: shape.value_dim,
+        group_len: n_heads / shape.n_kv_heads,
+        key_type,
+        value_type,
+    };
+    let Workspace {
+        per_thread,
+        attention_items: items,
+        attention_parts: parts,
+        ..
+    } = workspace;
+    let n_parts = job.plan(shape.n_kv_heads, items);
+    let part_len = PART_HEAD + padded_dim(shape.value_dim);
+    let parts = grown(parts, n_parts * part_len);
     let out = SharedSlice::new(out);
-    for (seq_idx, tokens) in batch.seq_starts.windows(2).enumerate() {
-        let tokens = tokens[0] as usize..tokens[1] as usize;
-        let Some(last) = tokens.clone().next_back() else {
-            continue;
+    {
+        let parts = SharedSlice::new(parts);
+        host.pool()
+            .run_with(per_thread, items.len(), |scratch, item_idx| {
+                let item = items[item_idx];
+                match item.split {
+                    // SAFETY: each item writes the outputs of its own tokens and heads.
+                    None => job.attend(&item, scratch, |row_idx| unsafe {
+                        out.part(job.output(&item, row_idx))
+                    }),
+                    Some(split) => {
+                        let first = item.part_idx * part_len;
+                        // SAFETY: each item has its own parts.
+                        let parts = unsafe { parts.part(first..first + job.n_rows(&item) * part_len) };
+                        job.attend_to_split(&item, split, scratch, parts);
+                    }
+                }
+            });
+    }
+    if n_parts > 0 {
+        let parts = &*parts;
+        host.pool()
+            .run_with(per_thread, items.len(), |scratch, item_idx| {
+                let item = items[item_idx];
+                if item.split == Some(item.first_split) {
+                    // SAFETY: one item of each group of heads is the first of its splits.
+                    job.fold_splits(&item, parts, scratch, |row_idx| unsafe {
+                        out.part(job.output(&item, row_idx))
+                    });
+                }
+            });
+    }
+}
+
+/// Numbers of a part before its values: the maximum of its scores, and the sum of its weights.
+const PART_HEAD: usize = 2;
+
+/// Query rows of a block: so many that loads of keys and values are shared, so few that their scores stay in the cache.
+const BLOCK_ROWS: usize = 32;
+
+/// A sequence with more new tokens than this has work for all threads without cutting its context.
+const MAX_SPLIT_TOKENS: usize = 8;
+
+/// Rows that values are loaded for together.
+const VALUE_ROWS: usize = 4;
+
+/// One piece of work: some consecutive tokens of a sequence, and the query heads that share a key and value head.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Item {
+    first_token: usize,
+    n_tokens: usize,
+    kv_head_idx: usize,
+    seq_idx: usize,
+    context_len: usize,
+    /// First split that a token sees, and the end of those seen.
+    first_split: usize,
+    end_split: usize,
+    /// The split to compute; all of them, one after the other, where there is none.
+    split: Option<usize>,
+    /// The first of the item's parts: `[splits][rows]`, of which a split's item writes its rows.
+    part_idx: usize,
+}
+
+/// The arguments of [`attention`], and what follows from them.
+struct Job<'a> {
+    host: &'a Host,
+    store: &'a KvStore,
+    layer_idx: usize,
+    q: &'a [f32],
+    batch: &'a AttentionBatch<'a>,
+    params: &'a AttentionParams<'a>,
+    key_dim: usize,
+    value_dim: usize,
+    group_len: usize,
+    key_type: KvType,
+    value_type: KvType,
+}
+
+impl Job<'_> {
+    /// Lists the items of the step, and returns the number of parts they need.
+    fn plan(&self, n_kv_heads: usize, items: &mut Vec<Item>) -> usize {
+        items.clear();
+        let mut n_parts = 0;
+        for (seq_idx, tokens) in self.batch.seq_starts.windows(2).enumerate() {
+            let tokens = tokens[0] as usize..tokens[1] as usize;
+            let Some(last) = tokens.clone().next_back() else {
+                continue;
+            };
+            let context_len = self.batch.positions[last] as usize + 1;
+            let block_len = if tokens.len() <= MAX_SPLIT_TOKENS {
+                tokens.len()
+            } else {
+                (BLOCK_ROWS / self.group_len).max(1)
+            };
+            for first_token in tokens.clone().step_by(block_len) {
+                let n_tokens = block_len.min(tokens.end - first_token);
+                let seen = self.seen_by(first_token..first_token + n_tokens, context_len);
+                let (first_split, end_split) = (seen.start / SPLIT_TOKENS, seen.end.div_ceil(SPLIT_TOKENS));
+                let n_splits = end_split - first_split;
+                let is_split = tokens.len() <= MAX_SPLIT_TOKENS && n_splits > 1;
+                for kv_head_idx in 0..n_kv_heads {
+                    let item = Item {
+                        first_token,
+                        n_tokens,
+                        kv_head_idx,
+                        seq_idx,
+                        context_len,
+                        first_split,
+                        end_split,
+                        split: None,
+                        part_idx: n_parts,
+                    };
+                    if is_split {
+                        for split in first_split..end_split {
+                            items.push(Item {
+                                split: Some(split),
+                                part_idx: n_parts,
+                                ..item
+                            });
+                            n_parts += self.n_rows(&item);
+                        }
+                    } else {
+                        items.push(item);
+                    }
+                }
+            }
+        }
+        n_parts
+    }
+
+    /// The positions that one token of several sees at least.
+    fn seen_by(&self, tokens: Range<usize>, context_len: usize) -> Range<usize> {
+        let seen = |token_idx: usize| {
+            seen_positions(self.params, self.batch.positions[token_idx] as usize, context_len)
         };
-        let context_len = batch.positions[last] as usize + 1;
-        let pages =
-            &batch.pages[batch.page_starts[seq_idx] as usize..batch.page_starts[seq_idx + 1] as usize];
-        let first = tokens.start;
-        host.pool().run_with(
-            &mut workspace.per_thread,
-            tokens.len() * n_heads,
-            |scratch, item_idx| {
-                let (token_idx, head_idx) = (first + item_idx / n_heads, item_idx % n_heads);
-                let seen = seen_positions(params, batch.positions[token_idx] as usize, context_len);
-                let scratch = grown(scratch, seen.len() + shape.key_dim.max(shape.value_dim));
-                let (scores, row) = scratch.split_at_mut(seen.len());
-                let at = token_idx * n_heads + head_idx;
-                let query = &q[at * shape.key_dim..][..shape.key_dim];
-                let slot = |position: usize| {
-                    pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS
-                };
-                for (score, position) in scores.iter_mut().zip(seen.clone()) {
-                    let key = &mut row[..shape.key_dim];
-                    store.read_key(layer_idx, head_idx / group_len, slot(position), key);
-                    let product: f32 = query.iter().zip(key).map(|(q, k)| q * *k).sum();
-                    *score = product * params.scale;
-                    if let Some(cap) = params.soft_cap {
-                        *score = cap * (*score / cap).tanh();
-                    }
+        // Both ends ascend with the position.
+        seen(tokens.start).start..seen(tokens.end - 1).end
+    }
+
+    fn n_rows(&self, item: &Item) -> usize {
+        item.n_tokens * self.group_len
+    }
+
+    /// Where a row's output is.
+    fn output(&self, item: &Item, row_idx: usize) -> Range<usize> {
+        let token_idx = item.first_token + row_idx / self.group_len;
+        let head_idx = item.kv_head_idx * self.group_len + row_idx % self.group_len;
+        let start = (token_idx * self.params.n_heads + head_idx) * self.value_dim;
+        start..start + self.value_dim
+    }
+
+    /// Attends to all splits, one after the other.
+    fn attend<'o>(&self, item: &Item, scratch: &mut Vec<f32>, output: impl Fn(usize) -> &'o mut [f32]) {
+        let n_rows = self.n_rows(item);
+        let padded_dim = padded_dim(self.value_dim);
+        let part_len = PART_HEAD + padded_dim;
+        let scratch = grown(scratch, 2 * n_rows * part_len + self.block_len(n_rows));
+        let (folded, scratch) = scratch.split_at_mut(n_rows * part_len);
+        let (parts, scratch) = scratch.split_at_mut(n_rows * part_len);
+        self.gather_queries(item, scratch);
+        for split in item.first_split..item.end_split {
+            let target = if split == item.first_split {
+                &mut *folded
+            } else {
+                &mut *parts
+            };
+            self.attend_rows(item, split, scratch, target);
+            if split > item.first_split {
+                let parts = parts.chunks_exact(part_len);
+                for (folded, part) in folded.chunks_exact_mut(part_len).zip(parts) {
+                    fold(folded, part);
                 }
-                let sink = params.sinks.map(|sinks| sinks[head_idx]);
-                let max = scores
-                    .iter()
-                    .copied()
-                    .fold(sink.unwrap_or(f32::NEG_INFINITY), f32::max);
-                let mut sum = sink.map_or(0.0, |sink| (sink - max).exp());
-                for score in scores.iter_mut() {
-                    *score = (*score - max).exp();
-                    sum += *score;
+            }
+        }
+        for (row_idx, folded) in folded.chunks_exact_mut(part_len).enumerate() {
+            self.finish(item, row_idx, folded, output(row_idx));
+        }
+    }
+
+    /// Attends to one split; `parts` takes one part for each row.
+    fn attend_to_split(&self, item: &Item, split: usize, scratch: &mut Vec<f32>, parts: &mut [f32]) {
+        let scratch = grown(scratch, self.block_len(self.n_rows(item)));
+        self.gather_queries(item, scratch);
+        self.attend_rows(item, split, scratch, parts);
+    }
+
+    /// Folds the parts of all splits, as [`Self::attend`] does.
+    fn fold_splits<'o>(
+        &self,
+        item: &Item,
+        parts: &[f32],
+        scratch: &mut Vec<f32>,
+        output: impl Fn(usize) -> &'o mut [f32],
+    ) {
+        let n_rows = self.n_rows(item);
+        let part_len = PART_HEAD + padded_dim(self.value_dim);
+        let folded = grown(scratch, part_len);
+        for row_idx in 0..n_rows {
+            for split_idx in 0..item.end_split - item.first_split {
+                let part = &parts[(item.part_idx + split_idx * n_rows + row_idx) * part_len..][..part_len];
+                if split_idx == 0 {
+                    folded.copy_from_slice(part);
+                } else {
+                    fold(folded, part);
                 }
-                // SAFETY: each item writes the output of its own token and head.
-                let out = unsafe { out.part(at * shape.value_dim..(at + 1) * shape.value_dim) };
-                out.fill(0.0);
-                for (&weight, position) in scores.iter().zip(seen) {
-                    let value = &mut row[..shape.value_dim];
-                    store.read_value(layer_idx, head_idx / group_len, slot(position), value);
-                    for (out, value) in out.iter_mut().zip(value) {
-                        *out += weight * *value;
-                    }
-                }
-                for out in out {
-                    *out /= sum;
-                }
-            },
+            }
+            self.finish(item, row_idx, folded, output(row_idx));
+        }
+    }
+
+    /// Numbers that [`Self::attend_rows`] needs for its queries and scores.
+    fn block_len(&self, n_rows: usize) -> usize {
+        n_rows * (self.key_dim + SPLIT_TOKENS)
+    }
+
+    /// Copies the queries of an item, row after row, to the start of `scratch`.
+    fn gather_queries(&self, item: &Item, scratch: &mut [f32]) {
+        let group_dim = self.group_len * self.key_dim;
+        for (i, rows) in scratch
+            .chunks_exact_mut(group_dim)
+            .take(item.n_tokens)
+            .enumerate()
+        {
+            let token_start = (item.first_token + i) * self.params.n_heads * self.key_dim;
+            rows.copy_from_slice(&self.q[token_start + item.kv_head_idx * group_dim..][..group_dim]);
+        }
+    }
+
+    /// Writes a part for each row: what it gets from one split. `scratch` starts with the queries.
+    fn attend_rows(&self, item: &Item, split: usize, scratch: &mut [f32], parts: &mut [f32]) {
+        let n_rows = self.n_rows(item);
+        let (features, padded_dim) = (self.host.features(), padded_dim(self.value_dim));
+        let part_len = PART_HEAD + padded_dim;
+        let (queries, scratch) = scratch.split_at_mut(n_rows * self.key_dim);
+        let weights = &mut scratch[..n_rows * SPLIT_TOKENS];
+
+        // The pages that a row sees, and positions counted from the first of them.
+        let all = self.seen_by(
+            item.first_token..item.first_token + item.n_tokens,
+            item.context_len,
         );
+        let start = all.start.max(split * SPLIT_TOKENS) / PAGE_TOKENS;
+        let end = all.end.min((split + 1) * SPLIT_TOKENS).div_ceil(PAGE_TOKENS);
+        let table = &self.batch.pages[self.batch.page_starts[item.seq_idx] as usize
+            ..self.batch.page_starts[item.seq_idx + 1] as usize][start..end];
+        let (first_position, n_positions) = (start * PAGE_TOKENS, table.len() * PAGE_TOKENS);
+        let seen = |row_idx: usize| {
+            let position = self.batch.positions[item.first_token + row_idx / self.group_len] as usize;
+            let seen = seen_positions(self.params, position, item.context_len);
+            let end = seen.end.min(first_position + n_positions).max(first_position) - first_position;
+            seen.start.clamp(first_position, first_position + end) - first_position..end
+        };
+
+        let mut pages: [&[u8]; SPLIT_PAGES] = [&[]; SPLIT_PAGES];
+        for (page, &id) in pages.iter_mut().zip(table) {
+            *page = self.store.key_page(self.layer_idx, item.kv_head_idx, id);
+        }
+        scores(
+            features,
+            self.key_type,
+            queries,
+            self.key_dim,
+            &pages[..table.len()],
+            weights,
+        );
+
+        for (row_idx, (part, weights)) in parts
+            .chunks_exact_mut(part_len)
+            .zip(weights.chunks_exact_mut(SPLIT_TOKENS))
+            .enumerate()
+        {
+            let seen = seen(row_idx);
+            let (max, sum) = if seen.is_empty() {
+                (f32::NEG_INFINITY, 0.0)
+            } else {
+                let scores = &mut weights[..n_positions];
+                softmax(features, scores, seen, self.params.scale, self.params.soft_cap)
+            };
+            part[..PART_HEAD].copy_from_slice(&[max, sum]);
+            part[PART_HEAD..].fill(0.0);
+        }
+
+        for (page, &id) in pages.iter_mut().zip(table) {
+            *page = self.store.value_page(self.layer_idx, item.kv_head_idx, id);
+        }
+        let pages = &pages[..table.len()];
+        let add = |weights: &[f32], tokens: Range<usize>, parts: &mut [f32]| {
+            if !tokens.is_empty() {
+                let ty = self.value_type;
+                add_values(features, ty, weights, pages, tokens, padded_dim, parts, part_len);
+            }
+        };
+        // Values that all rows of a few see are loaded once for all of them.
+        let few = self.group_len * VALUE_ROWS.div_ceil(self.group_len);
+        for first_row in (0..n_rows).step_by(few) {
+            let rows = first_row..n_rows.min(first_row + few);
+            let (first, last) = (seen(rows.start), seen(rows.end - 1));
+            let shared = last.start..first.end.max(last.start);
+            let weights = &weights[rows.start * SPLIT_TOKENS..rows.end * SPLIT_TOKENS];
+            let parts = &mut parts[rows.start * part_len..rows.end * part_len];
+            let each = weights.chunks_exact(SPLIT_TOKENS).zip(rows.clone());
+            for ((weights, row_idx), part) in each.clone().zip(parts.chunks_exact_mut(part_len)) {
+                let seen = seen(row_idx);
+                let end = seen.end.min(shared.start);
+                add(weights, seen.start..end, &mut part[PART_HEAD..]);
+            }
+            add(weights, shared.clone(), &mut parts[PART_HEAD..]);
+            for ((weights, row_idx), part) in each.zip(parts.chunks_exact_mut(part_len)) {
+                let seen = seen(row_idx);
+                let start = seen.start.max(shared.end);
+                add(weights, start..seen.end, &mut part[PART_HEAD..]);
+            }
+        }
+    }
+
+    /// Adds the sink, which takes its share and has no value, and divides by the sum of the weights.
+    fn finish(&self, item: &Item, row_idx: usize, folded: &mut [f32], out: &mut [f32]) {
+        let (head, values) = folded.split_at_mut(PART_HEAD);
+        let mut sum = head[1];
+        let mut factor = 1.0;
+        if let Some(sinks) = self.params.sinks {
+            let sink = sinks[item.kv_head_idx * self.group_len + row_idx % self.group_len];
+            let max = head[0].max(sink);
+            factor = (head[0] - max).exp();
+            sum = sum * factor + (sink - max).exp();
+        }
+        for (out, value) in out.iter_mut().zip(values) {
+            *out = *value * factor / sum;
+        }
+    }
+}
+
+/// Adds a part to the parts of earlier splits.
+fn fold(folded: &mut [f32], part: &[f32]) {
+    let (head, values) = folded.split_at_mut(PART_HEAD);
+    let (part_head, part_values) = part.split_at(PART_HEAD);
+    let (&[max, sum], &[part_max, part_sum]) = (&*head, part_head) else {
+        unreachable!("the head of a part is a maximum and a sum");
+    };
+    if part_sum == 0.0 {
+        return;
+    }
+    if sum == 0.0 {
+        folded.copy_from_slice(part);
+        return;
+    }
+    let new_max = max.max(part_max);
+    let (factor, part_factor) = ((max - new_max).exp(), (part_max - new_max).exp());
+    head.copy_from_slice(&[new_max, sum * factor + part_sum * part_factor]);
+    for (value, part) in values.iter_mut().zip(part_values) {
+        *value = *value * factor + *part * part_factor;
     }
 }
 

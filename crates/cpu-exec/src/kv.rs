@@ -75,13 +75,24 @@ pub struct KvLayerShape {
 /// Values that share a scale in [`KvType::Q8_0`].
 const Q8_BLOCK: usize = 32;
 
-/// Keys or values of one layer: `[n_kv_heads, n_slots, head_dim]`.
+/// Where a page keeps its numbers; a page is 16 tokens of one head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PageOrder {
+    /// `[head_dim][16 tokens]`: one load has the same column of 16 keys, and scores are never summed across lanes.
+    Keys,
+    /// `[16 tokens][head_dim]`: one load has 16 columns of a value. Rows are filled up to whole loads.
+    Values,
+}
+
+/// Keys or values of one layer: `[n_kv_heads, n_pages]` pages, each in its [`PageOrder`]. Pages of [`KvType::Q8_0`] are,
+/// for each 32 columns, 16 scales and then the bytes in that order.
 #[derive(Debug)]
 struct Half {
     ty: KvType,
+    order: PageOrder,
     head_dim: usize,
-    head_bytes: usize,
-    n_slots: usize,
+    page_bytes: usize,
+    n_pages: usize,
     bytes: Vec<u8>,
 }
 
@@ -106,15 +117,15 @@ impl KvStore {
         key_ty: KvType,
         value_ty: KvType,
     ) -> Result<Self, CpuExecError> {
-        let halves = |ty, head_dim: fn(&KvLayerShape) -> usize| {
+        let halves = |ty, order, head_dim: fn(&KvLayerShape) -> usize| {
             shapes
                 .iter()
-                .map(|shape| Half::new(ty, shape.n_kv_heads, head_dim(shape), n_pages))
+                .map(|shape| Half::new(ty, order, shape.n_kv_heads, head_dim(shape), n_pages))
                 .collect::<Result<Vec<_>, _>>()
         };
         Ok(Self {
-            keys: halves(key_ty, |shape| shape.key_dim)?,
-            values: halves(value_ty, |shape| shape.value_dim)?,
+            keys: halves(key_ty, PageOrder::Keys, |shape| shape.key_dim)?,
+            values: halves(value_ty, PageOrder::Values, |shape| shape.value_dim)?,
             shapes: shapes.to_vec(),
             n_pages,
         })
@@ -171,47 +182,90 @@ impl KvStore {
         }
     }
 
-    /// Reads a stored key into `out`, `[key_dim]`.
-    pub(crate) fn read_key(&self, layer_idx: usize, head_idx: usize, slot: usize, out: &mut [f32]) {
-        self.keys[layer_idx].read(head_idx, slot, out);
+    /// Bytes of a page of keys.
+    pub(crate) fn key_page(&self, layer_idx: usize, head_idx: usize, page: u32) -> &[u8] {
+        self.keys[layer_idx].page(head_idx, page)
     }
 
-    /// Reads a stored value into `out`, `[value_dim]`.
-    pub(crate) fn read_value(&self, layer_idx: usize, head_idx: usize, slot: usize, out: &mut [f32]) {
-        self.values[layer_idx].read(head_idx, slot, out);
+    /// Bytes of a page of values.
+    pub(crate) fn value_page(&self, layer_idx: usize, head_idx: usize, page: u32) -> &[u8] {
+        self.values[layer_idx].page(head_idx, page)
+    }
+
+    /// Types of a layer's keys and values.
+    pub(crate) fn types(&self, layer_idx: usize) -> (KvType, KvType) {
+        (self.keys[layer_idx].ty, self.values[layer_idx].ty)
     }
 }
 
+impl PageOrder {
+    /// Columns that a token's row takes in a page.
+    fn padded(self, head_dim: usize) -> usize {
+        match self {
+            Self::Keys => head_dim,
+            Self::Values => padded_dim(head_dim),
+        }
+    }
+
+    /// Where column `col` of token `lane` is, counted in numbers, in a page of rows of `dim`.
+    fn index(self, dim: usize, lane: usize, col: usize) -> usize {
+        match self {
+            Self::Keys => col * PAGE_TOKENS + lane,
+            Self::Values => lane * dim + col,
+        }
+    }
+}
+
+/// Columns that a page has for the values of a head.
+pub(crate) fn padded_dim(value_dim: usize) -> usize {
+    value_dim.next_multiple_of(PAGE_TOKENS)
+}
+
 impl Half {
-    fn new(ty: KvType, n_heads: usize, head_dim: usize, n_pages: usize) -> Result<Self, CpuExecError> {
+    fn new(
+        ty: KvType,
+        order: PageOrder,
+        n_heads: usize,
+        head_dim: usize,
+        n_pages: usize,
+    ) -> Result<Self, CpuExecError> {
         if ty == KvType::Q8_0 && !head_dim.is_multiple_of(Q8_BLOCK) {
             return Err(CpuExecError::KvHeadDim {
                 head_dim,
                 ty: ty.name(),
             });
         }
-        let head_bytes = ty.head_bytes(head_dim);
+        let page_bytes = PAGE_TOKENS * ty.head_bytes(order.padded(head_dim));
         let n_bytes = n_pages
-            .checked_mul(PAGE_TOKENS)
-            .and_then(|n_slots| n_slots.checked_mul(head_bytes))
+            .checked_mul(page_bytes)
             .and_then(|n_bytes| n_bytes.checked_mul(n_heads))
             .filter(|&n_bytes| isize::try_from(n_bytes).is_ok())
             .ok_or(CpuExecError::KvTooLarge { n_pages })?;
         Ok(Self {
             ty,
+            order,
             head_dim,
-            head_bytes,
-            n_slots: n_pages * PAGE_TOKENS,
+            page_bytes,
+            n_pages,
             bytes: vec![0; n_bytes],
         })
     }
 
+    fn page(&self, head_idx: usize, page: u32) -> &[u8] {
+        assert!(
+            (page as usize) < self.n_pages,
+            "page {page} of {} pages",
+            self.n_pages
+        );
+        &self.bytes[(head_idx * self.n_pages + page as usize) * self.page_bytes..][..self.page_bytes]
+    }
+
     fn store(&mut self, host: &Host, slots: &[u32], rows: &[f32]) {
-        let (ty, head_dim, head_bytes, n_slots) = (self.ty, self.head_dim, self.head_bytes, self.n_slots);
-        let head_stride = n_slots * head_bytes;
+        let (ty, order, head_dim, page_bytes) = (self.ty, self.order, self.head_dim, self.page_bytes);
+        let head_stride = self.n_pages * page_bytes;
         if head_stride == 0 || slots.is_empty() {
             assert!(
-                slots.is_empty() || head_bytes == 0,
+                slots.is_empty() || page_bytes == 0,
                 "a slot outside an empty KV store"
             );
             return;
@@ -223,23 +277,25 @@ impl Half {
             "values of {} tokens",
             slots.len()
         );
-        host.pool()
-            .for_each_chunk(&mut self.bytes, head_stride, |head_idx, head| {
-                for (token_idx, &slot) in slots.iter().enumerate() {
-                    let row = &rows[(token_idx * n_heads + head_idx) * head_dim..][..head_dim];
-                    encode(ty, row, &mut head[slot as usize * head_bytes..][..head_bytes]);
-                }
-            });
-    }
-
-    fn read(&self, head_idx: usize, slot: usize, out: &mut [f32]) {
-        let at = (head_idx * self.n_slots + slot) * self.head_bytes;
-        decode(self.ty, &self.bytes[at..][..self.head_bytes], out);
+        let store_head = |head_idx: usize, head: &mut [u8]| {
+            for (token_idx, &slot) in slots.iter().enumerate() {
+                let row = &rows[(token_idx * n_heads + head_idx) * head_dim..][..head_dim];
+                let (page, lane) = (slot as usize / PAGE_TOKENS, slot as usize % PAGE_TOKENS);
+                encode(ty, order, row, lane, &mut head[page * page_bytes..][..page_bytes]);
+            }
+        };
+        if rows.len() < MIN_SHARED_LEN {
+            for (head_idx, head) in self.bytes.chunks_exact_mut(head_stride).enumerate() {
+                store_head(head_idx, head);
+            }
+        } else {
+            host.pool()
+                .for_each_chunk(&mut self.bytes, head_stride, store_head);
+        }
     }
 
     fn copy_page(&mut self, from: usize, to: usize) {
-        let page_bytes = PAGE_TOKENS * self.head_bytes;
-        let n_pages = self.n_slots / PAGE_TOKENS;
+        let (page_bytes, n_pages) = (self.page_bytes, self.n_pages);
         assert!(
             from < n_pages && to < n_pages,
             "copy of page {from} to {to} of {n_pages}"
@@ -255,39 +311,38 @@ impl Half {
             (other.ty, other.head_dim),
             "types of two KV stores"
         );
-        let page_bytes = PAGE_TOKENS * self.head_bytes;
-        let own_heads = self
-            .bytes
-            .chunks_exact_mut((self.n_slots * self.head_bytes).max(1));
-        let other_heads = other
-            .bytes
-            .chunks_exact((other.n_slots * other.head_bytes).max(1));
+        let page_bytes = self.page_bytes;
+        let own_heads = self.bytes.chunks_exact_mut((self.n_pages * page_bytes).max(1));
+        let other_heads = other.bytes.chunks_exact((other.n_pages * page_bytes).max(1));
         for (own, other) in own_heads.zip(other_heads) {
             own[to * page_bytes..][..page_bytes].copy_from_slice(&other[from * page_bytes..][..page_bytes]);
         }
     }
 }
 
-fn encode(ty: KvType, row: &[f32], out: &mut [u8]) {
+/// Values below which sharing them between threads takes longer than storing them.
+const MIN_SHARED_LEN: usize = 4096;
+
+/// Writes the row of token `lane` to a page.
+fn encode(ty: KvType, order: PageOrder, row: &[f32], lane: usize, page: &mut [u8]) {
+    let dim = order.padded(row.len());
     match ty {
         KvType::F32 => {
-            for (out, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(row) {
-                *out = x.to_le_bytes();
+            let (page, _) = page.as_chunks_mut::<4>();
+            for (col, x) in row.iter().enumerate() {
+                page[order.index(dim, lane, col)] = x.to_le_bytes();
             }
         }
         KvType::F16 => {
-            for (out, &x) in out.as_chunks_mut::<2>().0.iter_mut().zip(row) {
-                *out = f16::from_f32(x).to_le_bytes();
+            let (page, _) = page.as_chunks_mut::<2>();
+            for (col, &x) in row.iter().enumerate() {
+                page[order.index(dim, lane, col)] = f16::from_f32(x).to_le_bytes();
             }
         }
         KvType::Q8_0 => {
-            for (out, block) in out
-                .as_chunks_mut::<{ Q8_BLOCK + 2 }>()
-                .0
-                .iter_mut()
-                .zip(row.as_chunks::<Q8_BLOCK>().0)
-            {
-                let max = block.iter().fold(
+            let blocks = page.chunks_exact_mut(PAGE_TOKENS * (Q8_BLOCK + 2));
+            for (block, row) in blocks.zip(row.as_chunks::<Q8_BLOCK>().0) {
+                let max = row.iter().fold(
                     0.0f32,
                     |max, x| if x.is_nan() { f32::NAN } else { max.max(x.abs()) },
                 );
@@ -297,37 +352,11 @@ fn encode(ty: KvType, row: &[f32], out: &mut [u8]) {
                 } else {
                     1.0 / scale.to_f32()
                 };
-                out[..2].copy_from_slice(&scale.to_le_bytes());
-                for (out, x) in out[2..].iter_mut().zip(block) {
-                    *out = (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
-                }
-            }
-        }
-    }
-}
-
-fn decode(ty: KvType, bytes: &[u8], out: &mut [f32]) {
-    match ty {
-        KvType::F32 => {
-            for (out, x) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
-                *out = f32::from_le_bytes(*x);
-            }
-        }
-        KvType::F16 => {
-            for (out, x) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *out = f16::from_le_bytes(*x).to_f32();
-            }
-        }
-        KvType::Q8_0 => {
-            for (out, block) in out
-                .as_chunks_mut::<Q8_BLOCK>()
-                .0
-                .iter_mut()
-                .zip(bytes.as_chunks::<{ Q8_BLOCK + 2 }>().0)
-            {
-                let scale = f16::from_le_bytes([block[0], block[1]]).to_f32();
-                for (out, q) in out.iter_mut().zip(&block[2..]) {
-                    *out = f32::from(*q as i8) * scale;
+                let (scales, quants) = block.split_at_mut(2 * PAGE_TOKENS);
+                scales[2 * lane..][..2].copy_from_slice(&scale.to_le_bytes());
+                for (col, x) in row.iter().enumerate() {
+                    quants[order.index(Q8_BLOCK, lane, col)] =
+                        (x * inverse).round_ties_even().clamp(-127.0, 127.0) as i8 as u8;
                 }
             }
         }
@@ -362,6 +391,26 @@ mod tests {
         (store, slots, keys, values)
     }
 
+    /// What a page holds for a token.
+    fn read(half: &Half, head_idx: usize, slot: u32, out: &mut [f32]) {
+        let lane = slot as usize % PAGE_TOKENS;
+        let page = half.page(head_idx, slot / PAGE_TOKENS as u32);
+        let dim = half.order.padded(half.head_dim);
+        for (col, out) in out.iter_mut().enumerate() {
+            let at = half.order.index(dim, lane, col);
+            *out = match half.ty {
+                KvType::F32 => f32::from_le_bytes(page.as_chunks::<4>().0[at]),
+                KvType::F16 => f16::from_le_bytes(page.as_chunks::<2>().0[at]).to_f32(),
+                KvType::Q8_0 => {
+                    let block = &page[col / Q8_BLOCK * PAGE_TOKENS * (Q8_BLOCK + 2)..];
+                    let (scales, quants) = block.split_at(2 * PAGE_TOKENS);
+                    let quant = quants[half.order.index(Q8_BLOCK, lane, col % Q8_BLOCK)] as i8;
+                    f16::from_le_bytes(scales.as_chunks::<2>().0[lane]).to_f32() * f32::from(quant)
+                }
+            };
+        }
+    }
+
     #[test]
     fn what_was_stored_is_read_within_the_types_rounding() {
         for (ty, tolerance) in [(KvType::F32, 0.0), (KvType::F16, 5e-4), (KvType::Q8_0, 4.2e-3)] {
@@ -370,8 +419,8 @@ mod tests {
                 for head_idx in 0..SHAPE.n_kv_heads {
                     let at = token_idx * SHAPE.n_kv_heads + head_idx;
                     let (mut key, mut value) = (vec![0.0; SHAPE.key_dim], vec![0.0; SHAPE.value_dim]);
-                    store.read_key(1, head_idx, slot as usize, &mut key);
-                    store.read_value(1, head_idx, slot as usize, &mut value);
+                    read(&store.keys[1], head_idx, slot, &mut key);
+                    read(&store.values[1], head_idx, slot, &mut value);
                     let expected = keys[at * SHAPE.key_dim..].iter().chain(&[]);
                     assert!(key.iter().zip(expected).all(|(a, b)| (a - b).abs() <= tolerance));
                     let expected = &values[at * SHAPE.value_dim..];
@@ -394,9 +443,9 @@ mod tests {
             tier.copy_page_from(&store, 1, 0);
             store.copy_page(1, 2);
             let mut reads = [[0.0; 64]; 3];
-            store.read_key(1, 2, 17, &mut reads[0]);
-            store.read_key(1, 2, 33, &mut reads[1]);
-            tier.read_key(1, 2, 1, &mut reads[2]);
+            read(&store.keys[1], 2, 17, &mut reads[0]);
+            read(&store.keys[1], 2, 33, &mut reads[1]);
+            read(&tier.keys[1], 2, 1, &mut reads[2]);
             assert!(reads[0] == reads[1] && reads[0] == reads[2] && reads[0].iter().any(|x| *x != 0.0));
         }
     }

@@ -3,7 +3,7 @@
 //! Separate from [`Host`] because it is written to. Invariant: it only grows, so that after the largest step nothing is
 //! allocated any more; no value in it outlives an operation.
 
-use crate::{Host, simd::activations::ActivationBlock};
+use crate::{Host, attention::Item, simd::activations::ActivationBlock};
 
 /// Scratch memory for [`linear`](crate::linear), [`attention`](crate::attention) and the like.
 pub struct Workspace {
@@ -11,6 +11,10 @@ pub struct Workspace {
     pub(crate) sub_blocks: Vec<ActivationBlock>,
     /// Activations with a scale for each 256 columns.
     pub(crate) span_blocks: Vec<ActivationBlock>,
+    /// The pieces of work of an attention.
+    pub(crate) attention_items: Vec<Item>,
+    /// What its pieces leave to be folded together.
+    pub(crate) attention_parts: Vec<f32>,
     /// One area for each thread.
     pub(crate) per_thread: Vec<Vec<f32>>,
 }
@@ -21,6 +25,8 @@ impl Workspace {
         Self {
             sub_blocks: Vec::new(),
             span_blocks: Vec::new(),
+            attention_items: Vec::new(),
+            attention_parts: Vec::new(),
             per_thread: vec![Vec::new(); host.pool().n_threads()],
         }
     }

@@ -7,11 +7,12 @@ use std::arch::x86_64::{
     __m128i, __m256, __m256i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadl_epi64, _mm_loadu_si128, _mm_prefetch,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_si256, _mm256_castps_si256, _mm256_castsi256_ps,
     _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16, _mm256_cvtepu8_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_dpbusd_avx_epi32, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_max_ps,
-    _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_sll_epi16, _mm256_sll_epi32, _mm256_slli_epi32, _mm256_srl_epi16, _mm256_srl_epi32,
-    _mm256_storeu_ps, _mm256_storeu_si256, _mm256_xor_si256,
+    _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_cvtps_epi32, _mm256_div_ps, _mm256_dpbusd_avx_epi32,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_maddubs_epi16,
+    _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_sll_epi16, _mm256_sll_epi32, _mm256_slli_epi32,
+    _mm256_srl_epi16, _mm256_srl_epi32, _mm256_storeu_ps, _mm256_storeu_si256, _mm256_sub_epi32,
+    _mm256_sub_ps, _mm256_xor_si256,
 };
 
 use super::{Kernel, Simd};
@@ -129,6 +130,11 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn sub_i32(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_sub_epi32(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
         unsafe {
             if HAS_VNNI {
@@ -216,6 +222,21 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
     #[inline(always)]
     unsafe fn add(a: __m256, b: __m256) -> __m256 {
         unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: __m256, b: __m256) -> __m256 {
+        unsafe { _mm256_min_ps(a, b) }
     }
 
     #[inline(always)]

@@ -6,10 +6,11 @@ use std::arch::x86_64::{
     __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
     _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
     _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16,
-    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_dpbusd_epi32,
-    _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps, _mm512_mul_ps,
-    _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32,
-    _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps,
+    _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_srl_epi16,
+    _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
 
 use super::{Kernel, Simd};
@@ -118,6 +119,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn sub_i32(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+
+    #[inline(always)]
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(acc, unsigned, signed) }
     }
@@ -188,6 +194,21 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn add(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
     }
 
     #[inline(always)]

@@ -15,11 +15,13 @@
 //! [`dispatch`] checks, and pointers are valid for what a method says it reads.
 
 pub(crate) mod activations;
+pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float_products;
+mod math;
 mod memory;
 mod panel;
 mod portable;
@@ -95,6 +97,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn shr32(a: Self::I, n_bits: u32) -> Self::I;
     /// Adds lanes.
     unsafe fn add_i32(a: Self::I, b: Self::I) -> Self::I;
+    /// Subtracts lanes.
+    unsafe fn sub_i32(a: Self::I, b: Self::I) -> Self::I;
     /// `acc + Σ unsigned byte * signed byte` over the four bytes of a lane. With `IS_WIDE` the unsigned bytes are any,
     /// otherwise at most 128; signed bytes are not -128.
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: Self::I, unsigned: Self::I, signed: Self::I) -> Self::I;
@@ -125,8 +129,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a + b`.
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
+    /// `a - b`.
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    /// `a / b`.
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
     /// The larger of the two; the second operand where either is NaN.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// The smaller of the two; the second operand where either is NaN.
+    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
 }
 
 /// Code that is generic over the instruction set.

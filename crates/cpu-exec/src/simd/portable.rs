@@ -133,6 +133,11 @@ impl Simd for Portable {
     }
 
     #[inline(never)]
+    unsafe fn sub_i32(a: I, b: I) -> I {
+        zip(a, b, i32::wrapping_sub)
+    }
+
+    #[inline(never)]
     unsafe fn dot_u8<const IS_WIDE: bool>(acc: I, unsigned: I, signed: I) -> I {
         let products = zip(unsigned, signed, |unsigned, signed| {
             let (unsigned, signed) = (unsigned.to_ne_bytes(), signed.to_ne_bytes());
@@ -221,6 +226,21 @@ impl Simd for Portable {
     #[inline(never)]
     unsafe fn add(a: F, b: F) -> F {
         zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(never)]
+    unsafe fn sub(a: F, b: F) -> F {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(never)]
+    unsafe fn div(a: F, b: F) -> F {
+        zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(never)]
+    unsafe fn min(a: F, b: F) -> F {
+        zip(a, b, |a, b| if a < b { a } else { b })
     }
 
     #[inline(never)]

@@ -1,0 +1,602 @@
+//! Kernels of attention over pages: [`scores`], [`softmax`], [`add_values`].
+//!
+//! They work on a *split*: up to [`SPLIT_PAGES`] pages of one head, and rows, each a query head of a token. Numbers are
+//! converted as they are loaded and all arithmetic is that of f32; several rows share what was loaded.
+//!
+//! Invariant: a row's numbers are reduced in one order whatever rows and pages go with it. A score adds columns in
+//! order; the sum of a softmax adds positions `16 i + lane` to sum `lane` in order, then the 16 sums in order; an output
+//! adds positions in order.
+
+use tokenmill_quant::CpuFeatures;
+
+use super::{Kernel, Simd, TILE_ROWS, dispatch, math};
+use crate::{KvType, PAGE_TOKENS};
+
+/// Pages of a split.
+pub(crate) const SPLIT_PAGES: usize = 16;
+/// Positions of a split.
+pub(crate) const SPLIT_TOKENS: usize = SPLIT_PAGES * PAGE_TOKENS;
+
+/// Columns that share a scale in [`KvType::Q8_0`].
+const BLOCK_COLS: usize = 32;
+const BLOCK_BYTES: usize = PAGE_TOKENS * (BLOCK_COLS + 2);
+
+const _: () = assert!(
+    PAGE_TOKENS == TILE_ROWS,
+    "the tokens of a page are the lanes of the widest vector"
+);
+
+/// Writes the products of queries `q`, `[n_rows, key_dim]`, and keys to `out`, `[n_rows, SPLIT_TOKENS]`: the first
+/// `16 * keys.len()` of each row.
+pub(crate) fn scores(
+    features: CpuFeatures,
+    ty: KvType,
+    q: &[f32],
+    key_dim: usize,
+    keys: &[&[u8]],
+    out: &mut [f32],
+) {
+    let n_rows = out.len() / SPLIT_TOKENS;
+    assert!(
+        keys.len() <= SPLIT_PAGES && q.len() == n_rows * key_dim,
+        "queries"
+    );
+    assert!(
+        keys.iter()
+            .all(|page| page.len() == PAGE_TOKENS * ty.head_bytes(key_dim)),
+        "pages of keys"
+    );
+    let (q, out) = (q.as_ptr(), out.as_mut_ptr());
+    // SAFETY: the lengths above are what the kernel says.
+    unsafe {
+        match ty {
+            KvType::F32 => dispatch(features, Scores::<F32Page>::new(q, key_dim, keys, n_rows, out)),
+            KvType::F16 => dispatch(features, Scores::<F16Page>::new(q, key_dim, keys, n_rows, out)),
+            KvType::Q8_0 => dispatch(features, Scores::<Q8Page>::new(q, key_dim, keys, n_rows, out)),
+        }
+    }
+}
+
+/// Turns the scores of a row into weights: multiplies them with `scale`, caps them, takes only `seen` of them, and
+/// replaces each by its `exp(score - max)`, those not seen by 0. Returns the maximum and the sum of the weights.
+///
+/// `scores` has whole pages, and `seen` is not empty.
+pub(crate) fn softmax(
+    features: CpuFeatures,
+    scores: &mut [f32],
+    seen: std::ops::Range<usize>,
+    scale: f32,
+    soft_cap: Option<f32>,
+) -> (f32, f32) {
+    assert!(
+        scores.len().is_multiple_of(PAGE_TOKENS) && seen.start < seen.end && seen.end <= scores.len(),
+        "scores of whole pages"
+    );
+    // SAFETY: the kernel holds references only, and the length was checked.
+    unsafe {
+        dispatch(
+            features,
+            Softmax {
+                scores,
+                seen,
+                scale,
+                soft_cap,
+            },
+        )
+    }
+}
+
+/// Adds the values at positions `tokens` of a split, times the rows' `weights`, `[n_rows, SPLIT_TOKENS]`, to the first
+/// `padded_dim` of every `out_stride` numbers of `out`.
+pub(crate) fn add_values(
+    features: CpuFeatures,
+    ty: KvType,
+    weights: &[f32],
+    values: &[&[u8]],
+    tokens: std::ops::Range<usize>,
+    padded_dim: usize,
+    out: &mut [f32],
+    out_stride: usize,
+) {
+    let n_rows = weights.len() / SPLIT_TOKENS;
+    assert!(
+        tokens.end <= values.len() * PAGE_TOKENS && values.len() <= SPLIT_PAGES,
+        "tokens of a split"
+    );
+    assert!(
+        out_stride >= padded_dim
+            && out.len() + out_stride >= n_rows * out_stride + padded_dim
+            && padded_dim.is_multiple_of(PAGE_TOKENS),
+        "outputs"
+    );
+    assert!(
+        values
+            .iter()
+            .all(|page| page.len() == PAGE_TOKENS * ty.head_bytes(padded_dim)),
+        "pages of values"
+    );
+    let run = ValueRun {
+        weights: weights.as_ptr(),
+        values,
+        tokens,
+        padded_dim,
+        n_rows,
+        out: out.as_mut_ptr(),
+        out_stride,
+    };
+    // SAFETY: the lengths above are what the kernel says.
+    unsafe {
+        match ty {
+            KvType::F32 => dispatch(features, AddValues::<F32Page>::new(run)),
+            KvType::F16 => dispatch(features, AddValues::<F16Page>::new(run)),
+            KvType::Q8_0 => dispatch(features, AddValues::<Q8Page>::new(run)),
+        }
+    }
+}
+
+/// How numbers are stored in a page.
+trait PageType: Copy + 'static {
+    /// Whether 32 columns have a scale for each token.
+    const HAS_SCALES: bool;
+    /// Bytes of a number.
+    const BYTES: usize;
+
+    /// Loads a vector of numbers, without their scales.
+    ///
+    /// # Safety
+    /// The features of `S` are there and `ptr` points to as many numbers as it has lanes.
+    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F;
+}
+
+#[derive(Clone, Copy)]
+struct F32Page;
+impl PageType for F32Page {
+    const HAS_SCALES: bool = false;
+    const BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::load_f32(ptr.cast()) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct F16Page;
+impl PageType for F16Page {
+    const HAS_SCALES: bool = false;
+    const BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::load_f16(ptr) }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Q8Page;
+impl PageType for Q8Page {
+    const HAS_SCALES: bool = true;
+    const BYTES: usize = 1;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::to_f32(S::load_i8(ptr)) }
+    }
+}
+
+/// Products of queries and keys: `q` points to `n_rows` rows of `key_dim`, `out` to as many of [`SPLIT_TOKENS`], and the
+/// pages are whole.
+struct Scores<'a, P> {
+    q: *const f32,
+    key_dim: usize,
+    keys: &'a [&'a [u8]],
+    n_rows: usize,
+    out: *mut f32,
+    page: std::marker::PhantomData<P>,
+}
+
+impl<'a, P: PageType> Scores<'a, P> {
+    /// # Safety
+    /// What the type says holds.
+    unsafe fn new(q: *const f32, key_dim: usize, keys: &'a [&'a [u8]], n_rows: usize, out: *mut f32) -> Self {
+        Self {
+            q,
+            key_dim,
+            keys,
+            n_rows,
+            out,
+            page: std::marker::PhantomData,
+        }
+    }
+}
+
+impl<P: PageType> Kernel for Scores<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let mut row_idx = 0;
+        while row_idx < self.n_rows {
+            // SAFETY: `n_rows` rows follow the pointers.
+            unsafe {
+                let q = self.q.add(row_idx * self.key_dim);
+                let out = self.out.add(row_idx * SPLIT_TOKENS);
+                row_idx += match self.n_rows - row_idx {
+                    4.. => ScoreRows::<P, 4>::call::<S>(q, self.key_dim, self.keys, out),
+                    2.. => ScoreRows::<P, 2>::call::<S>(q, self.key_dim, self.keys, out),
+                    _ => ScoreRows::<P, 1>::call::<S>(q, self.key_dim, self.keys, out),
+                };
+            }
+        }
+    }
+}
+
+/// The scores of `ROWS` rows.
+struct ScoreRows<'a, P, const ROWS: usize> {
+    q: *const f32,
+    key_dim: usize,
+    keys: &'a [&'a [u8]],
+    out: *mut f32,
+    page: std::marker::PhantomData<P>,
+}
+
+impl<'a, P: PageType, const ROWS: usize> ScoreRows<'a, P, ROWS> {
+    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    #[inline(always)]
+    unsafe fn call<S: Simd>(q: *const f32, key_dim: usize, keys: &'a [&'a [u8]], out: *mut f32) -> usize {
+        // SAFETY: the caller's contract is the kernel's.
+        unsafe {
+            S::call(Self {
+                q,
+                key_dim,
+                keys,
+                out,
+                page: std::marker::PhantomData,
+            });
+        }
+        ROWS
+    }
+}
+
+impl<P: PageType, const ROWS: usize> Kernel for ScoreRows<'_, P, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self {
+            q,
+            key_dim,
+            keys,
+            out,
+            ..
+        } = self;
+        // Vectors of keys that share a load of a query's number: as many as the registers hold.
+        let n_vectors = keys.len() * S::HALVES;
+        let mut vector_idx = 0;
+        while vector_idx < n_vectors {
+            // SAFETY: the kernel's own contract; the vectors are inside the pages.
+            unsafe {
+                vector_idx += if S::LANES == 16 && n_vectors - vector_idx >= 4 {
+                    score_vectors::<S, P, ROWS, 4>(q, key_dim, keys, vector_idx, out)
+                } else if n_vectors - vector_idx >= 2 {
+                    score_vectors::<S, P, ROWS, 2>(q, key_dim, keys, vector_idx, out)
+                } else {
+                    score_vectors::<S, P, ROWS, 1>(q, key_dim, keys, vector_idx, out)
+                };
+            }
+        }
+    }
+}
+
+/// The scores of `ROWS` rows and `VECTORS` vectors of keys; returns `VECTORS`.
+#[inline(always)]
+unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: usize>(
+    q: *const f32,
+    key_dim: usize,
+    keys: &[&[u8]],
+    vector_idx: usize,
+    out: *mut f32,
+) -> usize {
+    // SAFETY: the caller's contract is that of `Scores`, and vectors up to `vector_idx + VECTORS` are inside the pages.
+    unsafe {
+        let mut ptrs = [std::ptr::null::<u8>(); VECTORS];
+        for v in 0..VECTORS {
+            let (page, half) = ((vector_idx + v) / S::HALVES, (vector_idx + v) % S::HALVES);
+            ptrs[v] = keys[page].as_ptr().add(half * S::LANES * P::BYTES);
+        }
+        let mut sums = [[S::splat_f32(0.0); VECTORS]; ROWS];
+        if P::HAS_SCALES {
+            for block in 0..key_dim / BLOCK_COLS {
+                let mut scales = [S::splat_f32(0.0); VECTORS];
+                for v in 0..VECTORS {
+                    // The scales' lanes are two bytes wide, the numbers' one.
+                    let half = (vector_idx + v) % S::HALVES;
+                    let start = ptrs[v].add(block * BLOCK_BYTES);
+                    scales[v] = S::load_f16(start.add(half * S::LANES));
+                }
+                for i in 0..BLOCK_COLS {
+                    let mut k = [S::splat_f32(0.0); VECTORS];
+                    for v in 0..VECTORS {
+                        let at = block * BLOCK_BYTES + 2 * PAGE_TOKENS + i * PAGE_TOKENS;
+                        k[v] = S::mul(P::load::<S>(ptrs[v].add(at)), scales[v]);
+                    }
+                    add_column::<S, ROWS, VECTORS>(&mut sums, &k, q.add(block * BLOCK_COLS + i), key_dim);
+                }
+            }
+        } else {
+            for col in 0..key_dim {
+                let mut k = [S::splat_f32(0.0); VECTORS];
+                for v in 0..VECTORS {
+                    k[v] = P::load::<S>(ptrs[v].add(col * PAGE_TOKENS * P::BYTES));
+                }
+                add_column::<S, ROWS, VECTORS>(&mut sums, &k, q.add(col), key_dim);
+            }
+        }
+        for row in 0..ROWS {
+            for v in 0..VECTORS {
+                let at = row * SPLIT_TOKENS + (vector_idx + v) * S::LANES;
+                S::store_f32(out.add(at), sums[row][v]);
+            }
+        }
+    }
+    VECTORS
+}
+
+/// Adds one column of keys times the rows' queries.
+#[inline(always)]
+unsafe fn add_column<S: Simd, const ROWS: usize, const VECTORS: usize>(
+    sums: &mut [[S::F; VECTORS]; ROWS],
+    k: &[S::F; VECTORS],
+    q: *const f32,
+    key_dim: usize,
+) {
+    // SAFETY: the caller vouches for `ROWS` rows of queries.
+    unsafe {
+        for row in 0..ROWS {
+            let q = S::splat_f32(*q.add(row * key_dim));
+            for v in 0..VECTORS {
+                sums[row][v] = S::fma(k[v], q, sums[row][v]);
+            }
+        }
+    }
+}
+
+/// See [`softmax`].
+struct Softmax<'a> {
+    scores: &'a mut [f32],
+    seen: std::ops::Range<usize>,
+    scale: f32,
+    soft_cap: Option<f32>,
+}
+
+impl Kernel for Softmax<'_> {
+    type Output = (f32, f32);
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> (f32, f32) {
+        let Self {
+            scores,
+            seen,
+            scale,
+            soft_cap,
+        } = self;
+        let len = scores.len();
+        let ptr = scores.as_mut_ptr();
+        // SAFETY: every vector is inside the scores, which are whole pages, and the features of `S` are there.
+        unsafe {
+            let factor = S::splat_f32(scale);
+            for at in (0..len).step_by(S::LANES) {
+                let mut x = S::mul(S::load_f32(ptr.add(at)), factor);
+                if let Some(cap) = soft_cap {
+                    x = S::div(x, S::splat_f32(cap));
+                    x = S::mul(math::tanh::<S>(x), S::splat_f32(cap));
+                }
+                S::store_f32(ptr.add(at), x);
+            }
+            scores[..seen.start].fill(f32::NEG_INFINITY);
+            scores[seen.end..].fill(f32::NEG_INFINITY);
+            let ptr = scores.as_mut_ptr();
+            let mut maxima = [S::splat_f32(f32::NEG_INFINITY); TILE_ROWS / 8];
+            for at in (0..len).step_by(PAGE_TOKENS) {
+                for half in 0..S::HALVES {
+                    maxima[half] = S::max(S::load_f32(ptr.add(at + half * S::LANES)), maxima[half]);
+                }
+            }
+            let max = lanes::<S>(maxima)
+                .iter()
+                .fold(f32::NEG_INFINITY, |max, &x| max.max(x));
+            let offset = S::splat_f32(max);
+            let mut sums = [S::splat_f32(0.0); TILE_ROWS / 8];
+            for at in (0..len).step_by(PAGE_TOKENS) {
+                for half in 0..S::HALVES {
+                    let ptr = ptr.add(at + half * S::LANES);
+                    let weight = math::exp::<S>(S::sub(S::load_f32(ptr), offset));
+                    S::store_f32(ptr, weight);
+                    sums[half] = S::add(sums[half], weight);
+                }
+            }
+            (max, lanes::<S>(sums).iter().sum())
+        }
+    }
+}
+
+/// The 16 lanes of the vectors that cover a page.
+#[inline(always)]
+unsafe fn lanes<S: Simd>(halves: [S::F; TILE_ROWS / 8]) -> [f32; TILE_ROWS] {
+    let mut lanes = [0.0; TILE_ROWS];
+    for half in 0..S::HALVES {
+        // SAFETY: the vectors cover 16 lanes, and the caller vouches for the features.
+        unsafe { S::store_f32(lanes.as_mut_ptr().add(half * S::LANES), halves[half]) };
+    }
+    lanes
+}
+
+/// What [`AddValues`] works on: `weights` points to `n_rows` rows of [`SPLIT_TOKENS`], `out` to as many of `padded_dim`, each
+/// `out_stride` after the one before, the pages are whole and `tokens` are inside them.
+struct ValueRun<'a> {
+    weights: *const f32,
+    values: &'a [&'a [u8]],
+    tokens: std::ops::Range<usize>,
+    padded_dim: usize,
+    n_rows: usize,
+    out: *mut f32,
+    out_stride: usize,
+}
+
+/// Adds values times weights.
+struct AddValues<'a, P> {
+    run: ValueRun<'a>,
+    page: std::marker::PhantomData<P>,
+}
+
+impl<'a, P: PageType> AddValues<'a, P> {
+    /// # Safety
+    /// What [`ValueRun`] says holds.
+    unsafe fn new(run: ValueRun<'a>) -> Self {
+        Self {
+            run,
+            page: std::marker::PhantomData,
+        }
+    }
+}
+
+impl<P: PageType> Kernel for AddValues<'_, P> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let run = self.run;
+        let mut row_idx = 0;
+        while row_idx < run.n_rows {
+            // SAFETY: `n_rows` rows follow the pointers.
+            unsafe {
+                let part = ValueRun {
+                    weights: run.weights.add(row_idx * SPLIT_TOKENS),
+                    out: run.out.add(row_idx * run.out_stride),
+                    tokens: run.tokens.clone(),
+                    ..run
+                };
+                row_idx += match run.n_rows - row_idx {
+                    4.. => ValueRows::<P, 4>::call::<S>(part),
+                    2.. => ValueRows::<P, 2>::call::<S>(part),
+                    _ => ValueRows::<P, 1>::call::<S>(part),
+                };
+            }
+        }
+    }
+}
+
+/// Adds the values for `ROWS` rows.
+struct ValueRows<'a, P, const ROWS: usize> {
+    run: ValueRun<'a>,
+    page: std::marker::PhantomData<P>,
+}
+
+impl<'a, P: PageType, const ROWS: usize> ValueRows<'a, P, ROWS> {
+    /// Runs the kernel as a function of its own, and returns `ROWS`.
+    #[inline(always)]
+    unsafe fn call<S: Simd>(run: ValueRun<'a>) -> usize {
+        // SAFETY: the caller's contract is the kernel's.
+        unsafe {
+            S::call(Self {
+                run,
+                page: std::marker::PhantomData,
+            });
+        }
+        ROWS
+    }
+}
+
+impl<P: PageType, const ROWS: usize> Kernel for ValueRows<'_, P, ROWS> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let n_vectors = self.run.padded_dim / S::LANES;
+        let mut vector_idx = 0;
+        while vector_idx < n_vectors {
+            // SAFETY: the kernel's own contract; the vectors are inside the rows.
+            unsafe {
+                vector_idx += if S::LANES == 16 && n_vectors - vector_idx >= 4 {
+                    value_vectors::<S, P, ROWS, 4>(&self.run, vector_idx)
+                } else if n_vectors - vector_idx >= 2 {
+                    value_vectors::<S, P, ROWS, 2>(&self.run, vector_idx)
+                } else {
+                    value_vectors::<S, P, ROWS, 1>(&self.run, vector_idx)
+                };
+            }
+        }
+    }
+}
+
+/// Adds `VECTORS` vectors of columns for `ROWS` rows; returns `VECTORS`.
+#[inline(always)]
+unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: usize>(
+    run: &ValueRun<'_>,
+    vector_idx: usize,
+) -> usize {
+    // SAFETY: the caller's contract is that of `ValueRun`, and vectors up to `vector_idx + VECTORS` are inside the rows.
+    unsafe {
+        let mut sums = [[S::splat_f32(0.0); VECTORS]; ROWS];
+        for row in 0..ROWS {
+            for v in 0..VECTORS {
+                let at = row * run.out_stride + (vector_idx + v) * S::LANES;
+                sums[row][v] = S::load_f32(run.out.add(at));
+            }
+        }
+        let mut token = run.tokens.start;
+        while token < run.tokens.end {
+            let page_idx = token / PAGE_TOKENS;
+            let page = run.values[page_idx].as_ptr();
+            let end = run.tokens.end.min((page_idx + 1) * PAGE_TOKENS);
+            // Where each vector's columns of the page's first token are, and bytes to the next token.
+            let mut ptrs = [page; VECTORS];
+            let mut scales = [[0.0f32; PAGE_TOKENS]; VECTORS];
+            for v in 0..VECTORS {
+                let col = (vector_idx + v) * S::LANES;
+                if P::HAS_SCALES {
+                    let block = page.add(col / BLOCK_COLS * BLOCK_BYTES);
+                    ptrs[v] = block.add(2 * PAGE_TOKENS + col % BLOCK_COLS);
+                    for half in 0..S::HALVES {
+                        let scale = S::load_f16(block.add(2 * half * S::LANES));
+                        S::store_f32(scales[v].as_mut_ptr().add(half * S::LANES), scale);
+                    }
+                } else {
+                    ptrs[v] = page.add(col * P::BYTES);
+                }
+            }
+            let stride = if P::HAS_SCALES {
+                BLOCK_COLS
+            } else {
+                run.padded_dim * P::BYTES
+            };
+            while token < end {
+                let lane = token % PAGE_TOKENS;
+                let mut values = [S::splat_f32(0.0); VECTORS];
+                for v in 0..VECTORS {
+                    values[v] = P::load::<S>(ptrs[v].add(lane * stride));
+                    if P::HAS_SCALES {
+                        values[v] = S::mul(values[v], S::splat_f32(scales[v][lane]));
+                    }
+                }
+                for row in 0..ROWS {
+                    let weight = S::splat_f32(*run.weights.add(row * SPLIT_TOKENS + token));
+                    for v in 0..VECTORS {
+                        sums[row][v] = S::fma(values[v], weight, sums[row][v]);
+                    }
+                }
+                token += 1;
+            }
+        }
+        for row in 0..ROWS {
+            for v in 0..VECTORS {
+                let at = row * run.out_stride + (vector_idx + v) * S::LANES;
+                S::store_f32(run.out.add(at), sums[row][v]);
+            }
+        }
+    }
+    VECTORS
+}
