@@ -7,10 +7,9 @@ use std::ops::Range;
 
 use crate::{
     Activation, Host, Matrix, Workspace,
-    ops::activation::apply_gated,
     pool::SharedSlice,
     simd::{
-        Activations, PAIR_ROWS, TILE_ROWS,
+        self, Activations, PAIR_ROWS, TILE_ROWS,
         activations::{ScaleSpan, n_spans, quantize},
     },
     workspace::grown,
@@ -202,19 +201,19 @@ pub fn linear_gated(
                     &mut gate_sums,
                 );
                 up.products(host.features(), scratch, pair, &activations, tokens, &mut up_sums);
-                let sums = gate_sums
-                    .chunks_exact_mut(PAIR_ROWS)
-                    .zip(up_sums.chunks_exact_mut(PAIR_ROWS));
-                for (i, (gate_sums, up_sums)) in sums.take(tokens.1).enumerate() {
-                    let (gate_sums, up_sums) = (&mut gate_sums[..rows.len()], &mut up_sums[..rows.len()]);
-                    add_bias(gate_sums, gate_bias, &rows);
-                    add_bias(up_sums, up_bias, &rows);
+                for (bias, sums) in [(gate_bias, &mut gate_sums), (up_bias, &mut up_sums)] {
+                    for sums in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1) {
+                        add_bias(&mut sums[..rows.len()], bias, &rows);
+                    }
+                }
+                let len = tokens.1 * PAIR_ROWS;
+                let gated = &mut gate_sums[..len];
+                simd::activation::apply(host.features(), activation, gated, Some(&up_sums[..len]));
+                for (i, sums) in gated.chunks_exact(PAIR_ROWS).enumerate() {
                     let at = (tokens.0 + i) * n_rows;
                     // SAFETY: the elements belong to these weight rows, whose tiles belong to one chunk.
                     let out = unsafe { out.part(at + rows.start..at + rows.end) };
-                    for ((out, gate), up) in out.iter_mut().zip(gate_sums).zip(up_sums) {
-                        *out = apply_gated(activation, *gate, *up);
-                    }
+                    out.copy_from_slice(&sums[..rows.len()]);
                 }
             });
         });

@@ -3,7 +3,7 @@
 //! One place for them, so that the fused form in [`linear_gated`](crate::linear_gated) and the plain ones agree to the
 //! bit.
 
-use crate::Host;
+use crate::{Host, simd};
 
 /// A nonlinear function of one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,9 +38,7 @@ const CHUNK_LEN: usize = 4096;
 /// Applies `activation` to each value.
 pub fn activate(host: &Host, activation: Activation, x: &mut [f32]) {
     host.pool().for_each_chunk(x, CHUNK_LEN, |_, chunk| {
-        for x in chunk {
-            *x = apply(activation, *x);
-        }
+        simd::activation::apply(host.features(), activation, chunk, None);
     });
 }
 
@@ -51,36 +49,14 @@ pub fn activate(host: &Host, activation: Activation, x: &mut [f32]) {
 pub fn gated(host: &Host, activation: Activation, gate: &mut [f32], up: &[f32]) {
     assert_eq!(gate.len(), up.len(), "lengths of gate and up");
     host.pool().for_each_chunk(gate, CHUNK_LEN, |chunk_idx, chunk| {
-        for (gate, up) in chunk.iter_mut().zip(&up[chunk_idx * CHUNK_LEN..]) {
-            *gate = apply_gated(activation, *gate, *up);
-        }
+        let up = &up[chunk_idx * CHUNK_LEN..];
+        simd::activation::apply(host.features(), activation, chunk, Some(up));
     });
 }
 
-pub(crate) fn apply_gated(activation: Activation, gate: f32, up: f32) -> f32 {
-    match activation {
-        Activation::SwigluClamped { limit, .. } => apply(activation, gate) * (up.clamp(-limit, limit) + 1.0),
-        _ => apply(activation, gate) * up,
-    }
-}
-
-fn apply(activation: Activation, x: f32) -> f32 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
-            const SQRT_2_OVER_PI: f32 = 0.797_884_6;
-            0.5 * x * (1.0 + (SQRT_2_OVER_PI * x * (1.0 + 0.044_715 * x * x)).tanh())
-        }
-        Activation::GeluErf => 0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2)),
-        Activation::GeluQuick => x / (1.0 + (-1.702 * x).exp()),
-        Activation::Relu => x.max(0.0),
-        Activation::ReluSquared => x.max(0.0) * x.max(0.0),
-        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-        Activation::SwigluClamped { alpha, limit } => {
-            let x = x.min(limit);
-            x / (1.0 + (-alpha * x).exp())
-        }
-    }
+/// [`Activation::GeluErf`] of one value.
+pub(crate) fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
 /// The error function, to within 1.5e-7.
@@ -135,8 +111,43 @@ mod tests {
             alpha: 1.702,
             limit: 7.0,
         };
-        let at_limit = apply_gated(activation, 7.0, 7.0);
-        assert_eq!(apply_gated(activation, 100.0, 100.0), at_limit);
-        assert_eq!(apply_gated(activation, 1.0, -1.0), 0.0);
+        let host = Host::new(1, CpuFeatures::detect()).unwrap();
+        let mut gate = [7.0, 100.0, 1.0];
+        gated(&host, activation, &mut gate, &[7.0, 100.0, -1.0]);
+        assert_eq!((gate[1], gate[2]), (gate[0], 0.0));
+    }
+
+    #[test]
+    fn a_value_does_not_depend_on_its_place_or_the_instruction_set() {
+        let values: Vec<f32> = (0..37).map(|i| (i as f32 - 18.0) * 0.7).collect();
+        let up: Vec<f32> = values.iter().rev().copied().collect();
+        for activation in [
+            Activation::Silu,
+            Activation::GeluTanh,
+            Activation::GeluErf,
+            Activation::GeluQuick,
+            Activation::Relu,
+            Activation::ReluSquared,
+            Activation::Sigmoid,
+            Activation::SwigluClamped {
+                alpha: 1.702,
+                limit: 7.0,
+            },
+        ] {
+            let mut expected = values.clone();
+            let host = Host::new(1, CpuFeatures::scalar()).unwrap();
+            gated(&host, activation, &mut expected, &up);
+            for features in CpuFeatures::each_path() {
+                let host = Host::new(1, features).unwrap();
+                for i in 0..values.len() {
+                    let mut one = [values[i]];
+                    gated(&host, activation, &mut one, &up[i..=i]);
+                    assert_eq!(one[0], expected[i], "{activation:?} {features}");
+                }
+                let mut all = values.clone();
+                gated(&host, activation, &mut all, &up);
+                assert_eq!(all, expected, "{activation:?} {features}");
+            }
+        }
     }
 }

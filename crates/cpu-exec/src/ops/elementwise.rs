@@ -2,7 +2,7 @@
 //!
 //! Separate because they are the passes over memory that fused operations exist to avoid.
 
-use crate::Host;
+use crate::{Host, simd};
 
 /// Values per chunk; below it, starting another thread costs more than it saves.
 const CHUNK_LEN: usize = 16_384;
@@ -45,9 +45,7 @@ pub fn scale(host: &Host, x: &mut [f32], factor: f32) {
 /// `x = cap * tanh(x / cap)`: bounds logits smoothly.
 pub fn soft_cap(host: &Host, x: &mut [f32], cap: f32) {
     host.pool().for_each_chunk(x, CHUNK_LEN, |_, chunk| {
-        for x in chunk {
-            *x = cap * (*x / cap).tanh();
-        }
+        simd::activation::soft_cap(host.features(), chunk, cap);
     });
 }
 

@@ -14,6 +14,7 @@
 //! The `unsafe` of this module's callers has one reason throughout: the implementation's features are there, which
 //! [`dispatch`] checks, and pointers are valid for what a method says it reads.
 
+pub(crate) mod activation;
 pub(crate) mod activations;
 pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]

@@ -1,0 +1,153 @@
+//! [`apply`]: activations, and their products with a second input, for vectors; [`soft_cap`], which is one more function of
+//! its kind.
+//!
+//! Separate from the operations so that they and the fused product of gate and up share it. Invariant: a value depends
+//! on its own inputs alone, not on its place in a vector.
+
+use tokenmill_quant::CpuFeatures;
+
+use super::{Kernel, Simd, TILE_ROWS, dispatch, math};
+use crate::{Activation, ops::activation::gelu_erf};
+
+/// Replaces every value of `gate` by its activation, times that of `up` where there is one (for
+/// [`Activation::SwigluClamped`] by the clamped one plus 1).
+pub(crate) fn apply(features: CpuFeatures, activation: Activation, gate: &mut [f32], up: Option<&[f32]>) {
+    if let Some(up) = up {
+        assert!(up.len() >= gate.len(), "lengths of gate and up");
+    }
+    // SAFETY: the kernel holds references only, and `up` is as long as `gate`.
+    unsafe { dispatch(features, Apply { activation, gate, up }) }
+}
+
+struct Apply<'a> {
+    activation: Activation,
+    gate: &'a mut [f32],
+    up: Option<&'a [f32]>,
+}
+
+impl Kernel for Apply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { activation, gate, up } = self;
+        let n_whole = gate.len() / S::LANES * S::LANES;
+        // SAFETY: every vector is inside its slice or array, and the features of `S` are there.
+        unsafe {
+            for at in (0..n_whole).step_by(S::LANES) {
+                let ptr = gate.as_mut_ptr().add(at);
+                let up = match up {
+                    Some(up) => Some(S::load_f32(up.as_ptr().add(at))),
+                    None => None,
+                };
+                S::store_f32(ptr, gated::<S>(activation, S::load_f32(ptr), up));
+            }
+            let rest = &mut gate[n_whole..];
+            let (mut x, mut y) = ([0.0; TILE_ROWS], [0.0; TILE_ROWS]);
+            x[..rest.len()].copy_from_slice(rest);
+            let up = match up {
+                Some(up) => {
+                    y[..rest.len()].copy_from_slice(&up[n_whole..][..rest.len()]);
+                    Some(S::load_f32(y.as_ptr()))
+                }
+                None => None,
+            };
+            S::store_f32(
+                x.as_mut_ptr(),
+                gated::<S>(activation, S::load_f32(x.as_ptr()), up),
+            );
+            rest.copy_from_slice(&x[..rest.len()]);
+        }
+    }
+}
+
+/// Replaces every value by `cap * tanh(value / cap)`.
+pub(crate) fn soft_cap(features: CpuFeatures, x: &mut [f32], cap: f32) {
+    // SAFETY: the kernel holds references only.
+    unsafe { dispatch(features, SoftCap { x, cap }) }
+}
+
+struct SoftCap<'a> {
+    x: &'a mut [f32],
+    cap: f32,
+}
+
+impl Kernel for SoftCap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for x in self.x.chunks_mut(S::LANES) {
+            let mut lanes = [0.0; TILE_ROWS];
+            lanes[..x.len()].copy_from_slice(x);
+            // SAFETY: the array holds a vector, and the features of `S` are there.
+            unsafe {
+                let cap = S::splat_f32(self.cap);
+                let y = S::mul(math::tanh::<S>(S::div(S::load_f32(lanes.as_ptr()), cap)), cap);
+                S::store_f32(lanes.as_mut_ptr(), y);
+            }
+            x.copy_from_slice(&lanes[..x.len()]);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn gated<S: Simd>(activation: Activation, x: S::F, up: Option<S::F>) -> S::F {
+    // SAFETY: the caller vouches for the features.
+    unsafe {
+        let y = activated::<S>(activation, x);
+        match (activation, up) {
+            (_, None) => y,
+            (Activation::SwigluClamped { limit, .. }, Some(up)) => {
+                let up = S::min(S::splat_f32(limit), S::max(S::splat_f32(-limit), up));
+                S::mul(y, S::add(up, S::splat_f32(1.0)))
+            }
+            (_, Some(up)) => S::mul(y, up),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn activated<S: Simd>(activation: Activation, x: S::F) -> S::F {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    // SAFETY: the caller vouches for the features.
+    unsafe {
+        let one = S::splat_f32(1.0);
+        let zero = S::splat_f32(0.0);
+        match activation {
+            Activation::Silu => logistic::<S>(x, x, 1.0),
+            Activation::GeluQuick => logistic::<S>(x, x, 1.702),
+            Activation::Sigmoid => logistic::<S>(one, x, 1.0),
+            Activation::SwigluClamped { alpha, limit } => {
+                let x = S::min(S::splat_f32(limit), x);
+                logistic::<S>(x, x, alpha)
+            }
+            Activation::GeluTanh => {
+                let cube = S::fma(S::mul(S::splat_f32(0.044_715), x), x, one);
+                let inner = S::mul(S::mul(S::splat_f32(SQRT_2_OVER_PI), x), cube);
+                S::mul(S::mul(S::splat_f32(0.5), x), S::add(one, math::tanh::<S>(inner)))
+            }
+            Activation::GeluErf => {
+                let mut lanes = [0.0; TILE_ROWS];
+                S::store_f32(lanes.as_mut_ptr(), x);
+                for lane in 0..S::LANES {
+                    lanes[lane] = gelu_erf(lanes[lane]);
+                }
+                S::load_f32(lanes.as_ptr())
+            }
+            // The order of operands keeps NaN.
+            Activation::Relu => S::max(zero, x),
+            Activation::ReluSquared => S::mul(S::max(zero, x), S::max(zero, x)),
+        }
+    }
+}
+
+/// `numerator / (1 + exp(-alpha x))`.
+#[inline(always)]
+unsafe fn logistic<S: Simd>(numerator: S::F, x: S::F, alpha: f32) -> S::F {
+    // SAFETY: the caller vouches for the features.
+    unsafe {
+        let e = math::exp::<S>(S::mul(x, S::splat_f32(-alpha)));
+        S::div(numerator, S::add(S::splat_f32(1.0), e))
+    }
+}
