@@ -149,3 +149,101 @@ impl Gate {
         self.wake.notify_all();
     }
 }
+
+#[cfg(all(test, loom))]
+mod model {
+    use loom::{
+        cell::UnsafeCell,
+        sync::Arc,
+        thread::{self, JoinHandle},
+    };
+
+    use super::*;
+
+    /// A job is the epoch in which it is to be read.
+    struct Shared {
+        gate: Gate,
+        job: UnsafeCell<u32>,
+        n_entered: AtomicUsize,
+    }
+
+    // SAFETY: `job` is written while no job is open and read by those inside, which is what the model checks.
+    unsafe impl Sync for Shared {}
+
+    impl Shared {
+        fn new() -> Arc<Self> {
+            Arc::new(Self {
+                gate: Gate::new(),
+                job: UnsafeCell::new(0),
+                n_entered: AtomicUsize::new(0),
+            })
+        }
+
+        fn start_worker(self: &Arc<Self>, patience: Patience) -> JoinHandle<()> {
+            let shared = Arc::clone(self);
+            thread::spawn(move || {
+                let mut epoch = 0;
+                while let Some(entered) = shared.gate.wait_and_enter(epoch, || patience) {
+                    assert_ne!(entered, epoch, "a job is entered once");
+                    epoch = entered;
+                    shared.n_entered.fetch_add(1, Ordering::SeqCst);
+                    // SAFETY: the worker is inside.
+                    let job = shared.job.with(|job| unsafe { *job });
+                    assert_eq!(job, epoch, "the job of this epoch is read");
+                    shared.gate.leave();
+                }
+            })
+        }
+
+        fn write_job(&self, epoch: u32) {
+            // SAFETY: no job is open.
+            self.job.with_mut(|job| unsafe { *job = epoch });
+        }
+    }
+
+    fn check(n_workers: usize, n_jobs: u32, patience: Patience) {
+        loom::model(move || {
+            let shared = Shared::new();
+            let workers: Vec<_> = (0..n_workers).map(|_| shared.start_worker(patience)).collect();
+            for epoch in 1..=n_jobs {
+                shared.write_job(epoch);
+                shared.gate.publish();
+                shared.gate.close(patience);
+            }
+            shared.gate.shut_down();
+            for worker in workers {
+                worker.join().unwrap();
+            }
+        });
+    }
+
+    const ASLEEP: Patience = Patience { spins: 0, yields: 0 };
+
+    #[test]
+    fn the_job_is_never_read_while_it_is_written() {
+        check(1, 2, ASLEEP);
+        check(1, 2, Patience { spins: 1, yields: 1 });
+    }
+
+    #[test]
+    fn two_workers_come_and_go() {
+        check(2, 1, ASLEEP);
+    }
+
+    /// A leader that waits for the worker ends only if no wake is lost.
+    #[test]
+    fn a_sleeper_is_woken_by_a_job() {
+        loom::model(|| {
+            let shared = Shared::new();
+            let worker = shared.start_worker(ASLEEP);
+            shared.write_job(1);
+            shared.gate.publish();
+            while shared.n_entered.load(Ordering::SeqCst) == 0 {
+                yield_now();
+            }
+            shared.gate.close(ASLEEP);
+            shared.gate.shut_down();
+            worker.join().unwrap();
+        });
+    }
+}
