@@ -18,12 +18,7 @@ const SHORT_FLAGS: [(&str, &str); 6] = [
 ];
 
 /// Flags that users of llama.cpp know and that do nothing here, with what to do instead.
-const REFUSED_FLAGS: [(&str, &str, &str); 3] = [
-    (
-        "--threads-batch",
-        "-tb",
-        "prompts and answers use the same threads; set them with -t",
-    ),
+const REFUSED_FLAGS: [(&str, &str, &str); 2] = [
     (
         "--parallel",
         "-np",

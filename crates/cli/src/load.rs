@@ -2,11 +2,12 @@
 //!
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
-use std::thread;
+use std::{env, thread};
 
 use clap::{Args, ValueEnum};
 use tokenmill_cuda_exec::has_driver;
 use tokenmill_model::{DeviceChoice, Executor, KvType, LoadedDevice, Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
 
 use crate::{failure::Failure, progress};
 
@@ -23,6 +24,9 @@ pub(crate) struct LoadArgs {
     /// Threads [default: one for each processor]
     #[arg(short, long, value_name = "N")]
     threads: Option<usize>,
+    /// Threads where prompts are computed [default: as for generating] [short: -tb]
+    #[arg(long, value_name = "N")]
+    threads_batch: Option<usize>,
     /// Tokens of a prompt in one batch
     #[arg(short, long, value_name = "N", default_value_t = 2048)]
     batch_size: usize,
@@ -35,6 +39,10 @@ pub(crate) struct LoadArgs {
     /// Type of the stored values [short: -ctv]
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F16)]
     cache_type_v: CacheType,
+    /// Instruction sets to use, a list of avx2, avxvnni and avx512vnni, or scalar [default: all that there are; also
+    /// TOKENMILL_CPU_FEATURES]
+    #[arg(long, value_name = "LIST")]
+    cpu_features: Option<CpuFeatures>,
     /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first GPU that can [default: auto]
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
@@ -73,6 +81,7 @@ impl LoadArgs {
     pub(crate) fn options(&self, n_ctx_train: usize) -> Result<ModelOptions, Failure> {
         for (flag, value) in [
             ("-t", self.threads),
+            ("-tb", self.threads_batch),
             ("-b", Some(self.batch_size)),
             ("-ub", Some(self.ubatch_size)),
         ] {
@@ -93,6 +102,8 @@ impl LoadArgs {
             kv_type: self.cache_type_k.kv_type(),
             kv_value_type: Some(self.cache_type_v.kv_type()),
             n_threads: Some(self.n_threads()),
+            n_prefill_threads: self.threads_batch,
+            cpu_features: self.cpu_features()?,
             device: self.device()?,
             ..ModelOptions::default()
         })
@@ -135,6 +146,20 @@ impl LoadArgs {
     pub(crate) fn n_threads(&self) -> usize {
         self.threads
             .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// The instruction sets to compute with.
+    fn cpu_features(&self) -> Result<CpuFeatures, Failure> {
+        const VARIABLE: &str = "TOKENMILL_CPU_FEATURES";
+        if let Some(features) = self.cpu_features {
+            return Ok(features);
+        }
+        match env::var(VARIABLE) {
+            Ok(names) if !names.is_empty() => {
+                (names.parse()).map_err(|error| Failure::usage(format!("{VARIABLE}: {error}")))
+            }
+            _ => Ok(CpuFeatures::detect()),
+        }
     }
 
     /// What keys and values are stored as.

@@ -131,6 +131,16 @@ impl KvStore {
         })
     }
 
+    /// Bytes of one page of such a store, all layers; those of a value are filled up to a multiple of 16 numbers.
+    pub fn page_bytes(shapes: &[KvLayerShape], key_ty: KvType, value_ty: KvType) -> usize {
+        let head_bytes = |shape: &KvLayerShape| {
+            key_ty.head_bytes(PageOrder::Keys.padded(shape.key_dim))
+                + value_ty.head_bytes(PageOrder::Values.padded(shape.value_dim))
+        };
+        let bytes = |shape: &KvLayerShape| shape.n_kv_heads * head_bytes(shape);
+        PAGE_TOKENS * shapes.iter().map(bytes).sum::<usize>()
+    }
+
     /// Pages in the store.
     pub fn n_pages(&self) -> usize {
         self.n_pages
@@ -447,6 +457,18 @@ mod tests {
             read(&store.keys[1], 2, 33, &mut reads[1]);
             read(&tier.keys[1], 2, 1, &mut reads[2]);
             assert!(reads[0] == reads[1] && reads[0] == reads[2] && reads[0].iter().any(|x| *x != 0.0));
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_page_are_those_allocated() {
+        for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+            for value_dim in [32, 64, 40] {
+                let shapes = [SHAPE, KvLayerShape { value_dim, ..SHAPE }];
+                let value_ty = if value_dim == 40 { KvType::F16 } else { ty };
+                let store = KvStore::new(&shapes, 3, ty, value_ty).unwrap();
+                assert_eq!(store.n_bytes(), 3 * KvStore::page_bytes(&shapes, ty, value_ty));
+            }
         }
     }
 

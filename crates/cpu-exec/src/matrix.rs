@@ -62,6 +62,17 @@ impl Matrix {
         Self::pack_with(host, TileOps::of(ty), ty, n_rows, n_cols, bytes)
     }
 
+    /// Bytes that [`Matrix::pack`] will take: those of the file, with rows filled up to a multiple of 16 where the type has
+    /// tiles. `None` where the columns are no whole number of blocks, or the size overflows.
+    pub fn packed_bytes(ty: TensorType, n_rows: usize, n_cols: usize) -> Option<usize> {
+        let n_held = if TileOps::of(ty).is_some() {
+            n_rows.checked_next_multiple_of(TILE_ROWS)?
+        } else {
+            n_rows
+        };
+        ty.row_bytes(n_cols)?.checked_mul(n_held)
+    }
+
     fn pack_with(
         host: &Host,
         ops: Option<&'static TileOps>,
@@ -244,6 +255,10 @@ mod tests {
         let x: Vec<f32> = (0..n_tokens * n_cols)
             .map(|i| ((i * 11 % 31) as f32 - 15.0) / 8.0)
             .collect();
+        let host = Host::new(2, CpuFeatures::detect()).unwrap();
+        let packed = Matrix::pack(&host, TensorType::Q5_0, n_rows, n_cols, &bytes).unwrap();
+        let planned = Matrix::packed_bytes(TensorType::Q5_0, n_rows, n_cols);
+        assert_eq!(planned, Some(packed.n_bytes()));
         for features in CpuFeatures::each_path() {
             let host = Host::new(2, features).unwrap();
             let matrix = Matrix::pack_with(&host, None, TensorType::Q5_0, n_rows, n_cols, &bytes).unwrap();

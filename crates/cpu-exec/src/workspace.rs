@@ -3,7 +3,11 @@
 //! Separate from [`Host`] because it is written to. Invariant: it only grows, so that after the largest step nothing is
 //! allocated any more; no value in it outlives an operation.
 
-use crate::{Host, attention::Item, simd::activations::ActivationBlock};
+use crate::{
+    Host,
+    attention::Item,
+    simd::activations::{ActivationBlock, n_spans},
+};
 
 /// Scratch memory for [`linear`](crate::linear), [`attention`](crate::attention) and the like.
 pub struct Workspace {
@@ -29,6 +33,11 @@ impl Workspace {
             attention_parts: Vec::new(),
             per_thread: vec![Vec::new(); host.pool().n_threads()],
         }
+    }
+
+    /// Bytes that quantized activations of `n_tokens` rows of `n_cols` take, for matrices of all types.
+    pub fn activation_bytes(n_tokens: usize, n_cols: usize) -> usize {
+        2 * n_tokens * n_spans(n_cols) * size_of::<ActivationBlock>()
     }
 }
 

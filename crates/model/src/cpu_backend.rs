@@ -6,11 +6,13 @@
 use std::sync::Arc;
 
 use tokenmill_cpu_exec as exec;
+use tokenmill_gguf::TensorType;
 use tokenmill_quant::CpuFeatures;
 
 use crate::{
-    Activation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType, Linear,
-    LinearJob, MatrixData, Norm, NormKind, PageCopy, Rope, RopeStyle, RowSet, StepOutput, StepShape,
+    Activation, Attention, Backend, BackendError, Descriptor, ExecutorLimits, ForwardBatch, HostStep,
+    KvLayout, KvType, Linear, LinearJob, MatrixData, MatrixUsage, Norm, NormKind, PageCopy, Rope, RopeStyle,
+    RowSet, StepOutput, StepShape,
 };
 
 const DEVICE: &str = "the CPU";
@@ -24,6 +26,9 @@ pub struct CpuBackend {
     host_tier: Option<exec::KvStore>,
     step: HostStep,
     scratch: Vec<f32>,
+    /// Threads that take part in a step where every sequence has one token, and in others.
+    n_decode_threads: usize,
+    n_prefill_threads: usize,
     n_steps: u64,
     n_vectors: usize,
     angles: Vec<StepAngles>,
@@ -60,10 +65,27 @@ impl CpuBackend {
             host_tier: None,
             step: HostStep::default(),
             scratch: Vec::new(),
+            n_decode_threads: n_threads,
+            n_prefill_threads: n_threads,
             n_steps: 0,
             n_vectors: 0,
             angles: Vec::new(),
         })
+    }
+
+    /// Uses another number of threads in steps that compute prompts. Results do not depend on it.
+    ///
+    /// # Errors
+    /// [`BackendError::Failed`] for a number of threads that cannot be had.
+    pub fn set_prefill_threads(&mut self, n_threads: usize) -> Result<(), BackendError> {
+        if n_threads == 0 || n_threads > self.host.pool().n_threads() {
+            let host = exec::Host::new(n_threads, self.host.features())
+                .map_err(|error| failed("starting threads", &error))?;
+            self.workspace = exec::Workspace::new(&host);
+            self.host = Arc::new(host);
+        }
+        self.n_prefill_threads = n_threads;
+        Ok(())
     }
 
     /// The index in `self.angles` of a rope's angles for the current step.
@@ -154,14 +176,30 @@ impl Backend for CpuBackend {
         Ok(buffer)
     }
 
-    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
-        let shapes: Vec<_> = (layout.layers.iter())
-            .map(|layer| exec::KvLayerShape {
-                n_kv_heads: layer.n_kv_heads,
-                key_dim: layer.head_dim_k,
-                value_dim: layer.head_dim_v,
+    fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {
+        exec::Matrix::packed_bytes(ty, n_out, n_in).unwrap_or(usize::MAX)
+    }
+
+    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
+        exec::KvStore::page_bytes(
+            &kv_shapes(layout),
+            stored(layout.key_type),
+            stored(layout.value_type),
+        )
+    }
+
+    fn workspace_bytes(&self, descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
+        let widest = (descriptor.layers.iter())
+            .map(|layer| {
+                let attention = &layer.attention;
+                (attention.n_heads * attention.head_dim_v).max(layer.ffn.n_ff)
             })
-            .collect();
+            .fold(descriptor.n_embd, usize::max);
+        exec::Workspace::activation_bytes(limits.max_batch_tokens, widest)
+    }
+
+    fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
+        let shapes = kv_shapes(layout);
         let (key_type, value_type) = (stored(layout.key_type), stored(layout.value_type));
         let store = |n_pages| {
             exec::KvStore::new(&shapes, n_pages, key_type, value_type)
@@ -185,6 +223,11 @@ impl Backend for CpuBackend {
         mut body: impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let host = Arc::clone(&self.host);
+        host.pool().set_width(if shape.n_tokens > shape.n_seqs {
+            self.n_prefill_threads
+        } else {
+            self.n_decode_threads
+        });
         let _entered = host.pool().enter();
         body(self, shape)
     }
@@ -496,6 +539,16 @@ fn stored(ty: KvType) -> exec::KvType {
         KvType::F16 => exec::KvType::F16,
         KvType::Q8_0 => exec::KvType::Q8_0,
     }
+}
+
+fn kv_shapes(layout: &KvLayout) -> Vec<exec::KvLayerShape> {
+    (layout.layers.iter())
+        .map(|layer| exec::KvLayerShape {
+            n_kv_heads: layer.n_kv_heads,
+            key_dim: layer.head_dim_k,
+            value_dim: layer.head_dim_v,
+        })
+        .collect()
 }
 
 fn pairing(style: RopeStyle) -> exec::RopePairing {

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use tokenmill_gguf::GgufFile;
+use tokenmill_quant::CpuFeatures;
 
 use crate::{
     Backend, Descriptor, DeviceChoice, ExecutorLimits, KvLayerShape, KvLayout, KvType, LoadError,
@@ -48,6 +49,10 @@ pub struct ModelOptions {
     pub kv_value_type: Option<KvType>,
     /// Threads of a CPU backend; `None` takes one for each processor.
     pub n_threads: Option<usize>,
+    /// Threads of a CPU backend in steps that compute prompts; `None` takes as many as for generating.
+    pub n_prefill_threads: Option<usize>,
+    /// Instruction sets of a CPU backend; narrowing them forces a path, and changes no result.
+    pub cpu_features: CpuFeatures,
     /// Where [`Model::load`] computes.
     pub device: DeviceChoice,
 }
@@ -64,6 +69,8 @@ impl Default for ModelOptions {
             kv_type: KvType::F16,
             kv_value_type: None,
             n_threads: None,
+            n_prefill_threads: None,
+            cpu_features: CpuFeatures::detect(),
             device: DeviceChoice::Cpu,
         }
     }

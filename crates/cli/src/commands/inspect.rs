@@ -7,7 +7,6 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 use serde_json::{Value as Json, json};
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{CpuBackend, MemoryPlan, Model, ModelOptions, WeightInfo};
-use tokenmill_quant::CpuFeatures;
 
 use crate::{failure::Failure, load::LoadArgs, model_source::ModelSource, output};
 
@@ -273,7 +272,7 @@ impl Inspection {
 /// Options that cannot be granted.
 fn plan(model: &Model, load: &LoadArgs) -> Result<Result<(MemoryPlan, ModelOptions), String>, Failure> {
     let options = load.options(model.descriptor().n_ctx_train)?;
-    let plan = CpuBackend::new(options.n_threads, CpuFeatures::detect())
+    let plan = CpuBackend::new(options.n_threads, options.cpu_features)
         .map_err(Into::into)
         .and_then(|backend| model.plan(&backend, &options));
     Ok(plan
