@@ -36,26 +36,25 @@ impl Kernel for Apply<'_> {
         unsafe {
             for at in (0..n_whole).step_by(S::LANES) {
                 let ptr = gate.as_mut_ptr().add(at);
-                let up = match up {
-                    Some(up) => Some(S::load_f32(up.as_ptr().add(at))),
-                    None => None,
+                let x = S::load_f32(ptr);
+                let y = if let Some(up) = up {
+                    gated::<S>(activation, x, Some(S::load_f32(up.as_ptr().add(at))))
+                } else {
+                    gated::<S>(activation, x, None)
                 };
-                S::store_f32(ptr, gated::<S>(activation, S::load_f32(ptr), up));
+                S::store_f32(ptr, y);
             }
             let rest = &mut gate[n_whole..];
             let (mut x, mut y) = ([0.0; TILE_ROWS], [0.0; TILE_ROWS]);
             x[..rest.len()].copy_from_slice(rest);
-            let up = match up {
-                Some(up) => {
-                    y[..rest.len()].copy_from_slice(&up[n_whole..][..rest.len()]);
-                    Some(S::load_f32(y.as_ptr()))
-                }
-                None => None,
+            let lanes = S::load_f32(x.as_ptr());
+            let activated = if let Some(up) = up {
+                y[..rest.len()].copy_from_slice(&up[n_whole..][..rest.len()]);
+                gated::<S>(activation, lanes, Some(S::load_f32(y.as_ptr())))
+            } else {
+                gated::<S>(activation, lanes, None)
             };
-            S::store_f32(
-                x.as_mut_ptr(),
-                gated::<S>(activation, S::load_f32(x.as_ptr()), up),
-            );
+            S::store_f32(x.as_mut_ptr(), activated);
             rest.copy_from_slice(&x[..rest.len()]);
         }
     }

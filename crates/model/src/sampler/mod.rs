@@ -162,9 +162,19 @@ fn check_finite(logits: &[f32]) -> Result<u32, RowError> {
 
 /// The lowest id with the highest logit; `None` where all are negative infinity.
 fn argmax(logits: &[f32]) -> Option<u32> {
-    let max = logits
+    // In lanes and without regard to NaN, which was looked for before, so that the loop is vectorized.
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = logits.as_chunks::<16>();
+    for chunk in chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = if logit > *lane { logit } else { *lane };
+        }
+    }
+    let max = lanes
         .iter()
-        .fold(f32::NEG_INFINITY, |max, &logit| max.max(logit));
+        .chain(rest)
+        .copied()
+        .fold(f32::NEG_INFINITY, f32::max);
     if max == f32::NEG_INFINITY {
         return None;
     }
