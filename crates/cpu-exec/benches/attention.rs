@@ -1,0 +1,93 @@
+//! Attention: decode at depth against the bytes of keys and values, prefill in multiplies per second.
+//!
+//! One thread, processor time. 32 query heads share 8 heads of 64 columns.
+
+mod cpu_time;
+
+use cpu_time::CpuTime;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use tokenmill_cpu_exec::{
+    AttentionBatch, AttentionParams, Host, KvLayerShape, KvStore, KvType, Mask, PAGE_TOKENS, Window,
+    Workspace, attention,
+};
+use tokenmill_quant::CpuFeatures;
+
+const N_HEADS: usize = 32;
+const SHAPE: KvLayerShape = KvLayerShape {
+    n_kv_heads: 8,
+    key_dim: 64,
+    value_dim: 64,
+};
+
+fn row(len: usize, step: f32) -> Vec<f32> {
+    (0..len).map(|i| (i as f32 * step).sin()).collect()
+}
+
+/// Attends from the last `n_tokens` of a context of `depth`.
+fn bench(c: &mut Criterion<CpuTime>, group: &str, depth: usize, n_tokens: usize) {
+    let host = Host::new(1, CpuFeatures::detect()).expect("a pool");
+    let mut workspace = Workspace::new(&host);
+    let params = AttentionParams {
+        n_heads: N_HEADS,
+        scale: 0.125,
+        mask: Mask::Causal,
+        window: Window::Unlimited,
+        soft_cap: None,
+        sinks: None,
+    };
+    let positions: Vec<u32> = (depth - n_tokens..depth)
+        .map(|position| position as u32)
+        .collect();
+    let n_pages = depth.div_ceil(PAGE_TOKENS);
+    let pages: Vec<u32> = (0..n_pages as u32).collect();
+    let batch = AttentionBatch {
+        positions: &positions,
+        seq_starts: &[0, n_tokens as u32],
+        page_starts: &[0, n_pages as u32],
+        pages: &pages,
+    };
+    let slots: Vec<u32> = (0..depth as u32).collect();
+    let width = SHAPE.n_kv_heads * SHAPE.key_dim;
+    let q = row(n_tokens * N_HEADS * SHAPE.key_dim, 0.13);
+    let mut out = vec![0.0; q.len()];
+    let n_seen: usize = positions.iter().map(|position| *position as usize + 1).sum();
+    let mut group = c.benchmark_group(group);
+    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+        let mut store = KvStore::new(&[SHAPE], n_pages, ty, ty).expect("a store that fits");
+        store.store(
+            &host,
+            0,
+            &slots,
+            &row(depth * width, 0.37),
+            &row(depth * width, 0.11),
+        );
+        group.throughput(if n_tokens == 1 {
+            Throughput::Bytes(store.n_bytes() as u64)
+        } else {
+            // Multiply-accumulates.
+            Throughput::Elements((2 * N_HEADS * SHAPE.key_dim * n_seen) as u64)
+        });
+        group.bench_function(ty.to_string(), |b| {
+            b.iter(|| attention(&host, &mut workspace, &store, 0, &q, &batch, &params, &mut out));
+        });
+    }
+    group.finish();
+}
+
+fn all(c: &mut Criterion<CpuTime>) {
+    bench(c, "decode-2048", 2048, 1);
+    bench(c, "decode-4096", 4096, 1);
+    bench(c, "prefill-512", 512, 512);
+    bench(c, "prefill-512-of-2560", 2560, 512);
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default()
+        .with_measurement(CpuTime)
+        .sample_size(10)
+        .warm_up_time(std::time::Duration::from_millis(200))
+        .measurement_time(std::time::Duration::from_millis(600));
+    targets = all
+}
+criterion_main!(benches);
