@@ -14,7 +14,10 @@ use crate::{
     Host, KvStore, KvType, PAGE_TOKENS, Workspace,
     kv::padded_dim,
     pool::SharedSlice,
-    simd::attention::{SPLIT_PAGES, SPLIT_TOKENS, add_values, scores, softmax},
+    simd::{
+        attention::{SPLIT_PAGES, SPLIT_TOKENS, add_values, scores},
+        softmax::softmax,
+    },
     workspace::grown,
 };
 

@@ -1,15 +1,15 @@
-//! Kernels of attention over pages: [`scores`], [`softmax`], [`add_values`].
+//! Kernels of attention over pages: [`scores`] and [`add_values`]; what comes between them is in
+//! [`softmax`](super::softmax).
 //!
 //! They work on a *split*: up to [`SPLIT_PAGES`] pages of one head, and rows, each a query head of a token. Numbers are
 //! converted as they are loaded and all arithmetic is that of f32; several rows share what was loaded.
 //!
 //! Invariant: a row's numbers are reduced in one order whatever rows and pages go with it. A score adds columns in
-//! order; the sum of a softmax adds positions `16 i + lane` to sum `lane` in order, then the 16 sums in order; an output
-//! adds positions in order.
+//! order, an output positions.
 
 use tokenmill_quant::CpuFeatures;
 
-use super::{Kernel, Simd, TILE_ROWS, dispatch, math};
+use super::{Kernel, Simd, TILE_ROWS, dispatch};
 use crate::{KvType, PAGE_TOKENS};
 
 /// Pages of a split.
@@ -54,35 +54,6 @@ pub(crate) fn scores(
             KvType::F16 => dispatch(features, Scores::<F16Page>::new(q, key_dim, keys, n_rows, out)),
             KvType::Q8_0 => dispatch(features, Scores::<Q8Page>::new(q, key_dim, keys, n_rows, out)),
         }
-    }
-}
-
-/// Turns the scores of a row into weights: multiplies them with `scale`, caps them, takes only `seen` of them, and
-/// replaces each by its `exp(score - max)`, those not seen by 0. Returns the maximum and the sum of the weights.
-///
-/// `scores` has whole pages, and `seen` is not empty.
-pub(crate) fn softmax(
-    features: CpuFeatures,
-    scores: &mut [f32],
-    seen: std::ops::Range<usize>,
-    scale: f32,
-    soft_cap: Option<f32>,
-) -> (f32, f32) {
-    assert!(
-        scores.len().is_multiple_of(PAGE_TOKENS) && seen.start < seen.end && seen.end <= scores.len(),
-        "scores of whole pages"
-    );
-    // SAFETY: the kernel holds references only, and the length was checked.
-    unsafe {
-        dispatch(
-            features,
-            Softmax {
-                scores,
-                seen,
-                scale,
-                soft_cap,
-            },
-        )
     }
 }
 
@@ -362,76 +333,6 @@ unsafe fn add_column<S: Simd, const ROWS: usize, const VECTORS: usize>(
             }
         }
     }
-}
-
-/// See [`softmax`].
-struct Softmax<'a> {
-    scores: &'a mut [f32],
-    seen: std::ops::Range<usize>,
-    scale: f32,
-    soft_cap: Option<f32>,
-}
-
-impl Kernel for Softmax<'_> {
-    type Output = (f32, f32);
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) -> (f32, f32) {
-        let Self {
-            scores,
-            seen,
-            scale,
-            soft_cap,
-        } = self;
-        let len = scores.len();
-        let ptr = scores.as_mut_ptr();
-        // SAFETY: every vector is inside the scores, which are whole pages, and the features of `S` are there.
-        unsafe {
-            let factor = S::splat_f32(scale);
-            for at in (0..len).step_by(S::LANES) {
-                let mut x = S::mul(S::load_f32(ptr.add(at)), factor);
-                if let Some(cap) = soft_cap {
-                    x = S::div(x, S::splat_f32(cap));
-                    x = S::mul(math::tanh::<S>(x), S::splat_f32(cap));
-                }
-                S::store_f32(ptr.add(at), x);
-            }
-            scores[..seen.start].fill(f32::NEG_INFINITY);
-            scores[seen.end..].fill(f32::NEG_INFINITY);
-            let ptr = scores.as_mut_ptr();
-            let mut maxima = [S::splat_f32(f32::NEG_INFINITY); TILE_ROWS / 8];
-            for at in (0..len).step_by(PAGE_TOKENS) {
-                for half in 0..S::HALVES {
-                    maxima[half] = S::max(S::load_f32(ptr.add(at + half * S::LANES)), maxima[half]);
-                }
-            }
-            let max = lanes::<S>(maxima)
-                .iter()
-                .fold(f32::NEG_INFINITY, |max, &x| max.max(x));
-            let offset = S::splat_f32(max);
-            let mut sums = [S::splat_f32(0.0); TILE_ROWS / 8];
-            for at in (0..len).step_by(PAGE_TOKENS) {
-                for half in 0..S::HALVES {
-                    let ptr = ptr.add(at + half * S::LANES);
-                    let weight = math::exp::<S>(S::sub(S::load_f32(ptr), offset));
-                    S::store_f32(ptr, weight);
-                    sums[half] = S::add(sums[half], weight);
-                }
-            }
-            (max, lanes::<S>(sums).iter().sum())
-        }
-    }
-}
-
-/// The 16 lanes of the vectors that cover a page.
-#[inline(always)]
-unsafe fn lanes<S: Simd>(halves: [S::F; TILE_ROWS / 8]) -> [f32; TILE_ROWS] {
-    let mut lanes = [0.0; TILE_ROWS];
-    for half in 0..S::HALVES {
-        // SAFETY: the vectors cover 16 lanes, and the caller vouches for the features.
-        unsafe { S::store_f32(lanes.as_mut_ptr().add(half * S::LANES), halves[half]) };
-    }
-    lanes
 }
 
 /// What [`AddValues`] works on: `weights` points to `n_rows` rows of [`SPLIT_TOKENS`], `out` to as many of `padded_dim`, each

@@ -27,6 +27,7 @@ mod memory;
 mod panel;
 mod portable;
 mod products;
+pub(crate) mod softmax;
 mod tile_ops;
 mod tiles;
 
