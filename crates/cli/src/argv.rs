@@ -18,12 +18,7 @@ const SHORT_FLAGS: [(&str, &str); 6] = [
 ];
 
 /// Flags that users of llama.cpp know and that do nothing here, with what to do instead.
-const REFUSED_FLAGS: [(&str, &str, &str); 2] = [
-    (
-        "--parallel",
-        "-np",
-        "`serve` has --max-num-seqs; the other commands work on one sequence at a time",
-    ),
+const REFUSED_FLAGS: [(&str, &str, &str); 1] = [
     (
         "--flash-attn",
         "-fa",

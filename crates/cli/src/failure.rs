@@ -8,6 +8,7 @@ use std::{env, fmt::Display, io, path::Path, process::ExitCode};
 use tokenmill_cuda_exec::CudaExecError;
 use tokenmill_gguf::GgufError;
 use tokenmill_model::{BackendError, LoadError, RowError, StepError};
+use tokenmill_sched::EngineError;
 use tokenmill_text::{TokenizerError, template::TemplateError};
 
 /// Why a command did not succeed.
@@ -239,6 +240,24 @@ impl From<StepError> for Failure {
 impl From<RowError> for Failure {
     fn from(error: RowError) -> Self {
         Self::work(error.to_string()).hint("the file's weights may be damaged; fetch the file again")
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        match error {
+            EngineError::Row(error) => error.into(),
+            EngineError::Step(error) => error.into(),
+            EngineError::Sampling(_) | EngineError::SampleCount { .. } => Self::usage(error.to_string()),
+            EngineError::EmptyPrompt
+            | EngineError::EmptyBatch
+            | EngineError::UnknownToken { .. }
+            | EngineError::RowsOutOfRange { .. } => Self::input(error.to_string()),
+            EngineError::ContextLimitExceeded { .. } | EngineError::PoolTooSmall { .. } => {
+                Self::input(error.to_string()).hint("shorten the prompt, or give more context with -c")
+            }
+            _ => Self::work(error.to_string()),
+        }
     }
 }
 

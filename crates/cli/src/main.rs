@@ -9,7 +9,6 @@ mod argv;
 mod commands;
 mod demo;
 mod failure;
-mod generate;
 mod interrupt;
 mod load;
 mod model_source;

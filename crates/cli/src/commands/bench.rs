@@ -2,16 +2,21 @@
 //!
 //! `ppN` computes a prompt of N tokens in batches, `tgN` generates N tokens one by one. As in llama-bench the tokens are
 //! random, nothing is sampled, one run warms up, and the figure is the mean of the repetitions with its standard deviation.
+//! `tgNxM` generates N tokens in each of M sequences side by side, through the engine and with sampling, as a server does.
+
+mod forward;
+mod side_by_side;
 
 use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tokenmill_model::{LoadedDevice, Model, WeightInfo};
+use tokenmill_model::{LoadedDevice, Model, ModelOptions, PAGE_TOKENS, WeightInfo};
+use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
+use self::{forward::Forward, side_by_side::SideBySide};
 use crate::{
     failure::Failure,
-    generate::Generator,
     interrupt::Interrupt,
     load::{LoadArgs, load_where},
     model_source::ModelSource,
@@ -22,8 +27,10 @@ use crate::{
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill bench demo\n  \
-    tokenmill bench model.gguf -p 512,2048 -n 128 -r 5 -t 8 -o json\n\n\
-    pp512 is a prompt of 512 tokens, tg128 a generation of 128.")]
+    tokenmill bench model.gguf -p 512,2048 -n 128 -r 5 -t 8 -o json\n  \
+    tokenmill bench model.gguf --batch 1,2,4,8,16 -n 64\n\n\
+    pp512 is a prompt of 512 tokens, tg128 a generation of 128, tg64x8 one of 64 tokens in each of 8 sequences side by\n\
+    side, in tokens per second of all together.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, or `demo`
     model: PathBuf,
@@ -39,6 +46,10 @@ pub(crate) struct Args {
     /// Lengths of generations; 0 leaves the test out
     #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "128")]
     n_gen: Vec<usize>,
+    /// Sequences to generate side by side through the engine, instead of the other tests; beside the figures stands
+    /// what the engine, calibrated by them, says it gains over one sequence
+    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "n_prompt")]
+    batch: Vec<usize>,
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
@@ -59,17 +70,26 @@ enum Format {
     Csv,
 }
 
-/// A test: a prompt or a generation of some length.
+/// A test: a prompt or a generation of some length, or several generations side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Test {
     Prompt(usize),
     Generation(usize),
+    SideBySide { n_seqs: usize, n_gen: usize },
 }
 
 impl Test {
+    /// Tokens of one sequence.
     fn n_tokens(self) -> usize {
         match self {
-            Self::Prompt(n) | Self::Generation(n) => n,
+            Self::Prompt(n) | Self::Generation(n) | Self::SideBySide { n_gen: n, .. } => n,
+        }
+    }
+
+    fn n_seqs(self) -> usize {
+        match self {
+            Self::Prompt(_) | Self::Generation(_) => 1,
+            Self::SideBySide { n_seqs, .. } => n_seqs,
         }
     }
 
@@ -77,6 +97,7 @@ impl Test {
         match self {
             Self::Prompt(n) => format!("pp{n}"),
             Self::Generation(n) => format!("tg{n}"),
+            Self::SideBySide { n_seqs, n_gen } => format!("tg{n_gen}x{n_seqs}"),
         }
     }
 }
@@ -85,6 +106,8 @@ impl Test {
 struct Measured {
     test: Test,
     samples: Vec<f64>,
+    /// What the calibrated engine answers, where the test went through one.
+    throughput: Option<Throughput>,
 }
 
 impl Measured {
@@ -114,27 +137,20 @@ struct Subject {
     backend: &'static str,
 }
 
+/// What tests run on.
+enum Rig {
+    Forward(Box<Forward>),
+    SideBySide(SideBySide),
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let prompts = args.n_prompt.iter().map(|&n| Test::Prompt(n));
-    let generations = args.n_gen.iter().map(|&n| Test::Generation(n));
-    let tests: Vec<Test> = prompts
-        .chain(generations)
-        .filter(|test| test.n_tokens() > 0)
-        .collect();
-    let Some(longest) = tests.iter().map(|test| test.n_tokens()).max() else {
-        return Err(Failure::usage("there is nothing to measure").hint("give -p or -n a length above 0"));
-    };
+    let tests = args.tests()?;
     if args.repetitions == 0 {
         return Err(Failure::usage("`--repetitions 0` measures nothing"));
     }
     let source = ModelSource::find(&args.model)?;
     let model = source.open_model()?;
-    let mut options = args.load.options(model.descriptor().n_ctx_train)?;
-    options.n_ctx = Some(
-        args.load
-            .n_ctx_given()
-            .map_or(longest, |n_ctx| n_ctx.max(longest)),
-    );
+    let options = args.options(&model, &tests)?;
     let weights = model.weights().infos();
     let (executor, device) = load_where(&model, &options)?;
     let subject = Subject {
@@ -151,7 +167,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         },
     };
     let n_vocab = model.descriptor().n_vocab;
-    let mut generator = Generator::new(executor);
+    let mut rig = if args.batch.is_empty() {
+        Rig::Forward(Box::new(Forward::new(executor)))
+    } else {
+        let config = EngineConfig {
+            max_running: options.max_batch_seqs,
+            max_step_tokens: options.max_batch_tokens,
+            ..EngineConfig::default()
+        };
+        Rig::SideBySide(SideBySide {
+            engine: Engine::start(executor, config),
+        })
+    };
     let interrupt = Interrupt::install()?;
     let bar = progress::steps("measuring", (tests.len() * (args.repetitions + 1)) as u64);
     let mut results = Vec::with_capacity(tests.len());
@@ -159,23 +186,33 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let mut samples = Vec::with_capacity(args.repetitions);
         for repetition in 0..=args.repetitions {
             bar.set_message(test.name());
-            let seconds = measure(
-                &mut generator,
-                test,
-                options.max_batch_tokens,
-                n_vocab,
-                repetition as u64,
-            )?;
+            let tokens_per_s = match &mut rig {
+                Rig::Forward(forward) => {
+                    let tokens = random_tokens(test.n_tokens(), n_vocab, repetition as u64);
+                    test.n_tokens() as f64 / measure(forward, test, options.max_batch_tokens, &tokens)?
+                }
+                Rig::SideBySide(rig) => rig.measure(test.n_seqs(), test.n_tokens())?,
+            };
             // The first run warms up.
             if repetition > 0 {
-                samples.push(test.n_tokens() as f64 / seconds);
+                samples.push(tokens_per_s);
             }
             bar.inc(1);
             if interrupt.is_set() {
                 return Err(Failure::interrupted());
             }
         }
-        results.push(Measured { test, samples });
+        results.push(Measured {
+            test,
+            samples,
+            throughput: None,
+        });
+    }
+    // Only now the engine knows what one sequence alone reaches.
+    if let Rig::SideBySide(rig) = &rig {
+        for measured in &mut results {
+            measured.throughput = Some(rig.throughput(measured.test.n_seqs())?);
+        }
     }
     bar.finish_and_clear();
     match args.output {
@@ -185,16 +222,83 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
+impl Args {
+    fn tests(&self) -> Result<Vec<Test>, Failure> {
+        if self.batch.contains(&0) {
+            return Err(Failure::usage("`--batch 0` generates nothing"));
+        }
+        if !self.batch.is_empty() && self.n_gen.iter().any(|&n_gen| n_gen < 2) {
+            return Err(Failure::usage("`--batch` needs generations of 2 tokens or more")
+                .hint("the first token of a sequence belongs to its prompt; give -n a longer length"));
+        }
+        let n_gen = self.n_gen.iter();
+        let tests: Vec<Test> = if self.batch.is_empty() {
+            let prompts = self.n_prompt.iter().map(|&n| Test::Prompt(n));
+            prompts
+                .chain(n_gen.map(|&n| Test::Generation(n)))
+                .filter(|test| test.n_tokens() > 0)
+                .collect()
+        } else {
+            n_gen
+                .flat_map(|&n_gen| {
+                    self.batch
+                        .iter()
+                        .map(move |&n_seqs| Test::SideBySide { n_seqs, n_gen })
+                })
+                .collect()
+        };
+        if tests.is_empty() {
+            let failure = Failure::usage("there is nothing to measure");
+            return Err(failure.hint("give -p or -n a length above 0"));
+        }
+        Ok(tests)
+    }
+
+    /// Room for the longest and the widest test.
+    fn options(&self, model: &Model, tests: &[Test]) -> Result<ModelOptions, Failure> {
+        let mut options = self.load.options(model.descriptor().n_ctx_train)?;
+        let n_tokens = tests.iter().map(|test| test.n_tokens()).max().unwrap_or(1);
+        let n_seqs = tests.iter().map(|test| test.n_seqs()).max().unwrap_or(1);
+        let longest = if self.batch.is_empty() {
+            n_tokens
+        } else {
+            SideBySide::n_ctx(n_tokens)
+        };
+        let n_ctx = self
+            .load
+            .n_ctx_given()
+            .map_or(longest, |n_ctx| n_ctx.max(longest));
+        options.n_ctx = Some(n_ctx);
+        options.n_pages = Some(n_seqs * n_ctx.div_ceil(PAGE_TOKENS));
+        options.max_batch_seqs = n_seqs;
+        options.max_logit_rows = n_seqs;
+        options.max_batch_tokens = options.max_batch_tokens.max(n_seqs);
+        Ok(options)
+    }
+}
+
 /// Runs a test once; gives the seconds it took.
 fn measure(
-    generator: &mut Generator,
+    forward: &mut Forward,
     test: Test,
     max_batch_tokens: usize,
-    n_vocab: usize,
-    seed: u64,
+    tokens: &[u32],
 ) -> Result<f64, Failure> {
+    let chunk_len = match test {
+        Test::Prompt(_) => max_batch_tokens,
+        Test::Generation(_) | Test::SideBySide { .. } => 1,
+    };
+    forward.clear();
+    let started = Instant::now();
+    for chunk in tokens.chunks(chunk_len) {
+        forward.run(chunk)?;
+    }
+    Ok(started.elapsed().as_secs_f64())
+}
+
+fn random_tokens(n: usize, n_vocab: usize, seed: u64) -> Vec<u32> {
     let mut state = seed;
-    let tokens: Vec<u32> = (0..test.n_tokens())
+    (0..n)
         .map(|_| {
             // Knuth's linear generator; its high bits are random enough for token ids.
             state = state
@@ -202,17 +306,7 @@ fn measure(
                 .wrapping_add(1_442_695_040_888_963_407);
             ((state >> 33) % n_vocab as u64) as u32
         })
-        .collect();
-    generator.clear();
-    let started = Instant::now();
-    let chunk_len = match test {
-        Test::Prompt(_) => max_batch_tokens,
-        Test::Generation(_) => 1,
-    };
-    for chunk in tokens.chunks(chunk_len) {
-        generator.logits(chunk, [chunk.len() - 1])?;
-    }
-    Ok(started.elapsed().as_secs_f64())
+        .collect()
 }
 
 /// The model as llama-bench names it: architecture, and the type that most of its bytes have.
@@ -229,11 +323,18 @@ fn describe(source: &ModelSource, model: &Model, weights: &[WeightInfo]) -> Stri
 }
 
 fn markdown(subject: &Subject, results: &[Measured]) -> String {
-    let mut table = String::from(
-        "| model | size | params | backend | threads | test | t/s |\n| --- | ---: | ---: | --- | ---: | ---: | ---: |\n",
+    let is_calibration = results.iter().any(|measured| measured.throughput.is_some());
+    let (gain, line) = if is_calibration {
+        (" over one |", " ---: |")
+    } else {
+        ("", "")
+    };
+    let mut table = format!(
+        "| model | size | params | backend | threads | test | t/s |{gain}\n\
+         | --- | ---: | ---: | --- | ---: | ---: | ---: |{line}\n",
     );
     for measured in results {
-        writeln!(
+        write!(
             table,
             "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {:.2} ± {:.2} |",
             subject.model,
@@ -246,23 +347,32 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
             measured.deviation(),
         )
         .expect("writing to a string does not fail");
+        if let Some(throughput) = measured.throughput {
+            let gain = throughput
+                .over_single
+                .map_or_else(|| "-".to_owned(), |gain| format!("{gain:.2}x"));
+            write!(table, " {gain} |").expect("writing to a string does not fail");
+        }
+        table.push('\n');
     }
     table
 }
 
 fn csv(subject: &Subject, results: &[Measured]) -> String {
-    let mut table =
-        String::from("model,model_size,model_n_params,backend,n_threads,test,n_tokens,avg_ts,stddev_ts\n");
+    let mut table = String::from(
+        "model,model_size,model_n_params,backend,n_threads,test,n_seqs,n_tokens,avg_ts,stddev_ts\n",
+    );
     for measured in results {
         writeln!(
             table,
-            "\"{}\",{},{},{},{},{},{},{},{}",
+            "\"{}\",{},{},{},{},{},{},{},{},{}",
             subject.model.replace('"', "\"\""),
             subject.size_bytes,
             subject.n_params,
             subject.backend,
             subject.n_threads,
             measured.test.name(),
+            measured.test.n_seqs(),
             measured.test.n_tokens(),
             measured.mean(),
             measured.deviation(),
@@ -283,10 +393,13 @@ fn json_rows(subject: &Subject, results: &[Measured]) -> Value {
                 "backend": subject.backend,
                 "n_threads": subject.n_threads,
                 "test": measured.test.name(),
+                "n_seqs": measured.test.n_seqs(),
                 "n_tokens": measured.test.n_tokens(),
                 "avg_ts": measured.mean(),
                 "stddev_ts": measured.deviation(),
                 "samples_ts": measured.samples,
+                "engine_ts": measured.throughput.map(|throughput| throughput.tokens_per_s),
+                "engine_over_single": measured.throughput.and_then(|throughput| throughput.over_single),
             })
         })
         .collect()
@@ -301,6 +414,7 @@ mod tests {
         let measured = Measured {
             test: Test::Prompt(8),
             samples: vec![1.0, 2.0, 3.0],
+            throughput: None,
         };
         assert_eq!((measured.mean(), measured.deviation()), (2.0, 1.0));
     }

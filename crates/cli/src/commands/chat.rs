@@ -13,6 +13,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 use tokenmill_model::SamplingParams;
+use tokenmill_sched::FinishReason;
 use tokenmill_text::{
     ChatPrompt,
     template::{ChatContext, ChatTemplate, RenderOptions},
@@ -25,12 +26,11 @@ use self::{
 use crate::{
     commands::{apply_template::now, tokenize::read_text},
     failure::Failure,
-    generate::FinishReason,
     interrupt::Interrupt,
     load::LoadArgs,
     output,
     sampling::SamplingArgs,
-    session::Session,
+    session::{Request, Session},
 };
 
 /// Talk with a model.
@@ -64,7 +64,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let tools = args.tools.as_deref().map(read_tools).transpose()?;
-    let mut session = Session::open(&args.model, &args.load)?;
+    let session = Session::open(&args.model, &args.load, 1)?;
     let source = match &args.template {
         Some(path) => read_text(path)?,
         None => session.chat_files.template.clone().ok_or_else(|| {
@@ -72,9 +72,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("give one with --template, or continue texts with `tokenmill run`")
         })?,
     };
-    let params = args
-        .sampling
-        .params(&session.tokenizer, session.generator.n_ctx())?;
+    let params = args.sampling.params(&session.tokenizer, session.n_ctx())?;
     let mut chat = Chat {
         prompt: ChatPrompt::new(ChatTemplate::new(&source)?, &session.tokenizer),
         template_source: source,
@@ -102,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(Line::Bye) => return Ok(()),
             Ok(Line::Say { role, text }) => {
                 interrupt.clear();
-                chat.turn(&mut session, role, &text, &interrupt)
+                chat.turn(&session, role, &text, &interrupt)
             }
             Ok(command) => chat.command(&command, &session),
             Err(failure) => Err(failure),
@@ -155,7 +153,7 @@ impl Chat {
     /// One message and the answer to it.
     fn turn(
         &mut self,
-        session: &mut Session,
+        session: &Session,
         role: &str,
         text: &str,
         interrupt: &Interrupt,
@@ -173,7 +171,7 @@ impl Chat {
         result.map(|_| ())
     }
 
-    fn answer(&mut self, session: &mut Session, interrupt: &Interrupt) -> Result<String, Failure> {
+    fn answer(&mut self, session: &Session, interrupt: &Interrupt) -> Result<String, Failure> {
         let context = ChatContext {
             messages: self.transcript(),
             tools: self.tools.clone(),
@@ -187,17 +185,17 @@ impl Chat {
             ..RenderOptions::default()
         };
         let ids = self.prompt.encode(&session.tokenizer, &context, &options)?;
-        let answer = session.generate(
-            &ids,
-            self.params.clone(),
-            usize::try_from(self.n_predict).ok(),
-            &[],
-            interrupt,
-            &mut |piece| output::print(piece),
-        );
+        let request = Request {
+            prompt: &ids,
+            sampling: self.params.clone(),
+            max_tokens: usize::try_from(self.n_predict).ok(),
+            stops: &[],
+            n_samples: 1,
+        };
+        let answers = session.generate(&request, interrupt, &mut |_, piece| output::print(piece));
         // What was shown so far gets its line end also when the rest failed.
         output::print("\n")?;
-        let answer = answer?;
+        let [answer] = <[_; 1]>::try_from(answers?).expect("one sample was asked for");
         match answer.report.finish {
             FinishReason::Stop => {}
             FinishReason::Cancelled => eprintln!("[stopped]"),
@@ -270,7 +268,7 @@ impl Chat {
                  top_k             {}\ntop_p             {}\nmin_p             {}\nrepeat_penalty    {}\n\
                  presence_penalty  {}\nfrequency_penalty {}\nseed              {}{}\nn_predict         {}\n",
                 session.name,
-                session.generator.n_ctx(),
+                session.n_ctx(),
                 self.system.as_deref().unwrap_or("-"),
                 params.temperature,
                 params.top_k,

@@ -6,12 +6,12 @@
 use std::path::PathBuf;
 
 use serde_json::json;
+use tokenmill_sched::{Engine, EngineConfig, Event, ForwardParams, ForwardRows};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
     commands::tokenize::read_text,
     failure::Failure,
-    generate::Generator,
     interrupt::Interrupt,
     load::{LoadArgs, load},
     model_source::ModelSource,
@@ -70,11 +70,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut options = args.load.options(model.descriptor().n_ctx_train)?;
     options.n_ctx = Some(n_ctx);
     options.max_logit_rows = MAX_LOGIT_ROWS;
-    let n_vocab = model.descriptor().n_vocab;
+    let config = EngineConfig {
+        max_step_tokens: options.max_batch_tokens,
+        ..EngineConfig::default()
+    };
     let mut scorer = Scorer {
-        generator: Generator::new(load(&model, &options)?),
-        max_batch_tokens: options.max_batch_tokens,
-        n_vocab,
+        engine: Engine::start(load(&model, &options)?, config),
         nll: 0.0,
         nll2: 0.0,
         n_scored: 0,
@@ -86,7 +87,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
             chunk[0] = bos;
         }
-        scorer.score(&chunk)?;
+        scorer.score(&chunk, &interrupt)?;
         bar.inc(1);
         bar.set_message(format!("perplexity {:.4}", scorer.result().0));
         if interrupt.is_set() {
@@ -117,9 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Sums up the surprise.
 struct Scorer {
-    generator: Generator,
-    max_batch_tokens: usize,
-    n_vocab: usize,
+    engine: Engine,
     /// Sum of the negative log-likelihoods, and of their squares.
     nll: f64,
     nll2: f64,
@@ -128,30 +127,30 @@ struct Scorer {
 
 impl Scorer {
     /// Scores the second half of a chunk.
-    fn score(&mut self, chunk: &[u32]) -> Result<(), Failure> {
-        self.generator.clear();
-        let first = chunk.len() / 2;
-        for part in chunk[..first].chunks(self.max_batch_tokens) {
-            self.generator.logits(part, [])?;
-        }
-        let n_rows_max = self.max_batch_tokens.min(MAX_LOGIT_ROWS);
+    fn score(&mut self, chunk: &[u32], interrupt: &Interrupt) -> Result<(), Failure> {
         // The last token predicts nothing that is known.
-        let mut position = first;
-        while position < chunk.len() - 1 {
-            let n_rows = n_rows_max.min(chunk.len() - 1 - position);
-            let logits = self
-                .generator
-                .logits(&chunk[position..position + n_rows], 0..n_rows)?;
-            for (row, &next) in logits
-                .chunks_exact(self.n_vocab)
-                .zip(&chunk[position + 1..=position + n_rows])
-            {
-                let nll = negative_log_likelihood(row, next);
-                self.nll += nll;
-                self.nll2 += nll * nll;
-                self.n_scored += 1;
+        let inputs = chunk[..chunk.len() - 1].to_vec();
+        let params = ForwardParams {
+            // Chunks have nothing in common, and each is scored as if it were the only one.
+            uses_prefix_cache: false,
+            ..ForwardParams::new(ForwardRows::Logits, chunk.len() / 2)
+        };
+        let generation = self.engine.submit_forward(inputs, params)?;
+        interrupt.cancels(generation.canceller());
+        for event in generation {
+            match event {
+                Event::Rows(rows) => {
+                    let logits = rows.values.chunks_exact(rows.width);
+                    for (row, &next) in logits.zip(&chunk[rows.first_position + 1..]) {
+                        let nll = negative_log_likelihood(row, next);
+                        self.nll += nll;
+                        self.nll2 += nll * nll;
+                        self.n_scored += 1;
+                    }
+                }
+                Event::Failed { error, .. } => return Err(error.into()),
+                Event::Token(_) | Event::Finished(_) => {}
             }
-            position += n_rows;
         }
         Ok(())
     }

@@ -5,18 +5,18 @@ use std::{
     path::PathBuf,
 };
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
+use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
     commands::tokenize::{read_stdin, read_text},
     failure::Failure,
-    generate::FinishReason,
     interrupt::Interrupt,
     load::LoadArgs,
     output,
     sampling::SamplingArgs,
-    session::Session,
+    session::{Answer, Request, Session, finish_name, line_of_all},
 };
 
 /// Continue a prompt.
@@ -24,6 +24,7 @@ use crate::{
 #[command(after_help = "Examples:\n  \
     tokenmill run demo \"Once upon a time\"\n  \
     tokenmill run demo \"Once upon a time\" --temp 0 -n 48\n  \
+    tokenmill run demo \"Once upon a time\" --parallel 4 -n 48\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, or `demo`
@@ -37,6 +38,9 @@ pub(crate) struct Args {
     /// Tokens to generate; -1 goes on until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
     n_predict: i64,
+    /// Samples to generate side by side from one prompt; sample i has the seed plus i [short: -np]
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    parallel: u32,
     /// End the text before this string, in which \n and \t are read as in C; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -68,11 +72,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if prompt.is_empty() {
         return Err(Failure::input("the prompt is empty").hint("there must be something to continue"));
     }
-    let mut session = Session::open(&args.model, &args.load)?;
-    let params = args
-        .sampling
-        .params(&session.tokenizer, session.generator.n_ctx())?;
-    let seed = params.seed;
+    if !(1..=MAX_SAMPLES).contains(&args.parallel) {
+        return Err(Failure::usage(format!(
+            "`--parallel {}` is not from 1 to {MAX_SAMPLES}",
+            args.parallel
+        )));
+    }
+    let session = Session::open(&args.model, &args.load, args.parallel)?;
+    let sampling = args.sampling.params(&session.tokenizer, session.n_ctx())?;
+    let seed = sampling.seed;
     let interrupt = Interrupt::install()?;
     let options = EncodeOptions {
         parse_special: args.special,
@@ -80,44 +88,82 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let prompt_ids = session.tokenizer.encode(&prompt, options);
     let stops: Vec<String> = args.stop.iter().map(|stop| unescape(stop)).collect();
-    let streams = !args.json;
+    let request = Request {
+        prompt: &prompt_ids,
+        sampling,
+        max_tokens: usize::try_from(args.n_predict).ok(),
+        stops: &stops,
+        n_samples: args.parallel,
+    };
+    // Samples that come side by side are shown one after the other, when all are complete.
+    let streams = !args.json && args.parallel == 1;
     let mut is_first = true;
-    let answer = session.generate(
-        &prompt_ids,
-        params,
-        usize::try_from(args.n_predict).ok(),
-        &stops,
-        &interrupt,
-        &mut |piece| {
-            if !streams {
-                return Ok(());
-            }
-            // The prompt is shown once it is known to have been accepted.
-            if std::mem::take(&mut is_first) && !args.no_echo {
-                output::print(&prompt)?;
-            }
-            output::print(piece)
-        },
-    )?;
+    let answers = session.generate(&request, &interrupt, &mut |_, piece| {
+        if !streams {
+            return Ok(());
+        }
+        // The prompt is shown once it is known to have been accepted.
+        if std::mem::take(&mut is_first) && !args.no_echo {
+            output::print(&prompt)?;
+        }
+        output::print(piece)
+    })?;
     if args.json {
-        output::print_json(&json!({
+        let mut reply = json!({
             "model": session.name,
             "prompt": prompt,
             "prompt_ids": prompt_ids,
-            "text": answer.text,
-            "ids": answer.ids,
-            "finish_reason": answer.report.finish.name(),
             "seed": seed,
-            "timings": answer.report.to_json(),
-        }))?;
-    } else {
+        });
+        let head = reply.as_object_mut().expect("an object was just written");
+        match &answers[..] {
+            [answer] => head.extend(to_json(answer)),
+            answers => {
+                let samples = (seed..).zip(answers).map(|(seed, answer)| {
+                    let mut sample = to_json(answer);
+                    sample.insert("seed".to_owned(), seed.into());
+                    Value::from(sample)
+                });
+                head.insert("samples".to_owned(), samples.collect());
+            }
+        }
+        output::print_json(&reply)?;
+    } else if streams {
         output::print("\n")?;
+    } else {
+        let echo = if args.no_echo { "" } else { &prompt };
+        for (sample, answer) in (1..).zip(&answers) {
+            output::print(&format!(
+                "--- {sample} of {}\n{echo}{}\n",
+                answers.len(),
+                answer.text
+            ))?;
+        }
     }
-    eprintln!("{}", answer.report.line());
-    if answer.report.finish == FinishReason::Cancelled {
+    match &answers[..] {
+        [answer] => eprintln!("{}", answer.report.line()),
+        answers => {
+            let reports: Vec<_> = answers.iter().map(|answer| answer.report).collect();
+            eprintln!("{}", line_of_all(&reports));
+        }
+    }
+    if (answers.iter()).any(|answer| answer.report.finish == FinishReason::Cancelled) {
         return Err(Failure::interrupted());
     }
     Ok(())
+}
+
+fn to_json(answer: &Answer) -> Map<String, Value> {
+    let fields = [
+        ("text", json!(answer.text)),
+        ("ids", json!(answer.ids)),
+        ("finish_reason", json!(finish_name(answer.report.finish))),
+        ("timings", answer.report.to_json()),
+    ];
+    fields
+        .map(|(name, value)| (name.to_owned(), value))
+        .into_iter()
+        .collect()
 }
 
 /// Resolves `\n`, `\t`, `\r` and `\\`, which a shell makes hard to type.

@@ -89,7 +89,7 @@ pub(crate) struct Args {
 #[command(next_help_heading = "Limits")]
 struct Limits {
     /// Sequences computed side by side
-    #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_num_seqs: u16,
     /// Tokens computed in one step [default: as --ubatch-size]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]

@@ -214,6 +214,39 @@ fn run_reports_timings_and_obeys_length_stop_and_seed() {
 }
 
 #[test]
+fn run_generates_samples_side_by_side_that_equal_runs_of_their_own() {
+    let run = |extra: &[&str]| {
+        let args = [&["run", "demo", "Once upon a time", "-n", "12"], extra].concat();
+        tokenmill(args)
+    };
+    let json = run(&["-np", "3", "--seed", "5", "--json"]).ok();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let samples = json["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 3);
+    for (seed, sample) in (5..).zip(samples) {
+        let alone = run(&["--seed", &format!("{seed}"), "--json"]).ok();
+        let alone: Value = serde_json::from_str(&alone).unwrap();
+        assert_eq!(sample["seed"], seed);
+        for field in ["text", "ids", "finish_reason"] {
+            assert_eq!(
+                sample[field], alone[field],
+                "{field} of the sample with seed {seed}"
+            );
+        }
+    }
+    let shown = run(&["--parallel", "2", "--temp", "0"]);
+    assert!(
+        shown.stderr.starts_with("[2 samples, 24 tokens, "),
+        "{}",
+        shown.stderr
+    );
+    let shown = shown.ok();
+    let (first, second) = shown.split_once("--- 2 of 2\n").unwrap();
+    assert_eq!(first, format!("--- 1 of 2\n{second}"), "greedy samples are equal");
+    assert!(second.starts_with("Once upon a time, there was a"), "{second}");
+}
+
+#[test]
 fn run_stores_keys_and_values_as_it_is_told() {
     for types in [["f32", "f32"], ["q8_0", "q8_0"], ["q8_0", "f16"]] {
         let args = [
@@ -264,6 +297,33 @@ fn bench_prints_its_table_in_three_forms() {
         assert!((row["avg_ts"].as_f64().unwrap() - mean).abs() < mean * 1e-9);
         assert!(mean > 0.0);
     }
+}
+
+#[test]
+fn bench_measures_sequences_side_by_side_and_says_what_the_engine_answers() {
+    let run = |form: &str| {
+        tokenmill([
+            "bench", "demo", "--batch", "1,3", "-n", "8", "-r", "2", "-o", form,
+        ])
+        .ok()
+    };
+    let table = run("md");
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| line.split('|').map(str::trim).collect())
+        .collect();
+    assert_eq!(rows[0][6..9], ["test", "t/s", "over one"]);
+    assert_eq!((rows[2][6], rows[2][8]), ("tg8x1", "1.00x"));
+    assert_eq!(rows[3][6], "tg8x3");
+    let json: Value = serde_json::from_str(&run("json")).unwrap();
+    for (row, n_seqs) in json.as_array().unwrap().iter().zip([1, 3]) {
+        assert_eq!(row["n_seqs"], n_seqs);
+        assert!(row["avg_ts"].as_f64().unwrap() > 0.0);
+        assert!(row["engine_ts"].as_f64().unwrap() > 0.0);
+        assert!(row["engine_over_single"].as_f64().unwrap() > 0.0);
+    }
+    let refusal = tokenmill(["bench", "demo", "--batch", "2", "-n", "1"]).failed(2);
+    assert!(refusal.contains("2 tokens or more"), "{refusal}");
 }
 
 #[test]

@@ -1,0 +1,52 @@
+//! [`Forward`]: known tokens through an executor, without an engine: what `ppN` and `tgN` measure.
+//!
+//! Separate because it is the only place of the program that drives an executor itself. Invariant: no token is sampled;
+//! one sequence is stored at a time.
+
+use tokenmill_model::{Executor, ForwardBatch, PAGE_TOKENS, RowOutput, StepError, StepOutput, TokenSource};
+
+/// One sequence in an executor of its own.
+pub(super) struct Forward {
+    executor: Box<dyn Executor + Send>,
+    batch: ForwardBatch,
+    output: StepOutput,
+    pages: Vec<u32>,
+    n_stored: usize,
+}
+
+impl Forward {
+    /// Takes an executor.
+    pub(super) fn new(executor: Box<dyn Executor + Send>) -> Self {
+        Self {
+            pages: (0..executor.limits().n_pages as u32).collect(),
+            executor,
+            batch: ForwardBatch::default(),
+            output: StepOutput::default(),
+            n_stored: 0,
+        }
+    }
+
+    /// Begins a new sequence.
+    pub(super) fn clear(&mut self) {
+        self.n_stored = 0;
+    }
+
+    /// Computes `tokens` behind those that are stored, and the logits of the last. The caller keeps to the executor's
+    /// limits.
+    ///
+    /// # Errors
+    /// A step that fails.
+    pub(super) fn run(&mut self, tokens: &[u32]) -> Result<(), StepError> {
+        let first_position = self.n_stored as u32;
+        self.n_stored += tokens.len();
+        self.batch.clear();
+        self.batch.push_sequence(
+            tokens.iter().map(|&id| TokenSource::Id(id)),
+            first_position,
+            &self.pages[..self.n_stored.div_ceil(PAGE_TOKENS)],
+        );
+        self.batch.want_last(RowOutput::Logits);
+        let ticket = self.executor.submit(&self.batch)?;
+        self.executor.wait(ticket, &mut self.output)
+    }
+}
