@@ -35,6 +35,7 @@ use failure::Failure;
         tokenmill run demo \"Once upon a time\"\n  \
         tokenmill chat model.gguf\n  \
         tokenmill serve model.gguf --port 8080\n  \
+        tokenmill batch model.gguf requests.jsonl results.jsonl\n  \
         tokenmill inspect model.gguf\n\n\
         Exit codes:\n  \
         0    success, also when the reader of the output went away\n  \
@@ -74,6 +75,7 @@ commands! {
     Inspect => inspect;
     Tokenize => tokenize;
     ApplyTemplate => apply_template;
+    Batch => batch;
     Perplexity => perplexity;
     Bench => bench;
     BenchServe => bench_serve;

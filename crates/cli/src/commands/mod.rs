@@ -1,6 +1,7 @@
 //! The commands, one file each: its options, its examples, its work.
 
 pub(crate) mod apply_template;
+pub(crate) mod batch;
 pub(crate) mod bench;
 pub(crate) mod bench_serve;
 pub(crate) mod chat;

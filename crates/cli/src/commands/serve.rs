@@ -190,72 +190,105 @@ impl Args {
 
     /// Loads the model and starts its engine.
     fn app(&self, config: ServerConfig) -> Result<App, Failure> {
-        let source = ModelSource::find(&self.model)?;
-        let model = source.open_model()?;
-        let tokenizer = source.tokenizer(model.gguf())?;
-        let chat_files = source.chat_files(model.gguf(), &tokenizer)?;
-        if tokenizer.n_vocab() > model.descriptor().n_vocab {
-            return Err(Failure::input(format!(
-                "the tokenizer has {} tokens, but the network only {}",
-                tokenizer.n_vocab(),
-                model.descriptor().n_vocab
-            )));
-        }
         let limits = &self.limits;
-        let n_seqs = usize::from(limits.max_num_seqs);
-        let mut options = self.load.options(model.descriptor().n_ctx_train)?;
-        if let Some(n_tokens) = limits.max_num_batched_tokens {
-            options.max_batch_tokens = n_tokens as usize;
-        }
-        options.max_batch_tokens = options.max_batch_tokens.max(n_seqs);
-        options.max_batch_seqs = n_seqs;
-        options.max_logit_rows = n_seqs;
-        let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
-        let n_tokens = limits
-            .kv_cache_tokens
-            .map_or(DEFAULT_CONTEXTS * n_ctx, |n| n as usize);
-        options.n_pages = Some(n_tokens.div_ceil(PAGE_TOKENS));
-        let executor = load(&model, &options)?;
-        let n_pages = executor.limits().n_pages;
-        let engine = Engine::start(
-            executor,
-            EngineConfig {
-                max_running: n_seqs,
-                max_step_tokens: options.max_batch_tokens,
-                max_queued: limits.max_queued_requests,
-                max_queued_tokens: limits.max_queued_tokens,
-                ..EngineConfig::default()
-            },
-        );
-        let chat = match &chat_files.template {
-            Some(template) => match ChatTemplate::new(template) {
-                Ok(template) => Some(ChatPrompt::new(template, &tokenizer)),
-                Err(error) => {
-                    // A template that does not parse must not keep completions from being served.
-                    tracing::warn!(%error, "the model's chat template cannot be used");
-                    None
-                }
-            },
-            None => None,
+        let seats = Seats {
+            n_seqs: usize::from(limits.max_num_seqs),
+            max_step_tokens: limits.max_num_batched_tokens.map(|n| n as usize),
+            kv_tokens: limits.kv_cache_tokens.map(|n| n as usize),
+            max_queued: limits.max_queued_requests,
+            max_queued_tokens: limits.max_queued_tokens,
         };
-        let names = match &self.served_model_name[..] {
-            [] => vec![source.name()],
-            names => names.to_vec(),
-        };
-        let words = ModelWords {
-            tokenizer: Arc::new(tokenizer),
-            chat,
-            bos_token: chat_files.bos_token,
-            eos_token: chat_files.eos_token,
-            end_ids: chat_files.end_ids,
-        };
-        Ok(App {
-            metrics: Metrics::new(&names[0], n_pages),
-            model: ServedModel::new(names, words, engine),
-            config,
-            shutdown: Shutdown::default(),
-        })
+        load_app(&self.model, &self.load, &seats, &self.served_model_name, config)
     }
+}
+
+/// How many requests a model is to serve at once.
+pub(crate) struct Seats {
+    /// Sequences computed side by side.
+    pub(crate) n_seqs: usize,
+    /// Tokens of a step, where that is not a matter of how the model is loaded.
+    pub(crate) max_step_tokens: Option<usize>,
+    /// Tokens in the KV cache, where that is not four contexts.
+    pub(crate) kv_tokens: Option<usize>,
+    /// Sequences that may wait.
+    pub(crate) max_queued: usize,
+    /// Prompt tokens that may wait.
+    pub(crate) max_queued_tokens: usize,
+}
+
+/// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as its
+/// file is.
+///
+/// # Errors
+/// A model that cannot be opened or loaded, or has no usable tokenizer.
+pub(crate) fn load_app(
+    model: &Path,
+    load_args: &LoadArgs,
+    seats: &Seats,
+    names: &[String],
+    config: ServerConfig,
+) -> Result<App, Failure> {
+    let source = ModelSource::find(model)?;
+    let model = source.open_model()?;
+    let tokenizer = source.tokenizer(model.gguf())?;
+    let chat_files = source.chat_files(model.gguf(), &tokenizer)?;
+    if tokenizer.n_vocab() > model.descriptor().n_vocab {
+        return Err(Failure::input(format!(
+            "the tokenizer has {} tokens, but the network only {}",
+            tokenizer.n_vocab(),
+            model.descriptor().n_vocab
+        )));
+    }
+    let mut options = load_args.options(model.descriptor().n_ctx_train)?;
+    options.max_batch_tokens = seats
+        .max_step_tokens
+        .unwrap_or(options.max_batch_tokens)
+        .max(seats.n_seqs);
+    options.max_batch_seqs = seats.n_seqs;
+    options.max_logit_rows = seats.n_seqs;
+    let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
+    let n_tokens = seats.kv_tokens.unwrap_or(DEFAULT_CONTEXTS * n_ctx);
+    options.n_pages = Some(n_tokens.div_ceil(PAGE_TOKENS));
+    let executor = load(&model, &options)?;
+    let n_pages = executor.limits().n_pages;
+    let engine = Engine::start(
+        executor,
+        EngineConfig {
+            max_running: seats.n_seqs,
+            max_step_tokens: options.max_batch_tokens,
+            max_queued: seats.max_queued,
+            max_queued_tokens: seats.max_queued_tokens,
+            ..EngineConfig::default()
+        },
+    );
+    let chat = match &chat_files.template {
+        Some(template) => match ChatTemplate::new(template) {
+            Ok(template) => Some(ChatPrompt::new(template, &tokenizer)),
+            Err(error) => {
+                // A template that does not parse must not keep completions from being served.
+                tracing::warn!(%error, "the model's chat template cannot be used");
+                None
+            }
+        },
+        None => None,
+    };
+    let names = match names {
+        [] => vec![source.name()],
+        names => names.to_vec(),
+    };
+    let words = ModelWords {
+        tokenizer: Arc::new(tokenizer),
+        chat,
+        bos_token: chat_files.bos_token,
+        eos_token: chat_files.eos_token,
+        end_ids: chat_files.end_ids,
+    };
+    Ok(App {
+        metrics: Metrics::new(&names[0], n_pages),
+        model: ServedModel::new(names, words, engine),
+        config,
+        shutdown: Shutdown::default(),
+    })
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

@@ -20,6 +20,7 @@ fn every_command_explains_itself_with_examples() {
         "inspect",
         "tokenize",
         "apply-template",
+        "batch",
         "perplexity",
         "bench",
         "bench-serve",

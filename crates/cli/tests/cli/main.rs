@@ -3,6 +3,7 @@
 //! Tests that compare with reference data find it through `TOKENMILL_TEST_DATA`; without it they say so and pass.
 
 mod bad_input;
+mod batch;
 mod commands;
 mod demo;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,203 @@
+//! [`Results`]: the file of a batch's results, which is also the record of what is done.
+//!
+//! Separate because resuming rests on it alone. Invariant: a result is in the file as a whole line or not at all: what a
+//! killed process left of one is cut off when the file is opened again, and its request is answered anew.
+
+use std::{
+    collections::HashMap,
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+
+use crate::failure::Failure;
+
+/// What the ids of results begin with; the number of the request's line follows.
+const ID: &str = "batch_req_";
+
+/// The file of the results, open for more.
+pub(super) struct Results {
+    path: PathBuf,
+    file: File,
+    /// Lines of the input that have their result, with the id that this has.
+    done: HashMap<usize, Option<String>>,
+}
+
+/// How a request ended.
+pub(super) enum Ending {
+    /// The API answered, be it with a refusal.
+    Response {
+        status_code: u16,
+        request_id: Option<String>,
+        body: Value,
+    },
+    /// It never came to that.
+    Error { code: &'static str, message: String },
+}
+
+impl Results {
+    /// Opens the file and reads what is done.
+    ///
+    /// # Errors
+    /// A file that cannot be opened, that another process writes to, or that holds something else.
+    pub(super) fn open(path: &Path) -> Result<Self, Failure> {
+        let unwritable = |error: io::Error| Failure::unwritable(path.display(), &error);
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .open(path)
+            .map_err(unwritable)?;
+        // A file system without locks is no reason to refuse.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(Failure::work(format!(
+                "another process is writing to {}",
+                path.display()
+            )));
+        }
+        let mut reader = BufReader::new(&file);
+        let (mut done, mut whole_bytes) = (HashMap::new(), 0);
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            let n_bytes = reader.read_until(b'\n', &mut line).map_err(unwritable)?;
+            if line.last() != Some(&b'\n') {
+                break;
+            }
+            whole_bytes += n_bytes as u64;
+            let (request, custom_id) = identify(&line).ok_or_else(|| {
+                Failure::input(format!(
+                    "line {number} of {} is no result of a batch",
+                    path.display()
+                ))
+                .hint("name a new file for the results")
+            })?;
+            done.insert(request, custom_id);
+        }
+        file.set_len(whole_bytes).map_err(unwritable)?;
+        Ok(Self {
+            path: path.to_owned(),
+            file,
+            done,
+        })
+    }
+
+    /// Whether a line of the input has its result.
+    ///
+    /// # Errors
+    /// The result has another id than the line: the file belongs to another input.
+    pub(super) fn has(&self, line_number: usize, custom_id: Option<&str>) -> Result<bool, Failure> {
+        match self.done.get(&line_number) {
+            None => Ok(false),
+            Some(found) if found.as_deref() == custom_id => Ok(true),
+            Some(found) => {
+                let shown =
+                    |id: Option<&str>| id.map_or_else(|| "no id".to_owned(), |id| format!("id `{id}`"));
+                let message = format!(
+                    "{} belongs to another input: its result for line {line_number} has {}, the line has {}",
+                    self.path.display(),
+                    shown(found.as_deref()),
+                    shown(custom_id)
+                );
+                Err(Failure::input(message).hint("name a new file for the results"))
+            }
+        }
+    }
+
+    /// Adds the result of a line.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn add(
+        &mut self,
+        line_number: usize,
+        custom_id: Option<&str>,
+        ending: Ending,
+    ) -> Result<(), Failure> {
+        let (response, error) = match ending {
+            Ending::Response {
+                status_code,
+                request_id,
+                body,
+            } => (
+                json!({"status_code": status_code, "request_id": request_id, "body": body}),
+                Value::Null,
+            ),
+            Ending::Error { code, message } => (Value::Null, json!({"code": code, "message": message})),
+        };
+        let result = json!({
+            "id": format!("{ID}{line_number}"),
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        });
+        // One write for the line with its end, so that little is ever cut off.
+        let written = self.file.write_all(format!("{result}\n").as_bytes());
+        written.map_err(|error| Failure::unwritable(self.path.display(), &error))
+    }
+
+    /// Waits until the system has stored everything.
+    ///
+    /// # Errors
+    /// The system could not.
+    pub(super) fn sync(&self) -> Result<(), Failure> {
+        let synced = self.file.sync_all();
+        synced.map_err(|error| Failure::unwritable(self.path.display(), &error))
+    }
+}
+
+/// Which line of the input a result is for, and the id it has.
+fn identify(line: &[u8]) -> Option<(usize, Option<String>)> {
+    let result: Value = serde_json::from_slice(line).ok()?;
+    let number = result["id"].as_str()?.strip_prefix(ID)?.parse().ok()?;
+    match result.get("custom_id")? {
+        Value::Null => Some((number, None)),
+        Value::String(id) => Some((number, Some(id.clone()))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn half_a_result_is_cut_off_and_a_whole_one_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.jsonl");
+        let mut results = Results::open(&path).unwrap();
+        let ending = |message: &str| Ending::Error {
+            code: "invalid_request",
+            message: message.to_owned(),
+        };
+        results.add(3, Some("c"), ending("no")).unwrap();
+        results.add(1, None, ending("no")).unwrap();
+        assert!(
+            Results::open(&path).is_err(),
+            "two processes do not write to one file"
+        );
+        drop(results);
+        let whole = fs::read_to_string(&path).unwrap();
+        fs::write(&path, format!("{whole}{{\"id\":\"batch_req_2\",\"cus")).unwrap();
+        let results = Results::open(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+        assert_eq!(results.done.len(), 2);
+        assert!(results.has(3, Some("c")).unwrap());
+        assert!(results.has(1, None).unwrap());
+        assert!(!results.has(2, Some("b")).unwrap());
+        assert!(results.has(3, Some("d")).is_err(), "another input");
+    }
+
+    #[test]
+    fn a_file_of_something_else_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes.txt");
+        fs::write(&path, "buy milk\nand more").unwrap();
+        assert!(Results::open(&path).is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "buy milk\nand more");
+    }
+}
