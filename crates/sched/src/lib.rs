@@ -59,6 +59,7 @@ mod sync;
 #[path = "../tests/support/fake_executor.rs"]
 mod fake_executor;
 #[cfg(test)]
+#[path = "../tests/support/simulation.rs"]
 mod simulation;
 
 pub use arena::SeqId;

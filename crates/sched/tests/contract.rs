@@ -473,6 +473,25 @@ mod batch_generation_on_the_host {
     }
 
     #[test]
+    fn one_step_serves_all_active_sequences() {
+        let mut executor = FakeExecutor::new(limits(32));
+        let (go, gate) = std::sync::mpsc::channel::<()>();
+        executor.on_step = Box::new(move |_| wait_for(&gate));
+        let engine = Engine::start(executor, EngineConfig::default());
+        let go = go;
+        let generations: Vec<_> = (0..9)
+            .map(|own| engine.submit(vec![own; 3], greedy(12)).unwrap())
+            .collect();
+        drop(go);
+        for generation in generations {
+            assert_eq!(generation.count(), 13, "twelve tokens and the end");
+        }
+        // The first begins alone, for the others come while its first step is held; from then on all go together.
+        let steps = engine.stats().scheduler.steps;
+        assert!(steps <= 13, "{steps} steps for nine sequences of 12 tokens");
+    }
+
+    #[test]
     fn the_throughput_query_answers_from_measured_steps() {
         let engine = engine(64);
         assert_eq!(engine.throughput(4).unwrap_err(), EngineError::NotWarmedUp);

@@ -135,6 +135,25 @@ impl Trace {
 
 #[test]
 fn a_long_prompt_is_chunked_beside_running_streams() {
+    insta::assert_snapshot!(long_prompt_beside_a_stream());
+}
+
+#[test]
+fn the_worked_step_of_the_documentation_is_what_happens() {
+    let trace = long_prompt_beside_a_stream();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/scheduling.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    let steps: Vec<&str> = page
+        .split("```\n")
+        .filter(|block| block.starts_with("step "))
+        .collect();
+    assert_eq!(steps.len(), 2, "the step and what follows it");
+    for step in steps {
+        assert!(trace.contains(step), "{step}is not in\n{trace}");
+    }
+}
+
+fn long_prompt_beside_a_stream() -> String {
     let mut trace = Trace::new(32, 8, |_| {});
     trace.budget = StepBudget {
         prefill_beside_decode: 24,
@@ -143,7 +162,7 @@ fn a_long_prompt_is_chunked_beside_running_streams() {
     trace.steps(2);
     trace.submit(0..60, 2);
     trace.submit(60..70, 2);
-    insta::assert_snapshot!(trace.finish());
+    trace.finish()
 }
 
 #[test]

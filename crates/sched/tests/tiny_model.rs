@@ -185,6 +185,47 @@ fn a_prefix_hit_equals_a_miss() {
 }
 
 #[test]
+fn greedy_when_the_temperature_is_0_or_top_k_is_1() {
+    let prompts = prompts(5);
+    let only_the_likeliest = GenerateParams {
+        sampling: SamplingParams {
+            temperature: 1.3,
+            top_k: 1,
+            seed: 9,
+            ..SamplingParams::default()
+        },
+        ..greedy(15)
+    };
+    let engine = engine(64);
+    for (a, b) in engine
+        .batch_generate(&prompts, &greedy(15))
+        .unwrap()
+        .into_iter()
+        .zip(engine.batch_generate(&prompts, &only_the_likeliest).unwrap())
+    {
+        assert_eq!(a.unwrap().tokens, b.unwrap().tokens);
+    }
+}
+
+#[test]
+fn of_equally_likely_tokens_the_lowest_id_wins() {
+    let mut model = tiny_model();
+    let (n_vocab, n_embd) = (model.descriptor.n_vocab, model.descriptor.n_embd);
+    // Token 2 i + 1 has the same row of the head as token 2 i.
+    let mut random = Random::new(3);
+    let rows: Vec<f32> = (0..n_vocab / 2 * n_embd)
+        .map(|_| random.below(2001) as f32 / 1000.0 - 1.0)
+        .collect();
+    let head: Vec<f32> = rows.chunks(n_embd).flat_map(|row| [row, row].concat()).collect();
+    model.set("output.weight", &head);
+    let engine = Engine::start(executor(&model, 64, 2), EngineConfig::default());
+    for output in engine.batch_generate(&prompts(9), &greedy(12)).unwrap() {
+        let ids = output.unwrap().generated.into_iter().map(|token| token.id);
+        assert!(ids.clone().all(|id| id % 2 == 0), "{:?}", ids.collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn forward_batch_gives_the_logits_of_one_pass() {
     let tokens = &prompts(4)[3];
     let expected = generate::all_logits(&mut executor(&tiny_model(), 16, 1), tokens).unwrap();

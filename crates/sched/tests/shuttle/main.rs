@@ -75,7 +75,7 @@ use generation::{Event, FinishReason, Generation};
 use params::{EngineConfig, GenerateParams};
 use shuttle::thread;
 
-/// Interleavings explored by each test.
+/// Interleavings explored by each test, at random and again by priorities, where `SHUTTLE_SCHEDULES` says nothing else.
 const N_SCHEDULES: usize = 1000;
 
 fn config() -> EngineConfig {
@@ -114,10 +114,12 @@ fn read(generation: Generation) -> (Vec<u32>, Result<FinishReason, EngineError>)
 }
 
 fn explore(test: impl Fn() + Send + Sync + 'static) {
+    let n_schedules =
+        std::env::var("SHUTTLE_SCHEDULES").map_or(N_SCHEDULES, |n| n.parse().expect("a number"));
     let test = std::sync::Arc::new(test);
     let random = std::sync::Arc::clone(&test);
-    shuttle::check_random(move || random(), N_SCHEDULES);
-    shuttle::check_pct(move || test(), N_SCHEDULES, 3);
+    shuttle::check_random(move || random(), n_schedules);
+    shuttle::check_pct(move || test(), n_schedules, 3);
 }
 
 #[test]

@@ -3,11 +3,12 @@
 //!
 //! It drives [`Core`] with a clock of its own, so that a case is decided by its numbers alone. After every step all
 //! invariants of scheduler and pool are checked, after every case that each sample ended as it must, token for token,
-//! and that no page is held. `PROPTEST_CASES` sets the number of cases; a case has 20 requests on average.
+//! and that no page is held. `PROPTEST_CASES` sets the number of cases; a case has 20 requests on average. With
+//! `--nocapture` the totals are printed.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
-use proptest::prelude::*;
+use proptest::{prelude::*, test_runner::TestRunner};
 use tokenmill_model::{ExecutorLimits, SamplingParams};
 
 use crate::{
@@ -364,8 +365,56 @@ impl<'a> Visit<'a> {
     }
 }
 
+/// What a simulation went through.
+#[derive(Debug, Default)]
+struct Totals {
+    cases: u64,
+    requests: u64,
+    samples: u64,
+    requests_of_several_samples: u64,
+    callers_that_cancel_or_leave: u64,
+    samples_finished: u64,
+    samples_failed: u64,
+    cases_with_a_lost_device: u64,
+    steps: u64,
+    failed_steps: u64,
+    generated_tokens: u64,
+    cached_prompt_tokens: u64,
+    preemptions: u64,
+    evictions: u64,
+    host_hits: u64,
+    copies_on_write: u64,
+}
+
+impl Totals {
+    fn add(&mut self, callers: &[Caller], core: &Core) {
+        let (scheduler, pool) = (core.scheduler.counters(), core.scheduler.pool().counters());
+        let count = |of: &dyn Fn(&Caller) -> bool| callers.iter().filter(|&caller| of(caller)).count() as u64;
+        self.cases += 1;
+        self.requests += callers.len() as u64;
+        self.samples += callers
+            .iter()
+            .map(|caller| u64::from(caller.n_samples()))
+            .sum::<u64>();
+        self.requests_of_several_samples += count(&|caller| caller.n_samples() > 1);
+        self.callers_that_cancel_or_leave +=
+            count(&|caller| caller.cancels_after.is_some() || caller.leaves_after.is_some());
+        self.samples_finished += core.tally.finished;
+        self.samples_failed += core.tally.failed;
+        self.cases_with_a_lost_device += u64::from(core.lost().is_some());
+        self.steps += scheduler.steps;
+        self.failed_steps += core.tally.failed_steps;
+        self.generated_tokens += core.tally.generated_tokens;
+        self.cached_prompt_tokens += scheduler.cached_tokens;
+        self.preemptions += scheduler.preemptions;
+        self.evictions += pool.evictions;
+        self.host_hits += pool.host_hits;
+        self.copies_on_write += pool.duplicates;
+    }
+}
+
 /// Runs all callers to their end.
-fn simulate(world: &World, callers: &[Caller]) {
+fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
     let mailbox = Mailbox::new(QueueLimits {
         max_queued: usize::MAX,
         max_queued_tokens: usize::MAX,
@@ -423,6 +472,7 @@ fn simulate(world: &World, callers: &[Caller]) {
     if core.lost().is_none() {
         assert_eq!(mailbox.n_queued(), (0, 0), "the gauges return to zero");
     }
+    totals.add(callers, &core);
 }
 
 fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -> Option<Generation> {
@@ -461,14 +511,22 @@ fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -
     ))
 }
 
-proptest! {
-    #[test]
-    fn every_request_ends_as_if_it_were_alone(
-        world in any::<Genes>(),
-        callers in prop::collection::vec(any::<Genes>(), 1..40),
-    ) {
+#[test]
+fn every_request_ends_as_if_it_were_alone() {
+    let config = ProptestConfig {
+        source_file: Some(file!()),
+        ..ProptestConfig::default()
+    };
+    let cases = (any::<Genes>(), prop::collection::vec(any::<Genes>(), 1..40));
+    let totals = RefCell::new(Totals::default());
+    let result = TestRunner::new(config).run(&cases, |(world, callers)| {
         let world = World::new(&world);
         let callers: Vec<Caller> = callers.iter().map(Caller::new).collect();
-        simulate(&world, &callers);
+        simulate(&world, &callers, &mut totals.borrow_mut());
+        Ok(())
+    });
+    eprintln!("{:#?}", totals.borrow());
+    if let Err(error) = result {
+        panic!("{error}");
     }
 }

@@ -1,7 +1,11 @@
 //! Measures the engine on a model: decoding of several sequences against the bare executor, the gain of a cached prefix,
-//! and the rhythm of running streams while a long prompt arrives. Prints Markdown.
+//! the rhythm of running streams while a long prompt arrives, and the processor time of an idle engine. Prints Markdown.
 //!
-//! `cargo run --release -p tokenmill-sched --example serving -- MODEL.gguf`
+//! `cargo run --release -p tokenmill-sched --example serving -- MODEL.gguf [decoding=CHART.svg] [prefix] [rhythm] [idle]`
+//!
+//! Without a list of measurements it makes all.
+
+mod chart;
 
 use std::{
     error::Error,
@@ -19,12 +23,21 @@ use tokenmill_model::{
 };
 use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams};
 
+use self::chart::Point;
+
 const N_PROMPT: usize = 32;
 const N_DECODE: usize = 48;
-const N_ROUNDS: usize = 5;
+const N_ROUNDS: usize = 3;
+
+/// How long the idle engine is watched.
+const IDLE: Duration = Duration::from_secs(10);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("give the path of a model")?;
+    let asked: Vec<String> = std::env::args().skip(2).collect();
+    let is_asked =
+        |name: &str| asked.is_empty() || asked.iter().any(|asked| asked.split('=').next() == Some(name));
+    let chart_path = asked.iter().find_map(|asked| asked.strip_prefix("decoding="));
     let model = Model::open(&path)?;
     let options = ModelOptions {
         n_ctx: Some(5120),
@@ -34,14 +47,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_logit_rows: 32,
         ..ModelOptions::default()
     };
-    let mut bare = model.load(&options, &mut |_| {})?;
     let engine = Engine::start(model.load(&options, &mut |_| {})?, EngineConfig::default());
-
     let mut report = String::new();
-    decoding(bare.as_mut(), &engine, &mut report)?;
-    drop(bare);
-    cached_prefix(&engine, &mut report)?;
-    long_prompt_beside_streams(&engine, &mut report)?;
+    if is_asked("decoding") {
+        let mut bare = model.load(&options, &mut |_| {})?;
+        let points = decoding(bare.as_mut(), &engine, &mut report)?;
+        if let Some(chart_path) = chart_path {
+            let name = std::path::Path::new(&path).file_stem().unwrap_or_default();
+            std::fs::write(chart_path, chart::draw(&name.to_string_lossy(), &points))?;
+        }
+    }
+    if is_asked("prefix") {
+        cached_prefix(&engine, &mut report)?;
+    }
+    if is_asked("rhythm") {
+        long_prompt_beside_streams(&engine, &mut report)?;
+    }
+    if is_asked("idle") {
+        idle(&engine, &mut report)?;
+    }
     println!("{report}");
     Ok(())
 }
@@ -67,13 +91,18 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Decodes the same sequences with the bare executor and with the engine, in turn, and compares the medians.
-fn decoding(bare: &mut dyn Executor, engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
+fn decoding(
+    bare: &mut dyn Executor,
+    engine: &Engine,
+    report: &mut String,
+) -> Result<Vec<Point>, Box<dyn Error>> {
     writeln!(
         report,
         "| sequences | bare executor, tokens/s | engine, tokens/s | ratio | engine, ms per token |"
     )?;
     writeln!(report, "|---:|---:|---:|---:|---:|")?;
     let n_vocab = engine.limits().n_vocab;
+    let mut points = Vec::new();
     for n_seqs in [1, 2, 4, 8, 16] {
         let prompts: Vec<Vec<u32>> = (0..n_seqs).map(|own| prompt(own, N_PROMPT, n_vocab)).collect();
         let (mut bare_rates, mut engine_rates) = (Vec::new(), Vec::new());
@@ -95,8 +124,9 @@ fn decoding(bare: &mut dyn Executor, engine: &Engine, report: &mut String) -> Re
             "| {n_seqs} | {bare:.1} | {engine:.1} | {ratio:.3} | {:.2} |",
             n_seqs as f64 * 1e3 / engine
         )?;
+        points.push(Point { n_seqs, bare, engine });
     }
-    Ok(())
+    Ok(points)
 }
 
 fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> Result<f64, Box<dyn Error>> {
@@ -132,14 +162,24 @@ fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> Result<f64,
 
 fn decode_with_engine(engine: &Engine, prompts: &[Vec<u32>]) -> Result<f64, Box<dyn Error>> {
     let outputs = engine.batch_generate(prompts, &greedy(N_DECODE))?;
-    let (mut n_tokens, mut span) = (0, Duration::ZERO);
-    for output in outputs {
-        let output = output?;
-        let times = output.timings.tokens;
-        n_tokens += times.len() - 1;
-        span = span.max(times.last().ok_or("a token")?.saturating_sub(times[0]));
-    }
-    Ok(n_tokens as f64 / span.as_secs_f64())
+    let times: Vec<Vec<Duration>> = (outputs.into_iter())
+        .map(|output| output.map(|output| output.timings.tokens))
+        .collect::<Result<_, _>>()?;
+    // Requests begin one after the other; what counts is the time in which all of them decode.
+    let begin = times
+        .iter()
+        .filter_map(|times| times.first())
+        .max()
+        .ok_or("a token")?;
+    let end = times
+        .iter()
+        .filter_map(|times| times.last())
+        .min()
+        .ok_or("a token")?;
+    let n_tokens = (times.iter().flatten())
+        .filter(|&at| at > begin && at <= end)
+        .count();
+    Ok(n_tokens as f64 / end.saturating_sub(*begin).as_secs_f64())
 }
 
 fn cached_prefix(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
@@ -221,6 +261,27 @@ fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> Result<()
         at(99),
         at(99) / at(50),
         gaps.len(),
+    )?;
+    Ok(())
+}
+
+/// Processor time of this process while the engine has nothing to do.
+fn idle(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
+    let used = || -> Result<f64, Box<dyn Error>> {
+        let stat = std::fs::read_to_string("/proc/self/stat")?;
+        // Behind the program's name in parentheses, fields 14 and 15 of the whole are user and system time in 1/100 s.
+        let fields = stat.rsplit(')').next().ok_or("a line of fields")?;
+        let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
+        Ok(ticks.sum::<Result<f64, _>>()? / 100.0)
+    };
+    let before = used()?;
+    std::thread::sleep(IDLE);
+    writeln!(
+        report,
+        "\nIdle for {} s: {:.2} s of processor time, a sign of life {} ms old.",
+        IDLE.as_secs(),
+        used()? - before,
+        engine.heartbeat_age().as_millis()
     )?;
     Ok(())
 }
