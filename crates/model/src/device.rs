@@ -6,7 +6,6 @@
 use std::{fmt, str::FromStr};
 
 use tokenmill_cuda_exec as cuda;
-use tokenmill_quant::CpuFeatures;
 
 use crate::{
     BackendError, CpuBackend, CudaBackend, Executor, LoadError, LoadProgress, Model, ModelOptions,
@@ -136,7 +135,10 @@ impl Model {
         passed_over: Option<LoadError>,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, LoadError> {
-        let backend = CpuBackend::new(options.n_threads, CpuFeatures::detect())?;
+        let mut backend = CpuBackend::new(options.n_threads, options.cpu_features)?;
+        if let Some(n_threads) = options.n_prefill_threads {
+            backend.set_prefill_threads(n_threads)?;
+        }
         Ok(Loaded {
             executor: Box::new(self.load_on(backend, options, on_progress)?),
             device: LoadedDevice::Cpu { passed_over },
