@@ -17,6 +17,8 @@ mod error;
 pub mod fields;
 mod metrics;
 pub mod openai;
+#[cfg(feature = "otel")]
+pub mod otel;
 mod prompt_scores;
 mod reply;
 mod request_id;

@@ -21,7 +21,17 @@ use axum::{
 use hyper::body::{Frame, SizeHint};
 use tokenmill_sched::MissReason;
 
-use crate::{reply::TokenCounts, request_id::RequestId, text_stream::TextEnd};
+use crate::{
+    reply::TokenCounts,
+    request_id::{RequestId, TRACEPARENT},
+    text_stream::TextEnd,
+};
+
+/// Target of the event that each request leaves.
+pub(crate) const TARGET: &str = "tokenmill::request";
+
+/// Longest `traceparent` that is logged; the version in use has 55 characters.
+const MAX_TRACEPARENT: usize = 128;
 
 /// What a request has cost so far; clones are handles to the same figures.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +82,7 @@ pub(crate) async fn log_request(mut request: Request, next: Next) -> Response {
             .get::<RequestId>()
             .cloned()
             .unwrap_or_default(),
+        traceparent: traceparent(&request),
         began: Instant::now(),
         status: None,
         error: None,
@@ -85,12 +96,20 @@ pub(crate) async fn log_request(mut request: Request, next: Next) -> Response {
     response.map(|body| HttpBody::new(LoggedBody { body, line }))
 }
 
+/// The trace that a request is part of, if it says so in plain characters.
+fn traceparent(request: &Request) -> Option<String> {
+    let text = request.headers().get(TRACEPARENT)?.to_str().ok()?;
+    let is_plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
+    (text.len() <= MAX_TRACEPARENT && text.bytes().all(is_plain)).then(|| text.to_owned())
+}
+
 /// The log line of a request; written when it is dropped.
 #[derive(Debug)]
 struct Line {
     method: Method,
     path: String,
     id: RequestId,
+    traceparent: Option<String>,
     began: Instant,
     status: Option<StatusCode>,
     error: Option<&'static str>,
@@ -112,12 +131,13 @@ impl Drop for Line {
         macro_rules! write_at {
             ($level:ident) => {
                 tracing::$level!(
-                    target: "tokenmill::request",
+                    target: TARGET,
                     method = %self.method,
                     path = self.path,
                     status = self.status.map(|status| status.as_u16()),
                     duration_ms = self.began.elapsed().as_secs_f64() * 1e3,
                     request_id = self.id.as_str(),
+                    traceparent = self.traceparent,
                     prompt_tokens = has_tokens.then_some(tokens.prompt),
                     cached_tokens = has_tokens.then_some(tokens.cached),
                     completion_tokens = has_tokens.then_some(tokens.completion),

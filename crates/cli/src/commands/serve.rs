@@ -16,11 +16,16 @@ use std::{
 use clap::ValueEnum;
 use tokenmill_model::{Executor, PAGE_TOKENS, StepError};
 use tokenmill_sched::{Engine, EngineConfig, EngineError, EngineState};
+#[cfg(feature = "otel")]
+use tokenmill_server::otel::Traces;
 use tokenmill_server::{
     ApiKeys, App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown, TlsFiles,
 };
 use tokenmill_text::{ChatPrompt, template::ChatTemplate};
 use tokio::signal::unix::{SignalKind, signal};
+#[cfg(not(feature = "otel"))]
+use tracing_subscriber::layer::Identity;
+use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::{
     failure::Failure,
@@ -140,14 +145,23 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    start_log(args.log_format);
-    let config = args.server_config()?;
-    let app = Arc::new(args.app(config)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
         .map_err(|error| Failure::work(format!("cannot start the network threads: {error}")))?;
+    #[cfg(feature = "otel")]
+    let traces = start_traces(runtime.handle())?;
+    #[cfg(feature = "otel")]
+    start_log(args.log_format, traces.as_ref().map(Traces::layer));
+    #[cfg(not(feature = "otel"))]
+    start_log(args.log_format, None::<Identity>);
+    let config = args.server_config()?;
+    let app = Arc::new(args.app(config)?);
     let result = runtime.block_on(serve(app));
+    #[cfg(feature = "otel")]
+    if let Some(traces) = traces {
+        traces.end();
+    }
     match result {
         // What is left of the engine may hang, and would hang its destructor too.
         Ok(()) => process::exit(0),
@@ -295,20 +309,36 @@ fn read(path: &Path) -> Result<String, Failure> {
     fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))
 }
 
-fn start_log(format: LogFormat) {
+fn start_log(format: LogFormat, spans: Option<impl Layer<Registry> + Send + Sync>) {
     let filter = tracing_subscriber::EnvFilter::builder()
         .with_default_directive(tracing::level_filters::LevelFilter::INFO.into())
         .from_env_lossy();
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr);
-    match format {
-        LogFormat::Json => log.json().flatten_event(true).with_current_span(false).init(),
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let lines = match format {
+        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).boxed(),
         LogFormat::Text => {
             let is_colored = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none();
-            log.with_ansi(is_colored).init();
+            lines.with_ansi(is_colored).boxed()
         }
-    }
+    };
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(lines.with_filter(filter))
+        .init();
+}
+
+/// Exports spans where the standard variables name a collector.
+#[cfg(feature = "otel")]
+fn start_traces(runtime: &tokio::runtime::Handle) -> Result<Option<Traces>, Failure> {
+    let is_asked_for = [
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    ]
+    .iter()
+    .any(|name| env::var_os(name).is_some_and(|value| !value.is_empty()));
+    let begin = || Traces::begin(runtime.clone());
+    let traces = is_asked_for.then(begin).transpose();
+    traces.map_err(|error| Failure::input(format!("cannot export traces: {error}")))
 }
 
 /// Serves until a signal, or until the engine is lost.

@@ -12,5 +12,7 @@ mod http2;
 mod operations;
 mod refusals;
 mod server;
+#[cfg(feature = "otel")]
+mod traces;
 mod wire;
 mod words;
