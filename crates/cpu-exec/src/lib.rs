@@ -10,6 +10,7 @@
 //! | positions | [`Rope`], [`RopeAngles`], [`rope`] |
 //! | activations and sums | [`Activation`], [`gated`], [`activate`], [`add`], [`add_scaled`], [`scale`] |
 //! | attention | [`KvStore`], [`attention`] |
+//! | the machine's limits, to compare with | [`ReadBuffer`], [`multiply_bytes`] |
 //!
 //! **The key decision:** numbers do not depend on company. Every output element is reduced in one order over K, fixed by
 //! positions alone: not by the batch it is in, nor the thread count, nor the instruction set where the arithmetic is
@@ -35,6 +36,7 @@ mod attention;
 mod error;
 mod host;
 mod kv;
+mod limits;
 mod linear;
 mod matrix;
 mod ops;
@@ -58,6 +60,7 @@ pub use attention::{AttentionBatch, AttentionParams, Mask, Window, attention};
 pub use error::CpuExecError;
 pub use host::Host;
 pub use kv::{KvLayerShape, KvStore, KvType, PAGE_TOKENS};
+pub use limits::{ReadBuffer, multiply_bytes};
 pub use linear::{Bias, LinearTarget, WriteMode, embed, linear, linear_gated, linear_group};
 pub use matrix::Matrix;
 pub use ops::{

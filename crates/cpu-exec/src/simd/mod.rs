@@ -22,6 +22,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod float_products;
+pub(crate) mod limits;
 mod math;
 mod memory;
 mod panel;
