@@ -18,13 +18,11 @@ const SHORT_FLAGS: [(&str, &str); 6] = [
 ];
 
 /// Flags that users of llama.cpp know and that do nothing here, with what to do instead.
-const REFUSED_FLAGS: [(&str, &str, &str); 1] = [
-    (
-        "--flash-attn",
-        "-fa",
-        "attention always works in tiles; there is nothing to switch",
-    ),
-];
+const REFUSED_FLAGS: [(&str, &str, &str); 1] = [(
+    "--flash-attn",
+    "-fa",
+    "attention always works in tiles; there is nothing to switch",
+)];
 
 /// Rewrites the arguments of the program.
 ///
