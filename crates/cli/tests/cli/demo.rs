@@ -71,11 +71,10 @@ fn chat_adds_and_remembers() {
     )
     .ok();
     let lines: Vec<&str> = answers.lines().collect();
-    assert_eq!(
-        lines[1..],
-        ["7 + 5 = 12.", "Your name is Nora.", "3 + 4 = 7."],
-        "{answers}"
-    );
+    // Here `=` and `is` are 0.036 logits apart with the weights in half precision, as near as 8-bit activations can tell:
+    // decision record 2 has the figures.
+    assert!(["7 + 5 = 12.", "7 + 5 is 12."].contains(&lines[1]), "{answers}");
+    assert_eq!(lines[2..], ["Your name is Nora.", "3 + 4 = 7."], "{answers}");
 }
 
 #[test]
