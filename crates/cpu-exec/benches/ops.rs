@@ -49,7 +49,7 @@ fn elementwise(c: &mut Criterion<CpuTime>) {
         let (mut x, y) = (wave(n_tokens * N_FF), wave(n_tokens * N_FF));
         group.throughput(Throughput::Elements(x.len() as u64));
         group.bench_function(BenchmarkId::new("add", n_tokens), |b| {
-            b.iter(|| add(&host, &mut x, &y))
+            b.iter(|| add(&host, &mut x, &y));
         });
         for activation in [Activation::Silu, Activation::GeluTanh] {
             // Each round begins with the same gate, since repeated gating would leave numbers too small to be normal.
