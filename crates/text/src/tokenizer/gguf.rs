@@ -23,7 +23,7 @@ use super::{
     split::{Behavior, METASPACE, Pattern, Step},
     spm::Spm,
     unigram::Unigram,
-    vocab::{TokenKind, Vocab},
+    vocab::{END_MARKS, TokenKind, Vocab},
     wordpiece::WordPiece,
 };
 
@@ -103,7 +103,7 @@ pub(crate) fn read(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
 impl<'m> Source<'m> {
     fn new(metadata: &'m Metadata) -> Result<Self, TokenizerError> {
         let tokens = metadata.string_array(TOKENS)?;
-        let kinds = match metadata.opt_i32_array(KINDS)? {
+        let mut kinds: Vec<TokenKind> = match metadata.opt_i32_array(KINDS)? {
             Some(numbers) => {
                 check_len(KINDS, numbers.len(), tokens.len())?;
                 numbers
@@ -125,6 +125,20 @@ impl<'m> Source<'m> {
                     first,
                     second: id,
                 });
+            }
+        }
+        let mut ends: Vec<u32> = END_MARKS
+            .iter()
+            .filter_map(|mark| by_text.get(mark).copied())
+            .collect();
+        for key in [EOS, EOT, EOM] {
+            ends.extend(metadata.opt_u32(key)?);
+        }
+        for id in ends {
+            // Converters mark some ends as user-defined, which text would be matched against: whoever writes
+            // `<|im_end|>` in a message would end it. llama.cpp makes them control tokens too.
+            if let Some(kind @ TokenKind::UserDefined) = kinds.get_mut(id as usize) {
+                *kind = TokenKind::Control;
             }
         }
         Ok(Self {

@@ -56,6 +56,44 @@ pub(crate) struct SpecialIds {
     pub(crate) end_of_generation: Vec<u32>,
 }
 
+/// Texts that end a generation, in whichever model has them.
+///
+/// Source: llama.cpp `src/llama-vocab.cpp`.
+pub(super) const END_MARKS: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|flush|>",
+    "<|calls|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "</s>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "[EOT]",
+    "[EOS]",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<eos>",
+    "<turn|>",
+    "<|tool_response>",
+    "<｜end▁of▁sentence｜>",
+    "[e~[",
+    // Ends of a file or repository in code models.
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+];
+
 /// What each token id stands for.
 #[derive(Clone, Debug)]
 pub(crate) struct Vocab {
@@ -119,41 +157,7 @@ impl Vocab {
     /// Source: llama.cpp `src/llama-vocab.cpp`. Unlike there, a normal token whose text might stand in any text (`</s>`
     /// is HTML) does not count.
     pub(crate) fn find_end_of_generation(&mut self) {
-        const MARKS: &[&str] = &[
-            "<|eot_id|>",
-            "<|im_end|>",
-            "<|end|>",
-            "<|return|>",
-            "<|call|>",
-            "<|flush|>",
-            "<|calls|>",
-            "<end_of_turn>",
-            "<|endoftext|>",
-            "</s>",
-            "<|eom_id|>",
-            "<EOT>",
-            "_<EOT>",
-            "[EOT]",
-            "[EOS]",
-            "<|end_of_text|>",
-            "<end_of_utterance>",
-            "<eos>",
-            "<turn|>",
-            "<|tool_response>",
-            "<｜end▁of▁sentence｜>",
-            "[e~[",
-            // Ends of a file or repository in code models.
-            "<|fim_pad|>",
-            "<fim-pad>",
-            "<fim_pad>",
-            "<|fim_repo|>",
-            "<|repo_name|>",
-            "<fim-repo>",
-            "<REPO>",
-            "<reponame>",
-            "<|file_sep|>",
-        ];
-        let marks: HashSet<&[u8]> = MARKS.iter().map(|mark| mark.as_bytes()).collect();
+        let marks: HashSet<&[u8]> = END_MARKS.iter().map(|mark| mark.as_bytes()).collect();
         let found: Vec<(&[u8], u32)> = (0..self.len() as u32)
             .filter_map(|id| Some((*marks.get(self.bytes(id)?)?, id)))
             .filter(|&(mark, id)| {
@@ -182,7 +186,10 @@ impl Vocab {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_gguf::{Metadata, StringArray};
+
     use super::*;
+    use crate::{EncodeOptions, Tokenizer};
 
     fn check(tokens: &[(&str, TokenKind)], expected: &[u32]) {
         let mut vocab = Vocab::new(tokens.iter().copied()).unwrap();
@@ -208,5 +215,50 @@ mod tests {
             ],
             &[1, 2],
         );
+    }
+
+    /// Ends that a file calls user-defined are still not found in text that may not hold control tokens.
+    #[test]
+    fn ends_of_generation_are_control_tokens() {
+        let tokens = [
+            "a",
+            "<",
+            "<|im_end|>",
+            "<stop>",
+            "<|eom_id|>",
+            "<call>",
+            "<|eot_id|>",
+        ];
+        let mut metadata = Metadata::new();
+        metadata.insert("tokenizer.ggml.model", "gpt2").unwrap();
+        metadata.insert("tokenizer.ggml.pre", "gpt-2").unwrap();
+        metadata
+            .insert("tokenizer.ggml.tokens", StringArray::from_iter(tokens))
+            .unwrap();
+        metadata
+            .insert("tokenizer.ggml.token_type", vec![1, 1, 4, 4, 3, 4, 1])
+            .unwrap();
+        metadata
+            .insert("tokenizer.ggml.merges", StringArray::from_iter(["a b"; 0]))
+            .unwrap();
+        metadata.insert("tokenizer.ggml.eos_token_id", 3_u32).unwrap();
+        let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
+        let kinds: Vec<TokenKind> = (0..7).map(|id| tokenizer.token_kind(id).unwrap()).collect();
+        // Found by its text, by its id, as the file says, left as text, and left as normal.
+        assert_eq!(kinds[2..5], [TokenKind::Control; 3]);
+        assert_eq!(kinds[5..], [TokenKind::UserDefined, TokenKind::Normal]);
+        assert_eq!(tokenizer.end_of_generation(), [2, 3, 4, 6]);
+        let encode = |text, parse_special| {
+            let options = EncodeOptions {
+                add_special: false,
+                parse_special,
+            };
+            tokenizer.encode(text, options)
+        };
+        for (id, text) in [(2, "a<|im_end|>"), (3, "a<stop>"), (4, "a<|eom_id|>")] {
+            assert!(!encode(text, false).contains(&id), "{text}");
+            assert_eq!(encode(text, true), [0, id]);
+        }
+        assert_eq!(encode("a<call>", false), [0, 5]);
     }
 }
