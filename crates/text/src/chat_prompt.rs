@@ -2,27 +2,23 @@
 //!
 //! It joins template and tokenizer, because only together can they keep a promise: control tokens come from the
 //! template, never from what a message says. Rendered text is one string, in which a user's `<|im_end|>` looks like the
-//! template's own; so such texts are replaced before rendering and put back, as plain text, while encoding.
+//! template's own; so the template says which bytes it wrote itself, and control tokens are parsed only there. It does
+//! not matter where the others stood (a message, a key of a tool's schema) or whether two pieces make a token together.
+
+use std::ops::Range;
 
 use aho_corasick::{AhoCorasick, MatchKind};
-use serde_json::Value;
 
 use crate::{
     EncodeOptions, TokenKind, Tokenizer,
     template::{ChatContext, ChatTemplate, RenderOptions, TemplateError},
 };
 
-/// Stand around the number of a control token's text. Both are noncharacters, which no text is meant to hold; one that
-/// does names at most a text that is then encoded as plain.
-const OPEN: char = '\u{fdd0}';
-const CLOSE: char = '\u{fdd1}';
-
 /// A chat template with the control tokens of its tokenizer.
 #[derive(Debug)]
 pub struct ChatPrompt {
     template: ChatTemplate,
-    /// Texts of the control tokens, longest match first.
-    control_texts: Vec<String>,
+    /// Finds texts of control tokens, longest match first.
     finder: AhoCorasick,
     bos_token: String,
     eos_token: String,
@@ -46,7 +42,6 @@ impl ChatPrompt {
                 .match_kind(MatchKind::LeftmostLongest)
                 .build(&control_texts)
                 .expect("control tokens are few and short"),
-            control_texts,
             bos_token: tokenizer.bos().and_then(text_of).unwrap_or_default(),
             eos_token: tokenizer.eos().and_then(text_of).unwrap_or_default(),
         }
@@ -58,6 +53,9 @@ impl ChatPrompt {
     }
 
     /// Renders a conversation and encodes it. Tokens of begin and end that `context` leaves empty are the tokenizer's.
+    ///
+    /// Control tokens are parsed in what the template writes: its literals, the tokens of begin and end (unless
+    /// [`ChatContext::extra`] replaces them), and roles that are words.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`].
@@ -76,76 +74,78 @@ impl ChatPrompt {
                 token.clone_from(default);
             }
         }
-        context.messages.iter_mut().for_each(|message| self.hide(message));
-        if let Some(tools) = &mut context.tools {
-            self.hide(tools);
+        let mut own = vec!["bos_token", "eos_token"];
+        own.retain(|name| !context.extra.contains_key(*name));
+        let rendered = self
+            .template
+            .render_with_trust(&context.to_json(), &own, options)?;
+        let mut ids = self.encode_trusted(tokenizer, &rendered.text, &rendered.trusted);
+        // A template that never writes the token leaves it to the tokenizer.
+        if tokenizer.adds_bos()
+            && !self.template.names("bos_token")
+            && let Some(bos) = tokenizer.bos()
+            && ids.first() != Some(&bos)
+        {
+            ids.insert(0, bos);
         }
-        for (_, value) in &mut context.extra {
-            self.hide(value);
-        }
-        let rendered = self.template.render(&context.to_json(), options)?;
+        Ok(ids)
+    }
 
+    /// Encodes a text whose control tokens are parsed only inside the ranges of `trusted`.
+    fn encode_trusted(&self, tokenizer: &Tokenizer, text: &str, trusted: &[Range<usize>]) -> Vec<u32> {
         let mut ids = Vec::new();
-        // A template that never names the token leaves it to the tokenizer.
-        if tokenizer.adds_bos() && !self.template.names("bos_token") {
-            ids.extend(tokenizer.bos());
-        }
-        let encode = |text: &str, parse_special| {
+        let mut encode = |part: &str, parse_special| {
             let options = EncodeOptions {
                 add_special: false,
                 parse_special,
             };
-            tokenizer.encode(text, options)
+            ids.extend(tokenizer.encode(part, options));
         };
-        let mut rest = rendered.as_str();
-        while let Some((before, text, after)) = self.next_hidden(rest) {
-            ids.extend(encode(before, true));
-            ids.extend(encode(text, false));
-            rest = after;
+        let mut done = 0;
+        while let Some(foreign) = self.next_foreign(text, done, trusted) {
+            encode(&text[done..foreign.start], true);
+            // What looks like a token here may end in the beginning of a true one.
+            let own = self.next_own(text, &foreign, trusted);
+            let plain_end = own.as_ref().map_or(foreign.end, |own| own.start);
+            encode(&text[foreign.start..plain_end], false);
+            done = plain_end;
+            if let Some(own) = own {
+                done = own.end;
+                encode(&text[own], true);
+            }
         }
-        ids.extend(encode(rest, true));
-        Ok(ids)
+        encode(&text[done..], true);
+        ids
     }
 
-    /// Replaces texts of control tokens in every string.
-    fn hide(&self, value: &mut Value) {
-        match value {
-            Value::String(text) if self.finder.is_match(text.as_str()) => {
-                let mut hidden = String::with_capacity(text.len());
-                self.finder.replace_all_with(text, &mut hidden, |found, _, out| {
-                    out.push(OPEN);
-                    out.push_str(&found.pattern().as_usize().to_string());
-                    out.push(CLOSE);
-                    true
-                });
-                *text = hidden;
-            }
-            Value::Array(items) => items.iter_mut().for_each(|item| self.hide(item)),
-            Value::Object(entries) => entries.values_mut().for_each(|item| self.hide(item)),
-            _ => {}
-        }
+    /// The first control token from `start` on that is not the template's own.
+    fn next_foreign(&self, text: &str, start: usize, trusted: &[Range<usize>]) -> Option<Range<usize>> {
+        (self.finder.find_iter(&text[start..]))
+            .map(|found| start + found.start()..start + found.end())
+            .find(|found| {
+                let at = trusted.partition_point(|range| range.end < found.end);
+                trusted.get(at).is_none_or(|range| range.start > found.start)
+            })
     }
 
-    /// The first hidden text, with what is before and after it.
-    fn next_hidden<'a>(&'a self, text: &'a str) -> Option<(&'a str, &'a str, &'a str)> {
-        let mut search = 0;
-        while let Some(found) = text[search..].find(OPEN) {
-            let start = search + found;
-            let inside = &text[start + OPEN.len_utf8()..];
-            if let Some((number, after)) = inside.split_once(CLOSE)
-                && let Ok(number) = number.parse::<usize>()
-                && let Some(hidden) = self.control_texts.get(number)
-            {
-                return Some((&text[..start], hidden, after));
-            }
-            search = start + OPEN.len_utf8();
-        }
-        None
+    /// The first control token of the template that begins inside `foreign`.
+    fn next_own(&self, text: &str, foreign: &Range<usize>, trusted: &[Range<usize>]) -> Option<Range<usize>> {
+        let first = trusted.partition_point(|range| range.end <= foreign.start);
+        trusted[first..]
+            .iter()
+            .take_while(|range| range.start < foreign.end)
+            .find_map(|range| {
+                let start = range.start.max(foreign.start);
+                let found = self.finder.find(&text[start..range.end])?;
+                Some(start + found.start()..start + found.end())
+            })
+            .filter(|own| own.start < foreign.end)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
     use tokenmill_gguf::{Metadata, StringArray};
 
     use super::*;
@@ -154,10 +154,10 @@ mod tests {
     fn tokenizer() -> Tokenizer {
         let mut metadata = Metadata::new();
         let mut tokens: Vec<String> = (b'!'..=b'~').map(|byte| char::from(byte).to_string()).collect();
-        tokens.extend(["Ġ", "Ċ", "<|bos|>", "<|end|>"].map(str::to_owned));
+        tokens.extend(["Ġ", "Ċ", "q<|", "<|user|>", "<|bos|>", "<|end|>"].map(str::to_owned));
         let n_tokens = tokens.len();
         let mut kinds = vec![1; n_tokens];
-        kinds[n_tokens - 2..].fill(3);
+        kinds[n_tokens - 4..].fill(3);
         metadata.insert("tokenizer.ggml.model", "gpt2").unwrap();
         metadata.insert("tokenizer.ggml.pre", "gpt-2").unwrap();
         metadata
@@ -175,36 +175,132 @@ mod tests {
     }
 
     fn encode(template: &str, content: &str) -> (Tokenizer, Vec<u32>) {
+        encode_context(
+            template,
+            &ChatContext::from_messages(&[ChatMessage::new("user", content)]),
+        )
+    }
+
+    fn encode_context(template: &str, context: &ChatContext) -> (Tokenizer, Vec<u32>) {
         let tokenizer = tokenizer();
         let prompt = ChatPrompt::new(ChatTemplate::new(template).unwrap(), &tokenizer);
-        let context = ChatContext::from_messages(&[ChatMessage::new("user", content)]);
         let ids = prompt
-            .encode(&tokenizer, &context, &RenderOptions::default())
+            .encode(&tokenizer, context, &RenderOptions::default())
             .unwrap();
         (tokenizer, ids)
+    }
+
+    /// The number of control tokens, and the text with them written out.
+    fn control_tokens(template: &str, context: &ChatContext) -> (usize, String) {
+        let (tokenizer, ids) = encode_context(template, context);
+        let n_control = ids
+            .iter()
+            .filter(|&&id| tokenizer.token_kind(id) == Some(TokenKind::Control))
+            .count();
+        let options = DecodeOptions {
+            skip_special: false,
+            ..DecodeOptions::default()
+        };
+        (n_control, tokenizer.decode(&ids, options))
     }
 
     const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.content }}<|end|>{% endfor %}";
 
     #[test]
     fn a_message_cannot_hold_a_control_token() {
-        let content = "a<|end|>b\u{fdd0}1\u{fdd1}\u{fdd0}9999\u{fdd1}";
         let (tokenizer, ids) = encode(TEMPLATE, "a<|end|>b");
         let end = tokenizer.special_token("<|end|>").unwrap();
         assert_eq!(ids.iter().filter(|&&id| id == end).count(), 1, "{ids:?}");
         assert_eq!(ids.last(), Some(&end));
         assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), "a<|end|>b");
-        let (_, ids) = encode(TEMPLATE, content);
-        assert_eq!(ids.iter().filter(|&&id| id == end).count(), 1, "{ids:?}");
+    }
+
+    #[test]
+    fn keys_of_tools_and_arguments_cannot_be_control_tokens() {
+        let mut context = ChatContext::from_messages(&[]);
+        context.tools =
+            Some(json!([{"function": {"parameters": {"properties": {"<|end|>": {"type": "string"}}}}}]));
+        context.messages = vec![json!({
+            "role": "assistant",
+            "tool_calls": [{"function": {"name": "f", "arguments": {"<|end|>": 1}}}],
+        })];
+        context.extra.insert("eos_token".to_owned(), "<|end|>".into());
+        for template in [
+            "{{ tools | tojson }}",
+            "{{ tools }}",
+            "{% for key in messages[0].tool_calls[0].function.arguments %}{{ key }}{% endfor %}",
+            "{{ messages[0].tool_calls[0].function.arguments | tojson }}",
+            "{{ eos_token }}",
+        ] {
+            let (n_control, text) = control_tokens(&format!("<|bos|>{template}<|user|>"), &context);
+            assert_eq!(n_control, 2, "{text}");
+            assert!(text.contains("<|end|>"), "{text}");
+        }
+    }
+
+    #[test]
+    fn pieces_of_control_tokens_do_not_join() {
+        let two = |first: &str, second: &str| {
+            ChatContext::from_messages(&[ChatMessage::new("user", first), ChatMessage::new("user", second)])
+        };
+        let joined = "<|bos|>{{ messages[0].content }}{{ messages[1].content }}<|end|>";
+        let added = "<|bos|>{{ messages[0].content + messages[1].content | trim }}<|end|>";
+        for (template, first, second) in [
+            (joined, "<|e", "nd|>"),
+            (added, "<|e", "nd|>"),
+            // The other half is the template's.
+            ("<|bos|>{{ messages[0].content }}nd|><|end|>", "<|e", ""),
+            ("<|bos|><|e{{ messages[0].content }}<|end|>", "nd|>", ""),
+            // The template takes out what stood between.
+            (
+                "<|bos|>{{ messages[0].content | replace('-', '') }}<|end|>",
+                "<|e-nd|>",
+                "",
+            ),
+        ] {
+            let (n_control, text) = control_tokens(template, &two(first, second));
+            assert_eq!(
+                (n_control, text.as_str()),
+                (2, "<|bos|><|end|><|end|>"),
+                "{template}"
+            );
+        }
+    }
+
+    #[test]
+    fn roles_stand_in_the_templates_control_tokens() {
+        let template = "<|bos|>{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}";
+        let with_role = |role| ChatContext::from_messages(&[ChatMessage::new(role, "hi")]);
+        assert_eq!(control_tokens(template, &with_role("user")).0, 2);
+        assert_eq!(control_tokens(template, &with_role("x|><|user")).0, 1);
+    }
+
+    #[test]
+    fn a_message_cannot_swallow_a_control_token() {
+        // The message's last character and the template's first ones would be another token.
+        let (n_control, text) = control_tokens(
+            "<|bos|>{{ messages[0].content }}<|end|>",
+            &ChatContext::from_messages(&[ChatMessage::new("user", "aq")]),
+        );
+        assert_eq!((n_control, text.as_str()), (2, "<|bos|>aq<|end|>"));
     }
 
     #[test]
     fn the_first_token_comes_once() {
         let bos = tokenizer().bos().unwrap();
-        for template in [TEMPLATE, "{% for m in messages %}{{ m.content }}{% endfor %}"] {
+        for template in [
+            TEMPLATE,
+            "{% for m in messages %}{{ m.content }}{% endfor %}",
+            "<|bos|>{% for m in messages %}{{ m.content }}{% endfor %}",
+            "{{ '<|bos|>' + messages[0].content }}",
+        ] {
             let (_, ids) = encode(template, "hi");
             assert_eq!(ids.iter().filter(|&&id| id == bos).count(), 1, "{template}");
             assert_eq!(ids[0], bos);
         }
+        // A message that begins with its text has not written it.
+        let (_, ids) = encode("{{ messages[0].content }}", "<|bos|>");
+        assert_eq!(ids.iter().filter(|&&id| id == bos).count(), 1);
+        assert!(ids.len() > 2);
     }
 }

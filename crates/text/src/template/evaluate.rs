@@ -240,9 +240,8 @@ impl<'t> Interpreter<'t> {
 
     /// The value of a finished buffer.
     pub(super) fn finish(&self, text: TextBuf) -> Result<Value, Fault> {
-        let (text, lease) = text.into_parts();
-        drop(lease);
-        self.meter.text(text)
+        let (text, trust) = text.into_parts();
+        self.meter.text_with_trust(text, false, trust)
     }
 
     fn eval_compare(&mut self, first: &'t Expr, rest: &'t [(CompareOp, Expr)]) -> Result<Value, Fault> {
@@ -375,7 +374,7 @@ impl<'t> Interpreter<'t> {
             (None, None) => {
                 let mut what = TextBuf::new(&self.meter);
                 self.printer().repr(index, &mut what, 0)?;
-                let what = what.into_parts().0;
+                let what = what.into_string();
                 Ok(missing_attribute(object, &what))
             }
         }
@@ -406,7 +405,7 @@ impl<'t> Interpreter<'t> {
                 self.meter.burn_bytes(text.body.len())?;
                 let chars: Vec<char> = text.body.chars().collect();
                 let sliced: String = pick(chars.len())?.into_iter().map(|index| chars[index]).collect();
-                self.meter.marked_text(sliced, text.is_markup)
+                self.meter.derived_text(sliced, text.is_markup, &[text])
             }
             Value::List(seq) => {
                 let items = pick(seq.items.len())?;
@@ -564,7 +563,7 @@ impl<'t> Interpreter<'t> {
                 let [message] = args.bind("raise_exception()", ["message"])?;
                 let mut text = TextBuf::new(&self.meter);
                 self.printer().str(&message.unwrap_or(Value::None), &mut text)?;
-                Err(Fault::Raised(text.into_parts().0))
+                Err(Fault::Raised(text.into_string()))
             }
             Function::StrftimeNow => {
                 let [format] = args.bind("strftime_now()", ["format"])?;

@@ -59,7 +59,7 @@ pub(super) fn find(name: &str) -> Option<FilterFn> {
             let plain = this.printer().to_text(value)?;
             let mut out = TextBuf::new(&this.meter);
             escape_html(plain.as_str().unwrap_or_default(), &mut out)?;
-            this.meter.marked_text(out.into_parts().0, true)
+            this.meter.marked_text(out.into_string(), true)
         },
         "first" => |this, value, _| {
             let items = value.iterate(&this.meter)?;
@@ -84,13 +84,11 @@ pub(super) fn find(name: &str) -> Option<FilterFn> {
         "format" => |this, value, args| {
             let template = this.printer().to_text(value)?;
             let args = this.meter.tuple(args.positional.clone())?;
+            let Value::Str(template) = &template else {
+                unreachable!("`to_text` makes strings")
+            };
             let mut out = TextBuf::new(&this.meter);
-            format::printf(
-                template.as_str().unwrap_or_default(),
-                &args,
-                &this.printer(),
-                &mut out,
-            )?;
+            format::printf(template, &args, &this.printer(), &mut out)?;
             this.finish(out)
         },
         "groupby" => groupby,
@@ -129,8 +127,10 @@ pub(super) fn find(name: &str) -> Option<FilterFn> {
             let count = count
                 .and_then(|count| count.as_int())
                 .and_then(|count| usize::try_from(count).ok());
-            let [text, old, new] = [&text, &old, &new].map(|value| value.as_str().unwrap_or_default());
-            replace(this, text, old, new, count)
+            let (Value::Str(text), Value::Str(old), Value::Str(new)) = (&text, &old, &new) else {
+                unreachable!("`to_text` makes strings")
+            };
+            replace(this, text, &old.body, new, count)
         },
         "reverse" => |this, value, _| {
             if let Value::Str(text) = value {
@@ -144,7 +144,10 @@ pub(super) fn find(name: &str) -> Option<FilterFn> {
         "round" => round,
         "safe" => |this, value, _| {
             let text = this.printer().to_text(value)?;
-            this.meter.marked_text(text.as_str().unwrap_or_default(), true)
+            let Value::Str(text) = &text else {
+                unreachable!("`to_text` makes strings")
+            };
+            this.meter.part_of(text, &text.body, true)
         },
         "slice" => slice,
         "sort" => sort,
@@ -168,7 +171,7 @@ pub(super) fn find(name: &str) -> Option<FilterFn> {
             this.meter
                 .burn_bytes(text.body.len().saturating_mul(chars.map_or(1, str::len)))?;
             this.meter
-                .marked_text(strip_text(&text.body, chars, true, true), text.is_markup)
+                .part_of(text, strip_text(&text.body, chars, true, true), text.is_markup)
         },
         "truncate" => truncate,
         "unique" => unique,
@@ -197,7 +200,8 @@ fn convert(this: &Interpreter<'_>, value: &Value, convert: fn(&str) -> String) -
         unreachable!("`to_text` makes strings")
     };
     this.meter.check_room(text.body.len().saturating_mul(3))?;
-    this.meter.marked_text(convert(&text.body), text.is_markup)
+    this.meter
+        .derived_text(convert(&text.body), text.is_markup, &[text])
 }
 
 /// Follows `a.b.0` from each of the items that filters such as `map(attribute=…)` look at.
@@ -495,7 +499,7 @@ fn join(this: &mut Interpreter<'_>, value: &Value, args: &Arguments) -> Result<V
     let mut out = TextBuf::new(&this.meter);
     for (index, item) in value.iterate(&this.meter)?.items.iter().enumerate() {
         if index > 0 {
-            out.push_str(separator.as_str().unwrap_or_default())?;
+            this.printer().str(&separator, &mut out)?;
         }
         match &attribute {
             Some(attribute) => {

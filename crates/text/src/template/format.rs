@@ -4,8 +4,12 @@
 //! against the memory left before anything is written.
 
 use super::{
-    error::Fault, evaluate::Arguments, interpreter::Interpreter, meter::TextBuf, printer::Printer,
-    value::Value,
+    error::Fault,
+    evaluate::Arguments,
+    interpreter::Interpreter,
+    meter::TextBuf,
+    printer::Printer,
+    value::{Text, Value},
 };
 
 /// How one value is laid out.
@@ -42,7 +46,7 @@ const MAX_PRECISION: usize = 1000;
 
 /// `template % args`.
 pub(super) fn printf(
-    template: &str,
+    template: &Text,
     args: &Value,
     printer: &Printer<'_>,
     out: &mut TextBuf,
@@ -54,9 +58,9 @@ pub(super) fn printf(
     let mut remaining = positional.iter();
     let mut uses_mapping = false;
     let not_enough = || Fault::type_error("not enough arguments for format string");
-    let mut rest = template;
+    let mut rest = &*template.body;
     while let Some(at) = rest.find('%') {
-        out.push_str(&rest[..at])?;
+        out.push_part(template, &rest[..at])?;
         rest = &rest[at + 1..];
         let mut named = None;
         if let Some(after) = rest.strip_prefix('(') {
@@ -128,7 +132,7 @@ pub(super) fn printf(
         };
         printf_value(kind, value, spec, is_zero_padded, printer, out)?;
     }
-    out.push_str(rest)?;
+    out.push_part(template, rest)?;
     let takes_none = matches!(args, Value::Dict(_) | Value::List(_)) || uses_mapping;
     if remaining.next().is_some() && !takes_none {
         return Err(Fault::type_error(
@@ -154,6 +158,7 @@ fn printf_value(
         }
     }
     match kind {
+        's' if spec.width == 0 && spec.precision.is_none() => printer.str(value, out),
         's' | 'r' | 'a' => {
             let mut text = TextBuf::new(printer.meter);
             if kind == 's' {
@@ -161,7 +166,7 @@ fn printf_value(
             } else {
                 printer.repr(value, &mut text, 0)?;
             }
-            pad_text(&text.into_parts().0, &spec, out)
+            pad_text(&text.into_string(), &spec, out)
         }
         'c' => match (value.as_int(), value.as_str()) {
             (Some(code), _) => {
@@ -210,19 +215,19 @@ fn number(rest: &mut &str) -> Option<usize> {
 
 /// `template.format(…)`.
 pub(super) fn str_format(
-    template: &str,
+    template: &Text,
     args: &Arguments,
     interpreter: &Interpreter<'_>,
     out: &mut TextBuf,
 ) -> Result<(), Fault> {
     let mut next_positional = 0;
-    let mut rest = template;
+    let mut rest = &*template.body;
     while let Some(at) = rest.find(['{', '}']) {
-        out.push_str(&rest[..at])?;
+        out.push_part(template, &rest[..at])?;
         let brace = &rest[at..=at];
         rest = &rest[at + 1..];
         if let Some(after) = rest.strip_prefix(brace) {
-            out.push_str(brace)?;
+            out.push_part(template, brace)?;
             rest = after;
             continue;
         }
@@ -246,13 +251,13 @@ pub(super) fn str_format(
             Some("r" | "a") => {
                 let mut text = TextBuf::new(printer.meter);
                 printer.repr(&value, &mut text, 0)?;
-                value = printer.meter.text(text.into_parts().0)?;
+                value = printer.meter.text(text.into_string())?;
             }
             Some(other) => return Err(Fault::Type(format!("unknown conversion specifier '{other}'"))),
         }
         format_value(&value, spec, &printer, out)?;
     }
-    out.push_str(rest)
+    out.push_part(template, rest)
 }
 
 /// The value of a field such as `0`, `name.attribute` or `rows[2]`; an empty one is the next positional argument.

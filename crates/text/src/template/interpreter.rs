@@ -7,6 +7,7 @@
 use std::rc::Rc;
 
 use super::{
+    Rendered,
     ast::{Expr, For, Literal, Program, Stmt, StmtKind, Symbol, Target},
     civil_time::CivilTime,
     error::{Fault, TemplateLimit},
@@ -14,6 +15,7 @@ use super::{
     json::from_json,
     meter::{Lease, Meter, TextBuf},
     printer::Printer,
+    trust::Trust,
     value::{Namespace, Seq, Value},
 };
 
@@ -84,10 +86,12 @@ struct KnownNames {
 }
 
 impl<'t> Interpreter<'t> {
-    /// An interpreter whose outermost scope holds those entries of `context` that the template names.
+    /// An interpreter whose outermost scope holds those entries of `context` that the template names. Texts of the
+    /// variables in `trusted` count as the template's own.
     pub(super) fn new(
         program: &'t Program,
         context: &serde_json::Map<String, serde_json::Value>,
+        trusted: &[&str],
         meter: &Rc<Meter>,
         now: CivilTime,
         max_output_bytes: usize,
@@ -99,13 +103,17 @@ impl<'t> Interpreter<'t> {
                 Literal::Bool(value) => Value::Bool(*value),
                 Literal::Int(value) => Value::Int(*value),
                 Literal::Float(value) => Value::Float(*value),
-                Literal::Str(text) => meter.text(&**text)?,
+                Literal::Str(text) => meter.trusted_text(text)?,
             });
         }
         let mut root = Scope::default();
         for (symbol, name) in program.names.iter().enumerate() {
             if let Some(json) = context.get(&**name) {
-                root.vars.push((symbol as Symbol, from_json(json, meter, 0)?));
+                let value = match json.as_str() {
+                    Some(text) if trusted.contains(&&**name) => meter.trusted_text(text)?,
+                    _ => from_json(json, meter, 0)?,
+                };
+                root.vars.push((symbol as Symbol, value));
             }
         }
         let find = |name: &str| {
@@ -140,11 +148,15 @@ impl<'t> Interpreter<'t> {
     }
 
     /// Renders the template; a fault comes with its line.
-    pub(super) fn run(mut self) -> Result<String, (Fault, u32)> {
+    pub(super) fn run(mut self) -> Result<Rendered, (Fault, u32)> {
         match self.block(&self.program.body) {
             Ok(_) => {
                 let output = self.outputs.pop().expect("the outermost output");
-                Ok(output.into_parts().0)
+                let (text, trust) = output.into_parts();
+                Ok(Rendered {
+                    text,
+                    trusted: trust.into_ranges(),
+                })
             }
             Err(fault) => Err((fault, self.line)),
         }
@@ -198,17 +210,15 @@ impl<'t> Interpreter<'t> {
         self.outputs.push(TextBuf::new(&self.meter));
         body(self)?;
         let output = self.outputs.pop().expect("the output pushed above");
-        let (text, lease) = output.into_parts();
-        drop(lease);
-        self.meter.text(text)
+        self.finish(output)
     }
 
-    fn write(&mut self, text: &str) -> Result<(), Fault> {
+    fn write(&mut self, text: &str, trust: &Trust) -> Result<(), Fault> {
         let output = self.outputs.last_mut().expect("the outermost output");
         if output.len() + text.len() > self.max_output_bytes {
             return Err(Fault::Limit(TemplateLimit::OutputBytes(self.max_output_bytes)));
         }
-        output.push_str(text)
+        output.push_with_trust(text, trust)
     }
 
     pub(super) fn lookup(&self, symbol: Symbol) -> Option<&Value> {
@@ -296,7 +306,7 @@ impl<'t> Interpreter<'t> {
 
     fn statement(&mut self, stmt: &'t Stmt) -> Result<Flow, Fault> {
         match &stmt.kind {
-            StmtKind::Text(text) => self.write(text)?,
+            StmtKind::Text(text) => self.write(text, &Trust::all(text.len()))?,
             StmtKind::Output(expr) => self.output(expr)?,
             StmtKind::If { arms, otherwise } => {
                 for (condition, body) in arms {
@@ -357,12 +367,12 @@ impl<'t> Interpreter<'t> {
 
     fn write_value(&mut self, value: &Value) -> Result<(), Fault> {
         match value {
-            Value::Str(text) => self.write(&text.body),
+            Value::Str(text) => self.write(&text.body, &text.trust),
             Value::Undefined(_) => Ok(()),
             _ => {
                 let mut text = TextBuf::new(&self.meter);
                 self.printer().str(value, &mut text)?;
-                self.write(&text.into_parts().0)
+                self.write(&text.into_string(), &Trust::default())
             }
         }
     }

@@ -9,6 +9,7 @@ use super::{
     error::Fault,
     meter::{Meter, TextBuf},
     printer::float_repr,
+    trust::is_role_name,
     value::Value,
 };
 
@@ -38,7 +39,13 @@ pub(super) fn from_json(json: &serde_json::Value, meter: &Rc<Meter>, depth: usiz
         serde_json::Value::Object(entries) => {
             let entries: Result<Vec<(Value, Value)>, Fault> = entries
                 .iter()
-                .map(|(key, value)| Ok((meter.text(key.as_str())?, from_json(value, meter, depth + 1)?)))
+                .map(|(key, value)| {
+                    let value = match value.as_str() {
+                        Some(role) if key == "role" && is_role_name(role) => meter.trusted_text(role)?,
+                        _ => from_json(value, meter, depth + 1)?,
+                    };
+                    Ok((meter.text(key.as_str())?, value))
+                })
                 .collect();
             meter.dict(entries?)
         }

@@ -5,7 +5,11 @@
 
 use std::{cell::Cell, rc::Rc};
 
-use super::error::{Fault, TemplateLimit};
+use super::{
+    error::{Fault, TemplateLimit},
+    trust::Trust,
+    value::Text,
+};
 
 /// Bytes that one step of fuel may copy.
 const BYTES_PER_STEP: usize = 128;
@@ -93,6 +97,7 @@ impl Drop for Lease {
 #[derive(Debug)]
 pub(super) struct TextBuf {
     text: String,
+    trust: Trust,
     lease: Lease,
 }
 
@@ -100,6 +105,7 @@ impl TextBuf {
     pub(super) fn new(meter: &Rc<Meter>) -> Self {
         Self {
             text: String::new(),
+            trust: Trust::default(),
             lease: Lease {
                 meter: Rc::clone(meter),
                 bytes: 0,
@@ -107,9 +113,28 @@ impl TextBuf {
         }
     }
 
+    /// Appends text that is not trusted.
     pub(super) fn push_str(&mut self, text: &str) -> Result<(), Fault> {
         self.lease.grow(text.len())?;
         self.text.push_str(text);
+        Ok(())
+    }
+
+    /// Appends a text with its trust.
+    pub(super) fn push_text(&mut self, text: &Text) -> Result<(), Fault> {
+        self.push_with_trust(&text.body, &text.trust)
+    }
+
+    /// Appends a slice of a text's body, with its trust.
+    pub(super) fn push_part(&mut self, whole: &Text, part: &str) -> Result<(), Fault> {
+        self.push_with_trust(part, &whole.trust_of(part))
+    }
+
+    pub(super) fn push_with_trust(&mut self, text: &str, trust: &Trust) -> Result<(), Fault> {
+        self.lease.grow(trust.n_bytes())?;
+        let start = self.text.len();
+        self.push_str(text)?;
+        self.trust.append(trust, start);
         Ok(())
     }
 
@@ -127,7 +152,13 @@ impl TextBuf {
         self.text.len()
     }
 
-    pub(super) fn into_parts(self) -> (String, Lease) {
-        (self.text, self.lease)
+    /// The string alone.
+    pub(super) fn into_string(self) -> String {
+        self.text
+    }
+
+    /// The string and its trust; their memory is given back.
+    pub(super) fn into_parts(self) -> (String, Trust) {
+        (self.text, self.trust)
     }
 }

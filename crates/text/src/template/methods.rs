@@ -121,18 +121,16 @@ fn find_str(name: &str) -> Option<MethodFn> {
         "lstrip" => |this, receiver, args| strip(this, receiver, args, true, false),
         "rstrip" => |this, receiver, args| strip(this, receiver, args, false, true),
         "removeprefix" => |this, receiver, args| {
-            let text = &text_of(receiver).body;
-            this.meter.text(
-                text.strip_prefix(&*one_str(args, "removeprefix()")?)
-                    .unwrap_or(text),
-            )
+            let text = text_of(receiver);
+            let prefix = one_str(args, "removeprefix()")?;
+            let rest = text.body.strip_prefix(&*prefix).unwrap_or(&text.body);
+            this.meter.part_of(text, rest, false)
         },
         "removesuffix" => |this, receiver, args| {
-            let text = &text_of(receiver).body;
-            this.meter.text(
-                text.strip_suffix(&*one_str(args, "removesuffix()")?)
-                    .unwrap_or(text),
-            )
+            let text = text_of(receiver);
+            let suffix = one_str(args, "removesuffix()")?;
+            let rest = text.body.strip_suffix(&*suffix).unwrap_or(&text.body);
+            this.meter.part_of(text, rest, false)
         },
         "startswith" => |_, receiver, args| {
             affix(receiver, args, "startswith", |text, affix| {
@@ -149,9 +147,9 @@ fn find_str(name: &str) -> Option<MethodFn> {
             };
             replace(
                 this,
-                &text_of(receiver).body,
+                text_of(receiver),
                 &old.body,
-                &new.body,
+                &new,
                 count_of(count.as_ref())?,
             )
         },
@@ -179,20 +177,21 @@ fn find_str(name: &str) -> Option<MethodFn> {
             let mut out = TextBuf::new(&this.meter);
             for (index, item) in items.iterate(&this.meter)?.items.iter().enumerate() {
                 if index > 0 {
-                    out.push_str(&text_of(receiver).body)?;
+                    out.push_text(text_of(receiver))?;
                 }
-                out.push_str(item.as_str().ok_or_else(|| {
-                    Fault::Type(format!(
+                let Value::Str(item) = item else {
+                    return Err(Fault::Type(format!(
                         "sequence item {index}: expected str instance, {} found",
                         item.type_name()
-                    ))
-                })?)?;
+                    )));
+                };
+                out.push_text(item)?;
             }
             this.finish(out)
         },
         "format" => |this, receiver, args| {
             let mut out = TextBuf::new(&this.meter);
-            format::str_format(&text_of(receiver).body, args, this, &mut out)?;
+            format::str_format(text_of(receiver), args, this, &mut out)?;
             this.finish(out)
         },
         "zfill" => |this, receiver, args| {
@@ -240,7 +239,8 @@ fn convert(
     let text = text_of(receiver);
     // A character's other case has at most three characters.
     this.meter.check_room(text.body.len().saturating_mul(3))?;
-    this.meter.marked_text(convert(&text.body), text.is_markup)
+    this.meter
+        .derived_text(convert(&text.body), text.is_markup, &[text])
 }
 
 /// Upper case after what is no letter; with `keeps_words`, only after what Jinja's filter takes as a border.
@@ -348,8 +348,11 @@ fn strip(
     let chars = chars.as_ref().map(|chars| &*chars.body);
     this.meter
         .burn_bytes(text.body.len().saturating_mul(chars.map_or(1, str::len)))?;
-    this.meter
-        .marked_text(strip_text(&text.body, chars, at_start, at_end), text.is_markup)
+    this.meter.part_of(
+        text,
+        strip_text(&text.body, chars, at_start, at_end),
+        text.is_markup,
+    )
 }
 
 fn affix(
@@ -384,11 +387,12 @@ fn affix(
 /// `text.replace(old, new, count)`.
 pub(super) fn replace(
     this: &Interpreter<'_>,
-    text: &str,
+    source: &Text,
     old: &str,
-    new: &str,
+    new: &Text,
     count: Option<usize>,
 ) -> Result<Value, Fault> {
+    let text = &*source.body;
     let n_found = if old.is_empty() {
         text.chars().count() + 1
     } else {
@@ -396,9 +400,12 @@ pub(super) fn replace(
     };
     let n_replaced = n_found.min(count.unwrap_or(usize::MAX));
     this.meter.burn(n_replaced / 8)?;
+    this.meter.check_room(
+        text.len()
+            .saturating_add(n_replaced.saturating_mul(new.body.len())),
+    )?;
     this.meter
-        .check_room(text.len().saturating_add(n_replaced.saturating_mul(new.len())))?;
-    this.meter.text(text.replacen(old, new, n_replaced))
+        .derived_text(text.replacen(old, &new.body, n_replaced), false, &[source, new])
 }
 
 fn split(this: &Interpreter<'_>, receiver: &Value, args: &Arguments, from_end: bool) -> Result<Value, Fault> {
@@ -466,14 +473,16 @@ fn split(this: &Interpreter<'_>, receiver: &Value, args: &Arguments, from_end: b
     if from_end {
         parts.reverse();
     }
-    text_list(this, parts.into_iter())
+    text_list(this, text_of(receiver), parts.into_iter())
 }
 
-pub(super) fn text_list<'a>(
+/// The parts of a text, as strings.
+fn text_list<'a>(
     this: &Interpreter<'_>,
+    whole: &Text,
     parts: impl Iterator<Item = &'a str>,
 ) -> Result<Value, Fault> {
-    let items: Result<Vec<Value>, Fault> = parts.map(|part| this.meter.text(part)).collect();
+    let items: Result<Vec<Value>, Fault> = parts.map(|part| this.meter.part_of(whole, part, false)).collect();
     this.meter.list(items?)
 }
 
@@ -501,7 +510,7 @@ fn split_lines(this: &mut Interpreter<'_>, receiver: &Value, args: &Arguments) -
         lines.push(&rest[..if keeps_ends { at + width } else { at }]);
         rest = &rest[at + width..];
     }
-    text_list(this, lines.into_iter())
+    text_list(this, text_of(receiver), lines.into_iter())
 }
 
 fn partition(
@@ -526,7 +535,10 @@ fn partition(
             None => [text, "", ""],
         }
     };
-    let items: Result<Vec<Value>, Fault> = parts.into_iter().map(|part| this.meter.text(part)).collect();
+    let items: Result<Vec<Value>, Fault> = parts
+        .into_iter()
+        .map(|part| this.meter.part_of(text_of(receiver), part, false))
+        .collect();
     this.meter.tuple(items?)
 }
 

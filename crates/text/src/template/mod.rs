@@ -15,6 +15,7 @@
 //! | `lexer`, `parser`, `expressions`, `ast` | source to syntax tree |
 //! | `interpreter`, `evaluate`, `operators` | statements and scopes; expressions |
 //! | `value`, `printer`, `meter` | Python's values; how they print; what they may cost |
+//! | `trust` | which bytes of a text the template itself wrote |
 //! | `filters`, `predicates`, `methods`, `format`, `json`, `civil_time` | what a template can call |
 //!
 //! ```
@@ -43,10 +44,13 @@ mod operators;
 mod parser;
 mod predicates;
 mod printer;
+mod trust;
 mod value;
 
 #[cfg(test)]
 mod tests;
+
+use std::ops::Range;
 
 pub use chat::{ChatContext, ChatMessage};
 pub use civil_time::{CivilTime, ParseCivilTimeError};
@@ -100,6 +104,14 @@ impl Default for RenderOptions {
     }
 }
 
+/// A rendered text, and where the template itself wrote it.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    pub(crate) text: String,
+    /// Ranges of bytes, ascending; between them stands what messages, tools and the like say.
+    pub(crate) trusted: Vec<Range<usize>>,
+}
+
 /// A parsed chat template. Rendering does not change it, so one may serve many threads.
 #[derive(Debug)]
 pub struct ChatTemplate {
@@ -133,6 +145,17 @@ impl ChatTemplate {
         context: &serde_json::Value,
         options: &RenderOptions,
     ) -> Result<String, TemplateError> {
+        Ok(self.render_with_trust(context, &[], options)?.text)
+    }
+
+    /// As [`Self::render`], and says which bytes are the template's own. Texts of the variables in `trusted` count as
+    /// such.
+    pub(crate) fn render_with_trust(
+        &self,
+        context: &serde_json::Value,
+        trusted: &[&str],
+        options: &RenderOptions,
+    ) -> Result<Rendered, TemplateError> {
         let empty = serde_json::Map::new();
         let context = context.as_object().unwrap_or(&empty);
         let RenderLimits {
@@ -141,7 +164,8 @@ impl ChatTemplate {
             output_bytes,
         } = options.limits;
         let meter = Meter::new(fuel, memory_bytes);
-        let interpreter = Interpreter::new(&self.program, context, &meter, options.now, output_bytes);
+        let interpreter =
+            Interpreter::new(&self.program, context, trusted, &meter, options.now, output_bytes);
         interpreter
             .map_err(|fault| fault.at(1))?
             .run()

@@ -21,16 +21,20 @@ impl Interpreter<'_> {
                 if a.is_markup || b.is_markup {
                     let mut text = TextBuf::new(&self.meter);
                     for side in [a, b] {
-                        if side.is_markup {
-                            text.push_str(&side.body)?;
+                        if side.is_markup || !side.body.contains(['&', '<', '>', '"', '\'']) {
+                            text.push_text(side)?;
                         } else {
                             escape_html(&side.body, &mut text)?;
                         }
                     }
-                    return self.meter.marked_text(text.into_parts().0, true);
+                    let (text, trust) = text.into_parts();
+                    return self.meter.text_with_trust(text, true, trust);
                 }
                 self.meter.check_room(a.body.len() + b.body.len())?;
-                self.meter.text([&*a.body, &*b.body].concat())
+                let mut text = TextBuf::new(&self.meter);
+                text.push_text(a)?;
+                text.push_text(b)?;
+                self.finish(text)
             }
             (BinaryOp::Add, Value::List(a), Value::List(b)) => {
                 self.meter.list([&a.items[..], &b.items].concat())
@@ -40,7 +44,7 @@ impl Interpreter<'_> {
             }
             (BinaryOp::Rem, Value::Str(template), _) => {
                 let mut text = TextBuf::new(&self.meter);
-                format::printf(&template.body, right, &self.printer(), &mut text)?;
+                format::printf(template, right, &self.printer(), &mut text)?;
                 self.finish(text)
             }
             (BinaryOp::Mul, Value::Str(_) | Value::List(_) | Value::Tuple(_), _)
@@ -68,7 +72,7 @@ impl Interpreter<'_> {
         match value {
             Value::Str(text) => {
                 self.meter.check_room(text.body.len().saturating_mul(n))?;
-                self.meter.text(text.body.repeat(n))
+                self.meter.derived_text(text.body.repeat(n), false, &[text])
             }
             Value::List(seq) | Value::Tuple(seq) => {
                 let n_items = seq.items.len().saturating_mul(n);

@@ -19,7 +19,7 @@ pub(super) struct Printer<'a> {
 impl Printer<'_> {
     pub(super) fn str(&self, value: &Value, out: &mut TextBuf) -> Result<(), Fault> {
         match value {
-            Value::Str(text) => out.push_str(&text.body),
+            Value::Str(text) => out.push_text(text),
             Value::Undefined(_) => Ok(()),
             _ => self.repr(value, out, 0),
         }
@@ -31,7 +31,7 @@ impl Printer<'_> {
         }
         let mut out = TextBuf::new(self.meter);
         self.str(value, &mut out)?;
-        self.meter.text(out.into_parts().0)
+        self.meter.text(out.into_string())
     }
 
     pub(super) fn repr(&self, value: &Value, out: &mut TextBuf, depth: usize) -> Result<(), Fault> {

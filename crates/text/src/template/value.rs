@@ -10,6 +10,7 @@ use std::{cell::RefCell, cmp::Ordering, rc::Rc};
 use super::{
     error::{Fault, TemplateLimit},
     meter::{Lease, Meter},
+    trust::Trust,
 };
 
 /// Containers inside one another.
@@ -41,7 +42,20 @@ pub(super) struct Text {
     pub(super) body: Box<str>,
     /// Whether it is marked as HTML, so that adding to it escapes the other side.
     pub(super) is_markup: bool,
+    /// Which of its bytes the template itself wrote.
+    pub(super) trust: Trust,
     _lease: Lease,
+}
+
+impl Text {
+    /// The trust of a slice of the body; none for any other string.
+    pub(super) fn trust_of(&self, part: &str) -> Trust {
+        let start = part.as_ptr().addr().wrapping_sub(self.body.as_ptr().addr());
+        match start.checked_add(part.len()) {
+            Some(end) if end <= self.body.len() => self.trust.of_part(&(start..end)),
+            _ => Trust::default(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -132,21 +146,59 @@ impl Namespace {
 const ITEM_BYTES: usize = size_of::<Value>();
 
 impl Meter {
-    /// A string value.
+    /// A string value that is not trusted.
     pub(super) fn text(self: &Rc<Self>, text: impl Into<Box<str>> + AsRef<str>) -> Result<Value, Fault> {
         self.marked_text(text, false)
     }
 
-    /// A string value that may be marked as HTML.
+    /// A string that the template itself says.
+    pub(super) fn trusted_text(self: &Rc<Self>, text: &str) -> Result<Value, Fault> {
+        self.text_with_trust(text, false, Trust::all(text.len()))
+    }
+
+    /// A part of another string, with its trust.
+    pub(super) fn part_of(
+        self: &Rc<Self>,
+        whole: &Text,
+        part: &str,
+        is_markup: bool,
+    ) -> Result<Value, Fault> {
+        self.text_with_trust(part, is_markup, whole.trust_of(part))
+    }
+
+    /// A string computed from others: trusted where they are, all of them and in full.
+    pub(super) fn derived_text(
+        self: &Rc<Self>,
+        text: String,
+        is_markup: bool,
+        sources: &[&Text],
+    ) -> Result<Value, Fault> {
+        let is_trusted = (sources.iter()).all(|source| source.trust.is_all(source.body.len()));
+        let trust = Trust::all(if is_trusted { text.len() } else { 0 });
+        self.text_with_trust(text, is_markup, trust)
+    }
+
+    /// A string value that may be marked as HTML and is not trusted.
     pub(super) fn marked_text(
         self: &Rc<Self>,
         text: impl Into<Box<str>> + AsRef<str>,
         is_markup: bool,
     ) -> Result<Value, Fault> {
-        let lease = self.lease(text.as_ref().len() + size_of::<Text>())?;
+        self.text_with_trust(text, is_markup, Trust::default())
+    }
+
+    /// A string value, all said.
+    pub(super) fn text_with_trust(
+        self: &Rc<Self>,
+        text: impl Into<Box<str>> + AsRef<str>,
+        is_markup: bool,
+        trust: Trust,
+    ) -> Result<Value, Fault> {
+        let lease = self.lease(text.as_ref().len() + trust.n_bytes() + size_of::<Text>())?;
         Ok(Value::Str(Rc::new(Text {
             body: text.into(),
             is_markup,
+            trust,
             _lease: lease,
         })))
     }
