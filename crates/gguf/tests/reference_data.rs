@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::{Write, stderr},
     path::{Path, PathBuf},
 };
 
@@ -12,7 +13,8 @@ use tokenmill_gguf::{GgufError, GgufFile, TensorType};
 fn data_dir(test: &str) -> Option<PathBuf> {
     let dir = std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from);
     if dir.is_none() {
-        println!("{test}: skipped, TOKENMILL_TEST_DATA is not set");
+        // Not `println!`, which the test harness shows of failed tests only.
+        let _ = writeln!(stderr(), "{test}: skipped, TOKENMILL_TEST_DATA is not set");
     }
     dir
 }

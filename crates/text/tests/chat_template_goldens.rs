@@ -1,6 +1,11 @@
 //! Renders every real chat template of the test data and compares with what transformers rendered.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{Write, stderr},
+    path::PathBuf,
+};
 
 use serde::Deserialize;
 use tokenmill_text::template::{ChatTemplate, RenderOptions, TemplateError};
@@ -21,7 +26,11 @@ const KNOWN_DIFFERENCES: [(&str, &str, &str); 0] = [];
 #[test]
 fn templates_render_as_in_transformers() {
     let Ok(data) = std::env::var("TOKENMILL_TEST_DATA") else {
-        eprintln!("skipped: TOKENMILL_TEST_DATA does not name the folder of the test data");
+        // Not `eprintln!`, which the test harness shows of failed tests only.
+        let _ = writeln!(
+            stderr(),
+            "skipped: TOKENMILL_TEST_DATA does not name the folder of the test data"
+        );
         return;
     };
     let folder = PathBuf::from(data).join("templates");
