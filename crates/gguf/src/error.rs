@@ -60,9 +60,7 @@ pub enum GgufError {
         version: u32,
     },
     /// A version other than 2 and 3.
-    #[error(
-        "the file is GGUF version {found}, supported are 2 and 3; convert the model again with a current converter"
-    )]
+    #[error("the file is GGUF version {found}, supported are 2 and 3; {}", version_advice(*found))]
     UnsupportedVersion {
         /// The version found.
         found: u32,
@@ -362,4 +360,13 @@ pub enum GgufError {
         /// Bytes given.
         n_bytes: usize,
     },
+}
+
+/// What to do about a file of a version that is not supported.
+fn version_advice(found: u32) -> &'static str {
+    if found > 3 {
+        "it is newer than this program, update tokenmill"
+    } else {
+        "convert the model again with a current converter"
+    }
 }

@@ -203,6 +203,14 @@ fn foreign_versions_are_named() {
         error_of([4, 0, 0, 0]),
         GgufError::UnsupportedVersion { found: 4 }
     ));
+    assert_eq!(
+        error_of([4, 0, 0, 0]).to_string(),
+        "the file is GGUF version 4, supported are 2 and 3; it is newer than this program, update tokenmill"
+    );
+    assert_eq!(
+        error_of([1, 0, 0, 0]).to_string(),
+        "the file is GGUF version 1, supported are 2 and 3; convert the model again with a current converter"
+    );
 }
 
 /// A file of 4 GiB, nearly all of it a hole.
