@@ -8,7 +8,7 @@ use std::{fmt, str::FromStr};
 
 use half::f16;
 
-use crate::{CpuExecError, Host};
+use crate::{CpuExecError, Host, simd::memory::zeroed_bytes};
 
 /// Tokens in one page.
 pub const PAGE_TOKENS: usize = 16;
@@ -257,7 +257,7 @@ impl Half {
             head_dim,
             page_bytes,
             n_pages,
-            bytes: vec![0; n_bytes],
+            bytes: zeroed_bytes(n_bytes, "the KV store")?,
         })
     }
 
@@ -492,5 +492,21 @@ mod tests {
             assert_eq!(ty.to_string().parse::<KvType>().unwrap(), ty);
         }
         assert!("q4_0".parse::<KvType>().is_err());
+    }
+
+    #[test]
+    fn a_store_beyond_all_memory_is_refused() {
+        let shape = KvLayerShape {
+            n_kv_heads: 8,
+            key_dim: 128,
+            value_dim: 128,
+        };
+        let error = |n_pages| KvStore::new(&[shape], n_pages, KvType::F16, KvType::F16).unwrap_err();
+        // No machine can address 2^58 bytes; more than `isize::MAX` are not even asked for.
+        assert!(matches!(
+            error(1 << 43),
+            CpuExecError::OutOfMemory { what: "the KV store", n_bytes } if n_bytes == 1 << 58
+        ));
+        assert!(matches!(error(1 << 50), CpuExecError::KvTooLarge { .. }));
     }
 }

@@ -24,7 +24,7 @@ mod avx512;
 mod float_products;
 pub(crate) mod limits;
 mod math;
-mod memory;
+pub(crate) mod memory;
 mod panel;
 mod portable;
 mod products;
