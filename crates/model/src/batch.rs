@@ -55,7 +55,7 @@ pub struct SampleRow {
 /// |---|---|---|
 /// | `tokens` | `[T]` | input tokens, sequence after sequence |
 /// | `positions` | `[T]` | each token's position in its sequence |
-/// | `slots` | `[T]` | where its K and V are stored: `page * PAGE_TOKENS + position % PAGE_TOKENS` |
+/// | `slots` | `[T]` | where its K and V are stored: `page * PAGE_TOKENS + position % PAGE_TOKENS`; all differ |
 /// | `seq_starts` | `[S + 1]` | tokens of sequence `s` are `seq_starts[s]..seq_starts[s + 1]` |
 /// | `page_starts` | `[S + 1]` | pages of sequence `s` are `pages[page_starts[s]..page_starts[s + 1]]` |
 /// | `pages` | ragged | entry `p` of a sequence holds its positions `p * PAGE_TOKENS ..` |
@@ -205,6 +205,10 @@ impl ForwardBatch {
     }
 
     /// Checks everything a backend relies on, so that no number of a batch can make it read or write out of bounds.
+    ///
+    /// That no two tokens share a slot is the caller's duty and is not checked, which would take a table of all slots
+    /// in every step: sequences may share pages that they only read, but a page that a step writes belongs to one of
+    /// them. Where two tokens do share a slot, one of them is read in the other's place; nothing else is harmed.
     ///
     /// `n_sampled_before` is the number of logit rows of the step before, which [`TokenSource::SampledRow`] names.
     ///

@@ -196,9 +196,17 @@ impl Descriptor {
         check(
             "norm epsilon",
             self.norm.eps,
-            self.norm.eps >= 0.0,
-            "not negative",
+            self.norm.eps >= 0.0 && self.norm.eps.is_finite(),
+            "a number, not negative",
         )?;
+        for (what, scale) in [
+            ("embedding scale", self.embedding_scale),
+            ("residual scale", self.residual_scale),
+            ("logit scale", self.logit_scale),
+        ] {
+            check(what, scale, scale.is_finite(), "a number")?;
+        }
+        check_positive("logit softcap", self.logit_softcap.unwrap_or(1.0))?;
         for rope in &self.ropes {
             rope.validate()?;
         }
@@ -230,6 +238,8 @@ impl Descriptor {
                 WIDTH,
             )?;
         }
+        check_positive("attention scale", attention.scale)?;
+        check_positive("attention softcap", attention.softcap.unwrap_or(1.0))?;
         check(
             "feed-forward length",
             layer.ffn.n_ff,
@@ -277,6 +287,10 @@ impl Descriptor {
 /// Larger widths than this are taken for nonsense: sums of products of such numbers could overflow.
 const MAX_WIDTH: usize = 1 << 24;
 const WIDTH: &str = "between 1 and 2^24";
+
+pub(crate) fn check_positive(what: &'static str, found: f32) -> Result<(), LoadError> {
+    check(what, found, found > 0.0 && found.is_finite(), "a positive number")
+}
 
 pub(crate) fn check(
     what: &'static str,

@@ -98,6 +98,16 @@ pub enum LoadError {
         /// The number.
         value: f32,
     },
+    /// A number of a vector that must be above zero is not.
+    #[error("tensor `{name}` holds {value} at index {index}, expected numbers above 0; the file is damaged")]
+    NotPositive {
+        /// The tensor.
+        name: String,
+        /// Index of the number.
+        index: usize,
+        /// The number.
+        value: f32,
+    },
     /// The file has a tensor that the network would ignore, so its output would be wrong.
     #[error("tensor `{name}` has no place in a `{arch}` network; this variant is not supported")]
     UnusedTensor {

@@ -61,7 +61,7 @@ fn buffer_shapes(descriptor: &Descriptor, max_tokens: usize, max_logits: usize) 
     ]
 }
 
-/// Bytes of all buffers together.
+/// Bytes of all buffers together; `usize::MAX` where the sum is beyond it.
 pub(crate) fn activation_bytes<B: Backend>(
     descriptor: &Descriptor,
     max_tokens: usize,
@@ -71,7 +71,7 @@ pub(crate) fn activation_bytes<B: Backend>(
     buffer_shapes(descriptor, max_tokens, max_logits)
         .iter()
         .map(|&(rows, width)| backend.buffer_bytes(rows, width))
-        .sum()
+        .fold(0, usize::saturating_add)
 }
 
 impl<B: Backend> Activations<B> {

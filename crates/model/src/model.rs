@@ -28,12 +28,15 @@ enum Weights {
     Safetensors(SafetensorsFolder),
 }
 
+/// Larger batches than this are taken for a mistake: their activations alone would take terabytes.
+const MAX_BATCH_TOKENS: usize = 1 << 20;
+
 /// How to load a model. The default serves one short conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelOptions {
     /// Positions a sequence may have; `None` takes what the model was made for.
     pub n_ctx: Option<usize>,
-    /// Tokens a batch may have.
+    /// Tokens a batch may have, at most 2^20.
     pub max_batch_tokens: usize,
     /// Sequences a batch may have.
     pub max_batch_seqs: usize,
@@ -94,9 +97,16 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
-    /// All of it.
+    /// All of it; `usize::MAX` where the sum is beyond it.
     pub fn total_bytes(&self) -> usize {
-        self.weights_bytes + self.kv_bytes + self.activations_bytes + self.workspace_bytes
+        [
+            self.weights_bytes,
+            self.kv_bytes,
+            self.activations_bytes,
+            self.workspace_bytes,
+        ]
+        .into_iter()
+        .fold(0, usize::saturating_add)
     }
 }
 
@@ -218,10 +228,11 @@ fn plan<B: Backend>(
                     "token_embd.weight" => MatrixUsage::Embedding,
                     _ => MatrixUsage::Linear,
                 };
-                backend.matrix_bytes(info.ty, dims[1..].iter().product(), dims[0], usage)
+                let n_rows = dims[1..].iter().copied().fold(1, usize::saturating_mul);
+                backend.matrix_bytes(info.ty, n_rows, dims[0], usage)
             }
         })
-        .sum();
+        .fold(0, usize::saturating_add);
     let layout = kv_layout(descriptor, &limits, options);
     let n_pages = limits.n_pages + limits.n_host_pages;
     let kv_page_bytes = backend.kv_page_bytes(&layout);
@@ -261,7 +272,9 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
     // Slots are numbered with 32 bits, and one number means an unmapped page.
     let max_pages = u32::MAX as usize / PAGE_TOKENS;
     for (option, found, maximum) in [
+        ("max_batch_tokens", options.max_batch_tokens, MAX_BATCH_TOKENS),
         ("n_pages", n_pages, max_pages),
+        ("n_host_pages", options.n_host_pages, max_pages),
         ("n_ctx", n_ctx, max_pages * PAGE_TOKENS),
     ] {
         if found > maximum {

@@ -167,6 +167,15 @@ impl<'a, B: Backend> Loader<'a, B> {
         } else {
             None
         };
+        // The frequencies are divided by them.
+        let values = factors.as_deref().unwrap_or_default();
+        if let Some(index) = values.iter().position(|&factor| factor <= 0.0) {
+            return Err(LoadError::NotPositive {
+                name: "rope_freqs.weight".to_owned(),
+                index,
+                value: values[index],
+            });
+        }
         let (inv_freqs, magnitude) = rope.frequencies(factors.as_deref());
         Ok(Rope {
             style: rope.style,

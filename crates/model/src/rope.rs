@@ -5,7 +5,10 @@
 
 use std::f64::consts::TAU;
 
-use crate::{LoadError, RopeStyle, descriptor::check};
+use crate::{
+    LoadError, RopeStyle,
+    descriptor::{check, check_positive},
+};
 
 /// A rotary embedding before its frequencies are computed.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,7 +104,35 @@ impl RopeDescriptor {
             original_context,
             original_context > 0,
             "at least 1",
-        )
+        )?;
+        match self.scaling {
+            RopeScaling::None | RopeScaling::Linear { .. } => Ok(()),
+            RopeScaling::Llama3 {
+                low_freq_factor,
+                high_freq_factor,
+                ..
+            } => {
+                check_positive("low frequency factor of the rope scaling", low_freq_factor)?;
+                check_positive("high frequency factor of the rope scaling", high_freq_factor)?;
+                // The ramp between them is divided by their difference.
+                check(
+                    "high frequency factor of the rope scaling",
+                    high_freq_factor,
+                    high_freq_factor > low_freq_factor,
+                    "above the low frequency factor",
+                )
+            }
+            RopeScaling::Yarn {
+                beta_fast,
+                beta_slow,
+                magnitude,
+                ..
+            } => {
+                check_positive("beta_fast of the rope scaling", beta_fast)?;
+                check_positive("beta_slow of the rope scaling", beta_slow)?;
+                check_positive("attention factor of the rope scaling", magnitude.unwrap_or(1.0))
+            }
+        }
     }
 
     /// Radians per position for each pair, `[n_dims / 2]`, and the magnitude. `factors` are divisors from the file.
@@ -219,5 +250,58 @@ mod tests {
     fn factors_of_the_file_divide() {
         let (freqs, _) = rope(RopeScaling::None).frequencies(Some(&[1.0, 2.0, 4.0, 8.0]));
         assert!((freqs[1] - 0.05).abs() < 1e-7 && (freqs[3] - 0.000_125).abs() < 1e-9);
+    }
+
+    #[test]
+    fn scalings_that_would_divide_by_zero_are_refused_by_name() {
+        let llama3 = |low_freq_factor, high_freq_factor| RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor,
+            high_freq_factor,
+            original_context: 8192,
+        };
+        let yarn = |beta_fast, beta_slow, magnitude| RopeScaling::Yarn {
+            factor: 4.0,
+            original_context: 8192,
+            beta_fast,
+            beta_slow,
+            magnitude,
+        };
+        for sound in [
+            llama3(1.0, 4.0),
+            yarn(32.0, 1.0, None),
+            yarn(32.0, 1.0, Some(1.2)),
+        ] {
+            rope(sound).validate().unwrap();
+        }
+        for (scaling, expected) in [
+            (
+                llama3(4.0, 4.0),
+                "high frequency factor of the rope scaling is 4, expected above the low frequency factor",
+            ),
+            (
+                llama3(f32::NAN, 4.0),
+                "low frequency factor of the rope scaling is NaN, expected a positive number",
+            ),
+            (
+                llama3(1.0, f32::INFINITY),
+                "high frequency factor of the rope scaling is inf, expected a positive number",
+            ),
+            (
+                yarn(0.0, 1.0, None),
+                "beta_fast of the rope scaling is 0, expected a positive number",
+            ),
+            (
+                yarn(32.0, f32::NAN, None),
+                "beta_slow of the rope scaling is NaN, expected a positive number",
+            ),
+            (
+                yarn(32.0, 1.0, Some(f32::INFINITY)),
+                "attention factor of the rope scaling is inf, expected a positive number",
+            ),
+        ] {
+            let error = rope(scaling).validate().unwrap_err();
+            assert_eq!(error.to_string(), format!("the model's {expected}"));
+        }
     }
 }

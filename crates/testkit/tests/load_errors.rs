@@ -1,7 +1,7 @@
 //! What is wrong with a model is said when it is loaded, by name, and never by a panic.
 
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{LoadError, Model, ModelOptions};
+use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions};
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 
 fn tiny() -> TinyModel {
@@ -81,6 +81,44 @@ fn vectors_must_be_finite() {
 }
 
 #[test]
+fn numbers_that_would_make_others_infinite_are_named() {
+    let mut divisors = vec![1.0; 8];
+    divisors[3] = 0.0;
+    let mut model = tiny();
+    model.set("rope_freqs.weight", &divisors);
+    assert_eq!(
+        load(&model).unwrap_err().to_string(),
+        "tensor `rope_freqs.weight` holds 0 at index 3, expected numbers above 0; the file is damaged"
+    );
+    for (change, expected) in [
+        (
+            (|it: &mut Descriptor| it.norm.eps = f32::INFINITY) as fn(&mut Descriptor),
+            "the model's norm epsilon is inf, expected a number, not negative",
+        ),
+        (
+            |it| it.norm.eps = f32::NAN,
+            "the model's norm epsilon is NaN, expected a number, not negative",
+        ),
+        (
+            |it| it.layers[1].attention.scale = f32::INFINITY,
+            "the model's attention scale is inf, expected a positive number",
+        ),
+        (
+            |it| it.layers[0].attention.softcap = Some(0.0),
+            "the model's attention softcap is 0, expected a positive number",
+        ),
+        (
+            |it| it.logit_scale = f32::NAN,
+            "the model's logit scale is NaN, expected a number",
+        ),
+    ] {
+        let mut descriptor = tiny_llama();
+        change(&mut descriptor);
+        assert_eq!(descriptor.validate().unwrap_err().to_string(), expected);
+    }
+}
+
+#[test]
 fn an_unknown_architecture_lists_the_known_ones() {
     let bytes = tiny().to_gguf().unwrap();
     // The names have the same length, so the file stays well-formed.
@@ -123,6 +161,27 @@ fn options_that_cannot_be_granted_are_named() {
             "option `n_pages` is {}, expected at most {}",
             usize::MAX,
             u32::MAX / 16
+        ),
+    );
+    check(
+        ModelOptions {
+            n_host_pages: usize::MAX,
+            ..Default::default()
+        },
+        &format!(
+            "option `n_host_pages` is {}, expected at most {}",
+            usize::MAX,
+            u32::MAX / 16
+        ),
+    );
+    check(
+        ModelOptions {
+            max_batch_tokens: usize::MAX / 2,
+            ..Default::default()
+        },
+        &format!(
+            "option `max_batch_tokens` is {}, expected at most 1048576",
+            usize::MAX / 2
         ),
     );
     check(
