@@ -4,6 +4,7 @@
 //! compiler.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod ci;
 pub mod conformance;
 pub mod device_bench;

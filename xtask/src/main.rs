@@ -23,6 +23,7 @@ macro_rules! commands {
 }
 
 commands! {
+    Bench => bench;
     Ci => ci;
     Conformance => conformance;
     DeviceBench => device_bench;

@@ -22,6 +22,9 @@ use tokenmill_gguf::{GgufWriter, Metadata, TensorDataWriter, TensorType};
 use preset::{Architecture, Preset, TensorKind};
 use recipe::Recipe;
 
+const DEFAULT_SEED: u64 = 42;
+const DEFAULT_STD: f32 = 0.02;
+
 /// Writes a model of real shapes with random weights and a generated vocabulary
 #[derive(clap::Args)]
 pub struct Args {
@@ -32,11 +35,24 @@ pub struct Args {
     /// File to write
     out: PathBuf,
     /// Seed of the random weights
-    #[arg(long, default_value_t = 42)]
+    #[arg(long, default_value_t = DEFAULT_SEED)]
     seed: u64,
     /// Standard deviation of the weights
-    #[arg(long, default_value_t = 0.02)]
+    #[arg(long, default_value_t = DEFAULT_STD)]
     std: f32,
+}
+
+impl Args {
+    /// The default weights of a preset in a type, for another command that needs the model.
+    pub(crate) fn new(preset: &str, recipe: &str, out: &Path) -> Self {
+        Self {
+            preset: preset.to_owned(),
+            recipe: recipe.to_owned(),
+            out: out.to_owned(),
+            seed: DEFAULT_SEED,
+            std: DEFAULT_STD,
+        }
+    }
 }
 
 /// Bytes of weights that are made before they are written.

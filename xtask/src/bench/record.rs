@@ -1,0 +1,188 @@
+//! [`Record`]: what was measured, as it lies in `bench/runs`.
+//!
+//! A record grows: a run replaces the cells that it measured and leaves the others, since all of them take longer than a
+//! machine stays quiet. So each figure has its own commit, date and limits. Invariant: samples are as they were seen;
+//! what is computed from them can be computed again.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    limits::Limits,
+    roofline::{Bound, Cost},
+    spread::Spread,
+};
+
+/// The file in a record's folder.
+const FILE: &str = "speed.json";
+
+/// The figures of a machine.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Record {
+    pub(super) machine: Machine,
+    /// By the names of cells.
+    pub(super) figures: BTreeMap<String, Figure>,
+}
+
+/// Where it was measured.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Machine {
+    pub(super) cpu: String,
+    pub(super) n_processors: usize,
+    pub(super) system: String,
+}
+
+/// What one cell gave.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Figure {
+    /// `tokens/s` or `s`.
+    pub(super) unit: String,
+    /// The state of the sources.
+    pub(super) commit: String,
+    /// UTC.
+    pub(super) measured_at: String,
+    pub(super) ours: SideFigure,
+    /// Each configuration of the peer that was tried. The fastest has the most samples.
+    pub(super) peers: Vec<SideFigure>,
+    /// How much faster than the peer's best.
+    pub(super) ratio: Option<f64>,
+    /// What a token costs at the least.
+    pub(super) cost: Option<Cost>,
+    /// What the limits leave, in tokens per second.
+    pub(super) bound: Option<Bound>,
+    pub(super) limits: Limits,
+}
+
+/// What one side gave.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct SideFigure {
+    pub(super) name: String,
+    /// Its command line, without folders.
+    pub(super) command: String,
+    /// In the order they were taken.
+    pub(super) samples: Vec<f64>,
+    pub(super) spread: Spread,
+    pub(super) peak_memory_bytes: Option<u64>,
+}
+
+impl Figure {
+    /// Whether less is better.
+    pub(super) fn is_time(&self) -> bool {
+        self.unit == "s"
+    }
+
+    /// The peer's fastest configuration.
+    pub(super) fn best_peer(&self) -> Option<&SideFigure> {
+        self.peers.iter().max_by(|a, b| {
+            let (a, b) = (speed(a, self.is_time()), speed(b, self.is_time()));
+            a.total_cmp(&b)
+        })
+    }
+
+    /// How much faster ours is than the peer's fastest.
+    pub(super) fn speedup(&self) -> Option<f64> {
+        let peer = self.best_peer()?;
+        Some(speed(&self.ours, self.is_time()) / speed(peer, self.is_time()))
+    }
+}
+
+/// A number that is larger for the faster side.
+fn speed(side: &SideFigure, is_time: bool) -> f64 {
+    if is_time {
+        side.spread.median.recip()
+    } else {
+        side.spread.median
+    }
+}
+
+impl Record {
+    /// Reads the record of a folder, or begins one.
+    ///
+    /// # Errors
+    /// A file that is no record.
+    pub(super) fn load(folder: &Path) -> anyhow::Result<Self> {
+        let path = folder.join(FILE);
+        if !path.exists() {
+            return Ok(Self::default());
+        }
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} is no record", path.display()))
+    }
+
+    /// Writes it, whole or not at all.
+    ///
+    /// # Errors
+    /// The folder cannot be written.
+    pub(super) fn save(&self, folder: &Path) -> anyhow::Result<PathBuf> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let (path, partial) = (folder.join(FILE), folder.join(format!("{FILE}.partial")));
+        let mut text = serde_json::to_string_pretty(self)?;
+        text.push('\n');
+        fs::write(&partial, text).with_context(|| format!("cannot write {}", partial.display()))?;
+        fs::rename(&partial, &path)?;
+        Ok(path)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in crate::bench) fn side(name: &str, samples: &[f64]) -> SideFigure {
+        SideFigure {
+            name: name.to_owned(),
+            command: format!("{name} bench"),
+            samples: samples.to_vec(),
+            spread: Spread::of(samples).unwrap(),
+            peak_memory_bytes: Some(900 << 20),
+        }
+    }
+
+    pub(in crate::bench) fn figure(unit: &str, ours: f64, peers: &[f64]) -> Figure {
+        let mut figure = Figure {
+            unit: unit.to_owned(),
+            commit: "abc".to_owned(),
+            measured_at: "2026-01-01".to_owned(),
+            ours: side("tokenmill", &[ours]),
+            peers: peers.iter().map(|&peer| side("peer", &[peer])).collect(),
+            ratio: None,
+            cost: None,
+            bound: None,
+            limits: Limits {
+                instruction_sets: "avx2".to_owned(),
+                n_threads: 2,
+                read_bytes_s: 3e10,
+                read_bytes_s_one_thread: 2e10,
+                multiplies_s: 4e11,
+                multiplies_s_one_thread: 4e11,
+            },
+        };
+        figure.ratio = figure.speedup();
+        figure
+    }
+
+    #[test]
+    fn the_peer_is_taken_at_its_best() {
+        assert_eq!(figure("tokens/s", 30.0, &[10.0, 15.0]).ratio, Some(2.0));
+        assert_eq!(figure("s", 0.5, &[2.0, 1.0]).ratio, Some(2.0));
+        assert_eq!(figure("s", 0.5, &[]).ratio, None);
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Record::load(folder.path()).unwrap(), Record::default());
+        let mut record = Record::default();
+        record.figures.insert("a/b".to_owned(), figure("s", 1.0, &[2.0]));
+        let path = record.save(folder.path()).unwrap();
+        assert_eq!(Record::load(folder.path()).unwrap(), record);
+        fs::write(path, "{").unwrap();
+        assert!(Record::load(folder.path()).is_err());
+    }
+}

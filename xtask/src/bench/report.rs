@@ -1,0 +1,119 @@
+//! The record as a Markdown table.
+
+use std::fmt::Write as _;
+
+use super::{
+    cell::Cell,
+    record::{Figure, Record, SideFigure},
+    spread::Spread,
+};
+
+const HEADING: &str = "\
+| work | tokenmill | peer, at its best | ratio | limit | of limit | of its instruction mix | memory, MiB |
+|---|---:|---:|---:|---:|---:|---:|---:|
+";
+
+/// Writes the cells that the record has, in the order of `cells`.
+pub(super) fn markdown(record: &Record, cells: &[Cell]) -> String {
+    let machine = &record.machine;
+    let mut text = format!(
+        "{}, {} processors, {}. Median (least..most).\n\n",
+        machine.cpu, machine.n_processors, machine.system
+    );
+    if let Some(figure) = record.figures.values().next() {
+        let limits = &figure.limits;
+        let _ = writeln!(
+            text,
+            "Limits with {} threads ({}): {:.1} GB/s read, {:.0} G multiplications of 8-bit integers/s; one thread {:.1} \
+             and {:.0}.\n",
+            limits.n_threads,
+            limits.instruction_sets,
+            limits.read_bytes_s / 1e9,
+            limits.multiplies_s / 1e9,
+            limits.read_bytes_s_one_thread / 1e9,
+            limits.multiplies_s_one_thread / 1e9,
+        );
+    }
+    text.push_str(HEADING);
+    for cell in cells {
+        let name = cell.to_string();
+        if let Some(figure) = record.figures.get(&name) {
+            row(&mut text, &name, figure);
+        }
+    }
+    text
+}
+
+fn row(text: &mut String, name: &str, figure: &Figure) {
+    let unit = if figure.is_time() { " s" } else { "" };
+    let peer = figure.best_peer();
+    let peer_speed = peer.map_or_else(String::new, |peer| spread(peer.spread) + unit);
+    let ratio = figure
+        .speedup()
+        .map_or_else(String::new, |ratio| format!("{ratio:.2}"));
+    let percent = |limit: f64| format!("{:.0} %", 100.0 * figure.ours.spread.median / limit);
+    let (limit, share) = figure
+        .bound
+        .map(|bound| {
+            let tokens_s = bound.tokens_s();
+            (format!("{tokens_s:.1} ({})", bound.name()), percent(tokens_s))
+        })
+        .unwrap_or_default();
+    let mix_share = figure
+        .bound
+        .and_then(|bound| bound.instruction_mix)
+        .map_or_else(String::new, percent);
+    let memory = |side: Option<&SideFigure>| {
+        side.and_then(|side| side.peak_memory_bytes)
+            .map(|n_bytes| (n_bytes >> 20).to_string())
+    };
+    let memory: Vec<String> = [memory(Some(&figure.ours)), memory(peer)]
+        .into_iter()
+        .flatten()
+        .collect();
+    let _ = writeln!(
+        text,
+        "| {name} | {}{unit} | {peer_speed} | {ratio} | {limit} | {share} | {mix_share} | {} |",
+        spread(figure.ours.spread),
+        memory.join(" / ")
+    );
+}
+
+/// `17.5 (17.1..17.9)`, with more digits where the numbers are small.
+fn spread(spread: Spread) -> String {
+    let digits = if spread.median < 3.0 { 2 } else { 1 };
+    format!(
+        "{:.digits$} ({:.digits$}..{:.digits$})",
+        spread.median, spread.min, spread.max
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::{cell, record::tests::figure, roofline::Bound};
+
+    #[test]
+    fn a_row_has_both_sides_and_the_limit() {
+        let mut text = String::new();
+        let mut decode = figure("tokens/s", 30.0, &[10.0, 15.0]);
+        decode.bound = Some(Bound {
+            memory: 40.0,
+            arithmetic: 400.0,
+            instruction_mix: None,
+        });
+        row(&mut text, "m/Q4_0/tg128", &decode);
+        row(&mut text, "m/Q4_0/load", &figure("s", 0.25, &[]));
+        assert_eq!(
+            text,
+            "| m/Q4_0/tg128 | 30.0 (30.0..30.0) | 15.0 (15.0..15.0) | 2.00 | 40.0 (memory) | 75 % |  | 900 / 900 |\n\
+             | m/Q4_0/load | 0.25 (0.25..0.25) s |  |  |  |  |  | 900 |\n"
+        );
+    }
+
+    #[test]
+    fn cells_that_were_not_measured_have_no_row() {
+        let table = markdown(&Record::default(), &cell::all());
+        assert!(table.ends_with(HEADING));
+    }
+}

@@ -1,0 +1,224 @@
+//! [`ModelCost`]: the bytes that a token must move and the products it must compute, and so the speed that the machine's
+//! limits leave.
+//!
+//! What must be read is the weights, once in a step, and the keys and values of the context. What must be multiplied is
+//! every weight with every token, and queries and keys, weights and values; what the other instructions of a product leave
+//! of that is a bound of its own. Nothing else counts here: a bound that
+//! ignores work is still a bound.
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use tokenmill_gguf::GgufFile;
+
+use super::{
+    cell::{Kv, Work},
+    instruction_mix,
+    limits::Limits,
+};
+
+/// Tokens that one step of a prompt computes, the default of both sides.
+const STEP_TOKENS: usize = 512;
+
+/// The sizes of a model that decide what a token costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ModelCost {
+    /// Bytes of the matrices that every step reads, the head among them.
+    weight_bytes: f64,
+    /// Weights of the layers.
+    layer_weights: f64,
+    /// The same, each divided by its format's share of multiplications; without a share there is none.
+    layer_slots: Option<f64>,
+    /// Weights of the head.
+    head_weights: f64,
+    /// Values of a query in all layers.
+    query_len: f64,
+    /// Values of a key in all layers.
+    key_len: f64,
+}
+
+/// What a token costs, at the least.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Cost {
+    pub(super) bytes: f64,
+    pub(super) multiplies: f64,
+    /// Multiplications, and those that could have been done in place of the other instructions, where rows share the
+    /// weights.
+    pub(super) slots: Option<f64>,
+}
+
+/// The speeds that a machine's limits leave, in tokens per second, each by its reason.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Bound {
+    pub(super) memory: f64,
+    pub(super) arithmetic: f64,
+    pub(super) instruction_mix: Option<f64>,
+}
+
+/// Multiplications of 8-bit integers that fit where one of f32 is.
+const FLOAT_SLOTS: f64 = 4.0;
+
+impl ModelCost {
+    /// Reads the sizes from a file's header.
+    ///
+    /// # Errors
+    /// Metadata that a decoder has is missing.
+    pub(super) fn of(file: &GgufFile) -> anyhow::Result<Self> {
+        let metadata = file.metadata();
+        let arch = metadata.str("general.architecture")?;
+        let size = |key: &str| -> anyhow::Result<f64> { Ok(metadata.u32(&format!("{arch}.{key}"))?.into()) };
+        let (n_layers, n_heads) = (size("block_count")?, size("attention.head_count")?);
+        let n_kv_heads = size("attention.head_count_kv")?;
+        let head_dim = match metadata.opt_u32(&format!("{arch}.attention.key_length"))? {
+            Some(head_dim) => head_dim.into(),
+            None => size("embedding_length")? / n_heads,
+        };
+        let head = file
+            .tensor("output.weight")
+            .or_else(|| file.tensor("token_embd.weight"))
+            .context("the model has no head")?
+            .info;
+        let layers = || {
+            file.tensors()
+                .filter(|tensor| tensor.name.starts_with("blk.") && tensor.dims.len() >= 2)
+        };
+        Ok(Self {
+            weight_bytes: (layers().map(|tensor| tensor.n_bytes).sum::<usize>() + head.n_bytes) as f64,
+            layer_weights: layers()
+                .map(tokenmill_gguf::TensorInfo::n_elements)
+                .sum::<usize>() as f64,
+            layer_slots: layers()
+                .map(|tensor| Some(tensor.n_elements() as f64 / instruction_mix::share(tensor.ty)?))
+                .sum(),
+            head_weights: head.n_elements() as f64,
+            query_len: n_layers * n_heads * head_dim,
+            key_len: n_layers * n_kv_heads * head_dim,
+        })
+    }
+
+    /// The cost of an average token of some work; there is none where the figure is no speed.
+    pub(super) fn of_token(&self, work: Work, kv: Kv) -> Option<Cost> {
+        // Tokens that share a reading of the weights, tokens that share a row of logits, and tokens of context.
+        let (n_sharing, n_per_logits, n_context) = match work {
+            Work::Prefill { n_tokens } => {
+                let n_sharing = n_tokens.min(STEP_TOKENS);
+                (n_sharing, n_sharing, n_tokens as f64 / 2.0)
+            }
+            Work::Decode { n_tokens, n_depth } => (1, 1, n_depth as f64 + n_tokens as f64 / 2.0),
+            Work::Batch { n_seqs, n_tokens } => (n_seqs, 1, n_tokens as f64 / 2.0),
+            Work::Load => return None,
+        };
+        // Keys and values of a step's own tokens never leave the cache, so that a prompt's are left out.
+        let kv_bytes = match work {
+            Work::Prefill { .. } => 0.0,
+            _ => 2.0 * self.key_len * n_context * kv.value_bits() / 8.0,
+        };
+        let head = self.head_weights / n_per_logits as f64;
+        let attention = 2.0 * self.query_len * n_context;
+        let slots = (self.layer_slots.filter(|_| n_sharing > 1))
+            .map(|layers| layers + head + FLOAT_SLOTS * attention);
+        Some(Cost {
+            bytes: self.weight_bytes / n_sharing as f64 + kv_bytes,
+            multiplies: self.layer_weights + head + attention,
+            slots,
+        })
+    }
+}
+
+impl Cost {
+    /// What `limits` leave.
+    pub(super) fn bound(self, limits: &Limits) -> Bound {
+        Bound {
+            memory: limits.read_bytes_s / self.bytes,
+            arithmetic: limits.multiplies_s / self.multiplies,
+            instruction_mix: self.slots.map(|slots| limits.multiplies_s / slots),
+        }
+    }
+}
+
+impl Bound {
+    /// The lower of the two.
+    pub(super) fn tokens_s(self) -> f64 {
+        self.memory.min(self.arithmetic)
+    }
+
+    /// Which it is.
+    pub(super) fn name(self) -> &'static str {
+        if self.memory < self.arithmetic {
+            "memory"
+        } else {
+            "arithmetic"
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MODEL: ModelCost = ModelCost {
+        weight_bytes: 1000.0,
+        layer_weights: 1600.0,
+        layer_slots: Some(2000.0),
+        head_weights: 400.0,
+        query_len: 8.0,
+        key_len: 4.0,
+    };
+
+    #[test]
+    fn a_decoded_token_reads_all_weights_and_its_context() {
+        let work = Work::Decode {
+            n_tokens: 20,
+            n_depth: 90,
+        };
+        let cost = MODEL.of_token(work, Kv::F16).unwrap();
+        assert_eq!(
+            cost,
+            Cost {
+                bytes: 1000.0 + 2.0 * 4.0 * 100.0 * 2.0,
+                multiplies: 2000.0 + 1600.0,
+                slots: None
+            }
+        );
+        let narrow = MODEL.of_token(work, Kv::Q8_0).unwrap();
+        assert_eq!(narrow.bytes, 1000.0 + 850.0);
+    }
+
+    #[test]
+    fn tokens_of_a_step_share_the_weights() {
+        let prefill = MODEL.of_token(Work::Prefill { n_tokens: 100 }, Kv::F16).unwrap();
+        assert_eq!(
+            prefill,
+            Cost {
+                bytes: 10.0,
+                multiplies: 1600.0 + 4.0 + 800.0,
+                slots: Some(2000.0 + 4.0 + 3200.0)
+            }
+        );
+        let batch = Work::Batch {
+            n_seqs: 4,
+            n_tokens: 2,
+        };
+        assert_eq!(MODEL.of_token(batch, Kv::F16).unwrap().bytes, 250.0 + 16.0);
+        assert_eq!(MODEL.of_token(Work::Load, Kv::F16), None);
+    }
+
+    #[test]
+    fn the_lower_limit_binds() {
+        let limits = Limits {
+            instruction_sets: "avx2".to_owned(),
+            n_threads: 1,
+            read_bytes_s: 100.0,
+            read_bytes_s_one_thread: 100.0,
+            multiplies_s: 1000.0,
+            multiplies_s_one_thread: 1000.0,
+        };
+        let bound = Cost {
+            bytes: 10.0,
+            multiplies: 10.0,
+            slots: Some(20.0),
+        }
+        .bound(&limits);
+        assert_eq!((bound.tokens_s(), bound.name()), (10.0, "memory"));
+        assert_eq!(bound.instruction_mix, Some(50.0));
+    }
+}
