@@ -236,7 +236,7 @@ impl Batch {
             .map_err(|error| Failure::work(error.to_string()))?;
         // An engine that has ended fails whatever is in hand. That is no answer: it is asked again next time.
         if let EngineState::Ended(reason) = self.app.model.engine().state() {
-            return Err(Failure::work(format!("the engine has ended: {reason}")));
+            return Err(reason.into());
         }
         let ending = answer.ending?;
         match &ending {
