@@ -2,7 +2,7 @@
 //!
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
-use std::{env, thread};
+use std::{env, fmt, thread};
 
 use clap::{Args, ValueEnum};
 use tokenmill_cuda_exec::has_driver;
@@ -61,6 +61,16 @@ pub(crate) enum CacheType {
     /// 8 bits with a scale for each 32.
     #[value(name = "q8_0")]
     Q8_0,
+}
+
+impl fmt::Display for CacheType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+        })
+    }
 }
 
 impl CacheType {

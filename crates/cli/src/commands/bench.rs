@@ -2,6 +2,7 @@
 //!
 //! `ppN` computes a prompt of N tokens in batches, `tgN` generates N tokens one by one. As in llama-bench the tokens are
 //! random, nothing is sampled, one run warms up, and the figure is the mean of the repetitions with its standard deviation.
+//! With a depth, both begin behind so many tokens, which are computed once and before the clock runs.
 //! `tgNxM` generates N tokens in each of M sequences side by side, through the engine and with sampling, as a server does.
 
 mod forward;
@@ -18,7 +19,7 @@ use self::{forward::Forward, side_by_side::SideBySide};
 use crate::{
     failure::Failure,
     interrupt::Interrupt,
-    load::{LoadArgs, load_where},
+    load::{CacheType, LoadArgs, load_where},
     model_source::ModelSource,
     output, progress,
 };
@@ -46,6 +47,15 @@ pub(crate) struct Args {
     /// Lengths of generations; 0 leaves the test out
     #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "128")]
     n_gen: Vec<usize>,
+    /// Tokens in the context before a test begins
+    #[arg(
+        short = 'd',
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        conflicts_with = "batch"
+    )]
+    n_depth: usize,
     /// Sequences to generate side by side through the engine, instead of the other tests; beside the figures stands
     /// what the engine, calibrated by them, says it gains over one sequence
     #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "n_prompt")]
@@ -53,6 +63,9 @@ pub(crate) struct Args {
     /// Repetitions of each test
     #[arg(short, long, value_name = "N", default_value_t = 5)]
     repetitions: usize,
+    /// Measure the first run too, as a program that has just started sees it
+    #[arg(long)]
+    no_warmup: bool,
     /// Form of the table
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     output: Format,
@@ -135,6 +148,19 @@ struct Subject {
     n_threads: usize,
     /// `CPU` or `CUDA`.
     backend: &'static str,
+    /// Tokens in the context before each test.
+    n_depth: usize,
+    /// What keys and values are stored as.
+    cache_types: (CacheType, CacheType),
+}
+
+impl Subject {
+    fn test_name(&self, test: Test) -> String {
+        match self.n_depth {
+            0 => test.name(),
+            n_depth => format!("{} @ d{n_depth}", test.name()),
+        }
+    }
 }
 
 /// What tests run on.
@@ -165,6 +191,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             LoadedDevice::Cpu { .. } => "CPU",
             LoadedDevice::Cuda { .. } => "CUDA",
         },
+        n_depth: args.n_depth,
+        cache_types: args.load.cache_types(),
     };
     let n_vocab = model.descriptor().n_vocab;
     let mut rig = if args.batch.is_empty() {
@@ -180,21 +208,26 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         })
     };
     let interrupt = Interrupt::install()?;
-    let bar = progress::steps("measuring", (tests.len() * (args.repetitions + 1)) as u64);
+    let n_warmups = usize::from(!args.no_warmup);
+    let bar = progress::steps("measuring", (tests.len() * (args.repetitions + n_warmups)) as u64);
     let mut results = Vec::with_capacity(tests.len());
     for test in tests {
         let mut samples = Vec::with_capacity(args.repetitions);
-        for repetition in 0..=args.repetitions {
+        for run_idx in 0..n_warmups + args.repetitions {
             bar.set_message(test.name());
             let tokens_per_s = match &mut rig {
                 Rig::Forward(forward) => {
-                    let tokens = random_tokens(test.n_tokens(), n_vocab, repetition as u64);
+                    let n_missing = forward.begin(args.n_depth);
+                    for chunk in random_tokens(n_missing, n_vocab, u64::MAX).chunks(options.max_batch_tokens)
+                    {
+                        forward.run(chunk)?;
+                    }
+                    let tokens = random_tokens(test.n_tokens(), n_vocab, run_idx as u64);
                     test.n_tokens() as f64 / measure(forward, test, options.max_batch_tokens, &tokens)?
                 }
                 Rig::SideBySide(rig) => rig.measure(test.n_seqs(), test.n_tokens())?,
             };
-            // The first run warms up.
-            if repetition > 0 {
+            if run_idx >= n_warmups {
                 samples.push(tokens_per_s);
             }
             bar.inc(1);
@@ -260,7 +293,7 @@ impl Args {
         let n_tokens = tests.iter().map(|test| test.n_tokens()).max().unwrap_or(1);
         let n_seqs = tests.iter().map(|test| test.n_seqs()).max().unwrap_or(1);
         let longest = if self.batch.is_empty() {
-            n_tokens
+            self.n_depth + n_tokens
         } else {
             SideBySide::n_ctx(n_tokens)
         };
@@ -288,7 +321,6 @@ fn measure(
         Test::Prompt(_) => max_batch_tokens,
         Test::Generation(_) | Test::SideBySide { .. } => 1,
     };
-    forward.clear();
     let started = Instant::now();
     for chunk in tokens.chunks(chunk_len) {
         forward.run(chunk)?;
@@ -342,7 +374,7 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
             subject.n_params as f64 / 1e6,
             subject.backend,
             subject.n_threads,
-            measured.test.name(),
+            subject.test_name(measured.test),
             measured.mean(),
             measured.deviation(),
         )
@@ -360,18 +392,21 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
 
 fn csv(subject: &Subject, results: &[Measured]) -> String {
     let mut table = String::from(
-        "model,model_size,model_n_params,backend,n_threads,test,n_seqs,n_tokens,avg_ts,stddev_ts\n",
+        "model,model_size,model_n_params,backend,n_threads,type_k,type_v,n_depth,test,n_seqs,n_tokens,avg_ts,stddev_ts\n",
     );
     for measured in results {
         writeln!(
             table,
-            "\"{}\",{},{},{},{},{},{},{},{},{}",
+            "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{}",
             subject.model.replace('"', "\"\""),
             subject.size_bytes,
             subject.n_params,
             subject.backend,
             subject.n_threads,
-            measured.test.name(),
+            subject.cache_types.0,
+            subject.cache_types.1,
+            subject.n_depth,
+            subject.test_name(measured.test),
             measured.test.n_seqs(),
             measured.test.n_tokens(),
             measured.mean(),
@@ -386,13 +421,23 @@ fn json_rows(subject: &Subject, results: &[Measured]) -> Value {
     results
         .iter()
         .map(|measured| {
+            let (n_prompt, n_gen) = match measured.test {
+                Test::Prompt(n_prompt) => (n_prompt, 0),
+                Test::Generation(n_gen) => (0, n_gen),
+                Test::SideBySide { n_gen, .. } => (SideBySide::N_PROMPT, n_gen),
+            };
             json!({
                 "model": subject.model,
                 "model_size": subject.size_bytes,
                 "model_n_params": subject.n_params,
                 "backend": subject.backend,
                 "n_threads": subject.n_threads,
-                "test": measured.test.name(),
+                "type_k": subject.cache_types.0.to_string(),
+                "type_v": subject.cache_types.1.to_string(),
+                "n_prompt": n_prompt,
+                "n_gen": n_gen,
+                "n_depth": subject.n_depth,
+                "test": subject.test_name(measured.test),
                 "n_seqs": measured.test.n_seqs(),
                 "n_tokens": measured.test.n_tokens(),
                 "avg_ts": measured.mean(),

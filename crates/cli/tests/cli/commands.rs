@@ -271,7 +271,8 @@ fn run_stores_keys_and_values_as_it_is_told() {
 
 #[test]
 fn bench_prints_its_table_in_three_forms() {
-    let run = |form: &str| tokenmill(["bench", "demo", "-p", "16", "-n", "4,8", "-r", "2", "-o", form]).ok();
+    let line = "bench demo -p 16 -n 4,8 -d 32 -r 2 -ctk q8_0 -ctv q8_0 -o";
+    let run = |form: &str| tokenmill(line.split(' ').chain([form])).ok();
     let table = run("md");
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(
@@ -282,9 +283,12 @@ fn bench_prints_its_table_in_three_forms() {
         .iter()
         .map(|line| line.split('|').nth(6).unwrap().trim())
         .collect();
-    assert_eq!(tests, ["pp16", "tg4", "tg8"]);
+    assert_eq!(tests, ["pp16 @ d32", "tg4 @ d32", "tg8 @ d32"]);
     assert_eq!(run("csv").lines().count(), 4);
     let json: Value = serde_json::from_str(&run("json")).unwrap();
+    let last = &json[2];
+    assert_eq!((&last["n_prompt"], &last["n_gen"]), (&0.into(), &8.into()));
+    assert_eq!((&last["n_depth"], &last["type_k"]), (&32.into(), &"q8_0".into()));
     for row in json.as_array().unwrap() {
         let samples: Vec<f64> = row["samples_ts"]
             .as_array()

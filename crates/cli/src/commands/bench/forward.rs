@@ -26,9 +26,10 @@ impl Forward {
         }
     }
 
-    /// Begins a new sequence.
-    pub(super) fn clear(&mut self) {
-        self.n_stored = 0;
+    /// Goes back to the first `n_tokens` that are stored, or to all; gives how many are missing.
+    pub(super) fn begin(&mut self, n_tokens: usize) -> usize {
+        self.n_stored = self.n_stored.min(n_tokens);
+        n_tokens - self.n_stored
     }
 
     /// Computes `tokens` behind those that are stored, and the logits of the last. The caller keeps to the executor's

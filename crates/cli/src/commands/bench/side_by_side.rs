@@ -7,18 +7,18 @@ use tokenmill_sched::{Engine, GenerateParams, Throughput};
 
 use crate::failure::Failure;
 
-/// Tokens of each prompt: short, so that nearly all of the time is decoding.
-const N_PROMPT: usize = 1;
-
 /// Measures an engine that nobody else uses.
 pub(super) struct SideBySide {
     pub(super) engine: Engine,
 }
 
 impl SideBySide {
+    /// Tokens of each prompt: short, so that nearly all of the time is decoding.
+    pub(super) const N_PROMPT: usize = 1;
+
     /// Positions that a sequence of `n_gen` tokens takes.
     pub(super) fn n_ctx(n_gen: usize) -> usize {
-        N_PROMPT + n_gen
+        Self::N_PROMPT + n_gen
     }
 
     /// Generates `n_gen` tokens, at least two, in each of `n_seqs` sequences; gives the tokens per second of all together,
@@ -29,7 +29,7 @@ impl SideBySide {
     pub(super) fn measure(&self, n_seqs: usize, n_gen: usize) -> Result<f64, Failure> {
         let n_vocab = self.engine.limits().n_vocab.max(1);
         let prompts: Vec<Vec<u32>> = (0..n_seqs)
-            .map(|own| vec![(own % n_vocab) as u32; N_PROMPT])
+            .map(|own| vec![(own % n_vocab) as u32; Self::N_PROMPT])
             .collect();
         let params = GenerateParams {
             max_tokens: Some(n_gen),
