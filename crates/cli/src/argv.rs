@@ -46,7 +46,9 @@ pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Os
             Some((name, value)) if name.starts_with('-') => (name, Some(value)),
             _ => (text, None),
         };
-        if name == "-m" || name == "--model" {
+        // There `--model` is the name that requests ask for.
+        let names_a_request = rewritten.get(1).is_some_and(|command| command == "bench-serve");
+        if (name == "-m" || name == "--model") && !names_a_request {
             model = match value {
                 Some(value) => Some(value.into()),
                 None => args.next(),
@@ -103,6 +105,10 @@ mod tests {
             Ok("tokenmill run x --cache-type-k q8_0 --ubatch-size=8"),
         );
         check("tokenmill run -m x hi", Ok("tokenmill run x hi"));
+        check(
+            "tokenmill bench-serve http://127.0.0.1:1 --model x",
+            Ok("tokenmill bench-serve http://127.0.0.1:1 --model x"),
+        );
         check("tokenmill run x -- -ctk -m", Ok("tokenmill run x -- -ctk -m"));
     }
 

@@ -174,6 +174,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Args {
     fn server_config(&self) -> Result<ServerConfig, Failure> {
+        let variable = env::var(KEY_VARIABLE).ok();
+        // Most often the value of a variable that nobody set: who gives a key wants the server locked.
+        if let Some(name) = [
+            ("--api-key", &self.api_key[..]),
+            (KEY_VARIABLE, variable.as_slice()),
+        ]
+        .into_iter()
+        .find_map(|(name, keys)| keys.iter().any(|key| key.trim().is_empty()).then_some(name))
+        {
+            let failure = Failure::usage(format!("`{name}` is empty, which would let everybody in"));
+            return Err(failure.hint("give a key, or leave it out"));
+        }
         let mut api_keys = ApiKeys::new(self.api_key.clone());
         if let Some(path) = &self.api_key_file {
             let keys = ApiKeys::from_lines(&read(path)?);
@@ -183,7 +195,7 @@ impl Args {
             }
             api_keys.extend(keys);
         }
-        api_keys.extend(ApiKeys::new(env::var(KEY_VARIABLE).ok()));
+        api_keys.extend(ApiKeys::new(variable));
         let tls = self.tls_cert.clone().zip(self.tls_key.clone());
         Ok(ServerConfig {
             listen: match &self.unix_socket {

@@ -9,7 +9,7 @@ use std::{
 use tempfile::TempDir;
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 
-use crate::support::{DEMO_GGUF, arg, command, tokenmill, tokenmill_with};
+use crate::support::{DEMO_GGUF, Outcome, arg, command, tokenmill, tokenmill_with};
 
 /// A folder with one file.
 fn file(name: &str, bytes: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
@@ -176,6 +176,24 @@ fn options_that_make_no_sense() {
         let outcome = tokenmill(args);
         assert_eq!((outcome.code, outcome.stdout.as_str()), (2, ""), "{args:?}");
         assert!(outcome.stderr.starts_with("error: "), "{}", outcome.stderr);
+    }
+}
+
+#[test]
+fn an_empty_key_does_not_open_the_server() {
+    // Its port is taken, so that a server that starts all the same ends at once.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let args = ["serve", "demo", "--port", &port];
+    let by_option = command(args.iter().chain(&["--api-key", ""])).output().unwrap();
+    let by_variable = command(args).env("TOKENMILL_API_KEY", " ").output().unwrap();
+    for (name, output) in [("--api-key", by_option), ("TOKENMILL_API_KEY", by_variable)] {
+        assert_eq!(
+            Outcome::of(&output).failed(2),
+            format!(
+                "error: `{name}` is empty, which would let everybody in (hint: give a key, or leave it out)"
+            )
+        );
     }
 }
 
