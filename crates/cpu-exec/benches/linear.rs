@@ -58,7 +58,7 @@ fn prefill(c: &mut Criterion<CpuTime>) {
     let host = host();
     let (n_rows, n_cols) = (2048, 2048);
     let mut workspace = Workspace::new(&host);
-    for n_tokens in [8, 512] {
+    for n_tokens in [8, 16, 512] {
         let x: Vec<f32> = (0..n_tokens * n_cols).map(|i| (i as f32 * 0.11).cos()).collect();
         let mut out = vec![0.0; n_tokens * n_rows];
         let mut group = c.benchmark_group(format!("prefill-{n_tokens}"));

@@ -28,6 +28,7 @@ pub(crate) struct Avx2<const HAS_VNNI: bool>;
 impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
     const LANES: usize = 8;
     const MAX_ROWS: usize = 4;
+    const MAX_DIRECT_ROWS: usize = 4;
     type I = __m256i;
     type F = __m256;
 

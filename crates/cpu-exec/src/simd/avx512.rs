@@ -26,6 +26,7 @@ pub(crate) struct Avx512;
 impl Simd for Avx512 {
     const LANES: usize = 16;
     const MAX_ROWS: usize = 6;
+    const MAX_DIRECT_ROWS: usize = 8;
     type I = __m512i;
     type F = __m512;
 

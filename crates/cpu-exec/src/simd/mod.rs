@@ -59,6 +59,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const HALVES: usize = TILE_ROWS / Self::LANES;
     /// Activation rows that the widest integer kernel takes at once, as registers allow.
     const MAX_ROWS: usize;
+    /// Activation rows that the kernel without a panel takes at once, as registers allow.
+    const MAX_DIRECT_ROWS: usize;
     /// Lanes of integers, or of four bytes or two 16-bit integers each.
     type I: Copy;
     /// Lanes of f32.

@@ -9,7 +9,9 @@
 use super::{
     Kernel, Simd, TILE_ROWS,
     activations::{ActivationBlock, SPAN_COLS, SPAN_SUBS, ScaleSpan, n_spans},
-    products::{PAIR_ROWS, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs, start},
+    products::{
+        PAIR_ROWS, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs, prefetch_sub, start,
+    },
     tiles::{Class, QuantTile, Scales, Span, half_bytes},
 };
 
@@ -84,6 +86,9 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
                     }
                 }
                 for sub in 0..span.n_subs {
+                    if half == 0 {
+                        prefetch_sub::<S, T>(span, sub);
+                    }
                     let w = T::weights::<S>(span, sub, half);
                     for g in 0..8 {
                         let at = (sub * 8 + g) * 64 + half * half_bytes::<S>();

@@ -43,6 +43,7 @@ fn from_halves([low, high]: [u16; 2]) -> i32 {
 impl Simd for Portable {
     const LANES: usize = LANES;
     const MAX_ROWS: usize = 2;
+    const MAX_DIRECT_ROWS: usize = 4;
     type I = I;
     type F = F;
 

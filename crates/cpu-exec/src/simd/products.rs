@@ -19,9 +19,6 @@ pub(crate) const PAIR_ROWS: usize = 2 * TILE_ROWS;
 /// How far ahead of their use weights are asked for: the time that memory takes, at the rate at which a core reads.
 pub(super) const PREFETCH_BYTES: usize = 4096;
 
-/// Rows up to which weights are unpacked for each group of rows rather than into a panel.
-const MAX_DIRECT_ROWS: usize = 4;
-
 /// One or two neighbouring tiles, and rows of activations to multiply them with.
 ///
 /// Every user of the pointers relies on this: `tiles` points to `n_tiles` whole tiles of `tile_bytes` of `n_cols` columns;
@@ -66,7 +63,8 @@ impl<T: QuantTile> Kernel for QuantProducts<T> {
         let run = self.run;
         // SAFETY: the kernel's own contract; all pointers stay inside what it describes.
         unsafe {
-            if run.n_rows > MAX_DIRECT_ROWS {
+            let max_direct_rows = if T::IS_DEAR { 4 } else { 3 * S::MAX_DIRECT_ROWS };
+            if run.n_rows > max_direct_rows {
                 return panel::products::<S, T>(run);
             }
             for tile_idx in 0..run.n_tiles {
@@ -78,7 +76,9 @@ impl<T: QuantTile> Kernel for QuantProducts<T> {
                         sums: run.sums.add(row_idx * PAIR_ROWS + tile_idx * TILE_ROWS),
                         ..run
                     };
-                    row_idx += match run.n_rows - row_idx {
+                    row_idx += match (run.n_rows - row_idx).min(S::MAX_DIRECT_ROWS) {
+                        8.. => Direct::<T, 8>::call::<S>(part),
+                        6.. => Direct::<T, 6>::call::<S>(part),
                         4.. => Direct::<T, 4>::call::<S>(part),
                         2.. => Direct::<T, 2>::call::<S>(part),
                         _ => Direct::<T, 1>::call::<S>(part),
@@ -196,6 +196,16 @@ unsafe fn direct_span<S: Simd, T: QuantTile, const ROWS: usize>(
     }
 }
 
+/// Asks for the bytes that follow those of 32 columns; where the tiles end, nothing comes of it.
+#[inline(always)]
+pub(super) fn prefetch_sub<S: Simd, T: QuantTile>(span: Span, sub: usize) {
+    let sub_bytes = T::span_bytes(SPAN_SUBS) / SPAN_SUBS;
+    let first = span.ptr.wrapping_add(PREFETCH_BYTES + sub * sub_bytes);
+    for line in 0..sub_bytes.div_ceil(64) {
+        S::prefetch(first.wrapping_add(64 * line));
+    }
+}
+
 /// Adds 32 columns.
 #[inline(always)]
 unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
@@ -209,14 +219,7 @@ unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
     // SAFETY: the caller's contract is that of `TileRun` for one span, and `sub` is in it.
     unsafe {
         if half == 0 {
-            // The next bytes to be asked for; where the tiles end, nothing comes of it.
-            let sub_bytes = T::span_bytes(SPAN_SUBS) / SPAN_SUBS;
-            for line in 0..sub_bytes.div_ceil(64) {
-                S::prefetch(
-                    span.ptr
-                        .wrapping_add(PREFETCH_BYTES + sub * sub_bytes + 64 * line),
-                );
-            }
+            prefetch_sub::<S, T>(span, sub);
         }
         let w = T::weights::<S>(span, sub, half);
         let run_len = 8 / T::Class::SUB_RUNS;

@@ -187,6 +187,9 @@ pub(crate) trait QuantTile: 'static {
     const BLOCK_BYTES: usize;
     /// The bias of the bytes is `1 << BIAS_BITS`; there is none where this is `None`.
     const BIAS_BITS: Option<u32>;
+    /// Whether unpacking costs so much that a panel pays from five rows on; otherwise it pays from about three times the
+    /// rows that [`Simd::MAX_DIRECT_ROWS`] states.
+    const IS_DEAR: bool = false;
 
     /// Bytes of a span.
     #[inline(always)]

@@ -24,6 +24,7 @@ impl QuantTile for TileQ3K {
     const BLOCK_COLS: usize = SPAN_COLS;
     const BLOCK_BYTES: usize = 110;
     const BIAS_BITS: Option<u32> = Some(2);
+    const IS_DEAR: bool = true;
 
     fn pack(rows: &[&[u8]; TILE_ROWS], _n_subs: usize, out: &mut [u8]) {
         interleave_words(rows, 0, 8, out);

@@ -24,6 +24,7 @@ impl QuantTile for TileQ6K {
     const BLOCK_COLS: usize = SPAN_COLS;
     const BLOCK_BYTES: usize = 210;
     const BIAS_BITS: Option<u32> = Some(5);
+    const IS_DEAR: bool = true;
 
     fn pack(rows: &[&[u8]; TILE_ROWS], _n_subs: usize, out: &mut [u8]) {
         interleave_words(rows, 0, 32, out);
