@@ -232,12 +232,12 @@ impl Core {
             return false;
         }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
-        let n_decode = self.scheduler.n_decoding();
+        let (n_decode, n_prompts) = (self.scheduler.n_decoding(), self.scheduler.n_prompts());
         let max_stall_percent = self.config.max_stall_percent;
         let budget = StepBudget {
             prefill_beside_decode: self
                 .board
-                .with_step_times(|times| times.grant_prefill(n_decode, max_stall_percent)),
+                .with_step_times(|times| times.grant_prefill(n_decode, n_prompts, max_stall_percent)),
         };
         self.scheduler.plan(budget, &mut plan);
         for &seq in &plan.admitted {

@@ -105,7 +105,9 @@ pub struct EngineConfig {
     /// Prompt tokens that may wait to begin.
     pub max_queued_tokens: usize,
     /// How much longer a step may take because of prefills beside it: 100 would double the time between two tokens of
-    /// a running stream. The engine measures its steps and sizes the prefill chunks accordingly.
+    /// a running stream. The engine measures its steps and sizes the prefill chunks accordingly. Where more prompts wait
+    /// than streams run, the allowance grows in that proportion, eightfold at most: otherwise one stream that came first
+    /// would make many wait long.
     pub max_stall_percent: u32,
     /// Events that a stream holds before its sequence is paused; no event is ever dropped.
     pub stream_buffer: usize,

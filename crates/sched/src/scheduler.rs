@@ -438,6 +438,12 @@ impl Scheduler {
             .count()
     }
 
+    /// Sequences whose prompts are being computed, or could be if there were time: those that have a seat or would get one.
+    pub fn n_prompts(&self) -> usize {
+        let n_seats = self.config.max_running - self.running.len();
+        self.running.len() - self.n_decoding() + self.waiting.len().min(n_seats)
+    }
+
     /// What it plans for, clamped to what the executor takes.
     pub fn config(&self) -> &SchedulerConfig {
         &self.config

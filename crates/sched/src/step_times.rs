@@ -17,6 +17,9 @@ pub struct StepTimes {
 /// Prefill tokens beside decode rows while nothing is measured yet.
 const FIRST_GRANT: usize = 32;
 
+/// How many times the allowed stall many prompts beside few streams get at most.
+const MAX_STALL_FACTOR: usize = 8;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Average {
     n_seen: u32,
@@ -65,12 +68,19 @@ impl StepTimes {
     }
 
     /// Prefill tokens that a step of `n_decode` decode rows can take without becoming more than `max_stall_percent`
-    /// longer.
-    pub(crate) fn grant_prefill(&mut self, n_decode: usize, max_stall_percent: u32) -> usize {
+    /// longer, or as many times that as there are more prompts (`n_prompts`) than rows that would wait for them.
+    pub(crate) fn grant_prefill(
+        &mut self,
+        n_decode: usize,
+        n_prompts: usize,
+        max_stall_percent: u32,
+    ) -> usize {
         let measured = self.decode_us_by_256(n_decode).zip(self.prefill_token.get());
         let grant = match measured {
             Some((decode, prefill_token)) => {
-                let room = decode * u64::from(max_stall_percent) / 100;
+                let n_rows = n_decode.max(1);
+                let n_sides = n_prompts.clamp(n_rows, MAX_STALL_FACTOR * n_rows);
+                let room = decode * u64::from(max_stall_percent) / 100 * n_sides as u64 / n_rows as u64;
                 (room / prefill_token.max(1)).min(2 * self.granted as u64) as usize
             }
             None => FIRST_GRANT,
@@ -146,11 +156,30 @@ mod tests {
     #[test]
     fn the_grant_fills_the_allowed_stall() {
         let mut times = StepTimes::default();
-        assert_eq!(times.grant_prefill(2, 100), FIRST_GRANT);
+        assert_eq!(times.grant_prefill(2, 1, 100), FIRST_GRANT);
         times.observe(2, 0, 1000);
         times.observe(2, 32, 1000 + 32 * 50);
-        assert_eq!(times.grant_prefill(2, 100), 20);
-        assert_eq!(times.grant_prefill(2, 50), 10);
-        assert_eq!(times.grant_prefill(2, 100), 20);
+        assert_eq!(times.grant_prefill(2, 1, 100), 20);
+        assert_eq!(times.grant_prefill(2, 2, 50), 10);
+        assert_eq!(times.grant_prefill(2, 1, 100), 20);
+    }
+
+    #[test]
+    fn many_prompts_beside_few_streams_get_more() {
+        let mut times = StepTimes::default();
+        times.grant_prefill(2, 1, 100);
+        times.observe(2, 0, 1000);
+        times.observe(2, 32, 1000 + 32 * 50);
+        for (n_prompts, grant) in [(2, 20), (3, 30), (5, 50), (16, 160), (17, 160), (1000, 160)] {
+            // The grant doubles at most from step to step.
+            for _ in 0..4 {
+                times.grant_prefill(2, n_prompts, 100);
+            }
+            assert_eq!(
+                times.grant_prefill(2, n_prompts, 100),
+                grant,
+                "{n_prompts} prompts"
+            );
+        }
     }
 }
