@@ -6,6 +6,7 @@
 //! because they are found from recorded accesses, not from values.
 
 mod atomic;
+mod barrier;
 mod compute;
 mod convert;
 mod global;
@@ -13,14 +14,20 @@ mod local;
 mod matrix;
 mod memory;
 mod shared;
+mod warp;
 mod warp_ops;
 
-use self::{global::GlobalState, shared::SharedState};
+use self::{
+    barrier::{BarrierWait, N_BARRIERS},
+    global::GlobalState,
+    shared::SharedState,
+    warp::{Split, Warp, branch, merge_lanes, regroup},
+};
 use crate::{
     Checks, Counters, DeviceMemory, Finding, FindingKind, Kernel,
     access_log::AccessLog,
-    lanes::{LANES, Lanes32, Lanes64},
-    op::{AnyReg, Op, VoteResult},
+    lanes::LANES,
+    op::Op,
     report::{InstructionPlace, Location},
     types::Space,
 };
@@ -29,8 +36,6 @@ use crate::{
 const FULL: u32 = u32::MAX;
 /// Findings one thread block reports at most.
 const MAX_FINDINGS: usize = 32;
-/// Named barriers of a thread block.
-const N_BARRIERS: usize = 16;
 
 /// The launch is over: a finding says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,39 +53,6 @@ pub(crate) struct LaunchContext<'a> {
     /// Register values that are the same for all threads of the launch, by register.
     pub(crate) uniform32: &'a [(u16, u32)],
     pub(crate) uniform64: &'a [(u16, u64)],
-}
-
-/// Lanes of a warp at the same instruction.
-#[derive(Clone, Copy, Debug)]
-struct Split {
-    pc: u32,
-    mask: u32,
-    /// Waits for other lanes at `pc`.
-    is_waiting: bool,
-}
-
-/// A warp's wait at a barrier.
-#[derive(Clone, Copy, Debug)]
-struct BarrierWait {
-    id: usize,
-    /// Threads that must arrive; `None` means all of the thread block.
-    threads: Option<u32>,
-    reduce: Option<(crate::op::BarrierReduce, u32)>,
-    /// Lanes that execute the barrier.
-    mask: u32,
-}
-
-struct Warp {
-    index: u32,
-    regs32: Vec<Lanes32>,
-    regs64: Vec<Lanes64>,
-    preds: Vec<u32>,
-    splits: Vec<Split>,
-    alive: u32,
-    waiting: Option<BarrierWait>,
-    executed: u64,
-    local: local::LocalState,
-    copies: shared::Copies,
 }
 
 /// Runs thread blocks, one after the other; each host thread has one and its memory is reused.
@@ -106,68 +78,6 @@ fn lanes_of(mut mask: u32) -> impl Iterator<Item = usize> {
             lane
         })
     })
-}
-
-fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], mask: u32) {
-    if mask == FULL {
-        *target = *value;
-    } else {
-        for lane in 0..LANES {
-            if mask >> lane & 1 == 1 {
-                target[lane] = value[lane];
-            }
-        }
-    }
-}
-
-impl Warp {
-    fn set32(&mut self, d: u16, value: &Lanes32, mask: u32) {
-        merge_lanes(&mut self.regs32[usize::from(d)], value, mask);
-    }
-
-    fn set64(&mut self, d: u16, value: &Lanes64, mask: u32) {
-        merge_lanes(&mut self.regs64[usize::from(d)], value, mask);
-    }
-
-    fn set_pred(&mut self, d: u16, value: u32, mask: u32) {
-        let pred = &mut self.preds[usize::from(d)];
-        *pred = (*pred & !mask) | (value & mask);
-    }
-
-    fn set_result(&mut self, d: VoteResult, value: u32, mask: u32) {
-        match d {
-            VoteResult::Pred(d) => self.set_pred(d, if value == 0 { 0 } else { FULL }, mask),
-            VoteResult::Reg(d) => self.set32(d, &[value; LANES], mask),
-        }
-    }
-
-    fn r32(&self, index: u16) -> &Lanes32 {
-        &self.regs32[usize::from(index)]
-    }
-
-    fn r64(&self, index: u16) -> &Lanes64 {
-        &self.regs64[usize::from(index)]
-    }
-
-    fn pred(&self, index: u16) -> u32 {
-        self.preds[usize::from(index)]
-    }
-
-    /// A register of either width, zero-extended.
-    fn any(&self, register: AnyReg) -> Lanes64 {
-        match register {
-            AnyReg::R32(index) => self.r32(index).map(u64::from),
-            AnyReg::R64(index) => *self.r64(index),
-        }
-    }
-
-    /// Writes a register of either width; a narrow one keeps the lower half.
-    fn set_any(&mut self, register: AnyReg, value: &Lanes64, mask: u32) {
-        match register {
-            AnyReg::R32(d) => self.set32(d, &value.map(|value| value as u32), mask),
-            AnyReg::R64(d) => self.set64(d, value, mask),
-        }
-    }
 }
 
 impl<'a> BlockRunner<'a> {
@@ -294,82 +204,6 @@ impl<'a> BlockRunner<'a> {
         }
     }
 
-    /// Lets warps go whose barrier is complete.
-    fn release_barriers(&mut self) -> Result<(), Stop> {
-        let n_alive = self.warps.iter().filter(|warp| warp.alive != 0).count();
-        let mut is_any_released = false;
-        for id in 0..N_BARRIERS {
-            let at_barrier: Vec<usize> = (0..self.warps.len())
-                .filter(|&index| self.warps[index].waiting.is_some_and(|wait| wait.id == id))
-                .collect();
-            let Some(&first) = at_barrier.first() else {
-                continue;
-            };
-            let needed = self.warps[first]
-                .waiting
-                .and_then(|wait| wait.threads)
-                .map_or(n_alive, |threads| threads.div_ceil(LANES as u32) as usize);
-            if at_barrier.len() < needed {
-                continue;
-            }
-            is_any_released = true;
-            self.shared.join_clocks(&at_barrier);
-            self.finish_reduce(&at_barrier);
-            for &index in &at_barrier {
-                self.warps[index].waiting = None;
-            }
-        }
-        if is_any_released {
-            return Ok(());
-        }
-        let waiting = self.warps.iter().position(|warp| warp.waiting.is_some());
-        let index = waiting.unwrap_or(0);
-        let pc = self.warps[index]
-            .splits
-            .first()
-            .map_or(0, |split| split.pc.saturating_sub(1));
-        let kind = FindingKind::Deadlock {
-            waiting_warps: self.warps.iter().filter(|warp| warp.waiting.is_some()).count() as u32,
-            alive_warps: n_alive as u32,
-        };
-        self.find(index as u32, 0, pc, kind);
-        Err(Stop)
-    }
-
-    fn finish_reduce(&mut self, at_barrier: &[usize]) {
-        use crate::op::BarrierFn;
-        let (mut n_true, mut n_threads) = (0, 0);
-        for &index in at_barrier {
-            if let Some(BarrierWait {
-                reduce: Some((_, answers)),
-                mask,
-                ..
-            }) = self.warps[index].waiting
-            {
-                n_true += (answers & mask).count_ones();
-                n_threads += mask.count_ones();
-            }
-        }
-        for &index in at_barrier {
-            let warp = &mut self.warps[index];
-            let Some(BarrierWait {
-                reduce: Some((reduce, _)),
-                mask,
-                ..
-            }) = warp.waiting
-            else {
-                continue;
-            };
-            let value = match reduce.f {
-                BarrierFn::CountTrue => n_true,
-                BarrierFn::All => u32::from(n_true == n_threads),
-                BarrierFn::Any => u32::from(n_true > 0),
-            };
-            warp.set_result(reduce.d, value, mask);
-        }
-    }
-
-    /// Records a finding. Beyond the limit only fatal ones are kept.
     fn find(&mut self, warp: u32, lane: u32, pc: u32, kind: FindingKind) {
         let instruction: InstructionPlace = (&self.context.kernel.places[pc as usize]).into();
         let is_known = self.findings.iter().any(|finding| {
@@ -479,7 +313,7 @@ impl<'a> BlockRunner<'a> {
             return Ok(Flow::Next);
         }
         match &instruction.op {
-            Op::Branch { to } => return Ok(branch(warp, split, mask, *to)),
+            Op::Branch { to } => branch(warp, split, mask, *to),
             Op::BranchTable { targets, index } => {
                 let index = *warp.r32(*index);
                 for (entry, &to) in targets.iter().enumerate() {
@@ -564,23 +398,6 @@ impl<'a> BlockRunner<'a> {
     }
 }
 
-impl Warp {
-    fn vacant() -> Self {
-        Self {
-            index: 0,
-            regs32: Vec::new(),
-            regs64: Vec::new(),
-            preds: Vec::new(),
-            splits: Vec::new(),
-            alive: 0,
-            waiting: None,
-            executed: 0,
-            local: local::LocalState::new(0),
-            copies: shared::Copies::default(),
-        }
-    }
-}
-
 /// What a split does after an instruction.
 enum Flow {
     /// Goes on at its instruction index.
@@ -591,42 +408,6 @@ enum Flow {
     Wait,
     /// Waits at a barrier of the thread block.
     Barrier,
-}
-
-/// Puts a running split back if it met another or another is behind it; says whether it did.
-fn regroup(splits: &mut Vec<Split>, split: Split) -> bool {
-    if let Some(other) = splits.iter_mut().find(|other| other.pc == split.pc) {
-        other.mask |= split.mask;
-        other.is_waiting = false;
-        return true;
-    }
-    let is_ahead = splits
-        .iter()
-        .any(|other| !other.is_waiting && other.pc < split.pc);
-    if is_ahead {
-        splits.push(split);
-    }
-    is_ahead
-}
-
-fn branch(warp: &mut Warp, split: &mut Split, taken: u32, to: u32) -> Flow {
-    if taken == split.mask {
-        split.pc = to;
-    } else {
-        split.mask &= !taken;
-        match warp.splits.iter_mut().find(|other| other.pc == to) {
-            Some(other) => {
-                other.mask |= taken;
-                other.is_waiting = false;
-            }
-            None => warp.splits.push(Split {
-                pc: to,
-                mask: taken,
-                is_waiting: false,
-            }),
-        }
-    }
-    Flow::Next
 }
 
 /// The lanes that must execute an instruction together; `None` where each lane is alone.

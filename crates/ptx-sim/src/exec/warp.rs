@@ -1,0 +1,146 @@
+//! A warp: its registers, and its lanes in splits.
+//!
+//! Separate from the loop that executes instructions because this is the state that the loop changes. Invariant: a lane that
+//! is alive is in exactly one split.
+
+use super::{FULL, barrier::BarrierWait, local, shared};
+use crate::{
+    lanes::{LANES, Lanes32, Lanes64},
+    op::{AnyReg, VoteResult},
+};
+
+/// Lanes of a warp at the same instruction.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Split {
+    pub(super) pc: u32,
+    pub(super) mask: u32,
+    /// Waits for other lanes at `pc`.
+    pub(super) is_waiting: bool,
+}
+
+pub(super) struct Warp {
+    pub(super) index: u32,
+    pub(super) regs32: Vec<Lanes32>,
+    pub(super) regs64: Vec<Lanes64>,
+    pub(super) preds: Vec<u32>,
+    pub(super) splits: Vec<Split>,
+    pub(super) alive: u32,
+    pub(super) waiting: Option<BarrierWait>,
+    pub(super) executed: u64,
+    pub(super) local: local::LocalState,
+    pub(super) copies: shared::Copies,
+}
+
+pub(super) fn merge_lanes<T: Copy>(target: &mut [T; LANES], value: &[T; LANES], mask: u32) {
+    if mask == FULL {
+        *target = *value;
+    } else {
+        for lane in 0..LANES {
+            if mask >> lane & 1 == 1 {
+                target[lane] = value[lane];
+            }
+        }
+    }
+}
+
+impl Warp {
+    pub(super) fn set32(&mut self, d: u16, value: &Lanes32, mask: u32) {
+        merge_lanes(&mut self.regs32[usize::from(d)], value, mask);
+    }
+
+    pub(super) fn set64(&mut self, d: u16, value: &Lanes64, mask: u32) {
+        merge_lanes(&mut self.regs64[usize::from(d)], value, mask);
+    }
+
+    pub(super) fn set_pred(&mut self, d: u16, value: u32, mask: u32) {
+        let pred = &mut self.preds[usize::from(d)];
+        *pred = (*pred & !mask) | (value & mask);
+    }
+
+    pub(super) fn set_result(&mut self, d: VoteResult, value: u32, mask: u32) {
+        match d {
+            VoteResult::Pred(d) => self.set_pred(d, if value == 0 { 0 } else { FULL }, mask),
+            VoteResult::Reg(d) => self.set32(d, &[value; LANES], mask),
+        }
+    }
+
+    pub(super) fn r32(&self, index: u16) -> &Lanes32 {
+        &self.regs32[usize::from(index)]
+    }
+
+    pub(super) fn r64(&self, index: u16) -> &Lanes64 {
+        &self.regs64[usize::from(index)]
+    }
+
+    pub(super) fn pred(&self, index: u16) -> u32 {
+        self.preds[usize::from(index)]
+    }
+
+    /// A register of either width, zero-extended.
+    pub(super) fn any(&self, register: AnyReg) -> Lanes64 {
+        match register {
+            AnyReg::R32(index) => self.r32(index).map(u64::from),
+            AnyReg::R64(index) => *self.r64(index),
+        }
+    }
+
+    /// Writes a register of either width; a narrow one keeps the lower half.
+    pub(super) fn set_any(&mut self, register: AnyReg, value: &Lanes64, mask: u32) {
+        match register {
+            AnyReg::R32(d) => self.set32(d, &value.map(|value| value as u32), mask),
+            AnyReg::R64(d) => self.set64(d, value, mask),
+        }
+    }
+
+    /// What stands in a running warp's place.
+    pub(super) fn vacant() -> Self {
+        Self {
+            index: 0,
+            regs32: Vec::new(),
+            regs64: Vec::new(),
+            preds: Vec::new(),
+            splits: Vec::new(),
+            alive: 0,
+            waiting: None,
+            executed: 0,
+            local: local::LocalState::new(0),
+            copies: shared::Copies::default(),
+        }
+    }
+}
+
+/// Puts a running split back if it met another or another is behind it; says whether it did.
+pub(super) fn regroup(splits: &mut Vec<Split>, split: Split) -> bool {
+    if let Some(other) = splits.iter_mut().find(|other| other.pc == split.pc) {
+        other.mask |= split.mask;
+        other.is_waiting = false;
+        return true;
+    }
+    let is_ahead = splits
+        .iter()
+        .any(|other| !other.is_waiting && other.pc < split.pc);
+    if is_ahead {
+        splits.push(split);
+    }
+    is_ahead
+}
+
+/// Moves the lanes of `taken` to instruction `to`; the split keeps the others.
+pub(super) fn branch(warp: &mut Warp, split: &mut Split, taken: u32, to: u32) {
+    if taken == split.mask {
+        split.pc = to;
+    } else {
+        split.mask &= !taken;
+        match warp.splits.iter_mut().find(|other| other.pc == to) {
+            Some(other) => {
+                other.mask |= taken;
+                other.is_waiting = false;
+            }
+            None => warp.splits.push(Split {
+                pc: to,
+                mask: taken,
+                is_waiting: false,
+            }),
+        }
+    }
+}
