@@ -15,6 +15,10 @@ use super::{
     tiles::{Class, QuantTile, Scales, Span, half_bytes},
 };
 
+/// How far ahead of their use weights are asked for: less than where they are used at once, since the products of a panel
+/// take longer than memory does.
+const PREFETCH_BYTES: usize = 4096;
+
 /// A span of a tile, unpacked.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
@@ -87,7 +91,7 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
                 }
                 for sub in 0..span.n_subs {
                     if half == 0 {
-                        prefetch_sub::<S, T>(span, sub);
+                        prefetch_sub::<S, T>(span, sub, PREFETCH_BYTES);
                     }
                     let w = T::weights::<S>(span, sub, half);
                     for g in 0..8 {

@@ -6,6 +6,8 @@
 //! Invariant, the order of an output element's reduction, which both forms keep: integers are summed exactly over each run
 //! of columns with a scale; then runs in order of columns, each with one fused multiply-add; spans in order.
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::{
     Kernel, Simd, TILE_ROWS,
     activations::{ActivationBlock, SPAN_COLS, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
@@ -16,8 +18,9 @@ use super::{
 /// Outputs of one row of activations: two tiles.
 pub(crate) const PAIR_ROWS: usize = 2 * TILE_ROWS;
 
-/// How far ahead of their use weights are asked for: the time that memory takes, at the rate at which a core reads.
-pub(super) const PREFETCH_BYTES: usize = 4096;
+/// How far ahead of their use weights are asked for where they are multiplied at once. A core alone needs this much under
+/// way to read at its rate; with less, reading waits for memory.
+pub(super) const PREFETCH_BYTES: usize = 8192;
 
 /// One or two neighbouring tiles, and rows of activations to multiply them with.
 ///
@@ -196,11 +199,13 @@ unsafe fn direct_span<S: Simd, T: QuantTile, const ROWS: usize>(
     }
 }
 
-/// Asks for the bytes that follow those of 32 columns; where the tiles end, nothing comes of it.
+/// Asks for as many bytes as 32 columns have, `distance` behind them; where the tiles end, nothing comes of it.
 #[inline(always)]
-pub(super) fn prefetch_sub<S: Simd, T: QuantTile>(span: Span, sub: usize) {
+pub(super) fn prefetch_sub<S: Simd, T: QuantTile>(span: Span, sub: usize, distance: usize) {
     let sub_bytes = T::span_bytes(SPAN_SUBS) / SPAN_SUBS;
-    let first = span.ptr.wrapping_add(PREFETCH_BYTES + sub * sub_bytes);
+    let first = span.ptr.wrapping_add(distance + sub * sub_bytes);
+    // Keeps the compiler from asking for a whole span at once, which is more than a core can have under way.
+    compiler_fence(Ordering::SeqCst);
     for line in 0..sub_bytes.div_ceil(64) {
         S::prefetch(first.wrapping_add(64 * line));
     }
@@ -219,7 +224,7 @@ unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
     // SAFETY: the caller's contract is that of `TileRun` for one span, and `sub` is in it.
     unsafe {
         if half == 0 {
-            prefetch_sub::<S, T>(span, sub);
+            prefetch_sub::<S, T>(span, sub, PREFETCH_BYTES);
         }
         let w = T::weights::<S>(span, sub, half);
         let run_len = 8 / T::Class::SUB_RUNS;

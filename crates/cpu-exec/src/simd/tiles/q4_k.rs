@@ -46,7 +46,6 @@ impl<const HAS_FIFTH: bool> QuantTile for TileMid<HAS_FIFTH> {
     const BLOCK_COLS: usize = SPAN_COLS;
     const BLOCK_BYTES: usize = Self::QUANT_START + 128;
     const BIAS_BITS: Option<u32> = None;
-    const IS_DEAR: bool = HAS_FIFTH;
 
     fn pack(rows: &[&[u8]; TILE_ROWS], _n_subs: usize, out: &mut [u8]) {
         interleave_words(rows, Self::QUANT_START, 32, out);
