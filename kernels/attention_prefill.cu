@@ -2,18 +2,22 @@
 //
 // The formula is that of attention_decode.cu: causal, optional window, cap and sinks.
 // attention_prefill_d64, _d128: heads of up to 64 or 128 values.
-//   grid: (n_heads, ceil(longest run of tokens / 64), n_seqs); block: 128. A thread block takes 64 tokens of one sequence and one
-//   head, and walks over the context 64 positions at a time; a warp takes 16 tokens. A tile beyond its sequence's tokens
-//   returns at once, so a grid captured for a bucket serves every batch below it.
+//   grid: (n_kv_heads, ceil(longest run of tokens * group / 128), n_seqs) where group = n_heads / n_kv_heads; block: 256.
+//   A row is a token of one sequence with one of the query heads that share a KV head, heads fastest; a thread block takes 128
+//   rows, a warp 16 of them, and walks over the context 64 positions at a time, so that these heads read keys and values once.
+//   A tile beyond its sequence's rows returns at once, so a grid captured for a bucket serves every batch below it.
 // Shapes: q, out [n_tokens, n_heads, dim] f32; positions [n_tokens] u32, consecutive within a sequence; seq_starts [n_seqs + 1],
 //   page_starts [n_seqs + 1], pages [..] u32; stores as kv.cuh says. A sequence whose first position is 0xffffffff is padding;
 //   its rows become zeros.
-// Queries and weights are split into two halves each (value and rest), so products keep about 21 bits as f32 ones would.
-// Shared: 4 * 64 * (D + 8) * 2 bytes, dynamic: 36864 (D = 64) and 69632 (D = 128). Keys arrive by asynchronous copies, values while
-// the scores are computed. Measured on the simulator only: bench/runs.
+// Queries and weights are split into two halves each (value and rest), so products keep about 21 bits as f32 ones would. The
+// queries stay in registers: a lane reads the pairs of values that its tensor core operands have, a whole sector with three others.
+// Shared: 2 * 64 * (D + 8) * 2 bytes, dynamic: 18432 (D = 64) and 34816 (D = 128). Values arrive by asynchronous copies while the
+// scores are computed, and the next keys while they are weighted. Measured on the simulator only: bench/runs.
 #include "kv.cuh"
 
-constexpr int TILE = 64;  // queries and keys of a tile
+constexpr int TILE = 64;    // positions of a tile
+constexpr int ROWS = 128;   // query rows of a thread block
+constexpr int THREADS = 256;
 
 DEVICE uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 
@@ -22,10 +26,7 @@ DEVICE void copy16(void* to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0));
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
-template <int PENDING>
-DEVICE void copy_wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING));
-}
+DEVICE void copy_wait() { asm volatile("cp.async.wait_group 0;"); }
 
 DEVICE void load_matrices(uint32_t (&r)[4], const __half* p) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -52,6 +53,20 @@ DEVICE void split(float x, float y, uint32_t& value, uint32_t& rest) {
     rest = *(uint32_t*)&low;
 }
 
+// Values d and d + 1 of a row of `dim`; d is even, and what lies beyond the row is zero.
+DEVICE float2 load_pair(const float* row, int d, int dim) {
+    if (d + 1 < dim && dim % 2 == 0) return *(const float2*)(row + d);
+    return make_float2(d < dim ? row[d] : 0.0f, d + 1 < dim ? row[d + 1] : 0.0f);
+}
+DEVICE void store_pair(float* row, int d, int dim, float x, float y) {
+    if (d + 1 < dim && dim % 2 == 0) {
+        *(float2*)(row + d) = make_float2(x, y);
+    } else {
+        if (d < dim) row[d] = x;
+        if (d + 1 < dim) row[d + 1] = y;
+    }
+}
+
 DEVICE float row_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
     return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
@@ -68,37 +83,51 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
                               int n_kv_heads, int dim_k, int dim_v) {
     constexpr int STRIDE = D + 8;
     extern __shared__ __align__(16) __half shared[];
-    __half(*queries)[STRIDE] = (__half(*)[STRIDE])shared;
-    __half(*rests)[STRIDE] = queries + TILE;
-    __half(*keys)[STRIDE] = queries + 2 * TILE;
-    __half(*values)[STRIDE] = queries + 3 * TILE;
-    const int head = blockIdx.x, seq = blockIdx.z, g_kv = head / (n_heads / n_kv_heads);
-    const int first = seq_starts[seq] + blockIdx.y * TILE, n_here = min(TILE, (int)seq_starts[seq + 1] - first);
-    if (n_here <= 0) return;
-    const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, g = lane / 4, t = lane % 4;
+    __half(*keys)[STRIDE] = (__half(*)[STRIDE])shared;
+    __half(*values)[STRIDE] = keys + TILE;
+    const int g_kv = blockIdx.x, seq = blockIdx.z, group = n_heads / n_kv_heads, row0 = blockIdx.y * ROWS;
+    const int first = seq_starts[seq], n_rows = ((int)seq_starts[seq + 1] - first) * group - row0;
+    if (n_rows <= 0) return;
+    const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP, t = lane % 4;
     const uint32_t position0 = positions[first];
     if (position0 == 0xffffffffu) {
-        for (int i = thread; i < n_here * dim_v; i += blockDim.x)
-            out[((size_t)(first + i / dim_v) * n_heads + head) * dim_v + i % dim_v] = 0.0f;
+        for (int i = thread; i < min(n_rows, ROWS) * dim_v; i += THREADS) {
+            int row = row0 + i / dim_v;
+            out[((size_t)(first + row / group) * n_heads + g_kv * group + row % group) * dim_v + i % dim_v] = 0.0f;
+        }
         return;
     }
     const uint32_t* table = pages + page_starts[seq];
     const int row_k = kv_row(dim_k), row_v = kv_row(dim_v);
-    const int last = position0 + n_here - 1;
+    const int last = position0 + (row0 + min(n_rows, ROWS) - 1) / group;
     // Pages before the oldest position that the first token sees may be gone.
-    const int oldest = window > 0 ? max(0, (int)position0 + 1 - window) : 0;
+    const int oldest = window > 0 ? max(0, (int)position0 + row0 / group + 1 - window) : 0;
     const int begin = oldest / TILE * TILE;
 
-    for (int i = thread; i < TILE * D / 2; i += blockDim.x) {
-        int row = i / (D / 2), d = i % (D / 2) * 2;
-        const float* from = q + ((size_t)(first + row) * n_heads + head) * dim_k;
-        float x = row < n_here && d < dim_k ? from[d] * scale : 0.0f;
-        float y = row < n_here && d + 1 < dim_k ? from[d + 1] * scale : 0.0f;
-        split(x, y, *(uint32_t*)&queries[row][d], *(uint32_t*)&rests[row][d]);
+    // A lane's two rows: whether they are there, their head and position, and where they stand in the queries and outputs.
+    bool is_there[2];
+    int head[2], position[2];
+    size_t place[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = warp * 16 + lane / 4 + 8 * r, token = (row0 + row) / group;
+        is_there[r] = row < n_rows;
+        head[r] = g_kv * group + (row0 + row) % group;
+        position[r] = position0 + token;
+        place[r] = (size_t)(first + token) * n_heads + head[r];
     }
+    uint32_t queries[D / 16][4], rests[D / 16][4];
+#pragma unroll
+    for (int k = 0; k < D / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float2 pair = make_float2(0.0f, 0.0f);
+            if (is_there[i % 2]) pair = load_pair(q + place[i % 2] * dim_k, k * 16 + i / 2 * 8 + 2 * t, dim_k);
+            split(pair.x * scale, pair.y * scale, queries[k][i], rests[k][i]);
+        }
 
     auto fetch = [&](const __half* store, int row, __half(*to)[STRIDE], int base) {
-        for (int i = thread; i < TILE * D / 8; i += blockDim.x) {
+        for (int i = thread; i < TILE * D / 8; i += THREADS) {
             int local = i / (D / 8), c = i % (D / 8), j = base + local;
             bool is_there = j >= oldest && j <= last && c * 8 < row;
             const __half* from = store;
@@ -110,38 +139,37 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
 
     float acc[D / 8][4] = {};
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
+    fetch(k_store, row_k, keys, begin);
 #pragma unroll 1
     for (int base = begin; base <= last; base += TILE) {
-        __syncthreads();  // Everyone is done with the tiles of the step before.
-        fetch(k_store, row_k, keys, base);
+        copy_wait();
+        __syncthreads();  // The keys are there, and everyone is done with the values of the step before.
         fetch(v_store, row_v, values, base);
-        copy_wait<1>();
-        __syncthreads();
 
         float s[TILE / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < D / 16; k++) {
-            uint32_t a[4], rest[4];
-            load_matrices(a, &queries[warp * 16 + lane % 16][k * 16 + lane / 16 * 8]);
-            load_matrices(rest, &rests[warp * 16 + lane % 16][k * 16 + lane / 16 * 8]);
 #pragma unroll
             for (int n = 0; n < TILE / 16; n++) {
                 uint32_t b[4];
                 load_matrices(b, &keys[n * 16 + lane / 16 * 8 + lane % 8][k * 16 + lane / 8 % 2 * 8]);
-                mma(s[2 * n], a, b[0], b[1]);
-                mma(s[2 * n], rest, b[0], b[1]);
-                mma(s[2 * n + 1], a, b[2], b[3]);
-                mma(s[2 * n + 1], rest, b[2], b[3]);
+                mma(s[2 * n], queries[k], b[0], b[1]);
+                mma(s[2 * n], rests[k], b[0], b[1]);
+                mma(s[2 * n + 1], queries[k], b[2], b[3]);
+                mma(s[2 * n + 1], rests[k], b[2], b[3]);
             }
         }
+        copy_wait();
+        __syncthreads();  // The values are there, and everyone is done with the keys.
+        if (base + TILE <= last) fetch(k_store, row_k, keys, base + TILE);
 
         float highest[2] = {top[0], top[1]};
 #pragma unroll
         for (int n = 0; n < TILE / 8; n++) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int position = position0 + warp * 16 + g + (i < 2 ? 0 : 8), j = base + n * 8 + 2 * t + i % 2;
-                bool is_seen = j <= position && (window <= 0 || j > position - window);
+                int j = base + n * 8 + 2 * t + i % 2;
+                bool is_seen = j <= position[i / 2] && (window <= 0 || j > position[i / 2] - window);
                 float x = cap > 0.0f ? cap * tanhf(s[n][i] / cap) : s[n][i];
                 s[n][i] = is_seen ? x : -INFINITY;
                 highest[i / 2] = fmaxf(highest[i / 2], s[n][i]);
@@ -168,8 +196,6 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
                 sum[i / 2] += s[n][i];
             }
 
-        copy_wait<0>();
-        __syncthreads();
 #pragma unroll
         for (int n = 0; n < TILE / 16; n++) {
             uint32_t a[4], rest[4];
@@ -191,27 +217,22 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
 
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int row = warp * 16 + g + 8 * r;
         float denominator = row_sum(sum[r]), weight = 1.0f;
         if (sinks) {
-            float higher = fmaxf(top[r], sinks[head]);
+            float higher = fmaxf(top[r], sinks[head[r]]);
             weight = expf(top[r] - higher);
-            denominator = denominator * weight + expf(sinks[head] - higher);
+            denominator = denominator * weight + expf(sinks[head[r]] - higher);
         }
-        if (row >= n_here) continue;
-        float* to = out + ((size_t)(first + row) * n_heads + head) * dim_v;
+        if (!is_there[r]) continue;
 #pragma unroll
         for (int d = 0; d < D / 8; d++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                int at = d * 8 + 2 * t + i;
-                if (at < dim_v) to[at] = acc[d][2 * r + i] * weight / denominator;
-            }
+            store_pair(out + place[r] * dim_v, d * 8 + 2 * t, dim_v, acc[d][2 * r] * weight / denominator,
+                       acc[d][2 * r + 1] * weight / denominator);
     }
 }
 
 #define ATTENTION_PREFILL(D)                                                                                            \
-    KERNEL __launch_bounds__(128, 1)                                                                                    \
+    KERNEL __launch_bounds__(THREADS, 1)                                                                                \
         attention_prefill_d##D(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,       \
                                const uint32_t* page_starts, const uint32_t* pages, const __half* k_store,               \
                                const __half* v_store, const float* sinks, float scale, float cap, int window,           \

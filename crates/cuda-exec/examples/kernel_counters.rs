@@ -58,7 +58,9 @@ fn main() -> Result<(), Failure> {
     for (context, window) in [(512, 0), (4096, 0), (4096, 1024)] {
         rows.push(attention(context, window)?);
     }
-    rows.push(prefill(1024)?);
+    for n_tokens in [32, 64, 256] {
+        rows.push(prefill(1024, n_tokens)?);
+    }
     rows.push(argmax()?);
     rows.push(rope_kv()?);
     rows.push(sample("greedy", SampleRecord::GREEDY, 1.0)?);
@@ -338,9 +340,8 @@ fn attention(context: usize, window: usize) -> Result<Value, Failure> {
     ))
 }
 
-fn prefill(first: usize) -> Result<Value, Failure> {
+fn prefill(first: usize, n_tokens: usize) -> Result<Value, Failure> {
     let mut memory = DeviceMemory::new();
-    let n_tokens = 64;
     let context = first + n_tokens;
     let positions: Vec<u32> = (first as u32..context as u32).collect();
     let attention = attention_arguments(&mut memory, &positions, &[0, n_tokens as u32], context, 0, false)?;
@@ -348,9 +349,9 @@ fn prefill(first: usize) -> Result<Value, Failure> {
     let what = Launch {
         module: "attention_prefill".to_owned(),
         kernel: "attention_prefill_d128".to_owned(),
-        grid: [n_heads, 1, 1],
-        block: 128,
-        shared_bytes: 4 * 64 * (128 + 8) * 2,
+        grid: [n_kv_heads, (n_tokens * n_heads / n_kv_heads).div_ceil(128), 1],
+        block: 256,
+        shared_bytes: 2 * 64 * (128 + 8) * 2,
     };
     let counters = run(&mut memory, &what, &attention.arguments)?;
     let shape = format!("{n_tokens} tokens after {first}, {n_heads}/{n_kv_heads} heads of {HEAD_DIM}");

@@ -104,14 +104,19 @@ fn n_splits(max_pages: usize) -> usize {
     (max_pages * PAGE_TOKENS).div_ceil(SPLIT_TOKENS).max(1)
 }
 
-/// Query rows of a thread block, and positions of a tile, of the kernels for runs.
+/// Query rows of a thread block of the kernels for runs: tokens times the query heads that share a KV head.
+const PREFILL_ROWS: usize = 128;
+/// Its threads.
+const PREFILL_THREADS: u32 = 256;
+/// Positions of a tile of keys or values.
 const PREFILL_TILE: usize = 64;
 /// Widest heads of those kernels.
 const PREFILL_HEAD_DIMS: [usize; 2] = [64, 128];
 
-/// Dynamic shared memory of the kernel for heads of up to `dim` values: four tiles of padded half-precision rows.
+/// Dynamic shared memory of the kernel for heads of up to `dim` values: a tile of keys and one of values, their
+/// half-precision rows padded.
 fn prefill_shared_bytes(dim: usize) -> usize {
-    4 * PREFILL_TILE * (dim + 8) * 2
+    2 * PREFILL_TILE * (dim + 8) * 2
 }
 
 pub(super) fn load_prefill(device: &Device) -> Result<[Kernel; 2]> {
@@ -145,6 +150,8 @@ impl Ops {
         let (dim_k, dim_v) = (kv.shape.dim_k, kv.shape.dim_v);
         let variant = usize::from(dim_k.max(dim_v) > PREFILL_HEAD_DIMS[0]);
         let (n_heads, n_tokens) = (attention.n_heads, step.positions.len());
+        let n_kv_heads = kv.shape.n_kv_heads;
+        let n_tiles = (runs.longest * (n_heads / n_kv_heads)).div_ceil(PREFILL_ROWS);
         let n_seqs = runs.seq_starts.len() - 1;
         let args = Args::new()
             .read(q.range(0..n_tokens * n_heads * dim_k)?)
@@ -160,10 +167,10 @@ impl Ops {
             .float(attention.softcap.unwrap_or(0.0))
             .count(attention.window.unwrap_or(0))
             .count(n_heads)
-            .count(kv.shape.n_kv_heads)
+            .count(n_kv_heads)
             .count(dim_k)
             .count(dim_v);
-        let shape = LaunchShape::new([n_heads, runs.longest.div_ceil(PREFILL_TILE), n_seqs], 128)
+        let shape = LaunchShape::new([n_kv_heads, n_tiles, n_seqs], PREFILL_THREADS)
             .with_shared_bytes(prefill_shared_bytes(PREFILL_HEAD_DIMS[variant]));
         self.device.launch(self.attention_prefill[variant], shape, &args)
     }
