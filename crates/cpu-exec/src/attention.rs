@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::{
     Host, KvStore, KvType, PAGE_TOKENS, Workspace,
     kv::padded_dim,
-    pool::SharedSlice,
+    pool::{Patch, Patches, Rect},
     simd::{
         attention::{SPLIT_PAGES, SPLIT_TOKENS, add_values, scores},
         softmax::softmax,
@@ -121,46 +121,47 @@ pub fn attention(
     };
     let Workspace {
         per_thread,
-        attention_items: items,
-        attention_parts: parts,
+        attention: AttentionScratch { plan, parts },
         ..
     } = workspace;
-    let n_parts = job.plan(shape.n_kv_heads, items);
-    let part_len = PART_HEAD + padded_dim(shape.value_dim);
-    let parts = grown(parts, n_parts * part_len);
-    let out = SharedSlice::new(out);
+    plan.make(&job, shape.n_kv_heads);
+    let part_len = job.part_len();
+    let parts = grown(parts, plan.n_parts * part_len);
+    let out_cols = n_heads * shape.value_dim;
     {
-        let parts = SharedSlice::new(parts);
-        host.pool()
-            .run_with(per_thread, items.len(), |scratch, item_idx| {
-                let item = items[item_idx];
+        let outs = Patches::new(out, out_cols, &plan.outs);
+        let parts = Patches::new(parts, part_len, &plan.parts);
+        host.pool().for_each_part_with(
+            per_thread,
+            (outs, parts),
+            |scratch, item_idx, (mut out, mut parts)| {
+                let item = &plan.items[item_idx];
                 match item.split {
-                    // SAFETY: each item writes the outputs of its own tokens and heads.
-                    None => job.attend(&item, scratch, |row_idx| unsafe {
-                        out.part(job.output(&item, row_idx))
-                    }),
-                    Some(split) => {
-                        let first = item.part_idx * part_len;
-                        // SAFETY: each item has its own parts.
-                        let parts = unsafe { parts.part(first..first + job.n_rows(&item) * part_len) };
-                        job.attend_to_split(&item, split, scratch, parts);
-                    }
+                    None => job.attend(item, scratch, &mut out),
+                    Some(split) => job.attend_to_split(item, split, scratch, parts.all()),
                 }
-            });
+            },
+        );
     }
-    if n_parts > 0 {
+    if plan.n_parts > 0 {
         let parts = &*parts;
+        let outs = Patches::new(out, out_cols, &plan.outs);
         host.pool()
-            .run_with(per_thread, items.len(), |scratch, item_idx| {
-                let item = items[item_idx];
+            .for_each_part_with(per_thread, outs, |scratch, item_idx, mut out| {
+                let item = &plan.items[item_idx];
                 if item.split == Some(item.first_split) {
-                    // SAFETY: one item of each group of heads is the first of its splits.
-                    job.fold_splits(&item, parts, scratch, |row_idx| unsafe {
-                        out.part(job.output(&item, row_idx))
-                    });
+                    job.fold_splits(item, parts, scratch, &mut out);
                 }
             });
     }
+}
+
+/// Memory that an attention needs while it runs.
+#[derive(Debug, Default)]
+pub(crate) struct AttentionScratch {
+    plan: Plan,
+    /// What the splits leave to be folded together.
+    parts: Vec<f32>,
 }
 
 /// Numbers of a part before its values: the maximum of its scores, and the sum of its weights.
@@ -175,9 +176,20 @@ const MAX_SPLIT_TOKENS: usize = 8;
 /// Rows that values are loaded for together.
 const VALUE_ROWS: usize = 4;
 
+/// The pieces of work of a step, and what each writes to.
+#[derive(Debug, Default)]
+struct Plan {
+    items: Vec<Item>,
+    /// The outputs that an item finishes, of `[n_tokens, n_heads * value_dim]`: none where it is a split after the first.
+    outs: Vec<Rect>,
+    /// The parts that an item leaves, of `[n_parts, part_len]`: none where it is no split.
+    parts: Vec<Rect>,
+    n_parts: usize,
+}
+
 /// One piece of work: some consecutive tokens of a sequence, and the query heads that share a key and value head.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Item {
+struct Item {
     first_token: usize,
     n_tokens: usize,
     kv_head_idx: usize,
@@ -207,25 +219,27 @@ struct Job<'a> {
     value_type: KvType,
 }
 
-impl Job<'_> {
-    /// Lists the items of the step, and returns the number of parts they need.
-    fn plan(&self, n_kv_heads: usize, items: &mut Vec<Item>) -> usize {
-        items.clear();
-        let mut n_parts = 0;
-        for (seq_idx, tokens) in self.batch.seq_starts.windows(2).enumerate() {
+impl Plan {
+    /// Lists the items of a step, in the order of tokens, heads and splits.
+    fn make(&mut self, job: &Job<'_>, n_kv_heads: usize) {
+        self.items.clear();
+        self.outs.clear();
+        self.parts.clear();
+        self.n_parts = 0;
+        for (seq_idx, tokens) in job.batch.seq_starts.windows(2).enumerate() {
             let tokens = tokens[0] as usize..tokens[1] as usize;
             let Some(last) = tokens.clone().next_back() else {
                 continue;
             };
-            let context_len = self.batch.positions[last] as usize + 1;
+            let context_len = job.batch.positions[last] as usize + 1;
             let block_len = if tokens.len() <= MAX_SPLIT_TOKENS {
                 tokens.len()
             } else {
-                (BLOCK_ROWS / self.group_len).max(1)
+                (BLOCK_ROWS / job.group_len).max(1)
             };
             for first_token in tokens.clone().step_by(block_len) {
                 let n_tokens = block_len.min(tokens.end - first_token);
-                let seen = self.seen_by(first_token..first_token + n_tokens, context_len);
+                let seen = job.seen_by(first_token..first_token + n_tokens, context_len);
                 let (first_split, end_split) = (seen.start / SPLIT_TOKENS, seen.end.div_ceil(SPLIT_TOKENS));
                 let n_splits = end_split - first_split;
                 let is_split = tokens.len() <= MAX_SPLIT_TOKENS && n_splits > 1;
@@ -239,26 +253,50 @@ impl Job<'_> {
                         first_split,
                         end_split,
                         split: None,
-                        part_idx: n_parts,
+                        part_idx: self.n_parts,
                     };
                     if is_split {
                         for split in first_split..end_split {
-                            items.push(Item {
-                                split: Some(split),
-                                part_idx: n_parts,
-                                ..item
-                            });
-                            n_parts += self.n_rows(&item);
+                            self.push(
+                                job,
+                                Item {
+                                    split: Some(split),
+                                    part_idx: self.n_parts,
+                                    ..item
+                                },
+                            );
                         }
                     } else {
-                        items.push(item);
+                        self.push(job, item);
                     }
                 }
             }
         }
-        n_parts
     }
 
+    fn push(&mut self, job: &Job<'_>, item: Item) {
+        let (mut out, mut parts) = (Rect::default(), Rect::default());
+        if item.split.is_none_or(|split| split == item.first_split) {
+            let group_cols = job.group_len * job.value_dim;
+            out = Rect {
+                rows: item.first_token..item.first_token + item.n_tokens,
+                cols: item.kv_head_idx * group_cols..(item.kv_head_idx + 1) * group_cols,
+            };
+        }
+        if item.split.is_some() {
+            parts = Rect {
+                rows: item.part_idx..item.part_idx + job.n_rows(&item),
+                cols: 0..job.part_len(),
+            };
+            self.n_parts = parts.rows.end;
+        }
+        self.items.push(item);
+        self.outs.push(out);
+        self.parts.push(parts);
+    }
+}
+
+impl Job<'_> {
     /// The positions that one token of several sees at least.
     fn seen_by(&self, tokens: Range<usize>, context_len: usize) -> Range<usize> {
         let seen = |token_idx: usize| {
@@ -272,19 +310,21 @@ impl Job<'_> {
         item.n_tokens * self.group_len
     }
 
-    /// Where a row's output is.
-    fn output(&self, item: &Item, row_idx: usize) -> Range<usize> {
-        let token_idx = item.first_token + row_idx / self.group_len;
-        let head_idx = item.kv_head_idx * self.group_len + row_idx % self.group_len;
-        let start = (token_idx * self.params.n_heads + head_idx) * self.value_dim;
-        start..start + self.value_dim
+    /// Length of what a row gets from a split.
+    fn part_len(&self) -> usize {
+        PART_HEAD + padded_dim(self.value_dim)
+    }
+
+    /// A row's output among those of its item.
+    fn output<'o>(&self, item_out: &'o mut Patch<'_, f32>, row_idx: usize) -> &'o mut [f32] {
+        let head_cols = row_idx % self.group_len * self.value_dim;
+        &mut item_out.row(row_idx / self.group_len)[head_cols..head_cols + self.value_dim]
     }
 
     /// Attends to all splits, one after the other.
-    fn attend<'o>(&self, item: &Item, scratch: &mut Vec<f32>, output: impl Fn(usize) -> &'o mut [f32]) {
+    fn attend(&self, item: &Item, scratch: &mut Vec<f32>, out: &mut Patch<'_, f32>) {
         let n_rows = self.n_rows(item);
-        let padded_dim = padded_dim(self.value_dim);
-        let part_len = PART_HEAD + padded_dim;
+        let part_len = self.part_len();
         let scratch = grown(scratch, 2 * n_rows * part_len + self.block_len(n_rows));
         let (folded, scratch) = scratch.split_at_mut(n_rows * part_len);
         let (parts, scratch) = scratch.split_at_mut(n_rows * part_len);
@@ -304,7 +344,7 @@ impl Job<'_> {
             }
         }
         for (row_idx, folded) in folded.chunks_exact_mut(part_len).enumerate() {
-            self.finish(item, row_idx, folded, output(row_idx));
+            self.finish(item, row_idx, folded, self.output(out, row_idx));
         }
     }
 
@@ -316,15 +356,9 @@ impl Job<'_> {
     }
 
     /// Folds the parts of all splits, as [`Self::attend`] does.
-    fn fold_splits<'o>(
-        &self,
-        item: &Item,
-        parts: &[f32],
-        scratch: &mut Vec<f32>,
-        output: impl Fn(usize) -> &'o mut [f32],
-    ) {
+    fn fold_splits(&self, item: &Item, parts: &[f32], scratch: &mut Vec<f32>, out: &mut Patch<'_, f32>) {
         let n_rows = self.n_rows(item);
-        let part_len = PART_HEAD + padded_dim(self.value_dim);
+        let part_len = self.part_len();
         let folded = grown(scratch, part_len);
         for row_idx in 0..n_rows {
             for split_idx in 0..item.end_split - item.first_split {
@@ -335,7 +369,7 @@ impl Job<'_> {
                     fold(folded, part);
                 }
             }
-            self.finish(item, row_idx, folded, output(row_idx));
+            self.finish(item, row_idx, folded, self.output(out, row_idx));
         }
     }
 
@@ -361,7 +395,7 @@ impl Job<'_> {
     fn attend_rows(&self, item: &Item, split: usize, scratch: &mut [f32], parts: &mut [f32]) {
         let n_rows = self.n_rows(item);
         let (features, padded_dim) = (self.host.features(), padded_dim(self.value_dim));
-        let part_len = PART_HEAD + padded_dim;
+        let part_len = self.part_len();
         let (queries, scratch) = scratch.split_at_mut(n_rows * self.key_dim);
         let weights = &mut scratch[..n_rows * SPLIT_TOKENS];
 

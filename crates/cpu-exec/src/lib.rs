@@ -32,6 +32,8 @@
 //! # Ok::<(), tokenmill_cpu_exec::CpuExecError>(())
 //! ```
 
+#![deny(unsafe_code)]
+
 mod attention;
 mod error;
 mod host;
@@ -40,7 +42,12 @@ mod limits;
 mod linear;
 mod matrix;
 mod ops;
+#[expect(
+    unsafe_code,
+    reason = "the island: jobs borrowed by other threads, and buffers dealt to them"
+)]
 mod pool;
+#[expect(unsafe_code, reason = "the island: instruction sets chosen at run time")]
 #[expect(
     clippy::inline_always,
     reason = "a vector operation has its instruction set only once it is inlined into a function that enables it"

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::{
     Activation, Host, Matrix, Workspace,
-    pool::SharedSlice,
+    pool::{Columns, Few, Patch},
     simd::{
         self, Activations, PAIR_ROWS, TILE_ROWS,
         activations::{ScaleSpan, n_spans, quantize},
@@ -74,8 +74,8 @@ pub fn linear_group(host: &Host, workspace: &mut Workspace, x: &[f32], targets: 
 fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [LinearTarget<'_>]) {
     let n_cols = targets[0].matrix.n_cols();
     let n_tokens = n_tokens(x, n_cols);
-    let mut starts = [0; MAX_GROUP + 1];
-    for (i, target) in targets.iter().enumerate() {
+    let mut n_tiles = 0;
+    for target in &*targets {
         let n_rows = target.matrix.n_rows();
         assert_eq!(
             target.matrix.n_cols(),
@@ -84,54 +84,54 @@ fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [
         );
         assert_eq!(target.out.len(), n_tokens * n_rows, "outputs of a product");
         check_bias(target.bias, n_rows);
-        starts[i + 1] = starts[i] + target.matrix.n_tiles();
+        n_tiles += target.matrix.n_tiles();
     }
-    let n_targets = targets.len();
     if n_tokens == 0 {
         return;
     }
     let matrices = targets.iter().map(|target| target.matrix);
     let (activations, scratch) = quantize_for(host, workspace, x, n_cols, matrices);
-    let mut slots: [Option<Slot<'_>>; MAX_GROUP] = [const { None }; MAX_GROUP];
-    for (slot, target) in slots.iter_mut().zip(targets) {
-        *slot = Some(Slot {
+    let mut products = [None; MAX_GROUP];
+    for (product, target) in products.iter_mut().zip(&*targets) {
+        *product = Some(Product {
             matrix: target.matrix,
             bias: target.bias,
             mode: target.mode,
-            out: SharedSlice::new(target.out),
         });
     }
-    let n_tiles = starts[n_targets];
     let chunk_tiles = chunk_tiles(host, n_tiles);
+    let outs = Few::<_, MAX_GROUP>::new(
+        (targets.iter_mut())
+            .map(|target| Columns::new(target.out, target.matrix.n_rows(), chunk_tiles * TILE_ROWS)),
+    );
     host.pool()
-        .run_with(scratch, n_tiles.div_ceil(chunk_tiles), |scratch, chunk_idx| {
-            let chunk = chunk_idx * chunk_tiles..n_tiles.min((chunk_idx + 1) * chunk_tiles);
-            for (slot, bounds) in slots.iter().flatten().zip(starts.windows(2)) {
-                let (start, end) = (chunk.start.max(bounds[0]), chunk.end.min(bounds[1]));
-                if start < end {
-                    slot.products(host, scratch, &activations, start - bounds[0]..end - bounds[0]);
-                }
-            }
+        .for_each_part_with(scratch, outs, |scratch, _, (target_idx, chunk_idx, mut out)| {
+            let product = products[target_idx].expect("each output is a product's");
+            let tiles = chunk_of(chunk_idx, chunk_tiles, product.matrix.n_tiles());
+            product.compute(host, scratch, &activations, tiles, &mut out);
         });
 }
 
-/// A target while its job runs.
-struct Slot<'a> {
+/// A target without its output.
+#[derive(Clone, Copy)]
+struct Product<'a> {
     matrix: &'a Matrix,
     bias: Bias<'a>,
     mode: WriteMode,
-    out: SharedSlice<'a, f32>,
 }
 
-impl Slot<'_> {
-    fn products(
+impl Product<'_> {
+    /// Computes the rows of some tiles; `out` is their part of the output.
+    fn compute(
         &self,
         host: &Host,
         scratch: &mut Vec<f32>,
         activations: &Activations<'_>,
         tiles: Range<usize>,
+        out: &mut Patch<'_, f32>,
     ) {
         let mut sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
+        let first_row = tiles.start * TILE_ROWS;
         for_each_pair(activations.n_tokens, tiles, |pair, tokens| {
             let rows = pair_rows(self.matrix, pair);
             self.matrix
@@ -139,9 +139,7 @@ impl Slot<'_> {
             for (i, sums) in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1).enumerate() {
                 let sums = &mut sums[..rows.len()];
                 add_bias(sums, self.bias, &rows);
-                let at = (tokens.0 + i) * self.matrix.n_rows();
-                // SAFETY: the elements belong to these weight rows, whose tiles belong to one chunk.
-                let out = unsafe { self.out.part(at + rows.start..at + rows.end) };
+                let out = &mut out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row];
                 match self.mode {
                     WriteMode::Replace => out.copy_from_slice(sums),
                     WriteMode::Add => {
@@ -182,15 +180,16 @@ pub fn linear_gated(
         return;
     }
     let (activations, scratch) = quantize_for(host, workspace, x, n_cols, [gate, up].into_iter());
-    let out = SharedSlice::new(out);
     let n_tiles = gate.n_tiles();
     let chunk_tiles = chunk_tiles(host, n_tiles);
+    let outs = Columns::new(out, n_rows, chunk_tiles * TILE_ROWS);
     host.pool()
-        .run_with(scratch, n_tiles.div_ceil(chunk_tiles), |scratch, chunk_idx| {
+        .for_each_part_with(scratch, outs, |scratch, chunk_idx, mut out| {
             let mut gate_sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
             let mut up_sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
-            let chunk = chunk_idx * chunk_tiles..n_tiles.min((chunk_idx + 1) * chunk_tiles);
-            for_each_pair(n_tokens, chunk, |pair, tokens| {
+            let tiles = chunk_of(chunk_idx, chunk_tiles, n_tiles);
+            let first_row = tiles.start * TILE_ROWS;
+            for_each_pair(n_tokens, tiles, |pair, tokens| {
                 let rows = pair_rows(gate, pair);
                 gate.products(
                     host.features(),
@@ -210,9 +209,7 @@ pub fn linear_gated(
                 let gated = &mut gate_sums[..len];
                 simd::activation::apply(host.features(), activation, gated, Some(&up_sums[..len]));
                 for (i, sums) in gated.chunks_exact(PAIR_ROWS).enumerate() {
-                    let at = (tokens.0 + i) * n_rows;
-                    // SAFETY: the elements belong to these weight rows, whose tiles belong to one chunk.
-                    let out = unsafe { out.part(at + rows.start..at + rows.end) };
+                    let out = &mut out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row];
                     out.copy_from_slice(&sums[..rows.len()]);
                 }
             });
@@ -256,6 +253,11 @@ fn for_each_pair(n_tokens: usize, tiles: Range<usize>, mut f: impl FnMut((usize,
 /// The rows of the matrix that one or two tiles hold.
 fn pair_rows(matrix: &Matrix, (first_tile, n_tiles): (usize, usize)) -> Range<usize> {
     first_tile * TILE_ROWS..matrix.n_rows().min((first_tile + n_tiles) * TILE_ROWS)
+}
+
+/// The tiles of a chunk.
+fn chunk_of(chunk_idx: usize, chunk_tiles: usize, n_tiles: usize) -> Range<usize> {
+    chunk_idx * chunk_tiles..n_tiles.min((chunk_idx + 1) * chunk_tiles)
 }
 
 /// Tiles per chunk: an even number, so many that claiming one costs nothing, so few that threads end together.

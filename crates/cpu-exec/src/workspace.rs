@@ -5,7 +5,7 @@
 
 use crate::{
     Host,
-    attention::Item,
+    attention::AttentionScratch,
     simd::activations::{ActivationBlock, n_spans},
 };
 
@@ -15,10 +15,8 @@ pub struct Workspace {
     pub(crate) sub_blocks: Vec<ActivationBlock>,
     /// Activations with a scale for each 256 columns.
     pub(crate) span_blocks: Vec<ActivationBlock>,
-    /// The pieces of work of an attention.
-    pub(crate) attention_items: Vec<Item>,
-    /// What its pieces leave to be folded together.
-    pub(crate) attention_parts: Vec<f32>,
+    /// The pieces of work of an attention, and what they leave to be folded together.
+    pub(crate) attention: AttentionScratch,
     /// One area for each thread.
     pub(crate) per_thread: Vec<Vec<f32>>,
 }
@@ -29,8 +27,7 @@ impl Workspace {
         Self {
             sub_blocks: Vec::new(),
             span_blocks: Vec::new(),
-            attention_items: Vec::new(),
-            attention_parts: Vec::new(),
+            attention: AttentionScratch::default(),
             per_thread: vec![Vec::new(); host.pool().n_threads()],
         }
     }

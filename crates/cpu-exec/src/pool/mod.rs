@@ -22,7 +22,7 @@ use std::{
 
 use gate::{Gate, Patience};
 use parts::SendPtr;
-pub(crate) use parts::SharedSlice;
+pub(crate) use parts::{Columns, Few, Partition, Patch, Patches, Rect};
 use sync::{AtomicUsize, Ordering};
 
 use crate::CpuExecError;
@@ -222,15 +222,37 @@ impl Pool {
         chunk_len: usize,
         f: impl Fn(usize, &mut [T]) + Sync,
     ) {
-        assert!(chunk_len > 0, "chunks of no items");
-        let len = items.len();
-        let base = SendPtr::new(items.as_mut_ptr());
-        self.run(len.div_ceil(chunk_len), |_, chunk_idx| {
-            let start = chunk_idx * chunk_len;
-            // SAFETY: chunks are disjoint ranges of `items`, and each is handed out once.
-            let chunk =
-                unsafe { std::slice::from_raw_parts_mut(base.get().add(start), chunk_len.min(len - start)) };
-            f(chunk_idx, chunk);
+        let n_items = items.len();
+        let chunks = Columns::new(items, n_items, chunk_len);
+        self.for_each_part(chunks, |chunk_idx, mut chunk| f(chunk_idx, chunk.row(0)));
+    }
+
+    /// Calls `f(part_idx, part)` for every part of a buffer.
+    ///
+    /// # Panics
+    /// With the panic of a part.
+    pub(crate) fn for_each_part<P: Partition>(&self, partition: P, f: impl Fn(usize, P::Part) + Sync) {
+        self.run(partition.n_parts(), move |_, part_idx| {
+            // SAFETY: every chunk runs once, and the partition is used up here.
+            let part = unsafe { partition.part(part_idx) };
+            f(part_idx, part);
+        });
+    }
+
+    /// As [`Pool::for_each_part`], and gives each call the scratch of its worker.
+    ///
+    /// # Panics
+    /// When there is less scratch than threads, or with the panic of a part.
+    pub(crate) fn for_each_part_with<S: Send, P: Partition>(
+        &self,
+        scratch: &mut [S],
+        partition: P,
+        f: impl Fn(&mut S, usize, P::Part) + Sync,
+    ) {
+        self.run_with(scratch, partition.n_parts(), move |scratch, part_idx| {
+            // SAFETY: every chunk runs once, and the partition is used up here.
+            let part = unsafe { partition.part(part_idx) };
+            f(scratch, part_idx, part);
         });
     }
 }

@@ -5,7 +5,7 @@
 //! alone, the same bits for every instruction set.
 
 use super::{Kernel, Simd, dispatch};
-use crate::{Host, pool::SharedSlice};
+use crate::{Host, pool::Columns};
 
 /// Columns of a span: what one block covers.
 pub(crate) const SPAN_COLS: usize = 256;
@@ -76,30 +76,29 @@ pub(crate) fn quantize(
 ) {
     let n_tokens = x.len() / n_cols;
     debug_assert_eq!(blocks.len(), n_spans(n_cols) * n_tokens);
-    let blocks = SharedSlice::new(blocks);
-    host.pool()
-        .run(n_tokens.div_ceil(TOKENS_PER_CHUNK), |_, chunk_idx| {
-            let tokens = chunk_idx * TOKENS_PER_CHUNK..n_tokens.min((chunk_idx + 1) * TOKENS_PER_CHUNK);
-            for token_idx in tokens {
-                let row = &x[token_idx * n_cols..][..n_cols];
-                for (span_idx, values) in row.chunks(SPAN_COLS).enumerate() {
-                    let at = span_idx * n_tokens + token_idx;
-                    // SAFETY: each block belongs to one token, and each token to one chunk.
-                    let block = unsafe { &mut blocks.part(at..at + 1)[0] };
-                    // SAFETY: the kernel holds references only.
-                    unsafe {
-                        dispatch(
-                            host.features(),
-                            Quantize {
-                                scale_span,
-                                values,
-                                block,
-                            },
-                        );
-                    }
+    let blocks = Columns::new(blocks, n_tokens, TOKENS_PER_CHUNK);
+    host.pool().for_each_part(blocks, |chunk_idx, mut blocks| {
+        let rows = x
+            .chunks_exact(n_cols)
+            .skip(chunk_idx * TOKENS_PER_CHUNK)
+            .take(TOKENS_PER_CHUNK);
+        for (i, row) in rows.enumerate() {
+            for (span_idx, values) in row.chunks(SPAN_COLS).enumerate() {
+                let block = &mut blocks.row(span_idx)[i];
+                // SAFETY: the kernel holds references only.
+                unsafe {
+                    dispatch(
+                        host.features(),
+                        Quantize {
+                            scale_span,
+                            values,
+                            block,
+                        },
+                    );
                 }
             }
-        });
+        }
+    });
 }
 
 /// Tokens per chunk, so that a decode step's few stay on the calling thread.
