@@ -7,7 +7,7 @@ pub(super) use loom::{
     hint::spin_loop,
     sync::{
         Condvar, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering, fence},
     },
     thread::yield_now,
 };
@@ -16,7 +16,7 @@ pub(super) use std::{
     hint::spin_loop,
     sync::{
         Condvar, Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering, fence},
     },
     thread::yield_now,
 };
