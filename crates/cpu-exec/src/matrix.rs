@@ -20,6 +20,8 @@ pub struct Matrix {
     n_cols: usize,
     storage: Storage,
     memory: TileMemory,
+    /// Of the host it was packed for; no result depends on them.
+    features: CpuFeatures,
 }
 
 /// How the memory is to be read.
@@ -129,6 +131,7 @@ impl Matrix {
             n_cols,
             storage,
             memory,
+            features: host.features(),
         })
     }
 
@@ -166,7 +169,7 @@ impl Matrix {
         match self.storage {
             Storage::Tiles { ops, tile_bytes } => {
                 let tile = &self.memory.as_slice()[row_idx / TILE_ROWS * tile_bytes..][..tile_bytes];
-                ops.dequantize_row(CpuFeatures::detect(), tile, row_idx % TILE_ROWS, out);
+                ops.dequantize_row(self.features, tile, row_idx % TILE_ROWS, out);
             }
             Storage::Rows { row_bytes } => self
                 .format

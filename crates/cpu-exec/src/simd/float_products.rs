@@ -10,15 +10,15 @@ use super::{
 };
 
 /// Products of tiles of one float format.
-pub(crate) struct FloatProducts<T> {
-    run: TileRun,
+pub(crate) struct FloatProducts<'a, T> {
+    run: &'a TileRun,
     tile: std::marker::PhantomData<T>,
 }
 
-impl<T: FloatTile> FloatProducts<T> {
+impl<'a, T: FloatTile> FloatProducts<'a, T> {
     /// # Safety
     /// What [`TileRun`] says holds, and its tiles are packed in format `T`.
-    pub(crate) unsafe fn new(run: TileRun) -> Self {
+    pub(crate) unsafe fn new(run: &'a TileRun) -> Self {
         Self {
             run,
             tile: std::marker::PhantomData,
@@ -26,12 +26,12 @@ impl<T: FloatTile> FloatProducts<T> {
     }
 }
 
-impl<T: FloatTile> Kernel for FloatProducts<T> {
+impl<T: FloatTile> Kernel for FloatProducts<'_, T> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let run = self.run;
+        let run = *self.run;
         for tile_idx in 0..run.n_tiles {
             let mut row_idx = 0;
             while row_idx < run.n_rows {
@@ -45,9 +45,9 @@ impl<T: FloatTile> Kernel for FloatProducts<T> {
                     };
                     // Four sums for each row: as many as the registers hold.
                     row_idx += match (run.n_rows - row_idx).min(S::MAX_ROWS) {
-                        6.. => FloatRows::<T, 6>::call::<S>(part),
-                        2.. => FloatRows::<T, 2>::call::<S>(part),
-                        _ => FloatRows::<T, 1>::call::<S>(part),
+                        6.. => FloatRows::<T, 6>::call::<S>(&part),
+                        2.. => FloatRows::<T, 2>::call::<S>(&part),
+                        _ => FloatRows::<T, 1>::call::<S>(&part),
                     };
                 }
             }
@@ -56,15 +56,15 @@ impl<T: FloatTile> Kernel for FloatProducts<T> {
 }
 
 /// One tile by `ROWS` rows.
-struct FloatRows<T, const ROWS: usize> {
-    run: TileRun,
+struct FloatRows<'a, T, const ROWS: usize> {
+    run: &'a TileRun,
     tile: std::marker::PhantomData<T>,
 }
 
-impl<T: FloatTile, const ROWS: usize> FloatRows<T, ROWS> {
+impl<'a, T: FloatTile, const ROWS: usize> FloatRows<'a, T, ROWS> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
-    unsafe fn call<S: Simd>(run: TileRun) -> usize {
+    unsafe fn call<S: Simd>(run: &'a TileRun) -> usize {
         // SAFETY: the caller's contract is the kernel's.
         unsafe {
             S::call(Self {
@@ -76,13 +76,13 @@ impl<T: FloatTile, const ROWS: usize> FloatRows<T, ROWS> {
     }
 }
 
-impl<T: FloatTile, const ROWS: usize> Kernel for FloatRows<T, ROWS> {
+impl<T: FloatTile, const ROWS: usize> Kernel for FloatRows<'_, T, ROWS> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         const CHAINS: usize = 4;
-        let run = self.run;
+        let run = *self.run;
         // SAFETY: the kernel's own contract.
         unsafe {
             for half in 0..S::HALVES {

@@ -109,7 +109,7 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
 /// # Safety
 /// What [`TileRun`] says holds, and its tiles are packed in format `T`.
 #[inline(always)]
-pub(super) unsafe fn products<S: Simd, T: QuantTile>(run: TileRun) {
+pub(super) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
     // SAFETY: the caller's contract is that of `TileRun`.
     unsafe {
         let mut panels = [Panel::ZERO; 2];

@@ -42,15 +42,18 @@ pub(crate) struct TileRun {
 }
 
 /// Products of tiles of one format.
-pub(crate) struct QuantProducts<T> {
-    run: TileRun,
+///
+/// It borrows the run: nine words that were just written, copied by the vector on their way through a call, cost a stalled
+/// load for every pair of tiles.
+pub(crate) struct QuantProducts<'a, T> {
+    run: &'a TileRun,
     tile: std::marker::PhantomData<T>,
 }
 
-impl<T: QuantTile> QuantProducts<T> {
+impl<'a, T: QuantTile> QuantProducts<'a, T> {
     /// # Safety
     /// What [`TileRun`] says holds, and its tiles are packed in format `T`.
-    pub(crate) unsafe fn new(run: TileRun) -> Self {
+    pub(crate) unsafe fn new(run: &'a TileRun) -> Self {
         Self {
             run,
             tile: std::marker::PhantomData,
@@ -58,17 +61,17 @@ impl<T: QuantTile> QuantProducts<T> {
     }
 }
 
-impl<T: QuantTile> Kernel for QuantProducts<T> {
+impl<T: QuantTile> Kernel for QuantProducts<'_, T> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let run = self.run;
+        let run = *self.run;
         // SAFETY: the kernel's own contract; all pointers stay inside what it describes.
         unsafe {
             let max_direct_rows = if T::IS_DEAR { 4 } else { 3 * S::MAX_DIRECT_ROWS };
             if run.n_rows > max_direct_rows {
-                return panel::products::<S, T>(run);
+                return panel::products::<S, T>(&run);
             }
             for tile_idx in 0..run.n_tiles {
                 let mut row_idx = 0;
@@ -80,11 +83,11 @@ impl<T: QuantTile> Kernel for QuantProducts<T> {
                         ..run
                     };
                     row_idx += match (run.n_rows - row_idx).min(S::MAX_DIRECT_ROWS) {
-                        8.. => Direct::<T, 8>::call::<S>(part),
-                        6.. => Direct::<T, 6>::call::<S>(part),
-                        4.. => Direct::<T, 4>::call::<S>(part),
-                        2.. => Direct::<T, 2>::call::<S>(part),
-                        _ => Direct::<T, 1>::call::<S>(part),
+                        8.. => Direct::<T, 8>::call::<S>(&part),
+                        6.. => Direct::<T, 6>::call::<S>(&part),
+                        4.. => Direct::<T, 4>::call::<S>(&part),
+                        2.. => Direct::<T, 2>::call::<S>(&part),
+                        _ => Direct::<T, 1>::call::<S>(&part),
                     };
                 }
             }
@@ -104,15 +107,15 @@ pub(super) const fn n_subs(n_cols: usize, span_idx: usize) -> usize {
 }
 
 /// One tile and `ROWS` rows, unpacked in registers.
-struct Direct<T, const ROWS: usize> {
-    run: TileRun,
+struct Direct<'a, T, const ROWS: usize> {
+    run: &'a TileRun,
     tile: std::marker::PhantomData<T>,
 }
 
-impl<T: QuantTile, const ROWS: usize> Direct<T, ROWS> {
+impl<'a, T: QuantTile, const ROWS: usize> Direct<'a, T, ROWS> {
     /// Runs the kernel as a function of its own, and returns `ROWS`.
     #[inline(always)]
-    unsafe fn call<S: Simd>(run: TileRun) -> usize {
+    unsafe fn call<S: Simd>(run: &'a TileRun) -> usize {
         // SAFETY: the caller's contract is the kernel's.
         unsafe {
             S::call(Self {
@@ -124,12 +127,12 @@ impl<T: QuantTile, const ROWS: usize> Direct<T, ROWS> {
     }
 }
 
-impl<T: QuantTile, const ROWS: usize> Kernel for Direct<T, ROWS> {
+impl<T: QuantTile, const ROWS: usize> Kernel for Direct<'_, T, ROWS> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let run = self.run;
+        let run = *self.run;
         let span_bytes = T::span_bytes(SPAN_SUBS);
         // SAFETY: the kernel's own contract.
         unsafe {

@@ -39,7 +39,7 @@ pub(crate) struct TileOps {
     pub(crate) activation_scales: Option<ScaleSpan>,
     tile_bytes: fn(usize) -> usize,
     pack: fn(&[&[u8]; TILE_ROWS], usize, &mut [u8]),
-    products: unsafe fn(CpuFeatures, TileRun),
+    products: unsafe fn(CpuFeatures, &TileRun),
     dequantize_row: unsafe fn(CpuFeatures, *const u8, usize, &mut [f32]),
 }
 
@@ -142,7 +142,7 @@ impl TileOps {
             sums: sums.as_mut_ptr(),
         };
         // SAFETY: the lengths above are what `TileRun` says; the tiles were packed by the same row of the table.
-        unsafe { (self.products)(features, run) }
+        unsafe { (self.products)(features, &run) }
     }
 
     /// Writes the values of row `row` of a tile.
