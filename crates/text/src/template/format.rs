@@ -4,8 +4,8 @@
 //! against the memory left before anything is written.
 
 use super::{
+    arguments::Arguments,
     error::Fault,
-    evaluate::Arguments,
     interpreter::Interpreter,
     meter::TextBuf,
     printer::Printer,

@@ -8,10 +8,10 @@ use std::rc::Rc;
 
 use super::{
     Rendered,
+    arguments::Arguments,
     ast::{Expr, For, Literal, Program, Stmt, StmtKind, Symbol, Target},
     civil_time::CivilTime,
     error::{Fault, TemplateLimit},
-    evaluate::Arguments,
     json::from_json,
     meter::{Lease, Meter, TextBuf},
     printer::Printer,

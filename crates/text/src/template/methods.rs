@@ -6,8 +6,8 @@
 use std::rc::Rc;
 
 use super::{
+    arguments::Arguments,
     error::Fault,
-    evaluate::Arguments,
     format,
     interpreter::Interpreter,
     meter::TextBuf,

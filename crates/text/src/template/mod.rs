@@ -13,10 +13,10 @@
 //! | module | holds |
 //! |---|---|
 //! | `lexer`, `parser`, `expressions`, `ast` | source to syntax tree |
-//! | `interpreter`, `evaluate`, `operators` | statements and scopes; expressions |
+//! | `interpreter`, `evaluate`, `lookup`, `calls`, `operators` | statements and scopes; expressions |
 //! | `value`, `printer`, `meter` | Python's values; how they print; what they may cost |
 //! | `trust` | which bytes of a text the template itself wrote |
-//! | `filters`, `predicates`, `methods`, `format`, `json`, `civil_time` | what a template can call |
+//! | `filters`, `predicates`, `methods`, `arguments`, `format`, `markup`, `json`, `civil_time` | what a template can call |
 //!
 //! ```
 //! use tokenmill_text::template::{ChatTemplate, RenderOptions};
@@ -27,7 +27,9 @@
 //! # Ok::<(), tokenmill_text::template::TemplateError>(())
 //! ```
 
+mod arguments;
 mod ast;
+mod calls;
 mod chat;
 mod civil_time;
 mod error;
@@ -38,6 +40,8 @@ mod format;
 mod interpreter;
 mod json;
 mod lexer;
+mod lookup;
+mod markup;
 mod meter;
 mod methods;
 mod operators;

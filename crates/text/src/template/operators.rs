@@ -4,7 +4,7 @@
 //! wrap around, and what grows is checked against the memory left before it is made.
 
 use super::{
-    ast::BinaryOp, error::Fault, evaluate::escape_html, format, interpreter::Interpreter, meter::TextBuf,
+    ast::BinaryOp, error::Fault, format, interpreter::Interpreter, markup::escape_html, meter::TextBuf,
     value::Value,
 };
 

@@ -5,9 +5,9 @@
 use std::cmp::Ordering;
 
 use super::{
+    arguments::Arguments,
     ast::BinaryOp,
     error::Fault,
-    evaluate::Arguments,
     filters,
     interpreter::Interpreter,
     value::{LazyKind, Value},
