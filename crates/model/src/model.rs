@@ -273,9 +273,10 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
     let max_pages = u32::MAX as usize / PAGE_TOKENS;
     for (option, found, maximum) in [
         ("max_batch_tokens", options.max_batch_tokens, MAX_BATCH_TOKENS),
+        // Before the pages, whose number follows from it.
+        ("n_ctx", n_ctx, max_pages * PAGE_TOKENS),
         ("n_pages", n_pages, max_pages),
         ("n_host_pages", options.n_host_pages, max_pages),
-        ("n_ctx", n_ctx, max_pages * PAGE_TOKENS),
     ] {
         if found > maximum {
             return Err(LoadError::BadOption {

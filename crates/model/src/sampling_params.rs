@@ -155,7 +155,7 @@ impl SamplingParams {
 #[non_exhaustive]
 pub enum SamplingParamsError {
     /// A number outside its range (NaN included).
-    #[error("`{name}` is {value}, expected a number from {minimum} to {maximum}")]
+    #[error("`{name}` is {value}, expected {}", range_text(*minimum, *maximum))]
     OutOfRange {
         /// The parameter.
         name: &'static str,
@@ -192,9 +192,41 @@ pub enum SamplingParamsError {
     },
 }
 
+impl SamplingParamsError {
+    /// What a number outside its range should have been, such as `a number from 0 to 1`; `None` of other errors.
+    pub fn expected_range(&self) -> Option<String> {
+        match *self {
+            Self::OutOfRange { minimum, maximum, .. } => Some(range_text(minimum, maximum)),
+            _ => None,
+        }
+    }
+}
+
+/// A range in words. The ends of the type are no bounds that anybody has in mind.
+fn range_text(minimum: f32, maximum: f32) -> String {
+    match (minimum, maximum) {
+        (f32::MIN, f32::MAX) => "a finite number".to_owned(),
+        (f32::MIN_POSITIVE, f32::MAX) => "a number above 0".to_owned(),
+        (minimum, f32::MAX) => format!("a number of at least {minimum}"),
+        _ => format!("a number from {minimum} to {maximum}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_without_an_end_name_none() {
+        for (minimum, maximum, expected) in [
+            (0.0, 1.0, "a number from 0 to 1"),
+            (0.0, f32::MAX, "a number of at least 0"),
+            (f32::MIN_POSITIVE, f32::MAX, "a number above 0"),
+            (f32::MIN, f32::MAX, "a finite number"),
+        ] {
+            assert_eq!(range_text(minimum, maximum), expected);
+        }
+    }
 
     #[test]
     fn validate_refuses_what_is_not_a_number() {

@@ -143,18 +143,14 @@ fn read_bias(bias: BTreeMap<String, f32>) -> Result<Vec<(u32, f32)>, ApiError> {
 
 fn name_field(error: &SamplingParamsError, repeat_name: &str) -> ApiError {
     match error {
-        SamplingParamsError::OutOfRange {
-            name,
-            value,
-            minimum,
-            maximum,
-        } => {
+        SamplingParamsError::OutOfRange { name, value, .. } => {
             let name = if *name == "repeat_penalty" {
                 repeat_name
             } else {
                 name
             };
-            ApiError::invalid(name, format!("{value} is not between {minimum} and {maximum}"))
+            let expected = error.expected_range().unwrap_or_default();
+            ApiError::invalid(name, format!("{value} is not {expected}"))
         }
         SamplingParamsError::UnknownToken { .. } | SamplingParamsError::Bias { .. } => {
             ApiError::invalid("logit_bias", error.to_string())
