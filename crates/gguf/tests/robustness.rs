@@ -2,6 +2,8 @@
 
 mod mutation;
 
+use std::io::{Write, stderr};
+
 use mutation::{Random, check, mutate, sample_files};
 use proptest::prelude::*;
 use tokenmill_gguf::{Array, GgufWriter, Header, Metadata, TensorType, Value};
@@ -42,7 +44,11 @@ fn truncation_at_every_byte_is_an_error_or_cuts_only_padding() {
 fn fuzz_seeds_are_the_sample_files() {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     if !dir.exists() {
-        println!("fuzz_seeds_are_the_sample_files: skipped, a packaged crate has no fuzz target");
+        // Not `eprintln!`, which the test harness shows of failed tests only.
+        let _ = writeln!(
+            stderr(),
+            "fuzz_seeds_are_the_sample_files: skipped, a packaged crate has no fuzz target"
+        );
         return;
     }
     for (name, bytes) in sample_files() {

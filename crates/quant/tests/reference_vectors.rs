@@ -2,7 +2,10 @@
 //!
 //! The vectors are read from the folder that `TOKENMILL_TEST_DATA` names; without it these tests say so and pass.
 
-use std::path::PathBuf;
+use std::{
+    io::{Write, stderr},
+    path::PathBuf,
+};
 
 use safetensors::SafeTensors;
 use tokenmill_quant::{ActivationFormat, CpuFeatures, Format};
@@ -10,7 +13,11 @@ use tokenmill_quant::{ActivationFormat, CpuFeatures, Format};
 /// Reads `types/NAME.safetensors`, or says that there is none to read.
 fn vectors(name: &str) -> Option<Vec<u8>> {
     let Some(folder) = std::env::var_os("TOKENMILL_TEST_DATA") else {
-        eprintln!("skipped: TOKENMILL_TEST_DATA does not name the folder of test data");
+        // Not `eprintln!`, which the test harness shows of failed tests only.
+        let _ = writeln!(
+            stderr(),
+            "skipped: TOKENMILL_TEST_DATA does not name the folder of test data"
+        );
         return None;
     };
     let path = PathBuf::from(folder)

@@ -78,7 +78,11 @@ pub fn document() -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{env, fs, path::Path};
+    use std::{
+        env, fs,
+        io::{Write, stderr},
+        path::Path,
+    };
 
     /// `TOKENMILL_UPDATE_DOCS=1 cargo test -p tokenmill-server` writes the page anew.
     #[test]
@@ -88,7 +92,11 @@ mod tests {
             fs::write(&path, super::document()).expect("the page can be written");
         }
         let Ok(page) = fs::read_to_string(&path) else {
-            println!("skipped: docs/api-fields.md is not part of a packaged crate");
+            // Not `eprintln!`, which the test harness shows of failed tests only.
+            let _ = writeln!(
+                stderr(),
+                "skipped: docs/api-fields.md is not part of a packaged crate"
+            );
             return;
         };
         assert_eq!(

@@ -1,6 +1,10 @@
 //! The demo model's file and words, for tests with its network and without.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    io::{Write, stderr},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use tokenmill_model::Model;
 use tokenmill_server::ModelWords;
@@ -19,7 +23,11 @@ pub(crate) fn demo_path() -> Option<PathBuf> {
     ));
     let found = [path, deeper].into_iter().find(|path| path.exists());
     if found.is_none() {
-        println!("skipped: the demo model is not part of a packaged crate");
+        // Not `eprintln!`, which the test harness shows of failed tests only.
+        let _ = writeln!(
+            stderr(),
+            "skipped: the demo model is not part of a packaged crate"
+        );
     }
     found
 }

@@ -6,7 +6,12 @@ use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, body::Incoming, client::conn::http2::SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
-use std::{path::Path, process::Command, sync::Arc};
+use std::{
+    io::{Write as _, stderr},
+    path::Path,
+    process::Command,
+    sync::Arc,
+};
 use tokenmill_server::{App, Listen, ServeError, Server, ServerConfig, TlsFiles};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
@@ -132,7 +137,11 @@ fn identity(folder: &Path) -> Option<TlsFiles> {
     match made {
         Ok(made) => assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr)),
         Err(error) => {
-            println!("skipped: openssl, which makes a certificate, cannot be run: {error}");
+            // Not `eprintln!`, which the test harness shows of failed tests only.
+            let _ = writeln!(
+                stderr(),
+                "skipped: openssl, which makes a certificate, cannot be run: {error}"
+            );
             return None;
         }
     }

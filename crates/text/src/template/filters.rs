@@ -1,7 +1,8 @@
 //! Jinja's filters, and Hugging Face's `tojson`: one row per filter.
 //!
-//! Short ones stand in their row; the others are in files by what they work on. Left out are those that make HTML or belong to a web page (`urlize`, `xmlattr`, `striptags`,
-//! `filesizeformat`, `pprint`, `random`, `wordwrap`): a template that uses one gets an error that names it.
+//! Short ones stand in their row; the others are in files by what they work on. Left out are those that make HTML or belong
+//! to a web page (`urlize`, `xmlattr`, `striptags`, `filesizeformat`, `pprint`, `random`, `wordwrap`): a template that uses one
+//! gets an error that names it.
 
 mod numbers;
 mod sequences;
