@@ -1,33 +1,28 @@
 //! Rewrites the command line before it is parsed: llama.cpp's two-letter flags, and `-m MODEL`.
 //!
 //! Separate from the commands because the parser knows one-letter short flags only. Invariant: what stands behind `--`
-//! is left alone, and a known flag that this version has nothing behind is refused by name, never ignored.
+//! is left alone.
 
 use std::ffi::OsString;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, llama_flags};
 
 /// Short flags of llama.cpp with their long names here.
-const SHORT_FLAGS: [(&str, &str); 6] = [
+const SHORT_FLAGS: [(&str, &str); 8] = [
     ("-tb", "--threads-batch"),
     ("-ngl", "--gpu-layers"),
     ("-np", "--parallel"),
     ("-ub", "--ubatch-size"),
     ("-ctk", "--cache-type-k"),
     ("-ctv", "--cache-type-v"),
+    ("-dev", "--device"),
+    ("-sys", "--system"),
 ];
-
-/// Flags that users of llama.cpp know and that do nothing here, with what to do instead.
-const REFUSED_FLAGS: [(&str, &str, &str); 1] = [(
-    "--flash-attn",
-    "-fa",
-    "attention always works in tiles; there is nothing to switch",
-)];
 
 /// Rewrites the arguments of the program.
 ///
 /// # Errors
-/// A flag that is known but does nothing, or `-m` without a model.
+/// A flag that llama.cpp has and this program has not, or `-m` without a model.
 pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<OsString>, Failure> {
     let mut rewritten: Vec<OsString> = Vec::new();
     let mut model = None;
@@ -58,13 +53,8 @@ pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Os
             }
             continue;
         }
-        for (long, short, instead) in REFUSED_FLAGS {
-            if name == long || name == short {
-                return Err(Failure::usage(format!(
-                    "`{name}` is an option of llama.cpp that does nothing here"
-                ))
-                .hint(instead));
-            }
+        if let Some(refusal) = llama_flags::refusal_of_row(name) {
+            return Err(refusal);
         }
         match SHORT_FLAGS.iter().find(|(short, _)| *short == name) {
             Some((_, long)) => rewritten.push(match value {
@@ -116,7 +106,7 @@ mod tests {
     fn flags_without_effect_are_refused() {
         check(
             "tokenmill run x -fa on",
-            Err("error: `-fa` is an option of llama.cpp that does nothing here \
+            Err("error: `-fa` is an option of llama.cpp that is not one here \
                  (hint: attention always works in tiles; there is nothing to switch)"),
         );
         check("tokenmill run -m", Err("error: `-m` needs a model"));

@@ -9,7 +9,12 @@ use tokenmill_cuda_exec::CudaExecError;
 use tokenmill_gguf::GgufError;
 use tokenmill_model::{BackendError, LoadError, RowError, StepError};
 use tokenmill_sched::EngineError;
-use tokenmill_text::{TokenizerError, template::TemplateError};
+use tokenmill_text::template::TemplateError;
+
+use crate::{model_source::WHAT_MODEL_IS, visible::visible};
+
+/// Exit code after Ctrl-C, as a shell reports it.
+pub(crate) const INTERRUPTED: u8 = 130;
 
 /// Why a command did not succeed.
 #[derive(Debug)]
@@ -103,10 +108,12 @@ impl Failure {
 
     /// The line that is printed.
     pub(crate) fn line(&self) -> String {
-        // Some messages quote a file; a line break in it would make two lines of one error.
+        // Some messages quote a file; a line break in it would make two lines of one error, and an escape would reach the
+        // terminal.
         let message = self.message.replace(['\n', '\r'], " ");
+        let message = visible(&message);
         match &self.hint {
-            Some(hint) => format!("error: {message} (hint: {hint})"),
+            Some(hint) => format!("error: {message} (hint: {})", visible(hint)),
             None => format!("error: {message}"),
         }
     }
@@ -115,7 +122,7 @@ impl Failure {
     pub(crate) fn report(&self) -> ExitCode {
         let code = match self.kind {
             FailureKind::ReaderGone => return ExitCode::SUCCESS,
-            FailureKind::Interrupted => return ExitCode::from(130),
+            FailureKind::Interrupted => return ExitCode::from(INTERRUPTED),
             FailureKind::Work => 1,
             FailureKind::Usage => 2,
             FailureKind::Input => 3,
@@ -156,13 +163,9 @@ impl From<GgufError> for Failure {
 
 fn gguf_hint(error: &GgufError) -> Option<&'static str> {
     match error {
-        GgufError::Io { reason, .. } if reason.kind() == io::ErrorKind::NotFound => {
-            Some("MODEL is a .gguf file, a folder with one, or `demo`")
-        }
+        GgufError::Io { reason, .. } if reason.kind() == io::ErrorKind::NotFound => Some(WHAT_MODEL_IS),
         // For other formats the message itself says what to do.
-        GgufError::NotGguf { .. } if !error.to_string().contains("convert") => {
-            Some("MODEL is a .gguf file, a folder with one, or `demo`")
-        }
+        GgufError::NotGguf { .. } if !error.to_string().contains("convert") => Some(WHAT_MODEL_IS),
         GgufError::InFile { reason, .. } => gguf_hint(reason),
         _ => None,
     }
@@ -176,7 +179,11 @@ impl From<LoadError> for Failure {
                 .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
             LoadError::MissingTensor { .. } => Self::input(error.to_string())
                 .hint("a file with a vocabulary only works with `tokenize`, not with `run`"),
-            LoadError::BadOption { .. } => Self::usage(error.to_string()),
+            LoadError::BadOption {
+                option,
+                found,
+                ref expected,
+            } => bad_option(option, found, expected),
             LoadError::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
             LoadError::Gpu(ref reason) => {
                 let failure = Self::device(error.to_string());
@@ -186,10 +193,42 @@ impl From<LoadError> for Failure {
                     None => failure,
                 }
             }
-            LoadError::Backend(_) => Self::input(format!("cannot load the model: {error}")),
+            LoadError::Backend(BackendError::Failed {
+                operation: "starting threads",
+                ref reason,
+            }) => Self::usage(reason.clone()).hint("`-t N` and `-tb N` say how many compute"),
+            LoadError::Backend(ref reason) => {
+                let failure = Self::input(format!("cannot load the model: {error}"));
+                match reason {
+                    BackendError::Failed { operation, .. } if operation.starts_with("allocating") => {
+                        failure.hint("a smaller context, `-c N`, takes less memory")
+                    }
+                    _ => failure,
+                }
+            }
             _ => Self::input(error.to_string()),
         }
     }
+}
+
+/// Says an option of a load as it is given on the command line.
+fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
+    let (what, hint) = match option {
+        "n_ctx" => (
+            "the size of the context",
+            "`-c N` is the number of tokens of one sequence",
+        ),
+        "n_pages" => (
+            "the size of all contexts together, in pages of 16 tokens,",
+            "give a smaller context with -c, or fewer sequences",
+        ),
+        "max_batch_tokens" => (
+            "the number of tokens in a step",
+            "`-ub N` is that number, and so is the number of sequences side by side where that is larger",
+        ),
+        option => return Failure::usage(format!("`{option}` is {found}, expected {expected}")),
+    };
+    Failure::usage(format!("{what} is {found}, expected {expected}")).hint(hint)
 }
 
 /// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
@@ -213,12 +252,6 @@ pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<S
             Some("`--device auto` would take the CPU".to_owned())
         }
         _ => None,
-    }
-}
-
-impl From<TokenizerError> for Failure {
-    fn from(error: TokenizerError) -> Self {
-        Self::input(format!("the model's tokenizer cannot be used: {error}"))
     }
 }
 
@@ -269,6 +302,15 @@ mod tests {
     fn a_failure_is_one_line() {
         let failure = Failure::input("a\nb").hint("do c");
         assert_eq!(failure.line(), "error: a b (hint: do c)");
+    }
+
+    #[test]
+    fn what_a_message_quotes_does_not_reach_the_terminal_as_an_escape() {
+        let failure = Failure::input("tensor `\u{1b}[2J\u{9b}x` is missing").hint("name one: a\u{7}.gguf");
+        assert_eq!(
+            failure.line(),
+            r"error: tensor `\u{1b}[2J\u{9b}x` is missing (hint: name one: a\u{7}.gguf)"
+        );
     }
 
     #[test]

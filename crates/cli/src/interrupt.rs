@@ -1,16 +1,19 @@
 //! Ctrl-C as a flag that work looks at, and as the end of the generation that runs.
 //!
-//! Separate because a process has one handler. Invariant: the handler only sets the flag and cancels; what an
-//! interruption means is decided where work can stop.
+//! Separate because a process has one handler. Invariant: the first press only sets the flag and cancels, and what that
+//! means is decided where work can stop; a second press while nothing has stopped ends the program at once.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    process,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokenmill_sched::Canceller;
 
-use crate::failure::Failure;
+use crate::failure::{Failure, INTERRUPTED};
 
 /// Whether Ctrl-C was pressed.
 #[derive(Clone, Debug)]
@@ -22,7 +25,24 @@ struct State {
     running: Mutex<Option<Canceller>>,
 }
 
+/// What a press asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Press {
+    /// The end of the generation that runs.
+    Cancel,
+    /// The end of the program: an earlier press still waits for a step to end.
+    Exit,
+}
+
 impl State {
+    fn press(&self) -> Press {
+        if self.is_set.swap(true, Ordering::SeqCst) {
+            Press::Exit
+        } else {
+            Press::Cancel
+        }
+    }
+
     fn cancel_running(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(canceller) = &*running {
@@ -39,20 +59,14 @@ impl Interrupt {
     pub(crate) fn install() -> Result<Self, Failure> {
         let state = Arc::new(State::default());
         let handler_state = Arc::clone(&state);
-        ctrlc::set_handler(move || {
-            handler_state.is_set.store(true, Ordering::SeqCst);
-            handler_state.cancel_running();
-        })
-        .map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))?;
+        handle(move || match handler_state.press() {
+            Press::Cancel => handler_state.cancel_running(),
+            Press::Exit => exit(),
+        })?;
         Ok(Self(state))
     }
 
-    /// Whether it was pressed since the last [`Self::clear`].
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.is_set.load(Ordering::SeqCst)
-    }
-
-    /// Forgets it.
+    /// Forgets that it was pressed.
     pub(crate) fn clear(&self) {
         self.0.is_set.store(false, Ordering::SeqCst);
     }
@@ -60,8 +74,39 @@ impl Interrupt {
     /// Makes it cancel this generation, also when it was pressed before.
     pub(crate) fn cancels(&self, canceller: Canceller) {
         *self.0.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(canceller);
-        if self.is_set() {
+        if self.0.is_set.load(Ordering::SeqCst) {
             self.0.cancel_running();
         }
+    }
+}
+
+/// Makes Ctrl-C end the program at once, with the exit code that is documented for it: for work that leaves nothing behind
+/// before it is complete. Called once in a process, instead of [`Interrupt::install`].
+///
+/// # Errors
+/// When the system does not allow it.
+pub(crate) fn ends_at_once() -> Result<(), Failure> {
+    handle(exit)
+}
+
+fn handle(handler: impl FnMut() + Send + 'static) -> Result<(), Failure> {
+    ctrlc::set_handler(handler).map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))
+}
+
+fn exit() {
+    process::exit(i32::from(INTERRUPTED));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_press_ends_the_program_unless_the_first_was_served() {
+        let interrupt = Interrupt(Arc::default());
+        assert_eq!(interrupt.0.press(), Press::Cancel);
+        assert_eq!(interrupt.0.press(), Press::Exit);
+        interrupt.clear();
+        assert_eq!(interrupt.0.press(), Press::Cancel);
     }
 }

@@ -9,7 +9,7 @@ use tokenmill_cuda_exec::has_driver;
 use tokenmill_model::{DeviceChoice, Executor, KvType, LoadedDevice, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
-use crate::{failure::Failure, progress};
+use crate::{failure::Failure, numbers::count, progress, visible::visible};
 
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
@@ -19,19 +19,19 @@ const DEFAULT_CTX: usize = 4096;
 #[command(next_help_heading = "Loading")]
 pub(crate) struct LoadArgs {
     /// Context size in tokens; 0 takes what the model was made for [default: 4096, or the model's if that is less]
-    #[arg(short = 'c', long, value_name = "N")]
+    #[arg(short = 'c', long, value_name = "N", value_parser = count)]
     ctx_size: Option<usize>,
     /// Threads [default: one for each processor]
-    #[arg(short, long, value_name = "N")]
+    #[arg(short, long, value_name = "N", value_parser = count)]
     threads: Option<usize>,
     /// Threads where prompts are computed [default: as for generating] [short: -tb]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     threads_batch: Option<usize>,
     /// Tokens of a prompt in one batch
-    #[arg(short, long, value_name = "N", default_value_t = 2048)]
+    #[arg(short, long, value_name = "N", default_value_t = 2048, value_parser = count)]
     batch_size: usize,
     /// Tokens computed in one step, at most a batch [short: -ub]
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = count)]
     ubatch_size: usize,
     /// Type of the stored keys [short: -ctk]
     #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F16)]
@@ -47,7 +47,7 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "DEVICE")]
     device: Option<DeviceChoice>,
     /// Layers on the GPU: all, 0, or auto, which leaves it to --device [short: -ngl]
-    #[arg(long, value_name = "N", default_value = "auto")]
+    #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
     gpu_layers: String,
 }
 
@@ -191,7 +191,8 @@ pub(crate) fn load(model: &Model, options: &ModelOptions) -> Result<Box<dyn Exec
     Ok(load_where(model, options)?.0)
 }
 
-/// Loads a model as [`load`] does, and says where it computes.
+/// Loads a model as [`load`] does, and says where it computes. Says on standard error where more context was asked for than
+/// the model was made for.
 ///
 /// # Errors
 /// As [`Model::load`].
@@ -206,13 +207,29 @@ pub(crate) fn load_where(
     });
     bar.finish_and_clear();
     let loaded = loaded?;
+    let n_ctx_train = model.descriptor().n_ctx_train;
+    if let Some(n_ctx) = options.n_ctx.filter(|&n_ctx| n_ctx > n_ctx_train) {
+        tell(&format!(
+            "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was made for; beyond them its \
+             text may make no sense"
+        ));
+    }
     if let LoadedDevice::Cpu {
         passed_over: Some(reason),
     } = &loaded.device
     {
-        eprintln!("computing on the CPU: {reason}");
+        tell(&format!("computing on the CPU: {reason}"));
     }
     Ok((loaded.executor, loaded.device))
+}
+
+/// Says something on standard error: in the log of a program that has one, else as a line.
+fn tell(text: &str) {
+    if tracing::dispatcher::has_been_set() {
+        tracing::warn!("{text}");
+    } else {
+        eprintln!("{}", visible(text));
+    }
 }
 
 #[cfg(test)]

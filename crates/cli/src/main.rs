@@ -10,16 +10,22 @@ mod commands;
 mod demo;
 mod failure;
 mod interrupt;
+mod llama_flags;
 mod load;
 mod model_source;
+mod numbers;
 mod output;
 mod progress;
 mod sampling;
 mod session;
+mod visible;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory, FromArgMatches, Parser};
+use clap::{
+    CommandFactory, FromArgMatches, Parser,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 
 use failure::Failure;
 
@@ -30,7 +36,8 @@ use failure::Failure;
     version,
     max_term_width = 100,
     propagate_version = true,
-    after_help = "MODEL is a GGUF file, a folder that holds one, or `demo`, a small model built into the program.\n\n\
+    after_help = "MODEL is a GGUF file, a folder with one, a Hugging Face folder (config.json, safetensors files and\n\
+        tokenizer.json), or `demo`, a small model built into the program.\n\n\
         Examples:\n  \
         tokenmill run demo \"Once upon a time\"\n  \
         tokenmill chat model.gguf\n  \
@@ -41,7 +48,7 @@ use failure::Failure;
         0    success, also when the reader of the output went away\n  \
         1    the work failed: the model or the system\n  \
         2    a wrong option or argument\n  \
-        3    input that cannot be used: a file, a prompt, a template\n  \
+        3    input that cannot be used: a file, a prompt, a template, or a model or context too large for the memory\n  \
         4    output that cannot be written\n  \
         5    a GPU that was asked for and cannot be used, or not for this model\n  \
         6    a GPU that was lost while it worked\n  \
@@ -84,9 +91,36 @@ commands! {
     Completions => completions;
 }
 
+/// The parser. Whatever takes a value takes negative numbers too, so that its own range stands in the refusal.
+fn parser() -> clap::Command {
+    Cli::command().mut_subcommands(|command| {
+        command.mut_args(|arg| {
+            if arg.get_action().takes_values() && !arg.is_positional() {
+                arg.allow_negative_numbers(true)
+            } else {
+                arg
+            }
+        })
+    })
+}
+
+/// What to say to a flag that only llama.cpp knows.
+fn refusal(error: &clap::Error) -> Option<Failure> {
+    match (error.kind(), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => llama_flags::refusal(flag),
+        _ => None,
+    }
+}
+
 fn main() -> ExitCode {
     let result = argv::rewrite(std::env::args_os()).and_then(|args| {
-        let matches = Cli::command().get_matches_from(args);
+        let matches = parser()
+            .try_get_matches_from(args)
+            .or_else(|error| match refusal(&error) {
+                Some(refusal) => Err(refusal),
+                // Also the way that --help takes.
+                None => error.exit(),
+            })?;
         let cli = Cli::from_arg_matches(&matches).map_err(|error| Failure::usage(error.to_string()))?;
         dispatch(&cli.command)
     });

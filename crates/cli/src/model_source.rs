@@ -4,6 +4,7 @@
 //! nothing is guessed.
 
 use std::{
+    error::Error,
     fs,
     path::{Path, PathBuf},
 };
@@ -17,6 +18,10 @@ use crate::{
     demo::{DEMO_GGUF, DEMO_NAME},
     failure::Failure,
 };
+
+/// What may stand for MODEL.
+pub(crate) const WHAT_MODEL_IS: &str =
+    "MODEL is a .gguf file, a folder with one, a Hugging Face folder, or `demo`";
 
 /// A model named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,7 +79,7 @@ impl ModelSource {
                 "folder {} holds neither a .gguf file nor a config.json",
                 argument.display()
             ))
-            .hint("MODEL is a .gguf file, a folder with a model, or `demo`")),
+            .hint(WHAT_MODEL_IS)),
             _ => Err(
                 Failure::input(format!("folder {} holds several models", argument.display()))
                     .hint(format!("name one: {}", join(&models))),
@@ -111,9 +116,15 @@ impl ModelSource {
     /// A vocabulary that cannot be used.
     pub(crate) fn tokenizer(&self, gguf: Option<&GgufFile>) -> Result<Tokenizer, Failure> {
         match (self, gguf) {
-            (_, Some(file)) => Ok(Tokenizer::from_gguf(file.metadata())?),
             (Self::Folder(folder), None) => tokenizer_json(&folder.join("tokenizer.json")),
-            (_, None) => Ok(Tokenizer::from_gguf(&Metadata::new())?),
+            (_, file) => {
+                let empty = Metadata::new();
+                let metadata = file.map_or(&empty, GgufFile::metadata);
+                Tokenizer::from_gguf(metadata).map_err(|error| {
+                    Failure::input(format!("{}: its tokenizer cannot be used: {error}", self.path()))
+                        .hint("`tokenmill tokenize` also takes the tokenizer.json of the model")
+                })
+            }
         }
     }
 
@@ -179,6 +190,14 @@ impl ModelSource {
         }
     }
 
+    /// Where it is, for messages.
+    fn path(&self) -> String {
+        match self {
+            Self::Demo => DEMO_NAME.to_owned(),
+            Self::File(path) | Self::Folder(path) => path.display().to_string(),
+        }
+    }
+
     /// What to call it.
     pub(crate) fn name(&self) -> String {
         match self {
@@ -197,8 +216,16 @@ impl ModelSource {
 /// # Errors
 /// A file that cannot be read, or describes no tokenizer that is known.
 pub(crate) fn tokenizer_json(path: &Path) -> Result<Tokenizer, Failure> {
-    let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;
-    Ok(Tokenizer::from_tokenizer_json(&bytes)?)
+    const HINT: &str =
+        "a Hugging Face folder has its tokenizer in tokenizer.json; a .gguf file holds its own";
+    let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error).hint(HINT))?;
+    Tokenizer::from_tokenizer_json(&bytes).map_err(|error| {
+        let reason = match error.source() {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        };
+        Failure::input(format!("{}: {reason}", path.display())).hint(HINT)
+    })
 }
 
 /// A JSON file; null where there is none.

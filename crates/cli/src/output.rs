@@ -1,6 +1,9 @@
 //! Standard output, with failures told apart: a reader that went away is no error, a full disk is.
 
-use std::io::{self, Write};
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+};
 
 use crate::failure::Failure;
 
@@ -17,7 +20,37 @@ pub(crate) fn print_line(text: &str) -> Result<(), Failure> {
     print(&format!("{text}\n"))
 }
 
-/// Writes a JSON value over several lines.
+/// Writes a JSON value over several lines, in which strings have no character that a terminal would obey.
 pub(crate) fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
-    print_line(&format!("{value:#}"))
+    print_line(&escape_json(&format!("{value:#}")))
+}
+
+/// Escapes what JSON lets stand as it is and a terminal obeys: DEL and the second set of control characters. They can only
+/// be in strings, where the escape means the same.
+fn escape_json(json: &str) -> String {
+    let is_obeyed = |c| matches!(c, '\u{7f}'..='\u{9f}');
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if is_obeyed(c) {
+            write!(out, "\\u{:04x}", u32::from(c)).expect("writing to a string does not fail");
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn json_without_control_characters_means_the_same() {
+        let value = json!({"a\u{9b}b": "\u{7f}\u{1b}é"});
+        let text = escape_json(&value.to_string());
+        assert_eq!(text, r#"{"a\u009bb":"\u007f\u001bé"}"#);
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
+    }
 }

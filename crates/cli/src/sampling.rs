@@ -6,10 +6,13 @@ use std::{
 };
 
 use clap::Args;
-use tokenmill_model::{Dry, SamplingParams};
+use tokenmill_model::{Dry, SamplingParams, SamplingParamsError};
 use tokenmill_text::Tokenizer;
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    numbers::{Limit, Seed},
+};
 
 /// Characters at which DRY stops looking for a repetition.
 const DRY_BREAKERS: [u8; 4] = *b"\n:\"*";
@@ -37,14 +40,14 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) repeat_penalty: f32,
     /// Subtract this from the logit of tokens that occurred
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) presence_penalty: f32,
     /// Subtract this from a token's logit for each time it occurred
-    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) frequency_penalty: f32,
-    /// How many of the newest tokens the penalties look at
-    #[arg(long, value_name = "N", default_value_t = 64)]
-    pub(crate) repeat_last_n: u32,
+    /// How many of the newest tokens the penalties look at; -1 looks at the context
+    #[arg(long, value_name = "N", default_value_t = Limit::AtMost(64))]
+    pub(crate) repeat_last_n: Limit,
     /// Strength of DRY, which weakens the continuation of repeated passages; 0 turns it off
     #[arg(long, value_name = "X", default_value_t = 0.0)]
     pub(crate) dry_multiplier: f32,
@@ -55,14 +58,14 @@ pub(crate) struct SamplingArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) dry_allowed_length: u32,
     /// How many of the newest tokens DRY searches; -1 searches the context
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    pub(crate) dry_penalty_last_n: i32,
+    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
+    pub(crate) dry_penalty_last_n: Limit,
     /// Change a token's logit, for example 15043+1 or 15043-inf; may be repeated
     #[arg(short = 'l', long, value_name = "ID±BIAS", value_parser = parse_bias)]
     pub(crate) logit_bias: Vec<(u32, f32)>,
     /// Seed; -1 takes another one every time
-    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    pub(crate) seed: i64,
+    #[arg(short, long, value_name = "N", default_value_t = Seed::Random)]
+    pub(crate) seed: Seed,
 }
 
 impl SamplingArgs {
@@ -71,11 +74,15 @@ impl SamplingArgs {
     /// # Errors
     /// A number outside its range.
     pub(crate) fn params(&self, tokenizer: &Tokenizer, n_ctx: usize) -> Result<SamplingParams, Failure> {
+        let newest = |limit: Limit| {
+            let n_tokens = limit.bound().unwrap_or(n_ctx).min(n_ctx);
+            u32::try_from(n_tokens).unwrap_or(u32::MAX)
+        };
         let dry = (self.dry_multiplier != 0.0).then(|| Dry {
             multiplier: self.dry_multiplier,
             base: self.dry_base,
             allowed_length: self.dry_allowed_length,
-            last_n: u32::try_from(self.dry_penalty_last_n).unwrap_or(n_ctx as u32),
+            last_n: newest(self.dry_penalty_last_n),
             breakers: (0..tokenizer.n_vocab() as u32)
                 .filter(|&id| {
                     let bytes = tokenizer.token_bytes(id).unwrap_or_default();
@@ -92,17 +99,35 @@ impl SamplingArgs {
             repeat_penalty: self.repeat_penalty,
             presence_penalty: self.presence_penalty,
             frequency_penalty: self.frequency_penalty,
-            penalty_last_n: self.repeat_last_n,
+            penalty_last_n: newest(self.repeat_last_n),
             dry,
             logit_bias: self.logit_bias.clone(),
-            seed: u64::try_from(self.seed).unwrap_or_else(|_| random_seed()),
+            seed: match self.seed {
+                Seed::Fixed(seed) => seed,
+                Seed::Random => random_seed(),
+            },
             n_logprobs: None,
         };
         params
             .validate(tokenizer.n_vocab())
-            .map_err(|error| Failure::usage(error.to_string()))?;
+            .map_err(|error| refusal(&error))?;
         Ok(params)
     }
+}
+
+/// Says which option is out of its range.
+fn refusal(error: &SamplingParamsError) -> Failure {
+    let (SamplingParamsError::OutOfRange { name, value, .. }, Some(expected)) =
+        (error, error.expected_range())
+    else {
+        return Failure::usage(error.to_string());
+    };
+    let flag = match *name {
+        "temperature" => "temp".to_owned(),
+        "typical_p" => "typical".to_owned(),
+        name => name.replace('_', "-"),
+    };
+    Failure::usage(format!("`--{flag}` is {value}, expected {expected}"))
 }
 
 /// Reads `ID+BIAS` or `ID-BIAS`.

@@ -84,7 +84,7 @@ impl Session {
         options.max_logit_rows = n_samples;
         options.max_batch_tokens = options.max_batch_tokens.max(n_samples);
         // The system gives the memory of a page when it is first used.
-        options.n_pages = Some(n_samples * n_ctx.div_ceil(PAGE_TOKENS));
+        options.n_pages = Some(n_ctx.div_ceil(PAGE_TOKENS).saturating_mul(n_samples));
         let config = EngineConfig {
             max_running: n_samples,
             max_step_tokens: options.max_batch_tokens,
@@ -141,8 +141,12 @@ impl Session {
             &self.tokenizer,
             request.stops,
         );
-        self.runtime
-            .block_on(read(stream, request.n_samples as usize, on_text))
+        self.runtime.block_on(read(
+            stream,
+            request.n_samples as usize,
+            request.max_tokens,
+            on_text,
+        ))
     }
 }
 
@@ -150,6 +154,7 @@ impl Session {
 async fn read(
     mut stream: TextStream,
     n_samples: usize,
+    max_tokens: Option<usize>,
     on_text: &mut dyn FnMut(u32, &str) -> Result<(), Failure>,
 ) -> Result<Vec<Answer>, Failure> {
     let mut samples = vec![(String::new(), Vec::new(), None); n_samples];
@@ -163,7 +168,9 @@ async fn read(
                     on_text(delta.sample, &delta.text)?;
                 }
             }
-            TextEvent::Finished(end) => samples[end.sample as usize].2 = Some(Report::new(&end.finished)),
+            TextEvent::Finished(end) => {
+                samples[end.sample as usize].2 = Some(Report::new(&end.finished, max_tokens));
+            }
             TextEvent::Failed { error, .. } => return Err(error.into()),
         }
     }
@@ -180,6 +187,8 @@ async fn read(
 pub(crate) struct Report {
     /// Why it ended.
     pub(crate) finish: FinishReason,
+    /// How many tokens it might have had, where that number ended it; else the context did.
+    pub(crate) cut_at: Option<usize>,
     /// Tokens of the prompt that were computed.
     n_prompt: usize,
     /// Tokens of the prompt that were still stored.
@@ -193,10 +202,11 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    fn new(finished: &Finished) -> Self {
+    fn new(finished: &Finished, max_tokens: Option<usize>) -> Self {
         let (usage, timings) = (&finished.usage, &finished.timings);
         Self {
             finish: finished.reason,
+            cut_at: max_tokens.filter(|&max| usage.completion_tokens >= max),
             n_prompt: usage.prompt_tokens - usage.cached_tokens,
             n_cached: usage.cached_tokens,
             n_generated: usage.completion_tokens,
@@ -211,11 +221,15 @@ impl Report {
             0 => String::new(),
             n => format!(" ({n} more stored)"),
         };
-        let reason = match self.finish {
-            FinishReason::Stop => "",
-            FinishReason::Length => ", cut at the limit",
-            FinishReason::Cancelled => ", stopped",
+        let reason = match (self.finish, self.cut_at) {
+            (FinishReason::Stop, _) => "",
+            (FinishReason::Length, Some(_)) => ", cut at the limit of -n",
+            (FinishReason::Length, None) => ", cut where the context ends; -c gives more",
+            (FinishReason::Cancelled, _) => ", stopped",
         };
+        if self.n_generated == 0 && self.prompt_time.is_zero() {
+            return format!("[prompt {} tokens; nothing was computed{reason}]", self.n_prompt);
+        }
         format!(
             "[prompt {} tokens{cached}, {} tokens/s; answer {} tokens, {} tokens/s; first after {:.0} ms{reason}]",
             self.n_prompt,

@@ -73,10 +73,13 @@ pub(crate) fn now() -> CivilTime {
 
 /// A JSON object, given as it is or as a file.
 fn read_context(argument: &str) -> Result<Value, Failure> {
-    let (text, name) = if argument.trim_start().starts_with('{') {
+    let path = PathBuf::from(argument);
+    // What begins like JSON, or is JSON and no file, is meant as JSON.
+    let is_json = argument.trim_start().starts_with(['{', '[', '"'])
+        || serde_json::from_str::<Value>(argument).is_ok() && !path.exists();
+    let (text, name) = if is_json {
         (argument.to_owned(), "--context".to_owned())
     } else {
-        let path = PathBuf::from(argument);
         let text = fs::read_to_string(&path).map_err(|error| Failure::unreadable(&path, &error))?;
         (text, argument.to_owned())
     };

@@ -18,14 +18,16 @@ use tokenmill_sched::{Engine, EngineConfig, Throughput};
 use self::{forward::Forward, side_by_side::SideBySide};
 use crate::{
     failure::Failure,
-    interrupt::Interrupt,
+    interrupt,
     load::{CacheType, LoadArgs, load_where},
     model_source::ModelSource,
+    numbers::count,
     output, progress,
 };
 
 /// Measure tokens per second.
 #[derive(clap::Args)]
+#[command(mut_arg("ctx_size", |arg| arg.hide(true)))]
 #[command(after_help = "Examples:\n  \
     tokenmill bench demo\n  \
     tokenmill bench model.gguf -p 512,2048 -n 128 -r 5 -t 8 -o json\n  \
@@ -33,7 +35,7 @@ use crate::{
     pp512 is a prompt of 512 tokens, tg128 a generation of 128, tg64x8 one of 64 tokens in each of 8 sequences side by\n\
     side, in tokens per second of all together.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
     /// Lengths of prompts; 0 leaves the test out
     #[arg(
@@ -41,11 +43,19 @@ pub(crate) struct Args {
         long,
         value_name = "N",
         value_delimiter = ',',
-        default_value = "512"
+        default_value = "512",
+        value_parser = count
     )]
     n_prompt: Vec<usize>,
     /// Lengths of generations; 0 leaves the test out
-    #[arg(short, long, value_name = "N", value_delimiter = ',', default_value = "128")]
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        value_delimiter = ',',
+        default_value = "128",
+        value_parser = count
+    )]
     n_gen: Vec<usize>,
     /// Tokens in the context before a test begins
     #[arg(
@@ -53,15 +63,16 @@ pub(crate) struct Args {
         long,
         value_name = "N",
         default_value_t = 0,
+        value_parser = count,
         conflicts_with = "batch"
     )]
     n_depth: usize,
     /// Sequences to generate side by side through the engine, instead of the other tests; beside the figures stands
     /// what the engine, calibrated by them, says it gains over one sequence
-    #[arg(long, value_name = "N", value_delimiter = ',', conflicts_with = "n_prompt")]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count, conflicts_with = "n_prompt")]
     batch: Vec<usize>,
     /// Repetitions of each test
-    #[arg(short, long, value_name = "N", default_value_t = 5)]
+    #[arg(short, long, value_name = "N", default_value_t = 5, value_parser = count)]
     repetitions: usize,
     /// Measure the first run too, as a program that has just started sees it
     #[arg(long)]
@@ -170,6 +181,13 @@ enum Rig {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    interrupt::ends_at_once()?;
+    if args.load.n_ctx_given().is_some() {
+        return Err(
+            Failure::usage("`-c` does nothing here: each test has the context that it needs")
+                .hint("`-d N` puts N tokens into the context before a test begins"),
+        );
+    }
     let tests = args.tests()?;
     if args.repetitions == 0 {
         return Err(Failure::usage("`--repetitions 0` measures nothing"));
@@ -207,7 +225,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             engine: Engine::start(executor, config),
         })
     };
-    let interrupt = Interrupt::install()?;
     let n_warmups = usize::from(!args.no_warmup);
     let bar = progress::steps("measuring", (tests.len() * (args.repetitions + n_warmups)) as u64);
     let mut results = Vec::with_capacity(tests.len());
@@ -231,9 +248,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 samples.push(tokens_per_s);
             }
             bar.inc(1);
-            if interrupt.is_set() {
-                return Err(Failure::interrupted());
-            }
         }
         results.push(Measured {
             test,
@@ -292,17 +306,13 @@ impl Args {
         let mut options = self.load.options(model.descriptor().n_ctx_train)?;
         let n_tokens = tests.iter().map(|test| test.n_tokens()).max().unwrap_or(1);
         let n_seqs = tests.iter().map(|test| test.n_seqs()).max().unwrap_or(1);
-        let longest = if self.batch.is_empty() {
-            self.n_depth + n_tokens
+        let n_ctx = if self.batch.is_empty() {
+            self.n_depth.saturating_add(n_tokens)
         } else {
             SideBySide::n_ctx(n_tokens)
         };
-        let n_ctx = self
-            .load
-            .n_ctx_given()
-            .map_or(longest, |n_ctx| n_ctx.max(longest));
         options.n_ctx = Some(n_ctx);
-        options.n_pages = Some(n_seqs * n_ctx.div_ceil(PAGE_TOKENS));
+        options.n_pages = Some(n_ctx.div_ceil(PAGE_TOKENS).saturating_mul(n_seqs));
         options.max_batch_seqs = n_seqs;
         options.max_logit_rows = n_seqs;
         options.max_batch_tokens = options.max_batch_tokens.max(n_seqs);

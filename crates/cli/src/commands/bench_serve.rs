@@ -2,7 +2,8 @@
 //!
 //! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in [`chart`].
 //! Any server with OpenAI's `/v1/completions` can be measured, so that peers are compared with the same tool.
-//! Invariant: every number that is reported was measured on this side of the socket.
+//! Invariants: every number that is reported was measured on this side of the socket; an interrupted load reports what was
+//! measured until then, and says so.
 
 mod chart;
 mod client;
@@ -10,7 +11,7 @@ mod report;
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -18,7 +19,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinSet;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+    task::JoinSet,
+};
 
 use self::{
     client::{Measured, Target, measure},
@@ -32,7 +37,7 @@ use crate::{failure::Failure, output};
     tokenmill bench-serve http://127.0.0.1:8080 --concurrency 8 --requests 64\n  \
     tokenmill bench-serve http://127.0.0.1:8080 --rate 4 --requests 200 --ttft-bound 500 --inter-token-bound 50\n\n\
     With --concurrency each client sends its next request when its last is answered (closed loop); with --rate requests\n\
-    come at random times whatever the server does (open loop).")]
+    come at random times whatever the server does (open loop). Ctrl-C ends the load and reports what was measured until then.")]
 pub(crate) struct Args {
     /// Address of the server, http only
     url: String,
@@ -92,7 +97,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .enable_all()
         .build()
         .map_err(|error| Failure::work(format!("cannot start the network threads: {error}")))?;
-    let (measured, wall) = runtime.block_on(load(args))?;
+    for path in [&args.json, &args.svg].into_iter().flatten() {
+        check_writable(path)?;
+    }
+    let Load {
+        measured,
+        wall,
+        is_whole,
+    } = runtime.block_on(load(args))?;
     let bounds = Bounds {
         ttft_ms: args.ttft_bound,
         inter_token_ms: args.inter_token_bound,
@@ -108,6 +120,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "max_tokens": args.max_tokens,
             "ignore_eos": args.ignore_eos,
             "seed": args.seed,
+            "interrupted": !is_whole,
             "report": report.to_json(),
             "requests": measured.iter().map(Measured::to_json).collect::<Vec<_>>(),
         });
@@ -117,14 +130,75 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(path) = &args.svg {
         fs::write(path, chart::draw(&report)).map_err(|error| Failure::unwritable(path.display(), &error))?;
     }
+    if !is_whole {
+        eprintln!(
+            "interrupted: {} of {} requests were measured",
+            measured.len(),
+            args.requests
+        );
+        return Err(Failure::interrupted());
+    }
     if report.n_good_answers() == 0 {
         return Err(Failure::work("no request was answered"));
     }
     Ok(())
 }
 
-/// Sends all requests and waits for their answers; gives them with the time from the first to the last.
-async fn load(args: &Args) -> Result<(Vec<Measured>, Duration), Failure> {
+/// Opens a file for writing and leaves it as it is, so that no load is measured in vain.
+fn check_writable(path: &Path) -> Result<(), Failure> {
+    let unwritable = |error| Failure::unwritable(path.display(), &error);
+    let is_new = !path.exists();
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    opened.map_err(unwritable)?;
+    if is_new {
+        fs::remove_file(path).map_err(unwritable)?;
+    }
+    Ok(())
+}
+
+/// What was measured.
+struct Load {
+    /// The requests that came to an end.
+    measured: Vec<Measured>,
+    /// From the first request to the last end.
+    wall: Duration,
+    /// Whether all requests came to an end.
+    is_whole: bool,
+}
+
+/// Sends all requests and waits for their answers, or for Ctrl-C.
+async fn load(args: &Args) -> Result<Load, Failure> {
+    let mut presses = signal(SignalKind::interrupt())
+        .map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))?;
+    let (target, bodies) = tokio::select! {
+        prepared = prepare(args) => prepared?,
+        _ = presses.recv() => return Err(Failure::interrupted()),
+    };
+    let began = Instant::now();
+    let (send, mut ended) = mpsc::unbounded_channel();
+    let _clients = start_clients(args, &target, &bodies, began, &send);
+    drop(send);
+    let mut measured = Vec::with_capacity(bodies.len());
+    let is_whole = loop {
+        tokio::select! {
+            one = ended.recv() => match one {
+                Some(one) => measured.push(one),
+                None => break true,
+            },
+            _ = presses.recv() => break false,
+        }
+    };
+    let wall = began.elapsed();
+    measured.sort_by_key(|one| one.sent);
+    Ok(Load {
+        measured,
+        wall,
+        is_whole,
+    })
+}
+
+/// Finds the server's model and warms it up; gives the bodies of the requests that are to be measured.
+async fn prepare(args: &Args) -> Result<(Arc<Target>, Arc<Vec<String>>), Failure> {
     let target = Target::new(&args.url, args.api_key.clone(), args.model.clone()).await?;
     let target = Arc::new(target);
     for index in 0..args.warmup {
@@ -138,39 +212,48 @@ async fn load(args: &Args) -> Result<(Vec<Measured>, Duration), Failure> {
             return Err(Failure::work(format!("the server does not answer: {error}")));
         }
     }
-    let bodies: Arc<Vec<String>> = Arc::new(
-        (0..args.requests)
-            .map(|index| args.body(&target, u64::from(index) + 1))
-            .collect(),
-    );
-    let began = Instant::now();
-    let mut tasks = JoinSet::new();
+    let bodies = (0..args.requests).map(|index| args.body(&target, u64::from(index) + 1));
+    let bodies = Arc::new(bodies.collect());
+    Ok((target, bodies))
+}
+
+/// Starts what sends the requests, each of which is sent to `ended` when it has come to its end. Dropping the clients ends
+/// them.
+fn start_clients(
+    args: &Args,
+    target: &Arc<Target>,
+    bodies: &Arc<Vec<String>>,
+    began: Instant,
+    ended: &mpsc::UnboundedSender<Measured>,
+) -> JoinSet<()> {
+    let mut clients = JoinSet::new();
     if let Some(rate) = args.rate {
         let mut random = Random(args.seed);
         let mut due = Duration::ZERO;
         for index in 0..bodies.len() {
-            let (target, bodies) = (Arc::clone(&target), Arc::clone(&bodies));
-            tasks.spawn(async move {
+            let (target, bodies, ended) = (Arc::clone(target), Arc::clone(bodies), ended.clone());
+            clients.spawn(async move {
                 tokio::time::sleep_until((began + due).into()).await;
-                vec![measure(&target, &bodies[index], due).await]
+                let one = measure(&target, &bodies[index], due).await;
+                // Nobody takes it any more where the load was interrupted.
+                let _interrupted = ended.send(one);
             });
             due += Duration::from_secs_f64(-(1.0 - random.unit()).ln() / rate);
         }
     } else {
         let next = Arc::new(AtomicUsize::new(0));
         for _ in 0..args.concurrency {
-            let (target, bodies, next) = (Arc::clone(&target), Arc::clone(&bodies), Arc::clone(&next));
-            tasks.spawn(async move {
-                let mut measured = Vec::new();
+            let (target, bodies, ended) = (Arc::clone(target), Arc::clone(bodies), ended.clone());
+            let next = Arc::clone(&next);
+            clients.spawn(async move {
                 while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    measured.push(measure(&target, body, began.elapsed()).await);
+                    let one = measure(&target, body, began.elapsed()).await;
+                    let _interrupted = ended.send(one);
                 }
-                measured
             });
         }
     }
-    let measured = tasks.join_all().await.into_iter().flatten().collect();
-    Ok((measured, began.elapsed()))
+    clients
 }
 
 impl Args {

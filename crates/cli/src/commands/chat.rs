@@ -28,9 +28,11 @@ use crate::{
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
+    numbers::{Limit, Seed},
     output,
     sampling::SamplingArgs,
     session::{Request, Session},
+    visible::{visible, visible_lines},
 };
 
 /// Talk with a model.
@@ -42,7 +44,7 @@ use crate::{
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
     While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
     /// Tell the model how to behave
     #[arg(long, value_name = "TEXT")]
@@ -54,8 +56,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
     /// Tokens of an answer; -1 goes on until the model ends or the context is full
-    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    n_predict: i64,
+    #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
+    n_predict: Limit,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -81,13 +83,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         tools,
         variables: Map::new(),
         params,
-        has_fixed_seed: args.sampling.seed >= 0,
+        has_fixed_seed: args.sampling.seed != Seed::Random,
         n_predict: args.n_predict,
     };
     let interrupt = Interrupt::install()?;
     let mut reader = LineReader::open()?;
     if reader.is_terminal() {
-        eprintln!("{} is ready. /help lists what can be done.", session.name);
+        eprintln!(
+            "{} is ready. /help lists what can be done.",
+            visible(&session.name)
+        );
     }
     loop {
         let text = match reader.read()? {
@@ -139,7 +144,7 @@ struct Chat {
     variables: Map<String, Value>,
     params: SamplingParams,
     has_fixed_seed: bool,
-    n_predict: i64,
+    n_predict: Limit,
 }
 
 impl Chat {
@@ -188,7 +193,7 @@ impl Chat {
         let request = Request {
             prompt: &ids,
             sampling: self.params.clone(),
-            max_tokens: usize::try_from(self.n_predict).ok(),
+            max_tokens: self.n_predict.bound(),
             stops: &[],
             n_samples: 1,
         };
@@ -199,7 +204,13 @@ impl Chat {
         match answer.report.finish {
             FinishReason::Stop => {}
             FinishReason::Cancelled => eprintln!("[stopped]"),
-            FinishReason::Length => eprintln!("[cut at the limit of tokens; /clear begins anew]"),
+            FinishReason::Length => match answer.report.cut_at {
+                Some(n) => eprintln!("[cut at the limit of {n} tokens; /set n_predict -1 lifts it]"),
+                None => eprintln!(
+                    "[cut where the context of {} tokens ends; /clear begins anew, and -c N at the start gives more]",
+                    session.n_ctx()
+                ),
+            },
         }
         if !self.has_fixed_seed {
             self.params.seed = self.params.seed.wrapping_add(1);
@@ -267,7 +278,7 @@ impl Chat {
                 "model             {}\ncontext           {} tokens\nsystem            {}\ntemp              {}\n\
                  top_k             {}\ntop_p             {}\nmin_p             {}\nrepeat_penalty    {}\n\
                  presence_penalty  {}\nfrequency_penalty {}\nseed              {}{}\nn_predict         {}\n",
-                session.name,
+                visible(&session.name),
                 session.n_ctx(),
                 self.system.as_deref().unwrap_or("-"),
                 params.temperature,
@@ -289,7 +300,7 @@ impl Chat {
             }),
             "messages" => output::print_json(&Value::from(self.transcript())),
             "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
-            "template" => output::print_line(&self.template_source),
+            "template" => output::print_line(&visible_lines(&self.template_source)),
             _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
                 .hint("/show, /show messages, /show tools or /show template")),
         }

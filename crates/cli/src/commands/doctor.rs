@@ -19,6 +19,7 @@ use crate::{
     load::LoadArgs,
     model_source::ModelSource,
     output,
+    visible::visible,
 };
 
 /// Try what this machine computes with, and say what will be used and why.
@@ -30,7 +31,7 @@ use crate::{
     With a model it says what memory the model takes and whether it fits. Exit code 5 where --device names a GPU that \
     cannot be used.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -72,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         for Row { what, is_ok, text } in &found.rows {
             let outcome = if *is_ok { "ok" } else { "problem" };
-            output::print_line(&format!("{what:<10} {outcome:<8} {text}"))?;
+            output::print_line(&format!("{what:<10} {outcome:<8} {}", visible(text)))?;
         }
     }
     match found.refused {

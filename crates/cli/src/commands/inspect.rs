@@ -8,7 +8,7 @@ use serde_json::{Value as Json, json};
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{CpuBackend, MemoryPlan, Model, ModelOptions, WeightInfo};
 
-use crate::{failure::Failure, load::LoadArgs, model_source::ModelSource, output};
+use crate::{failure::Failure, load::LoadArgs, model_source::ModelSource, output, visible::visible};
 
 /// Elements of an array that are shown.
 const MAX_SHOWN_ELEMENTS: usize = 5;
@@ -22,7 +22,7 @@ const MAX_SHOWN_CHARS: usize = 80;
     tokenmill inspect model.gguf --summary -c 8192\n  \
     tokenmill inspect model.gguf --json | jq .metadata")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
     /// Leave out the lists of metadata and tensors
     #[arg(long, conflicts_with = "json")]
@@ -188,7 +188,7 @@ impl Inspection {
             &mut text,
             format_args!(
                 "{}: {}{parts}, {} parameters, {} tensors, {} metadata keys",
-                self.name,
+                visible(&self.name),
                 size(self.file_bytes),
                 count(self.n_params()),
                 self.tensors.len(),
@@ -218,7 +218,10 @@ impl Inspection {
     fn metadata_text(&self, text: &mut String) {
         line(text, format_args!("\nMetadata"));
         for (key, ty, value) in &self.metadata {
-            line(text, format_args!("  {key:<42} {ty:<12} {}", shown(value)));
+            line(
+                text,
+                format_args!("  {:<42} {ty:<12} {}", visible(key), visible(&shown(value))),
+            );
         }
     }
 
@@ -230,7 +233,7 @@ impl Inspection {
                 text,
                 format_args!(
                     "  {:<32} {:<8} {:>20}  {:>10}",
-                    tensor.name,
+                    visible(&tensor.name),
                     tensor.ty.name(),
                     dims.join(" x "),
                     size(tensor.n_bytes)
@@ -261,7 +264,10 @@ impl Inspection {
                     line(text, format_args!("  {what:<12} {:>10}", size(n_bytes)));
                 }
             }
-            Err(reason) => line(text, format_args!("\nThis file cannot be run: {reason}")),
+            Err(reason) => line(
+                text,
+                format_args!("\nThis file cannot be run: {}", visible(reason)),
+            ),
         }
     }
 }

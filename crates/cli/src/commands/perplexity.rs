@@ -12,9 +12,10 @@ use tokenmill_text::EncodeOptions;
 use crate::{
     commands::tokenize::read_text,
     failure::Failure,
-    interrupt::Interrupt,
+    interrupt,
     load::{LoadArgs, load},
     model_source::ModelSource,
+    numbers::Limit,
     output, progress,
 };
 
@@ -23,20 +24,26 @@ const MAX_LOGIT_ROWS: usize = 64;
 /// Context where nothing else is said, as in llama.cpp.
 const DEFAULT_CTX: usize = 512;
 
+/// Shortest chunk of which llama.cpp's rule scores anything that stands behind some context.
+const MIN_CTX: usize = 4;
+
 /// Measure how well a model predicts a text.
 #[derive(clap::Args)]
+#[command(mut_arg("ctx_size", |arg| arg.help(
+    "Tokens of a chunk, each scored by itself; 0 takes what the model was made for [default: 512]"
+)))]
 #[command(after_help = "Examples:\n  \
     tokenmill perplexity demo book.txt\n  \
     tokenmill perplexity model.gguf wiki.test.raw -c 512 --chunks 64 --json\n\n\
     The figure compares with that of llama.cpp's perplexity for the same -c and --chunks.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
     /// The text
     file: PathBuf,
     /// Chunks to score; -1 scores all
-    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    chunks: i64,
+    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
+    chunks: Limit,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -45,6 +52,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    interrupt::ends_at_once()?;
     let source = ModelSource::find(&args.model)?;
     let text = read_text(&args.file)?;
     let model = source.open_model()?;
@@ -55,15 +63,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Some(n_ctx) => n_ctx,
     };
     let ids = tokenizer.encode(&text, EncodeOptions::default());
-    let n_chunks_max = ids.len() / n_ctx.max(1);
-    if n_ctx < 4 || n_chunks_max < 2 {
+    let n_chunks_max = ids.len() / n_ctx.max(MIN_CTX);
+    if n_ctx < MIN_CTX {
+        return Err(Failure::usage(format!(
+            "`-c {n_ctx}` is too short a context to score anything in, expected at least {MIN_CTX}"
+        )));
+    }
+    if n_chunks_max < 2 {
         return Err(Failure::input(format!(
             "the text has {} tokens, but two chunks of {n_ctx} are needed",
             ids.len()
         ))
         .hint("give a longer text, or shorter chunks with -c"));
     }
-    let n_chunks = usize::try_from(args.chunks).map_or(n_chunks_max, |n| n.min(n_chunks_max));
+    let n_chunks = args.chunks.bound().map_or(n_chunks_max, |n| n.min(n_chunks_max));
     if n_chunks == 0 {
         return Err(Failure::usage("`--chunks 0` leaves nothing to score"));
     }
@@ -80,19 +93,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         nll2: 0.0,
         n_scored: 0,
     };
-    let interrupt = Interrupt::install()?;
     let bar = progress::steps("scoring", n_chunks as u64);
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
         let mut chunk = chunk.to_vec();
         if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
             chunk[0] = bos;
         }
-        scorer.score(&chunk, &interrupt)?;
+        scorer.score(&chunk)?;
         bar.inc(1);
         bar.set_message(format!("perplexity {:.4}", scorer.result().0));
-        if interrupt.is_set() {
-            return Err(Failure::interrupted());
-        }
     }
     bar.finish_and_clear();
     let (perplexity, error) = scorer.result();
@@ -127,7 +136,7 @@ struct Scorer {
 
 impl Scorer {
     /// Scores the second half of a chunk.
-    fn score(&mut self, chunk: &[u32], interrupt: &Interrupt) -> Result<(), Failure> {
+    fn score(&mut self, chunk: &[u32]) -> Result<(), Failure> {
         // The last token predicts nothing that is known.
         let inputs = chunk[..chunk.len() - 1].to_vec();
         let params = ForwardParams {
@@ -136,7 +145,6 @@ impl Scorer {
             ..ForwardParams::new(ForwardRows::Logits, chunk.len() / 2)
         };
         let generation = self.engine.submit_forward(inputs, params)?;
-        interrupt.cancels(generation.canceller());
         for event in generation {
             match event {
                 Event::Rows(rows) => {

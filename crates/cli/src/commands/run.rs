@@ -14,6 +14,7 @@ use crate::{
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
+    numbers::Limit,
     output,
     sampling::SamplingArgs,
     session::{Answer, Request, Session, finish_name, line_of_all},
@@ -27,7 +28,7 @@ use crate::{
     tokenmill run demo \"Once upon a time\" --parallel 4 -n 48\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
     /// The prompt; read from standard input where neither PROMPT nor --file is given
     #[arg(conflicts_with = "file")]
@@ -36,8 +37,8 @@ pub(crate) struct Args {
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Tokens to generate; -1 goes on until the model ends or the context is full
-    #[arg(short, long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
-    n_predict: i64,
+    #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
+    n_predict: Limit,
     /// Samples to generate side by side from one prompt; sample i has the seed plus i [short: -np]
     #[arg(long, value_name = "N", default_value_t = 1)]
     parallel: u32,
@@ -78,6 +79,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             args.parallel
         )));
     }
+    if args.stop.iter().any(String::is_empty) {
+        return Err(
+            Failure::usage("`--stop` is empty, which would end every text before it begins")
+                .hint("give the text to stop at, or leave it out"),
+        );
+    }
     let session = Session::open(&args.model, &args.load, args.parallel)?;
     let sampling = args.sampling.params(&session.tokenizer, session.n_ctx())?;
     let seed = sampling.seed;
@@ -91,7 +98,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let request = Request {
         prompt: &prompt_ids,
         sampling,
-        max_tokens: usize::try_from(args.n_predict).ok(),
+        max_tokens: args.n_predict.bound(),
         stops: &stops,
         n_samples: args.parallel,
     };
@@ -129,7 +136,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         output::print_json(&reply)?;
     } else if streams {
-        output::print("\n")?;
+        // Where nothing was generated, the prompt has not been shown yet.
+        let echo = if is_first && !args.no_echo { &prompt } else { "" };
+        output::print(&format!("{echo}\n"))?;
     } else {
         let echo = if args.no_echo { "" } else { &prompt };
         for (sample, answer) in (1..).zip(&answers) {

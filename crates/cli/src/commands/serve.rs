@@ -4,9 +4,11 @@
 //! SIGTERM or Ctrl-C lets running answers finish within the drain time and ends with 0; the second ends at once.
 
 use std::{
-    env, fs,
+    env,
+    fmt::Display,
+    fs,
     io::{self, IsTerminal},
-    net::SocketAddr,
+    net::{SocketAddr, ToSocketAddrs as _},
     path::{Path, PathBuf},
     process,
     sync::Arc,
@@ -19,7 +21,8 @@ use tokenmill_sched::{Engine, EngineConfig, EngineError, EngineState};
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
-    ApiKeys, App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown, TlsFiles,
+    ApiKeys, App, Drained, Listen, Metrics, ModelWords, ServeError, ServedModel, Server, ServerConfig,
+    Shutdown, TlsFiles,
 };
 use tokenmill_text::{ChatPrompt, template::ChatTemplate};
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,9 +31,10 @@ use tracing_subscriber::layer::Identity;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::{
-    failure::Failure,
+    failure::{Failure, INTERRUPTED},
     load::{LoadArgs, load},
     model_source::ModelSource,
+    numbers::count,
 };
 
 /// Holds a key that clients must send, as `--api-key` does.
@@ -38,9 +42,6 @@ const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
 
 /// Full contexts that the shared KV cache holds where nothing else is said.
 const DEFAULT_CONTEXTS: usize = 4;
-
-/// Exit code after a second signal, as a shell reports Ctrl-C.
-const INTERRUPTED: i32 = 130;
 
 /// Serve a model over HTTP.
 #[derive(clap::Args)]
@@ -51,11 +52,11 @@ const INTERRUPTED: i32 = 130;
     The web page is at /, the figures are at /metrics. TOKENMILL_API_KEY holds a key as --api-key does; RUST_LOG sets\n\
     what is logged.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
-    /// Address to listen on
+    /// Address to listen on, or a name of it such as localhost; where a name has several, the first of IPv4
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
-    host: std::net::IpAddr,
+    host: String,
     /// Port to listen on; 0 lets the system choose
     #[arg(long, default_value_t = 8080, value_name = "N")]
     port: u16,
@@ -103,13 +104,13 @@ struct Limits {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
     /// Sequences that may wait; more are answered with 429
-    #[arg(long, default_value_t = 256, value_name = "N")]
+    #[arg(long, default_value_t = 256, value_name = "N", value_parser = count)]
     max_queued_requests: usize,
     /// Prompt tokens that may wait; more are answered with 429
-    #[arg(long, default_value_t = 1 << 20, value_name = "N")]
+    #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = count)]
     max_queued_tokens: usize,
     /// Largest request body
-    #[arg(long, default_value_t = 16 << 20, value_name = "BYTES")]
+    #[arg(long, default_value_t = 16 << 20, value_name = "BYTES", value_parser = count)]
     max_body_bytes: usize,
     /// Longest time for an answer [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -131,6 +132,24 @@ enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// The address that a name or a number means.
+///
+/// # Errors
+/// A name that is not known.
+fn resolve(host: &str, port: u16) -> Result<SocketAddr, Failure> {
+    let refused = |reason: &dyn Display| {
+        Failure::usage(format!("`--host {host}` is no address to listen on: {reason}"))
+            .hint("127.0.0.1 is for this machine only, 0.0.0.0 for whoever reaches it")
+    };
+    let mut found = Vec::new();
+    // Brackets are how an address of IPv6 stands in a URL.
+    let name = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let addresses = (name.unwrap_or(host), port).to_socket_addrs();
+    found.extend(addresses.map_err(|error| refused(&error))?);
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    first.copied().ok_or_else(|| refused(&"the name has none"))
 }
 
 /// Reads a time that is more than nothing.
@@ -200,7 +219,7 @@ impl Args {
         Ok(ServerConfig {
             listen: match &self.unix_socket {
                 Some(path) => Listen::Unix(path.clone()),
-                None => Listen::Tcp(SocketAddr::new(self.host, self.port)),
+                None => Listen::Tcp(resolve(&self.host, self.port)?),
             },
             tls: tls.map(|(certificate, key)| TlsFiles { certificate, key }),
             api_keys,
@@ -273,7 +292,13 @@ pub(crate) fn load_app(
     options.max_batch_seqs = seats.n_seqs;
     options.max_logit_rows = seats.n_seqs;
     let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
-    let n_tokens = seats.kv_tokens.unwrap_or(DEFAULT_CONTEXTS * n_ctx);
+    let n_tokens = seats.kv_tokens.unwrap_or(n_ctx.saturating_mul(DEFAULT_CONTEXTS));
+    if n_tokens < n_ctx {
+        return Err(Failure::usage(format!(
+            "`--kv-cache-tokens {n_tokens}` is less than one context of {n_ctx} tokens"
+        ))
+        .hint(format!("give {n_ctx} or more, or a shorter context with -c")));
+    }
     options.n_pages = Some(n_tokens.div_ceil(PAGE_TOKENS));
     let executor = load(&model, &options)?;
     let n_pages = executor.limits().n_pages;
@@ -361,7 +386,10 @@ async fn serve(app: Arc<App>) -> Result<(), Failure> {
     let mut interrupt = handle(SignalKind::interrupt())?;
     let server = Server::bind(Arc::clone(&app))
         .await
-        .map_err(|error| Failure::work(error.to_string()))?;
+        .map_err(|error| match error {
+            ServeError::Tls { .. } => Failure::input(error.to_string()).hint("both files are PEM"),
+            _ => Failure::work(error.to_string()),
+        })?;
     tracing::info!(
         address = server.address(),
         model = app.model.name(),
@@ -385,7 +413,7 @@ async fn serve(app: Arc<App>) -> Result<(), Failure> {
         tracing::info!(limit_s = signals.config.drain_timeout.as_secs_f64(), "draining");
         signals.shutdown.begin();
         next().await;
-        process::exit(INTERRUPTED);
+        process::exit(i32::from(INTERRUPTED));
     });
     let drained = tokio::select! {
         drained = server.run() => drained,
@@ -419,6 +447,21 @@ async fn engine_end(app: &App) -> EngineError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_host_is_an_address_or_its_name() {
+        for (host, expected) in [
+            ("127.0.0.1", "127.0.0.1:80"),
+            ("localhost", "127.0.0.1:80"),
+            ("::1", "[::1]:80"),
+            ("[::1]", "[::1]:80"),
+        ] {
+            let found = resolve(host, 80).unwrap();
+            assert_eq!(found.to_string(), expected, "{host}");
+        }
+        let line = resolve("no such name", 80).unwrap_err().line();
+        assert!(line.contains("`--host no such name` is no address"), "{line}");
+    }
 
     #[test]
     fn a_time_limit_is_more_than_nothing() {

@@ -22,7 +22,7 @@ use crate::{
     tokenmill tokenize model.gguf --file book.txt --ids --no-bos\n  \
     echo -n Hello | tokenmill tokenize tokenizer.json")]
 pub(crate) struct Args {
-    /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, or `demo`
+    /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these, or `demo`
     model: PathBuf,
     /// The text; read from standard input where neither TEXT nor --file is given
     #[arg(conflicts_with = "file")]

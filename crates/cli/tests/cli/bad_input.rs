@@ -219,6 +219,76 @@ fn folders_are_not_guessed() {
 }
 
 #[test]
+fn names_in_a_file_reach_the_terminal_without_their_escapes() {
+    const RED: &str = "\u{1b}[31m";
+    let mut writer = GgufWriter::new();
+    let metadata = writer.metadata_mut();
+    metadata
+        .insert("general.architecture", format!("ll{RED}ama"))
+        .unwrap();
+    metadata.insert(format!("key{RED}"), "\u{9b}2J").unwrap();
+    writer
+        .add_tensor(&format!("tensor{RED}\u{202e}"), TensorType::F32, &[1])
+        .unwrap();
+    let mut out = writer.write_header(Vec::new()).unwrap();
+    out.write(&[0; 4]).unwrap();
+    let (_folder, path) = file("names.gguf", out.finish().unwrap());
+    let json = tokenmill(["inspect", arg(&path), "--json"]).ok();
+    for text in [
+        tokenmill(["inspect", arg(&path)]).ok(),
+        json.clone(),
+        tokenmill(["run", arg(&path), "Hello"]).failed(3),
+    ] {
+        let obeyed = text.chars().find(|&c| c.is_control() && c != '\n');
+        assert_eq!(obeyed, None, "{text:?}");
+        assert!(text.contains(r"\u{1b}[31m") || text == json, "{text}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["metadata"][format!("key{RED}")], "\u{9b}2J");
+}
+
+#[test]
+fn a_tokenizer_that_cannot_be_read_is_named() {
+    let (_folder, broken) = file("tokenizer.json", "{");
+    let (_other, empty) = file(
+        "empty.gguf",
+        GgufWriter::new()
+            .write_header(Vec::new())
+            .unwrap()
+            .finish()
+            .unwrap(),
+    );
+    let lines: Vec<String> = [broken, empty, PathBuf::from("no-such-folder/tokenizer.json")]
+        .iter()
+        .map(|path| {
+            let line = tokenmill(["tokenize", arg(path), "Hello"]).failed(3);
+            line.replace(arg(path.parent().unwrap()), "DIR")
+        })
+        .collect();
+    insta::assert_snapshot!("bad_tokenizers", lines.join("\n"));
+}
+
+#[test]
+fn a_load_is_not_measured_for_a_report_that_cannot_be_written() {
+    let args = [
+        "bench-serve",
+        "http://127.0.0.1:1",
+        "--json",
+        "/no/such/folder/load.json",
+    ];
+    insta::assert_snapshot!(
+        tokenmill(args).failed(4),
+        @"error: cannot write to /no/such/folder/load.json: No such file or directory"
+    );
+    // The file is only tried: where the load does not come about, none is left behind.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("load.json");
+    let args = ["bench-serve", "http://127.0.0.1:1", "--json", arg(&path)];
+    tokenmill(args).failed(1);
+    assert!(!path.exists());
+}
+
+#[test]
 fn templates_and_contexts_that_fail() {
     let (_folder, template) = file("t.jinja", "{{ raise_exception('no ' ~ x) }}");
     let (_folder, broken) = file("b.jinja", "\n{% if x %}");
@@ -227,6 +297,8 @@ fn templates_and_contexts_that_fail() {
         [arg(&broken), "{}"],
         [arg(&template), "{"],
         [arg(&template), "no-such-file.json"],
+        [arg(&template), "[]"],
+        [arg(&template), "null"],
     ];
     let lines: Vec<String> = cases
         .iter()

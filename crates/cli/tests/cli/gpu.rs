@@ -6,7 +6,7 @@ use std::{env, os::unix::fs::symlink, path::PathBuf, process::Command, sync::Onc
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::{Outcome, arg, command, test_data, tokenmill};
+use crate::support::{Outcome, arg, command, skip, test_data, tokenmill};
 
 /// A folder that holds the simulated driver under the real one's name.
 fn driver_folder() -> &'static TempDir {
@@ -136,7 +136,7 @@ fn bench_names_the_device_it_measured() {
 fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
     // An empty folder comes first, but a real driver is still found behind it.
     if tokenmill_cuda_exec::has_driver() {
-        eprintln!("skipped: this machine has a driver");
+        skip("this machine has a driver");
         return;
     }
     let devices = tokenmill(["devices"]).ok();
@@ -259,7 +259,7 @@ fn a_type_without_a_kernel_is_named() {
     let Some(data) = test_data() else { return };
     let file: PathBuf = data.join("models/wp4m/wp4m-IQ4_XS.gguf");
     if !file.is_file() {
-        eprintln!("skipped: {} is not there", file.display());
+        skip(&format!("{} is not there", file.display()));
         return;
     }
     let args = ["run", arg(&file), "Once", "-n", "2", "--device", "cuda"];
@@ -273,7 +273,7 @@ fn a_type_without_a_kernel_is_named() {
 #[test]
 fn the_program_is_linked_to_no_cuda_library() {
     let Ok(listed) = Command::new("ldd").arg(env!("CARGO_BIN_EXE_tokenmill")).output() else {
-        eprintln!("skipped: this machine has no ldd");
+        skip("this machine has no ldd");
         return;
     };
     let listed = String::from_utf8_lossy(&listed.stdout).to_lowercase();

@@ -9,5 +9,8 @@ mod demo;
 #[cfg(target_os = "linux")]
 mod gpu;
 mod help;
+#[cfg(target_os = "linux")]
+mod interrupt;
+mod options;
 mod perplexity;
 mod support;

@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
+#[cfg(target_os = "linux")]
+use std::{process::Child, thread, time::Duration};
 
 /// What the program did.
 pub(crate) struct Outcome {
@@ -79,13 +81,63 @@ pub(crate) fn tokenmill_with(args: &[&str], input: &str) -> Outcome {
     Outcome::of(&child.wait_with_output().expect("the program ends"))
 }
 
-/// The folder of the test data; prints that a test is skipped where there is none.
+/// Says that a test is skipped, and why.
+pub(crate) fn skip(reason: &str) {
+    // Not `eprintln!`, which the test harness shows of failed tests only.
+    let _ = writeln!(std::io::stderr(), "skipped: {reason}");
+}
+
+/// The folder of the test data; says that a test is skipped where there is none.
 pub(crate) fn test_data() -> Option<PathBuf> {
     let data = std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from);
     if data.is_none() {
-        eprintln!("skipped: TOKENMILL_TEST_DATA does not name the folder of the test data");
+        skip("TOKENMILL_TEST_DATA does not name the folder of the test data");
     }
     data
+}
+
+/// Waits until a program has taken Ctrl-C over from the system, which it is asked for every few milliseconds.
+#[cfg(target_os = "linux")]
+pub(crate) fn await_handler(child: &mut Child) {
+    const SIGINT_BIT: u64 = 1 << 1;
+    let status = format!("/proc/{}/status", child.id());
+    loop {
+        let text = std::fs::read_to_string(&status).expect("a child that was not waited for has a status");
+        let caught = text.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        if caught.is_some_and(|mask| mask & SIGINT_BIT != 0) {
+            return;
+        }
+        if let Some(status) = child.try_wait().expect("it can be waited for") {
+            panic!("the program ended before it handled Ctrl-C: {status}");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Presses Ctrl-C.
+#[cfg(target_os = "linux")]
+pub(crate) fn interrupt(child: &Child) {
+    let sent = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status();
+    assert!(sent.expect("kill can be run").success());
+}
+
+/// Waits for the end of a program that should end soon, and ends it where it does not.
+#[cfg(target_os = "linux")]
+pub(crate) fn end_of(mut child: Child) -> Outcome {
+    // Far beyond what a starved machine needs, and far below what the work takes that should not go on.
+    const PATIENCE: Duration = Duration::from_mins(2);
+    let began = std::time::Instant::now();
+    while child.try_wait().expect("it can be waited for").is_none() {
+        if began.elapsed() > PATIENCE {
+            child.kill().expect("it can be ended");
+            panic!("the program went on after Ctrl-C");
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Outcome::of(&child.wait_with_output().expect("it has ended"))
 }
 
 /// A file's path as an argument.

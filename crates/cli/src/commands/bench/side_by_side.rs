@@ -18,7 +18,7 @@ impl SideBySide {
 
     /// Positions that a sequence of `n_gen` tokens takes.
     pub(super) fn n_ctx(n_gen: usize) -> usize {
-        Self::N_PROMPT + n_gen
+        n_gen.saturating_add(Self::N_PROMPT)
     }
 
     /// Generates `n_gen` tokens, at least two, in each of `n_seqs` sequences; gives the tokens per second of all together,

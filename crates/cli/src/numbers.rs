@@ -1,0 +1,107 @@
+//! [`Limit`], [`Seed`] and [`count`]: numbers on the command line, whose refusals say what would be right.
+//!
+//! Separate because the standard library says of a wrong number only that a digit is invalid. Invariant: -1 means what
+//! llama.cpp means by it where these types say so, and no other negative number means anything.
+
+use std::{fmt, str::FromStr};
+
+/// At most so many of something, or, written as -1, as many as there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// No bound of its own.
+    Unbounded,
+    /// At most so many.
+    AtMost(usize),
+}
+
+impl Limit {
+    /// The bound, where there is one.
+    pub(crate) fn bound(self) -> Option<usize> {
+        match self {
+            Self::Unbounded => None,
+            Self::AtMost(n) => Some(n),
+        }
+    }
+}
+
+impl FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("-1", _) => Ok(Self::Unbounded),
+            (_, Ok(n)) => Ok(Self::AtMost(n)),
+            _ => Err("expected a whole number, 0 or more, or -1 for no limit".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unbounded => f.write_str("-1"),
+            Self::AtMost(n) => n.fmt(f),
+        }
+    }
+}
+
+/// What random numbers begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seed {
+    /// Another one every time, written as -1.
+    Random,
+    /// This one.
+    Fixed(u64),
+}
+
+impl FromStr for Seed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("-1", _) => Ok(Self::Random),
+            (_, Ok(seed)) => Ok(Self::Fixed(seed)),
+            _ => Err("expected a whole number, 0 or more, or -1 for another seed every time".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Seed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Random => f.write_str("-1"),
+            Self::Fixed(seed) => seed.fmt(f),
+        }
+    }
+}
+
+/// Reads a number of things.
+///
+/// # Errors
+/// What was expected.
+pub(crate) fn count(text: &str) -> Result<usize, String> {
+    text.parse()
+        .map_err(|_| "expected a whole number, 0 or more".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_minus_one_is_no_limit() {
+        assert_eq!("-1".parse(), Ok(Limit::Unbounded));
+        assert_eq!("0".parse(), Ok(Limit::AtMost(0)));
+        for wrong in ["-5", "-0.5", "x", "", "1e9"] {
+            assert!(wrong.parse::<Limit>().is_err(), "{wrong}");
+            assert!(wrong.parse::<Seed>().is_err(), "{wrong}");
+            assert!(count(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!("-1".parse(), Ok(Seed::Random));
+        assert_eq!(u64::MAX.to_string().parse(), Ok(Seed::Fixed(u64::MAX)));
+        assert_eq!(
+            [Limit::Unbounded.to_string(), Seed::Fixed(7).to_string()],
+            ["-1", "7"]
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! Options as people type them: numbers out of range, llama.cpp's names, contexts that are too long or too short.
+
+use std::fs;
+
+use crate::support::{arg, command, tokenmill, tokenmill_with};
+
+/// The first line that a refused command prints.
+#[track_caller]
+fn refused(line: &str, code: i32) -> String {
+    let outcome = tokenmill(line.split(' '));
+    assert_eq!(
+        (outcome.code, outcome.stdout.as_str()),
+        (code, ""),
+        "{line}: {}",
+        outcome.stderr
+    );
+    outcome.stderr.lines().next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_with_their_range() {
+    let lines: Vec<String> = [
+        "run demo x --temp -1",
+        "run demo x --repeat-penalty 0",
+        "run demo x --repeat-last-n -2",
+        "run demo x --top-k -1",
+        "run demo x -n -5",
+        "run demo x -s -2",
+        "run demo x -c -1",
+        "run demo x -t -1",
+        "run demo x -t 100000",
+        "perplexity demo README.md --chunks -7",
+        "bench demo -p -3",
+        "serve demo --max-queued-requests -1",
+    ]
+    .iter()
+    .map(|line| format!("{line}\n  {}", refused(line, 2)))
+    .collect();
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
+fn minus_one_means_what_it_means_in_llama_cpp() {
+    let run = |extra: &[&str]| {
+        let args = [
+            "run",
+            "demo",
+            "Once upon a time",
+            "-n",
+            "40",
+            "--temp",
+            "0",
+            "--no-echo",
+        ];
+        tokenmill(args.iter().chain(extra)).ok()
+    };
+    let penalized = |last_n| run(&["--presence-penalty", "30", "--repeat-last-n", last_n]);
+    assert_eq!(penalized("-1"), penalized("512"), "the context has 512 tokens");
+    assert_ne!(penalized("-1"), penalized("5"));
+    assert_eq!(penalized("0"), run(&[]), "nothing is looked at");
+}
+
+#[test]
+fn flags_of_llama_cpp_are_answered_by_name() {
+    let lines: Vec<String> = [
+        "run demo -p hello",
+        "run demo x --mlock",
+        "run demo x --no-mmap",
+        "run demo x -cnv",
+        "run demo x -fa on",
+        "run demo x -sm none",
+        "run -hf some/model",
+        "run demo x --grammar root",
+        "bench demo -pg 512,128",
+        "serve demo --alias name",
+    ]
+    .iter()
+    .map(|line| format!("{line}\n  {}", refused(line, 2)))
+    .collect();
+    insta::assert_snapshot!(lines.join("\n"));
+    // What a command has itself is not taken for llama.cpp's.
+    assert!(
+        tokenmill(["bench", "demo", "-p", "4", "-n", "0", "-r", "1"])
+            .ok()
+            .contains("pp4")
+    );
+    let args = [
+        "run",
+        "demo",
+        "Once",
+        "-n",
+        "1",
+        "--n-gpu-layers",
+        "0",
+        "-dev",
+        "cpu",
+    ];
+    assert!(tokenmill(args).ok().starts_with("Once"));
+}
+
+#[test]
+fn a_context_beyond_the_models_own_is_granted_with_a_warning() {
+    let outcome = tokenmill(["run", "demo", "Once upon a time", "-n", "2", "-c", "600"]);
+    assert!(
+        outcome
+            .stderr
+            .starts_with("the context of 600 tokens is longer than the 512 that the model was made for"),
+        "{}",
+        outcome.stderr
+    );
+    assert!(outcome.ok().starts_with("Once upon a time"));
+    let within = tokenmill(["run", "demo", "Once upon a time", "-n", "2", "-c", "512"]);
+    assert!(!within.stderr.contains("longer than"), "{}", within.stderr);
+}
+
+#[test]
+fn a_context_that_cannot_be_had_is_spoken_of_as_such() {
+    insta::assert_snapshot!(
+        refused("run demo x -c 100000000000", 2),
+        @"error: the size of the context is 100000000000, expected at most 4294967280 (hint: `-c N` is the number of tokens of one sequence)"
+    );
+    insta::assert_snapshot!(
+        refused("run demo x -c 18446744073709551615 -np 128", 2),
+        @"error: the size of the context is 18446744073709551615, expected at most 4294967280 (hint: `-c N` is the number of tokens of one sequence)"
+    );
+    insta::assert_snapshot!(
+        refused("serve demo -c 4000000000", 2),
+        @"error: the size of all contexts together, in pages of 16 tokens, is 1000000000, expected at most 268435455 (hint: give a smaller context with -c, or fewer sequences)"
+    );
+    // Half a terabyte of keys alone, in four layers; a machine that has it grants the context.
+    let outcome = tokenmill(["run", "demo", "x", "-n", "1", "-c", "4000000000"]);
+    if outcome.code != 0 {
+        let line = outcome.failed(3);
+        assert!(
+            line.contains("bytes of memory could not be allocated for the KV store"),
+            "{line}"
+        );
+        assert!(
+            line.contains("(hint: a smaller context, `-c N`, takes less memory)"),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn an_option_that_would_do_nothing_is_refused() {
+    let stop = command(["run", "demo", "x", "--stop", ""]).output().unwrap();
+    assert_eq!(stop.status.code(), Some(2));
+    insta::assert_snapshot!(
+        String::from_utf8_lossy(&stop.stderr),
+        @"error: `--stop` is empty, which would end every text before it begins (hint: give the text to stop at, or leave it out)"
+    );
+    insta::assert_snapshot!(
+        refused("bench demo -c 64", 2),
+        @"error: `-c` does nothing here: each test has the context that it needs (hint: `-d N` puts N tokens into the context before a test begins)"
+    );
+    insta::assert_snapshot!(
+        refused("serve demo --kv-cache-tokens 1", 2),
+        @"error: `--kv-cache-tokens 1` is less than one context of 512 tokens (hint: give 512 or more, or a shorter context with -c)"
+    );
+}
+
+#[test]
+fn generating_nothing_shows_the_prompt_and_no_rate() {
+    let outcome = tokenmill(["run", "demo", "Once upon a time", "-n", "0"]);
+    assert_eq!(
+        outcome.stderr,
+        "[prompt 5 tokens; nothing was computed, cut at the limit of -n]\n"
+    );
+    assert_eq!(outcome.ok(), "Once upon a time\n");
+    assert_eq!(
+        tokenmill(["run", "demo", "Once", "-n", "0", "--no-echo"]).ok(),
+        "\n"
+    );
+}
+
+#[test]
+fn an_answer_that_is_cut_names_what_lifts_the_limit() {
+    let chat = |extra: &[&str]| {
+        let args = [&["chat", "demo", "--temp", "0"], extra].concat();
+        tokenmill_with(&args, "Tell me a story.\n").stderr
+    };
+    assert_eq!(
+        chat(&["-n", "3"]),
+        "[cut at the limit of 3 tokens; /set n_predict -1 lifts it]\n"
+    );
+    assert_eq!(
+        chat(&["-c", "16"]),
+        "[cut where the context of 16 tokens ends; /clear begins anew, and -c N at the start gives more]\n"
+    );
+}
+
+#[test]
+fn a_score_needs_a_context_and_a_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.txt");
+    fs::write(&text, "Once upon a time there was a bear. ".repeat(8)).unwrap();
+    let line = tokenmill(["perplexity", "demo", arg(&text), "-c", "3"]).failed(2);
+    insta::assert_snapshot!(line, @"error: `-c 3` is too short a context to score anything in, expected at least 4");
+    assert!(
+        tokenmill(["perplexity", "demo", arg(&text), "-c", "4"])
+            .ok()
+            .contains("perplexity")
+    );
+}
+
+#[test]
+fn a_server_has_an_address_and_a_certificate_that_can_be_read() {
+    let line = refused("serve demo --host no.such.name.invalid", 2);
+    assert!(
+        line.starts_with("error: `--host no.such.name.invalid` is no address to listen on: "),
+        "{line}"
+    );
+    insta::assert_snapshot!(
+        refused("serve demo --port 0 --tls-cert no-such.pem --tls-key no-such.key", 3),
+        @"error: cannot use the TLS file no-such.pem: I/O error: No such file or directory (os error 2) (hint: both files are PEM)"
+    );
+}
