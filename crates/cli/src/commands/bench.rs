@@ -23,6 +23,7 @@ use crate::{
     model_source::ModelSource,
     numbers::count,
     output, progress,
+    visible::visible,
 };
 
 /// Measure tokens per second.
@@ -379,7 +380,7 @@ fn markdown(subject: &Subject, results: &[Measured]) -> String {
         write!(
             table,
             "| {} | {:.2} MiB | {:.2} M | {} | {} | {} | {:.2} ± {:.2} |",
-            subject.model,
+            visible(&subject.model),
             subject.size_bytes as f64 / f64::from(1 << 20),
             subject.n_params as f64 / 1e6,
             subject.backend,
@@ -408,7 +409,7 @@ fn csv(subject: &Subject, results: &[Measured]) -> String {
         writeln!(
             table,
             "\"{}\",{},{},{},{},{},{},{},{},{},{},{},{}",
-            subject.model.replace('"', "\"\""),
+            visible(&subject.model).replace('"', "\"\""),
             subject.size_bytes,
             subject.n_params,
             subject.backend,
