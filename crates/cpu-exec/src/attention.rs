@@ -8,12 +8,17 @@
 //! Invariant: a token's result depends on its query, its position and what the store holds for its sequence. Splits lie
 //! at fixed positions and both ways do the same operations, so it does not depend on how a step was cut into work.
 
+mod plan;
+
 use std::ops::Range;
+
+pub(crate) use plan::AttentionScratch;
+use plan::Item;
 
 use crate::{
     Host, KvStore, KvType, PAGE_TOKENS, Workspace,
     kv::padded_dim,
-    pool::{Patch, Patches, Rect},
+    pool::{Patch, Patches},
     simd::{
         attention::{SPLIT_PAGES, SPLIT_TOKENS, add_values, scores},
         softmax::softmax,
@@ -135,6 +140,7 @@ pub fn attention(
             per_thread,
             (outs, parts),
             |scratch, item_idx, (mut out, mut parts)| {
+                let scratch = &mut scratch.values;
                 let item = &plan.items[item_idx];
                 match item.split {
                     None => job.attend(item, scratch, &mut out),
@@ -148,6 +154,7 @@ pub fn attention(
         let outs = Patches::new(out, out_cols, &plan.outs);
         host.pool()
             .for_each_part_with(per_thread, outs, |scratch, item_idx, mut out| {
+                let scratch = &mut scratch.values;
                 let item = &plan.items[item_idx];
                 if item.split == Some(item.first_split) {
                     job.fold_splits(item, parts, scratch, &mut out);
@@ -156,53 +163,26 @@ pub fn attention(
     }
 }
 
-/// Memory that an attention needs while it runs.
-#[derive(Debug, Default)]
-pub(crate) struct AttentionScratch {
-    plan: Plan,
-    /// What the splits leave to be folded together.
-    parts: Vec<f32>,
-}
-
 /// Numbers of a part before its values: the maximum of its scores, and the sum of its weights.
 const PART_HEAD: usize = 2;
 
-/// Query rows of a block: so many that loads of keys and values are shared, so few that their scores stay in the cache.
-const BLOCK_ROWS: usize = 32;
+/// Length of what a row gets from a split.
+fn part_len(value_dim: usize) -> usize {
+    PART_HEAD + padded_dim(value_dim)
+}
 
-/// A sequence with more new tokens than this has work for all threads without cutting its context.
-const MAX_SPLIT_TOKENS: usize = 8;
+/// Length of the queries and scores of some rows and one split.
+fn block_len(n_rows: usize, key_dim: usize) -> usize {
+    n_rows * (key_dim + SPLIT_TOKENS)
+}
+
+/// Length of what an item needs that attends to all splits.
+fn item_len(n_rows: usize, key_dim: usize, value_dim: usize) -> usize {
+    2 * n_rows * part_len(value_dim) + block_len(n_rows, key_dim)
+}
 
 /// Rows that values are loaded for together.
 const VALUE_ROWS: usize = 4;
-
-/// The pieces of work of a step, and what each writes to.
-#[derive(Debug, Default)]
-struct Plan {
-    items: Vec<Item>,
-    /// The outputs that an item finishes, of `[n_tokens, n_heads * value_dim]`: none where it is a split after the first.
-    outs: Vec<Rect>,
-    /// The parts that an item leaves, of `[n_parts, part_len]`: none where it is no split.
-    parts: Vec<Rect>,
-    n_parts: usize,
-}
-
-/// One piece of work: some consecutive tokens of a sequence, and the query heads that share a key and value head.
-#[derive(Clone, Copy, Debug)]
-struct Item {
-    first_token: usize,
-    n_tokens: usize,
-    kv_head_idx: usize,
-    seq_idx: usize,
-    context_len: usize,
-    /// First split that a token sees, and the end of those seen.
-    first_split: usize,
-    end_split: usize,
-    /// The split to compute; all of them, one after the other, where there is none.
-    split: Option<usize>,
-    /// The first of the item's parts: `[splits][rows]`, of which a split's item writes its rows.
-    part_idx: usize,
-}
 
 /// The arguments of [`attention`], and what follows from them.
 struct Job<'a> {
@@ -217,83 +197,6 @@ struct Job<'a> {
     group_len: usize,
     key_type: KvType,
     value_type: KvType,
-}
-
-impl Plan {
-    /// Lists the items of a step, in the order of tokens, heads and splits.
-    fn make(&mut self, job: &Job<'_>, n_kv_heads: usize) {
-        self.items.clear();
-        self.outs.clear();
-        self.parts.clear();
-        self.n_parts = 0;
-        for (seq_idx, tokens) in job.batch.seq_starts.windows(2).enumerate() {
-            let tokens = tokens[0] as usize..tokens[1] as usize;
-            let Some(last) = tokens.clone().next_back() else {
-                continue;
-            };
-            let context_len = job.batch.positions[last] as usize + 1;
-            let block_len = if tokens.len() <= MAX_SPLIT_TOKENS {
-                tokens.len()
-            } else {
-                (BLOCK_ROWS / job.group_len).max(1)
-            };
-            for first_token in tokens.clone().step_by(block_len) {
-                let n_tokens = block_len.min(tokens.end - first_token);
-                let seen = job.seen_by(first_token..first_token + n_tokens, context_len);
-                let (first_split, end_split) = (seen.start / SPLIT_TOKENS, seen.end.div_ceil(SPLIT_TOKENS));
-                let n_splits = end_split - first_split;
-                let is_split = tokens.len() <= MAX_SPLIT_TOKENS && n_splits > 1;
-                for kv_head_idx in 0..n_kv_heads {
-                    let item = Item {
-                        first_token,
-                        n_tokens,
-                        kv_head_idx,
-                        seq_idx,
-                        context_len,
-                        first_split,
-                        end_split,
-                        split: None,
-                        part_idx: self.n_parts,
-                    };
-                    if is_split {
-                        for split in first_split..end_split {
-                            self.push(
-                                job,
-                                Item {
-                                    split: Some(split),
-                                    part_idx: self.n_parts,
-                                    ..item
-                                },
-                            );
-                        }
-                    } else {
-                        self.push(job, item);
-                    }
-                }
-            }
-        }
-    }
-
-    fn push(&mut self, job: &Job<'_>, item: Item) {
-        let (mut out, mut parts) = (Rect::default(), Rect::default());
-        if item.split.is_none_or(|split| split == item.first_split) {
-            let group_cols = job.group_len * job.value_dim;
-            out = Rect {
-                rows: item.first_token..item.first_token + item.n_tokens,
-                cols: item.kv_head_idx * group_cols..(item.kv_head_idx + 1) * group_cols,
-            };
-        }
-        if item.split.is_some() {
-            parts = Rect {
-                rows: item.part_idx..item.part_idx + job.n_rows(&item),
-                cols: 0..job.part_len(),
-            };
-            self.n_parts = parts.rows.end;
-        }
-        self.items.push(item);
-        self.outs.push(out);
-        self.parts.push(parts);
-    }
 }
 
 impl Job<'_> {
@@ -312,7 +215,7 @@ impl Job<'_> {
 
     /// Length of what a row gets from a split.
     fn part_len(&self) -> usize {
-        PART_HEAD + padded_dim(self.value_dim)
+        part_len(self.value_dim)
     }
 
     /// A row's output among those of its item.
@@ -325,7 +228,7 @@ impl Job<'_> {
     fn attend(&self, item: &Item, scratch: &mut Vec<f32>, out: &mut Patch<'_, f32>) {
         let n_rows = self.n_rows(item);
         let part_len = self.part_len();
-        let scratch = grown(scratch, 2 * n_rows * part_len + self.block_len(n_rows));
+        let scratch = grown(scratch, item_len(n_rows, self.key_dim, self.value_dim));
         let (folded, scratch) = scratch.split_at_mut(n_rows * part_len);
         let (parts, scratch) = scratch.split_at_mut(n_rows * part_len);
         self.gather_queries(item, scratch);
@@ -375,7 +278,7 @@ impl Job<'_> {
 
     /// Numbers that [`Self::attend_rows`] needs for its queries and scores.
     fn block_len(&self, n_rows: usize) -> usize {
-        n_rows * (self.key_dim + SPLIT_TOKENS)
+        block_len(n_rows, self.key_dim)
     }
 
     /// Copies the queries of an item, row after row, to the start of `scratch`.

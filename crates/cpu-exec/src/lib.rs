@@ -77,4 +77,4 @@ pub use ops::{
     rope::{Rope, RopeAngles, RopePairing, rope},
 };
 pub use pool::{Entered, Pool};
-pub use workspace::Workspace;
+pub use workspace::{StepSizes, Workspace, WorkspaceSizes};

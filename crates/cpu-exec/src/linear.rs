@@ -12,7 +12,7 @@ use crate::{
         self, Activations, PAIR_ROWS, TILE_ROWS,
         activations::{ScaleSpan, n_spans, quantize},
     },
-    workspace::grown,
+    workspace::{SUMS_LEN, ThreadScratch, grown},
 };
 
 /// What is added to the outputs of a linear map: one value for each weight row, `[n_rows]`.
@@ -125,17 +125,18 @@ impl Product<'_> {
     fn compute(
         &self,
         host: &Host,
-        scratch: &mut Vec<f32>,
+        scratch: &mut ThreadScratch,
         activations: &Activations<'_>,
         tiles: Range<usize>,
         out: &mut Patch<'_, f32>,
     ) {
-        let mut sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
+        let ThreadScratch { values, sums } = scratch;
+        let sums = grown(sums, SUMS_LEN);
         let first_row = tiles.start * TILE_ROWS;
         for_each_pair(activations.n_tokens, tiles, |pair, tokens| {
             let rows = pair_rows(self.matrix, pair);
             self.matrix
-                .products(host.features(), scratch, pair, activations, tokens, &mut sums);
+                .products(host.features(), values, pair, activations, tokens, sums);
             for (i, sums) in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1).enumerate() {
                 let sums = &mut sums[..rows.len()];
                 add_bias(sums, self.bias, &rows);
@@ -185,22 +186,15 @@ pub fn linear_gated(
     let outs = Columns::new(out, n_rows, chunk_tiles * TILE_ROWS);
     host.pool()
         .for_each_part_with(scratch, outs, |scratch, chunk_idx, mut out| {
-            let mut gate_sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
-            let mut up_sums = [0.0; TOKEN_BLOCK * PAIR_ROWS];
+            let ThreadScratch { values, sums } = scratch;
+            let (gate_sums, up_sums) = grown(sums, SUMS_LEN).split_at_mut(SUMS_LEN / 2);
             let tiles = chunk_of(chunk_idx, chunk_tiles, n_tiles);
             let first_row = tiles.start * TILE_ROWS;
             for_each_pair(n_tokens, tiles, |pair, tokens| {
                 let rows = pair_rows(gate, pair);
-                gate.products(
-                    host.features(),
-                    scratch,
-                    pair,
-                    &activations,
-                    tokens,
-                    &mut gate_sums,
-                );
-                up.products(host.features(), scratch, pair, &activations, tokens, &mut up_sums);
-                for (bias, sums) in [(gate_bias, &mut gate_sums), (up_bias, &mut up_sums)] {
+                gate.products(host.features(), values, pair, &activations, tokens, gate_sums);
+                up.products(host.features(), values, pair, &activations, tokens, up_sums);
+                for (bias, sums) in [(gate_bias, &mut *gate_sums), (up_bias, &mut *up_sums)] {
                     for sums in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1) {
                         add_bias(&mut sums[..rows.len()], bias, &rows);
                     }
@@ -234,7 +228,7 @@ pub fn embed(host: &Host, table: &Matrix, ids: &[u32], out: &mut [f32]) {
 const MAX_GROUP: usize = 8;
 
 /// Rows of activations that pass a tile while its unpacked columns are in the first-level cache.
-const TOKEN_BLOCK: usize = 96;
+pub(crate) const TOKEN_BLOCK: usize = 96;
 
 /// Calls `f((first tile, 1 or 2 tiles), (first token, tokens))`: blocks of tokens outside, so that their activations stay
 /// in the second-level cache while the chunk's tiles pass.
@@ -298,7 +292,7 @@ fn quantize_for<'w>(
     x: &'w [f32],
     n_cols: usize,
     matrices: impl Iterator<Item = &'w Matrix>,
-) -> (Activations<'w>, &'w mut [Vec<f32>]) {
+) -> (Activations<'w>, &'w mut [ThreadScratch]) {
     let n_tokens = x.len() / n_cols;
     let n_blocks = n_spans(n_cols) * n_tokens;
     let (mut needs_sub, mut needs_span) = (false, false);

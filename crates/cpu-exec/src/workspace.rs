@@ -1,12 +1,17 @@
 //! [`Workspace`]: memory that operations need while they run, kept from step to step.
 //!
 //! Separate from [`Host`] because it is written to. Invariant: it only grows, so that after the largest step nothing is
-//! allocated any more; no value in it outlives an operation.
+//! allocated any more, and from the start where [`Workspace::reserve`] was told what that is; no value in it outlives an
+//! operation.
 
 use crate::{
     Host,
     attention::AttentionScratch,
-    simd::activations::{ActivationBlock, n_spans},
+    linear::TOKEN_BLOCK,
+    simd::{
+        PAIR_ROWS,
+        activations::{ActivationBlock, n_spans},
+    },
 };
 
 /// Scratch memory for [`linear`](crate::linear), [`attention`](crate::attention) and the like.
@@ -18,23 +23,125 @@ pub struct Workspace {
     /// The pieces of work of an attention, and what they leave to be folded together.
     pub(crate) attention: AttentionScratch,
     /// One area for each thread.
-    pub(crate) per_thread: Vec<Vec<f32>>,
+    pub(crate) per_thread: Vec<ThreadScratch>,
+}
+
+/// What one thread writes to while it computes a chunk.
+#[derive(Debug, Default)]
+pub(crate) struct ThreadScratch {
+    /// Queries and scores of an attention, or rows of a matrix that has no tiles.
+    pub(crate) values: Vec<f32>,
+    /// Products of some tokens with two tiles, of one or two matrices.
+    pub(crate) sums: Vec<f32>,
+}
+
+/// Length of the sums of a thread.
+pub(crate) const SUMS_LEN: usize = 2 * TOKEN_BLOCK * PAIR_ROWS;
+
+/// How large a step may be.
+#[derive(Clone, Copy, Debug)]
+pub struct StepSizes {
+    /// Tokens of all sequences.
+    pub max_tokens: usize,
+    /// Sequences.
+    pub max_seqs: usize,
+    /// Positions of a sequence.
+    pub n_ctx: usize,
+}
+
+/// Lengths of a workspace's buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkspaceSizes {
+    pub(crate) activation_blocks: usize,
+    pub(crate) attention_items: usize,
+    pub(crate) attention_parts: usize,
+    pub(crate) thread_values: usize,
+}
+
+impl WorkspaceSizes {
+    /// What matrices of up to `n_cols` columns need, of any type.
+    pub fn of_matrices(step: &StepSizes, n_cols: usize) -> Self {
+        Self {
+            activation_blocks: step.max_tokens.saturating_mul(n_spans(n_cols)),
+            thread_values: (PAIR_ROWS + 1).saturating_mul(n_cols),
+            ..Self::default()
+        }
+    }
+
+    /// What the attention of a layer needs.
+    ///
+    /// # Panics
+    /// When there are no KV heads.
+    pub fn of_attention(
+        step: &StepSizes,
+        n_heads: usize,
+        n_kv_heads: usize,
+        key_dim: usize,
+        value_dim: usize,
+    ) -> Self {
+        AttentionScratch::sizes(step, n_heads, n_kv_heads, key_dim, value_dim)
+    }
+
+    /// What serves both.
+    #[must_use]
+    pub fn max(self, other: Self) -> Self {
+        Self {
+            activation_blocks: self.activation_blocks.max(other.activation_blocks),
+            attention_items: self.attention_items.max(other.attention_items),
+            attention_parts: self.attention_parts.max(other.attention_parts),
+            thread_values: self.thread_values.max(other.thread_values),
+        }
+    }
+
+    /// Bytes that a workspace of these sizes takes for a pool of `n_threads`; `usize::MAX` where the sum is beyond it.
+    pub fn n_bytes(&self, n_threads: usize) -> usize {
+        [
+            (self.activation_blocks, 2 * size_of::<ActivationBlock>()),
+            (self.attention_items, AttentionScratch::ITEM_BYTES),
+            (self.attention_parts, size_of::<f32>()),
+            (self.thread_values.saturating_mul(n_threads), size_of::<f32>()),
+            (n_threads, SUMS_LEN * size_of::<f32>()),
+        ]
+        .into_iter()
+        .map(|(len, n_bytes)| len.saturating_mul(n_bytes))
+        .fold(0, usize::saturating_add)
+    }
 }
 
 impl Workspace {
     /// An empty workspace for operations on `host`.
     pub fn new(host: &Host) -> Self {
+        let mut per_thread = Vec::new();
+        per_thread.resize_with(host.pool().n_threads(), ThreadScratch::default);
         Self {
             sub_blocks: Vec::new(),
             span_blocks: Vec::new(),
             attention: AttentionScratch::default(),
-            per_thread: vec![Vec::new(); host.pool().n_threads()],
+            per_thread,
         }
     }
 
-    /// Bytes that quantized activations of `n_tokens` rows of `n_cols` take, for matrices of all types.
-    pub fn activation_bytes(n_tokens: usize, n_cols: usize) -> usize {
-        2 * n_tokens * n_spans(n_cols) * size_of::<ActivationBlock>()
+    /// Makes room for operations of these sizes, so that none of them allocates. Memory that is not written to yet costs
+    /// a system that hands out pages on demand nothing.
+    pub fn reserve(&mut self, sizes: &WorkspaceSizes) {
+        for blocks in [&mut self.sub_blocks, &mut self.span_blocks] {
+            reserve(blocks, sizes.activation_blocks);
+        }
+        self.attention.reserve(sizes);
+        for thread in &mut self.per_thread {
+            reserve(&mut thread.values, sizes.thread_values);
+            reserve(&mut thread.sums, SUMS_LEN);
+        }
+    }
+
+    /// Bytes held.
+    pub fn n_bytes(&self) -> usize {
+        let n_values: usize = (self.per_thread.iter())
+            .map(|thread| thread.values.capacity() + thread.sums.capacity())
+            .sum();
+        (self.sub_blocks.capacity() + self.span_blocks.capacity()) * size_of::<ActivationBlock>()
+            + self.attention.n_bytes()
+            + n_values * size_of::<f32>()
     }
 }
 
@@ -50,4 +157,8 @@ pub(crate) fn grown<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut
         buffer.resize(len, T::default());
     }
     &mut buffer[..len]
+}
+
+fn reserve<T>(buffer: &mut Vec<T>, len: usize) {
+    buffer.reserve_exact(len.saturating_sub(buffer.len()));
 }

@@ -1,10 +1,11 @@
 //! Attention over pages against a naive twin, for every KV type, mask and grouping.
 
 use tokenmill_cpu_exec::{
-    AttentionBatch, AttentionParams, Host, KvLayerShape, KvStore, KvType, Mask, PAGE_TOKENS, Window,
-    Workspace, attention,
+    AttentionBatch, AttentionParams, Host, KvLayerShape, KvStore, KvType, Mask, Matrix, PAGE_TOKENS,
+    StepSizes, Window, Workspace, WorkspaceSizes, attention, linear,
 };
-use tokenmill_quant::CpuFeatures;
+use tokenmill_gguf::TensorType;
+use tokenmill_quant::{CpuFeatures, Format};
 
 struct Values(u64);
 
@@ -89,6 +90,17 @@ impl Scene {
         params: &AttentionParams<'_>,
         n_new: &[usize],
     ) -> Vec<f32> {
+        self.attend_in(&mut Workspace::new(host), host, store, params, n_new)
+    }
+
+    fn attend_in(
+        &self,
+        workspace: &mut Workspace,
+        host: &Host,
+        store: &KvStore,
+        params: &AttentionParams<'_>,
+        n_new: &[usize],
+    ) -> Vec<f32> {
         let (mut positions, mut seq_starts, mut page_starts) = (Vec::new(), vec![0], vec![0]);
         let (mut pages, mut q) = (Vec::new(), Vec::new());
         for (seq_idx, &len) in self.lens.iter().enumerate() {
@@ -106,16 +118,7 @@ impl Scene {
             pages: &pages,
         };
         let mut out = vec![f32::NAN; positions.len() * self.n_heads * self.shape.value_dim];
-        attention(
-            host,
-            &mut Workspace::new(host),
-            store,
-            0,
-            &q,
-            &batch,
-            params,
-            &mut out,
-        );
+        attention(host, workspace, store, 0, &q, &batch, params, &mut out);
         out
     }
 
@@ -197,6 +200,7 @@ fn causal(n_heads: usize) -> AttentionParams<'static> {
 #[track_caller]
 fn check(scene: &Scene, params: &AttentionParams<'_>, n_new: &[usize]) {
     let exact = scene.exact(params, n_new);
+    println!("paths: {:?}", CpuFeatures::each_path().collect::<Vec<_>>());
     for features in CpuFeatures::each_path() {
         for (ty, tolerance) in [(KvType::F32, 5e-6), (KvType::F16, 1e-3), (KvType::Q8_0, 2e-2)] {
             let host = Host::new(2, features).unwrap();
@@ -302,4 +306,65 @@ fn pages_outside_the_window_are_never_read() {
     let expected = scene.attend(&host, &store, &params, &[1]);
     scene.pages[0][..4].fill(u32::MAX);
     assert_eq!(scene.attend(&host, &store, &params, &[1]), expected);
+}
+
+#[test]
+fn a_step_with_too_many_splits_gives_the_bits_of_one_with_few() {
+    let shape = KvLayerShape {
+        n_kv_heads: 1,
+        key_dim: 16,
+        value_dim: 16,
+    };
+    // 257 splits of 32 heads: those of 7 tokens may wait in memory to be folded, those of 8 may not.
+    let scene = Scene::new(shape, 32, &[256 * 257]);
+    let host = Host::new(2, CpuFeatures::detect()).unwrap();
+    let store = scene.store(&host, KvType::F16);
+    let together = scene.attend(&host, &store, &causal(32), &[8]);
+    let few = scene.attend(&host, &store, &causal(32), &[7]);
+    assert!(together[32 * 16..] == few);
+}
+
+#[test]
+fn no_step_takes_more_memory_than_was_planned() {
+    let step = StepSizes {
+        max_tokens: 40,
+        max_seqs: 5,
+        n_ctx: 700,
+    };
+    let n_cols = 512;
+    let sizes =
+        WorkspaceSizes::of_matrices(&step, n_cols).max(WorkspaceSizes::of_attention(&step, 8, 2, 64, 64));
+    let scene = Scene::new(SHAPE, 8, &[700; 5]);
+    for n_threads in [1, 3] {
+        let host = Host::new(n_threads, CpuFeatures::detect()).unwrap();
+        let store = scene.store(&host, KvType::F16);
+        let run = |workspace: &mut Workspace| {
+            for n_new in [[8; 5], [1; 5], [40, 0, 0, 0, 0], [9, 9, 9, 9, 4]] {
+                scene.attend_in(workspace, &host, &store, &causal(8), &n_new);
+            }
+            // The last has no tiles, so that its rows are dequantized.
+            for ty in [TensorType::Q4_0, TensorType::Q4_K, TensorType::IQ4_NL] {
+                let row_bytes = Format::of(ty).unwrap().row_bytes(n_cols).unwrap();
+                let matrix = Matrix::pack(&host, ty, 33, n_cols, &vec![0; 33 * row_bytes]).unwrap();
+                let mut out = vec![0.0; 40 * 33];
+                linear(&host, workspace, &vec![0.5; 40 * n_cols], &matrix, &mut out);
+            }
+        };
+        let planned = sizes.n_bytes(n_threads);
+        let mut reserved = Workspace::new(&host);
+        reserved.reserve(&sizes);
+        assert_eq!(reserved.n_bytes(), planned);
+        run(&mut reserved);
+        assert_eq!(reserved.n_bytes(), planned);
+        if n_threads == 1 {
+            // Nor is the plan far above what these steps take; lists that grow by pushing hold more than they need.
+            let mut grown = Workspace::new(&host);
+            run(&mut grown);
+            assert!(
+                planned * 3 / 4 < grown.n_bytes(),
+                "{planned} planned, {} taken",
+                grown.n_bytes()
+            );
+        }
+    }
 }

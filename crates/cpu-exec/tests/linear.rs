@@ -116,6 +116,7 @@ fn shapes(format: &Format) -> Vec<(usize, usize)> {
 
 #[test]
 fn products_match_the_exact_ones_and_agree_between_paths() {
+    println!("paths: {:?}", CpuFeatures::each_path().collect::<Vec<_>>());
     for format in Format::all() {
         for (n_rows, n_cols) in shapes(format) {
             let weights = Weights::new(format, n_rows, n_cols);

@@ -11,8 +11,8 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{
     Activation, Attention, Backend, BackendError, Descriptor, ExecutorLimits, ForwardBatch, HostStep,
-    KvLayout, KvType, Linear, LinearJob, MatrixData, MatrixUsage, Norm, NormKind, PageCopy, Rope, RopeStyle,
-    RowSet, StepOutput, StepShape,
+    KvLayout, KvType, Linear, LinearJob, MatrixData, MatrixUsage, MemoryPlan, Norm, NormKind, PageCopy, Rope,
+    RopeStyle, RowSet, StepOutput, StepShape,
 };
 
 const DEVICE: &str = "the CPU";
@@ -86,6 +86,11 @@ impl CpuBackend {
         }
         self.n_prefill_threads = n_threads;
         Ok(())
+    }
+
+    /// Bytes that are held for operations to use while they run: what the plan of the memory calls workspace.
+    pub fn held_workspace_bytes(&self) -> usize {
+        self.workspace.n_bytes()
     }
 
     /// The index in `self.angles` of a rope's angles for the current step.
@@ -189,13 +194,18 @@ impl Backend for CpuBackend {
     }
 
     fn workspace_bytes(&self, descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
-        let widest = (descriptor.layers.iter())
-            .map(|layer| {
-                let attention = &layer.attention;
-                (attention.n_heads * attention.head_dim_v).max(layer.ffn.n_ff)
-            })
-            .fold(descriptor.n_embd, usize::max);
-        exec::Workspace::activation_bytes(limits.max_batch_tokens, widest)
+        workspace_sizes(descriptor, limits).n_bytes(self.host.pool().n_threads())
+    }
+
+    fn prepare(
+        &mut self,
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        _: &KvLayout,
+        _: &MemoryPlan,
+    ) -> Result<(), BackendError> {
+        self.workspace.reserve(&workspace_sizes(descriptor, limits));
+        Ok(())
     }
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
@@ -517,6 +527,31 @@ impl Backend for CpuBackend {
         self.step.sample(logits, n_vocab, outputs, n_embd);
         Ok(())
     }
+}
+
+/// What the operations of the largest step need while they run.
+fn workspace_sizes(descriptor: &Descriptor, limits: &ExecutorLimits) -> exec::WorkspaceSizes {
+    let step = exec::StepSizes {
+        max_tokens: limits.max_batch_tokens,
+        max_seqs: limits.max_batch_seqs,
+        n_ctx: limits.n_ctx,
+    };
+    descriptor.layers.iter().fold(
+        exec::WorkspaceSizes::of_matrices(&step, descriptor.n_embd),
+        |sizes, layer| {
+            let attention = &layer.attention;
+            let widest = (attention.n_heads * attention.head_dim_v).max(layer.ffn.n_ff);
+            sizes.max(exec::WorkspaceSizes::of_matrices(&step, widest)).max(
+                exec::WorkspaceSizes::of_attention(
+                    &step,
+                    attention.n_heads,
+                    attention.n_kv_heads,
+                    attention.head_dim_k,
+                    attention.head_dim_v,
+                ),
+            )
+        },
+    )
 }
 
 const KV_ALLOCATED: &str = "the KV store is allocated at load";

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
-    BatchError, CpuBackend, Executor, ForwardBatch, Model, ModelExecutor, ModelOptions, PageCopy, RowOutput,
-    SampleRow, SamplingParams, StepError, StepOutput, Ticket, TokenSource, build,
+    Backend, BatchError, CpuBackend, Executor, ForwardBatch, Model, ModelExecutor, ModelOptions, PageCopy,
+    RowOutput, SampleRow, SamplingParams, StepError, StepOutput, Ticket, TokenSource, build,
 };
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
@@ -167,4 +167,40 @@ fn the_plan_counts_weights_pages_and_buffers() {
     // For 8 tokens: 7 rows as wide as the network (hidden, normed, their output rows, delta; q and its like), and so on.
     let per_token = 5 * 64 + 64 + 2 * 32 + 2 * 64 + 2 * 96;
     assert_eq!(plan.activations_bytes, 4 * (8 * per_token + 2 * (64 + 96)));
+}
+
+#[test]
+fn the_plan_of_the_workspace_is_what_the_largest_steps_hold() {
+    let model = TinyModel::random(tiny_llama(), TensorType::Q8_0, 1);
+    let options = ModelOptions {
+        n_ctx: Some(600),
+        n_pages: Some(3 * 38),
+        max_batch_tokens: 24,
+        max_batch_seqs: 3,
+        ..Default::default()
+    };
+    for n_threads in [1, 2] {
+        let backend = CpuBackend::new(Some(n_threads), CpuFeatures::detect()).unwrap();
+        let mut executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
+        let planned = executor
+            .backend()
+            .workspace_bytes(&model.descriptor, executor.limits());
+        // A prompt, then the last tokens of three long sequences.
+        for (n_seqs, n_tokens, position) in [(1, 24, 0), (3, 8, 590), (3, 1, 599)] {
+            let mut batch = ForwardBatch::default();
+            for seq_idx in 0..n_seqs {
+                let pages: Vec<u32> = (seq_idx * 38..(seq_idx + 1) * 38).collect();
+                let n_pages = (position as usize + n_tokens).div_ceil(16);
+                batch.push_sequence(
+                    (0..n_tokens).map(|i| TokenSource::Id(i as u32)),
+                    position,
+                    &pages[..n_pages],
+                );
+            }
+            batch.want_last(RowOutput::Logits);
+            let ticket = executor.submit(&batch).unwrap();
+            executor.wait(ticket, &mut StepOutput::default()).unwrap();
+        }
+        assert_eq!(executor.backend().held_workspace_bytes(), planned);
+    }
 }

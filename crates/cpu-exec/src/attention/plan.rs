@@ -1,0 +1,198 @@
+//! [`Plan`]: an attention cut into pieces of work, and the memory that they need.
+//!
+//! Separate because it is integers only. Invariant: how a step is cut changes no result, and a plan never needs more than
+//! [`AttentionScratch::sizes`] says of the largest step, so that nothing grows after load.
+
+use super::{Job, item_len, part_len};
+use crate::{
+    pool::Rect,
+    simd::attention::SPLIT_TOKENS,
+    workspace::{StepSizes, WorkspaceSizes},
+};
+
+/// Memory that an attention needs while it runs.
+#[derive(Debug, Default)]
+pub(crate) struct AttentionScratch {
+    pub(super) plan: Plan,
+    /// What the splits leave to be folded together.
+    pub(super) parts: Vec<f32>,
+}
+
+impl AttentionScratch {
+    /// The most that any step needs.
+    pub(crate) fn sizes(
+        step: &StepSizes,
+        n_heads: usize,
+        n_kv_heads: usize,
+        key_dim: usize,
+        value_dim: usize,
+    ) -> WorkspaceSizes {
+        let group_len = (n_heads / n_kv_heads).max(1);
+        let many = block_tokens(usize::MAX, group_len);
+        let block_tokens = many.max(MAX_SPLIT_TOKENS).min(step.max_tokens);
+        let n_splits = step.n_ctx.div_ceil(SPLIT_TOKENS);
+        let n_parts = if n_splits > 1 {
+            let n_tokens = step
+                .max_seqs
+                .saturating_mul(MAX_SPLIT_TOKENS)
+                .min(step.max_tokens);
+            n_tokens
+                .saturating_mul(n_heads)
+                .saturating_mul(n_splits)
+                .min(MAX_PARTS)
+        } else {
+            0
+        };
+        // A sequence has one block of tokens that is not full.
+        let n_blocks = step.max_tokens.min(step.max_tokens / many + step.max_seqs);
+        WorkspaceSizes {
+            thread_values: item_len(block_tokens * group_len, key_dim, value_dim),
+            attention_items: n_blocks * n_kv_heads + n_parts / group_len,
+            attention_parts: n_parts * part_len(value_dim),
+            ..WorkspaceSizes::default()
+        }
+    }
+
+    /// Bytes of an item and of where it writes.
+    pub(crate) const ITEM_BYTES: usize = size_of::<Item>() + 2 * size_of::<Rect>();
+
+    /// Makes room, so that no later step has to.
+    pub(crate) fn reserve(&mut self, sizes: &WorkspaceSizes) {
+        let Self { plan, parts } = self;
+        plan.items.reserve_exact(sizes.attention_items);
+        plan.outs.reserve_exact(sizes.attention_items);
+        plan.parts.reserve_exact(sizes.attention_items);
+        parts.reserve_exact(sizes.attention_parts.saturating_sub(parts.len()));
+    }
+
+    /// Bytes held.
+    pub(crate) fn n_bytes(&self) -> usize {
+        let Self { plan, parts } = self;
+        plan.items.capacity() * size_of::<Item>()
+            + (plan.outs.capacity() + plan.parts.capacity()) * size_of::<Rect>()
+            + parts.capacity() * size_of::<f32>()
+    }
+}
+
+/// Query rows of a block: so many that loads of keys and values are shared, so few that their scores stay in the cache.
+const BLOCK_ROWS: usize = 32;
+
+/// A sequence with more new tokens than this has work for all threads without cutting its context.
+const MAX_SPLIT_TOKENS: usize = 8;
+
+/// Parts that a step may leave: 512 splits of 128 heads. Sequences beyond them are not split, and then there are enough of
+/// them, or of their heads, for all threads.
+const MAX_PARTS: usize = 1 << 16;
+
+/// Tokens of a block, in a sequence of `n_tokens` new ones.
+fn block_tokens(n_tokens: usize, group_len: usize) -> usize {
+    if n_tokens <= MAX_SPLIT_TOKENS {
+        n_tokens
+    } else {
+        (BLOCK_ROWS / group_len).max(1)
+    }
+}
+
+/// The pieces of work of a step, and what each writes to.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub(super) items: Vec<Item>,
+    /// The outputs that an item finishes, of `[n_tokens, n_heads * value_dim]`: none where it is a split after the first.
+    pub(super) outs: Vec<Rect>,
+    /// The parts that an item leaves, of `[n_parts, part_len]`: none where it is no split.
+    pub(super) parts: Vec<Rect>,
+    pub(super) n_parts: usize,
+}
+
+/// One piece of work: some consecutive tokens of a sequence, and the query heads that share a key and value head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    pub(super) first_token: usize,
+    pub(super) n_tokens: usize,
+    pub(super) kv_head_idx: usize,
+    pub(super) seq_idx: usize,
+    pub(super) context_len: usize,
+    /// First split that a token sees, and the end of those seen.
+    pub(super) first_split: usize,
+    pub(super) end_split: usize,
+    /// The split to compute; all of them, one after the other, where there is none.
+    pub(super) split: Option<usize>,
+    /// The first of the item's parts: `[splits][rows]`, of which a split's item writes its rows.
+    pub(super) part_idx: usize,
+}
+
+impl Plan {
+    /// Lists the items of a step, in the order of tokens, heads and splits.
+    pub(super) fn make(&mut self, job: &Job<'_>, n_kv_heads: usize) {
+        self.items.clear();
+        self.outs.clear();
+        self.parts.clear();
+        self.n_parts = 0;
+        for (seq_idx, tokens) in job.batch.seq_starts.windows(2).enumerate() {
+            let tokens = tokens[0] as usize..tokens[1] as usize;
+            let Some(last) = tokens.clone().next_back() else {
+                continue;
+            };
+            let context_len = job.batch.positions[last] as usize + 1;
+            let block_len = block_tokens(tokens.len(), job.group_len);
+            for first_token in tokens.clone().step_by(block_len) {
+                let n_tokens = block_len.min(tokens.end - first_token);
+                let seen = job.seen_by(first_token..first_token + n_tokens, context_len);
+                let (first_split, end_split) = (seen.start / SPLIT_TOKENS, seen.end.div_ceil(SPLIT_TOKENS));
+                let n_splits = end_split - first_split;
+                let n_split_parts = n_splits * n_tokens * job.group_len * n_kv_heads;
+                let is_split = tokens.len() <= MAX_SPLIT_TOKENS
+                    && n_splits > 1
+                    && self.n_parts + n_split_parts <= MAX_PARTS;
+                for kv_head_idx in 0..n_kv_heads {
+                    let item = Item {
+                        first_token,
+                        n_tokens,
+                        kv_head_idx,
+                        seq_idx,
+                        context_len,
+                        first_split,
+                        end_split,
+                        split: None,
+                        part_idx: self.n_parts,
+                    };
+                    if is_split {
+                        for split in first_split..end_split {
+                            self.push(
+                                job,
+                                Item {
+                                    split: Some(split),
+                                    part_idx: self.n_parts,
+                                    ..item
+                                },
+                            );
+                        }
+                    } else {
+                        self.push(job, item);
+                    }
+                }
+            }
+        }
+    }
+
+    fn push(&mut self, job: &Job<'_>, item: Item) {
+        let (mut out, mut parts) = (Rect::default(), Rect::default());
+        if item.split.is_none_or(|split| split == item.first_split) {
+            let group_cols = job.group_len * job.value_dim;
+            out = Rect {
+                rows: item.first_token..item.first_token + item.n_tokens,
+                cols: item.kv_head_idx * group_cols..(item.kv_head_idx + 1) * group_cols,
+            };
+        }
+        if item.split.is_some() {
+            parts = Rect {
+                rows: item.part_idx..item.part_idx + job.n_rows(&item),
+                cols: 0..job.part_len(),
+            };
+            self.n_parts = parts.rows.end;
+        }
+        self.items.push(item);
+        self.outs.push(out);
+        self.parts.push(parts);
+    }
+}
