@@ -32,6 +32,9 @@ const N_ROUNDS: usize = 3;
 /// How long the idle engine is watched.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// How long it is left alone before that.
+const SETTLE: Duration = Duration::from_secs(3);
+
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("give the path of a model")?;
     let asked: Vec<String> = std::env::args().skip(2).collect();
@@ -237,13 +240,16 @@ fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> Result<()
         if let Some(last) = last.replace(now) {
             gaps.push((now - last).as_secs_f64() * 1e3);
         }
-        if gaps.len() == 100 {
+        if gaps.len() == 100 && long.is_none() {
             quiet = std::mem::take(&mut gaps);
             long = Some((engine.submit(prompt(999, 4096, n_vocab), greedy(1))?, now));
         }
         if let Some((generation, since)) = &mut long
-            && generation.try_next().is_some()
+            && let Some(event) = generation.try_next()
         {
+            let Event::Token(_) = event else {
+                return Err(format!("the long prompt ended with {event:?}").into());
+            };
             arrived = since.elapsed().as_millis();
             break;
         }
@@ -274,6 +280,8 @@ fn idle(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
         Ok(ticks.sum::<Result<f64, _>>()? / 100.0)
     };
+    // A step that ran when its last request was cancelled comes to its end first.
+    std::thread::sleep(SETTLE);
     let before = used()?;
     std::thread::sleep(IDLE);
     writeln!(
