@@ -438,10 +438,16 @@ impl Scheduler {
             .count()
     }
 
-    /// Sequences whose prompts are being computed, or could be if there were time: those that have a seat or would get one.
+    /// Sequences whose prompts are being computed, or that wait for one of the seats that are free. Whether there are pages
+    /// for the latter is not asked.
     pub fn n_prompts(&self) -> usize {
+        let n_begun = self
+            .running
+            .iter()
+            .filter(|&&id| self.sequences[id].n_to_plan() > 1)
+            .count();
         let n_seats = self.config.max_running - self.running.len();
-        self.running.len() - self.n_decoding() + self.waiting.len().min(n_seats)
+        n_begun + self.waiting.len().min(n_seats)
     }
 
     /// What it plans for, clamped to what the executor takes.

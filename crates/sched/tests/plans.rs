@@ -238,3 +238,23 @@ fn a_forward_pass_reads_only_the_rows_asked_for() {
     trace.submit_work(tokens, Work::Hidden { from: 38 }, 0, None);
     insta::assert_snapshot!(trace.finish());
 }
+
+#[test]
+fn prompts_are_those_being_computed_and_those_with_a_seat() {
+    let mut trace = Trace::new(64, 3, |_| {});
+    trace.submit(0..5, 1);
+    assert_eq!(trace.scheduler.n_prompts(), 1);
+    trace.scheduler.plan(StepBudget::FULL, &mut StepPlan::default());
+    // All of it is planned: it keeps its seat until its token is there, and asks for nothing.
+    assert_eq!(
+        (trace.scheduler.n_prompts(), trace.scheduler.n_decoding()),
+        (0, 0)
+    );
+    for first in [100, 200, 300, 400] {
+        trace.submit(first..first + 60, 1);
+    }
+    assert_eq!(trace.scheduler.n_prompts(), 2);
+    trace.scheduler.plan(StepBudget::FULL, &mut StepPlan::default());
+    // Two have begun and share a step of 64 tokens; no seat is left for the other two.
+    assert_eq!(trace.scheduler.n_prompts(), 2);
+}
