@@ -5,7 +5,7 @@
 //! operation.
 
 use crate::{
-    Host,
+    CpuExecError, Host,
     attention::AttentionScratch,
     linear::TOKEN_BLOCK,
     simd::{
@@ -123,15 +123,19 @@ impl Workspace {
 
     /// Makes room for operations of these sizes, so that none of them allocates. Memory that is not written to yet costs
     /// a system that hands out pages on demand nothing.
-    pub fn reserve(&mut self, sizes: &WorkspaceSizes) {
+    ///
+    /// # Errors
+    /// [`CpuExecError::OutOfMemory`].
+    pub fn reserve(&mut self, sizes: &WorkspaceSizes) -> Result<(), CpuExecError> {
         for blocks in [&mut self.sub_blocks, &mut self.span_blocks] {
-            reserve(blocks, sizes.activation_blocks);
+            reserve(blocks, sizes.activation_blocks)?;
         }
-        self.attention.reserve(sizes);
+        self.attention.reserve(sizes)?;
         for thread in &mut self.per_thread {
-            reserve(&mut thread.values, sizes.thread_values);
-            reserve(&mut thread.sums, SUMS_LEN);
+            reserve(&mut thread.values, sizes.thread_values)?;
+            reserve(&mut thread.sums, SUMS_LEN)?;
         }
+        Ok(())
     }
 
     /// Bytes held.
@@ -159,6 +163,13 @@ pub(crate) fn grown<T: Clone + Default>(buffer: &mut Vec<T>, len: usize) -> &mut
     &mut buffer[..len]
 }
 
-fn reserve<T>(buffer: &mut Vec<T>, len: usize) {
-    buffer.reserve_exact(len.saturating_sub(buffer.len()));
+/// Makes room for `len` items in all.
+pub(crate) fn reserve<T>(buffer: &mut Vec<T>, len: usize) -> Result<(), CpuExecError> {
+    let n_more = len.saturating_sub(buffer.len());
+    buffer
+        .try_reserve_exact(n_more)
+        .map_err(|_| CpuExecError::OutOfMemory {
+            what: "the workspace of a step",
+            n_bytes: n_more.saturating_mul(size_of::<T>()),
+        })
 }

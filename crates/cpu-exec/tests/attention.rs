@@ -352,7 +352,7 @@ fn no_step_takes_more_memory_than_was_planned() {
         };
         let planned = sizes.n_bytes(n_threads);
         let mut reserved = Workspace::new(&host);
-        reserved.reserve(&sizes);
+        reserved.reserve(&sizes).unwrap();
         assert_eq!(reserved.n_bytes(), planned);
         run(&mut reserved);
         assert_eq!(reserved.n_bytes(), planned);

@@ -3,6 +3,8 @@
 //! Only translation stands here; the arithmetic is `cpu-exec`'s. Invariant: buffers are allocated at load, operations take
 //! slices of them.
 
+mod translate;
+
 use std::sync::Arc;
 
 use tokenmill_cpu_exec as exec;
@@ -11,9 +13,11 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{
     Activation, Attention, Backend, BackendError, Descriptor, ExecutorLimits, ForwardBatch, HostStep,
-    KvLayout, KvType, Linear, LinearJob, MatrixData, MatrixUsage, MemoryPlan, Norm, NormKind, PageCopy, Rope,
-    RopeStyle, RowSet, StepOutput, StepShape,
+    KvLayout, Linear, LinearJob, MatrixData, MatrixUsage, MemoryPlan, Norm, NormKind, PageCopy, Rope, RowSet,
+    StepOutput, StepShape,
 };
+
+use self::translate::{function, kv_shapes, pairing, stored, workspace_sizes};
 
 const DEVICE: &str = "the CPU";
 
@@ -204,8 +208,9 @@ impl Backend for CpuBackend {
         _: &KvLayout,
         _: &MemoryPlan,
     ) -> Result<(), BackendError> {
-        self.workspace.reserve(&workspace_sizes(descriptor, limits));
-        Ok(())
+        self.workspace
+            .reserve(&workspace_sizes(descriptor, limits))
+            .map_err(|error| failed("allocating the workspace", &error))
     }
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
@@ -529,31 +534,6 @@ impl Backend for CpuBackend {
     }
 }
 
-/// What the operations of the largest step need while they run.
-fn workspace_sizes(descriptor: &Descriptor, limits: &ExecutorLimits) -> exec::WorkspaceSizes {
-    let step = exec::StepSizes {
-        max_tokens: limits.max_batch_tokens,
-        max_seqs: limits.max_batch_seqs,
-        n_ctx: limits.n_ctx,
-    };
-    descriptor.layers.iter().fold(
-        exec::WorkspaceSizes::of_matrices(&step, descriptor.n_embd),
-        |sizes, layer| {
-            let attention = &layer.attention;
-            let widest = (attention.n_heads * attention.head_dim_v).max(layer.ffn.n_ff);
-            sizes.max(exec::WorkspaceSizes::of_matrices(&step, widest)).max(
-                exec::WorkspaceSizes::of_attention(
-                    &step,
-                    attention.n_heads,
-                    attention.n_kv_heads,
-                    attention.head_dim_k,
-                    attention.head_dim_v,
-                ),
-            )
-        },
-    )
-}
-
 const KV_ALLOCATED: &str = "the KV store is allocated at load";
 
 fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> exec::LinearTarget<'a> {
@@ -566,41 +546,6 @@ fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> exec::Li
 
 fn values_of(vector: Option<&CpuVector>) -> Option<&[f32]> {
     vector.map(|vector| vector.values.as_slice())
-}
-
-fn stored(ty: KvType) -> exec::KvType {
-    match ty {
-        KvType::F32 => exec::KvType::F32,
-        KvType::F16 => exec::KvType::F16,
-        KvType::Q8_0 => exec::KvType::Q8_0,
-    }
-}
-
-fn kv_shapes(layout: &KvLayout) -> Vec<exec::KvLayerShape> {
-    (layout.layers.iter())
-        .map(|layer| exec::KvLayerShape {
-            n_kv_heads: layer.n_kv_heads,
-            key_dim: layer.head_dim_k,
-            value_dim: layer.head_dim_v,
-        })
-        .collect()
-}
-
-fn pairing(style: RopeStyle) -> exec::RopePairing {
-    match style {
-        RopeStyle::Norm => exec::RopePairing::Adjacent,
-        RopeStyle::Neox => exec::RopePairing::Halves,
-    }
-}
-
-fn function(activation: Activation) -> exec::Activation {
-    match activation {
-        Activation::Silu => exec::Activation::Silu,
-        Activation::GeluErf => exec::Activation::GeluErf,
-        Activation::GeluTanh => exec::Activation::GeluTanh,
-        Activation::Relu => exec::Activation::Relu,
-        Activation::ReluSquared => exec::Activation::ReluSquared,
-    }
 }
 
 fn failed(operation: &'static str, error: &dyn std::error::Error) -> BackendError {

@@ -5,9 +5,10 @@
 
 use super::{Job, item_len, part_len};
 use crate::{
+    CpuExecError,
     pool::Rect,
     simd::attention::SPLIT_TOKENS,
-    workspace::{StepSizes, WorkspaceSizes},
+    workspace::{StepSizes, WorkspaceSizes, reserve},
 };
 
 /// Memory that an attention needs while it runs.
@@ -57,12 +58,12 @@ impl AttentionScratch {
     pub(crate) const ITEM_BYTES: usize = size_of::<Item>() + 2 * size_of::<Rect>();
 
     /// Makes room, so that no later step has to.
-    pub(crate) fn reserve(&mut self, sizes: &WorkspaceSizes) {
+    pub(crate) fn reserve(&mut self, sizes: &WorkspaceSizes) -> Result<(), CpuExecError> {
         let Self { plan, parts } = self;
-        plan.items.reserve_exact(sizes.attention_items);
-        plan.outs.reserve_exact(sizes.attention_items);
-        plan.parts.reserve_exact(sizes.attention_items);
-        parts.reserve_exact(sizes.attention_parts.saturating_sub(parts.len()));
+        reserve(&mut plan.items, sizes.attention_items)?;
+        reserve(&mut plan.outs, sizes.attention_items)?;
+        reserve(&mut plan.parts, sizes.attention_items)?;
+        reserve(parts, sizes.attention_parts)
     }
 
     /// Bytes held.

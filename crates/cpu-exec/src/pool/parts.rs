@@ -225,7 +225,7 @@ unsafe impl<'a, T: Send + 'a> Partition for Patches<'a, T> {
 /// Up to `N` partitions, the parts of one after those of the other.
 pub(crate) struct Few<P, const N: usize> {
     partitions: [Option<P>; N],
-    /// Index of each partition's first part, and in the end the number of parts.
+    /// Index of each partition's first part.
     starts: [usize; N],
     n_parts: usize,
 }
