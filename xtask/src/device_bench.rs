@@ -46,6 +46,8 @@ enum DeviceChoice {
     Cuda,
 }
 
+/// How the simulated devices call themselves, the one over the driver's interface too.
+const SIMULATED: &str = "simulated GPU";
 /// Bytes of each of the two buffers whose copy gives the bandwidth.
 const COPY_BYTES: usize = 1 << 30;
 
@@ -65,7 +67,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             Err(error) => bail!("no device: {error}"),
         },
     };
-    let is_measured = args.device == DeviceChoice::Cuda;
+    let is_measured = device.info().name != SIMULATED;
     let model = Model::open(&args.model)?;
     let mut report = json!({
         "model": args.model.file_name().map(|name| name.to_string_lossy()),
@@ -76,7 +78,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if is_measured {
         report["copy_bytes_per_s"] = json!(copy_bandwidth(&device)?);
     }
-    report["load"] = load_report(&model, args, &device)?;
+    report["load"] = load_report(&model, args, &device, is_measured)?;
     for uses_graphs in [true, false] {
         let name = if uses_graphs { "graphs" } else { "eager" };
         report[name] = measure(&model, args, &device, uses_graphs, is_measured)?;
@@ -132,14 +134,14 @@ fn load(
 }
 
 /// The plan of the memory, and how long the load takes.
-fn load_report(model: &Model, args: &Args, device: &Device) -> anyhow::Result<Value> {
+fn load_report(model: &Model, args: &Args, device: &Device, is_measured: bool) -> anyhow::Result<Value> {
     let plan = model.plan(&CudaBackend::new(device.clone())?, &options(model, args))?;
     let started = Instant::now();
     let executor = load(model, args, device, true)?;
     let seconds = started.elapsed().as_secs_f64();
     drop(executor);
     Ok(json!({
-        "seconds": seconds,
+        "seconds": is_measured.then_some(seconds),
         "weights_bytes": plan.weights_bytes,
         "total_bytes": plan.total_bytes(),
     }))
@@ -169,21 +171,31 @@ fn measure(
         let first = seq_idx as u32 * pages_of_one;
         (first..first + pages_of_one).collect()
     };
-    let mut prefill_seconds = f64::INFINITY;
-    for _ in 0..3 {
+    let prefill = |seq_idx: usize, executor: &mut ModelExecutor<CudaBackend>| -> anyhow::Result<f64> {
         let started = Instant::now();
         for (index, chunk) in prompt.chunks(options.max_batch_tokens).enumerate() {
             let mut batch = ForwardBatch::default();
             let first = (index * options.max_batch_tokens) as u32;
-            batch.push_sequence(chunk.iter().map(|&id| TokenSource::Id(id)), first, &pages(0));
+            batch.push_sequence(
+                chunk.iter().map(|&id| TokenSource::Id(id)),
+                first,
+                &pages(seq_idx),
+            );
             batch.want_last(greedy());
-            run_step(&mut executor, &batch)?;
+            run_step(executor, &batch)?;
         }
-        prefill_seconds = prefill_seconds.min(started.elapsed().as_secs_f64());
+        Ok(started.elapsed().as_secs_f64())
+    };
+    let mut prefill_seconds = f64::INFINITY;
+    for _ in 0..3 {
+        prefill_seconds = prefill_seconds.min(prefill(0, &mut executor)?);
+    }
+    // Every sequence decodes behind the prompt.
+    for seq_idx in 1..options.max_batch_seqs {
+        prefill(seq_idx, &mut executor)?;
     }
     let mut rows = Vec::new();
     for &n_seqs in &args.batches {
-        // Only the first has a prompt behind it; the others' keys are whatever lies there, which costs the same.
         let mut tokens = vec![1u32; n_seqs];
         let mut step = |position: usize, executor: &mut ModelExecutor<CudaBackend>| -> anyhow::Result<()> {
             let mut batch = ForwardBatch::default();

@@ -1,8 +1,8 @@
 //! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, in one call.
 //!
-//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries, the PTX beside them for
-//! other tools, a few fixtures, and a script that runs every part and writes JSON. Invariant: a part that cannot run says why in
-//! its result; the folder stays below [`MAX_BYTES`].
+//! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and the PTX for
+//! other tools (each an archive, since they make up most of it and compress to a third), a few fixtures, and a script that runs
+//! every part and writes JSON. Invariant: a part that cannot run says why in its result; the folder stays below [`MAX_BYTES`].
 
 use std::{
     fs,
@@ -18,8 +18,8 @@ pub struct Args {
     /// Folder to make; its contents are replaced.
     #[arg(long, default_value = "target/device-pack")]
     out: PathBuf,
-    /// Folder of the fixtures.
-    #[arg(long, default_value = "../shared/data/parity")]
+    /// Folder of the fixtures, as `parity` takes it.
+    #[arg(long)]
     data: PathBuf,
     /// Take the binaries as they are, without building them.
     #[arg(long)]
@@ -67,10 +67,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
     for (_, binary) in BINARIES {
-        copy(
-            &root.join("target/release").join(binary),
-            &out.join("bin").join(binary),
-        )?;
+        let packed = out.join("bin").join(binary);
+        copy(&root.join("target/release").join(binary), &packed)?;
+        strip(&packed)?;
     }
     let ptx = root.join("kernels/ptx");
     for entry in fs::read_dir(&ptx).with_context(|| format!("cannot list {}", ptx.display()))? {
@@ -80,6 +79,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             &out.join("ptx")
                 .join(path.file_name().context("a file has a name")?),
         )?;
+    }
+    for folder in ["bin", "ptx"] {
+        archive(&out, folder)?;
     }
     copy_fixtures(&root.join(&args.data), &out.join("fixtures"))?;
     let script = out.join("run.sh");
@@ -110,6 +112,33 @@ fn build(root: &Path, package: &str, binary: &str) -> anyhow::Result<()> {
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
+}
+
+/// Removes the symbols of a binary, where the tool for it is there.
+fn strip(binary: &Path) -> anyhow::Result<()> {
+    match Command::new("strip").arg(binary).status() {
+        Ok(status) => ensure!(status.success(), "stripping {} failed", binary.display()),
+        Err(reason) => println!(
+            "device-pack: {} keeps its symbols, `strip` cannot run: {reason}",
+            binary.display()
+        ),
+    }
+    Ok(())
+}
+
+/// Puts a folder into `FOLDER.tar.gz` beside it.
+fn archive(parent: &Path, folder: &str) -> anyhow::Result<()> {
+    let status = Command::new("tar")
+        .arg("-czf")
+        .arg(parent.join(format!("{folder}.tar.gz")))
+        .arg("-C")
+        .arg(parent)
+        .arg(folder)
+        .status()
+        .context("cannot run tar")?;
+    ensure!(status.success(), "archiving {folder} failed");
+    let folder = parent.join(folder);
+    fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
 /// Copies models and references, and leaves only the types that were copied in a reference's list of files.

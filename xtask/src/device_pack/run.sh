@@ -2,7 +2,8 @@
 # Checks and measures tokenmill on a machine with a GPU, part by part, and writes a JSON file for each and summary.json.
 #
 # ./run.sh [RESULTS_FOLDER]     exit code 0: every part that ran passed; 1: one failed; 5: there is no GPU to use
-# PARTS="doctor parity"         runs only these; BENCH_PRESETS="llama-3.2-1b:Q4_K_M ..." chooses the models of the benches
+# PARTS="doctor parity"         runs only these; BENCH_PRESETS="llama-3.2-1b:Q4_K_M ..." chooses the models of the benches, and
+# BENCH_ARGS="--n-prompt 64 --n-gen 8 --batches 1,4" their lengths; PART_LIMIT_S is what a part may take.
 set -u
 cd "$(dirname "$0")"
 here=$PWD
@@ -13,7 +14,11 @@ models=${MODELS_FOLDER:-$results/models}
 parts=${PARTS:-doctor conformance parity run sanitizer bench}
 presets=${BENCH_PRESETS:-llama-3.2-1b:Q4_K_M llama-3-8b:Q4_K_M llama-3-8b:Q8_0}
 part_limit_s=${PART_LIMIT_S:-600}
-export PATH="$here/bin:$PATH"
+bin=$results/bin
+if [ ! -x "$bin/tokenmill" ]; then
+    tar -xzf "$here/bin.tar.gz" -C "$results" || exit 1
+fi
+export PATH="$bin:$PATH"
 
 rows=()
 n_failed=0
@@ -94,7 +99,7 @@ if wanted sanitizer; then
     elif command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck initcheck synccheck; do
             part "sanitizer-$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
-                "$here/bin/tokenmill" run demo "Once upon a time" --temp 0 -n 4 -c 64 --device cuda
+                "$bin/tokenmill" run demo "Once upon a time" --temp 0 -n 4 -c 64 --device cuda
         done
     else
         record sanitizer absent "compute-sanitizer is not installed" 0
@@ -109,7 +114,8 @@ if wanted bench; then
             mkdir -p "$models"
             part "synth-$name-$type" xtask synth "$name" "$type" "$models/$name-$type.gguf" || continue
         fi
-        part "bench-$name-$type" xtask device-bench "$models/$name-$type.gguf" --json "$results/bench-$name-$type.json"
+        part "bench-$name-$type" xtask device-bench "$models/$name-$type.gguf" \
+            --json "$results/bench-$name-$type.json" ${BENCH_ARGS:-}
     done
 fi
 
