@@ -83,7 +83,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for folder in ["bin", "ptx"] {
         archive(&out, folder)?;
     }
-    copy_fixtures(&root.join(&args.data), &out.join("fixtures"))?;
+    copy_fixtures(&args.data, &out.join("fixtures"))?;
     let script = out.join("run.sh");
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     make_executable(&script)?;

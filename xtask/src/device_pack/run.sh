@@ -15,9 +15,9 @@ parts=${PARTS:-doctor conformance parity run sanitizer bench}
 presets=${BENCH_PRESETS:-llama-3.2-1b:Q4_K_M llama-3-8b:Q4_K_M llama-3-8b:Q8_0}
 part_limit_s=${PART_LIMIT_S:-600}
 bin=$results/bin
-if [ ! -x "$bin/tokenmill" ]; then
-    tar -xzf "$here/bin.tar.gz" -C "$results" || exit 1
-fi
+# Always anew: a folder of older results may have older programs.
+rm -rf "$bin"
+tar -xzf "$here/bin.tar.gz" -C "$results" || exit 1
 export PATH="$bin:$PATH"
 
 rows=()
