@@ -2,7 +2,7 @@
 //!
 //! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and the PTX for
 //! other tools (each an archive, since they make up most of it and compress to a third), a few fixtures, and a script that runs
-//! every part and writes JSON. Invariant: a part that cannot run says why in its result; the folder stays below [`MAX_BYTES`].
+//! every part and writes JSON. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
 
 use std::{
     fs,

@@ -2,7 +2,7 @@
 //!
 //! The compiler comes as pinned Python wheels into a cache folder below `target`, fetched once; its output is the same on
 //! every machine, so `--check` compares bytes. Users never run this: they load the committed PTX. Invariant: what is written
-//! assembles for every GPU of [`ARCHITECTURES`], and no kernel keeps registers in memory.
+//! assembles for every GPU of `ARCHITECTURES`, and no kernel keeps registers in memory.
 
 mod modules;
 mod toolchain;
