@@ -23,6 +23,21 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     unsafe {
         // The order of operands keeps NaN.
         let x = S::min(S::splat_f32(89.0), S::max(S::splat_f32(-104.0), x));
+        let (n, r, tail) = reduce::<S>(x);
+        let one = S::splat_f32(1.0);
+        let power = S::fma(S::fma(tail, r, one), r, one);
+        // 2^n in two factors, so that neither leaves the range of normal numbers.
+        let half = S::sub_i32(S::shr32(S::add_i32(n, S::splat(256)), 1), S::splat(128));
+        let rest = S::sub_i32(n, half);
+        S::mul(S::mul(power, two_to::<S>(half)), two_to::<S>(rest))
+    }
+}
+
+/// `(n, r, t)` with `e^x = 2^n e^r` and `e^r = 1 + r + r² t`.
+#[inline(always)]
+unsafe fn reduce<S: Simd>(x: S::F) -> (S::I, S::F, S::F) {
+    // SAFETY: the caller vouches for the features.
+    unsafe {
         let n = S::to_i32(S::mul(x, S::splat_f32(std::f32::consts::LOG2_E)));
         let n_float = S::to_f32(n);
         let r = S::fma(n_float, S::splat_f32(-LN_2_HIGH), x);
@@ -31,12 +46,7 @@ pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
         for term in 1..EXP_TERMS.len() {
             tail = S::fma(tail, r, S::splat_f32(EXP_TERMS[term]));
         }
-        let one = S::splat_f32(1.0);
-        let power = S::fma(S::fma(tail, r, one), r, one);
-        // 2^n in two factors, so that neither leaves the range of normal numbers.
-        let half = S::sub_i32(S::shr32(S::add_i32(n, S::splat(256)), 1), S::splat(128));
-        let rest = S::sub_i32(n, half);
-        S::mul(S::mul(power, two_to::<S>(half)), two_to::<S>(rest))
+        (n, r, tail)
     }
 }
 
@@ -68,14 +78,7 @@ pub(crate) unsafe fn tanh<S: Simd>(x: S::F) -> S::F {
 unsafe fn exp_m1<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the features.
     unsafe {
-        let n = S::to_i32(S::mul(x, S::splat_f32(std::f32::consts::LOG2_E)));
-        let n_float = S::to_f32(n);
-        let r = S::fma(n_float, S::splat_f32(-LN_2_HIGH), x);
-        let r = S::fma(n_float, S::splat_f32(-LN_2_LOW), r);
-        let mut tail = S::splat_f32(EXP_TERMS[0]);
-        for term in 1..EXP_TERMS.len() {
-            tail = S::fma(tail, r, S::splat_f32(EXP_TERMS[term]));
-        }
+        let (n, r, tail) = reduce::<S>(x);
         // e^r - 1 = r + r² tail, and e^x - 1 = 2^n (e^r - 1) + (2^n - 1).
         let m1 = S::fma(S::mul(tail, r), r, r);
         let scale = two_to::<S>(n);
