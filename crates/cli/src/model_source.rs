@@ -128,6 +128,22 @@ impl ModelSource {
         }
     }
 
+    /// The tokenizer of a model of this source.
+    ///
+    /// # Errors
+    /// A vocabulary that cannot be used, or is wider than the network. (Networks may be wider, for round sizes.)
+    pub(crate) fn tokenizer_of(&self, model: &Model) -> Result<Tokenizer, Failure> {
+        let tokenizer = self.tokenizer(model.gguf())?;
+        let n_rows = model.descriptor().n_vocab;
+        if tokenizer.n_vocab() > n_rows {
+            return Err(Failure::input(format!(
+                "the tokenizer has {} tokens, but the network only {n_rows}",
+                tokenizer.n_vocab()
+            )));
+        }
+        Ok(tokenizer)
+    }
+
     /// What a chat needs; `gguf` is the file of this source, where it is one.
     ///
     /// # Errors

@@ -68,16 +68,8 @@ impl Session {
         let source = ModelSource::find(argument)?;
         let model = source.open_model()?;
         let mut options = args.options(model.descriptor().n_ctx_train)?;
-        let tokenizer = source.tokenizer(model.gguf())?;
+        let tokenizer = source.tokenizer_of(&model)?;
         let chat_files = source.chat_files(model.gguf(), &tokenizer)?;
-        // Networks may be wider than their vocabulary, for round sizes.
-        if tokenizer.n_vocab() > model.descriptor().n_vocab {
-            return Err(Failure::input(format!(
-                "the tokenizer has {} tokens, but the network only {}",
-                tokenizer.n_vocab(),
-                model.descriptor().n_vocab
-            )));
-        }
         let n_samples = n_samples as usize;
         let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
         options.max_batch_seqs = n_samples;

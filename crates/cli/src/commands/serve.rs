@@ -275,15 +275,8 @@ pub(crate) fn load_app(
 ) -> Result<App, Failure> {
     let source = ModelSource::find(model)?;
     let model = source.open_model()?;
-    let tokenizer = source.tokenizer(model.gguf())?;
+    let tokenizer = source.tokenizer_of(&model)?;
     let chat_files = source.chat_files(model.gguf(), &tokenizer)?;
-    if tokenizer.n_vocab() > model.descriptor().n_vocab {
-        return Err(Failure::input(format!(
-            "the tokenizer has {} tokens, but the network only {}",
-            tokenizer.n_vocab(),
-            model.descriptor().n_vocab
-        )));
-    }
     let mut options = load_args.options(model.descriptor().n_ctx_train)?;
     options.max_batch_tokens = seats
         .max_step_tokens
