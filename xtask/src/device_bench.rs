@@ -46,8 +46,6 @@ enum DeviceChoice {
     Cuda,
 }
 
-/// How the simulated devices call themselves, the one over the driver's interface too.
-const SIMULATED: &str = "simulated GPU";
 /// Bytes of each of the two buffers whose copy gives the bandwidth.
 const COPY_BYTES: usize = 1 << 30;
 
@@ -67,7 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             Err(error) => bail!("no device: {error}"),
         },
     };
-    let is_measured = device.info().name != SIMULATED;
+    let is_measured = device.info().name != Simulator::DEVICE_NAME;
     let model = Model::open(&args.model)?;
     let mut report = json!({
         "model": args.model.file_name().map(|name| name.to_string_lossy()),

@@ -77,7 +77,8 @@ impl CpuBackend {
         })
     }
 
-    /// Uses another number of threads in steps that compute prompts. Results do not depend on it.
+    /// Uses another number of threads in steps that compute prompts. Results do not depend on it. To be set before a model
+    /// is loaded, which reserves the workspace for these threads.
     ///
     /// # Errors
     /// [`BackendError::Failed`] for a number of threads that cannot be had.

@@ -13,7 +13,7 @@ use tokenmill_ptx_sim::Arguments;
 
 use crate::state::{Outcome, code, describe, state};
 
-/// The name of the simulated GPU.
+/// The name of the simulated GPU: `Simulator::DEVICE_NAME` of `tokenmill-cuda-exec`, by which tools tell that times mean nothing.
 const NAME: &CStr = c"simulated GPU";
 /// Attributes that a program asks for, as the driver's header numbers them.
 const MULTIPROCESSOR_COUNT: c_int = 16;

@@ -59,12 +59,15 @@ pub struct Simulator {
 }
 
 impl Simulator {
+    /// How its device calls itself, and the one of the simulated driver library too.
+    pub const DEVICE_NAME: &str = "simulated GPU";
+
     /// Makes a device.
     pub fn new(options: &SimOptions) -> Self {
         Self {
             driver: Arc::new(SimDriver {
                 info: DeviceInfo {
-                    name: "simulated GPU".to_owned(),
+                    name: Self::DEVICE_NAME.to_owned(),
                     capability: (8, 0),
                     n_multiprocessors: 108,
                     total_bytes: options.total_bytes,
