@@ -105,7 +105,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(Line::Bye) => return Ok(()),
             Ok(Line::Say { role, text }) => {
                 interrupt.clear();
-                chat.turn(&session, role, &text, &interrupt)
+                let result = chat.turn(&session, role, &text, &interrupt);
+                // A press that stopped the answer is served; the next one is a first one again.
+                interrupt.clear();
+                result
             }
             Ok(command) => chat.command(&command, &session),
             Err(failure) => Err(failure),
