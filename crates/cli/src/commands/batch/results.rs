@@ -63,17 +63,21 @@ impl Results {
         for number in 1.. {
             line.clear();
             let n_bytes = reader.read_until(b'\n', &mut line).map_err(unwritable)?;
-            if line.last() != Some(&b'\n') {
-                break;
-            }
-            whole_bytes += n_bytes as u64;
-            let (request, custom_id) = identify(&line).ok_or_else(|| {
+            let foreign = || {
                 Failure::input(format!(
                     "line {number} of {} is no result of a batch",
                     path.display()
                 ))
                 .hint("name a new file for the results")
-            })?;
+            };
+            if line.last() != Some(&b'\n') {
+                if !is_begun(&line) {
+                    return Err(foreign());
+                }
+                break;
+            }
+            whole_bytes += n_bytes as u64;
+            let (request, custom_id) = identify(&line).ok_or_else(foreign)?;
             done.insert(request, custom_id);
         }
         file.set_len(whole_bytes).map_err(unwritable)?;
@@ -159,6 +163,13 @@ fn identify(line: &[u8]) -> Option<(usize, Option<String>)> {
     }
 }
 
+/// Whether this may be the beginning of a result, as a killed process leaves it.
+fn is_begun(tail: &[u8]) -> bool {
+    let start = format!("{{\"id\":\"{ID}");
+    let n_bytes = tail.len().min(start.len());
+    tail[..n_bytes] == start.as_bytes()[..n_bytes]
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -182,9 +193,12 @@ mod tests {
         );
         drop(results);
         let whole = fs::read_to_string(&path).unwrap();
-        fs::write(&path, format!("{whole}{{\"id\":\"batch_req_2\",\"cus")).unwrap();
+        for torn in ["{\"i", "{\"id\":\"batch_req_", "{\"id\":\"batch_req_2\",\"cus"] {
+            fs::write(&path, format!("{whole}{torn}")).unwrap();
+            drop(Results::open(&path).unwrap());
+            assert_eq!(fs::read_to_string(&path).unwrap(), whole, "{torn}");
+        }
         let results = Results::open(&path).unwrap();
-        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
         assert_eq!(results.done.len(), 2);
         assert!(results.has(3, Some("c")).unwrap());
         assert!(results.has(1, None).unwrap());
@@ -196,8 +210,15 @@ mod tests {
     fn a_file_of_something_else_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("notes.txt");
-        fs::write(&path, "buy milk\nand more").unwrap();
-        assert!(Results::open(&path).is_err());
-        assert_eq!(fs::read_to_string(&path).unwrap(), "buy milk\nand more");
+        for text in [
+            "buy milk\nand more",
+            "buy milk",
+            "{\"id\": 1}",
+            "{\"name\":\"batch_req_1\"}",
+        ] {
+            fs::write(&path, text).unwrap();
+            assert!(Results::open(&path).is_err(), "{text}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
     }
 }
