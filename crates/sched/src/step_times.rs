@@ -20,6 +20,9 @@ const FIRST_GRANT: usize = 32;
 /// How many times the allowed stall many prompts beside few streams get at most.
 const MAX_STALL_FACTOR: usize = 8;
 
+/// Steps after which an average limits what a single one can do to it.
+const N_TRUSTED: u32 = 8;
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Average {
     n_seen: u32,
@@ -28,9 +31,15 @@ struct Average {
 
 impl Average {
     fn add(&mut self, us_by_256: u64) {
+        // A step that lost its processor for a while says nothing about the next one, and may take many times as long.
+        let us_by_256 = if self.n_seen >= N_TRUSTED {
+            us_by_256.min(2 * self.us_by_256)
+        } else {
+            us_by_256
+        };
         self.n_seen = self.n_seen.saturating_add(1);
         // The mean of the first eight, then one that follows.
-        let weight = u64::from(self.n_seen.min(8));
+        let weight = u64::from(self.n_seen.min(N_TRUSTED));
         self.us_by_256 = (self.us_by_256 * (weight - 1) + us_by_256) / weight;
     }
 
@@ -151,6 +160,20 @@ mod tests {
         assert_eq!(times.throughput(3).unwrap().tokens_per_s, 2000.0);
         assert_eq!(times.throughput(5).unwrap().over_single, Some(2.5));
         assert_eq!(times.throughput(9).unwrap().tokens_per_s, 2500.0);
+    }
+
+    #[test]
+    fn one_slow_step_moves_an_average_little_and_many_move_it() {
+        let mut times = StepTimes::default();
+        for _ in 0..8 {
+            times.observe(1, 0, 1000);
+        }
+        times.observe(1, 0, 100_000);
+        assert_eq!(times.throughput(1).unwrap().tokens_per_s.round(), 889.0);
+        for _ in 0..64 {
+            times.observe(1, 0, 4000);
+        }
+        assert!((249.0..251.0).contains(&times.throughput(1).unwrap().tokens_per_s));
     }
 
     #[test]
