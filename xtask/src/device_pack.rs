@@ -12,13 +12,15 @@ use std::{
 
 use anyhow::{Context, ensure};
 
+use crate::parity::fixtures_folder;
+
 /// Build the folder that a GPU machine runs in one call: binaries, PTX, fixtures, and a script that writes JSON
 #[derive(clap::Args)]
 pub struct Args {
     /// Folder to make; its contents are replaced.
     #[arg(long, default_value = "target/device-pack")]
     out: PathBuf,
-    /// Folder of the fixtures, as `parity` takes it.
+    /// Folder of the fixtures, as `parity` takes it, or the one around it that tests take.
     #[arg(long)]
     data: PathBuf,
     /// Take the binaries as they are, without building them.
@@ -54,6 +56,16 @@ const FIXTURES: [(&str, &[&str]); 5] = [
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = crate::workspace_root();
     let out = root.join(&args.out);
+    // What is missing is said before minutes of building.
+    let fixtures = fixtures_folder(&args.data);
+    for (fixture, _) in FIXTURES {
+        let reference = fixtures.join(fixture).join("ref.json");
+        ensure!(
+            reference.is_file(),
+            "{} is not there; --data names the fixtures",
+            reference.display()
+        );
+    }
     if !args.no_build {
         for (package, binary) in BINARIES {
             build(root, package, binary)?;
@@ -83,7 +95,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     for folder in ["bin", "ptx"] {
         archive(&out, folder)?;
     }
-    copy_fixtures(&args.data, &out.join("fixtures"))?;
+    copy_fixtures(&fixtures, &out.join("fixtures"))?;
     let script = out.join("run.sh");
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     make_executable(&script)?;

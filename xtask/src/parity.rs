@@ -21,7 +21,7 @@ use self::devices::{DeviceChoice, devices};
 /// Compare models with reference data; a non-zero exit code if any differs.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Folder of the fixtures.
+    /// Folder of the fixtures, or the one around it that tests take.
     #[arg(long)]
     data: PathBuf,
     /// Only rows whose `MODEL/TYPE` contains this.
@@ -56,8 +56,9 @@ enum Outcome {
 /// Where the fixtures cannot be read, nothing matched, or a row failed.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let devices = devices(args.device)?;
-    let mut folders: Vec<PathBuf> = std::fs::read_dir(&args.data)
-        .with_context(|| format!("cannot list {}", args.data.display()))?
+    let data = fixtures_folder(&args.data);
+    let mut folders: Vec<PathBuf> = std::fs::read_dir(&data)
+        .with_context(|| format!("cannot list {}", data.display()))?
         .map(|entry| entry.map(|entry| entry.path()))
         .collect::<Result<_, _>>()?;
     folders.retain(|folder| folder.join("ref.json").is_file());
@@ -65,7 +66,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(
         !folders.is_empty(),
         "no fixture (a folder with ref.json) in {}",
-        args.data.display()
+        data.display()
     );
 
     println!(
@@ -94,6 +95,12 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(n_compared > 0, "nothing was compared");
     println!("{n_compared} comparisons passed");
     Ok(())
+}
+
+/// Where the fixtures of a folder are: in its `parity`, as in the folder that tests take, or in itself.
+pub(crate) fn fixtures_folder(data: &Path) -> PathBuf {
+    let inner = data.join("parity");
+    if inner.is_dir() { inner } else { data.to_owned() }
 }
 
 /// A model file of a fixture.

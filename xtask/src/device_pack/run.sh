@@ -1,51 +1,80 @@
 #!/usr/bin/env bash
-# Checks and measures tokenmill on a machine with a GPU, part by part, and writes a JSON file for each and summary.json.
+# Checks and measures tokenmill on a machine with a GPU, part by part, and writes a JSON file for each and summary.json, which is
+# whole after every part. Without a GPU the parts that need none run, and the others say in their file why they did not.
 #
 # ./run.sh [RESULTS_FOLDER]     exit code 0: every part that ran passed; 1: one failed; 5: there is no GPU to use
 # PARTS="doctor parity"         runs only these; BENCH_PRESETS="llama-3.2-1b:Q4_K_M ..." chooses the models of the benches, and
 # BENCH_ARGS="--n-prompt 64 --n-gen 8 --batches 1,4" their lengths; PART_LIMIT_S is what a part may take.
+# WORK_FOLDER                   programs and models of the benches (14 GB by default); beside the results unless named
 set -u
-cd "$(dirname "$0")"
+# What a user set here must not reach the parts.
+unset TOKENMILL_TEST_DATA
+began_in=$PWD
+cd "$(dirname "$0")" || exit 1
 here=$PWD
-results=${1:-results}
-mkdir -p "$results"
-results=$(cd "$results" && pwd)
-models=${MODELS_FOLDER:-$results/models}
-parts=${PARTS:-doctor conformance parity run sanitizer bench}
+# A path that is not absolute is one of the folder that the caller stands in.
+absolute() { case $1 in /*) printf '%s' "$1" ;; *) printf '%s/%s' "$began_in" "$1" ;; esac }
+results=$(absolute "${1:-results}")
+results=${results%/}
+work=$(absolute "${WORK_FOLDER:-$results.work}")
+mkdir -p "$results" "$work" || exit 1
+models=$work/models
+parts=${PARTS:-doctor conformance-cpu parity-cpu conformance parity run sanitizer bench}
 presets=${BENCH_PRESETS:-llama-3.2-1b:Q4_K_M llama-3-8b:Q4_K_M llama-3-8b:Q8_0}
 part_limit_s=${PART_LIMIT_S:-600}
-bin=$results/bin
-# Always anew: a folder of older results may have older programs.
+bin=$work/bin
+# Always anew: the folder may have older programs.
 rm -rf "$bin"
-tar -xzf "$here/bin.tar.gz" -C "$results" || exit 1
+tar -xzf "$here/bin.tar.gz" -C "$work" || exit 1
 export PATH="$bin:$PATH"
 
 rows=()
 n_failed=0
 n_passed=0
+no_device=
+doctor_failed=
 
-escaped() { printf '%s' "$1" | tr '\n\t\r"\\' "    '/" | cut -c1-600; }
+escaped() { printf '%s' "$1" | tr '\n\t\r"\\' "    '/" | tr -d '\000-\037' | cut -c1-600; }
 
-# record PART STATUS REASON SECONDS
+# record PART STATUS REASON SECONDS: a row of the summary, which is written anew, and the part's file where it wrote none.
 record() {
-    rows+=("$(printf '    {"part": "%s", "status": "%s", "reason": "%s", "seconds": %s}' "$1" "$2" "$(escaped "$3")" "$4")")
+    local row
+    row=$(printf '{"part": "%s", "status": "%s", "reason": "%s", "seconds": %s}' "$1" "$2" "$(escaped "$3")" "$4")
+    rows+=("$row")
+    [ -f "$results/$1.json" ] || printf '%s\n' "$row" >"$results/$1.json"
     printf '%-28s %-10s %s\n' "$1" "$2" "$(escaped "$3")"
     case $2 in
         passed) n_passed=$((n_passed + 1)) ;;
         failed) n_failed=$((n_failed + 1)) ;;
     esac
+    summarize
 }
 
-# part NAME COMMAND...: runs it with its output in a log; without a GPU that can be used, says so and runs nothing.
-part() {
+summarize() {
+    {
+        echo '{'
+        printf '  "machine": "%s",\n' "$(escaped "$(uname -srm), $(nproc) CPUs")"
+        printf '  "gpu": "%s",\n' "$(escaped "$gpu")"
+        printf '  "no_device": "%s",\n' "$(escaped "$no_device")"
+        echo '  "parts": ['
+        for index in "${!rows[@]}"; do
+            printf '    %s' "${rows[$index]}"
+            [ "$index" -lt $((${#rows[@]} - 1)) ] && printf ','
+            echo
+        done
+        echo '  ]'
+        echo '}'
+    } >"$results/summary.json.new"
+    mv "$results/summary.json.new" "$results/summary.json"
+}
+
+# part_anywhere NAME COMMAND...: runs it with its output in a log.
+part_anywhere() {
     local name=$1 start status
     shift
-    if [ -n "$no_device" ]; then
-        record "$name" "no device" "$no_device" 0
-        return 1
-    fi
+    rm -f "$results/$name.json"
     start=$(date +%s)
-    timeout "$part_limit_s" "$@" >"$results/$name.log" 2>&1
+    timeout -k 10 "$part_limit_s" "$@" >"$results/$name.log" 2>&1
     status=$?
     if [ $status -eq 0 ]; then
         record "$name" passed "" $(($(date +%s) - start))
@@ -57,21 +86,34 @@ part() {
     return $status
 }
 
+# part NAME COMMAND...: the same for what needs a GPU; without one that can be used, says so and runs nothing.
+part() {
+    if [ -n "$no_device" ]; then
+        rm -f "$results/$1.json" "$results/$1.log"
+        record "$1" "no device" "skipped: $no_device" 0
+        return 1
+    fi
+    part_anywhere "$@"
+}
+
 wanted() { [[ " $parts " == *" $1 "* ]]; }
 
 # Whether there is a GPU to use is asked first, and written whatever the answer is.
+gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
 start=$(date +%s)
 tokenmill doctor --device cuda --json >"$results/doctor.json" 2>"$results/doctor.log"
 status=$?
-no_device=
 case $status in
     0) ;;
     5) no_device=$(sed 's/^error: //' "$results/doctor.log" | tail -n 1) ;;
-    *) no_device="doctor ended with exit code $status: $(tail -n 1 "$results/doctor.log")" ;;
+    *) doctor_failed="exit code $status: $(tail -n 1 "$results/doctor.log")" ;;
 esac
-if wanted doctor; then
-    if [ -n "$no_device" ]; then
-        record doctor "no device" "$no_device" $(($(date +%s) - start))
+if wanted doctor || [ -n "$doctor_failed" ]; then
+    if [ -n "$doctor_failed" ]; then
+        # Something is there and does not work; the other parts say what.
+        record doctor failed "$doctor_failed" $(($(date +%s) - start))
+    elif [ -n "$no_device" ]; then
+        record doctor "no device" "skipped: $no_device" $(($(date +%s) - start))
     elif grep -q '"passed": true' "$results/doctor.json"; then
         record doctor passed "" $(($(date +%s) - start))
     else
@@ -79,13 +121,15 @@ if wanted doctor; then
     fi
 fi
 
+wanted conformance-cpu && part_anywhere conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json"
+wanted parity-cpu && part_anywhere parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json"
 wanted conformance && part conformance xtask conformance --device cuda --json "$results/conformance.json"
 wanted parity && part parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json"
 
 if wanted run; then
     compare_runs() {
-        tokenmill run demo "Once upon a time" --temp 0 -n 64 --device cpu >"$results/run-cpu.txt" 2>/dev/null &&
-            tokenmill run demo "Once upon a time" --temp 0 -n 64 --device cuda >"$results/run-cuda.txt" 2>/dev/null &&
+        tokenmill run demo "Once upon a time" --temp 0 -n 64 --device cpu >"$results/run-cpu.txt" &&
+            tokenmill run demo "Once upon a time" --temp 0 -n 64 --device cuda >"$results/run-cuda.txt" &&
             cmp "$results/run-cpu.txt" "$results/run-cuda.txt"
     }
     export -f compare_runs
@@ -95,14 +139,15 @@ fi
 
 if wanted sanitizer; then
     if [ -n "$no_device" ]; then
-        record sanitizer "no device" "$no_device" 0
+        part sanitizer
     elif command -v compute-sanitizer >/dev/null; then
         for tool in memcheck racecheck initcheck synccheck; do
             part "sanitizer-$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
                 "$bin/tokenmill" run demo "Once upon a time" --temp 0 -n 4 -c 64 --device cuda
         done
     else
-        record sanitizer absent "compute-sanitizer is not installed" 0
+        rm -f "$results/sanitizer.json"
+        record sanitizer absent "skipped: compute-sanitizer is not installed" 0
     fi
 fi
 
@@ -110,29 +155,17 @@ if wanted bench; then
     for preset in $presets; do
         name=${preset%%:*}
         type=${preset##*:}
-        if [ -z "$no_device" ] && [ ! -f "$models/$name-$type.gguf" ]; then
+        model=$models/$name-$type.gguf
+        if [ -z "$no_device" ] && [ ! -f "$model" ]; then
             mkdir -p "$models"
-            part "synth-$name-$type" xtask synth "$name" "$type" "$models/$name-$type.gguf" || continue
+            # Under its name only when it is whole.
+            part "synth-$name-$type" xtask synth "$name" "$type" "$model.part" && mv "$model.part" "$model" || continue
         fi
-        part "bench-$name-$type" xtask device-bench "$models/$name-$type.gguf" \
+        part "bench-$name-$type" xtask device-bench "$model" \
             --json "$results/bench-$name-$type.json" ${BENCH_ARGS:-}
     done
 fi
 
-{
-    echo '{'
-    printf '  "machine": "%s",\n' "$(escaped "$(uname -srm)")"
-    printf '  "gpu": "%s",\n' "$(escaped "$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)")"
-    printf '  "no_device": "%s",\n' "$(escaped "$no_device")"
-    echo '  "parts": ['
-    for index in "${!rows[@]}"; do
-        printf '%s' "${rows[$index]}"
-        [ "$index" -lt $((${#rows[@]} - 1)) ] && printf ','
-        echo
-    done
-    echo '  ]'
-    echo '}'
-} >"$results/summary.json"
 echo "$n_passed parts passed, $n_failed failed; $results/summary.json"
 [ "$n_failed" -gt 0 ] && exit 1
 [ -n "$no_device" ] && exit 5
