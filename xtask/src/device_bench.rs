@@ -137,9 +137,12 @@ fn load_report(model: &Model, args: &Args, device: &Device, is_measured: bool) -
     let started = Instant::now();
     let executor = load(model, args, device, true)?;
     let seconds = started.elapsed().as_secs_f64();
+    let (n_modules, kernels_took) = device.module_loads();
     drop(executor);
     Ok(json!({
         "seconds": is_measured.then_some(seconds),
+        "kernel_modules": n_modules,
+        "kernels_seconds": is_measured.then_some(kernels_took.as_secs_f64()),
         "weights_bytes": plan.weights_bytes,
         "total_bytes": plan.total_bytes(),
     }))

@@ -2,7 +2,7 @@
 //!
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
-use std::{env, fmt, thread};
+use std::{env, fmt, thread, time::Duration};
 
 use clap::{Args, ValueEnum};
 use tokenmill_cuda_exec::has_driver;
@@ -183,6 +183,9 @@ fn is_every_layer(number: &str) -> bool {
     number == "all" || number.parse().is_ok_and(|n: usize| n >= 99)
 }
 
+/// A load of kernels from which on it is mentioned: the driver compiled them, which it does once.
+const LONG_LOAD: Duration = Duration::from_secs(1);
+
 /// Loads a model, with a progress bar. Says on standard error why a GPU was passed over.
 ///
 /// # Errors
@@ -219,6 +222,14 @@ pub(crate) fn load_where(
     } = &loaded.device
     {
         tell(&format!("computing on the CPU: {reason}"));
+    }
+    if let LoadedDevice::Cuda { kernels_took, .. } = &loaded.device
+        && *kernels_took >= LONG_LOAD
+    {
+        tell(&format!(
+            "the driver took {:.1} s to load the kernels; it keeps what it compiled for the next start",
+            kernels_took.as_secs_f64()
+        ));
     }
     Ok((loaded.executor, loaded.device))
 }

@@ -3,7 +3,7 @@
 //! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
 //! [`DeviceChoice::Auto`] goes on with another device, and then says why.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, str::FromStr, time::Duration};
 
 use tokenmill_cuda_exec as cuda;
 
@@ -76,6 +76,8 @@ pub enum LoadedDevice {
         ordinal: usize,
         /// Its name.
         name: String,
+        /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
+        kernels_took: Duration,
     },
 }
 
@@ -83,7 +85,7 @@ impl fmt::Display for LoadedDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu { .. } => f.write_str("CPU"),
-            Self::Cuda { ordinal, name } => write!(f, "GPU {ordinal} ({name})"),
+            Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
         }
     }
 }
@@ -177,9 +179,14 @@ impl Model {
             LoadError::Backend(error) => LoadError::Gpu(error),
             other => other,
         })?;
+        let (_, kernels_took) = executor.backend().device().module_loads();
         Ok(Loaded {
             executor: Box::new(executor),
-            device: LoadedDevice::Cuda { ordinal, name },
+            device: LoadedDevice::Cuda {
+                ordinal,
+                name,
+                kernels_took,
+            },
         })
     }
 }

@@ -8,6 +8,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
+    time::{Duration, Instant},
 };
 
 use bytemuck::Pod;
@@ -31,6 +32,8 @@ struct Shared {
     arena: Mutex<Arena>,
     modules: Mutex<HashMap<&'static str, Handle>>,
     n_launches: AtomicU64,
+    /// Nanoseconds that the driver took for modules and kernels.
+    loading_ns: AtomicU64,
 }
 
 /// How far each stream is known to be, so that what is known to be done is not waited for.
@@ -76,6 +79,7 @@ impl Device {
                 arena: Mutex::default(),
                 modules: Mutex::default(),
                 n_launches: AtomicU64::new(0),
+                loading_ns: AtomicU64::new(0),
             }),
         }
     }
@@ -189,7 +193,7 @@ impl Device {
     /// # Errors
     /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
     pub fn load_module(&self, module: &str) -> Result<()> {
-        self.module(module, "").map(|_| ())
+        self.timed(|| self.module(module, "").map(|_| ()))
     }
 
     /// Finds a kernel, loading its module where that was not done yet.
@@ -197,8 +201,11 @@ impl Device {
     /// # Errors
     /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
     pub fn kernel(&self, module: &str, kernel: &str) -> Result<Kernel> {
-        let handle = self.module(module, kernel)?;
-        let function = self.shared.driver.function(handle, kernel)?;
+        // Where the driver is lazy, it is only now that a kernel is loaded.
+        let function = self.timed(|| {
+            let handle = self.module(module, kernel)?;
+            self.shared.driver.function(handle, kernel)
+        })?;
         Ok(Kernel {
             function: function.ok_or_else(|| no_kernel(module, kernel))?,
         })
@@ -214,6 +221,21 @@ impl Device {
             self.shared.driver.allow_shared_bytes(found.function, n_bytes)?;
         }
         Ok(found)
+    }
+
+    /// Modules loaded so far, and the time that the driver took for them and their kernels. It compiles a module where a machine
+    /// loads it for the first time.
+    pub fn module_loads(&self) -> (usize, Duration) {
+        let took = Duration::from_nanos(self.shared.loading_ns.load(SeqCst));
+        (lock(&self.shared.modules).len(), took)
+    }
+
+    fn timed<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
+        let started = Instant::now();
+        let loaded = load();
+        let took = started.elapsed().as_nanos() as u64;
+        self.shared.loading_ns.fetch_add(took, SeqCst);
+        loaded
     }
 
     fn module(&self, module: &str, kernel: &str) -> Result<Handle> {
