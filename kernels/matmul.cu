@@ -8,7 +8,7 @@
 // Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32.
 // Weights are unpacked to signed bytes in shared memory, 128 columns at a time, while the next are loaded; a warp multiplies 16
 // rows of them with all tokens of the tile (mma m16n8k32 s8, m16n8k16 where scales are by 16) and scales each group's sums.
-// Shared: static, 36 KiB at most. Alignment: weights 256 bytes, x 16 bytes. Measured on the simulator only: bench/runs.
+// Shared: static, 40 KiB at most. Alignment: weights 256 bytes, x 16 bytes. Measured on the simulator only: bench/runs.
 #include HEADER
 #include "jobs.cuh"
 #include "q8.cuh"
@@ -16,6 +16,7 @@
 constexpr int STEP = 4;                 // groups of a step
 constexpr int STRIDE = STEP * 8 + 4;    // words of a row in shared memory; the padding spreads rows over the banks
 constexpr int SUBS = 32 / FORMAT::SUB;  // scales of a group
+constexpr int SCALES = SUBS * (FORMAT::SIGNED ? 1 : 2);  // and offsets
 
 DEVICE void mma(int (&c)[4], int a0, int a1, int a2, int a3, int b0, int b1) {
     asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
@@ -29,14 +30,36 @@ DEVICE void mma(int (&c)[4], int a0, int a1, int b0) {
                  : "r"(a0), "r"(a1), "r"(b0));
 }
 
+// Neighbouring floats to shared memory and from it, in one access.
+template <int N>
+DEVICE void store_floats(float* to, const float (&from)[4]) {
+    if (N == 1) *to = from[0];
+    if (N == 2) *(float2*)to = make_float2(from[0], from[1]);
+    if (N == 4) *(float4*)to = make_float4(from[0], from[1], from[2], from[3]);
+}
+
+template <int N>
+DEVICE void load_floats(const float* from, float (&to)[N]) {
+    if constexpr (N == 1) {
+        to[0] = *from;
+    } else if constexpr (N == 2) {
+        float2 two = *(const float2*)from;
+        to[0] = two.x, to[1] = two.y;
+    } else {
+        float4 four = *(const float4*)from;
+        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
+    }
+}
+
 template <class F, int WARPS, int TILES>
 DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq, const Q8Scale* xs, int n_in, int n_rows) {
     constexpr int THREADS = WARPS * WARP, ROWS = WARPS * 16, TOKENS = TILES * 8;
     constexpr int W_LOADS = ROWS * STEP / THREADS, X_LOADS = (TOKENS * STEP * 2 + THREADS - 1) / THREADS;
     __shared__ __align__(16) int weights[ROWS][STRIDE];
     __shared__ __align__(16) int inputs[TOKENS][STRIDE];
-    __shared__ float2 weight_scales[ROWS][STEP * SUBS + 1];
-    __shared__ float2 input_scales[STEP][TOKENS][SUBS];  // scale, scale * sum
+    // Those of a group lie together and go in as one; the padding puts the groups of a token into different banks.
+    __shared__ __align__(16) float weight_scales[ROWS][STEP * SCALES];
+    __shared__ __align__(16) float2 input_scales[STEP][TOKENS * SUBS + 4];  // scale, scale * sum
     const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
     const int g = lane / 4, t = lane % 4;
     const int groups = n_in / GROUP, n_out = job.n_out, first_row = block * ROWS;
@@ -73,7 +96,8 @@ DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq,
             }
             *(int4*)&weights[local][slot * 8] = make_int4(v[0], v[1], v[2], v[3]);
             *(int4*)&weights[local][slot * 8 + 4] = make_int4(v[4], v[5], v[6], v[7]);
-            for (int s = 0; s < SUBS; s++) weight_scales[local][slot * SUBS + s] = so[s];
+            const float scales[4] = {so[0].x, F::SIGNED ? so[1].x : so[0].y, so[1].x, so[1].y};
+            store_floats<SCALES>(&weight_scales[local][slot * SCALES], scales);
         }
 #pragma unroll
         for (int i = 0; i < X_LOADS; i++) {
@@ -89,13 +113,10 @@ DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq,
                 record.scale = __uint_as_float(two.x);
                 record.sum_low = (short)two.y, record.sum_high = (short)(two.y >> 16);
             }
-            if (SUBS == 1) {
-                input_scales[slot][local][0] =
-                    make_float2(record.scale, record.scale * (float)(record.sum_low + record.sum_high));
-            } else {
-                input_scales[slot][local][0] = make_float2(record.scale, record.scale * (float)record.sum_low);
-                input_scales[slot][local][SUBS - 1] = make_float2(record.scale, record.scale * (float)record.sum_high);
-            }
+            int sum = SUBS == 1 ? record.sum_low + record.sum_high : record.sum_low;
+            const float scales[4] = {record.scale, record.scale * (float)sum, record.scale,
+                                     record.scale * (float)record.sum_high};
+            store_floats<2 * SUBS>((float*)&input_scales[slot][local * SUBS], scales);
         }
     };
 
@@ -112,9 +133,14 @@ DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq,
         for (int slot = 0; slot < STEP; slot++) {
             int a0 = weights[row0][slot * 8 + t], a1 = weights[row1][slot * 8 + t];
             int a2 = weights[row0][slot * 8 + 4 + t], a3 = weights[row1][slot * 8 + 4 + t];
+            float scales0[SCALES], scales1[SCALES];
+            load_floats(&weight_scales[row0][slot * SCALES], scales0);
+            load_floats(&weight_scales[row1][slot * SCALES], scales1);
 #pragma unroll
             for (int s = 0; s < SUBS; s++) {
-                float2 so0 = weight_scales[row0][slot * SUBS + s], so1 = weight_scales[row1][slot * SUBS + s];
+                constexpr int EACH = SCALES / SUBS;
+                float2 so0 = make_float2(scales0[EACH * s], scales0[EACH * s + EACH - 1]);
+                float2 so1 = make_float2(scales1[EACH * s], scales1[EACH * s + EACH - 1]);
 #pragma unroll
                 for (int n = 0; n < TILES; n++) {
                     int c[4] = {};
@@ -124,7 +150,8 @@ DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq,
                     } else {
                         mma(c, s == 0 ? a0 : a2, s == 0 ? a1 : a3, input[4 * s]);
                     }
-                    float2 x0 = input_scales[slot][n * 8 + 2 * t][s], x1 = input_scales[slot][n * 8 + 2 * t + 1][s];
+                    const float2* input_scale = &input_scales[slot][(n * 8 + 2 * t) * SUBS + s];
+                    float2 x0 = input_scale[0], x1 = input_scale[SUBS];
                     acc[n][0] += so0.x * x0.x * (float)c[0];
                     acc[n][1] += so0.x * x1.x * (float)c[1];
                     acc[n][2] += so1.x * x0.x * (float)c[2];

@@ -27,19 +27,25 @@ DEVICE void matmul(const Job& job, int block, const float* x, int n_in, int n_ro
 #pragma unroll 1
     for (int step = 0; step < n_in; step += STEP) {
         if (thread < TILE * PARTS) {
-            int local = thread / PARTS, chunk = step / LEN + thread % PARTS;
+            // Neighbours load a sector together; their rows of `weights` are 16 banks apart.
+            int side = thread % 2, local = thread / 2 % TILE, part = thread / 2 / TILE * 2 + side;
+            int chunk = step / LEN + part;
             float v[LEN] = {};
             if (chunk < chunks) {
                 size_t row = min(first_row + local, n_out - 1);
                 F::values(__ldg((const uint4*)job.w + row * chunks + chunk), v);
             }
 #pragma unroll
-            for (int j = 0; j < LEN; j++) weights[thread % PARTS * LEN + j][local] = v[j];
+            for (int j = 0; j < LEN; j++) {
+                const int other = LEN == 8 ? j ^ 4 : j;
+                weights[part * LEN + (side ? other : j)][local] = side ? v[other] : v[j];
+            }
         }
 #pragma unroll
         for (int i = 0; i < TILE * STEP / 256; i++) {
-            int index = thread + 256 * i, local = index / STEP, k = step + index % STEP, token = first_token + local;
-            inputs[index % STEP][local] = token < n_rows && k < n_in ? __ldg(x + (size_t)token * n_in + k) : 0.0f;
+            // A sector of 8 columns of 4 tokens a warp: rows that are 8 apart would share banks.
+            int column = thread % 8 + i % 2 * 8, local = thread / 8 + i / 2 * 32, k = step + column, token = first_token + local;
+            inputs[column][local] = token < n_rows && k < n_in ? __ldg(x + (size_t)token * n_in + k) : 0.0f;
         }
         __syncthreads();
 #pragma unroll

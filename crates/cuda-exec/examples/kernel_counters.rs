@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 use tokenmill_cuda_exec::{
     MatrixLayout, SampleRecord,
-    modules::{module, type_suffix},
+    modules::{PAIRS, module, type_suffix},
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, Module, launch};
@@ -48,8 +48,11 @@ fn main() -> Result<(), Failure> {
             rows.push(matvec(ty, n_rows, 64, n_in)?);
         }
     }
-    for ty in [TensorType::Q4_K, TensorType::Q8_0] {
+    for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::F16] {
         rows.push(gated(ty, 64)?);
+    }
+    for types in PAIRS {
+        rows.push(pair(types, [64, 16])?);
     }
     for ty in QUANTIZED {
         rows.push(matmul(ty, 64, 128, N_EMBD)?);
@@ -154,14 +157,24 @@ fn product(
     for n in [n_out, 0, 0, n_in, n_rows] {
         arguments = arguments.i32(n as i32);
     }
-    arguments = if QUANTIZED.contains(&ty) {
+    let arguments = with_input(memory, arguments, ty, [n_rows, n_in])?;
+    Ok((arguments, weights))
+}
+
+/// Appends rows of zeros in the form that a type's kernels take.
+fn with_input(
+    memory: &mut DeviceMemory,
+    arguments: Arguments,
+    ty: TensorType,
+    [n_rows, n_in]: [usize; 2],
+) -> Result<Arguments, Failure> {
+    Ok(if QUANTIZED.contains(&ty) {
         arguments
             .ptr(zeros(memory, n_rows * n_in)?)
             .ptr(zeros(memory, n_rows * n_in / 4)?)
     } else {
         arguments.ptr(zeros(memory, 4 * n_rows * n_in)?)
-    };
-    Ok((arguments, weights))
+    })
 }
 
 fn matvec(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> Result<Value, Failure> {
@@ -194,9 +207,8 @@ fn gated(ty: TensorType, n_out: usize) -> Result<Value, Failure> {
         .ptr(memory.alloc(n_out as u64)?)
         .ptr(memory.alloc(n_out as u64 / 4)?)
         .i32(N_EMBD as i32)
-        .i32(1)
-        .ptr(zeros(&mut memory, N_EMBD)?)
-        .ptr(zeros(&mut memory, N_EMBD / 4)?);
+        .i32(1);
+    let arguments = with_input(&mut memory, arguments, ty, [1, N_EMBD])?;
     let what = Launch {
         module: format!("matvec_{}", type_suffix(ty).ok_or("a type with kernels")?),
         kernel: "matvec_gated_m1".to_owned(),
@@ -214,6 +226,45 @@ fn gated(ty: TensorType, n_out: usize) -> Result<Value, Failure> {
         &[gate, up],
         &counters,
     ))
+}
+
+/// Rows of a first type, twice, and of a second, as query, key and value weights.
+fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> Result<Value, Failure> {
+    let mut memory = DeviceMemory::new();
+    let [first, second] = types.map(|ty| type_suffix(ty).ok_or("a type with kernels"));
+    let jobs = [
+        (types[0], n_outs[0]),
+        (types[0], n_outs[1]),
+        (types[1], n_outs[1]),
+    ];
+    let mut weights = [NULL; 3];
+    let mut outputs = [NULL; 3];
+    for (job, (ty, n_out)) in jobs.into_iter().enumerate() {
+        weights[job] = zeros(&mut memory, MatrixLayout::of(ty, n_out, N_EMBD)?.bytes())?;
+        outputs[job] = memory.alloc(4 * n_out as u64)?;
+    }
+    let mut arguments = Arguments::new();
+    for address in weights.into_iter().chain(outputs).chain([NULL; 3]) {
+        arguments = arguments.ptr(address);
+    }
+    for n in [n_outs[0], n_outs[1], n_outs[1], N_EMBD, 1] {
+        arguments = arguments.i32(n as i32);
+    }
+    let arguments = with_input(&mut memory, arguments, types[0], [1, N_EMBD])?;
+    let what = Launch {
+        module: format!("matvec_{}_{}", first?, second?),
+        kernel: "matvec_pair_m1".to_owned(),
+        grid: [jobs.iter().map(|(_, n_out)| n_out.div_ceil(8)).sum(), 1, 1],
+        block: 128,
+        shared_bytes: 0,
+    };
+    let counters = run(&mut memory, &what, &arguments)?;
+    let n_rows = n_outs[0] + 2 * n_outs[1];
+    let shape = format!(
+        "({} + {}) and {} x {N_EMBD} by 1",
+        n_outs[0], n_outs[1], n_outs[1]
+    );
+    Ok(row(&what, &shape, "weight", n_rows * N_EMBD, &weights, &counters))
 }
 
 fn matmul(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> Result<Value, Failure> {

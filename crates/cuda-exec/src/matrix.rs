@@ -125,7 +125,7 @@ impl MatrixKernels {
                 None
             },
             matmul: if usage.is_factor { Some(tiled()?) } else { None },
-            gated: if usage.is_factor && layout.takes_quantized_input() {
+            gated: if usage.is_factor {
                 Some(sizes("matvec_gated")?)
             } else {
                 None

@@ -59,19 +59,38 @@ pub const MODULES: &[PtxModule] = modules! {
     "matvec_f16"
     "matvec_f32"
     "matvec_q2_k"
+    "matvec_q2_k_q3_k"
+    "matvec_q2_k_q4_k"
     "matvec_q3_k"
+    "matvec_q3_k_q4_k"
+    "matvec_q3_k_q5_k"
     "matvec_q4_0"
     "matvec_q4_1"
     "matvec_q4_k"
+    "matvec_q4_k_q5_k"
+    "matvec_q4_k_q6_k"
     "matvec_q5_0"
     "matvec_q5_1"
     "matvec_q5_k"
+    "matvec_q5_k_q6_k"
     "matvec_q6_k"
     "matvec_q8_0"
     "norm"
     "rope_kv"
     "sample"
 };
+
+/// Pairs of weight types that one launch multiplies by: that of query and key weights, and that of the value weights, as
+/// quantizers mix them in a layer.
+pub const PAIRS: [[TensorType; 2]; 7] = [
+    [TensorType::Q2_K, TensorType::Q3_K],
+    [TensorType::Q2_K, TensorType::Q4_K],
+    [TensorType::Q3_K, TensorType::Q4_K],
+    [TensorType::Q3_K, TensorType::Q5_K],
+    [TensorType::Q4_K, TensorType::Q5_K],
+    [TensorType::Q4_K, TensorType::Q6_K],
+    [TensorType::Q5_K, TensorType::Q6_K],
+];
 
 /// The module of this name.
 pub fn module(name: &str) -> Option<&'static PtxModule> {

@@ -103,6 +103,15 @@ impl TinyModel {
         tensor.bytes = Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect());
     }
 
+    /// Replaces a matrix by a random one of another type, as files of mixed types have them.
+    ///
+    /// # Panics
+    /// Where there is no such tensor or the type does not divide its rows into blocks.
+    pub fn set_type(&mut self, name: &str, ty: TensorType, seed: u64) {
+        let tensor = self.tensors.get_mut(name).expect("a tensor of the model");
+        *tensor = random_tensor(name, tensor.dims.clone(), ty, seed);
+    }
+
     /// Removes a tensor.
     pub fn remove(&mut self, name: &str) {
         self.tensors.remove(name);

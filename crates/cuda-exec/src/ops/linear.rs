@@ -1,7 +1,8 @@
-//! Products of matrices with rows, few or many. Kernels: `matvec.cu`, `matvec_float.cu`, `matmul.cu`, `matmul_float.cu`.
+//! Products of matrices with rows, few or many. Kernels: `matvec.cu`, `matvec_pair.cu`, `matvec_float.cu`, `matmul.cu`,
+//! `matmul_float.cu`.
 
 use super::{Activation, Ops, QuantizedMut, QuantizedView, check_equal};
-use crate::{Args, CudaExecError, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result};
+use crate::{Args, CudaExecError, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result, modules::PAIRS};
 
 /// Rows up to which weights are read once without tiles.
 const MAX_ROWS: usize = 8;
@@ -119,12 +120,18 @@ fn job_args<'a>(input: &Input<'a>, jobs: &'a mut [Product<'_>]) -> Result<Args<'
 }
 
 impl Ops {
-    /// Multiplies one input by several matrices; neighbours of one type share launches.
+    /// Multiplies one input by several matrices; neighbours of one type share launches, and so do three matrices of which the
+    /// last has another type, where [`Self::load_pair`] loaded kernels for the two.
     ///
     /// # Errors
     /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.
     pub fn linear(&self, input: &Input<'_>, products: &mut [Product<'_>]) -> Result<()> {
         let n_rows = input.n_rows;
+        if let Some(kernels) = self.pair_of(products, n_rows) {
+            let shape = LaunchShape::new([n_blocks(products, 8), 1, 1], 128);
+            let args = job_args(input, products)?;
+            return self.device.launch(of_rows(kernels, n_rows), shape, &args);
+        }
         let is_joined = |a: &Product<'_>, b: &Product<'_>| a.matrix.layout().ty() == b.matrix.layout().ty();
         for joined in products.chunk_by_mut(is_joined) {
             for jobs in joined.chunks_mut(MAX_JOBS) {
@@ -146,7 +153,22 @@ impl Ops {
         Ok(())
     }
 
-    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: few rows, and weights of one quantized type.
+    /// The kernels for two matrices of one type and a third of another.
+    fn pair_of(&self, products: &[Product<'_>], n_rows: usize) -> Option<[Kernel; 4]> {
+        let [a, b, c] = products else {
+            return None;
+        };
+        let [a, b, c] = [a, b, c].map(|product| product.matrix);
+        // Each must have been loaded as a factor, as for a launch of its own.
+        let are_factors = [a, b, c].iter().all(|matrix| matrix.kernels.matvec.is_some());
+        let types = [a, c].map(|matrix| matrix.layout().ty());
+        if n_rows > MAX_ROWS || !are_factors || b.layout().ty() != types[0] {
+            return None;
+        }
+        self.pairs[PAIRS.iter().position(|pair| *pair == types)?]
+    }
+
+    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: few rows, and weights of one type.
     pub fn can_gate(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> bool {
         n_rows <= MAX_ROWS && gate.layout() == up.layout() && gate.kernels.gated.is_some()
     }

@@ -15,10 +15,12 @@ mod sample;
 use std::mem::size_of;
 
 use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
 
 use crate::{
     Buffer, Device, Kernel, View, ViewMut,
     error::{CudaExecError, Result},
+    modules::{PAIRS, type_suffix},
 };
 
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
@@ -157,6 +159,8 @@ pub struct Ops {
     /// For heads of up to 64 and of up to 128 values.
     attention_prefill: [Kernel; 2],
     sample_rows: Kernel,
+    /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
+    pairs: [Option<[Kernel; 4]>; PAIRS.len()],
 }
 
 impl Ops {
@@ -191,8 +195,30 @@ impl Ops {
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
             attention_prefill: attention::load_prefill(device)?,
             sample_rows: device.kernel("sample", "sample_rows")?,
+            pairs: [None; PAIRS.len()],
             device: device.clone(),
         })
+    }
+
+    /// Loads the kernels that multiply by matrices of both types in one launch, if there are any. Without them
+    /// [`Self::linear`] takes a launch for each type.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`], or the driver's.
+    pub fn load_pair(&mut self, types: [TensorType; 2]) -> Result<()> {
+        let Some(index) = PAIRS.iter().position(|pair| *pair == types) else {
+            return Ok(());
+        };
+        let [first, second] = types.map(|ty| type_suffix(ty).expect("pairs are of types with kernels"));
+        let module = format!("matvec_{first}_{second}");
+        let kernel = |name| self.device.kernel(&module, name);
+        self.pairs[index] = Some([
+            kernel("matvec_pair_m1")?,
+            kernel("matvec_pair_m2")?,
+            kernel("matvec_pair_m4")?,
+            kernel("matvec_pair_m8")?,
+        ]);
+        Ok(())
     }
 }
 

@@ -89,6 +89,14 @@ impl CudaBackend {
             is_table: data.usage != MatrixUsage::Linear,
             is_factor: data.usage != MatrixUsage::Embedding,
         };
+        if usage.is_factor && !self.factor_types.contains(&data.ty) {
+            // All modules are loaded with the weights, since a capture can load none.
+            for &other in &self.factor_types {
+                self.ops.load_pair([other, data.ty])?;
+                self.ops.load_pair([data.ty, other])?;
+            }
+            self.factor_types.push(data.ty);
+        }
         (self.uploader)
             .upload(data.ty, [data.n_out, data.n_in], data.bytes, usage)
             .map_err(|error| match error {

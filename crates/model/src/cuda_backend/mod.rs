@@ -18,6 +18,7 @@ mod trace;
 mod translate;
 
 use tokenmill_cuda_exec as exec;
+use tokenmill_gguf::TensorType;
 
 pub use self::trace::{StepTimes, Trace};
 use self::{
@@ -35,6 +36,8 @@ pub struct CudaBackend {
     device: exec::Device,
     ops: exec::Ops,
     uploader: exec::Uploader,
+    /// Types of the matrices that are multiplied.
+    factor_types: Vec<TensorType>,
     kv: Option<exec::KvStore>,
     kv_heads: Vec<exec::KvShape>,
     workspace: Option<Workspace>,
@@ -77,6 +80,7 @@ impl CudaBackend {
         Ok(Self {
             ops: exec::Ops::load(&device)?,
             uploader: exec::Uploader::new(&device),
+            factor_types: Vec::new(),
             kv: None,
             kv_heads: Vec::new(),
             workspace: None,

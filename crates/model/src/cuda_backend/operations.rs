@@ -407,7 +407,9 @@ impl Backend for CudaBackend {
             return self.activation(activation, n_rows, gate.n_out, gate_out, Some(up_out));
         }
         let quantized = &mut prepared(&mut self.workspace).quantized;
-        quantized.of(&self.ops, input.id, input.values.view(), [n_rows, gate.n_in])?;
+        if gate.matrix.takes_quantized_input() {
+            quantized.of(&self.ops, input.id, input.values.view(), [n_rows, gate.n_in])?;
+        }
         let (form, out_form) = quantized.of_both(input.id, gate_out.id, gate.n_out);
         let input = exec::Input {
             n_rows,

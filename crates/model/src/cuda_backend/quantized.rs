@@ -101,7 +101,7 @@ impl QuantizedForms {
         Ok(self.places[index].rows.view())
     }
 
-    /// The form of the rows of `input_id`, which was asked for just now, and where to quantize the rows of `output_id`.
+    /// The form of the rows of `input_id`, where it is there, and where to quantize the rows of `output_id`.
     pub(super) fn of_both(
         &mut self,
         input_id: usize,
@@ -110,7 +110,7 @@ impl QuantizedForms {
     ) -> (Option<exec::QuantizedView<'_>>, Option<exec::QuantizedMut<'_>>) {
         let holds = |place: &Place| place.holds.is_some_and(|(held, _)| held == input_id);
         let Some(input) = self.places.iter().position(holds) else {
-            return (None, None);
+            return (None, self.of_new_rows(output_id, output_width, None));
         };
         let writes = self.of_new_rows(output_id, output_width, Some(input)).is_some();
         let [first, second] = &mut self.places;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_cuda_exec::{SimOptions, Simulator};
+use tokenmill_cuda_exec::{SimOptions, Simulator, modules::PAIRS};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{CudaBackend, Descriptor, build};
+use tokenmill_model::{CudaBackend, build};
 use tokenmill_testkit::{TinyModel, tiny_llama};
 
 use crate::scene::{OnGpu, advance, greedy, options, sample, sequences};
@@ -49,11 +49,10 @@ fn a_replayed_step_is_one_upload_one_graph_one_copy_back_and_one_wait() {
 }
 
 /// How often each kernel runs in a decode step.
-fn launches_of_a_step(descriptor: Descriptor) -> BTreeMap<String, u64> {
-    let model = TinyModel::random(descriptor, TensorType::Q4_0, 3);
+fn launches_of_a_step(model: &TinyModel) -> BTreeMap<String, u64> {
     let simulator = Simulator::new(&SimOptions::default());
     let backend = CudaBackend::new(simulator.device()).unwrap();
-    let mut executor = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+    let mut executor = build(&model.descriptor, model, backend, &options(), &mut |_| {}).unwrap();
     let mut all = sequences(1);
     sample(&mut executor, all.iter_mut().collect(), &greedy()).unwrap();
     let before = simulator.counters();
@@ -67,34 +66,78 @@ fn launches_of_a_step(descriptor: Descriptor) -> BTreeMap<String, u64> {
         .collect()
 }
 
-#[test]
-fn a_dense_llama_layer_is_eight_launches() {
+/// How often each kernel runs in a layer of a dense llama whose matrices have type `ty`, but for those named in `others`.
+fn launches_of_a_layer(ty: TensorType, others: &[(&str, TensorType)]) -> BTreeMap<String, u64> {
     let with_layers = |n_layers: usize| {
-        // Heads of 32, as attention quantizes its output in groups of 32; real ones have 64 and more.
+        // Heads of 32, as attention quantizes its output in groups of 32; real ones have 64 and more. Rows are blocks of K types.
         let mut descriptor = tiny_llama();
+        descriptor.n_embd = 256;
         descriptor.ropes[0].head_dim = 32;
         descriptor.ropes[0].n_dims = 32;
         let mut layer = descriptor.layers[0].clone();
+        layer.attention.n_heads = 8;
+        layer.attention.n_kv_heads = 4;
         layer.attention.head_dim_k = 32;
         layer.attention.head_dim_v = 32;
+        layer.ffn.n_ff = 256;
         descriptor.layers = vec![layer; n_layers];
-        launches_of_a_step(descriptor)
+        let mut model = TinyModel::random(descriptor, ty, 3);
+        for layer_idx in 0..n_layers {
+            for (name, ty) in others {
+                model.set_type(&format!("blk.{layer_idx}.{name}.weight"), *ty, 4);
+            }
+        }
+        launches_of_a_step(&model)
     };
     let (two, three) = (with_layers(2), with_layers(3));
-    let of_a_layer: BTreeMap<&str, u64> = (three.iter())
-        .map(|(name, n)| (name.as_str(), n - two.get(name).copied().unwrap_or(0)))
+    (three.into_iter())
+        .map(|(name, n)| {
+            let n_before = two.get(&name).copied().unwrap_or(0);
+            (name, n - n_before)
+        })
         .filter(|(_, n)| *n > 0)
-        .collect();
+        .collect()
+}
+
+#[test]
+fn a_dense_llama_layer_is_eight_launches() {
     // q, k and v; output; down. The norm before attention and the one before the feed-forward network, each with the addition before it.
-    let expected = BTreeMap::from([
+    let of_one_type = [
         ("add_norm", 2),
         ("attention_f32_g2", 1),
         ("matvec_gated_m1", 1),
         ("matvec_m1", 3),
         ("rope_kv_f32", 1),
+    ];
+    let expected = BTreeMap::from(of_one_type.map(|(name, n)| (name.to_owned(), n)));
+    assert_eq!(expected.values().sum::<u64>(), 8);
+    for ty in [
+        TensorType::F32,
+        TensorType::F16,
+        TensorType::BF16,
+        TensorType::Q4_0,
+        TensorType::Q4_K,
+    ] {
+        assert_eq!(launches_of_a_layer(ty, &[]), expected, "{}", ty.name());
+    }
+}
+
+#[test]
+fn a_layer_of_mixed_types_is_eight_launches_too() {
+    let expected = BTreeMap::from([
+        ("add_norm".to_owned(), 2),
+        ("attention_f32_g2".to_owned(), 1),
+        ("matvec_gated_m1".to_owned(), 1),
+        // Output and down.
+        ("matvec_m1".to_owned(), 2),
+        // q and k, and v.
+        ("matvec_pair_m1".to_owned(), 1),
+        ("rope_kv_f32".to_owned(), 1),
     ]);
-    assert_eq!(of_a_layer, expected);
-    assert_eq!(of_a_layer.values().sum::<u64>(), 8);
+    for [of_most, of_some] in PAIRS {
+        let found = launches_of_a_layer(of_most, &[("attn_v", of_some), ("ffn_down", of_some)]);
+        assert_eq!(found, expected, "{} and {}", of_most.name(), of_some.name());
+    }
 }
 
 #[test]

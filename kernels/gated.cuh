@@ -1,0 +1,47 @@
+// Gated products, y[m][r] = f(gate[r] . x[m] + bias) * (up[r] . x[m] + bias): what follows the sums, whatever the weights are.
+//
+// A thread block of 256 has 32 rows r, a warp 4 of them. Writes f32 where `y` is given and quantized rows where `yq` is (n_out a
+// multiple of 32 then). Shared: 128 M bytes.
+#pragma once
+#include "activate.cuh"
+#include "q8.cuh"
+
+struct Gated {
+    int n_out;
+    const float *gate_bias, *up_bias;  // null for none
+    int activation;
+    float* y;
+    int8_t* yq;
+    Q8Scale* ys;
+};
+
+// `sums.of(row, acc)` gives every lane the sums of a row of the gate in acc[0] and of the same row of up in acc[1].
+template <int M, class Sums>
+DEVICE void write_gated(const Gated& out, int n_rows, const Sums& sums) {
+    __shared__ float tile[M][WARP];
+    constexpr int WARP_ROWS = 4;
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int first = blockIdx.x * WARP;
+#pragma unroll 1
+    for (int i = 0; i < WARP_ROWS; i++) {
+        int local = warp * WARP_ROWS + i, row = first + local;
+        if (row >= out.n_out) break;
+        float acc[2][M] = {};
+        sums.of(row, acc);
+        float gate_add = out.gate_bias ? out.gate_bias[row] : 0.0f, up_add = out.up_bias ? out.up_bias[row] : 0.0f;
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            if (lane == m) tile[m][local] = activate(out.activation, acc[0][m] + gate_add) * (acc[1][m] + up_add);
+        }
+    }
+    __syncthreads();
+    for (int m = warp; m < n_rows; m += blockDim.x / WARP) {
+        bool is_inside = first + lane < out.n_out;
+        float value = is_inside ? tile[m][lane] : 0.0f;
+        if (out.y && is_inside) out.y[(size_t)m * out.n_out + first + lane] = value;
+        if (out.yq) {
+            quantize_group(value, q8_row(out.yq, m, out.n_out), q8_scales(out.ys, m, out.n_out), blockIdx.x,
+                           out.n_out / WARP);
+        }
+    }
+}

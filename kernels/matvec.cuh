@@ -1,0 +1,140 @@
+// Quantized matrix times 1 to 8 rows: what the kernels of one format, of two, and gated ones share.
+//
+// A lane takes every 32nd group of its rows, 2 at a time: four 16-byte loads in flight. Sums are in one order whatever M, the
+// number of rows of x that a kernel is compiled for, is. Weights as formats/planes.cuh says, x as q8.cuh does.
+#pragma once
+#include "jobs.cuh"
+#include "q8.cuh"
+
+constexpr int ROWS = 2;      // rows of a warp that share the loads of x
+constexpr int JOB_ROWS = 8;  // rows of a thread block
+
+template <int M>
+struct Input {
+    const int8_t* bytes;
+    const Q8Scale* scales;
+    int n_rows, n_in;
+};
+
+// Adds what group g of each row contributes.
+template <class F, int M, int R>
+DEVICE void add_group(const typename F::Raw (&raw)[R], int g, const Input<M>& x, float (&acc)[R][M]) {
+    const int groups = x.n_in / GROUP;
+    int v[R][8];
+    float2 so[R][2];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        F::words(raw[r], v[r]);
+        so[r][0] = F::scale(raw[r], 0);
+        if (F::SUB == 16) so[r][1] = F::scale(raw[r], 1);
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++) {
+        // Rows beyond the last repeat it; their sums are not stored.
+        int row = min(m, x.n_rows - 1);
+        const uint4* bytes = (const uint4*)q8_row(x.bytes, row, x.n_in);
+        uint4 low = __ldg(bytes + g), high = __ldg(bytes + groups + g);
+        uint2 record = __ldg((const uint2*)q8_scales(x.scales, row, x.n_in) + g);
+        float scale = __uint_as_float(record.x);
+        int sum_low = (short)record.y, sum_high = (int)record.y >> 16;
+#pragma unroll
+        for (int r = 0; r < R; r++) {
+            int a = __dp4a(v[r][0], (int)low.x, 0), b = __dp4a(v[r][4], (int)high.x, 0);
+            a = __dp4a(v[r][1], (int)low.y, a), b = __dp4a(v[r][5], (int)high.y, b);
+            a = __dp4a(v[r][2], (int)low.z, a), b = __dp4a(v[r][6], (int)high.z, b);
+            a = __dp4a(v[r][3], (int)low.w, a), b = __dp4a(v[r][7], (int)high.w, b);
+            float term;
+            if (F::SUB == 32) {
+                term = so[r][0].x * (float)(a + b);
+                if (!F::SIGNED) term += so[r][0].y * (float)(sum_low + sum_high);
+            } else {
+                term = so[r][0].x * (float)a + so[r][1].x * (float)b;
+                if (!F::SIGNED) term += so[r][0].y * (float)sum_low + so[r][1].y * (float)sum_high;
+            }
+            acc[r][m] += scale * term;
+        }
+    }
+}
+
+// Sums of R rows with M inputs over a lane's groups. `base[r]` is the index of row r's first group in `f[r]`.
+//
+// Where a format has a few bytes for each superblock, the warp loads those of 16 superblocks of both rows at once, a lane one, and
+// hands them out: loaded with their groups, every sector of them would be asked for four times.
+template <class F, int M, int R>
+DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const Input<M>& x, float (&acc)[R][M]) {
+    constexpr int UNROLL = M <= 4 ? 2 : 1;  // groups of a row in flight
+    const int groups = x.n_in / GROUP, lane = threadIdx.x % WARP;
+    if constexpr (F::SHARES_SUPERS) {
+        static_assert(R == 2, "a warp holds the superblocks of two rows");
+        constexpr int SUPERS = WARP / R, CHUNK = 8 * SUPERS;
+#pragma unroll 1
+        for (int chunk = 0; chunk < groups; chunk += CHUNK) {
+            int mine = chunk / 8 + lane % SUPERS, second = lane / SUPERS;
+            uint32_t super = 0;
+            if (mine < groups / 8) super = second ? f[1].super(base[1] / 8 + mine) : f[0].super(base[0] / 8 + mine);
+#pragma unroll 1
+            for (int first = chunk; first < min(chunk + CHUNK, groups); first += WARP * UNROLL) {
+                typename F::Raw raw[UNROLL][R];
+#pragma unroll
+                for (int u = 0; u < UNROLL; u++) {
+                    int g = first + WARP * u + lane;
+#pragma unroll
+                    for (int r = 0; r < R; r++) {
+                        uint32_t its = __shfl_sync(FULL_WARP, super, r * SUPERS + (g - chunk) / 8 % SUPERS);
+                        if (g < groups) raw[u][r] = f[r].load(base[r] + g, its);
+                    }
+                }
+#pragma unroll
+                for (int u = 0; u < UNROLL; u++) {
+                    int g = first + WARP * u + lane;
+                    if (g < groups) add_group<F, M, R>(raw[u], g, x, acc);
+                }
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (int first = lane; first < groups; first += WARP * UNROLL) {
+            typename F::Raw raw[UNROLL][R];
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                int g = first + WARP * u;
+                if (g < groups) {
+#pragma unroll
+                    for (int r = 0; r < R; r++) raw[u][r] = f[r].load(base[r] + g);
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) {
+                int g = first + WARP * u;
+                if (g < groups) add_group<F, M, R>(raw[u], g, x, acc);
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int m = 0; m < M; m++) acc[r][m] = warp_sum(acc[r][m]);
+}
+
+template <class F, int M>
+DEVICE void matvec(const Job& job, int block, const Input<M>& x) {
+    int lane = threadIdx.x % WARP, n_out = job.n_out;
+    int row = (block * (int)(blockDim.x / WARP) + (int)threadIdx.x / WARP) * ROWS;
+    if (row >= n_out) return;
+    int groups = x.n_in / GROUP;
+    F f(job.w, (size_t)n_out * groups);
+    const F both[ROWS] = {f, f};
+    const size_t base[ROWS] = {(size_t)row * groups, (size_t)min(row + 1, n_out - 1) * groups};
+    float acc[ROWS][M] = {};
+    dot_rows<F, M, ROWS>(both, base, x, acc);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            if (lane == r * M + m && row + r < n_out && m < x.n_rows) {
+                float sum = job.bias ? acc[r][m] + job.bias[row + r] : acc[r][m];
+                job.y[(size_t)m * n_out + row + r] = sum;
+            }
+        }
+    }
+}
