@@ -263,3 +263,27 @@ impl Row {
         format!("{model:<18} {ty:<8} {kv:<4} {device:<6} {max:>9} {kl:>9} {top1:>7} {greedy:>8}  {verdict}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fixtures_are_found_from_the_folder_around_them_too() {
+        let outer = tempfile::tempdir().unwrap();
+        // Neither has fixtures yet: the folder itself is what errors name.
+        assert_eq!(fixtures_folder(outer.path()), outer.path());
+        let inner = outer.path().join("parity");
+        // A file of that name is no folder of fixtures.
+        std::fs::write(&inner, "").unwrap();
+        assert_eq!(fixtures_folder(outer.path()), outer.path());
+        std::fs::remove_file(&inner).unwrap();
+        std::fs::create_dir(&inner).unwrap();
+        assert_eq!(fixtures_folder(outer.path()), inner);
+        assert_eq!(fixtures_folder(&inner), inner);
+        assert_eq!(
+            fixtures_folder(&outer.path().join("absent")),
+            outer.path().join("absent")
+        );
+    }
+}
