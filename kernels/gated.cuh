@@ -1,7 +1,7 @@
 // Gated products, y[m][r] = f(gate[r] . x[m] + bias) * (up[r] . x[m] + bias): what follows the sums, whatever the weights are.
 //
 // A thread block of 256 has 32 rows r, a warp 4 of them. Writes f32 where `y` is given and quantized rows where `yq` is (n_out a
-// multiple of 32 then). Shared: 128 M bytes.
+// multiple of 32 then). Shared: 128 M bytes. Alignment: 4 bytes, quantized rows 16 bytes. Measured on the simulator only.
 #pragma once
 #include "activate.cuh"
 #include "q8.cuh"

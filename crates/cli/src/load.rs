@@ -183,7 +183,7 @@ fn is_every_layer(number: &str) -> bool {
     number == "all" || number.parse().is_ok_and(|n: usize| n >= 99)
 }
 
-/// A load of kernels from which on it is mentioned: the driver compiled them, which it does once.
+/// Loading kernels for this long is mentioned: the driver was probably compiling them.
 const LONG_LOAD: Duration = Duration::from_secs(1);
 
 /// Loads a model, with a progress bar. Says on standard error why a GPU was passed over.
@@ -224,14 +224,21 @@ pub(crate) fn load_where(
         tell(&format!("computing on the CPU: {reason}"));
     }
     if let LoadedDevice::Cuda { kernels_took, .. } = &loaded.device
-        && *kernels_took >= LONG_LOAD
+        && let Some(text) = about_long_load(*kernels_took)
     {
-        tell(&format!(
-            "the driver took {:.1} s to load the kernels; it keeps what it compiled for the next start",
-            kernels_took.as_secs_f64()
-        ));
+        tell(&text);
     }
     Ok((loaded.executor, loaded.device))
+}
+
+/// What is said about loading kernels, where it took long.
+fn about_long_load(took: Duration) -> Option<String> {
+    (took >= LONG_LOAD).then(|| {
+        format!(
+            "loading the kernels took {:.1} s; what the driver compiles it usually keeps for the next start",
+            took.as_secs_f64()
+        )
+    })
 }
 
 /// Says something on standard error: in the log of a program that has one, else as a line.
@@ -275,5 +282,13 @@ mod tests {
         check(&["--gpu-layers", "all", "--device", "cpu"], None);
         check(&["--gpu-layers", "12"], None);
         check(&["--gpu-layers=-1"], None);
+    }
+
+    #[test]
+    fn only_a_long_load_of_kernels_is_mentioned() {
+        assert_eq!(about_long_load(Duration::ZERO), None);
+        assert_eq!(about_long_load(Duration::from_millis(999)), None);
+        assert!(about_long_load(LONG_LOAD).is_some_and(|text| text.contains(" 1.0 s;")));
+        assert!(about_long_load(Duration::from_millis(12_340)).is_some_and(|text| text.contains(" 12.3 s;")));
     }
 }
