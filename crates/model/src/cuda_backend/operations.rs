@@ -407,10 +407,14 @@ impl Backend for CudaBackend {
             return self.activation(activation, n_rows, gate.n_out, gate_out, Some(up_out));
         }
         let quantized = &mut prepared(&mut self.workspace).quantized;
-        if gate.matrix.takes_quantized_input() {
+        let (form, out_form) = if gate.matrix.takes_quantized_input() {
             quantized.of(&self.ops, input.id, input.values.view(), [n_rows, gate.n_in])?;
-        }
-        let (form, out_form) = quantized.of_both(input.id, gate_out.id, gate.n_out);
+            quantized.of_both(input.id, gate_out.id, gate.n_out)
+        } else {
+            // After float weights come float ones, or else that product has the rows quantized.
+            quantized.forget(gate_out.id);
+            (None, None)
+        };
         let input = exec::Input {
             n_rows,
             floats: input.values.view(),
