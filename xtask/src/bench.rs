@@ -1,8 +1,9 @@
 //! `bench`: how fast the program is, beside a peer and beside what the machine can do.
 //!
 //! Models are synthetic, of real shapes. The parts: `cell` lists what is measured, `side` says by whom and reads what it
-//! prints (`output`, `process`), `limits` measures the machine, `roofline` what it leaves a model (`instruction_mix` by format), `record` keeps the
-//! figures, `report` and `chart` show them. Invariant: the sides of a cell run in alternation, so that a machine that
+//! prints (`output`, `process`), `limits` measures the machine, `roofline` what it leaves a model
+//! (`instruction_mix` by format), `steps` what single steps reach of it, `record` keeps the figures, `report` and `chart` show
+//! them. Invariant: the sides of a cell run in alternation, so that a machine that
 //! slows down slows both.
 
 mod cell;
@@ -16,6 +17,7 @@ mod report;
 mod roofline;
 mod side;
 mod spread;
+mod steps;
 
 use std::{
     env, fs,
@@ -27,10 +29,11 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use tokenmill_gguf::GgufFile;
+use tokenmill_quant::CpuFeatures;
 
 use self::{
     cell::{Cell, Work},
-    limits::Limits,
+    limits::Meter,
     record::{Figure, Machine, Record, SideFigure},
     roofline::ModelCost,
     side::{LlamaConfig, Outcome, Side, Task},
@@ -87,6 +90,9 @@ pub struct Args {
 /// # Errors
 /// A side fails, a model cannot be made, or the record cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
+    if cfg!(debug_assertions) && !args.list && !args.report {
+        return run_in_release();
+    }
     let all = cell::all();
     let is_wanted = |cell: &Cell| {
         let name = cell.to_string();
@@ -136,7 +142,7 @@ struct Bench<'a> {
     ours: Side,
     commit: String,
     n_threads: usize,
-    limits: Limits,
+    meter: Meter,
 }
 
 impl<'a> Bench<'a> {
@@ -150,12 +156,6 @@ impl<'a> Bench<'a> {
             Some(program) => program.clone(),
             None => release_build()?,
         };
-        let limits = Limits::measure(n_threads)?;
-        println!(
-            "limits: {:.1} GB/s, {:.0} G multiplications/s",
-            limits.read_bytes_s / 1e9,
-            limits.multiplies_s / 1e9
-        );
         Ok(Self {
             args,
             started,
@@ -163,7 +163,7 @@ impl<'a> Bench<'a> {
             ours: Side::BenchProgram(vec![program.into(), "bench".into()]),
             commit: commit()?,
             n_threads,
-            limits,
+            meter: Meter::new(n_threads)?,
         })
     }
 
@@ -252,8 +252,9 @@ impl<'a> Bench<'a> {
                 .collect::<anyhow::Result<_>>()?,
             ratio: None,
             cost,
-            bound: cost.map(|cost| cost.bound(&self.limits)),
-            limits: self.limits.clone(),
+            steps: cost
+                .map(|cost| steps::measure(&self.meter, task, cost))
+                .transpose()?,
         };
         figure.ratio = figure.speedup();
         Ok(figure)
@@ -314,6 +315,26 @@ impl Series {
     }
 }
 
+/// Starts this command again as a release build, since it computes steps of models itself.
+fn run_in_release() -> anyhow::Result<()> {
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
+        .args([
+            "run",
+            "--release",
+            "--quiet",
+            "-p",
+            "xtask",
+            "--bin",
+            "xtask",
+            "--",
+        ])
+        .args(env::args_os().skip(1))
+        .status()?;
+    ensure!(status.success(), "the bench ended with {status}");
+    Ok(())
+}
+
 /// Builds the program as users have it.
 fn release_build() -> anyhow::Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -369,6 +390,7 @@ fn machine() -> anyhow::Result<Machine> {
     Ok(Machine {
         cpu: cpu.to_owned(),
         n_processors: thread::available_parallelism()?.get(),
+        instruction_sets: CpuFeatures::detect().to_string(),
         system: output_of("uname", &["-sm"])?,
     })
 }

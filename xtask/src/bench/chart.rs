@@ -24,7 +24,7 @@ pub(super) fn draw(record: &Record, cells: &[Cell]) -> String {
         .filter_map(|cell| {
             let name = cell.to_string();
             let figure = record.figures.get(&name)?;
-            Some((name, figure, figure.bound?.tokens_s()))
+            Some((name, figure, figure.steps?.share.median))
         })
         .collect();
     let width = LABEL_WIDTH + BAR_WIDTH + RIGHT;
@@ -54,7 +54,7 @@ pub(super) fn draw(record: &Record, cells: &[Cell]) -> String {
             TOP - 4.0
         );
     }
-    for (row_idx, (name, figure, limit)) in rows.iter().enumerate() {
+    for (row_idx, (name, figure, share)) in rows.iter().enumerate() {
         let top = TOP + row_idx as f64 * ROW_HEIGHT + 4.0;
         let _ = writeln!(
             svg,
@@ -66,7 +66,7 @@ pub(super) fn draw(record: &Record, cells: &[Cell]) -> String {
         for (bar_idx, (side, color)) in sides.into_iter().enumerate() {
             let Some(side) = side else { continue };
             let median = side.spread.median;
-            let length = BAR_WIDTH * median / limit;
+            let length = BAR_WIDTH * share * median / figure.ours.spread.median;
             let y = top + bar_idx as f64 * (BAR_HEIGHT + 1.0);
             let _ = writeln!(
                 svg,
@@ -84,18 +84,17 @@ pub(super) fn draw(record: &Record, cells: &[Cell]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{cell, record::tests::figure, roofline::Bound};
+    use crate::bench::{
+        cell,
+        record::tests::{figure, step_figure},
+    };
 
     #[test]
     fn a_cell_with_a_limit_gets_two_bars() {
         let cells = cell::all();
         let mut record = Record::default();
         let mut measured = figure("tokens/s", 30.0, &[15.0]);
-        measured.bound = Some(Bound {
-            memory: 60.0,
-            arithmetic: 400.0,
-            instruction_mix: None,
-        });
+        measured.steps = Some(step_figure(0.5));
         record.figures.insert(cells[0].to_string(), measured);
         record
             .figures

@@ -13,11 +13,7 @@ use std::{
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    limits::Limits,
-    roofline::{Bound, Cost},
-    spread::Spread,
-};
+use super::{roofline::Cost, spread::Spread, steps::StepFigure};
 
 /// The file in a record's folder.
 const FILE: &str = "speed.json";
@@ -35,6 +31,8 @@ pub(super) struct Record {
 pub(super) struct Machine {
     pub(super) cpu: String,
     pub(super) n_processors: usize,
+    /// The instruction sets in use.
+    pub(super) instruction_sets: String,
     pub(super) system: String,
 }
 
@@ -54,9 +52,8 @@ pub(super) struct Figure {
     pub(super) ratio: Option<f64>,
     /// What a token costs at the least.
     pub(super) cost: Option<Cost>,
-    /// What the limits leave, in tokens per second.
-    pub(super) bound: Option<Bound>,
-    pub(super) limits: Limits,
+    /// What single steps of ours reach of the limits that were sampled beside them.
+    pub(super) steps: Option<StepFigure>,
 }
 
 /// What one side gave.
@@ -144,6 +141,23 @@ pub(super) mod tests {
         }
     }
 
+    pub(in crate::bench) const COST: Cost = Cost {
+        bytes: 1e9,
+        multiplies: 1e9,
+        slots: None,
+    };
+
+    pub(in crate::bench) fn step_figure(share: f64) -> StepFigure {
+        let spread = |value| Spread::of(&[value]).unwrap();
+        StepFigure {
+            share: spread(share),
+            mix_share: None,
+            tokens_s: spread(30.0),
+            read_bytes_s: spread(3e10),
+            multiplies_s: spread(4e11),
+        }
+    }
+
     pub(in crate::bench) fn figure(unit: &str, ours: f64, peers: &[f64]) -> Figure {
         let mut figure = Figure {
             unit: unit.to_owned(),
@@ -153,15 +167,7 @@ pub(super) mod tests {
             peers: peers.iter().map(|&peer| side("peer", &[peer])).collect(),
             ratio: None,
             cost: None,
-            bound: None,
-            limits: Limits {
-                instruction_sets: "avx2".to_owned(),
-                n_threads: 2,
-                read_bytes_s: 3e10,
-                read_bytes_s_one_thread: 2e10,
-                multiplies_s: 4e11,
-                multiplies_s_one_thread: 4e11,
-            },
+            steps: None,
         };
         figure.ratio = figure.speedup();
         figure

@@ -5,11 +5,12 @@ use std::fmt::Write as _;
 use super::{
     cell::Cell,
     record::{Figure, Record, SideFigure},
+    roofline::Limit,
     spread::Spread,
 };
 
 const HEADING: &str = "\
-| work | tokenmill | peer, at its best | ratio | limit | of limit | of its instruction mix | memory, MiB |
+| work | tokenmill | peer, at its best | ratio | limit | a step's share of it | of its instruction mix | memory, MiB |
 |---|---:|---:|---:|---:|---:|---:|---:|
 ";
 
@@ -17,23 +18,10 @@ const HEADING: &str = "\
 pub(super) fn markdown(record: &Record, cells: &[Cell]) -> String {
     let machine = &record.machine;
     let mut text = format!(
-        "{}, {} processors, {}. Median (least..most).\n\n",
-        machine.cpu, machine.n_processors, machine.system
+        "{}, {} processors ({}), {}. Median (least..most). Limits are those of the machine beside our steps: bytes read, or \
+         8-bit integers multiplied, per second; shares are of both as sampled right before and after a step.\n\n",
+        machine.cpu, machine.n_processors, machine.instruction_sets, machine.system
     );
-    if let Some(figure) = record.figures.values().next() {
-        let limits = &figure.limits;
-        let _ = writeln!(
-            text,
-            "Limits with {} threads ({}): {:.1} GB/s read, {:.0} G multiplications of 8-bit integers/s; one thread {:.1} \
-             and {:.0}.\n",
-            limits.n_threads,
-            limits.instruction_sets,
-            limits.read_bytes_s / 1e9,
-            limits.multiplies_s / 1e9,
-            limits.read_bytes_s_one_thread / 1e9,
-            limits.multiplies_s_one_thread / 1e9,
-        );
-    }
     text.push_str(HEADING);
     for cell in cells {
         let name = cell.to_string();
@@ -51,18 +39,16 @@ fn row(text: &mut String, name: &str, figure: &Figure) {
     let ratio = figure
         .speedup()
         .map_or_else(String::new, |ratio| format!("{ratio:.2}"));
-    let percent = |limit: f64| format!("{:.0} %", 100.0 * figure.ours.spread.median / limit);
-    let (limit, share) = figure
-        .bound
-        .map(|bound| {
-            let tokens_s = bound.tokens_s();
-            (format!("{tokens_s:.1} ({})", bound.name()), percent(tokens_s))
-        })
-        .unwrap_or_default();
-    let mix_share = figure
-        .bound
-        .and_then(|bound| bound.instruction_mix)
-        .map_or_else(String::new, percent);
+    let steps = figure.steps.as_ref();
+    let limit = (figure.cost.zip(steps)).map_or_else(String::new, |(cost, steps)| {
+        let limits = steps.limits();
+        match cost.bound(limits).limit() {
+            Limit::Memory => format!("{:.1} GB/s", limits.read_bytes_s / 1e9),
+            Limit::Arithmetic => format!("{:.0} G/s", limits.multiplies_s / 1e9),
+        }
+    });
+    let share = steps.map_or_else(String::new, |steps| percent(steps.share));
+    let mix_share = (steps.and_then(|steps| steps.mix_share)).map_or_else(String::new, percent);
     let memory = |side: Option<&SideFigure>| {
         side.and_then(|side| side.peak_memory_bytes)
             .map(|n_bytes| (n_bytes >> 20).to_string())
@@ -79,6 +65,16 @@ fn row(text: &mut String, name: &str, figure: &Figure) {
     );
 }
 
+/// `84 % (80..88)`.
+fn percent(share: Spread) -> String {
+    format!(
+        "{:.0} % ({:.0}..{:.0})",
+        100.0 * share.median,
+        100.0 * share.min,
+        100.0 * share.max
+    )
+}
+
 /// `17.5 (17.1..17.9)`, with more digits where the numbers are small.
 fn spread(spread: Spread) -> String {
     let digits = if spread.median < 3.0 { 2 } else { 1 };
@@ -91,22 +87,22 @@ fn spread(spread: Spread) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::{cell, record::tests::figure, roofline::Bound};
+    use crate::bench::{
+        cell,
+        record::tests::{COST, figure, step_figure},
+    };
 
     #[test]
     fn a_row_has_both_sides_and_the_limit() {
         let mut text = String::new();
         let mut decode = figure("tokens/s", 30.0, &[10.0, 15.0]);
-        decode.bound = Some(Bound {
-            memory: 40.0,
-            arithmetic: 400.0,
-            instruction_mix: None,
-        });
+        decode.cost = Some(COST);
+        decode.steps = Some(step_figure(0.75));
         row(&mut text, "m/Q4_0/tg128", &decode);
         row(&mut text, "m/Q4_0/load", &figure("s", 0.25, &[]));
         assert_eq!(
             text,
-            "| m/Q4_0/tg128 | 30.0 (30.0..30.0) | 15.0 (15.0..15.0) | 2.00 | 40.0 (memory) | 75 % |  | 900 / 900 |\n\
+            "| m/Q4_0/tg128 | 30.0 (30.0..30.0) | 15.0 (15.0..15.0) | 2.00 | 30.0 GB/s | 75 % (75..75) |  | 900 / 900 |\n\
              | m/Q4_0/load | 0.25 (0.25..0.25) s |  |  |  |  |  | 900 |\n"
         );
     }

@@ -47,7 +47,7 @@ pub(super) struct Cost {
 }
 
 /// The speeds that a machine's limits leave, in tokens per second, each by its reason.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Bound {
     pub(super) memory: f64,
     pub(super) arithmetic: f64,
@@ -126,13 +126,20 @@ impl ModelCost {
 
 impl Cost {
     /// What `limits` leave.
-    pub(super) fn bound(self, limits: &Limits) -> Bound {
+    pub(super) fn bound(self, limits: Limits) -> Bound {
         Bound {
             memory: limits.read_bytes_s / self.bytes,
             arithmetic: limits.multiplies_s / self.multiplies,
             instruction_mix: self.slots.map(|slots| limits.multiplies_s / slots),
         }
     }
+}
+
+/// What a machine runs out of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Limit {
+    Memory,
+    Arithmetic,
 }
 
 impl Bound {
@@ -142,11 +149,11 @@ impl Bound {
     }
 
     /// Which it is.
-    pub(super) fn name(self) -> &'static str {
+    pub(super) fn limit(self) -> Limit {
         if self.memory < self.arithmetic {
-            "memory"
+            Limit::Memory
         } else {
-            "arithmetic"
+            Limit::Arithmetic
         }
     }
 }
@@ -205,20 +212,16 @@ mod tests {
     #[test]
     fn the_lower_limit_binds() {
         let limits = Limits {
-            instruction_sets: "avx2".to_owned(),
-            n_threads: 1,
             read_bytes_s: 100.0,
-            read_bytes_s_one_thread: 100.0,
             multiplies_s: 1000.0,
-            multiplies_s_one_thread: 1000.0,
         };
         let bound = Cost {
             bytes: 10.0,
             multiplies: 10.0,
             slots: Some(20.0),
         }
-        .bound(&limits);
-        assert_eq!((bound.tokens_s(), bound.name()), (10.0, "memory"));
+        .bound(limits);
+        assert_eq!((bound.tokens_s(), bound.limit()), (10.0, Limit::Memory));
         assert_eq!(bound.instruction_mix, Some(50.0));
     }
 }

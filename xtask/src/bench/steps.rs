@@ -1,0 +1,177 @@
+//! [`measure`]: single steps of the program, each between two samples of the machine's limits.
+//!
+//! Separate from the sides, which are compared as whole programs: a limit that was sampled a minute before says nothing
+//! where the machine is shared. Invariant: a step and its limits lie within some tenths of a second.
+
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+use tokenmill_model::{
+    Executor, ForwardBatch, KvType, LoadProgress, Model, ModelOptions, PAGE_TOKENS, RowOutput, SampleRow,
+    SamplingParams, TokenSource,
+};
+use tokenmill_testkit::generate::run as run_step;
+
+use super::{
+    cell::{Kv, Work},
+    limits::{Limits, Meter},
+    roofline::Cost,
+    side::Task,
+    spread::Spread,
+};
+
+/// Steps that are measured where a step is one token of each sequence.
+const N_DECODE_STEPS: usize = 48;
+/// The same where a step is a prompt.
+const N_PREFILL_STEPS: usize = 8;
+/// Steps before those that are measured.
+const N_WARMUP_STEPS: usize = 3;
+/// Tokens of a step that fills a context, the default of the program.
+const FILL_TOKENS: usize = 512;
+
+/// What single steps reach of the limits beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct StepFigure {
+    /// Of the lower of both limits.
+    pub(super) share: Spread,
+    /// Of what the instruction mix leaves, where it counts.
+    pub(super) mix_share: Option<Spread>,
+    /// Tokens per second of a step alone.
+    pub(super) tokens_s: Spread,
+    pub(super) read_bytes_s: Spread,
+    pub(super) multiplies_s: Spread,
+}
+
+impl StepFigure {
+    /// The limits beside the steps, each by its median.
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            read_bytes_s: self.read_bytes_s.median,
+            multiplies_s: self.multiplies_s.median,
+        }
+    }
+}
+
+/// Runs the steps of a task in turn with samples of the limits.
+///
+/// # Errors
+/// The model cannot be loaded or a step fails.
+pub(super) fn measure(meter: &Meter, task: Task<'_>, cost: Cost) -> anyhow::Result<StepFigure> {
+    let mut stepper = Stepper::load(task)?;
+    let n_steps = match task.work {
+        Work::Prefill { .. } => N_PREFILL_STEPS,
+        _ => N_DECODE_STEPS,
+    };
+    for _ in 0..N_WARMUP_STEPS {
+        stepper.step()?;
+    }
+    let (mut shares, mut mix_shares) = (Vec::new(), Vec::new());
+    let (mut speeds, mut reads, mut multiplies) = (Vec::new(), Vec::new(), Vec::new());
+    let mut before = meter.sample();
+    for _ in 0..n_steps {
+        let started = Instant::now();
+        let n_tokens = stepper.step()?;
+        let tokens_s = n_tokens as f64 / started.elapsed().as_secs_f64();
+        let after = meter.sample();
+        let limits = Limits::midpoint(before, after);
+        let bound = cost.bound(limits);
+        shares.push(tokens_s / bound.tokens_s());
+        mix_shares.extend(bound.instruction_mix.map(|bound| tokens_s / bound));
+        speeds.push(tokens_s);
+        reads.push(limits.read_bytes_s);
+        multiplies.push(limits.multiplies_s);
+        before = after;
+    }
+    Ok(StepFigure {
+        share: Spread::of(&shares)?,
+        mix_share: (!mix_shares.is_empty())
+            .then(|| Spread::of(&mix_shares))
+            .transpose()?,
+        tokens_s: Spread::of(&speeds)?,
+        read_bytes_s: Spread::of(&reads)?,
+        multiplies_s: Spread::of(&multiplies)?,
+    })
+}
+
+/// A loaded model that repeats one step.
+struct Stepper {
+    executor: Box<dyn Executor>,
+    batch: ForwardBatch,
+}
+
+impl Stepper {
+    fn load(task: Task<'_>) -> anyhow::Result<Self> {
+        // What a figure stands for on average: the middle of a generation.
+        let (n_seqs, n_step_tokens, n_before) = match task.work {
+            Work::Prefill { n_tokens } => (1, n_tokens, 0),
+            Work::Decode { n_tokens, n_depth } => (1, 1, n_depth + n_tokens / 2),
+            Work::Batch { n_seqs, n_tokens } => (n_seqs, 1, n_tokens / 2),
+            Work::Load => anyhow::bail!("loading is no step"),
+        };
+        let model = Model::open(task.model)?;
+        let n_ctx = n_before + n_step_tokens;
+        ensure!(
+            n_ctx <= model.descriptor().n_ctx_train,
+            "the model is for {} tokens",
+            model.descriptor().n_ctx_train
+        );
+        let n_pages = n_ctx.div_ceil(PAGE_TOKENS);
+        let options = ModelOptions {
+            n_ctx: Some(n_ctx),
+            max_batch_tokens: n_step_tokens.max(FILL_TOKENS),
+            max_batch_seqs: n_seqs,
+            max_logit_rows: n_seqs,
+            n_pages: Some(n_seqs * n_pages),
+            kv_type: match task.kv {
+                Kv::F16 => KvType::F16,
+                Kv::Q8_0 => KvType::Q8_0,
+            },
+            n_threads: Some(task.n_threads),
+            ..ModelOptions::default()
+        };
+        let mut executor = model.load(&options, &mut |_: LoadProgress| {})?;
+        let n_vocab = model.descriptor().n_vocab;
+        let id = |seq_idx: usize, position: usize| {
+            TokenSource::Id(((seq_idx * 7919 + position * 104_729 + 1) % n_vocab) as u32)
+        };
+        let mut batch = ForwardBatch::default();
+        for seq_idx in 0..n_seqs {
+            let first_page = (seq_idx * n_pages) as u32;
+            let pages: Vec<u32> = (first_page..first_page + n_pages as u32).collect();
+            for first in (0..n_before).step_by(FILL_TOKENS) {
+                let mut fill = ForwardBatch::default();
+                let positions = first..n_before.min(first + FILL_TOKENS);
+                fill.push_sequence(
+                    positions.map(|position| id(seq_idx, position)),
+                    first as u32,
+                    &pages,
+                );
+                fill.want_last(greedy());
+                run_step(&mut *executor, &fill).context("filling the context")?;
+            }
+            let positions = n_before..n_ctx;
+            batch.push_sequence(
+                positions.map(|position| id(seq_idx, position)),
+                n_before as u32,
+                &pages,
+            );
+            batch.want_last(greedy());
+        }
+        Ok(Self { executor, batch })
+    }
+
+    /// Does the step again, over the same positions; gives its tokens.
+    fn step(&mut self) -> anyhow::Result<usize> {
+        run_step(&mut *self.executor, &self.batch)?;
+        Ok(self.batch.tokens.len())
+    }
+}
+
+fn greedy() -> RowOutput {
+    RowOutput::Sample(SampleRow {
+        params: SamplingParams::default().into(),
+        history: 0..0,
+        mask_start: None,
+    })
+}
