@@ -1,8 +1,10 @@
 //! [`Pool`]: the threads that share one forward pass.
 //!
 //! The forward pass is a sequence of small parallel jobs, a hundred and more per token. So the pool is entered once
-//! per forward ([`Pool::enter`] keeps its workers awake), a job is one published word, and chunks are claimed from an
-//! atomic cursor. The protocol is in [`gate`]; what a job may write to is in [`parts`].
+//! per forward ([`Pool::enter`] keeps its workers awake), a job is one published word, and chunks are claimed from atomic
+//! cursors. Chunks that follow each other often lie behind each other in memory, and a thread reads ahead: so each thread
+//! has a run of chunks of its own, and takes those of others when it has none left. The protocol is in [`gate`]; what a
+//! job may write to is in [`parts`].
 //!
 //! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
 //! output and reducing in an order that depends on positions only.
@@ -59,9 +61,29 @@ struct Job {
     width: usize,
 }
 
+impl Job {
+    /// Runs of chunks: one for each thread, unless there are so many that looking through the others' takes too long.
+    fn n_runs(&self) -> usize {
+        self.width.min(MAX_RUNS)
+    }
+
+    /// The chunks before run `run_idx`.
+    fn run_start(&self, run_idx: usize) -> usize {
+        let (n_each, n_longer) = (self.n_chunks / self.n_runs(), self.n_chunks % self.n_runs());
+        run_idx * n_each + run_idx.min(n_longer)
+    }
+}
+
+/// The next chunk of a run, on a cache line that no other cursor is on.
+#[repr(align(128))]
+struct Cursor(AtomicUsize);
+
+/// Most runs of chunks that a job is divided into.
+const MAX_RUNS: usize = 16;
+
 struct Shared {
     gate: Gate,
-    cursor: AtomicUsize,
+    cursors: [Cursor; MAX_RUNS],
     /// Entered forwards; while there is one, idle workers wait for the next job awake.
     n_entered: AtomicUsize,
     /// Threads that may take part in the next job, the leader among them.
@@ -93,7 +115,7 @@ impl Pool {
         }
         let shared = Arc::new(Shared {
             gate: Gate::new(),
-            cursor: AtomicUsize::new(0),
+            cursors: std::array::from_fn(|_| Cursor(AtomicUsize::new(0))),
             n_entered: AtomicUsize::new(0),
             width: AtomicUsize::new(n_threads),
             is_oversubscribed: n_threads > Self::n_available(),
@@ -171,16 +193,19 @@ impl Pool {
         // while `f` is borrowed.
         let run = unsafe { std::mem::transmute::<&JobFn<'_>, &'static JobFn<'static>>(f) };
         // SAFETY: the leader lock is held and the job before was closed, so no other thread reads or writes the job.
-        unsafe {
+        let job = unsafe {
             *shared.job.get() = Job {
                 run: Some(run),
                 n_chunks,
                 width,
             };
+            &*shared.job.get()
+        };
+        for (run_idx, cursor) in shared.cursors[..job.n_runs()].iter().enumerate() {
+            cursor.0.store(job.run_start(run_idx), Ordering::Relaxed);
         }
-        shared.cursor.store(0, Ordering::Relaxed);
         shared.gate.publish();
-        shared.run_chunks(f, 0, n_chunks);
+        shared.run_chunks(f, job, 0);
         shared.gate.close(shared.patience());
         // SAFETY: as above. The erased lifetime ends here.
         unsafe {
@@ -309,25 +334,32 @@ impl Shared {
             if worker_idx < job.width
                 && let Some(run) = job.run
             {
-                self.run_chunks(run, worker_idx, job.n_chunks);
+                self.run_chunks(run, job, worker_idx);
             }
             self.gate.leave();
         }
     }
 
-    fn run_chunks(&self, f: &JobFn<'_>, worker_idx: usize, n_chunks: usize) {
+    fn run_chunks(&self, f: &JobFn<'_>, job: &Job, worker_idx: usize) {
+        let n_runs = job.n_runs();
         let result = panic::catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let chunk_idx = self.cursor.fetch_add(1, Ordering::Relaxed);
-                if chunk_idx >= n_chunks {
-                    break;
+            for i in 0..n_runs {
+                let run_idx = (worker_idx + i) % n_runs;
+                let (cursor, end) = (&self.cursors[run_idx].0, job.run_start(run_idx + 1));
+                // Looking first leaves the line of a run that is used up where it is.
+                while cursor.load(Ordering::Relaxed) < end {
+                    let chunk_idx = cursor.fetch_add(1, Ordering::Relaxed);
+                    if chunk_idx < end {
+                        f(worker_idx, chunk_idx);
+                    }
                 }
-                f(worker_idx, chunk_idx);
             }
         }));
         if let Err(payload) = result {
             // The remaining chunks are skipped; the leader raises the first panic again.
-            self.cursor.store(n_chunks, Ordering::Relaxed);
+            for cursor in &self.cursors[..n_runs] {
+                cursor.0.store(job.n_chunks, Ordering::Relaxed);
+            }
             self.panic
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)

@@ -115,42 +115,51 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let mut values = [0.0; SPAN_COLS];
-        values[..self.values.len()].copy_from_slice(self.values);
-        let quants = &mut self.block.quants;
-        let side = &mut self.block.side;
-        match self.scale_span {
-            ScaleSpan::Sub => {
-                for sub in 0..SPAN_SUBS {
-                    let cols = sub * SUB_COLS..(sub + 1) * SUB_COLS;
-                    // SAFETY: the features of `S` are there.
-                    let scale =
-                        unsafe { quantize_run::<S>(&values[cols.clone()], &mut quants[cols.clone()]) };
-                    let sum: i32 = quants[cols].iter().map(|&q| i32::from(q)).sum();
-                    side[ActivationBlock::SUB_SCALE + sub] = scale.to_bits();
-                    side[ActivationBlock::NEG_SUM_32 + sub] = -sum as u32;
-                    side[ActivationBlock::SCALED_SUM_32 + sub] = (scale * sum as f32).to_bits();
+        let Self {
+            scale_span,
+            values,
+            block: ActivationBlock { quants, side },
+        } = self;
+        let mut padded = [0.0; SPAN_COLS];
+        let values: &[f32; SPAN_COLS] = if let Ok(values) = values.try_into() {
+            values
+        } else {
+            padded[..values.len()].copy_from_slice(values);
+            &padded
+        };
+        // SAFETY: the features of `S` are there; both runs are a whole number of vectors.
+        unsafe {
+            match scale_span {
+                ScaleSpan::Sub => {
+                    let mut scales = [0.0; SPAN_SUBS];
+                    for (sub, scale) in scales.iter_mut().enumerate() {
+                        let cols = sub * SUB_COLS..(sub + 1) * SUB_COLS;
+                        *scale = quantize_run::<S>(&values[cols.clone()], &mut quants[cols]);
+                    }
+                    let sums = sums_of_16::<S>(quants);
+                    for (sub, scale) in scales.iter().enumerate() {
+                        let sum = sums[2 * sub] + sums[2 * sub + 1];
+                        side[ActivationBlock::SUB_SCALE + sub] = scale.to_bits();
+                        side[ActivationBlock::NEG_SUM_32 + sub] = -sum as u32;
+                        side[ActivationBlock::SCALED_SUM_32 + sub] = (scale * sum as f32).to_bits();
+                    }
                 }
-            }
-            ScaleSpan::Span => {
-                // SAFETY: the features of `S` are there.
-                let scale = unsafe { quantize_run::<S>(&values, quants) };
-                let mut sums = [0i32; 16];
-                for (sum, quants) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {
-                    *sum = quants.iter().map(|&q| i32::from(q)).sum();
+                ScaleSpan::Span => {
+                    let scale = quantize_run::<S>(values, quants);
+                    let sums = sums_of_16::<S>(quants);
+                    for (i, sum) in sums.iter().enumerate() {
+                        side[ActivationBlock::NEG_SUM_16 + i] = -sum as u32;
+                    }
+                    let pair = |low: i32, high: i32| u32::from(low as u16) | u32::from(high as u16) << 16;
+                    for i in 0..8 {
+                        side[ActivationBlock::SUM_PAIRS_16 + i] = pair(sums[2 * i], sums[2 * i + 1]);
+                    }
+                    for i in 0..4 {
+                        let s = &sums[4 * i..4 * i + 4];
+                        side[ActivationBlock::SUM_PAIRS_32 + i] = pair(s[0] + s[1], s[2] + s[3]);
+                    }
+                    side[ActivationBlock::SPAN_SCALE] = scale.to_bits();
                 }
-                for (i, sum) in sums.iter().enumerate() {
-                    side[ActivationBlock::NEG_SUM_16 + i] = -sum as u32;
-                }
-                let pair = |low: i32, high: i32| u32::from(low as u16) | u32::from(high as u16) << 16;
-                for i in 0..8 {
-                    side[ActivationBlock::SUM_PAIRS_16 + i] = pair(sums[2 * i], sums[2 * i + 1]);
-                }
-                for i in 0..4 {
-                    let s = &sums[4 * i..4 * i + 4];
-                    side[ActivationBlock::SUM_PAIRS_32 + i] = pair(s[0] + s[1], s[2] + s[3]);
-                }
-                side[ActivationBlock::SPAN_SCALE] = scale.to_bits();
             }
         }
     }
@@ -160,32 +169,40 @@ impl Kernel for Quantize<'_> {
 /// becomes 127. A value that is not finite makes the scale NaN, so that no product hides it.
 #[inline(always)]
 unsafe fn quantize_run<S: Simd>(values: &[f32], quants: &mut [i8]) -> f32 {
-    // SAFETY: the features of `S` are there; `values` and the arrays hold a whole number of vectors.
+    // Magnitudes are ordered as their bits are, and a maximum of integers is one that compilers vectorize.
+    let largest = values.iter().map(|x| x.abs().to_bits()).fold(0, u32::max);
+    let largest = if largest < f32::INFINITY.to_bits() {
+        f32::from_bits(largest)
+    } else {
+        f32::NAN
+    };
+    let inverse = 127.0 / largest;
+    // SAFETY: the features of `S` are there; `values` is a whole number of vectors, and `quants` as long.
     unsafe {
-        let magnitude = S::splat(0x7fff_ffff);
-        let zero = S::splat_f32(0.0);
-        let (mut max, mut check) = (zero, zero);
-        for at in (0..values.len()).step_by(S::LANES) {
-            let x = S::load_f32(values[at..].as_ptr());
-            max = S::max(S::from_bits(S::and(S::bits(x), magnitude)), max);
-            check = S::fma(x, zero, check);
-        }
-        let (mut maxima, mut checks) = ([0.0f32; 16], [0.0f32; 16]);
-        S::store_f32(maxima.as_mut_ptr(), max);
-        S::store_f32(checks.as_mut_ptr(), check);
-        // Zero times a value is zero unless the value is not finite.
-        let largest = maxima.iter().copied().fold(0.0, f32::max) + checks.iter().sum::<f32>();
-        let scale = largest / 127.0;
-        let inverse = 127.0 / largest;
         let inverse = S::splat_f32(if inverse.is_finite() { inverse } else { 0.0 });
-        let mut wide = [0i32; SPAN_COLS];
         for at in (0..values.len()).step_by(S::LANES) {
             let q = S::to_i32(S::mul(S::load_f32(values[at..].as_ptr()), inverse));
-            S::store(wide[at..].as_mut_ptr().cast(), q);
+            S::store_low_bytes(quants[at..].as_mut_ptr(), q);
         }
-        for (quant, wide) in quants.iter_mut().zip(&wide) {
-            *quant = *wide as i8;
-        }
-        scale
     }
+    largest / 127.0
+}
+
+/// The sums of each 16 quants.
+#[inline(always)]
+unsafe fn sums_of_16<S: Simd>(quants: &[i8; SPAN_COLS]) -> [i32; 16] {
+    let mut sums_of_4 = [0i32; SPAN_COLS / 4];
+    for (at, quants) in (0..SPAN_COLS / 4)
+        .step_by(S::LANES)
+        .zip(quants.chunks(4 * S::LANES))
+    {
+        // SAFETY: the features of `S` are there; a vector's bytes and lanes lie inside the arrays.
+        unsafe {
+            let quants = S::load(quants.as_ptr().cast());
+            let sums = S::dot_u8::<false>(S::splat(0), S::splat_u8(1), quants);
+            S::store(sums_of_4[at..].as_mut_ptr().cast(), sums);
+        }
+    }
+    let sums_of_4 = sums_of_4.as_chunks::<4>().0;
+    std::array::from_fn(|i| sums_of_4[i].iter().sum())
 }

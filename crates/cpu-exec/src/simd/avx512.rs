@@ -4,13 +4,14 @@
 
 use std::arch::x86_64::{
     __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
-    _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512, _mm512_castps_si512,
-    _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16,
-    _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps,
-    _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_srl_epi16,
-    _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
+    _mm_storeu_si128, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+    _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_ps,
+    _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32,
+    _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi32,
+    _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32,
+    _mm512_sub_ps,
 };
 
 use super::{Kernel, Simd};
@@ -52,6 +53,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store(ptr: *mut u8, a: __m512i) {
         unsafe { _mm512_storeu_si512(ptr.cast(), a) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_low_bytes(ptr: *mut i8, a: __m512i) {
+        unsafe { _mm_storeu_si128(ptr.cast::<__m128i>(), _mm512_cvtepi32_epi8(a)) }
     }
 
     #[inline(always)]
@@ -142,11 +148,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn to_i32(a: __m512) -> __m512i {
         unsafe { _mm512_cvtps_epi32(a) }
-    }
-
-    #[inline(always)]
-    unsafe fn bits(a: __m512) -> __m512i {
-        unsafe { _mm512_castps_si512(a) }
     }
 
     #[inline(always)]

@@ -76,6 +76,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn load(ptr: *const u8) -> Self::I;
     /// Writes `4 * LANES` bytes.
     unsafe fn store(ptr: *mut u8, a: Self::I);
+    /// Writes the lowest byte of each lane, `LANES` bytes.
+    unsafe fn store_low_bytes(ptr: *mut i8, a: Self::I);
     /// Every lane the same.
     unsafe fn splat(a: i32) -> Self::I;
     /// Every byte the same.
@@ -113,8 +115,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn to_f32(a: Self::I) -> Self::F;
     /// f32 as integers, rounded to nearest even; values that do not fit become the least integer.
     unsafe fn to_i32(a: Self::F) -> Self::I;
-    /// The bits of each lane, as an integer.
-    unsafe fn bits(a: Self::F) -> Self::I;
     /// The f32 with these bits.
     unsafe fn from_bits(a: Self::I) -> Self::F;
 

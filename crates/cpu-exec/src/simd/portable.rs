@@ -66,6 +66,14 @@ impl Simd for Portable {
     }
 
     #[inline(never)]
+    unsafe fn store_low_bytes(ptr: *mut i8, a: I) {
+        unsafe {
+            ptr.cast::<[i8; LANES]>()
+                .write_unaligned(a.map(|lane| lane as i8))
+        }
+    }
+
+    #[inline(never)]
     unsafe fn splat(a: i32) -> I {
         [a; LANES]
     }
@@ -173,11 +181,6 @@ impl Simd for Portable {
                 i32::MIN
             }
         })
-    }
-
-    #[inline(never)]
-    unsafe fn bits(a: F) -> I {
-        map(a, |a| a.to_bits() as i32)
     }
 
     #[inline(never)]
