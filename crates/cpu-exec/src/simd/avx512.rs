@@ -2,16 +2,19 @@
 //!
 //! Each method is one or two instructions; the features are those of [`tokenmill_quant::Isa::Avx512Vnni`].
 
-use std::arch::x86_64::{
-    __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
-    _mm_storeu_si128, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-    _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_ps,
-    _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps, _mm512_cvtps_epi32,
-    _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_set1_epi8,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi32,
-    _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32,
-    _mm512_sub_ps,
+use std::arch::{
+    asm,
+    x86_64::{
+        __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
+        _mm_storeu_si128, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
+        _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_ps,
+        _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
+        _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps,
+        _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512,
+        _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32,
+        _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+        _mm512_sub_epi32, _mm512_sub_ps,
+    },
 };
 
 use super::{Kernel, Simd};
@@ -38,6 +41,17 @@ impl Simd for Avx512 {
             unsafe { kernel.run::<Avx512>() }
         }
         unsafe { enabled(kernel) }
+    }
+
+    #[inline(always)]
+    unsafe fn settle(a: __m512) {
+        #[inline]
+        #[target_feature(enable = "avx512f")]
+        fn settle(a: __m512) {
+            // SAFETY: there is no instruction.
+            unsafe { asm!("/* {0} */", in(zmm_reg) a, options(nostack, preserves_flags)) }
+        }
+        unsafe { settle(a) }
     }
 
     #[inline(always)]

@@ -35,7 +35,7 @@ mod tiles;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx512::Avx512;
+use avx512::Avx512;
 pub(crate) use memory::TileMemory;
 pub(crate) use portable::Portable;
 pub(crate) use products::PAIR_ROWS;
@@ -70,6 +70,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// would share its registers.
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
 
+    /// Has the compiler compute `a` here, and read what the code below reads after it. No instruction comes of it.
+    unsafe fn settle(a: Self::F);
     /// Asks for the cache line at `ptr`, which need not be valid.
     fn prefetch(ptr: *const u8);
     /// Reads `4 * LANES` bytes.

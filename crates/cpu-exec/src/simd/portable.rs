@@ -52,6 +52,9 @@ impl Simd for Portable {
         unsafe { kernel.run::<Self>() }
     }
 
+    #[inline(always)]
+    unsafe fn settle(_: F) {}
+
     #[inline(never)]
     fn prefetch(_: *const u8) {}
 

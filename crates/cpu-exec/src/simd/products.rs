@@ -251,6 +251,10 @@ unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
                 }
             }
         }
+        if ROWS == 1 {
+            // Or LLVM reads the columns of a whole span first, many times what registers hold.
+            S::settle(parts[0]);
+        }
     }
 }
 
