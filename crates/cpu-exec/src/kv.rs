@@ -8,7 +8,7 @@ use std::{fmt, str::FromStr};
 
 use half::f16;
 
-use crate::{CpuExecError, Host, simd::memory::zeroed_bytes};
+use crate::{CpuExecError, Host, zeroed};
 
 /// Tokens in one page.
 pub const PAGE_TOKENS: usize = 16;
@@ -257,7 +257,7 @@ impl Half {
             head_dim,
             page_bytes,
             n_pages,
-            bytes: zeroed_bytes(n_bytes, "the KV store")?,
+            bytes: zeroed(n_bytes, "the KV store")?,
         })
     }
 

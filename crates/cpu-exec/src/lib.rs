@@ -62,6 +62,7 @@ mod pool;
 )]
 mod simd;
 mod workspace;
+mod zeroed;
 
 pub use attention::{AttentionBatch, AttentionParams, Mask, Window, attention};
 pub use error::CpuExecError;
@@ -78,3 +79,4 @@ pub use ops::{
 };
 pub use pool::{Entered, Pool};
 pub use workspace::{StepSizes, Workspace, WorkspaceSizes};
+pub use zeroed::zeroed;

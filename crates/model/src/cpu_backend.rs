@@ -177,13 +177,8 @@ impl Backend for CpuBackend {
     }
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
-        let len = max_rows.saturating_mul(width);
-        let mut buffer = Vec::new();
-        buffer
-            .try_reserve_exact(len)
-            .map_err(|error| failed("allocating activations", &error))?;
-        buffer.resize(len, 0.0);
-        Ok(buffer)
+        exec::zeroed(max_rows.saturating_mul(width), "activations")
+            .map_err(|error| failed("allocating activations", &error))
     }
 
     fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {

@@ -3,8 +3,6 @@
 //! Weights are read from end to end for every token; with pages of 4 KiB two threads of a machine may get half of the
 //! bandwidth that they get with pages of 2 MiB. Invariant: the bytes start at a multiple of 64 and are owned by one value.
 
-use std::alloc::{Layout, alloc_zeroed};
-
 use crate::CpuExecError;
 
 /// An allocation of zeroed bytes.
@@ -81,23 +79,6 @@ impl TileMemory {
     }
 }
 
-/// Zeroed bytes that the system backs when they are first written.
-pub(crate) fn zeroed_bytes(len: usize, what: &'static str) -> Result<Vec<u8>, CpuExecError> {
-    let out_of_memory = || CpuExecError::OutOfMemory { what, n_bytes: len };
-    if len == 0 {
-        return Ok(Vec::new());
-    }
-    let layout = Layout::array::<u8>(len).map_err(|_| out_of_memory())?;
-    // SAFETY: the layout's size is above zero.
-    let start = unsafe { alloc_zeroed(layout) };
-    if start.is_null() {
-        return Err(out_of_memory());
-    }
-    // SAFETY: the global allocator made `start` for `len` bytes of alignment 1, and all of them are zero.
-    let bytes = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start, len)) };
-    Ok(bytes.into_vec())
-}
-
 /// An anonymous private mapping whose used part starts at a huge page.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
@@ -172,18 +153,5 @@ mod tests {
             bytes.fill(7);
         }
         assert!(TileMemory::zeroed(isize::MAX as usize).is_err());
-    }
-
-    #[test]
-    fn absurd_sizes_are_errors() {
-        assert_eq!(zeroed_bytes(5, "a test").unwrap(), [0; 5]);
-        assert!(zeroed_bytes(0, "a test").unwrap().is_empty());
-        for len in [1 << 55, isize::MAX as usize, usize::MAX] {
-            let error = zeroed_bytes(len, "a test").unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!("{len} bytes of memory could not be allocated for a test")
-            );
-        }
     }
 }
