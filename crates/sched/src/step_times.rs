@@ -30,13 +30,20 @@ struct Average {
 }
 
 impl Average {
-    fn add(&mut self, us_by_256: u64) {
-        // A step that lost its processor for a while says nothing about the next one, and may take many times as long.
-        let us_by_256 = if self.n_seen >= N_TRUSTED {
-            us_by_256.min(2 * self.us_by_256)
+    /// As [`Average::add`], but once there is an average to trust, a value counts at most twice that: a step that lost its
+    /// processor for a while says nothing about the next one, and may take many times as long.
+    ///
+    /// For times of whole steps. Differences of them may be zero half of the time, which would leave an average at zero.
+    fn add_limited(&mut self, us_by_256: u64) {
+        const ONE_US: u64 = 256;
+        self.add(if self.n_seen >= N_TRUSTED {
+            us_by_256.min((2 * self.us_by_256).max(ONE_US))
         } else {
             us_by_256
-        };
+        });
+    }
+
+    fn add(&mut self, us_by_256: u64) {
         self.n_seen = self.n_seen.saturating_add(1);
         // The mean of the first eight, then one that follows.
         let weight = u64::from(self.n_seen.min(N_TRUSTED));
@@ -69,7 +76,7 @@ impl StepTimes {
             if self.decode.len() <= n_decode {
                 self.decode.resize(n_decode + 1, Average::default());
             }
-            self.decode[n_decode].add(us * 256);
+            self.decode[n_decode].add_limited(us * 256);
         } else if let Some(decode_us_by_256) = self.decode_us_by_256(n_decode) {
             let more = (us * 256).saturating_sub(decode_us_by_256);
             self.prefill_token.add(more / n_prefill_tokens as u64);
@@ -174,6 +181,29 @@ mod tests {
             times.observe(1, 0, 4000);
         }
         assert!((249.0..251.0).contains(&times.throughput(1).unwrap().tokens_per_s));
+    }
+
+    #[test]
+    fn averages_neither_sink_to_nothing_nor_stay_there() {
+        let mut times = StepTimes::default();
+        for _ in 0..20 {
+            times.observe(1, 0, 1000);
+        }
+        // A chunk of 100 tokens that half of the time costs nothing beside the decoding, else 10 us a token.
+        for i in 0..1000 {
+            times.observe(1, 100, 1000 + 2000 * (i % 2));
+        }
+        let us = times.prefill_token.get().unwrap() / 256;
+        assert!((8..=12).contains(&us), "{us} us a token");
+
+        let mut average = Average::default();
+        for _ in 0..100 {
+            average.add_limited(0);
+        }
+        for _ in 0..200 {
+            average.add_limited(256_000);
+        }
+        assert!(average.get().unwrap() > 250_000, "{average:?}");
     }
 
     #[test]
