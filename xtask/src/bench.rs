@@ -33,7 +33,6 @@ use tokenmill_quant::CpuFeatures;
 
 use self::{
     cell::{Cell, Work},
-    limits::Meter,
     record::{Figure, Machine, Record, SideFigure},
     roofline::ModelCost,
     side::{LlamaConfig, Outcome, Side, Task},
@@ -59,7 +58,8 @@ pub struct Args {
     /// The folder of llama-bench and llama-batched-bench, as a peer
     #[arg(long, value_name = "DIR")]
     vs_llama: Option<PathBuf>,
-    /// The program to measure, instead of a release build made for it
+    /// The program to measure, instead of a release build made for it; single steps, whose shares of the limits are
+    /// shown, are this build's all the same
     #[arg(long, value_name = "FILE")]
     tokenmill: Option<PathBuf>,
     /// Folder of the models, `PRESET-TYPE.gguf`; missing ones are made [default: target/bench-models]
@@ -91,6 +91,10 @@ pub struct Args {
 /// A side fails, a model cannot be made, or the record cannot be written.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if cfg!(debug_assertions) && !args.list && !args.report {
+        ensure!(
+            env::var_os(IN_RELEASE).is_none(),
+            "the release profile has debug assertions, with which nothing is worth measuring"
+        );
         return run_in_release();
     }
     let all = cell::all();
@@ -142,7 +146,6 @@ struct Bench<'a> {
     ours: Side,
     commit: String,
     n_threads: usize,
-    meter: Meter,
 }
 
 impl<'a> Bench<'a> {
@@ -163,7 +166,6 @@ impl<'a> Bench<'a> {
             ours: Side::BenchProgram(vec![program.into(), "bench".into()]),
             commit: commit()?,
             n_threads,
-            meter: Meter::new(n_threads)?,
         })
     }
 
@@ -252,9 +254,7 @@ impl<'a> Bench<'a> {
                 .collect::<anyhow::Result<_>>()?,
             ratio: None,
             cost,
-            steps: cost
-                .map(|cost| steps::measure(&self.meter, task, cost))
-                .transpose()?,
+            steps: cost.map(|cost| steps::measure(task, cost)).transpose()?,
         };
         figure.ratio = figure.speedup();
         Ok(figure)
@@ -315,6 +315,9 @@ impl Series {
     }
 }
 
+/// Tells the release build that it was started by another.
+const IN_RELEASE: &str = "TOKENMILL_BENCH_IN_RELEASE";
+
 /// Starts this command again as a release build, since it computes steps of models itself.
 fn run_in_release() -> anyhow::Result<()> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
@@ -330,6 +333,7 @@ fn run_in_release() -> anyhow::Result<()> {
             "--",
         ])
         .args(env::args_os().skip(1))
+        .env(IN_RELEASE, "1")
         .status()?;
     ensure!(status.success(), "the bench ended with {status}");
     Ok(())

@@ -4,7 +4,8 @@ use bytemuck::{Zeroable, allocation::try_zeroed_slice_box};
 
 use crate::CpuExecError;
 
-/// `len` items whose bytes are all zero; the system backs them when they are first written. `what` is for the error.
+/// `len` items whose bytes are all zero; `what` is for the error. The system
+/// may back them only when they are first written, so that a lack of memory can show later than here.
 ///
 /// # Errors
 /// [`CpuExecError::OutOfMemory`].

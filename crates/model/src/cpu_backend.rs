@@ -178,7 +178,7 @@ impl Backend for CpuBackend {
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
         exec::zeroed(max_rows.saturating_mul(width), "activations")
-            .map_err(|error| failed("allocating activations", &error))
+            .map_err(|error| failed("preparing a step", &error))
     }
 
     fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {

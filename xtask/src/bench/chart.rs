@@ -1,7 +1,8 @@
 //! The record as a drawing: how much of the machine's limit each side reaches, a pair of bars for each cell.
 //!
 //! Shares of a limit, because tokens per second of a small and a large model do not fit on one axis, and because the
-//! empty part of a bar is what is left to win.
+//! empty part of a bar is what is left to win. Ours is what single steps reached of the limits beside them; the peer's is
+//! that, divided by how much faster ours was as a whole program.
 
 use std::fmt::Write as _;
 
@@ -14,6 +15,8 @@ const ROW_HEIGHT: f64 = 32.0;
 const TOP: f64 = 58.0;
 /// Room behind the bars for what they stand for.
 const RIGHT: f64 = 80.0;
+/// The longest bar, since a share can exceed one.
+const MAX_SHARE: f64 = 1.1;
 const OURS: &str = "#2563eb";
 const PEERS: &str = "#a3a3a3";
 
@@ -33,7 +36,7 @@ pub(super) fn draw(record: &Record, cells: &[Cell]) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
          font-size=\"11\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n\
-         <text x=\"12\" y=\"20\" font-size=\"14\" font-weight=\"bold\">Share of the machine's limit, tokens/s at the bars</text>\n"
+         <text x=\"12\" y=\"20\" font-size=\"14\" font-weight=\"bold\">Share of the limit that single steps reach, tokens/s of whole runs at the bars</text>\n"
     );
     for (x, color, name) in [
         (LABEL_WIDTH, OURS, "tokenmill"),
@@ -62,11 +65,14 @@ pub(super) fn draw(record: &Record, cells: &[Cell]) -> String {
             LABEL_WIDTH - 8.0,
             top + BAR_HEIGHT + 4.0
         );
-        let sides = [(Some(&figure.ours), OURS), (figure.best_peer(), PEERS)];
-        for (bar_idx, (side, color)) in sides.into_iter().enumerate() {
-            let Some(side) = side else { continue };
+        let peer = figure.best_peer().zip(figure.speedup());
+        let sides = [
+            Some((&figure.ours, *share, OURS)),
+            peer.map(|(peer, speedup)| (peer, share / speedup, PEERS)),
+        ];
+        for (bar_idx, (side, share, color)) in sides.into_iter().flatten().enumerate() {
             let median = side.spread.median;
-            let length = BAR_WIDTH * share * median / figure.ours.spread.median;
+            let length = BAR_WIDTH * share.min(MAX_SHARE);
             let y = top + bar_idx as f64 * (BAR_HEIGHT + 1.0);
             let _ = writeln!(
                 svg,

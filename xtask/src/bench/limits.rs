@@ -1,7 +1,7 @@
 //! [`Meter`]: what the machine can do at most, measured: reading memory, and multiplying 8-bit integers.
 //!
 //! A machine that is shared with others changes from minute to minute, so limits are sampled next to the work they are
-//! compared with. Invariant: one sample takes some tens of milliseconds, as long as a step of a model.
+//! compared with. Invariant: one sample takes some tens of milliseconds.
 
 use std::{hint::black_box, time::Instant};
 

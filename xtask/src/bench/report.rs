@@ -19,7 +19,8 @@ pub(super) fn markdown(record: &Record, cells: &[Cell]) -> String {
     let machine = &record.machine;
     let mut text = format!(
         "{}, {} processors ({}), {}. Median (least..most). Limits are those of the machine beside our steps: bytes read, or \
-         8-bit integers multiplied, per second; shares are of both as sampled right before and after a step.\n\n",
+         8-bit integers multiplied, per second; a share is of the \
+         mean of a sample right before and one right after a step, and exceeds 100 % where the machine changed in between.\n\n",
         machine.cpu, machine.n_processors, machine.instruction_sets, machine.system
     );
     text.push_str(HEADING);

@@ -1,7 +1,8 @@
 //! [`measure`]: single steps of the program, each between two samples of the machine's limits.
 //!
 //! Separate from the sides, which are compared as whole programs: a limit that was sampled a minute before says nothing
-//! where the machine is shared. Invariant: a step and its limits lie within some tenths of a second.
+//! where the machine is shared. Invariant: the limits of a step are the mean of a sample right before and one right after
+//! it; where the machine changes in between, a share of them can exceed one.
 
 use std::time::Instant;
 
@@ -56,8 +57,9 @@ impl StepFigure {
 /// Runs the steps of a task in turn with samples of the limits.
 ///
 /// # Errors
-/// The model cannot be loaded or a step fails.
-pub(super) fn measure(meter: &Meter, task: Task<'_>, cost: Cost) -> anyhow::Result<StepFigure> {
+/// The model cannot be loaded, a step fails, or there is no memory to sample the limits with.
+pub(super) fn measure(task: Task<'_>, cost: Cost) -> anyhow::Result<StepFigure> {
+    let meter = Meter::new(task.n_threads)?;
     let mut stepper = Stepper::load(task)?;
     let n_steps = match task.work {
         Work::Prefill { .. } => N_PREFILL_STEPS,
@@ -174,4 +176,59 @@ fn greedy() -> RowOutput {
         history: 0..0,
         mask_start: None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_gguf::TensorType;
+    use tokenmill_testkit::{TinyModel, tiny_llama};
+
+    use super::*;
+
+    /// Tokens of a step and the position of its first, for some work on a tiny model.
+    fn step_of(work: Work) -> anyhow::Result<(usize, u32)> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("tiny.gguf");
+        std::fs::write(
+            &path,
+            TinyModel::random(tiny_llama(), TensorType::F32, 1).to_gguf()?,
+        )?;
+        let mut stepper = Stepper::load(Task {
+            model: &path,
+            work,
+            kv: Kv::F16,
+            n_threads: 2,
+            repetitions: 1,
+        })?;
+        let n_tokens = stepper.step()?;
+        assert_eq!(stepper.step()?, n_tokens);
+        Ok((n_tokens, stepper.batch.positions[0]))
+    }
+
+    #[test]
+    fn a_step_is_an_average_one_of_its_work() {
+        let check = |work, expected| assert_eq!(step_of(work).unwrap(), expected);
+        check(Work::Prefill { n_tokens: 20 }, (20, 0));
+        check(
+            Work::Decode {
+                n_tokens: 8,
+                n_depth: 30,
+            },
+            (1, 34),
+        );
+        check(
+            Work::Batch {
+                n_seqs: 3,
+                n_tokens: 10,
+            },
+            (3, 5),
+        );
+    }
+
+    #[test]
+    fn what_is_no_step_or_does_not_fit_is_an_error() {
+        assert!(step_of(Work::Load).is_err());
+        let error = step_of(Work::Prefill { n_tokens: 1 << 20 }).unwrap_err();
+        assert!(error.to_string().contains("the model is for"), "{error}");
+    }
 }

@@ -2,8 +2,9 @@
 //!
 //! The forward pass is a sequence of small parallel jobs, a hundred and more per token. So the pool is entered once
 //! per forward ([`Pool::enter`] keeps its workers awake), a job is one published word, and chunks are claimed from atomic
-//! cursors. Chunks that follow each other often lie behind each other in memory, and a thread reads ahead: so each thread
-//! has a run of chunks of its own, and takes those of others when it has none left. The protocol is in [`gate`]; what a
+//! cursors. Chunks that follow each other often lie behind each other in memory, and a thread reads ahead: so chunks are
+//! divided into runs, up to sixteen threads have one of their own, and who has used up his goes on at the front of the
+//! next. The protocol is in [`gate`]; what a
 //! job may write to is in [`parts`].
 //!
 //! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
@@ -32,6 +33,9 @@ use crate::CpuExecError;
 /// More threads than this is a mistake in a configuration, not a machine.
 const MAX_THREADS: usize = 1024;
 
+/// Most runs of chunks that a job is divided into; more threads share them.
+const MAX_RUNS: usize = 16;
+
 /// A leader and its workers. The thread that calls [`Pool::run`] is worker 0 of that job.
 ///
 /// ```
@@ -54,6 +58,7 @@ pub struct Pool {
 
 type JobFn<'a> = dyn Fn(usize, usize) + Sync + 'a;
 
+#[derive(Clone, Copy)]
 struct Job {
     /// Called with the worker's and the chunk's index. Its lifetime is erased: it is called only while the leader waits.
     run: Option<&'static JobFn<'static>>,
@@ -77,9 +82,6 @@ impl Job {
 /// The next chunk of a run, on a cache line that no other cursor is on.
 #[repr(align(128))]
 struct Cursor(AtomicUsize);
-
-/// Most runs of chunks that a job is divided into.
-const MAX_RUNS: usize = 16;
 
 struct Shared {
     gate: Gate,
@@ -192,20 +194,20 @@ impl Pool {
         // SAFETY: only the lifetime changes. The function is called between `publish` and the return of `close` below,
         // while `f` is borrowed.
         let run = unsafe { std::mem::transmute::<&JobFn<'_>, &'static JobFn<'static>>(f) };
-        // SAFETY: the leader lock is held and the job before was closed, so no other thread reads or writes the job.
-        let job = unsafe {
-            *shared.job.get() = Job {
-                run: Some(run),
-                n_chunks,
-                width,
-            };
-            &*shared.job.get()
+        let job = Job {
+            run: Some(run),
+            n_chunks,
+            width,
         };
+        // SAFETY: the leader lock is held and the job before was closed, so no other thread reads or writes the job.
+        unsafe {
+            *shared.job.get() = job;
+        }
         for (run_idx, cursor) in shared.cursors[..job.n_runs()].iter().enumerate() {
             cursor.0.store(job.run_start(run_idx), Ordering::Relaxed);
         }
         shared.gate.publish();
-        shared.run_chunks(f, job, 0);
+        shared.run_chunks(f, &job, 0);
         shared.gate.close(shared.patience());
         // SAFETY: as above. The erased lifetime ends here.
         unsafe {

@@ -196,7 +196,7 @@ unsafe fn sums_of_16<S: Simd>(quants: &[i8; SPAN_COLS]) -> [i32; 16] {
         .step_by(S::LANES)
         .zip(quants.chunks(4 * S::LANES))
     {
-        // SAFETY: the features of `S` are there; a vector's bytes and lanes lie inside the arrays.
+        // SAFETY: the features of `S` are there; a vector's bytes and lanes lie inside the arrays; no quant is -128.
         unsafe {
             let quants = S::load(quants.as_ptr().cast());
             let sums = S::dot_u8::<false>(S::splat(0), S::splat_u8(1), quants);

@@ -59,6 +59,7 @@ impl<const HAS_VNNI: bool> Simd for Avx2<HAS_VNNI> {
         #[inline]
         #[target_feature(enable = "avx")]
         fn settle(a: __m256) {
+            // It may touch memory for all the compiler knows (no `nomem`), so that loads do not move across it.
             // SAFETY: there is no instruction.
             unsafe { asm!("/* {0} */", in(ymm_reg) a, options(nostack, preserves_flags)) }
         }

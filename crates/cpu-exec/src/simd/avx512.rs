@@ -48,6 +48,7 @@ impl Simd for Avx512 {
         #[inline]
         #[target_feature(enable = "avx512f")]
         fn settle(a: __m512) {
+            // It may touch memory for all the compiler knows (no `nomem`), so that loads do not move across it.
             // SAFETY: there is no instruction.
             unsafe { asm!("/* {0} */", in(zmm_reg) a, options(nostack, preserves_flags)) }
         }

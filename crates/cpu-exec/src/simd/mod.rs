@@ -70,7 +70,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// would share its registers.
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
 
-    /// Has the compiler compute `a` here, and read what the code below reads after it. No instruction comes of it.
+    /// A hint to the compiler: `a` is computed before anything below is loaded. No instruction comes of it, and portable code
+    /// ignores it.
     unsafe fn settle(a: Self::F);
     /// Asks for the cache line at `ptr`, which need not be valid.
     fn prefetch(ptr: *const u8);

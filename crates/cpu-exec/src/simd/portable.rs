@@ -72,7 +72,7 @@ impl Simd for Portable {
     unsafe fn store_low_bytes(ptr: *mut i8, a: I) {
         unsafe {
             ptr.cast::<[i8; LANES]>()
-                .write_unaligned(a.map(|lane| lane as i8))
+                .write_unaligned(a.map(|lane| lane as i8));
         }
     }
 

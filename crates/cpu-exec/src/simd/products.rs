@@ -252,7 +252,8 @@ unsafe fn direct_sub<S: Simd, T: QuantTile, const ROWS: usize>(
             }
         }
         if ROWS == 1 {
-            // Or LLVM reads the columns of a whole span first, many times what registers hold.
+            // Or LLVM reads the columns of a whole span first, many times what registers hold. `Q6_K` alone would do
+            // without; what it loses lies beyond what memory gives.
             S::settle(parts[0]);
         }
     }
