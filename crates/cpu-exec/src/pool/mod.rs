@@ -438,6 +438,131 @@ mod tests {
         assert_eq!(count.into_inner(), 100);
     }
 
+    /// Yields until `is_met`, and returns whether it was before patience ended. A chunk that waits keeps its job open, so
+    /// that workers always come; the end is there so that a fault is a failure and not a test that hangs.
+    fn yield_until(is_met: impl Fn() -> bool) -> bool {
+        for _ in 0..1 << 26 {
+            if is_met() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        is_met()
+    }
+
+    #[test]
+    fn runs_cover_the_chunks_in_order_and_are_even() {
+        for n_chunks in 0..70 {
+            for width in 1..40 {
+                let job = Job {
+                    run: None,
+                    n_chunks,
+                    width,
+                };
+                let n_runs = job.n_runs();
+                assert_eq!(n_runs, width.min(MAX_RUNS));
+                assert_eq!(job.run_start(0), 0);
+                assert_eq!(job.run_start(n_runs), n_chunks);
+                for run_idx in 0..n_runs {
+                    let len = job.run_start(run_idx + 1).checked_sub(job.run_start(run_idx));
+                    let shortest = n_chunks / n_runs;
+                    assert!(
+                        len == Some(shortest) || len == Some(shortest + 1),
+                        "run {run_idx} of {n_runs}, {n_chunks} chunks: {len:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_chunk_runs_exactly_once_with_more_threads_than_runs() {
+        let n_threads = MAX_RUNS + 4;
+        let pool = Pool::new(n_threads).unwrap();
+        for n_chunks in [MAX_RUNS, MAX_RUNS + 1, n_threads, 2 * MAX_RUNS + 3, 500] {
+            let counts: Vec<AtomicU32> = (0..n_chunks).map(|_| AtomicU32::new(0)).collect();
+            for round in 1..20 {
+                let _entered = (round % 2 == 0).then(|| pool.enter());
+                pool.run(n_chunks, |worker_idx, chunk_idx| {
+                    assert!(worker_idx < n_threads);
+                    counts[chunk_idx].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == round));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_held_up_thread_leaves_of_its_run_is_taken_by_the_other() {
+        let pool = Pool::new(2).unwrap();
+        let n_chunks = 64;
+        for _ in 0..10 {
+            let n_others = AtomicUsize::new(0);
+            // Whichever thread has chunk 0 runs no other before all others have run: the second thread must take them.
+            pool.run(n_chunks, |_, chunk_idx| {
+                if chunk_idx > 0 {
+                    n_others.fetch_add(1, Ordering::Relaxed);
+                    return;
+                }
+                let before = n_others.load(Ordering::Relaxed);
+                let have_all_run = yield_until(|| n_others.load(Ordering::Relaxed) == n_chunks - 1);
+                // A second thread that the system never let run says nothing about the pool.
+                let has_come = n_others.load(Ordering::Relaxed) > before;
+                assert!(
+                    have_all_run || !has_come,
+                    "chunks were left to the held up thread"
+                );
+            });
+            assert_eq!(n_others.into_inner(), n_chunks - 1);
+        }
+    }
+
+    #[test]
+    fn a_panic_while_other_runs_are_half_done_ends_them_and_the_pool_works_on() {
+        let (n_threads, run_len) = (3, 20);
+        let (n_chunks, middle) = (n_threads * run_len, run_len / 2);
+        let pool = Pool::new(n_threads).unwrap();
+        for _ in 0..10 {
+            let counts: Vec<AtomicUsize> = (0..n_chunks).map(|_| AtomicUsize::new(0)).collect();
+            let n_half_done = AtomicUsize::new(0);
+            let result = panic::catch_unwind(AssertUnwindSafe(|| {
+                pool.run(n_chunks, |_, chunk_idx| {
+                    counts[chunk_idx].fetch_add(1, Ordering::Relaxed);
+                    if chunk_idx == 0 {
+                        yield_until(|| n_half_done.load(Ordering::Relaxed) == n_threads - 1);
+                        panic!("chunk 0");
+                    }
+                    if chunk_idx > run_len && chunk_idx % run_len == middle {
+                        // The workers stay in the middle of their runs until the panic has used up all runs.
+                        n_half_done.fetch_add(1, Ordering::Relaxed);
+                        let cursors = &pool.shared.cursors[..n_threads];
+                        let is_used_up = yield_until(|| {
+                            cursors
+                                .iter()
+                                .all(|cursor| cursor.0.load(Ordering::Relaxed) >= n_chunks)
+                        });
+                        if !is_used_up {
+                            // A thread that the system never let run: the counts below say nothing then.
+                            n_half_done.fetch_add(n_threads, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }));
+            assert_eq!(result.unwrap_err().downcast_ref::<&str>(), Some(&"chunk 0"));
+            let counts: Vec<usize> = counts.into_iter().map(AtomicUsize::into_inner).collect();
+            assert!(counts.iter().all(|count| *count <= 1), "{counts:?}");
+            if n_half_done.into_inner() == n_threads - 1 {
+                let expected = |i: usize| usize::from(i == 0 || i >= run_len && i % run_len <= middle);
+                assert!((0..n_chunks).all(|i| counts[i] == expected(i)), "{counts:?}");
+            }
+            let counts: Vec<AtomicUsize> = (0..n_chunks).map(|_| AtomicUsize::new(0)).collect();
+            pool.run(n_chunks, |_, chunk_idx| {
+                counts[chunk_idx].fetch_add(1, Ordering::Relaxed);
+            });
+            assert!(counts.into_iter().all(|count| count.into_inner() == 1));
+        }
+    }
+
     #[test]
     fn thread_counts_that_make_no_sense_are_errors() {
         assert!(matches!(

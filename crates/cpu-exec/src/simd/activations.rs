@@ -206,3 +206,211 @@ unsafe fn sums_of_16<S: Simd>(quants: &[i8; SPAN_COLS]) -> [i32; 16] {
     let sums_of_4 = sums_of_4.as_chunks::<4>().0;
     std::array::from_fn(|i| sums_of_4[i].iter().sum())
 }
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_quant::CpuFeatures;
+
+    use super::{super::TILE_ROWS, *};
+
+    /// The block after the table of [`ActivationBlock`], value by value.
+    fn naive(scale_span: ScaleSpan, values: &[f32]) -> ActivationBlock {
+        let mut block = ActivationBlock::default();
+        let mut padded = values.to_vec();
+        padded.resize(SPAN_COLS, 0.0);
+        let n_sharing = match scale_span {
+            ScaleSpan::Sub => 32,
+            ScaleSpan::Span => 256,
+        };
+        let mut scales = Vec::new();
+        for (values, quants) in padded.chunks(n_sharing).zip(block.quants.chunks_mut(n_sharing)) {
+            let mut largest = 0.0f32;
+            for x in values {
+                if !x.is_finite() {
+                    largest = f32::NAN;
+                } else if x.abs() > largest {
+                    largest = x.abs();
+                }
+            }
+            let inverse = 127.0 / largest;
+            for (x, quant) in values.iter().zip(quants) {
+                // Where nothing can be divided by the largest, the quants are 0.
+                if inverse.is_finite() {
+                    *quant = (x * inverse).round_ties_even() as i8;
+                }
+            }
+            scales.push(largest / 127.0);
+        }
+        let sum = |first: usize, n: usize| -> i32 {
+            block.quants[first..first + n].iter().map(|&q| i32::from(q)).sum()
+        };
+        let pair = |low: i32, high: i32| (low & 0xffff) as u32 + 0x1_0000 * (high & 0xffff) as u32;
+        match scale_span {
+            ScaleSpan::Sub => {
+                for i in 0..8 {
+                    block.side[i] = scales[i].to_bits();
+                    block.side[8 + i] = -sum(32 * i, 32) as u32;
+                    block.side[16 + i] = (scales[i] * sum(32 * i, 32) as f32).to_bits();
+                }
+            }
+            ScaleSpan::Span => {
+                for i in 0..16 {
+                    block.side[i] = -sum(16 * i, 16) as u32;
+                }
+                for i in 0..8 {
+                    block.side[16 + i] = pair(sum(32 * i, 16), sum(32 * i + 16, 16));
+                }
+                for i in 0..4 {
+                    block.side[24 + i] = pair(sum(64 * i, 32), sum(64 * i + 32, 32));
+                }
+                block.side[28] = scales[0].to_bits();
+            }
+        }
+        block
+    }
+
+    /// The words that the table names. Every NaN is the same one, for which NaN comes out of an operation is not defined.
+    fn named_words(scale_span: ScaleSpan, block: &ActivationBlock) -> Vec<u32> {
+        let (n_words, is_float): (_, fn(usize) -> bool) = match scale_span {
+            ScaleSpan::Sub => (24, |i| !(8..16).contains(&i)),
+            ScaleSpan::Span => (29, |i| i == 28),
+        };
+        let words = block.side[..n_words].iter().enumerate();
+        words
+            .map(|(i, &word)| {
+                if is_float(i) && f32::from_bits(word).is_nan() {
+                    f32::NAN.to_bits()
+                } else {
+                    word
+                }
+            })
+            .collect()
+    }
+
+    /// Values between -1 and 1.
+    fn random(n: usize) -> Vec<f32> {
+        let mut state = 1u32;
+        (0..n)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+            })
+            .collect()
+    }
+
+    fn rows(n_cols: usize) -> Vec<(&'static str, Vec<f32>)> {
+        let scaled = |factor: f32| random(n_cols).iter().map(|x| x * factor).collect::<Vec<_>>();
+        // Multiples of a half and a largest value of 127, so that the rounding of ties shows.
+        let ties = (0..n_cols).map(|i| {
+            if i % 32 == 7 {
+                -127.0
+            } else {
+                (i * 7 % 250) as f32 * 0.5 - 60.0
+            }
+        });
+        let magnitudes = random(n_cols).into_iter().enumerate();
+        let magnitudes = magnitudes.map(|(i, x)| x * 10f32.powi((i / 32) as i32 - 4));
+        let mut rows = vec![
+            ("random", scaled(3.0)),
+            ("ties", ties.collect()),
+            ("a magnitude for each 32", magnitudes.collect()),
+            ("zeros", vec![0.0; n_cols]),
+            ("negative zeros", vec![-0.0; n_cols]),
+            ("subnormal", scaled(1e-39)),
+            ("too small for an inverse", scaled(1e-37)),
+            ("large", scaled(f32::MAX)),
+        ];
+        for (name, value) in [
+            ("NaN", f32::NAN),
+            ("negative NaN", -f32::NAN),
+            ("infinity", f32::INFINITY),
+            ("negative infinity", f32::NEG_INFINITY),
+        ] {
+            for col in [0, n_cols / 2 + 5, n_cols - 1] {
+                let mut row = random(n_cols);
+                row[col] = value;
+                rows.push((name, row));
+            }
+        }
+        rows
+    }
+
+    #[test]
+    fn blocks_are_those_of_the_naive_twin() {
+        for features in CpuFeatures::each_path() {
+            let host = Host::new(2, features).unwrap();
+            for n_cols in [32, 64, 224, 256, 480] {
+                let rows = rows(n_cols);
+                let x: Vec<f32> = rows.iter().flat_map(|(_, row)| row.clone()).collect();
+                for scale_span in [ScaleSpan::Sub, ScaleSpan::Span] {
+                    // What a block held before must not show.
+                    let used = ActivationBlock {
+                        quants: [0x55; SPAN_COLS],
+                        side: [0xdead_beef; 32],
+                    };
+                    let mut blocks = vec![used; n_spans(n_cols) * rows.len()];
+                    quantize(&host, scale_span, &x, n_cols, &mut blocks);
+                    for (i, block) in blocks.iter().enumerate() {
+                        let (span_idx, (name, row)) = (i / rows.len(), &rows[i % rows.len()]);
+                        let expected = naive(scale_span, row.chunks(SPAN_COLS).nth(span_idx).unwrap());
+                        let case =
+                            format!("{features}, {scale_span:?}, {n_cols} columns, {name}, {span_idx}");
+                        assert_eq!(block.quants, expected.quants, "{case}");
+                        assert_eq!(
+                            named_words(scale_span, block),
+                            named_words(scale_span, &expected),
+                            "{case}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    struct StoreLowBytes<'a> {
+        lanes: &'a [i32; TILE_ROWS],
+        bytes: &'a mut [i8; TILE_ROWS + 16],
+    }
+
+    impl Kernel for StoreLowBytes<'_> {
+        type Output = ();
+
+        #[inline(always)]
+        unsafe fn run<S: Simd>(self) {
+            for at in (0..TILE_ROWS).step_by(S::LANES) {
+                // SAFETY: the features of `S` are there; a vector's lanes and bytes lie inside the arrays.
+                unsafe {
+                    let lanes = S::load(self.lanes[at..].as_ptr().cast());
+                    S::store_low_bytes(self.bytes[at..].as_mut_ptr(), lanes);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn low_bytes_are_kept_of_lanes_that_no_byte_holds() {
+        let mut values = vec![i32::MIN, i32::MIN + 1, i32::MAX, i32::MAX - 1, 1 << 16, -1 << 16];
+        values.extend(-600..600);
+        values.extend((0..600).map(|i| (i * 0x1234_5679_i64) as i32));
+        for features in CpuFeatures::each_path() {
+            // Every value comes to lie in every lane.
+            for lanes in values.windows(TILE_ROWS) {
+                let mut bytes = [77; TILE_ROWS + 16];
+                // SAFETY: the kernel holds references only.
+                unsafe {
+                    dispatch(
+                        features,
+                        StoreLowBytes {
+                            lanes: lanes.try_into().unwrap(),
+                            bytes: &mut bytes,
+                        },
+                    );
+                }
+                for (lane, byte) in lanes.iter().zip(bytes) {
+                    assert_eq!(byte.to_le_bytes()[0], lane.to_le_bytes()[0], "{features}, {lane}");
+                }
+                assert_eq!(bytes[TILE_ROWS..], [77; 16], "{features} writes beyond the lanes");
+            }
+        }
+    }
+}
