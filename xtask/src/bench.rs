@@ -1,10 +1,9 @@
 //! `bench`: how fast the program is, beside a peer and beside what the machine can do.
 //!
 //! Models are synthetic, of real shapes. The parts: `cell` lists what is measured, `side` says by whom and reads what it
-//! prints (`output`, `process`), `limits` measures the machine, `roofline` what it leaves a model
-//! (`instruction_mix` by format), `steps` what single steps reach of it, `record` keeps the figures, `report` and `chart` show
-//! them. Invariant: the sides of a cell run in alternation, so that a machine that
-//! slows down slows both.
+//! prints (`output`, `process`), `limits` samples the machine, `roofline` says what it leaves a model (`instruction_mix` by
+//! format), `steps` what single steps reach of it, `record` keeps the figures, `report` and `chart` show them. Invariant: the
+//! sides of a cell run in alternation, so that a machine that slows down slows both.
 
 mod cell;
 mod chart;
