@@ -219,14 +219,19 @@ impl Report {
             (FinishReason::Length, None) => ", cut where the context ends; -c gives more",
             (FinishReason::Cancelled, _) => ", stopped",
         };
+        let prompt = n_tokens(self.n_prompt);
         if self.n_generated == 0 && self.prompt_time.is_zero() {
-            return format!("[prompt {} tokens; nothing was computed{reason}]", self.n_prompt);
+            // An end that the model chose has no time of a first token, but the prompt was computed for it.
+            let what = match self.finish {
+                FinishReason::Stop => "the model ended at once",
+                FinishReason::Length | FinishReason::Cancelled => "nothing was computed",
+            };
+            return format!("[prompt {prompt}{cached}; {what}{reason}]");
         }
         format!(
-            "[prompt {} tokens{cached}, {} tokens/s; answer {} tokens, {} tokens/s; first after {:.0} ms{reason}]",
-            self.n_prompt,
+            "[prompt {prompt}{cached}, {} tokens/s; answer {}, {} tokens/s; first after {:.0} ms{reason}]",
             rate(self.n_prompt, self.prompt_time),
-            self.n_generated,
+            n_tokens(self.n_generated),
             rate(self.n_generated.saturating_sub(1), self.generation_time),
             self.prompt_time.as_secs_f64() * 1e3,
         )
@@ -272,6 +277,11 @@ pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
     }
+}
+
+/// A number of tokens with its noun.
+fn n_tokens(n: usize) -> String {
+    format!("{n} {}", if n == 1 { "token" } else { "tokens" })
 }
 
 /// Tokens in a second; a dash where there were none.

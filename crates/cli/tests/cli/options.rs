@@ -175,6 +175,17 @@ fn generating_nothing_shows_the_prompt_and_no_rate() {
 }
 
 #[test]
+fn an_answer_that_ends_at_once_does_not_deny_the_work_on_its_prompt() {
+    let run = |prompt, n| tokenmill(["run", "demo", prompt, "-n", n, "--temp", "0"]).stderr;
+    assert_eq!(
+        run("What is 3 + 4?", "8"),
+        "[prompt 9 tokens; the model ended at once]\n"
+    );
+    let one = run("Once upon a time", "1");
+    assert!(one.contains("; answer 1 token, - tokens/s;"), "{one}");
+}
+
+#[test]
 fn an_answer_that_is_cut_names_what_lifts_the_limit() {
     let chat = |extra: &[&str]| {
         let args = [&["chat", "demo", "--temp", "0"], extra].concat();
