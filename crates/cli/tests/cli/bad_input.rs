@@ -269,6 +269,19 @@ fn a_tokenizer_that_cannot_be_read_is_named() {
 }
 
 #[test]
+fn an_address_that_is_not_http_is_answered_with_what_to_write() {
+    let refused = |url| tokenmill(["bench-serve", url]).failed(2);
+    insta::assert_snapshot!(
+        refused("localhost:8080"),
+        @"error: `localhost:8080` is not an http:// address (hint: write http://localhost:8080)"
+    );
+    insta::assert_snapshot!(
+        refused("https://localhost:8080"),
+        @"error: `https://localhost:8080` is not an http:// address (hint: measure behind the proxy that ends TLS)"
+    );
+}
+
+#[test]
 fn a_load_is_not_measured_for_a_report_that_cannot_be_written() {
     let args = [
         "bench-serve",

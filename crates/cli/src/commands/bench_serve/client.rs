@@ -66,8 +66,12 @@ impl Target {
         model: Option<String>,
     ) -> Result<Self, Failure> {
         let rest = url.strip_prefix("http://").ok_or_else(|| {
-            Failure::usage(format!("`{url}` is not an http:// address"))
-                .hint("measure behind the proxy that ends TLS")
+            let failure = Failure::usage(format!("`{url}` is not an http:// address"));
+            match url.split_once("://") {
+                None => failure.hint(format!("write http://{url}")),
+                Some(("https", _)) => failure.hint("measure behind the proxy that ends TLS"),
+                Some(_) => failure,
+            }
         })?;
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let prefix = path
