@@ -106,6 +106,11 @@ impl Failure {
         self
     }
 
+    /// What is wrong, without what to do.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The line that is printed.
     pub(crate) fn line(&self) -> String {
         // Some messages quote a file; a line break in it would make two lines of one error, and an escape would reach the

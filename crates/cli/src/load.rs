@@ -9,7 +9,7 @@ use tokenmill_cuda_exec::has_driver;
 use tokenmill_model::{DeviceChoice, Executor, KvType, LoadedDevice, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
-use crate::{failure::Failure, numbers::count, progress, visible::visible};
+use crate::{failure::Failure, machine_memory, numbers::count, progress, visible::visible};
 
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
@@ -198,11 +198,14 @@ pub(crate) fn load(model: &Model, options: &ModelOptions) -> Result<Box<dyn Exec
 /// the model was made for.
 ///
 /// # Errors
-/// As [`Model::load`].
+/// As [`Model::load`], and a load on the CPU that takes more than the memory of the machine.
 pub(crate) fn load_where(
     model: &Model,
     options: &ModelOptions,
 ) -> Result<(Box<dyn Executor + Send>, LoadedDevice), Failure> {
+    if options.device == DeviceChoice::Cpu {
+        machine_memory::check(model, options)?;
+    }
     let bar = progress::bytes("loading", 0);
     let loaded = model.load_where(options, &mut |progress| {
         bar.set_length(progress.n_bytes_total as u64);

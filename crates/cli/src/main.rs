@@ -12,6 +12,7 @@ mod failure;
 mod interrupt;
 mod llama_flags;
 mod load;
+mod machine_memory;
 mod model_source;
 mod numbers;
 mod output;

@@ -17,6 +17,7 @@ use crate::{
     },
     failure::Failure,
     load::LoadArgs,
+    machine_memory::{machine_bytes, refusal},
     model_source::ModelSource,
     output,
     visible::visible,
@@ -194,15 +195,25 @@ impl Examination {
             .map_err(LoadError::from)
             .and_then(|backend| model.plan(&backend, &options));
         let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
+        let too_large = (cpu.as_ref().ok()).and_then(|plan| refusal(plan, machine_bytes()));
         self.rows.push(Row::new(
             "model, CPU",
-            cpu.as_ref()
-                .map(|plan| plan_text(plan, n_ctx))
-                .map_err(ToString::to_string),
+            match &cpu {
+                Ok(plan) if too_large.is_some() => Err(format!(
+                    "{}, which is more than this machine has",
+                    plan_text(plan, n_ctx)
+                )),
+                Ok(plan) => Ok(plan_text(plan, n_ctx)),
+                Err(error) => Err(error.to_string()),
+            },
         ));
         let mut plans = serde_json::Map::new();
         plans.insert("n_ctx".to_owned(), json!(n_ctx));
-        plans.insert("cpu".to_owned(), plan_json(cpu.as_ref()));
+        let mut cpu_plan = plan_json(cpu.as_ref());
+        if let Some(failure) = too_large {
+            cpu_plan["problem"] = json!(failure.message());
+        }
+        plans.insert("cpu".to_owned(), cpu_plan);
         if let Some(device) = device {
             let free_bytes = device.free_bytes().unwrap_or(0);
             let gpu = CudaBackend::new(device)

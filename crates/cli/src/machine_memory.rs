@@ -1,0 +1,120 @@
+//! The memory of this machine, and whether a load on the CPU can ever fit into it.
+//!
+//! Separate because only this file knows where a system says what memory it has. Invariant: what is said here never hangs on
+//! the memory that happens to be free; where the size is unknown, nothing is refused.
+
+use std::fs;
+
+use tokenmill_model::{CpuBackend, MemoryPlan, Model, ModelOptions};
+
+use crate::{commands::inspect::size, failure::Failure};
+
+/// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
+pub(crate) fn machine_bytes() -> Option<u64> {
+    // Neither file exists on other systems, and the second only within a control group.
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    most_bytes(&meminfo, limit.as_deref())
+}
+
+/// What `/proc/meminfo` and the `memory.max` of a control group allow, in bytes. Such a limit is one of main memory, which
+/// leaves the swap.
+fn most_bytes(meminfo: &str, memory_max: Option<&str>) -> Option<u64> {
+    let main = field_bytes(meminfo, "MemTotal:")?;
+    let swap = field_bytes(meminfo, "SwapTotal:").unwrap_or(0);
+    // Without a limit it says `max`.
+    let limit = memory_max.and_then(|text| text.trim().parse().ok());
+    Some(main.min(limit.unwrap_or(u64::MAX)).saturating_add(swap))
+}
+
+/// A field of `/proc/meminfo`, in bytes.
+fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Why a load of this plan cannot fit into `machine_bytes`, if it cannot.
+pub(crate) fn refusal(plan: &MemoryPlan, machine_bytes: Option<u64>) -> Option<Failure> {
+    let machine_bytes = machine_bytes?;
+    let needed_bytes = plan.total_bytes();
+    if needed_bytes as u64 <= machine_bytes {
+        return None;
+    }
+    let hint = if needed_bytes.saturating_sub(plan.kv_bytes) as u64 > machine_bytes {
+        "no context is small enough; take a model of fewer or smaller weights"
+    } else {
+        "give a smaller context with -c, or a smaller --kv-cache-tokens where that is given"
+    };
+    let failure = Failure::input(format!(
+        "the model needs {} of memory, {} of it for keys and values, and this machine has {} in all",
+        size(needed_bytes),
+        size(plan.kv_bytes),
+        size(machine_bytes as usize)
+    ));
+    Some(failure.hint(hint))
+}
+
+/// Refuses a load on the CPU that cannot fit into this machine.
+///
+/// # Errors
+/// A plan of more memory than the machine has. What else is wrong with the options is left to the load.
+pub(crate) fn check(model: &Model, options: &ModelOptions) -> Result<(), Failure> {
+    // One thread is enough to plan, and its workspace is the smallest.
+    let plan = CpuBackend::new(Some(1), options.cpu_features)
+        .map_err(Into::into)
+        .and_then(|backend| model.plan(&backend, options));
+    match plan.ok().and_then(|plan| refusal(&plan, machine_bytes())) {
+        Some(failure) => Err(failure),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str =
+        "MemTotal:       24684092 kB\nMemFree:          123456 kB\nSwapTotal:          1024 kB\n";
+
+    #[test]
+    fn the_machines_memory_is_read_with_the_limit_of_a_group() {
+        let main = 24_684_092 << 10;
+        let swap = 1 << 20;
+        for (limit, expected) in [
+            (None, main + swap),
+            (Some("max\n"), main + swap),
+            (Some("4294967296\n"), (4 << 30) + swap),
+            (Some("18446744073709551615\n"), main + swap),
+        ] {
+            assert_eq!(most_bytes(MEMINFO, limit), Some(expected), "{limit:?}");
+        }
+        assert_eq!(most_bytes("MemTotal: 2 kB\n", None), Some(2048));
+        for unknown in ["", "MemFree: 2 kB\n", "MemTotal: 2\n", "MemTotal: many kB\n"] {
+            assert_eq!(most_bytes(unknown, Some("1")), None, "{unknown:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_plan_beyond_the_whole_memory_is_refused() {
+        let plan = MemoryPlan {
+            weights_bytes: 1 << 20,
+            kv_bytes: 6 << 20,
+            kv_page_bytes: 1 << 20,
+            n_pages: 6,
+            activations_bytes: 1 << 20,
+            workspace_bytes: 0,
+        };
+        let line = |machine_bytes| refusal(&plan, machine_bytes).map(|failure| failure.line());
+        assert_eq!(line(None), None);
+        assert_eq!(line(Some(8 << 20)), None);
+        insta::assert_snapshot!(
+            line(Some((8 << 20) - 1)).unwrap(),
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 8.0 MiB in all (hint: give a smaller context with -c, or a smaller --kv-cache-tokens where that is given)"
+        );
+        insta::assert_snapshot!(
+            line(Some(1 << 20)).unwrap(),
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 1.0 MiB in all (hint: no context is small enough; take a model of fewer or smaller weights)"
+        );
+    }
+}
