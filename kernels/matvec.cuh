@@ -110,10 +110,7 @@ DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const Input<M>& x
             }
         }
     }
-#pragma unroll
-    for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int m = 0; m < M; m++) acc[r][m] = warp_sum(acc[r][m]);
+    warp_sums(acc);
 }
 
 template <class F, int M>

@@ -102,10 +102,7 @@ DEVICE void dot_rows(const uint4* const (&rows)[ROWS], const Input<M>& x, float 
     for (; first < whole; first += STEP) add_chunks<F, M, true>(rows, first, x, acc);
 #pragma unroll 1
     for (; first * F::LEN < x.n_in; first += STEP) add_chunks<F, M, false>(rows, first, x, acc);
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-#pragma unroll
-        for (int m = 0; m < M; m++) acc[r][m] = warp_sum(acc[r][m]);
+    warp_sums(acc);
 }
 
 template <class F, int M>

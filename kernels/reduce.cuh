@@ -18,6 +18,15 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
+// The sum of each value over the warp, in every lane.
+template <int R, int M>
+DEVICE void warp_sums(float (&x)[R][M]) {
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int m = 0; m < M; m++) x[r][m] = warp_sum(x[r][m]);
+}
+
 DEVICE float warp_max(float x) {
 #pragma unroll
     for (int m = WARP / 2; m > 0; m /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, m));
