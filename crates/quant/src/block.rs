@@ -3,8 +3,6 @@
 use bytemuck::Pod;
 use tokenmill_gguf::TensorType;
 
-use crate::{ActivationBlock, CpuFeatures};
-
 /// One block of a weight format, as it lies in a file: no alignment, any bit pattern is valid.
 ///
 /// Values are decoded in the order of the row. A scale that is infinite or NaN yields values that are; nothing panics.
@@ -13,25 +11,12 @@ pub trait Block: Pod {
     const TYPE: TensorType;
     /// Weights in a block.
     const LEN: usize;
-    /// What activations are quantized to for [`dot`](Self::dot).
-    type Activation: ActivationBlock;
 
     /// Decodes the block into `out`, which has [`LEN`](Self::LEN) values.
     fn dequantize(&self, out: &mut [f32]);
 
     /// Encodes [`LEN`](Self::LEN) values, as ggml's `quantize_row_*_ref` does without an importance matrix.
     fn quantize(values: &[f32]) -> Self;
-
-    /// The dot product of a row of weights and a row of activations, in scalar code: the oracle of the kernels.
-    ///
-    /// Both rows have the same number of values; quantized activations lie in -127..=127, as
-    /// [`ActivationFormat::quantize_row`](crate::ActivationFormat::quantize_row) leaves them.
-    fn dot_scalar(weights: &[Self], activations: &[Self::Activation]) -> f32;
-
-    /// The same dot product, to the bit, by the best kernel that `features` allow.
-    fn dot(_features: CpuFeatures, weights: &[Self], activations: &[Self::Activation]) -> f32 {
-        Self::dot_scalar(weights, activations)
-    }
 }
 
 /// Decodes whole blocks; `out` has exactly their values.

@@ -5,13 +5,12 @@
 
 use tokenmill_gguf::TensorType;
 
-use crate::activation::{check_bytes, row_bytes};
 use crate::block::quantize_blocks;
 use crate::formats::{
     BlockBF16, BlockF16, BlockF32, BlockIQ4NL, BlockIQ4XS, BlockMXFP4, BlockQ2K, BlockQ3K, BlockQ4_0,
     BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
 };
-use crate::{ActivationBlock, ActivationFormat, Block, CpuFeatures, QuantError, simd};
+use crate::{Block, CpuFeatures, QuantError, simd};
 
 /// Every weight format. A new format is a file in `formats` and a row here.
 static FORMATS: &[Format] = &[
@@ -39,10 +38,8 @@ pub struct Format {
     ty: TensorType,
     block_len: usize,
     block_bytes: usize,
-    activation: ActivationFormat,
     dequantize: fn(CpuFeatures, &[u8], &mut [f32]),
     quantize: fn(&[f32], &mut [u8]),
-    dot: fn(CpuFeatures, &[u8], &[u8]) -> f32,
 }
 
 impl Format {
@@ -51,18 +48,10 @@ impl Format {
             ty: B::TYPE,
             block_len: B::LEN,
             block_bytes: size_of::<B>(),
-            activation: <B::Activation as ActivationBlock>::FORMAT,
             dequantize: |features, bytes, out| {
                 simd::dequantize(features, bytemuck::cast_slice::<u8, B>(bytes), out);
             },
             quantize: |values, bytes| quantize_blocks(values, bytemuck::cast_slice_mut::<u8, B>(bytes)),
-            dot: |features, weights, activations| {
-                B::dot(
-                    features,
-                    bytemuck::cast_slice(weights),
-                    bytemuck::cast_slice(activations),
-                )
-            },
         }
     }
 
@@ -99,17 +88,35 @@ impl Format {
         self.block_bytes
     }
 
-    /// What activations are quantized to for [`dot`](Self::dot).
-    pub const fn activation(&self) -> ActivationFormat {
-        self.activation
-    }
-
     /// Bytes of a row of `n_values`.
     ///
     /// # Errors
     /// [`QuantError::PartialBlock`] and [`QuantError::RowTooLong`].
     pub fn row_bytes(&self, n_values: usize) -> Result<usize, QuantError> {
-        row_bytes(self.name(), self.block_len, self.block_bytes, n_values)
+        if !n_values.is_multiple_of(self.block_len) {
+            return Err(QuantError::PartialBlock {
+                format: self.name(),
+                block_len: self.block_len,
+                found: n_values,
+            });
+        }
+        (n_values / self.block_len)
+            .checked_mul(self.block_bytes)
+            .ok_or(QuantError::RowTooLong { found: n_values })
+    }
+
+    /// Compares a buffer with what a row of `n_values` takes.
+    fn check_bytes(&self, n_values: usize, found: usize) -> Result<(), QuantError> {
+        let expected = self.row_bytes(n_values)?;
+        if expected == found {
+            return Ok(());
+        }
+        Err(QuantError::ByteLength {
+            format: self.name(),
+            n_values,
+            expected,
+            found,
+        })
     }
 
     /// Decodes a row, or several that lie one after another: `bytes` are exactly the blocks of `out`.
@@ -130,7 +137,7 @@ impl Format {
         bytes: &[u8],
         out: &mut [f32],
     ) -> Result<(), QuantError> {
-        check_bytes(self.name(), out.len(), self.row_bytes(out.len())?, bytes.len())?;
+        self.check_bytes(out.len(), bytes.len())?;
         (self.dequantize)(features, bytes, out);
         Ok(())
     }
@@ -140,33 +147,9 @@ impl Format {
     /// # Errors
     /// Those of [`row_bytes`](Self::row_bytes), and [`QuantError::ByteLength`].
     pub fn quantize_row(&self, values: &[f32], bytes: &mut [u8]) -> Result<(), QuantError> {
-        check_bytes(
-            self.name(),
-            values.len(),
-            self.row_bytes(values.len())?,
-            bytes.len(),
-        )?;
+        self.check_bytes(values.len(), bytes.len())?;
         (self.quantize)(values, bytes);
         Ok(())
-    }
-
-    /// The dot product of a row of weights and a row of activations in [`activation`](Self::activation) format. The
-    /// result is the same to the bit for all `features`.
-    ///
-    /// # Panics
-    /// If the rows are not whole blocks of the same number of values.
-    #[inline]
-    pub fn dot(&self, features: CpuFeatures, weights: &[u8], activations: &[u8]) -> f32 {
-        let n_weights = weights.len() / self.block_bytes * self.block_len;
-        let n_activations = activations.len() / self.activation.block_bytes() * self.activation.block_len();
-        assert_eq!(
-            n_weights,
-            n_activations,
-            "{} row against {} row",
-            self.name(),
-            self.activation.name()
-        );
-        (self.dot)(features, weights, activations)
     }
 }
 
@@ -233,12 +216,5 @@ mod tests {
             Err(QuantError::RowTooLong { found: usize::MAX })
         );
         assert_eq!(format.dequantize_row(&[], &mut []), Ok(()));
-    }
-
-    #[test]
-    #[should_panic(expected = "row against")]
-    fn dot_refuses_rows_of_different_lengths() {
-        let format = Format::of(TensorType::Q8_0).unwrap();
-        format.dot(CpuFeatures::scalar(), &[0; 34], &[0; 68]);
     }
 }

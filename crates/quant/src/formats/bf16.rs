@@ -1,11 +1,9 @@
-//! BF16: the upper half of a 32-bit float, against activations in 32 bits. A block is one value.
+//! BF16: the upper half of a 32-bit float. A block is one value.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::BlockF32;
-use crate::lanes::sum_products;
-use crate::{Block, CpuFeatures, simd};
+use crate::Block;
 
 /// One bfloat16 number, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -25,7 +23,6 @@ impl BlockBF16 {
 impl Block for BlockBF16 {
     const TYPE: TensorType = TensorType::BF16;
     const LEN: usize = 1;
-    type Activation = BlockF32;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -35,14 +32,5 @@ impl Block for BlockBF16 {
     /// Rounds to nearest, ties to even.
     fn quantize(values: &[f32]) -> Self {
         Self(half::bf16::from_f32(values[0]).to_bits().to_le_bytes())
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockF32]) -> f32 {
-        sum_products(weights, activations, |w| w.to_f32(), |a| a.to_f32())
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockF32]) -> f32 {
-        simd::dot_bf16(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

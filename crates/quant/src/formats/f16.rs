@@ -1,11 +1,9 @@
-//! F16: half-precision floats, against activations in 32 bits. A block is one value.
+//! F16: half-precision floats. A block is one value.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::BlockF32;
-use crate::lanes::sum_products;
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// One IEEE 754 binary16 number, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -17,7 +15,6 @@ const _: () = assert!(size_of::<BlockF16>() == 2 && align_of::<BlockF16>() == 1)
 impl Block for BlockF16 {
     const TYPE: TensorType = TensorType::F16;
     const LEN: usize = 1;
-    type Activation = BlockF32;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -26,14 +23,5 @@ impl Block for BlockF16 {
 
     fn quantize(values: &[f32]) -> Self {
         Self(F16Bits::from_f32(values[0]))
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockF32]) -> f32 {
-        sum_products(weights, activations, |w| w.0.to_f32(), |a| a.to_f32())
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockF32]) -> f32 {
-        simd::dot_f16(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

@@ -1,10 +1,9 @@
-//! F32: 32-bit floats, as weights and as activations. A block is one value.
+//! F32: 32-bit floats. A block is one value.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use crate::lanes::sum_products;
-use crate::{ActivationBlock, ActivationFormat, Block, CpuFeatures, simd};
+use crate::Block;
 
 /// One 32-bit float, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -24,7 +23,6 @@ impl BlockF32 {
 impl Block for BlockF32 {
     const TYPE: TensorType = TensorType::F32;
     const LEN: usize = 1;
-    type Activation = Self;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -32,25 +30,6 @@ impl Block for BlockF32 {
     }
 
     fn quantize(values: &[f32]) -> Self {
-        Self(values[0].to_le_bytes())
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[Self]) -> f32 {
-        sum_products(weights, activations, |w| w.to_f32(), |a| a.to_f32())
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[Self]) -> f32 {
-        simd::dot_f32(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
-    }
-}
-
-impl ActivationBlock for BlockF32 {
-    const FORMAT: ActivationFormat = ActivationFormat::F32;
-    const LEN: usize = 1;
-
-    #[inline(always)]
-    fn encode(values: &[f32]) -> Self {
         Self(values[0].to_le_bytes())
     }
 }

@@ -5,10 +5,8 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::{BlockQ8_0, integer_dot};
-use crate::lanes::sum_blocks;
 use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude};
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// What the quants of IQ4_NL and IQ4_XS stand for, ascending.
 pub const IQ4_CODEBOOK: [i8; 16] = [
@@ -96,7 +94,6 @@ impl BlockIQ4NL {
 impl Block for BlockIQ4NL {
     const TYPE: TensorType = TensorType::IQ4_NL;
     const LEN: usize = 32;
-    type Activation = BlockQ8_0;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -115,17 +112,6 @@ impl Block for BlockIQ4NL {
             scale: F16Bits::from_f32(scale),
             quants: pack_pairs(&values.map(|x| nearest_quant(inverse * x))),
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
-        sum_blocks(weights, activations, |w, a| {
-            w.scale.to_f32() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
-        simd::dot_iq4_nl(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }
 

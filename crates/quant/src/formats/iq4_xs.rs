@@ -7,10 +7,9 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::iq4_nl::{look_up, nearest_quant, pack_pairs, search_scale};
-use super::{BlockQ8K, IQ4_CODEBOOK, SUPERBLOCK_LEN, integer_dot};
-use crate::lanes::sum_superblocks;
+use super::{IQ4_CODEBOOK, SUPERBLOCK_LEN};
 use crate::scale_search::{greatest_magnitude, nearest_int};
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 256 weights of 4 bits, 136 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -29,12 +28,6 @@ pub struct BlockIQ4XS {
 const _: () = assert!(size_of::<BlockIQ4XS>() == 136 && align_of::<BlockIQ4XS>() == 1);
 
 impl BlockIQ4XS {
-    /// Scales the integer sum of a dot product with one block.
-    #[inline]
-    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32) -> f32 {
-        self.scale.to_f32() * activation.scale() * products as f32
-    }
-
     /// The groups' scales, in -32..=31.
     #[inline(always)]
     pub fn unpack_scales(&self) -> [i8; 8] {
@@ -51,7 +44,6 @@ impl BlockIQ4XS {
 impl Block for BlockIQ4XS {
     const TYPE: TensorType = TensorType::IQ4_XS;
     const LEN: usize = SUPERBLOCK_LEN;
-    type Activation = BlockQ8K;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -86,22 +78,5 @@ impl Block for BlockIQ4XS {
         }
         block.scales_high = scales_high.to_le_bytes();
         block
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        sum_superblocks(weights, activations, |w, a| {
-            let groups = w.quants.iter().zip(a.quants.chunks_exact(32));
-            let products = groups
-                .zip(w.unpack_scales())
-                .map(|((quants, activations), scale)| {
-                    i32::from(scale) * integer_dot(&look_up(&IQ4_CODEBOOK, quants), activations)
-                });
-            w.term(a, products.sum())
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        simd::dot_iq4_xs(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

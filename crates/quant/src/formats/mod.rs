@@ -1,4 +1,4 @@
-//! One file per format: the block's layout, its decoder, its encoder and its scalar dot product.
+//! One file per format: the block's layout, its decoder and its encoder.
 //!
 //! All blocks are [`Pod`](bytemuck::Pod) with alignment 1, exactly as they lie in a GGUF file, so a tensor's bytes can
 //! be viewed as blocks with [`bytemuck::cast_slice`] at any offset. Fields are public: whoever repacks weights for a
@@ -21,8 +21,6 @@ mod q5_1;
 mod q5_k;
 mod q6_k;
 mod q8_0;
-mod q8_1;
-mod q8_k;
 
 pub use self::bf16::BlockBF16;
 pub use self::f16::BlockF16;
@@ -41,18 +39,6 @@ pub use self::q5_1::BlockQ5_1;
 pub use self::q5_k::BlockQ5K;
 pub use self::q6_k::BlockQ6K;
 pub use self::q8_0::BlockQ8_0;
-pub use self::q8_1::BlockQ8_1;
-pub use self::q8_k::BlockQ8K;
 
 /// Weights in a block of the K-formats.
 pub const SUPERBLOCK_LEN: usize = 256;
-
-/// The exact dot product of two short integer vectors.
-#[inline]
-fn integer_dot<W: Copy + Into<i32>>(weights: &[W], activations: &[i8]) -> i32 {
-    weights
-        .iter()
-        .zip(activations)
-        .map(|(&w, &a)| w.into() * i32::from(a))
-        .sum()
-}

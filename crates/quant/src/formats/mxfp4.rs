@@ -9,10 +9,8 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::iq4_nl::{look_up, pack_pairs};
-use super::{BlockQ8_0, integer_dot};
-use crate::lanes::sum_blocks;
+use crate::Block;
 use crate::scale_search::greatest_magnitude;
-use crate::{Block, CpuFeatures, simd};
 
 /// Twice the values of the 4-bit floats (one sign, two exponent and one mantissa bit).
 pub const MXFP4_CODEBOOK: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
@@ -51,7 +49,6 @@ impl BlockMXFP4 {
 impl Block for BlockMXFP4 {
     const TYPE: TensorType = TensorType::MXFP4;
     const LEN: usize = 32;
-    type Activation = BlockQ8_0;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -81,16 +78,5 @@ impl Block for BlockMXFP4 {
         };
         block.quants = pack_pairs(&std::array::from_fn(|i| nearest(values[i])));
         block
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
-        sum_blocks(weights, activations, |w, a| {
-            w.half_scale() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
-        simd::dot_mxfp4(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

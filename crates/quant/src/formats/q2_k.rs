@@ -5,10 +5,9 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::{BlockQ8K, SUPERBLOCK_LEN, integer_dot};
-use crate::lanes::sum_superblocks;
+use super::SUPERBLOCK_LEN;
 use crate::scale_search::{ErrorMeasure, MinSearch, ScaleMin, nearest_int, search_with_min};
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 256 weights of 2 bits, 84 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -49,16 +48,6 @@ pub(super) fn pack_2_bits(quants: &[u8; SUPERBLOCK_LEN]) -> [u8; 64] {
 }
 
 impl BlockQ2K {
-    /// Scales the integer sums of a dot product with one block: products, and minima times activation sums.
-    #[inline]
-    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32, offsets: i32) -> f32 {
-        let (scale, min) = (
-            self.scale.to_f32() * activation.scale(),
-            self.min.to_f32() * activation.scale(),
-        );
-        scale * products as f32 - min * offsets as f32
-    }
-
     /// The quants in row order, in 0..=3.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
@@ -69,7 +58,6 @@ impl BlockQ2K {
 impl Block for BlockQ2K {
     const TYPE: TensorType = TensorType::Q2_K;
     const LEN: usize = SUPERBLOCK_LEN;
-    type Activation = BlockQ8K;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -144,23 +132,5 @@ impl Block for BlockQ2K {
             scale,
             min,
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        sum_superblocks(weights, activations, |w, a| {
-            let quants = w.unpack();
-            let (mut products, mut offsets) = (0, 0);
-            for (g, &scales) in w.group_scales.iter().enumerate() {
-                let group = 16 * g..16 * g + 16;
-                products += i32::from(scales & 0xf) * integer_dot(&quants[group.clone()], &a.quants[group]);
-                offsets += i32::from(scales >> 4) * a.sum(g);
-            }
-            w.term(a, products, offsets)
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        simd::dot_q2_k(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

@@ -5,11 +5,10 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
+use super::SUPERBLOCK_LEN;
 use super::q2_k::{pack_2_bits, unpack_2_bits};
-use super::{BlockQ8K, SUPERBLOCK_LEN, integer_dot};
-use crate::lanes::sum_superblocks;
 use crate::scale_search::{greatest_magnitude, nearest_int, search_coordinates};
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 256 weights of 3 bits, 110 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -29,12 +28,6 @@ pub struct BlockQ3K {
 const _: () = assert!(size_of::<BlockQ3K>() == 110 && align_of::<BlockQ3K>() == 1);
 
 impl BlockQ3K {
-    /// Scales the integer sum of a dot product with one block.
-    #[inline]
-    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32) -> f32 {
-        self.scale.to_f32() * activation.scale() * products as f32
-    }
-
     /// The quants in row order, in 0..=7; 4 is subtracted from each.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
@@ -73,7 +66,6 @@ impl BlockQ3K {
 impl Block for BlockQ3K {
     const TYPE: TensorType = TensorType::Q3_K;
     const LEN: usize = SUPERBLOCK_LEN;
-    type Activation = BlockQ8K;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -115,23 +107,5 @@ impl Block for BlockQ3K {
             group_scales: Self::pack_scales(group_scales),
             scale,
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        sum_superblocks(weights, activations, |w, a| {
-            let quants = w.unpack();
-            let mut products = 0;
-            for (g, scale) in w.unpack_scales().into_iter().enumerate() {
-                let group = 16 * g..16 * g + 16;
-                let sum = integer_dot(&quants[group.clone()], &a.quants[group]);
-                products += i32::from(scale) * (sum - 4 * a.sum(g));
-            }
-            w.term(a, products)
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        simd::dot_q3_k(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

@@ -5,9 +5,7 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::{BlockQ8_1, integer_dot};
-use crate::lanes::sum_blocks;
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 32 weights of 4 bits with a minimum, 20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -53,7 +51,6 @@ pub(super) fn range(values: &[f32]) -> (f32, f32) {
 impl Block for BlockQ4_1 {
     const TYPE: TensorType = TensorType::Q4_1;
     const LEN: usize = 32;
-    type Activation = BlockQ8_1;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -73,17 +70,5 @@ impl Block for BlockQ4_1 {
             min: F16Bits::from_f32(min),
             quants: std::array::from_fn(|i| quant(values[i]) | quant(values[i + 16]) << 4),
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
-        sum_blocks(weights, activations, |w, a| {
-            w.scale.to_f32() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
-                + w.min.to_f32() * a.sum.to_f32()
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
-        simd::dot_q4_1(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

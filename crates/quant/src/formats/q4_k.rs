@@ -6,10 +6,9 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::k_scales::QuantizedScales;
-use super::{BlockQ8K, KScales, SUPERBLOCK_LEN, integer_dot};
-use crate::lanes::sum_superblocks;
+use super::{KScales, SUPERBLOCK_LEN};
 use crate::scale_search::{ErrorMeasure, MinSearch, ScaleMin, search_with_min};
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 256 weights of 4 bits, 144 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -45,30 +44,7 @@ pub(super) fn search_groups(search: &MinSearch, values: &[f32], quants: &mut [u8
     std::array::from_fn(|g| search_with_min(search, &groups[g], &importance(&groups[g]), &mut quants[g]))
 }
 
-/// The integer parts of a dot product over eight groups of 32: of scale times products, and of minimum times sums.
-#[inline]
-pub(super) fn group_sums(scales: KScales, quants: &[u8; 256], activation: &BlockQ8K) -> (i32, i32) {
-    let (scales, mins) = scales.unpack();
-    let (mut products, mut offsets) = (0, 0);
-    for g in 0..8 {
-        let group = 32 * g..32 * g + 32;
-        products += i32::from(scales[g]) * integer_dot(&quants[group.clone()], &activation.quants[group]);
-        offsets += i32::from(mins[g]) * (activation.sum(2 * g) + activation.sum(2 * g + 1));
-    }
-    (products, offsets)
-}
-
 impl BlockQ4K {
-    /// Scales the integer sums of a dot product with one block: products, and minima times activation sums.
-    #[inline]
-    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32, offsets: i32) -> f32 {
-        let (scale, min) = (
-            self.scale.to_f32() * activation.scale(),
-            self.min.to_f32() * activation.scale(),
-        );
-        scale * products as f32 - min * offsets as f32
-    }
-
     /// The quants in row order, in 0..=15.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
@@ -86,7 +62,6 @@ impl BlockQ4K {
 impl Block for BlockQ4K {
     const TYPE: TensorType = TensorType::Q4_K;
     const LEN: usize = SUPERBLOCK_LEN;
-    type Activation = BlockQ8K;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -121,17 +96,5 @@ impl Block for BlockQ4K {
                 quants[low] | quants[low + 32] << 4
             }),
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        sum_superblocks(weights, activations, |w, a| {
-            let (products, offsets) = group_sums(w.group_scales, &w.unpack(), a);
-            w.term(a, products, offsets)
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        simd::dot_q4_k(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

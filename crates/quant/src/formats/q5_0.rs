@@ -5,10 +5,8 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::{BlockQ8_0, integer_dot};
-use crate::lanes::sum_blocks;
 use crate::scale_search::greatest_magnitude;
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 32 weights of 5 bits, 22 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -54,7 +52,6 @@ impl BlockQ5_0 {
 impl Block for BlockQ5_0 {
     const TYPE: TensorType = TensorType::Q5_0;
     const LEN: usize = 32;
-    type Activation = BlockQ8_0;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -74,16 +71,5 @@ impl Block for BlockQ5_0 {
             high_bits,
             quants,
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
-        sum_blocks(weights, activations, |w, a| {
-            w.scale.to_f32() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_0]) -> f32 {
-        simd::dot_q5_0(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

@@ -7,9 +7,7 @@ use tokenmill_gguf::TensorType;
 
 use super::q4_1::range;
 use super::q5_0::{pack_5_bits, unpack_5_bits};
-use super::{BlockQ8_1, integer_dot};
-use crate::lanes::sum_blocks;
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 32 weights of 5 bits with a minimum, 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -38,7 +36,6 @@ impl BlockQ5_1 {
 impl Block for BlockQ5_1 {
     const TYPE: TensorType = TensorType::Q5_1;
     const LEN: usize = 32;
-    type Activation = BlockQ8_1;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -60,17 +57,5 @@ impl Block for BlockQ5_1 {
             high_bits,
             quants,
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
-        sum_blocks(weights, activations, |w, a| {
-            w.scale.to_f32() * a.scale.to_f32() * integer_dot(&w.unpack(), &a.quants) as f32
-                + w.min.to_f32() * a.sum.to_f32()
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8_1]) -> f32 {
-        simd::dot_q5_1(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

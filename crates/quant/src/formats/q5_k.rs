@@ -6,11 +6,10 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::k_scales::QuantizedScales;
-use super::q4_k::{group_sums, search_groups};
-use super::{BlockQ8K, KScales, SUPERBLOCK_LEN};
-use crate::lanes::sum_superblocks;
+use super::q4_k::search_groups;
+use super::{KScales, SUPERBLOCK_LEN};
 use crate::scale_search::{ErrorMeasure, MinSearch};
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 256 weights of 5 bits, 176 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -32,16 +31,6 @@ pub struct BlockQ5K {
 const _: () = assert!(size_of::<BlockQ5K>() == 176 && align_of::<BlockQ5K>() == 1);
 
 impl BlockQ5K {
-    /// Scales the integer sums of a dot product with one block: products, and minima times activation sums.
-    #[inline]
-    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32, offsets: i32) -> f32 {
-        let (scale, min) = (
-            self.scale.to_f32() * activation.scale(),
-            self.min.to_f32() * activation.scale(),
-        );
-        scale * products as f32 - min * offsets as f32
-    }
-
     /// The quants in row order, in 0..=31.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
@@ -64,7 +53,6 @@ impl BlockQ5K {
 impl Block for BlockQ5K {
     const TYPE: TensorType = TensorType::Q5_K;
     const LEN: usize = SUPERBLOCK_LEN;
-    type Activation = BlockQ8K;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -100,17 +88,5 @@ impl Block for BlockQ5K {
                 quants[low] & 0xf | (quants[low + 32] & 0xf) << 4
             }),
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        sum_superblocks(weights, activations, |w, a| {
-            let (products, offsets) = group_sums(w.group_scales, &w.unpack(), a);
-            w.term(a, products, offsets)
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        simd::dot_q5_k(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

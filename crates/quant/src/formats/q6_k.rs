@@ -5,10 +5,9 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::{BlockQ8K, SUPERBLOCK_LEN, integer_dot};
-use crate::lanes::sum_superblocks;
+use super::SUPERBLOCK_LEN;
 use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude, nearest_int, search_symmetric};
-use crate::{Block, CpuFeatures, F16Bits, simd};
+use crate::{Block, F16Bits};
 
 /// 256 weights of 6 bits, 210 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -28,12 +27,6 @@ pub struct BlockQ6K {
 const _: () = assert!(size_of::<BlockQ6K>() == 210 && align_of::<BlockQ6K>() == 1);
 
 impl BlockQ6K {
-    /// Scales the integer sum of a dot product with one block.
-    #[inline]
-    pub(crate) fn term(&self, activation: &BlockQ8K, products: i32) -> f32 {
-        self.scale.to_f32() * activation.scale() * products as f32
-    }
-
     /// The quants in row order, in 0..=63; 32 is subtracted from each.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
@@ -67,7 +60,6 @@ impl BlockQ6K {
 impl Block for BlockQ6K {
     const TYPE: TensorType = TensorType::Q6_K;
     const LEN: usize = SUPERBLOCK_LEN;
-    type Activation = BlockQ8K;
 
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
@@ -109,23 +101,5 @@ impl Block for BlockQ6K {
             group_scales,
             scale,
         }
-    }
-
-    fn dot_scalar(weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        sum_superblocks(weights, activations, |w, a| {
-            let quants = w.unpack();
-            let mut products = 0;
-            for (g, &scale) in w.group_scales.iter().enumerate() {
-                let group = 16 * g..16 * g + 16;
-                let sum = integer_dot(&quants[group.clone()], &a.quants[group]);
-                products += i32::from(scale) * (sum - 32 * a.sum(g));
-            }
-            w.term(a, products)
-        })
-    }
-
-    fn dot(features: CpuFeatures, weights: &[Self], activations: &[BlockQ8K]) -> f32 {
-        simd::dot_q6_k(features, weights, activations)
-            .unwrap_or_else(|| Self::dot_scalar(weights, activations))
     }
 }

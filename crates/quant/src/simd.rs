@@ -1,0 +1,27 @@
+//! Decoding with the best instruction set.
+//!
+//! It is the scalar code of the formats compiled once more for AVX2, where the vectorizer does well. Since no float
+//! operation is reordered or fused, the bits are those of scalar code.
+
+use crate::block::dequantize_blocks;
+use crate::{Block, CpuFeatures};
+
+/// Decodes whole blocks; `out` has exactly their values.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(unused_variables, reason = "there is a variant for x86-64 only")
+)]
+pub(crate) fn dequantize<B: Block>(features: CpuFeatures, blocks: &[B], out: &mut [f32]) {
+    #[cfg(target_arch = "x86_64")]
+    if !features.is_scalar() {
+        // SAFETY: `CpuFeatures` holds only what was detected, and each of its instruction sets includes AVX2.
+        return unsafe { dequantize_avx2(blocks, out) };
+    }
+    dequantize_blocks(blocks, out);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn dequantize_avx2<B: Block>(blocks: &[B], out: &mut [f32]) {
+    dequantize_blocks(blocks, out);
+}
