@@ -239,10 +239,10 @@ fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
 /// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
 pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<String> {
     match (reason, visible) {
-        (BackendError::Unavailable { reason }, Some(visible))
+        (BackendError::Unavailable { source }, Some(visible))
             if matches!(
-                **reason,
-                CudaExecError::NoDevice { .. } | CudaExecError::NoSuchDevice { .. }
+                source.downcast_ref(),
+                Some(CudaExecError::NoDevice { .. } | CudaExecError::NoSuchDevice { .. })
             ) =>
         {
             Some(match visible {
@@ -321,12 +321,12 @@ mod tests {
     #[test]
     fn a_hidden_gpu_is_told_from_a_missing_one() {
         let no_device = BackendError::Unavailable {
-            reason: Box::new(CudaExecError::NoDevice {
+            source: Box::new(CudaExecError::NoDevice {
                 reason: "none".to_owned(),
             }),
         };
         let no_driver = BackendError::Unavailable {
-            reason: Box::new(CudaExecError::NoDriver),
+            source: Box::new(CudaExecError::NoDriver),
         };
         let empty = gpu_hint(&no_device, Some("")).expect("a hint");
         assert!(empty.contains("is empty"), "{empty}");

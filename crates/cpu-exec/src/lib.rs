@@ -35,6 +35,7 @@
 #![deny(unsafe_code)]
 
 mod attention;
+mod backend;
 mod error;
 mod host;
 mod kv;
@@ -65,6 +66,7 @@ mod workspace;
 mod zeroed;
 
 pub use attention::{AttentionBatch, AttentionParams, Mask, Window, attention};
+pub use backend::{CpuBackend, CpuVector};
 pub use error::CpuExecError;
 pub use host::Host;
 pub use kv::{KvLayerShape, KvStore, KvType, PAGE_TOKENS};

@@ -51,6 +51,7 @@
 
 #![deny(unsafe_code)]
 
+mod backend;
 #[expect(
     unsafe_code,
     reason = "the driver layer: the one place that calls CUDA and turns addresses into safe values"
@@ -65,6 +66,7 @@ pub mod modules;
 mod ops;
 mod self_test;
 
+pub use backend::{CudaBackend, CudaBuffer, StepTimes, Trace};
 pub use driver::{
     Args, Availability, Buffer, Capture, Device, DeviceInfo, DeviceReport, Fence, Graph, Kernel, LaunchShape,
     Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe,

@@ -4,7 +4,9 @@
 //! a descriptor and weights into a network, and the forward pass follows it without knowing an architecture's name.
 //! Invariant: a descriptor that passed [`Descriptor::validate`] describes a network that can be built and run.
 
-use crate::{Activation, LoadError, NormKind, RopeDescriptor};
+use tokenmill_backend::{Activation, LayerShape, NetworkShape, NormKind};
+
+use crate::{LoadError, RopeDescriptor};
 
 /// A decoder network, without its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -273,6 +275,22 @@ impl Descriptor {
             );
         }
         Ok(())
+    }
+
+    /// The widths that a backend prepares for.
+    pub fn shape(&self) -> NetworkShape {
+        NetworkShape {
+            n_embd: self.n_embd,
+            layers: (self.layers.iter())
+                .map(|layer| LayerShape {
+                    n_heads: layer.attention.n_heads,
+                    n_kv_heads: layer.attention.n_kv_heads,
+                    head_dim_k: layer.attention.head_dim_k,
+                    head_dim_v: layer.attention.head_dim_v,
+                    n_ff: layer.ffn.n_ff,
+                })
+                .collect(),
+        }
     }
 
     /// The width of the widest window, where every layer has one.

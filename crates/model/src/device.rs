@@ -7,10 +7,7 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use tokenmill_cuda_exec as cuda;
 
-use crate::{
-    BackendError, CpuBackend, CudaBackend, Executor, LoadError, LoadProgress, Model, ModelOptions,
-    cuda_backend,
-};
+use crate::{BackendError, CpuBackend, CudaBackend, Executor, LoadError, LoadProgress, Model, ModelOptions};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,7 +153,7 @@ impl Model {
             Some(info) => Err(LoadError::Gpu(BackendError::UnsupportedType {
                 tensor: info.name,
                 ty: info.ty.name(),
-                device: cuda_backend::DEVICE,
+                device: "the CUDA backend",
             })),
         }
     }

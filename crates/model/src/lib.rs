@@ -38,53 +38,29 @@
 #![forbid(unsafe_code)]
 
 mod arch;
-mod backend;
-mod batch;
-mod cpu_backend;
-mod cuda_backend;
 mod descriptor;
 mod device;
 mod error;
-mod executor;
 mod forward;
-mod host_step;
-mod kv_layout;
 mod model;
 mod model_executor;
 mod network;
-mod operands;
 mod rope;
 mod safetensors_folder;
-mod sampler;
-mod sampling_params;
-mod step_shape;
 mod weights;
 
 pub use arch::architectures;
-pub use backend::{Backend, BackendError};
-pub use batch::{BatchError, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, TokenSource};
-pub use cpu_backend::{CpuBackend, CpuVector};
-pub use cuda_backend::{CudaBackend, CudaBuffer, StepTimes, Trace};
 pub use descriptor::{
     AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, NormDescriptor, NormPlacement,
     OutputHead, Presence, QkNorm, Residual,
 };
 pub use device::{DeviceChoice, DeviceChoiceError, Loaded, LoadedDevice};
 pub use error::LoadError;
-pub use executor::{
-    Executor, ExecutorLimits, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob,
-};
-pub use host_step::HostStep;
-pub use kv_layout::{KvLayerShape, KvLayout, KvType};
-pub use model::{MemoryPlan, Model, ModelOptions, build};
+pub use model::{Model, ModelOptions, build};
 pub use model_executor::ModelExecutor;
 pub use network::LoadProgress;
-pub use operands::{
-    Activation, Attention, Linear, LinearJob, MatrixData, MatrixUsage, Norm, NormKind, Rope, RopeStoreKv,
-    RopeStyle, RowSet,
-};
 pub use rope::{RopeDescriptor, RopeScaling};
-pub use sampler::{SampleRequest, Sampler};
-pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
-pub use step_shape::{Phase, SamplingMode, StepShape};
+pub use tokenmill_backend::*;
+pub use tokenmill_cpu_exec::{CpuBackend, CpuVector};
+pub use tokenmill_cuda_exec::{CudaBackend, CudaBuffer, StepTimes, Trace};
 pub use weights::{WeightInfo, WeightSource, WeightTensor};

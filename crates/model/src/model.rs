@@ -10,7 +10,7 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::{
     Backend, Descriptor, DeviceChoice, ExecutorLimits, KvLayerShape, KvLayout, KvType, LoadError,
-    LoadProgress, MatrixUsage, ModelExecutor, OutputHead, PAGE_TOKENS, WeightSource,
+    LoadProgress, MatrixUsage, MemoryPlan, ModelExecutor, OutputHead, PAGE_TOKENS, WeightSource,
     arch::{self, HfConfig},
     forward,
     network::Network,
@@ -76,37 +76,6 @@ impl Default for ModelOptions {
             cpu_features: CpuFeatures::detect(),
             device: DeviceChoice::Cpu,
         }
-    }
-}
-
-/// The memory a load will take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemoryPlan {
-    /// Weights, in the form the backend holds them.
-    pub weights_bytes: usize,
-    /// The KV store.
-    pub kv_bytes: usize,
-    /// Of it, one page.
-    pub kv_page_bytes: usize,
-    /// Pages of the KV store, the host tier's included.
-    pub n_pages: usize,
-    /// Activation buffers, logits included.
-    pub activations_bytes: usize,
-    /// What the backend needs beside these.
-    pub workspace_bytes: usize,
-}
-
-impl MemoryPlan {
-    /// All of it; `usize::MAX` where the sum is beyond it.
-    pub fn total_bytes(&self) -> usize {
-        [
-            self.weights_bytes,
-            self.kv_bytes,
-            self.activations_bytes,
-            self.workspace_bytes,
-        ]
-        .into_iter()
-        .fold(0, usize::saturating_add)
     }
 }
 
@@ -204,7 +173,7 @@ pub fn build<B: Backend>(
     let limits = limits(descriptor, options)?;
     let plan = plan(descriptor, source, &backend, options)?;
     let kv = kv_layout(descriptor, &limits, options);
-    backend.prepare(descriptor, &limits, &kv, &plan)?;
+    backend.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
     let network = Network::load(descriptor, source, &mut backend, on_progress)?;
     backend.alloc_kv(&kv)?;
     Ok(ModelExecutor::new(backend, network, descriptor, limits)?)
@@ -232,6 +201,7 @@ fn plan<B: Backend>(
                 backend.matrix_bytes(info.ty, n_rows, dims[0], usage)
             }
         })
+        .chain((descriptor.ropes.iter()).map(|rope| backend.vector_bytes(rope.n_dims / 2)))
         .fold(0, usize::saturating_add);
     let layout = kv_layout(descriptor, &limits, options);
     let n_pages = limits.n_pages + limits.n_host_pages;
@@ -247,7 +217,7 @@ fn plan<B: Backend>(
             limits.max_logit_rows,
             backend,
         ),
-        workspace_bytes: backend.workspace_bytes(descriptor, &limits),
+        workspace_bytes: backend.workspace_bytes(&descriptor.shape(), &limits),
     })
 }
 

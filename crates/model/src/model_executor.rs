@@ -135,16 +135,3 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         Ok(self.backend.copy_pages(copies)?)
     }
 }
-
-impl From<BackendError> for StepError {
-    fn from(error: BackendError) -> Self {
-        match error {
-            BackendError::Failed { operation, reason } => Self::Device { operation, reason },
-            BackendError::Lost { operation, reason } => Self::DeviceLost { operation, reason },
-            other => Self::Device {
-                operation: "step",
-                reason: other.to_string(),
-            },
-        }
-    }
-}

@@ -184,7 +184,7 @@ fn the_plan_of_the_workspace_is_what_the_largest_steps_hold() {
         let mut executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
         let planned = executor
             .backend()
-            .workspace_bytes(&model.descriptor, executor.limits());
+            .workspace_bytes(&model.descriptor.shape(), executor.limits());
         // A prompt, then the last tokens of three long sequences.
         for (n_seqs, n_tokens, position) in [(1, 24, 0), (3, 8, 590), (3, 1, 599)] {
             let mut batch = ForwardBatch::default();

@@ -1,6 +1,6 @@
 //! Sampling on the device against the host's sampler: the same token for the same logits.
 
-use tokenmill_model::{SampleRequest, Sampler, SamplingParams};
+use tokenmill_backend::{SampleRequest, Sampler, SamplingParams};
 use tokenmill_ptx_sim::Arguments;
 
 use crate::bench::{Random, Sim, assert_close};

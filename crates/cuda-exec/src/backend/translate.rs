@@ -2,10 +2,12 @@
 //!
 //! Separate because it decides nothing. Invariant: what has no counterpart is an error that names it, never a neighbour.
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 
 use super::{CudaBackend, DEVICE};
-use crate::{Activation, BackendError, KvLayout, KvType, Norm, NormKind, PageCopy, Rope, RopeStyle};
+use tokenmill_backend::{
+    Activation, BackendError, KvLayout, KvType, Norm, NormKind, PageCopy, Rope, RopeStyle,
+};
 
 pub(super) fn kv_type(layout: &KvLayout) -> Result<exec::KvType, BackendError> {
     match (layout.key_type, layout.value_type) {
@@ -99,12 +101,12 @@ impl From<exec::CudaExecError> for BackendError {
                 feature,
                 device: DEVICE,
             },
-            reason @ (exec::CudaExecError::NoDriver
+            source @ (exec::CudaExecError::NoDriver
             | exec::CudaExecError::NoDevice { .. }
             | exec::CudaExecError::NoSuchDevice { .. }
             | exec::CudaExecError::ComputeCapability { .. }
             | exec::CudaExecError::DriverTooOld { .. }) => Self::Unavailable {
-                reason: Box::new(reason),
+                source: Box::new(source),
             },
             other => Self::Failed {
                 operation: "a CUDA operation",

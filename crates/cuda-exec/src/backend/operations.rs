@@ -3,7 +3,7 @@
 //! In the order of [`Backend`]. Separate from what a load does and from how a step is run. Invariant: an operation
 //! queues work on the device and neither allocates nor waits.
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 use tokenmill_gguf::TensorType;
 
 use super::{
@@ -11,9 +11,9 @@ use super::{
     trace::Moment,
     translate::{activation_of, kv_shapes, kv_type, norm_of, page_move_of, rope_of},
 };
-use crate::{
-    Activation, Attention, Backend, BackendError, Descriptor, ExecutorLimits, ForwardBatch, KvLayout, Linear,
-    LinearJob, MatrixData, MatrixUsage, MemoryPlan, Norm, NormKind, PageCopy, Rope, RopeStoreKv, RowSet,
+use tokenmill_backend::{
+    Activation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob,
+    MatrixData, MatrixUsage, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv, RowSet,
     SamplingMode, StepOutput, StepShape,
 };
 
@@ -24,7 +24,7 @@ impl Backend for CudaBackend {
 
     fn prepare(
         &mut self,
-        descriptor: &Descriptor,
+        network: &NetworkShape,
         limits: &ExecutorLimits,
         kv: &KvLayout,
         plan: &MemoryPlan,
@@ -32,11 +32,11 @@ impl Backend for CudaBackend {
         // What is certain to fail fails before gigabytes are on their way.
         exec::KvStore::check_shapes(&kv_shapes(kv))?;
         kv_type(kv)?;
-        self.make_workspace(descriptor, limits, plan)
+        self.make_workspace(network, limits, plan)
     }
 
-    fn workspace_bytes(&self, descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
-        Self::size_of_workspace(descriptor, limits)
+    fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
+        Self::size_of_workspace(network, limits)
     }
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {

@@ -13,9 +13,11 @@
 
 use std::ops::Range;
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 
-use crate::{ExecutorLimits, ForwardBatch, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource};
+use tokenmill_backend::{
+    ExecutorLimits, ForwardBatch, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource,
+};
 
 /// Likeliest tokens that the device reports of a row.
 pub(super) const MAX_TOP: usize = 20;
@@ -184,7 +186,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{Dry, SamplingParams};
+    use tokenmill_backend::{Dry, SamplingParams};
 
     const LIMITS: ExecutorLimits = ExecutorLimits {
         n_vocab: 96,

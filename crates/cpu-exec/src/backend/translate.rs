@@ -1,28 +1,27 @@
 //! Turns the model's words into those of `tokenmill-cpu-exec`: shapes, types, functions, and the sizes of a step.
 
-use tokenmill_cpu_exec as exec;
+use crate as exec;
 
-use crate::{Activation, Descriptor, ExecutorLimits, KvLayout, KvType, RopeStyle};
+use tokenmill_backend::{Activation, ExecutorLimits, KvLayout, KvType, NetworkShape, RopeStyle};
 
 /// What the operations of the largest step need while they run.
-pub(super) fn workspace_sizes(descriptor: &Descriptor, limits: &ExecutorLimits) -> exec::WorkspaceSizes {
+pub(super) fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> exec::WorkspaceSizes {
     let step = exec::StepSizes {
         max_tokens: limits.max_batch_tokens,
         max_seqs: limits.max_batch_seqs,
         n_ctx: limits.n_ctx,
     };
-    descriptor.layers.iter().fold(
-        exec::WorkspaceSizes::of_matrices(&step, descriptor.n_embd),
+    network.layers.iter().fold(
+        exec::WorkspaceSizes::of_matrices(&step, network.n_embd),
         |sizes, layer| {
-            let attention = &layer.attention;
-            let widest = (attention.n_heads * attention.head_dim_v).max(layer.ffn.n_ff);
+            let widest = layer.attention_width().max(layer.n_ff);
             sizes.max(exec::WorkspaceSizes::of_matrices(&step, widest)).max(
                 exec::WorkspaceSizes::of_attention(
                     &step,
-                    attention.n_heads,
-                    attention.n_kv_heads,
-                    attention.head_dim_k,
-                    attention.head_dim_v,
+                    layer.n_heads,
+                    layer.n_kv_heads,
+                    layer.head_dim_k,
+                    layer.head_dim_v,
                 ),
             )
         },

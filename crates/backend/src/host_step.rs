@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Gives the token that a device picked for a row, and appends the row's likeliest tokens where it reports them.
-pub(crate) type PickRow<'a> = dyn FnMut(usize, &mut Vec<TokenLogprob>) -> Result<SampledToken, RowError> + 'a;
+pub type PickRow<'a> = dyn FnMut(usize, &mut Vec<TokenLogprob>) -> Result<SampledToken, RowError> + 'a;
 
 /// The values of the current step, the sampler, and the results that wait to be read.
 #[derive(Debug, Default)]
@@ -82,7 +82,7 @@ impl HostStep {
     /// that sample.
     ///
     /// `logits: [L, n_vocab]`, empty where no row needs them; `outputs: [O, n_embd]`, empty where no row wants them.
-    pub(crate) fn finish(
+    pub fn finish(
         &mut self,
         logits: &[f32],
         n_vocab: usize,

@@ -3,14 +3,14 @@
 //! Separate from steps because nothing here runs after the load. Invariant: what the sizes say is what is allocated, to the
 //! byte, so a plan made of them can be printed and checked first.
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 
 use super::{
     CudaBackend, CudaBuffer, DEVICE, PickedLayout, QuantizedForms, Results, StepInputs, Workspace,
     translate::{kv_shapes, kv_type},
 };
-use crate::{
-    BackendError, Descriptor, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, PAGE_TOKENS,
+use tokenmill_backend::{
+    BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, PAGE_TOKENS,
 };
 
 /// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.
@@ -20,18 +20,18 @@ impl CudaBackend {
     /// Takes the planned memory in one piece and makes what steps need beside weights, activations and KV.
     pub(super) fn make_workspace(
         &mut self,
-        descriptor: &Descriptor,
+        network: &NetworkShape,
         limits: &ExecutorLimits,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
         self.epoch += 1;
         self.device.reserve("the model", self.check_fit(limits, plan)?)?;
-        let [n_heads, dim_v] = widest_attention(descriptor);
+        let [n_heads, dim_v] = widest_attention(network);
         let device = &self.device;
         self.workspace = Some(Workspace {
             inputs: StepInputs::new(device, limits)?,
             results: Results::new(device, limits)?,
-            quantized: QuantizedForms::new(device, limits.max_batch_tokens, widest_input(descriptor))?,
+            quantized: QuantizedForms::new(device, limits.max_batch_tokens, network.widest_input())?,
             attention: exec::AttentionScratch::new(
                 device,
                 limits.max_batch_tokens,
@@ -67,21 +67,17 @@ impl CudaBackend {
         })
     }
 
-    /// Device memory of the workspace, and of the frequencies that the network's ropes upload.
-    pub(super) fn size_of_workspace(descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
-        let [n_heads, dim_v] = widest_attention(descriptor);
+    /// Device memory of the workspace.
+    pub(super) fn size_of_workspace(network: &NetworkShape, limits: &ExecutorLimits) -> usize {
+        let [n_heads, dim_v] = widest_attention(network);
         let max_pages = limits.n_ctx.div_ceil(PAGE_TOKENS);
-        let rope_bytes: usize = (descriptor.ropes.iter())
-            .map(|rope| exec::buffer_bytes::<f32>(rope.n_dims / 2))
-            .sum();
         StepInputs::device_bytes(limits)
-            + QuantizedForms::device_bytes(limits.max_batch_tokens, widest_input(descriptor))
+            + QuantizedForms::device_bytes(limits.max_batch_tokens, network.widest_input())
             + exec::AttentionScratch::device_bytes(limits.max_batch_tokens, max_pages, n_heads, dim_v)
             + exec::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + exec::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
             + exec::buffer_bytes::<u32>(limits.max_logit_rows)
             + exec::buffer_bytes::<f32>(limits.max_logit_rows * limits.n_vocab)
-            + rope_bytes
     }
 
     pub(super) fn load_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {
@@ -138,24 +134,9 @@ impl CudaBackend {
 }
 
 /// Query heads and width of a value head, the largest product of both.
-fn widest_attention(descriptor: &Descriptor) -> [usize; 2] {
-    let attention = descriptor.layers.iter().map(|layer| &layer.attention);
-    attention
-        .map(|attention| [attention.n_heads, attention.head_dim_v])
+fn widest_attention(network: &NetworkShape) -> [usize; 2] {
+    (network.layers.iter())
+        .map(|layer| [layer.n_heads, layer.head_dim_v])
         .max_by_key(|[n_heads, dim_v]| n_heads * (dim_v + 2))
         .unwrap_or([1, 1])
-}
-
-/// The widest row that a matrix is multiplied with.
-fn widest_input(descriptor: &Descriptor) -> usize {
-    (descriptor.layers.iter())
-        .flat_map(|layer| {
-            [
-                layer.ffn.n_ff,
-                layer.attention.n_heads * layer.attention.head_dim_v,
-            ]
-        })
-        .chain([descriptor.n_embd])
-        .max()
-        .unwrap_or(0)
 }

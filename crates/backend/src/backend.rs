@@ -19,12 +19,13 @@
 //! Every operation is row-wise (attention: row-wise given the KV store). A host backend gives a row the same bits
 //! whatever the other rows are; a device may choose kernels by [`StepShape`].
 
-use tokenmill_cuda_exec::CudaExecError;
+use std::error::Error;
+
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, Attention, Descriptor, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob, MatrixData,
-    MatrixUsage, MemoryPlan, Norm, PageCopy, Rope, RopeStoreKv, RowSet, StepOutput, StepShape,
+    Activation, Attention, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob, MatrixData,
+    MatrixUsage, MemoryPlan, NetworkShape, Norm, PageCopy, Rope, RopeStoreKv, RowSet, StepOutput, StepShape,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -53,12 +54,12 @@ pub trait Backend: Sized {
     /// A device error, such as too little memory.
     fn prepare(
         &mut self,
-        descriptor: &Descriptor,
+        network: &NetworkShape,
         limits: &ExecutorLimits,
         kv: &KvLayout,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
-        let _ = (descriptor, limits, kv, plan);
+        let _ = (network, limits, kv, plan);
         Ok(())
     }
 
@@ -103,8 +104,8 @@ pub trait Backend: Sized {
     }
 
     /// Bytes that [`Backend::prepare`] will take beside all that.
-    fn workspace_bytes(&self, descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
-        let _ = (descriptor, limits);
+    fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
+        let _ = (network, limits);
         0
     }
 
@@ -352,7 +353,7 @@ pub trait Backend: Sized {
 }
 
 /// Why an operation of a backend failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
     /// No kernel for a tensor's type.
@@ -376,10 +377,10 @@ pub enum BackendError {
         device: &'static str,
     },
     /// The device cannot be opened.
-    #[error("{reason}")]
+    #[error("{source}")]
     Unavailable {
-        /// What the machine lacks.
-        reason: Box<CudaExecError>,
+        /// The device's own error.
+        source: Box<dyn Error + Send + Sync>,
     },
     /// The device has less memory than the plan of the load.
     #[error(

@@ -4,10 +4,10 @@
 //! was just captured is replayed; a capture that fails leaves the step to eager launches and its shape is not tried again;
 //! a lost device is never retried.
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 
 use super::{CudaBackend, prepared, trace::Moment};
-use crate::{BackendError, Phase, StepShape};
+use tokenmill_backend::{BackendError, Phase, StepShape};
 
 enum Replayed {
     Yes,

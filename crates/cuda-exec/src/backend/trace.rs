@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 
-use crate::{Phase, StepShape};
+use tokenmill_backend::{Phase, StepShape};
 
 /// Where the time of steps went, by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

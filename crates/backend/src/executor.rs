@@ -3,7 +3,7 @@
 //! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
 //! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
 
-use crate::{BatchError, ForwardBatch};
+use crate::{BackendError, BatchError, ForwardBatch};
 
 /// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
 ///
@@ -212,4 +212,17 @@ pub enum StepError {
         /// What the device said.
         reason: String,
     },
+}
+
+impl From<BackendError> for StepError {
+    fn from(error: BackendError) -> Self {
+        match error {
+            BackendError::Failed { operation, reason } => Self::Device { operation, reason },
+            BackendError::Lost { operation, reason } => Self::DeviceLost { operation, reason },
+            other => Self::Device {
+                operation: "step",
+                reason: other.to_string(),
+            },
+        }
+    }
 }

@@ -7,12 +7,12 @@
 
 use std::{collections::VecDeque, ops::Range};
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 
 use super::sampling::{MAX_TOP, n_top};
-use crate::{
-    BackendError, ExecutorLimits, ForwardBatch, HostStep, RowError, RowOutput, SampledToken, SamplingMode,
-    StepOutput, StepShape, TokenLogprob, host_step::PickRow,
+use tokenmill_backend::{
+    BackendError, ExecutorLimits, ForwardBatch, HostStep, PickRow, RowError, RowOutput, SampledToken,
+    SamplingMode, StepOutput, StepShape, TokenLogprob,
 };
 
 /// Open steps, their pinned buffers, and the host's sampler.

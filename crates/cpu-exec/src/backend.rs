@@ -1,19 +1,19 @@
-//! [`CpuBackend`]: the fine seam over the host executor.
+//! [`CpuBackend`]: the operations of the seam on the host.
 //!
-//! Only translation stands here; the arithmetic is `cpu-exec`'s. Invariant: buffers are allocated at load, operations take
+//! Only slicing stands here; the operations' own files have the arithmetic. Invariant: buffers are allocated at load, operations take
 //! slices of them.
 
 mod translate;
 
 use std::sync::Arc;
 
-use tokenmill_cpu_exec as exec;
+use crate as exec;
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::CpuFeatures;
 
-use crate::{
-    Activation, Attention, Backend, BackendError, Descriptor, ExecutorLimits, ForwardBatch, HostStep,
-    KvLayout, Linear, LinearJob, MatrixData, MatrixUsage, MemoryPlan, Norm, NormKind, PageCopy, Rope, RowSet,
+use tokenmill_backend::{
+    Activation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, HostStep, KvLayout, Linear,
+    LinearJob, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RowSet,
     StepOutput, StepShape,
 };
 
@@ -193,19 +193,19 @@ impl Backend for CpuBackend {
         )
     }
 
-    fn workspace_bytes(&self, descriptor: &Descriptor, limits: &ExecutorLimits) -> usize {
-        workspace_sizes(descriptor, limits).n_bytes(self.host.pool().n_threads())
+    fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
+        workspace_sizes(network, limits).n_bytes(self.host.pool().n_threads())
     }
 
     fn prepare(
         &mut self,
-        descriptor: &Descriptor,
+        network: &NetworkShape,
         limits: &ExecutorLimits,
         _: &KvLayout,
         _: &MemoryPlan,
     ) -> Result<(), BackendError> {
         self.workspace
-            .reserve(&workspace_sizes(descriptor, limits))
+            .reserve(&workspace_sizes(network, limits))
             .map_err(|error| failed("allocating the workspace", &error))
     }
 

@@ -1,11 +1,11 @@
-//! [`CudaBackend`]: the fine seam over the CUDA executor.
+//! [`CudaBackend`]: the operations of the seam on a GPU.
 //!
-//! Only translation stands here; the kernels and their launches are `cuda-exec`'s. One file a subject: what a load does
+//! Only the choice of launches stands here; the kernels' own files have the rest. One file a subject: what a load does
 //! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
 //! ([`operations`]), types of one crate as those of the other ([`translate`]). Values of a step go up in one copy
 //! ([`step`]), results come down behind the step and are waited for once ([`results`]). Invariant: everything is
-//! allocated in [`Backend::prepare`](crate::Backend::prepare) and the load that follows, and operations inside
-//! [`Backend::run_step`](crate::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
+//! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
+//! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
 
 mod load;
 mod operations;
@@ -17,7 +17,7 @@ mod step;
 mod trace;
 mod translate;
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 use tokenmill_gguf::TensorType;
 
 pub use self::trace::{StepTimes, Trace};
@@ -27,9 +27,9 @@ use self::{
     step::StepInputs,
     trace::Tracer,
 };
-use crate::StepShape;
+use tokenmill_backend::StepShape;
 
-pub(crate) const DEVICE: &str = "the CUDA backend";
+pub(super) const DEVICE: &str = "the CUDA backend";
 
 /// A GPU.
 pub struct CudaBackend {

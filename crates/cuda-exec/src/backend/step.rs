@@ -7,10 +7,10 @@
 //! A decode step is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored
 //! nowhere and attends to nothing.
 
-use tokenmill_cuda_exec as exec;
+use crate as exec;
 
 use super::{results::Results, sampling};
-use crate::{
+use tokenmill_backend::{
     BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, Phase, RowSet, SamplingMode, StepShape,
     TokenSource,
 };

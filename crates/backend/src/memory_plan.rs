@@ -1,0 +1,34 @@
+//! [`MemoryPlan`]: the memory that a load will take, by what it is for.
+//!
+//! Separate because it is known before anything is allocated: it can be printed, and refused.
+
+/// The memory a load will take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Weights, in the form the backend holds them.
+    pub weights_bytes: usize,
+    /// The KV store.
+    pub kv_bytes: usize,
+    /// Of it, one page.
+    pub kv_page_bytes: usize,
+    /// Pages of the KV store, the host tier's included.
+    pub n_pages: usize,
+    /// Activation buffers, logits included.
+    pub activations_bytes: usize,
+    /// What the backend needs beside these.
+    pub workspace_bytes: usize,
+}
+
+impl MemoryPlan {
+    /// All of it; `usize::MAX` where the sum is beyond it.
+    pub fn total_bytes(&self) -> usize {
+        [
+            self.weights_bytes,
+            self.kv_bytes,
+            self.activations_bytes,
+            self.workspace_bytes,
+        ]
+        .into_iter()
+        .fold(0, usize::saturating_add)
+    }
+}

@@ -1,0 +1,44 @@
+//! [`NetworkShape`]: the widths of a network that a backend's working memory depends on.
+//!
+//! Separate because a backend prepares for a network before it has any weight of it. Invariant: numbers only, so that a
+//! backend knows no architecture.
+
+/// The widths of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkShape {
+    /// Width of a hidden state.
+    pub n_embd: usize,
+    /// The layers, first to last.
+    pub layers: Vec<LayerShape>,
+}
+
+/// The widths of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerShape {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Width of a query and key head.
+    pub head_dim_k: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+    /// Width inside the feed-forward network.
+    pub n_ff: usize,
+}
+
+impl LayerShape {
+    /// Width of a row that attention writes.
+    pub fn attention_width(&self) -> usize {
+        self.n_heads * self.head_dim_v
+    }
+}
+
+impl NetworkShape {
+    /// The widest row that a matrix is multiplied with.
+    pub fn widest_input(&self) -> usize {
+        (self.layers.iter())
+            .map(|layer| layer.attention_width().max(layer.n_ff))
+            .fold(self.n_embd, usize::max)
+    }
+}
