@@ -1,23 +1,10 @@
 //! Files that other software wrote, and files crafted to be wrong. They lie in the folder that
 //! `TOKENMILL_TEST_DATA` names; without it these tests say so and pass.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Write, stderr},
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use tokenmill_gguf::{GgufError, GgufFile, TensorType};
-
-fn data_dir(test: &str) -> Option<PathBuf> {
-    let dir = std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from);
-    if dir.is_none() {
-        // Not `println!`, which the test harness shows of failed tests only.
-        let _ = writeln!(stderr(), "{test}: skipped, TOKENMILL_TEST_DATA is not set");
-    }
-    dir
-}
+use tokenmill_testkit::test_data;
 
 fn json(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -38,7 +25,7 @@ fn open_fully(path: &Path) -> Result<(), GgufError> {
 
 #[test]
 fn crafted_files_are_judged_as_their_index_says() {
-    let Some(dir) = data_dir("crafted_files_are_judged_as_their_index_says") else {
+    let Some(dir) = test_data("crafted_files_are_judged_as_their_index_says") else {
         return;
     };
     let dir = dir.join("gguf/malformed");
@@ -69,7 +56,7 @@ fn crafted_files_are_judged_as_their_index_says() {
 
 #[test]
 fn files_of_the_reference_implementation_open() {
-    let Some(dir) = data_dir("files_of_the_reference_implementation_open") else {
+    let Some(dir) = test_data("files_of_the_reference_implementation_open") else {
         return;
     };
     let mut n_files = 0;
@@ -87,7 +74,7 @@ fn files_of_the_reference_implementation_open() {
 
 #[test]
 fn type_table_agrees_with_the_reference_libraries() {
-    let Some(dir) = data_dir("type_table_agrees_with_the_reference_libraries") else {
+    let Some(dir) = test_data("type_table_agrees_with_the_reference_libraries") else {
         return;
     };
     let types: BTreeMap<String, serde_json::Value> =

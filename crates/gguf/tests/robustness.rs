@@ -2,11 +2,10 @@
 
 mod mutation;
 
-use std::io::{Write, stderr};
-
-use mutation::{Random, check, mutate, sample_files};
+use mutation::{check, mutate, sample_files};
 use proptest::prelude::*;
 use tokenmill_gguf::{Array, GgufWriter, Header, Metadata, TensorType, Value};
+use tokenmill_testkit::{Random, skip};
 
 #[test]
 fn samples_pass_their_own_check() {
@@ -44,10 +43,9 @@ fn truncation_at_every_byte_is_an_error_or_cuts_only_padding() {
 fn fuzz_seeds_are_the_sample_files() {
     let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     if !dir.exists() {
-        // Not `eprintln!`, which the test harness shows of failed tests only.
-        let _ = writeln!(
-            stderr(),
-            "fuzz_seeds_are_the_sample_files: skipped, a packaged crate has no fuzz target"
+        skip(
+            "fuzz_seeds_are_the_sample_files",
+            "a packaged crate has no fuzz target",
         );
         return;
     }
@@ -68,7 +66,7 @@ proptest! {
     #[test]
     fn mutated_files_never_break_the_parser(sample in 0..5_usize, seed: u64, n_mutations in 1..12) {
         let mut bytes = sample_files().swap_remove(sample).1;
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         for _ in 0..n_mutations {
             mutate(&mut bytes, &mut random);
         }

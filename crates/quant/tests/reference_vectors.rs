@@ -2,25 +2,13 @@
 //!
 //! The vectors are read from the folder that `TOKENMILL_TEST_DATA` names; without it these tests say so and pass.
 
-use std::{
-    io::{Write, stderr},
-    path::PathBuf,
-};
-
 use safetensors::SafeTensors;
 use tokenmill_quant::{CpuFeatures, Format};
+use tokenmill_testkit::test_data;
 
 /// Reads `types/NAME.safetensors`, or says that there is none to read.
 fn vectors(name: &str) -> Option<Vec<u8>> {
-    let Some(folder) = std::env::var_os("TOKENMILL_TEST_DATA") else {
-        // Not `eprintln!`, which the test harness shows of failed tests only.
-        let _ = writeln!(
-            stderr(),
-            "skipped: TOKENMILL_TEST_DATA does not name the folder of test data"
-        );
-        return None;
-    };
-    let path = PathBuf::from(folder)
+    let path = test_data(&format!("vectors of {name}"))?
         .join("types")
         .join(format!("{name}.safetensors"));
     Some(std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))

@@ -56,9 +56,6 @@ mod submission;
 mod sync;
 
 #[cfg(test)]
-#[path = "../tests/support/fake_executor.rs"]
-mod fake_executor;
-#[cfg(test)]
 #[path = "../tests/support/simulation.rs"]
 mod simulation;
 

@@ -1,5 +1,6 @@
-//! What tests of the engine share: a naive reference backend, tiny models made in memory, the conformance suite that every
-//! backend must pass, and the parity check against reference data.
+//! What tests share: a naive reference backend, tiny models made in memory, the conformance suite that every backend must
+//! pass, the parity check against reference data, a deterministic executor for the engine's tests, the random numbers of
+//! all tests, and the one place that finds reference data.
 //!
 //! For development only; nothing in the product depends on it. A new backend runs the suite from a test file of its own:
 //!
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod fake_executor;
 pub mod generate;
 mod naive_backend;
 pub mod parity;
@@ -26,9 +28,10 @@ mod test_data;
 mod tiny_model;
 mod variants;
 
+pub use fake_executor::FakeExecutor;
 pub use naive_backend::{NaiveBackend, NaiveMatrix};
 pub use random::Random;
 pub use reference::{Facts, FileFacts, Limits, Reference, ReferenceError, Tolerance};
-pub use test_data::test_data;
+pub use test_data::{skip, test_data};
 pub use tiny_model::{TinyModel, tiny_llama};
 pub use variants::{VARIANTS, Variant, random_variant};

@@ -29,7 +29,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`.
+    /// A number below `n`, which must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
@@ -37,6 +37,11 @@ impl Random {
     /// A number between -1 and 1.
     pub fn symmetric(&mut self) -> f32 {
         (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// `n` numbers between -1 and 1.
+    pub fn values(&mut self, n: usize) -> Vec<f32> {
+        (0..n).map(|_| self.symmetric()).collect()
     }
 
     /// An element of a list.

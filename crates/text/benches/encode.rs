@@ -2,11 +2,12 @@
 //!
 //! Needs `TOKENMILL_TEST_DATA`; measures nothing without it.
 
-use std::{fs, hint::black_box, path::Path, time::Duration};
+use std::{fs, hint::black_box, time::Duration};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use serde_json::{Map, Value, json};
 use tokenmill_gguf::GgufFile;
+use tokenmill_testkit::test_data;
 use tokenmill_text::{EncodeOptions, Tokenizer};
 
 const TEXT_BYTES: usize = 1 << 20;
@@ -64,11 +65,9 @@ fn measure(
 }
 
 fn encode(criterion: &mut Criterion) {
-    let Some(data) = std::env::var_os("TOKENMILL_TEST_DATA") else {
-        eprintln!("nothing measured: TOKENMILL_TEST_DATA does not name the folder of reference data");
+    let Some(data) = test_data("encode") else {
         return;
     };
-    let data = Path::new(&data);
     let english = fs::read_to_string(data.join("text/heldout.txt")).unwrap();
     let mixed = fs::read_to_string(data.join("vocab/expected-llamacpp/mixed.txt")).unwrap();
     // Not a special token for our reader where none are parsed, but text that the reference's model knows.

@@ -1,13 +1,9 @@
 //! Renders every real chat template of the test data and compares with what transformers rendered.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    io::{Write, stderr},
-    path::PathBuf,
-};
+use std::{collections::BTreeMap, fs};
 
 use serde::Deserialize;
+use tokenmill_testkit::test_data;
 use tokenmill_text::template::{ChatTemplate, RenderOptions, TemplateError};
 
 /// One line of `goldens.jsonl`.
@@ -25,15 +21,10 @@ const KNOWN_DIFFERENCES: [(&str, &str, &str); 0] = [];
 
 #[test]
 fn templates_render_as_in_transformers() {
-    let Ok(data) = std::env::var("TOKENMILL_TEST_DATA") else {
-        // Not `eprintln!`, which the test harness shows of failed tests only.
-        let _ = writeln!(
-            stderr(),
-            "skipped: TOKENMILL_TEST_DATA does not name the folder of the test data"
-        );
+    let Some(data) = test_data("templates_render_as_in_transformers") else {
         return;
     };
-    let folder = PathBuf::from(data).join("templates");
+    let folder = data.join("templates");
     let options = RenderOptions {
         now: "2024-07-26".parse().unwrap(),
         ..RenderOptions::default()

@@ -1,10 +1,9 @@
 //! Our reader of `tokenizer.json` against Hugging Face's `tokenizers` on random text.
 
-mod support;
-
 use std::fs;
 
 use proptest::{prelude::*, test_runner::TestRunner};
+use tokenmill_testkit::test_data;
 use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 const FILES: &[&str] = &[
@@ -42,7 +41,9 @@ fn texts() -> impl Strategy<Value = String> {
 
 #[test]
 fn random_text_encodes_and_decodes_as_tokenizers_does() {
-    let Some(data) = support::data() else { return };
+    let Some(data) = test_data("random_text_encodes_and_decodes_as_tokenizers_does") else {
+        return;
+    };
     let mut failures = Vec::new();
     for name in FILES {
         let json = fs::read(data.join(format!("tokenizers/{name}/tokenizer.json"))).unwrap();

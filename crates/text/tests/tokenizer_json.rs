@@ -1,11 +1,10 @@
 //! Encodings of real `tokenizer.json` files against ids that Hugging Face's tokenizers gave.
 
-mod support;
-
 use std::{fs, path::Path};
 
 use serde_json::Value;
 use tokenmill_gguf::GgufFile;
+use tokenmill_testkit::test_data;
 use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 fn load(path: &Path) -> Tokenizer {
@@ -30,7 +29,9 @@ const WHOLE: EncodeOptions = EncodeOptions {
 
 #[test]
 fn tokenizer_files_encode_and_decode_as_hugging_face_does() {
-    let Some(data) = support::data() else { return };
+    let Some(data) = test_data("tokenizer_files_encode_and_decode_as_hugging_face_does") else {
+        return;
+    };
     let lines = fs::read_to_string(data.join("tokenizers/expected-encodings.jsonl")).unwrap();
     let mut n_cases = 0;
     for line in lines.lines() {
@@ -69,7 +70,9 @@ fn tokenizer_files_encode_and_decode_as_hugging_face_does() {
 
 #[test]
 fn parity_models_tokenize_alike_from_either_file() {
-    let Some(data) = support::data() else { return };
+    let Some(data) = test_data("parity_models_tokenize_alike_from_either_file") else {
+        return;
+    };
     let parity = data.join("parity");
     let cases: Value =
         serde_json::from_slice(&fs::read(parity.join("tokenizer_cases.json")).unwrap()).unwrap();

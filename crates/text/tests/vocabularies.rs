@@ -1,10 +1,9 @@
 //! Encodings of real vocabularies in GGUF files against ids that Hugging Face's tokenizers and llama.cpp gave.
 
-mod support;
-
 use std::{fs, path::Path};
 
 use tokenmill_gguf::GgufFile;
+use tokenmill_testkit::test_data;
 use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 const NAMES: &[&str] = &[
@@ -38,7 +37,9 @@ fn ids(line: &str) -> Vec<u32> {
 
 #[test]
 fn vocabularies_encode_as_hugging_face_does() {
-    let Some(data) = support::data() else { return };
+    let Some(data) = test_data("vocabularies_encode_as_hugging_face_does") else {
+        return;
+    };
     for name in NAMES {
         let tokenizer = load(&data, name);
         let base = data.join(format!("vocab/ggml-vocab-{name}.gguf"));
@@ -70,7 +71,9 @@ fn is_known_difference(name: &str, section: &str) -> bool {
 
 #[test]
 fn mixed_text_encodes_as_llama_cpp_does() {
-    let Some(data) = support::data() else { return };
+    let Some(data) = test_data("mixed_text_encodes_as_llama_cpp_does") else {
+        return;
+    };
     let folder = data.join("vocab/expected-llamacpp");
     let text = fs::read_to_string(folder.join("mixed.txt")).unwrap();
     for name in NAMES {
@@ -100,7 +103,9 @@ fn mixed_text_encodes_as_llama_cpp_does() {
 
 #[test]
 fn text_survives_encoding_and_decoding() {
-    let Some(data) = support::data() else { return };
+    let Some(data) = test_data("text_survives_encoding_and_decoding") else {
+        return;
+    };
     let text = fs::read_to_string(data.join("vocab/expected-llamacpp/mixed.txt")).unwrap();
     // BERT drops case and spacing, Qwen 2 composes characters, and the text holds a `</s>`, which for Phi 3 takes the
     // white space behind it along.

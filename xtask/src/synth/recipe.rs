@@ -191,8 +191,7 @@ mod tests {
 
     #[test]
     fn mixes_are_those_of_the_reference_quantizer() {
-        let Some(dir) = std::env::var_os("TOKENMILL_TEST_DATA") else {
-            println!("mixes_are_those_of_the_reference_quantizer: skipped, TOKENMILL_TEST_DATA is not set");
+        let Some(dir) = tokenmill_testkit::test_data("mixes_are_those_of_the_reference_quantizer") else {
             return;
         };
         let qwen3 = Preset::find("qwen3-0.6b").unwrap();
@@ -208,7 +207,7 @@ mod tests {
             ..small.clone()
         };
         for (name, preset) in [("qwen3-0.6b", small), ("qwen3-14b", large)] {
-            let path = std::path::Path::new(&dir).join(format!("gguf/quant-mix-snapshots/{name}.schema"));
+            let path = dir.join(format!("gguf/quant-mix-snapshots/{name}.schema"));
             check_against_snapshot(&preset, &std::fs::read_to_string(path).unwrap());
         }
     }

@@ -3,8 +3,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use tokenmill_testkit::test_data;
 
-use crate::support::{arg, command, test_data, tokenmill, tokenmill_with};
+use crate::support::{arg, command, tokenmill, tokenmill_with};
 
 #[test]
 fn inspect_lists_metadata_tensors_types_and_memory() {
@@ -45,7 +46,9 @@ fn inspect_gives_json_in_full() {
 
 #[test]
 fn inspect_shows_a_file_that_cannot_be_run() {
-    let Some(data) = test_data() else { return };
+    let Some(data) = test_data("inspect_shows_a_file_that_cannot_be_run") else {
+        return;
+    };
     let text = tokenmill([
         "inspect",
         arg(&data.join("vocab/ggml-vocab-qwen2.gguf")),
@@ -89,7 +92,9 @@ fn tokenize_prints_ids_and_pieces() {
 
 #[test]
 fn tokenize_takes_vocabularies_and_tokenizer_json() {
-    let Some(data) = test_data() else { return };
+    let Some(data) = test_data("tokenize_takes_vocabularies_and_tokenizer_json") else {
+        return;
+    };
     let folder = data.join("vocab/expected-llamacpp");
     let text = folder.join("mixed.txt");
     for name in ["llama-spm", "llama-bpe", "falcon", "gpt-2", "phi-3", "starcoder"] {
@@ -125,7 +130,9 @@ fn tokenize_takes_vocabularies_and_tokenizer_json() {
 
 #[test]
 fn a_hugging_face_folder_is_a_model() {
-    let Some(data) = test_data() else { return };
+    let Some(data) = test_data("a_hugging_face_folder_is_a_model") else {
+        return;
+    };
     let folder = data.join("parity/llama/hf");
     let folder = arg(&folder);
     let text = tempfile::NamedTempFile::new().unwrap();

@@ -3,8 +3,9 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
+use tokenmill_testkit::test_data;
 
-use crate::support::{arg, test_data, tokenmill, tokenmill_with};
+use crate::support::{arg, tokenmill, tokenmill_with};
 
 /// Greedy continuations of six prompts, by transformers and by llama.cpp.
 fn reference() -> Vec<Value> {
@@ -51,7 +52,9 @@ fn built_in_model_generates_llama_cpps_ids() {
 
 #[test]
 fn f16_model_generates_transformers_ids() {
-    let Some(data) = test_data() else { return };
+    let Some(data) = test_data("f16_model_generates_transformers_ids") else {
+        return;
+    };
     let model = data.join("../demo-model/tokenmill-demo-F16.gguf");
     for prompt in &reference() {
         assert_eq!(

@@ -5,8 +5,9 @@ use std::{env, os::unix::fs::symlink, path::PathBuf, process::Command, sync::Onc
 
 use serde_json::Value;
 use tempfile::TempDir;
+use tokenmill_testkit::{skip, test_data};
 
-use crate::support::{Outcome, arg, command, skip, test_data, tokenmill};
+use crate::support::{Outcome, arg, command, tokenmill};
 
 /// A folder that holds the simulated driver under the real one's name.
 fn driver_folder() -> &'static TempDir {
@@ -136,7 +137,7 @@ fn bench_names_the_device_it_measured() {
 fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
     // An empty folder comes first, but a real driver is still found behind it.
     if tokenmill_cuda_exec::has_driver() {
-        skip("this machine has a driver");
+        skip("a machine without a driver", "this machine has one");
         return;
     }
     let devices = tokenmill(["devices"]).ok();
@@ -256,10 +257,15 @@ fn auto_goes_on_with_the_cpu_and_says_why() {
 
 #[test]
 fn a_type_without_a_kernel_is_named() {
-    let Some(data) = test_data() else { return };
+    let Some(data) = test_data("a_type_without_a_kernel_is_named") else {
+        return;
+    };
     let file: PathBuf = data.join("models/wp4m/wp4m-IQ4_XS.gguf");
     if !file.is_file() {
-        skip(&format!("{} is not there", file.display()));
+        skip(
+            "a type without a kernel",
+            &format!("{} is not there", file.display()),
+        );
         return;
     }
     let args = ["run", arg(&file), "Once", "-n", "2", "--device", "cuda"];
@@ -273,7 +279,7 @@ fn a_type_without_a_kernel_is_named() {
 #[test]
 fn the_program_is_linked_to_no_cuda_library() {
     let Ok(listed) = Command::new("ldd").arg(env!("CARGO_BIN_EXE_tokenmill")).output() else {
-        skip("this machine has no ldd");
+        skip("libraries of the program", "this machine has no ldd");
         return;
     };
     let listed = String::from_utf8_lossy(&listed.stdout).to_lowercase();

@@ -3,8 +3,9 @@
 use std::{fs, path::Path};
 
 use serde_json::Value;
+use tokenmill_testkit::test_data;
 
-use crate::support::{arg, test_data, tokenmill};
+use crate::support::{arg, tokenmill};
 
 /// Largest relative difference. Both programs round activations to 8 bits, and keys and values to 16, in their own order.
 const TOLERANCE: f64 = 1e-3;
@@ -17,7 +18,9 @@ fn perplexity(model: &Path, text: &Path, extra: &[&str]) -> f64 {
 
 #[test]
 fn trained_models_are_as_surprised_as_in_llama_cpp() {
-    let Some(data) = test_data() else { return };
+    let Some(data) = test_data("trained_models_are_as_surprised_as_in_llama_cpp") else {
+        return;
+    };
     let reference = fs::read_to_string(data.join("models/ppl-llamacpp.txt")).unwrap();
     let expected = |name: &str| -> f64 {
         let line = reference
@@ -61,7 +64,9 @@ fn trained_models_are_as_surprised_as_in_llama_cpp() {
 
 #[test]
 fn demo_model_is_as_surprised_as_in_llama_cpp() {
-    let Some(data) = test_data() else { return };
+    let Some(data) = test_data("demo_model_is_as_surprised_as_in_llama_cpp") else {
+        return;
+    };
     let reference: Value = serde_json::from_str(include_str!("../data/demo-reference.json")).unwrap();
     let expected = reference["perplexity"]["Q8_0"]["ppl"].as_f64().unwrap();
     let found = perplexity(Path::new("demo"), &data.join("../demo-model/heldout.txt"), &[]);

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Output, Stdio},
 };
 #[cfg(target_os = "linux")]
@@ -79,21 +79,6 @@ pub(crate) fn tokenmill_with(args: &[&str], input: &str) -> Outcome {
     // A program that fails early does not read its input.
     let _unread = child.stdin.take().expect("piped").write_all(input.as_bytes());
     Outcome::of(&child.wait_with_output().expect("the program ends"))
-}
-
-/// Says that a test is skipped, and why.
-pub(crate) fn skip(reason: &str) {
-    // Not `eprintln!`, which the test harness shows of failed tests only.
-    let _ = writeln!(std::io::stderr(), "skipped: {reason}");
-}
-
-/// The folder of the test data; says that a test is skipped where there is none.
-pub(crate) fn test_data() -> Option<PathBuf> {
-    let data = std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from);
-    if data.is_none() {
-        skip("TOKENMILL_TEST_DATA does not name the folder of the test data");
-    }
-    data
 }
 
 /// Waits until a program has taken Ctrl-C over from the system, which it is asked for every few milliseconds.

@@ -1,8 +1,9 @@
 //! The likeliest token of a row.
 
 use tokenmill_ptx_sim::Arguments;
+use tokenmill_testkit::Random;
 
-use crate::bench::{Random, Sim};
+use crate::bench::Sim;
 
 fn argmax(rows: &[Vec<f32>], n_parts: usize) -> Vec<u32> {
     let n_vocab = rows[0].len();
@@ -25,7 +26,7 @@ fn argmax(rows: &[Vec<f32>], n_parts: usize) -> Vec<u32> {
 
 #[test]
 fn the_lowest_id_of_the_highest_logits_wins() {
-    let mut random = Random(8);
+    let mut random = Random::new(8);
     for (n_vocab, n_parts) in [(1, 1), (31, 4), (5000, 3), (2000, 40)] {
         // Few different values, so that there are ties; both zeros are equal.
         let mut row = |_| {

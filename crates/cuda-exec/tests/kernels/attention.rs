@@ -2,8 +2,9 @@
 
 use half::f16;
 use tokenmill_ptx_sim::{Arguments, Counters};
+use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Random, Sim, assert_close};
+use crate::bench::{NULL, Sim, assert_close};
 
 /// A batch of tokens on a paged store.
 #[expect(
@@ -74,7 +75,7 @@ fn store(
     let mut values = Vec::new();
     for _ in 0..n_pages * n_kv_heads * 16 {
         for i in 0..row {
-            let value = if i < dim { random.value() } else { 0.0 };
+            let value = if i < dim { random.symmetric() } else { 0.0 };
             if is_half {
                 let rounded = f16::from_f32(value);
                 bytes.extend(rounded.to_le_bytes());
@@ -92,7 +93,7 @@ fn check(case: &Case) -> Counters {
     let [dim_k, dim_v] = case.dims;
     let (n_heads, n_kv_heads) = (case.n_heads, case.n_kv_heads);
     let n_tokens = case.positions.len();
-    let mut random = Random((dim_k * n_heads + n_tokens) as u64);
+    let mut random = Random::new((dim_k * n_heads + n_tokens) as u64);
     let mut sim = Sim::new();
     // Pages are dealt out at random; each sequence has as many as its longest token needs.
     let longest = |seq: usize| {

@@ -6,6 +6,7 @@ use tokenmill_cuda_exec::{MatrixLayout, modules};
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, Module, launch};
 use tokenmill_quant::Format;
+use tokenmill_testkit::Random;
 
 /// Every type that kernels read.
 pub(crate) const TYPES: [TensorType; 13] = [
@@ -169,33 +170,6 @@ impl Sim {
             }
         }
         (0..n_rows * width).map(value).collect()
-    }
-}
-
-/// Random numbers: a linear congruential generator.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn bits(&mut self) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as u32
-    }
-
-    /// Below `n`.
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.bits() as usize % n
-    }
-
-    /// Between -1 and 1.
-    pub(crate) fn value(&mut self) -> f32 {
-        self.bits() as f32 / (1u32 << 30) as f32 - 1.0
-    }
-
-    pub(crate) fn values(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.value()).collect()
     }
 }
 

@@ -2,8 +2,9 @@
 
 use tokenmill_cuda_exec::modules::type_suffix;
 use tokenmill_ptx_sim::Arguments;
+use tokenmill_testkit::Random;
 
-use crate::bench::{Random, Sim, TYPES, assert_close, random_matrix};
+use crate::bench::{Sim, TYPES, assert_close, random_matrix};
 
 #[test]
 fn rows_of_every_type_come_out_scaled() {
@@ -14,7 +15,7 @@ fn rows_of_every_type_come_out_scaled() {
         } else {
             2 * ty.block_len()
         };
-        let mut random = Random(n_embd as u64);
+        let mut random = Random::new(n_embd as u64);
         let mut sim = Sim::new();
         let (file_rows, values) = random_matrix(&mut random, ty, n_vocab, n_embd);
         let table = sim.matrix(ty, n_vocab, n_embd, &file_rows);

@@ -3,8 +3,9 @@
 use tokenmill_cuda_exec::modules::{PAIRS, type_suffix};
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
+use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Quantized, Random, Sim, TYPES, assert_close, is_float, random_matrix};
+use crate::bench::{NULL, Quantized, Sim, TYPES, assert_close, is_float, random_matrix};
 
 /// Rounding of sums in f32, relative to the sum of magnitudes: a lane adds few terms, then a tree adds the lanes.
 const TOLERANCE: f64 = 2e-6;
@@ -94,7 +95,7 @@ fn check_kernel(
     n_in: usize,
     has_bias: bool,
 ) -> Counters {
-    let mut random = Random((n_in + n_outs[0] + n_rows) as u64);
+    let mut random = Random::new((n_in + n_outs[0] + n_rows) as u64);
     let mut sim = Sim::new();
     let (input, exact) = upload(&mut sim, ty, &random.values(n_rows * n_in), n_in);
     let mut weights = Vec::new();
@@ -218,7 +219,7 @@ fn matrices_of_two_types_are_one_launch_with_the_same_bits() {
     for types in PAIRS {
         for (variant, n_rows) in [(1, 1), (2, 2), (4, 3), (8, 8)] {
             for n_outs in [[20, 9, 11], [8, 0, 3]] {
-                let mut random = Random(variant);
+                let mut random = Random::new(variant);
                 let mut sim = Sim::new();
                 let (input, _) = upload(&mut sim, types[0], &random.values(n_rows * n_in), n_in);
                 let of_job = [types[0], types[0], types[1]];
@@ -274,7 +275,7 @@ fn float_rows_may_have_any_length() {
 
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let (n_in, n_out) = (1280, 12);
     for ty in [TensorType::Q4_K, TensorType::Q6_K, TensorType::BF16] {
         let mut sim = Sim::new();
@@ -316,7 +317,7 @@ fn gated_products_activate_and_quantize() {
         (TensorType::BF16, 8, 8, 32, true),
     ] {
         let n_in = 512;
-        let mut random = Random(n_out as u64);
+        let mut random = Random::new(n_out as u64);
         let mut sim = Sim::new();
         let (input, exact) = upload(&mut sim, ty, &random.values(n_rows * n_in), n_in);
         let matrices = [0, 1].map(|_| random_matrix(&mut random, ty, n_out, n_in));

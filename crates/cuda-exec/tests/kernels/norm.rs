@@ -1,8 +1,9 @@
 //! Norms, quantization and the small operations on rows.
 
 use tokenmill_ptx_sim::Arguments;
+use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Random, Sim, assert_close};
+use crate::bench::{NULL, Sim, assert_close};
 
 fn normalize(row: &[f64], is_layer: bool, eps: f64) -> Vec<f64> {
     let n = row.len() as f64;
@@ -28,7 +29,7 @@ fn norms_add_the_residual_and_quantize() {
         (4, 320, true, true, true),
         (1, 64, false, false, true),
     ] {
-        let mut random = Random(width as u64);
+        let mut random = Random::new(width as u64);
         let mut sim = Sim::new();
         let hidden = random.values(n_rows * width);
         let delta = random.values(n_rows * width);
@@ -92,7 +93,7 @@ fn norms_add_the_residual_and_quantize() {
 #[test]
 fn norms_of_heads_take_each_by_itself() {
     for (n_rows, n_heads, width) in [(1, 1, 8), (3, 5, 64), (2, 9, 100), (1, 1, 640)] {
-        let mut random = Random(width as u64);
+        let mut random = Random::new(width as u64);
         let mut sim = Sim::new();
         let rows = random.values(n_rows * n_heads * width);
         let weight = random.values(width);
@@ -162,7 +163,7 @@ fn activations_match_their_formulas() {
         &|x| x.max(0.0),
         &|x| x.max(0.0) * x.max(0.0),
     ];
-    let mut random = Random(3);
+    let mut random = Random::new(3);
     for (kind, function) in functions.iter().enumerate() {
         let rows: Vec<f32> = random.values(600).iter().map(|x| 4.0 * x).collect();
         let up = random.values(600);
@@ -179,7 +180,7 @@ fn activations_match_their_formulas() {
 
 #[test]
 fn additions_gathers_and_capped_logits() {
-    let mut random = Random(4);
+    let mut random = Random::new(4);
     let (rows, delta) = (random.values(600), random.values(600));
     let sums = elementwise("add", &rows, |sim, arguments| {
         let delta = sim.f32s(&delta);

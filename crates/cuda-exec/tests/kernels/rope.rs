@@ -2,8 +2,9 @@
 
 use half::f16;
 use tokenmill_ptx_sim::Arguments;
+use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Random, Sim, assert_close};
+use crate::bench::{NULL, Sim, assert_close};
 
 /// Rotates a head as the model's definition says.
 fn rotate(head: &mut [f64], position: u32, inv_freqs: &[f32], magnitude: f64, is_neox: bool) {
@@ -45,7 +46,7 @@ fn check(case: &Case) {
         rotates,
     } = case;
     let (n_tokens, n_heads, n_kv_heads) = (4, 6, 2);
-    let mut random = Random((dim_k + n_dims) as u64);
+    let mut random = Random::new((dim_k + n_dims) as u64);
     let mut sim = Sim::new();
     let q = random.values(n_tokens * n_heads * dim_k);
     let k = random.values(n_tokens * n_kv_heads * dim_k);
@@ -184,7 +185,7 @@ fn heads_are_rotated_and_stored() {
 #[test]
 fn rows_are_rotated_alone() {
     let (head_dim, n_heads, positions) = (48, 3, [2u32, 100]);
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     let mut sim = Sim::new();
     let rows = random.values(2 * n_heads * head_dim);
     let inv_freqs: Vec<f32> = (0..16).map(|i| 0.9f32.powi(i)).collect();

@@ -2,8 +2,9 @@
 
 use tokenmill_backend::{SampleRequest, Sampler, SamplingParams};
 use tokenmill_ptx_sim::Arguments;
+use tokenmill_testkit::Random;
 
-use crate::bench::{Random, Sim, assert_close};
+use crate::bench::{Sim, assert_close};
 
 const N_VOCAB: usize = 1111;
 
@@ -210,7 +211,7 @@ fn row(random: &mut Random, params: SamplingParams) -> Row {
 
 #[test]
 fn draws_with_every_filter_pick_the_hosts_token() {
-    let mut random = Random(21);
+    let mut random = Random::new(21);
     let mut rows = Vec::new();
     for temperature in [0.3, 1.0, 3.0] {
         for (top_k, top_p, min_p) in [
@@ -223,7 +224,7 @@ fn draws_with_every_filter_pick_the_hosts_token() {
             (100, 0.7, 0.05),
             (5000, 0.999, 0.0),
         ] {
-            let seed = u64::from(random.bits()) << 20;
+            let seed = random.bits() << 20;
             rows.push(row(
                 &mut random,
                 SamplingParams {
@@ -242,7 +243,7 @@ fn draws_with_every_filter_pick_the_hosts_token() {
 
 #[test]
 fn penalties_biases_and_masks_change_the_hosts_way() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let rows: Vec<Row> = (0..16)
         .map(|index| {
             let params = SamplingParams {
@@ -263,7 +264,7 @@ fn penalties_biases_and_masks_change_the_hosts_way() {
             if index % 4 == 3 {
                 row.mask = Some(
                     (0..N_VOCAB.div_ceil(32))
-                        .map(|_| random.bits() & random.bits())
+                        .map(|_| (random.bits() & random.bits()) as u32)
                         .collect(),
                 );
             }
@@ -275,7 +276,7 @@ fn penalties_biases_and_masks_change_the_hosts_way() {
 
 #[test]
 fn rows_without_a_token_say_why() {
-    let mut random = Random(6);
+    let mut random = Random::new(6);
     let mut with = |value: Option<f32>, params: SamplingParams, mask: Option<Vec<u32>>| {
         let mut row = row(&mut random, params);
         match value {
@@ -303,7 +304,7 @@ fn rows_without_a_token_say_why() {
 
 #[test]
 fn log_probabilities_are_those_of_the_raw_logits() {
-    let mut random = Random(9);
+    let mut random = Random::new(9);
     let rows: Vec<Row> = [Some(0), Some(1), Some(20), None]
         .into_iter()
         .map(|n_logprobs| {

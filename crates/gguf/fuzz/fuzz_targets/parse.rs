@@ -10,6 +10,7 @@
 mod mutation;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use tokenmill_testkit::Random;
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = mutation::check(bytes);
@@ -21,7 +22,7 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
         return fuzzer_mutate(data, size, max_size);
     }
     let mut bytes = data[..size].to_vec();
-    let mut random = mutation::Random(seed.into());
+    let mut random = Random::new(seed.into());
     for _ in 0..1 + seed / 2 % 4 {
         mutation::mutate(&mut bytes, &mut random);
     }

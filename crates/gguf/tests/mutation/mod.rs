@@ -6,24 +6,7 @@
 use tokenmill_gguf::{
     Array, GgufError, GgufFile, GgufWriter, Header, Metadata, StringArray, TensorType, Value, ValueType,
 };
-
-/// A small generator of random numbers (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `bound`, which must not be 0.
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
-    }
-}
+use tokenmill_testkit::Random;
 
 /// Valid files that together use every part of the format, with a name each.
 pub(crate) fn sample_files() -> Vec<(&'static str, Vec<u8>)> {
@@ -144,7 +127,7 @@ pub(crate) fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
     let end = at + random.below(bytes.len() - at + 1).min(64);
     match random.below(8) {
         0 => bytes[at] ^= 1 << random.below(8),
-        1 => bytes[at] = random.next() as u8,
+        1 => bytes[at] = random.bits() as u8,
         2 => overwrite(bytes, at, &EDGES[random.below(EDGES.len())].to_le_bytes()),
         3 => overwrite(
             bytes,

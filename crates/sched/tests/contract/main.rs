@@ -2,8 +2,6 @@
 //! tokens depend on everything that a sequence may look at.
 
 mod batch_generation_on_the_host;
-#[path = "../support/fake_executor.rs"]
-mod fake_executor;
 mod hybrid_batch_generation;
 mod operation;
 mod rules_common_to_all;
@@ -14,13 +12,13 @@ use std::{
     time::Duration,
 };
 
-use fake_executor::{
-    FakeExecutor, Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits,
-    sampled,
-};
 use tokenmill_model::{ExecutorLimits, SamplingParams, SamplingParamsError, StepError};
 use tokenmill_sched::{
     Engine, EngineConfig, EngineError, EngineState, Event, FinishReason, GenerateParams, MissReason, Output,
+};
+use tokenmill_testkit::fake_executor::{
+    FakeExecutor, Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits,
+    sampled,
 };
 
 fn engine(n_pages: usize) -> Engine {

@@ -30,8 +30,6 @@ mod engine;
 mod error;
 #[path = "../../src/events.rs"]
 mod events;
-#[path = "../support/fake_executor.rs"]
-mod fake_executor;
 #[path = "../../src/generation.rs"]
 mod generation;
 #[path = "../../src/lru.rs"]
@@ -70,10 +68,10 @@ mod sync {
 
 use engine::Engine;
 use error::EngineError;
-use fake_executor::{FakeExecutor, Faults, limits, prompt, reference};
 use generation::{Event, FinishReason, Generation};
 use params::{EngineConfig, GenerateParams};
 use shuttle::thread;
+use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, limits, prompt, reference};
 
 /// Interleavings explored by each test, at random and again by priorities, where `SHUTTLE_SCHEDULES` says nothing else.
 const N_SCHEDULES: usize = 1000;

@@ -10,15 +10,15 @@ use std::cell::{Cell, RefCell};
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use tokenmill_model::{ExecutorLimits, SamplingParams};
+use tokenmill_testkit::fake_executor::{
+    Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits, sampled,
+};
 
 use crate::{
     board::Board,
     channel::channel,
     core::Core,
     error::EngineError,
-    fake_executor::{
-        Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits, sampled,
-    },
     generation::{Event, FinishReason, Generation},
     mailbox::{Mailbox, QueueLimits},
     params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams},

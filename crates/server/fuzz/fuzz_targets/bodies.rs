@@ -14,6 +14,7 @@ mod bodies;
 mod demo;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use tokenmill_testkit::Random;
 
 thread_local! {
     static HARNESS: bodies::Harness = bodies::Harness::new().expect("the demo model is there");
@@ -30,7 +31,7 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
         return fuzzer_mutate(data, size, max_size);
     }
     let mut input = data[..size].to_vec();
-    let mut random = bodies::Random(seed.into());
+    let mut random = Random::new(seed.into());
     for _ in 0..1 + seed / 4 % 4 {
         bodies::mutate(&mut input, &mut random);
     }

@@ -20,6 +20,7 @@ use serde_json::{Map, Value, json};
 use tokenmill_model::Model;
 use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{App, Metrics, ServedModel, ServerConfig, Shutdown, fields::Field, router, tables};
+use tokenmill_testkit::Random;
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
 
@@ -183,22 +184,6 @@ fn check_error(path: &str, answer: &str) {
     );
 }
 
-/// A small generator of numbers; the same seed gives the same inputs.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        (self.next() % n.max(1) as u64) as usize
-    }
-}
-
 /// Changes an input: its JSON where it is JSON, its bytes where it is not, and now and then where it is.
 pub(crate) fn mutate(input: &mut Vec<u8>, random: &mut Random) {
     let Some((&letter, body)) = input.split_first() else {
@@ -320,7 +305,7 @@ fn mutated_bodies_are_answered_or_refused_and_leave_nothing_behind() {
     let Some(harness) = Harness::new() else {
         return;
     };
-    let mut random = Random(1);
+    let mut random = Random::new(1);
     for seed in SEEDS {
         harness.check(seed.as_bytes());
         for _ in 0..40 {

@@ -74,11 +74,7 @@ pub(super) fn is_role_name(role: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        fs,
-        io::{Write, stderr},
-        path::PathBuf,
-    };
+    use std::fs;
 
     use regex::Regex;
     use serde_json::json;
@@ -149,15 +145,10 @@ mod tests {
     /// written by the template.
     #[test]
     fn real_templates_keep_the_trust_of_their_control_tokens() {
-        let Some(data) = std::env::var_os("TOKENMILL_TEST_DATA") else {
-            // Not `eprintln!`, which the test harness shows of failed tests only.
-            let _ = writeln!(
-                stderr(),
-                "skipped: TOKENMILL_TEST_DATA names no folder of test data"
-            );
+        let Some(data) = tokenmill_testkit::test_data("trust of real templates") else {
             return;
         };
-        let folder = PathBuf::from(data).join("templates");
+        let folder = data.join("templates");
         let looks_like_control = Regex::new(
             r"<\|[A-Za-z0-9_/]+\|>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|</?s>|<[a-z]+_of_[a-z]+>|<[be]os>",
         )

@@ -19,23 +19,23 @@ use tokenmill_model::{
 
 /// What goes wrong, and when; steps and copies are counted from 0.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Faults {
+pub struct Faults {
     /// Steps that fail when they are submitted.
-    pub(crate) submits: Vec<u64>,
+    pub submits: Vec<u64>,
     /// Steps that fail when they are waited for; what they store is garbage.
-    pub(crate) waits: Vec<u64>,
+    pub waits: Vec<u64>,
     /// Steps whose first sampled row is not finite.
-    pub(crate) rows: Vec<u64>,
+    pub rows: Vec<u64>,
     /// Calls of `copy_pages` that fail; what they were to write is garbage.
-    pub(crate) copies: Vec<u64>,
+    pub copies: Vec<u64>,
     /// The step at which the device is lost.
-    pub(crate) lost_at: Option<u64>,
+    pub lost_at: Option<u64>,
     /// The step at which the executor panics.
-    pub(crate) panics_at: Option<u64>,
+    pub panics_at: Option<u64>,
 }
 
-/// The test double; see the module.
-pub(crate) struct FakeExecutor {
+/// An executor without a model; see the module.
+pub struct FakeExecutor {
     limits: ExecutorLimits,
     pages: Vec<[u64; PAGE_TOKENS]>,
     host_pages: Vec<[u64; PAGE_TOKENS]>,
@@ -45,13 +45,13 @@ pub(crate) struct FakeExecutor {
     open: VecDeque<(u64, StepOutput, Option<StepError>)>,
     last_sampled: Vec<u32>,
     /// Called before each step, for instance to make it take time.
-    pub(crate) on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
+    pub on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
 }
 
 const GARBAGE: u64 = 0x0BAD_0BAD_0BAD_0BAD;
 
 /// Limits for tests: 32 tokens in the vocabulary, everything else small.
-pub(crate) fn limits(n_pages: usize) -> ExecutorLimits {
+pub fn limits(n_pages: usize) -> ExecutorLimits {
     ExecutorLimits {
         n_vocab: 32,
         n_embd: 4,
@@ -66,7 +66,8 @@ pub(crate) fn limits(n_pages: usize) -> ExecutorLimits {
 }
 
 impl FakeExecutor {
-    pub(crate) fn new(limits: ExecutorLimits) -> Self {
+    /// Makes an executor that never fails.
+    pub fn new(limits: ExecutorLimits) -> Self {
         Self {
             pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_pages],
             host_pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_host_pages],
@@ -80,7 +81,8 @@ impl FakeExecutor {
         }
     }
 
-    pub(crate) fn with_faults(limits: ExecutorLimits, faults: Faults) -> Self {
+    /// Makes an executor that fails as told.
+    pub fn with_faults(limits: ExecutorLimits, faults: Faults) -> Self {
         Self {
             faults,
             ..Self::new(limits)
@@ -269,17 +271,18 @@ impl Executor for FakeExecutor {
 
 /// Two executors behind one: batches of at least `threshold` sequences take the second route. The store moves with the
 /// route.
-pub(crate) struct RoutedExecutor {
+pub struct RoutedExecutor {
     routes: [FakeExecutor; 2],
     threshold: usize,
     home: usize,
     open_routes: VecDeque<usize>,
     /// Steps that each route took.
-    pub(crate) n_taken: Arc<[AtomicUsize; 2]>,
+    pub n_taken: Arc<[AtomicUsize; 2]>,
 }
 
 impl RoutedExecutor {
-    pub(crate) fn new(limits: &ExecutorLimits, faults: &Faults, threshold: usize) -> Self {
+    /// Makes both routes, which fail alike.
+    pub fn new(limits: &ExecutorLimits, faults: &Faults, threshold: usize) -> Self {
         Self {
             routes: [(); 2].map(|()| FakeExecutor::with_faults(limits.clone(), faults.clone())),
             threshold,
@@ -373,7 +376,7 @@ fn states(tokens: &[u32], window: Option<usize>) -> Vec<u64> {
 
 /// What a request must generate whatever runs beside it: up to `max_tokens` tokens, less where a stop token comes.
 /// Returns the tokens and whether a stop token ended them.
-pub(crate) fn reference(
+pub fn reference(
     limits: &ExecutorLimits,
     prompt: &[u32],
     params: &SamplingParams,
@@ -402,7 +405,7 @@ pub(crate) fn reference(
 }
 
 /// The logits of all positions of `tokens`.
-pub(crate) fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
+pub fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
     let states = states(tokens, limits.kv_window);
     states
         .into_iter()
@@ -411,7 +414,7 @@ pub(crate) fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f
 }
 
 /// The hidden states of all positions of `tokens`.
-pub(crate) fn reference_hidden(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
+pub fn reference_hidden(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
     let states = states(tokens, limits.kv_window);
     states
         .into_iter()
@@ -420,7 +423,7 @@ pub(crate) fn reference_hidden(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f
 }
 
 /// Prompts that share beginnings: prompt `i` has `len` tokens, the first `n_shared` of them those of family `family`.
-pub(crate) fn prompt(family: u64, own: u64, n_shared: usize, len: usize) -> Vec<u32> {
+pub fn prompt(family: u64, own: u64, n_shared: usize, len: usize) -> Vec<u32> {
     (0..len as u64)
         .map(|at| {
             let source = if (at as usize) < n_shared {
@@ -434,7 +437,7 @@ pub(crate) fn prompt(family: u64, own: u64, n_shared: usize, len: usize) -> Vec<
 }
 
 /// Default sampling with another seed.
-pub(crate) fn sampled(seed: u64, repeat_penalty: f32) -> SamplingParams {
+pub fn sampled(seed: u64, repeat_penalty: f32) -> SamplingParams {
     SamplingParams {
         temperature: 1.0,
         seed,
