@@ -11,8 +11,10 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use serde_json::json;
+use tokenmill_backend::{Backend, KvType};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_cuda_exec::{Device, SimOptions, Simulator};
-use tokenmill_model::{Backend, CpuBackend, CudaBackend, KvType};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::conformance::{self, Company, Subject};
 

@@ -8,11 +8,12 @@ use std::{path::PathBuf, time::Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use tokenmill_cuda_exec::{Device, SimOptions, Simulator, Stream};
-use tokenmill_model::{
-    CudaBackend, Executor, ForwardBatch, LoadProgress, Model, ModelExecutor, ModelOptions, PAGE_TOKENS,
-    RowOutput, SampleRow, SamplingParams, StepTimes, TokenSource,
+use tokenmill_backend::{
+    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
 };
+use tokenmill_cuda_exec::{CudaBackend, StepTimes};
+use tokenmill_cuda_exec::{Device, SimOptions, Simulator, Stream};
+use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
 use tokenmill_testkit::generate::run as run_step;
 
 /// Measure prefill, decode of several batch sizes, replay against eager launches, and copies on a GPU

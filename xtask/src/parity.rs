@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
-use tokenmill_model::{BackendError, KvType, LoadError, Model};
+use tokenmill_backend::{BackendError, KvType};
+use tokenmill_model::{LoadError, Model};
 use tokenmill_quant::format;
 use tokenmill_testkit::{
     Reference,

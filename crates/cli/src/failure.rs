@@ -5,9 +5,10 @@
 
 use std::{env, fmt::Display, io, path::Path, process::ExitCode};
 
+use tokenmill_backend::{BackendError, RowError, StepError};
 use tokenmill_cuda_exec::CudaExecError;
 use tokenmill_gguf::GgufError;
-use tokenmill_model::{BackendError, LoadError, RowError, StepError};
+use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
 use tokenmill_text::template::TemplateError;
 

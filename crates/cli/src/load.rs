@@ -5,8 +5,9 @@
 use std::{env, fmt, thread, time::Duration};
 
 use clap::{Args, ValueEnum};
+use tokenmill_backend::{Executor, KvType};
 use tokenmill_cuda_exec::has_driver;
-use tokenmill_model::{DeviceChoice, Executor, KvType, LoadedDevice, Model, ModelOptions};
+use tokenmill_model::{DeviceChoice, LoadedDevice, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
 use crate::{failure::Failure, machine_memory, numbers::count, progress, visible::visible};

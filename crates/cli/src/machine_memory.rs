@@ -5,7 +5,9 @@
 
 use std::fs;
 
-use tokenmill_model::{CpuBackend, MemoryPlan, Model, ModelOptions};
+use tokenmill_backend::MemoryPlan;
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_model::{Model, ModelOptions};
 
 use crate::{commands::inspect::size, failure::Failure};
 

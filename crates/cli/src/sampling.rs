@@ -6,7 +6,7 @@ use std::{
 };
 
 use clap::Args;
-use tokenmill_model::{Dry, SamplingParams, SamplingParamsError};
+use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
 use tokenmill_text::Tokenizer;
 
 use crate::{

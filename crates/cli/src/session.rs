@@ -6,7 +6,7 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use serde_json::json;
-use tokenmill_model::{PAGE_TOKENS, SamplingParams};
+use tokenmill_backend::{PAGE_TOKENS, SamplingParams};
 use tokenmill_sched::{Engine, EngineConfig, FinishReason, Finished, GenerateParams};
 use tokenmill_server::{TextEvent, TextStream};
 use tokenmill_text::Tokenizer;

@@ -7,15 +7,15 @@ mod translate;
 
 use std::sync::Arc;
 
-use crate as exec;
-use tokenmill_gguf::TensorType;
-use tokenmill_quant::CpuFeatures;
-
 use tokenmill_backend::{
     Activation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, HostStep, KvLayout, Linear,
     LinearJob, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RowSet,
     StepOutput, StepShape,
 };
+use tokenmill_gguf::TensorType;
+use tokenmill_quant::CpuFeatures;
+
+use crate as exec;
 
 use self::translate::{function, kv_shapes, pairing, stored, workspace_sizes};
 

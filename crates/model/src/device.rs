@@ -5,9 +5,12 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
+use tokenmill_backend::{BackendError, Executor};
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec as cuda;
+use tokenmill_cuda_exec::CudaBackend;
 
-use crate::{BackendError, CpuBackend, CudaBackend, Executor, LoadError, LoadProgress, Model, ModelOptions};
+use crate::{LoadError, LoadProgress, Model, ModelOptions};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

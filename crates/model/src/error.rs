@@ -1,13 +1,12 @@
 //! [`LoadError`]: why a model could not be opened or loaded.
 //!
 //! One enum for everything before the first step; errors of a step are
-//! [`StepError`](crate::StepError) and [`RowError`](crate::RowError).
+//! [`StepError`](tokenmill_backend::StepError) and [`RowError`](tokenmill_backend::RowError).
 
 use std::path::PathBuf;
 
+use tokenmill_backend::BackendError;
 use tokenmill_gguf::GgufError;
-
-use crate::BackendError;
 
 /// Why a model could not be opened or loaded.
 #[derive(Debug, thiserror::Error)]

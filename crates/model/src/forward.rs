@@ -3,8 +3,10 @@
 //! Separate from everything that moves values or weights. Invariant: it branches on the network and on counts only, so
 //! one [`StepShape`] always runs the same operations on the same buffers.
 
+use tokenmill_backend::{Backend, BackendError, LinearJob, Norm, RopeStoreKv, RowSet, StepShape};
+
 use crate::{
-    Backend, BackendError, Descriptor, LinearJob, Norm, Residual, RopeStoreKv, RowSet, StepShape,
+    Descriptor, Residual,
     network::{Ffn, Layer, Network},
 };
 

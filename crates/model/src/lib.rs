@@ -17,7 +17,8 @@
 //!
 //! ```
 //! use tokenmill_gguf::{GgufFile, TensorType};
-//! use tokenmill_model::{ForwardBatch, Model, ModelOptions, RowOutput, StepOutput, TokenSource};
+//! use tokenmill_backend::{ForwardBatch, RowOutput, StepOutput, TokenSource};
+//! use tokenmill_model::{Model, ModelOptions};
 //! use tokenmill_testkit::{TinyModel, tiny_llama};
 //!
 //! // A random two-layer llama in memory; `Model::open` takes a path.
@@ -60,7 +61,4 @@ pub use model::{Model, ModelOptions, build};
 pub use model_executor::ModelExecutor;
 pub use network::LoadProgress;
 pub use rope::{RopeDescriptor, RopeScaling};
-pub use tokenmill_backend::*;
-pub use tokenmill_cpu_exec::{CpuBackend, CpuVector};
-pub use tokenmill_cuda_exec::{CudaBackend, CudaBuffer, StepTimes, Trace};
 pub use weights::{WeightInfo, WeightSource, WeightTensor};

@@ -5,12 +5,14 @@
 
 use std::path::Path;
 
+use tokenmill_backend::{
+    Backend, ExecutorLimits, KvLayerShape, KvLayout, KvType, MatrixUsage, MemoryPlan, PAGE_TOKENS,
+};
 use tokenmill_gguf::GgufFile;
 use tokenmill_quant::CpuFeatures;
 
 use crate::{
-    Backend, Descriptor, DeviceChoice, ExecutorLimits, KvLayerShape, KvLayout, KvType, LoadError,
-    LoadProgress, MatrixUsage, MemoryPlan, ModelExecutor, OutputHead, PAGE_TOKENS, WeightSource,
+    Descriptor, DeviceChoice, LoadError, LoadProgress, ModelExecutor, OutputHead, WeightSource,
     arch::{self, HfConfig},
     forward,
     network::Network,

@@ -5,9 +5,13 @@
 
 use std::collections::VecDeque;
 
+use tokenmill_backend::{
+    Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, PageCopy, RowOutput,
+    StepError, StepOutput, Ticket, TokenSource,
+};
+
 use crate::{
-    Backend, BackendError, BatchError, Descriptor, Executor, ExecutorLimits, ForwardBatch, PageCopy,
-    RowOutput, StepError, StepOutput, Ticket, TokenSource,
+    Descriptor,
     forward::{Activations, forward},
     network::Network,
 };

@@ -7,11 +7,12 @@
 use std::collections::HashSet;
 
 use half::{bf16, f16};
+use tokenmill_backend::{Attention, Backend, Linear, MatrixData, MatrixUsage, Norm, NormKind, Rope};
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Attention, Backend, Descriptor, LayerDescriptor, Linear, LoadError, MatrixData, MatrixUsage, Norm,
-    NormDescriptor, NormKind, OutputHead, Presence, QkNorm, Residual, Rope, WeightSource,
+    Descriptor, LayerDescriptor, LoadError, NormDescriptor, OutputHead, Presence, QkNorm, Residual,
+    WeightSource,
 };
 
 /// How far a load is, in bytes of the file's tensors.
@@ -57,7 +58,7 @@ pub(crate) struct Layer<B: Backend> {
 
 /// A feed-forward network's weights.
 pub(crate) struct Ffn<B: Backend> {
-    pub(crate) activation: crate::Activation,
+    pub(crate) activation: tokenmill_backend::Activation,
     /// `None` for a network without a gate.
     pub(crate) gate: Option<Linear<B>>,
     pub(crate) up: Linear<B>,

@@ -5,8 +5,10 @@
 
 use std::f64::consts::TAU;
 
+use tokenmill_backend::RopeStyle;
+
 use crate::{
-    LoadError, RopeStyle,
+    LoadError,
     descriptor::{check, check_positive},
 };
 

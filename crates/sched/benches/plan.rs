@@ -7,7 +7,7 @@ use std::{
 };
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
-use tokenmill_model::ExecutorLimits;
+use tokenmill_backend::ExecutorLimits;
 use tokenmill_sched::{
     Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqSpec, StepBudget, StepPlan, Work,
 };

@@ -4,7 +4,7 @@
 //! Invariant: a sequence that begins finds at least one page available for each running sequence beside it, so that
 //! admission does not cause the next preemption.
 
-use tokenmill_model::{ForwardBatch, PAGE_TOKENS};
+use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};
 
 use crate::{
     arena::SeqId,

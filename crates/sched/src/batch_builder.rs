@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tokenmill_model::{ForwardBatch, RowOutput, SampleRow, SamplingParams, TokenSource};
+use tokenmill_backend::{ForwardBatch, RowOutput, SampleRow, SamplingParams, TokenSource};
 
 use crate::{
     plan::{PlannedOutput, PlannedRow, StepPlan},

@@ -93,23 +93,6 @@ impl Engine {
         Ok(outputs)
     }
 
-    /// Like [`Self::batch_generate`], for callers that place parts of the model on a device: no prompt gives no output,
-    /// and the engine has to be calibrated first ([`Self::calibrate`]).
-    ///
-    /// # Errors
-    /// [`EngineError::NotWarmedUp`] before a calibration, else as [`Self::batch_generate`].
-    pub fn batch_generate_gpu(
-        &self,
-        prompts: &[Vec<u32>],
-        params: &GenerateParams,
-    ) -> Result<Vec<Result<Output, EngineError>>, EngineError> {
-        if prompts.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.throughput(prompts.len())?;
-        self.batch_generate(prompts, params)
-    }
-
     /// Generates from one prompt and hands over each token at once. `on_token` returning `false` ends the generation
     /// after exactly that token, as [`FinishReason::Cancelled`]. An empty prompt gives an empty output.
     ///

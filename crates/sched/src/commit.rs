@@ -3,7 +3,7 @@
 //! A part of [`Scheduler`] that stands apart because it is the only one that learns tokens. Invariants: pages enter the
 //! prefix cache only here, once the step that filled them has succeeded; a sequence that ended gets no more results.
 
-use tokenmill_model::{ForwardBatch, PAGE_TOKENS, PageCopy};
+use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy};
 
 use crate::{
     arena::SeqId,

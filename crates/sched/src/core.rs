@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use tokenmill_model::{Executor, ForwardBatch, SamplingParams, StepError, StepOutput, Ticket};
+use tokenmill_backend::{Executor, ForwardBatch, SamplingParams, StepError, StepOutput, Ticket};
 
 use crate::{
     arena::SeqId,

@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokenmill_model::{Executor, ExecutorLimits};
+use tokenmill_backend::{Executor, ExecutorLimits};
 
 use crate::{
     board::{Board, EngineStats},

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokenmill_model::{RowError, SamplingParamsError, StepError};
+use tokenmill_backend::{RowError, SamplingParamsError, StepError};
 
 /// Why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]

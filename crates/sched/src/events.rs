@@ -3,7 +3,7 @@
 //! A part of [`Core`] that stands apart because it is the only one that sends. Invariant: a sequence's events are sent
 //! in the order in which they happened, and its end is the last of them.
 
-use tokenmill_model::{RowError, StepError};
+use tokenmill_backend::{RowError, StepError};
 
 use crate::{
     arena::SeqId,

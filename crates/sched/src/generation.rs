@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures_core::Stream;
-use tokenmill_model::TokenLogprob;
+use tokenmill_backend::TokenLogprob;
 
 use crate::{
     channel::{Received, Receiver},

@@ -2,13 +2,13 @@
 //!
 //! [`Engine`] is the way in: tokens go in, a [`Generation`] comes out, a stream of events that can be read blocking or
 //! asynchronously and that cancels itself when dropped. Behind it one thread owns the
-//! [`Executor`](tokenmill_model::Executor) and does the same again and again:
+//! [`Executor`](tokenmill_backend::Executor) and does the same again and again:
 //!
 //! | statement of the loop | what happens | where |
 //! |---|---|---|
 //! | queue | commands of the callers are taken in | `mailbox.rs`, `core.rs` |
 //! | plan | integers decide who computes which tokens on which KV pages | [`Scheduler`], [`PagePool`] |
-//! | batch | the plan becomes a [`ForwardBatch`](tokenmill_model::ForwardBatch), and runs | `batch_builder.rs` |
+//! | batch | the plan becomes a [`ForwardBatch`](tokenmill_backend::ForwardBatch), and runs | `batch_builder.rs` |
 //! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `commit.rs`, `events.rs` |
 //!
 //! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no thread, no I/O.
@@ -16,7 +16,7 @@
 //! what device it is. What a sequence generates depends on its own tokens, parameters and seed and on nothing else.
 //!
 //! ```
-//! use tokenmill_model::Executor;
+//! use tokenmill_backend::Executor;
 //! use tokenmill_sched::{Engine, EngineConfig, EngineError, GenerateParams};
 //!
 //! fn first_words(executor: impl Executor + Send + 'static, prompt: &[u32]) -> Result<Vec<u32>, EngineError> {

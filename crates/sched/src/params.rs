@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokenmill_model::SamplingParams;
+use tokenmill_backend::SamplingParams;
 
 /// Most samples of one prompt that a request may ask for.
 pub const MAX_SAMPLES: u32 = 128;

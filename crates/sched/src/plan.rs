@@ -1,12 +1,12 @@
 //! [`StepPlan`]: what one step computes, decided in integers.
 //!
 //! Separate from the scheduler, which writes it, because the engine turns it into a
-//! [`ForwardBatch`](tokenmill_model::ForwardBatch) and later commits its results. Invariant: a sequence has at most one
+//! [`ForwardBatch`](tokenmill_backend::ForwardBatch) and later commits its results. Invariant: a sequence has at most one
 //! row, and rows are in the order of rank.
 
 use std::fmt;
 
-use tokenmill_model::PageCopy;
+use tokenmill_backend::PageCopy;
 
 use crate::arena::SeqId;
 

@@ -14,7 +14,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use tokenmill_model::{PAGE_TOKENS, PageCopy};
+use tokenmill_backend::{PAGE_TOKENS, PageCopy};
 
 use crate::{lru::LruList, prefix::PageKey};
 

@@ -8,7 +8,7 @@ use std::{
     hash::{BuildHasher, Hasher},
 };
 
-use tokenmill_model::PAGE_TOKENS;
+use tokenmill_backend::PAGE_TOKENS;
 
 /// Name of a whole page: a 128-bit hash chained over its tokens and those of all pages before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

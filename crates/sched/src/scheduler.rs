@@ -10,7 +10,7 @@
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
-use tokenmill_model::{ExecutorLimits, ForwardBatch, PAGE_TOKENS};
+use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS};
 
 use crate::{
     arena::{Arena, SeqId},

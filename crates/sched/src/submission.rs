@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokenmill_model::{ExecutorLimits, PAGE_TOKENS, SamplingParams};
+use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS, SamplingParams};
 
 use crate::{
     arena::SeqId,

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt::Write, sync::Arc};
 
-use tokenmill_model::ExecutorLimits;
+use tokenmill_backend::ExecutorLimits;
 use tokenmill_sched::{
     Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqId, SeqSpec, StepBudget, StepPlan, Work,
 };

@@ -1,8 +1,10 @@
 //! The engine on a real network: a tiny random model on the CPU backend. A request gives the same tokens and the same
 //! log-probabilities, bit for bit, whatever runs beside it and however it is cut into steps.
 
+use tokenmill_backend::{Executor, SamplingParams};
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{CpuBackend, Executor, ModelOptions, SamplingParams, build};
+use tokenmill_model::{ModelOptions, build};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output, Token};
 use tokenmill_testkit::{Random, TinyModel, generate, tiny_llama};
 

@@ -17,7 +17,7 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
     registry::Registry,
 };
-use tokenmill_model::PAGE_TOKENS;
+use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::Engine;
 
 use crate::{ApiError, reply::finish_reason, text_stream::TextEnd};

@@ -1,6 +1,6 @@
 //! Log-probabilities of a prompt's own tokens, for completions with `echo` and `logprobs`.
 
-use tokenmill_model::TokenLogprob;
+use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Engine, Event, ForwardParams, ForwardRows};
 
 use crate::{ApiError, text_stream::ScoredToken};

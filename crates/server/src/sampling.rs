@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use tokenmill_model::{Dry, SamplingParams, SamplingParamsError};
+use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
 
 use crate::{
     ApiError,

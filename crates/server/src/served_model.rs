@@ -12,7 +12,7 @@ use std::{
 };
 
 use serde_json::{Map, Value};
-use tokenmill_model::SamplingParams;
+use tokenmill_backend::SamplingParams;
 use tokenmill_sched::{Engine, GenerateParams};
 use tokenmill_text::{
     ChatPrompt, EncodeOptions, Tokenizer,

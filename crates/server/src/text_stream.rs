@@ -9,7 +9,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokenmill_model::TokenLogprob;
+use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{EngineError, Event, Finished, Generation, Token};
 use tokenmill_text::{DecodeOptions, StopMatcher, StreamDecoder, Tokenizer};
 

@@ -3,11 +3,12 @@
 //! Through networks rather than operation by operation, so that a backend may fuse as it likes. Each function is one
 //! claim and panics where it does not hold; a backend's test file calls them all. The naive backend is the oracle.
 
-use tokenmill_gguf::TensorType;
-use tokenmill_model::{
-    Backend, Executor, ForwardBatch, KvType, ModelExecutor, ModelOptions, PAGE_TOKENS, PageCopy, RowOutput,
-    SampleRow, SamplingParams, TokenSource, build,
+use tokenmill_backend::{
+    Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, PageCopy, RowOutput, SampleRow, SamplingParams,
+    TokenSource,
 };
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{ModelExecutor, ModelOptions, build};
 
 use crate::{
     NaiveBackend,
@@ -227,7 +228,7 @@ pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
             }
             executor.submit(&batch).unwrap()
         });
-        let mut output = tokenmill_model::StepOutput::default();
+        let mut output = tokenmill_backend::StepOutput::default();
         if let Some(ticket) = std::mem::replace(&mut open, next) {
             executor.wait(ticket, &mut output).unwrap();
             for (tokens, sampled) in found.iter_mut().zip(&output.sampled) {

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use tokenmill_model::{
+use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageCopy, RowError, RowOutput, SampleRow,
     SampledToken, SamplingParams, StepError, StepOutput, Ticket, TokenLogprob, TokenSource,
 };

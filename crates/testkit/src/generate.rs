@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use tokenmill_model::{
+use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowError, RowOutput, SampleRow, SamplingParams, StepError,
     StepOutput, TokenSource,
 };

@@ -5,11 +5,11 @@
 //! of a batch.
 
 use half::f16;
-use tokenmill_gguf::TensorType;
-use tokenmill_model::{
+use tokenmill_backend::{
     Activation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType, Linear,
     MatrixData, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StepOutput, StepShape,
 };
+use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, quantize_row};
 
 const DEVICE: &str = "the naive backend";
@@ -122,7 +122,7 @@ impl Backend for NaiveBackend {
         _: TensorType,
         n_out: usize,
         n_in: usize,
-        _: tokenmill_model::MatrixUsage,
+        _: tokenmill_backend::MatrixUsage,
     ) -> usize {
         n_out * n_in * size_of::<f32>()
     }

@@ -3,7 +3,8 @@
 //! Separate from the command that prints its table, so that tests can run it. Invariant: limits come from the fixture
 //! alone; which of them applies follows from the arithmetic of device and file type.
 
-use tokenmill_model::{Executor, KvType, LoadError, Model, ModelOptions};
+use tokenmill_backend::{Executor, KvType};
+use tokenmill_model::{LoadError, Model, ModelOptions};
 
 use crate::{
     generate::{RunError, all_logits, greedy},

@@ -5,11 +5,12 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
-    Activation, AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
-    NormKind, NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeDescriptor, RopeScaling, RopeStyle,
-    WeightInfo, WeightSource, WeightTensor,
+    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
+    NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeDescriptor, RopeScaling, WeightInfo,
+    WeightSource, WeightTensor,
 };
 use tokenmill_quant::quantize_row;
 

@@ -3,9 +3,9 @@
 //! Separate so that the suite which runs them does not grow with them. Each variant changes one thing of
 //! [`tiny_llama`]; [`random_variant`] combines several.
 
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_model::{
-    Activation, Descriptor, LayerDescriptor, NormKind, NormPlacement, OutputHead, Presence, QkNorm, Residual,
-    RopeScaling, RopeStyle,
+    Descriptor, LayerDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeScaling,
 };
 
 use crate::{random::Random, tiny_model::tiny_llama};

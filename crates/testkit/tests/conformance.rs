@@ -1,6 +1,6 @@
 //! The conformance suite on the backends that every machine has.
 
-use tokenmill_model::CpuBackend;
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     NaiveBackend,

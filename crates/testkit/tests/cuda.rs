@@ -3,8 +3,9 @@
 //! Whatever a kernel does wrong (a race, an access out of bounds, a read of what nobody wrote) loses the simulated device
 //! and fails the test.
 
+use tokenmill_backend::KvType;
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_cuda_exec::{SimOptions, Simulator};
-use tokenmill_model::{CudaBackend, KvType};
 use tokenmill_testkit::conformance::{self, Company, Subject};
 
 const CUDA: Subject<CudaBackend> = Subject {

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use tokenmill_gguf::TensorType;
-use tokenmill_model::{
-    Backend, BatchError, CpuBackend, Executor, ForwardBatch, Model, ModelExecutor, ModelOptions, PageCopy,
-    RowOutput, SampleRow, SamplingParams, StepError, StepOutput, Ticket, TokenSource, build,
+use tokenmill_backend::{
+    Backend, BatchError, Executor, ForwardBatch, PageCopy, RowOutput, SampleRow, SamplingParams, StepError,
+    StepOutput, Ticket, TokenSource,
 };
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{Model, ModelExecutor, ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     TinyModel,
@@ -158,9 +160,9 @@ fn the_plan_counts_weights_pages_and_buffers() {
     };
     let plan = model.plan(&backend, &options).unwrap();
     // 34 bytes hold 32 weights: embedding and head of 96 rows, two layers of q, output (64), k, v (32), gate, up (96) over
-    // 64 columns, and down over 96; then five norms.
+    // 64 columns, and down over 96; then five norms, and the frequencies of a rope over 16 values.
     let n_weights = 2 * 96 * 64 + 2 * ((64 + 64 + 32 + 32 + 96 + 96) * 64 + 64 * 96);
-    assert_eq!(plan.weights_bytes, n_weights / 32 * 34 + 5 * 64 * 4);
+    assert_eq!(plan.weights_bytes, n_weights / 32 * 34 + (5 * 64 + 8) * 4);
     // Two layers of 2 heads of 16 for k and v, in half precision, 16 tokens a page, 7 pages for 100 positions.
     assert_eq!((plan.n_pages, plan.kv_page_bytes), (7, 2 * 2 * 2 * 16 * 2 * 16));
     assert_eq!(plan.kv_bytes, 7 * plan.kv_page_bytes);

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use tokenmill_model::{KvType, Model, ModelOptions};
+use tokenmill_backend::KvType;
+use tokenmill_model::{Model, ModelOptions};
 use tokenmill_testkit::{
     Reference,
     parity::{ActivationKind, ParityDevice, compare},

@@ -3,7 +3,8 @@
 //! The naive one computes in f32 on dequantized weights and meets the f32 limit in every type; the CPU's meets it for
 //! exact types, and the limits for 8-bit activations for the others.
 
-use tokenmill_model::{KvType, Model};
+use tokenmill_backend::KvType;
+use tokenmill_model::Model;
 use tokenmill_quant::format;
 use tokenmill_testkit::{
     NaiveBackend, Reference,

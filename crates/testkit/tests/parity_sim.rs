@@ -1,8 +1,9 @@
 //! The CUDA backend on the simulated device against reference data: a subset that is quick enough for every change. All of it is
 //! `cargo xtask parity --device sim`.
 
+use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::{SimOptions, Simulator};
-use tokenmill_model::{KvType, Model};
+use tokenmill_model::Model;
 use tokenmill_testkit::{
     Reference,
     parity::{ActivationKind, ParityDevice, compare},

@@ -3,7 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use tokenmill_model::{Executor, KvType, Model, ModelOptions};
+use tokenmill_backend::{Executor, KvType};
+use tokenmill_model::{Model, ModelOptions};
 use tokenmill_testkit::{
     NaiveBackend,
     generate::{all_logits, greedy},

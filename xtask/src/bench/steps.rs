@@ -8,10 +8,10 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
-use tokenmill_model::{
-    Executor, ForwardBatch, KvType, LoadProgress, Model, ModelOptions, PAGE_TOKENS, RowOutput, SampleRow,
-    SamplingParams, TokenSource,
+use tokenmill_backend::{
+    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
 };
+use tokenmill_model::{LoadProgress, Model, ModelOptions};
 use tokenmill_testkit::generate::run as run_step;
 
 use super::{

@@ -40,16 +40,10 @@ const LAYERS: [Layer; 14] = [
             "tokenmill-gguf",
         ],
     ),
-    layer("tokenmill-sched", &["tokenmill-backend", "tokenmill-model"]),
+    layer("tokenmill-sched", &["tokenmill-backend"]),
     layer(
         "tokenmill-server",
-        &[
-            "tokenmill-sched",
-            "tokenmill-backend",
-            "tokenmill-model",
-            "tokenmill-text",
-            "tokenmill-gguf",
-        ],
+        &["tokenmill-sched", "tokenmill-backend", "tokenmill-text"],
     ),
     layer("tokenmill-cli", PRODUCT),
     layer("tokenmill-testkit", PRODUCT),
@@ -89,8 +83,16 @@ const PRODUCT: &[&str] = &[
 /// Crates that serve development: any crate may use them in its tests, and the product behind a feature only.
 const DEV_ONLY: [&str; 3] = ["tokenmill-testkit", "tokenmill-ptx-sim", "tokenmill-sim-driver"];
 
-/// Crates whose arithmetic another crate's tests compare with: the kernels repeat what the host computes.
-const ORACLES: [(&str, &[&str]); 1] = [("tokenmill-cuda-exec", &["tokenmill-quant"])];
+/// Crates that another crate's tests use: the kernels repeat what the host computes, and requests are served by a real
+/// network.
+const ORACLES: [(&str, &[&str]); 3] = [
+    ("tokenmill-cuda-exec", &["tokenmill-quant"]),
+    (
+        "tokenmill-sched",
+        &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
+    ),
+    ("tokenmill-server", &["tokenmill-model"]),
+];
 
 /// Dependencies from outside that only some crates may have.
 const RESERVED: [(&str, &[&str]); 3] = [

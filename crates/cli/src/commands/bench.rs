@@ -12,7 +12,8 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tokenmill_model::{LoadedDevice, Model, ModelOptions, PAGE_TOKENS, WeightInfo};
+use tokenmill_backend::PAGE_TOKENS;
+use tokenmill_model::{LoadedDevice, Model, ModelOptions, WeightInfo};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
 use self::{forward::Forward, side_by_side::SideBySide};

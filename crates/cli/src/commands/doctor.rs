@@ -6,8 +6,11 @@
 use std::{path::PathBuf, time::Instant};
 
 use serde_json::{Value, json};
+use tokenmill_backend::MemoryPlan;
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_cuda_exec::{Availability, CudaExecError, Device, modules::MODULES, probe, self_test};
-use tokenmill_model::{CpuBackend, CudaBackend, DeviceChoice, LoadError, MemoryPlan, Model};
+use tokenmill_model::{DeviceChoice, LoadError, Model};
 use tokenmill_quant::CpuFeatures;
 
 use crate::{

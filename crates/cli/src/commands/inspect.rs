@@ -5,8 +5,10 @@
 use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use serde_json::{Value as Json, json};
+use tokenmill_backend::MemoryPlan;
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{Array, GgufFile, Value};
-use tokenmill_model::{CpuBackend, MemoryPlan, Model, ModelOptions, WeightInfo};
+use tokenmill_model::{Model, ModelOptions, WeightInfo};
 
 use crate::{failure::Failure, load::LoadArgs, model_source::ModelSource, output, visible::visible};
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill_model::{Executor, PAGE_TOKENS, StepError};
+use tokenmill_backend::{Executor, PAGE_TOKENS, StepError};
 use tokenmill_sched::{Engine, EngineConfig, EngineError, EngineState};
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;

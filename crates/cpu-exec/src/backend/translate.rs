@@ -1,8 +1,8 @@
 //! Turns the model's words into those of `tokenmill-cpu-exec`: shapes, types, functions, and the sizes of a step.
 
-use crate as exec;
-
 use tokenmill_backend::{Activation, ExecutorLimits, KvLayout, KvType, NetworkShape, RopeStyle};
+
+use crate as exec;
 
 /// What the operations of the largest step need while they run.
 pub(super) fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> exec::WorkspaceSizes {

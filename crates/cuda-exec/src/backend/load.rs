@@ -3,14 +3,15 @@
 //! Separate from steps because nothing here runs after the load. Invariant: what the sizes say is what is allocated, to the
 //! byte, so a plan made of them can be printed and checked first.
 
+use tokenmill_backend::{
+    BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, PAGE_TOKENS,
+};
+
 use crate as exec;
 
 use super::{
     CudaBackend, CudaBuffer, DEVICE, PickedLayout, QuantizedForms, Results, StepInputs, Workspace,
     translate::{kv_shapes, kv_type},
-};
-use tokenmill_backend::{
-    BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, PAGE_TOKENS,
 };
 
 /// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.

@@ -17,8 +17,10 @@ mod step;
 mod trace;
 mod translate;
 
-use crate as exec;
+use tokenmill_backend::StepShape;
 use tokenmill_gguf::TensorType;
+
+use crate as exec;
 
 pub use self::trace::{StepTimes, Trace};
 use self::{
@@ -27,7 +29,6 @@ use self::{
     step::StepInputs,
     trace::Tracer,
 };
-use tokenmill_backend::StepShape;
 
 pub(super) const DEVICE: &str = "the CUDA backend";
 

@@ -3,18 +3,19 @@
 //! In the order of [`Backend`]. Separate from what a load does and from how a step is run. Invariant: an operation
 //! queues work on the device and neither allocates nor waits.
 
-use crate as exec;
+use tokenmill_backend::{
+    Activation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob,
+    MatrixData, MatrixUsage, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv, RowSet,
+    SamplingMode, StepOutput, StepShape,
+};
 use tokenmill_gguf::TensorType;
+
+use crate as exec;
 
 use super::{
     CudaBackend, CudaBuffer, Sources, Workspace, prepared,
     trace::Moment,
     translate::{activation_of, kv_shapes, kv_type, norm_of, page_move_of, rope_of},
-};
-use tokenmill_backend::{
-    Activation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob,
-    MatrixData, MatrixUsage, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv, RowSet,
-    SamplingMode, StepOutput, StepShape,
 };
 
 impl Backend for CudaBackend {

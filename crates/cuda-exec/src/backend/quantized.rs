@@ -4,9 +4,9 @@
 //! product takes that form, or has the rows quantized. Two places suffice: a product reads one and may write the other.
 //! Invariant: a form is given out only if its rows have not changed since.
 
-use crate as exec;
-
 use tokenmill_backend::BackendError;
+
+use crate as exec;
 
 /// Two places for quantized rows.
 pub(super) struct QuantizedForms {

@@ -7,13 +7,14 @@
 
 use std::{collections::VecDeque, ops::Range};
 
-use crate as exec;
-
-use super::sampling::{MAX_TOP, n_top};
 use tokenmill_backend::{
     BackendError, ExecutorLimits, ForwardBatch, HostStep, PickRow, RowError, RowOutput, SampledToken,
     SamplingMode, StepOutput, StepShape, TokenLogprob,
 };
+
+use crate as exec;
+
+use super::sampling::{MAX_TOP, n_top};
 
 /// Open steps, their pinned buffers, and the host's sampler.
 pub(super) struct Results {

@@ -4,10 +4,11 @@
 //! was just captured is replayed; a capture that fails leaves the step to eager launches and its shape is not tried again;
 //! a lost device is never retried.
 
+use tokenmill_backend::{BackendError, Phase, StepShape};
+
 use crate as exec;
 
 use super::{CudaBackend, prepared, trace::Moment};
-use tokenmill_backend::{BackendError, Phase, StepShape};
 
 enum Replayed {
     Yes,

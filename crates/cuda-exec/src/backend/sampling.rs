@@ -13,11 +13,11 @@
 
 use std::ops::Range;
 
-use crate as exec;
-
 use tokenmill_backend::{
     ExecutorLimits, ForwardBatch, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource,
 };
+
+use crate as exec;
 
 /// Likeliest tokens that the device reports of a row.
 pub(super) const MAX_TOP: usize = 20;

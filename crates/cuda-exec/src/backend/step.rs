@@ -7,13 +7,14 @@
 //! A decode step is padded to a bucket, so that few graphs serve all batches: a padding token has no position, is stored
 //! nowhere and attends to nothing.
 
-use crate as exec;
-
-use super::{results::Results, sampling};
 use tokenmill_backend::{
     BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, Phase, RowSet, SamplingMode, StepShape,
     TokenSource,
 };
+
+use crate as exec;
+
+use super::{results::Results, sampling};
 
 /// The position and the slot of padding.
 const NOWHERE: u32 = u32::MAX;

@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 
-use crate as exec;
-
 use tokenmill_backend::{Phase, StepShape};
+
+use crate as exec;
 
 /// Where the time of steps went, by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -2,12 +2,13 @@
 //!
 //! Separate because it decides nothing. Invariant: what has no counterpart is an error that names it, never a neighbour.
 
-use crate as exec;
-
-use super::{CudaBackend, DEVICE};
 use tokenmill_backend::{
     Activation, BackendError, KvLayout, KvType, Norm, NormKind, PageCopy, Rope, RopeStyle,
 };
+
+use crate as exec;
+
+use super::{CudaBackend, DEVICE};
 
 pub(super) fn kv_type(layout: &KvLayout) -> Result<exec::KvType, BackendError> {
     match (layout.key_type, layout.value_type) {

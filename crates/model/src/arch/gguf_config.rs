@@ -2,11 +2,12 @@
 //!
 //! Separate from the Hugging Face twin beside it: the two name the same things differently.
 
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, Metadata};
 
 use crate::{
-    Activation, AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
-    NormKind, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, RopeStyle,
+    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
+    NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling,
 };
 
 /// A GGUF file's metadata, asked by the part of the key after the architecture's name.

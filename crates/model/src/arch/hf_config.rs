@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
+
 use crate::{
-    Activation, AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
-    NormKind, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, RopeStyle,
+    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
+    NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling,
 };
 
 /// A `config.json`.

@@ -3,7 +3,9 @@
 //! In GGUF files rope pairs are neighbours, because the converter reorders the rows of q and k, and biases exist where the
 //! file has them.
 
-use crate::{Presence, RopeStyle};
+use tokenmill_backend::RopeStyle;
+
+use crate::Presence;
 
 use super::Architecture;
 

@@ -1,6 +1,8 @@
 //! Qwen 2 and 2.5: biases on q, k and v.
 
-use crate::{Presence, RopeStyle};
+use tokenmill_backend::RopeStyle;
+
+use crate::Presence;
 
 use super::Architecture;
 

@@ -1,6 +1,8 @@
 //! Qwen 3: each head of q and k is normed before rope.
 
-use crate::{QkNorm, RopeStyle};
+use tokenmill_backend::RopeStyle;
+
+use crate::QkNorm;
 
 use super::Architecture;
 

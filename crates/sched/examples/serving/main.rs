@@ -17,10 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill_model::{
-    Executor, ForwardBatch, Model, ModelOptions, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams,
-    StepOutput, TokenSource,
+use tokenmill_backend::{
+    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, StepOutput, TokenSource,
 };
+use tokenmill_model::{Model, ModelOptions};
 use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams};
 
 use self::chart::Point;

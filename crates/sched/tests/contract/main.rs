@@ -1,8 +1,8 @@
 //! What callers rely on, row by row: each test is named after what it keeps. The model below is a test double whose
 //! tokens depend on everything that a sequence may look at.
 
+mod an_executor_of_two_routes;
 mod batch_generation_on_the_host;
-mod hybrid_batch_generation;
 mod operation;
 mod rules_common_to_all;
 mod streaming_generation;
@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tokenmill_model::{ExecutorLimits, SamplingParams, SamplingParamsError, StepError};
+use tokenmill_backend::{ExecutorLimits, SamplingParams, SamplingParamsError, StepError};
 use tokenmill_sched::{
     Engine, EngineConfig, EngineError, EngineState, Event, FinishReason, GenerateParams, MissReason, Output,
 };

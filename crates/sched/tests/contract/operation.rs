@@ -137,24 +137,24 @@ fn an_executor_that_cannot_be_sent_is_built_on_the_engines_thread() {
         FakeExecutor,
         #[expect(dead_code, reason = "it makes the type not Send")] std::rc::Rc<()>,
     );
-    impl tokenmill_model::Executor for NotSend {
+    impl tokenmill_backend::Executor for NotSend {
         fn limits(&self) -> &ExecutorLimits {
             self.0.limits()
         }
         fn submit(
             &mut self,
-            batch: &tokenmill_model::ForwardBatch,
-        ) -> Result<tokenmill_model::Ticket, StepError> {
+            batch: &tokenmill_backend::ForwardBatch,
+        ) -> Result<tokenmill_backend::Ticket, StepError> {
             self.0.submit(batch)
         }
         fn wait(
             &mut self,
-            ticket: tokenmill_model::Ticket,
-            output: &mut tokenmill_model::StepOutput,
+            ticket: tokenmill_backend::Ticket,
+            output: &mut tokenmill_backend::StepOutput,
         ) -> Result<(), StepError> {
             self.0.wait(ticket, output)
         }
-        fn copy_pages(&mut self, copies: &[tokenmill_model::PageCopy]) -> Result<(), StepError> {
+        fn copy_pages(&mut self, copies: &[tokenmill_backend::PageCopy]) -> Result<(), StepError> {
             self.0.copy_pages(copies)
         }
     }

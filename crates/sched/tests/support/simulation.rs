@@ -9,7 +9,7 @@
 use std::cell::{Cell, RefCell};
 
 use proptest::{prelude::*, test_runner::TestRunner};
-use tokenmill_model::{ExecutorLimits, SamplingParams};
+use tokenmill_backend::{ExecutorLimits, SamplingParams};
 use tokenmill_testkit::fake_executor::{
     Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits, sampled,
 };

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use tokenmill_model::{
+use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PageCopy, RowOutput, SampledToken, StepError, StepOutput, Ticket,
     TokenLogprob,
 };

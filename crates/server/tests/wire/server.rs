@@ -6,9 +6,8 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill_model::{
-    Executor, ExecutorLimits, ForwardBatch, Model, ModelOptions, PageCopy, StepError, StepOutput, Ticket,
-};
+use tokenmill_backend::{Executor, ExecutorLimits, ForwardBatch, PageCopy, StepError, StepOutput, Ticket};
+use tokenmill_model::{Model, ModelOptions};
 use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{
     App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown,

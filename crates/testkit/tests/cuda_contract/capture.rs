@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use tokenmill_backend::SamplingParams;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::SamplingParams;
 
 use crate::scene::{
     MAX_SEQS, OnGpu, Sequence, advance, assert_same_bits, greedy, on_cpu, sample, sequences, tokens_of,

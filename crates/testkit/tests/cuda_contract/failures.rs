@@ -1,11 +1,10 @@
 //! What happens when something fails: the step at most, never the others, and never a stream that is left capturing.
 
+use tokenmill_backend::{BackendError, Executor, KvType, PageCopy, StepError, StepOutput};
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_cuda_exec::{Fault, SimOptions, Simulator};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{
-    BackendError, CudaBackend, Executor, KvType, LoadError, ModelOptions, PageCopy, StepError, StepOutput,
-    build,
-};
+use tokenmill_model::{LoadError, ModelOptions, build};
 
 use crate::scene::{OnGpu, advance, assert_same_bits, batch_of, model, options, sequences};
 

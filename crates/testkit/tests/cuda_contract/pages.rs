@@ -1,7 +1,7 @@
 //! Pages on their way to the host and back, and the last position of a context.
 
+use tokenmill_backend::{BatchError, Executor, PageCopy, StepError};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{BatchError, Executor, PageCopy, StepError};
 use tokenmill_testkit::generate::run;
 
 use crate::scene::{N_CTX, OnGpu, Sequence, advance, assert_same_bits, batch_of, sequences};

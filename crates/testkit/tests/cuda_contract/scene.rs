@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use tokenmill_backend::{
+    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, StepError,
+};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_cuda_exec::{SimOptions, Simulator};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{
-    CpuBackend, CudaBackend, Executor, ForwardBatch, KvType, ModelExecutor, ModelOptions, PAGE_TOKENS,
-    RowOutput, SampleRow, SamplingParams, StepError, build,
-};
+use tokenmill_model::{ModelExecutor, ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     Random, TinyModel,

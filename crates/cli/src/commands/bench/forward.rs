@@ -3,7 +3,7 @@
 //! Separate because it is the only place of the program that drives an executor itself. Invariant: no token is sampled;
 //! one sequence is stored at a time.
 
-use tokenmill_model::{Executor, ForwardBatch, PAGE_TOKENS, RowOutput, StepError, StepOutput, TokenSource};
+use tokenmill_backend::{Executor, ForwardBatch, PAGE_TOKENS, RowOutput, StepError, StepOutput, TokenSource};
 
 /// One sequence in an executor of its own.
 pub(super) struct Forward {

@@ -4,9 +4,11 @@
 //! a sequence alone. Where the order is the same, bits are compared; elsewhere tokens are, and two tokens may be taken
 //! for each other only where the sequence alone held them for equally likely, within the tolerance.
 
+use tokenmill_backend::{Executor, KvType, SamplingParams};
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_cuda_exec::{SimOptions, Simulator};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{CudaBackend, Executor, KvType, ModelOptions, SamplingParams, build};
+use tokenmill_model::{ModelOptions, build};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 

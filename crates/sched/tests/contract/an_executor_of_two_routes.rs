@@ -1,26 +1,6 @@
-//! `batch_generate_gpu` over an executor of two routes, of which the number of sequences decides.
+//! An executor that computes a step by one of two routes, by its number of sequences: the engine notices no difference.
 
 use super::*;
-
-#[test]
-fn an_empty_list_returns_an_empty_list() {
-    assert_eq!(engine(8).batch_generate_gpu(&[], &greedy(1)).unwrap(), []);
-}
-
-#[test]
-fn not_warmed_up_is_an_error() {
-    let engine = engine(8);
-    let prompts = [vec![1], vec![2, 3]];
-    let error = engine.batch_generate_gpu(&prompts, &greedy(2)).unwrap_err();
-    assert_eq!(error, EngineError::NotWarmedUp);
-    engine.calibrate(&[1, 2], 4).unwrap();
-    for (prompt, output) in prompts
-        .iter()
-        .zip(engine.batch_generate_gpu(&prompts, &greedy(2)).unwrap())
-    {
-        assert_eq!(output.unwrap().tokens, expected(prompt, &greedy(2)));
-    }
-}
 
 #[test]
 fn both_routes_compute_the_same_with_threshold_1_3_and_infinity() {
@@ -35,8 +15,7 @@ fn both_routes_compute_the_same_with_threshold_1_3_and_infinity() {
         let executor = RoutedExecutor::new(&limits(64), &Faults::default(), threshold);
         let n_taken = Arc::clone(&executor.n_taken);
         let engine = Engine::start(executor, EngineConfig::default());
-        engine.calibrate(&[1], 2).unwrap();
-        let outputs = engine.batch_generate_gpu(&prompts, &params).unwrap();
+        let outputs = engine.batch_generate(&prompts, &params).unwrap();
         for (prompt, output) in prompts.iter().zip(outputs) {
             assert_eq!(output.unwrap().tokens, expected(prompt, &params));
         }
@@ -52,10 +31,9 @@ fn both_routes_compute_the_same_with_threshold_1_3_and_infinity() {
 #[test]
 fn ragged_prompts_are_prefilled_packed() {
     let engine = engine(64);
-    engine.calibrate(&[1], 2).unwrap();
     let before = engine.stats().scheduler;
     let prompts = [vec![1; 3], vec![2; 20], vec![3; 9]];
-    engine.batch_generate_gpu(&prompts, &greedy(1)).unwrap();
+    engine.batch_generate(&prompts, &greedy(1)).unwrap();
     let after = engine.stats().scheduler;
     // Nothing is padded to the longest.
     assert_eq!(after.planned_tokens - before.planned_tokens, 32);
@@ -71,14 +49,13 @@ fn pages_are_back_after_a_step_fails_on_either_route() {
         RoutedExecutor::new(&limits(16), &faults, 2),
         EngineConfig::default(),
     );
-    engine.calibrate(&[1], 2).unwrap();
     let prompts = [vec![1], vec![2, 3]];
-    let outputs = engine.batch_generate_gpu(&prompts, &greedy(40)).unwrap();
+    let outputs = engine.batch_generate(&prompts, &greedy(40)).unwrap();
     assert!(outputs.iter().all(Result::is_err));
     assert_no_page_is_held(&engine);
     assert!(
         engine
-            .batch_generate_gpu(&prompts, &greedy(40))
+            .batch_generate(&prompts, &greedy(40))
             .unwrap()
             .iter()
             .all(Result::is_ok)
