@@ -189,7 +189,7 @@ fn rows(folder: &Path, device: &ParityDevice, filter: &str) -> anyhow::Result<Ve
         for &(kv_type, kv) in kv_types {
             let outcome = match compare(&reference, &candidate.ty, model, device, kv_type) {
                 Ok(comparison) => Outcome::Compared(comparison),
-                Err(ParityError::Load(LoadError::Gpu(
+                Err(ParityError::Load(LoadError::Backend(
                     reason @ (BackendError::UnsupportedType { .. } | BackendError::Unsupported { .. }),
                 ))) => Outcome::Unsupported(reason.to_string()),
                 Err(error) => Outcome::Failed(error.to_string()),

@@ -5,6 +5,7 @@
 
 use std::{env, fmt::Display, io, path::Path, process::ExitCode};
 
+use tokenmill::Error;
 use tokenmill_backend::{BackendError, RowError, StepError};
 use tokenmill_cuda_exec::CudaExecError;
 use tokenmill_gguf::GgufError;
@@ -177,6 +178,24 @@ fn gguf_hint(error: &GgufError) -> Option<&'static str> {
     }
 }
 
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Load(error) => error.into(),
+            Error::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
+            Error::Gpu(ref reason) => {
+                let failure = Self::device(error.to_string());
+                let hidden = env::var("CUDA_VISIBLE_DEVICES").ok();
+                match gpu_hint(reason, hidden.as_deref()) {
+                    Some(hint) => failure.hint(hint),
+                    None => failure,
+                }
+            }
+            _ => Self::work(error.to_string()),
+        }
+    }
+}
+
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
         match error {
@@ -190,15 +209,6 @@ impl From<LoadError> for Failure {
                 found,
                 ref expected,
             } => bad_option(option, found, expected),
-            LoadError::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
-            LoadError::Gpu(ref reason) => {
-                let failure = Self::device(error.to_string());
-                let hidden = env::var("CUDA_VISIBLE_DEVICES").ok();
-                match gpu_hint(reason, hidden.as_deref()) {
-                    Some(hint) => failure.hint(hint),
-                    None => failure,
-                }
-            }
             LoadError::Backend(BackendError::Failed {
                 operation: "starting threads",
                 ref reason,

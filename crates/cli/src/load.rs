@@ -5,9 +5,10 @@
 use std::{env, fmt, thread, time::Duration};
 
 use clap::{Args, ValueEnum};
+use tokenmill::{Compute, Device, LoadedDevice};
 use tokenmill_backend::{Executor, KvType};
 use tokenmill_cuda_exec::has_driver;
-use tokenmill_model::{DeviceChoice, LoadedDevice, Model, ModelOptions};
+use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
 use crate::{failure::Failure, machine_memory, numbers::count, progress, visible::visible};
@@ -46,7 +47,7 @@ pub(crate) struct LoadArgs {
     cpu_features: Option<CpuFeatures>,
     /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first GPU that can [default: auto]
     #[arg(long, value_name = "DEVICE")]
-    device: Option<DeviceChoice>,
+    device: Option<Device>,
     /// Layers on the GPU: all, 0, or auto, which leaves it to --device [short: -ngl]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
     gpu_layers: String,
@@ -112,11 +113,20 @@ impl LoadArgs {
             max_logit_rows: 1,
             kv_type: self.cache_type_k.kv_type(),
             kv_value_type: Some(self.cache_type_v.kv_type()),
+            ..ModelOptions::default()
+        })
+    }
+
+    /// What computes.
+    ///
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(crate) fn compute(&self) -> Result<Compute, Failure> {
+        Ok(Compute {
+            device: self.device()?,
             n_threads: Some(self.n_threads()),
             n_prefill_threads: self.threads_batch,
             cpu_features: self.cpu_features()?,
-            device: self.device()?,
-            ..ModelOptions::default()
         })
     }
 
@@ -124,7 +134,7 @@ impl LoadArgs {
     ///
     /// # Errors
     /// Numbers of layers that no device gets, and options that contradict each other.
-    pub(crate) fn device(&self) -> Result<DeviceChoice, Failure> {
+    pub(crate) fn device(&self) -> Result<Device, Failure> {
         let contradiction = |device: &str| {
             Failure::usage(format!(
                 "`-ngl {}` and `--device {device}` contradict each other",
@@ -133,13 +143,13 @@ impl LoadArgs {
         };
         match (self.gpu_layers.as_str(), self.device) {
             // Without a driver there is nothing to try, and nothing to say about it.
-            ("auto", None) if !has_driver() => Ok(DeviceChoice::Cpu),
-            ("auto", device) => Ok(device.unwrap_or(DeviceChoice::Auto)),
-            ("0", Some(DeviceChoice::Cuda { .. })) => Err(contradiction("cuda")),
-            ("0", _) => Ok(DeviceChoice::Cpu),
+            ("auto", None) if !has_driver() => Ok(Device::Cpu),
+            ("auto", device) => Ok(device.unwrap_or(Device::Auto)),
+            ("0", Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
+            ("0", _) => Ok(Device::Cpu),
             (number, device) if is_every_layer(number) => match device {
-                Some(DeviceChoice::Cpu) => Err(contradiction("cpu")),
-                device => Ok(device.unwrap_or(DeviceChoice::Cuda { ordinal: 0 })),
+                Some(Device::Cpu) => Err(contradiction("cpu")),
+                device => Ok(device.unwrap_or(Device::Cuda { ordinal: 0 })),
             },
             (number, _) => Err(Failure::usage(format!(
                 "`-ngl {number}` asks for some layers on the GPU, and this version places all or none there"
@@ -190,25 +200,30 @@ const LONG_LOAD: Duration = Duration::from_secs(1);
 /// Loads a model, with a progress bar. Says on standard error why a GPU was passed over.
 ///
 /// # Errors
-/// As [`Model::load`].
-pub(crate) fn load(model: &Model, options: &ModelOptions) -> Result<Box<dyn Executor + Send>, Failure> {
-    Ok(load_where(model, options)?.0)
+/// As [`tokenmill::load`].
+pub(crate) fn load(
+    model: &Model,
+    options: &ModelOptions,
+    compute: &Compute,
+) -> Result<Box<dyn Executor + Send>, Failure> {
+    Ok(load_where(model, options, compute)?.0)
 }
 
 /// Loads a model as [`load`] does, and says where it computes. Says on standard error where more context was asked for than
 /// the model was made for.
 ///
 /// # Errors
-/// As [`Model::load`], and a load on the CPU that takes more than the memory of the machine.
+/// As [`tokenmill::load`], and a load on the CPU that takes more than the memory of the machine.
 pub(crate) fn load_where(
     model: &Model,
     options: &ModelOptions,
+    compute: &Compute,
 ) -> Result<(Box<dyn Executor + Send>, LoadedDevice), Failure> {
-    if options.device == DeviceChoice::Cpu {
-        machine_memory::check(model, options)?;
+    if compute.device == Device::Cpu {
+        machine_memory::check(model, options, compute)?;
     }
     let bar = progress::bytes("loading", 0);
-    let loaded = model.load_where(options, &mut |progress| {
+    let loaded = tokenmill::load(model, options, compute, &mut |progress| {
         bar.set_length(progress.n_bytes_total as u64);
         bar.set_position(progress.n_bytes_done as u64);
     });
@@ -268,18 +283,15 @@ mod tests {
 
     #[test]
     fn layers_and_device_agree_or_are_refused() {
-        let check = |args: &[&str], expected: Option<DeviceChoice>| {
+        let check = |args: &[&str], expected: Option<Device>| {
             let command = Command::parse_from([&["tokenmill"], args].concat());
             assert_eq!(command.load.device().ok(), expected, "{args:?}");
         };
-        let first = Some(DeviceChoice::Cuda { ordinal: 0 });
-        check(&["--device", "auto"], Some(DeviceChoice::Auto));
-        check(&["--device", "cuda:2"], Some(DeviceChoice::Cuda { ordinal: 2 }));
-        check(&["--gpu-layers", "0"], Some(DeviceChoice::Cpu));
-        check(
-            &["--gpu-layers", "0", "--device", "auto"],
-            Some(DeviceChoice::Cpu),
-        );
+        let first = Some(Device::Cuda { ordinal: 0 });
+        check(&["--device", "auto"], Some(Device::Auto));
+        check(&["--device", "cuda:2"], Some(Device::Cuda { ordinal: 2 }));
+        check(&["--gpu-layers", "0"], Some(Device::Cpu));
+        check(&["--gpu-layers", "0", "--device", "auto"], Some(Device::Cpu));
         check(&["--gpu-layers", "99"], first);
         check(&["--gpu-layers", "all", "--device", "cuda"], first);
         check(&["--gpu-layers", "0", "--device", "cuda"], None);

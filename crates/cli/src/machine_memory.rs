@@ -5,8 +5,8 @@
 
 use std::fs;
 
+use tokenmill::Compute;
 use tokenmill_backend::MemoryPlan;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 
 use crate::{commands::inspect::size, failure::Failure};
@@ -61,11 +61,14 @@ pub(crate) fn refusal(plan: &MemoryPlan, machine_bytes: Option<u64>) -> Option<F
 ///
 /// # Errors
 /// A plan of more memory than the machine has. What else is wrong with the options is left to the load.
-pub(crate) fn check(model: &Model, options: &ModelOptions) -> Result<(), Failure> {
+pub(crate) fn check(model: &Model, options: &ModelOptions, compute: &Compute) -> Result<(), Failure> {
     // One thread is enough to plan, and its workspace is the smallest.
-    let plan = CpuBackend::new(Some(1), options.cpu_features)
-        .map_err(Into::into)
-        .and_then(|backend| model.plan(&backend, options));
+    let one_thread = Compute {
+        n_threads: Some(1),
+        n_prefill_threads: None,
+        ..compute.clone()
+    };
+    let plan = (one_thread.cpu_backend()).and_then(|backend| model.plan(&backend, options));
     match plan.ok().and_then(|plan| refusal(&plan, machine_bytes())) {
         Some(failure) => Err(failure),
         None => Ok(()),

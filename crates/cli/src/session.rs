@@ -82,7 +82,7 @@ impl Session {
             max_step_tokens: options.max_batch_tokens,
             ..EngineConfig::default()
         };
-        let engine = Engine::start(load(&model, &options)?, config);
+        let engine = Engine::start(load(&model, &options, &args.compute()?)?, config);
         let runtime = runtime::Builder::new_current_thread()
             .build()
             .map_err(|error| Failure::work(format!("cannot wait for events: {error}")))?;

@@ -18,9 +18,6 @@ pub enum LoadError {
     /// The device refused.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The GPU that was asked for cannot be used, or not for this model.
-    #[error("the GPU cannot be used: {0}")]
-    Gpu(#[source] BackendError),
     /// A file beside the weights could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {

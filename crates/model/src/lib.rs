@@ -1,6 +1,6 @@
 //! The network: what a step of inference is, and how it is computed.
 //!
-//! A [`Model`] is an opened file (GGUF, or a Hugging Face folder); [`Model::load`] makes an [`Executor`] of it. Two seams
+//! A [`Model`] is an opened file (GGUF, or a Hugging Face folder); [`Model::load_on`] makes an [`Executor`] of it. Two seams
 //! meet here:
 //!
 //! - [`Executor`] is coarse, object-safe and called once per step: it is all that an engine sees of a model and its
@@ -17,14 +17,17 @@
 //!
 //! ```
 //! use tokenmill_gguf::{GgufFile, TensorType};
-//! use tokenmill_backend::{ForwardBatch, RowOutput, StepOutput, TokenSource};
+//! use tokenmill_backend::{Executor, ForwardBatch, RowOutput, StepOutput, TokenSource};
+//! use tokenmill_cpu_exec::CpuBackend;
 //! use tokenmill_model::{Model, ModelOptions};
+//! use tokenmill_quant::CpuFeatures;
 //! use tokenmill_testkit::{TinyModel, tiny_llama};
 //!
 //! // A random two-layer llama in memory; `Model::open` takes a path.
 //! let bytes = TinyModel::random(tiny_llama(), TensorType::Q8_0, 1).to_gguf()?;
 //! let model = Model::from_gguf(GgufFile::from_bytes(&bytes)?)?;
-//! let mut executor = model.load(&ModelOptions::default(), &mut |_| {})?;
+//! let backend = CpuBackend::new(None, CpuFeatures::detect())?;
+//! let mut executor = model.load_on(backend, &ModelOptions::default(), &mut |_| {})?;
 //!
 //! // Three tokens of one sequence, whose KV lies in page 0; the logits after the last.
 //! let mut batch = ForwardBatch::default();
@@ -40,7 +43,6 @@
 
 mod arch;
 mod descriptor;
-mod device;
 mod error;
 mod forward;
 mod model;
@@ -55,7 +57,6 @@ pub use descriptor::{
     AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, NormDescriptor, NormPlacement,
     OutputHead, Presence, QkNorm, Residual,
 };
-pub use device::{DeviceChoice, DeviceChoiceError, Loaded, LoadedDevice};
 pub use error::LoadError;
 pub use model::{Model, ModelOptions, build};
 pub use model_executor::ModelExecutor;

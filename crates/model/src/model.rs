@@ -9,10 +9,9 @@ use tokenmill_backend::{
     Backend, ExecutorLimits, KvLayerShape, KvLayout, KvType, MatrixUsage, MemoryPlan, PAGE_TOKENS,
 };
 use tokenmill_gguf::GgufFile;
-use tokenmill_quant::CpuFeatures;
 
 use crate::{
-    Descriptor, DeviceChoice, LoadError, LoadProgress, ModelExecutor, OutputHead, WeightSource,
+    Descriptor, LoadError, LoadProgress, ModelExecutor, OutputHead, WeightSource,
     arch::{self, HfConfig},
     forward,
     network::Network,
@@ -52,14 +51,6 @@ pub struct ModelOptions {
     pub kv_type: KvType,
     /// Type of the stored values where it differs from that of the keys.
     pub kv_value_type: Option<KvType>,
-    /// Threads of a CPU backend; `None` takes one for each processor.
-    pub n_threads: Option<usize>,
-    /// Threads of a CPU backend in steps that compute prompts; `None` takes as many as for generating.
-    pub n_prefill_threads: Option<usize>,
-    /// Instruction sets of a CPU backend; narrowing them forces a path, and changes no result.
-    pub cpu_features: CpuFeatures,
-    /// Where [`Model::load`] computes.
-    pub device: DeviceChoice,
 }
 
 impl Default for ModelOptions {
@@ -73,10 +64,6 @@ impl Default for ModelOptions {
             n_host_pages: 0,
             kv_type: KvType::F16,
             kv_value_type: None,
-            n_threads: None,
-            n_prefill_threads: None,
-            cpu_features: CpuFeatures::detect(),
-            device: DeviceChoice::Cpu,
         }
     }
 }

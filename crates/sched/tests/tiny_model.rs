@@ -21,10 +21,9 @@ fn executor(model: &TinyModel, n_pages: usize, n_threads: usize) -> impl Executo
         max_logit_rows: 64,
         n_pages: Some(n_pages),
         n_host_pages: 8,
-        n_threads: Some(n_threads),
         ..ModelOptions::default()
     };
-    let backend = CpuBackend::new(options.n_threads, tokenmill_quant::CpuFeatures::detect());
+    let backend = CpuBackend::new(Some(n_threads), tokenmill_quant::CpuFeatures::detect());
     build(&model.descriptor, model, backend.unwrap(), &options, &mut |_| {}).unwrap()
 }
 

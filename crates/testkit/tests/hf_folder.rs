@@ -3,7 +3,9 @@
 use std::path::Path;
 
 use tokenmill_backend::KvType;
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     Reference,
     parity::{ActivationKind, ParityDevice, compare},
@@ -13,7 +15,10 @@ use tokenmill_testkit::{
 const CPU: ParityDevice = ParityDevice {
     name: "cpu",
     activations: ActivationKind::Q8,
-    load: |model, options| Ok(model.load(options, &mut |_| {})?),
+    load: |model, options| {
+        let backend = CpuBackend::new(None, CpuFeatures::detect())?;
+        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
+    },
 };
 
 #[test]
@@ -54,9 +59,8 @@ fn message(config: &str, weights: &[u8]) -> String {
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
     let load = |path: &Path| {
-        Model::open(path)?
-            .load(&ModelOptions::default(), &mut |_| {})
-            .map(drop)
+        let backend = CpuBackend::new(Some(1), CpuFeatures::detect())?;
+        (Model::open(path)?.load_on(backend, &ModelOptions::default(), &mut |_| {})).map(drop)
     };
     let text = load(folder.path()).unwrap_err().to_string();
     text.replace(&format!("{}/", folder.path().display()), "")

@@ -1,7 +1,9 @@
 //! What is wrong with a model is said when it is loaded, by name, and never by a panic.
 
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
 use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 
 fn tiny() -> TinyModel {
@@ -15,7 +17,12 @@ fn load(model: &TinyModel) -> Result<(), LoadError> {
 
 fn load_bytes(bytes: &[u8], options: &ModelOptions) -> Result<(), LoadError> {
     let model = Model::from_gguf(GgufFile::from_bytes(bytes)?)?;
-    model.load(options, &mut |_| {}).map(drop)
+    load_file(&model, options)
+}
+
+fn load_file(model: &Model, options: &ModelOptions) -> Result<(), LoadError> {
+    let backend = CpuBackend::new(Some(1), CpuFeatures::detect())?;
+    model.load_on(backend, options, &mut |_| {}).map(drop)
 }
 
 #[track_caller]
@@ -185,12 +192,14 @@ fn options_that_cannot_be_granted_are_named() {
             usize::MAX / 2
         ),
     );
-    check(
-        ModelOptions {
-            n_threads: Some(0),
-            ..Default::default()
-        },
-        "starting threads failed: 0 threads were asked for; choose 1 to 1024",
+}
+
+#[test]
+fn a_backend_of_no_threads_is_refused() {
+    let refused = CpuBackend::new(Some(0), CpuFeatures::detect());
+    assert_eq!(
+        refused.err().map(|error| error.to_string()).as_deref(),
+        Some("starting threads failed: 0 threads were asked for; choose 1 to 1024")
     );
 }
 
@@ -212,10 +221,9 @@ fn damaged_metadata_never_panics() {
         };
         let options = ModelOptions {
             n_ctx: Some(64),
-            n_threads: Some(1),
             ..Default::default()
         };
-        match Model::from_gguf(file).and_then(|model| model.load(&options, &mut |_| {}).map(drop)) {
+        match Model::from_gguf(file).and_then(|model| load_file(&model, &options)) {
             Ok(()) => n_loaded += 1,
             Err(_) => n_errors += 1,
         }

@@ -4,8 +4,9 @@
 //! exact types, and the limits for 8-bit activations for the others.
 
 use tokenmill_backend::KvType;
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::Model;
-use tokenmill_quant::format;
+use tokenmill_quant::{CpuFeatures, format};
 use tokenmill_testkit::{
     NaiveBackend, Reference,
     parity::{ActivationKind, ParityDevice, compare},
@@ -37,7 +38,10 @@ const FIXTURES: [&str; 7] = [
 const CPU: ParityDevice = ParityDevice {
     name: "cpu",
     activations: ActivationKind::Q8,
-    load: |model, options| Ok(model.load(options, &mut |_| {})?),
+    load: |model, options| {
+        let backend = CpuBackend::new(None, CpuFeatures::detect())?;
+        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
+    },
 };
 
 fn check_all(test: &str, device: &ParityDevice) {

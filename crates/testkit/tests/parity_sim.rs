@@ -1,8 +1,8 @@
 //! The CUDA backend on the simulated device against reference data: a subset that is quick enough for every change. All of it is
 //! `cargo xtask parity --device sim`.
 
-use tokenmill_backend::KvType;
-use tokenmill_cuda_exec::{SimOptions, Simulator};
+use tokenmill_backend::{BackendError, KvType};
+use tokenmill_cuda_exec::{CudaBackend, SimOptions, Simulator};
 use tokenmill_model::Model;
 use tokenmill_testkit::{
     Reference,
@@ -14,8 +14,9 @@ const SIM: ParityDevice = ParityDevice {
     name: "sim",
     activations: ActivationKind::Q8,
     load: |model, options| {
-        let device = Simulator::new(&SimOptions::default()).device();
-        Ok(model.load_on_gpu(device, 0, options, &mut |_| {})?.executor)
+        let backend =
+            CudaBackend::new(Simulator::new(&SimOptions::default()).device()).map_err(BackendError::from)?;
+        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
     },
 };
 

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 use tokenmill_backend::{Executor, KvType};
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     NaiveBackend,
     generate::{all_logits, greedy},
@@ -38,7 +40,8 @@ fn options(kv_type: KvType) -> ModelOptions {
 
 fn load(path: &Path, kv_type: KvType) -> Box<dyn Executor + Send> {
     let model = Model::open(path).unwrap();
-    model.load(&options(kv_type), &mut |_| {}).unwrap()
+    let backend = CpuBackend::new(None, CpuFeatures::detect()).unwrap();
+    Box::new(model.load_on(backend, &options(kv_type), &mut |_| {}).unwrap())
 }
 
 /// Plain loops over dequantized weights, activations as they are.

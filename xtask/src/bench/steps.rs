@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use tokenmill_backend::{
     Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
 };
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadProgress, Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::generate::run as run_step;
 
 use super::{
@@ -129,10 +131,11 @@ impl Stepper {
                 Kv::F16 => KvType::F16,
                 Kv::Q8_0 => KvType::Q8_0,
             },
-            n_threads: Some(task.n_threads),
             ..ModelOptions::default()
         };
-        let mut executor = model.load(&options, &mut |_: LoadProgress| {})?;
+        let backend = CpuBackend::new(Some(task.n_threads), CpuFeatures::detect())?;
+        let mut executor: Box<dyn Executor> =
+            Box::new(model.load_on(backend, &options, &mut |_: LoadProgress| {})?);
         let n_vocab = model.descriptor().n_vocab;
         let id = |seq_idx: usize, position: usize| {
             TokenSource::Id(((seq_idx * 7919 + position * 104_729 + 1) % n_vocab) as u32)

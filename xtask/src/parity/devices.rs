@@ -4,7 +4,10 @@
 //! silently; where it was asked for by name, that is an error.
 
 use anyhow::bail;
-use tokenmill_cuda_exec::{Device, SimOptions, Simulator};
+use tokenmill_backend::BackendError;
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::{CudaBackend, Device, SimOptions, Simulator};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     NaiveBackend,
     parity::{ActivationKind, ParityDevice},
@@ -28,7 +31,10 @@ pub(super) enum DeviceChoice {
 const CPU: ParityDevice = ParityDevice {
     name: "cpu",
     activations: ActivationKind::Q8,
-    load: |model, options| Ok(model.load(options, &mut |_| {})?),
+    load: |model, options| {
+        let backend = CpuBackend::new(None, CpuFeatures::detect())?;
+        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
+    },
 };
 
 const NAIVE: ParityDevice = ParityDevice {
@@ -47,8 +53,9 @@ const SIM: ParityDevice = ParityDevice {
     name: "sim",
     activations: ActivationKind::Q8,
     load: |model, options| {
-        let device = Simulator::new(&SimOptions::default()).device();
-        Ok(model.load_on_gpu(device, 0, options, &mut |_| {})?.executor)
+        let backend =
+            CudaBackend::new(Simulator::new(&SimOptions::default()).device()).map_err(BackendError::from)?;
+        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
     },
 };
 
@@ -56,11 +63,8 @@ const CUDA: ParityDevice = ParityDevice {
     name: "cuda",
     activations: ActivationKind::Q8,
     load: |model, options| {
-        let options = tokenmill_model::ModelOptions {
-            device: tokenmill_model::DeviceChoice::Cuda { ordinal: 0 },
-            ..options.clone()
-        };
-        Ok(model.load(&options, &mut |_| {})?)
+        let backend = (Device::open(0).and_then(CudaBackend::new)).map_err(BackendError::from)?;
+        Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
     },
 };
 

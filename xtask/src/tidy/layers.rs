@@ -20,7 +20,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 14] = [
+const LAYERS: [Layer; 15] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
     layer("tokenmill-backend", &["tokenmill-gguf"]),
@@ -32,18 +32,25 @@ const LAYERS: [Layer; 14] = [
     layer("tokenmill-text", &["tokenmill-gguf"]),
     layer(
         "tokenmill-model",
+        &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
+    ),
+    layer("tokenmill-sched", &["tokenmill-backend"]),
+    layer(
+        "tokenmill-server",
+        &["tokenmill-sched", "tokenmill-backend", "tokenmill-text"],
+    ),
+    layer(
+        "tokenmill",
         &[
+            "tokenmill-sched",
+            "tokenmill-model",
+            "tokenmill-text",
             "tokenmill-backend",
             "tokenmill-cpu-exec",
             "tokenmill-cuda-exec",
             "tokenmill-quant",
             "tokenmill-gguf",
         ],
-    ),
-    layer("tokenmill-sched", &["tokenmill-backend"]),
-    layer(
-        "tokenmill-server",
-        &["tokenmill-sched", "tokenmill-backend", "tokenmill-text"],
     ),
     layer("tokenmill-cli", PRODUCT),
     layer("tokenmill-testkit", PRODUCT),
@@ -77,6 +84,7 @@ const PRODUCT: &[&str] = &[
     "tokenmill-text",
     "tokenmill-model",
     "tokenmill-sched",
+    "tokenmill",
     "tokenmill-server",
 ];
 
@@ -85,13 +93,17 @@ const DEV_ONLY: [&str; 3] = ["tokenmill-testkit", "tokenmill-ptx-sim", "tokenmil
 
 /// Crates that another crate's tests use: the kernels repeat what the host computes, and requests are served by a real
 /// network.
-const ORACLES: [(&str, &[&str]); 3] = [
+const ORACLES: [(&str, &[&str]); 4] = [
     ("tokenmill-cuda-exec", &["tokenmill-quant"]),
     (
         "tokenmill-sched",
         &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
     ),
-    ("tokenmill-server", &["tokenmill-model"]),
+    ("tokenmill-model", &["tokenmill-cpu-exec"]),
+    (
+        "tokenmill-server",
+        &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
+    ),
 ];
 
 /// Dependencies from outside that only some crates may have.

@@ -12,8 +12,9 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
+use tokenmill::LoadedDevice;
 use tokenmill_backend::PAGE_TOKENS;
-use tokenmill_model::{LoadedDevice, Model, ModelOptions, WeightInfo};
+use tokenmill_model::{Model, ModelOptions, WeightInfo};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
 use self::{forward::Forward, side_by_side::SideBySide};
@@ -198,7 +199,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = source.open_model()?;
     let options = args.options(&model, &tests)?;
     let weights = model.weights().infos();
-    let (executor, device) = load_where(&model, &options)?;
+    let (executor, device) = load_where(&model, &options, &args.load.compute()?)?;
     let subject = Subject {
         model: describe(&source, &model, &weights),
         size_bytes: weights.iter().map(|info| info.n_bytes).sum(),

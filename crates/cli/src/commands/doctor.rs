@@ -6,12 +6,12 @@
 use std::{path::PathBuf, time::Instant};
 
 use serde_json::{Value, json};
+use tokenmill::{Device as DeviceChoice, Error};
 use tokenmill_backend::MemoryPlan;
-use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_cuda_exec::{Availability, CudaExecError, Device, modules::MODULES, probe, self_test};
-use tokenmill_model::{DeviceChoice, LoadError, Model};
-use tokenmill_quant::CpuFeatures;
+use tokenmill_cuda_exec::{
+    Availability, CudaBackend, CudaExecError, Device, modules::MODULES, probe, self_test,
+};
+use tokenmill_model::Model;
 
 use crate::{
     commands::{
@@ -67,7 +67,7 @@ struct Examination {
     rows: Vec<Row>,
     json: serde_json::Map<String, Value>,
     /// Why the GPU that was asked for cannot be used.
-    refused: Option<LoadError>,
+    refused: Option<Error>,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -124,7 +124,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         }
         Err(error) => {
             if matches!(choice, DeviceChoice::Cuda { .. }) {
-                found.refused = Some(LoadError::Gpu(error.into()));
+                found.refused = Some(Error::Gpu(error.into()));
             }
             None
         }
@@ -194,9 +194,9 @@ impl Examination {
     /// What memory a model takes on each device.
     fn plan(&mut self, model: &Model, args: &Args, device: Option<Device>) -> Result<(), Failure> {
         let options = args.load.options(model.descriptor().n_ctx_train)?;
-        let cpu = CpuBackend::new(options.n_threads, CpuFeatures::detect())
-            .map_err(LoadError::from)
-            .and_then(|backend| model.plan(&backend, &options));
+        let cpu = (args.load.compute()?.cpu_backend())
+            .and_then(|backend| model.plan(&backend, &options))
+            .map_err(Error::from);
         let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
         let too_large = (cpu.as_ref().ok()).and_then(|plan| refusal(plan, machine_bytes()));
         self.rows.push(Row::new(
@@ -220,8 +220,8 @@ impl Examination {
         if let Some(device) = device {
             let free_bytes = device.free_bytes().unwrap_or(0);
             let gpu = CudaBackend::new(device)
-                .map_err(|error| LoadError::Gpu(error.into()))
-                .and_then(|backend| model.plan(&backend, &options));
+                .map_err(|error| Error::Gpu(error.into()))
+                .and_then(|backend| Ok(model.plan(&backend, &options)?));
             let outcome = match &gpu {
                 Ok(plan) if plan.total_bytes() as u64 > free_bytes => {
                     Err(format!("{}, which does not fit", plan_text(plan, n_ctx)))
@@ -248,7 +248,7 @@ fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
     )
 }
 
-fn plan_json(plan: Result<&MemoryPlan, &LoadError>) -> Value {
+fn plan_json(plan: Result<&MemoryPlan, &Error>) -> Value {
     match plan {
         Ok(plan) => json!({
             "weights_bytes": plan.weights_bytes,

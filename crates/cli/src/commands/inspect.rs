@@ -6,7 +6,6 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use serde_json::{Value as Json, json};
 use tokenmill_backend::MemoryPlan;
-use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{Model, ModelOptions, WeightInfo};
 
@@ -280,9 +279,7 @@ impl Inspection {
 /// Options that cannot be granted.
 fn plan(model: &Model, load: &LoadArgs) -> Result<Result<(MemoryPlan, ModelOptions), String>, Failure> {
     let options = load.options(model.descriptor().n_ctx_train)?;
-    let plan = CpuBackend::new(options.n_threads, options.cpu_features)
-        .map_err(Into::into)
-        .and_then(|backend| model.plan(&backend, &options));
+    let plan = (load.compute()?.cpu_backend()).and_then(|backend| model.plan(&backend, &options));
     Ok(plan
         .map(|plan| (plan, options))
         .map_err(|error| error.to_string()))

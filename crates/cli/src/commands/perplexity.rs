@@ -88,7 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ..EngineConfig::default()
     };
     let mut scorer = Scorer {
-        engine: Engine::start(load(&model, &options)?, config),
+        engine: Engine::start(load(&model, &options, &args.load.compute()?)?, config),
         nll: 0.0,
         nll2: 0.0,
         n_scored: 0,

@@ -293,7 +293,7 @@ pub(crate) fn load_app(
         .hint(format!("give {n_ctx} or more, or a shorter context with -c")));
     }
     options.n_pages = Some(n_tokens.div_ceil(PAGE_TOKENS));
-    let executor = load(&model, &options)?;
+    let executor = load(&model, &options, &load_args.compute()?)?;
     let n_pages = executor.limits().n_pages;
     let engine = Engine::start(
         executor,

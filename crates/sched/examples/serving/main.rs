@@ -20,7 +20,9 @@ use std::{
 use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, StepOutput, TokenSource,
 };
-use tokenmill_model::{Model, ModelOptions};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_model::{LoadError, Model, ModelExecutor, ModelOptions};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams};
 
 use self::chart::Point;
@@ -34,6 +36,11 @@ const IDLE: Duration = Duration::from_secs(10);
 
 /// How long it is left alone before that.
 const SETTLE: Duration = Duration::from_secs(3);
+
+fn load(model: &Model, options: &ModelOptions) -> Result<ModelExecutor<CpuBackend>, LoadError> {
+    let backend = CpuBackend::new(None, CpuFeatures::detect())?;
+    model.load_on(backend, options, &mut |_| {})
+}
 
 fn main() -> Result<(), Box<dyn Error>> {
     let path = std::env::args().nth(1).ok_or("give the path of a model")?;
@@ -50,11 +57,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         max_logit_rows: 32,
         ..ModelOptions::default()
     };
-    let engine = Engine::start(model.load(&options, &mut |_| {})?, EngineConfig::default());
+    let engine = Engine::start(load(&model, &options)?, EngineConfig::default());
     let mut report = String::new();
     if is_asked("decoding") {
-        let mut bare = model.load(&options, &mut |_| {})?;
-        let points = decoding(bare.as_mut(), &engine, &mut report)?;
+        let mut bare = load(&model, &options)?;
+        let points = decoding(&mut bare, &engine, &mut report)?;
         if let Some(chart_path) = chart_path {
             let name = std::path::Path::new(&path).file_stem().unwrap_or_default();
             std::fs::write(chart_path, chart::draw(&name.to_string_lossy(), &points))?;

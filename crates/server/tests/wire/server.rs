@@ -7,7 +7,9 @@ use std::{
 
 use serde_json::{Value, json};
 use tokenmill_backend::{Executor, ExecutorLimits, ForwardBatch, PageCopy, StepError, StepOutput, Ticket};
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{
     App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown,
@@ -63,10 +65,14 @@ impl TestServer {
                 max_batch_seqs: MAX_SEQS,
                 max_logit_rows: MAX_SEQS,
                 n_pages: Some(n_pages),
-                n_threads: Some(1),
                 ..ModelOptions::default()
             };
-            Box::new(model.load(&options, &mut |_| {}).expect("the demo model loads"))
+            let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
+            Box::new(
+                model
+                    .load_on(backend, &options, &mut |_| {})
+                    .expect("the demo model loads"),
+            )
         };
         let n_pages = executor.limits().n_pages;
         let engine = match setup.hang {

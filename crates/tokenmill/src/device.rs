@@ -1,0 +1,235 @@
+//! [`Device`]: where a model computes, and the load on it.
+//!
+//! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
+//! [`Device::Auto`] goes on with another device, and then says why.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use tokenmill_backend::{BackendError, Executor};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::{self as cuda, CudaBackend};
+use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
+
+use crate::Error;
+
+/// Where a model computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    /// The CPU.
+    #[default]
+    Cpu,
+    /// A GPU, by its number among those that the driver shows; an error where it cannot be used.
+    Cuda {
+        /// The number.
+        ordinal: usize,
+    },
+    /// The first GPU where it can be used for the model, else the CPU.
+    Auto,
+}
+
+/// What a text that names no device is.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{found}` is no device; say `auto`, `cpu`, `cuda` or `cuda:N`")]
+pub struct DeviceError {
+    found: String,
+}
+
+impl FromStr for Device {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let error = || DeviceError {
+            found: text.to_owned(),
+        };
+        match text {
+            "cpu" => Ok(Self::Cpu),
+            "auto" => Ok(Self::Auto),
+            "cuda" => Ok(Self::Cuda { ordinal: 0 }),
+            _ => {
+                let number = text.strip_prefix("cuda:").ok_or_else(error)?;
+                let ordinal = number.parse().map_err(|_| error())?;
+                Ok(Self::Cuda { ordinal })
+            }
+        }
+    }
+}
+
+/// What a model computes with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Compute {
+    /// Where.
+    pub device: Device,
+    /// Threads of the CPU; `None` takes one for each processor.
+    pub n_threads: Option<usize>,
+    /// Threads of the CPU in steps that compute prompts; `None` takes as many as for generating.
+    pub n_prefill_threads: Option<usize>,
+    /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
+    pub cpu_features: CpuFeatures,
+}
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self {
+            device: Device::default(),
+            n_threads: None,
+            n_prefill_threads: None,
+            cpu_features: CpuFeatures::detect(),
+        }
+    }
+}
+
+impl Compute {
+    /// The CPU backend that these options describe.
+    ///
+    /// # Errors
+    /// [`LoadError::Backend`] where the threads cannot be started.
+    pub fn cpu_backend(&self) -> Result<CpuBackend, LoadError> {
+        let mut backend = CpuBackend::new(self.n_threads, self.cpu_features)?;
+        if let Some(n_threads) = self.n_prefill_threads {
+            backend.set_prefill_threads(n_threads)?;
+        }
+        Ok(backend)
+    }
+}
+
+/// A loaded model and where it computes.
+pub struct Loaded {
+    /// What computes.
+    pub executor: Box<dyn Executor + Send>,
+    /// Where.
+    pub device: LoadedDevice,
+}
+
+/// Where a loaded model computes.
+#[derive(Debug)]
+pub enum LoadedDevice {
+    /// On the CPU.
+    Cpu {
+        /// Why not on the GPU, where [`Device::Auto`] would have preferred it.
+        passed_over: Option<Error>,
+    },
+    /// On a GPU.
+    Cuda {
+        /// Its number.
+        ordinal: usize,
+        /// Its name.
+        name: String,
+        /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
+        kernels_took: Duration,
+    },
+}
+
+impl fmt::Display for LoadedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu { .. } => f.write_str("CPU"),
+            Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
+        }
+    }
+}
+
+/// Loads a network on the device that `compute` chooses, and says where that is.
+///
+/// # Errors
+/// [`Error::Load`] as [`Model::load_on`], and [`Error::Gpu`] where a GPU was asked for and cannot be used.
+pub fn load(
+    model: &Model,
+    options: &ModelOptions,
+    compute: &Compute,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
+    match compute.device {
+        Device::Cpu => load_on_cpu(model, options, compute, None, on_progress),
+        Device::Cuda { ordinal } => {
+            let device = cuda::Device::open(ordinal).map_err(|error| Error::Gpu(error.into()))?;
+            load_on_gpu(model, device, ordinal, options, on_progress)
+        }
+        Device::Auto => {
+            let attempt = (cuda::Device::open(0).map_err(|error| Error::Gpu(error.into())))
+                .and_then(|device| load_on_gpu(model, device, 0, options, on_progress));
+            match attempt {
+                Ok(loaded) => Ok(loaded),
+                Err(reason @ Error::Gpu(_)) => {
+                    load_on_cpu(model, options, compute, Some(reason), on_progress)
+                }
+                // The file is at fault, and would be on any device.
+                Err(error) => Err(error),
+            }
+        }
+    }
+}
+
+fn load_on_cpu(
+    model: &Model,
+    options: &ModelOptions,
+    compute: &Compute,
+    passed_over: Option<Error>,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
+    let backend = compute.cpu_backend()?;
+    Ok(Loaded {
+        executor: Box::new(model.load_on(backend, options, on_progress)?),
+        device: LoadedDevice::Cpu { passed_over },
+    })
+}
+
+/// Loads a network on an opened GPU.
+///
+/// # Errors
+/// As [`Model::load_on`], where what the GPU refuses is [`Error::Gpu`].
+pub fn load_on_gpu(
+    model: &Model,
+    device: cuda::Device,
+    ordinal: usize,
+    options: &ModelOptions,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
+    check_types(model)?;
+    let name = device.info().name.clone();
+    let backend = CudaBackend::new(device).map_err(|error| Error::Gpu(error.into()))?;
+    let executor = (model.load_on(backend, options, on_progress)).map_err(|error| match error {
+        LoadError::Backend(error) => Error::Gpu(error),
+        other => Error::Load(other),
+    })?;
+    let (_, kernels_took) = executor.backend().device().module_loads();
+    Ok(Loaded {
+        executor: Box::new(executor),
+        device: LoadedDevice::Cuda {
+            ordinal,
+            name,
+            kernels_took,
+        },
+    })
+}
+
+/// Refuses a matrix that no kernel reads before anything is uploaded.
+fn check_types(model: &Model) -> Result<(), Error> {
+    let without_kernel = (model.weights().infos().into_iter())
+        .find(|info| info.dims.len() > 1 && cuda::modules::type_suffix(info.ty).is_none());
+    match without_kernel {
+        None => Ok(()),
+        Some(info) => Err(Error::Gpu(BackendError::UnsupportedType {
+            tensor: info.name,
+            ty: info.ty.name(),
+            device: "the CUDA backend",
+        })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_named_or_refused() {
+        let check = |text: &str, expected| assert_eq!(text.parse().ok(), expected, "{text}");
+        check("cpu", Some(Device::Cpu));
+        check("auto", Some(Device::Auto));
+        check("cuda", Some(Device::Cuda { ordinal: 0 }));
+        check("cuda:3", Some(Device::Cuda { ordinal: 3 }));
+        for wrong in ["", "gpu", "cuda:", "cuda:-1", "CUDA", "cuda:1x"] {
+            check(wrong, None);
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! The front door: a model file is loaded on the device that suits it.
+//!
+//! [`load`] takes an opened [`Model`](tokenmill_model::Model) and picks the device; [`tokenmill_model::Model::load_on`]
+//! below it takes any [`Backend`](tokenmill_backend::Backend).
+#![forbid(unsafe_code)]
+
+mod device;
+mod error;
+
+pub use device::{Compute, Device, DeviceError, Loaded, LoadedDevice, load, load_on_gpu};
+pub use error::Error;
