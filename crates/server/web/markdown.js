@@ -1,167 +1,258 @@
 // Renders Markdown into DOM nodes. Text only ever becomes text nodes: nothing a model writes is parsed as HTML, and
 // links keep only http, https and mailto targets.
+//
+// Invariants: the time grows linearly with the text, the nesting of the nodes is bounded, no text is lost.
 
-const SAFE_LINK = /^(https?:|mailto:)/i;
+import { inline } from "./markdown_inline.js";
 
-/** Splits source into blocks; a block never spans two others, so finished ones need no new rendering. */
-export function splitBlocks(source) {
-  const blocks = [];
-  let lines = [];
-  let fence = null;
-  const flush = () => {
-    if (lines.length) blocks.push(lines.join("\n"));
-    lines = [];
-  };
-  for (const line of source.split("\n")) {
-    const mark = /^\s*(`{3,}|~{3,})/.exec(line)?.[1];
-    if (fence) {
-      lines.push(line);
-      if (mark && mark[0] === fence[0] && mark.length >= fence.length && line.trim() === mark) {
-        fence = null;
-        flush();
-      }
-    } else if (mark) {
-      flush();
-      fence = mark;
-      lines.push(line);
-    } else if (line.trim() === "") {
-      flush();
-    } else if (/^#{1,6}\s/.test(line)) {
-      flush();
-      blocks.push(line);
-    } else {
-      lines.push(line);
-    }
-  }
-  flush();
-  return blocks;
-}
+/** Quotes and lists nest this deep at most; what is deeper is shown as plain paragraphs. */
+const MAX_DEPTH = 12;
+const FENCE = /^\s*(`{3,}(?=[^`]*$)|~{3,})/;
+const HEADING = /^ {0,3}(#{1,6})(?:\s|$)/;
+const QUOTE = /^\s*>/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])(?:\s+|$)/;
 
 /** Shows `source` in `target`, keeping the nodes of blocks that did not change since the last call. */
 export function render(target, source) {
-  const blocks = splitBlocks(source);
+  const blocks = parse(source.split("\n"), 0);
   blocks.forEach((block, i) => {
+    const key = block.lines.join("\n");
     const old = target.children[i];
-    if (old?.source === block) return;
-    const node = renderBlock(block);
-    node.source = block;
+    if (old?.source === key && old.kind === block.kind) return;
+    const node = build(block, 0);
+    node.source = key;
+    node.kind = block.kind;
     if (old) old.replaceWith(node);
     else target.append(node);
   });
   while (target.children.length > blocks.length) target.lastElementChild.remove();
 }
 
-function element(name, ...children) {
+/** Splits lines into blocks: each has a kind and its lines. */
+function parse(lines, depth) {
+  const blocks = [];
+  for (let at = 0; at < lines.length; ) {
+    if (isBlank(lines[at])) {
+      at += 1;
+      continue;
+    }
+    const kind = kindAt(lines, at, depth);
+    const end = ENDS[kind](lines, at, depth);
+    blocks.push({ kind, lines: lines.slice(at, end) });
+    at = end;
+  }
+  return blocks;
+}
+
+function kindAt(lines, at, depth) {
+  const line = lines[at];
+  if (FENCE.test(line)) return "code";
+  if (HEADING.test(line)) return "heading";
+  if (isRule(line)) return "rule";
+  if (depth < MAX_DEPTH && QUOTE.test(line)) return "quote";
+  if (depth < MAX_DEPTH && ITEM.test(line)) return "list";
+  if (line.includes("|") && isDelimiterRow(lines[at + 1], cells(line).length)) return "table";
+  return "paragraph";
+}
+
+/** Where a block that begins at `at` ends, for each kind. */
+const ENDS = {
+  code: endOfFence,
+  heading: (_, at) => at + 1,
+  rule: (_, at) => at + 1,
+  quote: (lines, at) => firstFrom(lines, at, (line) => !QUOTE.test(line)),
+  table: (lines, at) => firstFrom(lines, at, (line) => isBlank(line) || !line.includes("|")),
+  list: endOfList,
+  paragraph: endOfParagraph,
+};
+
+function firstFrom(lines, at, holds) {
+  while (at < lines.length && !holds(lines[at])) at += 1;
+  return at;
+}
+
+function endOfFence(lines, at) {
+  const fence = FENCE.exec(lines[at])[1];
+  const closing = firstFrom(lines, at + 1, (line) => closes(line, fence));
+  return Math.min(closing + 1, lines.length);
+}
+
+function endOfParagraph(lines, at, depth) {
+  const first = at;
+  for (at += 1; at < lines.length && !isBlank(lines[at]); at += 1) {
+    if (kindAt(lines, at, depth) === "paragraph") continue;
+    // A line of a paragraph may begin with a number and a dot; only a list that begins with 1 interrupts it.
+    const item = ITEM.exec(lines[at]);
+    if (item && !isRule(lines[at]) && /^\d/.test(item[2]) && parseInt(item[2], 10) !== 1) continue;
+    break;
+  }
+  return Math.max(at, first + 1);
+}
+
+function endOfList(lines, at) {
+  const base = width(ITEM.exec(lines[at])[1]);
+  const isOrdered = /^\s*\d/.test(lines[at]);
+  let end = at + 1;
+  for (let i = at + 1; i < lines.length; i += 1) {
+    if (isBlank(lines[i])) continue;
+    const follows = i === end;
+    if (!belongs(lines[i], base, isOrdered, follows)) break;
+    end = i + 1;
+  }
+  return end;
+}
+
+/** Whether a line is part of a list whose markers stand at `base`; `follows`: no blank line stands before it. */
+function belongs(line, base, isOrdered, follows) {
+  if (width(line) > base + 1) return true;
+  if (isRule(line)) return false;
+  const item = ITEM.exec(line);
+  if (item) return /^\d/.test(item[2]) === isOrdered;
+  return follows && !FENCE.test(line) && !HEADING.test(line) && !QUOTE.test(line);
+}
+
+function isBlank(line) {
+  return line.trim() === "";
+}
+
+/** Columns of white space that a line begins with. */
+function width(line) {
+  let columns = 0;
+  for (const char of line) {
+    if (char === " ") columns += 1;
+    else if (char === "\t") columns += 4;
+    else break;
+  }
+  return columns;
+}
+
+/** A line without up to `columns` of white space at its beginning. */
+function dedent(line, columns) {
+  let at = 0;
+  for (let taken = 0; taken < columns && at < line.length; at += 1) {
+    if (line[at] === " ") taken += 1;
+    else if (line[at] === "\t") taken += 4;
+    else break;
+  }
+  return line.slice(at);
+}
+
+function isRule(line) {
+  return /^([-*_])\1{2,}$/.test(line.replace(/\s/g, ""));
+}
+
+function closes(line, fence) {
+  const mark = line.trim();
+  return mark.length >= fence.length && mark === fence[0].repeat(mark.length);
+}
+
+function isDelimiterRow(line, nCells) {
+  if (!line?.includes("-")) return false;
+  const marks = cells(line);
+  return marks.length === nCells && marks.every((mark) => /^:?-+:?$/.test(mark));
+}
+
+function cells(line) {
+  const parts = line.trim().split(/(?<!\\)\|/);
+  if (parts[0] === "") parts.shift();
+  if (parts.length > 1 && parts.at(-1) === "") parts.pop();
+  return parts.map((part) => part.trim().replaceAll("\\|", "|"));
+}
+
+function element(name, children = []) {
   const node = document.createElement(name);
-  node.append(...children);
+  for (const child of children) node.append(child);
   return node;
 }
 
-function renderBlock(block) {
-  const lines = block.split("\n");
-  const first = lines[0];
-  if (/^\s*(`{3,}|~{3,})/.test(first)) return renderCode(lines);
-  const heading = /^(#{1,6})\s+(.*?)\s*#*$/.exec(first);
-  // The page's own title is the first level.
-  if (heading) return element(`h${Math.min(6, heading[1].length + 1)}`, ...inline(heading[2]));
-  if (/^\s*([-*_])(\s*\1){2,}\s*$/.test(first) && lines.length === 1) return element("hr");
-  if (lines.every((line) => /^\s*>/.test(line))) {
-    const quote = element("blockquote");
-    for (const inner of splitBlocks(lines.map((line) => line.replace(/^\s*> ?/, "")).join("\n"))) {
-      quote.append(renderBlock(inner));
-    }
-    return quote;
-  }
-  if (lines.length > 1 && first.includes("|") && /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/.test(lines[1])) {
-    return renderTable(lines);
-  }
-  if (/^\s*([-*+]|\d+[.)])\s/.test(first)) return renderList(lines);
-  const paragraph = element("p");
-  lines.forEach((line, i) => {
-    if (i) paragraph.append(/ {2}$/.test(lines[i - 1]) ? element("br") : "\n");
-    paragraph.append(...inline(line.trimEnd()));
-  });
-  return paragraph;
+function build(block, depth) {
+  return BUILDERS[block.kind](block.lines, depth);
 }
 
-function renderCode(lines) {
-  const fence = /^\s*(`{3,}|~{3,})/.exec(lines[0])[1];
-  const isClosed = lines.length > 1 && lines.at(-1).trim().startsWith(fence);
-  const text = lines.slice(1, isClosed ? -1 : undefined).join("\n");
-  const copy = element("button", "Copy");
+const BUILDERS = {
+  heading: ([line]) => {
+    const level = HEADING.exec(line)[1].length;
+    let text = line.trim().slice(level).trim();
+    // Closing marks are not part of the title.
+    let end = text.length;
+    while (text[end - 1] === "#") end -= 1;
+    if (end < text.length && (end === 0 || /\s/.test(text[end - 1]))) text = text.slice(0, end).trimEnd();
+    // The page's own title is the first level.
+    return element(`h${Math.min(6, level + 1)}`, inline(text));
+  },
+  rule: () => element("hr"),
+  paragraph: (lines) => element("p", inline(paragraphText(lines))),
+  quote: (lines, depth) => {
+    const inner = lines.map((line) => line.replace(/^\s*> ?/, ""));
+    return element("blockquote", parse(inner, depth + 1).map((block) => build(block, depth + 1)));
+  },
+  code: (lines) => {
+    const fence = FENCE.exec(lines[0])[1];
+    const isClosed = lines.length > 1 && closes(lines.at(-1), fence);
+    const indent = width(lines[0]);
+    return codeBlock(lines.slice(1, isClosed ? -1 : undefined).map((line) => dedent(line, indent)).join("\n"));
+  },
+  table: (lines) => {
+    const row = (name, line) => element("tr", cells(line).map((cell) => element(name, inline(cell))));
+    const table = element("table", [
+      element("thead", [row("th", lines[0])]),
+      element("tbody", lines.slice(2).map((line) => row("td", line))),
+    ]);
+    // The frame scrolls, so that a wide table keeps its words whole.
+    const frame = element("div", [table]);
+    frame.className = "table";
+    frame.tabIndex = 0;
+    return frame;
+  },
+  list: (lines, depth) => {
+    const base = width(lines[0]);
+    const isOrdered = /^\s*\d/.test(lines[0]);
+    const list = element(isOrdered ? "ol" : "ul");
+    if (isOrdered) list.start = parseInt(lines[0], 10);
+    for (let at = 0; at < lines.length; ) {
+      const end = firstFrom(lines, at + 1, (line) => ITEM.test(line) && width(line) <= base + 1);
+      list.append(listItem(lines.slice(at, end), depth + 1));
+      at = end;
+    }
+    return list;
+  },
+};
+
+function listItem(lines, depth) {
+  const marker = ITEM.exec(lines[0]);
+  const indent = Math.min(marker[0].length, marker[1].length + marker[2].length + 4);
+  const inner = [lines[0].slice(marker[0].length), ...lines.slice(1).map((line) => dedent(line, indent))];
+  const blocks = parse(inner, depth);
+  const lastText = inner.findLastIndex((line) => !isBlank(line));
+  const isTight = !inner.slice(0, lastText).some((line, i) => i > 0 && isBlank(line));
+  const item = element("li");
+  for (const block of blocks) {
+    if (isTight && block.kind === "paragraph") {
+      for (const node of inline(paragraphText(block.lines))) item.append(node);
+    } else {
+      item.append(build(block, depth));
+    }
+  }
+  return item;
+}
+
+function paragraphText(lines) {
+  return lines.map((line) => line.trim()).join("\n");
+}
+
+function codeBlock(text) {
+  const code = element("code", [text]);
+  const copy = element("button", ["Copy"]);
   copy.type = "button";
   copy.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    copy.textContent = "Copied";
+    try {
+      await navigator.clipboard.writeText(text);
+      copy.textContent = "Copied";
+    } catch {
+      // A page that came over plain HTTP from another machine has no clipboard; selected text can be copied by hand.
+      getSelection().selectAllChildren(code);
+      copy.textContent = "Selected";
+    }
   });
-  return element("pre", element("code", text), copy);
-}
-
-function renderTable(lines) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
-  const row = (name, line) => element("tr", ...cells(line).map((cell) => element(name, ...inline(cell))));
-  return element(
-    "table",
-    element("thead", row("th", lines[0])),
-    element("tbody", ...lines.slice(2).map((line) => row("td", line))),
-  );
-}
-
-function renderList(lines) {
-  const indentOf = (line) => /^\s*/.exec(line)[0].length;
-  const base = indentOf(lines[0]);
-  const isOrdered = /^\s*\d/.test(lines[0]);
-  const list = element(isOrdered ? "ol" : "ul");
-  if (isOrdered) list.start = parseInt(lines[0], 10) || 1;
-  let nested = [];
-  const closeNested = () => {
-    if (nested.length) list.lastElementChild?.append(/^\s*([-*+]|\d+[.)])\s/.test(nested[0]) ? renderList(nested) : nested.join("\n"));
-    nested = [];
-  };
-  for (const line of lines) {
-    const item = /^\s*(?:[-*+]|\d+[.)])\s+(.*)$/.exec(line);
-    if (item && indentOf(line) <= base) {
-      closeNested();
-      list.append(element("li", ...inline(item[1])));
-    } else if (item || nested.length) {
-      nested.push(line);
-    } else {
-      list.lastElementChild?.append("\n", ...inline(line.trim()));
-    }
-  }
-  closeNested();
-  return list;
-}
-
-const INLINE = /(`+)(.+?)\1|\*\*(.+?)\*\*|__(.+?)__|\*(?!\s)(.+?)\*|\b_(?!\s)(.+?)_\b|~~(.+?)~~|\[([^\]]*)\]\(([^)\s]+)\)/;
-
-/** Nodes of one line of text. */
-function inline(text) {
-  const nodes = [];
-  for (let rest = text; rest; ) {
-    const hit = INLINE.exec(rest);
-    if (!hit) {
-      nodes.push(rest);
-      break;
-    }
-    if (hit.index) nodes.push(rest.slice(0, hit.index));
-    nodes.push(inlineNode(hit));
-    rest = rest.slice(hit.index + hit[0].length);
-  }
-  return nodes;
-}
-
-function inlineNode([whole, , code, bold, bold2, italic, italic2, struck, label, target]) {
-  if (code !== undefined) return element("code", code);
-  if (bold ?? bold2) return element("strong", ...inline(bold ?? bold2));
-  if (italic ?? italic2) return element("em", ...inline(italic ?? italic2));
-  if (struck !== undefined) return element("s", ...inline(struck));
-  if (target !== undefined && SAFE_LINK.test(target)) {
-    const link = element("a", label || target);
-    link.href = target;
-    link.target = "_blank";
-    link.rel = "noopener noreferrer";
-    return link;
-  }
-  return document.createTextNode(whole);
+  return element("pre", [code, copy]);
 }

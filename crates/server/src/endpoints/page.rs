@@ -26,6 +26,11 @@ const FILES: &[(&str, &str, &str)] = &[
     ("chat.js", JAVASCRIPT, include_str!("../../web/chat.js")),
     ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
     ("markdown.js", JAVASCRIPT, include_str!("../../web/markdown.js")),
+    (
+        "markdown_inline.js",
+        JAVASCRIPT,
+        include_str!("../../web/markdown_inline.js"),
+    ),
     ("sse.js", JAVASCRIPT, include_str!("../../web/sse.js")),
 ];
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
