@@ -1,9 +1,11 @@
-"""The web page in headless Chromium: a conversation by mouse and by keyboard, the stop button, the engine view.
+"""The web page in headless Chromium: conversations by mouse and by keyboard, what is kept, what fails, the engine view.
 
 Writes screenshots (light, dark, phone) to target/e2e-screenshots. Skipped where Chromium or its driver is absent.
 """
 
+import importlib.util
 import json
+import pathlib
 import shutil
 import sys
 import threading
@@ -27,6 +29,25 @@ shots = ROOT / "target/e2e-screenshots"
 shots.mkdir(parents=True, exist_ok=True)
 
 
+FLAGS = """--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --disable-quic --no-first-run --disable-sync
+--disable-background-networking --disable-component-update --window-size=1100,800""".split()
+# Each answer waits for a second, as a long prompt makes it.
+LATE = """
+const prompt = window.fetch;
+window.fetch = async (path, options) => {
+  if (options?.body) await new Promise((resolve) => setTimeout(resolve, 1000));
+  return prompt(path, options);
+};
+"""
+# The next answer is no JSON.
+BROKEN = """
+const sound = window.fetch;
+window.fetch = async (path, options) => {
+  if (!options?.body) return sound(path, options);
+  window.fetch = sound;
+  return new Response("data: {]\\n\\n");
+};
+"""
 SLOWLY = """
 const plain = window.fetch;
 window.fetch = async (path, options) => {
@@ -51,7 +72,7 @@ window.fetch = async (path, options) => {
 def browser():
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for flag in ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1100,800"]:
+    for flag in FLAGS:
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     return webdriver.Chrome(options=options, service=Service(driver_path))
@@ -77,35 +98,215 @@ def color(page, scheme):
     page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
 
 
+# The package is only the place where the script lies; importing it would need another browser.
+AXE = (pathlib.Path(importlib.util.find_spec("axe_playwright_python").origin).parent / "axe.min.js").read_text()
+
+
+def accessible(page):
+    """Axe finds nothing wrong with what is shown."""
+    page.execute_script(AXE)
+    found = page.execute_async_script("axe.run().then(arguments[0])")["violations"]
+    assert not found, [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found]
+
+
 def ask(page, text, *keys):
     find(page, "#prompt").send_keys(text, *keys)
+
+
+def is_answered(page, count):
+    until(page, f"{count} answers are complete", lambda: len(answers(page)) == count and is_idle(page))
+
+
+def is_at_end(page):
+    return page.execute_script("return innerHeight + scrollY >= document.documentElement.scrollHeight - 2")
 
 
 def conversation(page, url):
     page.get(url)
     until(page, "the model is named", lambda: find(page, "#model").text == "demo")
     ask(page, "Tell me a story.", Keys.ENTER)
-    until(page, "the first answer is complete", lambda: len(answers(page)) == 1 and is_idle(page))
+    is_answered(page, 1)
     assert answers(page)[0].text
     assert "tokens/s" in find(page, "#rate").text, find(page, "#rate").text
+    assert "tokens/s, first after" in answers(page)[0].text, answers(page)[0].text
+    assert "of 512 tokens" in find(page, "#context").text, find(page, "#context").text
     assert page.switch_to.active_element == find(page, "#prompt"), "the focus is back in the box"
 
     ask(page, "What is 3 + 4?")
     find(page, "#send").click()
-    until(page, "the second answer is complete", lambda: len(answers(page)) == 2 and is_idle(page))
+    is_answered(page, 2)
     page.save_screenshot(shots / "chat-light.png")
+    accessible(page)
     color(page, "dark")
+    accessible(page)
     page.save_screenshot(shots / "chat-dark.png")
 
+    shown = answers(page)[1].text
     page.refresh()
     until(page, "the conversation is kept", lambda: len(answers(page)) == 2)
+    assert answers(page)[1].text == shown
+
+
+def scrolling(page):
+    page.set_window_size(1100, 420)
+    page.execute_script("scrollTo(0, 0)")
+    assert not is_at_end(page)
+    page.execute_script(LATE)
+    ask(page, "What is 2 + 2?", Keys.ENTER)
+    until(page, "sending scrolls", lambda: is_at_end(page))
+    assert "Reading the prompt" in answers(page)[2].text, answers(page)[2].text
+    page.save_screenshot(shots / "waiting-dark.png")
+    accessible(page)
+    is_answered(page, 3)
+    assert "Reading the prompt" not in answers(page)[2].text
+    page.refresh()
+    until(page, "the conversation is kept", lambda: len(answers(page)) == 3)
+    assert page.execute_script("return scrollY") > 0
+    assert is_at_end(page), "a reload opens at the end"
+    page.set_window_size(1100, 800)
+
+
+def entries(page):
+    """Opens the list of conversations; the titles and the buttons that delete them."""
+    find(page, "#history summary").click()
+    rows = page.find_elements(By.CSS_SELECTOR, "#conversations li")
+    return [row.find_elements(By.TAG_NAME, "button") for row in rows]
+
+
+def several(page):
+    """Conversations are listed, opened and deleted; a new one deletes none."""
+    first = find(page, "#messages").text
+    find(page, "#clear").click()
+    assert not answers(page)
+    ask(page, "What is 5 + 2?", Keys.ENTER)
+    is_answered(page, 1)
+    second = find(page, "#messages").text
+    listed = entries(page)
+    accessible(page)
+    page.save_screenshot(shots / "history-dark.png")
+    assert [title.text for title, _ in listed] == ["What is 5 + 2?", "Tell me a story."]
+    listed[1][0].click()
+    assert find(page, "#messages").text == first
+    entries(page)[0][0].click()
+    assert find(page, "#messages").text == second
+
+    erase = entries(page)[1][1]
+    erase.click()
+    assert erase.text == "Really?"
+    erase.click()
+    assert find(page, "#n-conversations").text == "1"
+    assert find(page, "#messages").text == second, "the open one stays"
+    page.switch_to.active_element.send_keys(Keys.ESCAPE)
+    assert find(page, "#history").get_attribute("open") is None
+
+
+def two_tabs(page, url):
+    """Both tabs show one conversation and add to it at the same time: nothing is overwritten."""
+    count = len(answers(page))
+    one = page.current_window_handle
+    page.switch_to.new_window("tab")
+    two = page.current_window_handle
+    page.get(url)
+    until(page, "the newest conversation is open", lambda: len(answers(page)) == count)
+    page.execute_script(LATE)
+    ask(page, "What is 2 + 1?", Keys.ENTER)
+    page.switch_to.window(one)
+    ask(page, "What is 1 + 1?", Keys.ENTER)
+    for tab in [one, two]:
+        page.switch_to.window(tab)
+        is_answered(page, count + 2)
+        page.refresh()
+        until(page, "both turns are kept", lambda: len(answers(page)) == count + 2)
+        asked = [node.text for node in page.find_elements(By.CSS_SELECTOR, ".message.user")]
+        assert {"What is 1 + 1?", "What is 2 + 1?"} == set(asked[-2:]), asked
+    find(page, "#clear").click()
+    ask(page, "What is 3 + 1?", Keys.ENTER)
+    is_answered(page, 1)
+    page.close()
+    page.switch_to.window(one)
+    until(page, "the other tab's conversation is listed", lambda: find(page, "#n-conversations").text == "2")
+    assert len(answers(page)) == count + 2
+
+
+def settings(page):
+    find(page, "#settings summary").click()
+    for name, value in [("temperature", "0.25"), ("seed", "7"), ("system", "You are brief.")]:
+        find(page, f"#{name}").clear()
+        find(page, f"#{name}").send_keys(value)
+    find(page, "#prompt").send_keys("not sent yet")
+    page.refresh()
+    kept = [find(page, f"#{name}").get_attribute("value") for name in ["temperature", "seed", "system", "prompt"]]
+    assert kept == ["0.25", "7", "You are brief.", "not sent yet"], kept
+    find(page, "#prompt").clear()
+    find(page, "#settings summary").click()
+    find(page, "#defaults").click()
+    assert find(page, "#temperature").get_attribute("value") == "0.8"
+    assert find(page, "#system").get_attribute("value") == ""
+    find(page, "#settings summary").click()
+
+
+def failing(page):
+    """A failure leaves the message in the box and the page ready."""
+    count = len(answers(page))
+    page.execute_script(BROKEN)
+    ask(page, "What is 6 + 1?", Keys.ENTER)
+    until(page, "the page is ready again", lambda: find(page, "#error").text and is_idle(page))
+    assert find(page, "#prompt").get_attribute("value") == "What is 6 + 1?"
+    assert len(answers(page)) == count
+    ask(page, "", Keys.ENTER)
+    is_answered(page, count + 1)
+    assert find(page, "#error").text == ""
+
+
+def full_context():
+    with Server("--ctx-size", "128") as server:
+        page = browser()
+        try:
+            page.get(server.url)
+            until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+            ask(page, "word " * 300, Keys.ENTER)
+            until(page, "the refusal is shown", lambda: "Shorten the message" in find(page, "#error").text)
+            assert find(page, "#prompt").get_attribute("value").startswith("word word")
+            assert not page.find_elements(By.CSS_SELECTOR, ".message")
+            find(page, "#prompt").clear()
+            ask(page, "Tell me a story.", Keys.ENTER)
+            is_answered(page, 1)
+        finally:
+            page.quit()
+
+
+def without_key():
+    with Server("--api-key", "secret") as server:
+        page = browser()
+        try:
+            page.get(server.url)
+            ask(page, "Tell me a story.", Keys.ENTER)
+            until(page, "the refusal is shown", lambda: "Enter it under" in find(page, "#error").text)
+            assert page.switch_to.active_element == find(page, "#key")
+            page.save_screenshot(shots / "refused-light.png")
+            accessible(page)
+            find(page, "#show-engine").click()
+            assert "API key" in find(page, "#engine-error").text
+            find(page, "#show-chat").click()
+            find(page, "#key").send_keys("secret", Keys.TAB)
+            until(page, "the model is named", lambda: find(page, "#model").text == "demo")
+            assert find(page, "#prompt").get_attribute("value") == "Tell me a story."
+            ask(page, "", Keys.ENTER)
+            is_answered(page, 1)
+            find(page, "#show-engine").click()
+            until(page, "the figures come", lambda: len(page.find_elements(By.CSS_SELECTOR, "#plots path.line")) == 5)
+            assert find(page, "#engine-error").text == ""
+        finally:
+            page.quit()
 
 
 def markup_is_text(page):
     ask(page, "<img src=x onerror=\"document.title='bad'\"> **hi**", Keys.ENTER)
-    until(page, "the third answer is complete", lambda: len(answers(page)) == 3 and is_idle(page))
+    is_answered(page, len(answers(page)))
     assert not page.find_elements(By.CSS_SELECTOR, "#messages img")
-    hostile = "# Title\n\n<script>document.title='bad'</script> <img src=x onerror=alert(1)>\n\n[x](javascript:alert(1)) [y](https://a.example/?a=1&b=2) **bold** *soft* `code<b>`\n\n```js\nlet a = '<b>';\n```\n\n1. one\n2. two\n\n- a\n- b\n"
+    hostile = "# Title\n\n<script>document.title='bad'</script> <img src=x onerror=alert(1)>\n\n[x](javascript:alert(1)) [y](https://a.example/?a=1&b=2) **bold** *soft* `code<b>`\n\n```js\nlet a = '<b>';\n```\n\n1. one\n2. two\n\n- a\n- b\n\n"
+    head, words = "|".join(["Configuration"] * 9), "|".join(["incomprehensibilities"] * 9)
+    hostile += f"|{head}|\n|{'-|' * 9}\n|{words}|\n"
     page.execute_async_script(
         "const done = arguments[1]; import('/web/markdown.js').then(({ render }) => {"
         " const node = document.createElement('div'); node.className = 'message assistant'; node.id = 'hostile';"
@@ -118,8 +319,12 @@ def markup_is_text(page):
     for selector in ["strong", "em", "code", "pre code", "ol li", "ul li", "a[href^='https://a.example']"]:
         assert node.find_elements(By.CSS_SELECTOR, selector), selector
     assert page.title != "bad"
+    lines = "const cell = arguments[0]; return cell.clientHeight / parseFloat(getComputedStyle(cell).lineHeight)"
+    for cell in node.find_elements(By.CSS_SELECTOR, "th, td"):
+        assert page.execute_script(lines, cell) < 2, "a word in a table is not broken"
     page.execute_script("arguments[0].scrollIntoView()", node)
     page.save_screenshot(shots / "markdown-dark.png")
+    accessible(page)
 
 
 def stopping(page):
@@ -150,17 +355,19 @@ def load(url, stop):
 
 def engine_view(page, url):
     color(page, "light")
+    time.sleep(2.5)
     find(page, "#show-engine").click()
-    until(page, "figures are shown", lambda: len(page.find_elements(By.CSS_SELECTOR, "#plots svg")) == 4)
+    assert len(page.find_elements(By.CSS_SELECTOR, "#plots svg")) == 4
+    assert len(page.find_elements(By.CSS_SELECTOR, "#plots path.line")) == 5, "the time before it was opened is shown"
     stop = threading.Event()
     loads = [threading.Thread(target=load, args=(url, stop)) for _ in range(2)]
     for thread in loads:
         thread.start()
     try:
         until(page, "the rate moves", lambda: page.execute_script("return parseFloat(document.querySelector('#figures dd').textContent)") > 0)
-        until(page, "the plots move", lambda: len(page.find_elements(By.CSS_SELECTOR, "#plots path.line")) == 5)
         time.sleep(2)
         page.save_screenshot(shots / "engine-light.png")
+        accessible(page)
         color(page, "dark")
         page.save_screenshot(shots / "engine-dark.png")
         color(page, "light")
@@ -201,6 +408,11 @@ with Server() as server:
         sys.exit(0)
     try:
         conversation(page, server.url)
+        scrolling(page)
+        several(page)
+        two_tabs(page, server.url)
+        settings(page)
+        failing(page)
         markup_is_text(page)
         stopping(page)
         engine_view(page, server.url)
@@ -210,4 +422,7 @@ with Server() as server:
         assert not severe, severe
     finally:
         page.quit()
+    assert not any('"/web/' in line for line in server.log), "the page's files are not logged"
+full_context()
+without_key()
 print(f"the page in Chromium: all passed; screenshots in {shots.relative_to(ROOT)}")

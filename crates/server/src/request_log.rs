@@ -118,9 +118,12 @@ struct Line {
 }
 
 impl Line {
-    /// Whether somebody asks all the time, so that the line would only be noise.
-    fn is_probe(&self) -> bool {
-        matches!(self.path.as_str(), "/livez" | "/readyz" | "/health" | "/metrics")
+    /// Whether the line would only be noise: probes ask all the time, and each visit to the page loads all its files.
+    fn is_noise(&self) -> bool {
+        matches!(
+            self.path.as_str(),
+            "/livez" | "/readyz" | "/health" | "/metrics" | "/"
+        ) || self.path.starts_with("/web/")
     }
 }
 
@@ -148,7 +151,7 @@ impl Drop for Line {
                 )
             };
         }
-        if self.is_probe() {
+        if self.is_noise() {
             write_at!(debug);
         } else {
             write_at!(info);

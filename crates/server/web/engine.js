@@ -1,8 +1,11 @@
-// The engine view: figures and plots from the Prometheus text of /metrics, read once a second while the view is open.
+// The engine view: figures and plots from the Prometheus text of /metrics, read once a second from the page's start, so
+// that the last two minutes are there when the view is opened.
 
-import { headers } from "./chat.js";
+import { headers } from "./settings.js";
 
-const KEPT = 120;
+const SHOWN_S = 120;
+const PERIOD_MS = 1000;
+const RETRY_MS = 5000;
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -25,9 +28,12 @@ const PLOTS = [
   { caption: "Requests running, and waiting (dashed)", drawn: [SERIES[2], SERIES[3]] },
   { caption: "KV pages in use", drawn: [SERIES[4]], top: 1 },
 ];
+// Of each metric, `{ at, value }` in the order of time; `at` in seconds.
 const points = new Map(SERIES.map((series) => [series.metric, []]));
 let last = null;
 let timer = 0;
+let isShown = false;
+let failure = "";
 
 /** Sums each metric over its labels. */
 export function parseMetrics(text) {
@@ -52,22 +58,23 @@ function niceTop(value) {
   return [1, 2, 5, 10].map((n) => n * power).find((top) => top >= value) ?? 1;
 }
 
-function plot({ caption, drawn, top: fixedTop }) {
+function plot({ caption, drawn, top: fixedTop }, now) {
   const width = 320;
   const height = 90;
   const lines = drawn.map(({ metric }) => points.get(metric));
-  const top = fixedTop ?? niceTop(Math.max(0, ...lines.flat()));
+  const top = fixedTop ?? niceTop(Math.max(0, ...lines.flat().map(({ value }) => value)));
+  const x = (at) => (1 - (now - at) / SHOWN_S) * width;
   const y = (v) => height - (v / top) * height;
   const label = `${caption}, last two minutes`;
   const drawing = node("svg", { viewBox: `0 -4 ${width} ${height + 8}`, role: "img", "aria-label": label },
     node("line", { class: "axis", x1: 0, x2: width, y1: height, y2: height }),
     node("line", { class: "axis", x1: 0, x2: width, y1: 0, y2: 0 }));
-  lines.forEach((values, at) => {
+  lines.forEach((values, nth) => {
     if (values.length < 2) return;
-    const x = (i) => ((i + KEPT - values.length) / (KEPT - 1)) * width;
-    const path = values.map((v, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join("");
-    if (at === 0) drawing.append(node("path", { class: "area", d: `${path}L${width} ${height}L${x(0).toFixed(1)} ${height}Z` }));
-    drawing.append(node("path", { class: at ? "line second" : "line", d: path }));
+    const path = values.map(({ at, value }, i) => `${i ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`).join("");
+    const [left, right] = [values[0], values.at(-1)].map(({ at }) => x(at).toFixed(1));
+    if (nth === 0) drawing.append(node("path", { class: "area", d: `${path}L${right} ${height}L${left} ${height}Z` }));
+    drawing.append(node("path", { class: nth ? "line second" : "line", d: path }));
   });
   drawing.append(node("text", { x: 2, y: 12 }, drawn[0].format(top)));
   const figure = document.createElement("figure");
@@ -77,46 +84,61 @@ function plot({ caption, drawn, top: fixedTop }) {
   return figure;
 }
 
+/** Reads the figures once, then plans the next time. */
 async function poll() {
+  clearTimeout(timer);
+  timer = 0;
+  let wait = PERIOD_MS;
   try {
     const response = await fetch("/metrics", { headers: headers() });
-    if (!response.ok) throw new Error(`/metrics answered ${response.status}; is an API key needed?`);
-    const now = performance.now() / 1000;
-    const values = parseMetrics(await response.text());
-    for (const { metric, isRate } of SERIES) {
-      const value = values.get(metric) ?? 0;
-      const shown = isRate ? (last ? Math.max(0, value - (last.values.get(metric) ?? 0)) / (now - last.now) : 0) : value;
-      const kept = points.get(metric);
-      kept.push(shown);
-      if (kept.length > KEPT) kept.shift();
-    }
-    last = { now, values };
-    $("engine-error").textContent = "";
-  } catch (error) {
-    $("engine-error").textContent = error.message;
+    if (response.ok) keep(parseMetrics(await response.text()));
+    failure = response.ok ? "" : `/metrics answered ${response.status}`;
+    // Without a key every further request would be refused; `watchEngine` starts again when there is one.
+    if (response.status === 401) [wait, failure] = [0, "The figures need an API key: see “Settings and key” in the chat."];
+    else if (!response.ok) wait = RETRY_MS;
+  } catch {
+    failure = "The server does not answer.";
+    wait = RETRY_MS;
   }
-  draw();
+  if (isShown) draw();
+  clearTimeout(timer);
+  timer = wait ? setTimeout(poll, wait) : 0;
+}
+
+function keep(values) {
+  const now = performance.now() / 1000;
+  for (const { metric, isRate } of SERIES) {
+    const value = values.get(metric) ?? 0;
+    const kept = points.get(metric);
+    if (!isRate) kept.push({ at: now, value });
+    else if (last) kept.push({ at: now, value: Math.max(0, value - (last.values.get(metric) ?? 0)) / (now - last.now) });
+    while (kept.length && now - kept[0].at > SHOWN_S) kept.shift();
+  }
+  last = { now, values };
 }
 
 function draw() {
+  const now = performance.now() / 1000;
   $("figures").replaceChildren(...SERIES.map((series) => {
     const box = document.createElement("div");
     const term = document.createElement("dt");
     const figure = document.createElement("dd");
     term.textContent = series.label;
-    figure.textContent = series.format(points.get(series.metric).at(-1) ?? 0);
+    figure.textContent = series.format(points.get(series.metric).at(-1)?.value ?? 0);
     box.append(term, figure);
     return box;
   }));
-  $("plots").replaceChildren(...PLOTS.map(plot));
+  $("plots").replaceChildren(...PLOTS.map((which) => plot(which, now)));
+  $("engine-error").textContent = failure;
 }
 
-/** Starts or stops the polling. */
-export function showEngine(isShown) {
-  clearInterval(timer);
-  timer = 0;
-  last = null;
-  if (!isShown) return;
+/** Begins to read the figures, or begins again after a new key. */
+export function watchEngine() {
   poll();
-  timer = setInterval(poll, 1000);
+}
+
+/** Shows or hides the view. */
+export function showEngine(isOpen) {
+  isShown = isOpen;
+  if (isShown) draw();
 }

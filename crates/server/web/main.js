@@ -1,7 +1,9 @@
-// Entry point: which view is shown, and which model is served.
+// Entry point: which view is shown, and what starts with the page.
 
-import { headers, startChat } from "./chat.js";
-import { showEngine } from "./engine.js";
+import { showLastContext, startChat } from "./chat.js";
+import { showEngine, watchEngine } from "./engine.js";
+import { nameModel } from "./model.js";
+import { startSettings } from "./settings.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -13,21 +15,14 @@ function show(view) {
   showEngine(view === "engine");
 }
 
-async function nameModel() {
-  try {
-    const response = await fetch("/v1/models", { headers: headers() });
-    if (response.ok) $("model").textContent = (await response.json()).data[0]?.id ?? "";
-  } catch {
-    // The first message will say what is wrong.
-  }
+async function greet() {
+  watchEngine();
+  await nameModel();
+  showLastContext();
 }
 
 $("show-chat").addEventListener("click", () => show("chat"));
 $("show-engine").addEventListener("click", () => show("engine"));
-$("key").value = sessionStorage.getItem("tokenmill.key") ?? "";
-$("key").addEventListener("change", () => {
-  sessionStorage.setItem("tokenmill.key", $("key").value);
-  nameModel();
-});
+startSettings(greet);
 startChat();
-nameModel();
+greet();

@@ -25,11 +25,14 @@ export async function* events(response) {
   }
 }
 
-/** The message of an error response, as readable as the server made it. */
-export async function errorMessage(response) {
+/** The error of a refused request: the server's message as far as it can be read, with `status` and `code`. */
+export async function errorOf(response) {
+  let message = `the server answered ${response.status} ${response.statusText}`;
+  let code = "";
   try {
-    return (await response.json()).error.message;
+    ({ message, code } = (await response.json()).error);
   } catch {
-    return `the server answered ${response.status} ${response.statusText}`;
+    // It did not come from this server; the status has to do.
   }
+  return Object.assign(new Error(message), { status: response.status, code });
 }

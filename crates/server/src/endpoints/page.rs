@@ -24,13 +24,21 @@ const FILES: &[(&str, &str, &str)] = &[
     ),
     ("main.js", JAVASCRIPT, include_str!("../../web/main.js")),
     ("chat.js", JAVASCRIPT, include_str!("../../web/chat.js")),
+    (
+        "conversations.js",
+        JAVASCRIPT,
+        include_str!("../../web/conversations.js"),
+    ),
     ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
+    ("history.js", JAVASCRIPT, include_str!("../../web/history.js")),
     ("markdown.js", JAVASCRIPT, include_str!("../../web/markdown.js")),
     (
         "markdown_inline.js",
         JAVASCRIPT,
         include_str!("../../web/markdown_inline.js"),
     ),
+    ("model.js", JAVASCRIPT, include_str!("../../web/model.js")),
+    ("settings.js", JAVASCRIPT, include_str!("../../web/settings.js")),
     ("sse.js", JAVASCRIPT, include_str!("../../web/sse.js")),
 ];
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
