@@ -166,7 +166,7 @@ pub trait Backend: Sized {
     /// Normalizes each row: `output = norm(input)`, both `[n_rows, norm.width]`.
     fn norm(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<Self::Vector>,
         input: &Self::Buffer,
         n_rows: usize,
         output: &mut Self::Buffer,
@@ -176,7 +176,7 @@ pub trait Backend: Sized {
     /// head by itself; with the width of a row, the row.
     fn norm_heads(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<Self::Vector>,
         n_rows: usize,
         row_width: usize,
         rows: &mut Self::Buffer,
@@ -185,7 +185,7 @@ pub trait Backend: Sized {
     /// Multiplies: `output[r] = matrix * input[r] + bias`; `input: [n_rows, n_in]`, `output: [n_rows, n_out]`.
     fn linear(
         &mut self,
-        linear: &Linear<Self>,
+        linear: &Linear<Self::Matrix, Self::Vector>,
         input: &Self::Buffer,
         n_rows: usize,
         output: &mut Self::Buffer,
@@ -198,7 +198,7 @@ pub trait Backend: Sized {
     /// `magnitude * (a cos - b sin, a sin + b cos)`. Values beyond `2 * inv_freqs.len()` of a head stay.
     fn rope(
         &mut self,
-        rope: &Rope<Self>,
+        rope: &Rope<Self::Vector>,
         n_tokens: usize,
         row_width: usize,
         heads: &mut Self::Buffer,
@@ -217,7 +217,7 @@ pub trait Backend: Sized {
     /// stored): `q: [T, n_heads * head_dim_k]`, `output: [T, n_heads * head_dim_v]`. See [`Attention`] for the formula.
     fn attention(
         &mut self,
-        attention: &Attention<Self>,
+        attention: &Attention<Self::Vector>,
         shape: &StepShape,
         q: &Self::Buffer,
         output: &mut Self::Buffer,
@@ -293,7 +293,7 @@ pub trait Backend: Sized {
     fn linear_gated(
         &mut self,
         activation: Activation,
-        [gate, up]: [&Linear<Self>; 2],
+        [gate, up]: [&Linear<Self::Matrix, Self::Vector>; 2],
         input: &Self::Buffer,
         n_rows: usize,
         [gate_out, up_out]: [&mut Self::Buffer; 2],
@@ -321,7 +321,7 @@ pub trait Backend: Sized {
         &mut self,
         scale: f32,
         delta: &Self::Buffer,
-        norm: &Norm<Self>,
+        norm: &Norm<Self::Vector>,
         n_rows: usize,
         hidden: &mut Self::Buffer,
         normed: &mut Self::Buffer,
@@ -333,7 +333,7 @@ pub trait Backend: Sized {
     /// What lies between the projections and attention: norms of q and k, rotation of both, the store of k and v.
     fn rope_store_kv(
         &mut self,
-        job: RopeStoreKv<'_, Self>,
+        job: RopeStoreKv<'_, Self::Vector>,
         n_tokens: usize,
         [q, k]: [&mut Self::Buffer; 2],
         v: &Self::Buffer,

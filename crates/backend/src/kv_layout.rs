@@ -2,6 +2,8 @@
 //!
 //! Separate because the plan of the memory needs it before there is a store.
 
+use std::{fmt, str::FromStr};
+
 use crate::PAGE_TOKENS;
 
 /// How K and V are stored.
@@ -17,6 +19,18 @@ pub enum KvType {
 }
 
 impl KvType {
+    /// All types, exact ones first.
+    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Q8_0];
+
+    /// Its name, as GGUF and command lines write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Q8_0 => "q8_0",
+        }
+    }
+
     /// Bytes of a head of `head_dim` numbers.
     pub fn head_bytes(self, head_dim: usize) -> usize {
         match self {
@@ -24,6 +38,30 @@ impl KvType {
             Self::F16 => head_dim * 2,
             Self::Q8_0 => head_dim.div_ceil(32) * 34,
         }
+    }
+}
+
+impl fmt::Display for KvType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A text that names no type of stored keys and values.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{found}` is no type of stored keys and values; it is `f32`, `f16` or `q8_0`")]
+pub struct KvTypeError {
+    found: String,
+}
+
+impl FromStr for KvType {
+    type Err = KvTypeError;
+
+    fn from_str(name: &str) -> Result<Self, KvTypeError> {
+        let named = |ty: &Self| ty.name() == name;
+        Self::ALL.into_iter().find(named).ok_or_else(|| KvTypeError {
+            found: name.to_owned(),
+        })
     }
 }
 
@@ -65,4 +103,17 @@ pub struct KvLayerShape {
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_read_back_from_their_names() {
+        for ty in KvType::ALL {
+            assert_eq!(ty.to_string().parse(), Ok(ty));
+        }
+        assert!("q4_0".parse::<KvType>().is_err());
+    }
 }

@@ -32,7 +32,7 @@ pub use executor::{
     Executor, ExecutorLimits, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob,
 };
 pub use host_step::{HostStep, PickRow};
-pub use kv_layout::{KvLayerShape, KvLayout, KvType};
+pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
 pub use memory_plan::MemoryPlan;
 pub use network_shape::{LayerShape, NetworkShape};
 pub use operands::{

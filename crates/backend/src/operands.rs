@@ -1,7 +1,7 @@
 //! What the operations of a [`Backend`] are told beside their buffers: matrices, norms, ropes, attention, activations.
 //!
-//! Separate from the trait because a network is made of these. Invariant: they hold weights on a device and numbers from the
-//! descriptor, nothing of a step.
+//! Separate from the trait because a network is made of these. They are generic over the device's matrices `M` and vectors
+//! `V`. Invariant: they hold weights and numbers of the network, nothing of a step.
 
 use tokenmill_gguf::TensorType;
 
@@ -45,11 +45,11 @@ pub enum MatrixUsage {
 }
 
 /// A matrix with its optional bias.
-pub struct Linear<B: Backend> {
+pub struct Linear<M, V> {
     /// `[n_out, n_in]`.
-    pub matrix: B::Matrix,
+    pub matrix: M,
     /// `[n_out]`.
-    pub bias: Option<B::Vector>,
+    pub bias: Option<V>,
     /// Width of the output.
     pub n_out: usize,
     /// Width of the input.
@@ -59,7 +59,7 @@ pub struct Linear<B: Backend> {
 /// One product of [`Backend::linear_group`].
 pub struct LinearJob<'a, B: Backend> {
     /// The matrix.
-    pub linear: &'a Linear<B>,
+    pub linear: &'a Linear<B::Matrix, B::Vector>,
     /// `[n_rows, n_out]`.
     pub output: &'a mut B::Buffer,
 }
@@ -74,15 +74,16 @@ pub enum NormKind {
 }
 
 /// A norm with its weights: `weight * normalized + bias`.
-pub struct Norm<B: Backend> {
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<V> {
     /// RMS or layer norm.
     pub kind: NormKind,
     /// Values normalized together.
     pub width: usize,
     /// `[width]`; absent means 1.
-    pub weight: Option<B::Vector>,
+    pub weight: Option<V>,
     /// `[width]`; absent means 0.
-    pub bias: Option<B::Vector>,
+    pub bias: Option<V>,
     /// Added under the square root.
     pub eps: f32,
 }
@@ -97,7 +98,8 @@ pub enum RopeStyle {
 }
 
 /// A rotary embedding. Every scaling (linear, llama3, YaRN) is folded into the frequencies and the magnitude at load.
-pub struct Rope<B: Backend> {
+#[derive(Clone, Copy, Debug)]
+pub struct Rope<V> {
     /// Which values form a pair.
     pub style: RopeStyle,
     /// Width of a head.
@@ -105,7 +107,7 @@ pub struct Rope<B: Backend> {
     /// Values of a head that are rotated, even; the rest stays.
     pub n_dims: usize,
     /// Radians per position, `[n_dims / 2]`.
-    pub inv_freqs: B::Vector,
+    pub inv_freqs: V,
     /// Multiplies the rotated values.
     pub magnitude: f32,
 }
@@ -115,17 +117,14 @@ pub struct Rope<B: Backend> {
 /// For query position `p`, head `h` and its KV head `g = h / (n_heads / n_kv_heads)`, over positions `j` from
 /// `max(0, p + 1 - window)` to `p`: `s[j] = scale * dot(q[h], k[j][g])`, capped to `softcap * tanh(s / softcap)`;
 /// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
-pub struct Attention<B: Backend> {
+///
+/// The KV store knows the number of KV heads, which divides `n_heads`, and the widths of heads.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<V> {
     /// Index of the layer in the KV store.
     pub layer_idx: usize,
     /// Query heads.
     pub n_heads: usize,
-    /// Key and value heads; divides `n_heads`.
-    pub n_kv_heads: usize,
-    /// Width of a query and key head.
-    pub head_dim_k: usize,
-    /// Width of a value head.
-    pub head_dim_v: usize,
     /// Multiplies the scores.
     pub scale: f32,
     /// How many positions a query sees, its own included; `None` sees all.
@@ -133,19 +132,46 @@ pub struct Attention<B: Backend> {
     /// Caps the scores.
     pub softcap: Option<f32>,
     /// A score per head that takes weight and adds nothing, `[n_heads]`.
-    pub sinks: Option<B::Vector>,
+    pub sinks: Option<V>,
+}
+
+impl<V> Rope<V> {
+    /// The same rope with its frequencies as `view` shows them.
+    pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> Rope<W> {
+        Rope {
+            style: self.style,
+            head_dim: self.head_dim,
+            n_dims: self.n_dims,
+            inv_freqs: view(&self.inv_freqs),
+            magnitude: self.magnitude,
+        }
+    }
+}
+
+impl<V> Attention<V> {
+    /// The same attention with its sinks as `view` shows them.
+    pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> Attention<W> {
+        Attention {
+            layer_idx: self.layer_idx,
+            n_heads: self.n_heads,
+            scale: self.scale,
+            window: self.window,
+            softcap: self.softcap,
+            sinks: self.sinks.as_ref().map(view),
+        }
+    }
 }
 
 /// The arguments of [`Backend::rope_store_kv`].
-pub struct RopeStoreKv<'a, B: Backend> {
+pub struct RopeStoreKv<'a, V> {
     /// Index of the layer in the KV store.
     pub layer_idx: usize,
     /// Norm of the query heads.
-    pub q_norm: Option<&'a Norm<B>>,
+    pub q_norm: Option<&'a Norm<V>>,
     /// Norm of the key heads.
-    pub k_norm: Option<&'a Norm<B>>,
+    pub k_norm: Option<&'a Norm<V>>,
     /// Rotation of both.
-    pub rope: Option<&'a Rope<B>>,
+    pub rope: Option<&'a Rope<V>>,
     /// Width of a query row, all heads.
     pub q_width: usize,
     /// Width of a key row, all heads.

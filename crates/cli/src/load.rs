@@ -2,9 +2,12 @@
 //!
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
-use std::{env, fmt, thread, time::Duration};
+use std::{env, thread, time::Duration};
 
-use clap::{Args, ValueEnum};
+use clap::{
+    Args,
+    builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
+};
 use tokenmill::{Compute, Device, LoadedDevice};
 use tokenmill_backend::{Executor, KvType};
 use tokenmill_cuda_exec::has_driver;
@@ -36,11 +39,11 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = count)]
     ubatch_size: usize,
     /// Type of the stored keys [short: -ctk]
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F16)]
-    cache_type_k: CacheType,
+    #[arg(long, value_name = "TYPE", value_parser = kv_type(), default_value_t = KvType::F16)]
+    cache_type_k: KvType,
     /// Type of the stored values [short: -ctv]
-    #[arg(long, value_name = "TYPE", value_enum, default_value_t = CacheType::F16)]
-    cache_type_v: CacheType,
+    #[arg(long, value_name = "TYPE", value_parser = kv_type(), default_value_t = KvType::F16)]
+    cache_type_v: KvType,
     /// Instruction sets to use, a list of avx2, avxvnni and avx512vnni, or scalar [default: all that there are; also
     /// TOKENMILL_CPU_FEATURES]
     #[arg(long, value_name = "LIST")]
@@ -53,36 +56,19 @@ pub(crate) struct LoadArgs {
     gpu_layers: String,
 }
 
-/// How keys and values are stored.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CacheType {
-    /// 32-bit floats.
-    F32,
-    /// 16-bit floats.
-    F16,
-    /// 8 bits with a scale for each 32.
-    #[value(name = "q8_0")]
-    Q8_0,
-}
-
-impl fmt::Display for CacheType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Q8_0 => "q8_0",
-        })
-    }
-}
-
-impl CacheType {
-    fn kv_type(self) -> KvType {
-        match self {
-            Self::F32 => KvType::F32,
-            Self::F16 => KvType::F16,
-            Self::Q8_0 => KvType::Q8_0,
-        }
-    }
+/// Takes the names of the types that keys and values can be stored in.
+fn kv_type() -> impl TypedValueParser<Value = KvType> {
+    let help = |ty| match ty {
+        KvType::F32 => "32-bit floats",
+        KvType::F16 => "16-bit floats",
+        KvType::Q8_0 => "8 bits with a scale for each 32",
+    };
+    PossibleValuesParser::new(KvType::ALL.map(|ty| PossibleValue::new(ty.name()).help(help(ty)))).map(
+        |name| {
+            name.parse()
+                .expect("the parser takes the names of the types only")
+        },
+    )
 }
 
 impl LoadArgs {
@@ -111,8 +97,8 @@ impl LoadArgs {
             max_batch_tokens: self.ubatch_size.min(self.batch_size),
             max_batch_seqs: 1,
             max_logit_rows: 1,
-            kv_type: self.cache_type_k.kv_type(),
-            kv_value_type: Some(self.cache_type_v.kv_type()),
+            kv_type: self.cache_type_k,
+            kv_value_type: Some(self.cache_type_v),
             ..ModelOptions::default()
         })
     }
@@ -184,7 +170,7 @@ impl LoadArgs {
     }
 
     /// What keys and values are stored as.
-    pub(crate) fn cache_types(&self) -> (CacheType, CacheType) {
+    pub(crate) fn cache_types(&self) -> (KvType, KvType) {
         (self.cache_type_k, self.cache_type_v)
     }
 }

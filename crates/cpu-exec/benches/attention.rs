@@ -6,17 +6,15 @@ mod cpu_time;
 
 use cpu_time::CpuTime;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use tokenmill_cpu_exec::{
-    AttentionBatch, AttentionParams, Host, KvLayerShape, KvStore, KvType, Mask, PAGE_TOKENS, Window,
-    Workspace, attention,
-};
+use tokenmill_backend::{Attention, KvLayerShape, KvType, PAGE_TOKENS};
+use tokenmill_cpu_exec::{AttentionBatch, Host, KvStore, Workspace, attention};
 use tokenmill_quant::CpuFeatures;
 
 const N_HEADS: usize = 32;
 const SHAPE: KvLayerShape = KvLayerShape {
     n_kv_heads: 8,
-    key_dim: 64,
-    value_dim: 64,
+    head_dim_k: 64,
+    head_dim_v: 64,
 };
 
 fn row(len: usize, step: f32) -> Vec<f32> {
@@ -27,12 +25,12 @@ fn row(len: usize, step: f32) -> Vec<f32> {
 fn bench(c: &mut Criterion<CpuTime>, group: &str, depth: usize, n_tokens: usize) {
     let host = Host::new(1, CpuFeatures::detect()).expect("a pool");
     let mut workspace = Workspace::new(&host);
-    let params = AttentionParams {
+    let params = Attention {
+        layer_idx: 0,
         n_heads: N_HEADS,
         scale: 0.125,
-        mask: Mask::Causal,
-        window: Window::Unlimited,
-        soft_cap: None,
+        window: None,
+        softcap: None,
         sinks: None,
     };
     let positions: Vec<u32> = (depth - n_tokens..depth)
@@ -47,8 +45,8 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, depth: usize, n_tokens: usize)
         pages: &pages,
     };
     let slots: Vec<u32> = (0..depth as u32).collect();
-    let width = SHAPE.n_kv_heads * SHAPE.key_dim;
-    let q = row(n_tokens * N_HEADS * SHAPE.key_dim, 0.13);
+    let width = SHAPE.n_kv_heads * SHAPE.head_dim_k;
+    let q = row(n_tokens * N_HEADS * SHAPE.head_dim_k, 0.13);
     let mut out = vec![0.0; q.len()];
     let n_seen: usize = positions.iter().map(|position| *position as usize + 1).sum();
     let mut group = c.benchmark_group(group);
@@ -65,10 +63,10 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, depth: usize, n_tokens: usize)
             Throughput::Bytes(store.n_bytes() as u64)
         } else {
             // Multiply-accumulates.
-            Throughput::Elements((2 * N_HEADS * SHAPE.key_dim * n_seen) as u64)
+            Throughput::Elements((2 * N_HEADS * SHAPE.head_dim_k * n_seen) as u64)
         });
         group.bench_function(ty.to_string(), |b| {
-            b.iter(|| attention(&host, &mut workspace, &store, 0, &q, &batch, &params, &mut out));
+            b.iter(|| attention(&host, &mut workspace, &store, &q, &batch, &params, &mut out));
         });
     }
     group.finish();

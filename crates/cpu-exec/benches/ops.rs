@@ -7,9 +7,8 @@ mod cpu_time;
 
 use cpu_time::CpuTime;
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use tokenmill_cpu_exec::{
-    Activation, Host, Matrix, Rope, RopeAngles, RopePairing, add, embed, gated, layer_norm, rms_norm, rope,
-};
+use tokenmill_backend::{Activation, Rope, RopeStyle};
+use tokenmill_cpu_exec::{Host, Matrix, RopeAngles, add, embed, gated, layer_norm, rms_norm, rope};
 use tokenmill_quant::{CpuFeatures, Format};
 
 const N_EMBD: usize = 2048;
@@ -67,13 +66,15 @@ fn elementwise(c: &mut Criterion<CpuTime>) {
 
 fn positions(c: &mut Criterion<CpuTime>) {
     let host = host();
-    let freqs = (0..HEAD_DIM / 2)
+    let inv_freqs: Vec<f32> = (0..HEAD_DIM / 2)
         .map(|pair| 5e5f32.powf(-2.0 * pair as f32 / HEAD_DIM as f32))
         .collect();
     let kind = Rope {
-        freqs,
+        style: RopeStyle::Norm,
+        head_dim: HEAD_DIM,
+        n_dims: HEAD_DIM,
+        inv_freqs: inv_freqs.as_slice(),
         magnitude: 1.0,
-        pairing: RopePairing::Adjacent,
     };
     let mut angles = RopeAngles::default();
     let mut group = c.benchmark_group("rope");
@@ -84,9 +85,9 @@ fn positions(c: &mut Criterion<CpuTime>) {
         group.bench_function(BenchmarkId::new("angles", n_tokens), |b| {
             b.iter(|| angles.fill(&kind, &positions));
         });
-        for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
-            group.bench_function(BenchmarkId::new(format!("{pairing:?}"), n_tokens), |b| {
-                b.iter(|| rope(&host, pairing, &angles, &mut x, N_EMBD / HEAD_DIM, HEAD_DIM));
+        for style in [RopeStyle::Norm, RopeStyle::Neox] {
+            group.bench_function(BenchmarkId::new(format!("{style:?}"), n_tokens), |b| {
+                b.iter(|| rope(&host, style, &angles, &mut x, N_EMBD / HEAD_DIM, HEAD_DIM));
             });
         }
     }

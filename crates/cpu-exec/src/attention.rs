@@ -15,8 +15,10 @@ use std::ops::Range;
 pub(crate) use plan::AttentionScratch;
 use plan::Item;
 
+use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
+
 use crate::{
-    Host, KvStore, KvType, PAGE_TOKENS, Workspace,
+    Host, KvStore, Workspace,
     kv::padded_dim,
     pool::{Patch, Patches},
     simd::{
@@ -25,43 +27,6 @@ use crate::{
     },
     workspace::grown,
 };
-
-/// Which tokens a query sees at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mask {
-    /// Itself and those before it.
-    Causal,
-    /// Every token of its sequence that is in the store after this step: an encoder.
-    Bidirectional,
-}
-
-/// How far back a query sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Window {
-    /// To the start of the sequence.
-    Unlimited,
-    /// The `n` newest positions, its own among them.
-    Sliding(u32),
-    /// The positions of its own chunk, when the sequence is cut at multiples of `n`.
-    Chunked(u32),
-}
-
-/// What a layer's attention does.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionParams<'a> {
-    /// Query heads; a multiple of the layer's key and value heads, which neighbouring query heads share.
-    pub n_heads: usize,
-    /// What scores are multiplied with, usually `1 / sqrt(key_dim)`.
-    pub scale: f32,
-    /// Which tokens are seen.
-    pub mask: Mask,
-    /// How far back.
-    pub window: Window,
-    /// Scores become `cap * tanh(score / cap)`.
-    pub soft_cap: Option<f32>,
-    /// One more score for each query head, `[n_heads]`, that takes its share of the softmax and has no value.
-    pub sinks: Option<&'a [f32]>,
-}
 
 /// Where the tokens of a step are: the arrays of a forward batch.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +43,7 @@ pub struct AttentionBatch<'a> {
 
 /// Attends from every token of the batch to its sequence, whose keys and values (those of this step too) are in `store`.
 ///
-/// `q`: `[n_tokens, n_heads, key_dim]`, `out`: `[n_tokens, n_heads, value_dim]`.
+/// `q`: `[n_tokens, n_heads, head_dim_k]`, `out`: `[n_tokens, n_heads, head_dim_v]`.
 ///
 /// # Panics
 /// When the shapes contradict each other or a page that is seen is outside the store.
@@ -86,12 +51,12 @@ pub fn attention(
     host: &Host,
     workspace: &mut Workspace,
     store: &KvStore,
-    layer_idx: usize,
     q: &[f32],
     batch: &AttentionBatch<'_>,
-    params: &AttentionParams<'_>,
+    params: &Attention<&[f32]>,
     out: &mut [f32],
 ) {
+    let layer_idx = params.layer_idx;
     let shape = store.shape(layer_idx);
     let n_tokens = batch.positions.len();
     let n_heads = params.n_heads;
@@ -102,12 +67,12 @@ pub fn attention(
     );
     assert_eq!(
         q.len(),
-        n_tokens * n_heads * shape.key_dim,
+        n_tokens * n_heads * shape.head_dim_k,
         "queries of {n_tokens} tokens"
     );
     assert_eq!(
         out.len(),
-        n_tokens * n_heads * shape.value_dim,
+        n_tokens * n_heads * shape.head_dim_v,
         "outputs of {n_tokens} tokens"
     );
     let (key_type, value_type) = store.types(layer_idx);
@@ -118,8 +83,8 @@ pub fn attention(
         q,
         batch,
         params,
-        key_dim: shape.key_dim,
-        value_dim: shape.value_dim,
+        head_dim_k: shape.head_dim_k,
+        head_dim_v: shape.head_dim_v,
         group_len: n_heads / shape.n_kv_heads,
         key_type,
         value_type,
@@ -132,7 +97,7 @@ pub fn attention(
     plan.make(&job, shape.n_kv_heads);
     let part_len = job.part_len();
     let parts = grown(parts, plan.n_parts * part_len);
-    let out_cols = n_heads * shape.value_dim;
+    let out_cols = n_heads * shape.head_dim_v;
     {
         let outs = Patches::new(out, out_cols, &plan.outs);
         let parts = Patches::new(parts, part_len, &plan.parts);
@@ -167,18 +132,18 @@ pub fn attention(
 const PART_HEAD: usize = 2;
 
 /// Length of what a row gets from a split.
-fn part_len(value_dim: usize) -> usize {
-    PART_HEAD + padded_dim(value_dim)
+fn part_len(head_dim_v: usize) -> usize {
+    PART_HEAD + padded_dim(head_dim_v)
 }
 
 /// Length of the queries and scores of some rows and one split.
-fn block_len(n_rows: usize, key_dim: usize) -> usize {
-    n_rows * (key_dim + SPLIT_TOKENS)
+fn block_len(n_rows: usize, head_dim_k: usize) -> usize {
+    n_rows * (head_dim_k + SPLIT_TOKENS)
 }
 
 /// Length of what an item needs that attends to all splits.
-fn item_len(n_rows: usize, key_dim: usize, value_dim: usize) -> usize {
-    2 * n_rows * part_len(value_dim) + block_len(n_rows, key_dim)
+fn item_len(n_rows: usize, head_dim_k: usize, head_dim_v: usize) -> usize {
+    2 * n_rows * part_len(head_dim_v) + block_len(n_rows, head_dim_k)
 }
 
 /// Rows that values are loaded for together.
@@ -191,9 +156,9 @@ struct Job<'a> {
     layer_idx: usize,
     q: &'a [f32],
     batch: &'a AttentionBatch<'a>,
-    params: &'a AttentionParams<'a>,
-    key_dim: usize,
-    value_dim: usize,
+    params: &'a Attention<&'a [f32]>,
+    head_dim_k: usize,
+    head_dim_v: usize,
     group_len: usize,
     key_type: KvType,
     value_type: KvType,
@@ -201,10 +166,9 @@ struct Job<'a> {
 
 impl Job<'_> {
     /// The positions that one token of several sees at least.
-    fn seen_by(&self, tokens: Range<usize>, context_len: usize) -> Range<usize> {
-        let seen = |token_idx: usize| {
-            seen_positions(self.params, self.batch.positions[token_idx] as usize, context_len)
-        };
+    fn seen_by(&self, tokens: Range<usize>) -> Range<usize> {
+        let seen =
+            |token_idx: usize| seen_positions(self.params.window, self.batch.positions[token_idx] as usize);
         // Both ends ascend with the position.
         seen(tokens.start).start..seen(tokens.end - 1).end
     }
@@ -215,20 +179,20 @@ impl Job<'_> {
 
     /// Length of what a row gets from a split.
     fn part_len(&self) -> usize {
-        part_len(self.value_dim)
+        part_len(self.head_dim_v)
     }
 
     /// A row's output among those of its item.
     fn output<'o>(&self, item_out: &'o mut Patch<'_, f32>, row_idx: usize) -> &'o mut [f32] {
-        let head_cols = row_idx % self.group_len * self.value_dim;
-        &mut item_out.row(row_idx / self.group_len)[head_cols..head_cols + self.value_dim]
+        let head_cols = row_idx % self.group_len * self.head_dim_v;
+        &mut item_out.row(row_idx / self.group_len)[head_cols..head_cols + self.head_dim_v]
     }
 
     /// Attends to all splits, one after the other.
     fn attend(&self, item: &Item, scratch: &mut Vec<f32>, out: &mut Patch<'_, f32>) {
         let n_rows = self.n_rows(item);
         let part_len = self.part_len();
-        let scratch = grown(scratch, item_len(n_rows, self.key_dim, self.value_dim));
+        let scratch = grown(scratch, item_len(n_rows, self.head_dim_k, self.head_dim_v));
         let (folded, scratch) = scratch.split_at_mut(n_rows * part_len);
         let (parts, scratch) = scratch.split_at_mut(n_rows * part_len);
         self.gather_queries(item, scratch);
@@ -278,18 +242,18 @@ impl Job<'_> {
 
     /// Numbers that [`Self::attend_rows`] needs for its queries and scores.
     fn block_len(&self, n_rows: usize) -> usize {
-        block_len(n_rows, self.key_dim)
+        block_len(n_rows, self.head_dim_k)
     }
 
     /// Copies the queries of an item, row after row, to the start of `scratch`.
     fn gather_queries(&self, item: &Item, scratch: &mut [f32]) {
-        let group_dim = self.group_len * self.key_dim;
+        let group_dim = self.group_len * self.head_dim_k;
         for (i, rows) in scratch
             .chunks_exact_mut(group_dim)
             .take(item.n_tokens)
             .enumerate()
         {
-            let token_start = (item.first_token + i) * self.params.n_heads * self.key_dim;
+            let token_start = (item.first_token + i) * self.params.n_heads * self.head_dim_k;
             rows.copy_from_slice(&self.q[token_start + item.kv_head_idx * group_dim..][..group_dim]);
         }
     }
@@ -297,16 +261,13 @@ impl Job<'_> {
     /// Writes a part for each row: what it gets from one split. `scratch` starts with the queries.
     fn attend_rows(&self, item: &Item, split: usize, scratch: &mut [f32], parts: &mut [f32]) {
         let n_rows = self.n_rows(item);
-        let (features, padded_dim) = (self.host.features(), padded_dim(self.value_dim));
+        let (features, padded_dim) = (self.host.features(), padded_dim(self.head_dim_v));
         let part_len = self.part_len();
-        let (queries, scratch) = scratch.split_at_mut(n_rows * self.key_dim);
+        let (queries, scratch) = scratch.split_at_mut(n_rows * self.head_dim_k);
         let weights = &mut scratch[..n_rows * SPLIT_TOKENS];
 
         // The pages that a row sees, and positions counted from the first of them.
-        let all = self.seen_by(
-            item.first_token..item.first_token + item.n_tokens,
-            item.context_len,
-        );
+        let all = self.seen_by(item.first_token..item.first_token + item.n_tokens);
         let start = all.start.max(split * SPLIT_TOKENS) / PAGE_TOKENS;
         let end = all.end.min((split + 1) * SPLIT_TOKENS).div_ceil(PAGE_TOKENS);
         let table = &self.batch.pages[self.batch.page_starts[item.seq_idx] as usize
@@ -314,7 +275,7 @@ impl Job<'_> {
         let (first_position, n_positions) = (start * PAGE_TOKENS, table.len() * PAGE_TOKENS);
         let seen = |row_idx: usize| {
             let position = self.batch.positions[item.first_token + row_idx / self.group_len] as usize;
-            let seen = seen_positions(self.params, position, item.context_len);
+            let seen = seen_positions(self.params.window, position);
             let end = seen.end.min(first_position + n_positions).max(first_position) - first_position;
             seen.start.clamp(first_position, first_position + end) - first_position..end
         };
@@ -327,7 +288,7 @@ impl Job<'_> {
             features,
             self.key_type,
             queries,
-            self.key_dim,
+            self.head_dim_k,
             &pages[..table.len()],
             weights,
         );
@@ -342,7 +303,7 @@ impl Job<'_> {
                 (f32::NEG_INFINITY, 0.0)
             } else {
                 let scores = &mut weights[..n_positions];
-                softmax(features, scores, seen, self.params.scale, self.params.soft_cap)
+                softmax(features, scores, seen, self.params.scale, self.params.softcap)
             };
             part[..PART_HEAD].copy_from_slice(&[max, sum]);
             part[PART_HEAD..].fill(0.0);
@@ -420,20 +381,8 @@ fn fold(folded: &mut [f32], part: &[f32]) {
     }
 }
 
-/// The positions that a query at `position` sees in a sequence of `context_len`.
-fn seen_positions(
-    params: &AttentionParams<'_>,
-    position: usize,
-    context_len: usize,
-) -> std::ops::Range<usize> {
-    let end = match params.mask {
-        Mask::Causal => position + 1,
-        Mask::Bidirectional => context_len,
-    };
-    let start = match params.window {
-        Window::Unlimited => 0,
-        Window::Sliding(n) => (position + 1).saturating_sub(n as usize),
-        Window::Chunked(n) => position - position % n as usize,
-    };
-    start..end
+/// The positions that a query at `position` sees.
+fn seen_positions(window: Option<usize>, position: usize) -> Range<usize> {
+    let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
+    start..position + 1
 }

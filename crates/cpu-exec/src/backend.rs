@@ -3,8 +3,6 @@
 //! Only slicing stands here; the operations' own files have the arithmetic. Invariant: buffers are allocated at load, operations take
 //! slices of them.
 
-mod translate;
-
 use std::sync::Arc;
 
 use tokenmill_backend::{
@@ -15,19 +13,15 @@ use tokenmill_backend::{
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::CpuFeatures;
 
-use crate as exec;
-
-use self::translate::{function, kv_shapes, pairing, stored, workspace_sizes};
-
 const DEVICE: &str = "the CPU";
 
 /// The CPU.
 pub struct CpuBackend {
     /// Shared so that a step can hold the pool awake while operations borrow the backend.
-    host: Arc<exec::Host>,
-    workspace: exec::Workspace,
-    kv: Option<exec::KvStore>,
-    host_tier: Option<exec::KvStore>,
+    host: Arc<crate::Host>,
+    workspace: crate::Workspace,
+    kv: Option<crate::KvStore>,
+    host_tier: Option<crate::KvStore>,
     step: HostStep,
     scratch: Vec<f32>,
     /// Threads that take part in a step where every sequence has one token, and in others.
@@ -49,8 +43,7 @@ struct StepAngles {
     vector_id: usize,
     /// The step they are of.
     step: u64,
-    rope: exec::Rope,
-    angles: exec::RopeAngles,
+    angles: crate::RopeAngles,
 }
 
 impl CpuBackend {
@@ -59,11 +52,11 @@ impl CpuBackend {
     /// # Errors
     /// [`BackendError::Failed`] for a number of threads that cannot be had.
     pub fn new(n_threads: Option<usize>, features: CpuFeatures) -> Result<Self, BackendError> {
-        let n_threads = n_threads.unwrap_or_else(exec::Pool::n_available);
+        let n_threads = n_threads.unwrap_or_else(crate::Pool::n_available);
         let host =
-            exec::Host::new(n_threads, features).map_err(|error| failed("starting threads", &error))?;
+            crate::Host::new(n_threads, features).map_err(|error| failed("starting threads", &error))?;
         Ok(Self {
-            workspace: exec::Workspace::new(&host),
+            workspace: crate::Workspace::new(&host),
             host: Arc::new(host),
             kv: None,
             host_tier: None,
@@ -84,9 +77,9 @@ impl CpuBackend {
     /// [`BackendError::Failed`] for a number of threads that cannot be had.
     pub fn set_prefill_threads(&mut self, n_threads: usize) -> Result<(), BackendError> {
         if n_threads == 0 || n_threads > self.host.pool().n_threads() {
-            let host = exec::Host::new(n_threads, self.host.features())
+            let host = crate::Host::new(n_threads, self.host.features())
                 .map_err(|error| failed("starting threads", &error))?;
-            self.workspace = exec::Workspace::new(&host);
+            self.workspace = crate::Workspace::new(&host);
             self.host = Arc::new(host);
         }
         self.n_prefill_threads = n_threads;
@@ -99,44 +92,40 @@ impl CpuBackend {
     }
 
     /// The index in `self.angles` of a rope's angles for the current step.
-    fn angles_of(&mut self, rope: &Rope<Self>) -> usize {
+    fn angles_of(&mut self, rope: &Rope<CpuVector>) -> usize {
         let found = (self.angles.iter()).position(|angles| angles.vector_id == rope.inv_freqs.id);
         let index = found.unwrap_or_else(|| {
             self.angles.push(StepAngles {
                 vector_id: rope.inv_freqs.id,
                 step: 0,
-                rope: exec::Rope {
-                    freqs: rope.inv_freqs.values.clone(),
-                    magnitude: rope.magnitude,
-                    pairing: pairing(rope.style),
-                },
-                angles: exec::RopeAngles::default(),
+                angles: crate::RopeAngles::default(),
             });
             self.angles.len() - 1
         });
         let angles = &mut self.angles[index];
         if angles.step != self.n_steps {
-            angles.angles.fill(&angles.rope, &self.step.batch().positions);
+            let rope = rope.map(|freqs| freqs.values.as_slice());
+            angles.angles.fill(&rope, &self.step.batch().positions);
             angles.step = self.n_steps;
         }
         index
     }
 
-    fn normalize(&mut self, norm: &Norm<Self>, rows: &mut [f32]) {
+    fn normalize(&mut self, norm: &Norm<CpuVector>, rows: &mut [f32]) {
         let (weight, bias) = (values_of(norm.weight.as_ref()), values_of(norm.bias.as_ref()));
         match norm.kind {
             NormKind::Rms => {
-                exec::rms_norm_in_place(&self.host, rows, norm.width, weight, norm.eps);
+                crate::rms_norm_in_place(&self.host, rows, norm.width, weight, norm.eps);
                 if let Some(bias) = bias {
                     for row in rows.chunks_exact_mut(norm.width) {
-                        exec::add(&self.host, row, bias);
+                        crate::add(&self.host, row, bias);
                     }
                 }
             }
             NormKind::Layer => {
                 self.scratch.clear();
                 self.scratch.extend_from_slice(rows);
-                exec::layer_norm(
+                crate::layer_norm(
                     &self.host,
                     &self.scratch,
                     norm.width,
@@ -151,21 +140,21 @@ impl CpuBackend {
 }
 
 impl Backend for CpuBackend {
-    type Matrix = exec::Matrix;
+    type Matrix = crate::Matrix;
     type Vector = CpuVector;
     type Buffer = Vec<f32>;
 
-    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {
-        exec::Matrix::pack(&self.host, data.ty, data.n_out, data.n_in, data.bytes).map_err(
-            |error| match error {
-                exec::CpuExecError::Quant(_) => BackendError::UnsupportedType {
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
+        crate::Matrix::pack(&self.host, data.ty, data.n_out, data.n_in, data.bytes).map_err(|error| {
+            match error {
+                crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
                     tensor: data.name.to_owned(),
                     ty: data.ty.name(),
                     device: DEVICE,
                 },
                 other => failed("loading weights", &other),
-            },
-        )
+            }
+        })
     }
 
     fn upload_vector(&mut self, values: &[f32]) -> Result<CpuVector, BackendError> {
@@ -177,20 +166,16 @@ impl Backend for CpuBackend {
     }
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
-        exec::zeroed(max_rows.saturating_mul(width), "activations")
+        crate::zeroed(max_rows.saturating_mul(width), "activations")
             .map_err(|error| failed("preparing a step", &error))
     }
 
     fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {
-        exec::Matrix::packed_bytes(ty, n_out, n_in).unwrap_or(usize::MAX)
+        crate::Matrix::packed_bytes(ty, n_out, n_in).unwrap_or(usize::MAX)
     }
 
     fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
-        exec::KvStore::page_bytes(
-            &kv_shapes(layout),
-            stored(layout.key_type),
-            stored(layout.value_type),
-        )
+        crate::KvStore::page_bytes(&layout.layers, layout.key_type, layout.value_type)
     }
 
     fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
@@ -210,10 +195,8 @@ impl Backend for CpuBackend {
     }
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
-        let shapes = kv_shapes(layout);
-        let (key_type, value_type) = (stored(layout.key_type), stored(layout.value_type));
         let store = |n_pages| {
-            exec::KvStore::new(&shapes, n_pages, key_type, value_type)
+            crate::KvStore::new(&layout.layers, n_pages, layout.key_type, layout.value_type)
                 .map_err(|error| failed("allocating the KV store", &error))
         };
         self.kv = Some(store(layout.n_pages)?);
@@ -268,22 +251,22 @@ impl Backend for CpuBackend {
 
     fn embed(
         &mut self,
-        table: &exec::Matrix,
+        table: &crate::Matrix,
         scale: f32,
         n_tokens: usize,
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let output = &mut output[..n_tokens * table.n_cols()];
-        exec::embed(&self.host, table, self.step.tokens(), output);
+        crate::embed(&self.host, table, self.step.tokens(), output);
         if scale != 1.0 {
-            exec::scale(&self.host, output, scale);
+            crate::scale(&self.host, output, scale);
         }
         Ok(())
     }
 
     fn norm(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<CpuVector>,
         input: &Vec<f32>,
         n_rows: usize,
         output: &mut Vec<f32>,
@@ -293,9 +276,9 @@ impl Backend for CpuBackend {
         let (weight, bias) = (values_of(norm.weight.as_ref()), values_of(norm.bias.as_ref()));
         match (norm.kind, bias) {
             (NormKind::Layer, bias) => {
-                exec::layer_norm(&self.host, input, norm.width, weight, bias, norm.eps, output);
+                crate::layer_norm(&self.host, input, norm.width, weight, bias, norm.eps, output);
             }
-            (NormKind::Rms, None) => exec::rms_norm(&self.host, input, norm.width, weight, norm.eps, output),
+            (NormKind::Rms, None) => crate::rms_norm(&self.host, input, norm.width, weight, norm.eps, output),
             (NormKind::Rms, Some(_)) => {
                 output.copy_from_slice(input);
                 self.normalize(norm, output);
@@ -306,7 +289,7 @@ impl Backend for CpuBackend {
 
     fn norm_heads(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<CpuVector>,
         n_rows: usize,
         row_width: usize,
         rows: &mut Vec<f32>,
@@ -317,7 +300,7 @@ impl Backend for CpuBackend {
 
     fn linear(
         &mut self,
-        linear: &Linear<Self>,
+        linear: &Linear<crate::Matrix, CpuVector>,
         input: &Vec<f32>,
         n_rows: usize,
         output: &mut Vec<f32>,
@@ -338,8 +321,8 @@ impl Backend for CpuBackend {
         let (host, workspace) = (&*self.host, &mut self.workspace);
         // Arrays rather than a list, so that nothing is allocated.
         match jobs {
-            [a] => exec::linear_group(host, workspace, input, &mut [target(a, n_rows)]),
-            [a, b] => exec::linear_group(
+            [a] => crate::linear_group(host, workspace, input, &mut [target(a, n_rows)]),
+            [a, b] => crate::linear_group(
                 host,
                 workspace,
                 input,
@@ -347,9 +330,9 @@ impl Backend for CpuBackend {
             ),
             [a, b, c, rest @ ..] => {
                 let mut targets = [target(a, n_rows), target(b, n_rows), target(c, n_rows)];
-                exec::linear_group(host, workspace, input, &mut targets);
+                crate::linear_group(host, workspace, input, &mut targets);
                 for job in rest {
-                    exec::linear_group(host, workspace, input, &mut [target(job, n_rows)]);
+                    crate::linear_group(host, workspace, input, &mut [target(job, n_rows)]);
                 }
             }
             [] => {}
@@ -360,18 +343,18 @@ impl Backend for CpuBackend {
     fn linear_gated(
         &mut self,
         activation: Activation,
-        [gate, up]: [&Linear<Self>; 2],
+        [gate, up]: [&Linear<crate::Matrix, CpuVector>; 2],
         input: &Vec<f32>,
         n_rows: usize,
         [gate_out, _]: [&mut Vec<f32>; 2],
     ) -> Result<(), BackendError> {
-        exec::linear_gated(
+        crate::linear_gated(
             &self.host,
             &mut self.workspace,
             &input[..n_rows * gate.n_in],
             (&gate.matrix, values_of(gate.bias.as_ref())),
             (&up.matrix, values_of(up.bias.as_ref())),
-            function(activation),
+            activation,
             &mut gate_out[..n_rows * gate.n_out],
         );
         Ok(())
@@ -379,15 +362,15 @@ impl Backend for CpuBackend {
 
     fn rope(
         &mut self,
-        rope: &Rope<Self>,
+        rope: &Rope<CpuVector>,
         n_tokens: usize,
         row_width: usize,
         heads: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let angles_idx = self.angles_of(rope);
-        exec::rope(
+        crate::rope(
             &self.host,
-            pairing(rope.style),
+            rope.style,
             &self.angles[angles_idx].angles,
             &mut heads[..n_tokens * row_width],
             row_width / rope.head_dim,
@@ -406,46 +389,36 @@ impl Backend for CpuBackend {
         let kv = self.kv.as_mut().expect(KV_ALLOCATED);
         let shape = kv.shape(layer_idx);
         let slots = &self.step.batch().slots[..n_tokens];
-        let keys = &k[..n_tokens * shape.n_kv_heads * shape.key_dim];
-        let values = &v[..n_tokens * shape.n_kv_heads * shape.value_dim];
+        let keys = &k[..n_tokens * shape.n_kv_heads * shape.head_dim_k];
+        let values = &v[..n_tokens * shape.n_kv_heads * shape.head_dim_v];
         kv.store(&self.host, layer_idx, slots, keys, values);
         Ok(())
     }
 
     fn attention(
         &mut self,
-        attention: &Attention<Self>,
+        attention: &Attention<CpuVector>,
         shape: &StepShape,
         q: &Vec<f32>,
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let batch = self.step.batch();
-        let params = exec::AttentionParams {
-            n_heads: attention.n_heads,
-            scale: attention.scale,
-            mask: exec::Mask::Causal,
-            window: match attention.window {
-                // A window beyond all positions is none.
-                Some(window) => u32::try_from(window).map_or(exec::Window::Unlimited, exec::Window::Sliding),
-                None => exec::Window::Unlimited,
-            },
-            soft_cap: attention.softcap,
-            sinks: values_of(attention.sinks.as_ref()),
-        };
-        exec::attention(
+        let kv = self.kv.as_ref().expect(KV_ALLOCATED);
+        let heads = kv.shape(attention.layer_idx);
+        let n_rows = shape.n_tokens * attention.n_heads;
+        crate::attention(
             &self.host,
             &mut self.workspace,
-            self.kv.as_ref().expect(KV_ALLOCATED),
-            attention.layer_idx,
-            &q[..shape.n_tokens * attention.n_heads * attention.head_dim_k],
-            &exec::AttentionBatch {
+            kv,
+            &q[..n_rows * heads.head_dim_k],
+            &crate::AttentionBatch {
                 positions: &batch.positions,
                 seq_starts: &batch.seq_starts,
                 page_starts: &batch.page_starts,
                 pages: &batch.pages,
             },
-            &params,
-            &mut output[..shape.n_tokens * attention.n_heads * attention.head_dim_v],
+            &attention.map(|sinks| sinks.values.as_slice()),
+            &mut output[..n_rows * heads.head_dim_v],
         );
         Ok(())
     }
@@ -459,10 +432,10 @@ impl Backend for CpuBackend {
         up: Option<&Vec<f32>>,
     ) -> Result<(), BackendError> {
         let n = n_rows * width;
-        let (function, rows) = (function(activation), &mut rows[..n]);
+        let rows = &mut rows[..n];
         match up {
-            Some(up) => exec::gated(&self.host, function, rows, &up[..n]),
-            None => exec::activate(&self.host, function, rows),
+            Some(up) => crate::gated(&self.host, activation, rows, &up[..n]),
+            None => crate::activate(&self.host, activation, rows),
         }
         Ok(())
     }
@@ -478,9 +451,9 @@ impl Backend for CpuBackend {
         let n = n_rows * width;
         let (rows, delta) = (&mut rows[..n], &delta[..n]);
         if scale == 1.0 {
-            exec::add(&self.host, rows, delta);
+            crate::add(&self.host, rows, delta);
         } else {
-            exec::add_scaled(&self.host, rows, delta, scale);
+            crate::add_scaled(&self.host, rows, delta, scale);
         }
         Ok(())
     }
@@ -509,10 +482,10 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         let logits = &mut logits[..n_rows * width];
         if scale != 1.0 {
-            exec::scale(&self.host, logits, scale);
+            crate::scale(&self.host, logits, scale);
         }
         if let Some(cap) = cap {
-            exec::soft_cap(&self.host, logits, cap);
+            crate::soft_cap(&self.host, logits, cap);
         }
         Ok(())
     }
@@ -532,11 +505,11 @@ impl Backend for CpuBackend {
 
 const KV_ALLOCATED: &str = "the KV store is allocated at load";
 
-fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> exec::LinearTarget<'a> {
+fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> crate::LinearTarget<'a> {
     let linear = job.linear;
-    exec::LinearTarget {
+    crate::LinearTarget {
         bias: values_of(linear.bias.as_ref()),
-        ..exec::LinearTarget::new(&linear.matrix, &mut job.output[..n_rows * linear.n_out])
+        ..crate::LinearTarget::new(&linear.matrix, &mut job.output[..n_rows * linear.n_out])
     }
 }
 
@@ -549,4 +522,28 @@ fn failed(operation: &'static str, error: &dyn std::error::Error) -> BackendErro
         operation,
         reason: error.to_string(),
     }
+}
+
+/// What the operations of the largest step need while they run.
+fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::WorkspaceSizes {
+    let step = crate::StepSizes {
+        max_tokens: limits.max_batch_tokens,
+        max_seqs: limits.max_batch_seqs,
+        n_ctx: limits.n_ctx,
+    };
+    network.layers.iter().fold(
+        crate::WorkspaceSizes::of_matrices(&step, network.n_embd),
+        |sizes, layer| {
+            let widest = layer.attention_width().max(layer.n_ff);
+            sizes.max(crate::WorkspaceSizes::of_matrices(&step, widest)).max(
+                crate::WorkspaceSizes::of_attention(
+                    &step,
+                    layer.n_heads,
+                    layer.n_kv_heads,
+                    layer.head_dim_k,
+                    layer.head_dim_v,
+                ),
+            )
+        },
+    )
 }

@@ -65,9 +65,6 @@ pub enum CpuExecError {
         /// Pages asked for.
         n_pages: usize,
     },
-    /// A name that is no KV type.
-    #[error("unknown KV type {0:?}; known are f32, f16 and q8_0")]
-    UnknownKvType(String),
     /// There is not enough memory.
     #[error("{n_bytes} bytes of memory could not be allocated for {what}")]
     OutOfMemory {

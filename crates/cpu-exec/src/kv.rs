@@ -4,73 +4,10 @@
 //! was stored, after rounding to the store's type, so a result does not depend on whether a key came from this step or
 //! from an earlier one.
 
-use std::{fmt, str::FromStr};
-
 use half::f16;
+use tokenmill_backend::{KvLayerShape, KvType, PAGE_TOKENS};
 
 use crate::{CpuExecError, Host, zeroed};
-
-/// Tokens in one page.
-pub const PAGE_TOKENS: usize = 16;
-
-/// What a stored key or value is rounded to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum KvType {
-    /// Not rounded.
-    F32,
-    /// Half precision.
-    #[default]
-    F16,
-    /// Signed bytes in blocks of 32 with a half-precision scale.
-    Q8_0,
-}
-
-impl KvType {
-    /// Bytes of a head of `head_dim` values.
-    pub fn head_bytes(self, head_dim: usize) -> usize {
-        match self {
-            Self::F32 => 4 * head_dim,
-            Self::F16 => 2 * head_dim,
-            Self::Q8_0 => head_dim / Q8_BLOCK * (Q8_BLOCK + 2),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Q8_0 => "q8_0",
-        }
-    }
-}
-
-impl fmt::Display for KvType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for KvType {
-    type Err = CpuExecError;
-
-    fn from_str(name: &str) -> Result<Self, CpuExecError> {
-        [Self::F32, Self::F16, Self::Q8_0]
-            .into_iter()
-            .find(|ty| ty.name() == name)
-            .ok_or_else(|| CpuExecError::UnknownKvType(name.to_owned()))
-    }
-}
-
-/// What one layer stores for each token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvLayerShape {
-    /// Key and value heads.
-    pub n_kv_heads: usize,
-    /// Values of a key.
-    pub key_dim: usize,
-    /// Values of a value.
-    pub value_dim: usize,
-}
 
 /// Values that share a scale in [`KvType::Q8_0`].
 const Q8_BLOCK: usize = 32;
@@ -124,8 +61,8 @@ impl KvStore {
                 .collect::<Result<Vec<_>, _>>()
         };
         Ok(Self {
-            keys: halves(key_ty, PageOrder::Keys, |shape| shape.key_dim)?,
-            values: halves(value_ty, PageOrder::Values, |shape| shape.value_dim)?,
+            keys: halves(key_ty, PageOrder::Keys, |shape| shape.head_dim_k)?,
+            values: halves(value_ty, PageOrder::Values, |shape| shape.head_dim_v)?,
             shapes: shapes.to_vec(),
             n_pages,
         })
@@ -134,8 +71,8 @@ impl KvStore {
     /// Bytes of one page of such a store, all layers; those of a value are filled up to a multiple of 16 numbers.
     pub fn page_bytes(shapes: &[KvLayerShape], key_ty: KvType, value_ty: KvType) -> usize {
         let head_bytes = |shape: &KvLayerShape| {
-            key_ty.head_bytes(PageOrder::Keys.padded(shape.key_dim))
-                + value_ty.head_bytes(PageOrder::Values.padded(shape.value_dim))
+            key_ty.head_bytes(PageOrder::Keys.padded(shape.head_dim_k))
+                + value_ty.head_bytes(PageOrder::Values.padded(shape.head_dim_v))
         };
         let bytes = |shape: &KvLayerShape| shape.n_kv_heads * head_bytes(shape);
         PAGE_TOKENS * shapes.iter().map(bytes).sum::<usize>()
@@ -160,8 +97,8 @@ impl KvStore {
             .sum()
     }
 
-    /// Stores the keys and values of a step's tokens: `keys`: `[n_tokens, n_kv_heads, key_dim]`, `values`:
-    /// `[n_tokens, n_kv_heads, value_dim]`, `slots`: `[n_tokens]`.
+    /// Stores the keys and values of a step's tokens: `keys`: `[n_tokens, n_kv_heads, head_dim_k]`, `values`:
+    /// `[n_tokens, n_kv_heads, head_dim_v]`, `slots`: `[n_tokens]`.
     ///
     /// # Panics
     /// When the shapes contradict each other or a slot is outside the store.
@@ -227,8 +164,8 @@ impl PageOrder {
 }
 
 /// Columns that a page has for the values of a head.
-pub(crate) fn padded_dim(value_dim: usize) -> usize {
-    value_dim.next_multiple_of(PAGE_TOKENS)
+pub(crate) fn padded_dim(head_dim_v: usize) -> usize {
+    head_dim_v.next_multiple_of(PAGE_TOKENS)
 }
 
 impl Half {
@@ -381,8 +318,8 @@ mod tests {
 
     const SHAPE: KvLayerShape = KvLayerShape {
         n_kv_heads: 3,
-        key_dim: 64,
-        value_dim: 32,
+        head_dim_k: 64,
+        head_dim_v: 32,
     };
 
     fn row(seed: usize, len: usize) -> Vec<f32> {
@@ -395,8 +332,8 @@ mod tests {
         let host = Host::new(2, CpuFeatures::detect()).unwrap();
         let mut store = KvStore::new(&[SHAPE; 2], 4, ty, ty).unwrap();
         let slots = vec![0, 17, 63, 5];
-        let keys = row(1, slots.len() * SHAPE.n_kv_heads * SHAPE.key_dim);
-        let values = row(2, slots.len() * SHAPE.n_kv_heads * SHAPE.value_dim);
+        let keys = row(1, slots.len() * SHAPE.n_kv_heads * SHAPE.head_dim_k);
+        let values = row(2, slots.len() * SHAPE.n_kv_heads * SHAPE.head_dim_v);
         store.store(&host, 1, &slots, &keys, &values);
         (store, slots, keys, values)
     }
@@ -428,12 +365,12 @@ mod tests {
             for (token_idx, &slot) in slots.iter().enumerate() {
                 for head_idx in 0..SHAPE.n_kv_heads {
                     let at = token_idx * SHAPE.n_kv_heads + head_idx;
-                    let (mut key, mut value) = (vec![0.0; SHAPE.key_dim], vec![0.0; SHAPE.value_dim]);
+                    let (mut key, mut value) = (vec![0.0; SHAPE.head_dim_k], vec![0.0; SHAPE.head_dim_v]);
                     read(&store.keys[1], head_idx, slot, &mut key);
                     read(&store.values[1], head_idx, slot, &mut value);
-                    let expected = keys[at * SHAPE.key_dim..].iter().chain(&[]);
+                    let expected = keys[at * SHAPE.head_dim_k..].iter().chain(&[]);
                     assert!(key.iter().zip(expected).all(|(a, b)| (a - b).abs() <= tolerance));
-                    let expected = &values[at * SHAPE.value_dim..];
+                    let expected = &values[at * SHAPE.head_dim_v..];
                     assert!(
                         value
                             .iter()
@@ -463,9 +400,9 @@ mod tests {
     #[test]
     fn the_bytes_of_a_page_are_those_allocated() {
         for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
-            for value_dim in [32, 64, 40] {
-                let shapes = [SHAPE, KvLayerShape { value_dim, ..SHAPE }];
-                let value_ty = if value_dim == 40 { KvType::F16 } else { ty };
+            for head_dim_v in [32, 64, 40] {
+                let shapes = [SHAPE, KvLayerShape { head_dim_v, ..SHAPE }];
+                let value_ty = if head_dim_v == 40 { KvType::F16 } else { ty };
                 let store = KvStore::new(&shapes, 3, ty, value_ty).unwrap();
                 assert_eq!(store.n_bytes(), 3 * KvStore::page_bytes(&shapes, ty, value_ty));
             }
@@ -474,7 +411,10 @@ mod tests {
 
     #[test]
     fn heads_that_do_not_fit_blocks_are_refused() {
-        let shape = KvLayerShape { key_dim: 40, ..SHAPE };
+        let shape = KvLayerShape {
+            head_dim_k: 40,
+            ..SHAPE
+        };
         assert!(KvStore::new(&[shape], 1, KvType::F16, KvType::Q8_0).is_ok());
         assert!(matches!(
             KvStore::new(&[shape], 1, KvType::Q8_0, KvType::F16),
@@ -487,19 +427,11 @@ mod tests {
     }
 
     #[test]
-    fn types_read_back_from_their_names() {
-        for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
-            assert_eq!(ty.to_string().parse::<KvType>().unwrap(), ty);
-        }
-        assert!("q4_0".parse::<KvType>().is_err());
-    }
-
-    #[test]
     fn a_store_beyond_all_memory_is_refused() {
         let shape = KvLayerShape {
             n_kv_heads: 8,
-            key_dim: 128,
-            value_dim: 128,
+            head_dim_k: 128,
+            head_dim_v: 128,
         };
         let error = |n_pages| KvStore::new(&[shape], n_pages, KvType::F16, KvType::F16).unwrap_err();
         // No machine can address 2^58 bytes; more than `isize::MAX` are not even asked for.

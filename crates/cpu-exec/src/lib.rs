@@ -7,8 +7,8 @@
 //! |---|---|
 //! | weights, packed for the instruction set | [`Matrix`], [`linear`], [`linear_group`], [`linear_gated`], [`embed`] |
 //! | norms | [`rms_norm`], [`rms_norm_in_place`], [`layer_norm`] |
-//! | positions | [`Rope`], [`RopeAngles`], [`rope`] |
-//! | activations and sums | [`Activation`], [`gated`], [`activate`], [`add`], [`add_scaled`], [`scale`] |
+//! | positions | [`RopeAngles`], [`rope`] |
+//! | activations and sums | [`gated`], [`activate`], [`add`], [`add_scaled`], [`scale`] |
 //! | attention | [`KvStore`], [`attention`] |
 //! | the machine's limits, to compare with | [`ReadBuffer`], [`multiply_bytes`] |
 //!
@@ -65,19 +65,19 @@ mod simd;
 mod workspace;
 mod zeroed;
 
-pub use attention::{AttentionBatch, AttentionParams, Mask, Window, attention};
+pub use attention::{AttentionBatch, attention};
 pub use backend::{CpuBackend, CpuVector};
 pub use error::CpuExecError;
 pub use host::Host;
-pub use kv::{KvLayerShape, KvStore, KvType, PAGE_TOKENS};
+pub use kv::KvStore;
 pub use limits::{ReadBuffer, multiply_bytes};
-pub use linear::{Bias, LinearTarget, WriteMode, embed, linear, linear_gated, linear_group};
+pub use linear::{Bias, LinearTarget, embed, linear, linear_gated, linear_group};
 pub use matrix::Matrix;
 pub use ops::{
-    activation::{Activation, activate, gated},
+    activation::{activate, gated},
     elementwise::{add, add_scaled, scale, soft_cap},
     norm::{layer_norm, rms_norm, rms_norm_in_place},
-    rope::{Rope, RopeAngles, RopePairing, rope},
+    rope::{RopeAngles, rope},
 };
 pub use pool::{Entered, Pool};
 pub use workspace::{StepSizes, Workspace, WorkspaceSizes};

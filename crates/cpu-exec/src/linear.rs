@@ -5,8 +5,10 @@
 
 use std::ops::Range;
 
+use tokenmill_backend::Activation;
+
 use crate::{
-    Activation, Host, Matrix, Workspace,
+    Host, Matrix, Workspace,
     pool::{Columns, Few, Patch},
     simd::{
         self, Activations, PAIR_ROWS, TILE_ROWS,
@@ -18,15 +20,6 @@ use crate::{
 /// What is added to the outputs of a linear map: one value for each weight row, `[n_rows]`.
 pub type Bias<'a> = Option<&'a [f32]>;
 
-/// What becomes of the values that an output buffer holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WriteMode {
-    /// They are replaced.
-    Replace,
-    /// The product is added to them: a residual connection.
-    Add,
-}
-
 /// One matrix of a group and where its product goes.
 #[derive(Debug)]
 pub struct LinearTarget<'a> {
@@ -34,19 +27,16 @@ pub struct LinearTarget<'a> {
     pub matrix: &'a Matrix,
     /// What is added to the product.
     pub bias: Bias<'a>,
-    /// Whether `out` is replaced or added to.
-    pub mode: WriteMode,
     /// The product, `[n_tokens, n_rows]`.
     pub out: &'a mut [f32],
 }
 
 impl<'a> LinearTarget<'a> {
-    /// A product without bias that replaces `out`.
+    /// A product without bias.
     pub fn new(matrix: &'a Matrix, out: &'a mut [f32]) -> Self {
         Self {
             matrix,
             bias: None,
-            mode: WriteMode::Replace,
             out,
         }
     }
@@ -96,7 +86,6 @@ fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [
         *product = Some(Product {
             matrix: target.matrix,
             bias: target.bias,
-            mode: target.mode,
         });
     }
     let chunk_tiles = chunk_tiles(host, n_tiles);
@@ -117,7 +106,6 @@ fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [
 struct Product<'a> {
     matrix: &'a Matrix,
     bias: Bias<'a>,
-    mode: WriteMode,
 }
 
 impl Product<'_> {
@@ -140,15 +128,7 @@ impl Product<'_> {
             for (i, sums) in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1).enumerate() {
                 let sums = &mut sums[..rows.len()];
                 add_bias(sums, self.bias, &rows);
-                let out = &mut out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row];
-                match self.mode {
-                    WriteMode::Replace => out.copy_from_slice(sums),
-                    WriteMode::Add => {
-                        for (out, sum) in out.iter_mut().zip(sums) {
-                            *out += *sum;
-                        }
-                    }
-                }
+                out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row].copy_from_slice(sums);
             }
         });
     }

@@ -76,10 +76,10 @@ impl WorkspaceSizes {
         step: &StepSizes,
         n_heads: usize,
         n_kv_heads: usize,
-        key_dim: usize,
-        value_dim: usize,
+        head_dim_k: usize,
+        head_dim_v: usize,
     ) -> Self {
-        AttentionScratch::sizes(step, n_heads, n_kv_heads, key_dim, value_dim)
+        AttentionScratch::sizes(step, n_heads, n_kv_heads, head_dim_k, head_dim_v)
     }
 
     /// What serves both.

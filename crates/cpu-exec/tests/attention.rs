@@ -1,8 +1,8 @@
 //! Attention over pages against a naive twin, for every KV type, mask and grouping.
 
+use tokenmill_backend::{Attention, KvLayerShape, KvType, PAGE_TOKENS};
 use tokenmill_cpu_exec::{
-    AttentionBatch, AttentionParams, Host, KvLayerShape, KvStore, KvType, Mask, Matrix, PAGE_TOKENS,
-    StepSizes, Window, Workspace, WorkspaceSizes, attention, linear,
+    AttentionBatch, Host, KvStore, Matrix, StepSizes, Workspace, WorkspaceSizes, attention, linear,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, Format};
@@ -60,9 +60,9 @@ impl Scene {
                 .collect::<Vec<_>>()
         };
         Self {
-            keys: rows(shape.n_kv_heads * shape.key_dim),
-            values: rows(shape.n_kv_heads * shape.value_dim),
-            queries: rows(n_heads * shape.key_dim),
+            keys: rows(shape.n_kv_heads * shape.head_dim_k),
+            values: rows(shape.n_kv_heads * shape.head_dim_v),
+            queries: rows(n_heads * shape.head_dim_k),
             shape,
             n_heads,
             lens: lens.to_vec(),
@@ -83,13 +83,7 @@ impl Scene {
     }
 
     /// Attends with the last `n_new` tokens of each sequence.
-    fn attend(
-        &self,
-        host: &Host,
-        store: &KvStore,
-        params: &AttentionParams<'_>,
-        n_new: &[usize],
-    ) -> Vec<f32> {
+    fn attend(&self, host: &Host, store: &KvStore, params: &Attention<&[f32]>, n_new: &[usize]) -> Vec<f32> {
         self.attend_in(&mut Workspace::new(host), host, store, params, n_new)
     }
 
@@ -98,7 +92,7 @@ impl Scene {
         workspace: &mut Workspace,
         host: &Host,
         store: &KvStore,
-        params: &AttentionParams<'_>,
+        params: &Attention<&[f32]>,
         n_new: &[usize],
     ) -> Vec<f32> {
         let (mut positions, mut seq_starts, mut page_starts) = (Vec::new(), vec![0], vec![0]);
@@ -106,7 +100,7 @@ impl Scene {
         for (seq_idx, &len) in self.lens.iter().enumerate() {
             let first = len - n_new[seq_idx];
             positions.extend(first as u32..len as u32);
-            q.extend(&self.queries[seq_idx][first * self.n_heads * self.shape.key_dim..]);
+            q.extend(&self.queries[seq_idx][first * self.n_heads * self.shape.head_dim_k..]);
             pages.extend(&self.pages[seq_idx]);
             seq_starts.push(positions.len() as u32);
             page_starts.push(pages.len() as u32);
@@ -117,27 +111,28 @@ impl Scene {
             page_starts: &page_starts,
             pages: &pages,
         };
-        let mut out = vec![f32::NAN; positions.len() * self.n_heads * self.shape.value_dim];
-        attention(host, workspace, store, 0, &q, &batch, params, &mut out);
+        let mut out = vec![f32::NAN; positions.len() * self.n_heads * self.shape.head_dim_v];
+        attention(host, workspace, store, &q, &batch, params, &mut out);
         out
     }
 
     /// The same in f64, from the keys and values as they were before they were stored.
-    fn exact(&self, params: &AttentionParams<'_>, n_new: &[usize]) -> Vec<f64> {
+    fn exact(&self, params: &Attention<&[f32]>, n_new: &[usize]) -> Vec<f64> {
         let KvLayerShape {
             n_kv_heads,
-            key_dim,
-            value_dim,
+            head_dim_k,
+            head_dim_v,
         } = self.shape;
         let mut out = Vec::new();
         for (seq_idx, &len) in self.lens.iter().enumerate() {
             for position in len - n_new[seq_idx]..len {
                 for head_idx in 0..self.n_heads {
                     let kv_head = head_idx * n_kv_heads / self.n_heads;
-                    let query =
-                        &self.queries[seq_idx][(position * self.n_heads + head_idx) * key_dim..][..key_dim];
+                    let query = &self.queries[seq_idx][(position * self.n_heads + head_idx) * head_dim_k..]
+                        [..head_dim_k];
                     let score = |i: usize| {
-                        let key = &self.keys[seq_idx][(i * n_kv_heads + kv_head) * key_dim..][..key_dim];
+                        let key =
+                            &self.keys[seq_idx][(i * n_kv_heads + kv_head) * head_dim_k..][..head_dim_k];
                         let product: f64 = query
                             .iter()
                             .zip(key)
@@ -145,25 +140,19 @@ impl Scene {
                             .sum();
                         let score = product * f64::from(params.scale);
                         params
-                            .soft_cap
+                            .softcap
                             .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     };
-                    let is_seen = |i: usize| {
-                        (params.mask == Mask::Bidirectional || i <= position)
-                            && match params.window {
-                                Window::Unlimited => true,
-                                Window::Sliding(n) => i + n as usize > position,
-                                Window::Chunked(n) => i / n as usize >= position / n as usize,
-                            }
-                    };
+                    let is_seen =
+                        |i: usize| i <= position && params.window.is_none_or(|window| i + window > position);
                     let weights: Vec<f64> = (0..len)
                         .map(|i| if is_seen(i) { score(i).exp() } else { 0.0 })
                         .collect();
                     let sink = params.sinks.map_or(0.0, |sinks| f64::from(sinks[head_idx]).exp());
                     let sum = weights.iter().sum::<f64>() + sink;
-                    out.extend((0..value_dim).map(|d| {
+                    out.extend((0..head_dim_v).map(|d| {
                         let value =
-                            |i: usize| self.values[seq_idx][(i * n_kv_heads + kv_head) * value_dim + d];
+                            |i: usize| self.values[seq_idx][(i * n_kv_heads + kv_head) * head_dim_v + d];
                         weights
                             .iter()
                             .enumerate()
@@ -180,17 +169,17 @@ impl Scene {
 
 const SHAPE: KvLayerShape = KvLayerShape {
     n_kv_heads: 2,
-    key_dim: 64,
-    value_dim: 64,
+    head_dim_k: 64,
+    head_dim_v: 64,
 };
 
-fn causal(n_heads: usize) -> AttentionParams<'static> {
-    AttentionParams {
+fn causal(n_heads: usize) -> Attention<&'static [f32]> {
+    Attention {
+        layer_idx: 0,
         n_heads,
         scale: 0.3,
-        mask: Mask::Causal,
-        window: Window::Unlimited,
-        soft_cap: None,
+        window: None,
+        softcap: None,
         sinks: None,
     }
 }
@@ -198,7 +187,7 @@ fn causal(n_heads: usize) -> AttentionParams<'static> {
 /// Compares every path with the exact result. Keys and values are below 1; f16 keeps 11 bits of them, q8_0 is off by at
 /// most 1/254 (and may round queries alike), which moves a score of standard deviation 0.3 * sqrt(64) / 3 by as much.
 #[track_caller]
-fn check(scene: &Scene, params: &AttentionParams<'_>, n_new: &[usize]) {
+fn check(scene: &Scene, params: &Attention<&[f32]>, n_new: &[usize]) {
     let exact = scene.exact(params, n_new);
     println!("paths: {:?}", CpuFeatures::each_path().collect::<Vec<_>>());
     for features in CpuFeatures::each_path() {
@@ -232,10 +221,10 @@ fn any_grouping_of_heads_works() {
 
 #[test]
 fn keys_and_values_may_differ_in_width() {
-    for (key_dim, value_dim) in [(96, 32), (32, 128), (192, 160)] {
+    for (head_dim_k, head_dim_v) in [(96, 32), (32, 128), (192, 160)] {
         let shape = KvLayerShape {
-            key_dim,
-            value_dim,
+            head_dim_k,
+            head_dim_v,
             ..SHAPE
         };
         check(&Scene::new(shape, 4, &[50]), &causal(4), &[20]);
@@ -243,27 +232,16 @@ fn keys_and_values_may_differ_in_width() {
 }
 
 #[test]
-fn masks_windows_caps_and_sinks_match_the_exact_result() {
+fn windows_caps_and_sinks_match_the_exact_result() {
     let scene = Scene::new(SHAPE, 4, &[30, 100]);
-    let sinks = [0.5, -1.0, 3.0, 0.0];
-    for window in [
-        Window::Unlimited,
-        Window::Sliding(1),
-        Window::Sliding(20),
-        Window::Chunked(24),
-    ] {
-        for mask in [Mask::Causal, Mask::Bidirectional] {
-            let params = AttentionParams {
-                window,
-                mask,
-                ..causal(4)
-            };
-            check(&scene, &params, &[30, 50]);
-        }
+    let sinks = [0.5, -1.0, 3.0, 0.0f32];
+    for window in [None, Some(1), Some(20)] {
+        let params = Attention { window, ..causal(4) };
+        check(&scene, &params, &[30, 50]);
     }
-    let params = AttentionParams {
-        soft_cap: Some(2.0),
-        sinks: Some(&sinks),
+    let params = Attention {
+        softcap: Some(2.0),
+        sinks: Some(sinks.as_slice()),
         ..causal(4)
     };
     check(&scene, &params, &[7, 3]);
@@ -272,7 +250,7 @@ fn masks_windows_caps_and_sinks_match_the_exact_result() {
 #[test]
 fn results_do_not_depend_on_threads_chunking_or_company() {
     let scene = Scene::new(SHAPE, 8, &[600, 90]);
-    let row_len = 8 * SHAPE.value_dim;
+    let row_len = 8 * SHAPE.head_dim_v;
     for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
         for features in CpuFeatures::each_path() {
             let host = Host::new(1, features).unwrap();
@@ -299,8 +277,8 @@ fn pages_outside_the_window_are_never_read() {
     let mut scene = Scene::new(SHAPE, 4, &[100]);
     let host = Host::new(2, CpuFeatures::detect()).unwrap();
     let store = scene.store(&host, KvType::F16);
-    let params = AttentionParams {
-        window: Window::Sliding(30),
+    let params = Attention {
+        window: Some(30),
         ..causal(4)
     };
     let expected = scene.attend(&host, &store, &params, &[1]);
@@ -312,8 +290,8 @@ fn pages_outside_the_window_are_never_read() {
 fn a_step_with_too_many_splits_gives_the_bits_of_one_with_few() {
     let shape = KvLayerShape {
         n_kv_heads: 1,
-        key_dim: 16,
-        value_dim: 16,
+        head_dim_k: 16,
+        head_dim_v: 16,
     };
     // 257 splits of 32 heads: those of 7 tokens may wait in memory to be folded, those of 8 may not.
     let scene = Scene::new(shape, 32, &[256 * 257]);

@@ -5,79 +5,21 @@
 //! transfer stream beside the computation. Invariant: moves come after the work queued before them, and the work queued
 //! after [`KvStore::await_pages`] named a page comes after the moves of that page.
 
+use tokenmill_backend::{KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageCopy};
+
 use crate::{
     Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, error::Result, ops::check_head_dims,
 };
 
-/// Tokens of a page.
-pub const PAGE_TOKENS: usize = 16;
-
-/// How keys and values are stored; the values are the order in which [`Ops`](crate::Ops) keeps its kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KvType {
-    /// Half precision.
-    F16 = 0,
-    /// Exact.
-    F32 = 1,
-}
-
-impl KvType {
-    fn element_bytes(self) -> usize {
-        match self {
-            Self::F16 => 2,
-            Self::F32 => 4,
-        }
-    }
-}
-
-/// One layer's heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Key and value heads.
-    pub n_kv_heads: usize,
-    /// Width of a key head.
-    pub dim_k: usize,
-    /// Width of a value head.
-    pub dim_v: usize,
-}
-
-impl KvShape {
-    /// Bytes of a page's keys and of its values.
-    fn page_bytes(self, ty: KvType) -> [usize; 2] {
-        [self.dim_k, self.dim_v]
-            .map(|dim| self.n_kv_heads * PAGE_TOKENS * dim.next_multiple_of(8) * ty.element_bytes())
-    }
-}
-
-/// A move of one page, all layers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PageMove {
-    /// Within the device.
-    Duplicate {
-        /// Page to read.
-        from: usize,
-        /// Page to write.
-        to: usize,
-    },
-    /// To the host tier.
-    Download {
-        /// Page to read.
-        page: usize,
-        /// Host page to write.
-        host_page: usize,
-    },
-    /// From the host tier.
-    Upload {
-        /// Host page to read.
-        host_page: usize,
-        /// Page to write.
-        page: usize,
-    },
+/// Bytes of a page's keys and of its values.
+fn layer_page_bytes(shape: KvLayerShape, ty: KvType) -> [usize; 2] {
+    [shape.head_dim_k, shape.head_dim_v]
+        .map(|dim| shape.n_kv_heads * PAGE_TOKENS * ty.head_bytes(dim.next_multiple_of(8)))
 }
 
 #[derive(Debug)]
 struct Layer {
-    shape: KvShape,
+    shape: KvLayerShape,
     k: Buffer<u8>,
     v: Buffer<u8>,
 }
@@ -86,7 +28,7 @@ struct Layer {
 #[derive(Clone, Copy, Debug)]
 pub struct KvLayer<'a> {
     pub(crate) ty: KvType,
-    pub(crate) shape: KvShape,
+    pub(crate) shape: KvLayerShape,
     pub(crate) k: View<'a, u8>,
     pub(crate) v: View<'a, u8>,
 }
@@ -95,7 +37,7 @@ pub struct KvLayer<'a> {
 #[derive(Debug)]
 pub struct KvLayerMut<'a> {
     pub(crate) ty: KvType,
-    pub(crate) shape: KvShape,
+    pub(crate) shape: KvLayerShape,
     pub(crate) k: ViewMut<'a, u8>,
     pub(crate) v: ViewMut<'a, u8>,
 }
@@ -117,21 +59,16 @@ pub struct KvStore {
 }
 
 impl KvStore {
-    /// Allocates `n_pages` on the device and `n_host_pages` in pinned memory, all zero.
+    /// Allocates the pages on the device and those of the host tier in pinned memory, all zero.
     ///
     /// # Errors
-    /// [`CudaExecError::OutOfMemory`], [`CudaExecError::Unsupported`] where a head is too wide, or the driver's.
-    pub fn new(
-        device: &Device,
-        ty: KvType,
-        shapes: &[KvShape],
-        n_pages: usize,
-        n_host_pages: usize,
-    ) -> Result<Self> {
-        let mut layers = Vec::with_capacity(shapes.len());
-        for &shape in shapes {
-            check_head_dims(shape.dim_k, shape.dim_v)?;
-            let [k_bytes, v_bytes] = shape.page_bytes(ty);
+    /// As [`Self::check`], [`CudaExecError::OutOfMemory`], or the driver's.
+    pub fn new(device: &Device, layout: &KvLayout) -> Result<Self> {
+        Self::check(layout)?;
+        let (ty, n_pages, n_host_pages) = (layout.key_type, layout.n_pages, layout.n_host_pages);
+        let mut layers = Vec::with_capacity(layout.layers.len());
+        for &shape in &layout.layers {
+            let [k_bytes, v_bytes] = layer_page_bytes(shape, ty);
             let zeroed = |n_bytes| -> Result<Buffer<u8>> {
                 let mut buffer = device.alloc("keys and values", n_bytes)?;
                 // A page that is moved before it is full is whole nevertheless.
@@ -144,7 +81,7 @@ impl KvStore {
                 v: zeroed(v_bytes * n_pages)?,
             });
         }
-        let page_bytes = Self::page_bytes(ty, shapes);
+        let page_bytes = Self::page_bytes(layout);
         Ok(Self {
             device: device.clone(),
             ty,
@@ -159,19 +96,27 @@ impl KvStore {
         })
     }
 
-    /// Says whether kernels take heads of these shapes.
+    /// Says whether kernels take heads of these widths and store keys and values of these types.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`](crate::CudaExecError::Unsupported) where a head is too wide.
-    pub fn check_shapes(shapes: &[KvShape]) -> Result<()> {
-        shapes
-            .iter()
-            .try_for_each(|shape| check_head_dims(shape.dim_k, shape.dim_v))
+    /// [`CudaExecError::Unsupported`] where a head is too wide or a type is not stored.
+    pub fn check(layout: &KvLayout) -> Result<()> {
+        for shape in &layout.layers {
+            check_head_dims(shape.head_dim_k, shape.head_dim_v)?;
+        }
+        match (layout.key_type, layout.value_type) {
+            (KvType::F16, KvType::F16) | (KvType::F32, KvType::F32) => Ok(()),
+            (keys, values) => Err(CudaExecError::Unsupported {
+                feature: format!("KV stores of {keys} keys and {values} values (only both f16, or both f32)"),
+            }),
+        }
     }
 
     /// Bytes of a page, all layers.
-    pub fn page_bytes(ty: KvType, shapes: &[KvShape]) -> usize {
-        shapes.iter().flat_map(|shape| shape.page_bytes(ty)).sum()
+    pub fn page_bytes(layout: &KvLayout) -> usize {
+        (layout.layers.iter())
+            .flat_map(|&shape| layer_page_bytes(shape, layout.key_type))
+            .sum()
     }
 
     /// A layer, to read.
@@ -196,24 +141,24 @@ impl KvStore {
         }
     }
 
-    /// Queues moves, in order, behind the work queued so far.
+    /// Queues copies, in order, behind the work queued so far.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`] for a page that there is not, before anything is moved; or the driver's.
-    pub fn move_pages(&mut self, moves: &[PageMove]) -> Result<()> {
-        for page_move in moves {
-            self.check(*page_move)?;
+    /// [`CudaExecError::Bounds`] for a page that there is not, before anything is copied; or the driver's.
+    pub fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<()> {
+        for &copy in copies {
+            self.check_copy(copy)?;
         }
         self.before_moves.record(Stream::Compute)?;
         self.before_moves.hold(Stream::Transfer)?;
-        for &page_move in moves {
-            self.queue(page_move)?;
-            let (PageMove::Duplicate { to: page, .. }
-            | PageMove::Download { page, .. }
-            | PageMove::Upload { page, .. }) = page_move;
-            self.is_moving[page] = true;
-            if let PageMove::Duplicate { from, .. } = page_move {
-                self.is_moving[from] = true;
+        for &copy in copies {
+            self.queue(copy)?;
+            let (PageCopy::Duplicate { to: page, .. }
+            | PageCopy::Download { page, .. }
+            | PageCopy::Upload { page, .. }) = copy;
+            self.is_moving[page as usize] = true;
+            if let PageCopy::Duplicate { from, .. } = copy {
+                self.is_moving[from as usize] = true;
             }
         }
         self.after_moves.record(Stream::Transfer)
@@ -233,8 +178,9 @@ impl KvStore {
         Ok(())
     }
 
-    fn check(&self, page_move: PageMove) -> Result<()> {
-        let inside = |page: usize, len: usize| {
+    fn check_copy(&self, copy: PageCopy) -> Result<()> {
+        let inside = |page: u32, len: usize| {
+            let page = page as usize;
             if page < len {
                 return Ok(());
             }
@@ -243,17 +189,17 @@ impl KvStore {
                 len,
             })
         };
-        match page_move {
-            PageMove::Duplicate { from, to } => {
+        match copy {
+            PageCopy::Duplicate { from, to } => {
                 inside(from, self.n_pages).and_then(|()| inside(to, self.n_pages))
             }
-            PageMove::Download { page, host_page } | PageMove::Upload { host_page, page } => {
+            PageCopy::Download { page, host_page } | PageCopy::Upload { host_page, page } => {
                 inside(page, self.n_pages).and_then(|()| inside(host_page, self.n_host_pages))
             }
         }
     }
 
-    fn queue(&mut self, page_move: PageMove) -> Result<()> {
+    fn queue(&mut self, copy: PageCopy) -> Result<()> {
         let Self {
             device,
             ty,
@@ -264,25 +210,25 @@ impl KvStore {
         } = self;
         let mut offset = 0;
         for layer in layers {
-            let bytes = layer.shape.page_bytes(*ty);
+            let bytes = layer_page_bytes(layer.shape, *ty);
             for (buffer, n_bytes) in [&mut layer.k, &mut layer.v].into_iter().zip(bytes) {
-                let of = |page: usize| page * n_bytes..(page + 1) * n_bytes;
-                let on_host = |host_page: usize| {
-                    let start = host_page * *page_bytes + offset;
+                let of = |page: u32| page as usize * n_bytes..(page as usize + 1) * n_bytes;
+                let on_host = |host_page: u32| {
+                    let start = host_page as usize * *page_bytes + offset;
                     start..start + n_bytes
                 };
-                match page_move {
-                    PageMove::Duplicate { from, to } if from == to => {}
-                    PageMove::Duplicate { from, to } => {
+                match copy {
+                    PageCopy::Duplicate { from, to } if from == to => {}
+                    PageCopy::Duplicate { from, to } => {
                         let source = buffer.share();
                         let target = buffer.view_mut().range(of(to))?;
                         device.copy(Stream::Transfer, source.view().range(of(from))?, &target)?;
                     }
-                    PageMove::Download { page, host_page } => {
+                    PageCopy::Download { page, host_page } => {
                         let source = buffer.view().range(of(page))?;
                         host_tier.download(Stream::Transfer, source, on_host(host_page))?;
                     }
-                    PageMove::Upload { host_page, page } => {
+                    PageCopy::Upload { host_page, page } => {
                         let target = buffer.view_mut().range(of(page))?;
                         host_tier.upload(Stream::Transfer, on_host(host_page), &target)?;
                     }
@@ -299,24 +245,34 @@ mod tests {
     use super::*;
     use crate::{SimOptions, Simulator};
 
-    const SHAPES: [KvShape; 2] = [
-        KvShape {
+    const SHAPES: [KvLayerShape; 2] = [
+        KvLayerShape {
             n_kv_heads: 2,
-            dim_k: 12,
-            dim_v: 8,
+            head_dim_k: 12,
+            head_dim_v: 8,
         },
-        KvShape {
+        KvLayerShape {
             n_kv_heads: 1,
-            dim_k: 8,
-            dim_v: 24,
+            head_dim_k: 8,
+            head_dim_v: 24,
         },
     ];
+
+    fn layout(ty: KvType, n_pages: usize, n_host_pages: usize) -> KvLayout {
+        KvLayout {
+            layers: SHAPES.to_vec(),
+            n_pages,
+            n_host_pages,
+            key_type: ty,
+            value_type: ty,
+        }
+    }
 
     /// Fills a page of every layer with numbers that belong to it alone.
     fn fill(store: &mut KvStore, page: usize, seed: u8) {
         let device = store.device.clone();
         for layer in &mut store.layers {
-            let bytes = layer.shape.page_bytes(store.ty);
+            let bytes = layer_page_bytes(layer.shape, store.ty);
             for (buffer, n_bytes) in [&mut layer.k, &mut layer.v].into_iter().zip(bytes) {
                 let values: Vec<u8> = (0..n_bytes).map(|i| (i as u8).wrapping_mul(seed)).collect();
                 let range = page * n_bytes..(page + 1) * n_bytes;
@@ -331,7 +287,7 @@ mod tests {
         store.await_pages(&[page as u32]).unwrap();
         let mut bytes = Vec::new();
         for layer in &store.layers {
-            let [k_bytes, v_bytes] = layer.shape.page_bytes(store.ty);
+            let [k_bytes, v_bytes] = layer_page_bytes(layer.shape, store.ty);
             for (buffer, n_bytes) in [(&layer.k, k_bytes), (&layer.v, v_bytes)] {
                 let range = page * n_bytes..(page + 1) * n_bytes;
                 bytes.extend(
@@ -349,23 +305,23 @@ mod tests {
     fn pages_survive_the_way_to_the_host_and_back() {
         for ty in [KvType::F16, KvType::F32] {
             let device = Simulator::new(&SimOptions::default()).device();
-            let mut store = KvStore::new(&device, ty, &SHAPES, 5, 3).unwrap();
+            let mut store = KvStore::new(&device, &layout(ty, 5, 3)).unwrap();
             fill(&mut store, 1, 7);
             fill(&mut store, 2, 11);
             let (one, two) = (read(&mut store, 1), read(&mut store, 2));
             assert_ne!(one, two);
             store
-                .move_pages(&[
-                    PageMove::Download {
+                .copy_pages(&[
+                    PageCopy::Download {
                         page: 1,
                         host_page: 2,
                     },
-                    PageMove::Duplicate { from: 2, to: 1 },
-                    PageMove::Upload {
+                    PageCopy::Duplicate { from: 2, to: 1 },
+                    PageCopy::Upload {
                         host_page: 2,
                         page: 4,
                     },
-                    PageMove::Duplicate { from: 4, to: 4 },
+                    PageCopy::Duplicate { from: 4, to: 4 },
                 ])
                 .unwrap();
             assert_eq!(read(&mut store, 4), one);
@@ -377,23 +333,23 @@ mod tests {
     #[test]
     fn a_page_that_does_not_exist_moves_nothing() {
         let device = Simulator::new(&SimOptions::default()).device();
-        let mut store = KvStore::new(&device, KvType::F16, &SHAPES, 2, 1).unwrap();
+        let mut store = KvStore::new(&device, &layout(KvType::F16, 2, 1)).unwrap();
         fill(&mut store, 0, 3);
         let before = read(&mut store, 1);
         for bad in [
-            PageMove::Duplicate { from: 0, to: 2 },
-            PageMove::Download {
+            PageCopy::Duplicate { from: 0, to: 2 },
+            PageCopy::Download {
                 page: 0,
                 host_page: 1,
             },
-            PageMove::Upload {
+            PageCopy::Upload {
                 host_page: 1,
                 page: 0,
             },
         ] {
-            let moves = [PageMove::Duplicate { from: 0, to: 1 }, bad];
+            let moves = [PageCopy::Duplicate { from: 0, to: 1 }, bad];
             assert!(matches!(
-                store.move_pages(&moves),
+                store.copy_pages(&moves),
                 Err(CudaExecError::Bounds { .. })
             ));
         }

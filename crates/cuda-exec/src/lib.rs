@@ -75,13 +75,12 @@ pub use driver::{
 pub use driver::{Fault, SimOptions, Simulator};
 pub use error::CudaExecError;
 pub use graph_cache::{GraphCache, StepPlan};
-pub use kv::{KvLayer, KvLayerMut, KvShape, KvStore, KvType, PAGE_TOKENS, PageMove};
+pub use kv::{KvLayer, KvLayerMut, KvStore};
 pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use ops::{
-    Activation, ArgmaxScratch, AttentionScratch, AttentionShape, AttentionStep, GatedProduct, Input,
-    MAX_SAMPLED_VOCAB, NO_TOKEN, Norm, NormKind, Ops, Product, Q8Scale, QuantizedMut, QuantizedRows,
-    QuantizedView, Rope, RopeStyle, RopeTargets, SampleInputs, SampleOutputs, SampleRecord, StepPlaces,
-    TokenIds, TokenRuns,
+    ArgmaxScratch, AttentionScratch, AttentionStep, GatedProduct, Input, MAX_SAMPLED_VOCAB, NO_TOKEN, Ops,
+    Product, Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, SampleInputs, SampleOutputs,
+    SampleRecord, StepPlaces, TokenIds, TokenRuns,
 };
 pub use self_test::self_test;

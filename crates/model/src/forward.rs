@@ -247,7 +247,7 @@ fn finish_layer<B: Backend>(
     backend: &mut B,
     network: &Network<B>,
     layer: &Layer<B>,
-    next_norm: Option<&Norm<B>>,
+    next_norm: Option<&Norm<B::Vector>>,
     n_rows: usize,
     [hidden, normed]: [&mut B::Buffer; 2],
     attn: &B::Buffer,
@@ -330,7 +330,7 @@ fn feed_forward<B: Backend>(
 fn add_and_norm<B: Backend>(
     backend: &mut B,
     scale: f32,
-    norm: Option<&Norm<B>>,
+    norm: Option<&Norm<B::Vector>>,
     n_rows: usize,
     n_embd: usize,
     [hidden, normed]: [&mut B::Buffer; 2],

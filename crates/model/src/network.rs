@@ -26,43 +26,43 @@ pub struct LoadProgress {
 
 /// A network's weights on a device.
 pub(crate) struct Network<B: Backend> {
-    pub(crate) token_embd: Linear<B>,
+    pub(crate) token_embd: Linear<B::Matrix, B::Vector>,
     pub(crate) embedding_scale: f32,
-    pub(crate) ropes: Vec<Rope<B>>,
+    pub(crate) ropes: Vec<Rope<B::Vector>>,
     pub(crate) layers: Vec<Layer<B>>,
     pub(crate) residual_scale: f32,
-    pub(crate) output_norm: Norm<B>,
+    pub(crate) output_norm: Norm<B::Vector>,
     /// `None` where the head is tied to the token embedding.
-    pub(crate) output: Option<Linear<B>>,
+    pub(crate) output: Option<Linear<B::Matrix, B::Vector>>,
     pub(crate) logit_scale: f32,
     pub(crate) logit_softcap: Option<f32>,
 }
 
 /// One layer's weights.
 pub(crate) struct Layer<B: Backend> {
-    pub(crate) attn_norm: Option<Norm<B>>,
-    pub(crate) attn_q: Linear<B>,
-    pub(crate) attn_k: Linear<B>,
-    pub(crate) attn_v: Linear<B>,
-    pub(crate) attn_q_norm: Option<Norm<B>>,
-    pub(crate) attn_k_norm: Option<Norm<B>>,
+    pub(crate) attn_norm: Option<Norm<B::Vector>>,
+    pub(crate) attn_q: Linear<B::Matrix, B::Vector>,
+    pub(crate) attn_k: Linear<B::Matrix, B::Vector>,
+    pub(crate) attn_v: Linear<B::Matrix, B::Vector>,
+    pub(crate) attn_q_norm: Option<Norm<B::Vector>>,
+    pub(crate) attn_k_norm: Option<Norm<B::Vector>>,
     pub(crate) rope: Option<usize>,
-    pub(crate) attention: Attention<B>,
-    pub(crate) attn_output: Linear<B>,
-    pub(crate) attn_post_norm: Option<Norm<B>>,
+    pub(crate) attention: Attention<B::Vector>,
+    pub(crate) attn_output: Linear<B::Matrix, B::Vector>,
+    pub(crate) attn_post_norm: Option<Norm<B::Vector>>,
     pub(crate) residual: Residual,
-    pub(crate) ffn_norm: Option<Norm<B>>,
+    pub(crate) ffn_norm: Option<Norm<B::Vector>>,
     pub(crate) ffn: Ffn<B>,
-    pub(crate) ffn_post_norm: Option<Norm<B>>,
+    pub(crate) ffn_post_norm: Option<Norm<B::Vector>>,
 }
 
 /// A feed-forward network's weights.
 pub(crate) struct Ffn<B: Backend> {
     pub(crate) activation: tokenmill_backend::Activation,
     /// `None` for a network without a gate.
-    pub(crate) gate: Option<Linear<B>>,
-    pub(crate) up: Linear<B>,
-    pub(crate) down: Linear<B>,
+    pub(crate) gate: Option<Linear<B::Matrix, B::Vector>>,
+    pub(crate) up: Linear<B::Matrix, B::Vector>,
+    pub(crate) down: Linear<B::Matrix, B::Vector>,
 }
 
 impl<B: Backend> Network<B> {
@@ -161,7 +161,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    fn rope(&mut self, rope_idx: usize) -> Result<Rope<B>, LoadError> {
+    fn rope(&mut self, rope_idx: usize) -> Result<Rope<B::Vector>, LoadError> {
         let rope = &self.descriptor.ropes[rope_idx];
         let factors = if rope.has_freq_factors {
             self.values("rope_freqs.weight", rope.n_dims / 2, Presence::Optional)?
@@ -222,9 +222,6 @@ impl<'a, B: Backend> Loader<'a, B> {
             attention: Attention {
                 layer_idx,
                 n_heads: attention.n_heads,
-                n_kv_heads: attention.n_kv_heads,
-                head_dim_k: attention.head_dim_k,
-                head_dim_v: attention.head_dim_v,
                 scale: attention.scale,
                 window: attention.window,
                 softcap: attention.softcap,
@@ -259,7 +256,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         kind: Option<QkNorm>,
         head_dim: usize,
         row_width: usize,
-    ) -> Result<Option<Norm<B>>, LoadError> {
+    ) -> Result<Option<Norm<B::Vector>>, LoadError> {
         let width = match kind {
             None => return Ok(None),
             Some(QkNorm::Head) => head_dim,
@@ -273,7 +270,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.norm(name, width, norm).map(Some)
     }
 
-    fn norm_if(&mut self, is_present: bool, name: &str) -> Result<Option<Norm<B>>, LoadError> {
+    fn norm_if(&mut self, is_present: bool, name: &str) -> Result<Option<Norm<B::Vector>>, LoadError> {
         if !is_present {
             return Ok(None);
         }
@@ -281,7 +278,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.norm(name, descriptor.n_embd, descriptor.norm).map(Some)
     }
 
-    fn norm(&mut self, name: &str, width: usize, norm: NormDescriptor) -> Result<Norm<B>, LoadError> {
+    fn norm(&mut self, name: &str, width: usize, norm: NormDescriptor) -> Result<Norm<B::Vector>, LoadError> {
         Ok(Norm {
             kind: norm.kind,
             width,
@@ -297,7 +294,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         n_out: usize,
         n_in: usize,
         bias: Presence,
-    ) -> Result<Linear<B>, LoadError> {
+    ) -> Result<Linear<B::Matrix, B::Vector>, LoadError> {
         Ok(Linear {
             matrix: self.matrix(&format!("{name}.weight"), n_out, n_in, MatrixUsage::Linear)?,
             bias: self.vector(&format!("{name}.bias"), n_out, bias)?,

@@ -46,6 +46,12 @@ struct LayerKv {
     head_dim_v: usize,
 }
 
+impl LayerKv {
+    fn n_kv_heads(&self) -> usize {
+        self.k_width / self.head_dim_k
+    }
+}
+
 impl NaiveBackend {
     /// Makes a backend without weights.
     pub fn new() -> Self {
@@ -182,7 +188,7 @@ impl Backend for NaiveBackend {
 
     fn norm(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<Vec<f32>>,
         input: &Vec<f32>,
         n_rows: usize,
         output: &mut Vec<f32>,
@@ -195,7 +201,7 @@ impl Backend for NaiveBackend {
 
     fn norm_heads(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<Vec<f32>>,
         n_rows: usize,
         row_width: usize,
         rows: &mut Vec<f32>,
@@ -206,7 +212,7 @@ impl Backend for NaiveBackend {
 
     fn linear(
         &mut self,
-        linear: &Linear<Self>,
+        linear: &Linear<NaiveMatrix, Vec<f32>>,
         input: &Vec<f32>,
         n_rows: usize,
         output: &mut Vec<f32>,
@@ -223,7 +229,7 @@ impl Backend for NaiveBackend {
 
     fn rope(
         &mut self,
-        rope: &Rope<Self>,
+        rope: &Rope<Vec<f32>>,
         n_tokens: usize,
         row_width: usize,
         heads: &mut Vec<f32>,
@@ -268,14 +274,14 @@ impl Backend for NaiveBackend {
 
     fn attention(
         &mut self,
-        attention: &Attention<Self>,
+        attention: &Attention<Vec<f32>>,
         _: &StepShape,
         q: &Vec<f32>,
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let layer = &self.layers[attention.layer_idx];
         let batch = self.step.batch();
-        let (head_dim_k, head_dim_v) = (attention.head_dim_k, attention.head_dim_v);
+        let (head_dim_k, head_dim_v) = (layer.head_dim_k, layer.head_dim_v);
         let mut weights = Vec::new();
         for seq_idx in 0..batch.n_seqs() {
             let pages = batch.pages_of(seq_idx);
@@ -288,7 +294,7 @@ impl Backend for NaiveBackend {
                     .window
                     .map_or(0, |window| (position + 1).saturating_sub(window));
                 for head in 0..attention.n_heads {
-                    let kv_head = head / (attention.n_heads / attention.n_kv_heads);
+                    let kv_head = head / (attention.n_heads / layer.n_kv_heads());
                     let query = &q[(token_idx * attention.n_heads + head) * head_dim_k..][..head_dim_k];
                     weights.clear();
                     weights.extend((first..=position).map(|position| {
@@ -398,7 +404,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-fn normalize(norm: &Norm<NaiveBackend>, rows: &mut [f32]) {
+fn normalize(norm: &Norm<Vec<f32>>, rows: &mut [f32]) {
     for row in rows.chunks_exact_mut(norm.width) {
         let n = norm.width as f32;
         let mean = match norm.kind {

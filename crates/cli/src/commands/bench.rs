@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tokenmill::LoadedDevice;
-use tokenmill_backend::PAGE_TOKENS;
+use tokenmill_backend::{KvType, PAGE_TOKENS};
 use tokenmill_model::{Model, ModelOptions, WeightInfo};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
@@ -21,7 +21,7 @@ use self::{forward::Forward, side_by_side::SideBySide};
 use crate::{
     failure::Failure,
     interrupt,
-    load::{CacheType, LoadArgs, load_where},
+    load::{LoadArgs, load_where},
     model_source::ModelSource,
     numbers::count,
     output, progress,
@@ -165,7 +165,7 @@ struct Subject {
     /// Tokens in the context before each test.
     n_depth: usize,
     /// What keys and values are stored as.
-    cache_types: (CacheType, CacheType),
+    cache_types: (KvType, KvType),
 }
 
 impl Subject {

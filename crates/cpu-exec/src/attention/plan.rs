@@ -25,8 +25,8 @@ impl AttentionScratch {
         step: &StepSizes,
         n_heads: usize,
         n_kv_heads: usize,
-        key_dim: usize,
-        value_dim: usize,
+        head_dim_k: usize,
+        head_dim_v: usize,
     ) -> WorkspaceSizes {
         let group_len = (n_heads / n_kv_heads).max(1);
         let many = block_tokens(usize::MAX, group_len);
@@ -47,9 +47,9 @@ impl AttentionScratch {
         // A sequence has one block of tokens that is not full.
         let n_blocks = step.max_tokens.min(step.max_tokens / many + step.max_seqs);
         WorkspaceSizes {
-            thread_values: item_len(block_tokens * group_len, key_dim, value_dim),
+            thread_values: item_len(block_tokens * group_len, head_dim_k, head_dim_v),
             attention_items: n_blocks * n_kv_heads + n_parts / group_len,
-            attention_parts: n_parts * part_len(value_dim),
+            attention_parts: n_parts * part_len(head_dim_v),
             ..WorkspaceSizes::default()
         }
     }
@@ -98,7 +98,7 @@ fn block_tokens(n_tokens: usize, group_len: usize) -> usize {
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub(super) items: Vec<Item>,
-    /// The outputs that an item finishes, of `[n_tokens, n_heads * value_dim]`: none where it is a split after the first.
+    /// The outputs that an item finishes, of `[n_tokens, n_heads * head_dim_v]`: none where it is a split after the first.
     pub(super) outs: Vec<Rect>,
     /// The parts that an item leaves, of `[n_parts, part_len]`: none where it is no split.
     pub(super) parts: Vec<Rect>,
@@ -112,7 +112,6 @@ pub(super) struct Item {
     pub(super) n_tokens: usize,
     pub(super) kv_head_idx: usize,
     pub(super) seq_idx: usize,
-    pub(super) context_len: usize,
     /// First split that a token sees, and the end of those seen.
     pub(super) first_split: usize,
     pub(super) end_split: usize,
@@ -131,14 +130,13 @@ impl Plan {
         self.n_parts = 0;
         for (seq_idx, tokens) in job.batch.seq_starts.windows(2).enumerate() {
             let tokens = tokens[0] as usize..tokens[1] as usize;
-            let Some(last) = tokens.clone().next_back() else {
+            if tokens.is_empty() {
                 continue;
-            };
-            let context_len = job.batch.positions[last] as usize + 1;
+            }
             let block_len = block_tokens(tokens.len(), job.group_len);
             for first_token in tokens.clone().step_by(block_len) {
                 let n_tokens = block_len.min(tokens.end - first_token);
-                let seen = job.seen_by(first_token..first_token + n_tokens, context_len);
+                let seen = job.seen_by(first_token..first_token + n_tokens);
                 let (first_split, end_split) = (seen.start / SPLIT_TOKENS, seen.end.div_ceil(SPLIT_TOKENS));
                 let n_splits = end_split - first_split;
                 let n_split_parts = n_splits * n_tokens * job.group_len * n_kv_heads;
@@ -151,7 +149,6 @@ impl Plan {
                         n_tokens,
                         kv_head_idx,
                         seq_idx,
-                        context_len,
                         first_split,
                         end_split,
                         split: None,
@@ -179,7 +176,7 @@ impl Plan {
     fn push(&mut self, job: &Job<'_>, item: Item) {
         let (mut out, mut parts) = (Rect::default(), Rect::default());
         if item.split.is_none_or(|split| split == item.first_split) {
-            let group_cols = job.group_len * job.value_dim;
+            let group_cols = job.group_len * job.head_dim_v;
             out = Rect {
                 rows: item.first_token..item.first_token + item.n_tokens,
                 cols: item.kv_head_idx * group_cols..(item.kv_head_idx + 1) * group_cols,

@@ -4,27 +4,9 @@
 //! shares a [`Rope`]. Invariant: nothing here knows a scaling scheme; whoever loads a model turns linear scaling,
 //! `rope_freqs` or YaRN into frequencies and a magnitude.
 
+use tokenmill_backend::{Rope, RopeStyle};
+
 use crate::Host;
-
-/// Which two values of a head make a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopePairing {
-    /// Neighbours: `(0, 1), (2, 3), ..`. GGUF's `NORM`.
-    Adjacent,
-    /// Halves of the rotated part: `(0, n / 2), (1, n / 2 + 1), ..`. GGUF's `NEOX`.
-    Halves,
-}
-
-/// A rotation: how fast each pair turns with the position.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
-    /// Angle per position of each pair, `[n_rot / 2]`. Values of a head from `n_rot` on are not rotated.
-    pub freqs: Vec<f32>,
-    /// What rotated values are multiplied with (YaRN's attention factor; usually 1).
-    pub magnitude: f32,
-    /// Which values make a pair.
-    pub pairing: RopePairing,
-}
 
 /// Cosines and sines for the positions of one step, times the magnitude.
 #[derive(Clone, Debug, Default)]
@@ -37,13 +19,13 @@ pub struct RopeAngles {
 
 impl RopeAngles {
     /// Computes the angles of `positions`, one for each token; keeps its memory from step to step.
-    pub fn fill(&mut self, rope: &Rope, positions: &[u32]) {
-        self.n_pairs = rope.freqs.len();
+    pub fn fill(&mut self, rope: &Rope<&[f32]>, positions: &[u32]) {
+        self.n_pairs = rope.inv_freqs.len();
         self.n_tokens = positions.len();
         self.cos_sin.clear();
         self.cos_sin.reserve(self.n_tokens * self.n_pairs);
         for &position in positions {
-            self.cos_sin.extend(rope.freqs.iter().map(|freq| {
+            self.cos_sin.extend(rope.inv_freqs.iter().map(|freq| {
                 let (sin, cos) = (position as f32 * freq).sin_cos();
                 [cos * rope.magnitude, sin * rope.magnitude]
             }));
@@ -60,7 +42,7 @@ const TOKENS_PER_CHUNK: usize = 8;
 /// When the shapes contradict each other.
 pub fn rope(
     host: &Host,
-    pairing: RopePairing,
+    style: RopeStyle,
     angles: &RopeAngles,
     x: &mut [f32],
     n_heads: usize,
@@ -86,14 +68,14 @@ pub fn rope(
             for (i, token) in tokens.chunks_exact_mut(token_len).enumerate() {
                 let cos_sin = &angles.cos_sin[(chunk_idx * TOKENS_PER_CHUNK + i) * n_pairs..][..n_pairs];
                 for head in token.chunks_exact_mut(head_dim) {
-                    match pairing {
-                        RopePairing::Adjacent => {
+                    match style {
+                        RopeStyle::Norm => {
                             for (pair, &[cos, sin]) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos_sin) {
                                 let [a, b] = *pair;
                                 *pair = [a * cos - b * sin, a * sin + b * cos];
                             }
                         }
-                        RopePairing::Halves => {
+                        RopeStyle::Neox => {
                             let (first, second) = head.split_at_mut(n_pairs);
                             for ((a, b), &[cos, sin]) in first.iter_mut().zip(second).zip(cos_sin) {
                                 (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
@@ -111,46 +93,45 @@ mod tests {
 
     use super::*;
 
-    fn rotated(pairing: RopePairing, head: &[f32], positions: &[u32], freqs: Vec<f32>) -> Vec<f32> {
+    fn rotated(style: RopeStyle, head: &[f32], positions: &[u32], freqs: &[f32]) -> Vec<f32> {
         let host = Host::new(2, CpuFeatures::detect()).unwrap();
         let table = Rope {
-            freqs,
+            style,
+            head_dim: head.len(),
+            n_dims: 2 * freqs.len(),
+            inv_freqs: freqs,
             magnitude: 1.0,
-            pairing,
         };
         let mut angles = RopeAngles::default();
         angles.fill(&table, positions);
         let mut x = head.repeat(positions.len());
-        rope(&host, pairing, &angles, &mut x, 1, head.len());
+        rope(&host, style, &angles, &mut x, 1, head.len());
         x
     }
 
     #[test]
     fn pairs_turn_by_position_times_frequency() {
         let quarter = std::f32::consts::FRAC_PI_2;
-        let check = |pairing, expected: [f32; 5]| {
-            let x = rotated(pairing, &[1.0, 2.0, 3.0, 4.0, 5.0], &[0, 1], vec![quarter, 0.0]);
+        let check = |style, expected: [f32; 5]| {
+            let x = rotated(style, &[1.0, 2.0, 3.0, 4.0, 5.0], &[0, 1], &[quarter, 0.0]);
             assert_eq!(x[..5], [1.0, 2.0, 3.0, 4.0, 5.0]);
             assert!(
                 x[5..].iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6),
                 "{x:?}"
             );
         };
-        check(RopePairing::Adjacent, [-2.0, 1.0, 3.0, 4.0, 5.0]);
-        check(RopePairing::Halves, [-3.0, 2.0, 1.0, 4.0, 5.0]);
+        check(RopeStyle::Norm, [-2.0, 1.0, 3.0, 4.0, 5.0]);
+        check(RopeStyle::Neox, [-3.0, 2.0, 1.0, 4.0, 5.0]);
     }
 
     #[test]
     fn many_tokens_are_rotated_like_one() {
         let head: Vec<f32> = (0..8).map(|i| i as f32).collect();
-        let freqs = vec![1.0, 0.1, 0.01];
+        let freqs = [1.0, 0.1, 0.01];
         let positions: Vec<u32> = (0..50).map(|i| i * 3).collect();
-        let together = rotated(RopePairing::Halves, &head, &positions, freqs.clone());
+        let together = rotated(RopeStyle::Neox, &head, &positions, &freqs);
         for (&position, together) in positions.iter().zip(together.chunks(8)) {
-            assert_eq!(
-                rotated(RopePairing::Halves, &head, &[position], freqs.clone()),
-                together
-            );
+            assert_eq!(rotated(RopeStyle::Neox, &head, &[position], &freqs), together);
         }
     }
 }

@@ -4,13 +4,13 @@
 //! Separate from the operations so that they and the fused product of gate and up share it. Invariant: a value depends
 //! on its own inputs alone, not on its place in a vector.
 
+use tokenmill_backend::Activation;
 use tokenmill_quant::CpuFeatures;
 
 use super::{Kernel, Simd, TILE_ROWS, dispatch, math};
-use crate::{Activation, ops::activation::gelu_erf};
+use crate::ops::activation::gelu_erf;
 
-/// Replaces every value of `gate` by its activation, times that of `up` where there is one (for
-/// [`Activation::SwigluClamped`] by the clamped one plus 1).
+/// Replaces every value of `gate` by its activation, times that of `up` where there is one.
 pub(crate) fn apply(features: CpuFeatures, activation: Activation, gate: &mut [f32], up: Option<&[f32]>) {
     if let Some(up) = up {
         assert!(up.len() >= gate.len(), "lengths of gate and up");
@@ -95,14 +95,7 @@ unsafe fn gated<S: Simd>(activation: Activation, x: S::F, up: Option<S::F>) -> S
     // SAFETY: the caller vouches for the features.
     unsafe {
         let y = activated::<S>(activation, x);
-        match (activation, up) {
-            (_, None) => y,
-            (Activation::SwigluClamped { limit, .. }, Some(up)) => {
-                let up = S::min(S::splat_f32(limit), S::max(S::splat_f32(-limit), up));
-                S::mul(y, S::add(up, S::splat_f32(1.0)))
-            }
-            (_, Some(up)) => S::mul(y, up),
-        }
+        up.map_or(y, |up| S::mul(y, up))
     }
 }
 
@@ -114,13 +107,7 @@ unsafe fn activated<S: Simd>(activation: Activation, x: S::F) -> S::F {
         let one = S::splat_f32(1.0);
         let zero = S::splat_f32(0.0);
         match activation {
-            Activation::Silu => logistic::<S>(x, x, 1.0),
-            Activation::GeluQuick => logistic::<S>(x, x, 1.702),
-            Activation::Sigmoid => logistic::<S>(one, x, 1.0),
-            Activation::SwigluClamped { alpha, limit } => {
-                let x = S::min(S::splat_f32(limit), x);
-                logistic::<S>(x, x, alpha)
-            }
+            Activation::Silu => silu::<S>(x),
             Activation::GeluTanh => {
                 let cube = S::fma(S::mul(S::splat_f32(0.044_715), x), x, one);
                 let inner = S::mul(S::mul(S::splat_f32(SQRT_2_OVER_PI), x), cube);
@@ -141,12 +128,12 @@ unsafe fn activated<S: Simd>(activation: Activation, x: S::F) -> S::F {
     }
 }
 
-/// `numerator / (1 + exp(-alpha x))`.
+/// `x / (1 + exp(-x))`.
 #[inline(always)]
-unsafe fn logistic<S: Simd>(numerator: S::F, x: S::F, alpha: f32) -> S::F {
+unsafe fn silu<S: Simd>(x: S::F) -> S::F {
     // SAFETY: the caller vouches for the features.
     unsafe {
-        let e = math::exp::<S>(S::mul(x, S::splat_f32(-alpha)));
-        S::div(numerator, S::add(S::splat_f32(1.0), e))
+        let e = math::exp::<S>(S::mul(x, S::splat_f32(-1.0)));
+        S::div(x, S::add(S::splat_f32(1.0), e))
     }
 }

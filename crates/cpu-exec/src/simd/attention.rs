@@ -10,7 +10,7 @@
 use tokenmill_quant::CpuFeatures;
 
 use super::{Kernel, Simd, TILE_ROWS, dispatch};
-use crate::{KvType, PAGE_TOKENS};
+use tokenmill_backend::{KvType, PAGE_TOKENS};
 
 /// Pages of a split.
 pub(crate) const SPLIT_PAGES: usize = 16;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use tokenmill_quant::CpuFeatures;
 
 use super::{Kernel, Simd, TILE_ROWS, dispatch, math};
-use crate::PAGE_TOKENS;
+use tokenmill_backend::PAGE_TOKENS;
 
 /// Turns the scores of a row into weights: multiplies them with `scale`, caps them, takes only `seen` of them, and
 /// replaces each by its `exp(score - max)`, those not seen by 0. Returns the maximum and the sum of the weights.

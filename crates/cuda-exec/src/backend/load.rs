@@ -7,12 +7,7 @@ use tokenmill_backend::{
     BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, PAGE_TOKENS,
 };
 
-use crate as exec;
-
-use super::{
-    CudaBackend, CudaBuffer, DEVICE, PickedLayout, QuantizedForms, Results, StepInputs, Workspace,
-    translate::{kv_shapes, kv_type},
-};
+use super::{CudaBackend, CudaBuffer, DEVICE, PickedLayout, QuantizedForms, Results, StepInputs, Workspace};
 
 /// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.
 const DRIVER_BYTES: u64 = 128 << 20;
@@ -33,14 +28,14 @@ impl CudaBackend {
             inputs: StepInputs::new(device, limits)?,
             results: Results::new(device, limits)?,
             quantized: QuantizedForms::new(device, limits.max_batch_tokens, network.widest_input())?,
-            attention: exec::AttentionScratch::new(
+            attention: crate::AttentionScratch::new(
                 device,
                 limits.max_batch_tokens,
                 limits.n_ctx.div_ceil(PAGE_TOKENS),
                 n_heads,
                 dim_v,
             )?,
-            argmax: exec::ArgmaxScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
+            argmax: crate::ArgmaxScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
             picked: device.upload("sampling", &vec![0; PickedLayout::new(limits).n_words()])?,
             picked_layout: PickedLayout::new(limits),
             previous: device.alloc("sampling", limits.max_logit_rows)?,
@@ -74,15 +69,15 @@ impl CudaBackend {
         let max_pages = limits.n_ctx.div_ceil(PAGE_TOKENS);
         StepInputs::device_bytes(limits)
             + QuantizedForms::device_bytes(limits.max_batch_tokens, network.widest_input())
-            + exec::AttentionScratch::device_bytes(limits.max_batch_tokens, max_pages, n_heads, dim_v)
-            + exec::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
-            + exec::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
-            + exec::buffer_bytes::<u32>(limits.max_logit_rows)
-            + exec::buffer_bytes::<f32>(limits.max_logit_rows * limits.n_vocab)
+            + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, max_pages, n_heads, dim_v)
+            + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
+            + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
+            + crate::buffer_bytes::<u32>(limits.max_logit_rows)
+            + crate::buffer_bytes::<f32>(limits.max_logit_rows * limits.n_vocab)
     }
 
-    pub(super) fn load_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {
-        let usage = exec::MatrixUse {
+    pub(super) fn load_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
+        let usage = crate::MatrixUse {
             is_table: data.usage != MatrixUsage::Linear,
             is_factor: data.usage != MatrixUsage::Embedding,
         };
@@ -97,7 +92,7 @@ impl CudaBackend {
         (self.uploader)
             .upload(data.ty, [data.n_out, data.n_in], data.bytes, usage)
             .map_err(|error| match error {
-                exec::CudaExecError::Layout(exec::LayoutError::UnsupportedType { ty }) => {
+                crate::CudaExecError::Layout(crate::LayoutError::UnsupportedType { ty }) => {
                     BackendError::UnsupportedType {
                         tensor: data.name.to_owned(),
                         ty,
@@ -121,15 +116,8 @@ impl CudaBackend {
         // The weights are complete when the KV store is allocated.
         self.uploader.finish()?;
         self.epoch += 1;
-        let ty = kv_type(layout)?;
-        self.kv_heads = kv_shapes(layout);
-        self.kv = Some(exec::KvStore::new(
-            &self.device,
-            ty,
-            &self.kv_heads,
-            layout.n_pages,
-            layout.n_host_pages,
-        )?);
+        self.kv_heads.clone_from(&layout.layers);
+        self.kv = Some(crate::KvStore::new(&self.device, layout)?);
         Ok(())
     }
 }

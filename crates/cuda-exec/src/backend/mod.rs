@@ -2,7 +2,7 @@
 //!
 //! Only the choice of launches stands here; the kernels' own files have the rest. One file a subject: what a load does
 //! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
-//! ([`operations`]), types of one crate as those of the other ([`translate`]). Values of a step go up in one copy
+//! ([`operations`]). Values of a step go up in one copy
 //! ([`step`]), results come down behind the step and are waited for once ([`results`]). Invariant: everything is
 //! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
@@ -15,12 +15,9 @@ mod run;
 mod sampling;
 mod step;
 mod trace;
-mod translate;
 
-use tokenmill_backend::StepShape;
+use tokenmill_backend::{BackendError, KvLayerShape, StepShape};
 use tokenmill_gguf::TensorType;
-
-use crate as exec;
 
 pub use self::trace::{StepTimes, Trace};
 use self::{
@@ -34,16 +31,16 @@ pub(super) const DEVICE: &str = "the CUDA backend";
 
 /// A GPU.
 pub struct CudaBackend {
-    device: exec::Device,
-    ops: exec::Ops,
-    uploader: exec::Uploader,
+    device: crate::Device,
+    ops: crate::Ops,
+    uploader: crate::Uploader,
     /// Types of the matrices that are multiplied.
     factor_types: Vec<TensorType>,
-    kv: Option<exec::KvStore>,
-    kv_heads: Vec<exec::KvShape>,
+    kv: Option<crate::KvStore>,
+    kv_heads: Vec<KvLayerShape>,
     workspace: Option<Workspace>,
     n_buffers: usize,
-    graphs: exec::GraphCache<StepShape, Sources>,
+    graphs: crate::GraphCache<StepShape, Sources>,
     /// Counts the moves of what captured steps hold.
     epoch: u64,
     uses_graphs: bool,
@@ -55,21 +52,21 @@ struct Workspace {
     inputs: StepInputs,
     results: Results,
     quantized: QuantizedForms,
-    attention: exec::AttentionScratch,
-    argmax: exec::ArgmaxScratch,
+    attention: crate::AttentionScratch,
+    argmax: crate::ArgmaxScratch,
     /// What the newest step that sampled on the device picked; tokens first.
-    picked: exec::Buffer<u32>,
+    picked: crate::Buffer<u32>,
     picked_layout: PickedLayout,
     /// Tokens of the step before it.
-    previous: exec::Buffer<u32>,
+    previous: crate::Buffer<u32>,
     /// Logits with bias, mask and penalties.
-    adjusted: exec::Buffer<f32>,
+    adjusted: crate::Buffer<f32>,
 }
 
 /// An activation buffer with a number that tells it from others.
 pub struct CudaBuffer {
     id: usize,
-    values: exec::Buffer<f32>,
+    values: crate::Buffer<f32>,
 }
 
 impl CudaBackend {
@@ -77,16 +74,16 @@ impl CudaBackend {
     ///
     /// # Errors
     /// A device error: a driver that does not take the kernels.
-    pub fn new(device: exec::Device) -> Result<Self, exec::CudaExecError> {
+    pub fn new(device: crate::Device) -> Result<Self, crate::CudaExecError> {
         Ok(Self {
-            ops: exec::Ops::load(&device)?,
-            uploader: exec::Uploader::new(&device),
+            ops: crate::Ops::load(&device)?,
+            uploader: crate::Uploader::new(&device),
             factor_types: Vec::new(),
             kv: None,
             kv_heads: Vec::new(),
             workspace: None,
             n_buffers: 0,
-            graphs: exec::GraphCache::default(),
+            graphs: crate::GraphCache::default(),
             epoch: 0,
             uses_graphs: true,
             tracer: None,
@@ -105,7 +102,7 @@ impl CudaBackend {
     ///
     /// # Errors
     /// The driver's.
-    pub fn with_trace(mut self) -> Result<Self, exec::CudaExecError> {
+    pub fn with_trace(mut self) -> Result<Self, crate::CudaExecError> {
         self.tracer = Some(Tracer::new(&self.device)?);
         Ok(self)
     }
@@ -116,7 +113,7 @@ impl CudaBackend {
     }
 
     /// The device.
-    pub fn device(&self) -> &exec::Device {
+    pub fn device(&self) -> &crate::Device {
         &self.device
     }
 
@@ -132,4 +129,38 @@ impl CudaBackend {
 
 fn prepared(workspace: &mut Option<Workspace>) -> &mut Workspace {
     workspace.as_mut().expect("the load prepares before it uploads")
+}
+
+impl From<crate::CudaExecError> for BackendError {
+    fn from(error: crate::CudaExecError) -> Self {
+        match error {
+            crate::CudaExecError::OutOfMemory {
+                purpose,
+                needed_bytes,
+                free_bytes,
+            } => Self::OutOfMemory {
+                purpose,
+                needed_bytes,
+                free_bytes,
+                device: DEVICE,
+            },
+            crate::CudaExecError::Lost { operation, reason } => Self::Lost { operation, reason },
+            crate::CudaExecError::Failed { operation, reason } => Self::Failed { operation, reason },
+            crate::CudaExecError::Unsupported { feature } => Self::Unsupported {
+                feature,
+                device: DEVICE,
+            },
+            source @ (crate::CudaExecError::NoDriver
+            | crate::CudaExecError::NoDevice { .. }
+            | crate::CudaExecError::NoSuchDevice { .. }
+            | crate::CudaExecError::ComputeCapability { .. }
+            | crate::CudaExecError::DriverTooOld { .. }) => Self::Unavailable {
+                source: Box::new(source),
+            },
+            other => Self::Failed {
+                operation: "a CUDA operation",
+                reason: other.to_string(),
+            },
+        }
+    }
 }

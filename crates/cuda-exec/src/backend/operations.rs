@@ -10,17 +10,11 @@ use tokenmill_backend::{
 };
 use tokenmill_gguf::TensorType;
 
-use crate as exec;
-
-use super::{
-    CudaBackend, CudaBuffer, Sources, Workspace, prepared,
-    trace::Moment,
-    translate::{activation_of, kv_shapes, kv_type, norm_of, page_move_of, rope_of},
-};
+use super::{CudaBackend, CudaBuffer, Sources, Workspace, prepared, trace::Moment};
 
 impl Backend for CudaBackend {
-    type Matrix = exec::Matrix;
-    type Vector = exec::Buffer<f32>;
+    type Matrix = crate::Matrix;
+    type Vector = crate::Buffer<f32>;
     type Buffer = CudaBuffer;
 
     fn prepare(
@@ -31,8 +25,7 @@ impl Backend for CudaBackend {
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
         // What is certain to fail fails before gigabytes are on their way.
-        exec::KvStore::check_shapes(&kv_shapes(kv))?;
-        kv_type(kv)?;
+        crate::KvStore::check(kv)?;
         self.make_workspace(network, limits, plan)
     }
 
@@ -40,11 +33,11 @@ impl Backend for CudaBackend {
         Self::size_of_workspace(network, limits)
     }
 
-    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<exec::Matrix, BackendError> {
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
         self.load_matrix(data)
     }
 
-    fn upload_vector(&mut self, values: &[f32]) -> Result<exec::Buffer<f32>, BackendError> {
+    fn upload_vector(&mut self, values: &[f32]) -> Result<crate::Buffer<f32>, BackendError> {
         Ok(self.device.upload("weights", values)?)
     }
 
@@ -57,22 +50,20 @@ impl Backend for CudaBackend {
     }
 
     fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {
-        exec::MatrixLayout::of(ty, n_out, n_in).map_or(0, |layout| exec::buffer_bytes::<u8>(layout.bytes()))
+        crate::MatrixLayout::of(ty, n_out, n_in).map_or(0, |layout| crate::buffer_bytes::<u8>(layout.bytes()))
     }
 
     fn vector_bytes(&self, len: usize) -> usize {
-        exec::buffer_bytes::<f32>(len)
+        crate::buffer_bytes::<f32>(len)
     }
 
     fn buffer_bytes(&self, max_rows: usize, width: usize) -> usize {
-        exec::buffer_bytes::<f32>(max_rows * width)
+        crate::buffer_bytes::<f32>(max_rows * width)
     }
 
     fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
         // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
-        kv_type(layout).map_or(layout.page_bytes(), |ty| {
-            exec::KvStore::page_bytes(ty, &kv_shapes(layout))
-        })
+        crate::KvStore::page_bytes(layout)
     }
 
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
@@ -104,21 +95,20 @@ impl Backend for CudaBackend {
     }
 
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
-        let moves: Vec<_> = copies.iter().copied().map(page_move_of).collect();
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        Ok(kv.move_pages(&moves)?)
+        Ok(kv.copy_pages(copies)?)
     }
 
     fn embed(
         &mut self,
-        table: &exec::Matrix,
+        table: &crate::Matrix,
         scale: f32,
         n_tokens: usize,
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         let workspace = prepared(&mut self.workspace);
         workspace.quantized.forget(output.id);
-        let ids = exec::TokenIds {
+        let ids = crate::TokenIds {
             tokens: workspace.inputs.tokens(n_tokens)?,
             sampled: workspace.picked.view(),
         };
@@ -127,39 +117,34 @@ impl Backend for CudaBackend {
 
     fn norm(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<crate::Buffer<f32>>,
         input: &CudaBuffer,
         n_rows: usize,
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         let quantized = &mut prepared(&mut self.workspace).quantized;
         let form = quantized.of_new_rows(output.id, norm.width, None);
-        Ok(self.ops.norm(
-            &norm_of(norm),
-            n_rows,
-            input.values.view(),
-            output.values.view_mut(),
-            form,
-        )?)
+        Ok(self
+            .ops
+            .norm(norm, n_rows, input.values.view(), output.values.view_mut(), form)?)
     }
 
     fn norm_heads(
         &mut self,
-        norm: &Norm<Self>,
+        norm: &Norm<crate::Buffer<f32>>,
         n_rows: usize,
         row_width: usize,
         rows: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         self.workspace().quantized.forget(rows.id);
-        let norm = norm_of(norm);
         Ok(self
             .ops
-            .norm_heads(&norm, n_rows, row_width, rows.values.view_mut())?)
+            .norm_heads(norm, n_rows, row_width, rows.values.view_mut())?)
     }
 
     fn linear(
         &mut self,
-        linear: &Linear<Self>,
+        linear: &Linear<crate::Matrix, crate::Buffer<f32>>,
         input: &CudaBuffer,
         n_rows: usize,
         output: &mut CudaBuffer,
@@ -169,7 +154,7 @@ impl Backend for CudaBackend {
 
     fn rope(
         &mut self,
-        rope: &Rope<Self>,
+        rope: &Rope<crate::Buffer<f32>>,
         n_tokens: usize,
         row_width: usize,
         heads: &mut CudaBuffer,
@@ -177,10 +162,9 @@ impl Backend for CudaBackend {
         let workspace = prepared(&mut self.workspace);
         workspace.quantized.forget(heads.id);
         let positions = workspace.inputs.places(n_tokens)?.positions;
-        let widths = [rope.head_dim, row_width];
         Ok(self
             .ops
-            .rope(&rope_of(rope), positions, widths, heads.values.view_mut())?)
+            .rope(rope, positions, row_width, heads.values.view_mut())?)
     }
 
     fn store_kv(
@@ -201,7 +185,7 @@ impl Backend for CudaBackend {
 
     fn attention(
         &mut self,
-        attention: &Attention<Self>,
+        attention: &Attention<crate::Buffer<f32>>,
         shape: &StepShape,
         q: &CudaBuffer,
         output: &mut CudaBuffer,
@@ -214,21 +198,16 @@ impl Backend for CudaBackend {
             ..
         } = prepared(&mut self.workspace);
         // The kernel quantizes whole warps of a head.
-        let width = attention.n_heads * attention.head_dim_v;
-        let form = if attention.head_dim_v.is_multiple_of(32) {
+        let head_dim_v = self.kv_heads[attention.layer_idx].head_dim_v;
+        let width = attention.n_heads * head_dim_v;
+        let form = if head_dim_v.is_multiple_of(32) {
             quantized.of_new_rows(output.id, width, None)
         } else {
             quantized.forget(output.id);
             None
         };
         Ok(self.ops.attention(
-            &exec::AttentionShape {
-                n_heads: attention.n_heads,
-                scale: attention.scale,
-                window: attention.window,
-                softcap: attention.softcap,
-                sinks: attention.sinks.as_ref().map(exec::Buffer::view),
-            },
+            attention,
             &inputs.attention(shape)?,
             kv.layer(attention.layer_idx),
             q.values.view(),
@@ -249,7 +228,7 @@ impl Backend for CudaBackend {
         let form = (self.workspace.as_mut())
             .and_then(|workspace| workspace.quantized.of_new_rows(rows.id, width, None));
         Ok(self.ops.activation(
-            activation_of(activation),
+            activation,
             [n_rows, width],
             rows.values.view_mut(),
             up.map(|up| up.values.view()),
@@ -318,19 +297,19 @@ impl Backend for CudaBackend {
                 let previous = &mut workspace.previous;
                 let n_previous = previous.len();
                 let tokens = workspace.picked.view().range(0..n_previous)?;
-                (self.device).copy(exec::Stream::Compute, tokens, &previous.view_mut())?;
+                (self.device).copy(crate::Stream::Compute, tokens, &previous.view_mut())?;
                 let [records, words] = workspace.inputs.records()?;
                 let [tokens, status, logprobs, top_ids, top_logprobs] =
                     (workspace.picked_layout).split(workspace.picked.view_mut())?;
                 self.ops.sample(
                     rows,
                     logits.values.view(),
-                    &exec::SampleInputs {
+                    &crate::SampleInputs {
                         records,
                         words,
                         previous: previous.view(),
                     },
-                    exec::SampleOutputs {
+                    crate::SampleOutputs {
                         adjusted: workspace.adjusted.view_mut(),
                         tokens,
                         status,
@@ -363,15 +342,15 @@ impl Backend for CudaBackend {
         } else {
             None
         };
-        let input = exec::Input {
+        let input = crate::Input {
             n_rows,
             floats: input.values.view(),
             quantized: form,
         };
         for jobs in jobs.chunks_mut(3) {
-            let mut jobs = jobs.iter_mut().map(|job| exec::Product {
+            let mut jobs = jobs.iter_mut().map(|job| crate::Product {
                 matrix: &job.linear.matrix,
-                bias: job.linear.bias.as_ref().map(exec::Buffer::view),
+                bias: job.linear.bias.as_ref().map(crate::Buffer::view),
                 output: job.output.values.view_mut(),
             });
             // Arrays instead of a vector: nothing is allocated on the step path.
@@ -388,7 +367,7 @@ impl Backend for CudaBackend {
     fn linear_gated(
         &mut self,
         activation: Activation,
-        [gate, up]: [&Linear<Self>; 2],
+        [gate, up]: [&Linear<crate::Matrix, crate::Buffer<f32>>; 2],
         input: &CudaBuffer,
         n_rows: usize,
         [gate_out, up_out]: [&mut CudaBuffer; 2],
@@ -416,17 +395,17 @@ impl Backend for CudaBackend {
             quantized.forget(gate_out.id);
             (None, None)
         };
-        let input = exec::Input {
+        let input = crate::Input {
             n_rows,
             floats: input.values.view(),
             quantized: form,
         };
         Ok(self.ops.matvec_gated(
             &input,
-            exec::GatedProduct {
+            crate::GatedProduct {
                 matrices: [&gate.matrix, &up.matrix],
-                biases: [gate, up].map(|linear| linear.bias.as_ref().map(exec::Buffer::view)),
-                activation: activation_of(activation),
+                biases: [gate, up].map(|linear| linear.bias.as_ref().map(crate::Buffer::view)),
+                activation,
                 output: gate_out.values.view_mut(),
                 quantized: out_form,
             },
@@ -437,7 +416,7 @@ impl Backend for CudaBackend {
         &mut self,
         scale: f32,
         delta: &CudaBuffer,
-        norm: &Norm<Self>,
+        norm: &Norm<crate::Buffer<f32>>,
         n_rows: usize,
         hidden: &mut CudaBuffer,
         normed: &mut CudaBuffer,
@@ -446,7 +425,7 @@ impl Backend for CudaBackend {
         quantized.forget(hidden.id);
         let form = quantized.of_new_rows(normed.id, norm.width, None);
         Ok(self.ops.add_norm(
-            &norm_of(norm),
+            norm,
             n_rows,
             (scale, delta.values.view()),
             hidden.values.view_mut(),
@@ -457,7 +436,7 @@ impl Backend for CudaBackend {
 
     fn rope_store_kv(
         &mut self,
-        job: RopeStoreKv<'_, Self>,
+        job: RopeStoreKv<'_, crate::Buffer<f32>>,
         n_tokens: usize,
         [q, k]: [&mut CudaBuffer; 2],
         v: &CudaBuffer,
@@ -474,12 +453,12 @@ impl Backend for CudaBackend {
             match norm {
                 Some(norm)
                     if norm.kind == NormKind::Rms
-                        && norm.width == shape.dim_k
+                        && norm.width == shape.head_dim_k
                         && norm.bias.is_none()
                         && norm.eps == eps
                         && norm.weight.is_some() =>
                 {
-                    *place = norm.weight.as_ref().map(exec::Buffer::view);
+                    *place = norm.weight.as_ref().map(crate::Buffer::view);
                 }
                 Some(norm) => self.norm_heads(norm, n_tokens, row_width, rows)?,
                 None => {}
@@ -489,12 +468,11 @@ impl Backend for CudaBackend {
         workspace.quantized.forget(q.id);
         workspace.quantized.forget(k.id);
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        let rope = job.rope.map(rope_of);
         Ok(self.ops.rope_kv(
-            rope.as_ref(),
-            job.q_width / shape.dim_k,
+            job.rope,
+            job.q_width / shape.head_dim_k,
             workspace.inputs.places(n_tokens)?,
-            exec::RopeTargets {
+            crate::RopeTargets {
                 q: q.values.view_mut(),
                 k: k.values.view_mut(),
                 v: v.values.view(),

@@ -6,8 +6,6 @@
 
 use tokenmill_backend::BackendError;
 
-use crate as exec;
-
 /// Two places for quantized rows.
 pub(super) struct QuantizedForms {
     places: [Place; 2],
@@ -17,20 +15,20 @@ pub(super) struct QuantizedForms {
 }
 
 struct Place {
-    rows: exec::QuantizedRows,
+    rows: crate::QuantizedRows,
     /// The buffer whose rows it holds, and their width.
     holds: Option<(usize, usize)>,
 }
 
 impl QuantizedForms {
     pub(super) fn new(
-        device: &exec::Device,
+        device: &crate::Device,
         max_rows: usize,
         widest: usize,
-    ) -> Result<Self, exec::CudaExecError> {
-        let place = || -> Result<Place, exec::CudaExecError> {
+    ) -> Result<Self, crate::CudaExecError> {
+        let place = || -> Result<Place, crate::CudaExecError> {
             Ok(Place {
-                rows: exec::QuantizedRows::new(device, max_rows, widest)?,
+                rows: crate::QuantizedRows::new(device, max_rows, widest)?,
                 holds: None,
             })
         };
@@ -42,7 +40,7 @@ impl QuantizedForms {
     }
 
     pub(super) fn device_bytes(max_rows: usize, widest: usize) -> usize {
-        2 * exec::QuantizedRows::device_bytes(max_rows, widest)
+        2 * crate::QuantizedRows::device_bytes(max_rows, widest)
     }
 
     /// Notes that a buffer's rows change.
@@ -67,7 +65,7 @@ impl QuantizedForms {
         buffer_id: usize,
         width: usize,
         input: Option<usize>,
-    ) -> Option<exec::QuantizedMut<'_>> {
+    ) -> Option<crate::QuantizedMut<'_>> {
         self.forget(buffer_id);
         if !width.is_multiple_of(32) || width > self.widest {
             return None;
@@ -81,11 +79,11 @@ impl QuantizedForms {
     /// The quantized form of a buffer's rows, made now if it is not there.
     pub(super) fn of(
         &mut self,
-        ops: &exec::Ops,
+        ops: &crate::Ops,
         buffer_id: usize,
-        values: exec::View<'_, f32>,
+        values: crate::View<'_, f32>,
         [n_rows, width]: [usize; 2],
-    ) -> Result<exec::QuantizedView<'_>, BackendError> {
+    ) -> Result<crate::QuantizedView<'_>, BackendError> {
         let held = self.place_of(buffer_id, width);
         let index = if let Some(index) = held {
             index
@@ -107,7 +105,7 @@ impl QuantizedForms {
         input_id: usize,
         output_id: usize,
         output_width: usize,
-    ) -> (Option<exec::QuantizedView<'_>>, Option<exec::QuantizedMut<'_>>) {
+    ) -> (Option<crate::QuantizedView<'_>>, Option<crate::QuantizedMut<'_>>) {
         let holds = |place: &Place| place.holds.is_some_and(|(held, _)| held == input_id);
         let Some(input) = self.places.iter().position(holds) else {
             return (None, self.of_new_rows(output_id, output_width, None));

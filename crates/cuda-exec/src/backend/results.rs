@@ -12,8 +12,6 @@ use tokenmill_backend::{
     SamplingMode, StepOutput, StepShape, TokenLogprob,
 };
 
-use crate as exec;
-
 use super::sampling::{MAX_TOP, n_top};
 
 /// Open steps, their pinned buffers, and the host's sampler.
@@ -34,21 +32,21 @@ pub(super) struct Results {
 /// The buffers that a step leaves its results in.
 #[derive(Clone)]
 pub(super) struct Sources {
-    logits: exec::SharedView<f32>,
-    outputs: exec::SharedView<f32>,
+    logits: crate::SharedView<f32>,
+    outputs: crate::SharedView<f32>,
 }
 
 impl Sources {
-    pub(super) fn new(logits: exec::SharedView<f32>, outputs: exec::SharedView<f32>) -> Self {
+    pub(super) fn new(logits: crate::SharedView<f32>, outputs: crate::SharedView<f32>) -> Self {
         Self { logits, outputs }
     }
 }
 
 /// Pinned memory for the results of one step.
 struct Slot {
-    picked: exec::Pinned<u32>,
-    logits: exec::Pinned<f32>,
-    outputs: exec::Pinned<f32>,
+    picked: crate::Pinned<u32>,
+    logits: crate::Pinned<f32>,
+    outputs: crate::Pinned<f32>,
 }
 
 /// A step whose results were not taken yet.
@@ -93,8 +91,8 @@ impl PickedLayout {
     /// Splits the device's words: ids, status, log-probabilities, top ids, top log-probabilities.
     pub(super) fn split(
         self,
-        words: exec::ViewMut<'_, u32>,
-    ) -> Result<[exec::ViewMut<'_, u32>; 5], exec::CudaExecError> {
+        words: crate::ViewMut<'_, u32>,
+    ) -> Result<[crate::ViewMut<'_, u32>; 5], crate::CudaExecError> {
         let (ids, rest) = words.split_at(self.max_rows)?;
         let (status, rest) = rest.split_at(self.max_rows)?;
         let (logprobs, rest) = rest.split_at(self.max_rows)?;
@@ -131,8 +129,8 @@ impl PickedLayout {
 }
 
 impl Results {
-    pub(super) fn new(device: &exec::Device, limits: &ExecutorLimits) -> Result<Self, exec::CudaExecError> {
-        let slot = || -> Result<Slot, exec::CudaExecError> {
+    pub(super) fn new(device: &crate::Device, limits: &ExecutorLimits) -> Result<Self, crate::CudaExecError> {
+        let slot = || -> Result<Slot, crate::CudaExecError> {
             Ok(Slot {
                 picked: device.alloc_pinned(PickedLayout::new(limits).n_words())?,
                 logits: device.alloc_pinned(limits.max_logit_rows * limits.n_vocab)?,
@@ -192,11 +190,11 @@ impl Results {
     }
 
     /// Queues the copies of the begun step's results, behind it.
-    pub(super) fn queue(&mut self, picked: &exec::Buffer<u32>) -> Result<(), BackendError> {
+    pub(super) fn queue(&mut self, picked: &crate::Buffer<u32>) -> Result<(), BackendError> {
         let step = &self.current;
         let sources = self.sources();
         let slot = &mut self.slots[step.slot];
-        let stream = exec::Stream::Compute;
+        let stream = crate::Stream::Compute;
         let has_tops = (step.batch.outputs.iter()).any(|output| n_top(output, self.n_vocab) > 0);
         let n_words = match step.sampling {
             SamplingMode::Raw => 0,

@@ -6,8 +6,6 @@
 
 use tokenmill_backend::{BackendError, Phase, StepShape};
 
-use crate as exec;
-
 use super::{CudaBackend, prepared, trace::Moment};
 
 enum Replayed {
@@ -71,7 +69,7 @@ impl CudaBackend {
         shape: StepShape,
         body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
-        let capture = exec::Capture::begin(&self.device)?;
+        let capture = crate::Capture::begin(&self.device)?;
         body(self, shape)?;
         let graph = capture.finish()?;
         let sources = self.workspace().results.sources();
@@ -82,14 +80,14 @@ impl CudaBackend {
     /// Replays the step's graph if there is one.
     fn replay(&mut self, shape: &StepShape) -> Result<Replayed, BackendError> {
         match self.graphs.plan(shape, self.epoch) {
-            exec::StepPlan::Replay(graph, sources) => {
+            crate::StepPlan::Replay(graph, sources) => {
                 graph.replay()?;
                 let sources = sources.clone();
                 self.workspace().results.set_sources(sources);
                 Ok(Replayed::Yes)
             }
-            exec::StepPlan::Capture => Ok(Replayed::NotCaptured),
-            exec::StepPlan::Eager => Ok(Replayed::CannotBe),
+            crate::StepPlan::Capture => Ok(Replayed::NotCaptured),
+            crate::StepPlan::Eager => Ok(Replayed::CannotBe),
         }
     }
 

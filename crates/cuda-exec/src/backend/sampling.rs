@@ -17,8 +17,6 @@ use tokenmill_backend::{
     ExecutorLimits, ForwardBatch, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource,
 };
 
-use crate as exec;
-
 /// Likeliest tokens that the device reports of a row.
 pub(super) const MAX_TOP: usize = 20;
 /// Words of history and biases that there is room for, a row.
@@ -36,7 +34,7 @@ pub(super) fn device_mode(batch: &ForwardBatch, limits: &ExecutorLimits) -> Samp
         return mode;
     }
     let mut n_words = 0;
-    let is_for_device = limits.n_vocab <= exec::MAX_SAMPLED_VOCAB
+    let is_for_device = limits.n_vocab <= crate::MAX_SAMPLED_VOCAB
         && batch
             .outputs
             .iter()
@@ -119,7 +117,7 @@ pub(super) fn write_records(
         }
         [start as u32, n_words as u32]
     };
-    for (row, place) in records.step_by(exec::SampleRecord::WORDS).enumerate() {
+    for (row, place) in records.step_by(crate::SampleRecord::WORDS).enumerate() {
         let record = match batch.outputs.get(row) {
             Some(RowOutput::Sample(sample)) => {
                 let params = &sample.params;
@@ -145,12 +143,12 @@ pub(super) fn write_records(
                 let top_start = n_top_before;
                 n_top_before += n_top;
                 let flag = |flag: u32, is_set: bool| if is_set { flag } else { 0 };
-                exec::SampleRecord {
+                crate::SampleRecord {
                     seed: params.seed,
                     position: batch.positions[batch.logit_rows[row] as usize] + 1,
-                    flags: flag(exec::SampleRecord::GREEDY, params.is_greedy())
-                        | flag(exec::SampleRecord::ADJUSTS, adjusts)
-                        | flag(exec::SampleRecord::LOGPROBS, params.n_logprobs.is_some()),
+                    flags: flag(crate::SampleRecord::GREEDY, params.is_greedy())
+                        | flag(crate::SampleRecord::ADJUSTS, adjusts)
+                        | flag(crate::SampleRecord::LOGPROBS, params.n_logprobs.is_some()),
                     temperature: params.temperature,
                     top_k: params.top_k,
                     top_p: params.top_p,
@@ -164,8 +162,8 @@ pub(super) fn write_records(
                     frequency_penalty: params.frequency_penalty,
                     history_start: history[0],
                     history_end: history[1],
-                    newest: on_device.map_or(exec::SampleRecord::NONE, |word| word & !sampled_flag),
-                    mask_start: mask.unwrap_or(exec::SampleRecord::NONE),
+                    newest: on_device.map_or(crate::SampleRecord::NONE, |word| word & !sampled_flag),
+                    mask_start: mask.unwrap_or(crate::SampleRecord::NONE),
                     bias_start: bias_ids[0],
                     bias_end: bias_ids[1],
                     biases_start: biases[0],
@@ -174,9 +172,9 @@ pub(super) fn write_records(
                 }
             }
             // Rows that want raw logits, and padding.
-            Some(RowOutput::Logits) | None => exec::SampleRecord::raw(),
+            Some(RowOutput::Logits) | None => crate::SampleRecord::raw(),
         };
-        words[place..place + exec::SampleRecord::WORDS].copy_from_slice(&record.to_words());
+        words[place..place + crate::SampleRecord::WORDS].copy_from_slice(&record.to_words());
     }
     n_words
 }

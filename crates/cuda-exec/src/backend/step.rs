@@ -12,8 +12,6 @@ use tokenmill_backend::{
     TokenSource,
 };
 
-use crate as exec;
-
 use super::{results::Results, sampling};
 
 /// The position and the slot of padding.
@@ -25,8 +23,8 @@ const SPLIT_PAGES: usize = 16;
 
 /// The inputs of a step on the device, and the staging memory that they go through.
 pub(super) struct StepInputs {
-    words: exec::Buffer<u32>,
-    staging: [exec::Pinned<u32>; 2],
+    words: crate::Buffer<u32>,
+    staging: [crate::Pinned<u32>; 2],
     n_steps: usize,
     limits: ExecutorLimits,
     layout: Layout,
@@ -77,7 +75,7 @@ impl Layout {
             output_rows,
             logits_of_outputs,
             records,
-            pages: records + n_records * exec::SampleRecord::WORDS,
+            pages: records + n_records * crate::SampleRecord::WORDS,
         }
     }
 
@@ -86,14 +84,14 @@ impl Layout {
         let max_pages = limits.max_batch_seqs * limits.n_ctx.div_ceil(PAGE_TOKENS);
         7 * limits.max_batch_tokens
             + 3
-            + limits.max_logit_rows * (1 + exec::SampleRecord::WORDS)
+            + limits.max_logit_rows * (1 + crate::SampleRecord::WORDS)
             + max_pages
             + sampling::max_data_words(limits)
     }
 }
 
 impl StepInputs {
-    pub(super) fn new(device: &exec::Device, limits: &ExecutorLimits) -> Result<Self, exec::CudaExecError> {
+    pub(super) fn new(device: &crate::Device, limits: &ExecutorLimits) -> Result<Self, crate::CudaExecError> {
         let n_words = Layout::max_words(limits);
         Ok(Self {
             words: device.alloc("step inputs", n_words)?,
@@ -109,7 +107,7 @@ impl StepInputs {
     }
 
     pub(super) fn device_bytes(limits: &ExecutorLimits) -> usize {
-        exec::buffer_bytes::<u32>(Layout::max_words(limits))
+        crate::buffer_bytes::<u32>(Layout::max_words(limits))
     }
 
     /// What of a step's sampling is the device's.
@@ -193,7 +191,7 @@ impl StepInputs {
         }
 
         let target = self.words.view_mut().range(0..n_words)?;
-        staging.upload(exec::Stream::Compute, 0..n_words, &target)?;
+        staging.upload(crate::Stream::Compute, 0..n_words, &target)?;
         Ok(shape)
     }
 
@@ -251,23 +249,23 @@ impl StepInputs {
         &self.pages
     }
 
-    pub(super) fn tokens(&self, n_tokens: usize) -> Result<exec::View<'_, u32>, BackendError> {
+    pub(super) fn tokens(&self, n_tokens: usize) -> Result<crate::View<'_, u32>, BackendError> {
         Ok(self.words.view().range(0..n_tokens)?)
     }
 
-    pub(super) fn places(&self, n_tokens: usize) -> Result<exec::StepPlaces<'_>, BackendError> {
+    pub(super) fn places(&self, n_tokens: usize) -> Result<crate::StepPlaces<'_>, BackendError> {
         let words = self.words.view();
         let Layout { positions, slots, .. } = self.layout;
-        Ok(exec::StepPlaces {
+        Ok(crate::StepPlaces {
             positions: words.range(positions..positions + n_tokens)?,
             slots: words.range(slots..slots + n_tokens)?,
         })
     }
 
-    pub(super) fn attention(&self, shape: &StepShape) -> Result<exec::AttentionStep<'_>, BackendError> {
+    pub(super) fn attention(&self, shape: &StepShape) -> Result<crate::AttentionStep<'_>, BackendError> {
         let words = self.words.view();
         let layout = self.layout;
-        Ok(exec::AttentionStep {
+        Ok(crate::AttentionStep {
             positions: words.range(layout.positions..layout.positions + shape.n_tokens)?,
             seq_of: words.range(layout.seq_of..layout.seq_of + shape.n_tokens)?,
             page_starts: words.range(layout.page_starts..layout.output_rows)?,
@@ -275,7 +273,7 @@ impl StepInputs {
             max_pages: shape.max_pages,
             // Decode steps are captured, and the length of a run is no part of their shape.
             runs: if shape.phase == Phase::Mixed {
-                Some(exec::TokenRuns {
+                Some(crate::TokenRuns {
                     seq_starts: words.range(layout.seq_starts..layout.page_starts)?,
                     longest: self.longest_run,
                 })
@@ -286,7 +284,7 @@ impl StepInputs {
     }
 
     /// The records that rows are sampled with, and the words that they point into.
-    pub(super) fn records(&self) -> Result<[exec::View<'_, u32>; 2], BackendError> {
+    pub(super) fn records(&self) -> Result<[crate::View<'_, u32>; 2], BackendError> {
         let words = self.words.view();
         Ok([words.range(self.layout.records..self.layout.pages)?, words])
     }
@@ -296,7 +294,7 @@ impl StepInputs {
         &self,
         rows: RowSet,
         shape: &StepShape,
-    ) -> Result<(exec::View<'_, u32>, usize), BackendError> {
+    ) -> Result<(crate::View<'_, u32>, usize), BackendError> {
         let words = self.words.view();
         let layout = self.layout;
         Ok(match rows {

@@ -7,8 +7,6 @@ use std::collections::VecDeque;
 
 use tokenmill_backend::{Phase, StepShape};
 
-use crate as exec;
-
 /// Where the time of steps went, by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Trace {
@@ -34,7 +32,7 @@ pub struct StepTimes {
 }
 
 /// The four moments of a step: before its values are uploaded, after that, after the forward pass, after the copies.
-type Moments = [exec::Fence; 4];
+type Moments = [crate::Fence; 4];
 
 /// Events of the steps in flight, and the sums.
 pub(super) struct Tracer {
@@ -55,8 +53,8 @@ pub(super) enum Moment {
 }
 
 impl Tracer {
-    pub(super) fn new(device: &exec::Device) -> Result<Self, exec::CudaExecError> {
-        let moments = || -> Result<Moments, exec::CudaExecError> {
+    pub(super) fn new(device: &crate::Device) -> Result<Self, crate::CudaExecError> {
+        let moments = || -> Result<Moments, crate::CudaExecError> {
             Ok([device.fence()?, device.fence()?, device.fence()?, device.fence()?])
         };
         Ok(Self {
@@ -72,11 +70,11 @@ impl Tracer {
     }
 
     /// Marks a moment of the newest step.
-    pub(super) fn mark(&mut self, moment: Moment) -> Result<(), exec::CudaExecError> {
+    pub(super) fn mark(&mut self, moment: Moment) -> Result<(), crate::CudaExecError> {
         if matches!(moment, Moment::Begun) {
             self.n_begun += 1;
         }
-        self.moments[self.n_begun % 2][moment as usize].record(exec::Stream::Compute)
+        self.moments[self.n_begun % 2][moment as usize].record(crate::Stream::Compute)
     }
 
     /// Notes that the newest step was queued as a whole.
@@ -85,7 +83,7 @@ impl Tracer {
     }
 
     /// Adds the oldest step that was not read.
-    pub(super) fn read(&mut self) -> Result<(), exec::CudaExecError> {
+    pub(super) fn read(&mut self) -> Result<(), crate::CudaExecError> {
         let Some((index, shape)) = self.open.pop_front() else {
             return Ok(());
         };

@@ -1,10 +1,11 @@
 //! Paged attention. Kernels: `attention_decode.cu`, and `attention_prefill.cu` for runs of tokens.
 
-use super::{Ops, QuantizedMut, check_multiple};
+use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
+
+use super::{Ops, QuantizedMut, check_multiple, kv_code};
 use crate::{
-    Args, Buffer, CudaExecError, Device, Kernel, KvType, LaunchShape, Stream, View, ViewMut,
-    error::Result,
-    kv::{KvLayer, PAGE_TOKENS},
+    Args, Buffer, CudaExecError, Device, Kernel, LaunchShape, Stream, View, ViewMut, error::Result,
+    kv::KvLayer,
 };
 
 /// Positions of the context that one thread block attends to.
@@ -15,21 +16,6 @@ const MAX_HEAD_DIM: usize = 256;
 const HEADS_OF_KERNEL: [usize; 4] = [1, 2, 4, 8];
 /// Bytes of partial results that a launch may write; a longer step is cut into several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
-
-/// Attention of one layer, but for the shape of its store.
-#[derive(Clone, Copy, Debug)]
-pub struct AttentionShape<'a> {
-    /// Query heads.
-    pub n_heads: usize,
-    /// Multiplies the scores.
-    pub scale: f32,
-    /// Positions that a query sees; `None` sees all.
-    pub window: Option<usize>,
-    /// Caps the scores.
-    pub softcap: Option<f32>,
-    /// A score for each head that adds nothing, `[n_heads]`.
-    pub sinks: Option<View<'a, f32>>,
-}
 
 /// The sequences of a step's tokens.
 #[derive(Clone, Copy, Debug)]
@@ -140,14 +126,14 @@ impl Ops {
     /// Attends as [`Self::attention`] does, on tensor cores: a thread block takes many tokens of a sequence.
     fn attention_of_runs(
         &self,
-        attention: &AttentionShape<'_>,
+        attention: &Attention<Buffer<f32>>,
         step: &AttentionStep<'_>,
         runs: TokenRuns<'_>,
         kv: KvLayer<'_>,
         q: View<'_, f32>,
         output: ViewMut<'_, f32>,
     ) -> Result<()> {
-        let (dim_k, dim_v) = (kv.shape.dim_k, kv.shape.dim_v);
+        let (dim_k, dim_v) = (kv.shape.head_dim_k, kv.shape.head_dim_v);
         let variant = usize::from(dim_k.max(dim_v) > PREFILL_HEAD_DIMS[0]);
         let (n_heads, n_tokens) = (attention.n_heads, step.positions.len());
         let n_kv_heads = kv.shape.n_kv_heads;
@@ -162,7 +148,7 @@ impl Ops {
             .read(step.pages)
             .read(kv.k)
             .read(kv.v)
-            .read_or_null(attention.sinks)
+            .read_or_null(attention.sinks.as_ref().map(Buffer::view))
             .float(attention.scale)
             .float(attention.softcap.unwrap_or(0.0))
             .count(attention.window.unwrap_or(0))
@@ -182,7 +168,7 @@ impl Ops {
     /// [`CudaExecError::Unsupported`] where a head is too wide, [`CudaExecError::Bounds`], or the driver's.
     pub fn attention(
         &self,
-        attention: &AttentionShape<'_>,
+        attention: &Attention<Buffer<f32>>,
         step: &AttentionStep<'_>,
         kv: KvLayer<'_>,
         q: View<'_, f32>,
@@ -191,12 +177,12 @@ impl Ops {
         scratch: &mut AttentionScratch,
     ) -> Result<()> {
         let KvLayer { ty, shape, k, v } = kv;
-        let (dim_k, dim_v, n_kv_heads) = (shape.dim_k, shape.dim_v, shape.n_kv_heads);
+        let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
         check_head_dims(dim_k, dim_v)?;
         check_multiple("the number of heads", attention.n_heads, n_kv_heads)?;
         let n_heads = attention.n_heads;
         if let Some(sinks) = &attention.sinks {
-            sinks.range(0..n_heads)?;
+            sinks.view().range(0..n_heads)?;
         }
         if let Some(runs) = step.runs.filter(|_| takes_runs(ty, dim_k, dim_v)) {
             self.attention_of_runs(attention, step, runs, kv, q, output.reborrow())?;
@@ -213,7 +199,7 @@ impl Ops {
             .position(|&heads| heads >= group)
             .unwrap_or(HEADS_OF_KERNEL.len() - 1);
         let heads = HEADS_OF_KERNEL[variant];
-        let kernel = self.attention[ty as usize][variant];
+        let kernel = self.attention[kv_code(ty)][variant];
         let n_blocks_x = n_kv_heads * group.div_ceil(heads);
         let n_splits = n_splits(step.max_pages);
         let row = |dim: usize| dim.next_multiple_of(8);
@@ -243,7 +229,7 @@ impl Ops {
                 .read(step.pages)
                 .read(k)
                 .read(v)
-                .read_or_null(attention.sinks)
+                .read_or_null(attention.sinks.as_ref().map(Buffer::view))
                 .float(attention.scale)
                 .float(attention.softcap.unwrap_or(0.0))
                 .count(attention.window.unwrap_or(0))

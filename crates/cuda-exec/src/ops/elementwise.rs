@@ -1,21 +1,19 @@
 //! Small operations on rows. Kernels: `elementwise.cu`.
 
 use super::{Ops, QuantizedMut, elementwise_grid};
+use tokenmill_backend::Activation;
+
 use crate::{Args, LaunchShape, View, ViewMut, error::Result};
 
-/// The function inside a feed-forward network; the values are the kernels' codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + exp(-x))`.
-    Silu = 0,
-    /// `x * Phi(x)`.
-    GeluErf = 1,
-    /// The approximation of it by `tanh`.
-    GeluTanh = 2,
-    /// `max(x, 0)`.
-    Relu = 3,
-    /// `max(x, 0)^2`.
-    ReluSquared = 4,
+/// The kernels' code for an activation.
+pub(super) fn activation_code(activation: Activation) -> usize {
+    match activation {
+        Activation::Silu => 0,
+        Activation::GeluErf => 1,
+        Activation::GeluTanh => 2,
+        Activation::Relu => 3,
+        Activation::ReluSquared => 4,
+    }
 }
 
 impl Ops {
@@ -36,7 +34,7 @@ impl Ops {
         let args = Args::new()
             .write(rows.range(0..n_rows * width)?)
             .read_or_null(up.map(|up| up.range(0..n_rows * width)).transpose()?)
-            .count(activation as usize)
+            .count(activation_code(activation))
             .count(width)
             .write_or_null(bytes)
             .write_or_null(scales);

@@ -1,7 +1,9 @@
 //! Products of matrices with rows, few or many. Kernels: `matvec.cu`, `matvec_pair.cu`, `matvec_float.cu`, `matmul.cu`,
 //! `matmul_float.cu`.
 
-use super::{Activation, Ops, QuantizedMut, QuantizedView, check_equal};
+use tokenmill_backend::Activation;
+
+use super::{Ops, QuantizedMut, QuantizedView, check_equal, elementwise::activation_code};
 use crate::{Args, CudaExecError, Kernel, LaunchShape, Matrix, View, ViewMut, error::Result, modules::PAIRS};
 
 /// Rows up to which weights are read once without tiles.
@@ -198,7 +200,7 @@ impl Ops {
             .count(n_out)
             .read_or_null(product.biases[0])
             .read_or_null(product.biases[1])
-            .count(product.activation as usize)
+            .count(activation_code(product.activation))
             .write(product.output.range(0..n_rows * n_out)?)
             .write_or_null(bytes)
             .write_or_null(scales);

@@ -17,6 +17,8 @@ use std::mem::size_of;
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
+use tokenmill_backend::KvType;
+
 use crate::{
     Buffer, Device, Kernel, View, ViewMut,
     error::{CudaExecError, Result},
@@ -25,13 +27,20 @@ use crate::{
 
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub(crate) use attention::check_head_dims;
-pub use attention::{AttentionScratch, AttentionShape, AttentionStep, TokenRuns};
-pub use elementwise::Activation;
+pub use attention::{AttentionScratch, AttentionStep, TokenRuns};
 pub use embed::TokenIds;
 pub use linear::{GatedProduct, Input, Product};
-pub use norm::{Norm, NormKind};
-pub use rope_kv::{Rope, RopeStyle, RopeTargets, StepPlaces};
+pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
+
+/// The place of a store's type among the variants of a kernel.
+fn kv_code(ty: KvType) -> usize {
+    match ty {
+        KvType::F16 => 0,
+        KvType::F32 => 1,
+        KvType::Q8_0 => unreachable!("a store of this type is refused when it is made"),
+    }
+}
 
 /// The scale and the sums of the halves of a group of 32 quantized activations.
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]

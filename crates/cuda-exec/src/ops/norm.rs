@@ -1,40 +1,21 @@
 //! Norms, alone and with the residual addition, and quantization of rows. Kernels: `norm.cu`.
 
 use super::{Ops, QuantizedMut, check_multiple, elementwise_grid};
-use crate::{Args, LaunchShape, View, ViewMut, error::Result};
+use tokenmill_backend::{Norm, NormKind};
 
-/// How a norm measures a row; the values are the kernels' codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NormKind {
-    /// `x / sqrt(mean(x^2) + eps)`.
-    Rms = 0,
-    /// `(x - mean) / sqrt(variance + eps)`.
-    Layer = 1,
+use crate::{Args, Buffer, LaunchShape, View, ViewMut, error::Result};
+
+/// The kernels' code for a kind of norm.
+fn code(kind: NormKind) -> usize {
+    match kind {
+        NormKind::Rms => 0,
+        NormKind::Layer => 1,
+    }
 }
 
-/// A norm: `weight * normalized + bias`.
-#[derive(Clone, Copy, Debug)]
-pub struct Norm<'a> {
-    /// RMS or layer norm.
-    pub kind: NormKind,
-    /// Values normalized together.
-    pub width: usize,
-    /// `[width]`; absent means 1.
-    pub weight: Option<View<'a, f32>>,
-    /// `[width]`; absent means 0.
-    pub bias: Option<View<'a, f32>>,
-    /// Added under the square root.
-    pub eps: f32,
-}
-
-impl Norm<'_> {
-    fn weight(&self) -> Result<Option<View<'_, f32>>> {
-        self.weight.map(|weight| weight.range(0..self.width)).transpose()
-    }
-
-    fn bias(&self) -> Result<Option<View<'_, f32>>> {
-        self.bias.map(|bias| bias.range(0..self.width)).transpose()
-    }
+/// The values of a norm's vector that a kernel reads.
+fn values(vector: Option<&Buffer<f32>>, width: usize) -> Result<Option<View<'_, f32>>> {
+    vector.map(|vector| vector.view().range(0..width)).transpose()
 }
 
 impl Ops {
@@ -44,7 +25,7 @@ impl Ops {
     /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn norm(
         &self,
-        norm: &Norm<'_>,
+        norm: &Norm<Buffer<f32>>,
         n_rows: usize,
         input: View<'_, f32>,
         output: ViewMut<'_, f32>,
@@ -62,7 +43,7 @@ impl Ops {
     /// As [`Self::norm`].
     pub fn add_norm(
         &self,
-        norm: &Norm<'_>,
+        norm: &Norm<Buffer<f32>>,
         n_rows: usize,
         (scale, delta): (f32, View<'_, f32>),
         hidden: ViewMut<'_, f32>,
@@ -79,7 +60,7 @@ impl Ops {
 
     fn launch_norm(
         &self,
-        norm: &Norm<'_>,
+        norm: &Norm<Buffer<f32>>,
         n_rows: usize,
         args: Args<'_>,
         output: ViewMut<'_, f32>,
@@ -90,9 +71,9 @@ impl Ops {
             .transpose()?;
         let (bytes, scales) = QuantizedMut::split(quantized);
         let args = args
-            .read_or_null(norm.weight()?)
-            .read_or_null(norm.bias()?)
-            .count(norm.kind as usize)
+            .read_or_null(values(norm.weight.as_ref(), norm.width)?)
+            .read_or_null(values(norm.bias.as_ref(), norm.width)?)
+            .count(code(norm.kind))
             .float(norm.eps)
             .count(norm.width)
             .write(output.range(0..n_rows * norm.width)?)
@@ -108,7 +89,7 @@ impl Ops {
     /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where runs do not fill a row, or as [`Self::norm`].
     pub fn norm_heads(
         &self,
-        norm: &Norm<'_>,
+        norm: &Norm<Buffer<f32>>,
         n_rows: usize,
         row_width: usize,
         rows: ViewMut<'_, f32>,
@@ -117,9 +98,9 @@ impl Ops {
         let args = Args::new()
             .write(rows.range(0..n_rows * row_width)?)
             .count(row_width)
-            .read_or_null(norm.weight()?)
-            .read_or_null(norm.bias()?)
-            .count(norm.kind as usize)
+            .read_or_null(values(norm.weight.as_ref(), norm.width)?)
+            .read_or_null(values(norm.bias.as_ref(), norm.width)?)
+            .count(code(norm.kind))
             .float(norm.eps)
             .count(norm.width);
         let grid = [(row_width / norm.width).div_ceil(4), n_rows, 1];

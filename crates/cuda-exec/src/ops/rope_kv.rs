@@ -1,28 +1,16 @@
 //! Rotation, and the store of keys and values. Kernels: `rope_kv.cu`.
 
-use super::{Ops, check_multiple};
-use crate::{Args, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
+use super::{Ops, check_multiple, kv_code};
+use tokenmill_backend::{Rope, RopeStyle};
 
-/// Which values of a head form the pairs that are rotated; the values are the kernels' codes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RopeStyle {
-    /// Neighbours.
-    Norm = 0,
-    /// Halves.
-    Neox = 1,
-}
+use crate::{Args, Buffer, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
 
-/// A rotary embedding.
-#[derive(Clone, Copy, Debug)]
-pub struct Rope<'a> {
-    /// Which values form a pair.
-    pub style: RopeStyle,
-    /// Values of a head that are rotated.
-    pub n_dims: usize,
-    /// Radians per position, `[n_dims / 2]`.
-    pub inv_freqs: View<'a, f32>,
-    /// Multiplies the rotated values.
-    pub magnitude: f32,
+/// The kernels' code for the pairs that are rotated.
+fn code(style: RopeStyle) -> usize {
+    match style {
+        RopeStyle::Norm => 0,
+        RopeStyle::Neox => 1,
+    }
 }
 
 /// Where a step's tokens are.
@@ -56,7 +44,7 @@ impl Ops {
     /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
     pub fn rope_kv(
         &self,
-        rope: Option<&Rope<'_>>,
+        rope: Option<&Rope<Buffer<f32>>>,
         n_heads: usize,
         places: StepPlaces<'_>,
         targets: RopeTargets<'_>,
@@ -64,13 +52,13 @@ impl Ops {
     ) -> Result<()> {
         let n_tokens = places.positions.len();
         let KvLayerMut { ty, shape, k, v } = kv;
-        let (dim_k, dim_v, n_kv_heads) = (shape.dim_k, shape.dim_v, shape.n_kv_heads);
+        let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
         let norm =
             |norm: Option<View<'_, f32>>| norm.map(|norm| norm.range(0..dim_k)).transpose().map(|_| ());
         norm(targets.norms[0])?;
         norm(targets.norms[1])?;
         let inv_freqs = rope
-            .map(|rope| rope.inv_freqs.range(0..rope.n_dims / 2))
+            .map(|rope| rope.inv_freqs.view().range(0..rope.n_dims / 2))
             .transpose()?;
         let args = Args::new()
             .write(targets.q.range(0..n_tokens * n_heads * dim_k)?)
@@ -81,7 +69,7 @@ impl Ops {
             .read_or_null(inv_freqs)
             .float(rope.map_or(1.0, |rope| rope.magnitude))
             .count(rope.map_or(0, |rope| rope.n_dims))
-            .count(rope.map_or(0, |rope| rope.style as usize))
+            .count(rope.map_or(0, |rope| code(rope.style)))
             .read_or_null(targets.norms[0])
             .read_or_null(targets.norms[1])
             .float(targets.eps)
@@ -93,7 +81,7 @@ impl Ops {
             .write(v);
         let shape =
             LaunchShape::new([n_heads + 2 * n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * dim_k);
-        self.device.launch(self.rope_kv[ty as usize], shape, &args)
+        self.device.launch(self.rope_kv[kv_code(ty)], shape, &args)
     }
 
     /// Stores keys and values `[T, ..]` as they are.
@@ -113,12 +101,12 @@ impl Ops {
             k: k_store,
             v: v_store,
         } = kv;
-        let k_len = n_tokens * shape.n_kv_heads * shape.dim_k;
+        let k_len = n_tokens * shape.n_kv_heads * shape.head_dim_k;
         // Without queries, norms and frequencies the kernel writes back the keys it read.
         let args = Args::new()
             .read_or_null::<f32>(None)
             .read(k.range(0..k_len)?)
-            .read(v.range(0..n_tokens * shape.n_kv_heads * shape.dim_v)?)
+            .read(v.range(0..n_tokens * shape.n_kv_heads * shape.head_dim_v)?)
             .read(places.positions)
             .read(places.slots.range(0..n_tokens)?)
             .read_or_null::<f32>(None)
@@ -130,13 +118,13 @@ impl Ops {
             .float(0.0)
             .count(0)
             .count(shape.n_kv_heads)
-            .count(shape.dim_k)
-            .count(shape.dim_v)
+            .count(shape.head_dim_k)
+            .count(shape.head_dim_v)
             .write(k_store)
             .write(v_store);
         let shape =
-            LaunchShape::new([2 * shape.n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * shape.dim_k);
-        self.device.launch(self.rope_kv[ty as usize], shape, &args)
+            LaunchShape::new([2 * shape.n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * shape.head_dim_k);
+        self.device.launch(self.rope_kv[kv_code(ty)], shape, &args)
     }
 
     /// Rotates the heads of rows `[T, row_width]` in place.
@@ -145,20 +133,21 @@ impl Ops {
     /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where heads do not fill a row, or as [`Self::rope_kv`].
     pub fn rope(
         &self,
-        rope: &Rope<'_>,
+        rope: &Rope<Buffer<f32>>,
         positions: View<'_, u32>,
-        [head_dim, row_width]: [usize; 2],
+        row_width: usize,
         rows: ViewMut<'_, f32>,
     ) -> Result<()> {
+        let head_dim = rope.head_dim;
         check_multiple("the width of a row", row_width, head_dim)?;
         let n_tokens = positions.len();
         let args = Args::new()
             .write(rows.range(0..n_tokens * row_width)?)
             .read(positions)
-            .read(rope.inv_freqs.range(0..rope.n_dims / 2)?)
+            .read(rope.inv_freqs.view().range(0..rope.n_dims / 2)?)
             .float(rope.magnitude)
             .count(rope.n_dims)
-            .count(rope.style as usize)
+            .count(code(rope.style))
             .count(head_dim)
             .count(row_width);
         let shape = LaunchShape::new([row_width / head_dim, n_tokens, 1], 32);
