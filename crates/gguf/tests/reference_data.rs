@@ -1,10 +1,9 @@
-//! Files that other software wrote, and files crafted to be wrong. They lie in the folder that
-//! `TOKENMILL_TEST_DATA` names; without it these tests say so and pass.
+//! Files that other software wrote, and files crafted to be wrong.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use tokenmill_gguf::{GgufError, GgufFile, TensorType};
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 
 fn json(path: &Path) -> serde_json::Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
@@ -25,10 +24,10 @@ fn open_fully(path: &Path) -> Result<(), GgufError> {
 
 #[test]
 fn crafted_files_are_judged_as_their_index_says() {
-    let Some(dir) = test_data("crafted_files_are_judged_as_their_index_says") else {
+    let mut comparisons = Comparisons::of("malformed files");
+    let Some(dir) = comparisons.find("gguf/malformed") else {
         return;
     };
-    let dir = dir.join("gguf/malformed");
     let index: BTreeMap<String, serde_json::Value> =
         serde_json::from_value(json(&dir.join("index.json"))).unwrap();
     assert_eq!(index.len(), 36);
@@ -52,33 +51,42 @@ fn crafted_files_are_judged_as_their_index_says() {
         }
     }
     insta::assert_debug_snapshot!(messages);
+    comparisons.compared(index.len());
 }
 
 #[test]
 fn files_of_the_reference_implementation_open() {
-    let Some(dir) = test_data("files_of_the_reference_implementation_open") else {
-        return;
-    };
-    let mut n_files = 0;
-    for folder in ["models/stories260K", "models/wp4m", "vocab", "parity/llama"] {
-        for entry in fs::read_dir(dir.join(folder)).unwrap() {
+    let mut comparisons = Comparisons::of("files by llama.cpp");
+    for folder in [
+        "models/stories260K",
+        "models/wp4m",
+        "vocab",
+        "parity/llama",
+        "parity/qwen2",
+    ] {
+        let Some(folder) = comparisons.find(folder) else {
+            continue;
+        };
+        let mut n_files = 0;
+        for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
             if path.extension().is_some_and(|extension| extension == "gguf") {
                 open_fully(&path).unwrap();
                 n_files += 1;
             }
         }
+        assert!(n_files > 1, "only {n_files} files in {}", folder.display());
+        comparisons.compared(n_files);
     }
-    assert!(n_files > 20, "only {n_files} files found");
 }
 
 #[test]
 fn type_table_agrees_with_the_reference_libraries() {
-    let Some(dir) = test_data("type_table_agrees_with_the_reference_libraries") else {
+    let mut comparisons = Comparisons::of("tensor types");
+    let Some(path) = comparisons.find("vectors/types.json") else {
         return;
     };
-    let types: BTreeMap<String, serde_json::Value> =
-        serde_json::from_value(json(&dir.join("types/types.json"))).unwrap();
+    let types: BTreeMap<String, serde_json::Value> = serde_json::from_value(json(&path)).unwrap();
     let mut n_types = 0;
     for (name, facts) in &types {
         let Some(id) = facts.get("type_id").and_then(serde_json::Value::as_u64) else {
@@ -99,4 +107,5 @@ fn type_table_agrees_with_the_reference_libraries() {
         n_types += 1;
     }
     assert!(n_types >= 25, "only {n_types} types compared");
+    comparisons.compared(n_types);
 }

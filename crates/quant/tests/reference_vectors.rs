@@ -1,17 +1,23 @@
 //! Compares decoding and encoding with ggml's own results, bit for bit.
 //!
-//! The vectors are read from the folder that `TOKENMILL_TEST_DATA` names; without it these tests say so and pass.
+//! There are two sets of vectors: a core set of ordinary weights and random blocks, and a full set of rows that are hard to
+//! quantize.
 
 use safetensors::SafeTensors;
 use tokenmill_quant::{CpuFeatures, Format};
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 
-/// Reads `types/NAME.safetensors`, or says that there is none to read.
-fn vectors(name: &str) -> Option<Vec<u8>> {
-    let path = test_data(&format!("vectors of {name}"))?
-        .join("types")
-        .join(format!("{name}.safetensors"));
-    Some(std::fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display())))
+/// Reads the vectors of each format in both sets, as far as they are there: all formats but plain floats.
+fn vectors(comparisons: &mut Comparisons) -> Vec<(&'static Format, Vec<u8>)> {
+    let mut vectors = Vec::new();
+    for set in ["vectors", "types"] {
+        for format in Format::all().iter().filter(|format| format.name() != "F32") {
+            if let Some(path) = comparisons.find(&format!("{set}/{}.safetensors", format.name())) {
+                vectors.push((format, std::fs::read(path).unwrap()));
+            }
+        }
+    }
+    vectors
 }
 
 fn bytes(file: &SafeTensors<'_>, name: &str) -> Vec<u8> {
@@ -40,17 +46,10 @@ fn assert_same_bits(what: &str, found: &[f32], expected: &[f32]) {
     }
 }
 
-/// Formats that the reference has vectors for: all but plain floats.
-fn quantized_formats() -> impl Iterator<Item = &'static Format> {
-    Format::all().iter().filter(|format| format.name() != "F32")
-}
-
 #[test]
 fn decoding_is_exact() {
-    for format in quantized_formats() {
-        let Some(data) = vectors(format.name()) else {
-            return;
-        };
+    let mut comparisons = Comparisons::of("decoded blocks");
+    for (format, data) in vectors(&mut comparisons) {
         let file = SafeTensors::deserialize(&data).unwrap();
         for (blocks, values) in [("blocks", "dequant"), ("random_blocks", "random_dequant")] {
             let (blocks, expected) = (bytes(&file, blocks), floats(&file, values));
@@ -64,15 +63,14 @@ fn decoding_is_exact() {
                 );
             }
         }
+        comparisons.compared(1);
     }
 }
 
 #[test]
 fn encoding_is_exact() {
-    for format in quantized_formats() {
-        let Some(data) = vectors(format.name()) else {
-            return;
-        };
+    let mut comparisons = Comparisons::of("encoded blocks");
+    for (format, data) in vectors(&mut comparisons) {
         let file = SafeTensors::deserialize(&data).unwrap();
         let (values, expected) = (floats(&file, "input"), bytes(&file, "blocks"));
         let mut found = vec![0; expected.len()];
@@ -82,5 +80,6 @@ fn encoding_is_exact() {
             .zip(expected.chunks(format.block_bytes())))
         .position(|(found, expected)| found != expected);
         assert_eq!(wrong, None, "first wrong block of {}", format.name());
+        comparisons.compared(1);
     }
 }

@@ -1,6 +1,6 @@
 //! What tests share: a naive reference backend, tiny models made in memory, the conformance suite that every backend must
 //! pass, the parity check against reference data, a deterministic executor for the engine's tests, the random numbers of
-//! all tests, and the one place that finds reference data.
+//! all tests, the one place that finds reference data, and the count of what was compared with it.
 //!
 //! For development only; nothing in the product depends on it. A new backend runs the suite from a test file of its own:
 //!
@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod comparisons;
 pub mod conformance;
 pub mod fake_executor;
 pub mod generate;
@@ -24,14 +25,13 @@ mod naive_backend;
 pub mod parity;
 mod random;
 mod reference;
-mod test_data;
 mod tiny_model;
 mod variants;
 
+pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use fake_executor::FakeExecutor;
 pub use naive_backend::{NaiveBackend, NaiveMatrix};
 pub use random::Random;
 pub use reference::{Facts, FileFacts, Limits, Reference, ReferenceError, Tolerance};
-pub use test_data::{skip, test_data};
 pub use tiny_model::{TinyModel, tiny_llama};
 pub use variants::{VARIANTS, Variant, random_variant};

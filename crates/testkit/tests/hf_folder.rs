@@ -7,9 +7,8 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
-    Reference,
+    Comparisons, Reference,
     parity::{ActivationKind, ParityDevice, compare},
-    test_data,
 };
 
 const CPU: ParityDevice = ParityDevice {
@@ -23,28 +22,29 @@ const CPU: ParityDevice = ParityDevice {
 
 #[test]
 fn both_layouts_of_the_configuration_give_the_reference() {
-    let Some(data) = test_data("Hugging Face folders") else {
-        return;
-    };
+    let mut comparisons = Comparisons::of("logits, Hugging Face folders");
     // The window of `mistral_swa` exists in this form only.
     for fixture in [
         "llama",
         "llama3_rope",
         "llama_bias_linear",
         "mistral_swa",
+        "qwen2",
         "qwen2_yarn",
         "qwen3",
     ] {
-        let folder = data.join("parity").join(fixture);
-        let reference = Reference::open(&folder).unwrap();
+        let Some(hf) = comparisons.find(&format!("parity/{fixture}/hf")) else {
+            continue;
+        };
+        let reference = Reference::open(hf.parent().expect("it lies in the fixture")).unwrap();
         for config in ["config.json", "config.v5.json"] {
-            let hf = folder.join("hf");
             let model = Model::from_hf(&hf, &hf.join(config)).unwrap();
             let comparison = compare(&reference, "F32", &model, &CPU, KvType::F32).unwrap();
             assert!(
                 comparison.failures.is_empty(),
                 "{fixture} {config}: {comparison:?}"
             );
+            comparisons.compared(1);
         }
     }
 }

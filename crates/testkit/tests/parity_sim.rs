@@ -5,9 +5,8 @@ use tokenmill_backend::{BackendError, KvType};
 use tokenmill_cuda_exec::{CudaBackend, SimOptions, Simulator};
 use tokenmill_model::Model;
 use tokenmill_testkit::{
-    Reference,
+    Comparisons, Reference,
     parity::{ActivationKind, ParityDevice, compare},
-    test_data,
 };
 
 const SIM: ParityDevice = ParityDevice {
@@ -34,16 +33,13 @@ const CASES: [(&str, &str, KvType); 8] = [
 
 #[test]
 fn the_simulated_gpu_meets_the_limits_of_its_arithmetic() {
-    let Some(data) = test_data("parity on the simulated device") else {
-        return;
-    };
+    let mut comparisons = Comparisons::of("logits, simulated GPU");
     for (fixture, ty, kv_type) in CASES {
-        let folder = data.join("parity").join(fixture);
-        let reference = Reference::open(&folder).unwrap();
-        let Some(file) = reference.facts.types.get(ty) else {
-            panic!("{fixture} has no {ty}");
+        let Some(path) = comparisons.find(&format!("parity/{fixture}/model-{ty}.gguf")) else {
+            continue;
         };
-        let model = Model::open(folder.join(&file.file)).unwrap();
+        let reference = Reference::open(path.parent().expect("a file lies in a folder")).unwrap();
+        let model = Model::open(&path).unwrap();
         let comparison = compare(&reference, ty, &model, &SIM, kv_type).unwrap();
         assert!(
             comparison.failures.is_empty(),
@@ -52,5 +48,6 @@ fn the_simulated_gpu_meets_the_limits_of_its_arithmetic() {
         if let Some((n_equal, n_safe)) = comparison.greedy {
             assert!(n_equal == n_safe && n_safe > 0, "{fixture} {ty}");
         }
+        comparisons.compared(1);
     }
 }

@@ -8,9 +8,8 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
-    NaiveBackend,
+    Comparisons, NaiveBackend,
     generate::{all_logits, greedy},
-    test_data,
 };
 
 fn read_json(path: &Path) -> Value {
@@ -73,10 +72,14 @@ fn mean_nll(logits: &[f32], tokens: &[u32]) -> f64 {
 }
 
 /// Logits, the likeliest token at every position and greedy continuations, against float64 arithmetic.
-fn check_against_f64(file: &str, reference: &str, max_difference: f64) -> Option<(PathBuf, Value)> {
-    let models = test_data(file)?.join("models");
-    let reference = read_json(&models.join(reference));
-    let mut executor = load(&models.join(file), KvType::F32);
+fn check_against_f64(
+    comparisons: &mut Comparisons,
+    file: &str,
+    max_difference: f64,
+) -> Option<(PathBuf, Value)> {
+    let path = comparisons.find(&format!("models/{file}"))?;
+    let reference = read_json(&path.with_file_name("reference-f64.json"));
+    let mut executor = load(&path, KvType::F32);
     let n_vocab = executor.limits().n_vocab;
     for prompt in reference["prompts"].as_array().unwrap() {
         let tokens = ids(&prompt["ids"]);
@@ -98,18 +101,16 @@ fn check_against_f64(file: &str, reference: &str, max_difference: f64) -> Option
             "{file}: {}",
             prompt["text"]
         );
+        comparisons.compared(1);
     }
-    Some((models.join(file), reference))
+    Some((path, reference))
 }
 
 #[test]
 fn stories_260k_gives_the_published_text() {
     // Logits are of size 10, so this is some ten roundings of f32.
-    let checked = check_against_f64(
-        "stories260K/stories260K-f32.gguf",
-        "stories260K/reference-f64.json",
-        1e-4,
-    );
+    let mut comparisons = Comparisons::of("trained model stories260K");
+    let checked = check_against_f64(&mut comparisons, "stories260K/stories260K-f32.gguf", 1e-4);
     let Some((path, reference)) = checked else {
         return;
     };
@@ -121,6 +122,7 @@ fn stories_260k_gives_the_published_text() {
     )
     .unwrap();
     assert_eq!(found, expected[1..]);
+    comparisons.compared(1);
 }
 
 #[test]
@@ -128,8 +130,8 @@ fn wp4m_gives_the_f64_reference_and_its_perplexity() {
     // The reference was computed before the weights were rounded to half precision. Float64 arithmetic on the rounded ones
     // differs from it by up to 6.21e-3; f32 arithmetic may add some ten roundings.
     let limit = 6.21e-3 + 1e-4;
-    let Some((path, reference)) = check_against_f64("wp4m/wp4m-f16.gguf", "wp4m/reference-f64.json", limit)
-    else {
+    let mut comparisons = Comparisons::of("trained model wp4m");
+    let Some((path, reference)) = check_against_f64(&mut comparisons, "wp4m/wp4m-f16.gguf", limit) else {
         return;
     };
     let mut executor = load(&path, KvType::F32);
@@ -138,17 +140,19 @@ fn wp4m_gives_the_f64_reference_and_its_perplexity() {
         let tokens = ids(window);
         let found = mean_nll(&all_logits(executor.as_mut(), &tokens).unwrap(), &tokens);
         assert!((found - expected).abs() < 1e-4, "{found} instead of {expected}");
+        comparisons.compared(1);
     }
 }
 
 /// Greedy continuations of the demo model, whose folder lies beside the reference data, by the executor that `load` makes.
 fn check_demo(
+    comparisons: &mut Comparisons,
     file: &str,
     load: impl Fn(&Path) -> Box<dyn Executor + Send>,
     n_skipped: usize,
     expected_of: fn(&Value) -> &Value,
 ) {
-    let Some(folder) = test_data(file).map(|data| data.join("../demo-model")) else {
+    let Some(folder) = comparisons.find("../demo-model") else {
         return;
     };
     let reference = read_json(&folder.join("reference.json"));
@@ -159,19 +163,18 @@ fn check_demo(
         let expected = ids(expected_of(prompt));
         let found = greedy(executor.as_mut(), &ids(&prompt["ids"]), expected.len()).unwrap();
         assert_eq!(found, expected, "{file}: {}", prompt["name"]);
+        comparisons.compared(1);
     }
 }
 
 #[test]
 fn the_f16_demo_model_gives_the_reference_tokens() {
+    let mut comparisons = Comparisons::of("demo model, F16");
     for kv_type in [KvType::F32, KvType::F16] {
         let load = |path: &Path| load(path, kv_type);
-        check_demo(
-            "tokenmill-demo-F16.gguf",
-            load,
-            0,
-            |prompt| &prompt["hf_f32"]["ids"],
-        );
+        check_demo(&mut comparisons, "tokenmill-demo-F16.gguf", load, 0, |prompt| {
+            &prompt["hf_f32"]["ids"]
+        });
     }
 }
 
@@ -180,17 +183,19 @@ fn the_f16_demo_model_gives_the_reference_tokens() {
 #[test]
 fn the_q8_0_demo_model_gives_the_reference_tokens() {
     // The first prompt has near-ties that quantized files decide differently.
+    let mut comparisons = Comparisons::of("demo model, Q8_0");
     let load = |path: &Path| load(path, KvType::F16);
-    check_demo("tokenmill-demo-Q8_0.gguf", load, 1, |prompt| {
+    check_demo(&mut comparisons, "tokenmill-demo-Q8_0.gguf", load, 1, |prompt| {
         &prompt["llama_cpp"]["Q8_0"]["ids"]
     });
 }
 
 #[test]
 fn the_q8_0_demo_model_gives_the_reference_tokens_in_exact_arithmetic() {
+    let mut comparisons = Comparisons::of("demo model, Q8_0, naive");
     for kv_type in [KvType::F32, KvType::F16] {
         let load = |path: &Path| load_naive(path, kv_type);
-        check_demo("tokenmill-demo-Q8_0.gguf", load, 1, |prompt| {
+        check_demo(&mut comparisons, "tokenmill-demo-Q8_0.gguf", load, 1, |prompt| {
             &prompt["llama_cpp"]["Q8_0"]["ids"]
         });
     }

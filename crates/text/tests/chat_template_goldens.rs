@@ -1,9 +1,9 @@
-//! Renders every real chat template of the test data and compares with what transformers rendered.
+//! Renders chat templates, published ones and ones written for this test, and compares with what transformers rendered.
 
 use std::{collections::BTreeMap, fs};
 
 use serde::Deserialize;
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 use tokenmill_text::template::{ChatTemplate, RenderOptions, TemplateError};
 
 /// One line of `goldens.jsonl`.
@@ -21,32 +21,38 @@ const KNOWN_DIFFERENCES: [(&str, &str, &str); 0] = [];
 
 #[test]
 fn templates_render_as_in_transformers() {
-    let Some(data) = test_data("templates_render_as_in_transformers") else {
-        return;
-    };
-    let folder = data.join("templates");
+    let mut comparisons = Comparisons::of("chat templates");
     let options = RenderOptions {
         now: "2024-07-26".parse().unwrap(),
         ..RenderOptions::default()
     };
-    let mut templates: BTreeMap<String, Result<ChatTemplate, TemplateError>> = BTreeMap::new();
-    let mut n_goldens = 0;
     let mut differences = Vec::new();
-    for line in fs::read_to_string(folder.join("goldens.jsonl")).unwrap().lines() {
-        let golden: Golden = serde_json::from_str(line).unwrap();
-        let template = templates.entry(golden.template.clone()).or_insert_with(|| {
-            ChatTemplate::new(&fs::read_to_string(folder.join(&golden.template)).unwrap())
-        });
-        let rendered = match template {
-            Ok(template) => template.render(&golden.context, &options),
-            Err(error) => Err(error.clone()),
+    for (set, n_expected) in [("written-templates", 80), ("templates", 500)] {
+        let Some(folder) = comparisons.find(set) else {
+            continue;
         };
-        n_goldens += 1;
-        if let Some(difference) = difference(&golden, &rendered) {
-            differences.push((golden.template, golden.case, difference));
+        let mut templates: BTreeMap<String, Result<ChatTemplate, TemplateError>> = BTreeMap::new();
+        let mut n_goldens = 0;
+        for line in fs::read_to_string(folder.join("goldens.jsonl")).unwrap().lines() {
+            let golden: Golden = serde_json::from_str(line).unwrap();
+            let template = templates.entry(golden.template.clone()).or_insert_with(|| {
+                ChatTemplate::new(&fs::read_to_string(folder.join(&golden.template)).unwrap())
+            });
+            let rendered = match template {
+                Ok(template) => template.render(&golden.context, &options),
+                Err(error) => Err(error.clone()),
+            };
+            n_goldens += 1;
+            if let Some(difference) = difference(&golden, &rendered) {
+                differences.push((golden.template, golden.case, difference));
+            }
         }
+        assert!(
+            n_goldens > n_expected,
+            "only {n_goldens} goldens were found in {set}"
+        );
+        comparisons.compared(n_goldens);
     }
-    assert!(n_goldens > 500, "only {n_goldens} goldens were found");
     let found: Vec<(&str, &str)> = differences
         .iter()
         .map(|(template, case, _)| (template.as_str(), case.as_str()))

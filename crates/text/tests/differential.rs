@@ -3,17 +3,24 @@
 use std::fs;
 
 use proptest::{prelude::*, test_runner::TestRunner};
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 const FILES: &[&str] = &[
-    "bert-base-uncased",
-    "falcon",
-    "phi-2",
-    "phi-3-mini",
-    "roberta-base",
-    "t5-small",
+    "trained-tokenizers/byte-level",
+    "trained-tokenizers/byte-level-split",
+    "trained-tokenizers/sentencepiece",
+    "trained-tokenizers/unigram",
+    "trained-tokenizers/wordpiece",
+    "tokenizers/bert-base-uncased",
+    "tokenizers/falcon",
+    "tokenizers/phi-2",
+    "tokenizers/phi-3-mini",
+    "tokenizers/roberta-base",
+    "tokenizers/t5-small",
 ];
+/// Texts for each file.
+const N_TEXTS: u32 = 300;
 
 /// Text that meets many rules of splitting: words, digits, white space, symbols, scripts, marks and special tokens.
 fn texts() -> impl Strategy<Value = String> {
@@ -41,16 +48,17 @@ fn texts() -> impl Strategy<Value = String> {
 
 #[test]
 fn random_text_encodes_and_decodes_as_tokenizers_does() {
-    let Some(data) = test_data("random_text_encodes_and_decodes_as_tokenizers_does") else {
-        return;
-    };
+    let mut comparisons = Comparisons::of("random text");
     let mut failures = Vec::new();
     for name in FILES {
-        let json = fs::read(data.join(format!("tokenizers/{name}/tokenizer.json"))).unwrap();
+        let Some(path) = comparisons.find(&format!("{name}/tokenizer.json")) else {
+            continue;
+        };
+        let json = fs::read(path).unwrap();
         let ours = Tokenizer::from_tokenizer_json(&json).unwrap();
         let reference = tokenizers::Tokenizer::from_bytes(&json).unwrap();
         let mut runner = TestRunner::new(ProptestConfig {
-            cases: 300,
+            cases: N_TEXTS,
             failure_persistence: None,
             ..ProptestConfig::default()
         });
@@ -69,6 +77,7 @@ fn random_text_encodes_and_decodes_as_tokenizers_does() {
         if let Err(error) = outcome {
             failures.push(format!("{name}: {error}"));
         }
+        comparisons.compared(N_TEXTS as usize);
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

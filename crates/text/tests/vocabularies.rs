@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use tokenmill_gguf::GgufFile;
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 const NAMES: &[&str] = &[
@@ -23,8 +23,8 @@ const PARSED: EncodeOptions = EncodeOptions {
     parse_special: true,
 };
 
-fn load(data: &Path, name: &str) -> Tokenizer {
-    let file = GgufFile::open(data.join(format!("vocab/ggml-vocab-{name}.gguf"))).unwrap();
+fn load(vocab: &Path, name: &str) -> Tokenizer {
+    let file = GgufFile::open(vocab.join(format!("ggml-vocab-{name}.gguf"))).unwrap();
     Tokenizer::from_gguf(file.metadata()).unwrap()
 }
 
@@ -37,12 +37,13 @@ fn ids(line: &str) -> Vec<u32> {
 
 #[test]
 fn vocabularies_encode_as_hugging_face_does() {
-    let Some(data) = test_data("vocabularies_encode_as_hugging_face_does") else {
+    let mut comparisons = Comparisons::of("vocabularies");
+    let Some(vocab) = comparisons.find("vocab") else {
         return;
     };
     for name in NAMES {
-        let tokenizer = load(&data, name);
-        let base = data.join(format!("vocab/ggml-vocab-{name}.gguf"));
+        let tokenizer = load(&vocab, name);
+        let base = vocab.join(format!("ggml-vocab-{name}.gguf"));
         let inputs = fs::read_to_string(base.with_extension("gguf.inp")).unwrap();
         let outputs = fs::read_to_string(base.with_extension("gguf.out")).unwrap();
         let mut inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
@@ -52,6 +53,7 @@ fn vocabularies_encode_as_hugging_face_does() {
         for (input, output) in inputs.iter().zip(outputs) {
             assert_eq!(tokenizer.encode(input, PARSED), ids(output), "{name}: {input:?}");
         }
+        comparisons.compared(inputs.len());
     }
 }
 
@@ -71,15 +73,17 @@ fn is_known_difference(name: &str, section: &str) -> bool {
 
 #[test]
 fn mixed_text_encodes_as_llama_cpp_does() {
-    let Some(data) = test_data("mixed_text_encodes_as_llama_cpp_does") else {
+    let mut comparisons = Comparisons::of("mixed text");
+    let Some(vocab) = comparisons.find("vocab") else {
         return;
     };
-    let folder = data.join("vocab/expected-llamacpp");
+    let folder = vocab.join("expected-llamacpp");
     let text = fs::read_to_string(folder.join("mixed.txt")).unwrap();
     for name in NAMES {
-        let tokenizer = load(&data, name);
+        let tokenizer = load(&vocab, name);
         let expected = ids(&fs::read_to_string(folder.join(format!("ggml-vocab-{name}.ids"))).unwrap());
         let found = tokenizer.encode(&text, PARSED);
+        comparisons.compared(1);
         if found == expected {
             continue;
         }
@@ -103,16 +107,18 @@ fn mixed_text_encodes_as_llama_cpp_does() {
 
 #[test]
 fn text_survives_encoding_and_decoding() {
-    let Some(data) = test_data("text_survives_encoding_and_decoding") else {
+    let mut comparisons = Comparisons::of("decoded text");
+    let Some(vocab) = comparisons.find("vocab") else {
         return;
     };
-    let text = fs::read_to_string(data.join("vocab/expected-llamacpp/mixed.txt")).unwrap();
+    let text = fs::read_to_string(vocab.join("expected-llamacpp/mixed.txt")).unwrap();
     // BERT drops case and spacing, Qwen 2 composes characters, and the text holds a `</s>`, which for Phi 3 takes the
     // white space behind it along.
     let lossy = ["bert-bge", "qwen2", "phi-3"];
     for name in NAMES.iter().filter(|name| !lossy.contains(name)) {
-        let tokenizer = load(&data, name);
+        let tokenizer = load(&vocab, name);
         let ids = tokenizer.encode(&text, EncodeOptions::default());
         assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text, "{name}");
+        comparisons.compared(1);
     }
 }

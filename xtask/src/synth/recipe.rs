@@ -191,7 +191,8 @@ mod tests {
 
     #[test]
     fn mixes_are_those_of_the_reference_quantizer() {
-        let Some(dir) = tokenmill_testkit::test_data("mixes_are_those_of_the_reference_quantizer") else {
+        let mut comparisons = tokenmill_testkit::Comparisons::of("mixes of types");
+        let Some(dir) = comparisons.find("gguf/quant-mix-snapshots") else {
             return;
         };
         let qwen3 = Preset::find("qwen3-0.6b").unwrap();
@@ -207,8 +208,9 @@ mod tests {
             ..small.clone()
         };
         for (name, preset) in [("qwen3-0.6b", small), ("qwen3-14b", large)] {
-            let path = dir.join(format!("gguf/quant-mix-snapshots/{name}.schema"));
+            let path = dir.join(format!("{name}.schema"));
             check_against_snapshot(&preset, &std::fs::read_to_string(path).unwrap());
+            comparisons.compared(RECIPES.len());
         }
     }
 

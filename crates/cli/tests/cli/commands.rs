@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 
 use crate::support::{arg, command, tokenmill, tokenmill_with};
 
@@ -46,17 +46,14 @@ fn inspect_gives_json_in_full() {
 
 #[test]
 fn inspect_shows_a_file_that_cannot_be_run() {
-    let Some(data) = test_data("inspect_shows_a_file_that_cannot_be_run") else {
+    let mut comparisons = Comparisons::of("inspect of a vocabulary");
+    let Some(file) = comparisons.find("vocab/ggml-vocab-qwen2.gguf") else {
         return;
     };
-    let text = tokenmill([
-        "inspect",
-        arg(&data.join("vocab/ggml-vocab-qwen2.gguf")),
-        "--summary",
-    ])
-    .ok();
+    let text = tokenmill(["inspect", arg(&file), "--summary"]).ok();
     assert!(text.contains("0 tensors"), "{text}");
     assert!(text.contains("This file cannot be run: "), "{text}");
+    comparisons.compared(1);
 }
 
 #[test]
@@ -92,13 +89,14 @@ fn tokenize_prints_ids_and_pieces() {
 
 #[test]
 fn tokenize_takes_vocabularies_and_tokenizer_json() {
-    let Some(data) = test_data("tokenize_takes_vocabularies_and_tokenizer_json") else {
+    let mut comparisons = Comparisons::of("the program's ids of text");
+    let Some(vocab) = comparisons.find("vocab") else {
         return;
     };
-    let folder = data.join("vocab/expected-llamacpp");
+    let folder = vocab.join("expected-llamacpp");
     let text = folder.join("mixed.txt");
     for name in ["llama-spm", "llama-bpe", "falcon", "gpt-2", "phi-3", "starcoder"] {
-        let vocab = data.join(format!("vocab/ggml-vocab-{name}.gguf"));
+        let vocab = vocab.join(format!("ggml-vocab-{name}.gguf"));
         let expected = fs::read_to_string(folder.join(format!("ggml-vocab-{name}.ids"))).unwrap();
         let args = [
             "tokenize",
@@ -120,8 +118,11 @@ fn tokenize_takes_vocabularies_and_tokenizer_json() {
             found.len(),
             expected.len()
         );
+        comparisons.compared(1);
     }
-    let json = data.join("../demo-model/hf/tokenizer.json");
+    let Some(json) = comparisons.find("../demo-model/hf/tokenizer.json") else {
+        return;
+    };
     assert_eq!(
         tokenmill(["tokenize", arg(&json), "Once upon a time", "--ids", "--no-bos"]).ok(),
         "618 656 261 458\n"
@@ -130,10 +131,10 @@ fn tokenize_takes_vocabularies_and_tokenizer_json() {
 
 #[test]
 fn a_hugging_face_folder_is_a_model() {
-    let Some(data) = test_data("a_hugging_face_folder_is_a_model") else {
+    let mut comparisons = Comparisons::of("commands on a folder");
+    let Some(folder) = comparisons.find("parity/qwen2/hf") else {
         return;
     };
-    let folder = data.join("parity/llama/hf");
     let folder = arg(&folder);
     let text = tempfile::NamedTempFile::new().unwrap();
     fs::write(text.path(), "Once upon a time there was a bear. ".repeat(8)).unwrap();
@@ -146,6 +147,7 @@ fn a_hugging_face_folder_is_a_model() {
         &["doctor", folder],
     ] {
         assert!(!tokenmill(args).ok().is_empty(), "{args:?}");
+        comparisons.compared(1);
     }
     assert!(
         !tokenmill_with(&["chat", folder, "-n", "2"], "Hello\n")

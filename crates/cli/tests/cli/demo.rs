@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use serde_json::{Value, json};
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 
 use crate::support::{arg, tokenmill, tokenmill_with};
 
@@ -52,10 +52,10 @@ fn built_in_model_generates_llama_cpps_ids() {
 
 #[test]
 fn f16_model_generates_transformers_ids() {
-    let Some(data) = test_data("f16_model_generates_transformers_ids") else {
+    let mut comparisons = Comparisons::of("the program's token ids");
+    let Some(model) = comparisons.find("../demo-model/tokenmill-demo-F16.gguf") else {
         return;
     };
-    let model = data.join("../demo-model/tokenmill-demo-F16.gguf");
     for prompt in &reference() {
         assert_eq!(
             greedy_ids(arg(&model), prompt),
@@ -63,6 +63,7 @@ fn f16_model_generates_transformers_ids() {
             "{}",
             prompt["name"]
         );
+        comparisons.compared(1);
     }
 }
 

@@ -1,11 +1,11 @@
 //! The program with a driver: the simulated one stands in for `libcuda.so.1`, so the whole CUDA path runs, kernels and captured
 //! graphs included, and every failure of a driver can be had.
 
-use std::{env, os::unix::fs::symlink, path::PathBuf, process::Command, sync::OnceLock};
+use std::{env, os::unix::fs::symlink, process::Command, sync::OnceLock};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tokenmill_testkit::{skip, test_data};
+use tokenmill_testkit::{Comparisons, skip};
 
 use crate::support::{Outcome, arg, command, tokenmill};
 
@@ -257,23 +257,17 @@ fn auto_goes_on_with_the_cpu_and_says_why() {
 
 #[test]
 fn a_type_without_a_kernel_is_named() {
-    let Some(data) = test_data("a_type_without_a_kernel_is_named") else {
+    let mut comparisons = Comparisons::of("a type without a GPU kernel");
+    let Some(file) = comparisons.find("models/wp4m/wp4m-IQ4_XS.gguf") else {
         return;
     };
-    let file: PathBuf = data.join("models/wp4m/wp4m-IQ4_XS.gguf");
-    if !file.is_file() {
-        skip(
-            "a type without a kernel",
-            &format!("{} is not there", file.display()),
-        );
-        return;
-    }
     let args = ["run", arg(&file), "Once", "-n", "2", "--device", "cuda"];
     let line = run(with_driver("", &args)).failed(5);
     assert!(
         line.contains("has type IQ4_XS, which the CUDA backend cannot compute"),
         "{line}"
     );
+    comparisons.compared(1);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use serde_json::Value;
-use tokenmill_testkit::test_data;
+use tokenmill_testkit::Comparisons;
 
 use crate::support::{arg, tokenmill};
 
@@ -18,10 +18,11 @@ fn perplexity(model: &Path, text: &Path, extra: &[&str]) -> f64 {
 
 #[test]
 fn trained_models_are_as_surprised_as_in_llama_cpp() {
-    let Some(data) = test_data("trained_models_are_as_surprised_as_in_llama_cpp") else {
+    let mut comparisons = Comparisons::of("perplexity");
+    let Some(models) = comparisons.find("models") else {
         return;
     };
-    let reference = fs::read_to_string(data.join("models/ppl-llamacpp.txt")).unwrap();
+    let reference = fs::read_to_string(models.join("ppl-llamacpp.txt")).unwrap();
     let expected = |name: &str| -> f64 {
         let line = reference
             .lines()
@@ -32,7 +33,7 @@ fn trained_models_are_as_surprised_as_in_llama_cpp() {
             .parse()
             .unwrap()
     };
-    let text = data.join("text/heldout.txt");
+    let text = models.join("../text/heldout.txt");
     let mut differences = Vec::new();
     for (folder, types) in [
         (
@@ -45,7 +46,7 @@ fn trained_models_are_as_surprised_as_in_llama_cpp() {
     ] {
         for ty in types {
             let name = format!("{folder}-{ty}");
-            let model = data.join("models").join(folder).join(format!("{name}.gguf"));
+            let model = models.join(folder).join(format!("{name}.gguf"));
             let mut options = vec!["-c", "256", "--chunks", "64"];
             // This model is 64 wide, and its answers hang on the rounding of activations to 8 bits: with the same
             // weights in f32 it has llama.cpp's figure to 0.01 %, rounded it wanders by 0.1 % with the KV type.
@@ -57,6 +58,7 @@ fn trained_models_are_as_surprised_as_in_llama_cpp() {
             if (found / expected - 1.0).abs() > TOLERANCE {
                 differences.push((name, found, expected));
             }
+            comparisons.compared(1);
         }
     }
     assert!(differences.is_empty(), "{differences:?}");
@@ -64,13 +66,15 @@ fn trained_models_are_as_surprised_as_in_llama_cpp() {
 
 #[test]
 fn demo_model_is_as_surprised_as_in_llama_cpp() {
-    let Some(data) = test_data("demo_model_is_as_surprised_as_in_llama_cpp") else {
+    let mut comparisons = Comparisons::of("perplexity of the demo model");
+    let Some(text) = comparisons.find("../demo-model/heldout.txt") else {
         return;
     };
     let reference: Value = serde_json::from_str(include_str!("../data/demo-reference.json")).unwrap();
     let expected = reference["perplexity"]["Q8_0"]["ppl"].as_f64().unwrap();
-    let found = perplexity(Path::new("demo"), &data.join("../demo-model/heldout.txt"), &[]);
+    let found = perplexity(Path::new("demo"), &text, &[]);
     assert!((found / expected - 1.0).abs() < TOLERANCE, "{found} {expected}");
+    comparisons.compared(1);
 }
 
 #[test]

@@ -145,48 +145,56 @@ mod tests {
     /// written by the template.
     #[test]
     fn real_templates_keep_the_trust_of_their_control_tokens() {
-        let Some(data) = tokenmill_testkit::test_data("trust of real templates") else {
-            return;
-        };
-        let folder = data.join("templates");
+        let mut comparisons = tokenmill_testkit::Comparisons::of("trust of control tokens");
         let looks_like_control = Regex::new(
             r"<\|[A-Za-z0-9_/]+\|>|<｜[^｜]+｜>|\[/?[A-Z_]{3,}\]|</?s>|<[a-z]+_of_[a-z]+>|<[be]os>",
         )
         .unwrap();
-        let mut n_found = 0;
         let mut lost = Vec::new();
-        for line in fs::read_to_string(folder.join("goldens.jsonl")).unwrap().lines() {
-            let golden: serde_json::Value = serde_json::from_str(line).unwrap();
-            let name = golden["template"].as_str().unwrap();
-            let Ok(template) = ChatTemplate::new(&fs::read_to_string(folder.join(name)).unwrap()) else {
+        for (set, n_expected) in [("written-templates", 100), ("templates", 1000)] {
+            let Some(folder) = comparisons.find(set) else {
                 continue;
             };
-            let context = &golden["context"];
-            let Ok(rendered) =
-                template.render_with_trust(context, &["bos_token", "eos_token"], &RenderOptions::default())
-            else {
-                continue;
-            };
-            let said = [&context["messages"], &context["tools"]]
-                .map(ToString::to_string)
-                .concat();
-            for found in looks_like_control.find_iter(&rendered.text) {
-                if said.contains(found.as_str()) {
+            let mut n_found = 0;
+            for line in fs::read_to_string(folder.join("goldens.jsonl")).unwrap().lines() {
+                let golden: serde_json::Value = serde_json::from_str(line).unwrap();
+                let name = golden["template"].as_str().unwrap();
+                let Ok(template) = ChatTemplate::new(&fs::read_to_string(folder.join(name)).unwrap()) else {
                     continue;
-                }
-                n_found += 1;
-                let is_trusted = rendered
-                    .trusted
-                    .iter()
-                    .any(|range| range.start <= found.start() && found.end() <= range.end);
-                if !is_trusted {
-                    lost.push((name.to_owned(), found.as_str().to_owned()));
+                };
+                let context = &golden["context"];
+                let Ok(rendered) = template.render_with_trust(
+                    context,
+                    &["bos_token", "eos_token"],
+                    &RenderOptions::default(),
+                ) else {
+                    continue;
+                };
+                let said = [&context["messages"], &context["tools"]]
+                    .map(ToString::to_string)
+                    .concat();
+                for found in looks_like_control.find_iter(&rendered.text) {
+                    if said.contains(found.as_str()) {
+                        continue;
+                    }
+                    n_found += 1;
+                    let is_trusted = rendered
+                        .trusted
+                        .iter()
+                        .any(|range| range.start <= found.start() && found.end() <= range.end);
+                    if !is_trusted {
+                        lost.push((name.to_owned(), found.as_str().to_owned()));
+                    }
                 }
             }
+            assert!(
+                n_found > n_expected,
+                "only {n_found} control tokens were found in {set}"
+            );
+            comparisons.compared(n_found);
         }
         lost.sort();
         lost.dedup();
-        assert!(n_found > 1000, "only {n_found} control tokens were found");
         assert_eq!(lost, []);
     }
 }

@@ -1,0 +1,266 @@
+//! [`Comparisons`]: where reference data is found, and the count of what was compared with it.
+//!
+//! Separate so that the rule stands once. Reference data is what other software computed. A core set is part of the
+//! repository (`tests/data`); the full set lies in the folder that `TOKENMILL_TEST_DATA` names. A test asks for each
+//! fixture by its path, compares what is there, and never fails for want of data.
+//!
+//! libtest hides the output of tests that pass, so each test also leaves its count in a file of the build folder, and
+//! the test `xtask/tests/comparisons.rs` prints all counts. Invariant: what is skipped is counted, and a row of [`ROWS`]
+//! that left no count is reported as one that did not run.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    fs,
+    io::{Write as _, stderr},
+    path::{Path, PathBuf},
+    thread,
+};
+
+use serde::{Deserialize, Serialize};
+
+/// The tests that compare with other software, in the order of the report: name, and what it is compared with.
+const ROWS: [(&str, &str); 30] = [
+    ("tensor types", "gguf-py"),
+    ("malformed files", "verdicts written by hand"),
+    ("files by llama.cpp", "llama.cpp"),
+    ("decoded blocks", "ggml, gguf-py"),
+    ("encoded blocks", "ggml"),
+    ("mixes of types", "llama.cpp"),
+    ("tokenizer.json", "tokenizers"),
+    ("random text", "tokenizers"),
+    ("tokenizers of tiny models", "tokenizers"),
+    ("vocabularies", "tokenizers"),
+    ("mixed text", "llama.cpp"),
+    ("decoded text", "the text itself"),
+    ("chat templates", "transformers"),
+    ("trust of control tokens", "marks in the templates"),
+    ("logits, naive backend", "transformers"),
+    ("logits, CPU", "transformers"),
+    ("logits, simulated GPU", "transformers"),
+    ("logits, Hugging Face folders", "transformers"),
+    ("trained model stories260K", "numpy in float64"),
+    ("trained model wp4m", "numpy in float64"),
+    ("demo model, F16", "transformers"),
+    ("demo model, Q8_0", "llama.cpp"),
+    ("demo model, Q8_0, naive", "llama.cpp"),
+    ("perplexity", "llama.cpp"),
+    ("perplexity of the demo model", "llama.cpp"),
+    ("the program's token ids", "transformers"),
+    ("the program's ids of text", "llama.cpp"),
+    ("inspect of a vocabulary", "no reference: a file by llama.cpp"),
+    ("commands on a folder", "no reference: a folder by transformers"),
+    ("a type without a GPU kernel", "no reference: a file by llama.cpp"),
+];
+
+/// The comparisons of one test; leaves their count when it is dropped.
+#[derive(Debug)]
+pub struct Comparisons {
+    row: &'static str,
+    full: Option<PathBuf>,
+    count: Count,
+}
+
+/// What a test compared and skipped.
+#[derive(Debug, Default, Deserialize, Serialize)]
+struct Count {
+    n_compared: usize,
+    /// How often each reason for skipping came up.
+    skipped: BTreeMap<String, usize>,
+}
+
+impl Comparisons {
+    /// Begins the comparisons of a row of [`ROWS`], which no other test has.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn of(row: &'static str) -> Self {
+        assert!(
+            ROWS.iter().any(|(name, _)| *name == row),
+            "`{row}` has no row in the table of comparisons"
+        );
+        Self {
+            row,
+            full: full_set(),
+            count: Count::default(),
+        }
+    }
+
+    /// Finds a file or folder of the reference data, in the full set or in the core set; counts a skip where neither has
+    /// it.
+    pub fn find(&mut self, path: &str) -> Option<PathBuf> {
+        let core = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
+        let found = (self.full.iter().map(|full| full.join(path)))
+            .chain([core.join(path)])
+            .find(|path| path.exists());
+        if found.is_none() {
+            let reason = match &self.full {
+                None => "not in the core set, and TOKENMILL_TEST_DATA is not set",
+                Some(_) => "not in the folder that TOKENMILL_TEST_DATA names",
+            };
+            self.skip(reason);
+        }
+        found
+    }
+
+    /// Counts comparisons that were made.
+    pub fn compared(&mut self, n: usize) {
+        self.count.n_compared += n;
+    }
+
+    /// Counts one that was not made.
+    pub fn skip(&mut self, reason: &str) {
+        *self.count.skipped.entry(reason.to_owned()).or_default() += 1;
+    }
+}
+
+impl Drop for Comparisons {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            return;
+        }
+        for (reason, n) in &self.count.skipped {
+            // Not `eprintln!`, which libtest hides.
+            let _ = writeln!(stderr(), "{}: {n} skipped: {reason}", self.row);
+        }
+        let folder = counts_folder();
+        let text = serde_json::to_string(&self.count).expect("a count has no keys but text");
+        let written = fs::create_dir_all(&folder)
+            .and_then(|()| fs::write(folder.join(format!("{}.json", self.row)), text));
+        if let Err(error) = written {
+            let _ = writeln!(stderr(), "the count of `{}` is lost: {error}", self.row);
+        }
+    }
+}
+
+/// The full set of reference data, for benchmarks; says what is skipped where there is none.
+pub fn test_data(what: &str) -> Option<PathBuf> {
+    let full = full_set();
+    if full.is_none() {
+        skip(
+            what,
+            "TOKENMILL_TEST_DATA does not name the folder of reference data",
+        );
+    }
+    full
+}
+
+/// Says on stderr that something else than a comparison is skipped, and why.
+pub fn skip(what: &str, reason: &str) {
+    // Not `eprintln!`, which libtest hides.
+    let _ = writeln!(stderr(), "{what}: skipped, {reason}");
+}
+
+fn full_set() -> Option<PathBuf> {
+    std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from)
+}
+
+/// Where tests leave their counts: beside the folder of the running test.
+fn counts_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a path");
+    let profile = test.ancestors().nth(2).expect("tests are built in PROFILE/deps");
+    profile.join("comparisons")
+}
+
+/// The report: a table of all comparisons since the last report, whose counts it removes.
+pub fn take_report() -> String {
+    let folder = counts_folder();
+    let rows = ROWS.map(|(row, reference)| {
+        let path = folder.join(format!("{row}.json"));
+        let count = fs::read(&path)
+            .ok()
+            .and_then(|text| serde_json::from_slice::<Count>(&text).ok());
+        // A count that is not there is the usual case of a test that did not run.
+        let _ = fs::remove_file(path);
+        (row, reference, count)
+    });
+    table(&rows)
+}
+
+fn table(rows: &[(&str, &str, Option<Count>)]) -> String {
+    let mut text = format!(
+        "{:<32} {:<42} {:>8} {:>8}\n",
+        "comparisons with other software", "", "compared", "skipped"
+    );
+    let (mut n_compared, mut n_skipped, mut n_silent) = (0, 0, 0);
+    let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+    for (row, reference, count) in rows {
+        let Some(count) = count else {
+            n_silent += 1;
+            let _ = writeln!(text, "{row:<32} {reference:<42} did not run");
+            continue;
+        };
+        let n_row: usize = count.skipped.values().sum();
+        n_compared += count.n_compared;
+        n_skipped += n_row;
+        for (reason, n) in &count.skipped {
+            *reasons.entry(reason).or_default() += n;
+        }
+        let _ = writeln!(
+            text,
+            "{row:<32} {reference:<42} {:>8} {n_row:>8}",
+            count.n_compared
+        );
+    }
+    let _ = writeln!(text, "{:<75} {n_compared:>8} {n_skipped:>8}", "all");
+    for (reason, n) in reasons {
+        let _ = writeln!(text, "{n} skipped: {reason}");
+    }
+    if n_silent > 0 {
+        let _ = writeln!(
+            text,
+            "{n_silent} of the tests did not run since the last report; `cargo test --workspace` runs all"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_tells_what_ran_what_was_skipped_and_what_is_silent() {
+        let count = |n_compared, reasons: &[(&str, usize)]| {
+            let skipped = reasons
+                .iter()
+                .map(|(reason, n)| ((*reason).to_owned(), *n))
+                .collect();
+            Some(Count { n_compared, skipped })
+        };
+        let rows = [
+            (
+                "logits",
+                "transformers",
+                count(7, &[("no data", 3), ("no format", 1)]),
+            ),
+            ("templates", "transformers", count(5, &[("no data", 2)])),
+            ("perplexity", "llama.cpp", None),
+        ];
+        let text = table(&rows);
+        let words: Vec<Vec<&str>> = text
+            .lines()
+            .map(|line| line.split_whitespace().collect())
+            .collect();
+        assert_eq!(words[1], ["logits", "transformers", "7", "4"]);
+        assert_eq!(words[2], ["templates", "transformers", "5", "2"]);
+        assert_eq!(words[3], ["perplexity", "llama.cpp", "did", "not", "run"]);
+        assert_eq!(words[4], ["all", "12", "6"]);
+        assert_eq!(words[5], ["5", "skipped:", "no", "data"]);
+        assert_eq!(words[6], ["1", "skipped:", "no", "format"]);
+        assert!(text.ends_with(
+            "1 of the tests did not run since the last report; `cargo test --workspace` runs all\n"
+        ));
+    }
+
+    #[test]
+    fn what_is_not_there_is_counted() {
+        let mut comparisons = Comparisons::of("logits, CPU");
+        comparisons.full = None;
+        assert!(comparisons.find("no/such/fixture").is_none());
+        assert!(comparisons.find("parity/qwen2/ref.json").is_some());
+        assert_eq!(comparisons.count.skipped.values().sum::<usize>(), 1);
+        // Not for the report.
+        std::mem::forget(comparisons);
+    }
+}
