@@ -1,15 +1,20 @@
 //! `tidy`: turns taste and architecture into checks that fail.
 //!
-//! The rules about text are in `rules`, those about who may import whom in `layers`; `source` tells code from comments.
+//! The rules about one file are in `rules`, those about the imports of crates in `layers` and of modules in `modules`, those
+//! about names in all files in `workspace`; `source` tells code from comments. The test at the end runs them all.
 //! Invariant: a finding names file and line and says what the rule wants.
 
 mod layers;
+mod modules;
 mod rules;
 mod source;
+mod workspace;
 
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, bail, ensure};
+
+use self::source::Source;
 
 /// Checks module docs, layering, unsafe islands, forbidden words and file sizes
 #[derive(clap::Args)]
@@ -25,31 +30,77 @@ struct Finding {
     is_note: bool,
 }
 
+impl Finding {
+    fn error(place: String, message: String) -> Self {
+        Self {
+            place,
+            message,
+            is_note: false,
+        }
+    }
+}
+
+/// A Rust file of the workspace.
+struct RustFile {
+    /// Its path, relative to the workspace root.
+    path: String,
+    source: Source,
+    /// All of its code but tests at the end, without comments and what stands in strings.
+    code: String,
+}
+
+impl RustFile {
+    fn parse(path: String, text: &str) -> Self {
+        let source = Source::parse(text);
+        let lines = source.product_lines().map(|(_, line)| line.code.as_str());
+        let code = lines.collect::<Vec<_>>().join("\n");
+        Self { path, source, code }
+    }
+
+    /// Whether it is part of a crate's library or program, and not of its tests.
+    fn is_product(&self) -> bool {
+        let is_test = self.path.ends_with("/tests.rs") || self.path.contains("/tests/");
+        self.path.starts_with("crates/") && self.path.contains("/src/") && !is_test
+    }
+}
+
 /// Checks the whole workspace.
 ///
 /// # Errors
 /// When there is a finding other than a note; all findings are printed first.
 pub fn run(_: &Args) -> anyhow::Result<()> {
-    let root = crate::workspace_root();
-    let mut findings = layers::check(root)?;
-    let files = tracked_files(root)?;
-    ensure!(!files.is_empty(), "git lists no file in {}", root.display());
-    for path in &files {
-        let Ok(text) = fs::read_to_string(root.join(path)) else {
-            continue; // Binary data, or deleted and not yet committed.
-        };
-        findings.extend(rules::check_file(path, &text));
-    }
+    let (n_files, findings) = check(crate::workspace_root())?;
     for finding in &findings {
         let kind = if finding.is_note { "note" } else { "error" };
         println!("{kind}: {}: {}", finding.place, finding.message);
     }
     let n_errors = findings.iter().filter(|finding| !finding.is_note).count();
     if n_errors > 0 {
-        bail!("tidy found {n_errors} errors in {} files", files.len());
+        bail!("tidy found {n_errors} errors in {n_files} files");
     }
-    println!("tidy: {} files in order, {} notes", files.len(), findings.len());
+    println!("tidy: {n_files} files in order, {} notes", findings.len());
     Ok(())
+}
+
+/// The number of files, and what is to be said about them.
+fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
+    let mut findings = layers::check(root)?;
+    let paths = tracked_files(root)?;
+    ensure!(!paths.is_empty(), "git lists no file in {}", root.display());
+    let n_files = paths.len();
+    let mut rust_files = Vec::new();
+    for path in paths {
+        let Ok(text) = fs::read_to_string(root.join(&path)) else {
+            continue; // Binary data, or deleted and not yet committed.
+        };
+        findings.extend(rules::check_file(&path, &text));
+        if rules::has_extension(&path, "rs") {
+            rust_files.push(RustFile::parse(path, &text));
+        }
+    }
+    findings.extend(modules::check(&rust_files));
+    findings.extend(workspace::check(&rust_files));
+    Ok((n_files, findings))
 }
 
 /// The files that git knows or would add.
@@ -66,4 +117,27 @@ fn tracked_files(root: &Path) -> anyhow::Result<Vec<String>> {
     );
     let names = String::from_utf8(output.stdout).context("a file name is not UTF-8")?;
     Ok(names.split_terminator('\0').map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_workspace_is_tidy() {
+        let root = crate::workspace_root();
+        if !root.join(".git").exists() {
+            return; // Without git it cannot be told which files belong to the workspace.
+        }
+        let (_, findings) = super::check(root).unwrap();
+        let errors: Vec<String> = findings
+            .iter()
+            .filter(|finding| !finding.is_note)
+            .map(|finding| format!("{}: {}", finding.place, finding.message))
+            .collect();
+        assert!(
+            errors.is_empty(),
+            "{} errors:\n{}",
+            errors.len(),
+            errors.join("\n")
+        );
+    }
 }

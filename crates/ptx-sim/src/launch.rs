@@ -141,13 +141,6 @@ pub struct LaunchReport {
     pub findings: Vec<Finding>,
 }
 
-impl LaunchReport {
-    /// Whether the launch ran to its end.
-    pub fn is_complete(&self) -> bool {
-        !self.findings.iter().any(|finding| finding.kind.is_fatal())
-    }
-}
-
 struct BlockResult {
     findings: Vec<Finding>,
     log: AccessLog,

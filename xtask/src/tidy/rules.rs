@@ -13,6 +13,21 @@ const NOTE_LINES: usize = 600;
 
 /// Words that mean unfinished work, in comments.
 const UNFINISHED: [&str; 6] = ["FIXME", "TODO", "XXX", "HACK", "for now", "placeholder"];
+/// Phrases that the field has plainer words for, in prose, and a word to begin with.
+const PHRASES: [(&str, &str); 12] = [
+    ("anew", "again"),
+    ("beside", "with, next to, compared with"),
+    ("for want of", "because ... is missing"),
+    ("go on", "continue"),
+    ("goes on", "continues"),
+    ("in vain", "without effect"),
+    ("lets go of", "releases"),
+    ("nobody", "no caller, no thread"),
+    ("of its own accord", "by itself"),
+    ("spoken of", "reported"),
+    ("went on", "continued"),
+    ("what became of", "the result of"),
+];
 /// Macros and attributes that mean the same, in code.
 const FORBIDDEN_CODE: [&str; 5] = ["todo!", "unimplemented!", "dbg!", "#[ignore", "#![ignore"];
 /// What a library may not do: print.
@@ -45,6 +60,11 @@ pub(super) fn check_file(path: &str, text: &str) -> Vec<Finding> {
     };
     if is_written_by_hand(path) {
         check_blanks(text, &mut report);
+    }
+    if has_extension(path, "md") && !path.starts_with("bench/runs/") {
+        for (line_number, line) in (1..).zip(text.lines()) {
+            check_phrases(line_number, line, &mut report);
+        }
     }
     if has_extension(path, "rs") {
         let source = Source::parse(text);
@@ -86,7 +106,7 @@ impl Report<'_> {
     }
 }
 
-fn has_extension(path: &str, extension: &str) -> bool {
+pub(super) fn has_extension(path: &str, extension: &str) -> bool {
     path.rsplit_once('.').is_some_and(|(_, found)| found == extension)
 }
 
@@ -167,6 +187,18 @@ fn check_words(source: &Source, report: &mut Report<'_>) {
             if contains_word(&line.code, word) {
                 report.error(line_number, format!("`{word}` does not belong in the project"));
             }
+        }
+    }
+}
+
+fn check_phrases(line_number: usize, text: &str, report: &mut Report<'_>) {
+    let text = text.to_lowercase();
+    for (phrase, plain) in PHRASES {
+        if contains_word(&text, phrase) {
+            report.error(
+                line_number,
+                format!("`{phrase}`: say it plainly, such as \"{plain}\""),
+            );
         }
     }
 }
@@ -314,6 +346,17 @@ mod tests {
         check(LIBRARY, "//! A.\n// FIXME: later\n", &["`FIXME`"]);
         check(LIBRARY, "//! A.\nfn f() { todo!() }\n", &["`todo!`"]);
         check(LIBRARY, "//! A.\nconst WORDS: &str = \"FIXME todo!()\";\n", &[]);
+    }
+
+    #[test]
+    fn prose_is_plain() {
+        check("docs/a.md", "It goes on.\n", &["`goes on`"]);
+        check(
+            LIBRARY,
+            "//! Besides, an ago on.\nfn nobody() { g(\"anew\") }\n",
+            &[],
+        );
+        check("bench/runs/a/README.md", "It goes on.\n", &[]);
     }
 
     #[test]

@@ -238,11 +238,6 @@ impl Tokenizer {
         self.eos().is_some_and(|eos| self.suffix.contains(&eos))
     }
 
-    /// Whether a token ends a generation.
-    pub fn is_end_of_generation(&self, id: u32) -> bool {
-        self.vocab.special.end_of_generation.binary_search(&id).is_ok()
-    }
-
     /// All tokens that end a generation, ascending.
     pub fn end_of_generation(&self) -> &[u32] {
         &self.vocab.special.end_of_generation

@@ -1,0 +1,273 @@
+//! Import circles between the modules of a crate.
+//!
+//! A module here is a file or folder right below `src`. An item that the crate root re-exports counts as its module's, so
+//! that `use crate::Item` hides nothing. Tests do not count. Invariant: the list of known circles is exact, so it can only
+//! shrink.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Finding, RustFile};
+
+/// Circles that are left: a type and its methods in two files, or two types that name each other.
+const KNOWN: &[(&str, &[&str])] = &[
+    (
+        "crates/backend",
+        &[
+            "backend",
+            "batch",
+            "executor",
+            "kv_layout",
+            "operands",
+            "step_shape",
+        ],
+    ),
+    ("crates/cli", &["commands", "load", "machine_memory", "session"]),
+    ("crates/cli", &["failure", "model_source"]),
+    ("crates/cpu-exec", &["attention", "linear", "matrix", "workspace"]),
+    ("crates/cpu-exec", &["ops", "simd"]),
+    ("crates/cuda-exec", &["kv", "ops"]),
+    ("crates/model", &["descriptor", "rope"]),
+    ("crates/ptx-sim", &["decode", "kernel"]),
+    ("crates/sched", &["commit", "scheduler"]),
+    ("crates/sched", &["core", "events"]),
+    ("crates/sched", &["generation", "mailbox", "submission"]),
+    (
+        "crates/server",
+        &["app", "auth", "config", "metrics", "reply", "request_log"],
+    ),
+    ("crates/server", &["endpoints", "tables"]),
+    ("crates/text", &["detokenizer", "tokenizer"]),
+];
+
+/// Checks all crates.
+pub(super) fn check(files: &[RustFile]) -> Vec<Finding> {
+    let mut crates: BTreeMap<&str, Vec<&RustFile>> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.is_product()) {
+        if let Some((folder, _)) = file.path.split_once("/src/") {
+            crates.entry(folder).or_default().push(file);
+        }
+    }
+    let mut findings = Vec::new();
+    let mut found = Vec::new();
+    for (folder, files) in &crates {
+        let imports = imports(folder, files);
+        for circle in circles(&imports) {
+            if !KNOWN.contains(&(folder, &circle)) {
+                findings.push(Finding::error(
+                    (*folder).to_owned(),
+                    format!(
+                        "modules import each other in a circle: {}; move what both need into a module below them",
+                        describe(&circle, &imports)
+                    ),
+                ));
+            }
+            found.push((*folder, circle));
+        }
+    }
+    for (folder, circle) in KNOWN {
+        if !found
+            .iter()
+            .any(|(known, modules)| known == folder && modules == circle)
+        {
+            findings.push(Finding::error(
+                (*folder).to_owned(),
+                format!(
+                    "the circle {} is gone; remove it from the list in xtask/src/tidy/modules.rs",
+                    circle.join(", ")
+                ),
+            ));
+        }
+    }
+    findings
+}
+
+/// Modules and what they import.
+type Imports<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+fn describe(circle: &[&str], imports: &Imports<'_>) -> String {
+    let arrows = circle.iter().flat_map(|from| {
+        let targets = imports[from].iter().filter(|to| circle.contains(to));
+        targets.map(move |to| format!("{from} -> {to}"))
+    });
+    arrows.collect::<Vec<_>>().join(", ")
+}
+
+/// The module of a file, given its path below `src`.
+fn module_of(path: &str) -> &str {
+    let first = path.split('/').next().expect("a path has a first part");
+    first.strip_suffix(".rs").unwrap_or(first)
+}
+
+fn imports<'a>(folder: &str, files: &[&'a RustFile]) -> Imports<'a> {
+    let below_src = |file: &'a RustFile| &file.path[folder.len() + "/src/".len()..];
+    let modules: BTreeSet<&str> = files.iter().map(|file| module_of(below_src(file))).collect();
+    let root = files
+        .iter()
+        .find(|file| ["lib.rs", "main.rs"].contains(&below_src(file)));
+    let mut exports: BTreeMap<&str, &str> = BTreeMap::new();
+    if let Some(root) = root {
+        for (statement_at, _) in root.code.match_indices("use ") {
+            let statement = &root.code[statement_at + "use ".len()..];
+            let statement = &statement[..statement.find(';').unwrap_or(0)];
+            let mut words = words(statement).skip_while(|word| ["crate", "self"].contains(word));
+            if let Some(module) = words.next().and_then(|word| modules.get(word)) {
+                exports.extend(words.map(|item| (item, *module)));
+            }
+        }
+    }
+    let mut imports = Imports::new();
+    for file in files {
+        let path = below_src(file);
+        let module = module_of(path);
+        if ["lib", "main"].contains(&module) {
+            continue;
+        }
+        let targets = imports
+            .entry(*modules.get(module).expect("it has files"))
+            .or_default();
+        // `super` of a file right below `src` is the root.
+        let prefixes = if path.contains('/') {
+            &["crate::"][..]
+        } else {
+            &["crate::", "super::"]
+        };
+        for item in prefixes
+            .iter()
+            .flat_map(|prefix| items_behind(&file.code, prefix))
+        {
+            let target = modules.get(item).or_else(|| exports.get(item));
+            targets.extend(target.filter(|target| **target != module));
+        }
+    }
+    imports
+}
+
+fn words(code: &str) -> impl Iterator<Item = &str> {
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| !word.is_empty())
+}
+
+/// The first names of all paths that begin with `prefix`, groups included: `a` and `B` of `crate::{a::C, B}`.
+fn items_behind<'a>(code: &'a str, prefix: &str) -> Vec<&'a str> {
+    let mut items = Vec::new();
+    for (at, _) in code.match_indices(prefix) {
+        let rest = &code[at + prefix.len()..];
+        let Some(group) = rest.strip_prefix('{') else {
+            items.extend(words(rest).next());
+            continue;
+        };
+        let mut depth = 0;
+        let mut is_first = true;
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' if depth == 0 => break,
+                '}' => depth -= 1,
+                ',' if depth == 0 => is_first = true,
+                c if is_first && !c.is_whitespace() => {
+                    items.extend(words(&group[at..]).next());
+                    is_first = false;
+                }
+                _ => {}
+            }
+        }
+    }
+    items
+}
+
+/// The sets of modules that all import each other, directly or through others.
+fn circles<'a>(imports: &Imports<'a>) -> Vec<Vec<&'a str>> {
+    let reachable: Imports<'a> = imports
+        .keys()
+        .map(|from| (*from, reachable(from, imports)))
+        .collect();
+    let reaches = |from: &str, to: &str| reachable.get(from).is_some_and(|set| set.contains(to));
+    let mut circles: Vec<Vec<&str>> = imports
+        .keys()
+        .filter(|module| reaches(module, module))
+        .map(|module| {
+            let others = imports.keys().copied();
+            others
+                .filter(|other| reaches(module, other) && reaches(other, module))
+                .collect()
+        })
+        .collect();
+    circles.dedup();
+    circles.sort();
+    circles.dedup();
+    circles
+}
+
+fn reachable<'a>(from: &str, imports: &Imports<'a>) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&str> = imports[from].iter().copied().collect();
+    while let Some(module) = open.pop() {
+        if found.insert(module) {
+            open.extend(imports.get(module).into_iter().flatten());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(path: &str, text: &str) -> RustFile {
+        RustFile::parse(format!("crates/a/src/{path}"), text)
+    }
+
+    fn check_all(files: &[RustFile], expected: &[&str]) {
+        let messages: Vec<String> = check(files).into_iter().map(|finding| finding.message).collect();
+        let known = KNOWN.len();
+        let messages: Vec<&String> = messages
+            .iter()
+            .filter(|message| !message.contains("is gone"))
+            .collect();
+        assert!(
+            known == KNOWN.len() && messages.len() == expected.len(),
+            "{messages:?}"
+        );
+        for (message, expected) in messages.iter().zip(expected) {
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_circle_is_found_through_groups_and_re_exports() {
+        check_all(
+            &[
+                file(
+                    "lib.rs",
+                    "//! A.\nmod one;\nmod two;\npub use one::{One, other::Thing};\n",
+                ),
+                file(
+                    "one.rs",
+                    "//! A.\nuse crate::{\n    three::X,\n    two::{self, Two},\n};\n",
+                ),
+                file("two.rs", "//! A.\nfn f(_: crate::Thing) {}\n"),
+                file("three.rs", "//! A.\n"),
+            ],
+            &["one -> two, two -> one"],
+        );
+    }
+
+    #[test]
+    fn parents_and_children_tests_and_comments_are_no_circle() {
+        check_all(
+            &[
+                file("one.rs", "//! crate::two\nmod child;\nuse crate::two::Two;\n"),
+                file(
+                    "one/child.rs",
+                    "//! A.\nuse super::One;\nuse crate::one::Other;\n",
+                ),
+                file(
+                    "two.rs",
+                    "//! A.\n#[cfg(test)]\nmod tests {\n    use crate::one::One;\n}\n",
+                ),
+                file("two/tests.rs", "//! A.\nuse crate::one::One;\n"),
+            ],
+            &[],
+        );
+    }
+}
