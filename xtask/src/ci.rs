@@ -1,10 +1,14 @@
 //! `ci`: everything that must pass before a change lands, what fails fastest first.
+//!
+//! Tidy is one of the tests. What this machine lacks (the CUDA compiler, the standard library of another system) is
+//! skipped with a line that says so.
 
-use std::process::Command;
+use std::{path::Path, process::Command, time::Instant};
 
 use anyhow::{Context, bail};
 
-/// Runs format check, tidy, lints, tests, documentation and the comparison of the kernels with their PTX, warnings denied
+/// Runs format check, lints, tests, documentation, parity on the core data, the comparison of the kernels with their PTX,
+/// and a check of the code for other operating systems, warnings denied
 #[derive(clap::Args)]
 pub struct Args {}
 
@@ -46,24 +50,70 @@ const STEPS: [Step; 4] = [
     },
 ];
 
+/// Other systems that the program should compile for: target, its packages, and the C compiler that a dependency needs.
+const OTHER_SYSTEMS: [(&str, &str, &str); 2] = [
+    ("x86_64-pc-windows-gnu", "tokenmill-cli", "x86_64-w64-mingw32-gcc"),
+    ("aarch64-apple-darwin", "tokenmill-sched", "cc"),
+];
+
 /// Runs all steps and stops at the first that fails.
 ///
 /// # Errors
 /// The step that failed.
 pub fn run(_: &Args) -> anyhow::Result<()> {
-    crate::tidy::run(&crate::tidy::Args {})?;
     for Step { name, args, env } in STEPS {
-        println!("== {name}: cargo {}", args.join(" "));
-        let status = Command::new(env!("CARGO"))
-            .args(args)
-            .envs(env)
-            .current_dir(crate::workspace_root())
-            .status()
-            .with_context(|| format!("cannot run cargo for {name}"))?;
-        if !status.success() {
-            bail!("{name} failed");
-        }
+        timed(name, || cargo(args, env))?;
     }
-    println!("== kernels: cargo xtask ptx --check");
-    crate::ptx::run(&crate::ptx::Args::check())
+    let core = crate::workspace_root().join("tests/data");
+    timed("parity on the CPU", || {
+        crate::parity::run(&crate::parity::Args::cpu(&core))
+    })?;
+    timed("parity on the simulator", || {
+        crate::parity::run(&crate::parity::Args::simulator(&core))
+    })?;
+    timed("kernels", || crate::ptx::run(&crate::ptx::Args::check()))?;
+    for (target, package, compiler) in OTHER_SYSTEMS {
+        timed(target, || check_target(target, package, compiler))?;
+    }
+    Ok(())
+}
+
+/// Runs a step between its name and its time.
+fn timed(name: &str, step: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    println!("== {name}");
+    let began = Instant::now();
+    step().with_context(|| format!("{name} failed"))?;
+    println!("== {name}: {:.0} s", began.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn cargo(args: &[&str], env: Option<(&str, &str)>) -> anyhow::Result<()> {
+    let status = Command::new(env!("CARGO"))
+        .args(args)
+        .envs(env)
+        .current_dir(crate::workspace_root())
+        .status()
+        .context("cannot run cargo")?;
+    if !status.success() {
+        bail!("cargo {} failed", args.join(" "));
+    }
+    Ok(())
+}
+
+/// Checks a package for another system, where its standard library and the C compiler are there.
+fn check_target(target: &str, package: &str, compiler: &str) -> anyhow::Result<()> {
+    let output = Command::new("rustc")
+        .args(["--print", "target-libdir", "--target", target])
+        .output()
+        .context("cannot run rustc")?;
+    if !Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir() {
+        println!("{target}: not checked, `rustup target add {target}` was not run here");
+        return Ok(());
+    }
+    if Command::new(compiler).arg("--version").output().is_err() {
+        println!("{target}: not checked, there is no {compiler} here");
+        return Ok(());
+    }
+    let args = ["check", "--locked", "--package", package, "--target", target];
+    cargo(&args, Some(("RUSTFLAGS", "-D warnings")))
 }

@@ -36,6 +36,27 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+impl Args {
+    /// What `cargo xtask ci` runs on the CPU.
+    pub(crate) fn cpu(data: &Path) -> Self {
+        Self::all_of(data, DeviceChoice::Cpu)
+    }
+
+    /// What `cargo xtask ci` runs on the simulated GPU.
+    pub(crate) fn simulator(data: &Path) -> Self {
+        Self::all_of(data, DeviceChoice::Sim)
+    }
+
+    fn all_of(data: &Path, device: DeviceChoice) -> Self {
+        Self {
+            data: data.to_owned(),
+            filter: String::new(),
+            device,
+            json: None,
+        }
+    }
+}
+
 /// One row of the table.
 struct Row {
     model: String,
