@@ -19,6 +19,7 @@ mod output;
 mod progress;
 mod sampling;
 mod session;
+mod signals;
 mod visible;
 
 use std::process::ExitCode;

@@ -47,6 +47,7 @@ pub enum Listen {
     /// A TCP address.
     Tcp(SocketAddr),
     /// A UNIX socket.
+    #[cfg(unix)]
     Unix(PathBuf),
 }
 

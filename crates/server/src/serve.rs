@@ -19,9 +19,11 @@ use hyper_util::{
     server::{conn::auto::Builder, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
+#[cfg(unix)]
+use tokio::net::{UnixListener, UnixStream};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, UnixListener},
+    net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
 };
 use tokio_rustls::{
@@ -84,6 +86,7 @@ pub enum Drained {
 #[derive(Debug)]
 enum Socket {
     Tcp(TcpListener),
+    #[cfg(unix)]
     Unix(UnixListener),
 }
 
@@ -110,6 +113,7 @@ impl Server {
                     .await
                     .map_err(failed(address.to_string()))?,
             ),
+            #[cfg(unix)]
             Listen::Unix(path) => {
                 remove_stale_socket(path);
                 Socket::Unix(UnixListener::bind(path).map_err(failed(path.display().to_string()))?)
@@ -126,6 +130,7 @@ impl Server {
                 Ok(address) => format!("{scheme}://{address}"),
                 Err(_) => scheme.to_owned(),
             },
+            #[cfg(unix)]
             Socket::Unix(_) => match &self.app.config.listen {
                 Listen::Unix(path) => format!("unix:{}", path.display()),
                 Listen::Tcp(address) => address.to_string(),
@@ -181,6 +186,7 @@ impl Server {
                         }
                     }
                     (Stream::Tcp(stream), None) => connection.serve(stream).await,
+                    #[cfg(unix)]
                     (Stream::Unix(stream), _) => connection.serve(stream).await,
                 }
             });
@@ -195,8 +201,9 @@ impl Server {
 }
 
 enum Stream {
-    Tcp(tokio::net::TcpStream),
-    Unix(tokio::net::UnixStream),
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
 }
 
 async fn accept(socket: &Socket) -> io::Result<Stream> {
@@ -207,6 +214,7 @@ async fn accept(socket: &Socket) -> io::Result<Stream> {
             stream.set_nodelay(true)?;
             Ok(Stream::Tcp(stream))
         }
+        #[cfg(unix)]
         Socket::Unix(listener) => Ok(Stream::Unix(listener.accept().await?.0)),
     }
 }
@@ -248,6 +256,7 @@ impl Connection {
 }
 
 /// Removes the socket file of a server that is gone; one that answers stays, and binding then fails.
+#[cfg(unix)]
 fn remove_stale_socket(path: &std::path::Path) {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());

@@ -19,17 +19,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc,
-    task::JoinSet,
-};
+use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{
     client::{Measured, Target, measure},
     report::{Bounds, Report},
 };
-use crate::{failure::Failure, output};
+use crate::{
+    failure::Failure,
+    output,
+    signals::{Kind, Signals},
+};
 
 /// Measure a server under load.
 #[derive(clap::Args)]
@@ -168,11 +168,11 @@ struct Load {
 
 /// Sends all requests and waits for their answers, or for Ctrl-C.
 async fn load(args: &Args) -> Result<Load, Failure> {
-    let mut presses = signal(SignalKind::interrupt())
+    let mut presses = Signals::catch(Kind::Interrupt)
         .map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))?;
     let (target, bodies) = tokio::select! {
         prepared = prepare(args) => prepared?,
-        _ = presses.recv() => return Err(Failure::interrupted()),
+        () = presses.next() => return Err(Failure::interrupted()),
     };
     let began = Instant::now();
     let (send, mut ended) = mpsc::unbounded_channel();
@@ -185,7 +185,7 @@ async fn load(args: &Args) -> Result<Load, Failure> {
                 Some(one) => measured.push(one),
                 None => break true,
             },
-            _ = presses.recv() => break false,
+            () = presses.next() => break false,
         }
     };
     let wall = began.elapsed();

@@ -25,7 +25,6 @@ use tokenmill_server::{
     Shutdown, TlsFiles,
 };
 use tokenmill_text::{ChatPrompt, template::ChatTemplate};
-use tokio::signal::unix::{SignalKind, signal};
 #[cfg(not(feature = "otel"))]
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
@@ -35,6 +34,7 @@ use crate::{
     load::{LoadArgs, load},
     model_source::ModelSource,
     numbers::count,
+    signals::{Kind, Signals},
 };
 
 /// Holds a key that clients must send, as `--api-key` does.
@@ -61,6 +61,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 8080, value_name = "N")]
     port: u16,
     /// Listen on a UNIX socket instead
+    #[cfg(unix)]
     #[arg(long, value_name = "PATH", conflicts_with_all = ["host", "port", "tls_cert"])]
     unix_socket: Option<PathBuf>,
     /// A key that clients must send; may be repeated
@@ -192,6 +193,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
+    /// Where to listen.
+    fn listen(&self) -> Result<Listen, Failure> {
+        #[cfg(unix)]
+        if let Some(path) = &self.unix_socket {
+            return Ok(Listen::Unix(path.clone()));
+        }
+        Ok(Listen::Tcp(resolve(&self.host, self.port)?))
+    }
+
     fn server_config(&self) -> Result<ServerConfig, Failure> {
         let variable = env::var(KEY_VARIABLE).ok();
         // Most often the value of a variable that nobody set: who gives a key wants the server locked.
@@ -217,10 +227,7 @@ impl Args {
         api_keys.extend(ApiKeys::new(variable));
         let tls = self.tls_cert.clone().zip(self.tls_key.clone());
         Ok(ServerConfig {
-            listen: match &self.unix_socket {
-                Some(path) => Listen::Unix(path.clone()),
-                None => Listen::Tcp(resolve(&self.host, self.port)?),
-            },
+            listen: self.listen()?,
             tls: tls.map(|(certificate, key)| TlsFiles { certificate, key }),
             api_keys,
             cors_origins: self.cors_origin.clone(),
@@ -373,10 +380,8 @@ fn start_traces(runtime: &tokio::runtime::Handle) -> Result<Option<Traces>, Fail
 
 /// Serves until a signal, or until the engine is lost.
 async fn serve(app: Arc<App>) -> Result<(), Failure> {
-    let handle =
-        |kind| signal(kind).map_err(|error| Failure::work(format!("cannot handle signals: {error}")));
-    let mut terminate = handle(SignalKind::terminate())?;
-    let mut interrupt = handle(SignalKind::interrupt())?;
+    let mut signals = Signals::catch(Kind::Stop)
+        .map_err(|error| Failure::work(format!("cannot handle signals: {error}")))?;
     let server = Server::bind(Arc::clone(&app))
         .await
         .map_err(|error| match error {
@@ -394,18 +399,12 @@ async fn serve(app: Arc<App>) -> Result<(), Failure> {
     if is_reachable && app.config.api_keys.is_open() {
         tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
     }
-    let signals = Arc::clone(&app);
+    let stopping = Arc::clone(&app);
     tokio::spawn(async move {
-        let mut next = async || {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        next().await;
-        tracing::info!(limit_s = signals.config.drain_timeout.as_secs_f64(), "draining");
-        signals.shutdown.begin();
-        next().await;
+        signals.next().await;
+        tracing::info!(limit_s = stopping.config.drain_timeout.as_secs_f64(), "draining");
+        stopping.shutdown.begin();
+        signals.next().await;
         process::exit(i32::from(INTERRUPTED));
     });
     let drained = tokio::select! {

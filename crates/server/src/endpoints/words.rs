@@ -31,7 +31,7 @@ pub(crate) const TOKENIZE: &[Field] = &[
     ),
     yes(
         "with_pieces",
-        "whether each token's text stands beside it; default false",
+        "whether each token's text is returned with its id; default false",
     ),
     yes("model", ""),
 ];
