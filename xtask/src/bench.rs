@@ -1,4 +1,4 @@
-//! `bench`: how fast the program is, beside a peer and beside what the machine can do.
+//! `bench`: how fast the program is, compared with a peer and with the machine's limits.
 //!
 //! Models are synthetic, of real shapes. The parts: `cell` lists what is measured, `side` says by whom and reads what it
 //! prints (`output`, `process`), `limits` samples the machine, `roofline` says what it leaves a model (`instruction_mix` by
@@ -39,7 +39,7 @@ use self::{
 };
 use crate::{synth, workspace_root};
 
-/// Measure the program's speed, beside a peer and beside the machine's limits
+/// Measure the program's speed, compared with a peer and with the machine's limits
 #[derive(clap::Args)]
 pub struct Args {
     /// Only cells whose name contains this; may be given more than once

@@ -1,7 +1,7 @@
 //! `device-bench`: what a GPU does with a model, in tokens per second and in milliseconds of the device by phase.
 //!
 //! Separate from `bench`, which compares with other programs through the product's own commands, because it looks inside: graphs against
-//! eager launches, batches of decode, the copy bandwidth beside them. Invariant: every figure is a measurement of this run, and a
+//! eager launches, batches of decode, the copy bandwidth. Invariant: every figure is a measurement of this run, and a
 //! simulated device gives none of time.
 
 use std::{path::PathBuf, time::Instant};

@@ -138,7 +138,7 @@ fn strip(binary: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Puts a folder into `FOLDER.tar.gz` beside it.
+/// Packs a folder into `FOLDER.tar.gz` in the same place.
 fn archive(parent: &Path, folder: &str) -> anyhow::Result<()> {
     let status = Command::new("tar")
         .arg("-czf")

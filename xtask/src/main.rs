@@ -1,6 +1,6 @@
 //! `cargo xtask`: the table of the project's own commands.
 //!
-//! Each command is one module of the library beside this file. A new one is its module and a row here.
+//! Each command is one module of the library in this folder. A new one is its module and a row here.
 #![forbid(unsafe_code)]
 
 use clap::Parser;

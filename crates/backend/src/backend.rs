@@ -31,7 +31,7 @@ use crate::{
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
 ///
 /// Required methods are the operations; provided ones compose them and are overridden to fuse. All activations are f32
-/// at this seam; a backend may keep a second form of a buffer (quantized, half) beside it. Every operation's error is
+/// at this seam; a backend may keep a second form of a buffer (quantized, half) in addition. Every operation's error is
 /// a device error.
 #[expect(
     clippy::missing_errors_doc,
@@ -47,7 +47,7 @@ pub trait Backend: Sized {
 
     // ----- Load time: everything is allocated here, nothing later. -----
 
-    /// Hears what will be loaded, before anything else: the network, the largest step, the KV store, and the memory planned
+    /// Called once before any upload with the network, limits and memory plan: the network, the largest step, the KV store, and the memory planned
     /// for all of them.
     ///
     /// # Errors
@@ -103,7 +103,7 @@ pub trait Backend: Sized {
         max_rows * width * size_of::<f32>()
     }
 
-    /// Bytes that [`Backend::prepare`] will take beside all that.
+    /// Bytes that [`Backend::prepare`] will take in addition.
     fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
         let _ = (network, limits);
         0
@@ -392,7 +392,7 @@ pub enum BackendError {
         what_fits(*kv_tokens, *fitting_kv_tokens)
     )]
     DoesNotFit {
-        /// Bytes of the plan, and what the driver needs beside it.
+        /// Bytes of the plan, and what the driver needs in addition.
         needed_bytes: u64,
         /// Bytes free.
         free_bytes: u64,
@@ -417,7 +417,7 @@ pub enum BackendError {
         /// The device.
         device: &'static str,
     },
-    /// This step failed; the device goes on.
+    /// This step failed; the device remains usable.
     #[error("{operation} failed: {reason}")]
     Failed {
         /// The operation.

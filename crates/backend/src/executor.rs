@@ -196,7 +196,7 @@ pub enum StepError {
         /// Pages of the host tier.
         n_host_pages: usize,
     },
-    /// This step failed; the executor goes on.
+    /// This step failed; the executor remains usable.
     #[error("{operation} failed: {reason}")]
     Device {
         /// The operation that failed.

@@ -15,7 +15,7 @@ pub struct MemoryPlan {
     pub n_pages: usize,
     /// Activation buffers, logits included.
     pub activations_bytes: usize,
-    /// What the backend needs beside these.
+    /// What the backend needs besides these.
     pub workspace_bytes: usize,
 }
 

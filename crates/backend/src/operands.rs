@@ -1,4 +1,4 @@
-//! What the operations of a [`Backend`] are told beside their buffers: matrices, norms, ropes, attention, activations.
+//! Arguments of a [`Backend`]'s operations other than buffers: matrices, norms, ropes, attention, activations.
 //!
 //! Separate from the trait because a network is made of these. They are generic over the device's matrices `M` and vectors
 //! `V`. Invariant: they hold weights and numbers of the network, nothing of a step.

@@ -1,6 +1,6 @@
 //! [`SamplingParams`]: how a token is chosen from a row of logits.
 //!
-//! Parameters only; the sampler that obeys them stands beside. Invariant: a value that passed
+//! Parameters only; the sampler is in its own module. Invariant: a value that passed
 //! [`SamplingParams::validate`] makes no sampler panic, whatever the logits are.
 
 /// How a token is chosen from a row of logits. The default is greedy with nothing else applied.

@@ -1,7 +1,7 @@
 //! `tokenmill`: the program.
 //!
 //! Here are the table of commands and the way from a result to an exit code. Each command is one file of
-//! [`commands`]; what several share stands beside. Invariant: nothing but this crate reads the environment, and an error
+//! [`commands`]; what several share is in modules of its own. Invariant: nothing but this crate reads the environment, and an error
 //! is one line on stderr with a documented exit code.
 #![forbid(unsafe_code)]
 

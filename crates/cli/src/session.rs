@@ -40,7 +40,7 @@ pub(crate) struct Request<'a> {
     pub(crate) prompt: &'a [u32],
     /// How tokens are chosen.
     pub(crate) sampling: SamplingParams,
-    /// How many tokens at most; `None` goes on until the context is full.
+    /// How many tokens at most; `None` continues until the context is full.
     pub(crate) max_tokens: Option<usize>,
     /// Strings that end a sample.
     pub(crate) stops: &'a [String],

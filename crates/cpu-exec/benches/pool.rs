@@ -1,4 +1,4 @@
-//! What a job costs beside its work: the pool, and rayon inside one `install`.
+//! The overhead of a job: the pool, and rayon inside one `install`.
 //!
 //! A decode step is a hundred and more jobs of some ten microseconds, so the time to publish a job and to wait for its end
 //! counts. A job here is 32 chunks, each a sum over some numbers.

@@ -1,6 +1,6 @@
 //! Work whose rate is a limit of the machine: [`ReadBuffer`] for memory, [`multiply_bytes`] for arithmetic.
 //!
-//! Whoever measures speed times these beside a model, for a figure means little without its limit. They run on the same
+//! Benchmarks run these together with a model, since a speed means little without its limit. They run on the same
 //! threads, pages and instruction sets as the products. Invariant: nothing here looks at a clock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -23,7 +23,7 @@ impl Values {
     }
 }
 
-/// Sequences in a store, with every key and value kept beside it.
+/// Sequences in a store, with a copy of every key and value.
 struct Scene {
     shape: KvLayerShape,
     n_heads: usize,

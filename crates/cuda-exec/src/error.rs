@@ -71,7 +71,7 @@ pub enum CudaExecError {
         /// What the driver said.
         reason: String,
     },
-    /// An operation failed; the device goes on.
+    /// An operation failed; the device remains usable.
     #[error("{operation} failed: {reason}")]
     Failed {
         /// The operation.

@@ -2,7 +2,7 @@
 //!
 //! Separate from attention, which reads it. A layer has two arrays, keys and values, `[n_pages, n_kv_heads, 16, row]`
 //! with a row rounded up to 8 numbers, so a page of a layer is one run of bytes (`kernels/kv.cuh`). Pages move on the
-//! transfer stream beside the computation. Invariant: moves come after the work queued before them, and the work queued
+//! transfer stream, in parallel with the computation. Invariant: moves come after the work queued before them, and the work queued
 //! after [`KvStore::await_pages`] named a page comes after the moves of that page.
 
 use tokenmill_backend::{KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageCopy};

@@ -16,7 +16,7 @@ fn work_of_the_other_stream_is_seen_only_behind_a_fence() {
     device
         .copy(Stream::Transfer, source.view(), &target.view_mut())
         .unwrap();
-    // The planted bug: nobody waits. A real device might have been quick enough; the simulated one never is.
+    // The planted bug: a missing wait. A real device might have been quick enough; the simulated one never is.
     assert_eq!(device.download(target.view()).unwrap(), [0, 0, 0]);
     let fence = device.fence().unwrap();
     device.order(Stream::Transfer, Stream::Compute, &fence).unwrap();

@@ -1,4 +1,4 @@
-//! Writes the fuzz target's seed corpus, `fuzz/seeds`, anew.
+//! Writes the fuzz target's seed corpus again, `fuzz/seeds`.
 
 #[path = "../tests/mutation/mod.rs"]
 #[expect(dead_code, reason = "only the sample files are needed here")]

@@ -12,7 +12,7 @@ pub(crate) const MAX_HEADER_BYTES: usize = 1 << 28;
 pub(crate) struct Cursor<'a> {
     bytes: &'a [u8],
     offset: usize,
-    /// Whether the file goes on behind `bytes`.
+    /// Whether the file continues after `bytes`.
     is_cut: bool,
 }
 

@@ -40,7 +40,7 @@ struct MappedPart {
 }
 
 impl GgufFile {
-    /// Opens a model file. Of a split model any part may be given; the others are found beside it.
+    /// Opens a model file. Of a split model any part may be given; the others are found in the same folder.
     ///
     /// The files are mapped, not read: they must not be changed or truncated while this value lives.
     ///

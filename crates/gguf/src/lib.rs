@@ -5,7 +5,7 @@
 //! and is all that touches untrusted numbers; [`GgufWriter`] makes files. Versions 2 and 3, little-endian.
 //!
 //! This crate knows no arithmetic: [`TensorType`] has every type of the format with the size of its blocks, so a file
-//! whose types nobody here can compute still opens and lists.
+//! whose types no backend computes still opens and lists.
 //!
 //! A file is untrusted input. Sizes are computed with checks, counts are compared with the bytes left before anything
 //! is allocated for them, and each way a file can be wrong is its own [`GgufError`].

@@ -1,6 +1,6 @@
 //! [`TensorType`]: every element type a GGUF tensor may have, with its block layout.
 //!
-//! One table, because a file that holds a type nobody can compute must still open and list. Invariant: the ids and
+//! One table, because a file that holds a type that no backend computes must still open and list. Invariant: the ids and
 //! sizes are those of the format; how a block is decoded is not known here.
 
 use std::fmt;

@@ -82,7 +82,7 @@ impl GgufWriter {
         &self.tensors
     }
 
-    /// Writes the header to `out` and goes on to the tensor data.
+    /// Writes the header to `out` and continues with the tensor data.
     ///
     /// # Errors
     /// [`GgufError::Write`], [`GgufError::BadAlignment`], or [`GgufError::WrongType`] of `general.alignment`.

@@ -46,7 +46,7 @@ pub struct NormDescriptor {
     pub kind: NormKind,
     /// Added under the square root.
     pub eps: f32,
-    /// Whether there is a bias beside the weight.
+    /// Whether there is a bias in addition to the weight.
     pub bias: Presence,
 }
 

@@ -18,7 +18,7 @@ pub enum LoadError {
     /// The device refused.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A file beside the weights could not be read.
+    /// A file in the weights' folder could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
         /// The file.

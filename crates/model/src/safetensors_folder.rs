@@ -1,6 +1,6 @@
 //! [`SafetensorsFolder`]: the weights of a Hugging Face folder, under their GGUF names.
 //!
-//! Separate from the configuration beside them. Invariant: opening reads the headers only; a tensor is read when it is asked
+//! Separate from the configuration. Invariant: opening reads the headers only; a tensor is read when it is asked
 //! for.
 
 use std::{

@@ -118,7 +118,7 @@ pub enum MemoryError {
         /// Length of the range.
         bytes: usize,
     },
-    /// A copy to the host of bytes that nobody wrote.
+    /// A copy of uninitialized bytes to the host.
     #[error("byte {address:#x} was never written")]
     Uninitialized {
         /// The first such byte.

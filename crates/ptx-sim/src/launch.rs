@@ -30,7 +30,7 @@ const MAX_FINDINGS: usize = 64;
 /// Which checks run besides those that a device makes itself (bounds, alignment, divergence).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Checks {
-    /// Reads of bytes that nobody wrote.
+    /// Reads of uninitialized bytes.
     pub uninitialized: bool,
     /// Races between warps on shared memory.
     pub shared_races: bool,

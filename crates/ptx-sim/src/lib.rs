@@ -2,8 +2,8 @@
 //!
 //! [`Module::load`] decodes PTX text, [`launch`] runs a kernel over a grid on simulated [`DeviceMemory`], and the
 //! [`LaunchReport`] says what it did ([`Counters`]: warp instructions by class, memory sectors, bank conflicts, atomics)
-//! and what it did wrong ([`Finding`]s: accesses out of bounds, misaligned or of memory nobody wrote, races between warps
-//! and between thread blocks, divergent barriers, asynchronous copies nobody waited for), each with kernel, thread block,
+//! and what it did wrong ([`Finding`]s: accesses out of bounds, misaligned or of uninitialized memory, races between warps
+//! and between thread blocks, divergent barriers, asynchronous copies without a wait), each with kernel, thread block,
 //! warp, lane and line.
 //!
 //! The key decision is to run the PTX that ships rather than a twin of the source: what the tests see is what a device

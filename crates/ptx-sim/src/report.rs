@@ -78,7 +78,7 @@ pub enum FindingKind {
         /// Bytes accessed.
         bytes: u32,
     },
-    /// A read of memory that nobody wrote.
+    /// A read of uninitialized memory.
     UninitializedRead {
         /// Where.
         space: Space,
@@ -133,7 +133,7 @@ pub enum FindingKind {
         /// The lane read.
         source_lane: u32,
     },
-    /// Warps wait at barriers that nobody else will reach. Ends the launch.
+    /// Warps wait at barriers that no other warp will reach. Ends the launch.
     Deadlock {
         /// Warps waiting.
         waiting_warps: u32,
@@ -159,7 +159,7 @@ pub struct Finding {
 }
 
 impl FindingKind {
-    /// Whether a device would stop, or could not go on, here.
+    /// Whether a device would stop here or could not continue.
     pub fn is_fatal(&self) -> bool {
         matches!(
             self,

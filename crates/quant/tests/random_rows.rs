@@ -74,7 +74,7 @@ fn every_instruction_set_decodes_to_the_same_bits() {
     });
 }
 
-/// Values that are not finite, huge, tiny or mixed: nothing panics, and finite blocks beside them are not touched.
+/// Values that are not finite, huge, tiny or mixed: nothing panics, and finite blocks next to them are not touched.
 #[test]
 fn hostile_values_do_not_panic() {
     let hostile = [

@@ -1,7 +1,7 @@
-//! Admission: which waiting sequence begins, and from which pages it goes on.
+//! Admission: which waiting sequence starts, and which cached pages it starts from.
 //!
 //! A part of [`Scheduler`] that stands apart because it is the one place that looks for pages computed before.
-//! Invariant: a sequence that begins finds at least one page available for each running sequence beside it, so that
+//! Invariant: a sequence that begins finds at least one page available for each running sequence, so that
 //! admission does not cause the next preemption.
 
 use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};

@@ -106,7 +106,7 @@ pub(crate) struct Receiver<T> {
 pub(crate) struct Received<T> {
     /// The item; `None` when the channel is empty and its sender gone.
     pub(crate) item: Option<T>,
-    /// The channel was full and is now at most half full: the sender may go on.
+    /// The channel was full and is now at most half full: the sender may resume.
     pub(crate) has_room_again: bool,
 }
 

@@ -177,7 +177,7 @@ impl Scheduler {
         }
     }
 
-    /// Ends every sequence of a step whose page copies failed, and makes nobody rely on a page that was to be written:
+    /// Ends every sequence of a step whose page copies failed, and lets no sequence rely on a page that was to be written:
     /// the prefix cache is emptied, and sequences outside of the step that hold such a page compute it again.
     pub fn fail_copies(&mut self, plan: &StepPlan, outcomes: &mut Vec<Outcome>) {
         self.fail_step(plan, outcomes);

@@ -57,7 +57,7 @@ impl Core {
         if self.outcomes.is_empty() {
             return;
         }
-        // Ahead of the events, so that who has seen a request end finds its pages free.
+        // Ahead of the events, so a caller that has seen the end event also sees the pages freed.
         self.board.publish(&self.scheduler, self.tally);
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for outcome in outcomes.drain(..) {

@@ -74,7 +74,7 @@ struct Inbox {
     is_abandoned: bool,
 }
 
-/// How the engine's loop is to go on.
+/// How the engine's loop continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
     Serve,
@@ -209,7 +209,7 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Tells the engine that nobody waits for anything any more.
+    /// Tells the engine that no caller waits any more.
     pub(crate) fn abandon(&self) {
         self.with(|inbox| inbox.is_abandoned = true);
         self.changed.notify_all();

@@ -16,7 +16,7 @@ pub struct GenerateParams {
     /// How each token is chosen. Sample `i` of a request uses `seed + i`, so it equals the only sample of a request
     /// with that seed.
     pub sampling: SamplingParams,
-    /// Tokens to generate at most; `None` goes on to the end of the context.
+    /// Tokens to generate at most; `None` continues to the end of the context.
     pub max_tokens: Option<usize>,
     /// Tokens that end a sample and are not part of its output.
     pub stop_tokens: Vec<u32>,
@@ -104,7 +104,7 @@ pub struct EngineConfig {
     pub max_queued: usize,
     /// Prompt tokens that may wait to begin.
     pub max_queued_tokens: usize,
-    /// How much longer a step may take because of prefills beside it: 100 would double the time between two tokens of
+    /// How much longer a step may take because of prefills in it: 100 would double the time between two tokens of
     /// a running stream. The engine measures its steps and sizes the prefill chunks accordingly. Where more prompts wait
     /// than streams run, the allowance grows in that proportion, eightfold at most: otherwise one stream that came first
     /// would make many wait long.

@@ -177,7 +177,7 @@ impl PagePool {
         }
     }
 
-    /// Whether a sequence that holds `page` may write to it: nobody else holds it or can find it.
+    /// Whether a sequence that holds `page` may write to it: no other sequence holds it or can find it.
     pub(crate) fn is_exclusive(&self, page: u32) -> bool {
         let entry = self.pages[page as usize];
         entry.n_refs == 1 && entry.key.is_none()
@@ -192,7 +192,7 @@ impl PagePool {
             self.release(from);
             return Some(to);
         }
-        // Nobody else holds it: then it can be had without a copy, at the price of the cached page.
+        // No other sequence holds it: then it can be taken without a copy, at the price of the cached page.
         (self.pages[from as usize].n_refs == 1).then(|| {
             self.forget(from);
             from

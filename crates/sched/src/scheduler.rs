@@ -4,7 +4,7 @@
 //! decision can be replayed in a test. A step is four statements, see [`Scheduler::plan`]. Sequences are served in the
 //! order of rank: higher priority first, then first come. Invariants: rows of a plan are in the order of rank, only a
 //! sequence of lower rank (or one whose consumer is slow) loses its pages to another, and the first in rank can
-//! always go on; so everything submitted ends.
+//! always continue; so everything submitted ends.
 //!
 //! Admission and reuse stand in `admission.rs`, results in `commit.rs`.
 
@@ -174,7 +174,7 @@ impl Scheduler {
     }
 
     /// Divides the step: one token for every sequence that decodes; of the prefill tokens, half of what is left for
-    /// each sequence in turn (within a priority), so that a short prompt behind a long one gets through; what nobody
+    /// each sequence in turn (within a priority), so that a short prompt behind a long one gets through; what no sequence
     /// took goes to the first.
     fn share_step(&mut self, budget: StepBudget) {
         self.wants.clear();
@@ -252,7 +252,7 @@ impl Scheduler {
                 .or_else(|| self.running[idx + 1..].last().copied());
             match victim {
                 Some(victim) => self.preempt(victim, plan),
-                // Those before it go on, and one day their pages come free.
+                // Those before it continue, and their pages become free in the end.
                 None => return 0,
             }
         }
@@ -283,7 +283,7 @@ impl Scheduler {
     }
 
     /// Takes a sequence's pages away and lets it wait again. Its whole pages become idle, so that it finds them again
-    /// in the pool or the host tier if nobody needed their place; what it does not find it computes again.
+    /// in the pool or the host tier if no other sequence needed their place; what it does not find it computes again.
     pub(crate) fn preempt(&mut self, id: SeqId, plan: &mut StepPlan) {
         self.leave_stage(id);
         self.release_pages(id);
@@ -298,7 +298,7 @@ impl Scheduler {
     }
 
     /// Stops or resumes planning a sequence, because its consumer is slow or has caught up. It keeps its pages while
-    /// nobody needs them.
+    /// no sequence needs them.
     pub fn set_paused(&mut self, id: SeqId, is_paused: bool) {
         let Some(sequence) = self.sequences.get_mut(id) else {
             return;

@@ -81,7 +81,7 @@ pub enum MissReason {
     ShortPrompt,
     /// Its first page was never seen.
     Unseen,
-    /// It begins like a prompt seen before and goes on differently.
+    /// It begins like an earlier prompt and continues differently.
     Diverged,
     /// It was cached not long ago and had to make room.
     Evicted,

@@ -1,6 +1,6 @@
 //! [`StepTimes`]: how long steps take on this machine, measured as they run.
 //!
-//! Separate because two parts live off it: the size of the prefill chunks beside running streams, and the answer to how
+//! Separate because two parts live off it: the size of prefill chunks while sequences decode, and the answer to how
 //! much a batch gains. Invariant: every figure comes from steps that ran; where none did, there is no answer.
 
 /// Moving averages over the steps seen, in microseconds, held in 1/256 so that integers do.
@@ -8,16 +8,16 @@
 pub struct StepTimes {
     /// By number of decode rows: steps that did nothing but decode that many.
     decode: Vec<Average>,
-    /// One prefill token beside decode rows.
+    /// One prefill token in a step with decode rows.
     prefill_token: Average,
     /// Prefill tokens granted last, which limits how fast the grant grows.
     granted: usize,
 }
 
-/// Prefill tokens beside decode rows while nothing is measured yet.
+/// Prefill tokens in a step with decode rows before anything is measured.
 const FIRST_GRANT: usize = 32;
 
-/// How many times the allowed stall many prompts beside few streams get at most.
+/// The most that the allowed stall is multiplied by when many prompts wait and few sequences decode.
 const MAX_STALL_FACTOR: usize = 8;
 
 /// Steps after which an average limits what a single one can do to it.
@@ -189,7 +189,7 @@ mod tests {
         for _ in 0..20 {
             times.observe(1, 0, 1000);
         }
-        // A chunk of 100 tokens that half of the time costs nothing beside the decoding, else 10 us a token.
+        // A chunk of 100 tokens that half of the time costs nothing on top of the decoding, else 10 us a token.
         for i in 0..1000 {
             times.observe(1, 100, 1000 + 2000 * (i % 2));
         }

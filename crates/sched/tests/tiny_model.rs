@@ -1,5 +1,5 @@
 //! The engine on a real network: a tiny random model on the CPU backend. A request gives the same tokens and the same
-//! log-probabilities, bit for bit, whatever runs beside it and however it is cut into steps.
+//! log-probabilities, bit for bit, whatever else runs and however it is cut into steps.
 
 use tokenmill_backend::{Executor, SamplingParams};
 use tokenmill_cpu_exec::CpuBackend;
@@ -69,7 +69,7 @@ fn prompts(n: usize) -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// What a request gives when it has an engine to itself, one that computes everything anew.
+/// What a request gives when it has an engine to itself, one that computes everything from the start.
 fn alone(prompts: &[Vec<u32>], params: &GenerateParams) -> Vec<Output> {
     let config = EngineConfig {
         uses_prefix_cache: false,

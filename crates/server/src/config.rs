@@ -31,7 +31,7 @@ pub struct ServerConfig {
     pub queue_timeout: Option<Duration>,
     /// How long the engine may show no sign of life before `/livez` says so.
     pub heartbeat_timeout: Duration,
-    /// How long running answers may go on after the first SIGTERM.
+    /// How long running answers may continue after the first SIGTERM.
     pub drain_timeout: Duration,
     /// Most samples of a prompt.
     pub max_n: u32,

@@ -1,6 +1,6 @@
 //! The table of request fields of each endpoint, and the check of a body against it.
 //!
-//! A parameter that is accepted and ignored is a bug that nobody sees. So every field of an official API stands in a
+//! A parameter that is accepted and ignored is a bug that stays unseen. So every field of an official API stands in a
 //! table with what becomes of it, whatever is in no table is refused by name, and the documentation is printed from
 //! the same tables.
 

@@ -3,7 +3,7 @@
 //! A [`ServedModel`] (names, tokenizer, chat template, engine) and a [`ServerConfig`] make an [`App`]; [`router`] is
 //! the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it on one.
 //!
-//! The key decision: a parameter that is accepted and ignored is a bug that nobody sees, so every field of an official
+//! The key decision: a parameter that is accepted and ignored is a bug that stays unseen, so every field of an official
 //! API is implemented or refused by name ([`fields`]). Waiting never blocks a thread, a dropped connection drops its
 //! generation, and health answers without asking the engine.
 #![forbid(unsafe_code)]

@@ -207,7 +207,7 @@ impl Visit for RequestFields {
     }
 }
 
-/// A collector, reached over plain HTTP: one on this machine or beside it, which adds TLS and keys where they are needed.
+/// A collector, reached over plain HTTP: one on this machine or in its private network, which adds TLS and keys where they are needed.
 #[derive(Debug)]
 struct Collector {
     runtime: Handle,

@@ -150,7 +150,7 @@ impl TokenCounts {
 pub(crate) fn finish_reason(end: &TextEnd) -> &'static str {
     match (end.stopped_by, end.finished.reason) {
         (None, FinishReason::Length) => "length",
-        // Only the client's own disconnect cancels, and then nobody reads this.
+        // Only the client's own disconnect cancels, and then there is no reader.
         (Some(_), _) | (None, FinishReason::Stop | FinishReason::Cancelled) => "stop",
     }
 }

@@ -52,7 +52,7 @@ pub struct ServedModel {
 pub struct TextParams {
     /// How tokens are chosen.
     pub sampling: SamplingParams,
-    /// Most tokens; `None` goes on to the end of the context.
+    /// Most tokens; `None` continues to the end of the context.
     pub max_tokens: Option<u32>,
     /// Samples.
     pub n: u32,

@@ -84,7 +84,7 @@ mod tests {
         path::Path,
     };
 
-    /// `TOKENMILL_UPDATE_DOCS=1 cargo test -p tokenmill-server` writes the page anew.
+    /// `TOKENMILL_UPDATE_DOCS=1 cargo test -p tokenmill-server` rewrites the page.
     #[test]
     fn the_documentation_equals_the_tables() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/api-fields.md");
@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(
             page,
             super::document(),
-            "run with TOKENMILL_UPDATE_DOCS=1 to write the page anew"
+            "run with TOKENMILL_UPDATE_DOCS=1 to rewrite the page"
         );
     }
 }

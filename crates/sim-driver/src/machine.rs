@@ -1,7 +1,7 @@
 //! [`Machine`]: what the simulated machine is like.
 //!
 //! Separate from its state because it is read once and never changes. Invariant: a setting that is not understood stops the
-//! program, so no test passes for want of a fault.
+//! program, so no test passes because the fault was missing.
 
 use std::env;
 

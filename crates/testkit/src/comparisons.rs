@@ -2,7 +2,7 @@
 //!
 //! Separate so that the rule stands once. Reference data is what other software computed. A core set is part of the
 //! repository (`tests/data`); the full set lies in the folder that `TOKENMILL_TEST_DATA` names. A test asks for each
-//! fixture by its path, compares what is there, and never fails for want of data.
+//! fixture by its path, compares what is there, and never fails because data is missing.
 //!
 //! libtest hides the output of tests that pass, so each test also leaves its count in a file of the build folder, and
 //! the test `xtask/tests/comparisons.rs` prints all counts. Invariant: what is skipped is counted, and a row of [`ROWS`]
@@ -155,7 +155,7 @@ fn full_set() -> Option<PathBuf> {
     std::env::var_os("TOKENMILL_TEST_DATA").map(PathBuf::from)
 }
 
-/// Where tests leave their counts: beside the folder of the running test.
+/// Where tests leave their counts: next to the folder of the running test.
 fn counts_folder() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a path");
     let profile = test.ancestors().nth(2).expect("tests are built in PROFILE/deps");

@@ -374,7 +374,7 @@ fn states(tokens: &[u32], window: Option<usize>) -> Vec<u64> {
         .collect()
 }
 
-/// What a request must generate whatever runs beside it: up to `max_tokens` tokens, less where a stop token comes.
+/// What a request must generate whatever else runs: up to `max_tokens` tokens, less where a stop token comes.
 /// Returns the tokens and whether a stop token ended them.
 pub fn reference(
     limits: &ExecutorLimits,

@@ -1,6 +1,6 @@
 //! The conformance suite on the CUDA backend, over the simulated device: the shipped kernels, interpreted.
 //!
-//! Whatever a kernel does wrong (a race, an access out of bounds, a read of what nobody wrote) loses the simulated device
+//! Whatever a kernel does wrong (a race, an access out of bounds, a read of uninitialized memory) loses the simulated device
 //! and fails the test.
 
 use tokenmill_backend::KvType;

@@ -144,7 +144,7 @@ fn wp4m_gives_the_f64_reference_and_its_perplexity() {
     }
 }
 
-/// Greedy continuations of the demo model, whose folder lies beside the reference data, by the executor that `load` makes.
+/// Greedy continuations of the demo model, whose folder is a sibling of the reference data, by the executor that `load` makes.
 fn check_demo(
     comparisons: &mut Comparisons,
     file: &str,

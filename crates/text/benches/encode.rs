@@ -1,4 +1,4 @@
-//! Encoding speed per vocabulary, beside Hugging Face's `tokenizers` on the same text in the same run.
+//! Encoding speed per vocabulary, compared with Hugging Face's `tokenizers` on the same text in the same run.
 //!
 //! Needs `TOKENMILL_TEST_DATA`; measures nothing without it.
 

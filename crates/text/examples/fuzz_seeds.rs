@@ -1,4 +1,4 @@
-//! Writes the fuzz targets' seed corpora, `fuzz/seeds`, anew.
+//! Writes the fuzz targets' seed corpora again, `fuzz/seeds`.
 
 #[path = "../tests/support/vocabularies.rs"]
 mod vocabularies;

@@ -1,7 +1,7 @@
 //! [`Device`]: where a model computes, and the load on it.
 //!
 //! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
-//! [`Device::Auto`] goes on with another device, and then says why.
+//! [`Device::Auto`] falls back to another device and says why.
 
 use std::{fmt, str::FromStr, time::Duration};
 

@@ -1,7 +1,7 @@
 //! The record as a drawing: how much of the machine's limit each side reaches, a pair of bars for each cell.
 //!
 //! Shares of a limit, because tokens per second of a small and a large model do not fit on one axis, and because the
-//! empty part of a bar is what is left to win. Ours is what single steps reached of the limits beside them; the peer's is
+//! empty part of a bar is what is left to win. Ours is what single steps reached of the limits sampled around them; the peer's is
 //! that, divided by how much faster ours was as a whole program.
 
 use std::fmt::Write as _;

@@ -52,7 +52,7 @@ pub(super) struct Figure {
     pub(super) ratio: Option<f64>,
     /// What a token costs at the least.
     pub(super) cost: Option<Cost>,
-    /// What single steps of ours reach of the limits that were sampled beside them.
+    /// What single steps of ours reach of the limits that were sampled around them.
     pub(super) steps: Option<StepFigure>,
 }
 

@@ -1,6 +1,6 @@
 //! [`Spread`]: what repeated measurements amount to.
 //!
-//! The median, since a machine that is busy for a moment makes some runs slow and none fast; the extremes beside it,
+//! The median, since a machine that is busy for a moment makes some runs slow and none fast; and the extremes,
 //! since a median alone hides how steady the machine was.
 
 use anyhow::{Context, ensure};

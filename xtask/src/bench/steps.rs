@@ -33,7 +33,7 @@ const N_WARMUP_STEPS: usize = 3;
 /// Tokens of a step that fills a context, the default of the program.
 const FILL_TOKENS: usize = 512;
 
-/// What single steps reach of the limits beside them.
+/// What single steps reach of the limits sampled around them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct StepFigure {
     /// Of the lower of both limits.
@@ -47,7 +47,7 @@ pub(super) struct StepFigure {
 }
 
 impl StepFigure {
-    /// The limits beside the steps, each by its median.
+    /// The limits around the steps, each by its median.
     pub(super) fn limits(&self) -> Limits {
         Limits {
             read_bytes_s: self.read_bytes_s.median,

@@ -13,7 +13,7 @@ const NOTE_LINES: usize = 600;
 
 /// Words that mean unfinished work, in comments.
 const UNFINISHED: [&str; 6] = ["FIXME", "TODO", "XXX", "HACK", "for now", "placeholder"];
-/// Phrases that the field has plainer words for, in prose, and a word to begin with.
+/// Phrases that the field has plainer words for, in comments and in prose, and a word to begin with.
 const PHRASES: [(&str, &str); 12] = [
     ("anew", "again"),
     ("beside", "with, next to, compared with"),
@@ -68,6 +68,9 @@ pub(super) fn check_file(path: &str, text: &str) -> Vec<Finding> {
     }
     if has_extension(path, "rs") {
         let source = Source::parse(text);
+        for (line_number, line) in (1..).zip(&source.lines) {
+            check_phrases(line_number, &line.comment, &mut report);
+        }
         check_module_docs(text, &mut report);
         check_size(text, &mut report);
         check_words(&source, &mut report);
@@ -351,6 +354,7 @@ mod tests {
     #[test]
     fn prose_is_plain() {
         check("docs/a.md", "It goes on.\n", &["`goes on`"]);
+        check(LIBRARY, "//! A.\n/// Nobody reads it.\n", &["`nobody`"]);
         check(
             LIBRARY,
             "//! Besides, an ago on.\nfn nobody() { g(\"anew\") }\n",

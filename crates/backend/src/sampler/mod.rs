@@ -18,7 +18,7 @@ use crate::{RowError, SampledToken, SamplingParams, TokenLogprob};
 use penalties::Penalties;
 use select::{Candidate, best_k, keep_nucleus};
 
-/// Everything beside the logits that a token depends on.
+/// Everything except the logits that a token depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct SampleRequest<'a> {
     /// How to sample; validated.

@@ -55,7 +55,7 @@ const REFRESH: Duration = Duration::from_millis(500);
     A line of INPUT is one request of OpenAI's batch API:\n  \
     {\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {\"prompt\": \"Hi\"}}\n\n\
     OUTPUT gets one line for each, in the order in which they are done. Where it has some already, only the others are\n\
-    answered: a command that was stopped goes on when it is given again. A line that cannot be answered gets its reason.")]
+    answered: a stopped command resumes when it is run again. A line that cannot be answered gets its reason.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,

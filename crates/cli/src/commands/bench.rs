@@ -70,8 +70,8 @@ pub(crate) struct Args {
         conflicts_with = "batch"
     )]
     n_depth: usize,
-    /// Sequences to generate side by side through the engine, instead of the other tests; beside the figures stands
-    /// what the engine, calibrated by them, says it gains over one sequence
+    /// Sequences to generate in one batch through the engine, instead of the other tests; the figures come with the
+    /// engine's own estimate of the gain over one sequence
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = count, conflicts_with = "n_prompt")]
     batch: Vec<usize>,
     /// Repetitions of each test

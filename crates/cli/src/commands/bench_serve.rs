@@ -144,7 +144,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens a file for writing and leaves it as it is, so that no load is measured in vain.
+/// Opens a file for writing and leaves it as it is, so that no measured load is lost.
 fn check_writable(path: &Path) -> Result<(), Failure> {
     let unwritable = |error| Failure::unwritable(path.display(), &error);
     let is_new = !path.exists();
@@ -235,7 +235,7 @@ fn start_clients(
             clients.spawn(async move {
                 tokio::time::sleep_until((began + due).into()).await;
                 let one = measure(&target, &bodies[index], due).await;
-                // Nobody takes it any more where the load was interrupted.
+                // After an interrupted load there is no receiver any more.
                 let _interrupted = ended.send(one);
             });
             due += Duration::from_secs_f64(-(1.0 - random.unit()).ln() / rate);

@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// Use this template instead of the model's
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
-    /// Tokens of an answer; -1 goes on until the model ends or the context is full
+    /// Tokens of an answer; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
     n_predict: Limit,
     #[command(flatten)]
@@ -210,7 +210,7 @@ impl Chat {
             FinishReason::Length => match answer.report.cut_at {
                 Some(n) => eprintln!("[cut at the limit of {n} tokens; /set n_predict -1 lifts it]"),
                 None => eprintln!(
-                    "[cut where the context of {} tokens ends; /clear begins anew, and -c N at the start gives more]",
+                    "[cut where the context of {} tokens ends; /clear starts over, and -c N at the start gives more]",
                     session.n_ctx()
                 ),
             },

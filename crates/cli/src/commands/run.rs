@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Read the prompt from a file
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
-    /// Tokens to generate; -1 goes on until the model ends or the context is full
+    /// Tokens to generate; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
     n_predict: Limit,
     /// Samples to generate side by side from one prompt; sample i has the seed plus i [short: -np]

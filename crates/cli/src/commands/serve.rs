@@ -119,7 +119,7 @@ struct Limits {
     /// Longest wait in the queue [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     queue_timeout: Option<Duration>,
-    /// How long running answers may go on after the first signal
+    /// How long running answers may continue after the first signal
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
     drain_timeout: Duration,
     /// Silence of the engine after which /livez says that it hangs
@@ -204,7 +204,7 @@ impl Args {
 
     fn server_config(&self) -> Result<ServerConfig, Failure> {
         let variable = env::var(KEY_VARIABLE).ok();
-        // Most often the value of a variable that nobody set: who gives a key wants the server locked.
+        // Most often the value of an unset variable: an empty key must not open the server.
         if let Some(name) = [
             ("--api-key", &self.api_key[..]),
             (KEY_VARIABLE, variable.as_slice()),
@@ -424,7 +424,7 @@ async fn serve(app: Arc<App>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then starts anew.
+/// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then restarts it.
 async fn engine_end(app: &App) -> EngineError {
     loop {
         if let EngineState::Ended(reason) = app.model.engine().state() {

@@ -201,7 +201,7 @@ fn an_answer_that_is_cut_names_what_lifts_the_limit() {
     );
     assert_eq!(
         chat(&["-c", "16"]),
-        "[cut where the context of 16 tokens ends; /clear begins anew, and -c N at the start gives more]\n"
+        "[cut where the context of 16 tokens ends; /clear starts over, and -c N at the start gives more]\n"
     );
 }
 

@@ -112,7 +112,7 @@ pub(crate) fn interrupt(child: &Child) {
 /// Waits for the end of a program that should end soon, and ends it where it does not.
 #[cfg(target_os = "linux")]
 pub(crate) fn end_of(mut child: Child) -> Outcome {
-    // Far beyond what a starved machine needs, and far below what the work takes that should not go on.
+    // Far beyond what a starved machine needs, and far below what the work would take if it continued.
     const PATIENCE: Duration = Duration::from_mins(2);
     let began = std::time::Instant::now();
     while child.try_wait().expect("it can be waited for").is_none() {

@@ -102,7 +102,7 @@ impl Gate {
     }
 
     /// Waits for a job other than `last_epoch` and enters it: spins, yields, then sleeps. `None` after
-    /// [`Gate::shut_down`]. `patience` is asked anew for every wait.
+    /// [`Gate::shut_down`]. `patience` is asked again for every wait.
     pub(super) fn wait_and_enter(&self, last_epoch: u32, patience: impl Fn() -> Patience) -> Option<u32> {
         let mut n_polls = 0;
         loop {

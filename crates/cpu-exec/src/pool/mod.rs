@@ -1,11 +1,10 @@
 //! [`Pool`]: the threads that share one forward pass.
 //!
-//! The forward pass is a sequence of small parallel jobs, a hundred and more per token. So the pool is entered once
-//! per forward ([`Pool::enter`] keeps its workers awake), a job is one published word, and chunks are claimed from atomic
-//! cursors. Chunks that follow each other often lie behind each other in memory, and a thread reads ahead: so chunks are
-//! divided into runs, up to sixteen threads have one of their own, and who has used up his goes on at the front of the
-//! next. The protocol is in [`gate`]; what a
-//! job may write to is in [`parts`].
+//! The forward pass is a sequence of small parallel jobs, more than a hundred per token. So the pool is entered once per
+//! forward pass ([`Pool::enter`] keeps its workers awake), a job is one published word, and threads claim chunks from
+//! atomic cursors. Neighbouring chunks are usually neighbours in memory too, and kernels prefetch: so the chunks are divided
+//! into runs, one for each of up to sixteen threads, and a thread that exhausts its run steals from the front of the next.
+//! The protocol is in [`gate`]; what a job may write to is in [`parts`].
 //!
 //! Invariant: which worker runs which chunk never influences a result. Callers keep to it by giving every chunk its own
 //! output and reducing in an order that depends on positions only.

@@ -13,7 +13,7 @@ use super::{CudaBackend, CudaBuffer, DEVICE, PickedLayout, QuantizedForms, Resul
 const DRIVER_BYTES: u64 = 128 << 20;
 
 impl CudaBackend {
-    /// Takes the planned memory in one piece and makes what steps need beside weights, activations and KV.
+    /// Takes the planned memory in one piece and makes what steps need besides weights, activations and KV.
     pub(super) fn make_workspace(
         &mut self,
         network: &NetworkShape,

@@ -47,7 +47,7 @@ pub struct CudaBackend {
     tracer: Option<Tracer>,
 }
 
-/// What steps need beside weights, activations and KV.
+/// What steps need besides weights, activations and KV.
 struct Workspace {
     inputs: StepInputs,
     results: Results,

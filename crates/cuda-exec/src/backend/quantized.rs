@@ -1,6 +1,6 @@
 //! [`QuantizedForms`]: which activations are also there in the form that quantized weights are multiplied with.
 //!
-//! Separate because it is bookkeeping beside the operations. Operations that make rows quantize them on the way; the next
+//! Separate because it is bookkeeping and no operation. Operations that make rows quantize them on the way; the next
 //! product takes that form, or has the rows quantized. Two places suffice: a product reads one and may write the other.
 //! Invariant: a form is given out only if its rows have not changed since.
 

@@ -100,7 +100,7 @@ pub(super) fn check_device(info: &DeviceInfo) -> Result<()> {
     Ok(())
 }
 
-/// Bytes free on a GPU, which is opened for the question where nobody has it open.
+/// Bytes free on a GPU, which is opened for the question if it is not open yet.
 pub(super) fn free_bytes_of(ordinal: usize) -> Result<u64> {
     CudaDriver::open(ordinal)?.free_bytes()
 }
@@ -156,7 +156,7 @@ impl CudaDriver {
 
 impl Drop for CudaDriver {
     fn drop(&mut self) {
-        // Errors while leaving have nobody to tell: the process ends or the device is lost.
+        // Errors during exit cannot be reported: the process ends or the device is lost.
         if self.enter("closing the GPU").is_ok() {
             for &stream in self.streams.iter().filter(|&&stream| stream != 0) {
                 // SAFETY: the stream was created by this value and is destroyed once.

@@ -93,7 +93,7 @@ impl Device {
         self.shared.driver.info()
     }
 
-    /// Bytes of its memory that nobody has.
+    /// Bytes of its memory that are free.
     ///
     /// # Errors
     /// The driver's.
@@ -263,7 +263,7 @@ impl Device {
             .launch(Stream::Compute, kernel.function, shape, args)
     }
 
-    /// Lets `later` go on only when all that is queued on `earlier` now is done.
+    /// Makes `later` wait for all that is queued on `earlier` now.
     ///
     /// # Errors
     /// The driver's.
@@ -326,7 +326,7 @@ impl Fence {
         self.driver.synchronize(self.event)
     }
 
-    /// Lets a stream go on only when the point is reached.
+    /// Makes a stream wait until the point is reached.
     ///
     /// # Errors
     /// The driver's.

@@ -41,9 +41,9 @@ pub(crate) const SHARED_BYTES_UNASKED: usize = 48 << 10;
 /// One of the two queues of work that a device has here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
-    /// Kernels, and the copies that a step cannot go on without.
+    /// Kernels, and the copies that a step depends on.
     Compute,
-    /// Weights and KV pages, beside the computation.
+    /// Weights and KV pages, in parallel with the computation.
     Transfer,
 }
 
@@ -88,7 +88,7 @@ trait Driver: Send + Sync + fmt::Debug {
     fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>>;
 
     /// # Safety
-    /// `memory` came from [`Self::alloc_pinned`] with the same length, no queued copy uses it, and nobody will again.
+    /// `memory` came from [`Self::alloc_pinned`] with the same length, no queued copy uses it, and none will again.
     unsafe fn free_pinned(&self, memory: NonNull<u8>, n_bytes: usize);
 
     fn load_module(&self, name: &'static str, ptx: &str) -> Result<Handle>;
@@ -119,7 +119,7 @@ trait Driver: Send + Sync + fmt::Debug {
 
     fn record(&self, stream: Stream, event: Handle) -> Result<()>;
 
-    /// Lets `stream` go on only when the work that `event` was last recorded behind is done.
+    /// Makes `stream` wait for the work before the last recording of `event`.
     fn wait(&self, stream: Stream, event: Handle) -> Result<()>;
 
     /// Blocks until the work that `event` was last recorded behind is done.

@@ -24,7 +24,7 @@ pub struct DeviceReport {
     pub ordinal: usize,
     /// What it is.
     pub info: DeviceInfo,
-    /// Bytes of its memory that nobody has; `None` where the GPU cannot be used.
+    /// Bytes of its memory that are free; `None` where the GPU cannot be used.
     pub free_bytes: Option<u64>,
     /// Why it cannot be used, where it cannot.
     pub problem: Option<CudaExecError>,

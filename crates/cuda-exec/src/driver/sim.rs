@@ -3,7 +3,7 @@
 //! Separate because it is for tests and development only. It is as lazy as a driver is allowed to be: what is queued on a
 //! stream runs when somebody waits for it, and the streams run as far apart as their events allow; so a missing wait shows
 //! as a wrong result, every time. Invariant: whatever a kernel does wrong (a race, an access out of bounds, a read of what
-//! nobody wrote) loses the device, so no test passes over it.
+//! uninitialized memory) loses the device, so no test passes over it.
 
 mod state;
 
@@ -40,7 +40,7 @@ pub enum Fault {
     BeginCapture,
     /// Ending a capture fails, after the stream has left it.
     EndCapture,
-    /// The launch after this many others fails; the device goes on.
+    /// The launch after this many others fails; the device remains usable.
     Launch {
         /// Launches that succeed before.
         after: u64,

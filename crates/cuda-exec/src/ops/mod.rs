@@ -54,7 +54,7 @@ pub struct Q8Scale {
     pub sum_high: i16,
 }
 
-/// Rows of quantized activations, beside the f32 ones.
+/// Rows of quantized activations, in addition to the f32 ones.
 #[derive(Debug)]
 pub struct QuantizedRows {
     bytes: Buffer<i8>,

@@ -13,7 +13,7 @@ struct Row {
     logits: Vec<f32>,
     params: SamplingParams,
     history: Vec<u32>,
-    /// Whether the history goes on with the token that the step before sampled in row 1.
+    /// Whether the history continues with the token that the previous step sampled in row 1.
     follows: bool,
     mask: Option<Vec<u32>>,
     position: u32,

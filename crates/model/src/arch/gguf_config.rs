@@ -1,6 +1,6 @@
 //! [`GgufConfig`]: a GGUF file's metadata as the architectures ask for it.
 //!
-//! Separate from the Hugging Face twin beside it: the two name the same things differently.
+//! Separate from its Hugging Face twin: the two name the same things differently.
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, Metadata};

@@ -1,6 +1,6 @@
 //! [`HfConfig`]: a Hugging Face `config.json` as the architectures ask for it, in its old and new layout.
 //!
-//! Separate from the GGUF twin beside it: the two name the same things differently. Weights of such folders are not
+//! Separate from its GGUF twin: the two name the same things differently. Weights of such folders are not
 //! reordered, so rope pairs are always halves.
 
 use std::path::{Path, PathBuf};
@@ -191,7 +191,7 @@ impl HfConfig {
     }
 
     fn rope(&self, head_dim: usize, n_ctx_train: usize) -> Result<RopeDescriptor, LoadError> {
-        // New layout: `rope_parameters` holds everything. Old: `rope_theta` beside, the rest in `rope_scaling`.
+        // New layout: `rope_parameters` holds everything. Old: `rope_theta` at the top, the rest in `rope_scaling`.
         let key = if self.get("rope_parameters").is_some() {
             "rope_parameters"
         } else {

@@ -37,7 +37,7 @@ impl Decoder<'_> {
         Ok(index)
     }
 
-    /// A register for results that nobody reads.
+    /// A register for unused results.
     pub(super) fn scratch32(&mut self) -> Result<Reg, LoadError> {
         match self.new_register(Ty::B32)? {
             Symbol::Reg32 { index, .. } => Ok(index),

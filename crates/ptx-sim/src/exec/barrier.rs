@@ -1,4 +1,4 @@
-//! Barriers of a thread block: who waits, when they may go on, and the reductions that ride on them.
+//! Barriers of a thread block: which warps wait, when they resume, and the reductions that ride on them.
 //!
 //! Separate from the warps, which only stop here. Invariant: a barrier orders every access before it against every access
 //! after it, for the warps that took part.

@@ -78,7 +78,7 @@ impl QuantizedScales {
         }
     }
 
-    /// Quantizes all values anew against the rounded scales. Groups whose scale became zero keep what they have.
+    /// Quantizes all values again with the rounded scales. Groups whose scale became zero keep what they have.
     pub(super) fn requantize(&self, max_quant: i32, values: &[f32], quants: &mut [u8; 256]) {
         let (scales, mins) = self.group_scales.unpack();
         for (i, (values, quants)) in values

@@ -1,5 +1,5 @@
 //! The engine under a scheduler that explores thread interleavings: the same sources as the library, with the types of
-//! `sync.rs` exchanged for ones whose every operation is a point at which another thread may go on.
+//! `sync.rs` exchanged for ones whose every operation is a point at which another thread may run.
 //!
 //! Timeouts never pass here, so a wake-up that is lost shows as a deadlock.
 #![expect(

@@ -106,7 +106,7 @@ pub enum Content {
 /// Fields of a text block that only describe it.
 const BLOCK_LABELS: &[&str] = &["cache_control"];
 
-/// A content block. `cache_control` may stand beside the text: prefixes are always cached.
+/// A content block. `cache_control` may accompany the text: prefixes are always cached.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Block {
     #[serde(rename = "type")]

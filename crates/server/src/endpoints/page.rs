@@ -1,6 +1,6 @@
 //! `GET /`: the web page, embedded in the binary.
 //!
-//! The content security policy lets it load nothing but itself and talk to nobody but this server.
+//! The content security policy lets it load nothing but itself and connect only to this server.
 
 use axum::{
     Extension,

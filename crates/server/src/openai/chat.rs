@@ -91,7 +91,7 @@ pub struct ChatRequest {
     /// Whether the template opens the assistant's turn.
     #[serde(default = "yes_by_default")]
     pub add_generation_prompt: bool,
-    /// Whether generation goes on past the end-of-text token.
+    /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
 }
@@ -207,7 +207,7 @@ pub struct TemplateMessage {
 /// Checks a conversation and brings it into the form that chat templates expect.
 ///
 /// # Errors
-/// An empty conversation, an unknown role, a part that is not text or a field that nobody reads, by path.
+/// An empty conversation, an unknown role, a part that is not text or an unknown field, by path.
 pub(crate) fn template_messages(
     messages: Vec<Message>,
     wording: &Wording,

@@ -56,7 +56,7 @@ pub struct CompletionRequest {
     pub echo: bool,
     /// Strings that end the answer.
     pub stop: Option<Stop>,
-    /// Whether generation goes on past the end-of-text token.
+    /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
 }

@@ -1,4 +1,4 @@
-//! Clients that leave, lag or half-leave: their pages come back, and nobody else notices.
+//! Clients that leave, lag or half-leave: their pages are freed, and other requests are unaffected.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 const COMPLETIONS: &str = "/v1/completions";
 
 fn long(is_stream: bool) -> Value {
-    // Chat requests may go on past the end of the text.
+    // Chat requests may continue past the end of the text.
     json!({ "messages": [{ "role": "user", "content": "Tell me a story." }], "ignore_eos": true,
             "temperature": 0, "max_tokens": 400, "stream": is_stream })
 }

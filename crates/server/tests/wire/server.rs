@@ -124,7 +124,7 @@ impl TestServer {
         reply.json()
     }
 
-    /// Waits until nothing runs and nobody holds a page.
+    /// Waits until nothing runs and no page is held.
     pub(crate) async fn assert_idle(&self) {
         let engine = self.app.model.engine();
         wait_until("no page is held and nothing runs or waits", || {
@@ -139,7 +139,7 @@ impl TestServer {
     }
 }
 
-/// The words and the engine of a running server, for another one beside it.
+/// The words and the engine of a running server, for a second server.
 pub(crate) fn served_again(app: &App) -> ServedModel {
     let words = ModelWords {
         tokenizer: Arc::clone(app.model.tokenizer()),

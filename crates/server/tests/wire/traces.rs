@@ -42,7 +42,7 @@ fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
 }
 
-// One thread, so that the subscriber of this test sees what the server's tasks say, and nobody else's.
+// One thread, so that the subscriber of this test sees only what the server's tasks say.
 #[tokio::test]
 async fn a_request_becomes_a_span_of_its_clients_trace() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,4 +1,4 @@
-//! Captured decode: what is captured when, and that nobody sees a difference.
+//! Captured decode: what is captured when, and that results do not change.
 
 use std::sync::Arc;
 

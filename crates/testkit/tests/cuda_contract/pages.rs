@@ -52,7 +52,7 @@ fn pages_move_beside_a_step_and_a_copy_on_write_is_whole() {
     let mut gpu = OnGpu::new(TensorType::F32);
     let mut original = scene();
     advance(&mut gpu.executor, vec![&mut original]).unwrap();
-    // A second sequence shares all full pages and gets a copy of the last; both go on, differently.
+    // A second sequence shares all full pages and gets a copy of the last; both continue, differently.
     let mut branch = original.clone();
     branch.pages = vec![original.pages[0], original.pages[1], 30, 31];
     branch.tokens.pop();

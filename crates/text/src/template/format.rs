@@ -41,7 +41,7 @@ impl Spec {
     }
 }
 
-/// Digits after the point that a float may ask for; Python allows more, which nobody reads.
+/// Digits after the point that a float may ask for; Python allows more.
 const MAX_PRECISION: usize = 1000;
 
 /// `template % args`.

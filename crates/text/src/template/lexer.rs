@@ -342,7 +342,7 @@ fn find_tag(text: &str) -> Option<usize> {
         .position(|pair| pair[0] == b'{' && matches!(pair[1], b'%' | b'{' | b'#'))
 }
 
-/// If `text` goes on with ` NAME %}`: the length up to and including `%}`, and whether it is `-%}`.
+/// If `text` continues with ` NAME %}`: the length up to and including `%}`, and whether it is `-%}`.
 fn raw_tag_len(text: &str, name: &str) -> Option<(usize, bool)> {
     let after_name = text.trim_start().strip_prefix(name)?.trim_start();
     let trims = after_name.starts_with('-');

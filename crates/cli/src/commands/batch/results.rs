@@ -1,7 +1,7 @@
 //! [`Results`]: the file of a batch's results, which is also the record of what is done.
 //!
 //! Separate because resuming rests on it alone. Invariant: a result is in the file as a whole line or not at all: what a
-//! killed process left of one is cut off when the file is opened again, and its request is answered anew.
+//! killed process left of one is cut off when the file is opened again, and its request is answered again.
 
 use std::{
     collections::HashMap,

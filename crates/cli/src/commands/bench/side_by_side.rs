@@ -7,7 +7,7 @@ use tokenmill_sched::{Engine, GenerateParams, Throughput};
 
 use crate::failure::Failure;
 
-/// Measures an engine that nobody else uses.
+/// Measures an engine without other users.
 pub(super) struct SideBySide {
     pub(super) engine: Engine,
 }
