@@ -23,13 +23,13 @@ const DEFAULT_CTX: usize = 4096;
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct LoadArgs {
-    /// Context size in tokens; 0 takes what the model was made for [default: 4096, or the model's if that is less]
+    /// Context size in tokens; 0 takes the model's training context [default: 4096, or the model's if that is less]
     #[arg(short = 'c', long, value_name = "N", value_parser = count)]
     ctx_size: Option<usize>,
     /// Threads [default: one for each processor]
     #[arg(short, long, value_name = "N", value_parser = count)]
     threads: Option<usize>,
-    /// Threads where prompts are computed [default: as for generating] [short: -tb]
+    /// Threads for prompts [default: the same as --threads] [short: -tb]
     #[arg(long, value_name = "N", value_parser = count)]
     threads_batch: Option<usize>,
     /// Tokens of a prompt in one batch

@@ -33,10 +33,10 @@ pub(crate) struct SamplingArgs {
     /// Keep tokens at least this many times as likely as the likeliest; 0 keeps all
     #[arg(long, value_name = "P", default_value_t = 0.05)]
     pub(crate) min_p: f32,
-    /// Keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
+    /// Locally typical sampling: keep the tokens nearest to the expected surprise, up to this probability; 1 keeps all
     #[arg(long, alias = "typical-p", value_name = "P", default_value_t = 1.0)]
     pub(crate) typical: f32,
-    /// Weaken tokens that occurred; 1 does nothing
+    /// Penalize tokens that already occurred; 1 is off
     #[arg(long, value_name = "X", default_value_t = 1.0)]
     pub(crate) repeat_penalty: f32,
     /// Subtract this from the logit of tokens that occurred

@@ -63,7 +63,7 @@ pub(crate) struct Args {
     input: PathBuf,
     /// Results, one JSON object a line
     output: PathBuf,
-    /// Sequences computed side by side
+    /// Most sequences in one batch
     #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_num_seqs: u16,
     /// Tokens that the KV cache holds, shared by all sequences [default: four contexts]

@@ -30,7 +30,7 @@ use crate::{
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
-    /// The prompt; read from standard input where neither PROMPT nor --file is given
+    /// The prompt; read from standard input if neither PROMPT nor --file is given
     #[arg(conflicts_with = "file")]
     prompt: Option<String>,
     /// Read the prompt from a file
@@ -39,7 +39,7 @@ pub(crate) struct Args {
     /// Tokens to generate; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
     n_predict: Limit,
-    /// Samples to generate side by side from one prompt; sample i has the seed plus i [short: -np]
+    /// Samples to generate from one prompt in one batch; sample i uses the seed plus i [short: -np]
     #[arg(long, value_name = "N", default_value_t = 1)]
     parallel: u32,
     /// End the text before this string, in which \n and \t are read as in C; may be repeated

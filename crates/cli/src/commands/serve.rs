@@ -54,7 +54,7 @@ const DEFAULT_CONTEXTS: usize = 4;
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
-    /// Address to listen on, or a name of it such as localhost; where a name has several, the first of IPv4
+    /// Address to listen on, or a name such as localhost; of several addresses, the first IPv4 one
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     host: String,
     /// Port to listen on; 0 lets the system choose
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Private key in PEM
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Name that clients call the model by; may be repeated, the first stands in answers [default: the file's name]
+    /// Model name for clients; may be repeated, responses carry the first [default: the file's name]
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub(crate) struct Args {
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Limits")]
 struct Limits {
-    /// Sequences computed side by side
+    /// Most sequences in one batch
     #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_num_seqs: u16,
     /// Tokens computed in one step [default: as --ubatch-size]
@@ -104,7 +104,7 @@ struct Limits {
     /// Tokens that the KV cache holds, shared by all sequences [default: four contexts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
-    /// Sequences that may wait; more are answered with 429
+    /// Sequences that may be queued; further requests get 429
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = count)]
     max_queued_requests: usize,
     /// Prompt tokens that may wait; more are answered with 429
@@ -256,7 +256,7 @@ impl Args {
 
 /// How many requests a model is to serve at once.
 pub(crate) struct Seats {
-    /// Sequences computed side by side.
+    /// Most sequences in one batch.
     pub(crate) n_seqs: usize,
     /// Tokens of a step, where that is not a matter of how the model is loaded.
     pub(crate) max_step_tokens: Option<usize>,
