@@ -400,7 +400,7 @@ impl<'a> BlockRunner<'a> {
 
 /// What a split does after an instruction.
 enum Flow {
-    /// Goes on at its instruction index.
+    /// Continues at its instruction index.
     Next,
     /// It has no lanes left.
     Gone,

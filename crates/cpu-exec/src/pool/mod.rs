@@ -329,7 +329,7 @@ impl Shared {
         let mut epoch = 0;
         while let Some(entered) = self.gate.wait_and_enter(epoch, || self.patience()) {
             epoch = entered;
-            // SAFETY: the job is open and this worker is inside, so the leader neither writes the job nor lets go of its
+            // SAFETY: the job is open and this worker is inside, so the leader neither writes the job nor releases its
             // function: `close` waits for this worker.
             let job = unsafe { &*self.job.get() };
             if worker_idx < job.width
