@@ -29,6 +29,12 @@ impl F16Bits {
         f32::from_bits(sign | magnitude.to_bits() | special)
     }
 
+    /// The bytes as they lie in a block.
+    #[inline(always)]
+    pub const fn to_le_bytes(self) -> [u8; 2] {
+        self.0
+    }
+
     /// The bit pattern.
     #[inline(always)]
     pub const fn to_bits(self) -> u16 {

@@ -6,52 +6,55 @@
 use tokenmill_gguf::TensorType;
 
 use crate::block::quantize_blocks;
-use crate::formats::{
-    BlockBF16, BlockF16, BlockF32, BlockIQ4NL, BlockIQ4XS, BlockMXFP4, BlockQ2K, BlockQ3K, BlockQ4_0,
-    BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
-};
-use crate::{Block, CpuFeatures, QuantError, simd};
+use crate::formats;
+use crate::{Block, CpuFeatures, QuantBlock, QuantError, simd};
 
-/// Every weight format. A new format is a file in `formats` and a row here.
-static FORMATS: &[Format] = &[
-    Format::row::<BlockF32>(),
-    Format::row::<BlockF16>(),
-    Format::row::<BlockBF16>(),
-    Format::row::<BlockQ4_0>(),
-    Format::row::<BlockQ4_1>(),
-    Format::row::<BlockQ5_0>(),
-    Format::row::<BlockQ5_1>(),
-    Format::row::<BlockQ8_0>(),
-    Format::row::<BlockQ2K>(),
-    Format::row::<BlockQ3K>(),
-    Format::row::<BlockQ4K>(),
-    Format::row::<BlockQ5K>(),
-    Format::row::<BlockQ6K>(),
-    Format::row::<BlockIQ4NL>(),
-    Format::row::<BlockIQ4XS>(),
-    Format::row::<BlockMXFP4>(),
-];
+macro_rules! table {
+    (
+        floats: [$($float:ident: $float_block:ident,)*],
+        quants: [$($quant:ident: $quant_block:ident,)*],
+    ) => {
+        &[
+            $(Format::float::<formats::$float_block>(stringify!($float)),)*
+            $(Format::quant::<formats::$quant_block>(stringify!($quant)),)*
+        ]
+    };
+}
+
+/// Every weight format.
+static FORMATS: &[Format] = for_each_format!(table);
 
 /// A weight format: sizes, and functions over rows of bytes.
 #[derive(Debug)]
 pub struct Format {
     ty: TensorType,
+    file_name: &'static str,
     block_len: usize,
     block_bytes: usize,
     dequantize: fn(CpuFeatures, &[u8], &mut [f32]),
     quantize: fn(&[f32], &mut [u8]),
+    set_scales: Option<fn(&mut [u8], f32, f32)>,
 }
 
 impl Format {
-    const fn row<B: Block>() -> Self {
+    const fn float<B: Block>(file_name: &'static str) -> Self {
         Self {
             ty: B::TYPE,
+            file_name,
             block_len: B::LEN,
             block_bytes: size_of::<B>(),
             dequantize: |features, bytes, out| {
                 simd::dequantize(features, bytemuck::cast_slice::<u8, B>(bytes), out);
             },
             quantize: |values, bytes| quantize_blocks(values, bytemuck::cast_slice_mut::<u8, B>(bytes)),
+            set_scales: None,
+        }
+    }
+
+    const fn quant<B: QuantBlock>(file_name: &'static str) -> Self {
+        Self {
+            set_scales: Some(|block, scale, min| bytemuck::from_bytes_mut::<B>(block).set_scales(scale, min)),
+            ..Self::float::<B>(file_name)
         }
     }
 
@@ -76,6 +79,16 @@ impl Format {
     /// The tensor type's name.
     pub fn name(&self) -> &'static str {
         self.ty.name()
+    }
+
+    /// The name of the format's files and kernels: that of the type in lower case.
+    pub const fn file_name(&self) -> &'static str {
+        self.file_name
+    }
+
+    /// Whether the weights are floats, and not blocks of quants.
+    pub const fn is_float(&self) -> bool {
+        self.set_scales.is_none()
     }
 
     /// Weights in a block.
@@ -103,6 +116,16 @@ impl Format {
         (n_values / self.block_len)
             .checked_mul(self.block_bytes)
             .ok_or(QuantError::RowTooLong { found: n_values })
+    }
+
+    /// Sets the scale of a block and, where it has one, its minimum; see [`QuantBlock::set_scales`]. Floats have neither.
+    ///
+    /// # Panics
+    /// If `block` is not one block.
+    pub fn set_scales(&self, block: &mut [u8], scale: f32, min: f32) {
+        if let Some(set_scales) = self.set_scales {
+            set_scales(block, scale, min);
+        }
     }
 
     /// Compares a buffer with what a row of `n_values` takes.
@@ -183,6 +206,11 @@ mod tests {
         for format in Format::all() {
             assert_eq!(format.block_len(), format.ty.block_len(), "{}", format.name());
             assert_eq!(format.block_bytes(), format.ty.block_bytes(), "{}", format.name());
+            assert!(
+                format.name().eq_ignore_ascii_case(format.file_name()),
+                "{}",
+                format.name()
+            );
             assert!(
                 std::ptr::eq(Format::of(format.ty).unwrap(), format),
                 "{} twice",

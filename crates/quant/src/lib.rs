@@ -1,9 +1,10 @@
 //! The numbers: every block format that the engine computes with, as stored in GGUF files.
 //!
 //! A *block* is the unit a tensor row is cut into: a few scales and the packed weights they belong to. Each format is
-//! one file under [`formats`], with the block's layout, its decoder and its encoder, and one row in the table behind
-//! [`Format::all`]. Decoding and encoding reproduce ggml's reference code bit for bit, so that a file quantized here
-//! equals one quantized there. Products of blocks with activations belong to the executors, which repack them.
+//! one file under [`formats`], with the block's layout, its parts, its decoder and its encoder, and one row in
+//! [`for_each_format`]. Decoding and encoding reproduce ggml's reference code bit for bit, so that a file quantized here
+//! equals one quantized there. Products of blocks with activations belong to the executors, which
+//! lay the [parts of blocks](QuantBlock::parts) out for their own kernels.
 //!
 //! ```
 //! use tokenmill_gguf::TensorType;
@@ -27,6 +28,8 @@
     reason = "decoders are compiled for an instruction set by inlining them where it is enabled"
 )]
 
+#[macro_use]
+mod for_each_format;
 mod block;
 mod cpu_features;
 mod error;
@@ -37,7 +40,7 @@ mod scale_search;
 #[expect(unsafe_code, reason = "the island: instruction sets chosen at run time")]
 mod simd;
 
-pub use block::Block;
+pub use block::{Block, BlockParts, QuantBlock};
 pub use cpu_features::{CpuFeatures, Isa};
 pub use error::QuantError;
 pub use float::F16Bits;

@@ -1,15 +1,16 @@
 //! IQ4_NL: 32 weights of 4 bits that index a fixed codebook, and one scale; 4.5 bits a weight.
 //!
-//! A weight is `scale * IQ4_CODEBOOK[quant]`. The codebook is denser around zero, where weights are.
+//! A weight is `scale * CODEBOOK[quant]`. The codebook is denser around zero, where weights are.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
+use super::q4_0::{pack_4_bits, unpack_4_bits};
 use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude};
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// What the quants of IQ4_NL and IQ4_XS stand for, ascending.
-pub const IQ4_CODEBOOK: [i8; 16] = [
+pub(super) const CODEBOOK: [i8; 16] = [
     -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113,
 ];
 
@@ -28,23 +29,13 @@ const _: () = assert!(size_of::<BlockIQ4NL>() == 18 && align_of::<BlockIQ4NL>() 
 /// Looks 32 quants up in a codebook.
 #[inline(always)]
 pub(super) fn look_up(codebook: &[i8; 16], quants: &[u8; 16]) -> [i8; 32] {
-    let mut values = [0; 32];
-    for (i, &byte) in quants.iter().enumerate() {
-        values[i] = codebook[usize::from(byte & 0xf)];
-        values[i + 16] = codebook[usize::from(byte >> 4)];
-    }
-    values
+    unpack_4_bits(quants).map(|quant| codebook[usize::from(quant)])
 }
 
 /// The quant whose codebook value is nearest, the upper one of two. Doubled, the midpoints are integers.
 pub(super) fn nearest_quant(x: f32) -> u8 {
     let is_above = |pair: &[i8]| x + x >= f32::from(i16::from(pair[0]) + i16::from(pair[1]));
-    IQ4_CODEBOOK.windows(2).filter(|pair| is_above(pair)).count() as u8
-}
-
-/// Puts 32 quants together in pairs.
-pub(super) fn pack_pairs(quants: &[u8; 32]) -> [u8; 16] {
-    std::array::from_fn(|i| quants[i] | quants[i + 16] << 4)
+    CODEBOOK.windows(2).filter(|pair| is_above(pair)).count() as u8
 }
 
 /// Finds the scale of a group of 32: the best of 16 around the obvious one, each value weighted by its square.
@@ -58,14 +49,14 @@ pub(super) fn search_scale(values: &[f32; 32]) -> f32 {
     let fit = |inverse: f32| {
         let (mut value_quant, mut quant_quant) = (0.0, 0.0);
         for &x in values {
-            let quant = f32::from(IQ4_CODEBOOK[usize::from(nearest_quant(inverse * x))]);
+            let quant = f32::from(CODEBOOK[usize::from(nearest_quant(inverse * x))]);
             let weight = x * x;
             value_quant += weight * quant * x;
             quant_quant += weight * quant * quant;
         }
         (value_quant, quant_quant)
     };
-    let least = f32::from(IQ4_CODEBOOK[0]);
+    let least = f32::from(CODEBOOK[0]);
     let (value_quant, quant_quant) = fit(1.0 / (-extreme / least));
     let mut scale = if quant_quant > 0.0 {
         value_quant / quant_quant
@@ -87,7 +78,7 @@ impl BlockIQ4NL {
     /// The codebook values in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [i8; 32] {
-        look_up(&IQ4_CODEBOOK, &self.quants)
+        look_up(&CODEBOOK, &self.quants)
     }
 }
 
@@ -110,8 +101,24 @@ impl Block for BlockIQ4NL {
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         Self {
             scale: F16Bits::from_f32(scale),
-            quants: pack_pairs(&values.map(|x| nearest_quant(inverse * x))),
+            quants: pack_4_bits(&values.map(|x| nearest_quant(inverse * x))),
         }
+    }
+}
+
+impl QuantBlock for BlockIQ4NL {
+    const QUANT_BITS: u32 = 4;
+    const CODEBOOK: Option<[i8; 16]> = Some(CODEBOOK);
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; 32];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; 32]> {
+        BlockParts::new(unpack_4_bits(&self.quants), &self.scale.to_le_bytes())
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
     }
 }
 

@@ -1,15 +1,16 @@
 //! IQ4_XS: 256 weights of 4 bits that index a fixed codebook, in eight groups of 32 with a 6-bit scale each; 4.25 bits
 //! a weight.
 //!
-//! A weight of group `g` is `scale * (scales[g] - 32) * IQ4_CODEBOOK[quant]`.
+//! A weight of group `g` is `scale * (scales[g] - 32) * CODEBOOK[quant]`.
 
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::iq4_nl::{look_up, nearest_quant, pack_pairs, search_scale};
-use super::{IQ4_CODEBOOK, SUPERBLOCK_LEN};
+use super::SUPERBLOCK_LEN;
+use super::iq4_nl::{CODEBOOK, look_up, nearest_quant, search_scale};
+use super::q4_0::{pack_4_bits, unpack_4_bits};
 use crate::scale_search::{greatest_magnitude, nearest_int};
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 256 weights of 4 bits, 136 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -50,7 +51,7 @@ impl Block for BlockIQ4XS {
         let scales = self.unpack_scales();
         for (g, (out, quants)) in out.chunks_exact_mut(32).zip(&self.quants).enumerate() {
             let scale = self.scale.to_f32() * f32::from(scales[g]);
-            for (out, value) in out.iter_mut().zip(look_up(&IQ4_CODEBOOK, quants)) {
+            for (out, value) in out.iter_mut().zip(look_up(&CODEBOOK, quants)) {
                 *out = scale * f32::from(value);
             }
         }
@@ -71,12 +72,35 @@ impl Block for BlockIQ4XS {
             let group_scale = nearest_int(inverse * found[g]).clamp(-32, 31);
             let combined = scale * group_scale as f32;
             let inverse = if combined == 0.0 { 0.0 } else { 1.0 / combined };
-            block.quants[g] = pack_pairs(&groups[g].map(|x| nearest_quant(inverse * x)));
+            block.quants[g] = pack_4_bits(&groups[g].map(|x| nearest_quant(inverse * x)));
             let stored = (group_scale + 32) as u16;
             block.scales_low[g / 2] |= ((stored & 0xf) << (4 * (g % 2))) as u8;
             scales_high |= stored >> 4 << (2 * g);
         }
         block.scales_high = scales_high.to_le_bytes();
         block
+    }
+}
+
+impl QuantBlock for BlockIQ4XS {
+    const QUANT_BITS: u32 = 4;
+    const CODEBOOK: Option<[i8; 16]> = Some(CODEBOOK);
+    const GROUP_SCALE_BYTES: usize = 1;
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; SUPERBLOCK_LEN];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
+        let mut quants = [0; SUPERBLOCK_LEN];
+        for (quants, packed) in quants.as_chunks_mut().0.iter_mut().zip(&self.quants) {
+            *quants = unpack_4_bits(packed);
+        }
+        let mut group_scales = [0; 16];
+        group_scales[..8].copy_from_slice(&bytemuck::cast::<[i8; 8], [u8; 8]>(self.unpack_scales()));
+        BlockParts::with_group_scales(quants, group_scales, &self.scale.to_le_bytes())
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
     }
 }

@@ -1,6 +1,6 @@
 //! MXFP4: 32 weights of 4-bit floats and a shared power of two; 4.25 bits a weight.
 //!
-//! A weight is `2^(exponent - 128) * MXFP4_CODEBOOK[quant]`: the OCP microscaling format, with its values doubled so
+//! A weight is `2^(exponent - 128) * CODEBOOK[quant]`: the OCP microscaling format, with its values doubled so
 //! that they are integers, and the scale halved in turn.
 //!
 //! Source: OCP Microscaling Formats (MX) v1.0, E2M1 elements and E8M0 scales.
@@ -8,12 +8,13 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::iq4_nl::{look_up, pack_pairs};
-use crate::Block;
+use super::iq4_nl::look_up;
+use super::q4_0::{pack_4_bits, unpack_4_bits};
 use crate::scale_search::greatest_magnitude;
+use crate::{Block, BlockParts, QuantBlock};
 
 /// Twice the values of the 4-bit floats (one sign, two exponent and one mantissa bit).
-pub const MXFP4_CODEBOOK: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+const CODEBOOK: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 32 weights of 4 bits, 17 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -31,7 +32,7 @@ impl BlockMXFP4 {
     /// The codebook values in row order.
     #[inline(always)]
     pub fn unpack(&self) -> [i8; 32] {
-        look_up(&MXFP4_CODEBOOK, &self.quants)
+        look_up(&CODEBOOK, &self.quants)
     }
 
     /// Half the block's scale: `2^(exponent - 128)`, for the doubled values of the codebook.
@@ -68,7 +69,7 @@ impl Block for BlockMXFP4 {
         // The first of equally near values: a magnitude's lower one, and plus zero.
         let nearest = |x: f32| {
             let mut best = (0, x.abs());
-            for (quant, &value) in MXFP4_CODEBOOK.iter().enumerate().skip(1) {
+            for (quant, &value) in CODEBOOK.iter().enumerate().skip(1) {
                 let error = (f32::from(value) * scale - x).abs();
                 if error < best.1 {
                     best = (quant as u8, error);
@@ -76,7 +77,24 @@ impl Block for BlockMXFP4 {
             }
             best.0
         };
-        block.quants = pack_pairs(&std::array::from_fn(|i| nearest(values[i])));
+        block.quants = pack_4_bits(&std::array::from_fn(|i| nearest(values[i])));
         block
+    }
+}
+
+impl QuantBlock for BlockMXFP4 {
+    const QUANT_BITS: u32 = 4;
+    const CODEBOOK: Option<[i8; 16]> = Some(CODEBOOK);
+    const HEADER_BYTES: usize = 1;
+    type Quants = [u8; 32];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; 32]> {
+        BlockParts::new(unpack_4_bits(&self.quants), &[self.exponent])
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        // The codebook has twice the values.
+        self.exponent = ((2.0 * scale.abs()).log2().round() + 127.0) as u8;
     }
 }

@@ -7,7 +7,7 @@ use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use crate::scale_search::{ErrorMeasure, MinSearch, ScaleMin, nearest_int, search_with_min};
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 256 weights of 2 bits, 84 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -132,5 +132,27 @@ impl Block for BlockQ2K {
             scale,
             min,
         }
+    }
+}
+
+impl QuantBlock for BlockQ2K {
+    const QUANT_BITS: u32 = 2;
+    const GROUP_SCALE_BYTES: usize = 2;
+    const HEADER_BYTES: usize = 4;
+    type Quants = [u8; SUPERBLOCK_LEN];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
+        let [scale, min] = [self.scale, self.min].map(F16Bits::to_le_bytes);
+        BlockParts::with_group_scales(
+            self.unpack(),
+            self.group_scales,
+            bytemuck::bytes_of(&[scale, min]),
+        )
+    }
+
+    fn set_scales(&mut self, scale: f32, min: f32) {
+        self.scale = F16Bits::from_f32(scale);
+        self.min = F16Bits::from_f32(min);
     }
 }

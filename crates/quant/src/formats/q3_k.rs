@@ -8,7 +8,7 @@ use tokenmill_gguf::TensorType;
 use super::SUPERBLOCK_LEN;
 use super::q2_k::{pack_2_bits, unpack_2_bits};
 use crate::scale_search::{greatest_magnitude, nearest_int, search_coordinates};
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 256 weights of 3 bits, 110 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -107,5 +107,22 @@ impl Block for BlockQ3K {
             group_scales: Self::pack_scales(group_scales),
             scale,
         }
+    }
+}
+
+impl QuantBlock for BlockQ3K {
+    const QUANT_BITS: u32 = 3;
+    const GROUP_SCALE_BYTES: usize = 2;
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; SUPERBLOCK_LEN];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
+        let group_scales = bytemuck::cast(self.unpack_scales());
+        BlockParts::with_group_scales(self.unpack(), group_scales, &self.scale.to_le_bytes())
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
     }
 }

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use crate::scale_search::greatest_magnitude;
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 32 weights of 4 bits, 18 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -20,16 +20,27 @@ pub struct BlockQ4_0 {
 
 const _: () = assert!(size_of::<BlockQ4_0>() == 18 && align_of::<BlockQ4_0>() == 1);
 
+/// Takes apart 32 quants of 4 bits.
+#[inline(always)]
+pub(super) fn unpack_4_bits(bytes: &[u8; 16]) -> [u8; 32] {
+    let mut quants = [0; 32];
+    for (i, &byte) in bytes.iter().enumerate() {
+        quants[i] = byte & 0xf;
+        quants[i + 16] = byte >> 4;
+    }
+    quants
+}
+
+/// Puts 32 quants of 4 bits together.
+pub(super) fn pack_4_bits(quants: &[u8; 32]) -> [u8; 16] {
+    std::array::from_fn(|i| quants[i] | quants[i + 16] << 4)
+}
+
 impl BlockQ4_0 {
     /// The quants in row order, in -8..=7.
     #[inline(always)]
     pub fn unpack(&self) -> [i8; 32] {
-        let mut quants = [0; 32];
-        for (i, &byte) in self.quants.iter().enumerate() {
-            quants[i] = (byte & 0xf) as i8 - 8;
-            quants[i + 16] = (byte >> 4) as i8 - 8;
-        }
-        quants
+        unpack_4_bits(&self.quants).map(|quant| quant as i8 - 8)
     }
 }
 
@@ -53,5 +64,20 @@ impl Block for BlockQ4_0 {
             scale: F16Bits::from_f32(scale),
             quants: std::array::from_fn(|i| quant(values[i]) | quant(values[i + 16]) << 4),
         }
+    }
+}
+
+impl QuantBlock for BlockQ4_0 {
+    const QUANT_BITS: u32 = 4;
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; 32];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; 32]> {
+        BlockParts::new(unpack_4_bits(&self.quants), &self.scale.to_le_bytes())
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
     }
 }

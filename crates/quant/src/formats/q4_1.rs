@@ -5,7 +5,8 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use crate::{Block, F16Bits};
+use super::q4_0::unpack_4_bits;
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 32 weights of 4 bits with a minimum, 20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -25,12 +26,7 @@ impl BlockQ4_1 {
     /// The quants in row order, in 0..=15.
     #[inline(always)]
     pub fn unpack(&self) -> [u8; 32] {
-        let mut quants = [0; 32];
-        for (i, &byte) in self.quants.iter().enumerate() {
-            quants[i] = byte & 0xf;
-            quants[i + 16] = byte >> 4;
-        }
-        quants
+        unpack_4_bits(&self.quants)
     }
 }
 
@@ -70,5 +66,22 @@ impl Block for BlockQ4_1 {
             min: F16Bits::from_f32(min),
             quants: std::array::from_fn(|i| quant(values[i]) | quant(values[i + 16]) << 4),
         }
+    }
+}
+
+impl QuantBlock for BlockQ4_1 {
+    const QUANT_BITS: u32 = 4;
+    const HEADER_BYTES: usize = 4;
+    type Quants = [u8; 32];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; 32]> {
+        let [scale, min] = [self.scale, self.min].map(F16Bits::to_le_bytes);
+        BlockParts::new(self.unpack(), bytemuck::bytes_of(&[scale, min]))
+    }
+
+    fn set_scales(&mut self, scale: f32, min: f32) {
+        self.scale = F16Bits::from_f32(scale);
+        self.min = F16Bits::from_f32(min);
     }
 }

@@ -6,7 +6,7 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use crate::scale_search::greatest_magnitude;
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 32 weights of 5 bits, 22 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -71,5 +71,23 @@ impl Block for BlockQ5_0 {
             high_bits,
             quants,
         }
+    }
+}
+
+impl QuantBlock for BlockQ5_0 {
+    const QUANT_BITS: u32 = 5;
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; 32];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; 32]> {
+        BlockParts::new(
+            unpack_5_bits(&self.quants, self.high_bits),
+            &self.scale.to_le_bytes(),
+        )
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
     }
 }

@@ -7,7 +7,7 @@ use tokenmill_gguf::TensorType;
 
 use super::q4_1::range;
 use super::q5_0::{pack_5_bits, unpack_5_bits};
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 32 weights of 5 bits with a minimum, 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -57,5 +57,22 @@ impl Block for BlockQ5_1 {
             high_bits,
             quants,
         }
+    }
+}
+
+impl QuantBlock for BlockQ5_1 {
+    const QUANT_BITS: u32 = 5;
+    const HEADER_BYTES: usize = 4;
+    type Quants = [u8; 32];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; 32]> {
+        let [scale, min] = [self.scale, self.min].map(F16Bits::to_le_bytes);
+        BlockParts::new(self.unpack(), bytemuck::bytes_of(&[scale, min]))
+    }
+
+    fn set_scales(&mut self, scale: f32, min: f32) {
+        self.scale = F16Bits::from_f32(scale);
+        self.min = F16Bits::from_f32(min);
     }
 }

@@ -9,7 +9,7 @@ use super::k_scales::QuantizedScales;
 use super::q4_k::search_groups;
 use super::{KScales, SUPERBLOCK_LEN};
 use crate::scale_search::{ErrorMeasure, MinSearch};
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 256 weights of 5 bits, 176 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -88,5 +88,24 @@ impl Block for BlockQ5K {
                 quants[low] & 0xf | (quants[low + 32] & 0xf) << 4
             }),
         }
+    }
+}
+
+impl QuantBlock for BlockQ5K {
+    const QUANT_BITS: u32 = 5;
+    const HEADER_BYTES: usize = 16;
+    type Quants = [u8; SUPERBLOCK_LEN];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
+        let [scale, min] = [self.scale, self.min].map(F16Bits::to_le_bytes);
+        let mut parts = BlockParts::new(self.unpack(), bytemuck::bytes_of(&[scale, min]));
+        parts.header[4..].copy_from_slice(&self.group_scales.0);
+        parts
+    }
+
+    fn set_scales(&mut self, scale: f32, min: f32) {
+        self.scale = F16Bits::from_f32(scale);
+        self.min = F16Bits::from_f32(min);
     }
 }

@@ -7,7 +7,7 @@ use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude, nearest_int, search_symmetric};
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 256 weights of 6 bits, 210 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -101,5 +101,22 @@ impl Block for BlockQ6K {
             group_scales,
             scale,
         }
+    }
+}
+
+impl QuantBlock for BlockQ6K {
+    const QUANT_BITS: u32 = 6;
+    const GROUP_SCALE_BYTES: usize = 2;
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; SUPERBLOCK_LEN];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
+        let group_scales = bytemuck::cast(self.group_scales);
+        BlockParts::with_group_scales(self.unpack(), group_scales, &self.scale.to_le_bytes())
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
     }
 }

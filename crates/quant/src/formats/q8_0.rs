@@ -5,7 +5,7 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use crate::{Block, F16Bits};
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
 
 /// 32 weights of 8 bits, 34 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -43,5 +43,20 @@ impl Block for BlockQ8_0 {
             scale: F16Bits::from_f32(scale),
             quants: std::array::from_fn(|i| quant(values[i])),
         }
+    }
+}
+
+impl QuantBlock for BlockQ8_0 {
+    const QUANT_BITS: u32 = 8;
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; 32];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; 32]> {
+        BlockParts::new(bytemuck::cast(self.quants), &self.scale.to_le_bytes())
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
     }
 }

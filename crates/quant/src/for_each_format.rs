@@ -1,0 +1,43 @@
+//! [`for_each_format`](crate::for_each_format): the one list of weight formats.
+//!
+//! Every table of formats is made from it, here and in the executors, so that a new format is one row and its files. It is a
+//! macro and not a slice because tables hold types, functions of types, and modules.
+
+/// Calls a macro with every weight format: `for_each_format!(table)` expands to
+///
+/// ```text
+/// table! {
+///     floats: [f32: BlockF32, ...],
+///     quants: [q4_0: BlockQ4_0, ...],
+/// }
+/// ```
+///
+/// A row is the format's name in lower case and its block. The name is also that of the format's files: `formats/NAME.rs`
+/// here, `simd/tiles/NAME.rs` in `tokenmill-cpu-exec`, and, for quants, `kernels/formats/NAME.cuh`.
+#[macro_export]
+macro_rules! for_each_format {
+    ($table:ident) => {
+        $table! {
+            floats: [
+                f32: BlockF32,
+                f16: BlockF16,
+                bf16: BlockBF16,
+            ],
+            quants: [
+                q4_0: BlockQ4_0,
+                q4_1: BlockQ4_1,
+                q5_0: BlockQ5_0,
+                q5_1: BlockQ5_1,
+                q8_0: BlockQ8_0,
+                q2_k: BlockQ2K,
+                q3_k: BlockQ3K,
+                q4_k: BlockQ4K,
+                q5_k: BlockQ5K,
+                q6_k: BlockQ6K,
+                iq4_nl: BlockIQ4NL,
+                iq4_xs: BlockIQ4XS,
+                mxfp4: BlockMXFP4,
+            ],
+        }
+    };
+}
