@@ -1,13 +1,11 @@
 //! `bench`: how fast the program is, compared with a peer and with the machine's limits.
 //!
 //! Models are synthetic, of real shapes. The parts: `cell` lists what is measured, `side` says by whom and reads what it
-//! prints (`output`, `process`), `limits` samples the machine, `roofline` says what it leaves a model (`instruction_mix` by
-//! format), `steps` what single steps reach of it, `record` keeps the figures, `report` and `chart` show them. Invariant: the
+//! prints (`output`, `process`), `limits` samples the machine, `roofline` says what it leaves a model (by format), `steps` what single steps reach of it, `record` keeps the figures, `report` and `chart` show them. Invariant: the
 //! sides of a cell run in alternation, so that a machine that slows down slows both.
 
 mod cell;
 mod chart;
-mod instruction_mix;
 mod limits;
 mod output;
 mod process;

@@ -10,7 +10,7 @@
 //! | positions | [`RopeAngles`], [`rope`] |
 //! | activations and sums | [`gated`], [`activate`], [`add`], [`add_scaled`], [`scale`] |
 //! | attention | [`KvStore`], [`attention`] |
-//! | the machine's limits, to compare with | [`ReadBuffer`], [`multiply_bytes`] |
+//! | the machine's limits, to compare with | [`ReadBuffer`], [`multiply_bytes`], [`product_instructions`] |
 //!
 //! **The key decision:** numbers do not depend on company. Every output element is reduced in one order over K, fixed by
 //! positions alone: not by the batch it is in, nor the thread count, nor the instruction set where the arithmetic is
@@ -70,7 +70,7 @@ pub use backend::{CpuBackend, CpuVector};
 pub use error::CpuExecError;
 pub use host::Host;
 pub use kv::KvStore;
-pub use limits::{ReadBuffer, multiply_bytes};
+pub use limits::{ReadBuffer, multiply_bytes, product_instructions};
 pub use linear::{Bias, LinearTarget, embed, linear, linear_gated, linear_group};
 pub use matrix::Matrix;
 pub use ops::{

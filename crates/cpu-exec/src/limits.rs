@@ -5,9 +5,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokenmill_gguf::TensorType;
+
 use crate::{
     CpuExecError, Host,
-    simd::{TileMemory, limits},
+    simd::{TileMemory, TileOps, limits},
 };
 
 /// Bytes that a thread reads before it claims more, as long as a product's share of a matrix.
@@ -54,11 +56,48 @@ pub fn multiply_bytes(host: &Host, n_rounds: usize) -> usize {
     n_multiplies.into_inner()
 }
 
+/// Vector instructions that the product of 16 rows of weights of a type with 256 columns of a row of activations takes, on two
+/// vector ports, where rows are many; 64 of them multiply. `None` for types whose products are of floats.
+///
+/// A product of quantized blocks is more than multiplications: integer sums become floats and take in their scales. The inner
+/// loop (`simd/panel.rs`) adds to the 64:
+///
+/// | formats | conversions | scales | biases | minima, offsets | end of a span | all | share |
+/// |---|---:|---:|---:|---:|---:|---:|---:|
+/// | `Q4_0`, `Q5_0`, `Q8_0`, codebooks | 8 | 16 | 4 | | | 92 | 70 % |
+/// | `Q4_1`, `Q5_1` | 8 | 16 | | 8 | | 96 | 67 % |
+/// | `Q4_K`, `Q5_K` | 8 | 8 | | 6 | 1 | 87 | 74 % |
+/// | `Q3_K`, `Q6_K` | 16 | 16 | 8 | | 1 | 105 | 61 % |
+/// | `Q2_K` | 16 | 16 | | 10 | 1 | 107 | 60 % |
+///
+/// Biases are shifted once for two vectors of rows, so they count half. Loads and broadcasts from memory take no vector port.
+/// Unpacking is shared by all rows of a block and left out: a bound that ignores work is still a bound. A processor that
+/// converts and shifts on other ports than it multiplies on can exceed it.
+///
+/// The compiled loops of `Q4_K` and `Q2_K` were looked at (`objdump -d`, six rows by two vectors). They have these counts, but
+/// for one thing: LLVM turns all but the first `vpdpwssd` of the minima into `vpmaddwd` and `vpaddd`, 3 additions more in
+/// `Q4_K` (90), 7 in `Q2_K` (114). They are the compiler's, not the format's, so that they do not count here.
+pub fn product_instructions(ty: TensorType) -> Option<u32> {
+    TileOps::of(ty)?.instructions
+}
+
 #[cfg(test)]
 mod tests {
     use tokenmill_quant::CpuFeatures;
 
     use super::*;
+
+    #[test]
+    fn instructions_are_those_of_the_table() {
+        let check = |ty, expected| assert_eq!(product_instructions(ty), expected, "{ty}");
+        check(TensorType::F16, None);
+        check(TensorType::Q8_0, Some(92));
+        check(TensorType::IQ4_XS, Some(92));
+        check(TensorType::Q5_1, Some(96));
+        check(TensorType::Q4_K, Some(87));
+        check(TensorType::Q6_K, Some(105));
+        check(TensorType::Q2_K, Some(107));
+    }
 
     #[test]
     fn work_does_not_depend_on_the_instruction_set() {

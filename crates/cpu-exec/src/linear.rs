@@ -118,13 +118,12 @@ impl Product<'_> {
         tiles: Range<usize>,
         out: &mut Patch<'_, f32>,
     ) {
-        let ThreadScratch { values, sums } = scratch;
-        let sums = grown(sums, SUMS_LEN);
+        let sums = grown(&mut scratch.sums, SUMS_LEN);
         let first_row = tiles.start * TILE_ROWS;
         for_each_pair(activations.n_tokens, tiles, |pair, tokens| {
             let rows = pair_rows(self.matrix, pair);
             self.matrix
-                .products(host.features(), values, pair, activations, tokens, sums);
+                .products(host.features(), pair, activations, tokens, sums);
             for (i, sums) in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1).enumerate() {
                 let sums = &mut sums[..rows.len()];
                 add_bias(sums, self.bias, &rows);
@@ -166,14 +165,14 @@ pub fn linear_gated(
     let outs = Columns::new(out, n_rows, chunk_tiles * TILE_ROWS);
     host.pool()
         .for_each_part_with(scratch, outs, |scratch, chunk_idx, mut out| {
-            let ThreadScratch { values, sums } = scratch;
+            let sums = &mut scratch.sums;
             let (gate_sums, up_sums) = grown(sums, SUMS_LEN).split_at_mut(SUMS_LEN / 2);
             let tiles = chunk_of(chunk_idx, chunk_tiles, n_tiles);
             let first_row = tiles.start * TILE_ROWS;
             for_each_pair(n_tokens, tiles, |pair, tokens| {
                 let rows = pair_rows(gate, pair);
-                gate.products(host.features(), values, pair, &activations, tokens, gate_sums);
-                up.products(host.features(), values, pair, &activations, tokens, up_sums);
+                gate.products(host.features(), pair, &activations, tokens, gate_sums);
+                up.products(host.features(), pair, &activations, tokens, up_sums);
                 for (bias, sums) in [(gate_bias, &mut *gate_sums), (up_bias, &mut *up_sums)] {
                     for sums in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1) {
                         add_bias(&mut sums[..rows.len()], bias, &rows);

@@ -29,7 +29,7 @@ pub struct Workspace {
 /// What one thread writes to while it computes a chunk.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadScratch {
-    /// Queries and scores of an attention, or rows of a matrix that has no tiles.
+    /// Queries and scores of an attention.
     pub(crate) values: Vec<f32>,
     /// Products of some tokens with two tiles, of one or two matrices.
     pub(crate) sums: Vec<f32>,
@@ -63,7 +63,6 @@ impl WorkspaceSizes {
     pub fn of_matrices(step: &StepSizes, n_cols: usize) -> Self {
         Self {
             activation_blocks: step.max_tokens.saturating_mul(n_spans(n_cols)),
-            thread_values: (PAIR_ROWS + 1).saturating_mul(n_cols),
             ..Self::default()
         }
     }

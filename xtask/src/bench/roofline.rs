@@ -8,11 +8,11 @@
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use tokenmill_gguf::GgufFile;
+use tokenmill_cpu_exec::product_instructions;
+use tokenmill_gguf::{GgufFile, TensorType};
 
 use super::{
     cell::{Kv, Work},
-    instruction_mix,
     limits::Limits,
 };
 
@@ -57,6 +57,11 @@ pub(super) struct Bound {
 /// Multiplications of 8-bit integers that fit where one of f32 is.
 const FLOAT_SLOTS: f64 = 4.0;
 
+/// How much of what two vector ports can issue is multiplication, in the product of many rows by a type.
+fn multiplying_share(ty: TensorType) -> Option<f64> {
+    Some(64.0 / f64::from(product_instructions(ty)?))
+}
+
 impl ModelCost {
     /// Reads the sizes from a file's header.
     ///
@@ -87,7 +92,7 @@ impl ModelCost {
                 .map(tokenmill_gguf::TensorInfo::n_elements)
                 .sum::<usize>() as f64,
             layer_slots: layers()
-                .map(|tensor| Some(tensor.n_elements() as f64 / instruction_mix::share(tensor.ty)?))
+                .map(|tensor| Some(tensor.n_elements() as f64 / multiplying_share(tensor.ty)?))
                 .sum(),
             head_weights: head.n_elements() as f64,
             query_len: n_layers * n_heads * head_dim,

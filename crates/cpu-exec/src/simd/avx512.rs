@@ -7,13 +7,13 @@ use std::arch::{
     x86_64::{
         __m128i, __m256i, __m512, __m512i, _MM_HINT_T0, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_prefetch,
         _mm_storeu_si128, _mm256_loadu_si256, _mm512_add_epi32, _mm512_add_ps, _mm512_and_si512,
-        _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8, _mm512_cvtepi32_ps,
-        _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32, _mm512_cvtph_ps,
-        _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32, _mm512_fmadd_ps,
-        _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_si512,
-        _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_sll_epi16, _mm512_sll_epi32,
-        _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
-        _mm512_sub_epi32, _mm512_sub_ps,
+        _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_epi8,
+        _mm512_cvtepi32_ps, _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_cvtepu16_epi32,
+        _mm512_cvtph_ps, _mm512_cvtps_epi32, _mm512_div_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32,
+        _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps,
+        _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_epi8,
+        _mm512_sll_epi16, _mm512_sll_epi32, _mm512_slli_epi32, _mm512_srl_epi16, _mm512_srl_epi32,
+        _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
     },
 };
 
@@ -103,6 +103,14 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn load_u8_pairs(ptr: *const u8) -> __m512i {
         unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(ptr.cast::<__m256i>())) }
+    }
+
+    #[inline(always)]
+    unsafe fn look_up(table: &[u8; 16], indices: __m512i) -> __m512i {
+        unsafe {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+            _mm512_shuffle_epi8(table, indices)
+        }
     }
 
     #[inline(always)]

@@ -97,6 +97,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
     /// Bitwise or.
     unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
+    /// For each byte of `indices`, which are below 16, that of the table.
+    unsafe fn look_up(table: &[u8; 16], indices: Self::I) -> Self::I;
     /// Shifts each 16-bit part right, zeros coming in.
     unsafe fn shr16(a: Self::I, n_bits: u32) -> Self::I;
     /// Shifts each 16-bit part left.

@@ -110,6 +110,13 @@ impl Simd for Portable {
     }
 
     #[inline(never)]
+    unsafe fn look_up(table: &[u8; 16], indices: I) -> I {
+        map(indices, |lane| {
+            i32::from_ne_bytes(lane.to_ne_bytes().map(|index| table[usize::from(index)]))
+        })
+    }
+
+    #[inline(never)]
     unsafe fn and(a: I, b: I) -> I {
         zip(a, b, |a, b| a & b)
     }

@@ -1,10 +1,10 @@
 //! [`TileOps`]: a tile format as one row of a table.
 //!
-//! It is the safe side of this module for matrices: what is here checks lengths, then calls kernels. A new tile format is
-//! a file in `tiles` and a row here; types without a row are dequantized tile by tile.
+//! It is the safe side of this module for matrices: what is here checks lengths, then calls kernels. Every format of
+//! `tokenmill-quant` has its row.
 
 use tokenmill_gguf::TensorType;
-use tokenmill_quant::CpuFeatures;
+use tokenmill_quant::{Block as _, CpuFeatures, for_each_format, formats};
 
 use super::{
     TILE_ROWS,
@@ -13,10 +13,7 @@ use super::{
     float_products::FloatProducts,
     panel::{FillPanel, Panel},
     products::{PAIR_ROWS, QuantProducts, TileRun},
-    tiles::{
-        Class, FloatTile, QuantTile, Span, TileBF16, TileF16, TileF32, TileQ2K, TileQ3K, TileQ4_0, TileQ4_1,
-        TileQ4K, TileQ5_0, TileQ5_1, TileQ5K, TileQ6K, TileQ8_0,
-    },
+    tiles::{self, Class, FloatTile, QuantTile, Span},
 };
 
 /// Activations of all rows of a step, in the forms that matrices read.
@@ -40,34 +37,35 @@ pub(crate) struct TileOps {
     tile_bytes: fn(usize) -> usize,
     pack: fn(&[&[u8]; TILE_ROWS], usize, &mut [u8]),
     products: unsafe fn(CpuFeatures, &TileRun),
+    /// See [`product_instructions`](crate::product_instructions).
+    pub(crate) instructions: Option<u32>,
     dequantize_row: unsafe fn(CpuFeatures, *const u8, usize, &mut [f32]),
 }
 
-static TILE_OPS: [TileOps; 13] = [
-    TileOps::float::<TileF32>(TensorType::F32),
-    TileOps::float::<TileF16>(TensorType::F16),
-    TileOps::float::<TileBF16>(TensorType::BF16),
-    TileOps::quant::<TileQ4_0>(TensorType::Q4_0),
-    TileOps::quant::<TileQ4_1>(TensorType::Q4_1),
-    TileOps::quant::<TileQ5_0>(TensorType::Q5_0),
-    TileOps::quant::<TileQ5_1>(TensorType::Q5_1),
-    TileOps::quant::<TileQ8_0>(TensorType::Q8_0),
-    TileOps::quant::<TileQ2K>(TensorType::Q2_K),
-    TileOps::quant::<TileQ3K>(TensorType::Q3_K),
-    TileOps::quant::<TileQ4K>(TensorType::Q4_K),
-    TileOps::quant::<TileQ5K>(TensorType::Q5_K),
-    TileOps::quant::<TileQ6K>(TensorType::Q6_K),
-];
+macro_rules! table {
+    (
+        floats: [$($float:ident: $float_block:ident,)*],
+        quants: [$($quant:ident: $quant_block:ident,)*],
+    ) => {
+        &[
+            $(TileOps::float::<tiles::$float::Tile>(formats::$float_block::TYPE),)*
+            $(TileOps::quant::<tiles::$quant::Tile>(),)*
+        ]
+    };
+}
+
+static TILE_OPS: &[TileOps] = for_each_format!(table);
 
 impl TileOps {
-    const fn quant<T: QuantTile>(ty: TensorType) -> Self {
+    const fn quant<T: QuantTile>() -> Self {
         Self {
-            ty,
+            ty: T::Block::TYPE,
             activation_scales: Some(T::Class::ACTIVATION_SCALES),
             tile_bytes: quant_tile_bytes::<T>,
             pack: pack_quant::<T>,
             // SAFETY: the function's own contract.
             products: |features, run| unsafe { dispatch(features, QuantProducts::<T>::new(run)) },
+            instructions: Some(instructions::<T>()),
             dequantize_row: dequantize_quant_row::<T>,
         }
     }
@@ -80,6 +78,7 @@ impl TileOps {
             pack: |rows, _, out| T::pack(rows, out),
             // SAFETY: the function's own contract.
             products: |features, run| unsafe { dispatch(features, FloatProducts::<T>::new(run)) },
+            instructions: None,
             dequantize_row: dequantize_float_row::<T>,
         }
     }
@@ -89,7 +88,7 @@ impl TileOps {
         TILE_OPS.iter().find(|ops| ops.ty == ty)
     }
 
-    /// Bytes of a tile of `n_cols` columns: those of its rows in the file.
+    /// Bytes of a tile of `n_cols` columns: those of its rows in the file, or a few more.
     pub(crate) fn tile_bytes(&self, n_cols: usize) -> usize {
         (self.tile_bytes)(n_cols)
     }
@@ -162,16 +161,30 @@ fn quant_tile_bytes<T: QuantTile>(n_cols: usize) -> usize {
 }
 
 fn pack_quant<T: QuantTile>(rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut [u8]) {
-    let row_bytes = SPAN_COLS / T::BLOCK_COLS * T::BLOCK_BYTES;
+    let rows = rows.map(bytemuck::cast_slice::<u8, T::Block>);
+    let n_blocks = n_cols / T::Block::LEN;
+    let span_blocks = SPAN_COLS / T::Block::LEN;
     for (span_idx, out) in out.chunks_mut(T::span_bytes(SPAN_SUBS)).enumerate() {
-        let n_subs = (n_cols - span_idx * SPAN_COLS).min(SPAN_COLS) / SUB_COLS;
-        let end = |row: &&[u8]| row.len().min((span_idx + 1) * row_bytes);
-        T::pack(
-            &rows.each_ref().map(|row| &row[span_idx * row_bytes..end(row)]),
-            n_subs,
-            out,
-        );
+        let blocks = span_idx * span_blocks..n_blocks.min((span_idx + 1) * span_blocks);
+        T::pack(&rows.map(|row| &row[blocks.clone()]), out);
     }
+}
+
+/// Vector instructions for 256 columns; the terms are those of `product_instructions`.
+const fn instructions<T: QuantTile>() -> u32 {
+    let n_runs = 8 * T::Class::SUB_RUNS;
+    let (scales, end) = match T::Class::ACTIVATION_SCALES {
+        ScaleSpan::Sub => (2 * n_runs, 0),
+        ScaleSpan::Span => (n_runs, 1),
+    };
+    let biases = if T::BIAS_BITS.is_some() { n_runs / 2 } else { 0 };
+    let mins = if T::Class::HAS_MINS {
+        T::Class::MIN_PAIRS + 2
+    } else {
+        0
+    };
+    let offsets = if T::Class::HAS_OFFSETS { 8 } else { 0 };
+    (64 + n_runs + scales + biases + mins + offsets + end) as u32
 }
 
 /// # Safety

@@ -3,29 +3,35 @@
 //! A tile covers 16 rows and all columns, cut into *spans* of 256 columns (the last may be shorter where a format's blocks
 //! are shorter). In a span, quants come first, then scales. Four columns of a row are four bytes of a lane: what
 //! `vpdpbusd` multiplies with four broadcast activations, so no product is ever summed across lanes. Quants keep the
-//! file's bit packing wherever a word of it moves as a whole; a tile takes exactly the bytes of its rows.
+//! file's bit packing wherever a word of it moves as a whole, so that most tiles take exactly the bytes of their rows.
 //!
-//! A format is one file here: how a span is packed, how 32 columns become bytes, how scales become f32. Invariant: bytes
+//! A format is one file here, which has its `Tile`: how blocks are packed into a span, how 32 columns become bytes, how scales
+//! become f32. What several share is in [`nibbles`] (quants of 4 or 5 bits, a scale for each 32), [`k_mins`] and [`k_scales`].
+//! Where a block's bits lie is known to `tokenmill-quant` alone: tiles are packed from its fields and parts. Invariant: bytes
 //! are unsigned, `value = scale * (byte - bias) - minimum`, and the layout is the same for every instruction set.
 
 mod float;
+mod k_mins;
 mod k_scales;
-mod q2_k;
-mod q3_k;
-mod q4_k;
-mod q6_k;
-mod q8_0;
-mod short;
+mod nibbles;
 
-pub(crate) use float::{FloatTile, TileBF16, TileF16, TileF32};
-pub(crate) use q2_k::TileQ2K;
-pub(crate) use q3_k::TileQ3K;
-pub(crate) use q4_k::{TileQ4K, TileQ5K};
-pub(crate) use q6_k::TileQ6K;
-pub(crate) use q8_0::TileQ8_0;
-pub(crate) use short::{TileQ4_0, TileQ4_1, TileQ5_0, TileQ5_1};
+macro_rules! modules {
+    (
+        floats: [$($float:ident: $float_block:ident,)*],
+        quants: [$($quant:ident: $quant_block:ident,)*],
+    ) => {
+        $(pub(crate) mod $float;)*
+        $(pub(crate) mod $quant;)*
+    };
+}
+
+for_each_format!(modules);
+
+pub(crate) use float::FloatTile;
 
 use std::mem::MaybeUninit;
+
+use tokenmill_quant::{Block as _, F16Bits, QuantBlock, for_each_format};
 
 use super::{
     Simd, TILE_ROWS,
@@ -50,20 +56,20 @@ pub(crate) trait Class: 'static {
     const IS_WIDE: bool = false;
 }
 
-/// Blocks of 32 with a scale: `Q4_0`, `Q5_0`.
+/// A scale for each 32: `Q4_0`, `Q5_0`, `MXFP4`.
 pub(crate) struct Scaled;
 impl Class for Scaled {
     const ACTIVATION_SCALES: ScaleSpan = ScaleSpan::Sub;
 }
 
-/// Blocks of 32 with a scale and whole bytes: `Q8_0`.
+/// A scale for each 32, and whole bytes: `Q8_0`, `IQ4_NL`, `IQ4_XS`.
 pub(crate) struct ScaledWide;
 impl Class for ScaledWide {
     const ACTIVATION_SCALES: ScaleSpan = ScaleSpan::Sub;
     const IS_WIDE: bool = true;
 }
 
-/// Blocks of 32 with a scale and an offset: `Q4_1`, `Q5_1`.
+/// A scale and an offset for each 32: `Q4_1`, `Q5_1`.
 pub(crate) struct Offset;
 impl Class for Offset {
     const ACTIVATION_SCALES: ScaleSpan = ScaleSpan::Sub;
@@ -181,10 +187,8 @@ pub(crate) struct Span {
 pub(crate) trait QuantTile: 'static {
     /// What kind of arithmetic it takes.
     type Class: Class;
-    /// Columns of a block in the file: 32 or 256.
-    const BLOCK_COLS: usize;
-    /// Bytes of a block in the file.
-    const BLOCK_BYTES: usize;
+    /// The blocks of the file, of 32 or 256 columns.
+    type Block: QuantBlock;
     /// The bias of the bytes is `1 << BIAS_BITS`; there is none where this is `None`.
     const BIAS_BITS: Option<u32>;
     /// Whether unpacking costs so much that a panel pays from five rows on; otherwise it pays from about three times the
@@ -194,11 +198,11 @@ pub(crate) trait QuantTile: 'static {
     /// Bytes of a span.
     #[inline(always)]
     fn span_bytes(n_subs: usize) -> usize {
-        (n_subs * SUB_COLS).div_ceil(Self::BLOCK_COLS) * Self::BLOCK_BYTES * TILE_ROWS
+        (n_subs * SUB_COLS).div_ceil(Self::Block::LEN) * size_of::<Self::Block>() * TILE_ROWS
     }
 
     /// Packs one span: `rows` are the file's blocks of the span's columns, one slice for each row.
-    fn pack(rows: &[&[u8]; TILE_ROWS], n_subs: usize, out: &mut [u8]);
+    fn pack(rows: &[&[Self::Block]; TILE_ROWS], out: &mut [u8]);
 
     /// Fills what the format's class has.
     unsafe fn scales<S: Simd>(span: Span, half: usize, out: &mut Scales<S>);
@@ -213,20 +217,30 @@ pub(crate) const fn half_bytes<S: Simd>() -> usize {
     S::LANES * 4
 }
 
-/// Interleaves `n_words` words of each row, starting at byte `start`: word `w` of row `r` goes to word `16 w + r`.
-fn interleave_words(rows: &[&[u8]; TILE_ROWS], start: usize, n_words: usize, out: &mut [u8]) {
-    let (out, _) = out[..n_words * 64].as_chunks_mut::<4>();
+/// Interleaves the words of a field of each row's block `index`: word `w` of row `r` goes to word `16 w + r`.
+fn interleave_words<B, const N: usize>(
+    rows: &[&[B]; TILE_ROWS],
+    index: usize,
+    field: impl Fn(&B) -> &[u8; N],
+    out: &mut [u8],
+) {
+    let (out, _) = out[..N * TILE_ROWS].as_chunks_mut::<4>();
     for (row_idx, row) in rows.iter().enumerate() {
-        let (words, _) = row[start..start + 4 * n_words].as_chunks::<4>();
+        let (words, _) = field(&row[index]).as_chunks::<4>();
         for (word_idx, word) in words.iter().enumerate() {
             out[word_idx * TILE_ROWS + row_idx] = *word;
         }
     }
 }
 
-/// Interleaves one 16-bit value of each row, which starts at byte `start`.
-fn interleave_halves(rows: &[&[u8]; TILE_ROWS], start: usize, out: &mut [u8]) {
+/// Interleaves a half-precision field of each row's block `index`.
+fn interleave_halves<B>(
+    rows: &[&[B]; TILE_ROWS],
+    index: usize,
+    field: impl Fn(&B) -> F16Bits,
+    out: &mut [u8],
+) {
     for (row, out) in rows.iter().zip(out.as_chunks_mut::<2>().0) {
-        out.copy_from_slice(&row[start..start + 2]);
+        *out = field(&row[index]).to_le_bytes();
     }
 }

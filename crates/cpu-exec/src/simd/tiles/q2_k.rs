@@ -1,4 +1,4 @@
-//! [`TileQ2K`]: the K-format of 2 bits, with scales and minima for each 16 columns.
+//! Q2_K: the K-format of 2 bits, with scales and minima for each 16 columns.
 //!
 //! A span is
 //!
@@ -8,30 +8,31 @@
 //! | 256 | `[8][16 rows][2]`: scale in the low, minimum in the high half of a byte |
 //! | 64 | half-precision scale of the scales, then of the minima |
 
+use tokenmill_quant::formats::BlockQ2K;
+
 use super::{QuantTile, Scales, Span, SuperShortMins, half_bytes, interleave_halves, interleave_words};
-use crate::simd::{Simd, TILE_ROWS, activations::SPAN_COLS};
+use crate::simd::{Simd, TILE_ROWS};
 
 /// Blocks of 256 columns: 2-bit quants.
-pub(crate) struct TileQ2K;
+pub(crate) struct Tile;
 
 const SCALES: usize = 1024;
 const SUPER: usize = SCALES + 256;
 
-impl QuantTile for TileQ2K {
+impl QuantTile for Tile {
     type Class = SuperShortMins;
-    const BLOCK_COLS: usize = SPAN_COLS;
-    const BLOCK_BYTES: usize = 84;
+    type Block = BlockQ2K;
     const BIAS_BITS: Option<u32> = None;
 
-    fn pack(rows: &[&[u8]; TILE_ROWS], _n_subs: usize, out: &mut [u8]) {
-        interleave_words(rows, 16, 16, out);
+    fn pack(rows: &[&[BlockQ2K]; TILE_ROWS], out: &mut [u8]) {
+        interleave_words(rows, 0, |block| &block.quants, out);
         for (row_idx, row) in rows.iter().enumerate() {
-            for (i, scale) in row[..16].iter().enumerate() {
+            for (i, scale) in row[0].group_scales.iter().enumerate() {
                 out[SCALES + 32 * (i / 2) + 2 * row_idx + i % 2] = *scale;
             }
         }
-        interleave_halves(rows, 80, &mut out[SUPER..][..32]);
-        interleave_halves(rows, 82, &mut out[SUPER + 32..][..32]);
+        interleave_halves(rows, 0, |block| block.scale, &mut out[SUPER..][..32]);
+        interleave_halves(rows, 0, |block| block.min, &mut out[SUPER + 32..][..32]);
     }
 
     #[inline(always)]

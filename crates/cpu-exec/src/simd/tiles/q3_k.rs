@@ -1,4 +1,4 @@
-//! [`TileQ3K`]: the K-format of 3 bits, with a scale for each 16 columns.
+//! Q3_K: the K-format of 3 bits, with a scale for each 16 columns.
 //!
 //! A span is, with the words of the file interleaved and unchanged,
 //!
@@ -9,37 +9,35 @@
 //! | 192 | 6-bit scales, `[16][16 rows]`, with a bias of 32 |
 //! | 32 | half-precision scale of the scales |
 
+use tokenmill_quant::formats::BlockQ3K;
+
 use super::{QuantTile, Scales, Span, SuperShort, half_bytes, interleave_halves, interleave_words, k_scales};
-use crate::simd::{Simd, TILE_ROWS, activations::SPAN_COLS};
+use crate::simd::{Simd, TILE_ROWS};
 
 /// Blocks of 256 columns: 3-bit quants.
-pub(crate) struct TileQ3K;
+pub(crate) struct Tile;
 
 const LOW: usize = 512;
 const SCALES: usize = LOW + 1024;
 const SUPER: usize = SCALES + k_scales::PACKED_BYTES;
 
-impl QuantTile for TileQ3K {
+impl QuantTile for Tile {
     type Class = SuperShort;
-    const BLOCK_COLS: usize = SPAN_COLS;
-    const BLOCK_BYTES: usize = 110;
+    type Block = BlockQ3K;
     const BIAS_BITS: Option<u32> = Some(2);
     const IS_DEAR: bool = true;
 
-    fn pack(rows: &[&[u8]; TILE_ROWS], _n_subs: usize, out: &mut [u8]) {
-        interleave_words(rows, 0, 8, out);
-        interleave_words(rows, 32, 16, &mut out[LOW..]);
+    fn pack(rows: &[&[BlockQ3K]; TILE_ROWS], out: &mut [u8]) {
+        interleave_words(rows, 0, |block| &block.high_bits, out);
+        interleave_words(rows, 0, |block| &block.quants, &mut out[LOW..]);
         let mut values = [0; 256];
         for (row_idx, row) in rows.iter().enumerate() {
-            let packed = &row[96..108];
-            for i in 0..16 {
-                // Source: llama.cpp, ggml/src/ggml-quants.c, `dequantize_row_q3_K`.
-                let low = if i < 8 { packed[i] & 15 } else { packed[i - 8] >> 4 };
-                values[16 * i + row_idx] = low | ((packed[8 + i % 4] >> (2 * (i / 4))) & 3) << 4;
+            for (i, scale) in row[0].unpack_scales().into_iter().enumerate() {
+                values[16 * i + row_idx] = (scale + 32) as u8;
             }
         }
         k_scales::pack(&values, &mut out[SCALES..]);
-        interleave_halves(rows, 108, &mut out[SUPER..][..32]);
+        interleave_halves(rows, 0, |block| block.scale, &mut out[SUPER..][..32]);
     }
 
     #[inline(always)]

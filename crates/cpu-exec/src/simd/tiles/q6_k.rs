@@ -1,4 +1,4 @@
-//! [`TileQ6K`]: the K-format of 6 bits, with a scale for each 16 columns.
+//! Q6_K: the K-format of 6 bits, with a scale for each 16 columns.
 //!
 //! A span is, with the words of the file interleaved and unchanged,
 //!
@@ -9,32 +9,33 @@
 //! | 256 | signed scales, `[16][16 rows]` |
 //! | 32 | half-precision scale of the scales |
 
+use tokenmill_quant::formats::BlockQ6K;
+
 use super::{QuantTile, Scales, Span, SuperShort, half_bytes, interleave_halves, interleave_words};
-use crate::simd::{Simd, TILE_ROWS, activations::SPAN_COLS};
+use crate::simd::{Simd, TILE_ROWS};
 
 /// Blocks of 256 columns: 6-bit quants.
-pub(crate) struct TileQ6K;
+pub(crate) struct Tile;
 
 const HIGH: usize = 2048;
 const SCALES: usize = HIGH + 1024;
 const SUPER: usize = SCALES + 256;
 
-impl QuantTile for TileQ6K {
+impl QuantTile for Tile {
     type Class = SuperShort;
-    const BLOCK_COLS: usize = SPAN_COLS;
-    const BLOCK_BYTES: usize = 210;
+    type Block = BlockQ6K;
     const BIAS_BITS: Option<u32> = Some(5);
     const IS_DEAR: bool = true;
 
-    fn pack(rows: &[&[u8]; TILE_ROWS], _n_subs: usize, out: &mut [u8]) {
-        interleave_words(rows, 0, 32, out);
-        interleave_words(rows, 128, 16, &mut out[HIGH..]);
+    fn pack(rows: &[&[BlockQ6K]; TILE_ROWS], out: &mut [u8]) {
+        interleave_words(rows, 0, |block| &block.low_bits, out);
+        interleave_words(rows, 0, |block| &block.high_bits, &mut out[HIGH..]);
         for (row_idx, row) in rows.iter().enumerate() {
-            for (i, scale) in row[192..208].iter().enumerate() {
-                out[SCALES + 16 * i + row_idx] = *scale;
+            for (i, scale) in row[0].group_scales.into_iter().enumerate() {
+                out[SCALES + 16 * i + row_idx] = scale as u8;
             }
         }
-        interleave_halves(rows, 208, &mut out[SUPER..][..32]);
+        interleave_halves(rows, 0, |block| block.scale, &mut out[SUPER..][..32]);
     }
 
     #[inline(always)]

@@ -1,27 +1,29 @@
-//! [`TileQ8_0`]: whole bytes with blocks of 32 columns.
+//! Q8_0: whole bytes with blocks of 32 columns.
 //!
 //! A span is, for each block, 512 bytes of quants (word `g` of a row holds columns `4 g..`), then 16 half-precision scales
 //! for each block. Bytes are stored with their top bit flipped, which is the bias of 128 that makes them unsigned.
 
+use bytemuck::cast_ref;
+use tokenmill_quant::formats::BlockQ8_0;
+
 use super::{QuantTile, ScaledWide, Scales, Span, half_bytes, interleave_halves, interleave_words};
-use crate::simd::{Simd, TILE_ROWS, activations::SUB_COLS};
+use crate::simd::{Simd, TILE_ROWS};
 
 /// Blocks of 32 columns: 8-bit quants and a scale.
-pub(crate) struct TileQ8_0;
+pub(crate) struct Tile;
 
 const QUANT_BYTES: usize = 512;
 
-impl QuantTile for TileQ8_0 {
+impl QuantTile for Tile {
     type Class = ScaledWide;
-    const BLOCK_COLS: usize = SUB_COLS;
-    const BLOCK_BYTES: usize = 34;
+    type Block = BlockQ8_0;
     const BIAS_BITS: Option<u32> = Some(7);
 
-    fn pack(rows: &[&[u8]; TILE_ROWS], n_subs: usize, out: &mut [u8]) {
-        let (quants, scales) = out.split_at_mut(n_subs * QUANT_BYTES);
+    fn pack(rows: &[&[BlockQ8_0]; TILE_ROWS], out: &mut [u8]) {
+        let (quants, scales) = out.split_at_mut(rows[0].len() * QUANT_BYTES);
         for (sub, quants) in quants.chunks_exact_mut(QUANT_BYTES).enumerate() {
-            interleave_words(rows, sub * Self::BLOCK_BYTES + 2, 8, quants);
-            interleave_halves(rows, sub * Self::BLOCK_BYTES, &mut scales[sub * 32..][..32]);
+            interleave_words(rows, sub, |block| cast_ref::<_, [u8; 32]>(&block.quants), quants);
+            interleave_halves(rows, sub, |block| block.scale, &mut scales[sub * 32..][..32]);
             for quant in quants {
                 *quant ^= 0x80;
             }

@@ -1,0 +1,17 @@
+//! BF16: the upper half of single precision.
+
+use super::FloatTile;
+use crate::simd::Simd;
+
+/// Values of 2 bytes.
+pub(crate) struct Tile;
+
+impl FloatTile for Tile {
+    const VALUE_BYTES: usize = 2;
+
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(ptr: *const u8) -> S::F {
+        // SAFETY: the same contract.
+        unsafe { S::load_bf16(ptr) }
+    }
+}

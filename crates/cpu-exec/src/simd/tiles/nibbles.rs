@@ -1,0 +1,200 @@
+//! [`Nibbles`]: quants of 4 or 5 bits with a scale for each 32 columns.
+//!
+//! Separate because most formats with blocks of 32, and those with a codebook, are this layout. A span is, for each 32 columns,
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 256 | low bits: word `j` of a row holds columns `4 j..` in its low and `16 + 4 j..` in its high halves of bytes |
+//! | 64 | with a fifth bit: bit `g` of byte `b` belongs to column `4 g + b` |
+//!
+//! and then the scales. Blocks of 32 have, for each, 16 half-precision scales, and 16 offsets where the format has them; or 16
+//! exponents of a power of two. Blocks of 256 have 16 signed bytes for each 32 columns, then 16 half-precision scales of those.
+
+use std::marker::PhantomData;
+
+use tokenmill_quant::{BlockParts, QuantBlock};
+
+use super::{Class, QuantTile, Scales, Span, half_bytes};
+use crate::simd::{
+    Simd, TILE_ROWS,
+    activations::{SPAN_COLS, SUB_COLS},
+};
+
+/// What a format states in addition to the parts of its blocks.
+pub(crate) trait NibblesBlock: QuantBlock {
+    /// What kind of arithmetic its products take.
+    type Class: Class;
+    /// The bias that makes quants, or the values of a codebook, unsigned.
+    const BIAS_BITS: Option<u32>;
+}
+
+/// Tiles of blocks of 32 or 256 columns.
+pub(crate) struct Nibbles<B>(PhantomData<B>);
+
+impl<B: NibblesBlock> Nibbles<B> {
+    const HAS_FIFTH: bool = B::QUANT_BITS == 5;
+    const HAS_SUPER: bool = B::LEN == SPAN_COLS;
+    /// A scale and an offset, a scale, or an exponent.
+    const HEADER_BYTES: usize = B::HEADER_BYTES;
+    /// Bytes of 16 rows for 32 columns, without scales.
+    const QUANT_BYTES: usize = 256 + if Self::HAS_FIFTH { 64 } else { 0 };
+    /// Bytes of the scales of 16 rows for 32 columns.
+    const SCALE_BYTES: usize = TILE_ROWS * if Self::HAS_SUPER { 1 } else { Self::HEADER_BYTES };
+    /// The codebook as unsigned bytes.
+    const BYTES: Option<[u8; 16]> = match (B::CODEBOOK, B::BIAS_BITS) {
+        (Some(codebook), Some(bias_bits)) => Some(biased(codebook, bias_bits)),
+        (Some(_), None) => panic!("the values of a codebook have signs"),
+        (None, _) => None,
+    };
+
+    /// Packs the quants of 32 columns of a row.
+    #[inline(always)]
+    fn pack_quants(quants: &[u8; SUB_COLS], row_idx: usize, out: &mut [u8]) {
+        let packed: [u8; 16] = std::array::from_fn(|i| quants[i] & 0xf | quants[i + 16] << 4);
+        let (words, _) = out.as_chunks_mut::<4>();
+        for (j, word) in packed.as_chunks::<4>().0.iter().enumerate() {
+            words[TILE_ROWS * j + row_idx] = *word;
+        }
+        if Self::HAS_FIFTH {
+            words[TILE_ROWS * 4 + row_idx] =
+                std::array::from_fn(|b| (0..8).fold(0, |byte, g| byte | (quants[4 * g + b] >> 4) << g));
+        }
+    }
+
+    /// Packs the scales of a block, the `index`th of the span, of a row.
+    #[inline(always)]
+    fn pack_scales(block: &BlockParts<B::Quants>, index: usize, row_idx: usize, out: &mut [u8]) {
+        if Self::HAS_SUPER {
+            for sub in 0..8 {
+                out[TILE_ROWS * sub + row_idx] = block.group_scales[sub];
+            }
+            out[TILE_ROWS * 8 + 2 * row_idx..][..2].copy_from_slice(&block.header[..2]);
+            return;
+        }
+        let out = &mut out[index * Self::SCALE_BYTES..][..Self::SCALE_BYTES];
+        if Self::HEADER_BYTES == 1 {
+            out[row_idx] = block.header[0];
+            return;
+        }
+        for (out, half) in out
+            .chunks_exact_mut(2 * TILE_ROWS)
+            .zip(block.header.as_chunks::<2>().0)
+        {
+            out[2 * row_idx..][..2].copy_from_slice(half);
+        }
+    }
+}
+
+/// A codebook with a bias.
+const fn biased(codebook: [i8; 16], bias_bits: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        bytes[i] = (codebook[i] as i32 + (1 << bias_bits)) as u8;
+        i += 1;
+    }
+    bytes
+}
+
+impl<B: NibblesBlock> QuantTile for Nibbles<B> {
+    type Class = B::Class;
+    type Block = B;
+    const BIAS_BITS: Option<u32> = B::BIAS_BITS;
+
+    #[inline(always)]
+    fn span_bytes(n_subs: usize) -> usize {
+        let supers = if Self::HAS_SUPER { 2 * TILE_ROWS } else { 0 };
+        n_subs * (Self::QUANT_BYTES + Self::SCALE_BYTES) + supers
+    }
+
+    fn pack(rows: &[&[B]; TILE_ROWS], out: &mut [u8]) {
+        let block_subs = B::LEN / SUB_COLS;
+        let (quants, scales) = out.split_at_mut(rows[0].len() * block_subs * Self::QUANT_BYTES);
+        for (row_idx, row) in rows.iter().enumerate() {
+            let outs = quants.chunks_exact_mut(block_subs * Self::QUANT_BYTES);
+            for (index, (block, out)) in row.iter().zip(outs).enumerate() {
+                let block = block.parts();
+                let subs = block.quants.as_ref().as_chunks().0.iter();
+                for (quants, out) in subs.zip(out.chunks_exact_mut(Self::QUANT_BYTES)) {
+                    Self::pack_quants(quants, row_idx, out);
+                }
+                Self::pack_scales(&block, index, row_idx, scales);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn scales<S: Simd>(span: Span, half: usize, out: &mut Scales<S>) {
+        // SAFETY: the caller vouches for the span; the scales of its columns follow its quants.
+        unsafe {
+            let scales = span.ptr.add(span.n_subs * Self::QUANT_BYTES);
+            let first = half * S::LANES;
+            if Self::HAS_SUPER {
+                let d = S::load_f16(scales.add(8 * TILE_ROWS + 2 * first));
+                for sub in 0..8 {
+                    let scale = S::load_i8(scales.add(sub * TILE_ROWS + first));
+                    out.set_scale(sub, S::mul(d, S::to_f32(scale)));
+                }
+                return;
+            }
+            for sub in 0..span.n_subs {
+                let scales = scales.add(sub * Self::SCALE_BYTES);
+                if Self::HEADER_BYTES == 1 {
+                    out.set_scale(sub, power_of_two::<S>(scales.add(first)));
+                    continue;
+                }
+                out.set_scale(sub, S::load_f16(scales.add(2 * first)));
+                if Self::Class::HAS_OFFSETS {
+                    out.set_offset(sub, S::load_f16(scales.add(2 * TILE_ROWS + 2 * first)));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn weights<S: Simd>(span: Span, sub: usize, half: usize) -> [S::I; 8] {
+        // SAFETY: the caller vouches for the span, which has the quants of these columns here.
+        unsafe {
+            let quants = span.ptr.add(sub * Self::QUANT_BYTES + half * half_bytes::<S>());
+            let low = S::splat_u8(0x0f);
+            let mut w = [S::splat(0); 8];
+            for j in 0..4 {
+                let v = S::load(quants.add(64 * j));
+                w[j] = S::and(v, low);
+                w[4 + j] = S::and(S::shr16(v, 4), low);
+            }
+            if Self::HAS_FIFTH {
+                let fifth = S::load(quants.add(256));
+                let bit = S::splat_u8(0x10);
+                for g in 0..8 {
+                    let moved = if g < 4 {
+                        S::shl16(fifth, 4 - g as u32)
+                    } else {
+                        S::shr16(fifth, g as u32 - 4)
+                    };
+                    w[g] = S::or(w[g], S::and(moved, bit));
+                }
+            }
+            if let Some(bytes) = const { &Self::BYTES } {
+                for g in 0..8 {
+                    w[g] = S::look_up(bytes, w[g]);
+                }
+            }
+            w
+        }
+    }
+}
+
+/// `2^(exponent - 128)` of the bytes of a vector's rows, as two factors: the least is no normal number.
+#[inline(always)]
+unsafe fn power_of_two<S: Simd>(exponents: *const u8) -> S::F {
+    // SAFETY: the caller vouches for the bytes, one for each lane.
+    unsafe {
+        let exponent = S::load_u8(exponents);
+        let part = S::shr32(exponent, 1);
+        let rest = S::sub_i32(exponent, part);
+        let first = S::shl32(S::add_i32(part, S::splat(64)), 23);
+        let second = S::shl32(S::add_i32(rest, S::splat(62)), 23);
+        S::mul(S::from_bits(first), S::from_bits(second))
+    }
+}
