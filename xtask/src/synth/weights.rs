@@ -6,6 +6,7 @@
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use tokenmill_gguf::TensorType;
+use tokenmill_quant::Format;
 
 /// An endless sequence of random numbers with random access: number `i` is a hash of `i` (SplitMix64).
 #[derive(Clone, Copy, Debug)]
@@ -61,82 +62,106 @@ pub(super) fn floats(stream: Stream, n: usize, mean: f32, std: f32) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// Where a quantized block has its scale, and how it spreads its weights.
-struct ScaleField {
-    ty: TensorType,
-    /// Offset of the f16 scale `d` in the block.
-    d_offset: usize,
-    /// Standard deviation of the decoded weights for `d = 1` and even quants.
-    std_per_d: f32,
-    center: Center,
+/// What the blocks of a quantized format get, so that their weights have the mean 0 and the spread asked for.
+#[derive(Clone, Copy, Debug)]
+struct Scales {
+    scale: f32,
+    min: f32,
+    /// Whether the quants lean to one side and no minimum balances them: the scale has a random sign then, so that blocks lean
+    /// to either.
+    has_random_sign: bool,
 }
 
-/// What brings the mean of a block's weights to 0.
-#[derive(Clone, Copy)]
-enum Center {
-    /// The quants are as often negative as positive, or nearly so.
-    Quants,
-    /// The quants lean to one side; `d` has a random sign, so that blocks lean to either.
-    Sign,
-    /// The f16 minimum at `offset` is `factor` times `d`.
-    Minimum { offset: usize, factor: f32 },
-}
+/// How far the spread of weights may be from the one asked for.
+const TOLERANCE: f64 = 0.02;
 
-const fn field(ty: TensorType, d_offset: usize, std_per_d: f32, center: Center) -> ScaleField {
-    ScaleField {
-        ty,
-        d_offset,
-        std_per_d,
-        center,
+impl Scales {
+    /// Measures random blocks. `None` for formats that cannot store such a scale, a power of two say.
+    fn measure(format: &Format, std: f32) -> Option<Self> {
+        let (mean, spread) = spread_of(format, 1.0, 0.0);
+        let (mean_of_min, _) = spread_of(format, 0.0, 1.0);
+        let min_per_scale = if mean_of_min == 0.0 {
+            0.0
+        } else {
+            -mean / mean_of_min
+        };
+        let (mean, spread_with_min) = if mean_of_min == 0.0 {
+            (mean, spread)
+        } else {
+            spread_of(format, 1.0, min_per_scale as f32)
+        };
+        let has_random_sign = mean.abs() > TOLERANCE / 4.0 * spread_with_min;
+        // Blocks that lean to either side spread around 0, not around their mean.
+        let spread = if has_random_sign {
+            mean.hypot(spread_with_min)
+        } else {
+            spread_with_min
+        };
+        let scale = (f64::from(std) / spread) as f32;
+        let scales = Self {
+            scale,
+            min: scale * min_per_scale as f32,
+            has_random_sign,
+        };
+        let (mean, spread) = spread_of(format, scales.scale, scales.min);
+        let found = if has_random_sign {
+            mean.hypot(spread)
+        } else {
+            spread
+        };
+        ((found / f64::from(std) - 1.0).abs() < TOLERANCE).then_some(scales)
     }
 }
 
-const fn minimum(offset: usize, factor: f32) -> Center {
-    Center::Minimum { offset, factor }
+/// Mean and standard deviation of the weights of random blocks with these scales.
+fn spread_of(format: &Format, scale: f32, min: f32) -> (f64, f64) {
+    const N_WEIGHTS: usize = 1 << 18;
+    let mut bytes = vec![0; N_WEIGHTS / format.block_len() * format.block_bytes()];
+    Stream::new(0, 0).fill(0, &mut bytes);
+    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+        format.set_scales(block, scale, min);
+    }
+    let mut weights = vec![0.0; N_WEIGHTS];
+    format
+        .dequantize_row(&bytes, &mut weights)
+        .expect("the bytes are whole blocks");
+    let n = N_WEIGHTS as f64;
+    let mean = weights.iter().map(|&weight| f64::from(weight)).sum::<f64>() / n;
+    let squares = weights.iter().map(|&weight| (f64::from(weight) - mean).powi(2));
+    (mean, (squares.sum::<f64>() / n).sqrt())
 }
-
-const SCALE_FIELDS: [ScaleField; 12] = [
-    field(TensorType::Q4_0, 0, 4.637, Center::Sign),
-    field(TensorType::Q4_1, 0, 4.610, minimum(2, -7.5)),
-    field(TensorType::Q5_0, 0, 9.247, Center::Sign),
-    field(TensorType::Q5_1, 0, 9.233, minimum(2, -15.5)),
-    field(TensorType::Q8_0, 0, 73.9, Center::Quants),
-    field(TensorType::Q2_K, 80, 13.88, minimum(82, 1.5)),
-    field(TensorType::Q3_K, 108, 43.3, Center::Quants),
-    field(TensorType::Q4_K, 0, 258.3, minimum(2, 7.5)),
-    field(TensorType::Q5_K, 0, 526.9, minimum(2, 15.5)),
-    field(TensorType::Q6_K, 208, 1366.0, Center::Quants),
-    field(TensorType::IQ4_NL, 0, 67.4, Center::Sign),
-    field(TensorType::IQ4_XS, 0, 1246.3, Center::Quants),
-];
 
 /// Makes random blocks of one type.
 pub(super) struct RandomBlocks {
-    ty: TensorType,
+    format: &'static Format,
     std: f32,
     /// `None` for floats.
-    scale: Option<&'static ScaleField>,
+    scales: Option<Scales>,
 }
 
 impl RandomBlocks {
-    /// Prepares blocks whose weights have this standard deviation; `None` for types that no recipe uses.
+    /// Prepares blocks whose weights have this standard deviation; `None` for types that cannot have it.
     pub(super) fn new(ty: TensorType, std: f32) -> Option<Self> {
-        let scale = SCALE_FIELDS.iter().find(|field| field.ty == ty);
-        let is_float = matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16);
-        (is_float || scale.is_some()).then_some(Self { ty, std, scale })
+        let format = tokenmill_quant::format(ty)?;
+        let scales = if format.is_float() {
+            None
+        } else {
+            Some(Scales::measure(format, std)?)
+        };
+        Some(Self { format, std, scales })
     }
 
     /// Fills `bytes` with whole blocks, the first of which is block `first_block` of the tensor.
     pub(super) fn fill(&self, stream: Stream, first_block: usize, bytes: &mut [u8]) {
-        match self.scale {
+        match self.scales {
             None => self.fill_floats(stream, first_block, bytes),
-            Some(field) => self.fill_quants(field, stream, first_block, bytes),
+            Some(scales) => self.fill_quants(scales, stream, first_block, bytes),
         }
     }
 
     fn fill_floats(&self, stream: Stream, first_index: usize, bytes: &mut [u8]) {
         const BATCH: usize = 1024;
-        let element_bytes = self.ty.block_bytes();
+        let element_bytes = self.format.block_bytes();
         let mut numbers = [0.0; BATCH];
         let mut halves = [0; BATCH];
         for (bytes, index) in bytes
@@ -146,7 +171,7 @@ impl RandomBlocks {
             let n = bytes.len() / element_bytes;
             let (numbers, halves) = (&mut numbers[..n], &mut halves[..n]);
             stream.fill_floats(index, 0.0, self.std, numbers);
-            match self.ty {
+            match self.format.tensor_type() {
                 TensorType::F32 => {
                     for (bytes, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
                         *bytes = number.to_le_bytes();
@@ -172,27 +197,15 @@ impl RandomBlocks {
         }
     }
 
-    fn fill_quants(&self, field: &ScaleField, stream: Stream, first_block: usize, bytes: &mut [u8]) {
-        let block_bytes = self.ty.block_bytes();
+    fn fill_quants(&self, scales: Scales, stream: Stream, first_block: usize, bytes: &mut [u8]) {
+        let block_bytes = self.format.block_bytes();
         // Blocks are rarely a multiple of 8 bytes; each has its own whole words of the stream.
         let stride = block_bytes.next_multiple_of(8);
-        let d = self.std / field.std_per_d;
         for (block, block_idx) in bytes.chunks_exact_mut(block_bytes).zip(first_block..) {
             stream.fill(block_idx * stride, block);
-            let mut set = |offset: usize, number: f32| {
-                block[offset..offset + 2].copy_from_slice(&f16::from_f32(number).to_le_bytes());
-            };
-            match field.center {
-                Center::Quants => set(field.d_offset, d),
-                Center::Sign => {
-                    let is_negative = mix(stream.key ^ !(block_idx as u64)) >> 63 == 1;
-                    set(field.d_offset, if is_negative { -d } else { d });
-                }
-                Center::Minimum { offset, factor } => {
-                    set(field.d_offset, d);
-                    set(offset, d * factor);
-                }
-            }
+            let is_negative = scales.has_random_sign && mix(stream.key ^ !(block_idx as u64)) >> 63 == 1;
+            let scale = if is_negative { -scales.scale } else { scales.scale };
+            self.format.set_scales(block, scale, scales.min);
         }
     }
 }
