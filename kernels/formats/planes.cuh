@@ -4,7 +4,7 @@
 // A matrix [n_out, n_in] is cut into *groups* of 32 weights along a row; group g of row r has index
 // r * (n_in / 32) + g in every plane. A plane holds a fixed number of bytes for each group (or for each 8 groups, a
 // superblock of 256), planes follow each other, each starting at a multiple of 256 bytes. The order of the planes and
-// their bytes is said in each format's header; `crates/cuda-exec/src/layout.rs` writes them.
+// their bytes is said in each format's header; `crates/cuda-exec/src/planes.rs` writes them.
 //
 // Within a group, weight i = 4 j + b (word j, byte b) lies so that a word of four weights comes out of one mask:
 //   4-bit plane, 16 bytes: word j of 4 holds weights 4j+b in the low and 16+4j+b in the high nibble of byte b;

@@ -3,9 +3,9 @@
 //! Tidy is one of the tests. What this machine lacks (the CUDA compiler, the standard library of another system) is
 //! skipped with a line that says so.
 
-use std::{path::Path, process::Command, time::Instant};
+use std::{fs, path::Path, process::Command, time::Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 
 /// Runs format check, lints, tests, documentation, parity on the core data, the comparison of the kernels with their PTX,
 /// and a check of the code for other operating systems, warnings denied
@@ -56,11 +56,15 @@ const OTHER_SYSTEMS: [(&str, &str, &str); 2] = [
     ("aarch64-apple-darwin", "tokenmill-sched", "cc"),
 ];
 
+/// Folders of modules that a macro declares, one for each weight format: `cargo fmt` does not find them.
+const LISTED: [&str; 2] = ["crates/quant/src/formats", "crates/cpu-exec/src/simd/tiles"];
+
 /// Runs all steps and stops at the first that fails.
 ///
 /// # Errors
 /// The step that failed.
 pub fn run(_: &Args) -> anyhow::Result<()> {
+    timed("format of listed files", check_listed_files)?;
     for Step { name, args, env } in STEPS {
         timed(name, || cargo(args, env))?;
     }
@@ -116,4 +120,20 @@ fn check_target(target: &str, package: &str, compiler: &str) -> anyhow::Result<(
     }
     let args = ["check", "--locked", "--package", package, "--target", target];
     cargo(&args, Some(("RUSTFLAGS", "-D warnings")))
+}
+
+/// Checks the format of [`LISTED`] folders.
+fn check_listed_files() -> anyhow::Result<()> {
+    let mut command = Command::new("rustfmt");
+    command.args(["--check", "--edition", "2024"]);
+    for folder in LISTED {
+        let folder = crate::workspace_root().join(folder);
+        let files = fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        for file in files {
+            command.arg(file?.path());
+        }
+    }
+    let status = command.status().context("cannot run rustfmt")?;
+    ensure!(status.success(), "rustfmt found files to format");
+    Ok(())
 }

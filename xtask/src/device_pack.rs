@@ -12,6 +12,8 @@ use std::{
 
 use anyhow::{Context, ensure};
 
+use tokenmill_cuda_exec::modules;
+
 use crate::parity::fixtures_folder;
 
 /// Build the folder that a GPU machine runs in one call: binaries, PTX, fixtures, and a script that writes JSON
@@ -83,14 +85,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         copy(&root.join("target/release").join(binary), &packed)?;
         strip(&packed)?;
     }
-    let ptx = root.join("kernels/ptx");
-    for entry in fs::read_dir(&ptx).with_context(|| format!("cannot list {}", ptx.display()))? {
-        let path = entry?.path();
-        copy(
-            &path,
-            &out.join("ptx")
-                .join(path.file_name().context("a file has a name")?),
-        )?;
+    for name in modules::names() {
+        let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
+        let path = out.join("ptx").join(format!("{name}.ptx"));
+        fs::write(&path, ptx).with_context(|| format!("cannot write {}", path.display()))?;
     }
     for folder in ["bin", "ptx"] {
         archive(&out, folder)?;

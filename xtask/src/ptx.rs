@@ -1,18 +1,21 @@
-//! `ptx`: builds every kernel to PTX, reports what each needs on each GPU generation, and keeps the committed PTX honest.
+//! `ptx`: builds every kernel to PTX, and keeps the committed archive and its lock honest.
 //!
 //! The compiler comes as pinned Python wheels into a cache folder below `target`, fetched once; its output is the same on
-//! every machine, so `--check` compares bytes. Users never run this: they load the committed PTX. Invariant: what is written
-//! assembles for every GPU of `ARCHITECTURES`, and no kernel keeps registers in memory.
+//! every machine, so `--check` compares bytes. Users never run this: the archive is compiled into the program. A module that
+//! did not change keeps its compressed bytes and its lines of the lock. Invariant: what is written assembles for every GPU of
+//! `ARCHITECTURES`, and no kernel keeps registers in memory.
 
-mod modules;
+mod lock;
 mod toolchain;
 
-use std::{fmt::Write as _, fs, path::Path, process::Command};
+use std::{fs, path::Path, process::Command};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
+use tokenmill_cuda_exec::modules::{self, Entry, KernelModule};
+use tokenmill_gguf::TensorType;
 
 use self::{
-    modules::{MODULES, Module},
+    lock::{ARCHITECTURES, Lock, LockedModule, Resources, sha256},
     toolchain::Toolchain,
 };
 
@@ -25,35 +28,32 @@ pub struct Args {
     /// Only modules whose name contains this.
     #[arg(long, default_value = "")]
     filter: String,
-    /// Do not assemble for every GPU.
-    #[arg(long)]
-    no_report: bool,
+    /// Print the committed PTX of a module, and do nothing else.
+    #[arg(long, value_name = "MODULE", conflicts_with_all = ["check", "filter"])]
+    print: Option<String>,
 }
 
 impl Args {
-    /// What `cargo xtask ci` runs: bytes only.
+    /// What `cargo xtask ci` runs.
     pub(crate) fn check() -> Self {
         Self {
             check: true,
             filter: String::new(),
-            no_report: true,
+            print: None,
         }
     }
 }
 
-/// GPU generations that the PTX must assemble for: Ampere, Ada, Hopper, two Blackwells.
-const ARCHITECTURES: [&str; 5] = ["sm_80", "sm_89", "sm_90a", "sm_100", "sm_120"];
+/// The archive, in the crate that loads it, so that its package has it.
+const ARCHIVE: &str = "crates/cuda-exec/kernels.ptx.z";
+/// What is in it, for people and for reviews.
+const LOCK: &str = "kernels/ptx.lock";
 
 /// The PTX version that is claimed: the oldest that has everything the kernels use, so that older drivers load it.
 const PTX_VERSION: &str = "7.4";
 
-/// What the assembler says about a kernel on one GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Resources {
-    registers: u32,
-    shared_bytes: u32,
-    spilled_bytes: u32,
-}
+/// How hard DEFLATE tries, of 10.
+const LEVEL: u8 = 10;
 
 /// Builds or checks all modules.
 ///
@@ -61,6 +61,17 @@ struct Resources {
 /// The compiler's message, a kernel that spills, or, with `--check`, PTX that differs.
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let root = crate::workspace_root();
+    let archive = fs::read(root.join(ARCHIVE)).with_context(|| format!("cannot read {ARCHIVE}"))?;
+    let committed: Vec<Entry<'_>> = Entry::all(&archive).collect();
+    if let Some(name) = &args.print {
+        let entry = committed.iter().find(|entry| entry.name == *name);
+        let ptx = entry.and_then(Entry::ptx);
+        print!(
+            "{}",
+            ptx.with_context(|| format!("no module {name}; {LOCK} lists them"))?
+        );
+        return Ok(());
+    }
     let toolchain = match Toolchain::fetch(&root.join("target/cuda-toolchain")) {
         Ok(toolchain) => toolchain,
         Err(reason) if args.check => {
@@ -69,61 +80,116 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
         Err(reason) => return Err(reason),
     };
-    let kernels = root.join("kernels");
-    let output = kernels.join("ptx");
-    fs::create_dir_all(&output).with_context(|| format!("cannot create {}", output.display()))?;
     let scratch = root.join("target/ptx");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
-    let mut n_differing = 0;
-    let mut table = Vec::new();
-    for module in MODULES.iter().filter(|module| module.name.contains(&args.filter)) {
-        let built = compile(&toolchain, &kernels, module, &scratch)?;
-        let committed = output.join(format!("{}.ptx", module.name));
-        if !args.check {
-            fs::write(&committed, &built).with_context(|| format!("cannot write {}", committed.display()))?;
-        } else if fs::read_to_string(&committed).ok().as_deref() != Some(&built) {
-            println!("ptx: {} differs from its sources", committed.display());
-            n_differing += 1;
+    let text = fs::read_to_string(root.join(LOCK)).with_context(|| format!("cannot read {LOCK}"))?;
+    let lock = Lock::parse(&text).with_context(|| format!("{LOCK} is not as this command writes it"))?;
+    let (mut new_archive, mut new_lock) = (Vec::new(), Lock::default());
+    let mut differing = Vec::new();
+    for module in modules::all() {
+        let entry = committed.iter().find(|entry| entry.name == module.name);
+        let locked = lock.modules.iter().find(|locked| locked.name == module.name);
+        let known = entry.zip(locked);
+        if !module.name.contains(&args.filter) {
+            let (entry, locked) = known.with_context(|| format!("{} was never built", module.name))?;
+            entry.append_to(&mut new_archive);
+            new_lock.modules.push(locked.clone());
+            continue;
         }
-        if !args.no_report {
-            table.extend(assemble(&toolchain, module, &built, &scratch)?);
+        let ptx = compile(&toolchain, &root.join("kernels"), &module, &scratch)?;
+        let same = known.filter(|(entry, locked)| {
+            locked.sha256 == sha256(&ptx) && entry.ptx().as_deref() == Some(ptx.as_str())
+        });
+        if let Some((entry, locked)) = same {
+            entry.append_to(&mut new_archive);
+            new_lock.modules.push(locked.clone());
+            continue;
         }
+        println!("ptx: {} differs from what is committed", module.name);
+        differing.push(module.name.clone());
+        if args.check {
+            continue;
+        }
+        let stream = miniz_oxide::deflate::compress_to_vec(ptx.as_bytes(), LEVEL);
+        let entry = Entry {
+            name: &module.name,
+            ptx_bytes: ptx.len(),
+            stream: &stream,
+        };
+        entry.append_to(&mut new_archive);
+        let locked = LockedModule {
+            sha256: sha256(&ptx),
+            ptx_bytes: ptx.len(),
+            kernels: assemble(&toolchain, &module, &ptx, &scratch)?,
+            name: module.name,
+        };
+        for (kernel, resources) in &locked.kernels {
+            let spilled_bytes = resources.iter().map(|one| one.spilled_bytes).max().unwrap_or(0);
+            ensure!(
+                spilled_bytes == 0,
+                "{}: {kernel} spills {spilled_bytes} bytes",
+                locked.name
+            );
+        }
+        new_lock.modules.push(locked);
     }
-    ensure!(
-        n_differing == 0,
-        "{n_differing} modules differ; run `cargo xtask ptx` and commit what it writes"
+    if args.check {
+        ensure!(
+            differing.is_empty() && new_archive == archive && new_lock == lock,
+            "{} modules differ; run `cargo xtask ptx` and commit what it writes",
+            differing.len()
+        );
+        println!("ptx: {} modules in order", new_lock.modules.len());
+        return Ok(());
+    }
+    fs::write(root.join(ARCHIVE), new_archive).with_context(|| format!("cannot write {ARCHIVE}"))?;
+    fs::write(root.join(LOCK), new_lock.to_string()).with_context(|| format!("cannot write {LOCK}"))?;
+    println!(
+        "ptx: {} of {} modules written",
+        differing.len(),
+        new_lock.modules.len()
     );
-    print!("{}", render(&table));
-    let spilling: Vec<&str> = table
-        .iter()
-        .filter(|(_, resources)| resources.iter().any(|resources| resources.spilled_bytes > 0))
-        .map(|(name, _)| name.as_str())
-        .collect();
-    if !spilling.is_empty() {
-        bail!("these kernels spill registers: {}", spilling.join(", "));
-    }
-    if args.no_report {
-        println!("ptx: modules in order");
-    } else {
-        println!("ptx: {} kernels in order", table.len());
-    }
     Ok(())
 }
 
-/// Compiles one module and lowers its version line.
-fn compile(toolchain: &Toolchain, kernels: &Path, module: &Module, scratch: &Path) -> anyhow::Result<String> {
+/// Preprocessor definitions of a module: the types it is compiled for and the headers that define them.
+fn defines(module: &KernelModule) -> Vec<String> {
+    let names = [("FORMAT", "HEADER"), ("SECOND", "SECOND_HEADER")];
+    let types = module.types.iter().zip(names);
+    let define = |(ty, (format, header)): (&TensorType, (&str, &str))| {
+        let file = match modules::type_suffix(*ty) {
+            Some(suffix) if ty.block_len() > 1 => suffix,
+            _ => "float",
+        };
+        [
+            format!("-D{format}={}", ty.name()),
+            format!("-D{header}=\"formats/{file}.cuh\""),
+        ]
+    };
+    types.flat_map(define).collect()
+}
+
+/// Compiles one module, lowers its version line and takes the folder out of its names.
+fn compile(
+    toolchain: &Toolchain,
+    kernels: &Path,
+    module: &KernelModule,
+    scratch: &Path,
+) -> anyhow::Result<String> {
     let target = scratch.join(format!("{}.ptx", module.name));
     let mut command = Command::new(toolchain.nvcc());
     command
         .args(["-ptx", "-arch=compute_80", "-std=c++17", "-O3"])
         .args(module.flags)
-        .args(module.defines().iter().map(|define| format!("-D{define}")))
+        .args(defines(module))
         .arg(kernels.join(module.source))
         .arg("-o")
         .arg(&target);
-    run_quietly(&mut command, module.name)?;
+    run_quietly(&mut command, &module.name)?;
     let text = fs::read_to_string(&target).with_context(|| format!("cannot read {}", target.display()))?;
-    lower_version(&text).with_context(|| format!("{}: the compiler wrote no version line", module.name))
+    let text = lower_version(&text)
+        .with_context(|| format!("{}: the compiler wrote no version line", module.name))?;
+    Ok(without_folder(&text))
 }
 
 fn lower_version(ptx: &str) -> Option<String> {
@@ -132,10 +198,31 @@ fn lower_version(ptx: &str) -> Option<String> {
     Some(format!("{}.version {PTX_VERSION}{}", &ptx[..start], &ptx[end..]))
 }
 
+/// Replaces the hash of the source's path, which the compiler puts into the names of shared memory, so that every folder
+/// gives the same bytes.
+fn without_folder(ptx: &str) -> String {
+    const MARK: &str = "_INTERNAL_";
+    const HASH_LEN: usize = 8;
+    let mut parts = ptx.split(MARK);
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let is_hash =
+            part.len() > HASH_LEN && part.bytes().take(HASH_LEN).all(|byte| byte.is_ascii_hexdigit());
+        text += MARK;
+        if is_hash {
+            text += &"0".repeat(HASH_LEN);
+            text += &part[HASH_LEN..];
+        } else {
+            text += part;
+        }
+    }
+    text
+}
+
 /// Assembles a module for every GPU. Each kernel comes with its resources by architecture.
 fn assemble(
     toolchain: &Toolchain,
-    module: &Module,
+    module: &KernelModule,
     ptx: &str,
     scratch: &Path,
 ) -> anyhow::Result<Vec<(String, Vec<Resources>)>> {
@@ -149,29 +236,16 @@ fn assemble(
             .arg(format!("-arch={architecture}"))
             .arg(&source)
             .args(["-o", "/dev/null"]);
-        let log = run_quietly(&mut command, module.name)?;
-        for (kernel, resources) in parse_log(&log) {
-            let name = format!("{}/{kernel}", module.name);
+        let log = run_quietly(&mut command, &module.name)?;
+        for (name, resources) in parse_log(&log) {
             match kernels.iter_mut().find(|(known, _)| *known == name) {
                 Some((_, list)) => list.push(resources),
                 None => kernels.push((name, vec![resources])),
             }
         }
     }
-    kernels.sort();
+    kernels.sort_by(|a, b| a.0.cmp(&b.0));
     Ok(kernels)
-}
-
-impl PartialOrd for Resources {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Resources {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.registers.cmp(&other.registers)
-    }
 }
 
 /// Runs a tool; its standard error is the result, or the error if it failed.
@@ -212,28 +286,6 @@ fn parse_log(log: &str) -> Vec<(String, Resources)> {
     kernels
 }
 
-/// A table of registers by architecture, with static shared memory and the worst spill.
-fn render(table: &[(String, Vec<Resources>)]) -> String {
-    if table.is_empty() {
-        return String::new();
-    }
-    let mut text = format!("{:<40}", "kernel");
-    for architecture in ARCHITECTURES {
-        let _ = write!(text, "{architecture:>8}");
-    }
-    text += "  shared  spills\n";
-    for (name, resources) in table {
-        let _ = write!(text, "{name:<40}");
-        for one in resources {
-            let _ = write!(text, "{:>8}", one.registers);
-        }
-        let shared = resources.iter().map(|one| one.shared_bytes).max().unwrap_or(0);
-        let spilled = resources.iter().map(|one| one.spilled_bytes).max().unwrap_or(0);
-        let _ = writeln!(text, "{shared:>8}{spilled:>8}");
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -246,6 +298,16 @@ mod tests {
             Some("// version 9.0\n.version 7.4\n.target sm_80\n")
         );
         assert_eq!(lower_version("// nothing"), None);
+    }
+
+    #[test]
+    fn names_do_not_tell_the_folder() {
+        let check = |ptx: &str, expected: &str| assert_eq!(without_folder(ptx), expected);
+        check(
+            ".shared _ZZN39_INTERNAL_6057c617_9_a_cu_0c;\nld _ZZN39_INTERNAL_6057c617_9_a_cu_0c;",
+            ".shared _ZZN39_INTERNAL_00000000_9_a_cu_0c;\nld _ZZN39_INTERNAL_00000000_9_a_cu_0c;",
+        );
+        check("_INTERNAL_xyz, _INTERNAL_", "_INTERNAL_xyz, _INTERNAL_");
     }
 
     #[test]
@@ -264,19 +326,37 @@ mod tests {
     }
 
     #[test]
-    fn every_module_has_its_source_and_every_committed_file_its_module() {
+    fn every_module_has_its_source() {
         let kernels = crate::workspace_root().join("kernels");
-        for module in MODULES {
+        for module in modules::all() {
             assert!(kernels.join(module.source).exists(), "{}", module.source);
-            let committed = kernels.join("ptx").join(format!("{}.ptx", module.name));
-            assert!(committed.exists(), "{}", committed.display());
+            for define in defines(&module).iter().filter(|define| define.ends_with("cuh\"")) {
+                let header = define.split('"').nth(1).unwrap();
+                assert!(kernels.join(header).exists(), "{header}");
+            }
         }
-        for entry in fs::read_dir(kernels.join("ptx")).unwrap() {
-            let name = entry.unwrap().file_name().into_string().unwrap();
-            let is_known = MODULES
-                .iter()
-                .any(|module| format!("{}.ptx", module.name) == name);
-            assert!(is_known, "kernels/ptx/{name} belongs to no module");
+    }
+
+    #[test]
+    fn the_lock_says_what_is_in_the_archive() {
+        let text = fs::read_to_string(crate::workspace_root().join(LOCK)).unwrap();
+        let lock = Lock::parse(&text).unwrap();
+        assert_eq!(lock.to_string(), text);
+        let names: Vec<&str> = lock.modules.iter().map(|module| module.name.as_str()).collect();
+        assert_eq!(names, modules::names().collect::<Vec<_>>());
+        for module in &lock.modules {
+            let ptx = modules::ptx(&module.name).unwrap();
+            assert_eq!(
+                (module.ptx_bytes, module.sha256.as_str()),
+                (ptx.len(), sha256(&ptx).as_str())
+            );
+            let mut kernels: Vec<&str> = (ptx.split(".entry ").skip(1))
+                .filter_map(|rest| rest.split('(').next())
+                .map(str::trim)
+                .collect();
+            kernels.sort_unstable();
+            let locked: Vec<&str> = module.kernels.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(locked, kernels, "{}", module.name);
         }
     }
 }

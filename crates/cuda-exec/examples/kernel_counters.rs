@@ -7,7 +7,7 @@
 use serde_json::{Value, json};
 use tokenmill_cuda_exec::{
     MatrixLayout, SampleRecord,
-    modules::{PAIRS, module, type_suffix},
+    modules::{PAIRS, ptx, type_suffix},
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, Module, launch};
@@ -88,8 +88,8 @@ fn u32s(memory: &mut DeviceMemory, values: &[u32]) -> Result<DevicePtr, Failure>
 }
 
 fn run(memory: &mut DeviceMemory, what: &Launch, arguments: &Arguments) -> Result<Counters, Failure> {
-    let text = module(&what.module).ok_or("a module of that name")?.text;
-    let loaded = Module::load(text, memory)?;
+    let text = ptx(&what.module).ok_or("a module of that name")?;
+    let loaded = Module::load(&text, memory)?;
     let mut config = LaunchConfig::new(what.grid.map(|n| n as u32), [what.block as u32, 1, 1]);
     config.shared_bytes = what.shared_bytes as u32;
     let report = launch(loaded.kernel(&what.kernel)?, memory, &config, arguments)?;

@@ -64,6 +64,7 @@ mod layout;
 mod matrix;
 pub mod modules;
 mod ops;
+mod planes;
 mod self_test;
 
 pub use backend::{CudaBackend, CudaBuffer, StepTimes, Trace};

@@ -1,84 +1,42 @@
-//! The kernels: each module's PTX, as `cargo xtask ptx` built it from `kernels/`.
+//! The modules of kernels: what there is, from which source, and the PTX that `cargo xtask ptx` built of it.
 //!
-//! Modules are small, so that a run loads (and the driver compiles) only what its types need. Invariant: the table has every
-//! file of `kernels/ptx`.
+//! Modules are small, so that a run loads (and the driver compiles) only what its types need. The PTX is in one compressed
+//! archive, `kernels.ptx.z` of this crate; a module is inflated when it is loaded. Invariant: the archive has exactly the
+//! modules of [`all`], in their order.
 
 use tokenmill_gguf::TensorType;
+use tokenmill_quant::Format;
 
-/// A module of kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PtxModule {
-    /// Its name: that of the file.
-    pub name: &'static str,
-    /// Its PTX.
-    pub text: &'static str,
+/// A module of kernels: what it is compiled from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelModule {
+    /// Its name.
+    pub name: String,
+    /// The source in `kernels`.
+    pub source: &'static str,
+    /// The weight types that it is compiled for: none, one, or the two of a pair.
+    pub types: Vec<TensorType>,
+    /// Further flags of the compiler.
+    pub flags: &'static [&'static str],
 }
 
-macro_rules! modules {
-    ($($name:literal)*) => {
-        &[$(PtxModule {
-            name: $name,
-            text: include_str!(concat!("../ptx/", $name, ".ptx")),
-        }),*]
-    };
-}
+/// Modules that no weight type is compiled into, with their sources and flags.
+const PLAIN: [(&str, &str, &[&str]); 7] = [
+    ("argmax", "argmax.cu", &[]),
+    ("attention_decode", "attention_decode.cu", &[]),
+    ("attention_prefill", "attention_prefill.cu", &[]),
+    ("elementwise", "elementwise.cu", &[]),
+    ("norm", "norm.cu", &[]),
+    ("rope_kv", "rope_kv.cu", &[]),
+    ("sample", "sample.cu", &["-fmad=false"]),
+];
 
-/// Every module.
-pub const MODULES: &[PtxModule] = modules! {
-    "argmax"
-    "attention_decode"
-    "attention_prefill"
-    "elementwise"
-    "embed_bf16"
-    "embed_f16"
-    "embed_f32"
-    "embed_q2_k"
-    "embed_q3_k"
-    "embed_q4_0"
-    "embed_q4_1"
-    "embed_q4_k"
-    "embed_q5_0"
-    "embed_q5_1"
-    "embed_q5_k"
-    "embed_q6_k"
-    "embed_q8_0"
-    "matmul_bf16"
-    "matmul_f16"
-    "matmul_f32"
-    "matmul_q2_k"
-    "matmul_q3_k"
-    "matmul_q4_0"
-    "matmul_q4_1"
-    "matmul_q4_k"
-    "matmul_q5_0"
-    "matmul_q5_1"
-    "matmul_q5_k"
-    "matmul_q6_k"
-    "matmul_q8_0"
-    "matvec_bf16"
-    "matvec_f16"
-    "matvec_f32"
-    "matvec_q2_k"
-    "matvec_q2_k_q3_k"
-    "matvec_q2_k_q4_k"
-    "matvec_q3_k"
-    "matvec_q3_k_q4_k"
-    "matvec_q3_k_q5_k"
-    "matvec_q4_0"
-    "matvec_q4_1"
-    "matvec_q4_k"
-    "matvec_q4_k_q5_k"
-    "matvec_q4_k_q6_k"
-    "matvec_q5_0"
-    "matvec_q5_1"
-    "matvec_q5_k"
-    "matvec_q5_k_q6_k"
-    "matvec_q6_k"
-    "matvec_q8_0"
-    "norm"
-    "rope_kv"
-    "sample"
-};
+/// Modules that every weight type has, with the sources for quantized and for float weights.
+const TYPED: [(&str, &str, &str); 3] = [
+    ("embed", "embed.cu", "embed_float.cu"),
+    ("matmul", "matmul.cu", "matmul_float.cu"),
+    ("matvec", "matvec.cu", "matvec_float.cu"),
+];
 
 /// Pairs of weight types that one launch multiplies by: that of query and key weights, and that of the value weights, as
 /// quantizers mix them in a layer.
@@ -92,27 +50,161 @@ pub const PAIRS: [[TensorType; 2]; 7] = [
     [TensorType::Q5_K, TensorType::Q6_K],
 ];
 
-/// The module of this name.
-pub fn module(name: &str) -> Option<&'static PtxModule> {
-    MODULES.iter().find(|module| module.name == name)
+/// Every module, by name.
+pub fn all() -> Vec<KernelModule> {
+    let plain = PLAIN.into_iter().map(|(name, source, flags)| KernelModule {
+        name: name.to_owned(),
+        source,
+        types: Vec::new(),
+        flags,
+    });
+    let typed = TYPED.into_iter().flat_map(|(op, quantized, float)| {
+        Format::all().iter().map(move |format| KernelModule {
+            name: format!("{op}_{}", format.file_name()),
+            source: if format.is_float() { float } else { quantized },
+            types: vec![format.tensor_type()],
+            flags: &[],
+        })
+    });
+    let pairs = PAIRS.into_iter().map(|types| KernelModule {
+        name: pair_name(types),
+        source: "matvec_pair.cu",
+        types: types.to_vec(),
+        flags: &[],
+    });
+    let mut all: Vec<_> = plain.chain(typed).chain(pairs).collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    all
+}
+
+/// The name of the module for a pair of [`PAIRS`].
+pub(crate) fn pair_name(types: [TensorType; 2]) -> String {
+    let [first, second] = types.map(|ty| type_suffix(ty).expect("pairs are of types with kernels"));
+    format!("matvec_{first}_{second}")
 }
 
 /// The name by which modules of a weight type are known: its own in lower case. `None` where no kernel reads the type.
 pub fn type_suffix(ty: TensorType) -> Option<&'static str> {
-    Some(match ty {
-        TensorType::F32 => "f32",
-        TensorType::F16 => "f16",
-        TensorType::BF16 => "bf16",
-        TensorType::Q4_0 => "q4_0",
-        TensorType::Q4_1 => "q4_1",
-        TensorType::Q5_0 => "q5_0",
-        TensorType::Q5_1 => "q5_1",
-        TensorType::Q8_0 => "q8_0",
-        TensorType::Q2_K => "q2_k",
-        TensorType::Q3_K => "q3_k",
-        TensorType::Q4_K => "q4_k",
-        TensorType::Q5_K => "q5_k",
-        TensorType::Q6_K => "q6_k",
-        _ => return None,
-    })
+    tokenmill_quant::format(ty).map(Format::file_name)
+}
+
+/// The archive of every module's PTX.
+static ARCHIVE: &[u8] = include_bytes!("../kernels.ptx.z");
+
+/// A module in an archive: its name, the length of its PTX, and the PTX as a raw DEFLATE stream. In the archive it is the
+/// length of the name (one byte), the name, the lengths of PTX and stream (four bytes each, little-endian), and the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The module's name.
+    pub name: &'a str,
+    /// Bytes of the PTX.
+    pub ptx_bytes: usize,
+    /// The PTX, compressed.
+    pub stream: &'a [u8],
+}
+
+impl<'a> Entry<'a> {
+    /// The modules of an archive, up to the first that is damaged.
+    pub fn all(archive: &'a [u8]) -> impl Iterator<Item = Self> {
+        let mut rest = archive;
+        std::iter::from_fn(move || {
+            let entry;
+            (entry, rest) = Self::split_first(rest)?;
+            Some(entry)
+        })
+    }
+
+    fn split_first(archive: &'a [u8]) -> Option<(Self, &'a [u8])> {
+        let (&name_len, rest) = archive.split_first()?;
+        let (name, rest) = rest.split_at_checked(name_len.into())?;
+        let ([ptx_bytes, stream_bytes], rest) = rest.split_at_checked(8).and_then(|(lengths, rest)| {
+            let lengths: &[[u8; 4]] = lengths.as_chunks().0;
+            let lengths: [[u8; 4]; 2] = lengths.try_into().ok()?;
+            Some((lengths.map(|bytes| u32::from_le_bytes(bytes) as usize), rest))
+        })?;
+        let (stream, rest) = rest.split_at_checked(stream_bytes)?;
+        let name = std::str::from_utf8(name).ok()?;
+        let entry = Self {
+            name,
+            ptx_bytes,
+            stream,
+        };
+        Some((entry, rest))
+    }
+
+    /// Appends the module to an archive.
+    ///
+    /// # Panics
+    /// When a length does not fit.
+    pub fn append_to(&self, archive: &mut Vec<u8>) {
+        let length = |bytes: usize| u32::try_from(bytes).expect("a module below 4 GiB").to_le_bytes();
+        archive.push(u8::try_from(self.name.len()).expect("a name below 256 bytes"));
+        archive.extend(self.name.as_bytes());
+        archive.extend(length(self.ptx_bytes));
+        archive.extend(length(self.stream.len()));
+        archive.extend(self.stream);
+    }
+
+    /// Inflates the PTX; `None` where the stream is damaged.
+    pub fn ptx(&self) -> Option<String> {
+        let text = miniz_oxide::inflate::decompress_to_vec_with_limit(self.stream, self.ptx_bytes).ok()?;
+        String::from_utf8(text).ok()
+    }
+}
+
+/// The names of the modules in the archive.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    Entry::all(ARCHIVE).map(|entry| entry.name)
+}
+
+/// The module of this name in the archive.
+pub(crate) fn entry(name: &str) -> Option<Entry<'static>> {
+    Entry::all(ARCHIVE).find(|entry| entry.name == name)
+}
+
+/// The PTX of a module; `None` where there is none of this name.
+pub fn ptx(name: &str) -> Option<String> {
+    entry(name)?.ptx()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_archive_has_every_module_and_no_other() {
+        let listed: Vec<String> = all().into_iter().map(|module| module.name).collect();
+        assert_eq!(listed, names().collect::<Vec<_>>());
+        for name in names() {
+            assert!(ptx(name).is_some_and(|ptx| ptx.contains(".entry")), "{name}");
+        }
+        assert_eq!(ptx("nothing"), None);
+    }
+
+    #[test]
+    fn an_archive_gives_what_was_appended_and_ends_where_it_is_cut() {
+        let stream = miniz_oxide::deflate::compress_to_vec(b".version 7.4", 10);
+        let entry = Entry {
+            name: "norm",
+            ptx_bytes: 12,
+            stream: &stream,
+        };
+        let mut archive = Vec::new();
+        entry.append_to(&mut archive);
+        entry.append_to(&mut archive);
+        assert_eq!(Entry::all(&archive).collect::<Vec<_>>(), [entry, entry]);
+        assert_eq!(entry.ptx().as_deref(), Some(".version 7.4"));
+        for end in archive.len() / 2..archive.len() {
+            assert_eq!(Entry::all(&archive[..end]).collect::<Vec<_>>(), [entry]);
+        }
+        // A stream that inflates to more than was said is damaged.
+        assert_eq!(
+            Entry {
+                ptx_bytes: 11,
+                ..entry
+            }
+            .ptx(),
+            None
+        );
+    }
 }

@@ -28,7 +28,10 @@ const LAYERS: [Layer; 15] = [
         "tokenmill-cpu-exec",
         &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
     ),
-    layer("tokenmill-cuda-exec", &["tokenmill-backend", "tokenmill-gguf"]),
+    layer(
+        "tokenmill-cuda-exec",
+        &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
+    ),
     layer("tokenmill-text", &["tokenmill-gguf"]),
     layer(
         "tokenmill-model",
@@ -91,10 +94,8 @@ const PRODUCT: &[&str] = &[
 /// Crates that serve development: any crate may use them in its tests, and the product behind a feature only.
 const DEV_ONLY: [&str; 3] = ["tokenmill-testkit", "tokenmill-ptx-sim", "tokenmill-sim-driver"];
 
-/// Crates that another crate's tests use: the kernels repeat what the host computes, and requests are served by a real
-/// network.
-const ORACLES: [(&str, &[&str]); 4] = [
-    ("tokenmill-cuda-exec", &["tokenmill-quant"]),
+/// Crates that another crate's tests use: requests are served by a real network.
+const ORACLES: [(&str, &[&str]); 3] = [
     (
         "tokenmill-sched",
         &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
@@ -236,8 +237,7 @@ mod tests {
         check("tokenmill-model", "tokenmill-testkit", Normal, true, false);
         check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, true, true);
         check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, false, false);
-        check("tokenmill-cuda-exec", "tokenmill-quant", Development, false, true);
-        check("tokenmill-cuda-exec", "tokenmill-quant", Normal, false, false);
+        check("tokenmill-cuda-exec", "tokenmill-quant", Normal, false, true);
     }
 
     #[test]

@@ -8,9 +8,7 @@ use std::{path::PathBuf, time::Instant};
 use serde_json::{Value, json};
 use tokenmill::{Device as DeviceChoice, Error};
 use tokenmill_backend::MemoryPlan;
-use tokenmill_cuda_exec::{
-    Availability, CudaBackend, CudaExecError, Device, modules::MODULES, probe, self_test,
-};
+use tokenmill_cuda_exec::{Availability, CudaBackend, CudaExecError, Device, modules, probe, self_test};
 use tokenmill_model::Model;
 
 use crate::{
@@ -155,18 +153,18 @@ impl Examination {
     fn try_device(&mut self, device: &Device) {
         let mut times = serde_json::Map::new();
         let started = Instant::now();
-        let loaded = MODULES.iter().try_for_each(|module| {
+        let loaded = modules::names().try_for_each(|module| {
             let started = Instant::now();
-            device.load_module(module.name)?;
+            device.load_module(module)?;
             let ms = started.elapsed().as_secs_f64() * 1e3;
-            times.insert(module.name.to_owned(), json!(ms));
+            times.insert(module.to_owned(), json!(ms));
             Ok::<(), CudaExecError>(())
         });
         let seconds = started.elapsed().as_secs_f64();
         let kernels = match loaded {
             Ok(()) => Ok(format!(
                 "all {} modules loaded in {seconds:.2} s; a model needs those of its types, and the driver keeps them",
-                MODULES.len()
+                modules::names().count()
             )),
             Err(error) => Err(error.to_string()),
         };
@@ -177,7 +175,7 @@ impl Examination {
         self.json.insert(
             "kernels".to_owned(),
             json!({
-                "modules": MODULES.len(),
+                "modules": modules::names().count(),
                 "seconds": seconds,
                 "ms_by_module": times,
                 "problem": kernels.as_ref().err(),

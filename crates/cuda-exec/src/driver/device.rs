@@ -243,8 +243,9 @@ impl Device {
         if let Some(&handle) = modules.get(module) {
             return Ok(handle);
         }
-        let found = modules::module(module).ok_or_else(|| no_kernel(module, kernel))?;
-        let handle = self.shared.driver.load_module(found.name, found.text)?;
+        let found = modules::entry(module).ok_or_else(|| no_kernel(module, kernel))?;
+        let ptx = found.ptx().expect("the archive is as `cargo xtask ptx` wrote it");
+        let handle = self.shared.driver.load_module(found.name, &ptx)?;
         modules.insert(found.name, handle);
         Ok(handle)
     }

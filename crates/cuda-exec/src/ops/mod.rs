@@ -22,7 +22,7 @@ use tokenmill_backend::KvType;
 use crate::{
     Buffer, Device, Kernel, View, ViewMut,
     error::{CudaExecError, Result},
-    modules::{PAIRS, type_suffix},
+    modules::{PAIRS, pair_name},
 };
 
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
@@ -218,8 +218,7 @@ impl Ops {
         let Some(index) = PAIRS.iter().position(|pair| *pair == types) else {
             return Ok(());
         };
-        let [first, second] = types.map(|ty| type_suffix(ty).expect("pairs are of types with kernels"));
-        let module = format!("matvec_{first}_{second}");
+        let module = pair_name(types);
         let kernel = |name| self.device.kernel(&module, name);
         self.pairs[index] = Some([
             kernel("matvec_pair_m1")?,

@@ -9,24 +9,12 @@ use tokenmill_quant::Format;
 use tokenmill_testkit::Random;
 
 /// Every type that kernels read.
-pub(crate) const TYPES: [TensorType; 13] = [
-    TensorType::F32,
-    TensorType::F16,
-    TensorType::BF16,
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2_K,
-    TensorType::Q3_K,
-    TensorType::Q4_K,
-    TensorType::Q5_K,
-    TensorType::Q6_K,
-];
+pub(crate) fn types() -> impl Iterator<Item = TensorType> {
+    Format::all().iter().map(Format::tensor_type)
+}
 
 pub(crate) fn is_float(ty: TensorType) -> bool {
-    matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16)
+    Format::of(ty).unwrap().is_float()
 }
 
 pub(crate) struct Sim {
@@ -93,8 +81,8 @@ impl Sim {
         arguments: &Arguments,
     ) -> Counters {
         if !self.modules.contains_key(module) {
-            let text = modules::module(module).unwrap().text;
-            let loaded = Module::load(text, &mut self.memory).unwrap();
+            let text = modules::ptx(module).unwrap();
+            let loaded = Module::load(&text, &mut self.memory).unwrap();
             self.modules.insert(module.to_owned(), loaded);
         }
         let kernel = self.modules[module].kernel(kernel).unwrap();

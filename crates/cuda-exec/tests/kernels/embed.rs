@@ -4,11 +4,11 @@ use tokenmill_cuda_exec::modules::type_suffix;
 use tokenmill_ptx_sim::Arguments;
 use tokenmill_testkit::Random;
 
-use crate::bench::{Sim, TYPES, assert_close, random_matrix};
+use crate::bench::{Sim, assert_close, random_matrix, types};
 
 #[test]
 fn rows_of_every_type_come_out_scaled() {
-    for ty in TYPES {
+    for ty in types() {
         let n_vocab = 9;
         let n_embd = if ty.block_len() == 1 {
             37

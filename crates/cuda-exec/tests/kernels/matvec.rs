@@ -5,7 +5,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr};
 use tokenmill_testkit::Random;
 
-use crate::bench::{NULL, Quantized, Sim, TYPES, assert_close, is_float, random_matrix};
+use crate::bench::{NULL, Quantized, Sim, assert_close, is_float, random_matrix, types};
 
 /// Rounding of sums in f32, relative to the sum of magnitudes: a lane adds few terms, then a tree adds the lanes.
 const TOLERANCE: f64 = 2e-6;
@@ -160,7 +160,7 @@ fn check_kernel(
 
 #[test]
 fn products_of_every_type_match_a_plain_loop() {
-    for ty in TYPES {
+    for ty in types() {
         let block = ty.block_len();
         check(ty, 1, 1, [9, 0, 0], 3 * block.max(32), false);
         check(ty, 2, 2, [16, 0, 0], block, false);
@@ -179,7 +179,7 @@ fn several_matrices_of_one_input_are_one_launch() {
 
 #[test]
 fn products_with_many_rows_match_a_plain_loop() {
-    for ty in TYPES {
+    for ty in types() {
         let block = ty.block_len();
         check_kernel(ty, &matmul(ty, 64), 65, [130, 0, 0], 2 * block.max(32), true);
         check_kernel(ty, &matmul(ty, 64), 9, [16, 70, 5], 5 * block.max(32), false);
@@ -200,7 +200,7 @@ fn products_with_many_rows_match_a_plain_loop() {
 
 #[test]
 fn products_have_no_bank_conflicts() {
-    for ty in TYPES {
+    for ty in types() {
         for kernel in [matmul(ty, 64), matmul(ty, 16), matvec(8)] {
             if is_float(ty) && kernel.name == "matmul_n16" {
                 continue;
@@ -388,7 +388,7 @@ fn gated_products_activate_and_quantize() {
 #[test]
 fn weights_are_read_once_and_without_waste() {
     // A slice of a real width; the weights' sectors are those of the matrix, once each.
-    for ty in TYPES {
+    for ty in types() {
         let (n_out, n_in) = (32, 4096);
         for (variant, n_rows) in [(1, 1), (4, 4)] {
             let counters = check(ty, variant, n_rows, [n_out, 0, 0], n_in, false);

@@ -28,8 +28,8 @@ const RIGHT: Buffers = Buffers {
 
 /// What the simulator finds in `add_norm` after `plant` changed its text.
 fn findings(buffers: &Buffers, plant: impl Fn(&str) -> String) -> Vec<FindingKind> {
-    let text = modules::module("norm").expect("a module of that name").text;
-    let changed = plant(text);
+    let text = modules::ptx("norm").expect("a module of that name");
+    let changed = plant(&text);
     let mut memory = DeviceMemory::new();
     let module = Module::load(&changed, &mut memory).expect("the changed text is PTX");
     let numbers = |memory: &mut DeviceMemory, len: usize| {
@@ -180,11 +180,9 @@ fn a_missing_wait_for_an_asynchronous_copy_is_found() {
     const N_TOKENS: usize = 64;
     const DIM: usize = 64;
     let run = |plant: &dyn Fn(&str) -> String| -> Vec<FindingKind> {
-        let text = modules::module("attention_prefill")
-            .expect("a module of that name")
-            .text;
+        let text = modules::ptx("attention_prefill").expect("a module of that name");
         let mut memory = DeviceMemory::new();
-        let module = Module::load(&plant(text), &mut memory).expect("the changed text is PTX");
+        let module = Module::load(&plant(&text), &mut memory).expect("the changed text is PTX");
         let mut bytes = |n: usize| memory.alloc_with(&vec![0; n]).expect("a little memory");
         let words = |memory: &mut DeviceMemory, values: &[u32]| {
             let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
