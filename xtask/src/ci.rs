@@ -50,10 +50,11 @@ const STEPS: [Step; 4] = [
     },
 ];
 
-/// Other systems that the program should compile for: target, its packages, and the C compiler that a dependency needs.
+/// Other systems that the code should compile for: target, what to check, and the C compiler that its dependencies need.
+/// On macOS that is the library, since the server's TLS needs Apple's compiler.
 const OTHER_SYSTEMS: [(&str, &str, &str); 2] = [
     ("x86_64-pc-windows-gnu", "tokenmill-cli", "x86_64-w64-mingw32-gcc"),
-    ("aarch64-apple-darwin", "tokenmill-sched", "cc"),
+    ("aarch64-apple-darwin", "tokenmill", "cc"),
 ];
 
 /// Folders of modules that a macro declares, one for each weight format: `cargo fmt` does not find them.

@@ -37,7 +37,10 @@ mod float;
 mod format;
 pub mod formats;
 mod scale_search;
-#[expect(unsafe_code, reason = "the island: instruction sets chosen at run time")]
+#[cfg_attr(
+    target_arch = "x86_64",
+    expect(unsafe_code, reason = "the island: instruction sets chosen at run time")
+)]
 mod simd;
 
 pub use block::{Block, BlockParts, QuantBlock};
