@@ -24,31 +24,31 @@ use std::error::Error;
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, Attention, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob, MatrixData,
-    MatrixUsage, MemoryPlan, NetworkShape, Norm, PageCopy, Rope, RopeStoreKv, RowSet, StepOutput, StepShape,
+    Activation, Allocation, Attention, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob, Memory,
+    MemoryPlan, NetworkShape, Norm, PageCopy, Rope, RopeStoreKv, RowSet, StepOutput, StepShape,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
 ///
 /// Required methods are the operations; provided ones compose them and are overridden to fuse. All activations are f32
-/// at this seam; a backend may keep a second form of a buffer (quantized, half) in addition. Every operation's error is
+/// at this seam; a backend may keep a second form of a buffer (quantized, half) with it. Every operation's error is
 /// a device error.
 #[expect(
     clippy::missing_errors_doc,
     reason = "the operations fail alike, which the trait's documentation says"
 )]
-pub trait Backend: Sized {
-    /// A weight matrix in the form that [`Backend::linear`] and [`Backend::embed`] read.
-    type Matrix;
-    /// A weight vector, f32: norms, biases, rope frequencies, attention sinks.
-    type Vector;
-    /// An activation buffer `[max_rows, width]` f32.
-    type Buffer;
+pub trait Backend: Memory {
+    /// The device's name, for errors.
+    const NAME: &'static str;
 
-    // ----- Load time: everything is allocated here, nothing later. -----
+    /// Whether matrices of this type can be computed.
+    fn supports(&self, ty: TensorType) -> bool;
 
-    /// Called once before any upload with the network, limits and memory plan: the network, the largest step, the KV store, and the memory planned
-    /// for all of them.
+    /// Device memory that an allocation takes; `usize::MAX` where it is beyond that.
+    fn bytes_of(&self, allocation: &Allocation<'_>) -> usize;
+
+    /// Called once, before anything else is asked of the backend: with the widths of the network, the largest step, the
+    /// KV store, and the memory planned for all of them.
     ///
     /// # Errors
     /// A device error, such as too little memory.
@@ -63,58 +63,11 @@ pub trait Backend: Sized {
         Ok(())
     }
 
-    /// Takes a weight matrix `[n_out, n_in]`, rows contiguous, in the file's type.
-    ///
-    /// # Errors
-    /// [`BackendError::UnsupportedType`] where the type cannot be computed, or a device error.
-    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError>;
-
-    /// Takes a weight vector.
-    ///
-    /// # Errors
-    /// A device error.
-    fn upload_vector(&mut self, values: &[f32]) -> Result<Self::Vector, BackendError>;
-
-    /// Allocates an activation buffer `[max_rows, width]` f32.
-    ///
-    /// # Errors
-    /// A device error.
-    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, BackendError>;
-
-    /// Allocates the KV store. Called once, before the first step.
+    /// Allocates the KV store. Called once, after the weights and before the first step.
     ///
     /// # Errors
     /// A device error.
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError>;
-
-    /// Bytes that [`Backend::upload_matrix`] will take for such a matrix, for the plan of the memory before loading.
-    fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, usage: MatrixUsage) -> usize {
-        let _ = usage;
-        ty.row_bytes(n_in).unwrap_or(usize::MAX).saturating_mul(n_out)
-    }
-
-    /// Bytes that [`Backend::upload_vector`] will take.
-    fn vector_bytes(&self, len: usize) -> usize {
-        len * size_of::<f32>()
-    }
-
-    /// Bytes that [`Backend::alloc`] will take.
-    fn buffer_bytes(&self, max_rows: usize, width: usize) -> usize {
-        max_rows * width * size_of::<f32>()
-    }
-
-    /// Bytes that [`Backend::prepare`] will take in addition.
-    fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
-        let _ = (network, limits);
-        0
-    }
-
-    /// Bytes that one page of such a KV store takes, all layers.
-    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
-        layout.page_bytes()
-    }
-
-    // ----- Once per step. -----
 
     /// Takes the values of a validated step into the device's input buffers and says its shape, which may be padded.
     ///
@@ -152,8 +105,6 @@ pub trait Backend: Sized {
     /// A device error.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError>;
 
-    // ----- Operations inside `run_step`. -----
-
     /// Looks up the step's tokens: `output[t] = scale * table[tokens[t]]`, `[T, n_embd]`.
     fn embed(
         &mut self,
@@ -174,7 +125,7 @@ pub trait Backend: Sized {
 
     /// Normalizes in place every run of `norm.width` values of each row `[row_width]`: with the width of a head, each
     /// head by itself; with the width of a row, the row.
-    fn norm_heads(
+    fn norm_in_place(
         &mut self,
         norm: &Norm<Self::Vector>,
         n_rows: usize,
@@ -264,17 +215,16 @@ pub trait Backend: Sized {
     ) -> Result<(), BackendError>;
 
     /// Ends the step's computation: samples from, or keeps, the logits `[L, n_vocab]` as the batch asked per row (present
-    /// where `L > 0`), and keeps the hidden rows among `outputs: [O, n_embd]` that it asked for; `widths` is `[n_vocab, n_embd]`. The results wait for
+    /// where `L > 0`), and keeps the hidden rows among `outputs: [O, n_embd]` that it asked for. The results wait for
     /// [`Backend::read`].
     fn sample(
         &mut self,
         shape: &StepShape,
-        widths: [usize; 2],
+        n_vocab: usize,
+        n_embd: usize,
         logits: &mut Self::Buffer,
         outputs: &Self::Buffer,
     ) -> Result<(), BackendError>;
-
-    // ----- Compositions, overridden to fuse. -----
 
     /// Multiplies one input by several matrices.
     fn linear_group(
@@ -289,31 +239,26 @@ pub trait Backend: Sized {
         Ok(())
     }
 
-    /// The first half of a gated feed-forward network: `gate_out = f(gate * input) * (up * input)`; `up_out` is scratch.
+    /// The first half of a gated feed-forward network: `gate.output = f(gate * input) * (up * input)`; `up.output` is
+    /// scratch.
     fn linear_gated(
         &mut self,
         activation: Activation,
-        [gate, up]: [&Linear<Self::Matrix, Self::Vector>; 2],
         input: &Self::Buffer,
         n_rows: usize,
-        [gate_out, up_out]: [&mut Self::Buffer; 2],
+        gate: LinearJob<'_, Self>,
+        up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
-        let width = gate.n_out;
-        self.linear_group(
-            input,
+        let mut jobs = [gate, up];
+        self.linear_group(input, n_rows, &mut jobs)?;
+        let [gate, up] = jobs;
+        self.activation(
+            activation,
             n_rows,
-            &mut [
-                LinearJob {
-                    linear: gate,
-                    output: gate_out,
-                },
-                LinearJob {
-                    linear: up,
-                    output: up_out,
-                },
-            ],
-        )?;
-        self.activation(activation, n_rows, width, gate_out, Some(up_out))
+            gate.linear.n_out,
+            gate.output,
+            Some(up.output),
+        )
     }
 
     /// A residual addition and the norm that follows it: `hidden += scale * delta; normed = norm(hidden)`.
@@ -330,25 +275,19 @@ pub trait Backend: Sized {
         self.norm(norm, hidden, n_rows, normed)
     }
 
-    /// What lies between the projections and attention: norms of q and k, rotation of both, the store of k and v.
-    fn rope_store_kv(
-        &mut self,
-        job: RopeStoreKv<'_, Self::Vector>,
-        n_tokens: usize,
-        [q, k]: [&mut Self::Buffer; 2],
-        v: &Self::Buffer,
-    ) -> Result<(), BackendError> {
+    /// Everything between the projections and attention: norms of q and k, rotation of both, the store of k and v.
+    fn rope_store_kv(&mut self, job: RopeStoreKv<'_, Self>, n_tokens: usize) -> Result<(), BackendError> {
         if let Some(norm) = job.q_norm {
-            self.norm_heads(norm, n_tokens, job.q_width, q)?;
+            self.norm_in_place(norm, n_tokens, job.q_width, job.q)?;
         }
         if let Some(norm) = job.k_norm {
-            self.norm_heads(norm, n_tokens, job.k_width, k)?;
+            self.norm_in_place(norm, n_tokens, job.k_width, job.k)?;
         }
         if let Some(rope) = job.rope {
-            self.rope(rope, n_tokens, job.q_width, q)?;
-            self.rope(rope, n_tokens, job.k_width, k)?;
+            self.rope(rope, n_tokens, job.q_width, job.q)?;
+            self.rope(rope, n_tokens, job.k_width, job.k)?;
         }
-        self.store_kv(job.layer_idx, n_tokens, k, v)
+        self.store_kv(job.layer_idx, n_tokens, job.k, job.v)
     }
 }
 

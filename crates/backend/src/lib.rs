@@ -19,6 +19,7 @@ mod batch;
 mod executor;
 mod host_step;
 mod kv_layout;
+mod memory;
 mod memory_plan;
 mod network_shape;
 mod operands;
@@ -33,6 +34,7 @@ pub use executor::{
 };
 pub use host_step::{HostStep, PickRow};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
+pub use memory::{Allocation, Measure, Memory};
 pub use memory_plan::MemoryPlan;
 pub use network_shape::{LayerShape, NetworkShape};
 pub use operands::{

@@ -163,19 +163,25 @@ impl<V> Attention<V> {
 }
 
 /// The arguments of [`Backend::rope_store_kv`].
-pub struct RopeStoreKv<'a, V> {
+pub struct RopeStoreKv<'a, B: Backend> {
     /// Index of the layer in the KV store.
     pub layer_idx: usize,
     /// Norm of the query heads.
-    pub q_norm: Option<&'a Norm<V>>,
+    pub q_norm: Option<&'a Norm<B::Vector>>,
     /// Norm of the key heads.
-    pub k_norm: Option<&'a Norm<V>>,
+    pub k_norm: Option<&'a Norm<B::Vector>>,
     /// Rotation of both.
-    pub rope: Option<&'a Rope<V>>,
+    pub rope: Option<&'a Rope<B::Vector>>,
     /// Width of a query row, all heads.
     pub q_width: usize,
     /// Width of a key row, all heads.
     pub k_width: usize,
+    /// Queries, changed in place.
+    pub q: &'a mut B::Buffer,
+    /// Keys, changed in place and stored.
+    pub k: &'a mut B::Buffer,
+    /// Values, stored.
+    pub v: &'a B::Buffer,
 }
 
 /// The function inside a feed-forward network.

@@ -1,19 +1,17 @@
 //! [`CpuBackend`]: the operations of the seam on the host.
 //!
-//! Only slicing stands here; the operations' own files have the arithmetic. Invariant: buffers are allocated at load, operations take
-//! slices of them.
+//! Only slicing stands here; the operations' own files have the arithmetic. Invariant: buffers are allocated at load,
+//! operations take slices of them.
 
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Activation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, HostStep, KvLayout, Linear,
-    LinearJob, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RowSet,
-    StepOutput, StepShape,
+    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, HostStep,
+    KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
+    Rope, RowSet, StepOutput, StepShape,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_quant::CpuFeatures;
-
-const DEVICE: &str = "the CPU";
+use tokenmill_quant::{CpuFeatures, format};
 
 /// The CPU.
 pub struct CpuBackend {
@@ -139,7 +137,7 @@ impl CpuBackend {
     }
 }
 
-impl Backend for CpuBackend {
+impl Memory for CpuBackend {
     type Matrix = crate::Matrix;
     type Vector = CpuVector;
     type Buffer = Vec<f32>;
@@ -150,7 +148,7 @@ impl Backend for CpuBackend {
                 crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
                     tensor: data.name.to_owned(),
                     ty: data.ty.name(),
-                    device: DEVICE,
+                    device: Self::NAME,
                 },
                 other => failed("loading weights", &other),
             }
@@ -169,17 +167,31 @@ impl Backend for CpuBackend {
         crate::zeroed(max_rows.saturating_mul(width), "activations")
             .map_err(|error| failed("preparing a step", &error))
     }
+}
 
-    fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {
-        crate::Matrix::packed_bytes(ty, n_out, n_in).unwrap_or(usize::MAX)
+impl Backend for CpuBackend {
+    const NAME: &'static str = "the CPU";
+
+    fn supports(&self, ty: TensorType) -> bool {
+        format(ty).is_some()
     }
 
-    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
-        crate::KvStore::page_bytes(&layout.layers, layout.key_type, layout.value_type)
-    }
-
-    fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
-        workspace_sizes(network, limits).n_bytes(self.host.pool().n_threads())
+    fn bytes_of(&self, allocation: &Allocation<'_>) -> usize {
+        match *allocation {
+            Allocation::Matrix { ty, n_out, n_in, .. } => {
+                crate::Matrix::packed_bytes(ty, n_out, n_in).unwrap_or(usize::MAX)
+            }
+            Allocation::Vector { len } => len * size_of::<f32>(),
+            Allocation::Buffer { max_rows, width } => {
+                max_rows.saturating_mul(width).saturating_mul(size_of::<f32>())
+            }
+            Allocation::KvPage(layout) => {
+                crate::KvStore::page_bytes(&layout.layers, layout.key_type, layout.value_type)
+            }
+            Allocation::Workspace(network, limits) => {
+                workspace_sizes(network, limits).n_bytes(self.host.pool().n_threads())
+            }
+        }
     }
 
     fn prepare(
@@ -287,7 +299,7 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn norm_heads(
+    fn norm_in_place(
         &mut self,
         norm: &Norm<CpuVector>,
         n_rows: usize,
@@ -343,19 +355,20 @@ impl Backend for CpuBackend {
     fn linear_gated(
         &mut self,
         activation: Activation,
-        [gate, up]: [&Linear<crate::Matrix, CpuVector>; 2],
         input: &Vec<f32>,
         n_rows: usize,
-        [gate_out, _]: [&mut Vec<f32>; 2],
+        gate: LinearJob<'_, Self>,
+        up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
+        let (gate_linear, up_linear) = (gate.linear, up.linear);
         crate::linear_gated(
             &self.host,
             &mut self.workspace,
-            &input[..n_rows * gate.n_in],
-            (&gate.matrix, values_of(gate.bias.as_ref())),
-            (&up.matrix, values_of(up.bias.as_ref())),
+            &input[..n_rows * gate_linear.n_in],
+            (&gate_linear.matrix, values_of(gate_linear.bias.as_ref())),
+            (&up_linear.matrix, values_of(up_linear.bias.as_ref())),
             activation,
-            &mut gate_out[..n_rows * gate.n_out],
+            &mut gate.output[..n_rows * gate_linear.n_out],
         );
         Ok(())
     }
@@ -493,7 +506,8 @@ impl Backend for CpuBackend {
     fn sample(
         &mut self,
         shape: &StepShape,
-        [n_vocab, n_embd]: [usize; 2],
+        n_vocab: usize,
+        n_embd: usize,
         logits: &mut Vec<f32>,
         outputs: &Vec<f32>,
     ) -> Result<(), BackendError> {

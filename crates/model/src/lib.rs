@@ -41,6 +41,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod activations;
 mod arch;
 mod descriptor;
 mod error;

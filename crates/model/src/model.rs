@@ -6,14 +6,14 @@
 use std::path::Path;
 
 use tokenmill_backend::{
-    Backend, ExecutorLimits, KvLayerShape, KvLayout, KvType, MatrixUsage, MemoryPlan, PAGE_TOKENS,
+    Allocation, Backend, ExecutorLimits, KvLayerShape, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS,
 };
 use tokenmill_gguf::GgufFile;
 
 use crate::{
-    Descriptor, LoadError, LoadProgress, ModelExecutor, OutputHead, WeightSource,
+    Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
+    activations::Activations,
     arch::{self, HfConfig},
-    forward,
     network::Network,
     safetensors_folder::SafetensorsFolder,
 };
@@ -158,55 +158,38 @@ pub fn build<B: Backend>(
     options: &ModelOptions,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<ModelExecutor<B>, LoadError> {
-    descriptor.validate()?;
-    let limits = limits(descriptor, options)?;
     let plan = plan(descriptor, source, &backend, options)?;
+    let limits = limits(descriptor, options)?;
     let kv = kv_layout(descriptor, &limits, options);
     backend.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
     let network = Network::load(descriptor, source, &mut backend, on_progress)?;
     backend.alloc_kv(&kv)?;
-    Ok(ModelExecutor::new(backend, network, descriptor, limits)?)
+    let buffers = Activations::alloc(descriptor, &limits, &mut backend)?;
+    Ok(ModelExecutor::new(backend, network, buffers, limits))
 }
 
+/// Weighs the load by running it dry: what is wrong with the weights is known before anything is uploaded.
 fn plan<B: Backend>(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
     backend: &B,
     options: &ModelOptions,
 ) -> Result<MemoryPlan, LoadError> {
+    descriptor.validate()?;
     let limits = limits(descriptor, options)?;
-    let is_tied = descriptor.head == OutputHead::Tied
-        || (descriptor.head == OutputHead::OwnIfPresent && !source.contains("output.weight"));
-    let weights_bytes = (source.infos().iter())
-        .map(|info| match (info.name.as_str(), info.dims.as_slice()) {
-            (_, &[len]) => backend.vector_bytes(len),
-            (name, dims) => {
-                let usage = match name {
-                    "token_embd.weight" if is_tied => MatrixUsage::Tied,
-                    "token_embd.weight" => MatrixUsage::Embedding,
-                    _ => MatrixUsage::Linear,
-                };
-                let n_rows = dims[1..].iter().copied().fold(1, usize::saturating_mul);
-                backend.matrix_bytes(info.ty, n_rows, dims[0], usage)
-            }
-        })
-        .chain((descriptor.ropes.iter()).map(|rope| backend.vector_bytes(rope.n_dims / 2)))
-        .fold(0, usize::saturating_add);
-    let layout = kv_layout(descriptor, &limits, options);
+    let mut weights = Measure::new(backend);
+    Network::load(descriptor, source, &mut weights, &mut |_| {})?;
+    let mut activations = Measure::new(backend);
+    Activations::alloc(descriptor, &limits, &mut activations)?;
     let n_pages = limits.n_pages + limits.n_host_pages;
-    let kv_page_bytes = backend.kv_page_bytes(&layout);
+    let kv_page_bytes = backend.bytes_of(&Allocation::KvPage(&kv_layout(descriptor, &limits, options)));
     Ok(MemoryPlan {
-        weights_bytes,
+        weights_bytes: weights.n_bytes(),
         kv_bytes: kv_page_bytes.saturating_mul(n_pages),
         kv_page_bytes,
         n_pages,
-        activations_bytes: forward::activation_bytes(
-            descriptor,
-            limits.max_batch_tokens,
-            limits.max_logit_rows,
-            backend,
-        ),
-        workspace_bytes: backend.workspace_bytes(&descriptor.shape(), &limits),
+        activations_bytes: activations.n_bytes(),
+        workspace_bytes: backend.bytes_of(&Allocation::Workspace(&descriptor.shape(), &limits)),
     })
 }
 

@@ -10,11 +10,7 @@ use tokenmill_backend::{
     StepError, StepOutput, Ticket, TokenSource,
 };
 
-use crate::{
-    Descriptor,
-    forward::{Activations, forward},
-    network::Network,
-};
+use crate::{activations::Activations, forward::forward, network::Network};
 
 /// Steps that may be open at a time.
 const MAX_IN_FLIGHT: usize = 2;
@@ -23,7 +19,7 @@ const MAX_IN_FLIGHT: usize = 2;
 pub struct ModelExecutor<B: Backend> {
     backend: B,
     network: Network<B>,
-    buffers: Activations<B>,
+    buffers: Activations<B::Buffer>,
     limits: ExecutorLimits,
     in_flight: VecDeque<u64>,
     n_submitted: u64,
@@ -32,20 +28,14 @@ pub struct ModelExecutor<B: Backend> {
 }
 
 impl<B: Backend> ModelExecutor<B> {
-    /// Allocates the buffers for a network whose KV store the backend has already allocated.
+    /// Takes a network and its buffers on a backend that has allocated everything.
     pub(crate) fn new(
-        mut backend: B,
+        backend: B,
         network: Network<B>,
-        descriptor: &Descriptor,
+        buffers: Activations<B::Buffer>,
         limits: ExecutorLimits,
-    ) -> Result<Self, BackendError> {
-        let buffers = Activations::alloc(
-            descriptor,
-            limits.max_batch_tokens,
-            limits.max_logit_rows,
-            &mut backend,
-        )?;
-        Ok(Self {
+    ) -> Self {
+        Self {
             backend,
             network,
             buffers,
@@ -53,7 +43,7 @@ impl<B: Backend> ModelExecutor<B> {
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             n_submitted: 0,
             is_sampled: Vec::new(),
-        })
+        }
     }
 
     /// The backend, for what only it knows, such as counters.

@@ -7,7 +7,7 @@
 use std::collections::HashSet;
 
 use half::{bf16, f16};
-use tokenmill_backend::{Attention, Backend, Linear, MatrixData, MatrixUsage, Norm, NormKind, Rope};
+use tokenmill_backend::{Attention, Linear, MatrixData, MatrixUsage, Memory, Norm, NormKind, Rope};
 use tokenmill_gguf::TensorType;
 
 use crate::{
@@ -25,47 +25,48 @@ pub struct LoadProgress {
 }
 
 /// A network's weights on a device.
-pub(crate) struct Network<B: Backend> {
-    pub(crate) token_embd: Linear<B::Matrix, B::Vector>,
+pub(crate) struct Network<M: Memory> {
+    pub(crate) token_embd: Linear<M::Matrix, M::Vector>,
     pub(crate) embedding_scale: f32,
-    pub(crate) ropes: Vec<Rope<B::Vector>>,
-    pub(crate) layers: Vec<Layer<B>>,
+    pub(crate) ropes: Vec<Rope<M::Vector>>,
+    pub(crate) layers: Vec<Layer<M>>,
     pub(crate) residual_scale: f32,
-    pub(crate) output_norm: Norm<B::Vector>,
+    pub(crate) output_norm: Norm<M::Vector>,
     /// `None` where the head is tied to the token embedding.
-    pub(crate) output: Option<Linear<B::Matrix, B::Vector>>,
+    pub(crate) output: Option<Linear<M::Matrix, M::Vector>>,
     pub(crate) logit_scale: f32,
     pub(crate) logit_softcap: Option<f32>,
 }
 
 /// One layer's weights.
-pub(crate) struct Layer<B: Backend> {
-    pub(crate) attn_norm: Option<Norm<B::Vector>>,
-    pub(crate) attn_q: Linear<B::Matrix, B::Vector>,
-    pub(crate) attn_k: Linear<B::Matrix, B::Vector>,
-    pub(crate) attn_v: Linear<B::Matrix, B::Vector>,
-    pub(crate) attn_q_norm: Option<Norm<B::Vector>>,
-    pub(crate) attn_k_norm: Option<Norm<B::Vector>>,
+pub(crate) struct Layer<M: Memory> {
+    pub(crate) attn_norm: Option<Norm<M::Vector>>,
+    pub(crate) attn_q: Linear<M::Matrix, M::Vector>,
+    pub(crate) attn_k: Linear<M::Matrix, M::Vector>,
+    pub(crate) attn_v: Linear<M::Matrix, M::Vector>,
+    pub(crate) attn_q_norm: Option<Norm<M::Vector>>,
+    pub(crate) attn_k_norm: Option<Norm<M::Vector>>,
     pub(crate) rope: Option<usize>,
-    pub(crate) attention: Attention<B::Vector>,
-    pub(crate) attn_output: Linear<B::Matrix, B::Vector>,
-    pub(crate) attn_post_norm: Option<Norm<B::Vector>>,
+    pub(crate) attention: Attention<M::Vector>,
+    pub(crate) attn_output: Linear<M::Matrix, M::Vector>,
+    pub(crate) attn_post_norm: Option<Norm<M::Vector>>,
     pub(crate) residual: Residual,
-    pub(crate) ffn_norm: Option<Norm<B::Vector>>,
-    pub(crate) ffn: Ffn<B>,
-    pub(crate) ffn_post_norm: Option<Norm<B::Vector>>,
+    pub(crate) ffn_norm: Option<Norm<M::Vector>>,
+    pub(crate) ffn: Ffn<M>,
 }
 
 /// A feed-forward network's weights.
-pub(crate) struct Ffn<B: Backend> {
+pub(crate) struct Ffn<M: Memory> {
     pub(crate) activation: tokenmill_backend::Activation,
     /// `None` for a network without a gate.
-    pub(crate) gate: Option<Linear<B::Matrix, B::Vector>>,
-    pub(crate) up: Linear<B::Matrix, B::Vector>,
-    pub(crate) down: Linear<B::Matrix, B::Vector>,
+    pub(crate) gate: Option<Linear<M::Matrix, M::Vector>>,
+    pub(crate) up: Linear<M::Matrix, M::Vector>,
+    pub(crate) down: Linear<M::Matrix, M::Vector>,
+    /// The norm of what the network gives.
+    pub(crate) post_norm: Option<Norm<M::Vector>>,
 }
 
-impl<B: Backend> Network<B> {
+impl<M: Memory> Network<M> {
     /// Uploads all weights.
     ///
     /// # Errors
@@ -73,37 +74,37 @@ impl<B: Backend> Network<B> {
     pub(crate) fn load(
         descriptor: &Descriptor,
         source: &dyn WeightSource,
-        backend: &mut B,
+        memory: &mut M,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        let mut loader = Loader::new(descriptor, source, backend, on_progress);
+        let mut loader = Loader::new(descriptor, source, memory, on_progress);
         let network = loader.network()?;
         loader.check_all_used()?;
         Ok(network)
     }
 }
 
-struct Loader<'a, B> {
+struct Loader<'a, M> {
     descriptor: &'a Descriptor,
     source: &'a dyn WeightSource,
-    backend: &'a mut B,
+    memory: &'a mut M,
     used: HashSet<String>,
     progress: LoadProgress,
     on_progress: &'a mut dyn FnMut(LoadProgress),
 }
 
-impl<'a, B: Backend> Loader<'a, B> {
+impl<'a, M: Memory> Loader<'a, M> {
     fn new(
         descriptor: &'a Descriptor,
         source: &'a dyn WeightSource,
-        backend: &'a mut B,
+        memory: &'a mut M,
         on_progress: &'a mut dyn FnMut(LoadProgress),
     ) -> Self {
         let n_bytes_total = source.infos().iter().map(|info| info.n_bytes).sum();
         Self {
             descriptor,
             source,
-            backend,
+            memory,
             used: HashSet::new(),
             progress: LoadProgress {
                 n_bytes_done: 0,
@@ -113,7 +114,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         }
     }
 
-    fn network(&mut self) -> Result<Network<B>, LoadError> {
+    fn network(&mut self) -> Result<Network<M>, LoadError> {
         let descriptor = self.descriptor;
         let (n_vocab, n_embd) = (descriptor.n_vocab, descriptor.n_embd);
         let is_tied = match descriptor.head {
@@ -161,7 +162,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         })
     }
 
-    fn rope(&mut self, rope_idx: usize) -> Result<Rope<B::Vector>, LoadError> {
+    fn rope(&mut self, rope_idx: usize) -> Result<Rope<M::Vector>, LoadError> {
         let rope = &self.descriptor.ropes[rope_idx];
         let factors = if rope.has_freq_factors {
             self.values("rope_freqs.weight", rope.n_dims / 2, Presence::Optional)?
@@ -182,12 +183,12 @@ impl<'a, B: Backend> Loader<'a, B> {
             style: rope.style,
             head_dim: rope.head_dim,
             n_dims: rope.n_dims,
-            inv_freqs: self.backend.upload_vector(&inv_freqs)?,
+            inv_freqs: self.memory.upload_vector(&inv_freqs)?,
             magnitude,
         })
     }
 
-    fn layer(&mut self, layer_idx: usize, layer: &LayerDescriptor) -> Result<Layer<B>, LoadError> {
+    fn layer(&mut self, layer_idx: usize, layer: &LayerDescriptor) -> Result<Layer<M>, LoadError> {
         let n_embd = self.descriptor.n_embd;
         let name = |part: &str| format!("blk.{layer_idx}.{part}");
         let attention = &layer.attention;
@@ -245,8 +246,8 @@ impl<'a, B: Backend> Loader<'a, B> {
                 },
                 up: self.linear(&name("ffn_up"), layer.ffn.n_ff, n_embd, layer.ffn.bias)?,
                 down: self.linear(&name("ffn_down"), n_embd, layer.ffn.n_ff, layer.ffn.bias)?,
+                post_norm: self.norm_if(norms.has_post(), &name("post_ffw_norm"))?,
             },
-            ffn_post_norm: self.norm_if(norms.has_post(), &name("post_ffw_norm"))?,
         })
     }
 
@@ -256,7 +257,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         kind: Option<QkNorm>,
         head_dim: usize,
         row_width: usize,
-    ) -> Result<Option<Norm<B::Vector>>, LoadError> {
+    ) -> Result<Option<Norm<M::Vector>>, LoadError> {
         let width = match kind {
             None => return Ok(None),
             Some(QkNorm::Head) => head_dim,
@@ -270,7 +271,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.norm(name, width, norm).map(Some)
     }
 
-    fn norm_if(&mut self, is_present: bool, name: &str) -> Result<Option<Norm<B::Vector>>, LoadError> {
+    fn norm_if(&mut self, is_present: bool, name: &str) -> Result<Option<Norm<M::Vector>>, LoadError> {
         if !is_present {
             return Ok(None);
         }
@@ -278,7 +279,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         self.norm(name, descriptor.n_embd, descriptor.norm).map(Some)
     }
 
-    fn norm(&mut self, name: &str, width: usize, norm: NormDescriptor) -> Result<Norm<B::Vector>, LoadError> {
+    fn norm(&mut self, name: &str, width: usize, norm: NormDescriptor) -> Result<Norm<M::Vector>, LoadError> {
         Ok(Norm {
             kind: norm.kind,
             width,
@@ -294,7 +295,7 @@ impl<'a, B: Backend> Loader<'a, B> {
         n_out: usize,
         n_in: usize,
         bias: Presence,
-    ) -> Result<Linear<B::Matrix, B::Vector>, LoadError> {
+    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
         Ok(Linear {
             matrix: self.matrix(&format!("{name}.weight"), n_out, n_in, MatrixUsage::Linear)?,
             bias: self.vector(&format!("{name}.bias"), n_out, bias)?,
@@ -309,13 +310,13 @@ impl<'a, B: Backend> Loader<'a, B> {
         n_out: usize,
         n_in: usize,
         usage: MatrixUsage,
-    ) -> Result<B::Matrix, LoadError> {
+    ) -> Result<M::Matrix, LoadError> {
         let source = self.source;
         let tensor = source.tensor(name)?.ok_or_else(|| LoadError::MissingTensor {
             name: name.to_owned(),
         })?;
         check_shape(name, &tensor.dims, &[n_in, n_out])?;
-        let matrix = self.backend.upload_matrix(&MatrixData {
+        let matrix = self.memory.upload_matrix(&MatrixData {
             name,
             ty: tensor.ty,
             n_out,
@@ -327,9 +328,9 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(matrix)
     }
 
-    fn vector(&mut self, name: &str, len: usize, presence: Presence) -> Result<Option<B::Vector>, LoadError> {
+    fn vector(&mut self, name: &str, len: usize, presence: Presence) -> Result<Option<M::Vector>, LoadError> {
         match self.values(name, len, presence)? {
-            Some(values) => Ok(Some(self.backend.upload_vector(&values)?)),
+            Some(values) => Ok(Some(self.memory.upload_vector(&values)?)),
             None => Ok(None),
         }
     }

@@ -6,13 +6,12 @@
 
 use half::f16;
 use tokenmill_backend::{
-    Activation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType, Linear,
-    MatrixData, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StepOutput, StepShape,
+    Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
+    Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StepOutput,
+    StepShape,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_quant::{dequantize_row, quantize_row};
-
-const DEVICE: &str = "the naive backend";
+use tokenmill_quant::{dequantize_row, format, quantize_row};
 
 /// Plain loops over f32.
 #[derive(Default)]
@@ -59,7 +58,7 @@ impl NaiveBackend {
     }
 }
 
-impl Backend for NaiveBackend {
+impl Memory for NaiveBackend {
     type Matrix = NaiveMatrix;
     type Vector = Vec<f32>;
     type Buffer = Vec<f32>;
@@ -68,7 +67,7 @@ impl Backend for NaiveBackend {
         let unsupported = || BackendError::UnsupportedType {
             tensor: data.name.to_owned(),
             ty: data.ty.name(),
-            device: DEVICE,
+            device: Self::NAME,
         };
         let row_bytes = data.ty.row_bytes(data.n_in).ok_or_else(unsupported)?;
         let mut values = vec![0.0; data.n_out * data.n_in];
@@ -93,6 +92,32 @@ impl Backend for NaiveBackend {
         // Not a number, so that a read of what nothing wrote shows.
         Ok(vec![f32::NAN; max_rows * width])
     }
+}
+
+impl Backend for NaiveBackend {
+    const NAME: &'static str = "the naive backend";
+
+    fn supports(&self, ty: TensorType) -> bool {
+        format(ty).is_some()
+    }
+
+    fn bytes_of(&self, allocation: &Allocation<'_>) -> usize {
+        let n_values = match *allocation {
+            Allocation::Matrix { n_out, n_in, .. } => n_out * n_in,
+            Allocation::Vector { len } => len,
+            Allocation::Buffer { max_rows, width } => max_rows * width,
+            Allocation::KvPage(layout) => {
+                let exact = KvLayout {
+                    key_type: KvType::F32,
+                    value_type: KvType::F32,
+                    ..layout.clone()
+                };
+                return exact.page_bytes();
+            }
+            Allocation::Workspace(..) => 0,
+        };
+        n_values * size_of::<f32>()
+    }
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
         self.key_type = layout.key_type;
@@ -108,7 +133,7 @@ impl Backend for NaiveBackend {
             {
                 return Err(BackendError::Unsupported {
                     feature: "a Q8_0 KV store with heads that are not a multiple of 32 wide".to_owned(),
-                    device: DEVICE,
+                    device: Self::NAME,
                 });
             }
             self.layers.push(LayerKv {
@@ -121,25 +146,6 @@ impl Backend for NaiveBackend {
             });
         }
         Ok(())
-    }
-
-    fn matrix_bytes(
-        &self,
-        _: TensorType,
-        n_out: usize,
-        n_in: usize,
-        _: tokenmill_backend::MatrixUsage,
-    ) -> usize {
-        n_out * n_in * size_of::<f32>()
-    }
-
-    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
-        KvLayout {
-            key_type: KvType::F32,
-            value_type: KvType::F32,
-            ..layout.clone()
-        }
-        .page_bytes()
     }
 
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
@@ -156,7 +162,7 @@ impl Backend for NaiveBackend {
             let &PageCopy::Duplicate { from, to } = copy else {
                 return Err(BackendError::Unsupported {
                     feature: "a host tier of KV pages".to_owned(),
-                    device: DEVICE,
+                    device: Self::NAME,
                 });
             };
             for layer in &mut self.layers {
@@ -199,7 +205,7 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
-    fn norm_heads(
+    fn norm_in_place(
         &mut self,
         norm: &Norm<Vec<f32>>,
         n_rows: usize,
@@ -390,7 +396,8 @@ impl Backend for NaiveBackend {
     fn sample(
         &mut self,
         shape: &StepShape,
-        [n_vocab, n_embd]: [usize; 2],
+        n_vocab: usize,
+        n_embd: usize,
         logits: &mut Vec<f32>,
         outputs: &Vec<f32>,
     ) -> Result<(), BackendError> {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Backend, BatchError, Executor, ForwardBatch, PageCopy, RowOutput, SampleRow, SamplingParams, StepError,
-    StepOutput, Ticket, TokenSource,
+    Allocation, Backend, BatchError, Executor, ForwardBatch, PageCopy, RowOutput, SampleRow, SamplingParams,
+    StepError, StepOutput, Ticket, TokenSource,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
@@ -184,9 +184,10 @@ fn the_plan_of_the_workspace_is_what_the_largest_steps_hold() {
     for n_threads in [1, 2] {
         let backend = CpuBackend::new(Some(n_threads), CpuFeatures::detect()).unwrap();
         let mut executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
-        let planned = executor
-            .backend()
-            .workspace_bytes(&model.descriptor.shape(), executor.limits());
+        let planned = executor.backend().bytes_of(&Allocation::Workspace(
+            &model.descriptor.shape(),
+            executor.limits(),
+        ));
         // A prompt, then the last tokens of three long sequences.
         for (n_seqs, n_tokens, position) in [(1, 24, 0), (3, 8, 590), (3, 1, 599)] {
             let mut batch = ForwardBatch::default();

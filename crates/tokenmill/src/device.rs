@@ -5,7 +5,7 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use tokenmill_backend::{BackendError, Executor};
+use tokenmill_backend::Executor;
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::{self as cuda, CudaBackend};
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
@@ -185,7 +185,6 @@ pub fn load_on_gpu(
     options: &ModelOptions,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
-    check_types(model)?;
     let name = device.info().name.clone();
     let backend = CudaBackend::new(device).map_err(|error| Error::Gpu(error.into()))?;
     let executor = (model.load_on(backend, options, on_progress)).map_err(|error| match error {
@@ -201,20 +200,6 @@ pub fn load_on_gpu(
             kernels_took,
         },
     })
-}
-
-/// Refuses a matrix that no kernel reads before anything is uploaded.
-fn check_types(model: &Model) -> Result<(), Error> {
-    let without_kernel = (model.weights().infos().into_iter())
-        .find(|info| info.dims.len() > 1 && cuda::modules::type_suffix(info.ty).is_none());
-    match without_kernel {
-        None => Ok(()),
-        Some(info) => Err(Error::Gpu(BackendError::UnsupportedType {
-            tensor: info.name,
-            ty: info.ty.name(),
-            device: "the CUDA backend",
-        })),
-    }
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@
 //! byte, so a plan made of them can be printed and checked first.
 
 use tokenmill_backend::{
-    BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape, PAGE_TOKENS,
+    Backend, BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape,
+    PAGE_TOKENS,
 };
 
-use super::{CudaBackend, CudaBuffer, DEVICE, PickedLayout, QuantizedForms, Results, StepInputs, Workspace};
+use super::{CudaBackend, CudaBuffer, PickedLayout, QuantizedForms, Results, StepInputs, Workspace};
 
 /// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.
 const DRIVER_BYTES: u64 = 128 << 20;
@@ -96,7 +97,7 @@ impl CudaBackend {
                     BackendError::UnsupportedType {
                         tensor: data.name.to_owned(),
                         ty,
-                        device: DEVICE,
+                        device: Self::NAME,
                     }
                 }
                 other => other.into(),

@@ -16,7 +16,7 @@ mod sampling;
 mod step;
 mod trace;
 
-use tokenmill_backend::{BackendError, KvLayerShape, StepShape};
+use tokenmill_backend::{Backend, BackendError, KvLayerShape, StepShape};
 use tokenmill_gguf::TensorType;
 
 pub use self::trace::{StepTimes, Trace};
@@ -26,8 +26,6 @@ use self::{
     step::StepInputs,
     trace::Tracer,
 };
-
-pub(super) const DEVICE: &str = "the CUDA backend";
 
 /// A GPU.
 pub struct CudaBackend {
@@ -142,13 +140,13 @@ impl From<crate::CudaExecError> for BackendError {
                 purpose,
                 needed_bytes,
                 free_bytes,
-                device: DEVICE,
+                device: CudaBackend::NAME,
             },
             crate::CudaExecError::Lost { operation, reason } => Self::Lost { operation, reason },
             crate::CudaExecError::Failed { operation, reason } => Self::Failed { operation, reason },
             crate::CudaExecError::Unsupported { feature } => Self::Unsupported {
                 feature,
-                device: DEVICE,
+                device: CudaBackend::NAME,
             },
             source @ (crate::CudaExecError::NoDriver
             | crate::CudaExecError::NoDevice { .. }

@@ -4,18 +4,52 @@
 //! queues work on the device and neither allocates nor waits.
 
 use tokenmill_backend::{
-    Activation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear, LinearJob,
-    MatrixData, MatrixUsage, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv, RowSet,
-    SamplingMode, StepOutput, StepShape,
+    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
+    LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv,
+    RowSet, SamplingMode, StepOutput, StepShape,
 };
 use tokenmill_gguf::TensorType;
 
+use crate::modules::type_suffix;
+
 use super::{CudaBackend, CudaBuffer, Sources, Workspace, prepared, trace::Moment};
 
-impl Backend for CudaBackend {
+impl Memory for CudaBackend {
     type Matrix = crate::Matrix;
     type Vector = crate::Buffer<f32>;
     type Buffer = CudaBuffer;
+
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
+        self.load_matrix(data)
+    }
+
+    fn upload_vector(&mut self, values: &[f32]) -> Result<crate::Buffer<f32>, BackendError> {
+        Ok(self.device.upload("weights", values)?)
+    }
+
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {
+        self.make_buffer(max_rows * width)
+    }
+}
+
+impl Backend for CudaBackend {
+    const NAME: &'static str = "the CUDA backend";
+
+    fn supports(&self, ty: TensorType) -> bool {
+        type_suffix(ty).is_some()
+    }
+
+    fn bytes_of(&self, allocation: &Allocation<'_>) -> usize {
+        match *allocation {
+            Allocation::Matrix { ty, n_out, n_in, .. } => crate::MatrixLayout::of(ty, n_out, n_in)
+                .map_or(usize::MAX, |layout| crate::buffer_bytes::<u8>(layout.bytes())),
+            Allocation::Vector { len } => crate::buffer_bytes::<f32>(len),
+            Allocation::Buffer { max_rows, width } => crate::buffer_bytes::<f32>(max_rows * width),
+            // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
+            Allocation::KvPage(layout) => crate::KvStore::page_bytes(layout),
+            Allocation::Workspace(network, limits) => Self::size_of_workspace(network, limits),
+        }
+    }
 
     fn prepare(
         &mut self,
@@ -29,41 +63,8 @@ impl Backend for CudaBackend {
         self.make_workspace(network, limits, plan)
     }
 
-    fn workspace_bytes(&self, network: &NetworkShape, limits: &ExecutorLimits) -> usize {
-        Self::size_of_workspace(network, limits)
-    }
-
-    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
-        self.load_matrix(data)
-    }
-
-    fn upload_vector(&mut self, values: &[f32]) -> Result<crate::Buffer<f32>, BackendError> {
-        Ok(self.device.upload("weights", values)?)
-    }
-
-    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {
-        self.make_buffer(max_rows * width)
-    }
-
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
         self.make_kv_store(layout)
-    }
-
-    fn matrix_bytes(&self, ty: TensorType, n_out: usize, n_in: usize, _: MatrixUsage) -> usize {
-        crate::MatrixLayout::of(ty, n_out, n_in).map_or(0, |layout| crate::buffer_bytes::<u8>(layout.bytes()))
-    }
-
-    fn vector_bytes(&self, len: usize) -> usize {
-        crate::buffer_bytes::<f32>(len)
-    }
-
-    fn buffer_bytes(&self, max_rows: usize, width: usize) -> usize {
-        crate::buffer_bytes::<f32>(max_rows * width)
-    }
-
-    fn kv_page_bytes(&self, layout: &KvLayout) -> usize {
-        // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
-        crate::KvStore::page_bytes(layout)
     }
 
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
@@ -129,7 +130,7 @@ impl Backend for CudaBackend {
             .norm(norm, n_rows, input.values.view(), output.values.view_mut(), form)?)
     }
 
-    fn norm_heads(
+    fn norm_in_place(
         &mut self,
         norm: &Norm<crate::Buffer<f32>>,
         n_rows: usize,
@@ -139,7 +140,7 @@ impl Backend for CudaBackend {
         self.workspace().quantized.forget(rows.id);
         Ok(self
             .ops
-            .norm_heads(norm, n_rows, row_width, rows.values.view_mut())?)
+            .norm_in_place(norm, n_rows, row_width, rows.values.view_mut())?)
     }
 
     fn linear(
@@ -279,7 +280,8 @@ impl Backend for CudaBackend {
     fn sample(
         &mut self,
         shape: &StepShape,
-        [n_vocab, _]: [usize; 2],
+        n_vocab: usize,
+        _: usize,
         logits: &mut CudaBuffer,
         outputs: &CudaBuffer,
     ) -> Result<(), BackendError> {
@@ -367,25 +369,25 @@ impl Backend for CudaBackend {
     fn linear_gated(
         &mut self,
         activation: Activation,
-        [gate, up]: [&Linear<crate::Matrix, crate::Buffer<f32>>; 2],
         input: &CudaBuffer,
         n_rows: usize,
-        [gate_out, up_out]: [&mut CudaBuffer; 2],
+        gate: LinearJob<'_, Self>,
+        up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
-        if !self.ops.can_gate(&gate.matrix, &up.matrix, n_rows) {
-            let mut jobs = [
-                LinearJob {
-                    linear: gate,
-                    output: &mut *gate_out,
-                },
-                LinearJob {
-                    linear: up,
-                    output: up_out,
-                },
-            ];
+        if !(self.ops).can_gate(&gate.linear.matrix, &up.linear.matrix, n_rows) {
+            let mut jobs = [gate, up];
             self.linear_group(input, n_rows, &mut jobs)?;
-            return self.activation(activation, n_rows, gate.n_out, gate_out, Some(up_out));
+            let [gate, up] = jobs;
+            return self.activation(
+                activation,
+                n_rows,
+                gate.linear.n_out,
+                gate.output,
+                Some(up.output),
+            );
         }
+        let gate_out = gate.output;
+        let [gate, up] = [gate.linear, up.linear];
         let quantized = &mut prepared(&mut self.workspace).quantized;
         let (form, out_form) = if gate.matrix.takes_quantized_input() {
             quantized.of(&self.ops, input.id, input.values.view(), [n_rows, gate.n_in])?;
@@ -434,13 +436,8 @@ impl Backend for CudaBackend {
         )?)
     }
 
-    fn rope_store_kv(
-        &mut self,
-        job: RopeStoreKv<'_, crate::Buffer<f32>>,
-        n_tokens: usize,
-        [q, k]: [&mut CudaBuffer; 2],
-        v: &CudaBuffer,
-    ) -> Result<(), BackendError> {
+    fn rope_store_kv(&mut self, job: RopeStoreKv<'_, Self>, n_tokens: usize) -> Result<(), BackendError> {
+        let (q, k, v) = (job.q, job.k, job.v);
         let shape = self.kv_heads[job.layer_idx];
         // The kernel normalizes heads by RMS and weight; other norms come before it.
         let mut fused = [None, None];
@@ -460,7 +457,7 @@ impl Backend for CudaBackend {
                 {
                     *place = norm.weight.as_ref().map(crate::Buffer::view);
                 }
-                Some(norm) => self.norm_heads(norm, n_tokens, row_width, rows)?,
+                Some(norm) => self.norm_in_place(norm, n_tokens, row_width, rows)?,
                 None => {}
             }
         }

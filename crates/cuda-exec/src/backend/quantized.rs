@@ -4,7 +4,7 @@
 //! product takes that form, or has the rows quantized. Two places suffice: a product reads one and may write the other.
 //! Invariant: a form is given out only if its rows have not changed since.
 
-use tokenmill_backend::BackendError;
+use tokenmill_backend::{Backend, BackendError};
 
 /// Two places for quantized rows.
 pub(super) struct QuantizedForms {
@@ -91,7 +91,7 @@ impl QuantizedForms {
             let rows = self.of_new_rows(buffer_id, width, None);
             let rows = rows.ok_or_else(|| BackendError::Unsupported {
                 feature: format!("quantized weights with rows of {width} values"),
-                device: super::DEVICE,
+                device: super::CudaBackend::NAME,
             })?;
             ops.quantize(n_rows, width, values, rows)?;
             self.newest

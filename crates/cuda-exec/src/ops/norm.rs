@@ -87,7 +87,7 @@ impl Ops {
     ///
     /// # Errors
     /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where runs do not fill a row, or as [`Self::norm`].
-    pub fn norm_heads(
+    pub fn norm_in_place(
         &self,
         norm: &Norm<Buffer<f32>>,
         n_rows: usize,
