@@ -98,9 +98,10 @@ impl Model {
     /// # Errors
     /// As [`Self::open`].
     pub fn from_hf(folder: &Path, config: &Path) -> Result<Self, LoadError> {
+        let (descriptor, names) = arch::describe_hf(&HfConfig::open(config)?)?;
         Ok(Self {
-            descriptor: arch::describe_hf(&HfConfig::open(config)?)?,
-            weights: Weights::Safetensors(SafetensorsFolder::open(folder)?),
+            descriptor,
+            weights: Weights::Safetensors(SafetensorsFolder::open(folder, names)?),
         })
     }
 

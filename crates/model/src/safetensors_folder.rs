@@ -14,7 +14,7 @@ use std::{
 use safetensors::{Dtype, tensor::Metadata};
 use tokenmill_gguf::TensorType;
 
-use crate::{LoadError, WeightInfo, WeightSource, WeightTensor};
+use crate::{LoadError, WeightInfo, WeightSource, WeightTensor, arch::HfNames};
 
 /// The tensors of all `.safetensors` files of a folder.
 pub(crate) struct SafetensorsFolder {
@@ -34,7 +34,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl SafetensorsFolder {
     /// Reads the headers of all `.safetensors` files.
-    pub(crate) fn open(folder: &Path) -> Result<Self, LoadError> {
+    pub(crate) fn open(folder: &Path, names: HfNames) -> Result<Self, LoadError> {
         let cannot_list = |source| LoadError::Read {
             path: folder.to_owned(),
             source,
@@ -58,13 +58,13 @@ impl SafetensorsFolder {
         }
         let mut tensors = BTreeMap::new();
         for path in paths {
-            read_header(&path, &mut tensors)?;
+            read_header(&path, names, &mut tensors)?;
         }
         Ok(Self { tensors })
     }
 }
 
-fn read_header(path: &Path, tensors: &mut BTreeMap<String, Entry>) -> Result<(), LoadError> {
+fn read_header(path: &Path, names: HfNames, tensors: &mut BTreeMap<String, Entry>) -> Result<(), LoadError> {
     let cannot_read = |source| LoadError::Read {
         path: path.to_owned(),
         source,
@@ -88,8 +88,8 @@ fn read_header(path: &Path, tensors: &mut BTreeMap<String, Entry>) -> Result<(),
     let metadata: Metadata = serde_json::from_slice(&header[8..]).map_err(|error| bad(error.to_string()))?;
     let data_start = 8 + header_len;
     for (hf_name, info) in metadata.tensors() {
-        let name =
-            gguf_name(&hf_name).ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
+        let name = gguf_name(&hf_name, names)
+            .ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
         let ty = match info.dtype {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,
@@ -153,8 +153,8 @@ impl WeightSource for SafetensorsFolder {
     }
 }
 
-/// The GGUF name of a tensor; `None` where its Hugging Face name is not one of a decoder's.
-fn gguf_name(hf_name: &str) -> Option<String> {
+/// The GGUF name of a tensor; `None` where its Hugging Face name is not one of a decoder's. `names` go before the usual ones.
+fn gguf_name(hf_name: &str, names: HfNames) -> Option<String> {
     let (stem, part) = hf_name.rsplit_once('.')?;
     let name = match stem {
         "model.embed_tokens" => "token_embd".to_owned(),
@@ -163,7 +163,9 @@ fn gguf_name(hf_name: &str) -> Option<String> {
         _ => {
             let (layer, name) = stem.strip_prefix("model.layers.")?.split_once('.')?;
             let layer_idx: usize = layer.parse().ok()?;
+            let own = names.iter().find(|(hf_name, _)| *hf_name == name);
             let name = match name {
+                _ if own.is_some() => own?.1,
                 "input_layernorm" => "attn_norm",
                 "self_attn.q_proj" => "attn_q",
                 "self_attn.k_proj" => "attn_k",

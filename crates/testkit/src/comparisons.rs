@@ -18,6 +18,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use tokenmill_model::{LoadError, Model};
 
 /// The tests that compare with other software, in the order of the report: name, and what it is compared with.
 const ROWS: [(&str, &str); 30] = [
@@ -101,6 +102,41 @@ impl Comparisons {
             self.skip(reason);
         }
         found
+    }
+
+    /// The folders of tiny networks with reference logits, in the order of their names.
+    pub fn networks(&mut self) -> Vec<PathBuf> {
+        let folder = self.find("parity");
+        let entries = folder.iter().flat_map(fs::read_dir).flatten().flatten();
+        let mut networks: Vec<_> = (entries.map(|entry| entry.path()))
+            .filter(|path| path.join("ref.json").is_file())
+            .collect();
+        networks.sort();
+        if self.full.is_none() {
+            self.skip("networks beyond the core set, since TOKENMILL_TEST_DATA is not set");
+        }
+        networks
+    }
+
+    /// Opens a network; counts a skip where its architecture, or a feature of it, is not supported.
+    ///
+    /// # Panics
+    /// If it cannot be opened for another reason.
+    pub fn open(&mut self, model: Result<Model, LoadError>) -> Option<Model> {
+        match model {
+            Ok(model) => Some(model),
+            Err(error @ (LoadError::UnknownArchitecture { .. } | LoadError::UnsupportedFeature { .. })) => {
+                let reason = match error {
+                    LoadError::UnknownArchitecture { found, .. } => {
+                        format!("architecture {found} is not supported")
+                    }
+                    other => other.to_string(),
+                };
+                self.skip(&reason);
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Counts comparisons that were made.

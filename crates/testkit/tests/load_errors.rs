@@ -2,7 +2,7 @@
 
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions};
+use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions, architectures};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 
@@ -142,7 +142,10 @@ fn an_unknown_architecture_lists_the_known_ones() {
     let error = load_bytes(&changed, &ModelOptions::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "architecture `mamba` is not supported; supported are llama, qwen2, qwen3"
+        format!(
+            "architecture `mamba` is not supported; supported are {}",
+            architectures().join(", ")
+        )
     );
 }
 

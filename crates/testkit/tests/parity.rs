@@ -24,16 +24,6 @@ const NAIVE: ParityDevice = ParityDevice {
     },
 };
 
-const FIXTURES: [&str; 7] = [
-    "llama",
-    "llama3_rope",
-    "llama_bias_linear",
-    "mistral",
-    "qwen2",
-    "qwen2_yarn",
-    "qwen3",
-];
-
 const CPU: ParityDevice = ParityDevice {
     name: "cpu",
     activations: ActivationKind::Q8,
@@ -45,34 +35,31 @@ const CPU: ParityDevice = ParityDevice {
 
 fn check_all(row: &'static str, device: &ParityDevice) {
     let mut comparisons = Comparisons::of(row);
-    for fixture in FIXTURES {
-        let Some(folder) = comparisons.find(&format!("parity/{fixture}")) else {
-            continue;
-        };
+    for folder in comparisons.networks() {
         let reference = Reference::open(&folder).unwrap();
-        let mut check = |ty: &str, model: &Model, kv_type| {
+        let check = |ty: &str, model: &Model, kv_type| {
             let comparison = compare(&reference, ty, model, device, kv_type).unwrap();
             assert!(
                 comparison.failures.is_empty(),
-                "{fixture} {ty} with {kv_type:?} KV: {comparison:?}"
+                "{} {ty} with {kv_type:?} KV: {comparison:?}",
+                folder.display()
             );
-            comparisons.compared(1);
         };
-        let mut uncomputed = Vec::new();
         for (ty, file) in &reference.facts.types {
-            let model = Model::open(folder.join(&file.file)).unwrap();
+            let Some(model) = comparisons.open(Model::open(folder.join(&file.file))) else {
+                continue;
+            };
             let tensors = model.weights().infos();
             if let Some(tensor) = tensors.iter().find(|tensor| format(tensor.ty).is_none()) {
-                uncomputed.push(tensor.ty);
+                comparisons.skip(&format!("tensors of type {} are not computed", tensor.ty));
                 continue;
             }
             check(ty, &model, KvType::F32);
+            comparisons.compared(1);
             if ty == "F32" {
                 check(ty, &model, KvType::F16);
+                comparisons.compared(1);
             }
-        }
-        for ty in uncomputed {
-            comparisons.skip(&format!("tensors of type {ty} are not computed"));
         }
     }
 }

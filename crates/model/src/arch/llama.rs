@@ -21,6 +21,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["LlamaForCausalLM", "MistralForCausalLM"],
+    hf_names: &[],
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         let attention_bias = config.presence("attention_bias")?;

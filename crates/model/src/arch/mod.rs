@@ -25,6 +25,8 @@ struct Architecture {
     from_gguf: fn(&GgufConfig<'_>) -> Result<Descriptor, LoadError>,
     /// The classes of Hugging Face's configurations that it covers.
     hf_classes: &'static [&'static str],
+    /// Hugging Face and GGUF names of a layer's tensors, where they are not the usual ones.
+    hf_names: HfNames,
     /// Hugging Face configuration to descriptor.
     from_hf: fn(&HfConfig) -> Result<Descriptor, LoadError>,
 }
@@ -62,8 +64,11 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-/// Describes the network of a Hugging Face folder.
-pub(crate) fn describe_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+/// The names of a layer's tensors in a Hugging Face folder, where they are not the usual ones.
+pub(crate) type HfNames = &'static [(&'static str, &'static str)];
+
+/// Describes the network of a Hugging Face folder, and says what its tensors are called.
+pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, HfNames), LoadError> {
     let found = config.class()?;
     let row = (ARCHITECTURES.iter())
         .find(|row| row.hf_classes.contains(&found))
@@ -78,5 +83,5 @@ pub(crate) fn describe_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let mut descriptor = (row.from_hf)(config)?;
     row.name.clone_into(&mut descriptor.arch);
     descriptor.validate()?;
-    Ok(descriptor)
+    Ok((descriptor, row.hf_names))
 }

@@ -16,6 +16,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["Qwen2ForCausalLM"],
+    hf_names: &[],
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         for layer in &mut descriptor.layers {

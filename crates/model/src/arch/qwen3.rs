@@ -16,6 +16,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["Qwen3ForCausalLM"],
+    hf_names: &[],
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         let bias = config.presence("attention_bias")?;
