@@ -7,6 +7,7 @@
 mod gguf_config;
 mod hf_config;
 mod llama;
+mod olmo2;
 mod qwen2;
 mod qwen3;
 
@@ -32,7 +33,12 @@ struct Architecture {
 }
 
 /// All architectures.
-const ARCHITECTURES: &[Architecture] = &[llama::ARCHITECTURE, qwen2::ARCHITECTURE, qwen3::ARCHITECTURE];
+const ARCHITECTURES: &[Architecture] = &[
+    llama::ARCHITECTURE,
+    olmo2::ARCHITECTURE,
+    qwen2::ARCHITECTURE,
+    qwen3::ARCHITECTURE,
+];
 
 /// The names of all architectures that can be loaded.
 pub fn architectures() -> Vec<&'static str> {

@@ -1,0 +1,50 @@
+//! OLMo 2 and 3: each half is normed after it, not before, and so are the rows of q and k. Three of four layers of OLMo 3
+//! have a window.
+//!
+//! Source: llama.cpp, `src/models/olmo2.cpp`; transformers, `models/olmo3/modeling_olmo3.py`.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{Descriptor, NormPlacement, QkNorm, RopeScaling};
+
+use super::Architecture;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "olmo2",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        for layer in descriptor.layers.iter_mut().skip(3).step_by(4) {
+            layer.attention.window = None;
+        }
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+    hf_classes: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"],
+    hf_names: &[
+        ("post_attention_layernorm", "post_attention_norm"),
+        ("post_feedforward_layernorm", "post_ffw_norm"),
+    ],
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let bias = config.presence("attention_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.attention.qkv_bias = bias;
+            layer.attention.output_bias = bias;
+        }
+        config.set_windows(&mut descriptor, 0)?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+};
+
+fn finish(descriptor: &mut Descriptor) {
+    let mut unscaled = descriptor.ropes[0].clone();
+    unscaled.scaling = RopeScaling::None;
+    descriptor.ropes.push(unscaled);
+    for layer in &mut descriptor.layers {
+        layer.norms = NormPlacement::Post;
+        layer.attention.qk_norm = Some(QkNorm::Row);
+        // Behind a window no position is further away than in the training.
+        layer.attention.rope = Some(usize::from(layer.attention.window.is_some()));
+    }
+}
