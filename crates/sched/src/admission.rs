@@ -12,7 +12,7 @@ use crate::{
     pool::Hit,
     prefix::{Reuse, first_visible_page, longest_reuse},
     scheduler::{Scheduler, StepBudget, pages_needed},
-    sequence::{MissReason, Stage},
+    sequence::{MissReason, Rank, Stage},
 };
 
 /// Sequences that may be in prefill at a time even when the first of them takes the whole step.
@@ -35,14 +35,25 @@ enum Source {
 }
 
 impl Scheduler {
-    /// Lets waiting sequences begin, in the order of rank, while there is room. The first that finds none keeps those
-    /// after it waiting, so that large requests are not passed over for ever.
+    /// Lets waiting sequences begin, and those whose consumers have caught up go on, in the order of rank, while there is
+    /// room. The first that finds none keeps those after it waiting, so that large requests are not passed over for ever.
     pub(crate) fn admit(&mut self, budget: StepBudget, plan: &mut StepPlan) {
-        while self.has_prefill_room(budget)
-            && let Some(&(rank, id)) = self.waiting.first()
-        {
-            let start = self.start_of(id);
+        loop {
             let has_seat = self.running.len() < self.config.max_running;
+            let waiting = self.waiting.first().copied();
+            if has_seat
+                && let Some((ready_rank, ready)) = self.first_ready()
+                && waiting.is_none_or(|(rank, _)| ready_rank < rank)
+            {
+                self.leave_stage(ready);
+                self.enter_running(ready);
+                continue;
+            }
+            let Some((rank, id)) = waiting else { break };
+            if !self.has_prefill_room(budget) {
+                break;
+            }
+            let start = self.start_of(id);
             let has_pages = start.n_pages + self.running.len() <= self.pool.n_available();
             if has_seat && has_pages {
                 self.begin(id, start.source);
@@ -61,6 +72,12 @@ impl Scheduler {
                 None => break,
             }
         }
+    }
+
+    /// Of the paused sequences whose consumers have caught up, the first in rank.
+    fn first_ready(&self) -> Option<(Rank, SeqId)> {
+        let ready = self.paused.iter().filter(|&&id| !self.sequences[id].wants_pause);
+        ready.map(|&id| (self.sequences[id].rank, id)).min()
     }
 
     /// Whether another prefill would get tokens in this step, or should at least line up for the next.

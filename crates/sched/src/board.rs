@@ -15,7 +15,7 @@ use crate::{
 pub struct EngineStats {
     /// Sequences that take part in steps.
     pub n_running: usize,
-    /// Sequences whose consumers are behind.
+    /// Sequences whose consumers are behind, or have caught up and wait for a seat; they keep their pages.
     pub n_paused: usize,
     /// Sequences that wait for pages or a seat, those preempted included.
     pub n_waiting: usize,

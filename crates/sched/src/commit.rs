@@ -66,6 +66,13 @@ pub enum End {
     RowFailed,
 }
 
+impl End {
+    /// Whether its caller gets a result, not an error.
+    pub(crate) fn is_finish(self) -> bool {
+        matches!(self, Self::Stop | Self::Length | Self::Cancelled)
+    }
+}
+
 /// Counts of a sequence that ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SeqSummary {

@@ -57,7 +57,15 @@ impl Core {
         if self.outcomes.is_empty() {
             return;
         }
-        // Ahead of the events, so a caller that has seen the end event also sees the pages freed.
+        // Counted and published before the events are sent: a caller that has seen the end of its request finds the
+        // request's pages free and its tokens counted.
+        for outcome in &self.outcomes {
+            match outcome {
+                Outcome::Token { .. } => self.tally.generated_tokens += 1,
+                Outcome::Ended { end, .. } if end.is_finish() => self.tally.finished += 1,
+                Outcome::Ended { .. } => self.tally.failed += 1,
+            }
+        }
         self.board.publish(&self.scheduler, self.tally);
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for outcome in outcomes.drain(..) {
@@ -72,7 +80,6 @@ impl Core {
     }
 
     fn send_token(&mut self, seq: SeqId, logit_row: usize, id: u32, now_us: u64) {
-        self.tally.generated_tokens += 1;
         let sampled = self.output.sampled[logit_row].and_then(Result::ok);
         let lane = self.lane(seq).expect("a sequence with a token has a lane");
         lane.stopwatch.token(now_us);
@@ -160,17 +167,11 @@ impl Core {
             End::StepFailed => Err(cause.step_error()),
         };
         let event = match end {
-            Ok(finished) => {
-                self.tally.finished += 1;
-                Event::Finished(finished)
-            }
-            Err(error) => {
-                self.tally.failed += 1;
-                Event::Failed {
-                    sample: lane.sample,
-                    error,
-                }
-            }
+            Ok(finished) => Event::Finished(finished),
+            Err(error) => Event::Failed {
+                sample: lane.sample,
+                error,
+            },
         };
         self.send(lane.request, event);
         if let Some(request) = self.requests.get_mut(&lane.request) {

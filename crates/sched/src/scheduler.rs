@@ -321,8 +321,8 @@ impl Scheduler {
                 self.leave_stage(id);
                 self.enter_running(id);
             }
-            (Stage::Paused, false) => self.preempt(id, &mut StepPlan::default()),
-            (Stage::Running, false) | (Stage::Paused, true) => {}
+            // Without a seat it keeps its pages until one is free, see `Scheduler::admit`, or until others need them.
+            (Stage::Running | Stage::Paused, false) | (Stage::Paused, true) => {}
         }
     }
 

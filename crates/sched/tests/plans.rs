@@ -201,6 +201,36 @@ fn a_higher_priority_takes_the_seat_of_a_lower() {
     insta::assert_snapshot!(trace.finish());
 }
 
+/// Three consumers that fall behind and catch up again need no page twice where there is room for all.
+#[test]
+fn a_resumed_sequence_keeps_its_pages_until_a_seat_is_free() {
+    let mut trace = Trace::new(16, 1, |_| {});
+    let slow = trace.submit(0..20, 8);
+    trace.steps(2);
+    trace.scheduler.set_paused(slow, true);
+    let other = trace.submit(100..110, 4);
+    trace.steps(1);
+    trace.scheduler.set_paused(slow, false);
+    trace.scheduler.assert_consistent();
+    assert_eq!((trace.scheduler.n_running(), trace.scheduler.n_paused()), (1, 1));
+    assert!(
+        trace
+            .scheduler
+            .pages_of(slow)
+            .is_some_and(|pages| !pages.is_empty())
+    );
+    while trace.scheduler.tokens_of(other).is_some() {
+        trace.steps(1);
+    }
+    trace.steps(1);
+    assert_eq!((trace.scheduler.n_running(), trace.scheduler.n_paused()), (1, 0));
+    while trace.step() {}
+    assert!(trace.scheduler.is_empty());
+    let counters = trace.scheduler.counters();
+    assert_eq!(counters.preemptions, 0);
+    assert_eq!(counters.planned_tokens, (20 + 7) + (10 + 3));
+}
+
 #[test]
 fn evicted_pages_go_to_the_host_tier_and_come_back() {
     let mut trace = Trace::new(2, 8, |limits| limits.n_host_pages = 2);

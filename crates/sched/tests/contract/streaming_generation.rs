@@ -138,6 +138,16 @@ fn a_slow_consumer_receives_all_tokens_and_others_go_on() {
 }
 
 #[test]
+fn a_caller_that_has_seen_the_end_finds_all_tokens_counted() {
+    let engine = engine(8);
+    for n in 1..=300 {
+        engine.generate(&[1, 2], &greedy(3)).unwrap();
+        let stats = engine.stats();
+        assert_eq!((stats.generated_tokens, stats.finished), (3 * n, n));
+    }
+}
+
+#[test]
 fn samples_share_one_prefill_and_equal_requests_with_their_seeds() {
     let engine = engine(32);
     let prompt = prompt(1, 1, 40, 40);
