@@ -129,6 +129,34 @@ pub enum TokenizerError {
         /// What is wrong with it.
         problem: &'static str,
     },
+    /// Parts that together could make a short text take gigabytes.
+    #[error("tokenizer: its {what} can make a text {factor:.0} times as long, at most {maximum} is allowed")]
+    Growth {
+        /// Which parts.
+        what: &'static str,
+        /// What they can multiply the length by.
+        factor: f64,
+        /// The most that is allowed.
+        maximum: f64,
+    },
+    /// Normalizers that put much text around each text.
+    #[error("tokenizer: its normalizers add {n_bytes:.0} bytes to a text, at most {maximum} are allowed")]
+    AddedText {
+        /// Bytes that they add.
+        n_bytes: f64,
+        /// The most that is allowed.
+        maximum: f64,
+    },
+    /// More of something than any real tokenizer has.
+    #[error("tokenizer: it has {found} {what}, at most {maximum} are allowed")]
+    TooMany {
+        /// What.
+        what: &'static str,
+        /// How many there are.
+        found: usize,
+        /// The most that is allowed.
+        maximum: usize,
+    },
     /// A splitting pattern cannot be used.
     #[error("the pattern `{pattern}` cannot be matched in linear time or is malformed")]
     Pattern {

@@ -57,6 +57,11 @@ impl Charsmap {
         })
     }
 
+    /// Bytes of the longest text that something is replaced by.
+    pub(crate) fn longest_replacement(&self) -> usize {
+        self.replacements.split('\0').map(str::len).max().unwrap_or(0)
+    }
+
     /// Applies the table.
     pub(crate) fn apply(&self, text: &str) -> String {
         let mut out = String::with_capacity(text.len());

@@ -18,6 +18,7 @@ use super::{
     byte_level,
     charsmap::{Charsmap, Matching},
     key_map::KeyMap,
+    limits,
     normalize::{BertNormalizer, Normalizer},
     pre_tokenizers::{self, Spelling},
     split::{Behavior, METASPACE, Pattern, Step},
@@ -127,18 +128,23 @@ impl<'m> Source<'m> {
                 });
             }
         }
-        let mut ends: Vec<u32> = END_MARKS
+        let mut ends: Vec<(u32, bool)> = END_MARKS
             .iter()
-            .filter_map(|mark| by_text.get(mark).copied())
+            .filter_map(|mark| Some((*by_text.get(mark)?, mark.starts_with("<|"))))
             .collect();
         for key in [EOS, EOT, EOM] {
-            ends.extend(metadata.opt_u32(key)?);
+            ends.extend(metadata.opt_u32(key)?.map(|id| (id, false)));
         }
-        for id in ends {
-            // Converters mark some ends as user-defined, which text would be matched against: whoever writes
-            // `<|im_end|>` in a message would end it. llama.cpp makes them control tokens too.
-            if let Some(kind @ TokenKind::UserDefined) = kinds.get_mut(id as usize) {
-                *kind = TokenKind::Control;
+        for (id, is_no_text) in ends {
+            // Converters mark some ends as user-defined, which text would be matched against: a message with
+            // `<|im_end|>` in it would end there. Others are marked as normal, as Aquila's `<|endoftext|>` is, and no
+            // merge makes them. llama.cpp makes both control tokens too. `</s>` may be HTML and stays normal.
+            match kinds.get_mut(id as usize) {
+                Some(kind @ TokenKind::UserDefined) => *kind = TokenKind::Control,
+                Some(kind @ (TokenKind::Normal | TokenKind::Unused)) if is_no_text => {
+                    *kind = TokenKind::Control;
+                }
+                _ => {}
             }
         }
         Ok(Self {
@@ -563,7 +569,7 @@ fn finish(source: &Source<'_>, parts: Parts, is_bert: bool, pre: &str) -> Result
         (bos, wanted(ADD_EOS, EOS, defaults.adds_eos, special.eos)?)
     };
     vocab.find_end_of_generation();
-    Ok(Tokenizer {
+    let tokenizer = Tokenizer {
         added: AddedTokens::new(added_tokens(source, pre)?)?,
         added_normalized: AddedTokens::new(Vec::new())?,
         vocab,
@@ -572,7 +578,9 @@ fn finish(source: &Source<'_>, parts: Parts, is_bert: bool, pre: &str) -> Result
         model: parts.model,
         prefix: prefix.into_iter().collect(),
         suffix: suffix.into_iter().collect(),
-    })
+    };
+    limits::check(&tokenizer)?;
+    Ok(tokenizer)
 }
 
 /// The tokens to look for in text. Which of them take white space along is in no file; it is known by model.

@@ -20,6 +20,7 @@ use super::{
     bpe::{Alphabet, Bpe, Merges},
     byte_level,
     key_map::KeyMap,
+    limits,
     split::{METASPACE, Step},
     unigram::Unigram,
     vocab::{TokenKind, Vocab},
@@ -212,15 +213,17 @@ pub(crate) fn read(json: &[u8]) -> Result<Tokenizer, TokenizerError> {
         prefix,
         suffix,
     };
-    let normalized = normalized
-        .into_iter()
-        .map(|added| {
-            let mut token = added.into_token();
-            token.text = tokenizer.normalize(&token.text).into_owned();
-            token
-        })
-        .collect();
-    tokenizer.added_normalized = AddedTokens::new(normalized)?;
+    limits::check(&tokenizer)?;
+    let mut n_bytes = 0;
+    let mut tokens = Vec::with_capacity(normalized.len());
+    for added in normalized {
+        let mut token = added.into_token();
+        token.text = tokenizer.normalize(&token.text).into_owned();
+        n_bytes += token.text.len();
+        limits::check_added_tokens(n_bytes)?;
+        tokens.push(token);
+    }
+    tokenizer.added_normalized = AddedTokens::new(tokens)?;
     Ok(tokenizer)
 }
 

@@ -11,6 +11,7 @@ mod charsmap;
 mod gguf;
 mod huggingface;
 mod key_map;
+mod limits;
 mod merge;
 mod normalize;
 mod pre_tokenizers;

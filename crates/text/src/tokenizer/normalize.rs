@@ -138,10 +138,13 @@ impl BertNormalizer {
         let mut out = String::with_capacity(text.len());
         for character in text.chars() {
             let class = chars::classes(character);
-            let is_space = class & SPACE != 0 || matches!(character, '\t' | '\n' | '\r');
-            if self.cleans && is_space {
+            // Line breaks and tabs are spaces; other control characters go, also those that Unicode calls white space.
+            let is_control = class & CONTROL != 0 && !matches!(character, '\t' | '\n' | '\r');
+            if self.cleans && (is_control || character == '\u{fffd}') {
+                continue;
+            }
+            if self.cleans && class & SPACE != 0 {
                 out.push(' ');
-            } else if self.cleans && (matches!(character, '\0' | '\u{fffd}') || class & CONTROL != 0) {
             } else if self.splits_chinese && is_chinese(character) {
                 out.extend([' ', character, ' ']);
             } else {
@@ -200,6 +203,11 @@ mod tests {
             lowercases: true,
         };
         check(&Normalizer::Bert(bert), "É\u{0}a\tÄ中b", "ea a 中 b");
+        check(
+            &Normalizer::Bert(bert),
+            "a\u{b}b\u{c}c\u{85}d\u{2028}e\u{fffd}\r\n",
+            "abcd e  ",
+        );
     }
 
     #[test]

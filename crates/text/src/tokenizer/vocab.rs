@@ -244,9 +244,9 @@ mod tests {
         metadata.insert("tokenizer.ggml.eos_token_id", 3_u32).unwrap();
         let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
         let kinds: Vec<TokenKind> = (0..7).map(|id| tokenizer.token_kind(id).unwrap()).collect();
-        // Found by its text, by its id, as the file says, left as text, and left as normal.
+        // Found by its text, by its id, as the file says, left as text, and found by its text though it is called normal.
         assert_eq!(kinds[2..5], [TokenKind::Control; 3]);
-        assert_eq!(kinds[5..], [TokenKind::UserDefined, TokenKind::Normal]);
+        assert_eq!(kinds[5..], [TokenKind::UserDefined, TokenKind::Control]);
         assert_eq!(tokenizer.end_of_generation(), [2, 3, 4, 6]);
         let encode = |text, parse_special| {
             let options = EncodeOptions {
@@ -255,7 +255,12 @@ mod tests {
             };
             tokenizer.encode(text, options)
         };
-        for (id, text) in [(2, "a<|im_end|>"), (3, "a<stop>"), (4, "a<|eom_id|>")] {
+        for (id, text) in [
+            (2, "a<|im_end|>"),
+            (3, "a<stop>"),
+            (4, "a<|eom_id|>"),
+            (6, "a<|eot_id|>"),
+        ] {
             assert!(!encode(text, false).contains(&id), "{text}");
             assert_eq!(encode(text, true), [0, id]);
         }

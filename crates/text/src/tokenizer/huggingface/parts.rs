@@ -10,7 +10,7 @@ use crate::{
     tokenizer::{
         byte_level,
         charsmap::{Charsmap, Matching},
-        gguf,
+        gguf, limits,
         normalize::{BertNormalizer, Normalizer},
         split::{Behavior, METASPACE, Pattern, Prepend, Step, WordRule},
         vocab::TokenKind,
@@ -83,7 +83,10 @@ impl NormalizerPart {
     pub(super) fn compile(self, out: &mut Vec<Normalizer>) -> Result<(), TokenizerError> {
         out.push(match self {
             Self::Sequence { normalizers } => {
-                return normalizers.into_iter().try_for_each(|part| part.compile(out));
+                return normalizers.into_iter().try_for_each(|part| {
+                    part.compile(out)?;
+                    limits::check_parts("normalizers", out.len())
+                });
             }
             Self::BertNormalizer {
                 clean_text,
@@ -210,7 +213,10 @@ impl PreTokenizerPart {
         let pattern = |source: &str, behavior| Pattern::new(source, behavior, false).map(Step::Pattern);
         match self {
             Self::Sequence { pretokenizers } => {
-                return pretokenizers.into_iter().try_for_each(|part| part.compile(out));
+                return pretokenizers.into_iter().try_for_each(|part| {
+                    part.compile(out)?;
+                    limits::check_parts("pre-tokenizers", out.steps.len())
+                });
             }
             Self::ByteLevel {
                 add_prefix_space,
@@ -346,6 +352,7 @@ impl PostProcessorPart {
             Self::Sequence { processors } => {
                 processors.into_iter().try_fold(Around::default(), |inner, part| {
                     let outer = part.compile()?;
+                    limits::check_around(inner.len() + outer.len())?;
                     Ok(Around {
                         prefix: [outer.prefix, inner.prefix].concat(),
                         suffix: [inner.suffix, outer.suffix].concat(),
@@ -374,6 +381,7 @@ impl PostProcessorPart {
                                 &mut around.prefix
                             };
                             side.extend_from_slice(&token.ids);
+                            limits::check_around(around.len())?;
                         }
                     }
                 }
@@ -390,6 +398,10 @@ impl PostProcessorPart {
 }
 
 impl Around {
+    fn len(&self) -> usize {
+        self.prefix.len() + self.suffix.len()
+    }
+
     /// The ids, once each is known to be in the vocabulary.
     pub(super) fn resolve(self, texts: &[Option<String>]) -> Result<(Vec<u32>, Vec<u32>), TokenizerError> {
         let out_of_range = |id: &&u32| texts.get(**id as usize).is_none_or(Option::is_none);
@@ -453,6 +465,7 @@ impl DecoderPart {
     pub(super) fn compile(self) -> Result<Spelling, TokenizerError> {
         let mut spelling = Spelling::default();
         self.collect(&mut spelling)?;
+        limits::check_decoder(&spelling.replacements)?;
         Ok(spelling)
     }
 
