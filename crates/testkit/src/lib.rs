@@ -21,10 +21,12 @@ mod comparisons;
 pub mod conformance;
 pub mod fake_executor;
 pub mod generate;
+pub mod json_mutation;
 mod naive_backend;
 pub mod parity;
 mod random;
 mod reference;
+pub mod text_mutation;
 mod tiny_model;
 mod variants;
 

@@ -1,13 +1,22 @@
 //! Text and vocabularies that mean harm: nothing panics, nothing is slow, nothing is smuggled in.
 
+#[path = "support/template_words.rs"]
+mod template_words;
+#[path = "support/tokenizer_parts.rs"]
+mod tokenizer_parts;
 #[path = "support/vocabularies.rs"]
 mod vocabularies;
 
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use serde_json::json;
 use tokenmill_gguf::{Array, Metadata, StringArray, Value};
-use tokenmill_text::{DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer, TokenizerError};
+use tokenmill_testkit::{Random, json_mutation::mutate_json, text_mutation::mutate_text};
+use tokenmill_text::{
+    DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer, TokenizerError,
+    template::{ChatTemplate, RenderOptions},
+};
 
 const PLAIN: EncodeOptions = EncodeOptions {
     add_special: false,
@@ -82,6 +91,161 @@ fn special_tokens_are_text_unless_parsed() {
         let tool = tokenizer.special_token("<tool>").unwrap();
         assert!(tokenizer.encode("a<tool>a", PLAIN).contains(&tool), "{name}");
     }
+}
+
+/// Some converters mark the end of texts as a normal token, which no merge makes.
+#[test]
+fn an_end_mark_that_is_marked_as_normal_is_a_special_token() {
+    let mut metadata = Metadata::new();
+    let kinds = vocabularies::byte_level("gpt-2")
+        .i32_array("tokenizer.ggml.token_type")
+        .unwrap()
+        .len();
+    for (name, value) in vocabularies::byte_level("gpt-2").iter() {
+        let value = match (name, value) {
+            ("tokenizer.ggml.tokens", Value::Array(Array::String(texts))) => {
+                Value::from(texts.iter().chain(["<|endoftext|>"]).collect::<StringArray>())
+            }
+            ("tokenizer.ggml.token_type", Value::Array(Array::I32(kinds))) => {
+                Value::from([&kinds[..], &[1]].concat())
+            }
+            (_, value) => value.clone(),
+        };
+        metadata.insert(name, value).unwrap();
+    }
+    let tokenizer = Tokenizer::from_gguf(&metadata).unwrap();
+    let parsed = EncodeOptions {
+        parse_special: true,
+        ..PLAIN
+    };
+    assert_eq!(tokenizer.encode("<|endoftext|>", parsed), [kinds as u32]);
+    assert!(!tokenizer.encode("<|endoftext|>", PLAIN).contains(&(kinds as u32)));
+}
+
+/// The error of the tokenizer file with some of its parts replaced.
+fn json_error(parts: &[(&str, serde_json::Value)]) -> String {
+    let mut json: serde_json::Value = serde_json::from_str(include_str!("support/tokenizer.json")).unwrap();
+    for (name, part) in parts {
+        json[name] = part.clone();
+    }
+    Tokenizer::from_tokenizer_json(json.to_string().as_bytes())
+        .unwrap_err()
+        .to_string()
+}
+
+#[test]
+fn parts_that_would_make_a_short_text_huge_are_refused() {
+    let replace = json!({"type": "Replace", "pattern": {"String": "e"}, "content": "e".repeat(48)});
+    let sequence = |part: serde_json::Value, n| json!({"type": "Sequence", "normalizers": vec![part; n]});
+    assert_eq!(
+        json_error(&[("normalizer", sequence(replace.clone(), 6))]),
+        "tokenizer: its normalizers can make a text 12230590464 times as long, at most 1024 is allowed"
+    );
+    let pattern = json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "y".repeat(2000)});
+    assert_eq!(
+        json_error(&[("normalizer", pattern)]),
+        "tokenizer: its normalizers can make a text 2001 times as long, at most 1024 is allowed"
+    );
+    let prepend = json!({"type": "Prepend", "prepend": "p".repeat(100_000)});
+    assert_eq!(
+        json_error(&[("normalizer", prepend)]),
+        "tokenizer: its normalizers add 100000 bytes to a text, at most 65536 are allowed"
+    );
+    assert_eq!(
+        json_error(&[("normalizer", sequence(json!({"type": "NFC"}), 65))]),
+        "tokenizer: it has 65 normalizers, at most 64 are allowed"
+    );
+    // Splitters call each other, one level of the stack for each.
+    let splitters = vec![json!({"type": "Digits", "individual_digits": true}); 100_000];
+    assert_eq!(
+        json_error(&[(
+            "pre_tokenizer",
+            json!({"type": "Sequence", "pretokenizers": splitters})
+        )]),
+        "tokenizer: it has 65 pre-tokenizers, at most 64 are allowed"
+    );
+    let decoder = json!({"type": "Sequence", "decoders": vec![replace; 2]});
+    assert_eq!(
+        json_error(&[("decoder", decoder)]),
+        "tokenizer: its decoders can make a text 2304 times as long, at most 16 is allowed"
+    );
+    let around = json!({
+        "type": "TemplateProcessing",
+        "single": vec![json!({"SpecialToken": {"id": "a"}}); 100_000],
+        "special_tokens": {"a": {"ids": vec![1; 1000]}},
+    });
+    assert_eq!(
+        json_error(&[("post_processor", around)]),
+        "tokenizer: it has 2000 tokens around each text, at most 1024 are allowed"
+    );
+}
+
+/// Files that keep the structure of a tokenizer, with parts moved, repeated, exchanged and changed.
+#[test]
+fn mutated_tokenizer_files_are_refused_or_work() {
+    let base: serde_json::Value = serde_json::from_str(include_str!("support/tokenizer.json")).unwrap();
+    let parts = tokenizer_parts::parts();
+    let text = "the e\u{301} 日 \u{fdfa}<s> tool 77\u{2581}".repeat(20);
+    let mut random = Random::new(5);
+    let (mut n_refused, mut n_built) = (0, 0);
+    for _ in 0..6000 {
+        let mut json = base.clone();
+        for _ in 0..=random.below(4) {
+            mutate_json(&mut json, &parts, &mut |n| random.below(n));
+        }
+        let Ok(tokenizer) = Tokenizer::from_tokenizer_json(json.to_string().as_bytes()) else {
+            n_refused += 1;
+            continue;
+        };
+        n_built += 1;
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: true,
+        };
+        let ids = tokenizer.encode(&text, options);
+        assert!(
+            ids.iter().all(|&id| (id as usize) < tokenizer.n_vocab()),
+            "{json}"
+        );
+        tokenizer.decode(&ids, DecodeOptions::default());
+    }
+    assert!(
+        n_refused > 1000 && n_built > 1000,
+        "{n_refused} refused, {n_built} built"
+    );
+}
+
+/// Templates with words of their language inserted, repeated and cut.
+#[test]
+fn mutated_templates_are_refused_or_render_within_limits() {
+    let context = json!({
+        "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "a"}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "add_generation_prompt": true, "bos_token": "<s>", "eos_token": "</s>",
+    });
+    let mut random = Random::new(6);
+    let (mut n_refused, mut n_rendered) = (0, 0);
+    let started = Instant::now();
+    for _ in 0..4000 {
+        let mut source = template_words::TEMPLATE.to_owned();
+        for _ in 0..=random.below(5) {
+            mutate_text(&mut source, &template_words::WORDS, &mut |n| random.below(n));
+        }
+        let rendered = ChatTemplate::new(&source)
+            .and_then(|template| template.render(&context, &RenderOptions::default()));
+        match rendered {
+            Ok(_) => n_rendered += 1,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                n_refused += 1;
+            }
+        }
+    }
+    assert!(
+        n_refused > 500 && n_rendered > 200,
+        "{n_refused} refused, {n_rendered} rendered"
+    );
+    assert!(started.elapsed() < Duration::from_mins(5));
 }
 
 fn texts() -> impl Strategy<Value = String> {

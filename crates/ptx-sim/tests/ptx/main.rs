@@ -7,3 +7,4 @@ mod exchange;
 mod findings;
 mod matrix;
 mod memory;
+mod mutated;

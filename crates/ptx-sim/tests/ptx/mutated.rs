@@ -1,0 +1,35 @@
+//! Damaged modules are refused with the line, or load.
+
+#[path = "../support/ptx_words.rs"]
+mod ptx_words;
+
+use tokenmill_ptx_sim::{DeviceMemory, Module};
+use tokenmill_testkit::{Random, text_mutation::mutate_text};
+
+#[test]
+fn the_module_itself_loads() {
+    Module::load(ptx_words::MODULE, &mut DeviceMemory::new()).unwrap();
+}
+
+#[test]
+fn mutated_modules_are_refused_or_load() {
+    let mut random = Random::new(8);
+    let (mut n_refused, mut n_loaded) = (0, 0);
+    for _ in 0..4000 {
+        let mut ptx = ptx_words::MODULE.to_owned();
+        for _ in 0..=random.below(4) {
+            mutate_text(&mut ptx, &ptx_words::WORDS, &mut |n| random.below(n));
+        }
+        match Module::load(&ptx, &mut DeviceMemory::new()) {
+            Ok(_) => n_loaded += 1,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                n_refused += 1;
+            }
+        }
+    }
+    assert!(
+        n_refused > 1000 && n_loaded > 20,
+        "{n_refused} refused, {n_loaded} loaded"
+    );
+}

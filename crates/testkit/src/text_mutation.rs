@@ -1,0 +1,84 @@
+//! Mutations of program text that keep most of its structure, for tests and fuzz targets alike.
+//!
+//! Separate from those of JSON because it needs no other crate. Invariant: nothing but `choose` decides, so a case can be run
+//! again; it is called with the number of choices, at least 1, and gives one below it. The file names nothing of this crate, so
+//! that fuzz targets may include it by path.
+
+/// Numbers at which sizes, signs and precisions end.
+const EDGES: [&str; 10] = [
+    "0",
+    "-1",
+    "1",
+    "31",
+    "65536",
+    "2147483648",
+    "4294967296",
+    "18446744073709551616",
+    "1e308",
+    "0f7FC00000",
+];
+
+/// Changes one place of a text. `fragments` are words of its language.
+pub fn mutate_text(text: &mut String, fragments: &[&str], choose: &mut dyn FnMut(usize) -> usize) {
+    let mut boundary = |text: &str| {
+        let at = choose(text.len() + 1);
+        (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+    };
+    let (first, second) = (boundary(text), boundary(text));
+    let range = first.min(second)..first.max(second);
+    // Most changes are small ones.
+    let near_end = text[range.start..]
+        .char_indices()
+        .nth(choose(24))
+        .map_or(text.len(), |(n, _)| range.start + n);
+    let range = if choose(4) == 0 {
+        range
+    } else {
+        range.start..near_end
+    };
+    match choose(5) {
+        0 => drop(text.drain(range)),
+        1 => {
+            let copy = text[range].to_owned();
+            text.insert_str(first, &copy);
+        }
+        2 if !fragments.is_empty() => text.replace_range(range, fragments[choose(fragments.len())]),
+        3 => text.replace_range(range, EDGES[choose(EDGES.len())]),
+        _ if !fragments.is_empty() => text.insert_str(first, fragments[choose(fragments.len())]),
+        _ => text.truncate(first),
+    }
+}
+
+/// Choices from the bytes of a fuzzer's input; 0 once they are used up.
+pub fn choices(bytes: &[u8]) -> impl FnMut(usize) -> usize + '_ {
+    let mut bytes = bytes.iter();
+    move |n| {
+        let mut next = || usize::from(*bytes.next().unwrap_or(&0));
+        let number = if n > 256 { next() << 8 | next() } else { next() };
+        if n > 1 << 16 {
+            (number << 8 | next()) % n
+        } else {
+            number % n
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_choices_leave_a_text_that_is_one() {
+        let mut text = "mov.u32 %r1, 7; // é👩".repeat(3);
+        let mut state = 1_usize;
+        for _ in 0..2000 {
+            mutate_text(&mut text, &["add", "é"], &mut |n| {
+                state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+                (state >> 33) % n
+            });
+            if !(1..4096).contains(&text.len()) {
+                "mov.u32 %r1, 7; // é👩".clone_into(&mut text);
+            }
+        }
+    }
+}
