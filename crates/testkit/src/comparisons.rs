@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokenmill_model::{LoadError, Model};
 
 /// The tests that compare with other software, in the order of the report: name, and what it is compared with.
-const ROWS: [(&str, &str); 30] = [
+const ROWS: [(&str, &str); 31] = [
     ("tensor types", "gguf-py"),
     ("malformed files", "verdicts written by hand"),
     ("files by llama.cpp", "llama.cpp"),
@@ -45,6 +45,7 @@ const ROWS: [(&str, &str); 30] = [
     ("demo model, F16", "transformers"),
     ("demo model, Q8_0", "llama.cpp"),
     ("demo model, Q8_0, naive", "llama.cpp"),
+    ("near-ties of the demo model", "llama.cpp"),
     ("perplexity", "llama.cpp"),
     ("perplexity of the demo model", "llama.cpp"),
     ("the program's token ids", "transformers"),
