@@ -307,6 +307,14 @@ pub enum BackendError {
         /// The device.
         device: &'static str,
     },
+    /// The bytes of a tensor could not be read.
+    #[error("cannot read tensor `{tensor}`: {reason}")]
+    ReadTensor {
+        /// The tensor.
+        tensor: String,
+        /// What the system said, and of which file.
+        reason: String,
+    },
     /// Something else that the model needs and the backend has not.
     #[error("{device} does not support {feature}")]
     Unsupported {

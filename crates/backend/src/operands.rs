@@ -3,7 +3,7 @@
 //! Separate from the trait because a network is made of these. They are generic over the device's matrices `M` and vectors
 //! `V`. Invariant: they hold weights and numbers of the network, nothing of a step.
 
-use tokenmill_gguf::TensorType;
+use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::Backend;
 
@@ -28,7 +28,7 @@ pub struct MatrixData<'a> {
     /// Columns, the width of the input: contiguous in memory.
     pub n_in: usize,
     /// `n_out` rows of `ty.row_bytes(n_in)` bytes.
-    pub bytes: &'a [u8],
+    pub bytes: TensorBytes<'a>,
     /// Which operations will read it.
     pub usage: MatrixUsage,
 }

@@ -54,7 +54,7 @@ const FLAGS: &[Row] = &[
     ),
     (
         &["--mmap", "--no-mmap"],
-        "files are always mapped while the model loads; there is nothing to switch",
+        "files are read while the model loads, never mapped; there is nothing to switch",
     ),
     (
         &["-pg"],

@@ -5,12 +5,12 @@
 
 use std::{
     error::Error,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use serde_json::Value;
-use tokenmill_gguf::{GgufFile, Metadata};
+use tokenmill_gguf::{GgufFile, Metadata, RegularFile};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 
@@ -22,6 +22,11 @@ use crate::{
 /// What may stand for MODEL.
 pub(crate) const WHAT_MODEL_IS: &str =
     "MODEL is a .gguf file, a folder with one, a Hugging Face folder, or `demo`";
+
+/// The tokenizer of a Hugging Face folder.
+const TOKENIZER_JSON: &str = "tokenizer.json";
+/// Longest file with text of a folder. Tokenizers of the largest vocabularies have some 30 MB.
+const MAX_JSON_BYTES: usize = 256 << 20;
 
 /// A model named on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,7 +121,11 @@ impl ModelSource {
     /// A vocabulary that cannot be used.
     pub(crate) fn tokenizer(&self, gguf: Option<&GgufFile>) -> Result<Tokenizer, Failure> {
         match (self, gguf) {
-            (Self::Folder(folder), None) => tokenizer_json(&folder.join("tokenizer.json")),
+            (Self::Folder(folder), None) => {
+                let path = folder.join(TOKENIZER_JSON);
+                let bytes = RegularFile::read_in_folder(folder, TOKENIZER_JSON, MAX_JSON_BYTES);
+                read_tokenizer_json(&path, bytes)
+            }
             (_, file) => {
                 let empty = Metadata::new();
                 let metadata = file.map_or(&empty, GgufFile::metadata);
@@ -169,19 +178,22 @@ impl ModelSource {
                 end_ids: Vec::new(),
             });
         };
-        let config = optional_json(&folder.join("tokenizer_config.json"))?;
+        let config = optional_json(folder, "tokenizer_config.json")?;
         let token = |name: &str| {
             let token = &config[name];
             let text = token.as_str().or_else(|| token["content"].as_str());
             text.unwrap_or_default().to_owned()
         };
-        let template = match fs::read_to_string(folder.join("chat_template.jinja")) {
-            Ok(template) => Some(template),
-            Err(_) => config["chat_template"].as_str().map(str::to_owned),
+        let template = match optional_file(folder, "chat_template.jinja")? {
+            Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| {
+                let path = folder.join("chat_template.jinja");
+                Failure::input(format!("{} is not UTF-8 text", path.display()))
+            })?),
+            None => config["chat_template"].as_str().map(str::to_owned),
         };
         let mut end_ids = Vec::new();
         for name in ["generation_config.json", "config.json"] {
-            let ids = &optional_json(&folder.join(name))?["eos_token_id"];
+            let ids = &optional_json(folder, name)?["eos_token_id"];
             let ids = ids.as_array().cloned().unwrap_or_else(|| vec![ids.clone()]);
             end_ids.extend(ids.iter().filter_map(Value::as_u64).map(|id| id as u32));
         }
@@ -201,7 +213,7 @@ impl ModelSource {
     /// A file that is not JSON.
     pub(crate) fn config_json(&self) -> Result<Value, Failure> {
         match self {
-            Self::Folder(folder) => optional_json(&folder.join("config.json")),
+            Self::Folder(folder) => optional_json(folder, "config.json"),
             _ => Ok(Value::Null),
         }
     }
@@ -232,9 +244,13 @@ impl ModelSource {
 /// # Errors
 /// A file that cannot be read, or describes no tokenizer that is known.
 pub(crate) fn tokenizer_json(path: &Path) -> Result<Tokenizer, Failure> {
+    read_tokenizer_json(path, RegularFile::read(path, MAX_JSON_BYTES))
+}
+
+fn read_tokenizer_json(path: &Path, bytes: io::Result<Vec<u8>>) -> Result<Tokenizer, Failure> {
     const HINT: &str =
         "a Hugging Face folder has its tokenizer in tokenizer.json; a .gguf file holds its own";
-    let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error).hint(HINT))?;
+    let bytes = bytes.map_err(|error| Failure::unreadable(path, &error).hint(HINT))?;
     Tokenizer::from_tokenizer_json(&bytes).map_err(|error| {
         let reason = match error.source() {
             Some(source) => format!("{error}: {source}"),
@@ -244,13 +260,22 @@ pub(crate) fn tokenizer_json(path: &Path) -> Result<Tokenizer, Failure> {
     })
 }
 
-/// A JSON file; null where there is none.
-fn optional_json(path: &Path) -> Result<Value, Failure> {
-    let Ok(bytes) = fs::read(path) else {
+/// A file of a model's folder; `None` where there is none.
+fn optional_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, Failure> {
+    match RegularFile::read_in_folder(folder, name, MAX_JSON_BYTES) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Failure::unreadable(&folder.join(name), &error)),
+    }
+}
+
+/// A JSON file of a model's folder; null where there is none.
+fn optional_json(folder: &Path, name: &str) -> Result<Value, Failure> {
+    let Some(bytes) = optional_file(folder, name)? else {
         return Ok(Value::Null);
     };
     serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::input(format!("{} is not JSON: {error}", path.display())))
+        .map_err(|error| Failure::input(format!("{} is not JSON: {error}", folder.join(name).display())))
 }
 
 /// Whether a name is part 2 or later of a split model, `…-00002-of-00003.gguf`.

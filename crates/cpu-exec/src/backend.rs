@@ -150,6 +150,10 @@ impl Memory for CpuBackend {
                     ty: data.ty.name(),
                     device: Self::NAME,
                 },
+                crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
+                    tensor: data.name.to_owned(),
+                    reason: source.to_string(),
+                },
                 other => failed("loading weights", &other),
             }
         })

@@ -29,6 +29,9 @@ pub enum CpuExecError {
     /// The tensor's type or row length is one that cannot be computed.
     #[error(transparent)]
     Quant(#[from] QuantError),
+    /// The weights could not be read.
+    #[error("{0}")]
+    ReadWeights(#[source] std::io::Error),
     /// A tensor's bytes do not have the length that its shape says.
     #[error("a {n_rows} x {n_cols} matrix of {} takes {expected} bytes, found {found}", .ty.name())]
     MatrixBytes {

@@ -1,15 +1,16 @@
 //! [`Matrix`]: the weights of one linear map, packed for the host.
 //!
-//! It owns its memory: once a tensor is packed, the file's bytes are not looked at again and their map can be dropped.
+//! It owns its memory: once a tensor is packed, the file is not read again.
 //! Invariant: packing loses nothing; [`Matrix::dequantize_row`] gives the file's values to the bit.
 
-use std::fmt;
+use std::{fmt, io, sync::OnceLock};
 
-use tokenmill_gguf::TensorType;
+use tokenmill_gguf::{TensorBytes, TensorType};
 use tokenmill_quant::{CpuFeatures, Format, QuantError};
 
 use crate::{
     CpuExecError, Host,
+    pool::Columns,
     simd::{Activations, TILE_ROWS, TileMemory, TileOps},
 };
 
@@ -26,21 +27,24 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Packs rows that lie one after the other in `bytes`, as a GGUF tensor stores them, with all threads of `host`.
+    /// Packs rows that lie one after the other in `bytes`, as a GGUF tensor stores them. All threads of `host` read and
+    /// pack, a few rows each at a time.
     ///
     /// `bytes` may be part of a tensor, so that a three-dimensional one (experts) becomes a matrix for each slice.
     ///
     /// # Errors
+    /// [`CpuExecError::ReadWeights`] where the bytes cannot be read,
     /// [`CpuExecError::Quant`] for a type that cannot be computed or columns that are no whole number of its blocks,
     /// [`CpuExecError::MatrixBytes`] when `bytes` has another length than the shape takes, and
     /// [`CpuExecError::OutOfMemory`].
-    pub fn pack(
+    pub fn pack<'a>(
         host: &Host,
         ty: TensorType,
         n_rows: usize,
         n_cols: usize,
-        bytes: &[u8],
+        bytes: impl Into<TensorBytes<'a>>,
     ) -> Result<Self, CpuExecError> {
+        let bytes = bytes.into();
         let format = Format::of(ty)?;
         let ops = TileOps::of(ty).ok_or(QuantError::UnsupportedType(ty))?;
         let row_bytes = format.row_bytes(n_cols)?;
@@ -63,14 +67,22 @@ impl Matrix {
         if tile_bytes > 0 {
             // Rows that only fill up the last tile.
             let zeros = vec![0; row_bytes];
-            host.pool()
-                .for_each_chunk(memory.as_mut_slice(), tile_bytes, |tile_idx, tile| {
-                    let rows = std::array::from_fn(|i| {
+            let tile_rows_bytes = TILE_ROWS * row_bytes;
+            let n_tiles_at_once = (READ_BYTES / tile_rows_bytes.max(1)).max(1);
+            let chunk_bytes = n_tiles_at_once * tile_bytes;
+            read_chunks(host, &mut memory, chunk_bytes, |buffer, chunk_idx, chunk| {
+                let start = chunk_idx * n_tiles_at_once * tile_rows_bytes;
+                let n_bytes = chunk.len() / tile_bytes * tile_rows_bytes;
+                let rows = bytes.read(start..(start + n_bytes).min(expected), buffer)?;
+                for (tile_idx, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
+                    let tile_rows = std::array::from_fn(|i| {
                         let start = (tile_idx * TILE_ROWS + i) * row_bytes;
-                        bytes.get(start..start + row_bytes).unwrap_or(&zeros)
+                        rows.get(start..start + row_bytes).unwrap_or(&zeros)
                     });
-                    ops.pack(&rows, n_cols, tile);
-                });
+                    ops.pack(&tile_rows, n_cols, tile);
+                }
+                Ok(())
+            })?;
         }
         Ok(Self {
             format,
@@ -155,6 +167,37 @@ impl Matrix {
         let tiles = self.tiles(first_tile, n_tiles);
         self.ops
             .products(features, tiles, activations, first_token, n_rows, sums);
+    }
+}
+
+/// Bytes of a file that one thread reads at a time, unless 16 rows take more.
+const READ_BYTES: usize = 256 << 10;
+
+/// Calls `fill(buffer, chunk_idx, chunk)` for the chunks of `memory`, on all threads. A thread has one buffer for all its
+/// chunks. After an error no further chunk is filled.
+fn read_chunks(
+    host: &Host,
+    memory: &mut TileMemory,
+    chunk_bytes: usize,
+    fill: impl Fn(&mut Vec<u8>, usize, &mut [u8]) -> io::Result<()> + Sync,
+) -> Result<(), CpuExecError> {
+    let mut buffers = vec![Vec::new(); host.pool().n_threads()];
+    let failure = OnceLock::new();
+    let memory = memory.as_mut_slice();
+    let n_bytes = memory.len();
+    let chunks = Columns::new(memory, n_bytes, chunk_bytes);
+    host.pool()
+        .for_each_part_with(&mut buffers, chunks, |buffer, chunk_idx, mut chunk| {
+            if failure.get().is_none()
+                && let Err(error) = fill(buffer, chunk_idx, chunk.row(0))
+            {
+                // Of several threads that fail, the first one's error is reported.
+                let _ = failure.set(error);
+            }
+        });
+    match failure.into_inner() {
+        None => Ok(()),
+        Some(error) => Err(CpuExecError::ReadWeights(error)),
     }
 }
 

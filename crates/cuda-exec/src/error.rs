@@ -82,6 +82,12 @@ pub enum CudaExecError {
     /// Weights that no kernel computes with, or whose bytes are not what their shape needs.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// The weights could not be read.
+    #[error("{reason}")]
+    ReadWeights {
+        /// What the system said, and of which file.
+        reason: String,
+    },
     /// No kernel has this feature.
     #[error("the CUDA kernels have no {feature}")]
     Unsupported {

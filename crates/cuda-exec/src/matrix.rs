@@ -7,10 +7,10 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
-use tokenmill_gguf::TensorType;
+use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
-    Buffer, Device, Kernel, LayoutError, MatrixLayout, Pinned, Stream, View, error::Result,
+    Buffer, CudaExecError, Device, Kernel, LayoutError, MatrixLayout, Pinned, Stream, View, error::Result,
     modules::type_suffix,
 };
 
@@ -152,18 +152,19 @@ impl Uploader {
         }
     }
 
-    /// Takes a matrix of the file's bytes. The copy may still run when this returns; see [`Self::finish`].
+    /// Takes a matrix of the file's bytes, which all cores read. The copy may still run when this returns; see [`Self::finish`].
     ///
     /// # Errors
-    /// [`CudaExecError::Layout`](crate::CudaExecError::Layout),
-    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory), or the driver's.
-    pub fn upload(
+    /// [`CudaExecError::ReadWeights`], [`CudaExecError::Layout`],
+    /// [`CudaExecError::OutOfMemory`], or the driver's.
+    pub fn upload<'a>(
         &mut self,
         ty: TensorType,
         [n_out, n_in]: [usize; 2],
-        bytes: &[u8],
+        bytes: impl Into<TensorBytes<'a>>,
         usage: MatrixUse,
     ) -> Result<Matrix> {
+        let bytes = bytes.into();
         let layout = MatrixLayout::of(ty, n_out, n_in)?;
         if bytes.len() != layout.file_row_bytes() * n_out {
             return Err(LayoutError::ByteLength {
@@ -179,8 +180,7 @@ impl Uploader {
         let n_rows_at_once = (STAGING_BYTES / row_bytes.max(1)).max(1);
         for first in (0..n_out).step_by(n_rows_at_once) {
             let rows = first..(first + n_rows_at_once).min(n_out);
-            let source = &bytes[rows.start * layout.file_row_bytes()..rows.end * layout.file_row_bytes()];
-            self.upload_rows(&layout, rows, source, &mut buffer)?;
+            self.upload_rows(&layout, rows, bytes, &mut buffer)?;
         }
         Ok(Matrix {
             bytes: buffer,
@@ -194,7 +194,7 @@ impl Uploader {
         &mut self,
         layout: &MatrixLayout,
         rows: Range<usize>,
-        source: &[u8],
+        bytes: TensorBytes<'_>,
         buffer: &mut Buffer<u8>,
     ) -> Result<()> {
         let planes = layout.planes();
@@ -208,24 +208,23 @@ impl Uploader {
 
         // Staging holds plane after plane; a piece is a few rows, which write their share of each.
         let piece_rows = (PIECE_BYTES / layout.file_row_bytes().max(1)).max(1);
-        let mut pieces: Vec<Piece<'_>> = (source.chunks(piece_rows * layout.file_row_bytes()))
-            .map(|source| Piece {
-                source,
+        let mut pieces: Vec<Piece<'_>> = (rows.clone().step_by(piece_rows))
+            .map(|first| Piece {
+                rows: first..(first + piece_rows).min(rows.end),
                 parts: Vec::with_capacity(planes.len()),
             })
             .collect();
         let mut rest = staging.host()?;
         for plane in planes {
             for piece in &mut pieces {
-                let n_rows = piece.source.len() / layout.file_row_bytes();
-                let (part, later) = rest.split_at_mut(n_rows * plane.row_bytes);
+                let (part, later) = rest.split_at_mut(piece.rows.len() * plane.row_bytes);
                 piece.parts.push(part);
                 rest = later;
             }
         }
         pieces
             .into_par_iter()
-            .try_for_each(|piece| piece.repack(layout))?;
+            .try_for_each_init(Vec::new, |read, piece| piece.repack(layout, bytes, read))?;
 
         let mut start = 0;
         for plane in planes {
@@ -251,20 +250,27 @@ impl Uploader {
     }
 }
 
-/// A few rows of a file and where their bytes go.
+/// A few rows of a matrix and where their bytes go.
 struct Piece<'a> {
-    source: &'a [u8],
+    rows: Range<usize>,
     /// For each plane.
     parts: Vec<&'a mut [u8]>,
 }
 
 impl Piece<'_> {
-    fn repack(self, layout: &MatrixLayout) -> std::result::Result<(), LayoutError> {
+    /// Reads the rows, into `read` where they are in a file, and repacks them.
+    fn repack(self, layout: &MatrixLayout, bytes: TensorBytes<'_>, read: &mut Vec<u8>) -> Result<()> {
+        let row_bytes = layout.file_row_bytes();
+        let source = bytes
+            .read(self.rows.start * row_bytes..self.rows.end * row_bytes, read)
+            .map_err(|error| CudaExecError::ReadWeights {
+                reason: error.to_string(),
+            })?;
         let mut parts: Vec<_> = (self.parts.into_iter().zip(layout.planes()))
             .map(|(part, plane)| part.chunks_exact_mut(plane.row_bytes))
             .collect();
         let mut row_parts: Vec<&mut [u8]> = Vec::with_capacity(parts.len());
-        for row in self.source.chunks_exact(layout.file_row_bytes()) {
+        for row in source.chunks_exact(row_bytes) {
             row_parts.extend(parts.iter_mut().filter_map(Iterator::next));
             for part in &mut row_parts {
                 part.fill(0);

@@ -1,53 +1,88 @@
-//! [`Cursor`]: reads little-endian fields from untrusted bytes.
+//! [`Cursor`]: reads little-endian fields from an untrusted file.
 //!
 //! Apart from the header parser so that all bounds checks stand in one place. Invariant: nothing is read past the end,
-//! and nothing is allocated for a count before the bytes for it are known to be there.
+//! and nothing is allocated for a count before the file is known to have the bytes for it.
 
-use crate::GgufError;
+use crate::{GgufError, ReadAt};
 
 /// Longest header that is parsed. Real ones reach some 20 MB; the limit bounds what a hostile file can make us allocate.
 pub(crate) const MAX_HEADER_BYTES: usize = 1 << 28;
 
+/// Bytes that are read at a time, unless a field is longer.
+const READ_BYTES: usize = 1 << 18;
+
 /// A position in the header of a file.
 pub(crate) struct Cursor<'a> {
-    bytes: &'a [u8],
+    source: &'a dyn ReadAt,
+    /// Where the next field starts in the file.
     offset: usize,
-    /// Whether the file continues after `bytes`.
+    /// Where the header must have ended: the length of the file, or the longest header.
+    end: usize,
+    /// Whether the file is longer than `end`.
     is_cut: bool,
+    /// Bytes of the file that were read, `consumed` of them taken.
+    buffer: Vec<u8>,
+    consumed: usize,
 }
 
 impl<'a> Cursor<'a> {
-    /// Starts at the first byte of a file.
-    pub(crate) fn new(file_bytes: &'a [u8]) -> Self {
+    /// Starts at the first byte of a file of `n_bytes` bytes.
+    pub(crate) fn new(source: &'a dyn ReadAt, n_bytes: u64) -> Self {
         Self {
-            bytes: &file_bytes[..file_bytes.len().min(MAX_HEADER_BYTES)],
+            source,
             offset: 0,
-            is_cut: file_bytes.len() > MAX_HEADER_BYTES,
+            end: n_bytes.min(MAX_HEADER_BYTES as u64) as usize,
+            is_cut: n_bytes > MAX_HEADER_BYTES as u64,
+            buffer: Vec::new(),
+            consumed: 0,
         }
     }
 
-    /// Bytes read so far.
+    /// Where the next field starts.
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }
 
     /// Bytes not read yet.
     pub(crate) fn left(&self) -> usize {
-        self.bytes.len() - self.offset
+        self.end - self.offset
+    }
+
+    /// The next bytes without taking them: `n_bytes`, or what the file has.
+    pub(crate) fn peek(&mut self, n_bytes: usize) -> Result<&[u8], GgufError> {
+        let n_bytes = n_bytes.min(self.left());
+        self.fill(n_bytes)?;
+        Ok(&self.buffer[self.consumed..][..n_bytes])
     }
 
     /// Reads `n_bytes` bytes.
-    pub(crate) fn bytes(&mut self, n_bytes: u64, what: &'static str) -> Result<&'a [u8], GgufError> {
-        let end = usize::try_from(n_bytes)
+    pub(crate) fn bytes(&mut self, n_bytes: u64, what: &'static str) -> Result<&[u8], GgufError> {
+        let Some(n_bytes) = usize::try_from(n_bytes)
             .ok()
-            .and_then(|n_bytes| self.offset.checked_add(n_bytes))
-            .filter(|&end| end <= self.bytes.len());
-        let Some(end) = end else {
+            .filter(|&n_bytes| n_bytes <= self.left())
+        else {
             return Err(self.end_error(n_bytes, what));
         };
-        let bytes = &self.bytes[self.offset..end];
-        self.offset = end;
-        Ok(bytes)
+        self.fill(n_bytes)?;
+        let start = self.consumed;
+        self.offset += n_bytes;
+        self.consumed += n_bytes;
+        Ok(&self.buffer[start..self.consumed])
+    }
+
+    /// Makes the buffer hold the next `n_bytes` bytes, of which the file has so many.
+    fn fill(&mut self, n_bytes: usize) -> Result<(), GgufError> {
+        let n_held = self.buffer.len() - self.consumed;
+        if n_bytes <= n_held {
+            return Ok(());
+        }
+        self.buffer.drain(..self.consumed);
+        self.consumed = 0;
+        self.buffer.resize(n_bytes.max(READ_BYTES).min(self.left()), 0);
+        let from = (self.offset + n_held) as u64;
+        self.source
+            .read_exact_at(from, &mut self.buffer[n_held..])
+            .map_err(|reason| GgufError::ReadHeader { reason })
     }
 
     fn end_error(&self, needed: u64, what: &'static str) -> GgufError {
@@ -108,10 +143,53 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads a length and that many bytes of text.
-    pub(crate) fn str(&mut self, what: &'static str) -> Result<&'a str, GgufError> {
+    pub(crate) fn str(&mut self, what: &'static str) -> Result<&str, GgufError> {
         let n_bytes = self.u64(what)?;
         let offset = self.offset;
         let bytes = self.bytes(n_bytes, what)?;
         std::str::from_utf8(bytes).map_err(|_| GgufError::InvalidUtf8 { what, offset })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, sync::atomic::AtomicU64, sync::atomic::Ordering};
+
+    use super::*;
+
+    /// A file of zeros that counts what is read of it.
+    struct Zeros {
+        n_read: AtomicU64,
+    }
+
+    impl ReadAt for Zeros {
+        fn read_exact_at(&self, _: u64, out: &mut [u8]) -> io::Result<()> {
+            out.fill(0);
+            self.n_read.fetch_add(out.len() as u64, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn no_more_is_read_than_fields_need() {
+        let file = Zeros {
+            n_read: AtomicU64::new(0),
+        };
+        let mut cursor = Cursor::new(&file, 4 << 30);
+        let check = |expected: usize| assert_eq!(file.n_read.load(Ordering::Relaxed), expected as u64);
+        assert_eq!(cursor.peek(512).unwrap().len(), 512);
+        check(READ_BYTES);
+        for _ in 0..READ_BYTES / 8 {
+            assert_eq!(cursor.u64("a field").unwrap(), 0);
+        }
+        check(READ_BYTES);
+        cursor.u8("a field").unwrap();
+        check(2 * READ_BYTES);
+        let long = 3 * READ_BYTES;
+        assert_eq!(cursor.bytes(long as u64, "a field").unwrap().len(), long);
+        check(READ_BYTES + 1 + long);
+        assert_eq!(cursor.offset(), READ_BYTES + 1 + long);
+        assert!(cursor.bytes(MAX_HEADER_BYTES as u64, "a field").is_err());
+        check(READ_BYTES + 1 + long);
     }
 }

@@ -13,7 +13,7 @@ use crate::TensorType;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GgufError {
-    /// The operating system could not open, read, map or write a file.
+    /// The operating system could not open or map a file, or the path names something else than a regular file.
     #[error("cannot access {path}: {reason}")]
     Io {
         /// The file.
@@ -21,11 +21,11 @@ pub enum GgufError {
         /// What the system said.
         reason: io::Error,
     },
-    /// A path that names something else than a file.
-    #[error("{path} is not a file")]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
+    /// The header could not be read.
+    #[error("cannot read the header: {reason}")]
+    ReadHeader {
+        /// What the system said, and of which file.
+        reason: io::Error,
     },
     /// Writing to the output failed.
     #[error("cannot write: {reason}")]

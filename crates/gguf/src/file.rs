@@ -1,19 +1,15 @@
 //! [`GgufFile`]: a model file opened for reading, one or several parts on disk.
 //!
-//! Apart from [`Header`], which needs no file. Invariant: only headers are read when a file is opened; tensor bytes are
-//! touched when someone looks at them.
+//! Apart from [`Header`], which needs no file. Invariant: only headers are read when a file is opened; the bytes of a tensor
+//! are read when they are asked for.
 
-use std::{
-    collections::HashMap,
-    fs::{self, File},
-    io,
-    ops::Range,
-    path::Path,
+use std::{collections::HashMap, io, path::Path};
+
+use crate::{
+    GgufError, Header, Metadata, RegularFile, TensorInfo, TensorView, split, split::Part, storage::Storage,
 };
 
-use crate::{GgufError, Header, Metadata, TensorInfo, TensorView, split, split::Part, storage::Storage};
-
-/// An open GGUF model: its metadata and its tensors, mapped into memory.
+/// An open GGUF model: its metadata, and its tensors to be read.
 ///
 /// ```no_run
 /// use tokenmill_gguf::GgufFile;
@@ -30,25 +26,52 @@ pub struct GgufFile {
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
     tensor_idx_by_name: HashMap<String, usize>,
-    parts: Vec<MappedPart>,
+    parts: Vec<OpenPart>,
 }
 
 #[derive(Debug)]
-struct MappedPart {
+struct OpenPart {
     storage: Storage,
     data_offset: usize,
 }
 
+#[expect(
+    unsafe_code,
+    reason = "a map is unsafe where another process can shorten the file"
+)]
 impl GgufFile {
     /// Opens a model file. Of a split model any part may be given; the others are found in the same folder.
     ///
-    /// The files are mapped, not read: they must not be changed or truncated while this value lives.
+    /// Tensors are read from the files when they are asked for. A file that has become shorter by then is an error of
+    /// that read.
     ///
     /// # Errors
     /// [`GgufError::Io`] when a file cannot be opened, [`GgufError::InFile`] with the reason when one is refused.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, GgufError> {
-        let path = path.as_ref();
-        let (storage, header) = map(path)?;
+        Self::open_with(path.as_ref(), |file| Ok(Storage::File(file)))
+    }
+
+    /// Opens a model file as [`Self::open`] does, and maps it into memory: [`TensorBytes::as_slice`](crate::TensorBytes::as_slice) gives the tensors
+    /// without a copy.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    ///
+    /// # Safety
+    /// Nobody writes to the files or shortens them while this value lives: a read behind the new end of a mapped file
+    /// stops the process with a signal, and changed bytes break Rust's rules for shared references. The caller owns the
+    /// files, or knows that only their owner can change them.
+    pub unsafe fn map(path: impl AsRef<Path>) -> Result<Self, GgufError> {
+        Self::open_with(path.as_ref(), |file| {
+            // SAFETY: the caller promises what `Storage::map` asks for.
+            unsafe { Storage::map(&file) }
+        })
+    }
+}
+
+impl GgufFile {
+    fn open_with(path: &Path, store: impl Fn(RegularFile) -> io::Result<Storage>) -> Result<Self, GgufError> {
+        let (storage, header) = open_part(path, &store)?;
         let in_file = |reason| in_file(path, reason);
         let Some(part) = Part::of(&header.metadata).map_err(in_file)? else {
             return Ok(Self::from_parts(vec![(storage, header)]).expect("one part, whose names were checked"));
@@ -60,7 +83,7 @@ impl GgufFile {
             let (storage, header) = if no == part.no {
                 opened.take().expect("each number comes once")
             } else {
-                map(&sibling_path).map_err(|error| match error {
+                open_part(&sibling_path, &store).map_err(|error| match error {
                     GgufError::Io { path, reason } if reason.kind() == io::ErrorKind::NotFound => {
                         GgufError::MissingPart {
                             no: no + 1,
@@ -91,7 +114,7 @@ impl GgufFile {
                 count: part.count,
             });
         }
-        Self::from_parts(vec![(Storage::copy(bytes), header)])
+        Self::from_parts(vec![(Storage::Memory(bytes.to_vec()), header)])
     }
 
     /// Puts parts together whose headers were checked one by one.
@@ -117,7 +140,7 @@ impl GgufFile {
             if part_idx == 0 {
                 file.metadata = header.metadata;
             }
-            file.parts.push(MappedPart {
+            file.parts.push(OpenPart {
                 storage,
                 data_offset: header.data_offset,
             });
@@ -145,11 +168,15 @@ impl GgufFile {
         self.tensors.iter()
     }
 
-    /// The tensor of this name, with its bytes.
+    /// The tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let info = &self.tensors[*self.tensor_idx_by_name.get(name)?];
-        let bytes = &self.parts[info.part].storage.bytes()[self.range_of(info)];
-        Some(TensorView { info, bytes })
+        let part = &self.parts[info.part];
+        let start = part.data_offset as u64 + info.offset;
+        Some(TensorView {
+            info,
+            bytes: part.storage.tensor(start, info.n_bytes),
+        })
     }
 
     /// Number of files the model is split into; 1 for a whole one.
@@ -158,30 +185,8 @@ impl GgufFile {
     }
 
     /// Bytes of all files together.
-    pub fn n_bytes(&self) -> usize {
-        self.parts.iter().map(|part| part.storage.bytes().len()).sum()
-    }
-
-    /// Asks the system to read all tensor data ahead, for a caller that will need all of it at once.
-    pub fn prefetch(&self) {
-        for part in &self.parts {
-            part.storage
-                .prefetch(part.data_offset..part.storage.bytes().len());
-        }
-    }
-
-    /// Tells the system that a tensor's bytes are not needed any more, say after they were repacked. They stay
-    /// readable.
-    pub fn release(&self, tensor: &TensorInfo) {
-        if let Some(TensorView { info, .. }) = self.tensor(&tensor.name) {
-            self.parts[info.part].storage.release(self.range_of(info));
-        }
-    }
-
-    /// Where a tensor of this file lies in its part.
-    fn range_of(&self, info: &TensorInfo) -> Range<usize> {
-        let start = self.parts[info.part].data_offset + info.offset as usize;
-        start..start + info.n_bytes
+    pub fn n_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.storage.n_bytes()).sum()
     }
 }
 
@@ -192,25 +197,22 @@ fn in_file(path: &Path, reason: GgufError) -> GgufError {
     }
 }
 
-/// Maps a file and parses its header.
-fn map(path: &Path) -> Result<(Storage, Header), GgufError> {
+/// Opens a file and reads its header.
+fn open_part(
+    path: &Path,
+    store: impl Fn(RegularFile) -> io::Result<Storage>,
+) -> Result<(Storage, Header), GgufError> {
     let io_error = |reason| GgufError::Io {
         path: path.to_owned(),
         reason,
     };
-    // Asked before it is opened: opening a pipe would wait for its other end.
-    let on_disk = fs::metadata(path).map_err(io_error)?;
-    if !on_disk.is_file() {
-        return Err(GgufError::NotAFile {
-            path: path.to_owned(),
-        });
+    let in_file = |reason| in_file(path, reason);
+    let file = RegularFile::open(path).map_err(io_error)?;
+    if file.n_bytes() == 0 {
+        return Err(in_file(GgufError::Empty));
     }
-    if on_disk.len() == 0 {
-        return Err(in_file(path, GgufError::Empty));
-    }
-    let file = File::open(path).map_err(io_error)?;
-    let storage = Storage::map(&file).map_err(io_error)?;
-    let header = Header::parse(storage.bytes()).map_err(|reason| in_file(path, reason))?;
+    let header = Header::read(&file, file.n_bytes()).map_err(in_file)?;
+    let storage = store(file).map_err(io_error)?;
     Ok((storage, header))
 }
 

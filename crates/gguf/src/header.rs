@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use crate::{
-    Array, GgufError, Metadata, StringArray, TensorInfo, TensorType, Value, ValueType,
+    Array, GgufError, Metadata, ReadAt, StringArray, TensorInfo, TensorType, Value, ValueType,
     cursor::Cursor,
     tensor::{MAX_DIMS, check_name},
 };
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) const MAGIC: [u8; 4] = *b"GGUF";
 pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 pub(crate) const DEFAULT_ALIGNMENT: u32 = 32;
-/// What a mapped file can promise to a caller that reads words, and what no writer has a reason to exceed.
+/// What a file can promise to a caller that reads words, and what no writer has a reason to exceed.
 const ALIGNMENTS: std::ops::RangeInclusive<u32> = 8..=1 << 24;
 /// A key of one byte with a value of one byte.
 const MIN_ENTRY_BYTES: usize = 8 + 1 + 4 + 1;
@@ -60,8 +60,13 @@ impl Header {
     /// # Errors
     /// The first [`GgufError`] found.
     pub fn parse(file_bytes: &[u8]) -> Result<Self, GgufError> {
-        let mut cursor = Cursor::new(file_bytes);
-        let version = parse_version(&mut cursor, file_bytes)?;
+        Self::read(&file_bytes, file_bytes.len() as u64)
+    }
+
+    /// Reads the header of a file of `n_bytes` bytes; bytes behind the header are not kept.
+    pub(crate) fn read(file: &dyn ReadAt, n_bytes: u64) -> Result<Self, GgufError> {
+        let mut cursor = Cursor::new(file, n_bytes);
+        let version = parse_version(&mut cursor)?;
         let n_tensors = cursor.u64("the number of tensors")?;
         let n_entries = cursor.u64("the number of metadata entries")?;
         cursor.check_count(n_entries, MIN_ENTRY_BYTES, "metadata entries")?;
@@ -85,7 +90,7 @@ impl Header {
             alignment,
             data_offset,
         };
-        header.check_tensors(file_bytes.len())?;
+        header.check_tensors(usize::try_from(n_bytes).unwrap_or(usize::MAX))?;
         Ok(header)
     }
 
@@ -133,7 +138,8 @@ impl Header {
 }
 
 /// Reads magic and version, and tells foreign files apart.
-fn parse_version(cursor: &mut Cursor<'_>, file_bytes: &[u8]) -> Result<u32, GgufError> {
+fn parse_version(cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
+    let file_bytes = cursor.peek(512)?;
     if file_bytes.is_empty() {
         return Err(GgufError::Empty);
     }
@@ -155,7 +161,7 @@ fn parse_version(cursor: &mut Cursor<'_>, file_bytes: &[u8]) -> Result<u32, Gguf
     }
 }
 
-/// Names what a file that is not GGUF seems to be.
+/// Names what a file that is not GGUF seems to be, from its first bytes.
 fn looks_like(bytes: &[u8]) -> &'static str {
     let starts_with_json_length = bytes.len() > 8 && bytes[8] == b'{' && bytes[4..8] == [0; 4];
     if starts_with_json_length {
@@ -171,7 +177,6 @@ fn looks_like(bytes: &[u8]) -> &'static str {
         "a Git LFS pointer; fetch the file itself with `git lfs pull`"
     } else if bytes
         .iter()
-        .take(512)
         .all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | 0x20..=0x7e | 0x80..))
     {
         "text"
@@ -181,9 +186,9 @@ fn looks_like(bytes: &[u8]) -> &'static str {
 }
 
 fn parse_entry(cursor: &mut Cursor<'_>, metadata: &mut Metadata) -> Result<(), GgufError> {
-    let key = cursor.str("a metadata key")?;
-    let ty = parse_value_type(cursor, key)?;
-    let value = parse_value(cursor, key, ty)?;
+    let key = cursor.str("a metadata key")?.to_owned();
+    let ty = parse_value_type(cursor, &key)?;
+    let value = parse_value(cursor, &key, ty)?;
     metadata.insert(key, value)
 }
 
@@ -286,12 +291,12 @@ pub(crate) fn alignment_of(metadata: &Metadata) -> Result<u32, GgufError> {
 }
 
 fn parse_tensor(cursor: &mut Cursor<'_>, index: usize) -> Result<TensorInfo, GgufError> {
-    let name = cursor.str("a tensor name")?;
-    check_name(index, name)?;
+    let name = cursor.str("a tensor name")?.to_owned();
+    check_name(index, &name)?;
     let n_dims = cursor.u32("a tensor's number of dimensions")?;
     if n_dims as usize > MAX_DIMS {
         return Err(GgufError::TooManyDims {
-            name: name.to_owned(),
+            name,
             found: n_dims,
             maximum: MAX_DIMS,
         });
@@ -304,15 +309,15 @@ fn parse_tensor(cursor: &mut Cursor<'_>, index: usize) -> Result<TensorInfo, Ggu
     let id = cursor.u32("a tensor's type")?;
     let ty = TensorType::from_id(id).ok_or_else(|| match TensorType::removed_name(id) {
         Some(type_name) => GgufError::RemovedTensorType {
-            name: name.to_owned(),
+            name: name.clone(),
             id,
             type_name,
         },
         None => GgufError::UnknownTensorType {
-            name: name.to_owned(),
+            name: name.clone(),
             id,
         },
     })?;
     let offset = cursor.u64("a tensor's offset")?;
-    TensorInfo::new(index, name, ty, dims, offset)
+    TensorInfo::new(index, &name, ty, dims, offset)
 }

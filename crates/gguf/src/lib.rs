@@ -1,8 +1,9 @@
-//! GGUF model files: parse, validate, map and write them.
+//! GGUF model files: parse, validate, read and write them.
 //!
-//! A GGUF file is a header (metadata and a list of tensors) and then tensor data. [`GgufFile::open`] maps a model,
-//! all parts of it where it is split, and reads only the headers; [`Header::parse`] does the same for bytes in memory
-//! and is all that touches untrusted numbers; [`GgufWriter`] makes files. Versions 2 and 3, little-endian.
+//! A GGUF file is a header (metadata and a list of tensors) and then tensor data. [`GgufFile::open`] opens a model,
+//! all parts of it where it is split, and reads only the headers; [`TensorBytes`] reads tensors, by position and from any
+//! thread; [`Header::parse`] takes bytes in memory and is all that touches untrusted numbers; [`GgufWriter`] makes files.
+//! Versions 2 and 3, little-endian.
 //!
 //! This crate knows no arithmetic: [`TensorType`] has every type of the format with the size of its blocks, so a file
 //! whose types no backend computes still opens and lists.
@@ -34,9 +35,11 @@ mod error;
 mod file;
 mod header;
 mod metadata;
+mod regular_file;
 mod split;
 mod storage;
 mod tensor;
+mod tensor_bytes;
 mod tensor_type;
 mod value;
 mod writer;
@@ -45,7 +48,9 @@ pub use error::GgufError;
 pub use file::GgufFile;
 pub use header::Header;
 pub use metadata::Metadata;
+pub use regular_file::RegularFile;
 pub use tensor::{TensorInfo, TensorView};
+pub use tensor_bytes::{ReadAt, TensorBytes};
 pub use tensor_type::TensorType;
 pub use value::{Array, StringArray, Value, ValueType};
 pub use writer::{GgufWriter, TensorDataWriter};

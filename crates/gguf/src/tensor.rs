@@ -4,7 +4,7 @@
 //! [`TensorInfo`] has one to four dimensions, none of them zero, whole blocks in each row, and a size that was computed
 //! without overflow.
 
-use crate::{GgufError, TensorType};
+use crate::{GgufError, TensorBytes, TensorType};
 
 /// Most dimensions a tensor may have.
 pub(crate) const MAX_DIMS: usize = 4;
@@ -29,13 +29,13 @@ pub struct TensorInfo {
     pub part: usize,
 }
 
-/// A tensor's description together with its bytes.
+/// A tensor's description together with its bytes, which may still be in the file.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     /// What the file says about it.
     pub info: &'a TensorInfo,
-    /// Its bytes, `info.n_bytes` long and aligned to at least 8.
-    pub bytes: &'a [u8],
+    /// Its bytes, `info.n_bytes` of them.
+    pub bytes: TensorBytes<'a>,
 }
 
 impl TensorInfo {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tokenmill_gguf::{GgufError, GgufFile, GgufWriter, TensorType};
+use tokenmill_gguf::{GgufError, GgufFile, GgufWriter, RegularFile, TensorType};
 
 /// Which part of which model to write, and the tensor it holds.
 struct PartSpec {
@@ -76,7 +76,10 @@ fn a_split_model_opens_from_any_part() {
             .collect();
         assert_eq!(listed, [("a", 0), ("b", 1), ("c", 2)]);
         for (part, name) in ["a", "b", "c"].into_iter().enumerate() {
-            assert_eq!(file.tensor(name).unwrap().bytes, [part as u8; 8]);
+            assert_eq!(
+                file.tensor(name).unwrap().bytes.to_vec().unwrap(),
+                [part as u8; 8]
+            );
         }
     }
 }
@@ -158,7 +161,13 @@ fn paths_that_are_no_model_are_told_apart() {
         error_of(dir.path().join("absent.gguf")),
         GgufError::Io { .. }
     ));
-    assert!(matches!(error_of(dir.path()), GgufError::NotAFile { .. }));
+    assert_eq!(
+        error_of(dir.path()).to_string(),
+        format!(
+            "cannot access {}: it is a folder, expected a file",
+            dir.path().display()
+        )
+    );
 
     let mut safetensors = 64_u64.to_le_bytes().to_vec();
     safetensors.extend(br#"{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#);
@@ -234,50 +243,135 @@ fn sparse_model(dir: &TempDir) -> PathBuf {
     path
 }
 
-/// KiB of a mapped file that are in this process's memory, as the kernel counts them.
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-fn resident_kib(path: &Path) -> u64 {
-    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
-    let path = path.to_str().unwrap();
-    maps.lines()
-        .skip_while(|line| !line.ends_with(path))
-        .find_map(|line| line.strip_prefix("Rss:"))
-        .and_then(|rss| rss.trim().strip_suffix(" kB"))
-        .expect("the file's map with its size")
-        .trim()
-        .parse()
-        .unwrap()
-}
-
 #[test]
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-fn opening_four_gigabytes_touches_only_the_header() {
+#[cfg(target_pointer_width = "64")]
+fn a_tensor_of_four_gigabytes_is_read_in_pieces() {
     let dir = tempfile::tempdir().unwrap();
-    let path = sparse_model(&dir);
-    let file = GgufFile::open(&path).unwrap();
+    let file = GgufFile::open(sparse_model(&dir)).unwrap();
     assert!(file.n_bytes() > 4 << 30);
-    assert_eq!(file.tensor("large").unwrap().bytes.len(), 4 << 30);
-    // The kernel may map neighbouring pages that it has at hand, 64 KiB by default.
-    let resident = resident_kib(&path);
-    assert!(resident <= 256, "{resident} KiB were read");
+    let large = file.tensor("large").unwrap().bytes;
+    assert_eq!(large.len(), 4 << 30);
+    assert_eq!(large.as_slice(), None);
+    let mut buffer = Vec::new();
+    assert_eq!(
+        large.read(large.len() - 3..large.len(), &mut buffer).unwrap(),
+        [0; 3]
+    );
+    let small = file.tensor("small").unwrap().bytes;
+    assert_eq!(small.read(4..8, &mut buffer).unwrap(), [1; 4]);
+    assert_eq!(buffer.len(), 4);
 }
 
 #[test]
-#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
-fn released_tensors_leave_memory_and_stay_readable() {
+#[expect(unsafe_code, reason = "the test owns the file that it maps")]
+fn a_mapped_file_gives_slices() {
     let dir = tempfile::tempdir().unwrap();
-    let path = sparse_model(&dir);
-    let file = GgufFile::open(&path).unwrap();
-    file.prefetch();
-    let large = file.tensor("large").unwrap();
-    let n_read = 16 << 20;
-    assert!(large.bytes[..n_read].iter().step_by(4096).all(|&byte| byte == 0));
-    let before = resident_kib(&path);
-    assert!(before >= 16 << 10, "{before} KiB");
-    file.release(large.info);
-    let after = resident_kib(&path);
-    assert!(after <= 256, "{after} KiB are left of {before}");
-    assert_eq!(file.tensor("small").unwrap().bytes, [1; 32]);
+    let path = dir.path().join("one.gguf");
+    write_part(
+        &path,
+        &PartSpec {
+            no: 0,
+            count: 1,
+            tensor: "a",
+        },
+    );
+    // SAFETY: the file is in a folder of this test, which does not change it.
+    let file = unsafe { GgufFile::map(&path) }.unwrap();
+    let bytes = file.tensor("a").unwrap().bytes;
+    assert_eq!(bytes.as_slice(), Some(&[0; 8][..]));
+    assert_eq!(bytes.to_vec().unwrap(), [0; 8]);
+}
+
+#[test]
+fn a_file_cut_after_it_was_opened_is_an_error_of_the_read() {
+    let (_dir, paths) = three_parts();
+    let file = GgufFile::open(&paths[0]).unwrap();
+    let n_bytes = fs::metadata(&paths[1]).unwrap().len();
+    let cut = fs::OpenOptions::new().write(true).open(&paths[1]).unwrap();
+    cut.set_len(n_bytes - 32).unwrap();
+    let error = file.tensor("b").unwrap().bytes.to_vec().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{} was opened with {n_bytes} bytes and has become shorter; leave the file alone while it is read",
+            paths[1].display()
+        )
+    );
+    assert_eq!(file.tensor("c").unwrap().bytes.to_vec().unwrap(), [2; 8]);
+}
+
+/// Makes a pipe, which blocks whoever opens it until somebody writes.
+#[cfg(unix)]
+fn make_pipe(path: &Path) {
+    let status = std::process::Command::new("mkfifo").arg(path).status().unwrap();
+    assert!(status.success());
+}
+
+#[test]
+#[cfg(unix)]
+fn pipes_and_devices_are_refused_without_waiting() {
+    const REFUSAL: &str = "it is a pipe, a device or a socket, expected a regular file";
+    let dir = tempfile::tempdir().unwrap();
+    let pipe = dir.path().join("pipe.gguf");
+    make_pipe(&pipe);
+    for path in [pipe.as_path(), Path::new("/dev/zero")] {
+        assert_eq!(
+            error_of(path).to_string(),
+            format!("cannot access {}: {REFUSAL}", path.display())
+        );
+        assert_eq!(
+            RegularFile::read(path, usize::MAX).unwrap_err().to_string(),
+            REFUSAL
+        );
+    }
+}
+
+/// A downloaded folder must not make a program show other files of its user.
+#[test]
+#[cfg(unix)]
+fn links_are_followed_inside_the_folder_and_into_the_cache_of_the_hub() {
+    use std::os::unix::fs::symlink;
+
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().join("models--a--b/snapshots/0123");
+    let blobs = dir.path().join("models--a--b/blobs");
+    fs::create_dir_all(folder.join("below")).unwrap();
+    fs::create_dir_all(&blobs).unwrap();
+    fs::write(blobs.join("4567"), "blob").unwrap();
+    fs::write(folder.join("below/text"), "text").unwrap();
+    fs::write(dir.path().join("secret"), "secret").unwrap();
+    symlink("../../blobs/4567", folder.join("config.json")).unwrap();
+    symlink("below/text", folder.join("inside")).unwrap();
+    symlink("../../../secret", folder.join("chat_template.jinja")).unwrap();
+    let read = |name: &str| RegularFile::read_in_folder(&folder, name, 100);
+    assert_eq!(read("config.json").unwrap(), b"blob");
+    assert_eq!(read("inside").unwrap(), b"text");
+    let secret = dir.path().canonicalize().unwrap().join("secret");
+    assert_eq!(
+        read("chat_template.jinja").unwrap_err().to_string(),
+        format!(
+            "it is a link to {}, outside the model's folder; put the file itself there",
+            secret.display()
+        )
+    );
+    assert_eq!(read("absent").unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    // The same link into `blobs` from a folder that is no snapshot.
+    let plain = dir.path().join("plain");
+    fs::create_dir(&plain).unwrap();
+    symlink("../models--a--b/blobs/4567", plain.join("config.json")).unwrap();
+    assert!(RegularFile::read_in_folder(&plain, "config.json", 100).is_err());
+}
+
+#[test]
+fn a_whole_file_is_read_up_to_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("four");
+    fs::write(&path, "four").unwrap();
+    assert_eq!(RegularFile::read(&path, 4).unwrap(), b"four");
+    assert_eq!(
+        RegularFile::read(&path, 3).unwrap_err().to_string(),
+        "it has 4 bytes, at most 3 are read"
+    );
 }
 
 #[test]

@@ -18,6 +18,14 @@ pub enum LoadError {
     /// The device refused.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// The bytes of a tensor could not be read.
+    #[error("cannot read tensor `{name}`: {source}")]
+    ReadTensor {
+        /// The tensor.
+        name: String,
+        /// What the system said, and of which file.
+        source: std::io::Error,
+    },
     /// A file in the weights' folder could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {

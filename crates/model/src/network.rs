@@ -312,7 +312,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         usage: MatrixUsage,
     ) -> Result<M::Matrix, LoadError> {
         let source = self.source;
-        let tensor = source.tensor(name)?.ok_or_else(|| LoadError::MissingTensor {
+        let tensor = source.tensor(name).ok_or_else(|| LoadError::MissingTensor {
             name: name.to_owned(),
         })?;
         check_shape(name, &tensor.dims, &[n_in, n_out])?;
@@ -321,7 +321,7 @@ impl<'a, M: Memory> Loader<'a, M> {
             ty: tensor.ty,
             n_out,
             n_in,
-            bytes: &tensor.bytes,
+            bytes: tensor.bytes,
             usage,
         })?;
         self.mark_used(name, tensor.bytes.len());
@@ -341,7 +341,7 @@ impl<'a, M: Memory> Loader<'a, M> {
             return Ok(None);
         }
         let source = self.source;
-        let Some(tensor) = source.tensor(name)? else {
+        let Some(tensor) = source.tensor(name) else {
             if presence == Presence::Optional {
                 return Ok(None);
             }
@@ -350,7 +350,11 @@ impl<'a, M: Memory> Loader<'a, M> {
             });
         };
         check_shape(name, &tensor.dims, &[len])?;
-        let values = decode_vector(name, tensor.ty, &tensor.bytes)?;
+        let bytes = tensor.bytes.to_vec().map_err(|source| LoadError::ReadTensor {
+            name: name.to_owned(),
+            source,
+        })?;
+        let values = decode_vector(name, tensor.ty, &bytes)?;
         if let Some(index) = values.iter().position(|value| !value.is_finite()) {
             return Err(LoadError::NotFinite {
                 name: name.to_owned(),
@@ -363,7 +367,6 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 
     fn mark_used(&mut self, name: &str, n_bytes: usize) {
-        self.source.release(name);
         if self.used.insert(name.to_owned()) {
             self.progress.n_bytes_done += n_bytes;
             (self.on_progress)(self.progress);

@@ -1,30 +1,25 @@
 //! [`SafetensorsFolder`]: the weights of a Hugging Face folder, under their GGUF names.
 //!
-//! Separate from the configuration. Invariant: opening reads the headers only; a tensor is read when it is asked
-//! for.
+//! Separate from the configuration in the same folder. Invariant: opening reads the headers only; the bytes of a tensor are
+//! read when they are asked for.
 
-use std::{
-    borrow::Cow,
-    collections::BTreeMap,
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, path::Path};
 
 use safetensors::{Dtype, tensor::Metadata};
-use tokenmill_gguf::TensorType;
+use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{LoadError, WeightInfo, WeightSource, WeightTensor, arch::HfNames};
 
 /// The tensors of all `.safetensors` files of a folder.
 pub(crate) struct SafetensorsFolder {
+    files: Vec<RegularFile>,
     /// By GGUF name.
     tensors: BTreeMap<String, Entry>,
 }
 
 struct Entry {
     info: WeightInfo,
-    path: PathBuf,
+    file_idx: usize,
     /// Where its bytes start in the file.
     offset: u64,
 }
@@ -56,15 +51,26 @@ impl SafetensorsFolder {
                 reason: "there is no .safetensors file beside config.json".to_owned(),
             });
         }
-        let mut tensors = BTreeMap::new();
+        let mut folder = Self {
+            files: Vec::with_capacity(paths.len()),
+            tensors: BTreeMap::new(),
+        };
         for path in paths {
-            read_header(&path, names, &mut tensors)?;
+            let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
+            read_header(&file, folder.files.len(), names, &mut folder.tensors)?;
+            folder.files.push(file);
         }
-        Ok(Self { tensors })
+        Ok(folder)
     }
 }
 
-fn read_header(path: &Path, names: HfNames, tensors: &mut BTreeMap<String, Entry>) -> Result<(), LoadError> {
+fn read_header(
+    file: &RegularFile,
+    file_idx: usize,
+    names: HfNames,
+    tensors: &mut BTreeMap<String, Entry>,
+) -> Result<(), LoadError> {
+    let path = file.path();
     let cannot_read = |source| LoadError::Read {
         path: path.to_owned(),
         source,
@@ -73,19 +79,23 @@ fn read_header(path: &Path, names: HfNames, tensors: &mut BTreeMap<String, Entry
         path: path.to_owned(),
         reason,
     };
-    let mut file = File::open(path).map_err(cannot_read)?;
-    let file_len = file.metadata().map_err(cannot_read)?.len();
-    let mut header = vec![0; 8];
-    file.read_exact(&mut header).map_err(cannot_read)?;
-    let header_len = u64::from_le_bytes(header[..8].try_into().expect("eight bytes"));
+    let file_len = file.n_bytes();
+    if file_len < 8 {
+        return Err(bad(format!(
+            "a file of {file_len} bytes has no header; fetch it again"
+        )));
+    }
+    let mut header_len = [0; 8];
+    file.read_exact_at(0, &mut header_len).map_err(cannot_read)?;
+    let header_len = u64::from_le_bytes(header_len);
     if header_len > MAX_HEADER_BYTES.min(file_len - 8) {
         return Err(bad(format!(
             "a header of {header_len} bytes does not fit the file"
         )));
     }
-    header.resize(8 + header_len as usize, 0);
-    file.read_exact(&mut header[8..]).map_err(cannot_read)?;
-    let metadata: Metadata = serde_json::from_slice(&header[8..]).map_err(|error| bad(error.to_string()))?;
+    let mut header = vec![0; header_len as usize];
+    file.read_exact_at(8, &mut header).map_err(cannot_read)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;
     let data_start = 8 + header_len;
     for (hf_name, info) in metadata.tensors() {
         let name = gguf_name(&hf_name, names)
@@ -101,7 +111,7 @@ fn read_header(path: &Path, names: HfNames, tensors: &mut BTreeMap<String, Entry
             }
         };
         let (start, end) = info.data_offsets;
-        if data_start + end as u64 > file_len {
+        if data_start.saturating_add(end as u64) > file_len {
             return Err(bad(format!("tensor `{hf_name}` ends behind the end of the file")));
         }
         let entry = Entry {
@@ -111,7 +121,7 @@ fn read_header(path: &Path, names: HfNames, tensors: &mut BTreeMap<String, Entry
                 dims: info.shape.iter().rev().copied().collect(),
                 n_bytes: end - start,
             },
-            path: path.to_owned(),
+            file_idx,
             offset: data_start + start as u64,
         };
         if tensors.insert(name, entry).is_some() {
@@ -130,26 +140,13 @@ impl WeightSource for SafetensorsFolder {
         self.tensors.contains_key(name)
     }
 
-    fn tensor(&self, name: &str) -> Result<Option<WeightTensor<'_>>, LoadError> {
-        let Some(entry) = self.tensors.get(name) else {
-            return Ok(None);
-        };
-        let read = || {
-            let mut bytes = vec![0; entry.info.n_bytes];
-            let mut file = File::open(&entry.path)?;
-            file.seek(SeekFrom::Start(entry.offset))?;
-            file.read_exact(&mut bytes)?;
-            Ok(bytes)
-        };
-        let bytes = read().map_err(|source| LoadError::Read {
-            path: entry.path.clone(),
-            source,
-        })?;
-        Ok(Some(WeightTensor {
+    fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
+        let entry = self.tensors.get(name)?;
+        Some(WeightTensor {
             ty: entry.info.ty,
             dims: entry.info.dims.clone(),
-            bytes: Cow::Owned(bytes),
-        }))
+            bytes: TensorBytes::in_file(&self.files[entry.file_idx], entry.offset, entry.info.n_bytes),
+        })
     }
 }
 

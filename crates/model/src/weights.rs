@@ -3,11 +3,7 @@
 //! Separate so that GGUF files, safetensors folders and networks made in memory load alike. Invariant: tensors go by
 //! their GGUF names, whatever the source calls them.
 
-use std::borrow::Cow;
-
-use tokenmill_gguf::{GgufFile, TensorInfo, TensorType};
-
-use crate::LoadError;
+use tokenmill_gguf::{GgufFile, TensorBytes, TensorInfo, TensorType};
 
 /// A set of named tensors.
 pub trait WeightSource {
@@ -17,16 +13,8 @@ pub trait WeightSource {
     /// Whether there is a tensor with this GGUF name.
     fn contains(&self, name: &str) -> bool;
 
-    /// The tensor with this GGUF name, if there is one.
-    ///
-    /// # Errors
-    /// [`LoadError::Read`] where its file cannot be read.
-    fn tensor(&self, name: &str) -> Result<Option<WeightTensor<'_>>, LoadError>;
-
-    /// Says that a tensor will not be asked for again, so that its memory may be given back.
-    fn release(&self, name: &str) {
-        let _ = name;
-    }
+    /// The tensor with this GGUF name, if there is one. Its bytes are read when they are asked for.
+    fn tensor(&self, name: &str) -> Option<WeightTensor<'_>>;
 }
 
 /// What is known of a tensor without reading it.
@@ -50,7 +38,7 @@ pub struct WeightTensor<'a> {
     /// Its dimensions, the contiguous one first.
     pub dims: Vec<usize>,
     /// Its bytes, rows one after the other.
-    pub bytes: Cow<'a, [u8]>,
+    pub bytes: TensorBytes<'a>,
 }
 
 impl From<&TensorInfo> for WeightInfo {
@@ -73,17 +61,11 @@ impl WeightSource for GgufFile {
         self.tensor(name).is_some()
     }
 
-    fn tensor(&self, name: &str) -> Result<Option<WeightTensor<'_>>, LoadError> {
-        Ok(self.tensor(name).map(|view| WeightTensor {
+    fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
+        self.tensor(name).map(|view| WeightTensor {
             ty: view.info.ty,
             dims: view.info.dims.clone(),
-            bytes: Cow::Borrowed(view.bytes),
-        }))
-    }
-
-    fn release(&self, name: &str) {
-        if let Some(view) = self.tensor(name) {
-            GgufFile::release(self, view.info);
-        }
+            bytes: view.bytes,
+        })
     }
 }

@@ -70,10 +70,14 @@ impl Memory for NaiveBackend {
             device: Self::NAME,
         };
         let row_bytes = data.ty.row_bytes(data.n_in).ok_or_else(unsupported)?;
+        let file_bytes = data.bytes.to_vec().map_err(|error| BackendError::ReadTensor {
+            tensor: data.name.to_owned(),
+            reason: error.to_string(),
+        })?;
         let mut values = vec![0.0; data.n_out * data.n_in];
         for (row, bytes) in values
             .chunks_exact_mut(data.n_in)
-            .zip(data.bytes.chunks_exact(row_bytes))
+            .zip(file_bytes.chunks_exact(row_bytes))
         {
             dequantize_row(data.ty, bytes, row).map_err(|_| unsupported())?;
         }

@@ -3,14 +3,14 @@
 //! Separate from the suite that uses them, since other crates' tests want a small model too. Invariant: a tensor's numbers
 //! depend on the seed and its name alone, so two networks that differ in one feature share all other weights.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
-    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
-    NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeDescriptor, RopeScaling, WeightInfo,
-    WeightSource, WeightTensor,
+    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, NormDescriptor, NormPlacement,
+    OutputHead, Presence, QkNorm, Residual, RopeDescriptor, RopeScaling, WeightInfo, WeightSource,
+    WeightTensor,
 };
 use tokenmill_quant::quantize_row;
 
@@ -21,7 +21,14 @@ use crate::random::Random;
 pub struct TinyModel {
     /// What it is.
     pub descriptor: Descriptor,
-    tensors: BTreeMap<String, WeightTensor<'static>>,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+#[derive(Clone, Debug)]
+struct Tensor {
+    ty: TensorType,
+    dims: Vec<usize>,
+    bytes: Vec<u8>,
 }
 
 /// Describes a two-layer llama: 64 wide, 4 query heads over 2 KV heads of 16, a vocabulary of 96.
@@ -101,7 +108,7 @@ impl TinyModel {
         let tensor = self.tensors.get_mut(name).expect("a tensor of the model");
         assert_eq!(tensor.dims.iter().product::<usize>(), values.len(), "{name}");
         tensor.ty = TensorType::F32;
-        tensor.bytes = Cow::Owned(values.iter().flat_map(|value| value.to_le_bytes()).collect());
+        tensor.bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     }
 
     /// Replaces a matrix by a random one of another type, as files of mixed types have them.
@@ -121,10 +128,10 @@ impl TinyModel {
     /// Adds a tensor of zeros.
     pub fn add_zeros(&mut self, name: &str, dims: &[usize]) {
         let n_bytes = 4 * dims.iter().product::<usize>();
-        let tensor = WeightTensor {
+        let tensor = Tensor {
             ty: TensorType::F32,
             dims: dims.to_vec(),
-            bytes: Cow::Owned(vec![0; n_bytes]),
+            bytes: vec![0; n_bytes],
         };
         self.tensors.insert(name.to_owned(), tensor);
     }
@@ -182,8 +189,12 @@ impl WeightSource for TinyModel {
         self.tensors.contains_key(name)
     }
 
-    fn tensor(&self, name: &str) -> Result<Option<WeightTensor<'_>>, LoadError> {
-        Ok(self.tensors.get(name).cloned())
+    fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
+        self.tensors.get(name).map(|tensor| WeightTensor {
+            ty: tensor.ty,
+            dims: tensor.dims.clone(),
+            bytes: (&tensor.bytes).into(),
+        })
     }
 }
 
@@ -280,7 +291,7 @@ fn tensor_dims(descriptor: &Descriptor) -> Vec<(String, Vec<usize>)> {
 }
 
 /// Matrices that keep the size of what they multiply, norm weights and frequency divisors near 1, other vectors near 0.
-fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> WeightTensor<'static> {
+fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Tensor {
     let mut random = Random::named(seed, name);
     let mut values = |centre: f32, spread: f32| -> Vec<f32> {
         (0..dims.iter().product())
@@ -303,9 +314,5 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Wei
         _ if name.ends_with("norm.weight") => (TensorType::F32, f32_bytes(&values(1.0, 0.3))),
         _ => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
     };
-    WeightTensor {
-        ty,
-        dims,
-        bytes: Cow::Owned(bytes),
-    }
+    Tensor { ty, dims, bytes }
 }

@@ -1,5 +1,8 @@
 //! Hugging Face folders: both layouts of the configuration, and what can be wrong with the files.
 
+#[path = "support/folder_parts.rs"]
+mod folder_parts;
+
 use std::path::Path;
 
 use tokenmill_backend::KvType;
@@ -7,7 +10,8 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
-    Comparisons, Reference,
+    Comparisons, NaiveBackend, Random, Reference,
+    json_mutation::mutate_json,
     parity::{ActivationKind, ParityDevice, compare},
 };
 
@@ -102,7 +106,10 @@ fn broken_weights_are_named() {
         let found = message(CONFIG, weights);
         assert!(found.starts_with(expected), "{found}");
     };
-    check(b"short", "cannot read model.safetensors: ");
+    check(
+        b"short",
+        "model.safetensors: a file of 5 bytes has no header; fetch it again",
+    );
     check(
         &[0xFF; 64],
         "model.safetensors: a header of 18446744073709551615 bytes does not fit the file",
@@ -125,5 +132,101 @@ fn broken_weights_are_named() {
     check(
         &safetensors(&header.replace("[8]", "[9]"), &[0; 32]),
         "model.safetensors: ",
+    );
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
+    let header =
+        r#"{"model.embed_tokens.weight": {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}}"#;
+    let bytes = safetensors(header, &[0; 128]);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
+    std::fs::write(&path, &bytes).unwrap();
+    let model = Model::open(folder.path()).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(bytes.len() as u64 - 1).unwrap();
+    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let error = model
+        .load_on(backend, &ModelOptions::default(), &mut |_| {})
+        .map(drop);
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        format!(
+            "cannot read tensor `token_embd.weight`: {} was opened with {} bytes and has become shorter; leave the \
+             file alone while it is read",
+            path.display(),
+            bytes.len()
+        )
+    );
+}
+
+#[test]
+#[cfg(unix)]
+fn a_pipe_in_the_place_of_a_file_is_refused_without_waiting() {
+    for name in ["model.safetensors", "config.json"] {
+        let folder = tempfile::tempdir().unwrap();
+        if name != "config.json" {
+            std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
+        }
+        let path = folder.path().join(name);
+        let status = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(status.success());
+        let Err(error) = Model::open(folder.path()) else {
+            panic!("{name} is a pipe");
+        };
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "cannot read {}: it is a pipe, a device or a socket, expected a regular file",
+                path.display()
+            )
+        );
+    }
+}
+
+/// Configurations and headers with parts moved, repeated, exchanged and changed.
+#[test]
+fn mutated_folders_are_refused_or_load() {
+    let folder = tempfile::tempdir().unwrap();
+    let parts = folder_parts::parts();
+    let options = ModelOptions {
+        n_ctx: Some(16),
+        max_batch_tokens: 4,
+        ..ModelOptions::default()
+    };
+    let load = |config: &serde_json::Value, header: &serde_json::Value| {
+        let weights = folder_parts::safetensors(&header.to_string(), folder_parts::N_DATA_BYTES);
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), weights).unwrap();
+        Model::open(folder.path())?
+            .load_on(NaiveBackend::new(), &options, &mut |_| {})
+            .map(drop)
+    };
+    load(&folder_parts::config(), &folder_parts::header()).unwrap();
+    let mut random = Random::new(7);
+    let (mut n_refused, mut n_loaded) = (0, 0);
+    for _ in 0..3000 {
+        let (mut config, mut header) = (folder_parts::config(), folder_parts::header());
+        for _ in 0..=random.below(3) {
+            let json = if random.below(2) == 0 {
+                &mut config
+            } else {
+                &mut header
+            };
+            mutate_json(json, &parts, &mut |n| random.below(n));
+        }
+        match load(&config, &header) {
+            Ok(()) => n_loaded += 1,
+            Err(error) => {
+                assert!(!error.to_string().is_empty());
+                n_refused += 1;
+            }
+        }
+    }
+    assert!(
+        n_refused > 500 && n_loaded > 50,
+        "{n_refused} refused, {n_loaded} loaded"
     );
 }

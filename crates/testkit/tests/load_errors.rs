@@ -206,6 +206,49 @@ fn a_backend_of_no_threads_is_refused() {
     );
 }
 
+/// Loads a file that is cut to `n_bytes` once `n_progress` reports of progress have come; 0 cuts it before the load.
+fn load_cut(n_progress: usize, n_bytes: u64) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tiny.gguf");
+    std::fs::write(&path, tiny().to_gguf().unwrap()).unwrap();
+    let model = Model::open(&path).unwrap();
+    let cut = || {
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        file.set_len(n_bytes).unwrap();
+    };
+    let mut n_seen = 0;
+    if n_progress == 0 {
+        cut();
+    }
+    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
+    let result = model.load_on(backend, &ModelOptions::default(), &mut |_| {
+        n_seen += 1;
+        if n_seen == n_progress {
+            cut();
+        }
+    });
+    let message = result.map(drop).unwrap_err().to_string();
+    message.replace(&format!("{}/", folder.path().display()), "")
+}
+
+#[test]
+fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
+    let n_bytes = tiny().to_gguf().unwrap().len();
+    let check = |n_progress, cut_to: usize, name: &str| {
+        assert_eq!(
+            load_cut(n_progress, cut_to as u64),
+            format!(
+                "cannot read tensor `{name}`: tiny.gguf was opened with {n_bytes} bytes and has become shorter; \
+                 leave the file alone while it is read"
+            )
+        );
+    };
+    // The embedding is read first and lies last; a norm and then the matrices of the layer follow.
+    check(0, n_bytes - 32, "token_embd.weight");
+    check(1, 0, "blk.0.attn_norm.weight");
+    check(2, 0, "blk.0.attn_q.weight");
+}
+
 /// Any change of bytes gives an error or a model, never a panic or an endless allocation.
 #[test]
 fn damaged_metadata_never_panics() {

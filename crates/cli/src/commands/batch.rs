@@ -26,6 +26,7 @@ use hyper::{
 };
 use hyper_util::service::TowerToHyperService;
 use indicatif::ProgressBar;
+use tokenmill_gguf::RegularFile;
 use tokenmill_sched::{EngineState, EngineStats};
 use tokenmill_server::{App, ServerConfig, router};
 use tokio::{signal, task::JoinSet, time};
@@ -123,10 +124,11 @@ struct InputLines {
 }
 
 fn open(path: &Path) -> Result<InputLines, Failure> {
-    let file = File::open(path).map_err(|error| Failure::unreadable(path, &error))?;
+    // It is read twice, first to count its lines: a pipe would be empty by then, and a device has no end.
+    let file = RegularFile::open(path).map_err(|error| Failure::unreadable(path, &error))?;
     Ok(InputLines {
         path: path.to_owned(),
-        reader: BufReader::new(file),
+        reader: BufReader::new(file.into_file()),
         n_read: 0,
     })
 }

@@ -39,7 +39,7 @@ pub(crate) struct Args {
 struct Inspection {
     name: String,
     n_parts: usize,
-    file_bytes: usize,
+    file_bytes: u64,
     /// Keys with types and values.
     metadata: Vec<(String, String, Json)>,
     tensors: Vec<WeightInfo>,
@@ -107,7 +107,7 @@ impl Inspection {
         Ok(Self {
             name: source.name(),
             n_parts: 1,
-            file_bytes: tensors.iter().map(|info| info.n_bytes).sum(),
+            file_bytes: tensors.iter().map(|info| info.n_bytes as u64).sum(),
             metadata: metadata.collect(),
             plan: plan(&model, load)?,
             tensors,
@@ -190,7 +190,7 @@ impl Inspection {
             format_args!(
                 "{}: {}{parts}, {} parameters, {} tensors, {} metadata keys",
                 visible(&self.name),
-                size(self.file_bytes),
+                size(self.file_bytes as usize),
                 count(self.n_params()),
                 self.tensors.len(),
                 self.metadata.len()

@@ -71,7 +71,7 @@ fn open(path: &Path) -> Result<Tokenizer, Failure> {
         return tokenizer_json(path);
     }
     if path.join("tokenizer.json").is_file() {
-        return tokenizer_json(&path.join("tokenizer.json"));
+        return ModelSource::Folder(path.to_owned()).tokenizer(None);
     }
     let source = ModelSource::find(path)?;
     source.tokenizer(source.open_gguf()?.as_ref())

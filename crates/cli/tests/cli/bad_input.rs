@@ -32,7 +32,7 @@ fn demo_with(name: &str, change: impl Fn(TensorType, Vec<u8>) -> (TensorType, Ve
     let mut writer = GgufWriter::with_metadata(demo.metadata().clone());
     let mut tensors = Vec::new();
     for tensor in demo.tensors() {
-        let bytes = demo.tensor(&tensor.name).unwrap().bytes.to_vec();
+        let bytes = demo.tensor(&tensor.name).unwrap().bytes.to_vec().unwrap();
         let (ty, bytes) = if tensor.name == name {
             change(tensor.ty, bytes)
         } else {
@@ -91,6 +91,31 @@ fn a_truncated_file_is_refused_wherever_it_ends() {
             line.starts_with("error: DIR/model.gguf: "),
             "cut at {cut}: {line}"
         );
+    }
+}
+
+/// Whatever has no end, or waits for another program, is refused at once.
+#[test]
+#[cfg(unix)]
+fn pipes_and_devices_are_no_files() {
+    const REFUSAL: &str = "it is a pipe, a device or a socket, expected a regular file";
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = |name: &str| {
+        let path = folder.path().join(name);
+        let status = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(status.success());
+        path
+    };
+    let output = folder.path().join("out.jsonl");
+    let input = pipe("in.jsonl");
+    for input in [Path::new("/dev/zero"), &input] {
+        let line = tokenmill(["batch", "demo", arg(input), arg(&output)]).failed(3);
+        assert!(line.ends_with(REFUSAL), "{line}");
+    }
+    for name in ["model.gguf", "tokenizer.json"] {
+        let path = pipe(name);
+        let line = tokenmill(["tokenize", arg(&path), "a"]).failed(3);
+        assert!(line.contains(REFUSAL), "{line}");
     }
 }
 

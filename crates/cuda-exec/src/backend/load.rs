@@ -100,6 +100,10 @@ impl CudaBackend {
                         device: Self::NAME,
                     }
                 }
+                crate::CudaExecError::ReadWeights { reason } => BackendError::ReadTensor {
+                    tensor: data.name.to_owned(),
+                    reason,
+                },
                 other => other.into(),
             })
     }

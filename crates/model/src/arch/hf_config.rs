@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use tokenmill_gguf::RegularFile;
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
@@ -20,16 +21,24 @@ pub(crate) struct HfConfig {
     values: Map<String, Value>,
 }
 
+/// Real ones have some kilobytes.
+const MAX_CONFIG_BYTES: usize = 16 << 20;
 /// More layers than any network has; a larger count must not size a list.
 const MAX_LAYERS: usize = 4096;
 
 impl HfConfig {
     /// Reads a `config.json`.
     pub(crate) fn open(path: &Path) -> Result<Self, LoadError> {
-        let bytes = std::fs::read(path).map_err(|source| LoadError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
+        let bytes = RegularFile::read_in_folder(folder.unwrap_or(Path::new(".")), name, MAX_CONFIG_BYTES)
+            .map_err(|source| LoadError::Read {
+                path: path.to_owned(),
+                source,
+            })?;
         let values = serde_json::from_slice(&bytes).map_err(|error| LoadError::BadConfig {
             path: path.to_owned(),
             reason: error.to_string(),

@@ -1,0 +1,150 @@
+//! [`TensorBytes`]: the bytes of one tensor, read piece by piece from whatever holds them.
+//!
+//! Separate from files so that weights in memory, GGUF files and safetensors folders load alike. Invariants: a read takes
+//! `&self`, so several threads may read one tensor at once; nothing outside the tensor is read.
+
+use std::{fmt, io, ops::Range};
+
+/// Something whose bytes can be read at any position, by several threads at once.
+pub trait ReadAt: Send + Sync {
+    /// Fills `out` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::UnexpectedEof`] where there are not enough bytes, or what the system says.
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+}
+
+impl ReadAt for &[u8] {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let bytes = usize::try_from(offset)
+            .ok()
+            .and_then(|start| self.get(start..start.checked_add(out.len())?))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// The bytes of one tensor: in memory, or in a file that is read when they are asked for.
+#[derive(Clone, Copy)]
+pub struct TensorBytes<'a>(Place<'a>);
+
+#[derive(Clone, Copy)]
+enum Place<'a> {
+    Memory(&'a [u8]),
+    File {
+        source: &'a dyn ReadAt,
+        start: u64,
+        len: usize,
+    },
+}
+
+impl<'a> TensorBytes<'a> {
+    /// The `len` bytes of `source` from `start` on.
+    pub fn in_file(source: &'a dyn ReadAt, start: u64, len: usize) -> Self {
+        Self(Place::File { source, start, len })
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        match self.0 {
+            Place::Memory(bytes) => bytes.len(),
+            Place::File { len, .. } => len,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All bytes, where they lie in memory: those of a mapped file and of a model in memory do.
+    pub fn as_slice(&self) -> Option<&'a [u8]> {
+        match self.0 {
+            Place::Memory(bytes) => Some(bytes),
+            Place::File { .. } => None,
+        }
+    }
+
+    /// Fills `out` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// The source's; the message names its file.
+    ///
+    /// # Panics
+    /// Where the tensor has fewer bytes.
+    pub fn read_into(&self, offset: usize, out: &mut [u8]) -> io::Result<()> {
+        assert!(
+            offset.checked_add(out.len()).is_some_and(|end| end <= self.len()),
+            "{} bytes at {offset} are outside a tensor of {}",
+            out.len(),
+            self.len()
+        );
+        match self.0 {
+            Place::Memory(bytes) => out.copy_from_slice(&bytes[offset..][..out.len()]),
+            Place::File { source, start, .. } => source.read_exact_at(start + offset as u64, out)?,
+        }
+        Ok(())
+    }
+
+    /// Gives some of the bytes: those in memory where they lie, others after reading them into `buffer`, which grows where
+    /// it is too short and can be used again.
+    ///
+    /// # Errors
+    /// As [`Self::read_into`].
+    ///
+    /// # Panics
+    /// As [`Self::read_into`].
+    pub fn read<'b>(&self, range: Range<usize>, buffer: &'b mut Vec<u8>) -> io::Result<&'b [u8]>
+    where
+        'a: 'b,
+    {
+        if let Place::Memory(bytes) = self.0 {
+            return Ok(&bytes[range]);
+        }
+        if buffer.len() < range.len() {
+            buffer.resize(range.len(), 0);
+        }
+        let out = &mut buffer[..range.len()];
+        self.read_into(range.start, out)?;
+        Ok(out)
+    }
+
+    /// Reads all bytes.
+    ///
+    /// # Errors
+    /// As [`Self::read_into`].
+    pub fn to_vec(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; self.len()];
+        self.read_into(0, &mut bytes)?;
+        Ok(bytes)
+    }
+}
+
+impl<'a> From<&'a [u8]> for TensorBytes<'a> {
+    fn from(bytes: &'a [u8]) -> Self {
+        Self(Place::Memory(bytes))
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for TensorBytes<'a> {
+    fn from(bytes: &'a [u8; N]) -> Self {
+        Self(Place::Memory(bytes))
+    }
+}
+
+impl<'a> From<&'a Vec<u8>> for TensorBytes<'a> {
+    fn from(bytes: &'a Vec<u8>) -> Self {
+        Self(Place::Memory(bytes))
+    }
+}
+
+impl fmt::Debug for TensorBytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.0 {
+            Place::Memory(_) => "in memory",
+            Place::File { .. } => "in a file",
+        };
+        write!(f, "{} bytes {place}", self.len())
+    }
+}
