@@ -7,9 +7,7 @@
 
 use tokenmill_backend::{KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageCopy};
 
-use crate::{
-    Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, error::Result, ops::check_head_dims,
-};
+use crate::{Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, error::Result};
 
 /// Bytes of a page's keys and of its values.
 fn layer_page_bytes(shape: KvLayerShape, ty: KvType) -> [usize; 2] {
@@ -238,6 +236,20 @@ impl KvStore {
         }
         Ok(())
     }
+}
+
+/// Widest head of the kernels.
+const MAX_HEAD_DIM: usize = 256;
+
+/// Says whether the kernels take heads of these widths.
+pub(crate) fn check_head_dims(dim_k: usize, dim_v: usize) -> Result<()> {
+    let widest = dim_k.max(dim_v);
+    if widest <= MAX_HEAD_DIM {
+        return Ok(());
+    }
+    Err(CudaExecError::Unsupported {
+        feature: format!("attention with heads of {widest} values (at most {MAX_HEAD_DIM})"),
+    })
 }
 
 #[cfg(test)]

@@ -6,7 +6,10 @@
 
 use tokenmill_backend::{Activation, LayerShape, NetworkShape, NormKind};
 
-use crate::{LoadError, RopeDescriptor};
+use crate::{
+    LoadError, RopeDescriptor,
+    error::{check, check_positive},
+};
 
 /// A decoder network, without its weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -305,23 +308,3 @@ impl Descriptor {
 /// Larger widths than this are taken for nonsense: sums of products of such numbers could overflow.
 const MAX_WIDTH: usize = 1 << 24;
 const WIDTH: &str = "between 1 and 2^24";
-
-pub(crate) fn check_positive(what: &'static str, found: f32) -> Result<(), LoadError> {
-    check(what, found, found > 0.0 && found.is_finite(), "a positive number")
-}
-
-pub(crate) fn check(
-    what: &'static str,
-    found: impl ToString + Copy,
-    is_right: bool,
-    expected: &'static str,
-) -> Result<(), LoadError> {
-    if is_right {
-        return Ok(());
-    }
-    Err(LoadError::BadValue {
-        what,
-        found: found.to_string(),
-        expected,
-    })
-}

@@ -131,3 +131,25 @@ pub enum LoadError {
         expected: String,
     },
 }
+
+/// Refuses a value that is not positive and finite.
+pub(crate) fn check_positive(what: &'static str, found: f32) -> Result<(), LoadError> {
+    check(what, found, found > 0.0 && found.is_finite(), "a positive number")
+}
+
+/// Refuses a value that is not right, with what was expected.
+pub(crate) fn check(
+    what: &'static str,
+    found: impl ToString + Copy,
+    is_right: bool,
+    expected: &'static str,
+) -> Result<(), LoadError> {
+    if is_right {
+        return Ok(());
+    }
+    Err(LoadError::BadValue {
+        what,
+        found: found.to_string(),
+        expected,
+    })
+}

@@ -9,7 +9,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{
     LoadError,
-    descriptor::{check, check_positive},
+    error::{check, check_positive},
 };
 
 /// A rotary embedding before its frequencies are computed.

@@ -8,7 +8,6 @@ use tokenmill_backend::Activation;
 use tokenmill_quant::CpuFeatures;
 
 use super::{Kernel, Simd, TILE_ROWS, dispatch, math};
-use crate::ops::activation::gelu_erf;
 
 /// Replaces every value of `gate` by its activation, times that of `up` where there is one.
 pub(crate) fn apply(features: CpuFeatures, activation: Activation, gate: &mut [f32], up: Option<&[f32]>) {
@@ -136,4 +135,21 @@ unsafe fn silu<S: Simd>(x: S::F) -> S::F {
         let e = math::exp::<S>(S::mul(x, S::splat_f32(-1.0)));
         S::div(x, S::add(S::splat_f32(1.0), e))
     }
+}
+
+/// [`Activation::GeluErf`] of one value.
+fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+/// The error function, to within 1.5e-7.
+///
+/// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+fn erf(x: f32) -> f32 {
+    let z = f64::from(x.abs());
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let polynomial = t
+        * (0.254_829_592
+            + t * (-0.284_496_736 + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
+    (1.0 - polynomial * (-z * z).exp()).copysign(f64::from(x)) as f32
 }

@@ -4,14 +4,13 @@ use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
 
 use super::{Ops, QuantizedMut, check_multiple, kv_code};
 use crate::{
-    Args, Buffer, CudaExecError, Device, Kernel, LaunchShape, Stream, View, ViewMut, error::Result,
-    kv::KvLayer,
+    Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut,
+    error::Result,
+    kv::{KvLayer, check_head_dims},
 };
 
 /// Positions of the context that one thread block attends to.
 const SPLIT_TOKENS: usize = 256;
-/// Widest head of the kernels.
-const MAX_HEAD_DIM: usize = 256;
 /// Query heads of one thread block, by kernel.
 const HEADS_OF_KERNEL: [usize; 4] = [1, 2, 4, 8];
 /// Bytes of partial results that a launch may write; a longer step is cut into several launches.
@@ -54,7 +53,7 @@ impl AttentionScratch {
     /// Allocates for steps of up to `max_tokens` tokens and contexts of up to `max_pages` pages.
     ///
     /// # Errors
-    /// [`CudaExecError::OutOfMemory`], [`CudaExecError::Unsupported`] where a head is too wide, or the driver's.
+    /// A [`CudaExecError`](crate::CudaExecError): `OutOfMemory`, `Unsupported` where a head is too wide, or the driver's.
     pub fn new(
         device: &Device,
         max_tokens: usize,
@@ -165,7 +164,7 @@ impl Ops {
     /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked.
     ///
     /// # Errors
-    /// [`CudaExecError::Unsupported`] where a head is too wide, [`CudaExecError::Bounds`], or the driver's.
+    /// A [`CudaExecError`](crate::CudaExecError): `Unsupported` where a head is too wide, `Bounds`, or the driver's.
     pub fn attention(
         &self,
         attention: &Attention<Buffer<f32>>,
@@ -244,15 +243,4 @@ impl Ops {
         }
         Ok(())
     }
-}
-
-/// Says whether the kernels take heads of these widths.
-pub(crate) fn check_head_dims(dim_k: usize, dim_v: usize) -> Result<()> {
-    let widest = dim_k.max(dim_v);
-    if widest <= MAX_HEAD_DIM {
-        return Ok(());
-    }
-    Err(CudaExecError::Unsupported {
-        feature: format!("attention with heads of {widest} values (at most {MAX_HEAD_DIM})"),
-    })
 }

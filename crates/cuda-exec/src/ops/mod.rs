@@ -26,7 +26,6 @@ use crate::{
 };
 
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
-pub(crate) use attention::check_head_dims;
 pub use attention::{AttentionScratch, AttentionStep, TokenRuns};
 pub use embed::TokenIds;
 pub use linear::{GatedProduct, Input, Product};
