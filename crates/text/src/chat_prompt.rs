@@ -11,7 +11,7 @@ use aho_corasick::{AhoCorasick, MatchKind};
 
 use crate::{
     EncodeOptions, TokenKind, Tokenizer,
-    template::{ChatContext, ChatTemplate, RenderOptions, TemplateError},
+    template::{ChatContext, ChatTemplate, RenderOptions, Rendered, TemplateError},
 };
 
 /// A chat template with the control tokens of its tokenizer.
@@ -65,7 +65,58 @@ impl ChatPrompt {
         context: &ChatContext,
         options: &RenderOptions,
     ) -> Result<Vec<u32>, TemplateError> {
+        let rendered = self.render(context.clone(), options)?;
+        Ok(self.encode_rendered(tokenizer, &rendered.text, &rendered.trusted))
+    }
+
+    /// Renders a conversation up to the end of its last message's text, which the model is to go on with, and encodes
+    /// it. `None` where the template does not write that text as it is. Space at its end is the template's to keep.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn encode_unfinished(
+        &self,
+        tokenizer: &Tokenizer,
+        context: &ChatContext,
+        options: &RenderOptions,
+    ) -> Result<Option<Vec<u32>>, TemplateError> {
         let mut context = context.clone();
+        let last = context
+            .messages
+            .last()
+            .and_then(|message| message["content"].as_str());
+        let content = last.unwrap_or_default().trim().to_owned();
+        context.add_generation_prompt = content.is_empty();
+        if content.is_empty() {
+            context.messages.pop();
+            return self.encode(tokenizer, &context, options).map(Some);
+        }
+        let rendered = self.render(context, options)?;
+        // The last piece that is not the template's own is the end of the last message.
+        let own_end = rendered.trusted.last().map_or(0, |range| range.end);
+        let (start, end) = if own_end < rendered.text.len() {
+            (own_end, rendered.text.len())
+        } else {
+            last_gap(&rendered.trusted)
+        };
+        let piece = rendered.text[start..end].trim();
+        if piece.is_empty() || !(content.ends_with(piece) || piece.ends_with(&content)) {
+            return Ok(None);
+        }
+        let trusted: Vec<Range<usize>> = rendered
+            .trusted
+            .iter()
+            .take_while(|range| range.end <= start)
+            .cloned()
+            .collect();
+        Ok(Some(self.encode_rendered(
+            tokenizer,
+            &rendered.text[..end],
+            &trusted,
+        )))
+    }
+
+    fn render(&self, mut context: ChatContext, options: &RenderOptions) -> Result<Rendered, TemplateError> {
         for (token, default) in [
             (&mut context.bos_token, &self.bos_token),
             (&mut context.eos_token, &self.eos_token),
@@ -76,10 +127,11 @@ impl ChatPrompt {
         }
         let mut own = vec!["bos_token", "eos_token"];
         own.retain(|name| !context.extra.contains_key(*name));
-        let rendered = self
-            .template
-            .render_with_trust(&context.to_json(), &own, options)?;
-        let mut ids = self.encode_trusted(tokenizer, &rendered.text, &rendered.trusted);
+        self.template.render_with_trust(&context.to_json(), &own, options)
+    }
+
+    fn encode_rendered(&self, tokenizer: &Tokenizer, text: &str, trusted: &[Range<usize>]) -> Vec<u32> {
+        let mut ids = self.encode_trusted(tokenizer, text, trusted);
         // A template that never writes the token leaves it to the tokenizer.
         if tokenizer.adds_bos()
             && !self.template.names("bos_token")
@@ -88,7 +140,7 @@ impl ChatPrompt {
         {
             ids.insert(0, bos);
         }
-        Ok(ids)
+        ids
     }
 
     /// Encodes a text whose control tokens are parsed only inside the ranges of `trusted`.
@@ -141,6 +193,18 @@ impl ChatPrompt {
             })
             .filter(|own| own.start < foreign.end)
     }
+}
+
+/// The last stretch before the end of `ranges` that is in none of them; an empty one at the start where there is none.
+fn last_gap(ranges: &[Range<usize>]) -> (usize, usize) {
+    let mut end = ranges.last().map_or(0, |range| range.start);
+    for range in ranges.iter().rev().skip(1) {
+        if range.end < end {
+            return (range.end, end);
+        }
+        end = range.start;
+    }
+    (0, end)
 }
 
 #[cfg(test)]
@@ -213,6 +277,47 @@ mod tests {
         assert_eq!(ids.iter().filter(|&&id| id == end).count(), 1, "{ids:?}");
         assert_eq!(ids.last(), Some(&end));
         assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), "a<|end|>b");
+    }
+
+    #[test]
+    fn an_unfinished_message_is_the_end_of_its_prompt() {
+        let chat = "{{ bos_token }}{% for m in messages %}<|user|>{{ m.role }}:{{ m.content | trim }}<|end|>{% endfor %}\
+                    {% if add_generation_prompt %}<|user|>assistant:{% endif %}";
+        let check = |template: &str, content: &str, expected: Option<&str>| {
+            let tokenizer = tokenizer();
+            let prompt = ChatPrompt::new(ChatTemplate::new(template).unwrap(), &tokenizer);
+            let messages = [
+                ChatMessage::new("user", "hi"),
+                ChatMessage::new("assistant", content),
+            ];
+            let ids = prompt
+                .encode_unfinished(
+                    &tokenizer,
+                    &ChatContext::from_messages(&messages),
+                    &RenderOptions::default(),
+                )
+                .unwrap();
+            let options = DecodeOptions {
+                skip_special: false,
+                ..DecodeOptions::default()
+            };
+            assert_eq!(
+                ids.map(|ids| tokenizer.decode(&ids, options)).as_deref(),
+                expected,
+                "{template} {content}"
+            );
+        };
+        let begin = "<|bos|><|user|>user:hi<|end|><|user|>assistant:";
+        check(chat, "so<|end|>it", Some(&format!("{begin}so<|end|>it")));
+        check(chat, " hi", Some(&format!("{begin}hi")));
+        check(chat, " ", Some(begin));
+        // The end of a text that the template writes without what stood before.
+        let last_word = "{{ messages[1].content.split('-')[-1] }}<|end|>";
+        check(last_word, "a-b", Some("<|bos|>b"));
+        // A template that closes with the other's words, or leaves the answer out.
+        check("{{ messages[1].content }}{{ messages[0].content }}", "ab", None);
+        check("<|user|>{{ messages[0].content }}<|end|>", "ab", None);
+        check("<|user|><|end|>", "ab", None);
     }
 
     #[test]

@@ -120,6 +120,7 @@ pub(crate) struct Rendered {
 #[derive(Debug)]
 pub struct ChatTemplate {
     program: Program,
+    source: String,
 }
 
 impl ChatTemplate {
@@ -136,7 +137,13 @@ impl ChatTemplate {
         }
         Ok(Self {
             program: parser::parse(source)?,
+            source: source.to_owned(),
         })
+    }
+
+    /// The text that it was parsed from.
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Renders the template with the entries of `context`, which is an object, as its variables.
