@@ -48,6 +48,8 @@ pub(crate) struct Tally {
     pub(crate) finished: u64,
     pub(crate) failed: u64,
     pub(crate) failed_steps: u64,
+    /// Sequences that wait for their consumers before they begin.
+    pub(crate) n_parked: usize,
 }
 
 #[derive(Debug, Default)]
@@ -74,8 +76,8 @@ impl Board {
             .lock()
             .expect("nothing panics while it holds this lock") = EngineStats {
             n_running: scheduler.n_running(),
-            n_paused: scheduler.n_paused(),
-            n_waiting: scheduler.n_waiting(),
+            n_paused: scheduler.n_paused() + tally.n_parked,
+            n_waiting: scheduler.n_waiting().saturating_sub(tally.n_parked),
             n_pages: pool.n_pages(),
             n_pages_in_use: pool.n_in_use(),
             n_pages_idle: pool.n_idle(),

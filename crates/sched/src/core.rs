@@ -22,9 +22,10 @@ use crate::{
     mailbox::{Command, Mailbox, RequestId},
     params::EngineConfig,
     plan::{PlannedOutput, PlannedRow, StepPlan},
+    queue_gauge::{Place, QueueGauge},
     scheduler::{Scheduler, SchedulerConfig, StepBudget},
     stopwatch::Stopwatch,
-    submission::Submission,
+    submission::{Opening, Submission},
     sync,
 };
 
@@ -42,8 +43,7 @@ pub(crate) struct Core {
     /// Why nothing will work any more.
     lost: Option<StepError>,
     pub(crate) tally: Tally,
-    /// Sequences and prompt tokens that left the queue since this was last read.
-    pub(crate) left_queue: (usize, usize),
+    pub(crate) queue: QueueGauge,
 
     // Reused from step to step.
     batch: ForwardBatch,
@@ -67,9 +67,12 @@ pub(crate) struct Lane {
     pub(crate) sample: u32,
     /// How it samples; `None` for a forward pass.
     pub(crate) sampling: Option<Arc<SamplingParams>>,
+    /// How it samples the first tokens, where it may not end yet.
+    pub(crate) opening: Option<Opening>,
     pub(crate) stopwatch: Stopwatch,
     /// Prompt tokens that this sequence stands for in the gauge of the queue.
     pub(crate) n_queued_tokens: usize,
+    pub(crate) place: Place,
 }
 
 struct Step {
@@ -86,6 +89,7 @@ impl Core {
             max_step_tokens: config.max_step_tokens,
             model_salt: config.model_salt,
         });
+        let queue = QueueGauge::new(config.max_queued);
         let core = Self {
             executor,
             config,
@@ -97,7 +101,7 @@ impl Core {
             last_done_us: 0,
             lost: None,
             tally: Tally::default(),
-            left_queue: (0, 0),
+            queue,
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
             results: Vec::new(),
@@ -142,10 +146,15 @@ impl Core {
 
     /// Lets others see the state after a step.
     pub(crate) fn publish(&mut self, mailbox: &Mailbox) {
-        let (n_sequences, n_tokens) = std::mem::take(&mut self.left_queue);
-        if n_sequences > 0 {
-            mailbox.leave_queue(n_sequences, n_tokens);
+        let (returned, left) = self.queue.take_changes();
+        if (returned, left) != ((0, 0), (0, 0)) {
+            mailbox.change_queue(returned, left);
         }
+        self.publish_stats();
+    }
+
+    pub(crate) fn publish_stats(&mut self) {
+        self.tally.n_parked = self.queue.n_parked();
         self.board.publish(&self.scheduler, self.tally);
     }
 
@@ -170,8 +179,10 @@ impl Core {
                 request: submission.request,
                 sample,
                 sampling: submission.job.sampling(sample),
+                opening: submission.opening(sample),
                 stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
                 n_queued_tokens: if sample == 0 { submission.tokens.len() } else { 0 },
+                place: Place::Queued,
             });
         }
         let request = Request {
@@ -214,9 +225,15 @@ impl Core {
     }
 
     pub(crate) fn set_paused(&mut self, request: RequestId, is_paused: bool) {
-        if let Some(request) = self.requests.get(&request) {
-            for &seq in &request.sequences {
-                self.scheduler.set_paused(seq, is_paused);
+        let Some(request) = self.requests.get(&request) else {
+            return;
+        };
+        for &seq in &request.sequences {
+            self.scheduler.set_paused(seq, is_paused);
+            let lane = self.lanes.get_mut(seq.slot()).and_then(Option::as_mut);
+            if let Some(lane) = lane.filter(|lane| lane.seq == seq) {
+                self.queue
+                    .set_parked(&mut lane.place, lane.n_queued_tokens, is_paused);
             }
         }
     }
@@ -264,11 +281,11 @@ impl Core {
             let lane = lanes[row.seq.slot()]
                 .as_ref()
                 .expect("a planned sequence has a lane");
-            Arc::clone(
-                lane.sampling
-                    .as_ref()
-                    .expect("a sequence that samples has parameters"),
-            )
+            let opening = lane.opening.as_ref().filter(|opening| row.end() < opening.end);
+            let params = opening
+                .map(|opening| &opening.sampling)
+                .or(lane.sampling.as_ref());
+            Arc::clone(params.expect("a sequence that samples has parameters"))
         };
         build_batch(&self.scheduler, &plan, params_of, &mut self.batch);
         match self.executor.submit(&self.batch) {

@@ -48,6 +48,9 @@ pub enum EngineError {
     /// A sampling parameter is out of range.
     #[error(transparent)]
     Sampling(#[from] SamplingParamsError),
+    /// Bias and stop tokens forbid every token.
+    #[error("`logit_bias` forbids every token; leave at least one")]
+    NothingAllowed,
     /// The number of samples is 0 or too large.
     #[error("{found} samples were asked for, expected 1 to {maximum}")]
     SampleCount {

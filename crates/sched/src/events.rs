@@ -44,12 +44,11 @@ impl Cause<'_> {
 
 impl Core {
     pub(crate) fn note_beginning(&mut self, seq: SeqId, now_us: u64) {
-        let lane = self.lane(seq).expect("an admitted sequence has a lane");
-        if lane.stopwatch.begin(now_us) {
-            let n_tokens = lane.n_queued_tokens;
-            self.left_queue.0 += 1;
-            self.left_queue.1 += n_tokens;
-        }
+        let lane = self.lanes[seq.slot()]
+            .as_mut()
+            .expect("an admitted sequence has a lane");
+        lane.stopwatch.begin(now_us);
+        self.queue.leave(&mut lane.place, lane.n_queued_tokens);
     }
 
     /// Sends what the scheduler reported.
@@ -66,7 +65,7 @@ impl Core {
                 Outcome::Ended { .. } => self.tally.failed += 1,
             }
         }
-        self.board.publish(&self.scheduler, self.tally);
+        self.publish_stats();
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for outcome in outcomes.drain(..) {
             match outcome {
@@ -135,14 +134,11 @@ impl Core {
     }
 
     fn send_end(&mut self, seq: SeqId, end: End, summary: SeqSummary, cause: Cause<'_>, now_us: u64) {
-        let lane = self.lanes[seq.slot()]
+        let mut lane = self.lanes[seq.slot()]
             .take()
             .expect("a sequence that ends has a lane");
         debug_assert_eq!(lane.seq, seq);
-        if !summary.has_begun {
-            self.left_queue.0 += 1;
-            self.left_queue.1 += lane.n_queued_tokens;
-        }
+        self.queue.leave(&mut lane.place, lane.n_queued_tokens);
         let elapsed = lane.stopwatch.elapsed(now_us);
         let finished = |reason| {
             Ok(Finished {

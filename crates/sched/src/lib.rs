@@ -48,6 +48,7 @@ mod params;
 mod plan;
 mod pool;
 mod prefix;
+mod queue_gauge;
 mod scheduler;
 mod sequence;
 mod step_times;

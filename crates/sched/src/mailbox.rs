@@ -1,12 +1,13 @@
 //! [`Mailbox`]: what callers tell the engine's thread.
 //!
 //! Separate because it is the only state that both sides change. Invariants: a request counts in the gauges from its
-//! acceptance until it begins or ends; after [`Mailbox::close`] nothing is accepted any more, and the reason is kept.
+//! acceptance until it begins or ends, but for the time its consumer keeps it waiting; after [`Mailbox::close`] nothing is accepted any more, and the reason is kept.
 
 use std::time::Duration;
 
 use crate::{
     error::EngineError,
+    queue_gauge::Count,
     submission::Submission,
     sync::{Arc, Condvar, Mutex},
 };
@@ -161,11 +162,11 @@ impl Mailbox {
         self.changed.notify_all();
     }
 
-    /// Takes sequences that began or ended out of the gauges.
-    pub(crate) fn leave_queue(&self, n_sequences: usize, n_tokens: usize) {
+    /// Puts sequences and their tokens back into the gauges, and takes others out.
+    pub(crate) fn change_queue(&self, returned: Count, left: Count) {
         self.with(|inbox| {
-            inbox.n_queued -= n_sequences;
-            inbox.n_queued_tokens -= n_tokens;
+            inbox.n_queued = inbox.n_queued + returned.0 - left.0;
+            inbox.n_queued_tokens = inbox.n_queued_tokens + returned.1 - left.1;
         });
     }
 

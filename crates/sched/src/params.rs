@@ -18,6 +18,8 @@ pub struct GenerateParams {
     pub sampling: SamplingParams,
     /// Tokens to generate at most; `None` continues to the end of the context.
     pub max_tokens: Option<usize>,
+    /// Tokens to generate before one of `stop_tokens` may come.
+    pub min_tokens: usize,
     /// Tokens that end a sample and are not part of its output.
     pub stop_tokens: Vec<u32>,
     /// Samples of the prompt, generated side by side from one prefill.
@@ -41,6 +43,7 @@ impl Default for GenerateParams {
         Self {
             sampling: SamplingParams::default(),
             max_tokens: None,
+            min_tokens: 0,
             stop_tokens: Vec::new(),
             n_samples: 1,
             priority: 0,

@@ -26,11 +26,9 @@ impl Stopwatch {
         }
     }
 
-    /// Returns whether this is the first beginning.
-    pub(crate) fn begin(&mut self, now_us: u64) -> bool {
-        let is_first = self.begun_us.is_none();
+    /// It begins; what counts is the first time.
+    pub(crate) fn begin(&mut self, now_us: u64) {
         self.begun_us.get_or_insert(now_us);
-        is_first
     }
 
     pub(crate) fn token(&mut self, now_us: u64) {

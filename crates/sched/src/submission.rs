@@ -3,7 +3,7 @@
 //! Separate because it is checked on the caller's thread, before anything reaches the engine. Invariant: what a
 //! [`Submission`] holds can run, given the pool to itself.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS, SamplingParams};
 
@@ -61,7 +61,32 @@ impl Job {
     }
 }
 
+/// How the first tokens of a sample are drawn, among which no stop token is.
+#[derive(Clone, Debug)]
+pub(crate) struct Opening {
+    /// Inputs from which on the opening is over.
+    pub(crate) end: u32,
+    pub(crate) sampling: Arc<SamplingParams>,
+}
+
 impl Submission {
+    /// How a sample is drawn while it may not end.
+    pub(crate) fn opening(&self, sample: u32) -> Option<Opening> {
+        let Job::Generate { params, .. } = &self.job else {
+            return None;
+        };
+        if params.min_tokens == 0 {
+            return None;
+        }
+        let mut sampling = self.job.sampling(sample)?;
+        let forbidden = params.stop_tokens.iter().map(|&id| (id, f32::NEG_INFINITY));
+        Arc::make_mut(&mut sampling).logit_bias.extend(forbidden);
+        Some(Opening {
+            end: u32::try_from(self.tokens.len().saturating_add(params.min_tokens)).unwrap_or(u32::MAX),
+            sampling,
+        })
+    }
+
     /// What the scheduler is to make of it.
     pub(crate) fn spec(&self, fork_of: Option<SeqId>) -> SeqSpec {
         let at = |after: Duration| self.submitted_us.saturating_add(after.as_micros() as u64);
@@ -106,6 +131,7 @@ pub(crate) fn check_generate(
 ) -> Result<usize, EngineError> {
     check_tokens(limits, tokens)?;
     params.sampling.validate(limits.n_vocab)?;
+    check_choice(limits, params)?;
     if !(1..=MAX_SAMPLES).contains(&params.n_samples) {
         return Err(EngineError::SampleCount {
             found: params.n_samples,
@@ -123,6 +149,29 @@ pub(crate) fn check_generate(
     };
     check_pool(limits, tokens.len().max(max_len - 1))?;
     Ok(max_len)
+}
+
+/// Refuses parameters that leave no token to choose.
+fn check_choice(limits: &ExecutorLimits, params: &GenerateParams) -> Result<(), EngineError> {
+    let biased = params.sampling.logit_bias.iter();
+    let forbidden = biased
+        .filter(|(_, bias)| *bias == f32::NEG_INFINITY)
+        .map(|&(id, _)| id);
+    let stops = if params.min_tokens > 0 {
+        &params.stop_tokens[..]
+    } else {
+        &[]
+    };
+    let n_forbidden = if params.sampling.logit_bias.len() + stops.len() < limits.n_vocab {
+        0
+    } else {
+        let distinct: BTreeSet<u32> = forbidden.chain(stops.iter().copied()).collect();
+        distinct.range(..limits.n_vocab as u32).count()
+    };
+    if n_forbidden == limits.n_vocab {
+        return Err(EngineError::NothingAllowed);
+    }
+    Ok(())
 }
 
 /// Checks a forward pass.

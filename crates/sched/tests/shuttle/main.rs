@@ -44,6 +44,8 @@ mod plan;
 mod pool;
 #[path = "../../src/prefix.rs"]
 mod prefix;
+#[path = "../../src/queue_gauge.rs"]
+mod queue_gauge;
 #[path = "../../src/scheduler.rs"]
 mod scheduler;
 #[path = "../../src/sequence.rs"]
