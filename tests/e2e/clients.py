@@ -7,7 +7,8 @@ import urllib.request
 
 import anthropic
 import openai
-from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics_families
+from prometheus_client.parser import text_string_to_metric_families
 
 from server import Server
 
@@ -120,12 +121,21 @@ def messages(client):
     raises(anthropic.NotFoundError, None, lambda: client.messages.create(**{**fields, "model": "claude"}))
 
 
-def figures(url):
-    request = urllib.request.Request(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"})
-    with urllib.request.urlopen(request) as response:
-        text = response.read().decode()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
+def figures(url, accept=None):
+    headers = {"authorization": f"Bearer {KEY}"} | ({"accept": accept} if accept else {})
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/metrics", headers=headers)) as response:
+        kind, text = response.headers["content-type"], response.read().decode()
+    parse = open_metrics_families if accept else text_string_to_metric_families
+    assert kind.startswith("application/openmetrics-text" if accept else "text/plain; version=0.0.4"), kind
+    families = {family.name: family for family in parse(text)}
+    # A family that the parser could not read would have no type.
+    assert all(family.type in ("gauge", "counter", "histogram") for family in families.values())
     return {sample.name: sample.value for family in families.values() for sample in family.samples}
+
+
+def metrics_in_both_formats(url):
+    assert figures(url).keys() == figures(url, "application/openmetrics-text").keys()
+    assert figures(url)["vllm:cache_config_info"] == 1
 
 
 def disconnects(client, url):
@@ -159,6 +169,7 @@ with Server("--api-key", KEY) as server:
     other_endpoints(openai_client)
     refusals(openai_client, server.url)
     messages(anthropic_client)
+    metrics_in_both_formats(server.url)
     disconnects(openai_client, server.url)
     openai_client.close()
     anthropic_client.close()

@@ -55,6 +55,7 @@ for path in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
 pod = documents["Deployment"]["spec"]["template"]
 container = pod["spec"]["containers"][0]
 labels = pod["metadata"]["labels"].items()
+assert ("llm-d.ai/engine-type", "vllm") in labels
 assert documents["Deployment"]["spec"]["selector"]["matchLabels"].items() <= labels
 assert documents["Service"]["spec"]["selector"].items() <= labels
 for kind in ["InferencePool", "PodDisruptionBudget"]:

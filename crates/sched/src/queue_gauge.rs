@@ -1,7 +1,7 @@
 //! [`QueueGauge`]: which sequences count as waiting, as the engine's thread sees it.
 //!
 //! A sequence counts from its submission until it begins or ends, and not while its request is paused: then it waits for
-//! its own consumer and is in nobody's way. Such sequences still hold their prompts, so no more of them leave the count
+//! its own consumer and keeps no other from beginning. Such sequences still hold their prompts, so no more of them leave the count
 //! than may be in it. Invariant: each sequence is added once and taken out once for each time it is added.
 
 /// Where a sequence stands.

@@ -3,32 +3,30 @@
 //! Invariant: whatever an endpoint returns or fails with leaves through [`endpoint`], so that every refusal has the
 //! same form and every answer its request id.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, mem, sync::Arc};
 
 use axum::{
     Json,
-    body::{Bytes, HttpBody as _},
     extract::{Request, State},
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{MethodRouter, post},
 };
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    time::{Instant, timeout_at},
-};
+use serde::de::DeserializeOwned;
+use tokenmill_sched::Engine;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
-    ApiError, Dialect, ServedModel, ServerConfig,
+    ApiError, Dialect, ServedModel, ServerConfig, TextParams,
+    fields::{Body, Field},
+    intake::{Intake, LARGE_BODY_BYTES, Received},
+    keys::Tenant,
     metrics::Metrics,
     request_id::RequestId,
     request_log::{ErrorCode, Tally},
+    sampling::SamplingFields,
     shutdown::Shutdown,
 };
-
-/// Bodies from this size on are read where blocking is allowed.
-const LARGE_BODY_BYTES: usize = 64 << 10;
 
 /// What every endpoint shares.
 #[derive(Debug)]
@@ -41,14 +39,91 @@ pub struct App {
     pub metrics: Metrics,
     /// Whether the server is ending.
     pub shutdown: Shutdown,
+    pub(crate) intake: Intake,
+}
+
+impl App {
+    /// Puts a server together that has not begun.
+    pub fn new(model: ServedModel, config: ServerConfig) -> Self {
+        Self {
+            metrics: Metrics::new(model.name(), model.engine().limits().n_pages),
+            intake: Intake::new(config.max_body_bytes),
+            shutdown: Shutdown::default(),
+            model,
+            config,
+        }
+    }
+
+    /// The engine of the model.
+    pub(crate) fn engine(&self) -> &Engine {
+        self.model.engine()
+    }
 }
 
 /// One request as its endpoint sees it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Call {
-    pub(crate) body: Bytes,
+    pub(crate) body: Received,
     pub(crate) id: RequestId,
     pub(crate) tally: Tally,
+    pub(crate) tenant: Tenant,
+}
+
+impl Call {
+    /// What a request to generate says with the fields of sampling, for one sample to the end of the context.
+    ///
+    /// # Errors
+    /// The first field out of range, by name.
+    pub(crate) fn text_params(&self, app: &App, fields: SamplingFields) -> Result<TextParams, ApiError> {
+        let priority = fields.priority();
+        if priority != 0 && !app.config.obeys_priority {
+            return Err(ApiError::UnsupportedField {
+                param: "priority".to_owned(),
+                reason: "this server takes requests in their order; its `--scheduling-policy priority` changes that",
+            });
+        }
+        Ok(TextParams {
+            min_tokens: fields.min_tokens(),
+            // vLLM counts the other way round.
+            priority: priority.saturating_neg(),
+            cache_salt: self.tenant.cache_salt(fields.cache_salt()?),
+            sampling: fields.into_params(app.model.tokenizer(), app.model.fresh_seed())?,
+            max_tokens: None,
+            n: 1,
+            stops: Vec::new(),
+            ignore_eos: false,
+            deadline: app.config.request_timeout,
+            queue_timeout: app.config.queue_timeout,
+        })
+    }
+
+    /// Parses the body, of which `fields` says what may be in it, and frees its bytes.
+    ///
+    /// # Errors
+    /// As [`Body::parse`].
+    pub(crate) fn parse(&mut self, fields: &[Field]) -> Result<Body, ApiError> {
+        Body::parse(&mem::take(&mut self.body).bytes, fields)
+    }
+
+    /// Parses the body of a request to generate: its own fields and those of sampling.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) fn read_with_sampling<T: DeserializeOwned>(
+        &mut self,
+        fields: &[Field],
+    ) -> Result<(T, SamplingFields), ApiError> {
+        let body = self.parse(fields)?;
+        Ok((body.read()?, body.read()?))
+    }
+
+    /// Parses the body and reads it as one type.
+    ///
+    /// # Errors
+    /// As [`Body::parse`] and [`Body::read`].
+    pub(crate) fn read<T: DeserializeOwned>(&mut self, fields: &[Field]) -> Result<T, ApiError> {
+        self.parse(fields)?.read()
+    }
 }
 
 /// Frames a handler of JSON bodies: reads the body within its limits, and turns errors into responses in `dialect`.
@@ -61,60 +136,43 @@ where
         let id: RequestId = request.extensions().get().cloned().unwrap_or_default();
         let tally: Tally = request.extensions().get().cloned().unwrap_or_default();
         let request_id = id.clone();
-        let answer = match read_body(&app.config, request).await {
-            Ok(body) => {
-                let n_bytes = body.len();
-                answer(n_bytes, handler(Arc::clone(&app), Call { body, id, tally })).await
-            }
-            Err(error) => Err(error),
+        let tenant: Tenant = request.extensions().get().copied().unwrap_or_default();
+        let answer = async {
+            let body = app.intake.read(&app.config, request).await?;
+            let n_bytes = body.bytes.len();
+            let call = Call {
+                body,
+                id,
+                tally,
+                tenant,
+            };
+            answer(&app, n_bytes, handler(Arc::clone(&app), call)).await
         };
-        answer.unwrap_or_else(|error| {
+        answer.await.unwrap_or_else(|error| {
             app.metrics.count_refusal(&error);
             error_response(&error, dialect, &request_id)
         })
     })
 }
 
-/// Waits for a handler. What it does before it first waits, reading the JSON and the tokens, takes long for a large body
-/// and must not hold up the connections that share its thread.
-async fn answer<T>(n_bytes: usize, handler: impl Future<Output = T>) -> T {
+/// Waits for a handler. What it does before it first waits, reading the JSON and the tokens, takes long for a large body:
+/// it has its turn, and does not hold up the connections that share its thread.
+async fn answer(
+    app: &App,
+    n_bytes: usize,
+    handler: impl Future<Output = Result<Response, ApiError>>,
+) -> Result<Response, ApiError> {
     let mut handler = std::pin::pin!(handler);
+    if n_bytes < LARGE_BODY_BYTES {
+        return handler.await;
+    }
+    let mut turn = Some(app.intake.turn(&app.config).await?);
     let has_other_threads = Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
-    let mut takes_long = n_bytes >= LARGE_BODY_BYTES && has_other_threads;
-    std::future::poll_fn(|context| {
-        if std::mem::take(&mut takes_long) {
-            tokio::task::block_in_place(|| handler.as_mut().poll(context))
-        } else {
-            handler.as_mut().poll(context)
-        }
+    std::future::poll_fn(|context| match turn.take() {
+        Some(_turn) if has_other_threads => tokio::task::block_in_place(|| handler.as_mut().poll(context)),
+        _turn => handler.as_mut().poll(context),
     })
     .await
-}
-
-async fn read_body(config: &ServerConfig, request: Request) -> Result<Bytes, ApiError> {
-    let limit_bytes = config.max_body_bytes;
-    let deadline = Instant::now() + config.body_timeout;
-    let awaits_consent = request.headers().contains_key(header::EXPECT);
-    let mut body = request.into_body();
-    if awaits_consent && body.size_hint().lower() > limit_bytes as u64 {
-        return Err(ApiError::BodyTooLarge { limit_bytes });
-    }
-    let limited = Limited::new(&mut body, limit_bytes).collect();
-    match timeout_at(deadline, limited).await {
-        Ok(Ok(whole)) => Ok(whole.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            // Closing on unread bytes resets the connection, and the refusal might never arrive.
-            let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-            let _ = timeout_at(deadline, rest).await;
-            Err(ApiError::BodyTooLarge { limit_bytes })
-        }
-        Ok(Err(error)) => Err(ApiError::MalformedJson {
-            reason: error.to_string(),
-        }),
-        Err(_) => Err(ApiError::RequestTimeout {
-            limit_s: config.body_timeout.as_secs(),
-        }),
-    }
 }
 
 /// The response of a refusal or failure.

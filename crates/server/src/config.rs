@@ -5,7 +5,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use crate::auth::ApiKeys;
+use crate::keys::ApiKeys;
 
 /// How a server listens, whom it answers and what it bears.
 #[derive(Clone, Debug)]
@@ -18,6 +18,9 @@ pub struct ServerConfig {
     pub api_keys: ApiKeys,
     /// Origins whose web pages may call the API; none by default, `*` for all.
     pub cors_origins: Vec<String>,
+    /// Names that clients reach the server by, besides addresses and `localhost`; `*` for all. Requests to other names
+    /// are refused on loopback addresses, and everywhere once this is not empty.
+    pub allowed_hosts: Vec<String>,
     /// Largest request body.
     pub max_body_bytes: usize,
     /// Longest wait for a request's headers, and so also how long a connection may be idle. Longer than what load
@@ -25,6 +28,8 @@ pub struct ServerConfig {
     pub header_timeout: Duration,
     /// Longest wait for a request's body.
     pub body_timeout: Duration,
+    /// Longest time that a client may take nothing of what is written to it.
+    pub write_timeout: Duration,
     /// Longest time from arrival to the end of an answer; `None` is unbounded.
     pub request_timeout: Option<Duration>,
     /// Longest wait in the queue; `None` is unbounded.
@@ -33,6 +38,8 @@ pub struct ServerConfig {
     pub heartbeat_timeout: Duration,
     /// How long running answers may continue after the first SIGTERM.
     pub drain_timeout: Duration,
+    /// Whether clients may say which requests go first.
+    pub obeys_priority: bool,
     /// Most samples of a prompt.
     pub max_n: u32,
     /// Most prompts or inputs of a request.
@@ -67,13 +74,16 @@ impl Default for ServerConfig {
             tls: None,
             api_keys: ApiKeys::default(),
             cors_origins: Vec::new(),
-            max_body_bytes: 16 << 20,
+            allowed_hosts: Vec::new(),
+            max_body_bytes: 8 << 20,
             header_timeout: Duration::from_secs(75),
             body_timeout: Duration::from_secs(30),
+            write_timeout: Duration::from_mins(1),
             request_timeout: None,
             queue_timeout: None,
             heartbeat_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
+            obeys_priority: false,
             max_n: 128,
             max_prompts: 256,
             max_connections: 4096,

@@ -3,6 +3,8 @@
 //! One type for both dialects, so that a cause has the same status whichever API met it. Invariant: a message names
 //! what was wrong and never contains another request's text.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
 use tokenmill_sched::EngineError;
 
@@ -13,6 +15,35 @@ pub enum Dialect {
     OpenAi,
     /// `{"type": "error", "error": {"type", "message"}, "request_id"}`
     Anthropic,
+}
+
+impl Dialect {
+    /// The API that a path is part of.
+    pub(crate) fn of_path(path: &str) -> Self {
+        if path.starts_with("/v1/messages") {
+            Self::Anthropic
+        } else {
+            Self::OpenAi
+        }
+    }
+}
+
+/// Longest text of a client that stands in a log line or an error, bytes.
+const MAX_SHOWN: usize = 256;
+
+/// Longest message of an error, bytes.
+const MAX_MESSAGE: usize = 2048;
+
+/// The beginning of a client's text, as much of it as is shown.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    shortened_to(text, MAX_SHOWN)
+}
+
+fn shortened_to(text: &str, max_bytes: usize) -> Cow<'_, str> {
+    if text.len() <= max_bytes {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("{}…", &text[..text.floor_char_boundary(max_bytes)]))
 }
 
 /// A refusal or a failure, as a client sees it.
@@ -48,7 +79,10 @@ pub enum ApiError {
         reason: &'static str,
     },
     /// The named model is not served here.
-    #[error("the model `{model}` is not served here; available: {available}")]
+    #[error(
+        "the model `{model}` is not served here; available: {available}; the server's `--served-model-name` gives it other \
+         names"
+    )]
     UnknownModel {
         /// The name asked for.
         model: String,
@@ -72,6 +106,18 @@ pub enum ApiError {
     /// No key, or a wrong one.
     #[error("a valid API key is required: send `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
+    /// A web page of another origin asks.
+    #[error("pages of `{origin}` may not call this server; its `--cors-origin` names those that may")]
+    ForeignOrigin {
+        /// Where the page is from.
+        origin: String,
+    },
+    /// The request is for a name that is not this server's.
+    #[error("this server does not answer for `{host}`; its `--allow-host` names what it answers for")]
+    ForeignHost {
+        /// The name asked for.
+        host: String,
+    },
     /// No such path.
     #[error("no such endpoint: {method} {path}")]
     NotFound {
@@ -92,6 +138,12 @@ pub enum ApiError {
     #[error("the request body is over the limit of {limit_bytes} bytes")]
     BodyTooLarge {
         /// The limit.
+        limit_bytes: usize,
+    },
+    /// The body is small enough, but not what it becomes.
+    #[error("the request body holds too many values: parsed they may take over {limit_bytes} bytes")]
+    TooManyValues {
+        /// Most memory that the parsed form may take.
         limit_bytes: usize,
     },
     /// The body did not arrive in time.
@@ -116,6 +168,9 @@ pub enum ApiError {
         /// When to try again, seconds.
         retry_after_s: u64,
     },
+    /// The client took nothing of its stream for too long.
+    #[error("the stream was ended, because nothing of it was taken for the server's `--write-timeout`")]
+    Stalled,
     /// The request waited or ran longer than its deadline.
     #[error("the request was not finished within its time limit")]
     DeadlineExceeded,
@@ -152,10 +207,11 @@ impl ApiError {
             | Self::ContextLengthExceeded { .. }
             | Self::Template { .. } => 400,
             Self::Unauthorized => 401,
+            Self::ForeignOrigin { .. } | Self::ForeignHost { .. } => 403,
             Self::UnknownModel { .. } | Self::NotFound { .. } => 404,
             Self::MethodNotAllowed { .. } => 405,
-            Self::RequestTimeout { .. } => 408,
-            Self::BodyTooLarge { .. } => 413,
+            Self::RequestTimeout { .. } | Self::Stalled => 408,
+            Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => 429,
             Self::Internal { .. } => 500,
             Self::NotReady { .. } => 503,
@@ -174,10 +230,14 @@ impl ApiError {
             Self::ContextLengthExceeded { .. } => "context_length_exceeded",
             Self::Template { .. } => "chat_template_error",
             Self::Unauthorized => "invalid_api_key",
+            Self::ForeignOrigin { .. } => "forbidden_origin",
+            Self::ForeignHost { .. } => "forbidden_host",
             Self::NotFound { .. } => "not_found",
             Self::MethodNotAllowed { .. } => "method_not_allowed",
             Self::BodyTooLarge { .. } => "body_too_large",
+            Self::TooManyValues { .. } => "too_many_values",
             Self::RequestTimeout { .. } => "request_timeout",
+            Self::Stalled => "stream_stalled",
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => "queue_full",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::NotReady { .. } => "not_ready",
@@ -209,10 +269,10 @@ impl ApiError {
 
     /// The JSON body in the client's dialect.
     pub fn body(&self, dialect: Dialect, request_id: &str) -> Value {
-        let message = self.to_string();
+        let message = shortened_to(&self.to_string(), MAX_MESSAGE).into_owned();
         match dialect {
             Dialect::OpenAi => json!({
-                "error": { "message": message, "type": self.openai_type(), "param": self.param(), "code": self.code() }
+                "error": { "message": message, "type": self.openai_type(), "param": self.param().map(shortened), "code": self.code() }
             }),
             Dialect::Anthropic => json!({
                 "type": "error",
@@ -225,6 +285,7 @@ impl ApiError {
     fn openai_type(&self) -> &'static str {
         match self.status() {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             429 => "rate_limit_error",
             500.. => "server_error",
@@ -235,6 +296,7 @@ impl ApiError {
     fn anthropic_type(&self) -> &'static str {
         match self.status() {
             401 => "authentication_error",
+            403 => "permission_error",
             404 => "not_found_error",
             413 => "request_too_large",
             429 => "rate_limit_error",
@@ -256,6 +318,7 @@ impl From<EngineError> for ApiError {
                 Self::ContextLengthExceeded { provided, maximum }
             }
             EngineError::UnknownToken { .. } => Self::invalid("prompt", error.to_string()),
+            EngineError::NothingAllowed => Self::invalid("logit_bias", error.to_string()),
             EngineError::PoolTooSmall { .. } => Self::invalid("max_tokens", error.to_string()),
             EngineError::SampleCount { .. } => Self::invalid("n", error.to_string()),
             EngineError::Sampling(_) => Self::invalid("sampling", error.to_string()),
@@ -283,7 +346,7 @@ impl From<EngineError> for ApiError {
 }
 
 /// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 17] = [
+pub(crate) const DOCUMENTED: [(u16, &str, &str); 21] = [
     (
         400,
         "malformed_json",
@@ -315,15 +378,35 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 17] = [
         "the model has no chat template, or it refused the messages",
     ),
     (401, "invalid_api_key", "no key, or a wrong one"),
+    (
+        403,
+        "forbidden_origin",
+        "a web page of another origin asks, and `--cors-origin` does not name it",
+    ),
+    (
+        403,
+        "forbidden_host",
+        "the request is for a name that is neither an address, `localhost` nor given with `--allow-host`",
+    ),
     (404, "model_not_found", "a model that is not served here"),
     (404, "not_found", "no such path"),
     (405, "method_not_allowed", "the path does not answer this method"),
     (408, "request_timeout", "the body did not arrive in time"),
+    (
+        408,
+        "stream_stalled",
+        "nothing of a stream was taken for `--write-timeout`; it stands in the stream",
+    ),
     (413, "body_too_large", "the body is over `--max-body-bytes`"),
+    (
+        413,
+        "too_many_values",
+        "the body's lists and objects have so many items that their parsed form would take too much memory",
+    ),
     (
         429,
         "queue_full",
-        "too many requests or prompt tokens wait; `Retry-After` says when to come back",
+        "too many requests or prompt tokens wait, or too many large bodies arrive at once; `Retry-After` says when to come back",
     ),
     (500, "internal_error", "a failure that the client has no part in"),
     (503, "not_ready", "the server is ending, or its engine has ended"),
@@ -382,6 +465,9 @@ mod tests {
             },
             ApiError::Template { reason: text() },
             ApiError::Unauthorized,
+            ApiError::ForeignOrigin { origin: text() },
+            ApiError::ForeignHost { host: text() },
+            ApiError::TooManyValues { limit_bytes: 1 },
             ApiError::NotFound {
                 method: text(),
                 path: text(),
@@ -400,6 +486,7 @@ mod tests {
                 reason: text(),
                 retry_after_s: 1,
             },
+            ApiError::Stalled,
             ApiError::DeadlineExceeded,
             ApiError::NotReady { reason: "y" },
             ApiError::Internal { reason: text() },
@@ -410,6 +497,16 @@ mod tests {
                 .any(|(status, code, _)| (*status, *code) == (error.status(), error.code()));
             assert!(is_documented, "{error:?}");
         }
+    }
+
+    #[test]
+    fn a_clients_text_is_shown_in_part() {
+        let error = ApiError::UnknownField {
+            param: "é".repeat(30_000),
+        };
+        let body = error.body(Dialect::OpenAi, "r1");
+        let length = |field: &str| body["error"][field].as_str().expect("text").len();
+        assert!(length("message") <= MAX_MESSAGE + 3 && length("param") <= MAX_SHOWN + 3);
     }
 
     #[test]

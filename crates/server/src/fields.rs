@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::ApiError;
+use crate::{ApiError, intake::check_weight};
 
 /// What becomes of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,37 @@ pub enum Support {
     Label,
     /// Refused unless its value asks for what happens anyway; says what is missing, or what to use instead.
     Refused(&'static str),
+    /// Accepted with these values, written as JSON, which ask for what happens anyway; refused with any other.
+    Only {
+        /// The values.
+        values: &'static [&'static str],
+        /// Why another cannot be obeyed.
+        why: &'static str,
+    },
+    /// Refused with these values, written as JSON; any other asks for what happens anyway.
+    AllBut {
+        /// The values.
+        values: &'static [&'static str],
+        /// Why they cannot be obeyed.
+        why: &'static str,
+    },
+}
+
+impl Support {
+    /// Why a value of the field is refused, if it is.
+    fn refusal(self, value: &Value) -> Option<&'static str> {
+        let is_among = |values: &[&str]| {
+            values
+                .iter()
+                .any(|text| serde_json::from_str::<Value>(text).is_ok_and(|listed| listed == *value))
+        };
+        match self {
+            Self::Yes | Self::Label => None,
+            Self::Refused(why) => (!asks_for_nothing(value)).then_some(why),
+            Self::Only { values, why } => (!value.is_null() && !is_among(values)).then_some(why),
+            Self::AllBut { values, why } => is_among(values).then_some(why),
+        }
+    }
 }
 
 /// One field of a request.
@@ -60,6 +91,24 @@ pub const fn refused(name: &'static str, why: &'static str) -> Field {
     }
 }
 
+/// A field that is accepted with `values` only.
+pub const fn only(name: &'static str, values: &'static [&'static str], why: &'static str) -> Field {
+    Field {
+        name,
+        support: Support::Only { values, why },
+        note: "",
+    }
+}
+
+/// A field that is refused with `values` only.
+pub const fn all_but(name: &'static str, values: &'static [&'static str], why: &'static str) -> Field {
+    Field {
+        name,
+        support: Support::AllBut { values, why },
+        note: "",
+    }
+}
+
 /// A request body whose fields were all found in the endpoint's table.
 #[derive(Clone, Debug)]
 pub struct Body(Value);
@@ -68,8 +117,9 @@ impl Body {
     /// Parses a request body of which `fields` says what may be in it.
     ///
     /// # Errors
-    /// Malformed JSON, or a field that is unknown or not supported, by name.
+    /// Malformed JSON, more values than may be parsed, or a field that is unknown or not supported, by name.
     pub fn parse(bytes: &[u8], fields: &[Field]) -> Result<Self, ApiError> {
+        check_weight(bytes)?;
         let malformed = |reason: String| ApiError::MalformedJson { reason };
         let mut object: Map<String, Value> = match serde_json::from_slice(bytes) {
             Ok(Value::Object(object)) => object,
@@ -81,9 +131,7 @@ impl Body {
                 .iter()
                 .find(|field| field.name == name)
                 .ok_or_else(|| ApiError::UnknownField { param: name.clone() })?;
-            if let Support::Refused(reason) = field.support
-                && !asks_for_nothing(value)
-            {
+            if let Some(reason) = field.support.refusal(value) {
                 return Err(ApiError::UnsupportedField {
                     param: name.clone(),
                     reason,
@@ -160,12 +208,14 @@ pub fn markdown_table(fields: &[Field]) -> String {
     let mut table = String::from("| field | support | notes |\n|---|---|---|\n");
     for field in fields {
         let (support, why) = match field.support {
-            Support::Yes => ("yes", ""),
+            Support::Yes => ("yes".to_owned(), ""),
             Support::Label => (
-                "accepted",
+                "accepted".to_owned(),
                 "describes the request, changes nothing about the answer",
             ),
-            Support::Refused(why) => ("refused (400)", why),
+            Support::Refused(why) => ("refused (400)".to_owned(), why),
+            Support::Only { values, why } => (format!("only {}", code_list(values)), why),
+            Support::AllBut { values, why } => (format!("all but {}", code_list(values)), why),
         };
         let separator = if why.is_empty() || field.note.is_empty() {
             ""
@@ -179,6 +229,11 @@ pub fn markdown_table(fields: &[Field]) -> String {
         );
     }
     table
+}
+
+fn code_list(values: &[&str]) -> String {
+    let quoted: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+    quoted.join(", ")
 }
 
 #[cfg(test)]
@@ -197,6 +252,8 @@ mod tests {
         yes("n", ""),
         label("user"),
         refused("tools", "no tools"),
+        only("trim", &["false", "\"no\""], "nothing is trimmed"),
+        all_but("keep", &["0", "\"0\""], "it is kept"),
     ];
 
     #[track_caller]
@@ -262,6 +319,34 @@ mod tests {
             check(
                 &format!(r#"{{"model":"m","tools":{value}}}"#),
                 Err(("unsupported_parameter", Some("tools"))),
+            );
+        }
+    }
+
+    #[test]
+    fn a_foreign_field_passes_with_the_values_that_change_nothing() {
+        let model = || Request {
+            model: "m".to_owned(),
+            n: None,
+        };
+        for fields in [
+            r#""trim":false"#,
+            r#""trim":"no""#,
+            r#""trim":null"#,
+            r#""keep":"5m""#,
+            r#""keep":null"#,
+        ] {
+            check(&format!(r#"{{"model":"m",{fields}}}"#), Ok(model()));
+        }
+        for (fields, param) in [
+            (r#""trim":true"#, "trim"),
+            (r#""trim":"auto""#, "trim"),
+            (r#""keep":0"#, "keep"),
+            (r#""keep":"0""#, "keep"),
+        ] {
+            check(
+                &format!(r#"{{"model":"m",{fields}}}"#),
+                Err(("unsupported_parameter", Some(param))),
             );
         }
     }

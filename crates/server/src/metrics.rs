@@ -14,7 +14,7 @@ use std::{
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
-    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram, info::Info},
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 use tokenmill_backend::PAGE_TOKENS;
@@ -42,6 +42,12 @@ struct ReasonLabels {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FinishedLabels {
     finished_reason: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CacheLabels {
+    block_size: usize,
+    num_gpu_blocks: usize,
 }
 
 /// Counters and histograms of the server; clones are handles to the same figures.
@@ -145,14 +151,17 @@ impl Metrics {
             "Requests refused before they reached the engine, by reason",
             self.refused.clone(),
         );
-        let cache = vec![
-            ("block_size", PAGE_TOKENS.to_string()),
-            ("num_gpu_blocks", n_pages.to_string()),
-        ];
+        let cache = Family::<CacheLabels, Gauge>::default();
+        cache
+            .get_or_create(&CacheLabels {
+                block_size: PAGE_TOKENS,
+                num_gpu_blocks: n_pages,
+            })
+            .set(1);
         registry.register(
-            "vllm:cache_config",
+            "vllm:cache_config_info",
             "KV pages (vLLM calls them blocks)",
-            Info::new(cache),
+            cache,
         );
     }
 

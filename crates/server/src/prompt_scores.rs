@@ -13,6 +13,7 @@ pub(crate) async fn score_prompt(
     engine: &Engine,
     prompt: &[u32],
     n_top: u32,
+    cache_salt: u64,
 ) -> Result<Vec<ScoredToken>, ApiError> {
     let mut scored: Vec<ScoredToken> = prompt
         .iter()
@@ -22,7 +23,11 @@ pub(crate) async fn score_prompt(
             top: Vec::new(),
         })
         .collect();
-    let mut rows = engine.submit_forward(prompt.to_vec(), ForwardParams::new(ForwardRows::Logits, 0))?;
+    let params = ForwardParams {
+        cache_salt,
+        ..ForwardParams::new(ForwardRows::Logits, 0)
+    };
+    let mut rows = engine.submit_forward(prompt.to_vec(), params)?;
     while let Some(event) = rows.next_event().await {
         match event {
             Event::Rows(chunk) => {

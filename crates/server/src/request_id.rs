@@ -6,12 +6,20 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use axum::{extract::Request, http::HeaderName, http::HeaderValue, middleware::Next, response::Response};
+use axum::{
+    extract::Request,
+    http::{HeaderMap, HeaderName, HeaderValue},
+    middleware::Next,
+    response::Response,
+};
 
 /// Carries the id in both directions.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// W3C trace context; passed through so that a proxy's trace continues.
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+/// Longest trace context that is passed on; the version in use has 55 characters.
+const MAX_TRACEPARENT: usize = 128;
 
 /// Longest id taken from a client.
 const MAX_LEN: usize = 128;
@@ -52,6 +60,24 @@ pub(crate) fn unique_id(prefix: &str) -> String {
     id
 }
 
+/// The trace that a request is part of, if it says so in the form of the W3C's recommendation.
+pub(crate) fn traceparent(headers: &HeaderMap) -> Option<&str> {
+    let text = headers.get(TRACEPARENT)?.to_str().ok()?;
+    let is_hex = |text: &str, n_digits: usize| {
+        text.len() == n_digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let is_id = |text: &str, n_digits| is_hex(text, n_digits) && text.bytes().any(|byte| byte != b'0');
+    let mut parts = text.splitn(5, '-');
+    let version = parts.next().filter(|part| is_hex(part, 2) && *part != "ff")?;
+    parts.next().filter(|part| is_id(part, 32))?;
+    parts.next().filter(|part| is_id(part, 16))?;
+    parts.next().filter(|part| is_hex(part, 2))?;
+    // Later versions may add parts.
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    let may_go_on = version != "00" && text.len() <= MAX_TRACEPARENT && text.bytes().all(is_plain);
+    (parts.next().is_none() || may_go_on).then_some(text)
+}
+
 /// Gives every request an id, and every response its request's id and trace context.
 pub(crate) async fn name_request(mut request: Request, next: Next) -> Response {
     let id = request
@@ -59,7 +85,9 @@ pub(crate) async fn name_request(mut request: Request, next: Next) -> Response {
         .get(REQUEST_ID)
         .and_then(RequestId::from_client)
         .unwrap_or_else(RequestId::fresh);
-    let trace = request.headers().get(TRACEPARENT).cloned();
+    let trace = traceparent(request.headers())
+        .and_then(|_| request.headers().get(TRACEPARENT))
+        .cloned();
     request.extensions_mut().insert(id.clone());
     let mut response = next.run(request).await;
     let value = HeaderValue::from_str(id.as_str()).expect("an id is plain ASCII");
@@ -80,6 +108,31 @@ mod tests {
         assert_eq!(named("abc-1.2_3:4"), Some(RequestId("abc-1.2_3:4".to_owned())));
         assert_eq!(named("a b"), None);
         assert_eq!(named(""), None);
+    }
+
+    #[test]
+    fn a_trace_context_has_its_form() {
+        let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let is_taken = |text: &str| {
+            let headers =
+                HeaderMap::from_iter([(TRACEPARENT, HeaderValue::from_str(text).expect("a value"))]);
+            traceparent(&headers).is_some()
+        };
+        assert!(is_taken(trace));
+        assert!(is_taken(&trace.replacen("00", "01", 1)));
+        assert!(is_taken(&(trace.replacen("00", "01", 1) + "-more")));
+        for wrong in [
+            String::new(),
+            "<script>".to_owned(),
+            trace.to_owned() + "-more",
+            trace.to_uppercase(),
+            trace.replacen("00", "ff", 1),
+            trace.replace("b7ad6b7169203331", "0000000000000000"),
+            trace[..54].to_owned(),
+            trace.replacen("00", "01", 1) + "-" + &"a".repeat(200),
+        ] {
+            assert!(!is_taken(&wrong), "{wrong}");
+        }
     }
 
     #[test]

@@ -22,16 +22,14 @@ use hyper::body::{Frame, SizeHint};
 use tokenmill_sched::MissReason;
 
 use crate::{
+    error::shortened,
     reply::TokenCounts,
-    request_id::{RequestId, TRACEPARENT},
+    request_id::{RequestId, traceparent},
     text_stream::TextEnd,
 };
 
 /// Target of the event that each request leaves.
 pub(crate) const TARGET: &str = "tokenmill::request";
-
-/// Longest `traceparent` that is logged; the version in use has 55 characters.
-const MAX_TRACEPARENT: usize = 128;
 
 /// What a request has cost so far; clones are handles to the same figures.
 #[derive(Clone, Debug, Default)]
@@ -76,13 +74,13 @@ pub(crate) async fn log_request(mut request: Request, next: Next) -> Response {
     let tally = Tally::default();
     let mut line = Line {
         method: request.method().clone(),
-        path: request.uri().path().to_owned(),
+        path: shortened(request.uri().path()).into_owned(),
         id: request
             .extensions()
             .get::<RequestId>()
             .cloned()
             .unwrap_or_default(),
-        traceparent: traceparent(&request),
+        traceparent: traceparent(request.headers()).map(str::to_owned),
         began: Instant::now(),
         status: None,
         error: None,
@@ -94,13 +92,6 @@ pub(crate) async fn log_request(mut request: Request, next: Next) -> Response {
     line.status = Some(response.status());
     line.error = response.extensions().get::<ErrorCode>().map(|code| code.0);
     response.map(|body| HttpBody::new(LoggedBody { body, line }))
-}
-
-/// The trace that a request is part of, if it says so in plain characters.
-fn traceparent(request: &Request) -> Option<String> {
-    let text = request.headers().get(TRACEPARENT)?.to_str().ok()?;
-    let is_plain = |byte: u8| byte.is_ascii_hexdigit() || byte == b'-';
-    (text.len() <= MAX_TRACEPARENT && text.bytes().all(is_plain)).then(|| text.to_owned())
 }
 
 /// The log line of a request; written when it is dropped.

@@ -9,6 +9,7 @@ use axum::{
     response::Response,
     routing::get,
 };
+use tower::ServiceExt as _;
 use tower_http::{
     catch_panic::CatchPanicLayer,
     cors::{AllowOrigin, CorsLayer},
@@ -19,8 +20,11 @@ use crate::{
     app::{endpoint, error_response},
     auth::require_key,
     endpoints::{
-        chat, completions, embeddings, health, messages, metrics, models, openapi, page, responses, words,
+        chat, completions, embeddings, gateway, health, messages, metrics, models, openapi, page, responses,
+        words,
     },
+    origin::check_origin,
+    paths::normalize,
     request_id::{RequestId, name_request},
     request_log::log_request,
 };
@@ -30,6 +34,8 @@ pub fn router(app: Arc<App>) -> Router {
     let openai = Dialect::OpenAi;
     let guarded = Router::new()
         .route("/v1/chat/completions", endpoint(openai, chat::chat))
+        .route("/v1/chat/completions/render", endpoint(openai, chat::render))
+        .route("/v1/completions/render", endpoint(openai, completions::render))
         .route("/v1/completions", endpoint(openai, completions::completions))
         .route("/v1/embeddings", endpoint(openai, embeddings::embeddings))
         .route("/v1/responses", endpoint(openai, responses::responses))
@@ -44,6 +50,11 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
         .route("/metrics", get(metrics::metrics))
+        .route("/v1/loads", get(gateway::loads))
+        .route("/version", get(gateway::version))
+        .route("/get_model_info", get(gateway::model))
+        .route("/server_info", get(gateway::server))
+        .route("/tokenizer_info", get(gateway::tokenizer))
         .route_layer(from_fn_with_state(Arc::clone(&app), require_key));
     // Probes, the page and the description hold no secrets and answer without a key.
     let open = Router::new()
@@ -53,15 +64,18 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/openapi.json", get(openapi::openapi))
         .route("/", get(page::index))
         .route("/web/{name}", get(page::file));
-    guarded
+    let router = guarded
         .merge(open)
         .fallback(models::not_found)
         .method_not_allowed_fallback(models::wrong_method)
         .layer(cors(&app.config.cors_origins))
+        .layer(from_fn_with_state(Arc::clone(&app), check_origin))
         .layer(CatchPanicLayer::custom(answer_panic))
         .layer(from_fn(log_request))
         .layer(from_fn(name_request))
-        .with_state(app)
+        .with_state(app);
+    // Layers of a router see a request after its path was looked up.
+    Router::new().fallback_service(router.map_request(normalize))
 }
 
 /// Nothing is shared across origins unless the operator names them.

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
+use tokenmill_text::Tokenizer;
 
 use crate::{
     ApiError,
@@ -21,7 +22,7 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("frequency_penalty", ""),
     yes("presence_penalty", ""),
     yes("logit_bias", "token id to bias, -100 forbids"),
-    yes("seed", "same seed, same tokens, whatever else runs"),
+    yes("seed", "same seed, same tokens, on the CPU whatever else runs"),
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
     yes("min_p", "extension, as in vLLM and llama.cpp"),
     yes("typical_p", "extension, as in llama.cpp"),
@@ -38,6 +39,22 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("dry_base", "extension, as in llama.cpp"),
     yes("dry_allowed_length", "extension, as in llama.cpp"),
     yes("dry_penalty_last_n", "extension, as in llama.cpp"),
+    yes(
+        "dry_sequence_breakers",
+        "extension, as in llama.cpp; default `[\"\\n\", \":\", \"\\\"\", \"*\"]`; tokens that hold one end a repetition",
+    ),
+    yes(
+        "min_tokens",
+        "extension, as in vLLM; the model's end-of-text tokens cannot come before; stop strings still end",
+    ),
+    yes(
+        "priority",
+        "extension, as in vLLM; lower goes first; other than 0 only with `--scheduling-policy priority`",
+    ),
+    yes(
+        "cache_salt",
+        "extension, as in vLLM; cached prefixes are found only by requests with the same salt",
+    ),
 ];
 
 /// The sampling parameters of a request as the client wrote them.
@@ -59,14 +76,59 @@ pub struct SamplingFields {
     dry_base: Option<f32>,
     dry_allowed_length: Option<u32>,
     dry_penalty_last_n: Option<u32>,
+    dry_sequence_breakers: Option<Vec<String>>,
+    min_tokens: Option<u32>,
+    priority: Option<i32>,
+    cache_salt: Option<String>,
 }
 
+/// Texts at which DRY stops looking for a repetition, by llama.cpp's default.
+const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// Most breakers of a request, and the longest of them.
+const MAX_BREAKERS: usize = 16;
+const MAX_BREAKER_BYTES: usize = 64;
+
 impl SamplingFields {
+    /// Fewest tokens of an answer.
+    pub(crate) fn min_tokens(&self) -> u32 {
+        self.min_tokens.unwrap_or(0)
+    }
+
+    /// Place in the queue in vLLM's sense: lower goes first.
+    pub(crate) fn priority(&self) -> i32 {
+        self.priority.unwrap_or(0)
+    }
+
+    /// What keeps the request's cached prefixes apart.
+    ///
+    /// # Errors
+    /// An empty text, which would keep nothing apart.
+    pub(crate) fn cache_salt(&self) -> Result<Option<&str>, ApiError> {
+        match self.cache_salt.as_deref() {
+            Some("") => Err(ApiError::invalid(
+                "cache_salt",
+                "is empty; give a text or leave it out",
+            )),
+            salt => Ok(salt),
+        }
+    }
+
     /// Checks the values and puts the API's defaults where the client is silent. `fresh_seed` is used without `seed`.
     ///
     /// # Errors
     /// The first field out of range, by name.
-    pub fn into_params(self, n_vocab: usize, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
+    pub fn into_params(self, tokenizer: &Tokenizer, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
+        let breakers = |texts: &[&str]| dry_breakers(tokenizer, texts);
+        self.into_params_with(tokenizer.n_vocab(), fresh_seed, breakers)
+    }
+
+    fn into_params_with(
+        self,
+        n_vocab: usize,
+        fresh_seed: u64,
+        breakers: impl FnOnce(&[&str]) -> Vec<u32>,
+    ) -> Result<SamplingParams, ApiError> {
         if self.repetition_penalty.is_some() && self.repeat_penalty.is_some() {
             return Err(ApiError::invalid(
                 "repeat_penalty",
@@ -85,6 +147,12 @@ impl SamplingFields {
             -1 => 0,
             k => u32::try_from(k)
                 .map_err(|_| ApiError::invalid("top_k", format!("{k} is not -1, 0 or a count of tokens")))?,
+        };
+        let own_breakers = self.dry_sequence_breakers.as_deref();
+        check_breakers(own_breakers.unwrap_or_default())?;
+        let texts: Vec<&str> = match own_breakers {
+            Some(texts) => texts.iter().map(String::as_str).collect(),
+            None => DRY_BREAKERS.to_vec(),
         };
         let params = SamplingParams {
             temperature: self.temperature.unwrap_or(1.0),
@@ -105,7 +173,7 @@ impl SamplingFields {
                     base: self.dry_base.unwrap_or(1.75),
                     allowed_length: self.dry_allowed_length.unwrap_or(2),
                     last_n: self.dry_penalty_last_n.unwrap_or(u32::MAX),
-                    breakers: Vec::new(),
+                    breakers: breakers(&texts),
                 }),
             logit_bias: read_bias(self.logit_bias.unwrap_or_default())?,
             seed: self.seed.map_or(fresh_seed, |seed| seed as u64),
@@ -116,6 +184,34 @@ impl SamplingFields {
             .map_err(|error| name_field(&error, repeat_name))?;
         Ok(params)
     }
+}
+
+fn check_breakers(texts: &[String]) -> Result<(), ApiError> {
+    let refused = |reason: String| Err(ApiError::invalid("dry_sequence_breakers", reason));
+    if texts.len() > MAX_BREAKERS {
+        return refused(format!("{} texts, at most {MAX_BREAKERS}", texts.len()));
+    }
+    match texts
+        .iter()
+        .find(|text| text.is_empty() || text.len() > MAX_BREAKER_BYTES)
+    {
+        Some(text) => refused(format!(
+            "a text of {} bytes, expected 1 to {MAX_BREAKER_BYTES}",
+            text.len()
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Tokens whose text holds one of `texts`.
+fn dry_breakers(tokenizer: &Tokenizer, texts: &[&str]) -> Vec<u32> {
+    let holds = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
+    (0..tokenizer.n_vocab() as u32)
+        .filter(|&id| {
+            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+            texts.iter().any(|text| holds(bytes, text))
+        })
+        .collect()
 }
 
 fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Result<(), ApiError> {
@@ -166,7 +262,10 @@ mod tests {
     #[track_caller]
     fn check(body: &str, expected: Result<SamplingParams, &str>) {
         let fields: SamplingFields = serde_json::from_str(body).expect("fields of the right types");
-        match (fields.into_params(100, 7), expected) {
+        match (
+            fields.into_params_with(100, 7, |texts| vec![texts.len() as u32]),
+            expected,
+        ) {
             (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
             (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
             (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
@@ -208,7 +307,7 @@ mod tests {
                     base: 2.0,
                     allowed_length: 3,
                     last_n: 99,
-                    breakers: Vec::new(),
+                    breakers: vec![4],
                 }),
                 logit_bias: vec![(3, f32::NEG_INFINITY), (4, 5.0)],
                 seed: u64::MAX,
@@ -230,6 +329,7 @@ mod tests {
             (r#"{"logit_bias":{"x":1}}"#, "logit_bias.x"),
             (r#"{"logit_bias":{"100":1}}"#, "logit_bias"),
             (r#"{"logit_bias":{"1":101}}"#, "logit_bias.1"),
+            (r#"{"dry_sequence_breakers":[""]}"#, "dry_sequence_breakers"),
         ] {
             check(body, Err(param));
         }

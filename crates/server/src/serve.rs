@@ -35,7 +35,7 @@ use tokio_rustls::{
 };
 use tower::ServiceExt as _;
 
-use crate::{App, Listen, TlsFiles, router};
+use crate::{App, Listen, TlsFiles, router, write_timeout::WriteTimeout};
 
 /// Longest wait for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -174,6 +174,7 @@ impl Server {
                 http: Arc::clone(&http),
                 watcher: graceful.watcher(),
                 first_request_timeout: app.config.header_timeout,
+                write_timeout: app.config.write_timeout,
                 _permit: permit,
             };
             let tls = self.tls.clone();
@@ -224,6 +225,7 @@ struct Connection {
     http: Arc<Builder<TokioExecutor>>,
     watcher: hyper_util::server::graceful::Watcher,
     first_request_timeout: Duration,
+    write_timeout: Duration,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -237,7 +239,10 @@ impl Connection {
         }));
         let connection = self
             .http
-            .serve_connection(TokioIo::new(stream), service)
+            .serve_connection(
+                TokioIo::new(WriteTimeout::new(stream, self.write_timeout)),
+                service,
+            )
             .into_owned();
         let connection = self.watcher.watch(connection);
         // The HTTP version is found out from the first bytes, for which the library has no time limit of its own.

@@ -19,7 +19,11 @@ use tokenmill_text::{
     template::{ChatContext, CivilTime, RenderOptions, TemplateError},
 };
 
-use crate::{ApiError, openai::chat::TemplateMessage, text_stream::TextStream};
+use crate::{
+    ApiError,
+    openai::chat::{TemplateMessage, Turn},
+    text_stream::TextStream,
+};
 
 /// The words of a model: what turns text and conversations into tokens and back.
 #[derive(Debug)]
@@ -54,6 +58,8 @@ pub struct TextParams {
     pub sampling: SamplingParams,
     /// Most tokens; `None` continues to the end of the context.
     pub max_tokens: Option<u32>,
+    /// Fewest tokens before one that ends a text.
+    pub min_tokens: u32,
     /// Samples.
     pub n: u32,
     /// Strings that end a sample.
@@ -64,6 +70,10 @@ pub struct TextParams {
     pub deadline: Option<Duration>,
     /// Longest time until it begins.
     pub queue_timeout: Option<Duration>,
+    /// Higher begins first and may take the place of lower.
+    pub priority: i32,
+    /// Keeps cached prefixes apart from those of requests with another salt.
+    pub cache_salt: u64,
 }
 
 impl ServedModel {
@@ -109,16 +119,19 @@ impl ServedModel {
         &self.engine
     }
 
-    /// Checks the model name of a request. A request without one means the model that is served.
+    /// Checks the model name of a request. A request without one, or with an empty one, means
+    /// the model that is served.
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
     pub fn check_name(&self, asked: Option<&str>) -> Result<(), ApiError> {
         match asked {
-            Some(asked) if !self.names.iter().any(|name| name == asked) => Err(ApiError::UnknownModel {
-                model: asked.to_owned(),
-                available: self.names.join(", "),
-            }),
+            Some(asked) if !asked.is_empty() && !self.names.iter().any(|name| name == asked) => {
+                Err(ApiError::UnknownModel {
+                    model: asked.to_owned(),
+                    available: self.names.join(", "),
+                })
+            }
             _ => Ok(()),
         }
     }
@@ -158,13 +171,27 @@ impl ServedModel {
     pub fn encode_chat(
         &self,
         messages: &[TemplateMessage],
-        add_generation_prompt: bool,
+        turn: Turn,
         extra: Map<String, Value>,
     ) -> Result<Vec<u32>, ApiError> {
         let chat = self.chat()?;
-        let context = self.context(messages, add_generation_prompt, extra);
-        chat.encode(&self.words.tokenizer, &context, &render_options())
-            .map_err(|error| refused(&error))
+        let context = self.context(messages, turn == Turn::Open, extra);
+        let tokenizer = &self.words.tokenizer;
+        let encoded = if turn == Turn::Unfinished {
+            chat.encode_unfinished(tokenizer, &context, &render_options())
+        } else {
+            chat.encode(tokenizer, &context, &render_options()).map(Some)
+        };
+        encoded
+            .map_err(|error| refused(&error))?
+            .ok_or_else(|| ApiError::Template {
+                reason: "it does not end in the last message's text, which so cannot be continued".to_owned(),
+            })
+    }
+
+    /// The source of its chat template, if it has one.
+    pub fn chat_template(&self) -> Option<&str> {
+        self.words.chat.as_ref().map(|chat| chat.template().source())
     }
 
     fn chat(&self) -> Result<&ChatPrompt, ApiError> {
@@ -219,6 +246,9 @@ impl ServedModel {
             n_samples: params.n,
             deadline: params.deadline,
             queue_timeout: params.queue_timeout,
+            min_tokens: params.min_tokens as usize,
+            priority: params.priority,
+            cache_salt: params.cache_salt,
             ..GenerateParams::default()
         };
         let submit = |prompt| self.engine.submit(prompt, generate.clone());

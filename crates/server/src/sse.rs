@@ -3,7 +3,12 @@
 //! An endpoint says what each event looks like ([`EventFormat`]); the loop owns waiting, metering, keep-alive and the
 //! end. Dropping the response, as a disconnect does, drops the generation and so cancels it.
 
-use std::{collections::VecDeque, convert::Infallible, time::Duration};
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
 use axum::{
     http::HeaderValue,
@@ -13,6 +18,8 @@ use axum::{
     },
 };
 use serde_json::Value;
+use tokenmill_sched::Canceller;
+use tokio::time::{Instant, sleep_until};
 
 use crate::{
     ApiError, App,
@@ -67,7 +74,15 @@ pub(crate) fn stream_response(
     format: impl EventFormat,
 ) -> Response {
     let meter = Meter::new(app, call, stream.n_samples());
+    let pace = Arc::new(Pace::default());
+    tokio::spawn(end_stalled(
+        Arc::downgrade(&pace),
+        app.config.write_timeout,
+        stream.cancellers(),
+        call.id.clone(),
+    ));
     let mut writer = Writer {
+        pace,
         stream,
         meter,
         format,
@@ -90,7 +105,62 @@ pub(crate) fn stream_response(
     response
 }
 
+/// Whether a stream's client takes what it is sent.
+#[derive(Debug, Default)]
+struct Pace(Mutex<PaceState>);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum PaceState {
+    /// The next event was asked for.
+    #[default]
+    Reading,
+    /// An event was handed out at this time, and no other was asked for.
+    Behind(Instant),
+    /// It was behind for too long.
+    Ended,
+}
+
+impl Pace {
+    fn state(&self) -> PaceState {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the state; one that has ended stays so.
+    fn set(&self, state: PaceState) {
+        let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *now != PaceState::Ended {
+            *now = state;
+        }
+    }
+}
+
+/// Cancels what a stream generates once its client has taken nothing for `limit`. The connection's own limit is not
+/// enough: over HTTP/2 a client can read the connection and not the stream.
+async fn end_stalled(pace: Weak<Pace>, limit: Duration, cancellers: Vec<Canceller>, id: RequestId) {
+    let mut look_at = Instant::now() + limit;
+    loop {
+        sleep_until(look_at).await;
+        let Some(pace) = pace.upgrade() else { return };
+        look_at = match pace.state() {
+            PaceState::Behind(since) if since.elapsed() >= limit => {
+                pace.set(PaceState::Ended);
+                cancellers.iter().for_each(Canceller::cancel);
+                tracing::info!(
+                    request_id = id.as_str(),
+                    limit_s = limit.as_secs_f64(),
+                    "a stream was ended, because its client took nothing"
+                );
+                return;
+            }
+            PaceState::Behind(since) => since + limit,
+            PaceState::Reading => Instant::now() + limit,
+            PaceState::Ended => return,
+        };
+    }
+}
+
 struct Writer<F> {
+    pace: Arc<Pace>,
     stream: TextStream,
     meter: Meter,
     format: F,
@@ -101,6 +171,13 @@ struct Writer<F> {
 
 impl<F: EventFormat> Writer<F> {
     async fn next(&mut self) -> Option<Event> {
+        self.pace.set(PaceState::Reading);
+        let event = self.next_event().await;
+        self.pace.set(PaceState::Behind(Instant::now()));
+        event
+    }
+
+    async fn next_event(&mut self) -> Option<Event> {
         loop {
             if let Some(event) = self.waiting.0.pop_front() {
                 return Some(event);
@@ -113,6 +190,11 @@ impl<F: EventFormat> Writer<F> {
                 self.meter.observe(event);
             }
             match event {
+                _ if self.pace.state() == PaceState::Ended => {
+                    self.has_ended = true;
+                    let error = ApiError::Stalled;
+                    self.format.fail(&error, &self.request_id, &mut self.waiting);
+                }
                 None => {
                     self.has_ended = true;
                     self.format.end(&mut self.waiting);

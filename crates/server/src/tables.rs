@@ -7,12 +7,17 @@ use crate::{
     endpoints::words::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
     error::DOCUMENTED,
     fields::{Field, markdown_table},
+    foreign::FOREIGN,
     openai::{chat, completion, embedding, response},
     sampling::SAMPLING_FIELDS,
 };
 
 fn with_sampling(own: &[Field]) -> Vec<Field> {
-    own.iter().chain(SAMPLING_FIELDS).copied().collect()
+    own.iter()
+        .chain(SAMPLING_FIELDS)
+        .chain(FOREIGN)
+        .copied()
+        .collect()
 }
 
 /// Fields of `/v1/chat/completions`.
@@ -52,8 +57,8 @@ pub fn document() -> String {
          that is `null` counts as not given.\n",
     );
     for (title, fields) in [
-        ("POST /v1/chat/completions", chat()),
-        ("POST /v1/completions", completion()),
+        ("POST /v1/chat/completions, /v1/chat/completions/render", chat()),
+        ("POST /v1/completions, /v1/completions/render", completion()),
         ("POST /v1/embeddings", embedding()),
         ("POST /v1/responses", response()),
         ("POST /v1/messages, /v1/messages/count_tokens", messages()),

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tokenmill_backend::TokenLogprob;
-use tokenmill_sched::{EngineError, Event, Finished, Generation, Token};
+use tokenmill_sched::{Canceller, EngineError, Event, Finished, Generation, Token};
 use tokenmill_text::{DecodeOptions, StopMatcher, StreamDecoder, Tokenizer};
 
 /// News of a sample, as text.
@@ -92,6 +92,11 @@ impl TextStream {
     /// Samples of all prompts.
     pub fn n_samples(&self) -> usize {
         self.samples.len()
+    }
+
+    /// Handles that cancel its generations from elsewhere.
+    pub fn cancellers(&self) -> Vec<Canceller> {
+        self.generations.iter().map(Generation::canceller).collect()
     }
 
     /// The next event; `None` after the last.

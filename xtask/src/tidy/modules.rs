@@ -28,10 +28,7 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("crates/sched", &["commit", "scheduler"]),
     ("crates/sched", &["core", "events"]),
     ("crates/sched", &["generation", "mailbox", "submission"]),
-    (
-        "crates/server",
-        &["app", "auth", "config", "metrics", "reply", "request_log"],
-    ),
+    ("crates/server", &["app", "metrics", "reply", "request_log"]),
     ("crates/server", &["endpoints", "tables"]),
     ("crates/text", &["detokenizer", "tokenizer"]),
 ];

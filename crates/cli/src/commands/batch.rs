@@ -90,6 +90,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_step_tokens: None,
         kv_tokens: args.kv_cache_tokens.map(|n| n as usize),
         // Few requests are in hand at a time, so their own size is the only bound.
+        host_kv_tokens: 0,
         max_queued: usize::MAX,
         max_queued_tokens: usize::MAX,
     };

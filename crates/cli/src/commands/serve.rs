@@ -16,13 +16,12 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill_backend::{Executor, PAGE_TOKENS, StepError};
+use tokenmill_backend::{PAGE_TOKENS, StepError};
 use tokenmill_sched::{Engine, EngineConfig, EngineError, EngineState};
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
-    ApiKeys, App, Drained, Listen, Metrics, ModelWords, ServeError, ServedModel, Server, ServerConfig,
-    Shutdown, TlsFiles,
+    ApiKeys, App, Drained, Listen, ModelWords, ServeError, ServedModel, Server, ServerConfig, TlsFiles,
 };
 use tokenmill_text::{ChatPrompt, template::ChatTemplate};
 #[cfg(not(feature = "otel"))]
@@ -73,6 +72,10 @@ pub(crate) struct Args {
     /// An origin whose web pages may call, or `*`; may be repeated
     #[arg(long, value_name = "ORIGIN")]
     cors_origin: Vec<String>,
+    /// A name that clients reach the server by, or `*`; may be repeated. On addresses that only this machine reaches,
+    /// requests to other names are refused, but for numbers and localhost
+    #[arg(long, value_name = "NAME")]
+    allow_host: Vec<String>,
     /// Certificate chain in PEM, to serve HTTPS
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
@@ -104,6 +107,10 @@ struct Limits {
     /// Tokens that the KV cache holds, shared by all sequences [default: four contexts]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
+    /// Tokens that a second KV cache in main memory holds, to which prefixes move that found no room in the first
+    /// [default: none]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    kv_host_tokens: Option<u32>,
     /// Sequences that may be queued; further requests get 429
     #[arg(long, default_value_t = 256, value_name = "N", value_parser = count)]
     max_queued_requests: usize,
@@ -111,7 +118,7 @@ struct Limits {
     #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = count)]
     max_queued_tokens: usize,
     /// Largest request body
-    #[arg(long, default_value_t = 16 << 20, value_name = "BYTES", value_parser = count)]
+    #[arg(long, default_value_t = 8 << 20, value_name = "BYTES", value_parser = count)]
     max_body_bytes: usize,
     /// Longest time for an answer [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -119,12 +126,26 @@ struct Limits {
     /// Longest wait in the queue [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     queue_timeout: Option<Duration>,
+    /// How long a client may take nothing of a stream before it is ended
+    #[arg(long, default_value = "60", value_name = "SECONDS", value_parser = seconds)]
+    write_timeout: Duration,
+    /// Which waiting requests go first: in their order, or by the `priority` that clients give
+    #[arg(long, value_enum, default_value_t = SchedulingPolicy::Fcfs, value_name = "POLICY")]
+    scheduling_policy: SchedulingPolicy,
     /// How long running answers may continue after the first signal
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
     drain_timeout: Duration,
     /// Silence of the engine after which /livez says that it hangs
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
     heartbeat_timeout: Duration,
+}
+
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum SchedulingPolicy {
+    /// First come, first served.
+    Fcfs,
+    /// Lower `priority` first, then first come.
+    Priority,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -231,6 +252,9 @@ impl Args {
             tls: tls.map(|(certificate, key)| TlsFiles { certificate, key }),
             api_keys,
             cors_origins: self.cors_origin.clone(),
+            allowed_hosts: self.allowed_hosts(),
+            write_timeout: self.limits.write_timeout,
+            obeys_priority: self.limits.scheduling_policy == SchedulingPolicy::Priority,
             max_body_bytes: self.limits.max_body_bytes,
             request_timeout: self.limits.request_timeout,
             queue_timeout: self.limits.queue_timeout,
@@ -240,6 +264,16 @@ impl Args {
         })
     }
 
+    /// The names that clients may ask for. A name given as the address is one of them where names are checked at all.
+    fn allowed_hosts(&self) -> Vec<String> {
+        let mut names = self.allow_host.clone();
+        let is_checked = resolve(&self.host, self.port).is_ok_and(|address| address.ip().is_loopback());
+        if is_checked || !names.is_empty() {
+            names.push(self.host.clone());
+        }
+        names
+    }
+
     /// Loads the model and starts its engine.
     fn app(&self, config: ServerConfig) -> Result<App, Failure> {
         let limits = &self.limits;
@@ -247,6 +281,7 @@ impl Args {
             n_seqs: usize::from(limits.max_num_seqs),
             max_step_tokens: limits.max_num_batched_tokens.map(|n| n as usize),
             kv_tokens: limits.kv_cache_tokens.map(|n| n as usize),
+            host_kv_tokens: limits.kv_host_tokens.map_or(0, |n| n as usize),
             max_queued: limits.max_queued_requests,
             max_queued_tokens: limits.max_queued_tokens,
         };
@@ -262,6 +297,8 @@ pub(crate) struct Seats {
     pub(crate) max_step_tokens: Option<usize>,
     /// Tokens in the KV cache, where that is not four contexts.
     pub(crate) kv_tokens: Option<usize>,
+    /// Tokens in the KV cache in main memory.
+    pub(crate) host_kv_tokens: usize,
     /// Sequences that may wait.
     pub(crate) max_queued: usize,
     /// Prompt tokens that may wait.
@@ -300,8 +337,8 @@ pub(crate) fn load_app(
         .hint(format!("give {n_ctx} or more, or a shorter context with -c")));
     }
     options.n_pages = Some(n_tokens.div_ceil(PAGE_TOKENS));
+    options.n_host_pages = seats.host_kv_tokens.div_ceil(PAGE_TOKENS);
     let executor = load(&model, &options, &load_args.compute()?)?;
-    let n_pages = executor.limits().n_pages;
     let engine = Engine::start(
         executor,
         EngineConfig {
@@ -334,12 +371,7 @@ pub(crate) fn load_app(
         eos_token: chat_files.eos_token,
         end_ids: chat_files.end_ids,
     };
-    Ok(App {
-        metrics: Metrics::new(&names[0], n_pages),
-        model: ServedModel::new(names, words, engine),
-        config,
-        shutdown: Shutdown::default(),
-    })
+    Ok(App::new(ServedModel::new(names, words, engine), config))
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
-    openai::chat::TemplateMessage,
+    openai::chat::{TemplateMessage, Turn},
 };
 
 const NO_TOOLS: &str = "tool calls are not implemented yet";
@@ -17,7 +17,7 @@ pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `user` and `assistant`; content as text or text blocks",
+        "roles `user` and `assistant`; content as text or text blocks; the answer continues a last message of the assistant",
     ),
     yes("max_tokens", "required, except by `count_tokens`"),
     yes("system", "text or text blocks"),
@@ -64,6 +64,27 @@ pub struct MessagesRequest {
 }
 
 impl MessagesRequest {
+    /// How the prompt ends: a last message of the assistant is what the answer begins with.
+    ///
+    /// # Errors
+    /// Such a message with space at its end, which models continue badly; the official API refuses it too.
+    pub fn turn(&self) -> Result<Turn, ApiError> {
+        let Some(last) = self.messages.last().filter(|last| last.role == Role::Assistant) else {
+            return Ok(Turn::Open);
+        };
+        if last
+            .content
+            .text_end()
+            .is_some_and(|text| text.ends_with(char::is_whitespace))
+        {
+            return Err(ApiError::invalid(
+                format!("messages[{}].content", self.messages.len() - 1),
+                "the beginning of an answer cannot end with space",
+            ));
+        }
+        Ok(Turn::Unfinished)
+    }
+
     /// Most tokens to generate.
     ///
     /// # Errors
@@ -86,7 +107,7 @@ pub struct Message {
     others: Map<String, Value>,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum Role {
     User,
@@ -101,6 +122,16 @@ pub enum Content {
     Text(String),
     /// Blocks; only `{"type": "text", "text": ...}` is supported.
     Blocks(Vec<Block>),
+}
+
+impl Content {
+    /// The last text.
+    fn text_end(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Blocks(blocks) => blocks.last()?.text.as_deref(),
+        }
+    }
 }
 
 /// Fields of a text block that only describe it.
@@ -137,6 +168,7 @@ pub fn template_messages(
             role: "system".to_owned(),
             content,
             name: None,
+            reasoning_content: None,
         });
     }
     for (index, message) in messages.into_iter().enumerate() {
@@ -151,6 +183,7 @@ pub fn template_messages(
             role: role.to_owned(),
             content,
             name: None,
+            reasoning_content: None,
         });
     }
     Ok(converted)

@@ -9,17 +9,16 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
-    ApiError, App, Dialect, TextParams,
+    ApiError, App, Dialect, ServedModel, TextParams,
     app::Call,
-    fields::Body,
+    endpoints::render::Rendered,
     openai::{
         Stop, StreamOptions,
-        chat::{CHAT_WORDING, ChatRequest, template_messages},
-        check_n,
+        chat::{CHAT_WORDING, ChatRequest, check_kwargs, template_messages},
+        check_min_tokens, check_n,
     },
     reply::{TokenCounts, collect, finish_reason, timings},
     request_id::{RequestId, unique_id},
-    sampling::SamplingFields,
     scores::chat_logprobs,
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
@@ -28,38 +27,32 @@ use crate::{
 };
 
 /// Answers a chat request, streamed or whole.
-pub(crate) async fn chat(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let body = Body::parse(&call.body, tables::chat())?;
-    let request: ChatRequest = body.read()?;
+pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     let model = &app.model;
     model.check_name(request.model.as_deref())?;
     let options = StreamOptions::check(request.stream_options, request.stream)?;
-    let mut sampling = body
-        .read::<SamplingFields>()?
-        .into_params(model.tokenizer().n_vocab(), model.fresh_seed())?;
-    sampling.n_logprobs = request.n_logprobs()?;
-    let has_logprobs = sampling.n_logprobs.is_some();
-    let params = TextParams {
-        sampling,
+    let mut params = TextParams {
         max_tokens: request.max_tokens()?,
         n: check_n(request.n, app.config.max_n)?,
         ignore_eos: request.ignore_eos,
-        stops: request.stop.map_or_else(|| Ok(Vec::new()), Stop::into_strings)?,
-        deadline: app.config.request_timeout,
-        queue_timeout: app.config.queue_timeout,
+        ..call.text_params(&app, fields)?
     };
-    let messages = template_messages(request.messages, &CHAT_WORDING)?;
-    let prompt = model.encode_chat(
-        &messages,
-        request.add_generation_prompt,
-        request.chat_template_kwargs,
-    )?;
+    params.sampling.n_logprobs = request.n_logprobs()?;
+    let has_logprobs = params.sampling.n_logprobs.is_some();
+    check_min_tokens(params.min_tokens, params.max_tokens)?;
+    params.stops = request
+        .stop
+        .as_ref()
+        .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
+    let is_stream = request.stream;
+    let prompt = encode(model, request)?;
     let stream = model.generate(vec![prompt], &params)?;
     let head = Head {
         id: unique_id("chatcmpl-"),
         created_s: unix_seconds(),
     };
-    if request.stream {
+    if is_stream {
         let format = ChatEvents {
             app: Arc::clone(&app),
             head,
@@ -93,6 +86,21 @@ pub(crate) async fn chat(app: Arc<App>, call: Call) -> Result<Response, ApiError
         "timings": timings(&samples[0].end),
     });
     Ok(Json(reply).into_response())
+}
+
+fn encode(model: &ServedModel, request: ChatRequest) -> Result<Vec<u32>, ApiError> {
+    let turn = request.turn()?;
+    let messages = template_messages(request.messages, &CHAT_WORDING)?;
+    model.encode_chat(&messages, turn, check_kwargs(request.chat_template_kwargs)?)
+}
+
+/// The prompt of a request as token ids, in the form of vLLM's endpoint, for routers that know which replica has cached it.
+pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
+    app.model.check_name(request.model.as_deref())?;
+    call.text_params(&app, fields)?;
+    let token_ids = encode(&app.model, request)?;
+    Ok(Json(Rendered::new(&app, "chatcmpl-", token_ids)).into_response())
 }
 
 struct Head {

@@ -12,15 +12,14 @@ use tokenmill_text::DecodeOptions;
 use crate::{
     ApiError, App, Dialect, TextParams,
     app::Call,
-    fields::Body,
+    endpoints::render::Rendered,
     openai::{
-        Stop, StreamOptions, check_n,
+        Stop, StreamOptions, TokenLimit, check_min_tokens, check_n,
         completion::{CompletionRequest, MAX_LOGPROBS, OnePrompt},
     },
     prompt_scores::score_prompt,
     reply::{Sample, TokenCounts, collect, finish_reason, timings},
     request_id::{RequestId, unique_id},
-    sampling::SamplingFields,
     scores::completion_logprobs,
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
@@ -29,19 +28,14 @@ use crate::{
 };
 
 /// Tokens generated where the request says nothing, by the official default.
-const DEFAULT_MAX_TOKENS: u32 = 16;
+const DEFAULT_MAX_TOKENS: TokenLimit = TokenLimit::AtMost(16);
 
 /// Answers a completion request, streamed or whole.
-pub(crate) async fn completions(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let body = Body::parse(&call.body, tables::completion())?;
-    let request: CompletionRequest = body.read()?;
+pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (request, fields) = call.read_with_sampling::<CompletionRequest>(tables::completion())?;
     let model = &app.model;
     model.check_name(request.model.as_deref())?;
     let options = StreamOptions::check(request.stream_options, request.stream)?;
-    let mut sampling = body
-        .read::<SamplingFields>()?
-        .into_params(model.tokenizer().n_vocab(), model.fresh_seed())?;
-    sampling.n_logprobs = check_logprobs(request.logprobs)?;
     let n = check_n(request.n, app.config.max_n)?;
     if request.best_of.is_some_and(|best_of| best_of != n) {
         return Err(ApiError::UnsupportedField {
@@ -49,19 +43,22 @@ pub(crate) async fn completions(app: Arc<App>, call: Call) -> Result<Response, A
             reason: "only equal to `n`; ask for more choices and choose",
         });
     }
-    let n_logprobs = sampling.n_logprobs;
-    let params = TextParams {
-        sampling,
-        max_tokens: Some(request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+    let n_logprobs = check_logprobs(request.logprobs)?;
+    let mut params = TextParams {
+        max_tokens: request.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).at_most(),
         n,
         ignore_eos: request.ignore_eos,
-        stops: request.stop.map_or_else(|| Ok(Vec::new()), Stop::into_strings)?,
-        deadline: app.config.request_timeout,
-        queue_timeout: app.config.queue_timeout,
+        stops: request
+            .stop
+            .as_ref()
+            .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?,
+        ..call.text_params(&app, fields)?
     };
+    params.sampling.n_logprobs = n_logprobs;
+    check_min_tokens(params.min_tokens, params.max_tokens)?;
     let prompts = encode_prompts(&app, request.prompt.into_prompts())?;
     let echoes = if request.echo {
-        echo_prompts(&app, &prompts, n_logprobs).await?
+        echo_prompts(&app, &prompts, n_logprobs, params.cache_salt).await?
     } else {
         Vec::new()
     };
@@ -121,7 +118,29 @@ fn encode_prompts(app: &App, prompts: Vec<OnePrompt>) -> Result<Vec<Vec<u32>>, A
         OnePrompt::Text(text) => app.model.encode_text(&text, true),
         OnePrompt::Tokens(tokens) => tokens,
     };
-    Ok(prompts.into_iter().map(encode).collect())
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect();
+    // Before anything is made of them: an echo is many times as long as its tokens.
+    let n_ctx = app.engine().limits().n_ctx;
+    match prompts.iter().find(|prompt| prompt.len() > n_ctx) {
+        Some(long) => Err(ApiError::ContextLengthExceeded {
+            provided: long.len(),
+            maximum: n_ctx,
+        }),
+        None => Ok(prompts),
+    }
+}
+
+/// The prompts of a request as token ids, in the form of vLLM's endpoint.
+pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (request, fields) = call.read_with_sampling::<CompletionRequest>(tables::completion())?;
+    app.model.check_name(request.model.as_deref())?;
+    call.text_params(&app, fields)?;
+    let prompts = encode_prompts(&app, request.prompt.into_prompts())?;
+    let rendered: Vec<Rendered> = prompts
+        .into_iter()
+        .map(|token_ids| Rendered::new(&app, "cmpl-", token_ids))
+        .collect();
+    Ok(Json(rendered).into_response())
 }
 
 /// A prompt that stands before its answers.
@@ -137,12 +156,13 @@ async fn echo_prompts(
     app: &App,
     prompts: &[Vec<u32>],
     n_logprobs: Option<u32>,
+    cache_salt: u64,
 ) -> Result<Vec<Echo>, ApiError> {
     let mut echoes = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let text = app.model.tokenizer().decode(prompt, DecodeOptions::default());
         let tokens = match n_logprobs {
-            Some(n) => score_prompt(app.model.engine(), prompt, n).await?,
+            Some(n) => score_prompt(app.engine(), prompt, n, cache_salt).await?,
             None => Vec::new(),
         };
         echoes.push(Echo {

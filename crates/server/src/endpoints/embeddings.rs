@@ -8,12 +8,11 @@ use axum::{
 };
 use base64::Engine as _;
 use serde_json::{Value, json};
-use tokenmill_sched::{Event, ForwardParams, ForwardRows};
+use tokenmill_sched::{EngineError, Event, ForwardParams, ForwardRows};
 
 use crate::{
     ApiError, App,
     app::Call,
-    fields::Body,
     openai::{
         completion::OnePrompt,
         embedding::{EmbeddingRequest, EncodingFormat},
@@ -22,8 +21,8 @@ use crate::{
 };
 
 /// Answers an embedding request.
-pub(crate) async fn embeddings(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let request: EmbeddingRequest = Body::parse(&call.body, tables::embedding())?.read()?;
+pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let request: EmbeddingRequest = call.read(tables::embedding())?;
     app.model.check_name(request.model.as_deref())?;
     let inputs = request.input.into_prompts();
     if inputs.is_empty() || inputs.len() > app.config.max_prompts {
@@ -45,9 +44,10 @@ pub(crate) async fn embeddings(app: Arc<App>, call: Call) -> Result<Response, Ap
         n_tokens += tokens.len();
         let params = ForwardParams {
             deadline: app.config.request_timeout,
+            cache_salt: call.tenant.cache_salt(None),
             ..ForwardParams::new(ForwardRows::Hidden, 0)
         };
-        passes.push(app.model.engine().submit_forward(tokens, params)?);
+        passes.push(app.engine().submit_forward(tokens, params).map_err(refusal)?);
     }
     call.tally.add_prompt(n_tokens);
     let mut data = Vec::with_capacity(passes.len());
@@ -73,6 +73,21 @@ pub(crate) async fn embeddings(app: Arc<App>, call: Call) -> Result<Response, Ap
         "usage": { "prompt_tokens": n_tokens, "total_tokens": n_tokens },
     });
     Ok(Json(reply).into_response())
+}
+
+/// Says what token ids of another vocabulary are, which some clients send without being asked to.
+fn refusal(error: EngineError) -> ApiError {
+    match error {
+        EngineError::UnknownToken { id, n_vocab, .. } => ApiError::invalid(
+            "input",
+            format!(
+                "{id} is no token of this model, whose vocabulary has {n_vocab}; send texts, for token ids of another \
+                 model mean nothing here (in LangChain's `OpenAIEmbeddings`: `check_embedding_ctx_length=False`)"
+            ),
+        ),
+        EngineError::EmptyPrompt => ApiError::invalid("input", "is empty; give at least one token"),
+        error => error.into(),
+    }
 }
 
 fn encode(values: &[f32], format: EncodingFormat) -> Value {

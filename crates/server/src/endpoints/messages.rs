@@ -13,35 +13,25 @@ use crate::{
     ApiError, App, Dialect, TextParams,
     anthropic::messages::{MessagesRequest, template_messages},
     app::Call,
-    fields::Body,
     openai::Stop,
     reply::{TokenCounts, collect},
     request_id::{RequestId, unique_id},
-    sampling::SamplingFields,
     sse::{EventFormat, Events, stream_response},
     tables,
     text_stream::{TextEnd, TextEvent},
 };
 
 /// Answers a messages request, streamed or whole.
-pub(crate) async fn messages(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let body = Body::parse(&call.body, tables::messages())?;
-    let request: MessagesRequest = body.read()?;
+pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (request, fields) = call.read_with_sampling::<MessagesRequest>(tables::messages())?;
     let model = &app.model;
     model.check_name(request.model.as_deref())?;
     let max_tokens = request.max_tokens()?;
-    let stops = Stop::Many(request.stop_sequences.clone()).into_strings()?;
-    let sampling = body
-        .read::<SamplingFields>()?
-        .into_params(model.tokenizer().n_vocab(), model.fresh_seed())?;
+    let stops = Stop::Many(request.stop_sequences.clone()).to_strings()?;
     let params = TextParams {
-        sampling,
         max_tokens: Some(max_tokens),
-        n: 1,
-        ignore_eos: false,
         stops: stops.clone(),
-        deadline: app.config.request_timeout,
-        queue_timeout: app.config.queue_timeout,
+        ..call.text_params(&app, fields)?
     };
     let is_stream = request.stream;
     let prompt = encode(&app, request)?;
@@ -76,16 +66,17 @@ pub(crate) async fn messages(app: Arc<App>, call: Call) -> Result<Response, ApiE
 }
 
 /// Counts the tokens of a request without generating.
-pub(crate) async fn count_tokens(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let request: MessagesRequest = Body::parse(&call.body, tables::messages())?.read()?;
+pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let request: MessagesRequest = call.read(tables::messages())?;
     app.model.check_name(request.model.as_deref())?;
     let n_tokens = encode(&app, request)?.len();
     Ok(Json(json!({ "input_tokens": n_tokens })).into_response())
 }
 
 fn encode(app: &App, request: MessagesRequest) -> Result<Vec<u32>, ApiError> {
+    let turn = request.turn()?;
     let messages = template_messages(request.system, request.messages)?;
-    app.model.encode_chat(&messages, true, Map::new())
+    app.model.encode_chat(&messages, turn, Map::new())
 }
 
 /// Why a message ended, in Anthropic's words, and the stop string that ended it.

@@ -1,22 +1,29 @@
-//! `GET /metrics`: Prometheus and OpenMetrics text.
+//! `GET /metrics`: Prometheus text, or OpenMetrics for those who ask for it.
 
 use std::sync::Arc;
 
 use axum::{
     extract::State,
-    http::header,
+    http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
 
-use crate::App;
+use crate::{App, prometheus_text::prometheus_text};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Writes all figures.
-pub(crate) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    (
-        [(header::CONTENT_TYPE, OPENMETRICS)],
-        app.metrics.encode(app.model.engine()),
-    )
-        .into_response()
+pub(crate) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
+    let text = app.metrics.encode(app.engine());
+    let wants_open_metrics = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .any(|value| value.contains("application/openmetrics-text"));
+    if wants_open_metrics {
+        ([(header::CONTENT_TYPE, OPENMETRICS)], text).into_response()
+    } else {
+        ([(header::CONTENT_TYPE, PROMETHEUS)], prometheus_text(&text)).into_response()
+    }
 }

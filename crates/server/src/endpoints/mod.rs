@@ -3,11 +3,13 @@
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
+pub(crate) mod gateway;
 pub(crate) mod health;
 pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;
 pub(crate) mod openapi;
 pub(crate) mod page;
+pub(crate) mod render;
 pub(crate) mod responses;
 pub(crate) mod words;

@@ -10,7 +10,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{ApiError, App, Dialect, app::error_response, request_id::RequestId};
+use crate::{ApiError, App, Dialect, app::error_response, error::shortened, request_id::RequestId};
 
 fn entry(app: &App, name: &str) -> Value {
     json!({
@@ -49,7 +49,7 @@ pub(crate) async fn one(
 pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, uri: Uri) -> Response {
     let error = ApiError::NotFound {
         method: method.to_string(),
-        path: uri.path().to_owned(),
+        path: shortened(uri.path()).into_owned(),
     };
     error_response(&error, Dialect::OpenAi, &request_id)
 }
@@ -58,7 +58,7 @@ pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, 
 pub(crate) async fn wrong_method(request_id: Extension<RequestId>, method: Method, uri: Uri) -> Response {
     let error = ApiError::MethodNotAllowed {
         method: method.to_string(),
-        path: uri.path().to_owned(),
+        path: shortened(uri.path()).into_owned(),
     };
     error_response(&error, Dialect::OpenAi, &request_id)
 }

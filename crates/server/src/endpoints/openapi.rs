@@ -23,7 +23,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 9] {
+); 11] {
     [
         (
             "/v1/chat/completions",
@@ -34,6 +34,18 @@ fn posts() -> [(
         (
             "/v1/completions",
             "Continue a text",
+            tables::completion(),
+            &["prompt"],
+        ),
+        (
+            "/v1/chat/completions/render",
+            "A conversation's prompt as token ids",
+            tables::chat(),
+            &["messages"],
+        ),
+        (
+            "/v1/completions/render",
+            "Prompts as token ids",
             tables::completion(),
             &["prompt"],
         ),
@@ -67,10 +79,18 @@ fn posts() -> [(
     ]
 }
 
-const GETS: [(&str, &str); 7] = [
+const GETS: [(&str, &str); 12] = [
     ("/v1/models", "List the names of the served model"),
     ("/v1/models/{name}", "Describe one of them"),
-    ("/metrics", "Figures in OpenMetrics text"),
+    (
+        "/metrics",
+        "Figures in Prometheus text, or OpenMetrics where asked for",
+    ),
+    ("/v1/loads", "How busy the engine is"),
+    ("/version", "The program's version"),
+    ("/get_model_info", "What is served"),
+    ("/server_info", "What is served, and how"),
+    ("/tokenizer_info", "Special tokens and chat template"),
     ("/livez", "Whether the engine shows signs of life"),
     ("/readyz", "Whether a request sent now would be taken"),
     ("/openapi.json", "This description"),
@@ -135,8 +155,10 @@ fn property(field: &Field) -> Value {
         Support::Yes => field.note.to_owned(),
         Support::Label => "accepted; changes nothing about the answer".to_owned(),
         Support::Refused(why) => format!("refused: {why}"),
+        Support::Only { values, why } => format!("only {}: {why}", values.join(", ")),
+        Support::AllBut { values, why } => format!("all but {}: {why}", values.join(", ")),
     };
-    json!({ "description": description, "deprecated": matches!(field.support, Support::Refused(_)) })
+    json!({ "description": description, "deprecated": !matches!(field.support, Support::Yes | Support::Label) })
 }
 
 #[cfg(test)]

@@ -10,17 +10,16 @@ use serde_json::{Map, Value, json};
 use tokenmill_sched::FinishReason;
 
 use crate::{
-    ApiError, App, Dialect, TextParams,
+    ApiError, App, Dialect, TextParams, Turn,
     app::Call,
-    fields::Body,
     openai::{
-        StreamOptions,
+        StreamOptions, TokenLimit,
         chat::MAX_TOP_LOGPROBS,
+        check_min_tokens,
         response::{ResponseRequest, conversation},
     },
     reply::{TokenCounts, collect},
     request_id::{RequestId, unique_id},
-    sampling::SamplingFields,
     scores::chat_logprobs,
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
@@ -31,39 +30,31 @@ use crate::{
 const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Answers a responses request, streamed or whole.
-pub(crate) async fn responses(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let body = Body::parse(&call.body, tables::response())?;
-    let request: ResponseRequest = body.read()?;
+pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (request, fields) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
     let model = &app.model;
     model.check_name(request.model.as_deref())?;
     StreamOptions::check(request.stream_options, request.stream)?;
-    let mut sampling = body
-        .read::<SamplingFields>()?
-        .into_params(model.tokenizer().n_vocab(), model.fresh_seed())?;
-    sampling.n_logprobs = n_logprobs(&request)?;
+    let mut params = TextParams {
+        max_tokens: request.max_output_tokens.and_then(TokenLimit::at_most),
+        ..call.text_params(&app, fields)?
+    };
+    params.sampling.n_logprobs = n_logprobs(&request)?;
+    check_min_tokens(params.min_tokens, params.max_tokens)?;
     let writer = ResponseWriter {
         app: Arc::clone(&app),
         id: unique_id("resp_"),
         item_id: unique_id("msg_"),
         created_s: unix_seconds(),
-        has_logprobs: sampling.n_logprobs.is_some(),
-        max_output_tokens: request.max_output_tokens,
+        has_logprobs: params.sampling.n_logprobs.is_some(),
+        max_output_tokens: params.max_tokens,
         instructions: request.instructions.clone(),
-        temperature: sampling.temperature,
-        top_p: sampling.top_p,
-    };
-    let params = TextParams {
-        sampling,
-        max_tokens: request.max_output_tokens,
-        n: 1,
-        ignore_eos: false,
-        stops: Vec::new(),
-        deadline: app.config.request_timeout,
-        queue_timeout: app.config.queue_timeout,
+        temperature: params.sampling.temperature,
+        top_p: params.sampling.top_p,
     };
     let prompt = model.encode_chat(
         &conversation(request.instructions, request.input)?,
-        true,
+        Turn::Open,
         Map::new(),
     )?;
     let stream = model.generate(vec![prompt], &params)?;

@@ -1,20 +1,22 @@
 //! `POST /tokenize`, `/detokenize` and `/apply-template`: the model's words without its network.
 
-use std::sync::Arc;
+use std::{convert::Infallible, fmt::Write as _, iter::once, sync::Arc};
 
 use axum::{
     Json,
+    body::Body,
+    http::header,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokenmill_text::{DecodeOptions, EncodeOptions};
+use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 
 use crate::{
     ApiError, App,
     app::Call,
-    fields::{Body, Field, yes},
-    openai::chat::{CHAT_WORDING, Message, template_messages},
+    fields::{Field, yes},
+    openai::chat::{CHAT_WORDING, Message, check_kwargs, template_messages, turn_of},
 };
 
 /// Fields of `/tokenize`.
@@ -22,9 +24,18 @@ pub(crate) const TOKENIZE: &[Field] = &[
     yes("content", "the text; `prompt` is the same, as in vLLM"),
     yes("prompt", ""),
     yes(
-        "add_special",
-        "whether the tokens that begin and end a text are added; default false",
+        "messages",
+        "instead of a text: a conversation, which the chat template writes",
     ),
+    yes("add_generation_prompt", "with `messages`; default true"),
+    yes("continue_final_message", "with `messages`"),
+    yes("chat_template_kwargs", "with `messages`"),
+    yes(
+        "add_special",
+        "whether the tokens that begin and end a text are added; default false; `add_special_tokens` is the same, as in \
+         vLLM",
+    ),
+    yes("add_special_tokens", ""),
     yes(
         "parse_special",
         "whether control tokens in the text are control tokens; default false",
@@ -32,6 +43,10 @@ pub(crate) const TOKENIZE: &[Field] = &[
     yes(
         "with_pieces",
         "whether each token's text is returned with its id; default false",
+    ),
+    yes(
+        "return_token_strs",
+        "whether the tokens' texts stand in a list of their own, as in vLLM",
     ),
     yes("model", ""),
 ];
@@ -48,47 +63,136 @@ pub(crate) const APPLY_TEMPLATE: &[Field] = &[
 ];
 
 #[derive(Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the API")]
 struct TokenizeRequest {
     content: Option<String>,
     prompt: Option<String>,
+    messages: Option<Vec<Message>>,
+    add_generation_prompt: Option<bool>,
     #[serde(default)]
+    continue_final_message: bool,
+    #[serde(default)]
+    chat_template_kwargs: Map<String, Value>,
+    #[serde(default, alias = "add_special_tokens")]
     add_special: bool,
     #[serde(default)]
     parse_special: bool,
     #[serde(default)]
     with_pieces: bool,
+    #[serde(default)]
+    return_token_strs: bool,
     model: Option<String>,
 }
 
-/// Text to token ids.
-pub(crate) async fn tokenize(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let request: TokenizeRequest = Body::parse(&call.body, TOKENIZE)?.read()?;
+/// Text or a conversation to token ids.
+pub(crate) async fn tokenize(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    // The answer may be larger than the request, and is part of what the request costs.
+    let share = std::mem::take(&mut call.body.share);
+    let request: TokenizeRequest = call.read(TOKENIZE)?;
     app.model.check_name(request.model.as_deref())?;
+    let (with_pieces, with_texts) = (request.with_pieces, request.return_token_strs);
+    let ids = request_ids(&app, request)?;
+    let ids: Arc<[u32]> = ids.into();
+    let list = |form| TokenList {
+        tokenizer: Arc::clone(app.model.tokenizer()),
+        ids: Arc::clone(&ids),
+        n_written: 0,
+        form,
+    };
+    let n_ctx = app.engine().limits().n_ctx;
+    let counts = format!("],\"count\":{},\"max_model_len\":{n_ctx}", ids.len());
+    let parts = once("{\"tokens\":[".to_owned())
+        .chain(list(if with_pieces { Form::Piece } else { Form::Id }))
+        .chain(once(counts));
+    let json = [(header::CONTENT_TYPE, "application/json")];
+    let parts: Box<dyn Iterator<Item = String> + Send> = if with_texts {
+        let texts = once(",\"token_strs\":[".to_owned()).chain(list(Form::Text));
+        Box::new(parts.chain(texts).chain(once("]}".to_owned())))
+    } else {
+        Box::new(parts.chain(once("}".to_owned())))
+    };
+    if ids.len() <= PART_TOKENS {
+        return Ok((json, parts.collect::<String>()).into_response());
+    }
+    let parts = parts.map(move |part| {
+        // Held until the answer is written.
+        let _ = &share;
+        Ok::<_, Infallible>(part)
+    });
+    Ok((json, Body::from_stream(futures_util::stream::iter(parts))).into_response())
+}
+
+/// Tokens of the text or the conversation of a request.
+fn request_ids(app: &App, request: TokenizeRequest) -> Result<Vec<u32>, ApiError> {
+    if let Some(messages) = request.messages {
+        if request.content.is_some() || request.prompt.is_some() {
+            return Err(ApiError::invalid("messages", "give either these or a text"));
+        }
+        let turn = turn_of(
+            &messages,
+            request.add_generation_prompt,
+            request.continue_final_message,
+        )?;
+        let messages = template_messages(messages, &CHAT_WORDING)?;
+        return app
+            .model
+            .encode_chat(&messages, turn, check_kwargs(request.chat_template_kwargs)?);
+    }
     let text = request
         .content
         .or(request.prompt)
         .ok_or_else(|| ApiError::invalid("content", "this field is required"))?;
-    let tokenizer = app.model.tokenizer();
     let options = EncodeOptions {
         add_special: request.add_special,
         parse_special: request.parse_special,
     };
-    let ids = tokenizer.encode(&text, options);
-    let n_tokens = ids.len();
-    let tokens: Vec<Value> = ids
-        .into_iter()
-        .map(|id| {
-            let piece = String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default());
-            if request.with_pieces {
-                json!({ "id": id, "piece": piece })
-            } else {
-                json!(id)
-            }
-        })
-        .collect();
-    let n_ctx = app.model.engine().limits().n_ctx;
-    Ok(Json(json!({ "tokens": tokens, "count": n_tokens, "max_model_len": n_ctx })).into_response())
+    Ok(app.model.tokenizer().encode(&text, options))
 }
+
+/// Tokens that are written at a time.
+const PART_TOKENS: usize = 4096;
+
+/// How a token is written.
+#[derive(Clone, Copy)]
+enum Form {
+    Id,
+    Text,
+    Piece,
+}
+
+/// Tokens as the items of a JSON list, some at a time: the text of a list is many times as long as its tokens.
+struct TokenList {
+    tokenizer: Arc<Tokenizer>,
+    ids: Arc<[u32]>,
+    n_written: usize,
+    form: Form,
+}
+
+impl Iterator for TokenList {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        let ids = &self.ids[self.n_written..];
+        let ids = &ids[..ids.len().min(PART_TOKENS)];
+        let mut part = String::new();
+        for &id in ids {
+            if self.n_written > 0 {
+                part.push(',');
+            }
+            self.n_written += 1;
+            let text = || String::from_utf8_lossy(self.tokenizer.token_bytes(id).unwrap_or_default());
+            let _ = match self.form {
+                Form::Id => write!(part, "{id}"),
+                Form::Text => write!(part, "{}", Value::from(text())),
+                Form::Piece => write!(part, "{{\"id\":{id},\"piece\":{}}}", Value::from(text())),
+            };
+        }
+        (!part.is_empty()).then_some(part)
+    }
+}
+
+/// Tokens that become text in one request, where the context is shorter.
+const MAX_DETOKENIZED: usize = 1 << 16;
 
 #[derive(Deserialize)]
 struct DetokenizeRequest {
@@ -97,9 +201,14 @@ struct DetokenizeRequest {
 }
 
 /// Token ids to text.
-pub(crate) async fn detokenize(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let request: DetokenizeRequest = Body::parse(&call.body, DETOKENIZE)?.read()?;
+pub(crate) async fn detokenize(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let request: DetokenizeRequest = call.read(DETOKENIZE)?;
     app.model.check_name(request.model.as_deref())?;
+    let maximum = app.engine().limits().n_ctx.max(MAX_DETOKENIZED);
+    if request.tokens.len() > maximum {
+        let reason = format!("{} tokens, at most {maximum}", request.tokens.len());
+        return Err(ApiError::invalid("tokens", reason));
+    }
     let tokenizer = app.model.tokenizer();
     if let Some(id) = request
         .tokens
@@ -127,13 +236,13 @@ struct ApplyTemplateRequest {
 }
 
 /// A conversation as the model's template writes it.
-pub(crate) async fn apply_template(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let request: ApplyTemplateRequest = Body::parse(&call.body, APPLY_TEMPLATE)?.read()?;
+pub(crate) async fn apply_template(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let request: ApplyTemplateRequest = call.read(APPLY_TEMPLATE)?;
     app.model.check_name(request.model.as_deref())?;
     let messages = template_messages(request.messages, &CHAT_WORDING)?;
     let opens_turn = request.add_generation_prompt.unwrap_or(true);
     let prompt = app
         .model
-        .render_chat(&messages, opens_turn, request.chat_template_kwargs)?;
+        .render_chat(&messages, opens_turn, check_kwargs(request.chat_template_kwargs)?)?;
     Ok(Json(json!({ "prompt": prompt })).into_response())
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Stop, StreamOptions};
+use super::{Stop, StreamOptions, TokenLimit};
 use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
@@ -19,7 +19,10 @@ pub const FIELDS: &[Field] = &[
         "messages",
         "roles `system`, `developer`, `user`, `assistant`; content as text or text parts",
     ),
-    yes("max_completion_tokens", "default: what is left of the context"),
+    yes(
+        "max_completion_tokens",
+        "default, and with -1: what is left of the context",
+    ),
     yes("max_tokens", "the older name of `max_completion_tokens`"),
     yes("n", ""),
     yes("stream", ""),
@@ -32,6 +35,10 @@ pub const FIELDS: &[Field] = &[
         "extension, as in vLLM; variables for the model's chat template",
     ),
     yes("add_generation_prompt", "extension, as in vLLM; default true"),
+    yes(
+        "continue_final_message",
+        "extension, as in vLLM; the answer continues the last message, which is the assistant's",
+    ),
     yes("ignore_eos", "extension, as in vLLM and llama.cpp"),
     label("user"),
     label("metadata"),
@@ -72,8 +79,8 @@ pub struct ChatRequest {
     pub model: Option<String>,
     /// The conversation.
     pub messages: Vec<Message>,
-    max_completion_tokens: Option<u32>,
-    max_tokens: Option<u32>,
+    max_completion_tokens: Option<TokenLimit>,
+    max_tokens: Option<TokenLimit>,
     /// Choices.
     pub n: Option<u32>,
     /// Whether the answer is streamed.
@@ -88,19 +95,27 @@ pub struct ChatRequest {
     /// Variables for the chat template.
     #[serde(default)]
     pub chat_template_kwargs: Map<String, Value>,
-    /// Whether the template opens the assistant's turn.
-    #[serde(default = "yes_by_default")]
-    pub add_generation_prompt: bool,
+    add_generation_prompt: Option<bool>,
+    #[serde(default)]
+    continue_final_message: bool,
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
 }
 
-fn yes_by_default() -> bool {
-    true
-}
-
 impl ChatRequest {
+    /// How the prompt ends.
+    ///
+    /// # Errors
+    /// As [`turn_of`].
+    pub fn turn(&self) -> Result<Turn, ApiError> {
+        turn_of(
+            &self.messages,
+            self.add_generation_prompt,
+            self.continue_final_message,
+        )
+    }
+
     /// Most tokens to generate, if the request says so.
     ///
     /// # Errors
@@ -109,9 +124,9 @@ impl ChatRequest {
         match (self.max_completion_tokens, self.max_tokens) {
             (Some(new), Some(old)) if new != old => Err(ApiError::invalid(
                 "max_tokens",
-                format!("{old} contradicts `max_completion_tokens` {new}"),
+                "contradicts `max_completion_tokens`",
             )),
-            (new, old) => Ok(new.or(old)),
+            (new, old) => Ok(new.or(old).and_then(TokenLimit::at_most)),
         }
     }
 
@@ -132,6 +147,61 @@ impl ChatRequest {
     }
 }
 
+/// How the prompt of a conversation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The template opens the assistant's turn.
+    Open,
+    /// The last message is closed, and nothing follows.
+    Closed,
+    /// The last message is open: the model continues its text.
+    Unfinished,
+}
+
+/// How the prompt of a conversation ends, by vLLM's two switches.
+///
+/// # Errors
+/// Switches that contradict each other, or nothing to continue.
+pub(crate) fn turn_of(
+    messages: &[Message],
+    add_generation_prompt: Option<bool>,
+    continue_final_message: bool,
+) -> Result<Turn, ApiError> {
+    let refused = |reason| Err(ApiError::invalid("continue_final_message", reason));
+    match (continue_final_message, add_generation_prompt) {
+        (false, Some(false)) => Ok(Turn::Closed),
+        (false, _) => Ok(Turn::Open),
+        (true, Some(true)) => refused("contradicts `add_generation_prompt: true`"),
+        (true, _) if messages.last().is_none_or(|last| last.role != "assistant") => {
+            refused("the last message is not the assistant's")
+        }
+        (true, _) => Ok(Turn::Unfinished),
+    }
+}
+
+/// Variables of a chat template that the request has other fields for, whose checks these would pass by.
+const RESERVED: [&str; 5] = [
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+];
+
+/// Checks the variables that a request gives to the chat template.
+///
+/// # Errors
+/// A variable that is not the request's to give.
+pub(crate) fn check_kwargs(kwargs: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+    match RESERVED.iter().find(|name| kwargs.contains_key(**name)) {
+        Some(name) => Err(ApiError::invalid(
+            format!("chat_template_kwargs.{name}"),
+            "this variable is the server's; use the request's own fields",
+        )),
+        None => Ok(kwargs),
+    }
+}
+
 /// One message of a conversation.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Message {
@@ -142,6 +212,7 @@ pub struct Message {
     tool_calls: Option<Vec<Value>>,
     function_call: Option<Value>,
     audio: Option<Value>,
+    reasoning_content: Option<String>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -202,6 +273,9 @@ pub struct TemplateMessage {
     /// The author's name, if the request gave one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// What the assistant thought before it answered, for templates that write it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning_content: Option<String>,
 }
 
 /// Checks a conversation and brings it into the form that chat templates expect.
@@ -276,6 +350,7 @@ pub(crate) fn template_message(
         role,
         content,
         name: message.name,
+        reasoning_content: message.reasoning_content,
     })
 }
 
@@ -349,6 +424,48 @@ mod tests {
         check(
             r#"[{"role":"user","content":[{"type":"text","text":"a","weight":2}]}]"#,
             Err("messages[0].content[0].weight"),
+        );
+    }
+
+    #[test]
+    fn the_servers_variables_of_a_template_are_not_the_clients() {
+        let kwargs = |name: &str| Map::from_iter([(name.to_owned(), Value::Null)]);
+        assert!(check_kwargs(kwargs("enable_thinking")).is_ok());
+        let refused = check_kwargs(kwargs("messages")).expect_err("it is reserved");
+        assert_eq!(refused.param(), Some("chat_template_kwargs.messages"));
+    }
+
+    #[test]
+    fn the_switches_say_how_a_prompt_ends() {
+        let turn = |role: &str, switches: &str| {
+            let body = format!(r#"{{"messages":[{{"role":"{role}","content":"a"}}]{switches}}}"#);
+            let request: ChatRequest = serde_json::from_str(&body).expect("a request");
+            request.turn().map_err(|error| error.param().map(str::to_owned))
+        };
+        let refused = || Err(Some("continue_final_message".to_owned()));
+        assert_eq!(turn("assistant", ""), Ok(Turn::Open));
+        assert_eq!(
+            turn("user", r#","add_generation_prompt":false"#),
+            Ok(Turn::Closed)
+        );
+        assert_eq!(
+            turn("assistant", r#","continue_final_message":true"#),
+            Ok(Turn::Unfinished)
+        );
+        assert_eq!(
+            turn(
+                "assistant",
+                r#","continue_final_message":true,"add_generation_prompt":false"#
+            ),
+            Ok(Turn::Unfinished)
+        );
+        assert_eq!(turn("user", r#","continue_final_message":true"#), refused());
+        assert_eq!(
+            turn(
+                "assistant",
+                r#","continue_final_message":true,"add_generation_prompt":true"#
+            ),
+            refused()
         );
     }
 

@@ -2,14 +2,14 @@
 
 use serde::Deserialize;
 
-use super::{Stop, StreamOptions};
+use super::{Stop, StreamOptions, TokenLimit};
 use crate::fields::{Field, label, refused, yes};
 
 /// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes("prompt", "text, token ids, or a list of either"),
-    yes("max_tokens", "default 16"),
+    yes("max_tokens", "default 16; -1 is what is left of the context"),
     yes("n", ""),
     yes("best_of", "only equal to `n`"),
     yes("stream", ""),
@@ -39,7 +39,7 @@ pub struct CompletionRequest {
     /// What to continue.
     pub prompt: Prompt,
     /// Most tokens to generate.
-    pub max_tokens: Option<u32>,
+    pub max_tokens: Option<TokenLimit>,
     /// Choices per prompt.
     pub n: Option<u32>,
     /// Candidates per prompt.

@@ -30,10 +30,10 @@ impl Stop {
     ///
     /// # Errors
     /// Too many, or an empty one.
-    pub fn into_strings(self) -> Result<Vec<String>, ApiError> {
+    pub fn to_strings(&self) -> Result<Vec<String>, ApiError> {
         let strings = match self {
-            Self::One(string) => vec![string],
-            Self::Many(strings) => strings,
+            Self::One(string) => vec![string.clone()],
+            Self::Many(strings) => strings.clone(),
         };
         if strings.len() > MAX_STOPS {
             return Err(ApiError::invalid(
@@ -60,6 +60,8 @@ pub struct StreamOptions {
     pub include_usage: bool,
     /// Whether chunks are padded against traffic analysis; this server never pads, so only `false` is possible.
     include_obfuscation: Option<bool>,
+    /// Whether every chunk carries `usage`; the last one does, so only `false` is possible.
+    continuous_usage_stats: Option<bool>,
 }
 
 impl StreamOptions {
@@ -80,7 +82,60 @@ impl StreamOptions {
                 reason: "chunks are never padded",
             });
         }
+        if options.continuous_usage_stats == Some(true) {
+            return Err(ApiError::UnsupportedField {
+                param: "stream_options.continuous_usage_stats".to_owned(),
+                reason: "the usage comes once, in the last chunk",
+            });
+        }
         Ok(options)
+    }
+}
+
+/// Most tokens of an answer.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(try_from = "i64")]
+pub enum TokenLimit {
+    /// As many as the context has room for, written as -1.
+    Unbounded,
+    /// This many.
+    AtMost(u32),
+}
+
+impl TokenLimit {
+    /// The number, where there is one.
+    pub fn at_most(self) -> Option<u32> {
+        match self {
+            Self::Unbounded => None,
+            Self::AtMost(n) => Some(n),
+        }
+    }
+}
+
+impl TryFrom<i64> for TokenLimit {
+    type Error = String;
+
+    fn try_from(n: i64) -> Result<Self, String> {
+        match n {
+            -1 => Ok(Self::Unbounded),
+            n => u32::try_from(n)
+                .map(Self::AtMost)
+                .map_err(|_| format!("{n} is not a number of tokens, or -1 for no limit")),
+        }
+    }
+}
+
+/// Checks that an answer may be as long as it must be.
+///
+/// # Errors
+/// More tokens at least than at most.
+pub(crate) fn check_min_tokens(min_tokens: u32, max_tokens: Option<u32>) -> Result<(), ApiError> {
+    match max_tokens {
+        Some(max_tokens) if min_tokens > max_tokens => Err(ApiError::invalid(
+            "min_tokens",
+            format!("{min_tokens} is more than the {max_tokens} tokens that the answer has at most"),
+        )),
+        _ => Ok(()),
     }
 }
 

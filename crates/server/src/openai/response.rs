@@ -3,12 +3,12 @@
 use serde::Deserialize;
 
 use super::{
-    StreamOptions,
+    StreamOptions, TokenLimit,
     chat::{Message, TemplateMessage, Wording, template_message},
 };
 use crate::{
     ApiError,
-    fields::{Field, label, refused, yes},
+    fields::{Field, label, only, refused, yes},
 };
 
 const NO_TOOLS: &str = "tool calls are not implemented yet";
@@ -22,7 +22,10 @@ pub const FIELDS: &[Field] = &[
         "text, or a list of messages, also those of earlier answers; other items are refused",
     ),
     yes("instructions", "a system message before the input"),
-    yes("max_output_tokens", "default: what is left of the context"),
+    yes(
+        "max_output_tokens",
+        "default, and with -1: what is left of the context",
+    ),
     yes("stream", ""),
     yes("stream_options", ""),
     yes("top_logprobs", "at most 20"),
@@ -55,7 +58,11 @@ pub const FIELDS: &[Field] = &[
     refused("context_management", "send the conversation as it should be read"),
     refused("image", "only text goes in and comes out"),
     refused("moderation", "nothing is moderated"),
-    refused("truncation", "a prompt that is too long is refused, never cut"),
+    only(
+        "truncation",
+        &["\"disabled\""],
+        "a prompt that is too long is refused, never cut",
+    ),
 ];
 
 /// A responses request.
@@ -68,7 +75,7 @@ pub struct ResponseRequest {
     /// A system message.
     pub instructions: Option<String>,
     /// Most tokens to generate.
-    pub max_output_tokens: Option<u32>,
+    pub max_output_tokens: Option<TokenLimit>,
     /// Whether the answer is streamed.
     #[serde(default)]
     pub stream: bool,
@@ -127,6 +134,7 @@ pub(crate) fn conversation(
         role: role.to_owned(),
         content,
         name: None,
+        reasoning_content: None,
     };
     let mut messages: Vec<TemplateMessage> = instructions
         .map(|text| plain("system", text))

@@ -19,7 +19,7 @@ use http_body_util::BodyExt as _;
 use serde_json::{Map, Value, json};
 use tokenmill_model::Model;
 use tokenmill_sched::{Engine, EngineConfig};
-use tokenmill_server::{App, Metrics, ServedModel, ServerConfig, Shutdown, fields::Field, router, tables};
+use tokenmill_server::{App, ServedModel, ServerConfig, fields::Field, router, tables};
 use tokenmill_testkit::Random;
 use tokio::runtime::Runtime;
 use tower::ServiceExt as _;
@@ -32,7 +32,7 @@ use crate::{
 const N_PAGES: usize = 256;
 
 /// Paths that take a body, each with a letter.
-const ENDPOINTS: [&str; 9] = [
+const ENDPOINTS: [&str; 11] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -42,10 +42,12 @@ const ENDPOINTS: [&str; 9] = [
     "/tokenize",
     "/detokenize",
     "/apply-template",
+    "/v1/chat/completions/render",
+    "/v1/completions/render",
 ];
 
 /// Good requests from which the search begins; the letter is the endpoint's place in the list.
-pub(crate) const SEEDS: [&str; 16] = [
+pub(crate) const SEEDS: [&str; 19] = [
     r#"a{"messages":[{"role":"user","content":"Hi"}]}"#,
     r#"a{"model":"demo","messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"Hi"}]},{"role":"assistant","content":"Ho"},{"role":"user","content":"<|end|>"}],"n":2,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":3,"seed":7}"#,
     r#"a{"messages":[{"role":"user","content":"Hi"}],"temperature":0.7,"top_p":0.9,"top_k":5,"min_p":0.1,"typical_p":0.9,"frequency_penalty":0.5,"presence_penalty":-0.5,"repetition_penalty":1.1,"logit_bias":{"5":-100,"6":3},"stop":["a","b"],"max_completion_tokens":9,"ignore_eos":true}"#,
@@ -62,6 +64,9 @@ pub(crate) const SEEDS: [&str; 16] = [
     r#"f{"messages":[{"role":"user","content":"Hi"}],"system":"x"}"#,
     r#"g{"content":"Hi <|end|>","add_special":true,"parse_special":true,"with_pieces":true}"#,
     r#"h{"tokens":[1,2,3]}"#,
+    r#"g{"messages":[{"role":"assistant","content":"Hi"}],"continue_final_message":true,"return_token_strs":true}"#,
+    r#"j{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Ho"}],"continue_final_message":true,"min_tokens":3,"cache_salt":"x"}"#,
+    r#"k{"prompt":["Hi",""],"keep_alive":"5m","dry_multiplier":1,"dry_sequence_breakers":["a"]}"#,
 ];
 
 /// The API with an engine that babbles.
@@ -79,16 +84,13 @@ impl Harness {
         let end_id = words.tokenizer.end_of_generation()[0];
         let executor = Babble::new(words.tokenizer.n_vocab(), end_id, N_PAGES);
         let engine = Engine::start(executor, EngineConfig::default());
-        let app = Arc::new(App {
-            model: ServedModel::new(vec!["demo".to_owned()], words, engine),
-            config: ServerConfig {
-                max_n: 4,
-                max_prompts: 4,
-                ..ServerConfig::default()
-            },
-            metrics: Metrics::new("demo", N_PAGES),
-            shutdown: Shutdown::default(),
-        });
+        let config = ServerConfig {
+            max_n: 4,
+            max_prompts: 4,
+            ..ServerConfig::default()
+        };
+        let model = ServedModel::new(vec!["demo".to_owned()], words, engine);
+        let app = Arc::new(App::new(model, config));
         Some(Self {
             runtime: tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -126,7 +128,9 @@ impl Harness {
             200 if kind.is_some_and(|kind| kind == "text/event-stream") => check_stream(path, answer),
             200 => {
                 let answer: Value = serde_json::from_str(answer).expect("answers are JSON");
-                assert!(answer.is_object(), "{answer}");
+                // A request to render may have several prompts.
+                let is_list = path == "/v1/completions/render";
+                assert!(answer.is_object() || is_list && answer.is_array(), "{answer}");
             }
             400 | 404 => check_error(path, answer),
             _ => panic!("{path} answered {status}: {answer}"),

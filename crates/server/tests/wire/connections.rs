@@ -61,7 +61,7 @@ async fn floods_of_headers_and_nonsense_are_refused() {
         let mut stream = TcpStream::connect(&server.address).await.expect("a connection");
         // The server may close while this is still being written.
         let _ = stream
-            .write_all(format!("GET /livez HTTP/1.1\r\nhost: t\r\n{headers}\r\n").as_bytes())
+            .write_all(format!("GET /livez HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n").as_bytes())
             .await;
         let answer = read_to_close(&mut stream).await;
         let answer = String::from_utf8_lossy(&answer);
@@ -74,9 +74,9 @@ async fn floods_of_headers_and_nonsense_are_refused() {
         &b"\x16\x03\x01\x02\x00\x01"[..],
         b"GET\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: -5\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
-        b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
     ] {
         let mut stream = TcpStream::connect(&server.address).await.expect("a connection");
         stream.write_all(nonsense).await.expect("a write");
@@ -111,7 +111,7 @@ async fn a_connection_serves_one_request_after_the_other() {
     };
     let body = json!({ "prompt": "One", "max_tokens": 2, "temperature": 0 }).to_string();
     let request = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     // Two requests in one write, then a third.
@@ -154,12 +154,7 @@ async fn a_unix_socket_serves_and_its_stale_file_is_replaced() {
     let TestServer { app, .. } = tcp;
     let mut config = app.config.clone();
     config.listen = Listen::Unix(path.clone());
-    let shared = Arc::new(App {
-        model: served_again(&app),
-        config,
-        metrics: app.metrics.clone(),
-        shutdown: tokenmill_server::Shutdown::default(),
-    });
+    let shared = Arc::new(App::new(served_again(&app), config));
     let server = Server::bind(Arc::clone(&shared))
         .await
         .expect("the stale file is replaced");
@@ -172,7 +167,7 @@ async fn a_unix_socket_serves_and_its_stale_file_is_replaced() {
         .await
         .expect("a connection");
     stream
-        .write_all(b"GET /livez HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+        .write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await
         .expect("a write");
     let mut answer = String::new();

@@ -139,7 +139,7 @@ async fn a_slow_writer_is_cut_off_in_time() {
     let Some(server) = TestServer::start_with(setup).await else {
         return;
     };
-    let head = b"POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: 100\r\n\r\n{\"pro";
+    let head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{\"pro";
     let reply = Exchange::write(&server.address, head).await.reply().await;
     assert_eq!(
         (reply.status, &reply.json()["error"]["code"]),
@@ -214,7 +214,7 @@ async fn soak(setup: Setup) {
         };
         let body = body.to_string();
         let mut bytes = format!(
-            "POST {path} HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n{body}",
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n{body}",
             body.len()
         );
         let end = random(6);

@@ -41,7 +41,7 @@ async fn connect(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -
 }
 
 fn post(body: &Value) -> Request<Full<Bytes>> {
-    Request::post(format!("http://t{COMPLETIONS}"))
+    Request::post(format!("http://localhost{COMPLETIONS}"))
         .body(Full::new(Bytes::from(body.to_string())))
         .expect("a request")
 }
@@ -188,7 +188,7 @@ async fn tls_carries_both_versions_and_nothing_else() {
     let mut stream = connect_tls(&server.address, &certificate, b"http/1.1").await;
     let body = body.to_string();
     let request = format!(
-        "POST {COMPLETIONS} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+        "POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
     stream.write_all(request.as_bytes()).await.expect("a write");
@@ -201,7 +201,7 @@ async fn tls_carries_both_versions_and_nothing_else() {
     // Without TLS, and with bytes that are no TLS, there is no answer.
     let mut plain = TcpStream::connect(&server.address).await.expect("a connection");
     plain
-        .write_all(b"GET /livez HTTP/1.1\r\nhost: t\r\n\r\n")
+        .write_all(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
         .await
         .expect("a write");
     let mut bytes = Vec::new();
@@ -239,14 +239,9 @@ async fn tls_files_that_cannot_be_used_are_named() {
             }),
             ..ServerConfig::default()
         };
-        let refused = Server::bind(Arc::new(App {
-            model: served_again(&app),
-            config,
-            metrics: app.metrics.clone(),
-            shutdown: tokenmill_server::Shutdown::default(),
-        }))
-        .await
-        .expect_err("the files cannot be used");
+        let refused = Server::bind(Arc::new(App::new(served_again(&app), config)))
+            .await
+            .expect_err("the files cannot be used");
         let ServeError::Tls { path, .. } = &refused else {
             panic!("{refused}");
         };

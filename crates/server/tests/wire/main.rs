@@ -4,7 +4,9 @@
 
 mod babble;
 mod bodies;
+mod clients;
 mod connections;
+mod defences;
 mod demo;
 mod disconnects;
 mod generation;

@@ -206,7 +206,7 @@ async fn request_ids_and_trace_context_pass_through() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_metrics_are_strict_open_metrics_and_count() {
+async fn the_metrics_are_strict_in_both_formats_and_count() {
     let Some(server) = TestServer::start().await else {
         return;
     };
@@ -222,13 +222,33 @@ async fn the_metrics_are_strict_open_metrics_and_count() {
         stats.generated_tokens == 14 && stats.n_running == 0 && stats.n_pages_in_use == 0
     })
     .await;
-    let reply = server.get("/metrics").await;
+    let accept = [(
+        "accept",
+        "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.2",
+    )];
+    let reply = Exchange::send(&server.address, "GET", "/metrics", &accept, b"")
+        .await
+        .reply()
+        .await;
     assert!(
         reply
             .header("content-type")
             .is_some_and(|kind| kind.starts_with("application/openmetrics-text; version=1.0.0"))
     );
-    let samples = parse_open_metrics(reply.text());
+    let body = reply
+        .text()
+        .strip_suffix("# EOF\n")
+        .expect("the text ends with its end mark");
+    let open = parse_families(body, "_total");
+    // Who asks for nothing gets what every scraper reads.
+    let reply = server.get("/metrics").await;
+    assert!(
+        reply
+            .header("content-type")
+            .is_some_and(|kind| kind.starts_with("text/plain; version=0.0.4"))
+    );
+    let samples = parse_families(reply.text(), "");
+    assert_eq!(samples.len(), open.len());
     for (name, value) in [
         ("tokenmill_generated_tokens_total", 14.0),
         ("vllm:generation_tokens_total", 14.0),
@@ -246,13 +266,11 @@ async fn the_metrics_are_strict_open_metrics_and_count() {
     }
 }
 
-/// Parses OpenMetrics text as strictly as the specification asks: every sample belongs to the family declared before
-/// it, families do not repeat, suffixes fit the type, histograms are cumulative, the text ends with `# EOF`. Sums the
-/// samples of each name over their labels, histogram buckets left out.
-fn parse_open_metrics(text: &str) -> HashMap<String, f64> {
-    let body = text
-        .strip_suffix("# EOF\n")
-        .expect("the text ends with its end mark");
+/// Parses figures as strictly as the specifications of both formats ask: every sample belongs to the family declared
+/// before it, families do not repeat, suffixes fit the type, histograms are cumulative, no line is empty or another
+/// comment. The formats differ in what follows a counter's declared name. Sums the samples of each name over their
+/// labels, histogram buckets left out.
+fn parse_families(body: &str, counter_suffix: &str) -> HashMap<String, f64> {
     let mut families: HashMap<String, String> = HashMap::new();
     let mut family = String::new();
     let mut samples = HashMap::new();
@@ -260,10 +278,7 @@ fn parse_open_metrics(text: &str) -> HashMap<String, f64> {
     for line in body.lines() {
         if let Some(rest) = line.strip_prefix("# TYPE ") {
             let (name, kind) = rest.split_once(' ').expect("a name and a type");
-            assert!(
-                ["gauge", "counter", "histogram", "info"].contains(&kind),
-                "{line}"
-            );
+            assert!(["gauge", "counter", "histogram"].contains(&kind), "{line}");
             assert!(
                 families.insert(name.to_owned(), kind.to_owned()).is_none(),
                 "{name} is declared twice"
@@ -272,6 +287,7 @@ fn parse_open_metrics(text: &str) -> HashMap<String, f64> {
         } else if let Some(rest) = line.strip_prefix("# HELP ") {
             assert!(!rest.is_empty());
         } else {
+            assert!(!line.starts_with('#') && !line.is_empty(), "{line:?}");
             let (series, value) = line.rsplit_once(' ').expect("a series and a value");
             let value: f64 = value.parse().expect("a number");
             let name = series.split('{').next().expect("a name");
@@ -280,8 +296,7 @@ fn parse_open_metrics(text: &str) -> HashMap<String, f64> {
                 .unwrap_or_else(|| panic!("{line} is not of {family}"));
             let allowed: &[&str] = match families[&family].as_str() {
                 "gauge" => &[""],
-                "counter" => &["_total"],
-                "info" => &["_info"],
+                "counter" => &[counter_suffix],
                 _ => &["_bucket", "_sum", "_count"],
             };
             assert!(allowed.contains(&suffix), "{line}");
@@ -293,7 +308,7 @@ fn parse_open_metrics(text: &str) -> HashMap<String, f64> {
                 }
                 continue;
             }
-            assert!(suffix != "_total" || value >= 0.0);
+            assert!(!name.ends_with("_total") || value >= 0.0);
             *samples.entry(name.to_owned()).or_insert(0.0) += value;
         }
     }

@@ -82,7 +82,7 @@ async fn every_fault_is_named() {
         ),
         (
             CHAT,
-            format!(r#"{{{hello},"max_tokens":-1}}"#),
+            format!(r#"{{{hello},"max_tokens":-2}}"#),
             400,
             "invalid_value",
             Some("max_tokens"),
@@ -249,7 +249,7 @@ async fn a_hundred_megabytes_are_refused_readably() {
     let (status, error) = post_bytes(&server, CHAT, &body).await;
     assert_eq!((status, &error["error"]["code"]), (413, &json!("body_too_large")));
     // A client that asks first is told before it sends anything.
-    let head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: t\r\nexpect: 100-continue\r\ncontent-length: 104857600\r\n\r\n";
+    let head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\ncontent-length: 104857600\r\n\r\n";
     assert_eq!(
         Exchange::write(&server.address, head).await.reply().await.status,
         413
@@ -319,7 +319,6 @@ async fn unknown_paths_methods_and_path_tricks_lead_nowhere() {
     };
     for (method, path, status) in [
         ("GET", "/nothing", 404),
-        ("POST", "/v1/chat/completions/", 404),
         ("GET", "/v1/chat/completions", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/web/../../etc/passwd", 404),

@@ -11,9 +11,7 @@ use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig};
-use tokenmill_server::{
-    App, Drained, Listen, Metrics, ModelWords, ServedModel, Server, ServerConfig, Shutdown,
-};
+use tokenmill_server::{App, Drained, Listen, ModelWords, ServedModel, Server, ServerConfig};
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
@@ -74,21 +72,16 @@ impl TestServer {
                     .expect("the demo model loads"),
             )
         };
-        let n_pages = executor.limits().n_pages;
         let engine = match setup.hang {
             Some(hang) => Engine::start(Hanging { executor, hang }, setup.engine),
             None => Engine::start(executor, setup.engine),
         };
         let names = vec!["demo".to_owned(), "demo-alias".to_owned()];
-        let app = Arc::new(App {
-            model: ServedModel::new(names, words, engine),
-            config: ServerConfig {
-                listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
-                ..setup.server
-            },
-            metrics: Metrics::new("demo", n_pages),
-            shutdown: Shutdown::default(),
-        });
+        let config = ServerConfig {
+            listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
+            ..setup.server
+        };
+        let app = Arc::new(App::new(ServedModel::new(names, words, engine), config));
         let server = Server::bind(Arc::clone(&app)).await.expect("a free port");
         let address = server.address();
         let address = address.rsplit('/').next().expect("an address").to_owned();

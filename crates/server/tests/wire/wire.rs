@@ -59,7 +59,7 @@ impl Exchange {
         body: &[u8],
     ) -> Self {
         let mut head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {}\r\n",
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {}\r\n",
             body.len()
         );
         for (name, value) in headers {

@@ -1,0 +1,137 @@
+//! Fields of other servers' APIs that clients and gateways send by default, with the values that ask for what this server
+//! does anyway.
+//!
+//! Gateways write a request again and add the defaults of the server that they were made for. Such a default is accepted,
+//! any other value is refused: so nothing that was asked for is left out in silence.
+
+use crate::fields::{Field, all_but, label, only};
+
+const REASONING: &str = "no model here has its reasoning separated";
+const ONE_CHOICE: &str = "tokens are drawn one after the other";
+const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
+const UNCONSTRAINED: &str = "structured output is not implemented yet";
+
+/// The fields, for the tables of the endpoints that generate.
+pub(crate) const FOREIGN: &[Field] = &[
+    // vLLM, SGLang and their gateways.
+    only(
+        "no_stop_trim",
+        &["false"],
+        "a stop string is never part of the answer",
+    ),
+    only(
+        "include_stop_str_in_output",
+        &["false"],
+        "a stop string is never part of the answer",
+    ),
+    only(
+        "skip_special_tokens",
+        &["true"],
+        "control tokens are never part of the answer",
+    ),
+    only(
+        "spaces_between_special_tokens",
+        &["true", "false"],
+        "control tokens are never part of the answer, so there is nothing between them",
+    ),
+    only("separate_reasoning", &["true", "false"], REASONING),
+    only("stream_reasoning", &["true", "false"], REASONING),
+    only("include_reasoning", &["true", "false"], REASONING),
+    only(
+        "return_hidden_states",
+        &["false"],
+        "hidden states are what `/v1/embeddings` is made from",
+    ),
+    only(
+        "return_token_ids",
+        &["false"],
+        "`/tokenize` and the render endpoints give token ids",
+    ),
+    only(
+        "return_tokens_as_token_ids",
+        &["false"],
+        "tokens are written as text",
+    ),
+    only(
+        "return_meta_info",
+        &["false"],
+        "the answer has `usage` and `timings`",
+    ),
+    only("detokenize", &["true"], "answers are text"),
+    only("use_beam_search", &["false"], ONE_CHOICE),
+    only("early_stopping", &["false"], ONE_CHOICE),
+    only("length_penalty", &["1", "1.0"], ONE_CHOICE),
+    only("stop_token_ids", &["[]"], "use `stop` with the tokens' text"),
+    only("bad_words", &["[]"], "use `logit_bias`"),
+    only(
+        "prompt_logprobs",
+        &[],
+        "use `echo` and `logprobs` of `/v1/completions`",
+    ),
+    only(
+        "truncate_prompt_tokens",
+        &[],
+        "a prompt that is too long is refused, never cut",
+    ),
+    only("regex", &[], UNCONSTRAINED),
+    only("ebnf", &[], UNCONSTRAINED),
+    only("json_schema", &[], UNCONSTRAINED),
+    only("guided_json", &[], UNCONSTRAINED),
+    only("guided_regex", &[], UNCONSTRAINED),
+    only("guided_choice", &[], UNCONSTRAINED),
+    only("guided_grammar", &[], UNCONSTRAINED),
+    only("structured_outputs", &[], UNCONSTRAINED),
+    only("lora_path", &[], "there are no adapters"),
+    only("session_params", &[], "nothing is stored"),
+    label("request_id"),
+    label("rid"),
+    // llama.cpp and ollama.
+    only("cache_prompt", &["true"], "prefixes are always cached"),
+    only(
+        "n_keep",
+        &["0", "-1"],
+        "a prompt that is too long is refused, never cut",
+    ),
+    only(
+        "n_discard",
+        &["0"],
+        "a prompt that is too long is refused, never cut",
+    ),
+    only("n_probs", &["0"], "use `logprobs`"),
+    only("n_indent", &["0"], NOT_IMPLEMENTED),
+    only("id_slot", &["-1"], "sequences have no fixed place"),
+    only(
+        "t_max_predict_ms",
+        &["0", "-1"],
+        "the server's `--request-timeout` bounds an answer",
+    ),
+    only("timings_per_token", &["false"], "the last chunk has the timings"),
+    only("return_progress", &["false"], "progress is not reported"),
+    only(
+        "return_tokens",
+        &["false"],
+        "`/tokenize` and the render endpoints give token ids",
+    ),
+    only(
+        "post_sampling_probs",
+        &["false"],
+        "log-probabilities are those of the model",
+    ),
+    only("samplers", &[], "the samplers have one order"),
+    only("grammar", &["\"\""], UNCONSTRAINED),
+    only("mirostat", &["0"], NOT_IMPLEMENTED),
+    only("xtc_probability", &["0", "0.0"], NOT_IMPLEMENTED),
+    only("dynatemp_range", &["0", "0.0"], NOT_IMPLEMENTED),
+    only("top_n_sigma", &["-1", "-1.0"], NOT_IMPLEMENTED),
+    only("reasoning_format", &["\"none\"", "\"auto\""], REASONING),
+    only(
+        "think",
+        &["false"],
+        "say it through `chat_template_kwargs`, in the words of the model's template",
+    ),
+    all_but(
+        "keep_alive",
+        &["0", "\"0\"", "\"0s\"", "\"0m\""],
+        "the model stays loaded as long as the server runs",
+    ),
+];

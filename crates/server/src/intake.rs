@@ -1,0 +1,256 @@
+//! [`Intake`]: what request bodies may cost before the queue bounds them: memory while they arrive, memory and processor
+//! time while they are parsed and encoded.
+//!
+//! A body's parsed form can be many times its size, so the form is weighed before it is built ([`check_weight`]).
+//! Invariants: large bodies are held and worked on within budgets of the whole server, however many connections send
+//! them; small ones are bounded by the number of connections.
+
+use std::{sync::Arc, thread};
+
+use axum::{
+    body::{Body, Bytes, HttpBody as _},
+    extract::Request,
+    http::header,
+};
+use http_body_util::BodyExt as _;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
+
+use crate::{ApiError, ServerConfig};
+
+/// Bodies from this size on count against the budgets.
+pub(crate) const LARGE_BODY_BYTES: usize = 64 << 10;
+
+/// Bodies of the largest size that are held at a time; more of them if they are smaller.
+const MAX_LARGEST_BODIES: usize = 32;
+
+/// Large bodies that are parsed and encoded at a time, at most; fewer on a small machine, whose engine needs the rest.
+const MAX_WORKERS: usize = 4;
+
+/// Most memory that the parsed form of a body may take.
+const MAX_WEIGHT_BYTES: usize = 192 << 20;
+
+// What a value adds to the parsed form at most, on its way from a list that grows to a tree and from there to its type.
+const VALUE_BYTES: usize = 128;
+const ARRAY_BYTES: usize = 160;
+const OBJECT_BYTES: usize = 640;
+
+/// The budgets of a server.
+#[derive(Debug)]
+pub(crate) struct Intake {
+    kib: Arc<Semaphore>,
+    workers: Semaphore,
+}
+
+/// A body that arrived, and its share of the budget.
+#[derive(Debug, Default)]
+pub(crate) struct Received {
+    pub(crate) bytes: Bytes,
+    pub(crate) share: Share,
+}
+
+/// What a body takes of the budget until this is dropped; nothing for a small one.
+#[derive(Debug, Default)]
+pub(crate) struct Share(Option<OwnedSemaphorePermit>);
+
+impl Intake {
+    /// Budgets for bodies of at most `max_body_bytes`.
+    pub(crate) fn new(max_body_bytes: usize) -> Self {
+        let n_processors = thread::available_parallelism().map_or(1, usize::from);
+        let n_kib = kib(max_body_bytes).saturating_mul(MAX_LARGEST_BODIES);
+        Self {
+            kib: Arc::new(Semaphore::new(n_kib.min(u32::MAX as usize))),
+            workers: Semaphore::new((n_processors / 2).clamp(1, MAX_WORKERS)),
+        }
+    }
+
+    /// Reads a body within its limits of size and time.
+    ///
+    /// # Errors
+    /// A body that is too large or too slow, or no room for it in time.
+    pub(crate) async fn read(&self, config: &ServerConfig, request: Request) -> Result<Received, ApiError> {
+        let limit_bytes = config.max_body_bytes;
+        let deadline = Instant::now() + config.body_timeout;
+        let awaits_consent = request.headers().contains_key(header::EXPECT);
+        let mut body = request.into_body();
+        let declared = body.size_hint();
+        if awaits_consent && declared.lower() > limit_bytes as u64 {
+            return Err(ApiError::BodyTooLarge { limit_bytes });
+        }
+        let most_bytes = declared
+            .upper()
+            .map_or(limit_bytes, |most| limit_bytes.min(most as usize));
+        let mut whole = Vec::new();
+        let mut share = Share::default();
+        loop {
+            let late = |_| ApiError::RequestTimeout {
+                limit_s: config.body_timeout.as_secs(),
+            };
+            let frame = match timeout_at(deadline, body.frame()).await.map_err(late)? {
+                None => break,
+                Some(Ok(frame)) => frame,
+                Some(Err(error)) => {
+                    return Err(ApiError::MalformedJson {
+                        reason: error.to_string(),
+                    });
+                }
+            };
+            // Trailers say nothing here.
+            let Ok(data) = frame.into_data() else { continue };
+            if whole.len() + data.len() > limit_bytes {
+                discard(body, deadline).await;
+                return Err(ApiError::BodyTooLarge { limit_bytes });
+            }
+            if whole.len() + data.len() >= LARGE_BODY_BYTES && share.0.is_none() {
+                share = self.share(most_bytes, deadline).await?;
+                whole.reserve_exact(most_bytes.saturating_sub(whole.len()));
+            }
+            whole.extend_from_slice(&data);
+        }
+        Ok(Received {
+            bytes: whole.into(),
+            share,
+        })
+    }
+
+    async fn share(&self, n_bytes: usize, deadline: Instant) -> Result<Share, ApiError> {
+        let n_kib = u32::try_from(kib(n_bytes)).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.kib).acquire_many_owned(n_kib);
+        match timeout_at(deadline, room).await {
+            Ok(permit) => Ok(Share(Some(permit.expect("the semaphore is never closed")))),
+            Err(_) => Err(busy()),
+        }
+    }
+
+    /// Waits for the turn of a large body to be worked on; the work is done when the permit is dropped.
+    ///
+    /// # Errors
+    /// The turn does not come in time.
+    pub(crate) async fn turn(
+        &self,
+        config: &ServerConfig,
+    ) -> Result<tokio::sync::SemaphorePermit<'_>, ApiError> {
+        let deadline = Instant::now() + config.body_timeout;
+        match timeout_at(deadline, self.workers.acquire()).await {
+            Ok(permit) => Ok(permit.expect("the semaphore is never closed")),
+            Err(_) => Err(busy()),
+        }
+    }
+}
+
+fn kib(n_bytes: usize) -> usize {
+    n_bytes.div_ceil(1 << 10)
+}
+
+fn busy() -> ApiError {
+    ApiError::QueueTokensFull {
+        reason: "too many large requests are being read; try again later".to_owned(),
+        retry_after_s: 5,
+    }
+}
+
+/// Reads what is left of a body: closing on unread bytes resets the connection, and the refusal might never arrive.
+async fn discard(mut body: Body, deadline: Instant) {
+    let rest = async { while let Some(Ok(_)) = body.frame().await {} };
+    let _ = timeout_at(deadline, rest).await;
+}
+
+/// Refuses JSON whose parsed form would take too much memory. Small bodies are never refused.
+///
+/// # Errors
+/// [`ApiError::TooManyValues`].
+pub(crate) fn check_weight(json: &[u8]) -> Result<(), ApiError> {
+    if json.len() >= LARGE_BODY_BYTES && weight(json) > MAX_WEIGHT_BYTES {
+        return Err(ApiError::TooManyValues {
+            limit_bytes: MAX_WEIGHT_BYTES,
+        });
+    }
+    Ok(())
+}
+
+/// Bytes that the parsed form of `json` takes at most, besides its strings.
+fn weight(json: &[u8]) -> usize {
+    let mut weight = VALUE_BYTES;
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        weight += match byte {
+            b',' | b':' => VALUE_BYTES,
+            b'[' => ARRAY_BYTES,
+            b'{' => OBJECT_BYTES,
+            b'"' => {
+                while let Some(&byte) = bytes.next() {
+                    match byte {
+                        b'"' => break,
+                        b'\\' => drop(bytes.next()),
+                        _ => {}
+                    }
+                }
+                0
+            }
+            _ => 0,
+        };
+    }
+    weight
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_is_weighed_by_its_values_not_its_text() {
+        assert_eq!(weight(br#""[{,:\"[{,:""#), VALUE_BYTES);
+        assert_eq!(weight(b"[1,2,3]"), ARRAY_BYTES + 3 * VALUE_BYTES);
+        assert_eq!(weight(br#"{"a":{}}"#), 2 * OBJECT_BYTES + 2 * VALUE_BYTES);
+    }
+
+    #[test]
+    fn bombs_are_refused_and_long_requests_are_not() {
+        let list = |item: &str, n_bytes: usize| {
+            let items = vec![item; n_bytes / (item.len() + 1)].join(",");
+            format!(r#"{{"prompt":[{items}]}}"#)
+        };
+        for bomb in [r#"{"":{}}"#, "{}", "[]", "[1]", "1"] {
+            assert!(check_weight(list(bomb, 8 << 20).as_bytes()).is_err(), "{bomb}");
+        }
+        for honest in [
+            list("12345", 8 << 20),
+            list(
+                r#"{"role":"user","content":"Once upon a time in a land far away"}"#,
+                8 << 20,
+            ),
+            format!(r#"{{"prompt":"{}"}}"#, "[{,:".repeat(2 << 20)),
+            list(r#"{"":{}}"#, LARGE_BODY_BYTES / 2),
+        ] {
+            assert!(check_weight(honest.as_bytes()).is_ok());
+        }
+    }
+
+    #[tokio::test]
+    async fn large_bodies_share_one_budget() {
+        let config = ServerConfig {
+            max_body_bytes: 1 << 20,
+            body_timeout: std::time::Duration::from_millis(50),
+            ..ServerConfig::default()
+        };
+        let intake = Intake::new(config.max_body_bytes);
+        let read = async |n_bytes: usize| {
+            let body = Body::from(vec![b' '; n_bytes]);
+            intake.read(&config, Request::new(body)).await
+        };
+        let mut held = Vec::new();
+        for _ in 0..MAX_LARGEST_BODIES {
+            held.push(read(1 << 20).await.expect("there is room"));
+        }
+        assert_eq!(read(1 << 20).await.expect_err("there is none").status(), 429);
+        assert_eq!(
+            read(LARGE_BODY_BYTES - 1).await.expect("it is small").bytes.len(),
+            LARGE_BODY_BYTES - 1
+        );
+        held.pop();
+        assert!(read(1 << 20).await.is_ok());
+        assert_eq!(read((1 << 20) + 1).await.expect_err("too large").status(), 413);
+    }
+}

@@ -1,0 +1,112 @@
+//! [`ApiKeys`]: the keys that clients may use, and [`Tenant`]: whose request it is.
+//!
+//! Invariant: comparing a key takes the same time wherever it first differs, and all keys are compared.
+
+use std::{
+    hash::{BuildHasher, RandomState},
+    sync::LazyLock,
+};
+
+use subtle::{Choice, ConstantTimeEq};
+
+/// The keys that clients may use.
+#[derive(Clone, Default)]
+pub struct ApiKeys(Vec<String>);
+
+impl ApiKeys {
+    /// Takes a list of keys; empty ones are left out.
+    pub fn new(keys: impl IntoIterator<Item = String>) -> Self {
+        let trimmed = keys.into_iter().map(|key| key.trim().to_owned());
+        Self(trimmed.filter(|key| !key.is_empty()).collect())
+    }
+
+    /// Reads one key a line; empty lines and those that begin with `#` are left out.
+    pub fn from_lines(text: &str) -> Self {
+        Self::new(
+            text.lines()
+                .filter(|line| !line.trim_start().starts_with('#'))
+                .map(str::to_owned),
+        )
+    }
+
+    /// Adds the keys of another list.
+    pub fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Whether anybody may call.
+    pub fn is_open(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn admit(&self, offered: &str) -> bool {
+        let is_one = |key: &String| key.as_bytes().ct_eq(offered.as_bytes());
+        self.0
+            .iter()
+            .map(is_one)
+            .fold(Choice::from(0), |any, one| any | one)
+            .into()
+    }
+}
+
+/// Whose request it is, as far as the prefix cache is concerned: what one tenant computed no other finds, or the time of
+/// an answer would tell what others ask.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tenant(Option<u64>);
+
+impl Tenant {
+    /// The tenant that a key stands for.
+    pub(crate) fn of_key(key: &str) -> Self {
+        Self(Some(keyed_hash(&key)))
+    }
+
+    /// What keeps the cached pages of a request apart from those of other tenants and other salts.
+    pub(crate) fn cache_salt(self, salt: Option<&str>) -> u64 {
+        match (self.0, salt) {
+            (None, None) => 0,
+            both => keyed_hash(&both),
+        }
+    }
+}
+
+/// A hash under a key that lives as long as the process and that no client knows.
+fn keyed_hash(value: &impl std::hash::Hash) -> u64 {
+    static STATE: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    STATE.hash_one(value)
+}
+
+impl std::fmt::Debug for ApiKeys {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "ApiKeys({} hidden)", self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_come_from_lines_and_only_they_are_admitted() {
+        let keys = ApiKeys::from_lines("# the team\nalpha\n\n beta \n");
+        assert!(keys.admit("alpha") && keys.admit("beta"));
+        assert!(!keys.admit("gamma") && !keys.admit("alph") && !keys.admit("") && !keys.admit("# the team"));
+        assert!(ApiKeys::from_lines("\n# nothing\n").is_open());
+        assert_eq!(format!("{keys:?}"), "ApiKeys(2 hidden)");
+    }
+
+    #[test]
+    fn a_cache_belongs_to_a_key_and_a_salt() {
+        let salts = [
+            Tenant::default().cache_salt(None),
+            Tenant::default().cache_salt(Some("a")),
+            Tenant::of_key("k").cache_salt(None),
+            Tenant::of_key("k").cache_salt(Some("a")),
+            Tenant::of_key("k").cache_salt(Some("b")),
+            Tenant::of_key("l").cache_salt(Some("a")),
+        ];
+        let distinct: std::collections::BTreeSet<u64> = salts.into_iter().collect();
+        assert_eq!(distinct.len(), salts.len());
+        assert_eq!(salts[0], 0, "an open server has one cache");
+        assert_eq!(Tenant::of_key("k").cache_salt(Some("a")), salts[3]);
+    }
+}

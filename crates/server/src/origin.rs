@@ -1,0 +1,189 @@
+//! The check of `Origin` and `Host`: which web pages may reach this server through a visitor's browser.
+//!
+//! A browser sends simple requests to any address for any page, and a page can give its own name the address of this
+//! machine (DNS rebinding). Separate from the keys because a server without keys needs it most. Invariant: a request
+//! that a browser makes for a page of another origin reaches an endpoint only if the operator named that origin.
+
+use std::{net::IpAddr, sync::Arc};
+
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, Uri, header, uri::Authority},
+    middleware::Next,
+    response::Response,
+};
+
+use crate::{
+    ApiError, App, Dialect, Listen, ServerConfig, app::error_response, error::shortened,
+    request_id::RequestId,
+};
+
+/// Refuses requests of foreign pages and to foreign names.
+pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    match check(&app.config, request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => {
+            let dialect = Dialect::of_path(request.uri().path());
+            let id: RequestId = request.extensions().get().cloned().unwrap_or_default();
+            app.metrics.count_refusal(&error);
+            error_response(&error, dialect, &id)
+        }
+    }
+}
+
+fn check(config: &ServerConfig, uri: &Uri, headers: &HeaderMap) -> Result<(), ApiError> {
+    let text = |value: &axum::http::HeaderValue| String::from_utf8_lossy(value.as_bytes()).into_owned();
+    // HTTP/2 has the name in the target, HTTP/1.1 in a header; a proxy may send both.
+    let mut hosts: Vec<String> = headers.get_all(header::HOST).iter().map(text).collect();
+    hosts.extend(uri.authority().map(|authority| authority.as_str().to_owned()));
+    if checks_hosts(config)
+        && let Some(host) = hosts
+            .iter()
+            .find(|host| !is_own_name(host, &config.allowed_hosts))
+    {
+        return Err(ApiError::ForeignHost {
+            host: shortened(host).into_owned(),
+        });
+    }
+    let is_named = |origin: &str| {
+        config
+            .cors_origins
+            .iter()
+            .any(|named| named == "*" || named.eq_ignore_ascii_case(origin))
+    };
+    let is_same = |origin: &str| hosts.iter().any(|host| is_origin_of(origin, host));
+    match headers
+        .get_all(header::ORIGIN)
+        .iter()
+        .map(text)
+        .find(|origin| !is_named(origin) && !is_same(origin))
+    {
+        Some(origin) => Err(ApiError::ForeignOrigin {
+            origin: shortened(&origin).into_owned(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Names are checked on addresses that only this machine reaches, since there the browser is the way in; elsewhere only
+/// where the operator lists them, who alone knows by which names a machine is reached.
+fn checks_hosts(config: &ServerConfig) -> bool {
+    match config.listen {
+        Listen::Tcp(address) => address.ip().is_loopback() || !config.allowed_hosts.is_empty(),
+        Listen::Unix(_) => false,
+    }
+}
+
+/// Whether a host, perhaps with a port, is one that no foreign page can have: an address, `localhost` or a listed name.
+fn is_own_name(host: &str, allowed: &[String]) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority.host();
+    let is_address = name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+    let lower = name.to_ascii_lowercase();
+    let lower = lower.strip_suffix('.').unwrap_or(&lower);
+    is_address
+        || lower == "localhost"
+        || lower.ends_with(".localhost")
+        || allowed
+            .iter()
+            .any(|named| named == "*" || named.eq_ignore_ascii_case(lower))
+}
+
+/// Whether a page of `origin` was loaded from `host`.
+fn is_origin_of(origin: &str, host: &str) -> bool {
+    let Some((scheme, authority)) = origin.split_once("://") else {
+        return false;
+    };
+    let default_port = match scheme {
+        "http" => 80,
+        "https" => 443,
+        _ => return false,
+    };
+    let parts = |text: &str| {
+        let authority = text.parse::<Authority>().ok()?;
+        let port = authority.port_u16().unwrap_or(default_port);
+        Some((authority.host().to_ascii_lowercase(), port))
+    };
+    parts(authority).is_some_and(|own| parts(host) == Some(own))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn verdict(config: &ServerConfig, host: &str, origin: Option<&str>) -> &'static str {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, host.parse().expect("a header value"));
+        if let Some(origin) = origin {
+            headers.insert(header::ORIGIN, origin.parse().expect("a header value"));
+        }
+        match check(config, &Uri::from_static("/v1/completions"), &headers) {
+            Ok(()) => "passes",
+            Err(error) => error.code(),
+        }
+    }
+
+    #[test]
+    fn a_page_of_another_origin_is_refused_unless_it_is_named() {
+        let mut config = ServerConfig::default();
+        for (host, origin, expected) in [
+            ("localhost:8080", None, "passes"),
+            ("localhost:8080", Some("http://localhost:8080"), "passes"),
+            ("127.0.0.1", Some("http://127.0.0.1"), "passes"),
+            ("127.0.0.1:80", Some("http://127.0.0.1"), "passes"),
+            ("[::1]:8080", Some("http://[::1]:8080"), "passes"),
+            (
+                "localhost:8080",
+                Some("http://localhost:3000"),
+                "forbidden_origin",
+            ),
+            ("localhost:8080", Some("https://evil.example"), "forbidden_origin"),
+            ("localhost:8080", Some("null"), "forbidden_origin"),
+            (
+                "localhost:8080",
+                Some("file://localhost:8080"),
+                "forbidden_origin",
+            ),
+        ] {
+            assert_eq!(verdict(&config, host, origin), expected, "{host} {origin:?}");
+        }
+        config.cors_origins = vec!["https://a.example".to_owned()];
+        assert_eq!(verdict(&config, "localhost", Some("https://a.example")), "passes");
+        assert_eq!(
+            verdict(&config, "localhost", Some("https://a.example.evil.example")),
+            "forbidden_origin"
+        );
+        config.cors_origins = vec!["*".to_owned()];
+        assert_eq!(verdict(&config, "localhost", Some("null")), "passes");
+    }
+
+    #[test]
+    fn a_foreign_name_of_a_loopback_address_is_refused_unless_it_is_listed() {
+        let mut config = ServerConfig::default();
+        let rebound = Some("http://evil.example:8080");
+        assert_eq!(verdict(&config, "evil.example:8080", rebound), "forbidden_host");
+        for own in [
+            "localhost",
+            "LOCALHOST.:1",
+            "a.localhost:8080",
+            "127.0.0.1",
+            "[::1]",
+            "10.0.0.7:1",
+        ] {
+            assert_eq!(verdict(&config, own, None), "passes", "{own}");
+        }
+        for foreign in ["localhost.evil.example", "evillocalhost", "", "a b"] {
+            assert_eq!(verdict(&config, foreign, None), "forbidden_host", "{foreign}");
+        }
+        config.allowed_hosts = vec!["models.example".to_owned()];
+        assert_eq!(verdict(&config, "Models.Example:8080", None), "passes");
+        // On an address for everybody the operator's list decides, if there is one.
+        config.listen = Listen::Tcp(([0, 0, 0, 0], 8080).into());
+        assert_eq!(verdict(&config, "other.example", None), "forbidden_host");
+        config.allowed_hosts.clear();
+        assert_eq!(verdict(&config, "other.example", None), "passes");
+    }
+}

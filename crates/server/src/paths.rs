@@ -1,0 +1,72 @@
+//! The forms in which clients write the paths of the API, brought to one.
+//!
+//! Clients put their paths behind a base address that people type with `/v1` or without, with a slash at the end or
+//! twice. Invariant: a path that the router knows is left as it is.
+
+use axum::http::{Request, Uri, uri::PathAndQuery};
+
+/// First parts of the paths that stand behind `/v1`.
+const BEHIND_V1: [&str; 6] = [
+    "chat",
+    "completions",
+    "embeddings",
+    "models",
+    "responses",
+    "messages",
+];
+
+/// Rewrites a request's path to the form that the router knows.
+pub(crate) fn normalize<B>(mut request: Request<B>) -> Request<B> {
+    if let Some(path) = normalized(request.uri().path()) {
+        let query = request
+            .uri()
+            .query()
+            .map_or(String::new(), |query| format!("?{query}"));
+        let mut parts = request.uri().clone().into_parts();
+        if let Ok(whole) = PathAndQuery::try_from(path + &query) {
+            parts.path_and_query = Some(whole);
+            if let Ok(uri) = Uri::from_parts(parts) {
+                *request.uri_mut() = uri;
+            }
+        }
+    }
+    request
+}
+
+/// The path in the form that the router knows; `None` where it has that form.
+fn normalized(path: &str) -> Option<String> {
+    let mut pieces: Vec<&str> = path.split('/').filter(|piece| !piece.is_empty()).collect();
+    while pieces.starts_with(&["v1", "v1"]) {
+        pieces.remove(0);
+    }
+    if pieces.first().is_some_and(|first| BEHIND_V1.contains(first)) {
+        pieces.insert(0, "v1");
+    }
+    let normal = format!("/{}", pieces.join("/"));
+    (normal != path).then_some(normal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_base_address_may_end_in_any_form() {
+        for (path, expected) in [
+            ("/v1/chat/completions", None),
+            ("/v1/models/org/name", None),
+            ("/", None),
+            ("/metrics", None),
+            ("/chat/completions", Some("/v1/chat/completions")),
+            ("/v1/v1/chat/completions", Some("/v1/chat/completions")),
+            ("//v1/completions", Some("/v1/completions")),
+            ("/v1//models/", Some("/v1/models")),
+            ("/v1/messages/count_tokens/", Some("/v1/messages/count_tokens")),
+            ("//etc/passwd", Some("/etc/passwd")),
+        ] {
+            assert_eq!(normalized(path).as_deref(), expected, "{path}");
+        }
+        let request = Request::get("//models/?a=b").body(()).expect("a request");
+        assert_eq!(normalize(request).uri(), "/v1/models?a=b");
+    }
+}

@@ -1,0 +1,46 @@
+//! From OpenMetrics text to Prometheus' text format 0.0.4, which every scraper reads.
+//!
+//! Separate from the figures, which exist once. The formats differ in a few lines: the older one declares a counter under
+//! the name of its samples, with `_total`, and knows neither units nor an end mark.
+
+/// Writes OpenMetrics text of gauges, counters and histograms in the older format.
+pub(crate) fn prometheus_text(open_metrics: &str) -> String {
+    let counters: Vec<&str> = open_metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
+        .collect();
+    let mut text = String::with_capacity(open_metrics.len());
+    for line in open_metrics.lines() {
+        let declared = ["# HELP ", "# TYPE "].into_iter().find_map(|keyword| {
+            let (name, rest) = line.strip_prefix(keyword)?.split_once(' ')?;
+            Some((keyword, name, rest))
+        });
+        match declared {
+            Some((keyword, name, rest)) if counters.contains(&name) => {
+                text.extend([keyword, name, "_total ", rest, "\n"]);
+            }
+            None if line == "# EOF" || line.starts_with("# UNIT ") => {}
+            _ => text.extend([line, "\n"]),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_declared_under_the_name_of_their_samples() {
+        let open_metrics = "# HELP a Steps of it.\n# TYPE a counter\na_total{m=\"x\"} 3\n\
+                            # HELP b Now.\n# TYPE b gauge\nb 1\n\
+                            # HELP c Time.\n# TYPE c histogram\n# UNIT c seconds\nc_sum 0.5\nc_count 1\n\
+                            c_bucket{le=\"+Inf\"} 1\n# EOF\n";
+        assert_eq!(
+            prometheus_text(open_metrics),
+            "# HELP a_total Steps of it.\n# TYPE a_total counter\na_total{m=\"x\"} 3\n\
+             # HELP b Now.\n# TYPE b gauge\nb 1\n\
+             # HELP c Time.\n# TYPE c histogram\nc_sum 0.5\nc_count 1\nc_bucket{le=\"+Inf\"} 1\n"
+        );
+    }
+}
