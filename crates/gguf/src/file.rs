@@ -58,7 +58,7 @@ impl GgufFile {
     /// As [`Self::open`].
     ///
     /// # Safety
-    /// Nobody writes to the files or shortens them while this value lives: a read behind the new end of a mapped file
+    /// No process writes to the files or shortens them while this value lives: a read behind the new end of a mapped file
     /// stops the process with a signal, and changed bytes break Rust's rules for shared references. The caller owns the
     /// files, or knows that only their owner can change them.
     pub unsafe fn map(path: impl AsRef<Path>) -> Result<Self, GgufError> {

@@ -1,7 +1,7 @@
 //! [`RegularFile`]: a file that is read by position.
 //!
 //! Separate because headers, tensors and a model's JSON files are all opened this way. Invariants: nothing but a regular
-//! file is opened, so that no read waits for another program or goes on without end; a file that became shorter is an
+//! file is opened, so that no read waits for another program or never ends; a file that became shorter is an
 //! error that says so.
 
 use std::{

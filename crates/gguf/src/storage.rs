@@ -27,7 +27,7 @@ impl Storage {
     /// Maps a file, which must not be empty.
     ///
     /// # Safety
-    /// As [`GgufFile::map`](crate::GgufFile::map): nobody shortens or writes the file while it is mapped.
+    /// As [`GgufFile::map`](crate::GgufFile::map): no process shortens or writes the file while it is mapped.
     pub(crate) unsafe fn map(file: &RegularFile) -> io::Result<Self> {
         // SAFETY: the map is read-only, and the caller keeps others from changing the file.
         let map = unsafe { Mmap::map(file.file())? };

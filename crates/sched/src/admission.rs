@@ -35,7 +35,7 @@ enum Source {
 }
 
 impl Scheduler {
-    /// Lets waiting sequences begin, and those whose consumers have caught up go on, in the order of rank, while there is
+    /// Starts waiting sequences and resumes those whose consumers have caught up, in the order of rank, while there is
     /// room. The first that finds none keeps those after it waiting, so that large requests are not passed over for ever.
     pub(crate) fn admit(&mut self, budget: StepBudget, plan: &mut StepPlan) {
         loop {
