@@ -7,7 +7,6 @@ use std::{env, fmt::Display, io, path::Path, process::ExitCode};
 
 use tokenmill::Error;
 use tokenmill_backend::{BackendError, RowError, StepError};
-use tokenmill_cuda_exec::CudaExecError;
 use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
@@ -250,12 +249,7 @@ fn bad_option(option: &'static str, found: usize, expected: &str) -> Failure {
 /// What to do about a GPU that cannot be used, where its message does not say it. `visible` is the variable that hides GPUs.
 pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<String> {
     match (reason, visible) {
-        (BackendError::Unavailable { source }, Some(visible))
-            if matches!(
-                source.downcast_ref(),
-                Some(CudaExecError::NoDevice { .. } | CudaExecError::NoSuchDevice { .. })
-            ) =>
-        {
+        (BackendError::Unavailable { source }, Some(visible)) if may_be_hidden(&**source) => {
             Some(match visible {
                 "" => "CUDA_VISIBLE_DEVICES is empty, which hides every GPU; unset it".to_owned(),
                 _ => format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every other GPU"),
@@ -269,6 +263,21 @@ pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<S
         }
         _ => None,
     }
+}
+
+/// Whether the driver works but does not show the GPU.
+#[cfg(feature = "cuda")]
+fn may_be_hidden(error: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    use tokenmill_cuda_exec::CudaExecError;
+    matches!(
+        error.downcast_ref(),
+        Some(CudaExecError::NoDevice { .. } | CudaExecError::NoSuchDevice { .. })
+    )
+}
+
+#[cfg(not(feature = "cuda"))]
+fn may_be_hidden(_: &(dyn std::error::Error + Send + Sync + 'static)) -> bool {
+    false
 }
 
 impl From<TemplateError> for Failure {
@@ -329,8 +338,11 @@ mod tests {
         );
     }
 
+    #[cfg(feature = "cuda")]
     #[test]
     fn a_hidden_gpu_is_told_from_a_missing_one() {
+        use tokenmill_cuda_exec::CudaExecError;
+
         let no_device = BackendError::Unavailable {
             source: Box::new(CudaExecError::NoDevice {
                 reason: "none".to_owned(),

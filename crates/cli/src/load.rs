@@ -10,7 +10,6 @@ use clap::{
 };
 use tokenmill::{Compute, Device, LoadedDevice};
 use tokenmill_backend::{Executor, KvType};
-use tokenmill_cuda_exec::has_driver;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
@@ -129,7 +128,7 @@ impl LoadArgs {
         };
         match (self.gpu_layers.as_str(), self.device) {
             // Without a driver there is nothing to try, and nothing to say about it.
-            ("auto", None) if !has_driver() => Ok(Device::Cpu),
+            ("auto", None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
             ("auto", device) => Ok(device.unwrap_or(Device::Auto)),
             ("0", Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
             ("0", _) => Ok(Device::Cpu),

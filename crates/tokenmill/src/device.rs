@@ -7,11 +7,10 @@ use std::{fmt, str::FromStr, time::Duration};
 
 use tokenmill_backend::Executor;
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::{self as cuda, CudaBackend};
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
-use crate::Error;
+use crate::{Error, gpu};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -141,14 +140,9 @@ pub fn load(
 ) -> Result<Loaded, Error> {
     match compute.device {
         Device::Cpu => load_on_cpu(model, options, compute, None, on_progress),
-        Device::Cuda { ordinal } => {
-            let device = cuda::Device::open(ordinal).map_err(|error| Error::Gpu(error.into()))?;
-            load_on_gpu(model, device, ordinal, options, on_progress)
-        }
+        Device::Cuda { ordinal } => gpu::load(model, ordinal, options, on_progress),
         Device::Auto => {
-            let attempt = (cuda::Device::open(0).map_err(|error| Error::Gpu(error.into())))
-                .and_then(|device| load_on_gpu(model, device, 0, options, on_progress));
-            match attempt {
+            match gpu::load(model, 0, options, on_progress) {
                 Ok(loaded) => Ok(loaded),
                 Err(reason @ Error::Gpu(_)) => {
                     load_on_cpu(model, options, compute, Some(reason), on_progress)
@@ -171,34 +165,6 @@ fn load_on_cpu(
     Ok(Loaded {
         executor: Box::new(model.load_on(backend, options, on_progress)?),
         device: LoadedDevice::Cpu { passed_over },
-    })
-}
-
-/// Loads a network on an opened GPU.
-///
-/// # Errors
-/// As [`Model::load_on`], where what the GPU refuses is [`Error::Gpu`].
-pub fn load_on_gpu(
-    model: &Model,
-    device: cuda::Device,
-    ordinal: usize,
-    options: &ModelOptions,
-    on_progress: &mut dyn FnMut(LoadProgress),
-) -> Result<Loaded, Error> {
-    let name = device.info().name.clone();
-    let backend = CudaBackend::new(device).map_err(|error| Error::Gpu(error.into()))?;
-    let executor = (model.load_on(backend, options, on_progress)).map_err(|error| match error {
-        LoadError::Backend(error) => Error::Gpu(error),
-        other => Error::Load(other),
-    })?;
-    let (_, kernels_took) = executor.backend().device().module_loads();
-    Ok(Loaded {
-        executor: Box::new(executor),
-        device: LoadedDevice::Cuda {
-            ordinal,
-            name,
-            kernels_took,
-        },
     })
 }
 

@@ -6,6 +6,12 @@
 
 mod device;
 mod error;
+mod gpu;
 
-pub use device::{Compute, Device, DeviceError, Loaded, LoadedDevice, load, load_on_gpu};
+pub use device::{Compute, Device, DeviceError, Loaded, LoadedDevice, load};
 pub use error::Error;
+#[cfg(not(feature = "cuda"))]
+pub use gpu::CudaLeftOut;
+pub use gpu::has_gpu_driver;
+#[cfg(feature = "cuda")]
+pub use gpu::load_on_gpu;

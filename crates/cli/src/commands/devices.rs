@@ -3,13 +3,15 @@
 //! A report of what the system and the driver say; `doctor` tries it. Invariant: it opens nothing for longer than a question
 //! takes, and a machine without a GPU or a driver is a report, not an error.
 
+#[cfg(feature = "cuda")]
+mod cuda;
+
 use std::thread;
 
 use serde_json::{Value, json};
-use tokenmill_cuda_exec::{Availability, DeviceReport, probe};
 use tokenmill_quant::{CpuFeatures, Isa};
 
-use crate::{commands::inspect::size, failure::Failure, output};
+use crate::{failure::Failure, output};
 
 /// Show what this machine can compute with.
 #[derive(clap::Args)]
@@ -22,17 +24,17 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let gpus = probe();
+    let gpus = Gpus::find();
     if args.json {
         return output::print_json(&Value::Array(
-            [cpu_json()].into_iter().chain(gpus_json(&gpus)).collect(),
+            [cpu_json()].into_iter().chain(gpus.json()).collect(),
         ));
     }
     output::print_line(&format!("CPU: {}", cpu_text()))?;
-    for line in gpu_lines(&gpus) {
+    for line in gpus.lines() {
         output::print_line(&line)?;
     }
-    output::print_line(&format!("`--device auto` computes on {}", preferred(&gpus)))
+    output::print_line(&format!("`--device auto` computes on {}", gpus.preferred()))
 }
 
 /// Threads and instruction sets.
@@ -66,123 +68,67 @@ fn instruction_sets() -> Vec<&'static str> {
         .collect()
 }
 
-/// A line for each GPU, or one that says why there is none.
-fn gpu_lines(gpus: &Availability) -> Vec<String> {
-    match &gpus.problem {
-        Some(problem) if gpus.devices.is_empty() => vec![format!("GPU: none; {problem}")],
-        _ => (gpus.devices.iter())
-            .map(|gpu| format!("GPU {}: {}", gpu.ordinal, gpu_text(gpu)))
-            .collect(),
+/// The GPUs of this machine.
+pub(crate) struct Gpus {
+    /// CUDA version of the driver.
+    pub(crate) cuda_version: Option<(u32, u32)>,
+    /// Why none can be used.
+    pub(crate) problem: Option<String>,
+    pub(crate) devices: Vec<Gpu>,
+}
+
+/// A GPU, in words.
+pub(crate) struct Gpu {
+    pub(crate) ordinal: usize,
+    pub(crate) text: String,
+    pub(crate) json: Value,
+    pub(crate) is_usable: bool,
+}
+
+impl Gpus {
+    /// Asks the driver.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn find() -> Self {
+        cuda::describe(&tokenmill_cuda_exec::probe())
     }
-}
 
-/// What a GPU is, and why it cannot be used where it cannot.
-pub(crate) fn gpu_text(gpu: &DeviceReport) -> String {
-    let info = &gpu.info;
-    let memory = match gpu.free_bytes {
-        Some(free) => format!(
-            "{} of {} free",
-            size(free as usize),
-            size(info.total_bytes as usize)
-        ),
-        None => size(info.total_bytes as usize),
-    };
-    let problem = match &gpu.problem {
-        Some(problem) => format!("; cannot be used: {problem}"),
-        None => String::new(),
-    };
-    format!(
-        "{}, compute capability {}.{}, {memory}, driver for CUDA {}.{}{problem}",
-        info.name, info.capability.0, info.capability.1, info.cuda_version.0, info.cuda_version.1
-    )
-}
-
-/// One entry for each GPU, or one that says why there is none.
-pub(crate) fn gpus_json(gpus: &Availability) -> Vec<Value> {
-    match &gpus.problem {
-        Some(problem) if gpus.devices.is_empty() => vec![json!({
-            "device": "GPU",
-            "usable": false,
-            "problem": problem.to_string(),
-        })],
-        _ => gpus.devices.iter().map(gpu_json).collect(),
-    }
-}
-
-fn gpu_json(gpu: &DeviceReport) -> Value {
-    let info = &gpu.info;
-    let version = |(major, minor): (u32, u32)| format!("{major}.{minor}");
-    json!({
-        "device": format!("GPU {}", gpu.ordinal),
-        "name": info.name,
-        "compute_capability": version(info.capability),
-        "multiprocessors": info.n_multiprocessors,
-        "total_bytes": info.total_bytes,
-        "free_bytes": gpu.free_bytes,
-        "driver_cuda_version": version(info.cuda_version),
-        "usable": gpu.problem.is_none(),
-        "problem": gpu.problem.as_ref().map(ToString::to_string),
-    })
-}
-
-/// What `--device auto` tries first.
-pub(crate) fn preferred(gpus: &Availability) -> &'static str {
-    match gpus.devices.first() {
-        Some(gpu) if gpu.problem.is_none() => "GPU 0 where the model fits there, else on the CPU",
-        _ => "the CPU",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tokenmill_cuda_exec::{CudaExecError, DeviceInfo};
-
-    use super::*;
-
-    fn gpu(problem: Option<CudaExecError>) -> DeviceReport {
-        DeviceReport {
-            ordinal: 0,
-            info: DeviceInfo {
-                name: "Some GPU".to_owned(),
-                capability: (7, 5),
-                n_multiprocessors: 40,
-                total_bytes: 16 << 30,
-                cuda_version: (12, 4),
-            },
-            free_bytes: problem.is_none().then_some(8 << 30),
-            problem,
+    /// A build without CUDA finds none.
+    #[cfg(not(feature = "cuda"))]
+    pub(crate) fn find() -> Self {
+        Self {
+            cuda_version: None,
+            problem: Some(tokenmill::CudaLeftOut.to_string()),
+            devices: Vec::new(),
         }
     }
 
-    #[test]
-    fn a_gpu_is_described_with_what_hinders_its_use() {
-        let old = CudaExecError::ComputeCapability {
-            name: "Some GPU".to_owned(),
-            found: (7, 5),
-        };
-        let gpus = |problem: Option<CudaExecError>| Availability {
-            cuda_version: Some((12, 4)),
-            devices: vec![gpu(problem.clone())],
-            problem,
-        };
-        let lines = gpu_lines(&gpus(Some(old.clone())));
-        assert_eq!(
-            lines,
-            [
-                "GPU 0: Some GPU, compute capability 7.5, 16.00 GiB, driver for CUDA 12.4; cannot be used: \
-              Some GPU has compute capability 7.5, at least 8.0 is needed"
-            ]
-        );
-        assert_eq!(preferred(&gpus(Some(old))), "the CPU");
-        let lines = gpu_lines(&gpus(None));
-        assert!(lines[0].contains("8.00 GiB of 16.00 GiB free"), "{lines:?}");
-        assert!(preferred(&gpus(None)).starts_with("GPU 0"));
-        assert_eq!(gpus_json(&gpus(None))[0]["usable"], true);
-        let none = Availability {
-            cuda_version: None,
-            devices: Vec::new(),
-            problem: Some(CudaExecError::NoDriver),
-        };
-        assert!(gpu_lines(&none)[0].starts_with("GPU: none; no NVIDIA driver found"));
+    /// A line for each GPU, or one that says why there is none.
+    fn lines(&self) -> Vec<String> {
+        match &self.problem {
+            Some(problem) if self.devices.is_empty() => vec![format!("GPU: none; {problem}")],
+            _ => (self.devices.iter())
+                .map(|gpu| format!("GPU {}: {}", gpu.ordinal, gpu.text))
+                .collect(),
+        }
+    }
+
+    /// One entry for each GPU, or one that says why there is none.
+    pub(crate) fn json(&self) -> Vec<Value> {
+        match &self.problem {
+            Some(problem) if self.devices.is_empty() => vec![json!({
+                "device": "GPU",
+                "usable": false,
+                "problem": problem,
+            })],
+            _ => self.devices.iter().map(|gpu| gpu.json.clone()).collect(),
+        }
+    }
+
+    /// What `--device auto` tries first.
+    pub(crate) fn preferred(&self) -> &'static str {
+        match self.devices.first() {
+            Some(gpu) if gpu.is_usable => "GPU 0 where the model fits there, else on the CPU",
+            _ => "the CPU",
+        }
     }
 }

@@ -3,17 +3,23 @@
 //! Separate from `devices`, which only asks. Each check is a row with an outcome; a check that cannot be made says why.
 //! Invariant: nothing that is found is an error of the command, unless a device was asked for and cannot be used.
 
-use std::{path::PathBuf, time::Instant};
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "doctor/without_cuda.rs"]
+mod cuda;
+
+use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tokenmill::{Device as DeviceChoice, Error};
 use tokenmill_backend::MemoryPlan;
-use tokenmill_cuda_exec::{Availability, CudaBackend, CudaExecError, Device, modules, probe, self_test};
 use tokenmill_model::Model;
 
+use self::cuda::Gpu;
 use crate::{
     commands::{
-        devices::{cpu_json, cpu_text, gpu_text, gpus_json, preferred},
+        devices::{Gpus, cpu_json, cpu_text},
         inspect::size,
     },
     failure::Failure,
@@ -86,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 fn examine(args: &Args) -> Result<Examination, Failure> {
     let choice = args.load.device()?;
-    let gpus = probe();
+    let gpus = Gpus::find();
     let mut found = Examination {
         rows: vec![
             Row::new("program", Ok(format!("tokenmill {}", env!("CARGO_PKG_VERSION")))),
@@ -97,41 +103,37 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         refused: None,
     };
     for gpu in &gpus.devices {
-        let text = gpu_text(gpu);
-        let outcome = if gpu.problem.is_none() {
-            Ok(text)
-        } else {
-            Err(text)
-        };
+        let text = gpu.text.clone();
+        let outcome = if gpu.is_usable { Ok(text) } else { Err(text) };
         found.rows.push(Row::new(format!("GPU {}", gpu.ordinal), outcome));
     }
     found
         .json
         .insert("version".to_owned(), json!(env!("CARGO_PKG_VERSION")));
     found.json.insert("cpu".to_owned(), cpu_json());
-    found.json.insert("gpus".to_owned(), json!(gpus_json(&gpus)));
+    found.json.insert("gpus".to_owned(), json!(gpus.json()));
 
     let ordinal = match choice {
         DeviceChoice::Cuda { ordinal } => ordinal,
         DeviceChoice::Cpu | DeviceChoice::Auto => 0,
     };
-    let device = match Device::open(ordinal) {
-        Ok(device) => {
-            found.try_device(&device);
-            Some(device)
+    let gpu = match Gpu::open(ordinal) {
+        Ok(gpu) => {
+            gpu.examine(&mut found);
+            Some(gpu)
         }
         Err(error) => {
             if matches!(choice, DeviceChoice::Cuda { .. }) {
-                found.refused = Some(Error::Gpu(error.into()));
+                found.refused = Some(error);
             }
             None
         }
     };
     if let Some(path) = &args.model {
         let model = ModelSource::find(path)?.open_model()?;
-        found.plan(&model, args, device)?;
+        found.plan(&model, args, gpu)?;
     }
-    let preferred = preferred(&gpus);
+    let preferred = gpus.preferred();
     found.rows.push(Row::new(
         "verdict",
         Ok(format!("`--device auto` computes on {preferred}")),
@@ -140,57 +142,17 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     Ok(found)
 }
 
-fn driver_text(gpus: &Availability) -> Result<String, String> {
+fn driver_text(gpus: &Gpus) -> Result<String, String> {
     match (gpus.cuda_version, &gpus.problem) {
+        (_, Some(problem)) => Err(problem.clone()),
         (Some((major, minor)), None) => Ok(format!("for CUDA {major}.{minor}")),
-        (_, Some(problem)) => Err(problem.to_string()),
-        (None, None) => Err(CudaExecError::NoDriver.to_string()),
+        (None, None) => Err("no driver found".to_owned()),
     }
 }
 
 impl Examination {
-    /// Has the driver compile every kernel, and computes something.
-    fn try_device(&mut self, device: &Device) {
-        let mut times = serde_json::Map::new();
-        let started = Instant::now();
-        let loaded = modules::names().try_for_each(|module| {
-            let started = Instant::now();
-            device.load_module(module)?;
-            let ms = started.elapsed().as_secs_f64() * 1e3;
-            times.insert(module.to_owned(), json!(ms));
-            Ok::<(), CudaExecError>(())
-        });
-        let seconds = started.elapsed().as_secs_f64();
-        let kernels = match loaded {
-            Ok(()) => Ok(format!(
-                "all {} modules loaded in {seconds:.2} s; a model needs those of its types, and the driver keeps them",
-                modules::names().count()
-            )),
-            Err(error) => Err(error.to_string()),
-        };
-        let tested = match self_test(device) {
-            Ok(()) => Ok("a captured and replayed product of 4-bit weights is right".to_owned()),
-            Err(error) => Err(error.to_string()),
-        };
-        self.json.insert(
-            "kernels".to_owned(),
-            json!({
-                "modules": modules::names().count(),
-                "seconds": seconds,
-                "ms_by_module": times,
-                "problem": kernels.as_ref().err(),
-            }),
-        );
-        self.json.insert(
-            "self_test".to_owned(),
-            json!({ "passed": tested.is_ok(), "problem": tested.as_ref().err() }),
-        );
-        self.rows.push(Row::new("kernels", kernels));
-        self.rows.push(Row::new("self-test", tested));
-    }
-
     /// What memory a model takes on each device.
-    fn plan(&mut self, model: &Model, args: &Args, device: Option<Device>) -> Result<(), Failure> {
+    fn plan(&mut self, model: &Model, args: &Args, gpu: Option<Gpu>) -> Result<(), Failure> {
         let options = args.load.options(model.descriptor().n_ctx_train)?;
         let cpu = (args.load.compute()?.cpu_backend())
             .and_then(|backend| model.plan(&backend, &options))
@@ -215,11 +177,8 @@ impl Examination {
             cpu_plan["problem"] = json!(failure.message());
         }
         plans.insert("cpu".to_owned(), cpu_plan);
-        if let Some(device) = device {
-            let free_bytes = device.free_bytes().unwrap_or(0);
-            let gpu = CudaBackend::new(device)
-                .map_err(|error| Error::Gpu(error.into()))
-                .and_then(|backend| Ok(model.plan(&backend, &options)?));
+        if let Some(gpu) = gpu {
+            let (free_bytes, gpu) = gpu.plan(model, &options);
             let outcome = match &gpu {
                 Ok(plan) if plan.total_bytes() as u64 > free_bytes => {
                     Err(format!("{}, which does not fit", plan_text(plan, n_ctx)))

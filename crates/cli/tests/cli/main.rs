@@ -7,6 +7,7 @@ mod batch;
 mod commands;
 mod demo;
 #[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
 mod gpu;
 mod help;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,74 @@
+//! What a GPU is tried with: every kernel, a product, and the memory of a model.
+//!
+//! Separate because a build without CUDA leaves it out; `without_cuda.rs` stands in for it.
+
+use std::time::Instant;
+
+use serde_json::json;
+use tokenmill::Error;
+use tokenmill_backend::MemoryPlan;
+use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device, modules, self_test};
+use tokenmill_model::{Model, ModelOptions};
+
+use super::{Examination, Row};
+
+/// An opened GPU.
+pub(super) struct Gpu(Device);
+
+impl Gpu {
+    pub(super) fn open(ordinal: usize) -> Result<Self, Error> {
+        Device::open(ordinal)
+            .map(Self)
+            .map_err(|error| Error::Gpu(error.into()))
+    }
+
+    /// Has the driver compile every kernel, and computes something.
+    pub(super) fn examine(&self, found: &mut Examination) {
+        let device = &self.0;
+        let mut times = serde_json::Map::new();
+        let started = Instant::now();
+        let loaded = modules::names().try_for_each(|module| {
+            let started = Instant::now();
+            device.load_module(module)?;
+            let ms = started.elapsed().as_secs_f64() * 1e3;
+            times.insert(module.to_owned(), json!(ms));
+            Ok::<(), CudaExecError>(())
+        });
+        let seconds = started.elapsed().as_secs_f64();
+        let kernels = match loaded {
+            Ok(()) => Ok(format!(
+                "all {} modules loaded in {seconds:.2} s; a model needs those of its types, and the driver keeps them",
+                modules::names().count()
+            )),
+            Err(error) => Err(error.to_string()),
+        };
+        let tested = match self_test(device) {
+            Ok(()) => Ok("a captured and replayed product of 4-bit weights is right".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        found.json.insert(
+            "kernels".to_owned(),
+            json!({
+                "modules": modules::names().count(),
+                "seconds": seconds,
+                "ms_by_module": times,
+                "problem": kernels.as_ref().err(),
+            }),
+        );
+        found.json.insert(
+            "self_test".to_owned(),
+            json!({ "passed": tested.is_ok(), "problem": tested.as_ref().err() }),
+        );
+        found.rows.push(Row::new("kernels", kernels));
+        found.rows.push(Row::new("self-test", tested));
+    }
+
+    /// The free memory, and what a model takes of it.
+    pub(super) fn plan(self, model: &Model, options: &ModelOptions) -> (u64, Result<MemoryPlan, Error>) {
+        let free_bytes = self.0.free_bytes().unwrap_or(0);
+        let plan = CudaBackend::new(self.0)
+            .map_err(|error| Error::Gpu(error.into()))
+            .and_then(|backend| Ok(model.plan(&backend, options)?));
+        (free_bytes, plan)
+    }
+}
