@@ -37,6 +37,7 @@ macro_rules! for_each_format {
                 iq4_nl: BlockIQ4NL,
                 iq4_xs: BlockIQ4XS,
                 mxfp4: BlockMXFP4,
+                iq3_s: BlockIQ3S,
             ],
         }
     };

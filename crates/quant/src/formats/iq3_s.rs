@@ -1,0 +1,303 @@
+//! IQ3_S: 256 weights in fours that point into a grid, each with a sign, in eight groups of 32 with a 4-bit scale; 3.4375
+//! bits a weight.
+//!
+//! A weight of group `g` is `scale * (2 * scales[g] + 1) * (2 * quant + 1)` or its negative; a quant is in 0..=7. Of the 4,096
+//! fours of quants the grid has 512, so that nine bits say which four it is.
+
+use bytemuck::{Pod, Zeroable};
+use tokenmill_gguf::TensorType;
+
+use super::SUPERBLOCK_LEN;
+use crate::scale_search::nearest_int;
+use crate::{Block, BlockParts, F16Bits, QuantBlock};
+
+/// The grid as a set: bit `u % 64` of word `u / 64` says that the four `u` is in it, whose quant `i` is bits `3 * i..`.
+///
+/// Source: ggml-org/llama.cpp, `ggml/src/ggml-common.h` (`iq3s_grid`).
+#[rustfmt::skip]
+const GRID_SET: [u64; 64] = [
+    0x9205_0aa5_0823_57a7, 0x0422_0010_2289_2317, 0x0900_0aa4_1122_49a3, 0x2280_0510_4a05_2208,
+    0x0100_0209_0412_8801, 0x0840_00a2_0845_0014, 0x0200_0400_0200_0a40, 0x0000_1100_0845_0015,
+    0x0402_5000_5205_ab17, 0x4100_0502_0902_114b, 0x0401_2009_0411_a401, 0x0104_0002_1182_0992,
+    0x0000_1144_0a00_1428, 0x0000_0200_0502_0902, 0x0000_0050_0091_0000, 0x0104_0002_2002_050a,
+    0x2980_052a_058a_55ab, 0x0000_0204_1224_8905, 0x1200_8802_810a_0092, 0x0040_0104_0a14_0225,
+    0x2400_0002_2409_0082, 0x0100_0801_8004_0210, 0x0002_2000_0002_0085, 0x0000_0108_0140_0220,
+    0x0208_0294_2a04_aa04, 0x4401_0001_000a_102a, 0x0000_0100_1401_0401, 0x0800_208a_018a_1102,
+    0x0011_0400_0204_4208, 0x0800_4010_0420_0502, 0x0000_0002_0000_4000, 0x0000_0000_2005_000a,
+    0x0100_0102_0491_0411, 0x0000_2208_2104_0a84, 0x0104_8001_0802_210a, 0x0000_0000_2205_0a10,
+    0x0200_0001_8010_0005, 0x0004_0000_0002_00a0, 0x0001_0000_1000_0800, 0x0000_0208_0100_2100,
+    0x1040_0491_0004_1104, 0x0400_0000_0402_042a, 0x0000_0800_4108_0201, 0x0820_0210_0080_0184,
+    0x0000_0040_0401_0012, 0x0000_0a00_0040_0400, 0x0000_0004_0000_0000, 0x0000_0000_0004_0014,
+    0x0001_0000_0a00_2a00, 0x0010_0000_0081_0001, 0x0104_2004_1000_0400, 0x0000_0001_0002_1001,
+    0x0004_0008_0020_0000, 0x0001_0000_1000_0009, 0x0000_0001_0000_0020, 0x0000_0000_0000_0a00,
+    0x0004_1001_4005_0091, 0x0000_0028_0010_0204, 0x0000_0200_0102_4112, 0x0000_0800_2400_0004,
+    0x0000_0100_0001_0822, 0x0000_0004_0004_0000, 0x0000_0000_0200_0004, 0x0000_0000_0000_0001,
+];
+
+/// The fours of the grid, ascending: what the nine bits index.
+const GRID: [u16; 512] = {
+    let mut grid = [0; 512];
+    let (mut len, mut four) = (0, 0);
+    while four < 4096 {
+        if GRID_SET[four / 64] >> (four % 64) & 1 == 1 {
+            grid[len] = four as u16;
+            len += 1;
+        }
+        four += 1;
+    }
+    grid
+};
+
+/// What a quant with its sign stands for; see [`QuantBlock::CODEBOOK`].
+const CODEBOOK: [i8; 16] = [-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15];
+
+/// 256 weights of 3 bits and a sign, 110 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct BlockIQ3S {
+    /// What the groups' scales are multiples of.
+    pub scale: F16Bits,
+    /// The low bits of each four's place in the grid.
+    pub fours: [u8; 64],
+    /// Bit `i % 8` of byte `i / 8` is the ninth bit of four `i`.
+    pub high_bits: [u8; 8],
+    /// Bit `i % 8` of byte `i / 8` says that weight `i` is negative.
+    pub signs: [u8; 32],
+    /// Byte `i` holds scale `2 * i` in its low half and scale `2 * i + 1` in its high half.
+    pub group_scales: [u8; 4],
+}
+
+const _: () = assert!(size_of::<BlockIQ3S>() == 110 && align_of::<BlockIQ3S>() == 1);
+
+/// The quants of a four.
+const fn quants_of(four: u16) -> [u8; 4] {
+    [
+        (four & 7) as u8,
+        (four >> 3 & 7) as u8,
+        (four >> 6 & 7) as u8,
+        (four >> 9) as u8,
+    ]
+}
+
+impl BlockIQ3S {
+    /// The odd factors of the groups' scales, in 1..=31.
+    #[inline(always)]
+    pub fn unpack_scales(&self) -> [u8; 8] {
+        std::array::from_fn(|g| 2 * (self.group_scales[g / 2] >> (4 * (g % 2)) & 0xf) + 1)
+    }
+
+    /// The places of the quants with their signs in [`QuantBlock::CODEBOOK`], in row order.
+    #[inline(always)]
+    pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
+        let mut unpacked = [0; SUPERBLOCK_LEN];
+        for (i, out) in unpacked.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let high = usize::from(self.high_bits[i / 8] >> (i % 8) & 1);
+            let quants = quants_of(GRID[usize::from(self.fours[i]) | high << 8]);
+            for (j, (out, quant)) in out.iter_mut().zip(quants).enumerate() {
+                let is_negative = self.signs[i / 2] >> (4 * (i % 2) + j) & 1 == 1;
+                *out = if is_negative { 7 - quant } else { 8 + quant };
+            }
+        }
+        unpacked
+    }
+}
+
+/// The four of the grid that is best for magnitudes: of those that are nearest to `four`, at one of the three least distances,
+/// the one with the least weighted error.
+///
+/// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`iq3xs_init_impl`, `iq3_find_best_neighbour`).
+fn best_neighbour(four: u16, magnitudes: &[f32; 4], weights: &[f32; 4], scale: f32) -> u16 {
+    let quants = quants_of(four);
+    let distances = GRID.map(|point| {
+        let differences = quants_of(point).into_iter().zip(quants);
+        differences
+            .map(|(a, b)| (i32::from(a) - i32::from(b)).pow(2))
+            .sum::<i32>()
+    });
+    let (mut best, mut least_error) = (GRID[0], f32::MAX);
+    let mut below = -1;
+    for _ in 0..3 {
+        let Some(distance) = distances.into_iter().filter(|&distance| distance > below).min() else {
+            break;
+        };
+        below = distance;
+        for (&point, _) in GRID.iter().zip(distances).filter(|(_, found)| *found == distance) {
+            let mut error = 0.0;
+            for (i, quant) in quants_of(point).into_iter().enumerate() {
+                let difference = scale * f32::from(2 * quant + 1) - magnitudes[i];
+                error += weights[i] * difference * difference;
+            }
+            if error < least_error {
+                (best, least_error) = (point, error);
+            }
+        }
+    }
+    best
+}
+
+/// A group of 32 while its scale is searched.
+struct Group {
+    magnitudes: [[f32; 4]; 8],
+    /// The weight of each error in a fit: the value's square.
+    weights: [[f32; 4]; 8],
+}
+
+/// A scale and the fours that it gives.
+#[derive(Clone, Copy)]
+struct Fit {
+    fours: [u16; 8],
+    is_on_grid: bool,
+}
+
+impl Group {
+    fn new(values: &[f32; 32]) -> Self {
+        let fours: [[f32; 4]; 8] = bytemuck::cast(*values);
+        Self {
+            magnitudes: fours.map(|four| four.map(|x| if x >= 0.0 { x } else { -x })),
+            weights: fours.map(|four| four.map(|x| x * x)),
+        }
+    }
+
+    /// The fours for a scale, all of the grid.
+    fn fit(&self, inverse: f32, scale: f32) -> Fit {
+        let mut is_on_grid = true;
+        let fours = std::array::from_fn(|k| {
+            let quants = self.magnitudes[k].map(|x| nearest_int(0.5 * (inverse * x - 1.0)).clamp(0, 7));
+            let four = quants
+                .into_iter()
+                .rev()
+                .fold(0, |four, quant| four << 3 | quant as u16);
+            if GRID.binary_search(&four).is_ok() {
+                return four;
+            }
+            is_on_grid = false;
+            best_neighbour(four, &self.magnitudes[k], &self.weights[k].map(f32::sqrt), scale)
+        });
+        Fit { fours, is_on_grid }
+    }
+
+    /// Weighted sums over the group: of value times quant, and of the quant's square.
+    fn sums(&self, fours: &[u16; 8]) -> (f32, f32) {
+        let (mut value_quant, mut quant_quant) = (0.0, 0.0);
+        for (k, &four) in fours.iter().enumerate() {
+            for (i, quant) in quants_of(four).into_iter().enumerate() {
+                let (weight, quant) = (self.weights[k][i], f32::from(2 * quant + 1));
+                value_quant += weight * self.magnitudes[k][i] * quant;
+                quant_quant += weight * quant * quant;
+            }
+        }
+        (value_quant, quant_quant)
+    }
+
+    /// Finds the scale: the best of 19 around the obvious one. `None` where all values are zero.
+    ///
+    /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq3_s_impl`).
+    fn search(&self) -> Option<(f32, [u16; 8])> {
+        let mut max = self.magnitudes[0][0];
+        for &x in self.magnitudes.as_flattened() {
+            if x > max {
+                max = x;
+            }
+        }
+        if max == 0.0 {
+            return None;
+        }
+        let (mut best, mut scale) = (0.0, max / 15.0);
+        let mut found = Fit {
+            fours: [0; 8],
+            is_on_grid: false,
+        };
+        for step in -9..=9 {
+            let inverse = (15.0 + step as f32 * 0.2) / max;
+            let fit = self.fit(inverse, 1.0 / inverse);
+            let (value_quant, quant_quant) = self.sums(&fit.fours);
+            if quant_quant > 0.0 && value_quant * value_quant > best * quant_quant {
+                scale = value_quant / quant_quant;
+                best = scale * value_quant;
+                found = fit;
+            }
+        }
+        if !found.is_on_grid && scale > 0.0 {
+            found = self.fit(1.0 / scale, scale);
+            let (value_quant, quant_quant) = self.sums(&found.fours);
+            if quant_quant > 0.0 {
+                scale = value_quant / quant_quant;
+            }
+        }
+        Some((scale, found.fours))
+    }
+}
+
+impl Block for BlockIQ3S {
+    const TYPE: TensorType = TensorType::IQ3_S;
+    const LEN: usize = SUPERBLOCK_LEN;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let (quants, scales) = (self.unpack(), self.unpack_scales());
+        for (g, (out, quants)) in out.chunks_exact_mut(32).zip(quants.chunks_exact(32)).enumerate() {
+            let scale = self.scale.to_f32() * f32::from(scales[g]);
+            for (out, &quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(CODEBOOK[usize::from(quant)]);
+            }
+        }
+    }
+
+    /// Encodes as the reference does, with a fault that it has: a group of zeros takes no place, so that the groups after it
+    /// are stored one too early.
+    fn quantize(values: &[f32]) -> Self {
+        let mut block = Self::zeroed();
+        let (groups, _) = values.as_chunks::<32>();
+        let mut scales = [0.0; 8];
+        let mut place = 0;
+        for (g, values) in groups.iter().enumerate() {
+            let Some((scale, fours)) = Group::new(values).search() else {
+                continue;
+            };
+            scales[g] = scale;
+            for (k, four) in fours.into_iter().enumerate() {
+                let index = GRID.binary_search(&four).expect("fits are of the grid");
+                block.fours[8 * place + k] = index as u8;
+                block.high_bits[g] |= ((index >> 8) << k) as u8;
+            }
+            for (i, x) in values.iter().enumerate() {
+                let is_positive = *x >= 0.0;
+                block.signs[4 * place + i / 8] |= u8::from(!is_positive) << (i % 8);
+            }
+            place += 1;
+        }
+        let max_scale = scales
+            .into_iter()
+            .fold(0.0, |max, scale| if scale > max { scale } else { max });
+        if max_scale == 0.0 {
+            return Self::zeroed();
+        }
+        let scale = max_scale / 31.0;
+        block.scale = F16Bits::from_f32(scale * 1.033);
+        let inverse = 1.0 / scale;
+        for (g, scale) in scales.into_iter().enumerate() {
+            let group_scale = nearest_int(0.5 * (inverse * scale - 1.0)).clamp(0, 15) as u8;
+            block.group_scales[g / 2] |= group_scale << (4 * (g % 2));
+        }
+        block
+    }
+}
+
+impl QuantBlock for BlockIQ3S {
+    const QUANT_BITS: u32 = 4;
+    const CODEBOOK: Option<[i8; 16]> = Some(CODEBOOK);
+    const GROUP_SCALE_BYTES: usize = 1;
+    const HEADER_BYTES: usize = 2;
+    type Quants = [u8; SUPERBLOCK_LEN];
+
+    #[inline(always)]
+    fn parts(&self) -> BlockParts<[u8; SUPERBLOCK_LEN]> {
+        let mut group_scales = [0; 16];
+        group_scales[..8].copy_from_slice(&self.unpack_scales());
+        BlockParts::with_group_scales(self.unpack(), group_scales, &self.scale.to_le_bytes())
+    }
+
+    fn set_scales(&mut self, scale: f32, _: f32) {
+        self.scale = F16Bits::from_f32(scale);
+    }
+}
