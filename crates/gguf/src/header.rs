@@ -161,6 +161,19 @@ fn parse_version(cursor: &mut Cursor<'_>) -> Result<u32, GgufError> {
     }
 }
 
+/// Whether these are the first fields of an ONNX model: the format's version, then the name of the producer.
+fn is_onnx(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x08, 1..=64, 0x12, n_name, name @ ..]
+        if name.iter().take((*n_name).into()).all(u8::is_ascii_graphic))
+}
+
+fn is_web_page(bytes: &[u8]) -> bool {
+    let text = bytes.trim_ascii_start();
+    [&b"<!doctype html"[..], b"<html", b"<?xml"]
+        .iter()
+        .any(|start| text.len() >= start.len() && text[..start.len()].eq_ignore_ascii_case(start))
+}
+
 /// Names what a file that is not GGUF seems to be, from its first bytes.
 fn looks_like(bytes: &[u8]) -> &'static str {
     let starts_with_json_length = bytes.len() > 8 && bytes[8] == b'{' && bytes[4..8] == [0; 4];
@@ -173,6 +186,17 @@ fn looks_like(bytes: &[u8]) -> &'static str {
         .any(|magic| bytes.starts_with(*magic))
     {
         "a GGML file from before GGUF; convert the model again"
+    } else if bytes.starts_with(b"\x1f\x8b") {
+        "a gzip archive; unpack it with `gunzip` or `tar xzf`"
+    } else if bytes.starts_with(b"\xfd7zXZ")
+        || bytes.starts_with(b"\x28\xb5\x2f\xfd")
+        || bytes.starts_with(b"BZh")
+    {
+        "a compressed file; unpack it with `unxz`, `unzstd` or `bunzip2`"
+    } else if is_onnx(bytes) {
+        "an ONNX model; fetch the same model as safetensors or GGUF"
+    } else if is_web_page(bytes) {
+        "a web page; the link led to a page about the file, or to a refusal: fetch the file itself"
     } else if bytes.starts_with(b"version https://git-lfs") {
         "a Git LFS pointer; fetch the file itself with `git lfs pull`"
     } else if bytes
