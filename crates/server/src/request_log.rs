@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -118,6 +118,11 @@ impl Line {
     }
 }
 
+/// A time in milliseconds, to a hundredth.
+fn rounded_ms(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e5).round() / 1e2
+}
+
 impl Drop for Line {
     fn drop(&mut self) {
         let Figures { tokens, cache_miss } = self.tally.figures();
@@ -129,7 +134,7 @@ impl Drop for Line {
                     method = %self.method,
                     path = self.path,
                     status = self.status.map(|status| status.as_u16()),
-                    duration_ms = self.began.elapsed().as_secs_f64() * 1e3,
+                    duration_ms = rounded_ms(self.began.elapsed()),
                     request_id = self.id.as_str(),
                     traceparent = self.traceparent,
                     prompt_tokens = has_tokens.then_some(tokens.prompt),
@@ -184,5 +189,16 @@ impl Drop for LoggedBody {
     fn drop(&mut self) {
         // A body of known length may never be asked for the end that it has reached.
         self.line.is_whole |= self.body.is_end_stream();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rounded() {
+        assert_eq!(rounded_ms(Duration::from_nanos(1_234_567)), 1.23);
+        assert_eq!(rounded_ms(Duration::from_secs(2)), 2000.0);
     }
 }
