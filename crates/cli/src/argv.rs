@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 
-use crate::{failure::Failure, llama_flags};
+use crate::{failure::Failure, foreign_flags};
 
 /// Short flags of llama.cpp with their long names here.
 const SHORT_FLAGS: [(&str, &str); 8] = [
@@ -53,10 +53,13 @@ pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Os
             }
             continue;
         }
-        if let Some(refusal) = llama_flags::refusal_of_row(name) {
+        let short_flag = SHORT_FLAGS.iter().find(|(short, _)| *short == name);
+        if short_flag.is_none()
+            && let Some(refusal) = foreign_flags::refusal_of_row(name)
+        {
             return Err(refusal);
         }
-        match SHORT_FLAGS.iter().find(|(short, _)| *short == name) {
+        match short_flag {
             Some((_, long)) => rewritten.push(match value {
                 Some(value) => format!("{long}={value}").into(),
                 None => long.into(),
@@ -69,6 +72,18 @@ pub(crate) fn rewrite(args: impl IntoIterator<Item = OsString>) -> Result<Vec<Os
         rewritten.insert(rewritten.len().min(2), model);
     }
     Ok(rewritten)
+}
+
+/// The short flag that stands in `args` for `long`, the name that the parser speaks of.
+pub(crate) fn typed_for(long: &str, args: &[OsString]) -> Option<&'static str> {
+    let is_given = |short: &str| {
+        args.iter().filter_map(|arg| arg.to_str()).any(|arg| {
+            arg.strip_prefix(short)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('='))
+        })
+    };
+    let (short, _) = SHORT_FLAGS.iter().find(|(_, name)| *name == long)?;
+    is_given(short).then_some(short)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
 use tokenmill_text::template::TemplateError;
 
-use crate::{model_source::WHAT_MODEL_IS, visible::visible};
+use crate::{missing_model, model_source::WHAT_MODEL_IS, note::note, visible::visible};
 
 /// Exit code after Ctrl-C, as a shell reports it.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -136,7 +136,7 @@ impl Failure {
             FailureKind::Device => 5,
             FailureKind::DeviceLost => 6,
         };
-        eprintln!("{}", self.line());
+        note!("{}", self.line());
         ExitCode::from(code)
     }
 }
@@ -167,11 +167,13 @@ impl From<GgufError> for Failure {
     }
 }
 
-fn gguf_hint(error: &GgufError) -> Option<&'static str> {
+fn gguf_hint(error: &GgufError) -> Option<String> {
     match error {
-        GgufError::Io { reason, .. } if reason.kind() == io::ErrorKind::NotFound => Some(WHAT_MODEL_IS),
-        // For other formats the message itself says what to do.
-        GgufError::NotGguf { .. } if !error.to_string().contains("convert") => Some(WHAT_MODEL_IS),
+        GgufError::Io { path, reason } if reason.kind() == io::ErrorKind::NotFound => {
+            Some(missing_model::hint(path))
+        }
+        // For formats that are known the message itself says what to do.
+        GgufError::NotGguf { looks_like, .. } if !looks_like.contains(';') => Some(WHAT_MODEL_IS.to_owned()),
         GgufError::InFile { reason, .. } => gguf_hint(reason),
         _ => None,
     }
@@ -260,6 +262,9 @@ pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<S
         }
         (BackendError::Unsupported { .. } | BackendError::UnsupportedType { .. }, _) => {
             Some("`--device auto` would take the CPU".to_owned())
+        }
+        (BackendError::Unavailable { .. }, _) => {
+            Some("`-ngl auto`, the default, takes the CPU where no GPU can be used".to_owned())
         }
         _ => None,
     }
@@ -354,8 +359,10 @@ mod tests {
         let empty = gpu_hint(&no_device, Some("")).expect("a hint");
         assert!(empty.contains("is empty"), "{empty}");
         assert!(gpu_hint(&no_device, Some("3")).is_some_and(|hint| hint.contains("`3`")));
-        assert_eq!(gpu_hint(&no_device, None), None);
-        assert_eq!(gpu_hint(&no_driver, Some("")), None);
+        for (reason, visible) in [(&no_device, None), (&no_driver, Some(""))] {
+            let hint = gpu_hint(reason, visible).expect("a hint");
+            assert!(hint.starts_with("`-ngl auto`"), "{hint}");
+        }
     }
 
     #[test]

@@ -2,18 +2,23 @@
 //!
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
-use std::{env, thread, time::Duration};
+use std::{
+    env,
+    io::{self, IsTerminal as _},
+    thread,
+    time::Duration,
+};
 
 use clap::{
     Args,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{Compute, Device, LoadedDevice};
-use tokenmill_backend::{Executor, KvType};
+use tokenmill_backend::{Executor, KvType, MemoryPlan};
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
-use crate::{failure::Failure, machine_memory, numbers::count, progress, visible::visible};
+use crate::{failure::Failure, machine_memory, note::note, numbers::count, progress, visible::visible};
 
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
@@ -204,16 +209,20 @@ pub(crate) fn load_where(
     options: &ModelOptions,
     compute: &Compute,
 ) -> Result<(Box<dyn Executor + Send>, LoadedDevice), Failure> {
-    if compute.device == Device::Cpu {
-        machine_memory::check(model, options, compute)?;
-    }
-    let bar = progress::bytes("loading", 0);
+    let plan = if compute.device == Device::Cpu {
+        machine_memory::check(model, options, compute)?
+    } else {
+        None
+    };
+    let bar = progress::bytes("loading");
     let loaded = tokenmill::load(model, options, compute, &mut |progress| {
-        bar.set_length(progress.n_bytes_total as u64);
-        bar.set_position(progress.n_bytes_done as u64);
+        progress::set_bytes(&bar, progress.n_bytes_done, progress.n_bytes_total);
     });
     bar.finish_and_clear();
     let loaded = loaded?;
+    if let Some(plan) = plan {
+        say_plan(&plan, options, compute, model.descriptor().n_ctx_train);
+    }
     let n_ctx_train = model.descriptor().n_ctx_train;
     if let Some(n_ctx) = options.n_ctx.filter(|&n_ctx| n_ctx > n_ctx_train) {
         tell(&format!(
@@ -235,6 +244,23 @@ pub(crate) fn load_where(
     Ok((loaded.executor, loaded.device))
 }
 
+/// Tells a person what memory a model on the CPU takes, and warns of what will be slow or too much.
+fn say_plan(plan: &MemoryPlan, options: &ModelOptions, compute: &Compute, n_ctx_train: usize) {
+    let text = machine_memory::plan_text(plan, options.n_ctx.unwrap_or(n_ctx_train));
+    if io::stderr().is_terminal() {
+        note!("memory: {text}");
+    }
+    if let Some(text) = machine_memory::warning(plan) {
+        tell(&text);
+    }
+    let n_processors = thread::available_parallelism().map_or(usize::MAX, usize::from);
+    if let Some(n_threads) = compute.n_threads.filter(|&n_threads| n_threads > n_processors) {
+        tell(&format!(
+            "`-t {n_threads}` is more than the {n_processors} processors of this machine, and slower than -t {n_processors}"
+        ));
+    }
+}
+
 /// What is said about loading kernels, where it took long.
 fn about_long_load(took: Duration) -> Option<String> {
     (took >= LONG_LOAD).then(|| {
@@ -250,7 +276,7 @@ fn tell(text: &str) {
     if tracing::dispatcher::has_been_set() {
         tracing::warn!("{text}");
     } else {
-        eprintln!("{}", visible(text));
+        note!("{}", visible(text));
     }
 }
 

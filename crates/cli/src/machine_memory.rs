@@ -1,7 +1,8 @@
 //! The memory of this machine, and whether a load on the CPU can ever fit into it.
 //!
-//! Separate because only this file knows where a system says what memory it has. Invariant: what is said here never hangs on
-//! the memory that happens to be free; where the size is unknown, nothing is refused.
+//! Separate because only this file knows where a system says what memory it has. Invariant: a load is refused where the
+//! whole machine is too small, or where its weights do not fit into what is available now; where a size is unknown,
+//! nothing is refused.
 
 use std::fs;
 
@@ -57,22 +58,80 @@ pub(crate) fn refusal(plan: &MemoryPlan, machine_bytes: Option<u64>) -> Option<F
     Some(failure.hint(hint))
 }
 
-/// Refuses a load on the CPU that cannot fit into this machine.
+/// Bytes of memory that are available now, swap included: free, or used for what can be dropped.
+fn available_bytes() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let main = field_bytes(&meminfo, "MemAvailable:")?;
+    let swap = field_bytes(&meminfo, "SwapFree:").unwrap_or(0);
+    Some(
+        main.saturating_add(swap)
+            .min(most_bytes(&meminfo, limit.as_deref())?),
+    )
+}
+
+/// Why the weights of this plan do not fit into what is available, if they do not. Keys, values and activations take memory
+/// only as they are written.
+fn refusal_now(plan: &MemoryPlan, available_bytes: Option<u64>) -> Option<Failure> {
+    let available_bytes = available_bytes?;
+    if plan.weights_bytes as u64 <= available_bytes {
+        return None;
+    }
+    let failure = Failure::input(format!(
+        "the model's weights take {} of memory, and {} are available now",
+        size(plan.weights_bytes),
+        size(available_bytes as usize)
+    ));
+    Some(failure.hint("end other programs, or take a model of fewer or smaller weights"))
+}
+
+/// A plan in words.
+pub(crate) fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
+    format!(
+        "{} with a context of {n_ctx} tokens: weights {}, keys and values {}, activations {}, workspace {}",
+        size(plan.total_bytes()),
+        size(plan.weights_bytes),
+        size(plan.kv_bytes),
+        size(plan.activations_bytes),
+        size(plan.workspace_bytes),
+    )
+}
+
+/// What to say about a plan that may come to take more than is available.
+pub(crate) fn warning(plan: &MemoryPlan) -> Option<String> {
+    let available_bytes = available_bytes()?;
+    (plan.total_bytes() as u64 > available_bytes).then(|| {
+        format!(
+            "with a full context the model takes {}, and {} are available now; a smaller context, `-c N`, takes less",
+            size(plan.total_bytes()),
+            size(available_bytes as usize)
+        )
+    })
+}
+
+/// Plans a load on the CPU, and refuses one that cannot fit into this machine. `None` where the plan fails, which is left to
+/// the load to say.
 ///
 /// # Errors
-/// A plan of more memory than the machine has. What else is wrong with the options is left to the load.
-pub(crate) fn check(model: &Model, options: &ModelOptions, compute: &Compute) -> Result<(), Failure> {
+/// A plan of more memory than the machine has, or weights beyond what is available.
+pub(crate) fn check(
+    model: &Model,
+    options: &ModelOptions,
+    compute: &Compute,
+) -> Result<Option<MemoryPlan>, Failure> {
     // One thread is enough to plan, and its workspace is the smallest.
     let one_thread = Compute {
         n_threads: Some(1),
         n_prefill_threads: None,
         ..compute.clone()
     };
-    let plan = (one_thread.cpu_backend()).and_then(|backend| model.plan(&backend, options));
-    match plan.ok().and_then(|plan| refusal(&plan, machine_bytes())) {
-        Some(failure) => Err(failure),
-        None => Ok(()),
-    }
+    let plan = (one_thread.cpu_backend())
+        .and_then(|backend| model.plan(&backend, options))
+        .ok();
+    let refused = plan
+        .as_ref()
+        .and_then(|plan| refusal(plan, machine_bytes()).or_else(|| refusal_now(plan, available_bytes())));
+    refused.map_or(Ok(plan), Err)
 }
 
 #[cfg(test)]
@@ -120,6 +179,24 @@ mod tests {
         insta::assert_snapshot!(
             line(Some(1 << 20)).unwrap(),
             @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 1.0 MiB in all (hint: no context is small enough; take a model of fewer or smaller weights)"
+        );
+    }
+
+    #[test]
+    fn weights_beyond_what_is_available_are_refused() {
+        let plan = MemoryPlan {
+            weights_bytes: 2 << 20,
+            kv_bytes: 6 << 20,
+            kv_page_bytes: 1 << 20,
+            n_pages: 6,
+            activations_bytes: 1 << 20,
+            workspace_bytes: 0,
+        };
+        assert!(refusal_now(&plan, None).is_none());
+        assert!(refusal_now(&plan, Some(2 << 20)).is_none());
+        insta::assert_snapshot!(
+            refusal_now(&plan, Some(1 << 20)).unwrap().line(),
+            @"error: the model's weights take 2.0 MiB of memory, and 1.0 MiB are available now (hint: end other programs, or take a model of fewer or smaller weights)"
         );
     }
 }

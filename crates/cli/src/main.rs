@@ -9,11 +9,14 @@ mod argv;
 mod commands;
 mod demo;
 mod failure;
+mod foreign_commands;
+mod foreign_flags;
 mod interrupt;
-mod llama_flags;
 mod load;
 mod machine_memory;
+mod missing_model;
 mod model_source;
+mod note;
 mod numbers;
 mod output;
 mod progress;
@@ -22,7 +25,7 @@ mod session;
 mod signals;
 mod visible;
 
-use std::process::ExitCode;
+use std::{env, ffi::OsString, process::ExitCode};
 
 use clap::{
     CommandFactory, FromArgMatches, Parser,
@@ -83,6 +86,7 @@ commands! {
     Serve => serve;
     Inspect => inspect;
     Tokenize => tokenize;
+    Detokenize => detokenize;
     ApplyTemplate => apply_template;
     Batch => batch;
     Perplexity => perplexity;
@@ -106,19 +110,35 @@ fn parser() -> clap::Command {
     })
 }
 
-/// What to say to a flag that only llama.cpp knows.
-fn refusal(error: &clap::Error) -> Option<Failure> {
-    match (error.kind(), error.get(ContextKind::InvalidArg)) {
-        (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => llama_flags::refusal(flag),
+/// What to say to a flag or command that only other programs know, in the words that were typed.
+fn refusal(error: &clap::Error, args: &[OsString]) -> Option<Failure> {
+    let text_of = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    match error.kind() {
+        ErrorKind::UnknownArgument => {
+            let flag = text_of(ContextKind::InvalidArg)?;
+            let typed = argv::typed_for(flag, args);
+            foreign_flags::refusal(typed.unwrap_or(flag)).or_else(|| {
+                let message = format!("`{}` is not an option of this command", typed?);
+                Some(Failure::usage(message).hint("`--help` after a command lists its options"))
+            })
+        }
+        ErrorKind::InvalidSubcommand => foreign_commands::refusal(
+            text_of(ContextKind::InvalidSubcommand)?,
+            error.get(ContextKind::SuggestedSubcommand).is_some(),
+        ),
         _ => None,
     }
 }
 
 fn main() -> ExitCode {
-    let result = argv::rewrite(std::env::args_os()).and_then(|args| {
+    let typed: Vec<OsString> = env::args_os().collect();
+    let result = argv::rewrite(typed.iter().cloned()).and_then(|args| {
         let matches = parser()
             .try_get_matches_from(args)
-            .or_else(|error| match refusal(&error) {
+            .or_else(|error| match refusal(&error, &typed) {
                 Some(refusal) => Err(refusal),
                 // Also the way that --help takes.
                 None => error.exit(),

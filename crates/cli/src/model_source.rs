@@ -10,7 +10,7 @@ use std::{
 };
 
 use serde_json::Value;
-use tokenmill_gguf::{GgufFile, Metadata, RegularFile};
+use tokenmill_gguf::{GgufError, GgufFile, Metadata, RegularFile};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 
@@ -79,6 +79,11 @@ impl ModelSource {
         models.sort();
         match models[..] {
             [name] => Ok(Self::File(argument.join(name))),
+            [] if holds_only_pickles(&names) => Err(Failure::input(format!(
+                "folder {} holds its weights as PyTorch files only",
+                argument.display()
+            ))
+            .hint("such files are programs and are not read: convert them to safetensors or GGUF, or fetch those")),
             [] if names.iter().any(|name| name == "config.json") => Ok(Self::Folder(argument.to_owned())),
             [] => Err(Failure::input(format!(
                 "folder {} holds neither a .gguf file nor a config.json",
@@ -90,6 +95,20 @@ impl ModelSource {
                     .hint(format!("name one: {}", join(&models))),
             ),
         }
+    }
+
+    /// Looks whether there is anything to open.
+    ///
+    /// # Errors
+    /// A file that does not exist, or may not be looked at.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        let (Self::File(path) | Self::Folder(path)) = self else {
+            return Ok(());
+        };
+        fs::metadata(path).map(|_| ()).map_err(|reason| {
+            let path = path.clone();
+            GgufError::Io { path, reason }.into()
+        })
     }
 
     /// Opens the network; only headers are read.
@@ -276,6 +295,16 @@ fn optional_json(folder: &Path, name: &str) -> Result<Value, Failure> {
     };
     serde_json::from_slice(&bytes)
         .map_err(|error| Failure::input(format!("{} is not JSON: {error}", folder.join(name).display())))
+}
+
+/// Whether the weights of a folder are in PyTorch's own format, and in no other.
+fn holds_only_pickles(names: &[String]) -> bool {
+    let has = |extension: &str, start: &str| {
+        (names.iter()).any(|name| {
+            name.starts_with(start) && Path::new(name).extension().is_some_and(|end| end == extension)
+        })
+    };
+    !has("safetensors", "") && (has("bin", "pytorch_model") || has("pth", "") || has("pt", ""))
 }
 
 /// Whether a name is part 2 or later of a split model, `…-00002-of-00003.gguf`.

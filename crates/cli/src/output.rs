@@ -2,10 +2,28 @@
 
 use std::{
     fmt::Write as _,
-    io::{self, Write as _},
+    io::{self, IsTerminal as _, Write as _},
 };
 
-use crate::failure::Failure;
+use crate::{
+    failure::Failure,
+    visible::{is_obeyed, visible_lines},
+};
+
+/// Whether a person reads.
+pub(crate) fn is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// Writes generated text. A terminal gets it without what it would obey, since a model may generate any character; a file
+/// or a pipe gets it as it is.
+pub(crate) fn print_generated(text: &str) -> Result<(), Failure> {
+    if is_terminal() {
+        print(&visible_lines(text))
+    } else {
+        print(text)
+    }
+}
 
 /// Writes text and hands it on at once.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
@@ -25,14 +43,16 @@ pub(crate) fn print_json(value: &serde_json::Value) -> Result<(), Failure> {
     print_line(&escape_json(&format!("{value:#}")))
 }
 
-/// Escapes what JSON lets stand as it is and a terminal obeys: DEL and the second set of control characters. They can only
-/// be in strings, where the escape means the same.
+/// Escapes what JSON lets stand as it is and a terminal obeys: DEL, the second set of control characters, and marks of
+/// writing direction. They can only be in strings, where the escape means the same.
 fn escape_json(json: &str) -> String {
-    let is_obeyed = |c| matches!(c, '\u{7f}'..='\u{9f}');
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
-        if is_obeyed(c) {
-            write!(out, "\\u{:04x}", u32::from(c)).expect("writing to a string does not fail");
+        if c > '\u{7e}' && is_obeyed(c) {
+            let mut units = [0; 2];
+            for unit in c.encode_utf16(&mut units) {
+                write!(out, "\\u{unit:04x}").expect("writing to a string does not fail");
+            }
         } else {
             out.push(c);
         }
@@ -48,9 +68,9 @@ mod tests {
 
     #[test]
     fn json_without_control_characters_means_the_same() {
-        let value = json!({"a\u{9b}b": "\u{7f}\u{1b}é"});
+        let value = json!({"a\u{9b}b": "\u{7f}\u{1b}é\u{202e}"});
         let text = escape_json(&value.to_string());
-        assert_eq!(text, r#"{"a\u009bb":"\u007f\u001bé"}"#);
+        assert_eq!(text, r#"{"a\u009bb":"\u007f\u001bé\u202e"}"#);
         assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

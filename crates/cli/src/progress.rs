@@ -7,21 +7,52 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// A bar that counts bytes.
-pub(crate) fn bytes(what: &str, total: u64) -> ProgressBar {
-    bar(what, total, "{msg} {wide_bar:.cyan} {bytes}/{total_bytes}")
+/// A bar that counts bytes. Until it is known how many there are, it shows only what is done and for how long.
+pub(crate) fn bytes(what: &str) -> ProgressBar {
+    show(ProgressBar::no_length(), what, "{msg} {elapsed}")
+}
+
+/// Moves a bar of [`bytes`].
+pub(crate) fn set_bytes(bar: &ProgressBar, n_done: usize, n_total: usize) {
+    if bar.length().is_none() {
+        bar.set_style(style("{msg} {wide_bar:.cyan} {bytes}/{total_bytes}"));
+    }
+    bar.set_length(n_total as u64);
+    bar.set_position(n_done as u64);
 }
 
 /// A bar that counts steps.
 pub(crate) fn steps(what: &str, total: u64) -> ProgressBar {
-    bar(what, total, "{msg} {wide_bar:.cyan} {pos}/{len} {eta}")
+    show(
+        ProgressBar::new(total),
+        what,
+        "{msg} {wide_bar:.cyan} {pos}/{len} {eta}",
+    )
 }
 
-fn bar(what: &str, total: u64, template: &str) -> ProgressBar {
-    let style = ProgressStyle::with_template(template).expect("the templates above are well-formed");
-    let bar = ProgressBar::new(total)
-        .with_style(style)
-        .with_message(what.to_owned());
+fn show(bar: ProgressBar, what: &str, template: &str) -> ProgressBar {
+    let bar = bar.with_style(style(template)).with_message(what.to_owned());
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the templates above are well-formed")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_has_no_length_before_it_is_known() {
+        let bar = bytes("loading");
+        assert_eq!(
+            (bar.length(), bar.position()),
+            (None, 0),
+            "a bar of length 0 would be full"
+        );
+        set_bytes(&bar, 3, 10);
+        assert_eq!((bar.length(), bar.position()), (Some(10), 3));
+    }
 }

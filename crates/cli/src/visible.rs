@@ -32,7 +32,7 @@ fn escape(text: &str, is_escaped: fn(char) -> bool) -> Cow<'_, str> {
 
 /// Control characters, and the invisible ones of Unicode that direct how others are shown: marks and embeddings of
 /// writing direction, line and paragraph separators, the byte order mark.
-fn is_obeyed(c: char) -> bool {
+pub(crate) fn is_obeyed(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }

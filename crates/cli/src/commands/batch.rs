@@ -11,7 +11,7 @@ use std::{
     collections::HashSet,
     fmt::Display,
     fs::File,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read as _},
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
@@ -39,11 +39,15 @@ use crate::{
     commands::serve::{Seats, load_app},
     failure::Failure,
     load::LoadArgs,
+    note::note,
     progress,
 };
 
 /// Requests in hand for each sequence computed, so that one is ready when a sequence ends.
 const REQUESTS_PER_SEAT: usize = 2;
+
+/// Longest line of the input. The server's own limit for a body, and room for what is around it.
+const MAX_LINE_BYTES: u64 = 17 << 20;
 
 /// How often the figures of the progress bar are renewed.
 const REFRESH: Duration = Duration::from_millis(500);
@@ -112,7 +116,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let outcome = runtime.block_on(batch.run(open(&args.input)?, n_seqs * REQUESTS_PER_SEAT));
     batch.bar.finish_and_clear();
-    eprintln!("{}", batch.line());
+    note!("{}", batch.line());
     outcome?;
     batch.results.sync()
 }
@@ -140,8 +144,18 @@ impl Iterator for InputLines {
     fn next(&mut self) -> Option<Self::Item> {
         let mut line = Vec::new();
         self.n_read += 1;
-        match self.reader.read_until(b'\n', &mut line) {
+        match (&mut self.reader)
+            .take(MAX_LINE_BYTES)
+            .read_until(b'\n', &mut line)
+        {
             Ok(0) => None,
+            Ok(n_bytes) if n_bytes as u64 == MAX_LINE_BYTES && line.last() != Some(&b'\n') => {
+                Some(Err(Failure::input(format!(
+                    "line {} of {} is longer than {MAX_LINE_BYTES} bytes",
+                    self.n_read,
+                    self.path.display()
+                ))))
+            }
             Ok(_) => Some(Ok((self.n_read, line))),
             Err(error) => Some(Err(Failure::unreadable(&self.path, &error))),
         }

@@ -27,6 +27,7 @@ use self::{
 };
 use crate::{
     failure::Failure,
+    note::note,
     output,
     signals::{Kind, Signals},
 };
@@ -131,7 +132,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         fs::write(path, chart::draw(&report)).map_err(|error| Failure::unwritable(path.display(), &error))?;
     }
     if !is_whole {
-        eprintln!(
+        note!(
             "interrupted: {} of {} requests were measured",
             measured.len(),
             args.requests

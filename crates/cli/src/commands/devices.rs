@@ -74,6 +74,8 @@ pub(crate) struct Gpus {
     pub(crate) cuda_version: Option<(u32, u32)>,
     /// Why none can be used.
     pub(crate) problem: Option<String>,
+    /// Whether there is no driver, or this build does not ask for one.
+    pub(crate) is_absent: bool,
     pub(crate) devices: Vec<Gpu>,
 }
 
@@ -98,6 +100,7 @@ impl Gpus {
         Self {
             cuda_version: None,
             problem: Some(tokenmill::CudaLeftOut.to_string()),
+            is_absent: true,
             devices: Vec::new(),
         }
     }

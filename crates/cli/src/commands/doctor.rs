@@ -18,13 +18,10 @@ use tokenmill_model::Model;
 
 use self::cuda::Gpu;
 use crate::{
-    commands::{
-        devices::{Gpus, cpu_json, cpu_text},
-        inspect::size,
-    },
+    commands::devices::{Gpus, cpu_json, cpu_text},
     failure::Failure,
     load::LoadArgs,
-    machine_memory::{machine_bytes, refusal},
+    machine_memory::{machine_bytes, plan_text, refusal},
     model_source::ModelSource,
     output,
     visible::visible,
@@ -51,16 +48,38 @@ pub(crate) struct Args {
 /// The outcome of a check.
 struct Row {
     what: String,
-    is_ok: bool,
+    outcome: Outcome,
     text: String,
+}
+
+/// How a check ended.
+#[derive(Clone, Copy)]
+enum Outcome {
+    Fine,
+    /// There is nothing to check, which is no fault of the machine.
+    Absent,
+    Problem,
+}
+
+impl Outcome {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fine => "ok",
+            Self::Absent => "none",
+            Self::Problem => "problem",
+        }
+    }
 }
 
 impl Row {
     fn new(what: impl Into<String>, outcome: Result<String, String>) -> Self {
-        let is_ok = outcome.is_ok();
         Self {
             what: what.into(),
-            is_ok,
+            outcome: if outcome.is_ok() {
+                Outcome::Fine
+            } else {
+                Outcome::Problem
+            },
             text: outcome.unwrap_or_else(|problem| problem),
         }
     }
@@ -79,8 +98,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.json {
         output::print_json(&Value::Object(found.json))?;
     } else {
-        for Row { what, is_ok, text } in &found.rows {
-            let outcome = if *is_ok { "ok" } else { "problem" };
+        for Row { what, outcome, text } in &found.rows {
+            let outcome = outcome.name();
             output::print_line(&format!("{what:<10} {outcome:<8} {}", visible(text)))?;
         }
     }
@@ -97,7 +116,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         rows: vec![
             Row::new("program", Ok(format!("tokenmill {}", env!("CARGO_PKG_VERSION")))),
             Row::new("CPU", Ok(cpu_text())),
-            Row::new("driver", driver_text(&gpus)),
+            driver_row(&gpus),
         ],
         json: serde_json::Map::new(),
         refused: None,
@@ -142,11 +161,17 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     Ok(found)
 }
 
-fn driver_text(gpus: &Gpus) -> Result<String, String> {
+fn driver_row(gpus: &Gpus) -> Row {
     match (gpus.cuda_version, &gpus.problem) {
-        (_, Some(problem)) => Err(problem.clone()),
-        (Some((major, minor)), None) => Ok(format!("for CUDA {major}.{minor}")),
-        (None, None) => Err("no driver found".to_owned()),
+        // Most machines have no NVIDIA GPU, and nothing is wrong with them.
+        _ if gpus.is_absent => Row {
+            what: "driver".to_owned(),
+            outcome: Outcome::Absent,
+            text: gpus.problem.clone().unwrap_or_default(),
+        },
+        (_, Some(problem)) => Row::new("driver", Err(problem.clone())),
+        (Some((major, minor)), None) => Row::new("driver", Ok(format!("for CUDA {major}.{minor}"))),
+        (None, None) => Row::new("driver", Err("no driver found".to_owned())),
     }
 }
 
@@ -192,17 +217,6 @@ impl Examination {
         self.json.insert("model".to_owned(), Value::Object(plans));
         Ok(())
     }
-}
-
-fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
-    format!(
-        "{} with a context of {n_ctx} tokens: weights {}, keys and values {}, activations {}, workspace {}",
-        size(plan.total_bytes()),
-        size(plan.weights_bytes),
-        size(plan.kv_bytes),
-        size(plan.activations_bytes),
-        size(plan.workspace_bytes),
-    )
 }
 
 fn plan_json(plan: Result<&MemoryPlan, &Error>) -> Value {

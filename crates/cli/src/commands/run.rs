@@ -14,6 +14,8 @@ use crate::{
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
+    model_source::ModelSource,
+    note::note,
     numbers::Limit,
     output,
     sampling::SamplingArgs,
@@ -61,6 +63,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    // A model that is not there is said before a prompt is waited for.
+    ModelSource::find(&args.model)?.check()?;
     let prompt = match (&args.prompt, &args.file) {
         (Some(prompt), _) => prompt.clone(),
         (None, Some(path)) => read_text(path)?,
@@ -113,7 +117,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if std::mem::take(&mut is_first) && !args.no_echo {
             output::print(&prompt)?;
         }
-        output::print(piece)
+        output::print_generated(piece)
     })?;
     if args.json {
         let mut reply = json!({
@@ -142,18 +146,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         let echo = if args.no_echo { "" } else { &prompt };
         for (sample, answer) in (1..).zip(&answers) {
-            output::print(&format!(
-                "--- {sample} of {}\n{echo}{}\n",
-                answers.len(),
-                answer.text
-            ))?;
+            output::print(&format!("--- {sample} of {}\n{echo}", answers.len()))?;
+            output::print_generated(&format!("{}\n", answer.text))?;
         }
     }
     match &answers[..] {
-        [answer] => eprintln!("{}", answer.report.line()),
+        [answer] => note!("{}", answer.report.line()),
         answers => {
             let reports: Vec<_> = answers.iter().map(|answer| answer.report).collect();
-            eprintln!("{}", line_of_all(&reports));
+            note!("{}", line_of_all(&reports));
         }
     }
     if (answers.iter()).any(|answer| answer.report.finish == FinishReason::Cancelled) {

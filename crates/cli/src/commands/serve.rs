@@ -32,8 +32,10 @@ use crate::{
     failure::{Failure, INTERRUPTED},
     load::{LoadArgs, load},
     model_source::ModelSource,
+    note::note,
     numbers::count,
     signals::{Kind, Signals},
+    visible::visible,
 };
 
 /// Holds a key that clients must send, as `--api-key` does.
@@ -198,7 +200,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     start_log(args.log_format, None::<Identity>);
     let config = args.server_config()?;
     let app = Arc::new(args.app(config)?);
-    let result = runtime.block_on(serve(app));
+    let is_watched = args.log_format == LogFormat::Text && io::stderr().is_terminal();
+    let result = runtime.block_on(serve(app, is_watched));
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         traces.end();
@@ -411,22 +414,39 @@ fn start_traces(runtime: &tokio::runtime::Handle) -> Result<Option<Traces>, Fail
 }
 
 /// Serves until a signal, or until the engine is lost.
-async fn serve(app: Arc<App>) -> Result<(), Failure> {
+async fn serve(app: Arc<App>, is_watched: bool) -> Result<(), Failure> {
     let mut signals = Signals::catch(Kind::Stop)
         .map_err(|error| Failure::work(format!("cannot handle signals: {error}")))?;
     let server = Server::bind(Arc::clone(&app))
         .await
         .map_err(|error| match error {
             ServeError::Tls { .. } => Failure::input(error.to_string()).hint("both files are PEM"),
+            ServeError::Listen { ref source, .. } => {
+                let failure = Failure::work(error.to_string());
+                match (source.kind(), &app.config.listen) {
+                    (io::ErrorKind::AddrInUse, Listen::Tcp(_)) => failure.hint(
+                        "another program listens there, perhaps another `tokenmill serve`; `--port N` takes another \
+                         port, and `--port 0` a free one",
+                    ),
+                    (io::ErrorKind::PermissionDenied, Listen::Tcp(address)) if address.port() < 1024 => {
+                        failure.hint("ports below 1024 are reserved; take `--port 8080`")
+                    }
+                    _ => failure,
+                }
+            }
             _ => Failure::work(error.to_string()),
         })?;
-    tracing::info!(
-        address = server.address(),
-        model = app.model.name(),
-        context = app.model.engine().limits().n_ctx,
-        kv_tokens = app.model.engine().limits().n_pages * PAGE_TOKENS,
-        "listening"
-    );
+    if is_watched {
+        note!("{}", greeting(&app, &server.address()));
+    } else {
+        tracing::info!(
+            address = server.address(),
+            model = app.model.name(),
+            context = app.model.engine().limits().n_ctx,
+            kv_tokens = app.model.engine().limits().n_pages * PAGE_TOKENS,
+            "listening"
+        );
+    }
     let is_reachable = matches!(app.config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
     if is_reachable && app.config.api_keys.is_open() {
         tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
@@ -454,6 +474,31 @@ async fn serve(app: Arc<App>) -> Result<(), Failure> {
         Drained::Cut => tracing::warn!("the drain time was up, and some answers were cut"),
     }
     Ok(())
+}
+
+/// What a person needs to know about a server that has just started.
+fn greeting(app: &App, address: &str) -> String {
+    let limits = app.model.engine().limits();
+    let keys = if app.config.api_keys.is_open() {
+        "not needed"
+    } else {
+        "needed: `Authorization: Bearer KEY`"
+    };
+    let page = match app.config.listen {
+        Listen::Tcp(_) => format!("\n  web page  {address}"),
+        #[cfg(unix)]
+        Listen::Unix(_) => String::new(),
+    };
+    format!(
+        "{} is served.{page}\n  \
+         API       {address}/v1 as OpenAI's, {address} as Anthropic's\n  \
+         API keys  {keys}\n  \
+         context   {} tokens for a request, {} for all together\n  \
+         stop      Ctrl-C lets running answers finish; twice stops at once",
+        visible(app.model.name()),
+        limits.n_ctx,
+        limits.n_pages * PAGE_TOKENS,
+    )
 }
 
 /// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then restarts it.

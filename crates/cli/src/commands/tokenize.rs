@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::json;
 use tokenmill_text::{EncodeOptions, Tokenizer};
 
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     tokenmill tokenize demo \"Once upon a time\"\n  \
     tokenmill tokenize model.gguf --file book.txt --ids --no-bos\n  \
     echo -n Hello | tokenmill tokenize tokenizer.json")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
     /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these, or `demo`
     model: PathBuf,
@@ -31,8 +33,11 @@ pub(crate) struct Args {
     #[arg(long, short, value_name = "FILE")]
     file: Option<PathBuf>,
     /// Print only the ids, on one line, separated by spaces
-    #[arg(long)]
+    #[arg(long, conflicts_with = "json")]
     ids: bool,
+    /// Print JSON: the ids and the piece of text of each
+    #[arg(long)]
+    json: bool,
     /// Leave out the tokens that the model wants around a text
     #[arg(long)]
     no_bos: bool,
@@ -57,16 +62,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
         return output::print_line(&ids.join(" "));
     }
+    let piece = |id| String::from_utf8_lossy(tokenizer.token_bytes(id).unwrap_or_default());
+    if args.json {
+        let pieces: Vec<_> = ids.iter().map(|&id| piece(id)).collect();
+        return output::print_json(&json!({ "ids": ids, "pieces": pieces }));
+    }
     let mut table = String::new();
     for id in ids {
-        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-        writeln!(table, "{id:>7}  {:?}", String::from_utf8_lossy(bytes))
-            .expect("writing to a string does not fail");
+        writeln!(table, "{id:>7}  {:?}", piece(id)).expect("writing to a string does not fail");
     }
     output::print(&table)
 }
 
-fn open(path: &Path) -> Result<Tokenizer, Failure> {
+/// The tokenizer of a model, or of its `tokenizer.json`.
+pub(crate) fn open(path: &Path) -> Result<Tokenizer, Failure> {
     if path.extension().is_some_and(|extension| extension == "json") {
         return tokenizer_json(path);
     }

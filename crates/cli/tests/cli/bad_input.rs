@@ -59,6 +59,10 @@ fn files_that_are_no_model() {
         ("old.gguf", b"GGUF\x01\0\0\0\0\0\0\0\0\0\0\0"),
         ("short.gguf", &DEMO_GGUF[..100]),
         ("model.safetensors", b"\x10\0\0\0\0\0\0\0{\"a\":{}}        "),
+        ("model.gguf.gz", b"\x1f\x8b\x08\0\0\0\0\0\0\x03"),
+        ("model.gguf.zst", b"\x28\xb5\x2f\xfd\0\0"),
+        ("model.onnx", b"\x08\x08\x12\x07pytorch\x1a\x052.1.0:"),
+        ("page.gguf", b"\n<!DOCTYPE html>\n<html><head>"),
     ] {
         let (_folder, path) = file(name, bytes);
         lines.push(run_error(&path, 3));
@@ -232,6 +236,8 @@ fn folders_are_not_guessed() {
     let mut lines = vec![check()];
     fs::write(folder.path().join("config.json"), "{}").unwrap();
     lines.push(check());
+    fs::write(folder.path().join("pytorch_model-00001-of-00002.bin"), "").unwrap();
+    lines.push(check());
     for name in ["b.gguf", "a.gguf"] {
         fs::write(folder.path().join(name), "").unwrap();
     }
@@ -359,6 +365,54 @@ fn output_that_cannot_be_written() {
     );
     let save = tokenmill_with(&["chat", "demo"], "/save /no/such/folder/talk.json\n").failed(4);
     insta::assert_snapshot!(save, @"error: cannot write to /no/such/folder/talk.json: No such file or directory");
+}
+
+#[test]
+fn a_model_that_is_not_there_is_said_before_a_prompt_is_read() {
+    let lines = [
+        "no-such-model",
+        "no-such-owner/model-GGUF",
+        "https://example.org/model.gguf",
+        "no-such-folder/model.gguf",
+    ]
+    .map(|model| tokenmill(["run", model]).failed(3));
+    insta::assert_snapshot!("missing_models", lines.join("\n"));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn standard_error_that_cannot_be_written_does_not_end_the_work() {
+    let full = || fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let run = ["run", "demo", "Once upon a time", "-n", "3", "--temp", "0"];
+    let output = command(run).stderr(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), tokenmill(run).ok());
+    // A failure keeps its code.
+    let output = command(["run", "no-such-model", "x"]).stderr(full()).output();
+    assert_eq!(output.unwrap().status.code(), Some(3));
+    for args in [&run[..], &["chat", "demo", "-n", "3"], &["run", "no-such-model"]] {
+        let mut child = command(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stderr.take());
+        let code = child.wait().unwrap().code();
+        assert!(matches!(code, Some(0 | 3)), "{args:?}: {code:?}");
+    }
+}
+
+#[test]
+fn a_port_in_use_says_what_to_do() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let outcome = tokenmill(["serve", "demo", "--port", &port]);
+    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+    let line = outcome.stderr.lines().last().unwrap();
+    assert!(
+        line.contains("another program listens there") && line.contains("--port N"),
+        "{line}"
+    );
 }
 
 #[test]

@@ -41,6 +41,22 @@ fn answered_text(result: &Value) -> &str {
 }
 
 #[test]
+#[cfg(target_os = "linux")]
+fn batch_writes_files_only_and_reads_lines_with_an_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("in.jsonl");
+    fs::write(&file, completion("a", "Hi", 1)).unwrap();
+    let line = tokenmill(["batch", "demo", arg(&file), "/dev/full"]).failed(3);
+    assert!(line.starts_with("error: /dev/full is not a file"), "{line}");
+    fs::File::create(&file).unwrap().set_len(40 << 20).unwrap();
+    let line = tokenmill(["batch", "demo", arg(&file), "out.jsonl"]).failed(3);
+    assert!(
+        line.contains("line 1 of ") && line.contains(" is longer than "),
+        "{line}"
+    );
+}
+
+#[test]
 fn batch_answers_good_lines_and_says_what_is_wrong_with_bad_ones() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in.jsonl"), folder.path().join("out.jsonl"));

@@ -88,6 +88,36 @@ fn tokenize_prints_ids_and_pieces() {
 }
 
 #[test]
+fn detokenize_is_the_way_back() {
+    let text = "Once upon a time";
+    let ids = tokenmill(["tokenize", "demo", text, "--ids", "--no-bos"]).ok();
+    assert_eq!(
+        tokenmill_with(&["detokenize", "demo"], &ids).ok(),
+        format!("{text}\n")
+    );
+    assert_eq!(
+        tokenmill(["detokenize", "demo", "618", "656,261"]).ok(),
+        "Once upon a\n"
+    );
+    let json = tokenmill(["tokenize", "demo", "Once upon", "--json"]).ok();
+    let found: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(found["ids"], serde_json::json!([0, 618, 656]));
+    assert_eq!(found["pieces"][1], "Once");
+    let json = tokenmill(["detokenize", "demo", "[0, 618]", "--json", "--skip-special"]).ok();
+    let found: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(found, serde_json::json!({"ids": [0, 618], "text": "Once"}));
+    for (ids, reason) in [
+        ("1x", "`1x` is not a token id"),
+        ("-1", "-1"),
+        ("99999", "99999 is not in the vocabulary"),
+    ] {
+        let outcome = tokenmill_with(&["detokenize", "demo"], ids);
+        assert_eq!(outcome.code, 3, "{ids}");
+        assert!(outcome.stderr.contains(reason), "{}", outcome.stderr);
+    }
+}
+
+#[test]
 fn tokenize_takes_vocabularies_and_tokenizer_json() {
     let mut comparisons = Comparisons::of("the program's ids of text");
     let Some(vocab) = comparisons.find("vocab") else {

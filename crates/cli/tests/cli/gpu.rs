@@ -142,11 +142,16 @@ fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
     }
     let devices = tokenmill(["devices"]).ok();
     assert!(devices.contains("GPU: none; no NVIDIA driver found"), "{devices}");
-    assert!(tokenmill(["doctor"]).ok().contains("no NVIDIA driver found"));
+    let doctor = tokenmill(["doctor"]).ok();
+    assert!(
+        doctor.contains("driver     none     no NVIDIA driver found"),
+        "{doctor}"
+    );
     let line = tokenmill([&GREEDY[..], &["--device", "cuda"]].concat()).failed(5);
     assert_eq!(
         line,
-        "error: the GPU cannot be used: no NVIDIA driver found; install one, or use the CPU"
+        "error: the GPU cannot be used: no NVIDIA driver found; install one, or use the CPU (hint: `-ngl auto`, the \
+         default, takes the CPU where no GPU can be used)"
     );
     let line = tokenmill(["doctor", "--device", "cuda", "--json"]);
     assert_eq!(line.code, 5, "{}", line.stderr);
@@ -195,7 +200,7 @@ fn a_gpu_that_cannot_be_used_is_refused_with_its_reason() {
     check(
         "",
         &["-ctk", "q8_0"],
-        &["does not support a KV store of Q8_0 keys"],
+        &["does not support KV stores of q8_0 keys"],
     );
     check(
         "mib=230",

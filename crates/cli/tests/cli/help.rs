@@ -19,6 +19,7 @@ fn every_command_explains_itself_with_examples() {
         "serve",
         "inspect",
         "tokenize",
+        "detokenize",
         "apply-template",
         "batch",
         "perplexity",

@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{File, OpenOptions, TryLockError},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
 };
@@ -44,6 +44,11 @@ impl Results {
     /// A file that cannot be opened, that another process writes to, or that holds something else.
     pub(super) fn open(path: &Path) -> Result<Self, Failure> {
         let unwritable = |error: io::Error| Failure::unwritable(path.display(), &error);
+        // What is done is read from it, and a device may never end.
+        if fs::metadata(path).is_ok_and(|metadata| !metadata.is_file()) {
+            let failure = Failure::input(format!("{} is not a file", path.display()));
+            return Err(failure.hint("OUTPUT also says what is done already, so it must be a file"));
+        }
         let file = OpenOptions::new()
             .read(true)
             .append(true)
@@ -172,8 +177,6 @@ fn is_begun(tail: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]

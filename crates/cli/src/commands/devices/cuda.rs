@@ -18,6 +18,11 @@ pub(super) fn describe(found: &Availability) -> Gpus {
     Gpus {
         cuda_version: found.cuda_version,
         problem,
+        is_absent: match found.problem {
+            Some(CudaExecError::NoDriver) => true,
+            Some(_) => false,
+            None => found.cuda_version.is_none(),
+        },
         devices: (found.devices.iter())
             .map(|gpu| Gpu {
                 ordinal: gpu.ordinal,

@@ -1,10 +1,10 @@
-//! Flags of llama.cpp that this program has under another name, or not at all, with what to do instead.
+//! Flags of llama.cpp and vLLM that this program has under another name, or not at all, with what to do instead.
 //!
 //! Separate from the commands because most stand for all of them. Invariant: the table only speaks where a command does
 //! not know the flag itself, and a flag in it is refused, never ignored.
-//! Source: `common/arg.cpp` of llama.cpp, for the names.
+//! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
 
-use crate::failure::Failure;
+use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
 
 /// Names of a flag, and what to do instead.
 type Row = (&'static [&'static str], &'static str);
@@ -12,7 +12,7 @@ type Row = (&'static [&'static str], &'static str);
 const NOTHING_TO_SWITCH: &str = "it is always so here; there is nothing to switch";
 const NOT_YET: &str = "there is no such thing here yet";
 
-const FLAGS: &[Row] = &[
+const LLAMA_CPP: &[Row] = &[
     (
         &["-fa", "--flash-attn"],
         "attention always works in tiles; there is nothing to switch",
@@ -37,8 +37,29 @@ const FLAGS: &[Row] = &[
         "`tokenmill run` continues texts, `tokenmill chat` converses",
     ),
     (
-        &["--system-prompt", "-sysf", "--system-prompt-file"],
-        "`tokenmill chat MODEL --system TEXT`",
+        &["-sys", "--system-prompt", "-sysf", "--system-prompt-file"],
+        "`tokenmill chat MODEL --system TEXT`; a client of `tokenmill serve` sends a system message",
+    ),
+    (
+        &["-co", "--color"],
+        "NO_COLOR=1 in the environment switches colours off; nothing else is needed",
+    ),
+    (
+        &["--no-webui", "--webui", "--path"],
+        "the web page is part of the program and is always served",
+    ),
+    (
+        &[
+            "--reasoning-format",
+            "--reasoning-budget",
+            "--chat-template-kwargs",
+        ],
+        "reasoning is part of the answer here; `chat` sets a variable of the template with /set, and requests to `serve` with \
+         `chat_template_kwargs`",
+    ),
+    (
+        &["-mm", "--mmproj", "--image", "--audio"],
+        "only text goes in and comes out here",
     ),
     (
         &["-r", "--reverse-prompt"],
@@ -70,7 +91,7 @@ const FLAGS: &[Row] = &[
             "-mu",
             "--model-url",
         ],
-        "nothing is downloaded; give a file or a folder",
+        HOW_TO_FETCH,
     ),
     (
         &["--jinja", "-cb", "--cont-batching", "-kvu", "--kv-unified"],
@@ -82,7 +103,8 @@ const FLAGS: &[Row] = &[
     ),
     (
         &["--chat-template", "--chat-template-file"],
-        "`tokenmill chat MODEL --template FILE`",
+        "the model's own template is used; `tokenmill chat MODEL --template FILE` takes another one, and in a Hugging Face \
+         folder the file chat_template.jinja does",
     ),
     (
         &[
@@ -189,10 +211,97 @@ const FLAGS: &[Row] = &[
     ),
 ];
 
-/// What to answer to a flag that the program does not know; `None` for one that llama.cpp does not know either.
+const VLLM: &[Row] = &[
+    (
+        &["--max-model-len", "--max-seq-len", "--context-length"],
+        "`-c N` is the size of the context",
+    ),
+    (
+        &["--max-tokens", "--max-new-tokens", "--max-completion-tokens"],
+        "`-n N` of `run` and `chat` is the longest answer; a client of `serve` sends `max_tokens`",
+    ),
+    (
+        &[
+            "--gpu-memory-utilization",
+            "--kv-cache-memory-bytes",
+            "--swap-space",
+        ],
+        "the memory follows from `-c`, and for `serve` from `--kv-cache-tokens`; `tokenmill doctor MODEL` shows it",
+    ),
+    (
+        &[
+            "-tp",
+            "--tensor-parallel-size",
+            "-pp",
+            "--pipeline-parallel-size",
+            "-dp",
+            "--data-parallel-size",
+        ],
+        "a model is on one device as a whole; `--device cpu` or `--device cuda:N` says which",
+    ),
+    (
+        &["--dtype", "-q", "--quantization", "--load-format"],
+        "weights stay in the types of the file; `-ctk` and `-ctv` say how keys and values are stored",
+    ),
+    (
+        &["--kv-cache-dtype"],
+        "`-ctk TYPE` and `-ctv TYPE` say how keys and values are stored",
+    ),
+    (
+        &[
+            "--enable-prefix-caching",
+            "--enable-chunked-prefill",
+            "--enforce-eager",
+            "--trust-remote-code",
+        ],
+        NOTHING_TO_SWITCH,
+    ),
+    (
+        &["--tokenizer", "--tokenizer-mode"],
+        "the tokenizer is the one of the model's file or folder",
+    ),
+    (&["--revision", "--download-dir"], HOW_TO_FETCH),
+    (
+        &["--enable-auto-tool-choice", "--tool-call-parser"],
+        "tool calls are not there yet",
+    ),
+    (
+        &["--reasoning-parser", "--enable-reasoning"],
+        "reasoning is part of the answer here",
+    ),
+    (
+        &["--speculative-config", "--speculative-model"],
+        "drafts by a second model are not there yet",
+    ),
+    (
+        &["--enable-lora", "--lora-modules"],
+        "adapters cannot be applied here yet; merge them into the model",
+    ),
+    (
+        &["--allowed-origins"],
+        "`tokenmill serve MODEL --cors-origin ORIGIN`",
+    ),
+    (&["--ssl-certfile"], "`tokenmill serve MODEL --tls-cert FILE`"),
+    (&["--ssl-keyfile"], "`tokenmill serve MODEL --tls-key FILE`"),
+    (
+        &[
+            "--uvicorn-log-level",
+            "--disable-log-requests",
+            "--enable-log-requests",
+        ],
+        "RUST_LOG says what `tokenmill serve` logs",
+    ),
+];
+
+/// What to answer to a flag that the program does not know; `None` for one that no other program is known to have.
 pub(crate) fn refusal(flag: &str) -> Option<Failure> {
-    let (_, instead) = FLAGS.iter().find(|(names, _)| names.contains(&flag))?;
-    Some(Failure::usage(format!("`{flag}` is an option of llama.cpp that is not one here")).hint(*instead))
+    [("llama.cpp", LLAMA_CPP), ("vLLM", VLLM)]
+        .iter()
+        .find_map(|(program, flags)| {
+            let (_, instead) = flags.iter().find(|(names, _)| names.contains(&flag))?;
+            let message = format!("`{flag}` is an option of {program} that is not one here");
+            Some(Failure::usage(message).hint(*instead))
+        })
 }
 
 /// As [`refusal`], for names of several letters behind one dash. The parser would read those as a row of short flags, or
@@ -211,7 +320,7 @@ mod tests {
     #[test]
     fn every_flag_stands_once_and_looks_like_one() {
         let mut seen = HashSet::new();
-        for name in FLAGS.iter().flat_map(|(names, _)| *names) {
+        for name in LLAMA_CPP.iter().chain(VLLM).flat_map(|(names, _)| *names) {
             assert!(seen.insert(name), "{name} stands twice");
             assert!(name.starts_with('-') && !name.contains('='), "{name}");
         }

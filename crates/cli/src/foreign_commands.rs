@@ -1,0 +1,82 @@
+//! Commands that other programs have and this one has not, with what to do instead.
+//!
+//! Separate from the commands because it only speaks where there is no such command.
+
+use std::path::Path;
+
+use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
+
+/// Names of a command, and what to do instead.
+type Row = (&'static [&'static str], &'static str);
+
+const COMMANDS: &[Row] = &[
+    (&["pull", "download", "fetch", "get"], HOW_TO_FETCH),
+    (
+        &["list", "ls", "models"],
+        "models are plain files, and no list of them is kept; `tokenmill inspect MODEL` describes one",
+    ),
+    (&["show", "info"], "`tokenmill inspect MODEL` describes a model"),
+    (
+        &["rm", "remove", "delete", "cp", "mv"],
+        "models are plain files; use the system's commands for files",
+    ),
+    (
+        &["ps", "stop", "status"],
+        "no server runs in the background; `tokenmill serve MODEL` runs until Ctrl-C and shows its work on its web page",
+    ),
+    (
+        &["create", "push", "convert", "quantize"],
+        "models are not made here; llama.cpp's tools convert and quantize",
+    ),
+    (
+        &["generate", "complete", "cli"],
+        "`tokenmill run MODEL PROMPT` continues a text, `tokenmill chat MODEL` converses",
+    ),
+    (&["server", "start"], "`tokenmill serve MODEL` answers over HTTP"),
+    (&["version"], "`tokenmill --version`"),
+];
+
+/// Whether a model was named where a command is expected.
+fn is_model(word: &str) -> bool {
+    let path = Path::new(word);
+    word == "demo" || path.exists() || path.extension().is_some_and(|extension| extension == "gguf")
+}
+
+/// What to answer to a command that does not exist; `None` where the parser's own answer, which may name a similar command,
+/// is as good.
+pub(crate) fn refusal(command: &str, has_suggestion: bool) -> Option<Failure> {
+    let row = COMMANDS.iter().find(|(names, _)| names.contains(&command));
+    let hint = match row {
+        Some((_, instead)) => (*instead).to_owned(),
+        None if is_model(command) => format!(
+            "a command comes before the model: `tokenmill chat {command}` converses, `tokenmill run {command} PROMPT` \
+             continues a text"
+        ),
+        None if has_suggestion => return None,
+        None => "`tokenmill --help` lists the commands; the model follows, as in `tokenmill chat model.gguf`"
+            .to_owned(),
+    };
+    Some(Failure::usage(format!("there is no command `{command}`")).hint(hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_command_stands_once() {
+        let mut seen = HashSet::new();
+        for name in COMMANDS.iter().flat_map(|(names, _)| *names) {
+            assert!(seen.insert(name), "{name} stands twice");
+        }
+    }
+
+    #[test]
+    fn a_similar_command_is_left_to_the_parser() {
+        assert!(refusal("chta", true).is_none());
+        assert!(refusal("demo", true).is_some());
+        assert!(refusal("xyz", false).is_some());
+    }
+}

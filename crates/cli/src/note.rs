@@ -1,0 +1,23 @@
+//! [`note!`]: lines for people on standard error.
+//!
+//! Separate because a note that cannot be written must not end the work: standard error may be closed or full, and the
+//! standard macros panic then.
+
+use std::{
+    fmt,
+    io::{self, Write as _},
+};
+
+/// Writes a line to standard error, formatted as by `println!`. A line that cannot be written is dropped.
+macro_rules! note {
+    ($($arg:tt)*) => {
+        $crate::note::write(format_args!($($arg)*))
+    };
+}
+pub(crate) use note;
+
+/// Writes a line; called by [`note!`].
+pub(crate) fn write(line: fmt::Arguments<'_>) {
+    // One write, so that lines of several processes do not mix.
+    let _unwritten = io::stderr().lock().write_all(format!("{line}\n").as_bytes());
+}
