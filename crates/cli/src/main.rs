@@ -4,6 +4,8 @@
 //! [`commands`]; what several share is in modules of its own. Invariant: nothing but this crate reads the environment, and an error
 //! is one line on stderr with a documented exit code.
 #![forbid(unsafe_code)]
+// `note!` stands for the macros that panic where standard error is closed.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod argv;
 mod commands;

@@ -207,6 +207,11 @@ impl Report {
         }
     }
 
+    /// Tokens of prompt and answer: what the context holds behind it.
+    pub(crate) fn n_tokens(&self) -> usize {
+        self.n_prompt + self.n_cached + self.n_generated
+    }
+
     /// One line for people.
     pub(crate) fn line(&self) -> String {
         let cached = match self.n_cached {

@@ -3,8 +3,11 @@
 //! Here are the turns; what a line of the user means is in `chat/line.rs`. Invariant: a turn that fails leaves the
 //! conversation as it was.
 
+mod completion;
 mod line;
 mod reader;
+mod saved;
+mod wrap;
 
 use std::{
     fs,
@@ -22,16 +25,19 @@ use tokenmill_text::{
 use self::{
     line::{HELP, Line, parse},
     reader::{LineReader, Read},
+    saved::Conversation,
+    wrap::Wrap,
 };
 use crate::{
     commands::{apply_template::now, tokenize::read_text},
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
+    note::note,
     numbers::{Limit, Seed},
     output,
     sampling::SamplingArgs,
-    session::{Request, Session},
+    session::{Report, Request, Session},
     visible::{visible, visible_lines},
 };
 
@@ -82,6 +88,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         messages: Vec::new(),
         tools,
         variables: Map::new(),
+        attached: String::new(),
+        last: None,
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
         n_predict: args.n_predict,
@@ -89,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let mut reader = LineReader::open()?;
     if reader.is_terminal() {
-        eprintln!(
+        note!(
             "{} is ready. /help lists what can be done.",
             visible(&session.name)
         );
@@ -103,9 +111,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let result = match parse(&text) {
             Ok(Line::Nothing) => Ok(()),
             Ok(Line::Bye) => return Ok(()),
-            Ok(Line::Say { role, text }) => {
+            Ok(line @ (Line::Say { .. } | Line::Regen)) => {
                 interrupt.clear();
-                let result = chat.turn(&session, role, &text, &interrupt);
+                let result = match line {
+                    Line::Say { role, text } => chat.turn(&session, role, &text, &interrupt),
+                    _ => chat.again(&session, &interrupt),
+                };
                 // A press that stopped the answer is served; the next one is a first one again.
                 interrupt.clear();
                 result
@@ -118,7 +129,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             if !reader.is_terminal() {
                 return Err(failure);
             }
-            eprintln!("{}", failure.line());
+            note!("{}", failure.line());
         }
     }
 }
@@ -135,6 +146,19 @@ fn read_tools(path: &Path) -> Result<Value, Failure> {
     }
 }
 
+/// What to do about a context that is full.
+const MAKE_ROOM: &str =
+    "/drop forgets the oldest exchange, /undo the last, /clear all; -c N at the start gives more";
+
+/// Whether the next exchanges may not fit any more.
+fn is_nearly_full(n_tokens: usize, n_ctx: usize) -> bool {
+    n_tokens < n_ctx && n_tokens * 5 >= n_ctx * 4
+}
+
+fn nothing_said() -> Failure {
+    Failure::usage("nothing has been said yet")
+}
+
 /// A conversation and how it is held.
 struct Chat {
     prompt: ChatPrompt,
@@ -145,6 +169,10 @@ struct Chat {
     tools: Option<Value>,
     /// Variables for the template.
     variables: Map<String, Value>,
+    /// Text of files, for the next message.
+    attached: String,
+    /// What the last answer took.
+    last: Option<Report>,
     params: SamplingParams,
     has_fixed_seed: bool,
     n_predict: Limit,
@@ -166,16 +194,30 @@ impl Chat {
         text: &str,
         interrupt: &Interrupt,
     ) -> Result<(), Failure> {
+        let text = format!("{}{text}", self.attached);
         self.messages.push(json!({"role": role, "content": text}));
-        let result = self.answer(session, interrupt);
-        match &result {
-            Ok(answer) => self
-                .messages
-                .push(json!({"role": "assistant", "content": answer})),
-            Err(_) => {
+        match self.answer(session, interrupt) {
+            Ok(answer) => {
+                self.attached.clear();
+                self.messages
+                    .push(json!({"role": "assistant", "content": answer}));
+                Ok(())
+            }
+            Err(failure) => {
                 self.messages.pop();
+                Err(failure)
             }
         }
+    }
+
+    /// Another answer to the last message.
+    fn again(&mut self, session: &Session, interrupt: &Interrupt) -> Result<(), Failure> {
+        let before = (self.messages.pop()).ok_or_else(|| Failure::usage("there is no answer yet"))?;
+        let result = self.answer(session, interrupt);
+        self.messages.push(match &result {
+            Ok(answer) => json!({"role": "assistant", "content": answer}),
+            Err(_) => before,
+        });
         result.map(|_| ())
     }
 
@@ -193,6 +235,13 @@ impl Chat {
             ..RenderOptions::default()
         };
         let ids = self.prompt.encode(&session.tokenizer, &context, &options)?;
+        if ids.len() >= session.n_ctx() {
+            let (n_tokens, n_ctx) = (ids.len(), session.n_ctx());
+            let message = format!(
+                "the conversation has {n_tokens} tokens with this message, which leaves no room in a context of {n_ctx}"
+            );
+            return Err(Failure::input(message).hint(MAKE_ROOM));
+        }
         let request = Request {
             prompt: &ids,
             sampling: self.params.clone(),
@@ -200,20 +249,32 @@ impl Chat {
             stops: &[],
             n_samples: 1,
         };
-        let answers = session.generate(&request, interrupt, &mut |_, piece| output::print(piece));
+        // A file or a pipe gets the text as it is.
+        let n_columns = output::is_terminal()
+            .then(|| console::Term::stdout().size_checked())
+            .flatten();
+        let mut wrap = Wrap::new(n_columns.map(|(_, n_columns)| n_columns.into()));
+        let answers = session.generate(&request, interrupt, &mut |_, piece| {
+            output::print_generated(&wrap.push(piece))
+        });
         // What was shown so far gets its line end also when the rest failed.
-        output::print("\n")?;
+        output::print_generated(&format!("{}\n", wrap.finish()))?;
         let [answer] = <[_; 1]>::try_from(answers?).expect("one sample was asked for");
         match answer.report.finish {
             FinishReason::Stop => {}
-            FinishReason::Cancelled => eprintln!("[stopped]"),
+            FinishReason::Cancelled => note!("[stopped]"),
             FinishReason::Length => match answer.report.cut_at {
-                Some(n) => eprintln!("[cut at the limit of {n} tokens; /set n_predict -1 lifts it]"),
-                None => eprintln!(
-                    "[cut where the context of {} tokens ends; /clear starts over, and -c N at the start gives more]",
+                Some(n) => note!("[cut at the limit of {n} tokens; /set n_predict -1 lifts it]"),
+                None => note!(
+                    "[cut where the context of {} tokens ends; {MAKE_ROOM}]",
                     session.n_ctx()
                 ),
             },
+        }
+        self.last = Some(answer.report);
+        let (n_tokens, n_ctx) = (answer.report.n_tokens(), session.n_ctx());
+        if is_nearly_full(n_tokens, n_ctx) {
+            note!("[the conversation takes {n_tokens} of {n_ctx} tokens; {MAKE_ROOM}]");
         }
         if !self.has_fixed_seed {
             self.params.seed = self.params.seed.wrapping_add(1);
@@ -227,18 +288,77 @@ impl Chat {
             Line::Help => output::print(HELP),
             Line::Clear => {
                 self.messages.clear();
+                self.attached.clear();
+                Ok(())
+            }
+            Line::Undo => {
+                let n_kept = saved::starts(&self.messages).last().copied();
+                self.messages.truncate(n_kept.ok_or_else(nothing_said)?);
+                note!(
+                    "[the last exchange is forgotten; {} are left]",
+                    self.n_exchanges()
+                );
+                Ok(())
+            }
+            Line::Drop => {
+                let starts = saved::starts(&self.messages);
+                let n_dropped = starts.get(1).copied().unwrap_or(self.messages.len());
+                starts.first().ok_or_else(nothing_said)?;
+                self.messages.drain(..n_dropped);
+                note!(
+                    "[the oldest exchange is forgotten; {} are left]",
+                    self.n_exchanges()
+                );
+                Ok(())
+            }
+            Line::File(path) => {
+                let text = read_text(path)?;
+                note!(
+                    "[{}, {} lines, goes with the next message]",
+                    path.display(),
+                    text.lines().count()
+                );
+                self.attached.push_str(&text);
+                if !text.ends_with('\n') {
+                    self.attached.push('\n');
+                }
+                self.attached.push('\n');
                 Ok(())
             }
             Line::Save(path) => {
                 let text = format!("{:#}\n", json!({"messages": self.transcript()}));
                 fs::write(path, text).map_err(|error| Failure::unwritable(path.display(), &error))?;
-                eprintln!("[saved to {}]", path.display());
+                note!("[saved to {}]", path.display());
+                Ok(())
+            }
+            Line::Load(path) => {
+                let Conversation { system, messages } = Conversation::read(path)?;
+                (self.system, self.messages) = (system, messages);
+                note!(
+                    "[{} exchanges loaded from {}]",
+                    self.n_exchanges(),
+                    path.display()
+                );
+                Ok(())
+            }
+            Line::Stats => {
+                let last = self.last.ok_or_else(nothing_said)?;
+                note!(
+                    "{}\n[the context holds {} of {} tokens]",
+                    last.line(),
+                    last.n_tokens(),
+                    session.n_ctx()
+                );
                 Ok(())
             }
             Line::Set { name, value } => self.set(name, value, session),
             Line::Show(what) => self.show(what, session),
-            Line::Nothing | Line::Bye | Line::Say { .. } => Ok(()),
+            Line::Nothing | Line::Bye | Line::Say { .. } | Line::Regen => Ok(()),
         }
+    }
+
+    fn n_exchanges(&self) -> usize {
+        saved::starts(&self.messages).len()
     }
 
     fn set(&mut self, name: &str, value: &str, session: &Session) -> Result<(), Failure> {

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod batch;
+mod chat;
 mod commands;
 mod demo;
 #[cfg(target_os = "linux")]
@@ -15,3 +16,5 @@ mod interrupt;
 mod options;
 mod perplexity;
 mod support;
+#[cfg(target_os = "linux")]
+mod terminal;

@@ -73,6 +73,19 @@ fn flags_of_llama_cpp_are_answered_by_name() {
         "run demo x --grammar root",
         "bench demo -pg 512,128",
         "serve demo --alias name",
+        "run demo x -sys y",
+        "tokenize demo x -ngl 99",
+        "run demo x --max-tokens 5",
+        "serve demo --max-model-len 4096",
+        "serve demo --gpu-memory-utilization 0.9",
+        "serve demo --tensor-parallel-size 2",
+        "serve demo --dtype auto",
+        "run demo x --color",
+        "run demo x -co",
+        "serve demo --no-webui",
+        "serve demo --reasoning-format none",
+        "serve demo --mmproj x",
+        "serve demo --chat-template x",
     ]
     .iter()
     .map(|line| format!("{line}\n  {}", refused(line, 2)))
@@ -96,6 +109,39 @@ fn flags_of_llama_cpp_are_answered_by_name() {
         "cpu",
     ];
     assert!(tokenmill(args).ok().starts_with("Once"));
+}
+
+#[test]
+fn commands_of_other_programs_are_answered_by_name() {
+    let lines: Vec<String> = [
+        "pull llama3",
+        "list",
+        "show llama3",
+        "rm llama3",
+        "ps",
+        "llama3",
+        "no-such-file.gguf",
+        "demo",
+        "-m no-such-file.gguf",
+    ]
+    .iter()
+    .map(|line| format!("{line}\n  {}", refused(line, 2)))
+    .collect();
+    insta::assert_snapshot!(lines.join("\n"));
+    assert!(refused("chta demo", 2).contains("unrecognized subcommand"));
+}
+
+#[test]
+fn more_threads_than_processors_are_warned_of() {
+    let outcome = tokenmill(["run", "demo", "Once", "-n", "1", "-t", "1000"]);
+    assert!(
+        outcome.stderr.starts_with("`-t 1000` is more than the "),
+        "{}",
+        outcome.stderr
+    );
+    assert!(outcome.ok().starts_with("Once"));
+    let outcome = tokenmill(["run", "demo", "Once", "-n", "1", "-t", "1"]);
+    assert!(!outcome.stderr.contains("processors"), "{}", outcome.stderr);
 }
 
 #[test]
@@ -201,7 +247,8 @@ fn an_answer_that_is_cut_names_what_lifts_the_limit() {
     );
     assert_eq!(
         chat(&["-c", "16"]),
-        "[cut where the context of 16 tokens ends; /clear starts over, and -c N at the start gives more]\n"
+        "[cut where the context of 16 tokens ends; /drop forgets the oldest exchange, /undo the last, /clear all; \
+         -c N at the start gives more]\n"
     );
 }
 

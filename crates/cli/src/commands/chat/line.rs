@@ -12,8 +12,14 @@ pub(super) const HELP: &str = "\
 /set NAME VALUE   change a setting (system, temp, top_k, top_p, min_p, repeat_penalty, seed, n_predict, …)
                   or a variable of the chat template (such as enable_thinking false)
 /show             show the settings; /show messages, /show tools, /show template
+/undo             take the last exchange back
+/regen            answer the last message again
+/drop             forget the oldest exchange, to make room in the context
 /clear            forget the conversation
+/file FILE        send the text of a file with the next message
 /save FILE        write the conversation to a file, as JSON
+/load FILE        continue a conversation that was saved
+/stats            show what the last answer took, and how full the context is
 /tool TEXT        answer a tool call of the model
 /bye              leave (also Ctrl-D)
 \"\"\"               begins and ends a text of several lines
@@ -35,10 +41,22 @@ pub(super) enum Line<'a> {
         value: &'a str,
     },
     Show(&'a str),
+    Undo,
+    Regen,
+    Drop,
     Clear,
+    File(PathBuf),
     Save(PathBuf),
+    Load(PathBuf),
+    Stats,
     Bye,
 }
+
+/// The commands, for completion.
+pub(super) const COMMANDS: [&str; 14] = [
+    "/bye", "/clear", "/drop", "/file", "/help", "/load", "/regen", "/save", "/set", "/show", "/stats",
+    "/tool", "/undo", "/quit",
+];
 
 /// Reads a line.
 ///
@@ -61,10 +79,16 @@ pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
     Ok(match name {
         "help" | "?" => Line::Help,
         "bye" | "exit" | "quit" => Line::Bye,
-        "clear" => Line::Clear,
+        "undo" => Line::Undo,
+        "regen" | "regenerate" => Line::Regen,
+        "drop" => Line::Drop,
+        "clear" | "new" => Line::Clear,
+        "stats" => Line::Stats,
         "show" => Line::Show(rest),
-        "save" if rest.is_empty() => return Err(needs("a file")),
+        "save" | "load" | "file" if rest.is_empty() => return Err(needs("a file")),
         "save" => Line::Save(PathBuf::from(rest)),
+        "load" => Line::Load(PathBuf::from(rest)),
+        "file" => Line::File(PathBuf::from(rest)),
         "tool" if rest.is_empty() => return Err(needs("the tool's answer")),
         "tool" => Line::Say {
             role: "tool",
@@ -123,8 +147,24 @@ mod tests {
 
     #[test]
     fn unknown_commands_are_not_sent_to_the_model() {
-        for line in ["/frobnicate", "/save", "/set temp", "/tool"] {
+        for line in ["/frobnicate", "/save", "/load", "/file", "/set temp", "/tool"] {
             assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_command_is_completed_and_in_the_help() {
+        for command in COMMANDS {
+            // Some need more, and say so; none is unknown.
+            let known = match parse(command) {
+                Ok(_) => true,
+                Err(failure) => failure.line().contains(" needs "),
+            };
+            assert!(known, "{command}");
+            assert!(
+                command == "/help" || command == "/quit" || HELP.contains(command),
+                "{command}"
+            );
         }
     }
 }

@@ -6,8 +6,9 @@ use std::{
     path::PathBuf,
 };
 
-use rustyline::{DefaultEditor, error::ReadlineError};
+use rustyline::{CompletionType, Config, Editor, error::ReadlineError, history::DefaultHistory};
 
+use super::completion::Completion;
 use crate::failure::Failure;
 
 /// Begins and ends a text of several lines.
@@ -16,7 +17,7 @@ const QUOTES: &str = "\"\"\"";
 /// Lines of a person or of a pipe.
 pub(super) enum LineReader {
     Editor {
-        editor: Box<DefaultEditor>,
+        editor: Box<Editor<Completion, DefaultHistory>>,
         history: Option<PathBuf>,
     },
     Pipe(io::Lines<io::StdinLock<'static>>),
@@ -38,7 +39,9 @@ impl LineReader {
         if !io::stdin().is_terminal() {
             return Ok(Self::Pipe(io::stdin().lock().lines()));
         }
-        let mut editor = DefaultEditor::new().map_err(|error| terminal_failure(&error))?;
+        let config = Config::builder().completion_type(CompletionType::List).build();
+        let mut editor = Editor::with_config(config).map_err(|error| terminal_failure(&error))?;
+        editor.set_helper(Some(Completion::new()));
         let history = history_path();
         if let Some(path) = &history {
             // The first chat has no history yet.

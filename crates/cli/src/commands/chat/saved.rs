@@ -1,0 +1,109 @@
+//! [`Conversation`]: a conversation in a file, as `/save` writes it, and its parts.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{commands::tokenize::read_text, failure::Failure};
+
+/// Roles that a message may have.
+const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
+/// A saved conversation.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    pub(super) system: Option<String>,
+    /// The messages behind the system message.
+    pub(super) messages: Vec<Value>,
+}
+
+impl Conversation {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or holds something else.
+    pub(super) fn read(path: &Path) -> Result<Self, Failure> {
+        Self::parse(&read_text(path)?).map_err(|reason| {
+            Failure::input(format!("{} is no conversation: {reason}", path.display()))
+                .hint("/save writes one: {\"messages\": [{\"role\": …, \"content\": …}]}")
+        })
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut file: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let Some(Value::Array(mut messages)) = file.get_mut("messages").map(Value::take) else {
+            return Err("`messages` is not there as an array".to_owned());
+        };
+        for (at, message) in messages.iter().enumerate() {
+            let role = message["role"].as_str().unwrap_or_default();
+            if !ROLES.contains(&role) {
+                return Err(format!("`messages[{at}].role` is none of {}", ROLES.join(", ")));
+            }
+            if !message["content"].is_string() {
+                return Err(format!("`messages[{at}].content` is not a text"));
+            }
+            if role == "system" && at > 0 {
+                return Err(format!(
+                    "`messages[{at}]` is a system message, which can only be the first"
+                ));
+            }
+        }
+        let has_system = messages.first().is_some_and(|first| first["role"] == "system");
+        let system = has_system.then(|| messages.remove(0));
+        if messages.last().is_some_and(|last| last["role"] != "assistant") {
+            return Err("its last message has no answer".to_owned());
+        }
+        Ok(Self {
+            system: system.and_then(|message| message["content"].as_str().map(str::to_owned)),
+            messages,
+        })
+    }
+}
+
+/// Where each exchange begins: at a message of the user, or at whatever comes first.
+pub(super) fn starts(messages: &[Value]) -> Vec<usize> {
+    (messages.iter().enumerate())
+        .filter(|(at, message)| *at == 0 || message["role"] == "user")
+        .map(|(at, _)| at)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_saved_conversation_is_read_back() {
+        let text = json!({"messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello"},
+            {"role": "tool", "content": "7"},
+            {"role": "assistant", "content": "Seven"},
+            {"role": "user", "content": "Bye"},
+            {"role": "assistant", "content": "Bye"},
+        ]})
+        .to_string();
+        let found = Conversation::parse(&text).unwrap();
+        assert_eq!(found.system.as_deref(), Some("Be brief."));
+        assert_eq!(found.messages.len(), 6);
+        assert_eq!(starts(&found.messages), [0, 4]);
+    }
+
+    #[test]
+    fn what_is_no_conversation_is_refused_with_its_reason() {
+        for (text, reason) in [
+            ("{", "EOF"),
+            ("[]", "`messages`"),
+            (r#"{"messages": 1}"#, "`messages`"),
+            (r#"{"messages": [1]}"#, "`messages[0].role`"),
+            (r#"{"messages": [{"role": "user"}]}"#, "`messages[0].content`"),
+            (r#"{"messages": [{"role": "user", "content": "a"}]}"#, "no answer"),
+        ] {
+            let found = Conversation::parse(text).unwrap_err();
+            assert!(found.contains(reason), "{text}: {found}");
+        }
+    }
+}
