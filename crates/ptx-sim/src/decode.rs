@@ -61,10 +61,15 @@ pub(crate) fn kernel(
     let mut offset = 0u32;
     for param in &function.params {
         let bytes = param.bytes.unwrap_or(0);
-        offset = offset.next_multiple_of(param.align);
+        let too_large = || LoadError::VariablesTooLarge {
+            name: param.name.clone(),
+        };
+        offset = offset
+            .checked_next_multiple_of(param.align)
+            .ok_or_else(too_large)?;
         params.insert(param.name.clone(), Symbol::Param { offset });
         decoder.kernel.params.push(Param { offset, bytes });
-        offset += bytes;
+        offset = offset.checked_add(bytes).ok_or_else(too_large)?;
     }
     decoder.function(&function.name, body, params)?;
     decoder.finish()
@@ -191,7 +196,7 @@ impl Decoder<'_> {
                 }
             }
             StatementKind::Variable(variable) => {
-                let symbol = self.new_variable(variable);
+                let symbol = self.new_variable(variable)?;
                 self.declare(&variable.name, symbol);
             }
             StatementKind::BranchTargets(_) => {}
@@ -374,16 +379,21 @@ impl Decoder<'_> {
         })
     }
 
-    fn new_variable(&mut self, variable: &Variable) -> Symbol {
+    fn new_variable(&mut self, variable: &Variable) -> Result<Symbol, LoadError> {
         let bytes = variable.bytes.unwrap_or(0);
         let (space, end) = match variable.space {
             VariableSpace::Shared => (Space::Shared, &mut self.kernel.shared_bytes),
             _ => (Space::Local, &mut self.kernel.local_bytes),
         };
-        *end = end.next_multiple_of(variable.align);
-        let address = Constant::Immediate(u64::from(*end));
-        *end += bytes;
-        Symbol::Variable { space, address }
+        let start = end.checked_next_multiple_of(variable.align);
+        let Some((start, new_end)) = start.and_then(|start| Some((start, start.checked_add(bytes)?))) else {
+            return Err(LoadError::VariablesTooLarge {
+                name: variable.name.clone(),
+            });
+        };
+        *end = new_end;
+        let address = Constant::Immediate(u64::from(start));
+        Ok(Symbol::Variable { space, address })
     }
 
     fn symbol(&mut self, name: &str) -> Result<Symbol, LoadError> {
@@ -420,7 +430,7 @@ impl Decoder<'_> {
                 address: Constant::DynamicShared,
             }
         } else {
-            self.new_variable(variable)
+            self.new_variable(variable)?
         };
         if let Symbol::Variable { address, .. } = symbol {
             self.module_shared.insert(name.to_owned(), address);

@@ -52,6 +52,12 @@ pub enum LoadError {
         /// The function called.
         name: String,
     },
+    /// Variables of one space, or parameters, that together are longer than an address can say.
+    #[error("the variables of one space up to `{name}` take 4 GiB or more")]
+    VariablesTooLarge {
+        /// The first that does not fit.
+        name: String,
+    },
     /// More registers, constants or instructions than an index can hold.
     #[error("kernel `{kernel}` has more than 65536 registers and constants of one width")]
     TooLarge {

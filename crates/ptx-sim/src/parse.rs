@@ -46,6 +46,11 @@ pub(crate) enum VariableSpace {
     Param,
 }
 
+/// Longest variable. Devices have more memory, but no kernel declares it.
+const MAX_VARIABLE_BYTES: u32 = 1 << 28;
+/// Largest alignment of a variable.
+const MAX_ALIGN: u32 = 4096;
+
 /// A variable, parameter or return value.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
@@ -306,7 +311,13 @@ impl Parser {
         let name = loop {
             let word = self.word()?;
             match word.as_str() {
-                ".align" => align = Some(self.u32()?),
+                ".align" => {
+                    let found = self.u32()?;
+                    if found > MAX_ALIGN {
+                        return self.error("an alignment of at most 4096");
+                    }
+                    align = Some(found);
+                }
                 ".ptr" | ".global" | ".shared" | ".const" | ".local" if space == VariableSpace::Param => {}
                 _ if word.starts_with('.') => {
                     if let Some(named) = Ty::from_name(&word[1..]) {
@@ -328,9 +339,10 @@ impl Parser {
                 bytes = None;
             } else {
                 let count = self.u32()?;
-                bytes = bytes.and_then(|bytes| bytes.checked_mul(count));
+                bytes = (bytes.and_then(|bytes| bytes.checked_mul(count)))
+                    .filter(|&bytes| bytes <= MAX_VARIABLE_BYTES);
                 if bytes.is_none() {
-                    return self.error("an array below 4 GiB");
+                    return self.error("an array of at most 256 MiB");
                 }
                 self.expect(']')?;
             }

@@ -12,6 +12,25 @@ fn the_module_itself_loads() {
 }
 
 #[test]
+fn variables_beyond_any_memory_are_refused() {
+    let error = |declarations: &str| {
+        let ptx = format!(".version 8.3\n.target sm_80\n.visible .entry f() {{\n{declarations}\nret;\n}}\n");
+        Module::load(&ptx, &mut DeviceMemory::new())
+            .unwrap_err()
+            .to_string()
+    };
+    assert!(error(".shared .b8 a[4294967295];").contains("an array of at most 256 MiB"));
+    assert!(error(".shared .align 8192 .b8 a[1];").contains("an alignment of at most 4096"));
+    let many: String = (0..17)
+        .map(|i| format!(".shared .b8 a{i}[268435456];\n"))
+        .collect();
+    assert_eq!(
+        error(&many),
+        "the variables of one space up to `a15` take 4 GiB or more"
+    );
+}
+
+#[test]
 fn mutated_modules_are_refused_or_load() {
     let mut random = Random::new(8);
     let (mut n_refused, mut n_loaded) = (0, 0);
