@@ -137,12 +137,15 @@ fn broken_weights_are_named() {
 
 #[test]
 fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
-    let header =
-        r#"{"model.embed_tokens.weight": {"dtype": "F32", "shape": [4, 8], "data_offsets": [0, 128]}}"#;
-    let bytes = safetensors(header, &[0; 128]);
+    let header = folder_parts::header().to_string();
+    let bytes = folder_parts::safetensors(&header, folder_parts::N_DATA_BYTES);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
-    std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
+    std::fs::write(
+        folder.path().join("config.json"),
+        folder_parts::config().to_string(),
+    )
+    .unwrap();
     std::fs::write(&path, &bytes).unwrap();
     let model = Model::open(folder.path()).unwrap();
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
@@ -154,7 +157,7 @@ fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
     assert_eq!(
         error.unwrap_err().to_string(),
         format!(
-            "cannot read tensor `token_embd.weight`: {} was opened with {} bytes and has become shorter; leave the \
+            "cannot read tensor `output_norm.weight`: {} was opened with {} bytes and has become shorter; leave the \
              file alone while it is read",
             path.display(),
             bytes.len()

@@ -210,7 +210,7 @@ fn mutated_tokenizer_files_are_refused_or_work() {
         tokenizer.decode(&ids, DecodeOptions::default());
     }
     assert!(
-        n_refused > 1000 && n_built > 1000,
+        n_refused > 1000 && n_built > 300,
         "{n_refused} refused, {n_built} built"
     );
 }
@@ -242,7 +242,7 @@ fn mutated_templates_are_refused_or_render_within_limits() {
         }
     }
     assert!(
-        n_refused > 500 && n_rendered > 200,
+        n_refused > 500 && n_rendered > 50,
         "{n_refused} refused, {n_rendered} rendered"
     );
     assert!(started.elapsed() < Duration::from_mins(5));
