@@ -13,9 +13,9 @@ use anyhow::{Context, bail, ensure};
 use serde_json::json;
 use tokenmill_backend::{Backend, KvType};
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_cuda_exec::{Device, SimOptions, Simulator};
+use tokenmill_cuda_exec::{CudaBackend, Device};
 use tokenmill_quant::CpuFeatures;
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, Subject};
 
 /// Check what every backend must do; a non-zero exit code if a claim does not hold

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
 };
-use tokenmill_cuda_exec::{CudaBackend, StepTimes};
-use tokenmill_cuda_exec::{Device, SimOptions, Simulator, Stream};
+use tokenmill_cuda_exec::{CudaBackend, Device, StepTimes, Stream};
 use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::generate::run as run_step;
 
 /// Measure prefill, decode of several batch sizes, replay against eager launches, and copies on a GPU

@@ -254,8 +254,10 @@ pub(crate) fn check_head_dims(dim_k: usize, dim_v: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_sim_driver::{SimOptions, Simulator};
+
     use super::*;
-    use crate::{SimOptions, Simulator};
+    use crate::driver::simulated;
 
     const SHAPES: [KvLayerShape; 2] = [
         KvLayerShape {
@@ -316,7 +318,7 @@ mod tests {
     #[test]
     fn pages_survive_the_way_to_the_host_and_back() {
         for ty in [KvType::F16, KvType::F32] {
-            let device = Simulator::new(&SimOptions::default()).device();
+            let device = simulated(&Simulator::new(&SimOptions::default()));
             let mut store = KvStore::new(&device, &layout(ty, 5, 3)).unwrap();
             fill(&mut store, 1, 7);
             fill(&mut store, 2, 11);
@@ -344,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_page_that_does_not_exist_moves_nothing() {
-        let device = Simulator::new(&SimOptions::default()).device();
+        let device = simulated(&Simulator::new(&SimOptions::default()));
         let mut store = KvStore::new(&device, &layout(KvType::F16, 2, 1)).unwrap();
         fill(&mut store, 0, 3);
         let before = read(&mut store, 1);

@@ -4,16 +4,16 @@
 //! quantized weights as GGUF files hold them, [`Ops`] has the operations, [`Capture`] records a sequence of them once and
 //! [`Graph`] replays it. [`probe`] says what the machine offers and why it would not be used.
 //!
-//! The key decision is one narrow seam to the driver with two implementations: the real one, and (feature `sim`) one that
-//! interprets the shipped kernels on the CPU. Everything above it is the same, so everything above it, and every kernel,
-//! is tested on machines without a GPU.
+//! The key decision is that the driver is a table of its functions, found by name: [`Api`]. Tests find them in
+//! `tokenmill-sim-driver`, which interprets the shipped kernels on the CPU. So every line of this crate, the calls of the driver
+//! included, and every kernel is tested on machines without a GPU.
 //!
 //! ```
-//! # #[cfg(feature = "sim")] {
 //! use tokenmill_cuda_exec::{
-//!     Capture, Input, MatrixUse, Ops, Product, QuantizedRows, SimOptions, Simulator, Stream, Uploader,
+//!     Capture, Input, MatrixUse, Ops, Product, QuantizedRows, Uploader,
 //! };
 //! use tokenmill_gguf::TensorType;
+//! use tokenmill_sim_driver::{SimOptions, Simulator};
 //!
 //! // On a GPU: `Device::open(0)?`.
 //! let device = Simulator::new(&SimOptions::default()).device();
@@ -45,7 +45,6 @@
 //! device.upload_to(&[2.0; 256], &x.view_mut())?;
 //! graph.replay()?;
 //! assert!((device.download(y.view())?[0] - 1536.0).abs() < 0.2);
-//! # }
 //! # Ok::<(), tokenmill_cuda_exec::CudaExecError>(())
 //! ```
 
@@ -69,11 +68,9 @@ mod self_test;
 
 pub use backend::{CudaBackend, CudaBuffer, StepTimes, Trace};
 pub use driver::{
-    Args, Availability, Buffer, Capture, Device, DeviceInfo, DeviceReport, Fence, Graph, Kernel, LaunchShape,
-    Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe,
+    Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceReport, Fence, Graph,
+    Kernel, LaunchShape, Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe,
 };
-#[cfg(feature = "sim")]
-pub use driver::{Fault, SimOptions, Simulator};
 pub use error::CudaExecError;
 pub use graph_cache::{GraphCache, StepPlan};
 pub use kv::{KvLayer, KvLayerMut, KvStore};

@@ -68,16 +68,18 @@ pub fn self_test(device: &Device) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
+
     use super::*;
-    use crate::{Fault, SimOptions, Simulator};
+    use crate::driver::simulated;
 
     #[test]
     fn a_device_that_computes_passes_and_a_lost_one_does_not() {
         let simulator = Simulator::new(&SimOptions::default());
-        self_test(&simulator.device()).unwrap();
+        self_test(&simulated(&simulator)).unwrap();
         simulator.inject(Fault::Lose { after: 0 });
         assert!(matches!(
-            self_test(&simulator.device()),
+            self_test(&simulated(&simulator)),
             Err(CudaExecError::Lost { .. })
         ));
     }

@@ -1,8 +1,7 @@
 //! The two streams of a device, captures and their cache: what is in order and what is not.
 
-use tokenmill_cuda_exec::{
-    Capture, CudaExecError, Device, GraphCache, Ops, QuantizedRows, SimOptions, Simulator, StepPlan, Stream,
-};
+use tokenmill_cuda_exec::{Capture, CudaExecError, Device, GraphCache, Ops, QuantizedRows, StepPlan, Stream};
+use tokenmill_sim_driver::{SimOptions, Simulator};
 
 fn device() -> Device {
     Simulator::new(&SimOptions::default()).device()

@@ -2,9 +2,21 @@
 //!
 //! For tests only. Built as a shared library and put before the real one as `libcuda.so.1`, it lets a whole program run its
 //! CUDA path (its search for the driver, its calls, its kernels, its captured graphs) on a machine without a GPU, and meet
-//! every failure that a driver can report. Only what tokenmill calls is there; anything else fails to resolve. The order of work is
-//! the simplest a driver may choose: each call is done when it returns. (Laziness is what `cuda-exec`'s own simulated
-//! device tests.)
+//! every failure that a driver can report. Only what tokenmill calls is there; anything else fails to resolve.
+//!
+//! Used as a Rust library, [`Simulator`] adds a GPU to the process, opens it through the same functions, lets things go wrong
+//! and counts what was done:
+//!
+//! ```
+//! use tokenmill_sim_driver::{SimOptions, Simulator};
+//!
+//! let simulator = Simulator::new(&SimOptions::default());
+//! let device = simulator.device();
+//! let numbers = device.upload("numbers", &[1u32, 2, 3])?;
+//! assert_eq!(device.download(numbers.view())?, [1, 2, 3]);
+//! assert_eq!(simulator.copy_counts(), (1, 1));
+//! # Ok::<(), tokenmill_cuda_exec::CudaExecError>(())
+//! ```
 //!
 //! The variable `TOKENMILL_SIM_DRIVER` says what the machine is like, as `name=value` separated by commas:
 //!
@@ -25,5 +37,16 @@
 
 #[expect(unsafe_code, reason = "the C interface is one of raw pointers")]
 mod api;
+mod code;
+mod context;
+mod counts;
+mod fault;
+mod gpu;
+#[expect(unsafe_code, reason = "copies reach the memory of callers by its address")]
+mod host_memory;
 mod machine;
-mod state;
+mod simulator;
+
+pub use api::symbol;
+pub use fault::Fault;
+pub use simulator::{SimOptions, Simulator};

@@ -1,4 +1,4 @@
-//! [`Machine`]: what the simulated machine is like.
+//! [`Machine`]: what the simulated machine and its GPUs are like.
 //!
 //! Separate from its state because it is read once and never changes. Invariant: a setting that is not understood stops the
 //! program, so no test passes because the fault was missing.
@@ -12,14 +12,35 @@ const VARIABLE: &str = "TOKENMILL_SIM_DRIVER";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Machine {
     pub(crate) n_devices: i32,
-    pub(crate) capability: (i32, i32),
     /// As the driver numbers it: 12040 for 12.4.
     pub(crate) cuda_version: i32,
+    pub(crate) gpu: GpuSpec,
+}
+
+/// What a simulated GPU is like.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GpuSpec {
+    pub(crate) capability: (i32, i32),
     pub(crate) total_bytes: u64,
     /// The launch that faults.
     pub(crate) lost_launch: Option<u64>,
     pub(crate) takes_ptx: bool,
     pub(crate) captures: bool,
+    /// Whether a test added it, so that it goes when it has no user.
+    pub(crate) is_added: bool,
+}
+
+impl Default for GpuSpec {
+    fn default() -> Self {
+        Self {
+            capability: (8, 0),
+            total_bytes: 8 << 30,
+            lost_launch: None,
+            takes_ptx: true,
+            captures: true,
+            is_added: false,
+        }
+    }
 }
 
 impl Machine {
@@ -37,12 +58,8 @@ impl Machine {
     fn parse(text: &str) -> Self {
         let mut machine = Self {
             n_devices: 1,
-            capability: (8, 0),
             cuda_version: 12040,
-            total_bytes: 8 << 30,
-            lost_launch: None,
-            takes_ptx: true,
-            captures: true,
+            gpu: GpuSpec::default(),
         };
         for setting in text.split(',').filter(|setting| !setting.is_empty()) {
             let understood = machine.set(setting);
@@ -59,15 +76,15 @@ impl Machine {
         };
         match (name, value) {
             ("devices", n) => self.n_devices = n.parse().ok()?,
-            ("capability", _) => self.capability = version()?,
+            ("capability", _) => self.gpu.capability = version()?,
             ("cuda", _) => {
                 let (major, minor) = version()?;
                 self.cuda_version = major * 1000 + minor * 10;
             }
-            ("mib", n) => self.total_bytes = n.parse::<u64>().ok()? << 20,
-            ("lose", n) => self.lost_launch = Some(n.parse().ok()?),
-            ("ptx", "refused") => self.takes_ptx = false,
-            ("capture", "refused") => self.captures = false,
+            ("mib", n) => self.gpu.total_bytes = n.parse::<u64>().ok()? << 20,
+            ("lose", n) => self.gpu.lost_launch = Some(n.parse().ok()?),
+            ("ptx", "refused") => self.gpu.takes_ptx = false,
+            ("capture", "refused") => self.gpu.captures = false,
             _ => return None,
         }
         Some(())
@@ -83,12 +100,15 @@ mod tests {
         let machine = Machine::parse("devices=2,capability=7.5,cuda=11.2,mib=3,lose=4,ptx=refused");
         let expected = Machine {
             n_devices: 2,
-            capability: (7, 5),
             cuda_version: 11020,
-            total_bytes: 3 << 20,
-            lost_launch: Some(4),
-            takes_ptx: false,
-            captures: true,
+            gpu: GpuSpec {
+                capability: (7, 5),
+                total_bytes: 3 << 20,
+                lost_launch: Some(4),
+                takes_ptx: false,
+                captures: true,
+                is_added: false,
+            },
         };
         assert_eq!(machine, expected);
     }

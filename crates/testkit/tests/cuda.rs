@@ -5,7 +5,7 @@
 
 use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_cuda_exec::{SimOptions, Simulator};
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, Subject};
 
 const CUDA: Subject<CudaBackend> = Subject {

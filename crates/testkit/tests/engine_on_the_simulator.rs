@@ -6,10 +6,10 @@
 
 use tokenmill_backend::{Executor, KvType, SamplingParams};
 use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_cuda_exec::{SimOptions, Simulator};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelOptions, build};
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
 
 /// Largest number of rows for which the kernels of few rows are taken.

@@ -2,8 +2,9 @@
 //! `cargo xtask parity --device sim`.
 
 use tokenmill_backend::{BackendError, KvType};
-use tokenmill_cuda_exec::{CudaBackend, SimOptions, Simulator};
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_model::Model;
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{
     Comparisons, Reference,
     parity::{ActivationKind, ParityDevice, compare},

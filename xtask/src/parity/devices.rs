@@ -6,8 +6,9 @@
 use anyhow::bail;
 use tokenmill_backend::BackendError;
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::{CudaBackend, Device, SimOptions, Simulator};
+use tokenmill_cuda_exec::{CudaBackend, Device};
 use tokenmill_quant::CpuFeatures;
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{
     NaiveBackend,
     parity::{ActivationKind, ParityDevice},

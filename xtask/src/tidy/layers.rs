@@ -58,7 +58,10 @@ const LAYERS: [Layer; 15] = [
     layer("tokenmill-cli", PRODUCT),
     layer("tokenmill-testkit", PRODUCT),
     layer("tokenmill-ptx-sim", &[]),
-    layer("tokenmill-sim-driver", &["tokenmill-ptx-sim"]),
+    layer(
+        "tokenmill-sim-driver",
+        &["tokenmill-cuda-exec", "tokenmill-ptx-sim"],
+    ),
     layer(
         "xtask",
         &[
@@ -73,6 +76,7 @@ const LAYERS: [Layer; 15] = [
             "tokenmill-server",
             "tokenmill-testkit",
             "tokenmill-ptx-sim",
+            "tokenmill-sim-driver",
         ],
     ),
 ];
@@ -91,7 +95,7 @@ const PRODUCT: &[&str] = &[
     "tokenmill-server",
 ];
 
-/// Crates that serve development: any crate may use them in its tests, and the product behind a feature only.
+/// Crates that serve development: any crate may use them in its tests, and none of the product otherwise.
 const DEV_ONLY: [&str; 3] = ["tokenmill-testkit", "tokenmill-ptx-sim", "tokenmill-sim-driver"];
 
 /// Crates that another crate's tests use: requests are served by a real network.
@@ -150,26 +154,14 @@ fn check_package(package: &Package, workspace: &[&str]) -> Vec<Finding> {
         .iter()
         .filter_map(|dependency| {
             let is_own = workspace.contains(&dependency.name.as_str());
-            judge(
-                name,
-                &dependency.name,
-                is_own,
-                dependency.kind,
-                dependency.optional,
-            )
+            judge(name, &dependency.name, is_own, dependency.kind)
         })
         .map(error)
         .collect()
 }
 
 /// Says what is wrong with a dependency, if anything is.
-fn judge(
-    name: &str,
-    dependency: &str,
-    is_own: bool,
-    kind: DependencyKind,
-    is_optional: bool,
-) -> Option<String> {
+fn judge(name: &str, dependency: &str, is_own: bool, kind: DependencyKind) -> Option<String> {
     let is_dev = kind == DependencyKind::Development;
     if !is_own {
         let (_, owners) = RESERVED.iter().find(|(reserved, _)| *reserved == dependency)?;
@@ -185,7 +177,7 @@ fn judge(
     let is_allowed = layer.may_import.contains(&dependency)
         || is_oracle
         || is_dev && (dependency == name || is_below(layer, dependency))
-        || DEV_ONLY.contains(&dependency) && (is_dev || is_optional && dependency == "tokenmill-ptx-sim");
+        || DEV_ONLY.contains(&dependency) && is_dev;
     (!is_allowed).then(|| {
         let allowed = match layer.may_import {
             [] => "no crate of the workspace".to_owned(),
@@ -207,9 +199,9 @@ fn is_below(layer: &Layer, dependency: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn check(name: &str, dependency: &str, kind: DependencyKind, is_optional: bool, is_allowed: bool) {
+    fn check(name: &str, dependency: &str, kind: DependencyKind, is_allowed: bool) {
         let is_own = dependency.starts_with("tokenmill-");
-        let verdict = judge(name, dependency, is_own, kind, is_optional);
+        let verdict = judge(name, dependency, is_own, kind);
         assert_eq!(
             verdict.is_none(),
             is_allowed,
@@ -220,34 +212,27 @@ mod tests {
     #[test]
     fn imports_go_down_the_layers_only() {
         use DependencyKind::{Development, Normal};
-        check("tokenmill-quant", "tokenmill-gguf", Normal, false, true);
-        check("tokenmill-gguf", "tokenmill-quant", Normal, false, false);
-        check("tokenmill-sched", "tokenmill-text", Normal, false, false);
-        check("tokenmill-sched", "tokenmill-text", Development, false, false);
-        check("tokenmill-sched", "tokenmill-quant", Normal, false, false);
-        check("tokenmill-sched", "tokenmill-quant", Development, false, true);
-        check(
-            "tokenmill-cuda-exec",
-            "tokenmill-cuda-exec",
-            Development,
-            false,
-            true,
-        );
-        check("tokenmill-model", "tokenmill-testkit", Development, false, true);
-        check("tokenmill-model", "tokenmill-testkit", Normal, true, false);
-        check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, true, true);
-        check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, false, false);
-        check("tokenmill-cuda-exec", "tokenmill-quant", Normal, false, true);
+        check("tokenmill-quant", "tokenmill-gguf", Normal, true);
+        check("tokenmill-gguf", "tokenmill-quant", Normal, false);
+        check("tokenmill-sched", "tokenmill-text", Normal, false);
+        check("tokenmill-sched", "tokenmill-text", Development, false);
+        check("tokenmill-sched", "tokenmill-quant", Normal, false);
+        check("tokenmill-sched", "tokenmill-quant", Development, true);
+        check("tokenmill-cuda-exec", "tokenmill-cuda-exec", Development, true);
+        check("tokenmill-model", "tokenmill-testkit", Development, true);
+        check("tokenmill-model", "tokenmill-testkit", Normal, false);
+        check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, false);
+        check("tokenmill-cuda-exec", "tokenmill-quant", Normal, true);
     }
 
     #[test]
     fn reserved_dependencies_stay_with_their_owners() {
         use DependencyKind::{Development, Normal};
-        check("tokenmill-cuda-exec", "cudarc", Normal, false, true);
-        check("tokenmill-model", "cudarc", Normal, true, false);
-        check("tokenmill-model", "anyhow", Normal, false, false);
-        check("tokenmill-model", "anyhow", Development, false, true);
-        check("tokenmill-model", "half", Normal, false, true);
+        check("tokenmill-cuda-exec", "cudarc", Normal, true);
+        check("tokenmill-model", "cudarc", Normal, false);
+        check("tokenmill-model", "anyhow", Normal, false);
+        check("tokenmill-model", "anyhow", Development, true);
+        check("tokenmill-model", "half", Normal, true);
     }
 
     #[test]

@@ -1,83 +1,102 @@
-//! [`CudaDriver`]: the driver seam over the NVIDIA driver, loaded at run time.
+//! [`Driver`]: one GPU through the driver's functions.
 //!
-//! Separate so that nothing else calls it. Invariants: no symbol of the driver is looked up before its library was found,
-//! since the binding panics otherwise; the primary context is current on the calling thread in every call; an error after
-//! which the context is unusable is remembered, and no call is made any more.
+//! Separate so that nothing else calls them. Invariants: the primary context is current on the calling thread in every call; an
+//! error after which the context is unusable is remembered, and no call is made any more. Everything but memory, modules and
+//! events is queued on a stream and in order there.
 
-use std::{ffi::CString, ptr::NonNull};
-
-use cudarc::driver::{
-    result::{self, DriverError},
-    sys,
+use std::{
+    ffi::{CStr, CString, c_char},
+    ptr::{self, NonNull},
 };
 
-use super::{Args, DeviceInfo, Driver, Handle, LaunchShape, NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Stream};
+use cudarc::driver::sys::{
+    CUdevice_attribute as Attribute, CUfunction_attribute, CUresult, CUstream_flags, CUstreamCaptureMode,
+};
+
+use super::{
+    Api, Args, Buffers, DeviceInfo, Handle, LaunchShape, NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Stream,
+    api::{Code, Pointer, is_present, version_from},
+};
 use crate::{CudaExecError, error::Result};
 
-/// A GPU of the NVIDIA driver.
+/// A GPU of a driver. Handles and addresses passed in are its own and not yet destroyed.
 #[derive(Debug)]
-pub(super) struct CudaDriver {
+pub(super) struct Driver {
+    api: Api,
     info: DeviceInfo,
-    device: sys::CUdevice,
+    device: i32,
     context: Handle,
     streams: [Handle; 2],
+    buffers: Buffers,
     poison: Poison,
 }
 
-/// Whether the driver's library can be loaded.
-pub(super) fn is_present() -> bool {
-    // SAFETY: this only tries to open a library by its name.
-    unsafe { sys::is_culib_present() }
+fn pointer(handle: Handle) -> Pointer {
+    ptr::with_exposed_provenance_mut(handle as usize)
 }
 
-/// Starts the driver and counts its GPUs.
-pub(super) fn count_devices() -> Result<usize> {
-    if !is_present() {
-        return Err(CudaExecError::NoDriver);
-    }
-    let no_device = |error: DriverError| CudaExecError::NoDevice {
-        reason: describe(error),
-    };
-    result::init().map_err(no_device)?;
-    match result::device::get_count().map_err(no_device)? {
-        0 => Err(CudaExecError::NoDevice {
-            reason: "it counts none".to_owned(),
+fn handle(pointer: Pointer) -> Handle {
+    pointer.expose_provenance() as Handle
+}
+
+/// Starts a driver and counts its GPUs.
+pub(super) fn count_devices(api: &Api) -> Result<usize> {
+    let check = |code| match code {
+        0 => Ok(()),
+        code => Err(CudaExecError::NoDevice {
+            reason: describe(api, code),
         }),
-        n_devices => Ok(n_devices as usize),
+    };
+    // SAFETY: this may be called at any time.
+    check(unsafe { (api.init)(0) })?;
+    let mut n_devices = 0;
+    // SAFETY: the pointer is to a local.
+    check(unsafe { (api.device_count)(&raw mut n_devices) })?;
+    if n_devices <= 0 {
+        return Err(CudaExecError::NoDevice {
+            reason: "it counts none".to_owned(),
+        });
     }
+    Ok(n_devices as usize)
 }
 
-/// The CUDA version that the driver supports; call after [`count_devices`].
-pub(super) fn cuda_version() -> Result<(u32, u32)> {
+/// The CUDA version that a driver supports.
+pub(super) fn cuda_version(api: &Api) -> Result<(u32, u32)> {
     let mut version = 0;
-    // SAFETY: the library is loaded, and the pointer is to a local.
-    unsafe { sys::cuDriverGetVersion(&raw mut version) }
-        .result()
-        .map_err(|error| failed("asking for the driver's version", error))?;
-    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+    // SAFETY: the pointer is to a local.
+    let code = unsafe { (api.driver_version)(&raw mut version) };
+    done(api, "asking for the driver's version", code)?;
+    Ok(version_from(version))
 }
 
 /// Describes a GPU without opening it; call after [`count_devices`].
-pub(super) fn describe_device(ordinal: usize) -> Result<(sys::CUdevice, DeviceInfo)> {
-    use sys::CUdevice_attribute as Attribute;
-    let ask = |error| failed("describing the GPU", error);
-    let device = result::device::get(ordinal as i32).map_err(ask)?;
-    let attribute = |attribute| {
-        // SAFETY: the device was returned by the driver.
-        unsafe { result::device::get_attribute(device, attribute) }
-            .map(|value| value as u32)
-            .map_err(ask)
+pub(super) fn describe_device(api: &Api, ordinal: usize) -> Result<(i32, DeviceInfo)> {
+    let check = |code| done(api, "describing the GPU", code);
+    let mut device = 0;
+    // SAFETY: the pointer is to a local.
+    check(unsafe { (api.device)(&raw mut device, ordinal as i32) })?;
+    let attribute = |attribute: Attribute| -> Result<u32> {
+        let mut value = 0;
+        // SAFETY: the device was given by the driver, the pointer is to a local.
+        check(unsafe { (api.device_attribute)(&raw mut value, attribute as i32, device) })?;
+        Ok(value as u32)
     };
+    let mut name = [0u8; 128];
+    // SAFETY: the buffer has the length that is passed.
+    check(unsafe { (api.device_name)(name.as_mut_ptr().cast(), name.len() as i32, device) })?;
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+    let mut total_bytes = 0;
+    // SAFETY: the device was given by the driver, the pointer is to a local.
+    check(unsafe { (api.device_total_bytes)(&raw mut total_bytes, device) })?;
     let info = DeviceInfo {
-        name: result::device::get_name(device).map_err(ask)?,
+        name: name.to_string_lossy().into_owned(),
         capability: (
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
         n_multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-        // SAFETY: the device was returned by the driver.
-        total_bytes: unsafe { result::device::total_mem(device) }.map_err(ask)? as u64,
-        cuda_version: cuda_version()?,
+        total_bytes: total_bytes as u64,
+        cuda_version: cuda_version(api)?,
     };
     Ok((device, info))
 }
@@ -101,357 +120,423 @@ pub(super) fn check_device(info: &DeviceInfo) -> Result<()> {
 }
 
 /// Bytes free on a GPU, which is opened for the question if it is not open yet.
-pub(super) fn free_bytes_of(ordinal: usize) -> Result<u64> {
-    CudaDriver::open(ordinal)?.free_bytes()
+pub(super) fn free_bytes_of(api: &Api, ordinal: usize) -> Result<u64> {
+    Driver::open(api, ordinal, Buffers::Together)?.free_bytes()
 }
 
-impl CudaDriver {
-    pub(super) fn open(ordinal: usize) -> Result<Self> {
-        let n_devices = count_devices()?;
+/// Whether there is a driver to ask, without starting it.
+pub(super) fn has_driver() -> bool {
+    is_present()
+}
+
+/// Errors after which a context does nothing any more.
+fn is_sticky(code: Code) -> bool {
+    use CUresult as C;
+    [
+        C::CUDA_ERROR_ILLEGAL_ADDRESS,
+        C::CUDA_ERROR_MISALIGNED_ADDRESS,
+        C::CUDA_ERROR_INVALID_ADDRESS_SPACE,
+        C::CUDA_ERROR_INVALID_PC,
+        C::CUDA_ERROR_ILLEGAL_INSTRUCTION,
+        C::CUDA_ERROR_HARDWARE_STACK_ERROR,
+        C::CUDA_ERROR_LAUNCH_FAILED,
+        C::CUDA_ERROR_LAUNCH_TIMEOUT,
+        C::CUDA_ERROR_ASSERT,
+        C::CUDA_ERROR_ECC_UNCORRECTABLE,
+        C::CUDA_ERROR_NVLINK_UNCORRECTABLE,
+        C::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+        C::CUDA_ERROR_DEINITIALIZED,
+        C::CUDA_ERROR_EXTERNAL_DEVICE,
+        C::CUDA_ERROR_UNKNOWN,
+    ]
+    .iter()
+    .any(|&sticky| sticky as Code == code)
+}
+
+fn done(api: &Api, operation: &'static str, code: Code) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(CudaExecError::Failed {
+        operation,
+        reason: describe(api, code),
+    })
+}
+
+fn describe(api: &Api, code: Code) -> String {
+    let ask = |ask: unsafe extern "C" fn(Code, *mut *const c_char) -> Code| {
+        let mut text = ptr::null();
+        // SAFETY: the pointer is to a local.
+        let found = unsafe { ask(code, &raw mut text) } == 0 && !text.is_null();
+        // SAFETY: the driver gives a static text that ends with a zero byte.
+        found.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+    };
+    match (ask(api.error_name), ask(api.error_text)) {
+        (Some(name), Some(text)) => format!("{name}: {text}"),
+        _ => format!("error {code}"),
+    }
+}
+
+impl Driver {
+    /// Opens a GPU by its number among those that the driver shows.
+    pub(super) fn open(api: &Api, ordinal: usize, buffers: Buffers) -> Result<Self> {
+        let n_devices = count_devices(api)?;
         if ordinal >= n_devices {
             return Err(CudaExecError::NoSuchDevice { ordinal, n_devices });
         }
-        let (device, info) = describe_device(ordinal)?;
+        let (device, info) = describe_device(api, ordinal)?;
         check_device(&info)?;
-        let open = |error| failed("opening the GPU", error);
-        // SAFETY: the device was returned by the driver; the context is released when this value is dropped.
-        let context = unsafe { result::primary_ctx::retain(device) }.map_err(open)?;
+        let mut context = ptr::null_mut();
+        // SAFETY: the device was given by the driver; the context is released when this value is dropped.
+        let code = unsafe { (api.retain_context)(&raw mut context, device) };
+        done(api, "opening the GPU", code)?;
         let mut driver = Self {
+            api: *api,
             info,
             device,
-            context: context as Handle,
+            context: handle(context),
             streams: [0; 2],
+            buffers,
             poison: Poison::default(),
         };
         driver.enter("opening the GPU")?;
         for stream in Stream::ALL {
-            let created = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(open)?;
-            driver.streams[stream as usize] = created as Handle;
+            let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            let mut created = ptr::null_mut();
+            // SAFETY: the context is current, the pointer is to a local.
+            let code = unsafe { (api.create_stream)(&raw mut created, flags) };
+            driver.check("opening the GPU", code)?;
+            driver.streams[stream as usize] = handle(created);
         }
         Ok(driver)
     }
 
-    fn stream(&self, stream: Stream) -> sys::CUstream {
-        self.streams[stream as usize] as sys::CUstream
+    pub(super) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    /// How the device's buffers lie in its memory.
+    pub(super) fn buffers(&self) -> Buffers {
+        self.buffers
+    }
+
+    fn stream(&self, stream: Stream) -> Pointer {
+        pointer(self.streams[stream as usize])
     }
 
     /// Makes the context current on this thread.
     fn enter(&self, operation: &'static str) -> Result<()> {
         self.poison.check()?;
         // SAFETY: the context is retained for as long as this value lives.
-        let entered = unsafe { result::ctx::set_current(self.context as sys::CUcontext) };
-        self.check(operation, entered)
+        let code = unsafe { (self.api.set_context)(pointer(self.context)) };
+        self.check(operation, code)
     }
 
-    fn check<T>(&self, operation: &'static str, outcome: std::result::Result<T, DriverError>) -> Result<T> {
-        outcome.map_err(|error| {
-            if is_sticky(error) {
-                self.poison.set(operation, describe(error))
-            } else {
-                failed(operation, error)
-            }
-        })
-    }
-}
-
-impl Drop for CudaDriver {
-    fn drop(&mut self) {
-        // Errors during exit cannot be reported: the process ends or the device is lost.
-        if self.enter("closing the GPU").is_ok() {
-            for &stream in self.streams.iter().filter(|&&stream| stream != 0) {
-                // SAFETY: the stream was created by this value and is destroyed once.
-                let _ = unsafe { result::stream::destroy(stream as sys::CUstream) };
-            }
+    fn check(&self, operation: &'static str, code: Code) -> Result<()> {
+        if is_sticky(code) {
+            return Err(self.poison.set(operation, describe(&self.api, code)));
         }
-        // SAFETY: the context was retained once in `open`.
-        let _ = unsafe { result::primary_ctx::release(self.device) };
-    }
-}
-
-/// Errors after which a context does nothing any more.
-fn is_sticky(error: DriverError) -> bool {
-    use sys::CUresult as Code;
-    matches!(
-        error.0,
-        Code::CUDA_ERROR_ILLEGAL_ADDRESS
-            | Code::CUDA_ERROR_MISALIGNED_ADDRESS
-            | Code::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | Code::CUDA_ERROR_INVALID_PC
-            | Code::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | Code::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | Code::CUDA_ERROR_LAUNCH_FAILED
-            | Code::CUDA_ERROR_LAUNCH_TIMEOUT
-            | Code::CUDA_ERROR_ASSERT
-            | Code::CUDA_ERROR_ECC_UNCORRECTABLE
-            | Code::CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | Code::CUDA_ERROR_CONTEXT_IS_DESTROYED
-            | Code::CUDA_ERROR_DEINITIALIZED
-            | Code::CUDA_ERROR_EXTERNAL_DEVICE
-            | Code::CUDA_ERROR_UNKNOWN
-    )
-}
-
-fn failed(operation: &'static str, error: DriverError) -> CudaExecError {
-    CudaExecError::Failed {
-        operation,
-        reason: describe(error),
-    }
-}
-
-fn describe(error: DriverError) -> String {
-    match (error.error_name(), error.error_string()) {
-        (Ok(name), Ok(text)) => format!("{}: {}", name.to_string_lossy(), text.to_string_lossy()),
-        _ => format!("error {}", error.0 as u32),
-    }
-}
-
-impl Driver for CudaDriver {
-    fn info(&self) -> &DeviceInfo {
-        &self.info
+        done(&self.api, operation, code)
     }
 
-    fn free_bytes(&self) -> Result<u64> {
+    pub(super) fn free_bytes(&self) -> Result<u64> {
         self.enter("asking for free memory")?;
-        let (free, _) = self.check("asking for free memory", result::mem_get_info())?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current, the pointers are to locals.
+        let code = unsafe { (self.api.memory_info)(&raw mut free, &raw mut total) };
+        self.check("asking for free memory", code)?;
         Ok(free as u64)
     }
 
-    fn allocates_apart(&self) -> bool {
-        false
-    }
-
-    fn alloc(&self, n_bytes: usize) -> Result<u64> {
+    pub(super) fn alloc(&self, n_bytes: usize) -> Result<u64> {
         self.enter("allocating")?;
-        // SAFETY: the memory is plain and is written before it is read.
-        match unsafe { result::malloc_sync(n_bytes) } {
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => Err(CudaExecError::OutOfMemory {
+        let mut address = 0;
+        // SAFETY: the context is current, the pointer is to a local.
+        let code = unsafe { (self.api.alloc)(&raw mut address, n_bytes) };
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code {
+            return Err(CudaExecError::OutOfMemory {
                 purpose: "a buffer",
                 needed_bytes: n_bytes as u64,
                 free_bytes: self.free_bytes()?,
-            }),
-            outcome => self.check("allocating", outcome),
+            });
         }
+        self.check("allocating", code)?;
+        Ok(address)
     }
 
-    fn free(&self, address: u64) {
+    pub(super) fn free(&self, address: u64) {
         if self.enter("freeing").is_ok() {
             // SAFETY: the address came from `alloc` and is freed once; the driver waits for work that uses it.
-            let _ = unsafe { result::free_sync(address) };
+            let code = unsafe { (self.api.free)(address) };
+            // A caller that frees takes no error; a device that is lost says so to the next call.
+            let _ = self.check("freeing", code);
         }
     }
 
-    fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>> {
+    /// Host memory that the device copies from and to by itself; zeroed.
+    pub(super) fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>> {
         self.enter("pinning memory")?;
-        // SAFETY: the memory is zeroed below before anyone reads it.
-        let memory = match unsafe { result::malloc_host(n_bytes, 0) } {
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
-                return Err(CudaExecError::OutOfMemory {
-                    purpose: "pinned host memory",
-                    needed_bytes: n_bytes as u64,
-                    free_bytes: 0,
-                });
-            }
-            outcome => self.check("pinning memory", outcome)?,
-        };
-        // SAFETY: the driver gave `n_bytes` at this address.
-        unsafe { std::ptr::write_bytes(memory.cast::<u8>(), 0, n_bytes) };
-        NonNull::new(memory.cast()).ok_or(CudaExecError::Failed {
+        let mut memory = ptr::null_mut();
+        // SAFETY: the context is current, the pointer is to a local.
+        let code = unsafe { (self.api.alloc_host)(&raw mut memory, n_bytes, 0) };
+        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code {
+            return Err(CudaExecError::OutOfMemory {
+                purpose: "pinned host memory",
+                needed_bytes: n_bytes as u64,
+                free_bytes: 0,
+            });
+        }
+        self.check("pinning memory", code)?;
+        let memory = NonNull::new(memory.cast::<u8>()).ok_or(CudaExecError::Failed {
             operation: "pinning memory",
             reason: "the driver gave no address".to_owned(),
-        })
+        })?;
+        // SAFETY: the driver gave `n_bytes` at this address.
+        unsafe { ptr::write_bytes(memory.as_ptr(), 0, n_bytes) };
+        Ok(memory)
     }
 
-    unsafe fn free_pinned(&self, memory: NonNull<u8>, _: usize) {
+    /// # Safety
+    /// `memory` came from [`Self::alloc_pinned`], no queued copy uses it, and none will again.
+    pub(super) unsafe fn free_pinned(&self, memory: NonNull<u8>) {
         if self.enter("freeing pinned memory").is_ok() {
             // SAFETY: the caller gives back what `alloc_pinned` gave.
-            let _ = unsafe { result::free_host(memory.as_ptr().cast()) };
+            let _ = unsafe { (self.api.free_host)(memory.as_ptr().cast()) };
         }
     }
 
-    fn load_module(&self, name: &'static str, ptx: &str) -> Result<Handle> {
+    pub(super) fn load_module(&self, name: &'static str, ptx: &str) -> Result<Handle> {
+        use CUresult as C;
         self.enter("loading kernels")?;
         let text = CString::new(ptx).map_err(|_| CudaExecError::Failed {
             operation: "loading kernels",
             reason: format!("module `{name}` holds a zero byte"),
         })?;
-        // SAFETY: the image is PTX text that ends with a zero byte.
-        match unsafe { result::module::load_data(text.as_ptr().cast()) } {
-            Ok(module) => Ok(module as Handle),
-            Err(
-                error @ DriverError(
-                    sys::CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION
-                    | sys::CUresult::CUDA_ERROR_INVALID_PTX
-                    | sys::CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND
-                    | sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU,
-                ),
-            ) => Err(CudaExecError::DriverTooOld {
+        let mut module = ptr::null_mut();
+        // SAFETY: the context is current, and the image is PTX text that ends with a zero byte.
+        let code = unsafe { (self.api.load_module)(&raw mut module, text.as_ptr().cast()) };
+        let is_refused = [
+            C::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+            C::CUDA_ERROR_INVALID_PTX,
+            C::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+            C::CUDA_ERROR_NO_BINARY_FOR_GPU,
+        ]
+        .iter()
+        .any(|&refusal| refusal as Code == code);
+        if is_refused {
+            return Err(CudaExecError::DriverTooOld {
                 found: self.info.cuda_version,
                 needed: NEEDED_CUDA,
-                reason: format!("module `{name}`: {}", describe(error)),
-            }),
-            Err(error) => self.check("loading kernels", Err(error)),
+                reason: format!("module `{name}`: {}", describe(&self.api, code)),
+            });
         }
+        self.check("loading kernels", code)?;
+        Ok(handle(module))
     }
 
-    fn function(&self, module: Handle, name: &str) -> Result<Option<Handle>> {
+    /// The kernel with this name, `None` where the module has none.
+    pub(super) fn function(&self, module: Handle, name: &str) -> Result<Option<Handle>> {
         self.enter("finding a kernel")?;
         let Ok(name) = CString::new(name) else {
             return Ok(None);
         };
-        // SAFETY: the module came from `load_module` and is never unloaded.
-        match unsafe { result::module::get_function(module as sys::CUmodule, name) } {
-            Ok(function) => Ok(Some(function as Handle)),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_FOUND)) => Ok(None),
-            Err(error) => self.check("finding a kernel", Err(error)),
+        let mut function = ptr::null_mut();
+        // SAFETY: the module came from `load_module` and is never unloaded; the name ends with a zero byte.
+        let code = unsafe { (self.api.function)(&raw mut function, pointer(module), name.as_ptr()) };
+        if code == CUresult::CUDA_ERROR_NOT_FOUND as Code {
+            return Ok(None);
         }
+        self.check("finding a kernel", code)?;
+        Ok(Some(handle(function)))
     }
 
-    fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()> {
+    /// Lets a kernel be launched with more dynamic shared memory than [`SHARED_BYTES_UNASKED`](super::SHARED_BYTES_UNASKED).
+    pub(super) fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()> {
         self.enter("preparing a kernel")?;
-        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32;
         // SAFETY: the function is of this context.
-        let allowed = unsafe {
-            sys::cuFuncSetAttribute(function as sys::CUfunction, attribute, n_bytes as i32).result()
-        };
-        self.check("preparing a kernel", allowed)
+        let code = unsafe { (self.api.set_function_attribute)(pointer(function), attribute, n_bytes as i32) };
+        self.check("preparing a kernel", code)
     }
 
-    fn launch(&self, stream: Stream, function: Handle, shape: LaunchShape, args: &Args<'_>) -> Result<()> {
+    pub(super) fn launch(
+        &self,
+        stream: Stream,
+        function: Handle,
+        shape: LaunchShape,
+        args: &Args<'_>,
+    ) -> Result<()> {
         self.enter("launching a kernel")?;
         let [x, y, z] = shape.grid;
         let mut pointers = args.pointers();
         // SAFETY: the function is of this context; the pointers are to values that live until the call returns, which
         // copies them; what a kernel may touch is said at the top of the seam.
-        let launched = unsafe {
-            result::launch_kernel(
-                function as sys::CUfunction,
-                (x, y, z),
-                (shape.n_threads, 1, 1),
+        let code = unsafe {
+            (self.api.launch)(
+                pointer(function),
+                x,
+                y,
+                z,
+                shape.n_threads,
+                1,
+                1,
                 shape.shared_bytes,
                 self.stream(stream),
-                &mut pointers,
+                pointers.as_mut_ptr(),
+                ptr::null_mut(),
             )
         };
-        self.check("launching a kernel", launched)
+        self.check("launching a kernel", code)
     }
 
-    unsafe fn upload(&self, stream: Stream, from: NonNull<u8>, to: u64, n_bytes: usize) -> Result<()> {
+    /// # Safety
+    /// `from` is pinned memory of this driver, valid for `n_bytes` and not written before the copy is done.
+    pub(super) unsafe fn upload(
+        &self,
+        stream: Stream,
+        from: NonNull<u8>,
+        to: u64,
+        n_bytes: usize,
+    ) -> Result<()> {
         self.enter("copying to the device")?;
         // SAFETY: the caller vouches for the memory until the copy is done.
-        let copied = unsafe {
-            sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), n_bytes, self.stream(stream)).result()
-        };
-        self.check("copying to the device", copied)
+        let code = unsafe { (self.api.upload)(to, from.as_ptr().cast(), n_bytes, self.stream(stream)) };
+        self.check("copying to the device", code)
     }
 
-    unsafe fn download(&self, stream: Stream, from: u64, to: NonNull<u8>, n_bytes: usize) -> Result<()> {
+    /// # Safety
+    /// `to` is pinned memory of this driver, valid for `n_bytes` and not touched before the copy is done.
+    pub(super) unsafe fn download(
+        &self,
+        stream: Stream,
+        from: u64,
+        to: NonNull<u8>,
+        n_bytes: usize,
+    ) -> Result<()> {
         self.enter("copying to the host")?;
         // SAFETY: the caller vouches for the memory until the copy is done.
-        let copied = unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.as_ptr().cast(), from, n_bytes, self.stream(stream)).result()
-        };
-        self.check("copying to the host", copied)
+        let code = unsafe { (self.api.download)(to.as_ptr().cast(), from, n_bytes, self.stream(stream)) };
+        self.check("copying to the host", code)
     }
 
-    fn copy(&self, stream: Stream, from: u64, to: u64, n_bytes: usize) -> Result<()> {
+    pub(super) fn copy(&self, stream: Stream, from: u64, to: u64, n_bytes: usize) -> Result<()> {
         self.enter("copying within the device")?;
         // SAFETY: both ranges are inside buffers of this device.
-        let copied = unsafe { result::memcpy_dtod_async(to, from, n_bytes, self.stream(stream)) };
-        self.check("copying within the device", copied)
+        let code = unsafe { (self.api.copy)(to, from, n_bytes, self.stream(stream)) };
+        self.check("copying within the device", code)
     }
 
-    fn fill(&self, stream: Stream, address: u64, byte: u8, n_bytes: usize) -> Result<()> {
+    pub(super) fn fill(&self, stream: Stream, address: u64, byte: u8, n_bytes: usize) -> Result<()> {
         self.enter("clearing memory")?;
         // SAFETY: the range is inside a buffer of this device.
-        let filled = unsafe { result::memset_d8_async(address, byte, n_bytes, self.stream(stream)) };
-        self.check("clearing memory", filled)
+        let code = unsafe { (self.api.fill)(address, byte, n_bytes, self.stream(stream)) };
+        self.check("clearing memory", code)
     }
 
-    fn create_event(&self) -> Result<Handle> {
+    pub(super) fn create_event(&self) -> Result<Handle> {
         self.enter("making an event")?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        Ok(self.check("making an event", event)? as Handle)
+        let mut event = ptr::null_mut();
+        // SAFETY: the context is current, the pointer is to a local.
+        let code = unsafe { (self.api.create_event)(&raw mut event, 0) };
+        self.check("making an event", code)?;
+        Ok(handle(event))
     }
 
-    fn destroy_event(&self, event: Handle) {
+    pub(super) fn destroy_event(&self, event: Handle) {
         if self.enter("destroying an event").is_ok() {
             // SAFETY: the event came from `create_event` and is destroyed once.
-            let _ = unsafe { result::event::destroy(event as sys::CUevent) };
+            let _ = unsafe { (self.api.destroy_event)(pointer(event)) };
         }
     }
 
-    fn record(&self, stream: Stream, event: Handle) -> Result<()> {
+    pub(super) fn record(&self, stream: Stream, event: Handle) -> Result<()> {
         self.enter("recording an event")?;
         // SAFETY: event and stream are of this context.
-        let recorded = unsafe { result::event::record(event as sys::CUevent, self.stream(stream)) };
-        self.check("recording an event", recorded)
+        let code = unsafe { (self.api.record_event)(pointer(event), self.stream(stream)) };
+        self.check("recording an event", code)
     }
 
-    fn wait(&self, stream: Stream, event: Handle) -> Result<()> {
+    /// Makes `stream` wait for the work before the last recording of `event`.
+    pub(super) fn wait(&self, stream: Stream, event: Handle) -> Result<()> {
         self.enter("ordering streams")?;
         // SAFETY: event and stream are of this context.
-        let queued = unsafe {
-            result::stream::wait_event(
-                self.stream(stream),
-                event as sys::CUevent,
-                sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT,
-            )
-        };
-        self.check("ordering streams", queued)
+        let code = unsafe { (self.api.wait_event)(self.stream(stream), pointer(event), 0) };
+        self.check("ordering streams", code)
     }
 
-    fn synchronize(&self, event: Handle) -> Result<()> {
+    /// Blocks until the work that `event` was last recorded behind is done.
+    pub(super) fn synchronize(&self, event: Handle) -> Result<()> {
         self.enter("waiting for the device")?;
         // SAFETY: the event is of this context.
-        let reached = unsafe { result::event::synchronize(event as sys::CUevent) };
-        self.check("waiting for the device", reached)
+        let code = unsafe { (self.api.synchronize_event)(pointer(event)) };
+        self.check("waiting for the device", code)
     }
 
-    fn elapsed_ms(&self, start: Handle, end: Handle) -> Result<f32> {
+    /// Milliseconds between two events that have happened.
+    pub(super) fn elapsed_ms(&self, start: Handle, end: Handle) -> Result<f32> {
         self.enter("reading a time")?;
-        // SAFETY: both events are of this context.
-        let elapsed = unsafe { result::event::elapsed(start as sys::CUevent, end as sys::CUevent) };
-        self.check("reading a time", elapsed)
+        let mut ms = 0.0;
+        // SAFETY: both events are of this context, the pointer is to a local.
+        let code = unsafe { (self.api.elapsed_ms)(&raw mut ms, pointer(start), pointer(end)) };
+        self.check("reading a time", code)?;
+        Ok(ms)
     }
 
-    fn begin_capture(&self, stream: Stream) -> Result<()> {
+    pub(super) fn begin_capture(&self, stream: Stream) -> Result<()> {
         self.enter("capturing")?;
         // Thread-local: what other threads do on other devices must not end this capture.
-        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL as i32;
         // SAFETY: the stream is of this context.
-        let begun = unsafe { result::stream::begin_capture(self.stream(stream), mode) };
-        self.check("capturing", begun)
+        let code = unsafe { (self.api.begin_capture)(self.stream(stream), mode) };
+        self.check("capturing", code)
     }
 
-    fn end_capture(&self, stream: Stream) -> Result<Handle> {
+    pub(super) fn end_capture(&self, stream: Stream) -> Result<Handle> {
         self.enter("capturing")?;
-        // SAFETY: the stream is of this context.
-        let graph = unsafe { result::stream::end_capture(self.stream(stream)) };
-        let graph = self.check("capturing", graph)?;
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is of this context, the pointer is to a local.
+        let code = unsafe { (self.api.end_capture)(self.stream(stream), &raw mut graph) };
+        self.check("capturing", code)?;
         if graph.is_null() {
             return Err(CudaExecError::Failed {
                 operation: "capturing",
                 reason: "the driver recorded nothing".to_owned(),
             });
         }
-        // SAFETY: the graph was made above.
-        let executable = unsafe { result::graph::instantiate(graph, sys::CUgraphInstantiate_flags(0)) };
+        let mut executable = ptr::null_mut();
+        // SAFETY: the graph was made above, the pointer is to a local.
+        let code = unsafe { (self.api.instantiate_graph)(&raw mut executable, graph, 0) };
         // SAFETY: the graph was made above; what was instantiated from it does not need it.
-        let _ = unsafe { result::graph::destroy(graph) };
-        Ok(self.check("capturing", executable)? as Handle)
+        let _ = unsafe { (self.api.destroy_graph)(graph) };
+        self.check("capturing", code)?;
+        Ok(handle(executable))
     }
 
-    fn launch_graph(&self, stream: Stream, graph: Handle) -> Result<()> {
+    pub(super) fn launch_graph(&self, stream: Stream, graph: Handle) -> Result<()> {
         self.enter("replaying")?;
         // SAFETY: the graph is of this context, and `Graph::replay` takes it exclusively.
-        let launched = unsafe { result::graph::launch(graph as sys::CUgraphExec, self.stream(stream)) };
-        self.check("replaying", launched)
+        let code = unsafe { (self.api.launch_graph)(pointer(graph), self.stream(stream)) };
+        self.check("replaying", code)
     }
 
-    fn destroy_graph(&self, graph: Handle) {
+    pub(super) fn destroy_graph(&self, graph: Handle) {
         if self.enter("destroying a graph").is_ok() {
             // SAFETY: the graph came from `end_capture` and is destroyed once; the driver lets a replay in progress end.
-            let _ = unsafe { result::graph::exec_destroy(graph as sys::CUgraphExec) };
+            let _ = unsafe { (self.api.destroy_executable)(pointer(graph)) };
         }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // Errors while closing are not reported: the process ends or the device is lost.
+        if self.enter("closing the GPU").is_ok() {
+            for &stream in self.streams.iter().filter(|&&stream| stream != 0) {
+                // SAFETY: the stream was created by this value and is destroyed once.
+                let _ = unsafe { (self.api.destroy_stream)(pointer(stream)) };
+            }
+        }
+        // SAFETY: the context was retained once in `open`.
+        let _ = unsafe { (self.api.release_context)(self.device) };
     }
 }

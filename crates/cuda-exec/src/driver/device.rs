@@ -1,6 +1,6 @@
 //! [`Device`]: an opened GPU, its memory, its kernels and its two streams.
 //!
-//! Separate from the drivers so that both are used alike. Invariant: a module is loaded once; clones are one device.
+//! Separate from the driver, which has no memory of its own. Invariant: a module is loaded once; clones are one device.
 
 use std::{
     collections::HashMap,
@@ -14,8 +14,8 @@ use std::{
 use bytemuck::Pod;
 
 use super::{
-    Args, Buffer, DeviceInfo, Driver, Handle, Kernel, LaunchShape, Pinned, SHARED_BYTES_UNASKED, Stream,
-    View, ViewMut, cuda::CudaDriver, memory::Arena,
+    Api, Args, Buffer, Buffers, DeviceInfo, Handle, Kernel, LaunchShape, Pinned, SHARED_BYTES_UNASKED,
+    Stream, View, ViewMut, cuda::Driver, memory::Arena,
 };
 use crate::{CudaExecError, error::Result, modules};
 
@@ -27,7 +27,7 @@ pub struct Device {
 
 #[derive(Debug)]
 struct Shared {
-    driver: Arc<dyn Driver>,
+    driver: Arc<Driver>,
     timelines: Arc<Timelines>,
     arena: Mutex<Arena>,
     modules: Mutex<HashMap<&'static str, Handle>>,
@@ -68,23 +68,27 @@ impl Device {
     /// [`CudaExecError::NoDriver`], [`CudaExecError::NoDevice`], [`CudaExecError::NoSuchDevice`] or
     /// [`CudaExecError::ComputeCapability`].
     pub fn open(ordinal: usize) -> Result<Self> {
-        Ok(Self::new(Arc::new(CudaDriver::open(ordinal)?)))
+        Self::open_with(&Api::of_system()?, ordinal, Buffers::Together)
     }
 
-    pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
-        Self {
+    /// Opens a GPU by its number among those that a driver shows which is not the system's.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(api: &Api, ordinal: usize, buffers: Buffers) -> Result<Self> {
+        Ok(Self {
             shared: Arc::new(Shared {
-                driver,
+                driver: Arc::new(Driver::open(api, ordinal, buffers)?),
                 timelines: Arc::default(),
                 arena: Mutex::default(),
                 modules: Mutex::default(),
                 n_launches: AtomicU64::new(0),
                 loading_ns: AtomicU64::new(0),
             }),
-        }
+        })
     }
 
-    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+    pub(super) fn driver(&self) -> &Arc<Driver> {
         &self.shared.driver
     }
 
@@ -298,7 +302,7 @@ impl Device {
 /// A point in a stream's work that the other stream or the host can wait for.
 #[derive(Debug)]
 pub struct Fence {
-    driver: Arc<dyn Driver>,
+    driver: Arc<Driver>,
     event: Handle,
 }
 

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use super::{Device, Driver, Handle, Stream};
+use super::{Device, Handle, Stream, cuda::Driver};
 use crate::error::Result;
 
 /// A compute stream that records launches instead of running them.
 #[derive(Debug)]
 pub struct Capture {
-    driver: Arc<dyn Driver>,
+    driver: Arc<Driver>,
     is_open: bool,
 }
 
@@ -56,7 +56,7 @@ impl Drop for Capture {
 /// Recorded launches. It holds addresses of buffers: whoever moves one must drop the graph.
 #[derive(Debug)]
 pub struct Graph {
-    driver: Arc<dyn Driver>,
+    driver: Arc<Driver>,
     handle: Handle,
 }
 

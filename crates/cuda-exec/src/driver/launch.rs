@@ -1,6 +1,6 @@
 //! [`Kernel`], [`LaunchShape`] and [`Args`]: what a launch consists of.
 //!
-//! Separate from the device because both drivers read them. Invariant: arguments are kept inline, so that a launch
+//! Separate from the device because callers make them. Invariant: arguments are kept inline, so that a launch
 //! allocates nothing.
 
 use std::marker::PhantomData;
@@ -51,7 +51,6 @@ const MAX_ARGS: usize = 32;
 #[derive(Clone, Debug)]
 pub struct Args<'a> {
     values: [u64; MAX_ARGS],
-    sizes: [u8; MAX_ARGS],
     len: usize,
     buffers: PhantomData<&'a ()>,
 }
@@ -67,7 +66,6 @@ impl<'a> Args<'a> {
     pub fn new() -> Self {
         Self {
             values: [0; MAX_ARGS],
-            sizes: [0; MAX_ARGS],
             len: 0,
             buffers: PhantomData,
         }
@@ -76,13 +74,13 @@ impl<'a> Args<'a> {
     /// Appends a buffer that the kernel reads.
     #[must_use]
     pub fn read<T: Pod>(self, view: View<'a, T>) -> Self {
-        self.push(view.address(), 8)
+        self.push(view.address())
     }
 
     /// Appends a buffer that the kernel reads, or a null pointer.
     #[must_use]
     pub fn read_or_null<T: Pod>(self, view: Option<View<'a, T>>) -> Self {
-        self.push(view.map_or(0, |view| view.address()), 8)
+        self.push(view.map_or(0, |view| view.address()))
     }
 
     /// Appends a buffer that the kernel writes.
@@ -92,40 +90,31 @@ impl<'a> Args<'a> {
         reason = "taking the view keeps its elements from being passed twice in a launch"
     )]
     pub fn write<T: Pod>(self, view: ViewMut<'a, T>) -> Self {
-        self.push(view.address(), 8)
+        self.push(view.address())
     }
 
     /// Appends a buffer that the kernel writes, or a null pointer.
     #[must_use]
     pub fn write_or_null<T: Pod>(self, view: Option<ViewMut<'a, T>>) -> Self {
-        self.push(view.map_or(0, |view| view.address()), 8)
+        self.push(view.map_or(0, |view| view.address()))
     }
 
     /// Appends an `int` that is a count.
     #[must_use]
     pub fn count(self, value: usize) -> Self {
-        self.push(value as u32 as u64, 4)
+        self.push(value as u32 as u64)
     }
 
     /// Appends a float.
     #[must_use]
     pub fn float(self, value: f32) -> Self {
-        self.push(value.to_bits() as u64, 4)
+        self.push(value.to_bits() as u64)
     }
 
-    fn push(mut self, value: u64, size: u8) -> Self {
+    fn push(mut self, value: u64) -> Self {
         self.values[self.len] = value;
-        self.sizes[self.len] = size;
         self.len += 1;
         self
-    }
-
-    /// Bits and bytes of each argument.
-    #[cfg(feature = "sim")]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, usize)> {
-        (self.values.iter().zip(&self.sizes))
-            .take(self.len)
-            .map(|(&value, &size)| (value, size as usize))
     }
 
     /// The address of each argument's value. A 4-byte argument is the first half of its value: the hosts of CUDA are

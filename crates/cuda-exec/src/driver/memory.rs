@@ -7,7 +7,7 @@ use std::{marker::PhantomData, ops::Range, sync::Arc};
 
 use bytemuck::Pod;
 
-use super::Driver;
+use super::{Buffers, cuda::Driver};
 use crate::{CudaExecError, error::Result};
 
 /// Alignment of a buffer: what the kernels' widest loads and their planes need.
@@ -16,7 +16,7 @@ pub(crate) const BUFFER_ALIGN: usize = 256;
 /// An allocation of the driver, shared by the buffers in it.
 #[derive(Debug)]
 struct Chunk {
-    driver: Arc<dyn Driver>,
+    driver: Arc<Driver>,
     address: u64,
     n_bytes: usize,
 }
@@ -39,12 +39,12 @@ impl Arena {
     /// Allocates `n_bytes` ahead. What is left of an earlier reservation is given up.
     pub(super) fn reserve(
         &mut self,
-        driver: &Arc<dyn Driver>,
+        driver: &Arc<Driver>,
         purpose: &'static str,
         n_bytes: usize,
     ) -> Result<()> {
         (self.n_reserved, self.n_taken) = (n_bytes, 0);
-        if driver.allocates_apart() {
+        if driver.buffers() == Buffers::Apart {
             return check_free(driver, purpose, n_bytes);
         }
         self.reserved = None;
@@ -59,7 +59,7 @@ impl Arena {
 
     pub(super) fn alloc<T: Pod>(
         &mut self,
-        driver: &Arc<dyn Driver>,
+        driver: &Arc<Driver>,
         purpose: &'static str,
         len: usize,
     ) -> Result<Buffer<T>> {
@@ -77,11 +77,9 @@ impl Arena {
                 element: PhantomData,
             });
         }
-        // The simulator sees an access beyond the last element only where the allocation ends there.
-        let n_bytes = if driver.allocates_apart() {
-            (len * size_of::<T>()).max(1)
-        } else {
-            n_bytes
+        let n_bytes = match driver.buffers() {
+            Buffers::Apart => (len * size_of::<T>()).max(1),
+            Buffers::Together => n_bytes,
         };
         let chunk = allocate(driver, purpose, n_bytes)?;
         Ok(Buffer {
@@ -101,7 +99,7 @@ pub fn buffer_bytes<T>(len: usize) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-fn check_free(driver: &Arc<dyn Driver>, purpose: &'static str, n_bytes: usize) -> Result<()> {
+fn check_free(driver: &Arc<Driver>, purpose: &'static str, n_bytes: usize) -> Result<()> {
     let free_bytes = driver.free_bytes()?;
     if n_bytes as u64 <= free_bytes {
         return Ok(());
@@ -113,7 +111,7 @@ fn check_free(driver: &Arc<dyn Driver>, purpose: &'static str, n_bytes: usize) -
     })
 }
 
-fn allocate(driver: &Arc<dyn Driver>, purpose: &'static str, n_bytes: usize) -> Result<Arc<Chunk>> {
+fn allocate(driver: &Arc<Driver>, purpose: &'static str, n_bytes: usize) -> Result<Arc<Chunk>> {
     check_free(driver, purpose, n_bytes)?;
     let address = driver.alloc(n_bytes).map_err(|error| match error {
         CudaExecError::OutOfMemory {

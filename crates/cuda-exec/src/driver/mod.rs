@@ -1,4 +1,5 @@
-//! The driver seam: what this crate needs of a CUDA driver, implemented by the real one and by the simulator.
+//! The driver layer: what this crate needs of a CUDA driver, by the driver's own functions. A simulated driver is one that has
+//! functions of the same names, see [`Api::from_symbols`].
 //!
 //! All of the crate's `unsafe` is in this folder. Invariant: nothing outside it sees a raw address or handle; [`Device`]
 //! and the buffers turn them into typed, bounds-checked values.
@@ -7,6 +8,7 @@
 //! plain types that buffers hold, and no Rust reference ever points there. A wrong kernel can spoil results, never the
 //! memory of the process.
 
+mod api;
 mod cuda;
 mod device;
 mod graph;
@@ -14,21 +16,18 @@ mod launch;
 mod memory;
 mod pinned;
 mod probe;
-#[cfg(feature = "sim")]
-mod sim;
 
-use std::{fmt, ptr::NonNull, sync::OnceLock};
+use std::sync::OnceLock;
 
 use crate::{CudaExecError, error::Result};
 
+pub use api::Api;
 pub use device::{Device, Fence};
 pub use graph::{Capture, Graph};
 pub use launch::{Args, Kernel, LaunchShape};
 pub use memory::{Buffer, SharedView, View, ViewMut, buffer_bytes};
 pub use pinned::Pinned;
 pub use probe::{Availability, DeviceReport, has_driver, probe};
-#[cfg(feature = "sim")]
-pub use sim::{Fault, SimOptions, Simulator};
 
 /// The CUDA version whose PTX the kernels are written in.
 pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
@@ -69,72 +68,15 @@ pub struct DeviceInfo {
 /// A handle of a driver; its meaning is the driver's.
 type Handle = u64;
 
-/// A driver with one device. Handles and addresses passed in are its own and not yet destroyed.
-///
-/// Everything but memory, modules and events is queued on a stream and in order there.
-trait Driver: Send + Sync + fmt::Debug {
-    fn info(&self) -> &DeviceInfo;
-
-    fn free_bytes(&self) -> Result<u64>;
-
-    /// Whether each buffer is to be an allocation of its own, so that leaving one is seen.
-    fn allocates_apart(&self) -> bool;
-
-    fn alloc(&self, n_bytes: usize) -> Result<u64>;
-
-    fn free(&self, address: u64);
-
-    /// Host memory that the device copies from and to by itself; zeroed.
-    fn alloc_pinned(&self, n_bytes: usize) -> Result<NonNull<u8>>;
-
-    /// # Safety
-    /// `memory` came from [`Self::alloc_pinned`] with the same length, no queued copy uses it, and none will again.
-    unsafe fn free_pinned(&self, memory: NonNull<u8>, n_bytes: usize);
-
-    fn load_module(&self, name: &'static str, ptx: &str) -> Result<Handle>;
-
-    /// The kernel with this name, `None` where the module has none.
-    fn function(&self, module: Handle, name: &str) -> Result<Option<Handle>>;
-
-    /// Lets a kernel be launched with more dynamic shared memory than [`SHARED_BYTES_UNASKED`].
-    fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()>;
-
-    fn launch(&self, stream: Stream, function: Handle, shape: LaunchShape, args: &Args<'_>) -> Result<()>;
-
-    /// # Safety
-    /// `from` is pinned memory of this driver, valid for `n_bytes` and not written before the copy is done.
-    unsafe fn upload(&self, stream: Stream, from: NonNull<u8>, to: u64, n_bytes: usize) -> Result<()>;
-
-    /// # Safety
-    /// `to` is pinned memory of this driver, valid for `n_bytes` and not touched before the copy is done.
-    unsafe fn download(&self, stream: Stream, from: u64, to: NonNull<u8>, n_bytes: usize) -> Result<()>;
-
-    fn copy(&self, stream: Stream, from: u64, to: u64, n_bytes: usize) -> Result<()>;
-
-    fn fill(&self, stream: Stream, address: u64, byte: u8, n_bytes: usize) -> Result<()>;
-
-    fn create_event(&self) -> Result<Handle>;
-
-    fn destroy_event(&self, event: Handle);
-
-    fn record(&self, stream: Stream, event: Handle) -> Result<()>;
-
-    /// Makes `stream` wait for the work before the last recording of `event`.
-    fn wait(&self, stream: Stream, event: Handle) -> Result<()>;
-
-    /// Blocks until the work that `event` was last recorded behind is done.
-    fn synchronize(&self, event: Handle) -> Result<()>;
-
-    /// Milliseconds between two events that have happened.
-    fn elapsed_ms(&self, start: Handle, end: Handle) -> Result<f32>;
-
-    fn begin_capture(&self, stream: Stream) -> Result<()>;
-
-    fn end_capture(&self, stream: Stream) -> Result<Handle>;
-
-    fn launch_graph(&self, stream: Stream, graph: Handle) -> Result<()>;
-
-    fn destroy_graph(&self, graph: Handle);
+/// How buffers lie in a device's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Buffers {
+    /// In one reservation, side by side.
+    #[default]
+    Together,
+    /// Each in an allocation of its own that ends where the buffer ends. A simulated device sees an access beyond a buffer only
+    /// then.
+    Apart,
 }
 
 /// Remembers that a device is lost.
@@ -151,4 +93,17 @@ impl Poison {
             .get_or_init(|| CudaExecError::Lost { operation, reason })
             .clone()
     }
+}
+
+/// A device of the simulated driver, for unit tests: `tokenmill-sim-driver` gives the one of the library that is not a test.
+#[cfg(test)]
+pub(crate) fn simulated(simulator: &tokenmill_sim_driver::Simulator) -> Device {
+    // SAFETY: the simulated driver keeps the contract of the real one's functions.
+    let api = unsafe { Api::from_symbols(&tokenmill_sim_driver::symbol) };
+    Device::open_with(
+        &api.expect("it has every function"),
+        simulator.ordinal(),
+        Buffers::Apart,
+    )
+    .expect("the simulated driver opens its GPU")
 }

@@ -7,13 +7,13 @@ use std::{marker::PhantomData, ops::Range, ptr::NonNull, sync::Arc};
 
 use bytemuck::Pod;
 
-use super::{Driver, Handle, Stream, View, ViewMut, device::Timelines};
+use super::{Handle, Stream, View, ViewMut, cuda::Driver, device::Timelines};
 use crate::{CudaExecError, error::Result};
 
 /// `len` elements of pinned host memory, zero at first.
 #[derive(Debug)]
 pub struct Pinned<T> {
-    driver: Arc<dyn Driver>,
+    driver: Arc<Driver>,
     timelines: Arc<Timelines>,
     memory: NonNull<u8>,
     len: usize,
@@ -29,7 +29,7 @@ unsafe impl<T: Send> Send for Pinned<T> {}
 unsafe impl<T: Sync> Sync for Pinned<T> {}
 
 impl<T: Pod> Pinned<T> {
-    pub(super) fn new(driver: &Arc<dyn Driver>, timelines: &Arc<Timelines>, len: usize) -> Result<Self> {
+    pub(super) fn new(driver: &Arc<Driver>, timelines: &Arc<Timelines>, len: usize) -> Result<Self> {
         let event = driver.create_event()?;
         match driver.alloc_pinned(Self::allocated_bytes(len)) {
             Ok(memory) => Ok(Self {
@@ -143,9 +143,8 @@ impl<T> Drop for Pinned<T> {
         };
         self.driver.destroy_event(self.event);
         if is_idle {
-            let n_bytes = self.len.saturating_mul(size_of::<T>()).max(1);
-            // SAFETY: the memory came from this driver with this length, and no copy uses it.
-            unsafe { self.driver.free_pinned(self.memory, n_bytes) };
+            // SAFETY: the memory came from this driver, and no copy uses it.
+            unsafe { self.driver.free_pinned(self.memory) };
         }
     }
 }

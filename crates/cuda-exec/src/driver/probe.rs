@@ -3,7 +3,7 @@
 //! Separate from opening a device, so that a command can report everything and open nothing for long. Invariant: it never
 //! fails and never panics; what cannot be had is part of the report.
 
-use super::{DeviceInfo, cuda};
+use super::{Api, DeviceInfo, cuda};
 use crate::CudaExecError;
 
 /// What the machine offers.
@@ -32,7 +32,7 @@ pub struct DeviceReport {
 
 /// Whether there is a driver to ask, without starting it.
 pub fn has_driver() -> bool {
-    cuda::is_present()
+    cuda::has_driver()
 }
 
 /// Looks at the driver and its GPUs.
@@ -42,21 +42,28 @@ pub fn probe() -> Availability {
         devices: Vec::new(),
         problem: None,
     };
-    let n_devices = match cuda::count_devices() {
-        Ok(n_devices) => n_devices,
+    let api = match Api::of_system() {
+        Ok(api) => api,
         Err(error) => {
-            if cuda::is_present() {
-                availability.cuda_version = cuda::cuda_version().ok();
+            if let CudaExecError::DriverTooOld { found, .. } = error {
+                availability.cuda_version = Some(found);
             }
             availability.problem = Some(error);
             return availability;
         }
     };
-    availability.cuda_version = cuda::cuda_version().ok();
+    availability.cuda_version = cuda::cuda_version(&api).ok();
+    let n_devices = match cuda::count_devices(&api) {
+        Ok(n_devices) => n_devices,
+        Err(error) => {
+            availability.problem = Some(error);
+            return availability;
+        }
+    };
     for ordinal in 0..n_devices {
-        match cuda::describe_device(ordinal) {
+        match cuda::describe_device(&api, ordinal) {
             Ok((_, info)) => {
-                let free_bytes = cuda::check_device(&info).and_then(|()| cuda::free_bytes_of(ordinal));
+                let free_bytes = cuda::check_device(&info).and_then(|()| cuda::free_bytes_of(&api, ordinal));
                 availability.devices.push(DeviceReport {
                     ordinal,
                     info,

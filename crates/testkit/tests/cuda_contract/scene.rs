@@ -7,10 +7,10 @@ use tokenmill_backend::{
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_cuda_exec::{SimOptions, Simulator};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelExecutor, ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{
     Random, TinyModel,
     generate::{ids, run},

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_cuda_exec::CudaBackend;
-use tokenmill_cuda_exec::{SimOptions, Simulator, modules::PAIRS};
+use tokenmill_cuda_exec::{CudaBackend, modules::PAIRS};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::build;
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{TinyModel, tiny_llama};
 
 use crate::scene::{OnGpu, advance, greedy, options, sample, sequences};

@@ -1,0 +1,501 @@
+//! [`Context`]: memory, modules, streams, events and graphs of an opened GPU, and the work that is queued on it.
+//!
+//! Separate from the driver's functions, which only queue. As lazy as a driver is allowed to be: work runs when somebody waits
+//! for it, in the order of its stream, and the streams run as far apart as their events allow. So a missing wait shows as a
+//! wrong result, every time. Invariants: what a kernel does wrong (a race, an access out of bounds, a read of what was never
+//! written) loses the device; after a fault every call fails with the same code, as after a real one.
+
+mod run;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use tokenmill_ptx_sim::{Arguments, DeviceMemory, DevicePtr, LaunchConfig, MemoryError, Module};
+
+use crate::{
+    code::{self, Outcome},
+    counts::Counts,
+    fault::Fault,
+    host_memory::HostMemory,
+    machine::GpuSpec,
+};
+
+/// The dynamic shared memory a kernel has without asking for more.
+const SHARED_BYTES_UNASKED: u32 = 48 << 10;
+
+/// A kernel of a module.
+#[derive(Debug)]
+struct Function {
+    module: usize,
+    name: String,
+    param_bytes: Vec<usize>,
+    max_shared_bytes: u32,
+}
+
+/// A point in a stream's work.
+#[derive(Clone, Copy, Debug, Default)]
+struct Event {
+    n_recorded: u64,
+    n_reached: u64,
+    /// When it was reached, by the simulated clock.
+    at_ms: f64,
+}
+
+/// A stream that records what is queued on it.
+#[derive(Debug)]
+struct Capture {
+    stream: u64,
+    recorded: Vec<Operation>,
+    /// Whether something was asked of the stream that cannot be captured.
+    is_invalid: bool,
+}
+
+/// Work on a stream.
+#[derive(Clone, Debug)]
+enum Operation {
+    Launch {
+        function: usize,
+        config: LaunchConfig,
+        arguments: Arguments,
+    },
+    Upload {
+        from: HostMemory,
+        to: u64,
+    },
+    Download {
+        from: u64,
+        to: HostMemory,
+    },
+    Copy {
+        from: u64,
+        to: u64,
+        n_bytes: usize,
+    },
+    Fill {
+        address: u64,
+        byte: u8,
+        n_bytes: usize,
+    },
+    Record {
+        event: u64,
+        nth: u64,
+    },
+    Wait {
+        event: u64,
+        nth: u64,
+    },
+    Replay(Arc<[Operation]>),
+}
+
+/// An opened GPU.
+#[derive(Debug)]
+pub(crate) struct Context {
+    memory: DeviceMemory,
+    takes_ptx: bool,
+    captures: bool,
+    modules: Vec<Module>,
+    functions: HashMap<u64, Function>,
+    streams: HashMap<u64, VecDeque<Operation>>,
+    events: HashMap<u64, Event>,
+    graphs: HashMap<u64, Arc<[Operation]>>,
+    capture: Option<Capture>,
+    pinned: HashMap<u64, HostMemory>,
+    /// A warp instruction takes a nanosecond and a copied byte a tenth of one: the same on every machine, and no measurement.
+    clock_ms: f64,
+    lost: Option<i32>,
+}
+
+/// What changes about a GPU.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) context: Context,
+    pub(crate) counts: Counts,
+    /// What is to go wrong next.
+    pub(crate) fault: Option<Fault>,
+    pub(crate) n_retained: usize,
+}
+
+/// The next handle. No two are alike in the process, so that one of another context is not found.
+fn handle() -> u64 {
+    static N_HANDLES: AtomicU64 = AtomicU64::new(1);
+    N_HANDLES.fetch_add(1, Relaxed)
+}
+
+impl Context {
+    pub(crate) fn new(spec: &GpuSpec) -> Self {
+        Self {
+            memory: DeviceMemory::with_capacity(spec.total_bytes),
+            takes_ptx: spec.takes_ptx,
+            captures: spec.captures,
+            modules: Vec::new(),
+            functions: HashMap::new(),
+            streams: HashMap::new(),
+            events: HashMap::new(),
+            graphs: HashMap::new(),
+            capture: None,
+            pinned: HashMap::new(),
+            clock_ms: 0.0,
+            lost: None,
+        }
+    }
+
+    /// Fails where the device has faulted.
+    pub(crate) fn check(&self) -> Outcome {
+        self.lost.map_or(Ok(()), Err)
+    }
+
+    pub(crate) fn is_capturing(&self) -> bool {
+        self.capture.is_some()
+    }
+
+    pub(crate) fn memory_info(&self) -> (usize, usize) {
+        let total = self.memory.capacity_bytes();
+        ((total - self.memory.used_bytes()) as usize, total as usize)
+    }
+
+    /// Calls that wait for the device or change it end a capture.
+    fn refuse_in_capture(&mut self) -> Outcome {
+        match &mut self.capture {
+            Some(capture) => {
+                capture.is_invalid = true;
+                Err(code::STREAM_CAPTURE_UNSUPPORTED)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the capture of a stream on which something is asked that cannot be captured.
+    fn refuse_on_captured(&mut self, stream: u64, code: i32) -> Outcome {
+        match &mut self.capture {
+            Some(capture) if capture.stream == stream => {
+                capture.is_invalid = true;
+                Err(code)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn alloc(&mut self, n_bytes: usize) -> Outcome<u64> {
+        self.check()?;
+        self.refuse_in_capture()?;
+        match self.memory.alloc(n_bytes as u64) {
+            Ok(address) => Ok(address.0),
+            Err(MemoryError::OutOfMemory { .. }) => Err(code::OUT_OF_MEMORY),
+            Err(_) => Err(code::INVALID_VALUE),
+        }
+    }
+
+    /// Takes care of pinned memory until it is freed.
+    pub(crate) fn keep_pinned(&mut self, memory: HostMemory) -> Outcome {
+        self.check()?;
+        self.refuse_in_capture()?;
+        self.pinned.insert(memory.address(), memory);
+        Ok(())
+    }
+
+    /// Gives pinned memory up, unless a copy that is queued uses it.
+    pub(crate) fn forget_pinned(&mut self, address: u64) -> Outcome<HostMemory> {
+        let memory = *self.pinned.get(&address).ok_or(code::INVALID_VALUE)?;
+        let uses = |operation: &Operation| match operation {
+            Operation::Upload { from, .. } => from.overlaps(&memory),
+            Operation::Download { to, .. } => to.overlaps(&memory),
+            _ => false,
+        };
+        if self.streams.values().flatten().any(uses) {
+            self.lose("pinned memory is freed while a queued copy uses it");
+            return Err(code::ILLEGAL_ADDRESS);
+        }
+        self.pinned.remove(&address);
+        Ok(memory)
+    }
+
+    pub(crate) fn load_module(&mut self, ptx: &str) -> Outcome<u64> {
+        self.check()?;
+        self.refuse_in_capture()?;
+        if !self.takes_ptx {
+            return Err(code::UNSUPPORTED_PTX_VERSION);
+        }
+        match Module::load(ptx, &mut self.memory) {
+            Ok(module) => {
+                self.modules.push(module);
+                Ok(self.modules.len() as u64)
+            }
+            Err(error) => {
+                eprintln!("simulated driver: {error}");
+                Err(code::INVALID_PTX)
+            }
+        }
+    }
+
+    pub(crate) fn function(&mut self, module: u64, name: &str) -> Outcome<u64> {
+        self.check()?;
+        let index = (module as usize).wrapping_sub(1);
+        let module = self.modules.get(index).ok_or(code::INVALID_HANDLE)?;
+        let kernel = module.kernel(name).map_err(|_| code::NOT_FOUND)?;
+        let function = handle();
+        self.functions.insert(
+            function,
+            Function {
+                module: index,
+                name: name.to_owned(),
+                param_bytes: kernel.param_bytes(),
+                max_shared_bytes: SHARED_BYTES_UNASKED,
+            },
+        );
+        Ok(function)
+    }
+
+    pub(crate) fn allow_shared_bytes(&mut self, function: u64, n_bytes: u32) -> Outcome {
+        let function = self.functions.get_mut(&function);
+        function.ok_or(code::INVALID_HANDLE)?.max_shared_bytes = n_bytes;
+        Ok(())
+    }
+
+    /// Bytes of each parameter of a kernel.
+    pub(crate) fn param_bytes(&self, function: u64) -> Outcome<&[usize]> {
+        let function = self.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
+        Ok(&function.param_bytes)
+    }
+
+    pub(crate) fn copy(&mut self, stream: u64, from: u64, to: u64, n_bytes: usize) -> Outcome {
+        self.queue(stream, Operation::Copy { from, to, n_bytes })
+    }
+
+    pub(crate) fn fill(&mut self, stream: u64, address: u64, byte: u8, n_bytes: usize) -> Outcome {
+        self.queue(
+            stream,
+            Operation::Fill {
+                address,
+                byte,
+                n_bytes,
+            },
+        )
+    }
+
+    /// Queues work, or records it where the stream is captured.
+    fn queue(&mut self, stream: u64, operation: Operation) -> Outcome {
+        self.check()?;
+        let queue = self.streams.get_mut(&stream).ok_or(code::INVALID_HANDLE)?;
+        match &mut self.capture {
+            Some(capture) if capture.stream == stream => capture.recorded.push(operation),
+            _ => queue.push_back(operation),
+        }
+        Ok(())
+    }
+
+    pub(crate) fn create_stream(&mut self) -> Outcome<u64> {
+        self.check()?;
+        let stream = handle();
+        self.streams.insert(stream, VecDeque::new());
+        Ok(stream)
+    }
+
+    pub(crate) fn create_event(&mut self) -> Outcome<u64> {
+        self.check()?;
+        let event = handle();
+        self.events.insert(event, Event::default());
+        Ok(event)
+    }
+
+    pub(crate) fn destroy_event(&mut self, event: u64) -> Outcome {
+        self.events.remove(&event).map(|_| ()).ok_or(code::INVALID_HANDLE)
+    }
+
+    pub(crate) fn record(&mut self, event: u64, stream: u64) -> Outcome {
+        self.check()?;
+        self.refuse_on_captured(stream, code::STREAM_CAPTURE_UNSUPPORTED)?;
+        let found = self.events.get_mut(&event).ok_or(code::INVALID_HANDLE)?;
+        found.n_recorded += 1;
+        let nth = found.n_recorded;
+        self.queue(stream, Operation::Record { event, nth })
+    }
+
+    /// Lets a stream wait for an event, as it was last recorded.
+    pub(crate) fn wait(&mut self, stream: u64, event: u64) -> Outcome {
+        self.check()?;
+        self.refuse_on_captured(stream, code::STREAM_CAPTURE_ISOLATION)?;
+        let nth = self.events.get(&event).ok_or(code::INVALID_HANDLE)?.n_recorded;
+        self.queue(stream, Operation::Wait { event, nth })
+    }
+
+    /// Milliseconds between two events that have happened.
+    pub(crate) fn elapsed_ms(&self, start: u64, end: u64) -> Outcome<f32> {
+        self.check()?;
+        let moment = |event| match self.events.get(&event) {
+            Some(event) if event.n_recorded == 0 => Err(code::INVALID_HANDLE),
+            Some(event) if event.n_reached == event.n_recorded => Ok(event.at_ms),
+            Some(_) => Err(code::NOT_READY),
+            None => Err(code::INVALID_HANDLE),
+        };
+        Ok((moment(end)? - moment(start)?) as f32)
+    }
+
+    /// What is launched stays when what it was made from is destroyed.
+    pub(crate) fn instantiate(&mut self, graph: u64) -> Outcome<u64> {
+        let recorded = self.graphs.get(&graph).cloned().ok_or(code::INVALID_HANDLE)?;
+        let executable = handle();
+        self.graphs.insert(executable, recorded);
+        Ok(executable)
+    }
+
+    pub(crate) fn destroy_graph(&mut self, graph: u64) -> Outcome {
+        self.graphs.remove(&graph).map(|_| ()).ok_or(code::INVALID_HANDLE)
+    }
+
+    /// Takes note of a fault: nothing that is queued will run any more.
+    fn lose(&mut self, reason: &str) {
+        eprintln!("simulated driver: {reason}");
+        self.lost = Some(code::ILLEGAL_ADDRESS);
+        self.streams.values_mut().for_each(VecDeque::clear);
+    }
+}
+
+/// What needs counts or faults as well as the context.
+impl State {
+    pub(crate) fn launch(
+        &mut self,
+        stream: u64,
+        function: u64,
+        mut config: LaunchConfig,
+        shared_bytes: u32,
+        arguments: Arguments,
+    ) -> Outcome {
+        self.context.check()?;
+        let found = self.context.functions.get(&function);
+        if shared_bytes > found.ok_or(code::INVALID_HANDLE)?.max_shared_bytes {
+            return Err(code::INVALID_VALUE);
+        }
+        config.shared_bytes = shared_bytes;
+        match &mut self.fault {
+            Some(Fault::Launch { after }) if *after > 0 => *after -= 1,
+            Some(Fault::Launch { .. }) => {
+                self.fault = None;
+                return Err(code::LAUNCH_OUT_OF_RESOURCES);
+            }
+            _ => {}
+        }
+        self.context.queue(
+            stream,
+            Operation::Launch {
+                function: function as usize,
+                config,
+                arguments,
+            },
+        )
+    }
+
+    pub(crate) fn upload(&mut self, stream: u64, from: HostMemory, to: u64) -> Outcome {
+        self.context
+            .refuse_on_captured(stream, code::STREAM_CAPTURE_UNSUPPORTED)?;
+        self.context.queue(stream, Operation::Upload { from, to })?;
+        self.counts.n_uploads += 1;
+        Ok(())
+    }
+
+    pub(crate) fn download(&mut self, stream: u64, from: u64, to: HostMemory) -> Outcome {
+        self.context
+            .refuse_on_captured(stream, code::STREAM_CAPTURE_UNSUPPORTED)?;
+        match &mut self.fault {
+            Some(Fault::Download { after }) if *after > 0 => *after -= 1,
+            Some(Fault::Download { .. }) => {
+                self.fault = None;
+                return Err(code::INVALID_VALUE);
+            }
+            _ => {}
+        }
+        self.context.queue(stream, Operation::Download { from, to })?;
+        self.counts.n_downloads += 1;
+        Ok(())
+    }
+
+    /// Frees device memory. As a driver does, first ends what may use it.
+    pub(crate) fn free(&mut self, address: u64) -> Outcome {
+        self.context.check()?;
+        self.context.refuse_in_capture()?;
+        self.run_all()?;
+        self.context
+            .memory
+            .free(DevicePtr(address))
+            .map_err(|_| code::INVALID_VALUE)
+    }
+
+    /// Ends a stream and with it what is queued on it.
+    pub(crate) fn destroy_stream(&mut self, stream: u64) -> Outcome {
+        self.context.check()?;
+        while !self.queue_of(stream)?.is_empty() {
+            self.run_next(stream)?;
+        }
+        self.context.streams.remove(&stream);
+        Ok(())
+    }
+
+    pub(crate) fn begin_capture(&mut self, stream: u64) -> Outcome {
+        self.context.check()?;
+        self.context.refuse_in_capture()?;
+        self.queue_of(stream)?;
+        if self.fault == Some(Fault::BeginCapture) {
+            self.fault = None;
+            return Err(code::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        if !self.context.captures {
+            return Err(code::STREAM_CAPTURE_UNSUPPORTED);
+        }
+        self.context.capture = Some(Capture {
+            stream,
+            recorded: Vec::new(),
+            is_invalid: false,
+        });
+        Ok(())
+    }
+
+    pub(crate) fn end_capture(&mut self, stream: u64) -> Outcome<u64> {
+        self.context.check()?;
+        let capture = self.context.capture.take_if(|capture| capture.stream == stream);
+        let capture = capture.ok_or(code::INVALID_VALUE)?;
+        if self.fault == Some(Fault::EndCapture) {
+            self.fault = None;
+            return Err(code::STREAM_CAPTURE_INVALIDATED);
+        }
+        if capture.is_invalid {
+            return Err(code::STREAM_CAPTURE_INVALIDATED);
+        }
+        let graph = handle();
+        self.counts.n_captured += 1;
+        self.context.graphs.insert(graph, capture.recorded.into());
+        Ok(graph)
+    }
+
+    pub(crate) fn launch_graph(&mut self, graph: u64, stream: u64) -> Outcome {
+        self.context
+            .refuse_on_captured(stream, code::STREAM_CAPTURE_UNSUPPORTED)?;
+        let operations = self.context.graphs.get(&graph).cloned();
+        let operations = operations.ok_or(code::INVALID_HANDLE)?;
+        self.context.queue(stream, Operation::Replay(operations))?;
+        self.counts.n_replayed += 1;
+        Ok(())
+    }
+
+    /// Runs what an event waits for, as it was last recorded.
+    pub(crate) fn synchronize(&mut self, event: u64) -> Outcome {
+        self.context.check()?;
+        self.context.refuse_in_capture()?;
+        let event_now = self.context.events.get(&event).ok_or(code::INVALID_HANDLE)?;
+        self.run_until(event, event_now.n_recorded)
+    }
+
+    fn queue_of(&self, stream: u64) -> Outcome<&VecDeque<Operation>> {
+        self.context.streams.get(&stream).ok_or(code::INVALID_HANDLE)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // The context has no user any more: nothing queued will run, and no caller has its memory.
+        self.pinned.drain().for_each(|(_, memory)| memory.free());
+    }
+}

@@ -1,0 +1,134 @@
+//! How queued work runs: when somebody waits for it, and no earlier.
+//!
+//! Separate from the queueing. Invariant: the work of a stream runs in its order, and behind an event only when the event is
+//! reached.
+
+use std::collections::VecDeque;
+
+use tokenmill_ptx_sim::{Arguments, DevicePtr, LaunchConfig, MemoryError, launch};
+
+use super::{Context, Function, Operation, State};
+use crate::{
+    code::{self, Outcome},
+    counts::Counts,
+    fault::Fault,
+};
+
+impl State {
+    pub(super) fn run_all(&mut self) -> Outcome {
+        while let Some((&stream, _)) = (self.context.streams.iter()).find(|(_, queue)| !queue.is_empty()) {
+            self.run_next(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a stream's work until an event was recorded for the `nth` time.
+    pub(super) fn run_until(&mut self, event: u64, nth: u64) -> Outcome {
+        loop {
+            let is_reached = (self.context.events.get(&event)).is_none_or(|found| found.n_reached >= nth);
+            if is_reached {
+                return Ok(());
+            }
+            let is_here = |operation: &Operation| matches!(operation, Operation::Record { event: found, .. } if *found == event);
+            let stream = (self.context.streams.iter())
+                .find(|(_, queue)| queue.iter().any(is_here))
+                .map(|(&stream, _)| stream);
+            let Some(stream) = stream else {
+                self.context
+                    .lose("an event is waited for that no stream will reach");
+                return self.context.check();
+            };
+            self.run_next(stream)?;
+        }
+    }
+
+    pub(super) fn run_next(&mut self, stream: u64) -> Outcome {
+        if let Some(&Operation::Wait { event, nth }) = self.queue_of(stream)?.front() {
+            self.run_until(event, nth)?;
+        }
+        let queue = self.context.streams.get_mut(&stream);
+        if let Some(operation) = queue.and_then(VecDeque::pop_front)
+            && let Err(reason) = self.context.run(&operation, &mut self.counts, &mut self.fault)
+        {
+            self.context.lose(&reason);
+        }
+        self.context.check()
+    }
+}
+
+impl Context {
+    fn run(
+        &mut self,
+        operation: &Operation,
+        counts: &mut Counts,
+        fault: &mut Option<Fault>,
+    ) -> Result<(), String> {
+        let text = |error: MemoryError| error.to_string();
+        match operation {
+            Operation::Launch {
+                function,
+                config,
+                arguments,
+            } => self.run_kernel(*function as u64, config, arguments, counts, fault),
+            Operation::Upload { from, to } => {
+                self.clock_ms += from.n_bytes() as f64 * 1e-7;
+                from.read(|bytes| self.memory.write(DevicePtr(*to), bytes))
+                    .map_err(text)
+            }
+            Operation::Download { from, to } => {
+                self.clock_ms += to.n_bytes() as f64 * 1e-7;
+                counts.n_downloaded_bytes += to.n_bytes() as u64;
+                to.write(|bytes| self.memory.read(DevicePtr(*from), bytes))
+                    .map_err(text)
+            }
+            &Operation::Copy { from, to, n_bytes } => {
+                (self.memory.copy(DevicePtr(from), DevicePtr(to), n_bytes)).map_err(text)
+            }
+            &Operation::Fill {
+                address,
+                byte,
+                n_bytes,
+            } => (self.memory.fill(DevicePtr(address), byte, n_bytes)).map_err(text),
+            &Operation::Record { event, nth } => {
+                if let Some(event) = self.events.get_mut(&event) {
+                    event.n_reached = nth;
+                    event.at_ms = self.clock_ms;
+                }
+                Ok(())
+            }
+            Operation::Wait { .. } => Ok(()),
+            Operation::Replay(operations) => operations
+                .iter()
+                .try_for_each(|operation| self.run(operation, counts, fault)),
+        }
+    }
+
+    fn run_kernel(
+        &mut self,
+        function: u64,
+        config: &LaunchConfig,
+        arguments: &Arguments,
+        counts: &mut Counts,
+        fault: &mut Option<Fault>,
+    ) -> Result<(), String> {
+        let Function { module, name, .. } = &self.functions[&function];
+        match fault {
+            Some(Fault::Lose { after }) if *after > 0 => *after -= 1,
+            Some(Fault::Lose { .. }) => {
+                *fault = None;
+                return Err(format!("kernel `{name}` was made to fault"));
+            }
+            _ => {}
+        }
+        let kernel = (self.modules[*module].kernel(name)).map_err(|error| error.to_string())?;
+        let report = launch(kernel, &self.memory, config, arguments).map_err(|error| error.to_string())?;
+        if let Some(finding) = report.findings.first() {
+            return Err(finding.to_string());
+        }
+        let total = counts.kernels.entry(name.clone()).or_default();
+        total.0 += 1;
+        total.1.add(&report.counters);
+        self.clock_ms += report.counters.warp_instructions() as f64 * 1e-6;
+        Ok(())
+    }
+}

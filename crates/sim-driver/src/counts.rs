@@ -1,0 +1,18 @@
+//! [`Counts`]: what a simulated GPU has done.
+//!
+//! Separate because work adds to it and tests read it. Invariant: it only grows, whoever opens and closes the GPU.
+
+use std::collections::BTreeMap;
+
+use tokenmill_ptx_sim::Counters;
+
+/// What a GPU did since it was made.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) kernels: BTreeMap<String, (u64, Counters)>,
+    pub(crate) n_captured: u64,
+    pub(crate) n_replayed: u64,
+    pub(crate) n_uploads: u64,
+    pub(crate) n_downloads: u64,
+    pub(crate) n_downloaded_bytes: u64,
+}

@@ -1,0 +1,106 @@
+//! [`Simulator`]: a simulated GPU of a test's own, with its faults and counters.
+//!
+//! Separate from the C interface, through which everything else goes. Invariant: simulators of one process know nothing of each
+//! other; each is a GPU of its own, opened and used as any.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use tokenmill_cuda_exec::{Buffers, Device};
+use tokenmill_ptx_sim::Counters;
+
+use crate::{
+    api,
+    fault::Fault,
+    gpu::{self, Gpu},
+    machine::GpuSpec,
+};
+
+/// What a simulated GPU is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SimOptions {
+    /// Its memory.
+    pub total_bytes: u64,
+}
+
+impl Default for SimOptions {
+    fn default() -> Self {
+        Self {
+            total_bytes: GpuSpec::default().total_bytes,
+        }
+    }
+}
+
+/// The test's end of a simulated GPU.
+#[derive(Debug)]
+pub struct Simulator {
+    gpu: Arc<Gpu>,
+    ordinal: usize,
+}
+
+impl Simulator {
+    /// The name of every simulated GPU, by which tools tell that times mean nothing.
+    pub const DEVICE_NAME: &str = "simulated GPU";
+
+    /// Adds a GPU to the process.
+    pub fn new(options: &SimOptions) -> Self {
+        let (ordinal, gpu) = gpu::add(GpuSpec {
+            total_bytes: options.total_bytes,
+            is_added: true,
+            ..GpuSpec::default()
+        });
+        Self { gpu, ordinal }
+    }
+
+    /// Its number among the GPUs of the process.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// Opens the GPU.
+    ///
+    /// # Panics
+    /// Where it cannot be opened, as after a fault while it is still open elsewhere.
+    pub fn device(&self) -> Device {
+        Device::open_with(&api::functions(), self.ordinal, Buffers::Apart)
+            .expect("a simulated GPU without a fault opens")
+    }
+
+    /// Lets something go wrong once.
+    pub fn inject(&self, fault: Fault) {
+        self.gpu.lock().fault = Some(fault);
+    }
+
+    /// Whether a stream is being captured.
+    pub fn is_capturing(&self) -> bool {
+        self.gpu.lock().context.is_capturing()
+    }
+
+    /// Launches and counters of each kernel so far, replays included.
+    pub fn counters(&self) -> BTreeMap<String, (u64, Counters)> {
+        self.gpu.lock().counts.kernels.clone()
+    }
+
+    /// Graphs made and graphs replayed so far.
+    pub fn graph_counts(&self) -> (u64, u64) {
+        let counts = &self.gpu.lock().counts;
+        (counts.n_captured, counts.n_replayed)
+    }
+
+    /// Copies queued so far: to the device, and to the host.
+    pub fn copy_counts(&self) -> (u64, u64) {
+        let counts = &self.gpu.lock().counts;
+        (counts.n_uploads, counts.n_downloads)
+    }
+
+    /// Bytes copied to the host so far.
+    pub fn downloaded_bytes(&self) -> u64 {
+        self.gpu.lock().counts.n_downloaded_bytes
+    }
+}
+
+impl Drop for Simulator {
+    fn drop(&mut self) {
+        // Where it is still open, it goes when it is closed.
+        gpu::remove_if_unused(self.ordinal);
+    }
+}
