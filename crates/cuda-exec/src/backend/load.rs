@@ -8,7 +8,7 @@ use tokenmill_backend::{
     PAGE_TOKENS,
 };
 
-use super::{CudaBackend, CudaBuffer, PickedLayout, QuantizedForms, Results, StepInputs, Workspace};
+use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace};
 
 /// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.
 const DRIVER_BYTES: u64 = 128 << 20;
@@ -28,7 +28,6 @@ impl CudaBackend {
         self.workspace = Some(Workspace {
             inputs: StepInputs::new(device, limits)?,
             results: Results::new(device, limits)?,
-            quantized: QuantizedForms::new(device, limits.max_batch_tokens, network.widest_input())?,
             attention: crate::AttentionScratch::new(
                 device,
                 limits.max_batch_tokens,
@@ -69,7 +68,6 @@ impl CudaBackend {
         let [n_heads, dim_v] = widest_attention(network);
         let max_pages = limits.n_ctx.div_ceil(PAGE_TOKENS);
         StepInputs::device_bytes(limits)
-            + QuantizedForms::device_bytes(limits.max_batch_tokens, network.widest_input())
             + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, max_pages, n_heads, dim_v)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
@@ -108,13 +106,9 @@ impl CudaBackend {
             })
     }
 
-    pub(super) fn make_buffer(&mut self, len: usize) -> Result<CudaBuffer, BackendError> {
+    pub(super) fn make_buffer(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {
         self.epoch += 1;
-        self.n_buffers += 1;
-        Ok(CudaBuffer {
-            id: self.n_buffers,
-            values: self.device.alloc("activations", len)?,
-        })
+        Ok(CudaBuffer::new(&self.device, max_rows, width)?)
     }
 
     pub(super) fn make_kv_store(&mut self, layout: &KvLayout) -> Result<(), BackendError> {

@@ -2,14 +2,14 @@
 //!
 //! Only the choice of launches stands here; the kernels' own files have the rest. One file a subject: what a load does
 //! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
-//! ([`operations`]). Values of a step go up in one copy
+//! ([`operations`]), activations ([`buffer`]). Values of a step go up in one copy
 //! ([`step`]), results come down behind the step and are waited for once ([`results`]). Invariant: everything is
 //! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
 
+mod buffer;
 mod load;
 mod operations;
-mod quantized;
 mod results;
 mod run;
 mod sampling;
@@ -19,9 +19,11 @@ mod trace;
 use tokenmill_backend::{Backend, BackendError, KvLayerShape, StepShape};
 use tokenmill_gguf::TensorType;
 
-pub use self::trace::{StepTimes, Trace};
+pub use self::{
+    buffer::CudaBuffer,
+    trace::{StepTimes, Trace},
+};
 use self::{
-    quantized::QuantizedForms,
     results::{PickedLayout, Results, Sources},
     step::StepInputs,
     trace::Tracer,
@@ -37,7 +39,6 @@ pub struct CudaBackend {
     kv: Option<crate::KvStore>,
     kv_heads: Vec<KvLayerShape>,
     workspace: Option<Workspace>,
-    n_buffers: usize,
     graphs: crate::GraphCache<StepShape, Sources>,
     /// Counts the moves of what captured steps hold.
     epoch: u64,
@@ -49,7 +50,6 @@ pub struct CudaBackend {
 struct Workspace {
     inputs: StepInputs,
     results: Results,
-    quantized: QuantizedForms,
     attention: crate::AttentionScratch,
     argmax: crate::ArgmaxScratch,
     /// What the newest step that sampled on the device picked; tokens first.
@@ -59,12 +59,6 @@ struct Workspace {
     previous: crate::Buffer<u32>,
     /// Logits with bias, mask and penalties.
     adjusted: crate::Buffer<f32>,
-}
-
-/// An activation buffer with a number that tells it from others.
-pub struct CudaBuffer {
-    id: usize,
-    values: crate::Buffer<f32>,
 }
 
 impl CudaBackend {
@@ -80,7 +74,6 @@ impl CudaBackend {
             kv: None,
             kv_heads: Vec::new(),
             workspace: None,
-            n_buffers: 0,
             graphs: crate::GraphCache::default(),
             epoch: 0,
             uses_graphs: true,

@@ -28,7 +28,7 @@ impl Memory for CudaBackend {
     }
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {
-        self.make_buffer(max_rows * width)
+        self.make_buffer(max_rows, width)
     }
 }
 
@@ -44,7 +44,7 @@ impl Backend for CudaBackend {
             Allocation::Matrix { ty, n_out, n_in, .. } => crate::MatrixLayout::of(ty, n_out, n_in)
                 .map_or(usize::MAX, |layout| crate::buffer_bytes::<u8>(layout.bytes())),
             Allocation::Vector { len } => crate::buffer_bytes::<f32>(len),
-            Allocation::Buffer { max_rows, width } => crate::buffer_bytes::<f32>(max_rows * width),
+            Allocation::Buffer { max_rows, width } => CudaBuffer::device_bytes(max_rows, width),
             // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
             Allocation::KvPage(layout) => crate::KvStore::page_bytes(layout),
             Allocation::Workspace(network, limits) => Self::size_of_workspace(network, limits),
@@ -108,12 +108,11 @@ impl Backend for CudaBackend {
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         let workspace = prepared(&mut self.workspace);
-        workspace.quantized.forget(output.id);
         let ids = crate::TokenIds {
             tokens: workspace.inputs.tokens(n_tokens)?,
             sampled: workspace.picked.view(),
         };
-        Ok(self.ops.embed(table, ids, scale, output.values.view_mut())?)
+        Ok(self.ops.embed(table, ids, scale, output.write())?)
     }
 
     fn norm(
@@ -123,11 +122,8 @@ impl Backend for CudaBackend {
         n_rows: usize,
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let quantized = &mut prepared(&mut self.workspace).quantized;
-        let form = quantized.of_new_rows(output.id, norm.width, None);
-        Ok(self
-            .ops
-            .norm(norm, n_rows, input.values.view(), output.values.view_mut(), form)?)
+        let (values, form) = output.write_both([n_rows, norm.width]);
+        Ok(self.ops.norm(norm, n_rows, input.read(), values, form)?)
     }
 
     fn norm_in_place(
@@ -137,10 +133,7 @@ impl Backend for CudaBackend {
         row_width: usize,
         rows: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        self.workspace().quantized.forget(rows.id);
-        Ok(self
-            .ops
-            .norm_in_place(norm, n_rows, row_width, rows.values.view_mut())?)
+        Ok(self.ops.norm_in_place(norm, n_rows, row_width, rows.write())?)
     }
 
     fn linear(
@@ -161,11 +154,8 @@ impl Backend for CudaBackend {
         heads: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         let workspace = prepared(&mut self.workspace);
-        workspace.quantized.forget(heads.id);
         let positions = workspace.inputs.places(n_tokens)?.positions;
-        Ok(self
-            .ops
-            .rope(rope, positions, row_width, heads.values.view_mut())?)
+        Ok(self.ops.rope(rope, positions, row_width, heads.write())?)
     }
 
     fn store_kv(
@@ -177,11 +167,9 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         let places = prepared(&mut self.workspace).inputs.places(n_tokens)?;
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        Ok(self.ops.store_kv(
-            places,
-            [k.values.view(), v.values.view()],
-            kv.layer_mut(layer_idx),
-        )?)
+        Ok(self
+            .ops
+            .store_kv(places, [k.read(), v.read()], kv.layer_mut(layer_idx))?)
     }
 
     fn attention(
@@ -194,25 +182,23 @@ impl Backend for CudaBackend {
         let kv = self.kv.as_ref().expect("the KV store was allocated at load");
         let Workspace {
             inputs,
-            quantized,
             attention: scratch,
             ..
         } = prepared(&mut self.workspace);
         // The kernel quantizes whole warps of a head.
         let head_dim_v = self.kv_heads[attention.layer_idx].head_dim_v;
         let width = attention.n_heads * head_dim_v;
-        let form = if head_dim_v.is_multiple_of(32) {
-            quantized.of_new_rows(output.id, width, None)
+        let (values, form) = if head_dim_v.is_multiple_of(32) {
+            output.write_both([shape.n_tokens, width])
         } else {
-            quantized.forget(output.id);
-            None
+            (output.write(), None)
         };
         Ok(self.ops.attention(
             attention,
             &inputs.attention(shape)?,
             kv.layer(attention.layer_idx),
-            q.values.view(),
-            output.values.view_mut(),
+            q.read(),
+            values,
             form,
             scratch,
         )?)
@@ -226,13 +212,12 @@ impl Backend for CudaBackend {
         rows: &mut CudaBuffer,
         up: Option<&CudaBuffer>,
     ) -> Result<(), BackendError> {
-        let form = (self.workspace.as_mut())
-            .and_then(|workspace| workspace.quantized.of_new_rows(rows.id, width, None));
+        let (values, form) = rows.write_both([n_rows, width]);
         Ok(self.ops.activation(
             activation,
             [n_rows, width],
-            rows.values.view_mut(),
-            up.map(|up| up.values.view()),
+            values,
+            up.map(CudaBuffer::read),
             form,
         )?)
     }
@@ -245,9 +230,7 @@ impl Backend for CudaBackend {
         rows: &mut CudaBuffer,
         delta: &CudaBuffer,
     ) -> Result<(), BackendError> {
-        self.workspace().quantized.forget(rows.id);
-        let (rows, delta) = (rows.values.view_mut(), delta.values.view());
-        Ok(self.ops.add(scale, [n_rows, width], rows, delta)?)
+        Ok(self.ops.add(scale, [n_rows, width], rows.write(), delta.read())?)
     }
 
     fn gather(
@@ -259,10 +242,10 @@ impl Backend for CudaBackend {
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         let workspace = prepared(&mut self.workspace);
-        workspace.quantized.forget(output.id);
         let (rows, n_input_rows) = workspace.inputs.rows(rows, shape)?;
-        let (input, output) = (input.values.view(), output.values.view_mut());
-        Ok(self.ops.gather(rows, [n_input_rows, width], input, output)?)
+        Ok(self
+            .ops
+            .gather(rows, [n_input_rows, width], input.read(), output.write())?)
     }
 
     fn scale_logits(
@@ -273,8 +256,9 @@ impl Backend for CudaBackend {
         width: usize,
         logits: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let logits = logits.values.view_mut();
-        Ok(self.ops.scale_logits(scale, cap, [n_rows, width], logits)?)
+        Ok(self
+            .ops
+            .scale_logits(scale, cap, [n_rows, width], logits.write())?)
     }
 
     fn sample(
@@ -291,7 +275,7 @@ impl Backend for CudaBackend {
             SamplingMode::Raw => {}
             SamplingMode::Argmax => self.ops.argmax(
                 rows,
-                logits.values.view(),
+                logits.read(),
                 workspace.picked.view_mut(),
                 &mut workspace.argmax,
             )?,
@@ -305,7 +289,7 @@ impl Backend for CudaBackend {
                     (workspace.picked_layout).split(workspace.picked.view_mut())?;
                 self.ops.sample(
                     rows,
-                    logits.values.view(),
+                    logits.read(),
                     &crate::SampleInputs {
                         records,
                         words,
@@ -322,7 +306,7 @@ impl Backend for CudaBackend {
                 )?;
             }
         }
-        (workspace.results).set_sources(Sources::new(logits.values.share(), outputs.values.share()));
+        (workspace.results).set_sources(Sources::new(logits.share(), outputs.share()));
         Ok(())
     }
 
@@ -335,25 +319,21 @@ impl Backend for CudaBackend {
         let Some(n_in) = jobs.first().map(|job| job.linear.n_in) else {
             return Ok(());
         };
-        let quantized = &mut prepared(&mut self.workspace).quantized;
-        for job in jobs.iter() {
-            quantized.forget(job.output.id);
-        }
         let form = if jobs.iter().any(|job| job.linear.matrix.takes_quantized_input()) {
-            Some(quantized.of(&self.ops, input.id, input.values.view(), [n_rows, n_in])?)
+            Some(input.read_quantized(&self.ops, [n_rows, n_in])?)
         } else {
             None
         };
         let input = crate::Input {
             n_rows,
-            floats: input.values.view(),
-            quantized: form,
+            floats: input.read(),
+            quantized: form.as_ref().map(|form| form.view()),
         };
         for jobs in jobs.chunks_mut(3) {
             let mut jobs = jobs.iter_mut().map(|job| crate::Product {
                 matrix: &job.linear.matrix,
                 bias: job.linear.bias.as_ref().map(crate::Buffer::view),
-                output: job.output.values.view_mut(),
+                output: job.output.write(),
             });
             // Arrays instead of a vector: nothing is allocated on the step path.
             match (jobs.next(), jobs.next(), jobs.next()) {
@@ -388,19 +368,19 @@ impl Backend for CudaBackend {
         }
         let gate_out = gate.output;
         let [gate, up] = [gate.linear, up.linear];
-        let quantized = &mut prepared(&mut self.workspace).quantized;
-        let (form, out_form) = if gate.matrix.takes_quantized_input() {
-            quantized.of(&self.ops, input.id, input.values.view(), [n_rows, gate.n_in])?;
-            quantized.of_both(input.id, gate_out.id, gate.n_out)
+        let (form, (output, out_form)) = if gate.matrix.takes_quantized_input() {
+            (
+                Some(input.read_quantized(&self.ops, [n_rows, gate.n_in])?),
+                gate_out.write_both([n_rows, gate.n_out]),
+            )
         } else {
             // After float weights come float ones, or else that product has the rows quantized.
-            quantized.forget(gate_out.id);
-            (None, None)
+            (None, (gate_out.write(), None))
         };
         let input = crate::Input {
             n_rows,
-            floats: input.values.view(),
-            quantized: form,
+            floats: input.read(),
+            quantized: form.as_ref().map(|form| form.view()),
         };
         Ok(self.ops.matvec_gated(
             &input,
@@ -408,7 +388,7 @@ impl Backend for CudaBackend {
                 matrices: [&gate.matrix, &up.matrix],
                 biases: [gate, up].map(|linear| linear.bias.as_ref().map(crate::Buffer::view)),
                 activation,
-                output: gate_out.values.view_mut(),
+                output,
                 quantized: out_form,
             },
         )?)
@@ -423,17 +403,10 @@ impl Backend for CudaBackend {
         hidden: &mut CudaBuffer,
         normed: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let quantized = &mut prepared(&mut self.workspace).quantized;
-        quantized.forget(hidden.id);
-        let form = quantized.of_new_rows(normed.id, norm.width, None);
-        Ok(self.ops.add_norm(
-            norm,
-            n_rows,
-            (scale, delta.values.view()),
-            hidden.values.view_mut(),
-            normed.values.view_mut(),
-            form,
-        )?)
+        let (normed, form) = normed.write_both([n_rows, norm.width]);
+        Ok(self
+            .ops
+            .add_norm(norm, n_rows, (scale, delta.read()), hidden.write(), normed, form)?)
     }
 
     fn rope_store_kv(&mut self, job: RopeStoreKv<'_, Self>, n_tokens: usize) -> Result<(), BackendError> {
@@ -462,17 +435,15 @@ impl Backend for CudaBackend {
             }
         }
         let workspace = prepared(&mut self.workspace);
-        workspace.quantized.forget(q.id);
-        workspace.quantized.forget(k.id);
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
         Ok(self.ops.rope_kv(
             job.rope,
             job.q_width / shape.head_dim_k,
             workspace.inputs.places(n_tokens)?,
             crate::RopeTargets {
-                q: q.values.view_mut(),
-                k: k.values.view_mut(),
-                v: v.values.view(),
+                q: q.write(),
+                k: k.write(),
+                v: v.read(),
                 norms: fused,
                 eps,
             },

@@ -30,20 +30,17 @@ impl CudaBackend {
         };
         match replayed {
             Replayed::Yes => {}
-            Replayed::CannotBe => self.run_eagerly(shape, body)?,
-            Replayed::NotCaptured => {
-                self.workspace().quantized.forget_all();
-                match self.capture(shape, body) {
-                    Ok(()) => {
-                        self.replay(&shape)?;
-                    }
-                    Err(error @ BackendError::Lost { .. }) => return Err(error),
-                    Err(_) => {
-                        self.graphs.give_up(shape);
-                        self.run_eagerly(shape, body)?;
-                    }
+            Replayed::CannotBe => body(self, shape)?,
+            Replayed::NotCaptured => match self.capture(shape, body) {
+                Ok(()) => {
+                    self.replay(&shape)?;
                 }
-            }
+                Err(error @ BackendError::Lost { .. }) => return Err(error),
+                Err(_) => {
+                    self.graphs.give_up(shape);
+                    body(self, shape)?;
+                }
+            },
         }
         self.mark(Moment::Computed)?;
         let workspace = prepared(&mut self.workspace);
@@ -89,14 +86,5 @@ impl CudaBackend {
             crate::StepPlan::Capture => Ok(Replayed::NotCaptured),
             crate::StepPlan::Eager => Ok(Replayed::CannotBe),
         }
-    }
-
-    fn run_eagerly(
-        &mut self,
-        shape: StepShape,
-        body: &mut impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        self.workspace().quantized.forget_all();
-        body(self, shape)
     }
 }

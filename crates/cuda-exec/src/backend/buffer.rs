@@ -1,0 +1,155 @@
+//! [`CudaBuffer`]: activations on the device, with their quantized twin inside.
+//!
+//! Separate so that the values are reached through four functions alone. Operations that make rows quantize them on the way
+//! where they can; the next product takes the twin, or has the rows quantized. Invariant: a twin is given out only if its rows
+//! are those of the values now. Whoever writes values either writes the twin too or makes it stale; there is no third way. (A
+//! replayed step writes neither through these functions; a forward pass writes a buffer before it reads it, so what a step
+//! leaves behind decides nothing.)
+//!
+//! ```text
+//! read            values                          any operation's input
+//! read_quantized  twin, made now where stale      a product's input
+//! write           values; the twin is stale       an operation that does not quantize
+//! write_both      values and twin, where there is one and the rows are groups of 32
+//! ```
+
+use std::cell::{Cell, Ref, RefCell};
+
+use tokenmill_backend::{Backend, BackendError};
+
+use super::CudaBackend;
+
+/// Values that are quantized together.
+const GROUP: usize = 32;
+/// Rows beyond this width are logits; no matrix takes them, so they have no twin.
+const MAX_WIDTH: usize = 1 << 16;
+
+/// An activation buffer.
+pub struct CudaBuffer {
+    values: crate::Buffer<f32>,
+    /// `None` where no product can take the rows.
+    quantized: Option<RefCell<crate::QuantizedRows>>,
+    /// Rows, and their width, that the twin holds as the values do.
+    fresh: Cell<Option<[usize; 2]>>,
+}
+
+fn has_twin(width: usize) -> bool {
+    width > 0 && width.is_multiple_of(GROUP) && width <= MAX_WIDTH
+}
+
+impl CudaBuffer {
+    pub(super) fn new(
+        device: &crate::Device,
+        max_rows: usize,
+        width: usize,
+    ) -> Result<Self, crate::CudaExecError> {
+        let quantized = if has_twin(width) {
+            Some(RefCell::new(crate::QuantizedRows::new(device, max_rows, width)?))
+        } else {
+            None
+        };
+        Ok(Self {
+            values: device.alloc("activations", max_rows * width)?,
+            quantized,
+            fresh: Cell::new(None),
+        })
+    }
+
+    /// Device memory of such a buffer.
+    pub(super) fn device_bytes(max_rows: usize, width: usize) -> usize {
+        let twin = if has_twin(width) {
+            crate::QuantizedRows::device_bytes(max_rows, width)
+        } else {
+            0
+        };
+        crate::buffer_bytes::<f32>(max_rows * width) + twin
+    }
+
+    /// The values.
+    pub(super) fn read(&self) -> crate::View<'_, f32> {
+        self.values.view()
+    }
+
+    /// The values, in a view that keeps the memory alive by itself.
+    pub(super) fn share(&self) -> crate::SharedView<f32> {
+        self.values.share()
+    }
+
+    /// The quantized form of the first rows, made now if it is not there.
+    pub(super) fn read_quantized(
+        &self,
+        ops: &crate::Ops,
+        [n_rows, width]: [usize; 2],
+    ) -> Result<Ref<'_, crate::QuantizedRows>, BackendError> {
+        let Some(twin) = self.quantized.as_ref().filter(|_| has_twin(width)) else {
+            return Err(BackendError::Unsupported {
+                feature: format!("quantized weights with rows of {width} values"),
+                device: CudaBackend::NAME,
+            });
+        };
+        let is_fresh = (self.fresh.get())
+            .is_some_and(|[n_fresh, fresh_width]| n_rows <= n_fresh && width == fresh_width);
+        if !is_fresh {
+            self.fresh.set(None);
+            ops.quantize(n_rows, width, self.values.view(), twin.borrow_mut().view_mut())?;
+            self.fresh.set(Some([n_rows, width]));
+        }
+        Ok(twin.borrow())
+    }
+
+    /// The values, to write; the twin is stale from now on.
+    pub(super) fn write(&mut self) -> crate::ViewMut<'_, f32> {
+        self.fresh.set(None);
+        self.values.view_mut()
+    }
+
+    /// The values and, where there is one, the twin: the operation writes both, for as many rows of this width.
+    pub(super) fn write_both(
+        &mut self,
+        [n_rows, width]: [usize; 2],
+    ) -> (crate::ViewMut<'_, f32>, Option<crate::QuantizedMut<'_>>) {
+        let twin = self.quantized.as_mut().filter(|_| has_twin(width));
+        self.fresh.set(twin.is_some().then_some([n_rows, width]));
+        (self.values.view_mut(), twin.map(|twin| twin.get_mut().view_mut()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_sim_driver::{SimOptions, Simulator};
+
+    use super::*;
+    use crate::driver::simulated;
+
+    #[test]
+    fn a_twin_is_made_again_only_where_it_is_stale() {
+        let device = simulated(&Simulator::new(&SimOptions::default()));
+        let ops = crate::Ops::load(&device).unwrap();
+        let mut buffer = CudaBuffer::new(&device, 4, 64).unwrap();
+        device.upload_to(&[1.0; 4 * 64], &buffer.write()).unwrap();
+        let quantizes = |buffer: &CudaBuffer, rows: [usize; 2]| {
+            let before = device.n_launches();
+            buffer.read_quantized(&ops, rows).unwrap();
+            device.n_launches() - before
+        };
+        assert_eq!(quantizes(&buffer, [2, 64]), 1);
+        assert_eq!(quantizes(&buffer, [2, 64]), 0);
+        assert_eq!(quantizes(&buffer, [1, 64]), 0);
+        assert_eq!(quantizes(&buffer, [3, 64]), 1, "more rows than there are");
+        assert_eq!(quantizes(&buffer, [3, 32]), 1, "rows of another width");
+        buffer.write();
+        assert_eq!(quantizes(&buffer, [3, 32]), 1, "the values were written");
+        buffer.write_both([2, 64]);
+        assert_eq!(
+            quantizes(&buffer, [2, 64]),
+            0,
+            "the operation wrote the twin as well"
+        );
+        buffer.write_both([2, 48]);
+        let refused = buffer.read_quantized(&ops, [2, 48]).err();
+        assert!(
+            matches!(refused, Some(BackendError::Unsupported { .. })),
+            "{refused:?}"
+        );
+    }
+}
