@@ -1,22 +1,31 @@
 //! [`GraphCache`]: captured steps by their shape.
 //!
 //! Separate from capturing, which knows no shapes. Invariants: a graph is replayed only at the epoch it was captured in,
-//! that is, while no buffer it holds has moved; a shape whose capture failed runs eagerly ever after and is not tried
-//! again in that epoch.
+//! that is, while no buffer it holds has moved; a shape whose capture failed runs eagerly and is not tried again in that
+//! epoch, unless newer shapes push it out; where the cache is full, the shape used least recently makes room.
 
 use std::{collections::HashMap, hash::Hash};
 
 use crate::Graph;
 
-/// Shapes kept at most. Buckets are far fewer; a caller without buckets runs eagerly beyond.
-const MAX_GRAPHS: usize = 256;
+/// Shapes kept at most. Buckets are far fewer; a graph takes some memory of the driver's.
+const MAX_SHAPES: usize = 256;
 
 /// Captured steps by shape.
 #[derive(Debug)]
 pub struct GraphCache<K, V = ()> {
-    /// `None` where the capture failed.
-    entries: HashMap<K, Option<(Graph, V)>>,
+    entries: HashMap<K, Entry<V>>,
+    max_shapes: usize,
     epoch: u64,
+    /// Counts questions, so that the entry asked for least recently is known.
+    n_asked: u64,
+}
+
+#[derive(Debug)]
+struct Entry<V> {
+    /// `None` where the capture failed.
+    captured: Option<(Graph, V)>,
+    last_asked: u64,
 }
 
 /// How to run a step.
@@ -32,41 +41,66 @@ pub enum StepPlan<'a, V> {
 
 impl<K, V> Default for GraphCache<K, V> {
     fn default() -> Self {
+        Self::with_capacity(MAX_SHAPES)
+    }
+}
+
+impl<K, V> GraphCache<K, V> {
+    /// Keeps up to `max_shapes` shapes.
+    pub fn with_capacity(max_shapes: usize) -> Self {
         Self {
             entries: HashMap::new(),
+            max_shapes,
             epoch: 0,
+            n_asked: 0,
         }
     }
 }
 
-impl<K: Hash + Eq, V> GraphCache<K, V> {
+impl<K: Clone + Hash + Eq, V> GraphCache<K, V> {
     /// Says how to run a step of this shape. A new epoch drops every graph.
     pub fn plan(&mut self, key: &K, epoch: u64) -> StepPlan<'_, V> {
         if epoch != self.epoch {
             self.entries.clear();
             self.epoch = epoch;
         }
-        let is_full = self.entries.len() >= MAX_GRAPHS;
-        match self.entries.get_mut(key) {
-            Some(Some((graph, value))) => StepPlan::Replay(graph, value),
-            Some(None) => StepPlan::Eager,
-            None if is_full => StepPlan::Eager,
-            None => StepPlan::Capture,
+        self.n_asked += 1;
+        let Some(entry) = self.entries.get_mut(key) else {
+            return StepPlan::Capture;
+        };
+        entry.last_asked = self.n_asked;
+        match &mut entry.captured {
+            Some((graph, value)) => StepPlan::Replay(graph, value),
+            None => StepPlan::Eager,
         }
     }
 
     /// Keeps a captured step with what belongs to it.
     pub fn insert(&mut self, key: K, graph: Graph, value: V) {
-        self.entries.insert(key, Some((graph, value)));
+        self.keep(key, Some((graph, value)));
     }
 
     /// Notes that a shape cannot be captured.
     pub fn give_up(&mut self, key: K) {
-        self.entries.insert(key, None);
+        self.keep(key, None);
+    }
+
+    fn keep(&mut self, key: K, captured: Option<(Graph, V)>) {
+        if self.entries.len() >= self.max_shapes && !self.entries.contains_key(&key) {
+            let oldest = self.entries.iter().min_by_key(|(_, entry)| entry.last_asked);
+            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
+                self.entries.remove(&oldest);
+            }
+        }
+        let last_asked = self.n_asked;
+        self.entries.insert(key, Entry { captured, last_asked });
     }
 
     /// Graphs kept.
     pub fn n_graphs(&self) -> usize {
-        self.entries.values().flatten().count()
+        self.entries
+            .values()
+            .filter(|entry| entry.captured.is_some())
+            .count()
     }
 }

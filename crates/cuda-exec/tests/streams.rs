@@ -64,3 +64,25 @@ fn a_graph_lives_as_long_as_its_epoch() {
     assert!(matches!(cache.plan(&3, 2), StepPlan::Capture));
     assert_eq!(cache.n_graphs(), 0);
 }
+
+#[test]
+fn the_shape_used_least_recently_makes_room() {
+    let device = device();
+    let capture = || Capture::begin(&device).unwrap().finish().unwrap();
+    let mut cache: GraphCache<usize> = GraphCache::with_capacity(2);
+    for shape in [1, 2] {
+        assert!(matches!(cache.plan(&shape, 1), StepPlan::Capture));
+        cache.insert(shape, capture(), ());
+    }
+    assert!(matches!(cache.plan(&1, 1), StepPlan::Replay(..)));
+    assert!(matches!(cache.plan(&3, 1), StepPlan::Capture));
+    cache.insert(3, capture(), ());
+    assert_eq!(cache.n_graphs(), 2);
+    assert!(matches!(cache.plan(&1, 1), StepPlan::Replay(..)));
+    assert!(matches!(cache.plan(&3, 1), StepPlan::Replay(..)));
+    assert!(matches!(cache.plan(&2, 1), StepPlan::Capture));
+    // A shape that cannot be captured takes a place too.
+    cache.give_up(2);
+    assert!(matches!(cache.plan(&1, 1), StepPlan::Capture));
+    assert!(matches!(cache.plan(&2, 1), StepPlan::Eager));
+}
