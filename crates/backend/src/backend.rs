@@ -69,6 +69,11 @@ pub trait Backend: Memory {
     /// A device error.
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError>;
 
+    /// Whether the device works apart from the host's threads, so that a second step is worth submitting while one runs.
+    fn works_apart(&self) -> bool {
+        false
+    }
+
     /// Takes the values of a validated step into the device's input buffers and says its shape, which may be padded.
     ///
     /// A [`TokenSource::SampledRow`](crate::TokenSource::SampledRow) names a row sampled in the step that began before

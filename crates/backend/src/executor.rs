@@ -14,6 +14,12 @@ pub trait Executor {
     /// Says what batches this executor takes. Constant over its life.
     fn limits(&self) -> &ExecutorLimits;
 
+    /// Steps that are worth having in flight: 2 where the executor works apart from the thread that calls it, so that the
+    /// next step is planned and submitted while one runs.
+    fn steps_in_flight(&self) -> usize {
+        1
+    }
+
     /// Starts a step. The batch is read before this returns, so it may be reused at once.
     ///
     /// # Errors
@@ -39,6 +45,10 @@ pub trait Executor {
 impl<E: Executor + ?Sized> Executor for Box<E> {
     fn limits(&self) -> &ExecutorLimits {
         (**self).limits()
+    }
+
+    fn steps_in_flight(&self) -> usize {
+        (**self).steps_in_flight()
     }
 
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {

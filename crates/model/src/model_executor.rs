@@ -79,6 +79,14 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         &self.limits
     }
 
+    fn steps_in_flight(&self) -> usize {
+        if self.backend.works_apart() {
+            MAX_IN_FLIGHT
+        } else {
+            1
+        }
+    }
+
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
         if self.in_flight.len() == MAX_IN_FLIGHT {
             return Err(StepError::TooManyInFlight);

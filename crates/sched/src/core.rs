@@ -140,7 +140,9 @@ impl Core {
     /// was one.
     pub(crate) fn step(&mut self, clock: &dyn Fn() -> u64) -> bool {
         self.expire(clock());
-        while self.in_flight.len() < self.config.steps_in_flight.clamp(1, 2) && self.launch(clock()) {}
+        let wanted = self.config.steps_in_flight;
+        let n_steps = wanted.unwrap_or_else(|| self.executor.steps_in_flight());
+        while self.in_flight.len() < n_steps.clamp(1, 2) && self.launch(clock()) {}
         self.retire(clock)
     }
 

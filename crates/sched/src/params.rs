@@ -114,9 +114,10 @@ pub struct EngineConfig {
     pub max_stall_percent: u32,
     /// Events that a stream holds before its sequence is paused; no event is ever dropped.
     pub stream_buffer: usize,
-    /// 1, or 2 to plan and submit a step while the one before it still runs. Worth it where the executor works apart
-    /// from the engine's thread (a GPU); costs one row of work after each stop token.
-    pub steps_in_flight: usize,
+    /// 1, or 2 to plan and submit a step while the one before it still runs; `None` takes what the executor asks for. 2 is
+    /// worth it where the executor works apart from the engine's thread, and costs one row of work after each stop
+    /// token.
+    pub steps_in_flight: Option<usize>,
     /// Whether the prefix cache is used at all.
     pub uses_prefix_cache: bool,
     /// Told apart in the prefix cache: weights and whatever else changes K and V.
@@ -132,7 +133,7 @@ impl Default for EngineConfig {
             max_queued_tokens: 1 << 24,
             max_stall_percent: 75,
             stream_buffer: 256,
-            steps_in_flight: 1,
+            steps_in_flight: None,
             uses_prefix_cache: true,
             model_salt: 0,
         }

@@ -149,7 +149,7 @@ fn company_chunks_threads_and_steps_in_flight_change_no_bit() {
         let config = EngineConfig {
             max_step_tokens,
             max_running,
-            steps_in_flight,
+            steps_in_flight: Some(steps_in_flight),
             ..EngineConfig::default()
         };
         let engine = Engine::start(executor(&tiny_model(), 100, n_threads), config);

@@ -44,6 +44,9 @@ pub struct FakeExecutor {
     n_copies: u64,
     open: VecDeque<(u64, StepOutput, Option<StepError>)>,
     last_sampled: Vec<u32>,
+    /// Steps that it says are worth having in flight.
+    pub steps_in_flight: usize,
+    most_in_flight: Arc<AtomicUsize>,
     /// Called before each step, for instance to make it take time.
     pub on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
 }
@@ -77,6 +80,8 @@ impl FakeExecutor {
             n_copies: 0,
             open: VecDeque::new(),
             last_sampled: Vec::new(),
+            steps_in_flight: 1,
+            most_in_flight: Arc::default(),
             on_step: Box::new(|_| {}),
         }
     }
@@ -87,6 +92,11 @@ impl FakeExecutor {
             faults,
             ..Self::new(limits)
         }
+    }
+
+    /// The most steps that were in flight at a time, to be read while an engine has the executor.
+    pub fn most_in_flight(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.most_in_flight)
     }
 
     /// Exchanges everything that is stored with another executor's: it moves, nothing is copied.
@@ -194,6 +204,10 @@ impl Executor for FakeExecutor {
         &self.limits
     }
 
+    fn steps_in_flight(&self) -> usize {
+        self.steps_in_flight
+    }
+
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
         assert!(self.open.len() < 2, "two steps are in flight already");
         let step = self.n_steps;
@@ -221,6 +235,7 @@ impl Executor for FakeExecutor {
         let output = self.run(batch, fails, self.faults.rows.contains(&step));
         self.open
             .push_back((step, output, fails.then(|| device_error("told to fail on wait"))));
+        self.most_in_flight.fetch_max(self.open.len(), Ordering::Relaxed);
         Ok(Ticket(step))
     }
 

@@ -44,7 +44,7 @@ fn executor(model: &TinyModel, uses_graphs: bool) -> impl Executor + Send + 'sta
 
 fn engine(steps_in_flight: usize, uses_graphs: bool) -> Engine {
     let config = EngineConfig {
-        steps_in_flight,
+        steps_in_flight: Some(steps_in_flight),
         uses_prefix_cache: false,
         ..EngineConfig::default()
     };

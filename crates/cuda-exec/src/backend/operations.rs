@@ -67,6 +67,10 @@ impl Backend for CudaBackend {
         self.make_kv_store(layout)
     }
 
+    fn works_apart(&self) -> bool {
+        true
+    }
+
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
         self.mark(Moment::Begun)?;
         let workspace = prepared(&mut self.workspace);

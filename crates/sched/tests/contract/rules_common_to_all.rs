@@ -75,7 +75,7 @@ fn two_steps_in_flight_change_no_token() {
         ..greedy(30)
     };
     let config = EngineConfig {
-        steps_in_flight: 2,
+        steps_in_flight: Some(2),
         ..EngineConfig::default()
     };
     let engine = Engine::start(FakeExecutor::new(limits(64)), config);
@@ -87,6 +87,25 @@ fn two_steps_in_flight_change_no_token() {
         .zip(engine.batch_generate(&prompts, &params).unwrap())
     {
         assert_eq!(output.unwrap().tokens, expected(prompt, &params));
+    }
+}
+
+#[test]
+fn the_executor_says_how_many_steps_are_worth_having_in_flight() {
+    for (asked, n_worth, n_expected) in [(None, 2, 2), (None, 1, 1), (Some(1), 2, 1), (Some(2), 1, 2)] {
+        let mut executor = FakeExecutor::new(limits(8));
+        executor.steps_in_flight = n_worth;
+        let most = executor.most_in_flight();
+        let config = EngineConfig {
+            steps_in_flight: asked,
+            ..EngineConfig::default()
+        };
+        let prompt = prompt(1, 1, 5, 20);
+        let output = Engine::start(executor, config)
+            .generate(&prompt, &greedy(8))
+            .unwrap();
+        assert_eq!(output.tokens, expected(&prompt, &greedy(8)));
+        assert_eq!(most.load(Ordering::Relaxed), n_expected);
     }
 }
 

@@ -173,7 +173,7 @@ fn a_stream_that_was_full_always_goes_on() {
     explore(|| {
         let one = EngineConfig {
             stream_buffer: 1,
-            steps_in_flight: 2,
+            steps_in_flight: Some(2),
             ..config()
         };
         let engine = Engine::start(FakeExecutor::new(limits(4)), one);

@@ -68,7 +68,7 @@ impl World {
                 max_running,
                 max_step_tokens: pick(genes[5], 1, 64),
                 stream_buffer: pick(genes[7], 1, 8),
-                steps_in_flight: pick(genes[8], 1, 3),
+                steps_in_flight: Some(pick(genes[8], 1, 3)),
                 uses_prefix_cache: rarely(genes[9], 8, 0, 1).is_none(),
                 ..EngineConfig::default()
             },
