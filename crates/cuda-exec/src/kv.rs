@@ -149,8 +149,9 @@ impl KvStore {
         }
         self.before_moves.record(Stream::Compute)?;
         self.before_moves.hold(Stream::Transfer)?;
+        let mut queued = Ok(());
         for &copy in copies {
-            self.queue(copy)?;
+            queued = self.queue(copy);
             let (PageCopy::Duplicate { to: page, .. }
             | PageCopy::Download { page, .. }
             | PageCopy::Upload { page, .. }) = copy;
@@ -158,8 +159,13 @@ impl KvStore {
             if let PageCopy::Duplicate { from, .. } = copy {
                 self.is_moving[from as usize] = true;
             }
+            if queued.is_err() {
+                break;
+            }
         }
-        self.after_moves.record(Stream::Transfer)
+        // What was queued before the failure runs, and the steps that touch its pages wait for it.
+        self.after_moves.record(Stream::Transfer)?;
+        queued
     }
 
     /// Lets the work queued from now on wait for the moves, if any of them touches one of `pages`. Numbers that are no

@@ -205,6 +205,11 @@ impl Scheduler {
         }
     }
 
+    /// Drops the cached page that a page of the host tier was to hold, since its copy failed.
+    pub fn forget_host_page(&mut self, host_page: u32) {
+        self.pool.forget_host(host_page);
+    }
+
     /// Ends a sequence, in whatever stage it is. Does nothing when it has ended before.
     pub fn end(&mut self, id: SeqId, end: End, outcomes: &mut Vec<Outcome>) {
         if self.sequences.get(id).is_none() {

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use tokenmill_backend::{Executor, ForwardBatch, SamplingParams, StepError, StepOutput, Ticket};
+use tokenmill_backend::{Executor, ForwardBatch, PageCopy, SamplingParams, StepError, StepOutput, Ticket};
 
 use crate::{
     arena::SeqId,
@@ -267,9 +267,7 @@ impl Core {
             self.spare_plans.push(plan);
             return did_something;
         }
-        if !plan.copies.is_empty()
-            && let Err(error) = self.executor.copy_pages(&plan.copies)
-        {
+        if let Err(error) = self.copy_pages(&plan.copies) {
             self.scheduler.fail_copies(&plan, &mut self.outcomes);
             self.fail_step(plan, &error, now_us);
             return true;
@@ -299,6 +297,34 @@ impl Core {
             Err(error) => self.fail_step(plan, &error, now_us),
         }
         true
+    }
+
+    /// Makes the copies of a plan. A copy to the host tier that fails costs the cached page alone: no sequence uses it yet,
+    /// unless a later copy of the plan brings it back.
+    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+        let is_download = |copy: &PageCopy| matches!(copy, PageCopy::Download { .. });
+        let mut n_done = 0;
+        for run in copies.chunk_by(|a, b| is_download(a) == is_download(b)) {
+            n_done += run.len();
+            let Err(error) = self.executor.copy_pages(run) else {
+                continue;
+            };
+            let is_lost = matches!(error, StepError::DeviceLost { .. });
+            let is_used = |host_page| {
+                (copies[n_done..].iter()).any(
+                    |copy| matches!(*copy, PageCopy::Upload { host_page: from, .. } if from == host_page),
+                )
+            };
+            for copy in run {
+                match *copy {
+                    PageCopy::Download { host_page, .. } if !is_lost && !is_used(host_page) => {
+                        self.scheduler.forget_host_page(host_page);
+                    }
+                    _ => return Err(error),
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Waits for the oldest step and commits what it did.

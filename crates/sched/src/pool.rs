@@ -276,6 +276,15 @@ impl PagePool {
         }
     }
 
+    /// Makes a page of the host tier unfindable: what it holds is not to be trusted.
+    pub(crate) fn forget_host(&mut self, host_page: u32) {
+        if let Some(key) = self.host.keys[host_page as usize].take() {
+            self.host.used.remove(host_page);
+            self.host.free.push(host_page);
+            self.drop_key(key);
+        }
+    }
+
     /// Empties the prefix cache, host tier included; pages in use stay with their holders.
     pub fn forget_all(&mut self) {
         for page in 0..self.pages.len() as u32 {

@@ -272,6 +272,39 @@ fn a_failed_step_fails_its_sequences_and_no_other() {
 }
 
 #[test]
+fn a_failed_download_costs_the_cached_page_and_no_request() {
+    let limits = ExecutorLimits {
+        n_host_pages: 8,
+        ..limits(4)
+    };
+    let with_faults = |copies: Vec<u64>| {
+        let faults = Faults {
+            copies,
+            ..Faults::default()
+        };
+        Engine::start(
+            FakeExecutor::with_faults(limits.clone(), faults),
+            EngineConfig::default(),
+        )
+    };
+    // The second prompt takes all pages, so those that the first left behind go to the host tier.
+    let (first, second) = (prompt(1, 1, 0, 40), prompt(2, 2, 0, 50));
+    let params = greedy(5);
+    for (engine, is_dropped) in [(with_faults(Vec::new()), false), (with_faults(vec![0]), true)] {
+        for tokens in [&first, &second] {
+            let output = engine.generate(tokens, &params).unwrap();
+            assert_eq!(output.tokens, expected(tokens, &params));
+        }
+        assert!(engine.stats().pool.downloads > 0);
+        let again = engine.generate(&first, &params).unwrap();
+        assert_eq!(again.tokens, expected(&first, &params));
+        assert_eq!(again.usage.cached_tokens < 32, is_dropped);
+        assert_eq!(engine.stats().failed_steps, 0);
+        assert_no_page_is_held(&engine);
+    }
+}
+
+#[test]
 fn a_row_that_is_not_finite_fails_one_sequence() {
     let faults = Faults {
         rows: vec![4],

@@ -173,3 +173,28 @@ fn a_kv_type_without_kernels_is_refused_before_anything_is_uploaded() {
     );
     assert_eq!(simulator.copy_counts(), (0, 0));
 }
+
+#[test]
+fn page_moves_before_one_that_fails_are_waited_for() {
+    let mut gpu = OnGpu::new(TensorType::F32);
+    let mut undisturbed = OnGpu::new(TensorType::F32);
+    let (mut all, mut expected) = (sequences(1), sequences(1));
+    advance(&mut gpu.executor, all.iter_mut().collect()).unwrap();
+    advance(&mut undisturbed.executor, expected.iter_mut().collect()).unwrap();
+    let from = all[0].pages[0];
+    let copies = [
+        PageCopy::Duplicate { from, to: 20 },
+        PageCopy::Download {
+            page: from,
+            host_page: 0,
+        },
+    ];
+    gpu.simulator.inject(Fault::Download { after: 0 });
+    let error = gpu.executor.copy_pages(&copies).unwrap_err();
+    assert!(matches!(error, StepError::Device { .. }), "{error}");
+    // The page that was copied before the failure is whole for the step behind.
+    all[0].pages[0] = 20;
+    let found = advance(&mut gpu.executor, all.iter_mut().collect()).unwrap();
+    let rows = advance(&mut undisturbed.executor, expected.iter_mut().collect()).unwrap();
+    assert_same_bits("after the failure", &rows, &found);
+}
