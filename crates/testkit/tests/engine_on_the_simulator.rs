@@ -5,9 +5,11 @@
 //! for each other only where the sequence alone held them for equally likely, within the tolerance.
 
 use tokenmill_backend::{Executor, KvType, SamplingParams};
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelOptions, build};
+use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{Random, TinyModel, tiny_llama};
@@ -26,8 +28,8 @@ fn model() -> TinyModel {
     TinyModel::random(descriptor, TensorType::F16, 11)
 }
 
-fn executor(model: &TinyModel, uses_graphs: bool) -> impl Executor + Send + 'static {
-    let options = ModelOptions {
+fn options() -> ModelOptions {
+    ModelOptions {
         n_ctx: Some(64),
         max_batch_tokens: 64,
         max_batch_seqs: 33,
@@ -35,11 +37,36 @@ fn executor(model: &TinyModel, uses_graphs: bool) -> impl Executor + Send + 'sta
         n_pages: Some(33 * 4),
         kv_type: KvType::F16,
         ..ModelOptions::default()
-    };
+    }
+}
+
+fn executor(model: &TinyModel, options: &ModelOptions, uses_graphs: bool) -> impl Executor + Send + 'static {
     let device = Simulator::new(&SimOptions::default()).device();
     let backend = CudaBackend::new(device).expect("the simulator loads the kernels");
     let backend = backend.with_graphs(uses_graphs);
-    build(&model.descriptor, model, backend, &options, &mut |_| {}).unwrap()
+    build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap()
+}
+
+/// An engine as the product starts it, on the simulated device.
+fn with_cache(options: &ModelOptions) -> Engine {
+    Engine::start(executor(&model(), options, true), EngineConfig::default())
+}
+
+/// The CPU's tokens for each prompt alone.
+fn on_cpu(prompts: &[Vec<u32>], params: &GenerateParams, n_ctx: usize) -> Vec<Output> {
+    let model = model();
+    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
+    let options = ModelOptions {
+        n_ctx: Some(n_ctx),
+        n_pages: None,
+        ..options()
+    };
+    let executor = build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap();
+    let config = EngineConfig {
+        uses_prefix_cache: false,
+        ..EngineConfig::default()
+    };
+    alone(&Engine::start(executor, config), prompts, params)
 }
 
 fn engine(steps_in_flight: usize, uses_graphs: bool) -> Engine {
@@ -48,7 +75,7 @@ fn engine(steps_in_flight: usize, uses_graphs: bool) -> Engine {
         uses_prefix_cache: false,
         ..EngineConfig::default()
     };
-    Engine::start(executor(&model(), uses_graphs), config)
+    Engine::start(executor(&model(), &options(), uses_graphs), config)
 }
 
 fn greedy(max_tokens: usize, stop_tokens: Vec<u32>) -> GenerateParams {
@@ -158,4 +185,60 @@ fn replayed_steps_equal_eager_steps_to_the_bit() {
     for (replayed, eager) in replayed.iter().zip(&eager) {
         assert_eq!(bits(replayed), bits(eager));
     }
+}
+
+#[test]
+fn a_context_beyond_600_tokens_continues_as_on_the_cpu() {
+    const N_CTX: usize = 656;
+    let options = ModelOptions {
+        n_ctx: Some(N_CTX),
+        max_batch_tokens: 256,
+        n_pages: Some(2 * N_CTX / 16),
+        ..options()
+    };
+    let mut random = Random::new(9);
+    let n_vocab = tiny_llama().n_vocab;
+    let prompt: Vec<u32> = (0..615).map(|_| random.below(n_vocab) as u32).collect();
+    let params = greedy(6, Vec::new());
+    let engine = with_cache(&options);
+    let expected = on_cpu(std::slice::from_ref(&prompt), &params, N_CTX).remove(0);
+    let first = engine.generate(&prompt, &params).unwrap();
+    assert_eq!(first.usage.cached_tokens, 0);
+    assert!(!parts_at_a_tie(&first, &expected), "the seed has no tie");
+    // The next turn of the conversation finds all whole pages of the first.
+    let longer = [&first.tokens[..], &prompt[..9]].concat();
+    let expected = on_cpu(std::slice::from_ref(&longer), &params, N_CTX).remove(0);
+    let second = engine.generate(&longer, &params).unwrap();
+    assert_eq!(second.usage.cached_tokens, 608);
+    assert!(!parts_at_a_tie(&second, &expected), "the seed has no tie");
+}
+
+#[test]
+fn preemption_and_the_host_tier_change_no_token() {
+    let options = ModelOptions {
+        n_pages: Some(7),
+        n_host_pages: 16,
+        ..options()
+    };
+    let params = greedy(24, Vec::new());
+    let prompts: Vec<Vec<u32>> = prompts(6, 3)
+        .into_iter()
+        .map(|own| [&[7; 16][..], &own].concat())
+        .collect();
+    let expected = on_cpu(&prompts, &params, 64);
+    let engine = with_cache(&options);
+    let mut n_ties = 0;
+    for _ in 0..2 {
+        let outputs = engine.batch_generate(&prompts, &params).unwrap();
+        for (found, alone) in outputs.into_iter().zip(&expected) {
+            n_ties += usize::from(parts_at_a_tie(&found.unwrap(), alone));
+        }
+    }
+    let stats = engine.stats();
+    assert!(
+        stats.scheduler.preemptions > 0 && stats.pool.hits > 0 && stats.pool.host_hits > 0,
+        "{stats:?}"
+    );
+    assert_eq!(stats.failed_steps, 0);
+    assert!(n_ties <= 2, "{n_ties} of 12 part at a tie");
 }
