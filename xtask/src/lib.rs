@@ -7,7 +7,6 @@
 pub mod bench;
 pub mod ci;
 pub mod conformance;
-pub mod device_bench;
 pub mod device_pack;
 pub mod parity;
 pub mod ptx;

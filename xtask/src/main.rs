@@ -26,7 +26,6 @@ commands! {
     Bench => bench;
     Ci => ci;
     Conformance => conformance;
-    DeviceBench => device_bench;
     DevicePack => device_pack;
     Parity => parity;
     Ptx => ptx;

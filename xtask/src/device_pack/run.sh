@@ -189,7 +189,7 @@ if wanted bench; then
                 continue
             fi
         fi
-        part "bench-$name-$type" xtask device-bench "$model" \
+        part "bench-$name-$type" xtask bench device "$model" \
             --json "$results/bench-$name-$type.json.new" ${BENCH_ARGS:-}
     done
 fi

@@ -22,6 +22,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
 
 const LAYERS: [Layer; 15] = [
     layer("tokenmill-gguf", &[]),
+    layer("tokenmill-chart", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
     layer("tokenmill-backend", &["tokenmill-gguf"]),
     layer(
@@ -75,6 +76,7 @@ const LAYERS: [Layer; 15] = [
             "tokenmill-sched",
             "tokenmill-server",
             "tokenmill-testkit",
+            "tokenmill-chart",
             "tokenmill-ptx-sim",
             "tokenmill-sim-driver",
         ],
@@ -83,6 +85,7 @@ const LAYERS: [Layer; 15] = [
 
 /// Every crate of the product below the command line.
 const PRODUCT: &[&str] = &[
+    "tokenmill-chart",
     "tokenmill-gguf",
     "tokenmill-quant",
     "tokenmill-backend",

@@ -1,6 +1,6 @@
 //! The distributions as a drawing: for each time, the share of measurements that do not exceed it.
 
-use std::fmt::Write as _;
+use tokenmill_chart::{Axis, BLUE, Chart, Curve, Panel};
 
 use super::report::{Distribution, Report};
 
@@ -15,58 +15,33 @@ pub(super) fn draw(report: &Report) -> String {
         ("inter-token, ms", &report.inter_token_ms),
         ("end to end, ms", &report.total_ms),
     ];
-    let (width, height) = (3.0 * WIDTH + 4.0 * GAP, HEIGHT + 1.6 * GAP);
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"{width}\" height=\"{height}\" fill=\"white\"/>\n"
-    );
+    let mut chart = Chart::new(3.0 * WIDTH + 4.0 * GAP, HEIGHT + 1.6 * GAP);
     for (index, (title, distribution)) in panels.into_iter().enumerate() {
         let left = GAP + index as f64 * (WIDTH + GAP);
-        panel(&mut svg, left, title, distribution);
+        let panel = Panel {
+            title,
+            x: Axis::in_parts(distribution.percentile(100.0), 2, 1),
+            y: Axis::with_ticks(
+                1.0,
+                [0.0, 0.5, 0.9, 1.0].map(|share| (share, format!("{:.0} %", share * 100.0))),
+            ),
+            curves: &[Curve {
+                color: BLUE,
+                points: &steps(distribution),
+            }],
+        };
+        chart.panel([left, 0.6 * GAP], [WIDTH, HEIGHT], &panel);
     }
-    svg.push_str("</svg>\n");
-    svg
+    chart.finish()
 }
 
-fn panel(svg: &mut String, left: f64, title: &str, distribution: &Distribution) {
-    let top = 0.6 * GAP;
-    let bottom = top + HEIGHT;
-    let maximum = distribution.percentile(100.0).max(f64::MIN_POSITIVE);
-    let _ = writeln!(
-        svg,
-        "<text x=\"{left}\" y=\"{}\" font-weight=\"bold\">{title}</text>",
-        top - 12.0
-    );
-    for share in [0.0, 0.5, 0.9, 1.0] {
-        let y = bottom - share * HEIGHT;
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{left}\" x2=\"{}\" y1=\"{y}\" y2=\"{y}\" stroke=\"#ddd\"/>\
-             <text x=\"{}\" y=\"{}\" text-anchor=\"end\">{:.0} %</text>",
-            left + WIDTH,
-            left - 6.0,
-            y + 4.0,
-            share * 100.0
-        );
-    }
-    for part in [0.0, 0.5, 1.0] {
-        let x = left + part * WIDTH;
-        let _ = writeln!(
-            svg,
-            "<text x=\"{x}\" y=\"{}\" text-anchor=\"middle\">{:.1}</text>",
-            bottom + 18.0,
-            part * maximum
-        );
-    }
+/// At each measurement the share rises by one.
+fn steps(distribution: &Distribution) -> Vec<(f64, f64)> {
     let values = distribution.sorted();
-    let mut path = format!("M{left:.1} {bottom:.1}");
-    for (index, value) in values.iter().enumerate() {
-        let x = left + value / maximum * WIDTH;
-        let y = bottom - (index + 1) as f64 / values.len() as f64 * HEIGHT;
-        let _ = write!(path, "H{x:.1}V{y:.1}");
+    let share = |n: usize| n as f64 / values.len() as f64;
+    let mut points = vec![(0.0, 0.0)];
+    for (index, &value) in values.iter().enumerate() {
+        points.extend([(value, share(index)), (value, share(index + 1))]);
     }
-    let _ = writeln!(
-        svg,
-        "<path d=\"{path}\" fill=\"none\" stroke=\"#2563eb\" stroke-width=\"2\"/>"
-    );
+    points
 }

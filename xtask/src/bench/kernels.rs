@@ -1,9 +1,10 @@
-//! Counts what the kernels do at the shapes of an 8B model (slices of it), on the simulator, and prints it as JSON.
-//!
-//! `cargo run --release -p tokenmill-cuda-exec --example kernel_counters > bench/runs/DATE-simulator/kernels.json`
+//! `bench kernels`: what the kernels do at the shapes of an 8B model (slices of it), counted on the simulator, as JSON.
 //!
 //! Figures of the PTX, exact and the same on every machine: they say how much a kernel asks of the memory, not how fast it is.
 
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, anyhow};
 use serde_json::{Value, json};
 use tokenmill_cuda_exec::{
     MatrixLayout, SampleRecord,
@@ -11,8 +12,6 @@ use tokenmill_cuda_exec::{
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, Module, launch};
-
-type Failure = Box<dyn std::error::Error>;
 
 const NULL: DevicePtr = DevicePtr(0);
 const N_EMBD: usize = 4096;
@@ -41,7 +40,16 @@ struct Launch {
     shared_bytes: usize,
 }
 
-fn main() -> Result<(), Failure> {
+/// Count what the kernels do at the shapes of an 8B model, on the simulator
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Write the figures to this file instead of the terminal
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// Counts.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let mut rows = Vec::new();
     for ty in (QUANTIZED.into_iter()).chain([TensorType::F32, TensorType::F16, TensorType::BF16]) {
         for (n_rows, n_in) in [(1, N_EMBD), (1, N_FF), (4, N_EMBD), (8, N_EMBD)] {
@@ -71,30 +79,31 @@ fn main() -> Result<(), Failure> {
     for ty in [TensorType::Q4_K, TensorType::F16] {
         rows.push(embed(ty)?);
     }
-    println!(
-        "{}",
-        serde_json::to_string_pretty(&json!({ "source": "ptx-sim", "kernels": rows }))?
-    );
+    let report = json!({ "source": "ptx-sim", "kernels": rows });
+    match &args.out {
+        Some(out) => fs::write(out, format!("{report:#}\n"))?,
+        None => println!("{report:#}"),
+    }
     Ok(())
 }
 
-fn zeros(memory: &mut DeviceMemory, bytes: usize) -> Result<DevicePtr, Failure> {
+fn zeros(memory: &mut DeviceMemory, bytes: usize) -> anyhow::Result<DevicePtr> {
     Ok(memory.alloc_with(&vec![0; bytes])?)
 }
 
-fn u32s(memory: &mut DeviceMemory, values: &[u32]) -> Result<DevicePtr, Failure> {
+fn u32s(memory: &mut DeviceMemory, values: &[u32]) -> anyhow::Result<DevicePtr> {
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     Ok(memory.alloc_with(&bytes)?)
 }
 
-fn run(memory: &mut DeviceMemory, what: &Launch, arguments: &Arguments) -> Result<Counters, Failure> {
-    let text = ptx(&what.module).ok_or("a module of that name")?;
+fn count(memory: &mut DeviceMemory, what: &Launch, arguments: &Arguments) -> anyhow::Result<Counters> {
+    let text = ptx(&what.module).context("a module of that name")?;
     let loaded = Module::load(&text, memory)?;
     let mut config = LaunchConfig::new(what.grid.map(|n| n as u32), [what.block as u32, 1, 1]);
     config.shared_bytes = what.shared_bytes as u32;
     let report = launch(loaded.kernel(&what.kernel)?, memory, &config, arguments)?;
     match report.findings.first() {
-        Some(finding) => Err(finding.to_string().into()),
+        Some(finding) => Err(anyhow!(finding.to_string())),
         None => Ok(report.counters),
     }
 }
@@ -149,7 +158,7 @@ fn product(
     memory: &mut DeviceMemory,
     ty: TensorType,
     [n_rows, n_out, n_in]: [usize; 3],
-) -> Result<(Arguments, DevicePtr), Failure> {
+) -> anyhow::Result<(Arguments, DevicePtr)> {
     let weights = zeros(memory, MatrixLayout::of(ty, n_out, n_in)?.bytes())?;
     let y = memory.alloc((4 * n_rows * n_out) as u64)?;
     let mut arguments = Arguments::new().ptr(weights).ptr(NULL).ptr(NULL).ptr(y);
@@ -167,7 +176,7 @@ fn with_input(
     arguments: Arguments,
     ty: TensorType,
     [n_rows, n_in]: [usize; 2],
-) -> Result<Arguments, Failure> {
+) -> anyhow::Result<Arguments> {
     Ok(if QUANTIZED.contains(&ty) {
         arguments
             .ptr(zeros(memory, n_rows * n_in)?)
@@ -177,22 +186,22 @@ fn with_input(
     })
 }
 
-fn matvec(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> Result<Value, Failure> {
+fn matvec(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let (arguments, weights) = product(&mut memory, ty, [n_rows, n_out, n_in])?;
     let what = Launch {
-        module: format!("matvec_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        module: format!("matvec_{}", type_suffix(ty).context("a type with kernels")?),
         kernel: format!("matvec_m{n_rows}"),
         grid: [n_out.div_ceil(8), 1, 1],
         block: 128,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("{n_out} x {n_in} by {n_rows}");
     Ok(row(&what, &shape, "weight", n_out * n_in, &[weights], &counters))
 }
 
-fn gated(ty: TensorType, n_out: usize) -> Result<Value, Failure> {
+fn gated(ty: TensorType, n_out: usize) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let bytes = MatrixLayout::of(ty, n_out, N_EMBD)?.bytes();
     let (gate, up) = (zeros(&mut memory, bytes)?, zeros(&mut memory, bytes)?);
@@ -210,13 +219,13 @@ fn gated(ty: TensorType, n_out: usize) -> Result<Value, Failure> {
         .i32(1);
     let arguments = with_input(&mut memory, arguments, ty, [1, N_EMBD])?;
     let what = Launch {
-        module: format!("matvec_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        module: format!("matvec_{}", type_suffix(ty).context("a type with kernels")?),
         kernel: "matvec_gated_m1".to_owned(),
         grid: [n_out.div_ceil(32), 1, 1],
         block: 256,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("2 x {n_out} x {N_EMBD} by 1");
     Ok(row(
         &what,
@@ -229,9 +238,9 @@ fn gated(ty: TensorType, n_out: usize) -> Result<Value, Failure> {
 }
 
 /// Rows of a first type, twice, and of a second, as query, key and value weights.
-fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> Result<Value, Failure> {
+fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
-    let [first, second] = types.map(|ty| type_suffix(ty).ok_or("a type with kernels"));
+    let [first, second] = types.map(|ty| type_suffix(ty).context("a type with kernels"));
     let jobs = [
         (types[0], n_outs[0]),
         (types[0], n_outs[1]),
@@ -258,7 +267,7 @@ fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> Result<Value, Failure> {
         block: 128,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let n_rows = n_outs[0] + 2 * n_outs[1];
     let shape = format!(
         "({} + {}) and {} x {N_EMBD} by 1",
@@ -267,22 +276,22 @@ fn pair(types: [TensorType; 2], n_outs: [usize; 2]) -> Result<Value, Failure> {
     Ok(row(&what, &shape, "weight", n_rows * N_EMBD, &weights, &counters))
 }
 
-fn matmul(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> Result<Value, Failure> {
+fn matmul(ty: TensorType, n_rows: usize, n_out: usize, n_in: usize) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let (arguments, weights) = product(&mut memory, ty, [n_rows, n_out, n_in])?;
     let what = Launch {
-        module: format!("matmul_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        module: format!("matmul_{}", type_suffix(ty).context("a type with kernels")?),
         kernel: "matmul_n64".to_owned(),
         grid: [n_out.div_ceil(128), n_rows.div_ceil(64), 1],
         block: 256,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("{n_out} x {n_in} by {n_rows}");
     Ok(row(&what, &shape, "weight", n_out * n_in, &[weights], &counters))
 }
 
-fn norm() -> Result<Value, Failure> {
+fn norm() -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let (hidden, delta) = (zeros(&mut memory, 4 * N_EMBD)?, zeros(&mut memory, 4 * N_EMBD)?);
     let arguments = Arguments::new()
@@ -304,7 +313,7 @@ fn norm() -> Result<Value, Failure> {
         block: 256,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     Ok(row(
         &what,
         &format!("1 x {N_EMBD}"),
@@ -331,7 +340,7 @@ fn attention_arguments(
     context: usize,
     window: usize,
     is_decode: bool,
-) -> Result<Attention, Failure> {
+) -> anyhow::Result<Attention> {
     let [n_heads, n_kv_heads] = HEADS;
     let n_pages = context.div_ceil(16);
     let pages: Vec<u32> = (0..n_pages as u32).collect();
@@ -360,7 +369,7 @@ fn attention_arguments(
     Ok(Attention { arguments, stores })
 }
 
-fn attention(context: usize, window: usize) -> Result<Value, Failure> {
+fn attention(context: usize, window: usize) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let [n_heads, n_kv_heads] = HEADS;
     let n_splits = context.div_ceil(256);
@@ -377,7 +386,7 @@ fn attention(context: usize, window: usize) -> Result<Value, Failure> {
         block: 128,
         shared_bytes: 4 * 4 * (256 + HEAD_DIM).max(4 * HEAD_DIM),
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let seen = if window > 0 { window.min(context) } else { context };
     let shape = format!("{n_heads}/{n_kv_heads} heads of {HEAD_DIM}, {seen} positions of {context}");
     let n_items = 2 * seen * n_kv_heads * HEAD_DIM;
@@ -391,7 +400,7 @@ fn attention(context: usize, window: usize) -> Result<Value, Failure> {
     ))
 }
 
-fn prefill(first: usize, n_tokens: usize) -> Result<Value, Failure> {
+fn prefill(first: usize, n_tokens: usize) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let context = first + n_tokens;
     let positions: Vec<u32> = (first as u32..context as u32).collect();
@@ -404,7 +413,7 @@ fn prefill(first: usize, n_tokens: usize) -> Result<Value, Failure> {
         block: 256,
         shared_bytes: 2 * 64 * (128 + 8) * 2,
     };
-    let counters = run(&mut memory, &what, &attention.arguments)?;
+    let counters = count(&mut memory, &what, &attention.arguments)?;
     let shape = format!("{n_tokens} tokens after {first}, {n_heads}/{n_kv_heads} heads of {HEAD_DIM}");
     let n_items = n_tokens * context * n_heads * HEAD_DIM * 2;
     Ok(row(
@@ -417,7 +426,7 @@ fn prefill(first: usize, n_tokens: usize) -> Result<Value, Failure> {
     ))
 }
 
-fn argmax() -> Result<Value, Failure> {
+fn argmax() -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let n_parts = 64;
     let logits = zeros(&mut memory, 4 * N_VOCAB)?;
@@ -430,7 +439,7 @@ fn argmax() -> Result<Value, Failure> {
         block: 256,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     Ok(row(
         &what,
         &format!("1 x {N_VOCAB}"),
@@ -441,7 +450,7 @@ fn argmax() -> Result<Value, Failure> {
     ))
 }
 
-fn rope_kv() -> Result<Value, Failure> {
+fn rope_kv() -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let [n_heads, n_kv_heads] = HEADS;
     let q = zeros(&mut memory, 4 * n_heads * HEAD_DIM)?;
@@ -474,14 +483,14 @@ fn rope_kv() -> Result<Value, Failure> {
         block: 32,
         shared_bytes: 4 * HEAD_DIM,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("1 token, {n_heads}/{n_kv_heads} heads of {HEAD_DIM}");
     let n_items = (n_heads + 2 * n_kv_heads) * HEAD_DIM;
     Ok(row(&what, &shape, "value", n_items, &[q, k, v], &counters))
 }
 
 /// A row of logits between 0 and 8, so that filters have something to do.
-fn sample(name: &str, flags: u32, top_p: f32) -> Result<Value, Failure> {
+fn sample(name: &str, flags: u32, top_p: f32) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let bytes: Vec<u8> = (0..N_VOCAB as u32)
         .flat_map(|id| ((id.wrapping_mul(2_654_435_761) >> 16) as f32 / 8192.0).to_le_bytes())
@@ -516,12 +525,12 @@ fn sample(name: &str, flags: u32, top_p: f32) -> Result<Value, Failure> {
         block: 1024,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("1 x {N_VOCAB}, {name}");
     Ok(row(&what, &shape, "logit", N_VOCAB, &[logits], &counters))
 }
 
-fn embed(ty: TensorType) -> Result<Value, Failure> {
+fn embed(ty: TensorType) -> anyhow::Result<Value> {
     let mut memory = DeviceMemory::new();
     let n_vocab = 64;
     let table = zeros(&mut memory, MatrixLayout::of(ty, n_vocab, N_EMBD)?.bytes())?;
@@ -534,13 +543,13 @@ fn embed(ty: TensorType) -> Result<Value, Failure> {
         .f32(1.0)
         .ptr(memory.alloc(4 * N_EMBD as u64)?);
     let what = Launch {
-        module: format!("embed_{}", type_suffix(ty).ok_or("a type with kernels")?),
+        module: format!("embed_{}", type_suffix(ty).context("a type with kernels")?),
         kernel: "embed".to_owned(),
         grid: [1, 1, 1],
         block: 128,
         shared_bytes: 0,
     };
-    let counters = run(&mut memory, &what, &arguments)?;
+    let counters = count(&mut memory, &what, &arguments)?;
     let shape = format!("1 row of {N_EMBD}");
     Ok(row(&what, &shape, "value", N_EMBD, &[table], &counters))
 }

@@ -1,15 +1,12 @@
-//! Measures the engine on a model: decoding of several sequences against the bare executor, the gain of a cached prefix,
+//! `bench engine`: the engine on a model. Decoding of several sequences against the bare executor, the gain of a cached prefix,
 //! the rhythm of running streams while a long prompt arrives, and the processor time of an idle engine. Prints Markdown.
 //!
-//! `cargo run --release -p tokenmill-sched --example serving -- MODEL.gguf [decoding=CHART.svg] [prefix] [rhythm] [idle]`
-//!
-//! Without a list of measurements it makes all.
-
-mod chart;
+//! Separate from `serve`, which measures with HTTP between. Invariant: engine and bare executor decode the same sequences in turn,
+//! so that other work on the machine slows both.
 
 use std::{
-    error::Error,
     fmt::Write,
+    path::PathBuf,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError},
@@ -17,15 +14,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context, anyhow, bail};
 use tokenmill_backend::{
     Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, StepOutput, TokenSource,
 };
+use tokenmill_chart::{Axis, BLUE, Chart, Curve, GRAY, Panel};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, Model, ModelExecutor, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, Event, GenerateParams};
 
-use self::chart::Point;
+use super::run_in_release;
 
 const N_PROMPT: usize = 32;
 const N_DECODE: usize = 48;
@@ -42,13 +41,47 @@ fn load(model: &Model, options: &ModelOptions) -> Result<ModelExecutor<CpuBacken
     model.load_on(backend, options, &mut |_| {})
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
-    let path = std::env::args().nth(1).ok_or("give the path of a model")?;
-    let asked: Vec<String> = std::env::args().skip(2).collect();
-    let is_asked =
-        |name: &str| asked.is_empty() || asked.iter().any(|asked| asked.split('=').next() == Some(name));
-    let chart_path = asked.iter().find_map(|asked| asked.strip_prefix("decoding="));
-    let model = Model::open(&path)?;
+/// Measure the engine on a model, on the CPU
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The model
+    model: PathBuf,
+    /// What to measure; everything where nothing is named
+    #[arg(value_enum)]
+    what: Vec<Measurement>,
+    /// Draw the decoding of several sequences into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// A measurement.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Measurement {
+    /// Several sequences, against the bare executor
+    Decoding,
+    /// The gain of a cached prefix
+    Prefix,
+    /// Streams while a long prompt arrives
+    Rhythm,
+    /// Processor time without requests
+    Idle,
+}
+
+/// One number of sequences, as measured.
+struct Point {
+    n_seqs: usize,
+    /// Tokens per second of all sequences together.
+    bare: f64,
+    engine: f64,
+}
+
+/// Measures.
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
+    if cfg!(debug_assertions) {
+        return run_in_release();
+    }
+    let is_asked = |what: Measurement| args.what.is_empty() || args.what.contains(&what);
+    let model = Model::open(&args.model)?;
     let options = ModelOptions {
         n_ctx: Some(5120),
         n_pages: Some(1024),
@@ -59,25 +92,82 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let engine = Engine::start(load(&model, &options)?, EngineConfig::default());
     let mut report = String::new();
-    if is_asked("decoding") {
+    if is_asked(Measurement::Decoding) {
         let mut bare = load(&model, &options)?;
         let points = decoding(&mut bare, &engine, &mut report)?;
-        if let Some(chart_path) = chart_path {
-            let name = std::path::Path::new(&path).file_stem().unwrap_or_default();
-            std::fs::write(chart_path, chart::draw(&name.to_string_lossy(), &points))?;
+        if let Some(svg) = &args.svg {
+            let name = args.model.file_stem().unwrap_or_default();
+            std::fs::write(svg, draw(&name.to_string_lossy(), &points))?;
         }
     }
-    if is_asked("prefix") {
+    if is_asked(Measurement::Prefix) {
         cached_prefix(&engine, &mut report)?;
     }
-    if is_asked("rhythm") {
+    if is_asked(Measurement::Rhythm) {
         long_prompt_beside_streams(&engine, &mut report)?;
     }
-    if is_asked("idle") {
+    if is_asked(Measurement::Idle) {
         idle(&engine, &mut report)?;
     }
     println!("{report}");
     Ok(())
+}
+
+/// Draws throughput and latency against the number of sequences, side by side.
+fn draw(title: &str, points: &[Point]) -> String {
+    const WIDTH: f64 = 320.0;
+    const HEIGHT: f64 = 180.0;
+    const GAP: f64 = 64.0;
+    let rates = |of: fn(&Point) -> f64| -> Vec<(f64, f64)> {
+        points
+            .iter()
+            .map(|point| (point.n_seqs as f64, of(point)))
+            .collect()
+    };
+    let ms_per_token = |rates: &[(f64, f64)]| -> Vec<(f64, f64)> {
+        rates
+            .iter()
+            .map(|&(n_seqs, rate)| (n_seqs, n_seqs * 1e3 / rate))
+            .collect()
+    };
+    let (bare, engine) = (rates(|point| point.bare), rates(|point| point.engine));
+    let panels = [
+        (
+            "ms between two tokens of a sequence",
+            ms_per_token(&bare),
+            ms_per_token(&engine),
+        ),
+        ("tokens/s of all sequences", bare, engine),
+    ];
+    let height = HEIGHT + 2.2 * GAP;
+    let mut chart = Chart::new(2.0 * WIDTH + 3.0 * GAP, height);
+    chart.title([GAP, 20.0], title);
+    let largest =
+        |points: &[(f64, f64)], of: fn(&(f64, f64)) -> f64| points.iter().map(of).fold(0.0, f64::max);
+    for (index, (title, bare, engine)) in panels.iter().rev().enumerate() {
+        let most = largest(bare, |point| point.0);
+        let highest = largest(bare, |point| point.1).max(largest(engine, |point| point.1));
+        let panel = Panel {
+            title,
+            x: Axis::with_ticks(most, bare.iter().map(|(n_seqs, _)| (*n_seqs, n_seqs.to_string()))),
+            y: Axis::in_parts(highest, 2, 0),
+            curves: &[
+                Curve {
+                    color: GRAY,
+                    points: bare,
+                },
+                Curve {
+                    color: BLUE,
+                    points: engine,
+                },
+            ],
+        };
+        let left = GAP + index as f64 * (WIDTH + GAP);
+        chart.panel([left, 0.9 * GAP], [WIDTH, HEIGHT], &panel);
+    }
+    chart.legend([GAP, height - 12.0], BLUE, "through the engine");
+    chart.legend([GAP + 140.0, height - 12.0], GRAY, "bare executor");
+    chart.finish()
 }
 
 fn prompt(own: usize, len: usize, n_vocab: usize) -> Vec<u32> {
@@ -101,11 +191,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 }
 
 /// Decodes the same sequences with the bare executor and with the engine, in turn, and compares the medians.
-fn decoding(
-    bare: &mut dyn Executor,
-    engine: &Engine,
-    report: &mut String,
-) -> Result<Vec<Point>, Box<dyn Error>> {
+fn decoding(bare: &mut dyn Executor, engine: &Engine, report: &mut String) -> anyhow::Result<Vec<Point>> {
     writeln!(
         report,
         "| sequences | bare executor, tokens/s | engine, tokens/s | ratio | engine, ms per token |"
@@ -139,7 +225,7 @@ fn decoding(
     Ok(points)
 }
 
-fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> Result<f64, Box<dyn Error>> {
+fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> anyhow::Result<f64> {
     let n_pages = (N_PROMPT + N_DECODE).div_ceil(PAGE_TOKENS) as u32;
     let params = Arc::new(SamplingParams::default());
     let (mut batch, mut output) = (ForwardBatch::default(), StepOutput::default());
@@ -161,7 +247,7 @@ fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> Result<f64,
         executor.wait(ticket, &mut output)?;
         position += next[0].len() as u32;
         for (tokens, sampled) in next.iter_mut().zip(&output.sampled) {
-            *tokens = vec![sampled.ok_or("a token")??.id];
+            *tokens = vec![sampled.context("a token")??.id];
         }
         if step == 0 {
             start = Instant::now();
@@ -170,7 +256,7 @@ fn decode_bare(executor: &mut dyn Executor, prompts: &[Vec<u32>]) -> Result<f64,
     Ok((prompts.len() * (N_DECODE - 1)) as f64 / start.elapsed().as_secs_f64())
 }
 
-fn decode_with_engine(engine: &Engine, prompts: &[Vec<u32>]) -> Result<f64, Box<dyn Error>> {
+fn decode_with_engine(engine: &Engine, prompts: &[Vec<u32>]) -> anyhow::Result<f64> {
     let outputs = engine.batch_generate(prompts, &greedy(N_DECODE))?;
     let times: Vec<Vec<Duration>> = (outputs.into_iter())
         .map(|output| output.map(|output| output.timings.tokens))
@@ -180,19 +266,19 @@ fn decode_with_engine(engine: &Engine, prompts: &[Vec<u32>]) -> Result<f64, Box<
         .iter()
         .filter_map(|times| times.first())
         .max()
-        .ok_or("a token")?;
+        .context("a token")?;
     let end = times
         .iter()
         .filter_map(|times| times.last())
         .min()
-        .ok_or("a token")?;
+        .context("a token")?;
     let n_tokens = (times.iter().flatten())
         .filter(|&at| at > begin && at <= end)
         .count();
     Ok(n_tokens as f64 / end.saturating_sub(*begin).as_secs_f64())
 }
 
-fn cached_prefix(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
+fn cached_prefix(engine: &Engine, report: &mut String) -> anyhow::Result<()> {
     let n_vocab = engine.limits().n_vocab;
     let params = GenerateParams {
         uses_prefix_cache: true,
@@ -217,7 +303,7 @@ fn cached_prefix(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Err
     Ok(())
 }
 
-fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
+fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> anyhow::Result<()> {
     let n_vocab = engine.limits().n_vocab;
     let mut streams: Vec<_> = (0..4)
         .map(|own| {
@@ -255,14 +341,14 @@ fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> Result<()
             && let Some(event) = generation.try_next()
         {
             let Event::Token(_) = event else {
-                return Err(format!("the long prompt ended with {event:?}").into());
+                bail!("the long prompt ended with {event:?}");
             };
             arrived = since.elapsed().as_millis();
             break;
         }
     }
     drop(enough);
-    others.join().map_err(|_| "a reader panicked")?;
+    others.join().map_err(|_| anyhow!("a reader panicked"))?;
     gaps.sort_by(f64::total_cmp);
     let at = |percent: usize| gaps[gaps.len() * percent / 100];
     writeln!(
@@ -279,11 +365,11 @@ fn long_prompt_beside_streams(engine: &Engine, report: &mut String) -> Result<()
 }
 
 /// Processor time of this process while the engine has nothing to do.
-fn idle(engine: &Engine, report: &mut String) -> Result<(), Box<dyn Error>> {
-    let used = || -> Result<f64, Box<dyn Error>> {
+fn idle(engine: &Engine, report: &mut String) -> anyhow::Result<()> {
+    let used = || -> anyhow::Result<f64> {
         let stat = std::fs::read_to_string("/proc/self/stat")?;
         // Behind the program's name in parentheses, fields 14 and 15 of the whole are user and system time in 1/100 s.
-        let fields = stat.rsplit(')').next().ok_or("a line of fields")?;
+        let fields = stat.rsplit(')').next().context("a line of fields")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
         Ok(ticks.sum::<Result<f64, _>>()? / 100.0)
     };

@@ -1,6 +1,6 @@
-//! `device-bench`: what a GPU does with a model, in tokens per second and in milliseconds of the device by phase.
+//! `bench device`: what a GPU does with a model, in tokens per second and in milliseconds of the device by phase.
 //!
-//! Separate from `bench`, which compares with other programs through the product's own commands, because it looks inside: graphs against
+//! Separate from `cells`, which compares with other programs through the product's own commands, because it looks inside: graphs against
 //! eager launches, batches of decode, the copy bandwidth. Invariant: every figure is a measurement of this run, and a
 //! simulated device gives none of time.
 
@@ -18,7 +18,7 @@ use tokenmill_testkit::generate::run as run_step;
 
 /// Measure prefill, decode of several batch sizes, replay against eager launches, and copies on a GPU
 #[derive(clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// The model
     model: PathBuf,
     /// Where to compute; `sim` shows that the command works and measures nothing.
@@ -51,10 +51,7 @@ enum DeviceChoice {
 const COPY_BYTES: usize = 1 << 30;
 
 /// Measures.
-///
-/// # Errors
-/// A device or model that cannot be opened, or a step that failed.
-pub fn run(args: &Args) -> anyhow::Result<()> {
+pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     ensure!(
         args.n_prompt > 0 && args.n_gen > 1 && args.batches.iter().all(|&n| n > 0),
         "lengths and batches must be positive, and a generation must have two tokens"
