@@ -33,12 +33,3 @@ impl LayerShape {
         self.n_heads * self.head_dim_v
     }
 }
-
-impl NetworkShape {
-    /// The widest row that a matrix is multiplied with.
-    pub fn widest_input(&self) -> usize {
-        (self.layers.iter())
-            .map(|layer| layer.attention_width().max(layer.n_ff))
-            .fold(self.n_embd, usize::max)
-    }
-}

@@ -294,7 +294,7 @@ fn medians<'a>(rounds: &[BTreeMap<&'a str, f64>]) -> BTreeMap<&'a str, f64> {
         let mut values: Vec<f64> = rounds.iter().map(|round| round[figure]).collect();
         values.sort_by(f64::total_cmp);
         let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-        ((low + high) / 2.0 * 1e3).round() / 1e3
+        (f64::midpoint(low, high) * 1e3).round() / 1e3
     };
     rounds[0].keys().map(|&figure| (figure, median(figure))).collect()
 }

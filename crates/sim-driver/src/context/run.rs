@@ -8,11 +8,7 @@ use std::collections::VecDeque;
 use tokenmill_ptx_sim::{Arguments, DevicePtr, LaunchConfig, MemoryError, launch};
 
 use super::{Context, Function, Operation, State};
-use crate::{
-    code::{self, Outcome},
-    counts::Counts,
-    fault::Fault,
-};
+use crate::{code::Outcome, counts::Counts, fault::Fault};
 
 impl State {
     pub(super) fn run_all(&mut self) -> Outcome {
