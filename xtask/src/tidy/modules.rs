@@ -22,7 +22,7 @@ const KNOWN: &[(&str, &[&str])] = &[
         ],
     ),
     ("crates/cli", &["commands", "load", "machine_memory", "session"]),
-    ("crates/cli", &["failure", "model_source"]),
+    ("crates/cli", &["failure", "missing_model", "model_source"]),
     ("crates/cpu-exec", &["attention", "linear", "workspace"]),
     ("crates/ptx-sim", &["decode", "kernel"]),
     ("crates/sched", &["commit", "scheduler"]),
@@ -31,6 +31,7 @@ const KNOWN: &[(&str, &[&str])] = &[
     ("crates/server", &["app", "metrics", "reply", "request_log"]),
     ("crates/server", &["endpoints", "tables"]),
     ("crates/text", &["detokenizer", "tokenizer"]),
+    ("crates/tokenmill", &["device", "gpu"]),
 ];
 
 /// Checks all crates.
