@@ -70,6 +70,7 @@ fn check(config: &ServerConfig, uri: &Uri, headers: &HeaderMap) -> Result<(), Ap
 fn checks_hosts(config: &ServerConfig) -> bool {
     match config.listen {
         Listen::Tcp(address) => address.ip().is_loopback() || !config.allowed_hosts.is_empty(),
+        #[cfg(unix)]
         Listen::Unix(_) => false,
     }
 }
