@@ -487,6 +487,7 @@ fn greeting(app: &App, address: &str) -> String {
     let page = match app.config.listen {
         Listen::Tcp(_) => format!("\n  web page  {address}"),
         #[cfg(unix)]
+        #[cfg(unix)]
         Listen::Unix(_) => String::new(),
     };
     format!(
