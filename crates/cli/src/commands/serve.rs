@@ -487,7 +487,6 @@ fn greeting(app: &App, address: &str) -> String {
     let page = match app.config.listen {
         Listen::Tcp(_) => format!("\n  web page  {address}"),
         #[cfg(unix)]
-        #[cfg(unix)]
         Listen::Unix(_) => String::new(),
     };
     format!(
