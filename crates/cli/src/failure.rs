@@ -3,16 +3,21 @@
 //! Separate from the libraries' errors because hints speak of this program's options. Invariant: a failure prints one
 //! line, what is wrong first and then what to do.
 
-use std::{env, fmt::Display, io, path::Path, process::ExitCode};
+use std::{env, error::Error as _, fmt::Display, io, path::Path, process::ExitCode};
 
 use tokenmill::Error;
-use tokenmill_backend::{BackendError, RowError, StepError};
+use tokenmill_backend::{BackendError, MemoryPlan, RowError, StepError};
 use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
 use tokenmill_text::template::TemplateError;
 
-use crate::{missing_model, model_source::WHAT_MODEL_IS, note::note, visible::visible};
+use crate::{
+    missing_model::{self, WHAT_MODEL_IS},
+    note::note,
+    numbers::size,
+    visible::visible,
+};
 
 /// Exit code after Ctrl-C, as a shell reports it.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -182,6 +187,32 @@ fn gguf_hint(error: &GgufError) -> Option<String> {
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
+            Error::NoModel { .. } => Self::input(error.to_string()).hint(WHAT_MODEL_IS),
+            Error::OnlyPickles { .. } => Self::input(error.to_string()).hint(
+                "such files are programs and are not read: convert them to safetensors or GGUF, or fetch those",
+            ),
+            Error::SeveralModels { folder, names } => {
+                Self::input(format!("folder {} holds several models", folder.display()))
+                    .hint(format!("name one: {}", first_few(&names)))
+            }
+            Error::Read { path, source } => {
+                let failure = Self::unreadable(&path, &source);
+                if is_tokenizer_json(&path) {
+                    failure.hint(TOKENIZER_HINT)
+                } else {
+                    failure
+                }
+            }
+            Error::Tokenizer { path, source } if is_tokenizer_json(&path) => {
+                let reason = match source.source() {
+                    Some(below) => format!("{source}: {below}"),
+                    None => source.to_string(),
+                };
+                Self::input(format!("{}: {reason}", path.display())).hint(TOKENIZER_HINT)
+            }
+            Error::Tokenizer { .. } => Self::input(error.to_string())
+                .hint("`tokenmill tokenize` also takes the tokenizer.json of the model"),
+            Error::Gguf(error) => error.into(),
             Error::Load(error) => error.into(),
             Error::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
             Error::Gpu(ref reason) => {
@@ -192,9 +223,68 @@ impl From<Error> for Failure {
                     None => failure,
                 }
             }
-            _ => Self::work(error.to_string()),
+            Error::NotEnoughMemory { plan, machine_bytes } => not_enough_memory(&plan, machine_bytes),
+            Error::WeightsTooLarge {
+                weights_bytes,
+                available_bytes,
+            } => weights_too_large(weights_bytes, available_bytes),
+            Error::KvCacheTooSmall { kv_tokens, n_ctx } => Self::usage(format!(
+                "`--kv-cache-tokens {kv_tokens}` is less than one context of {n_ctx} tokens"
+            ))
+            .hint(format!("give {n_ctx} or more, or a shorter context with -c")),
+            Error::NoTemplate => Self::input("the model has no chat template")
+                .hint("give one with --template, or continue texts with `tokenmill run`"),
+            Error::Template(error) => error.into(),
+            Error::Engine(error) => error.into(),
+            _ => Self::input(error.to_string()),
         }
     }
+}
+
+const TOKENIZER_HINT: &str =
+    "a Hugging Face folder has its tokenizer in tokenizer.json; a .gguf file holds its own";
+
+/// Whether a path that was to be read as a tokenizer is no GGUF file.
+fn is_tokenizer_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "json")
+}
+
+/// The first few names of a list.
+fn first_few(names: &[String]) -> String {
+    const MAX_SHOWN: usize = 5;
+    let rest = names.len().saturating_sub(MAX_SHOWN);
+    if rest == 0 {
+        names.join(", ")
+    } else {
+        format!("{} and {rest} more", names[..MAX_SHOWN].join(", "))
+    }
+}
+
+/// Says what the weights take that do not fit now.
+fn weights_too_large(weights_bytes: usize, available_bytes: u64) -> Failure {
+    let failure = Failure::input(format!(
+        "the model's weights take {} of memory, and {} are available now",
+        size(weights_bytes),
+        size(available_bytes as usize)
+    ));
+    failure.hint("end other programs, or take a model of fewer or smaller weights")
+}
+
+/// Says what a load takes that is larger than the machine's memory.
+fn not_enough_memory(plan: &MemoryPlan, machine_bytes: u64) -> Failure {
+    let needed_bytes = plan.total_bytes();
+    let hint = if needed_bytes.saturating_sub(plan.kv_bytes) as u64 > machine_bytes {
+        "no context is small enough; take a model of fewer or smaller weights"
+    } else {
+        "give a smaller context with -c, or a smaller --kv-cache-tokens where that is given"
+    };
+    let failure = Failure::input(format!(
+        "the model needs {} of memory, {} of it for keys and values, and this machine has {} in all",
+        size(needed_bytes),
+        size(plan.kv_bytes),
+        size(machine_bytes as usize)
+    ));
+    failure.hint(hint)
 }
 
 impl From<LoadError> for Failure {
@@ -363,6 +453,34 @@ mod tests {
             let hint = gpu_hint(reason, visible).expect("a hint");
             assert!(hint.starts_with("`-ngl auto`"), "{hint}");
         }
+    }
+
+    #[test]
+    fn a_load_beyond_the_whole_memory_says_what_to_do() {
+        let plan = MemoryPlan {
+            weights_bytes: 1 << 20,
+            kv_bytes: 6 << 20,
+            kv_page_bytes: 1 << 20,
+            n_pages: 6,
+            activations_bytes: 1 << 20,
+            workspace_bytes: 0,
+        };
+        insta::assert_snapshot!(
+            not_enough_memory(&plan, (8 << 20) - 1).line(),
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 8.0 MiB in all (hint: give a smaller context with -c, or a smaller --kv-cache-tokens where that is given)"
+        );
+        insta::assert_snapshot!(
+            not_enough_memory(&plan, 1 << 20).line(),
+            @"error: the model needs 8.0 MiB of memory, 6.0 MiB of it for keys and values, and this machine has 1.0 MiB in all (hint: no context is small enough; take a model of fewer or smaller weights)"
+        );
+    }
+
+    #[test]
+    fn weights_beyond_what_is_available_say_what_to_do() {
+        insta::assert_snapshot!(
+            weights_too_large(2 << 20, 1 << 20).line(),
+            @"error: the model's weights take 2.0 MiB of memory, and 1.0 MiB are available now (hint: end other programs, or take a model of fewer or smaller weights)"
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@
 use std::{
     env,
     io::{self, IsTerminal as _},
+    path::Path,
     thread,
     time::Duration,
 };
@@ -13,15 +14,20 @@ use clap::{
     Args,
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
-use tokenmill::{Compute, Device, LoadedDevice};
-use tokenmill_backend::{Executor, KvType, MemoryPlan};
-use tokenmill_model::{Model, ModelOptions};
+use tokenmill::{
+    Compute, Device, KvCache, KvType, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model, ModelSource,
+};
+use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
-use crate::{failure::Failure, machine_memory, note::note, numbers::count, progress, visible::visible};
-
-/// The context where nothing else is said, unless the model was made for less.
-const DEFAULT_CTX: usize = 4096;
+use crate::{
+    failure::Failure,
+    memory_words::{plan_text, warning},
+    note::note,
+    numbers::count,
+    progress,
+    visible::visible,
+};
 
 /// How a model is loaded.
 #[derive(Args, Debug, Clone)]
@@ -76,11 +82,11 @@ fn kv_type() -> impl TypedValueParser<Value = KvType> {
 }
 
 impl LoadArgs {
-    /// The options of a load for a model made for `n_ctx_train` positions.
+    /// The options of a load for one sequence.
     ///
     /// # Errors
     /// Options that cannot be granted.
-    pub(crate) fn options(&self, n_ctx_train: usize) -> Result<ModelOptions, Failure> {
+    pub(crate) fn options(&self) -> Result<LoadOptions, Failure> {
         for (flag, value) in [
             ("-t", self.threads),
             ("-tb", self.threads_batch),
@@ -91,19 +97,15 @@ impl LoadArgs {
                 return Err(Failure::usage(format!("`{flag} 0` leaves nothing to work with")));
             }
         }
-        let n_ctx = match self.ctx_size {
-            None => n_ctx_train.min(DEFAULT_CTX),
-            Some(0) => n_ctx_train,
-            Some(n_ctx) => n_ctx,
-        };
-        Ok(ModelOptions {
-            n_ctx: Some(n_ctx),
-            max_batch_tokens: self.ubatch_size.min(self.batch_size),
-            max_batch_seqs: 1,
-            max_logit_rows: 1,
+        Ok(LoadOptions {
+            n_ctx: self.ctx_size,
+            n_seqs: 1,
+            kv_cache: KvCache::Contexts(1),
+            max_step_tokens: self.ubatch_size.min(self.batch_size),
             kv_type: self.cache_type_k,
             kv_value_type: Some(self.cache_type_v),
-            ..ModelOptions::default()
+            compute: self.compute()?,
+            ..LoadOptions::default()
         })
     }
 
@@ -111,7 +113,7 @@ impl LoadArgs {
     ///
     /// # Errors
     /// Options that cannot be granted.
-    pub(crate) fn compute(&self) -> Result<Compute, Failure> {
+    fn compute(&self) -> Result<Compute, Failure> {
         Ok(Compute {
             device: self.device()?,
             n_threads: Some(self.n_threads()),
@@ -187,70 +189,89 @@ fn is_every_layer(number: &str) -> bool {
 /// Loading kernels for this long is mentioned: the driver was probably compiling them.
 const LONG_LOAD: Duration = Duration::from_secs(1);
 
-/// Loads a model, with a progress bar. Says on standard error why a GPU was passed over.
+/// Finds, opens and loads a model, with a progress bar.
+///
+/// # Errors
+/// As [`LoadOptions::load`].
+pub(crate) fn load(path: &Path, options: &LoadOptions) -> Result<Model, Failure> {
+    let source = ModelSource::find(path)?;
+    load_opened(&source, &source.open_network()?, options)
+}
+
+/// Loads an opened model, as [`load`] does.
+///
+/// # Errors
+/// As [`LoadOptions::load_opened`].
+pub(crate) fn load_opened(
+    source: &ModelSource,
+    network: &Network,
+    options: &LoadOptions,
+) -> Result<Model, Failure> {
+    let model = with_progress(|on_progress| options.load_opened(source, network, on_progress))?;
+    if let (LoadedDevice::Cpu { .. }, Some(plan)) = (model.device(), model.memory()) {
+        say_plan(plan, model.n_ctx(), &options.compute);
+    }
+    tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
+    Ok(model)
+}
+
+/// Loads a network without words and engine, as [`load`] does.
 ///
 /// # Errors
 /// As [`tokenmill::load`].
-pub(crate) fn load(
-    model: &Model,
+pub(crate) fn load_network(
+    network: &Network,
     options: &ModelOptions,
     compute: &Compute,
-) -> Result<Box<dyn Executor + Send>, Failure> {
-    Ok(load_where(model, options, compute)?.0)
+) -> Result<Loaded, Failure> {
+    let loaded = with_progress(|on_progress| tokenmill::load(network, options, compute, on_progress))?;
+    let n_ctx = loaded.executor.limits().n_ctx;
+    if let LoadedDevice::Cpu { .. } = &loaded.device {
+        say_plan(&loaded.plan, n_ctx, compute);
+    }
+    tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
+    Ok(loaded)
 }
 
-/// Loads a model as [`load`] does, and says where it computes. Says on standard error where more context was asked for than
-/// the model was made for.
-///
-/// # Errors
-/// As [`tokenmill::load`], and a load on the CPU that takes more than the memory of the machine.
-pub(crate) fn load_where(
-    model: &Model,
-    options: &ModelOptions,
-    compute: &Compute,
-) -> Result<(Box<dyn Executor + Send>, LoadedDevice), Failure> {
-    let plan = if compute.device == Device::Cpu {
-        machine_memory::check(model, options, compute)?
-    } else {
-        None
-    };
+fn with_progress<T>(
+    load: impl FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<T, tokenmill::Error>,
+) -> Result<T, Failure> {
     let bar = progress::bytes("loading");
-    let loaded = tokenmill::load(model, options, compute, &mut |progress| {
+    let loaded = load(&mut |progress| {
         progress::set_bytes(&bar, progress.n_bytes_done, progress.n_bytes_total);
     });
     bar.finish_and_clear();
-    let loaded = loaded?;
-    if let Some(plan) = plan {
-        say_plan(&plan, options, compute, model.descriptor().n_ctx_train);
-    }
-    let n_ctx_train = model.descriptor().n_ctx_train;
-    if let Some(n_ctx) = options.n_ctx.filter(|&n_ctx| n_ctx > n_ctx_train) {
+    Ok(loaded?)
+}
+
+/// Says where more context was asked for than the model was made for, why a GPU was passed over, and what took long.
+fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
+    if n_ctx > n_ctx_train {
         tell(&format!(
             "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was made for; beyond them its \
              text may make no sense"
         ));
     }
-    if let LoadedDevice::Cpu {
-        passed_over: Some(reason),
-    } = &loaded.device
-    {
-        tell(&format!("computing on the CPU: {reason}"));
+    match device {
+        LoadedDevice::Cpu {
+            passed_over: Some(reason),
+        } => tell(&format!("computing on the CPU: {reason}")),
+        LoadedDevice::Cuda { kernels_took, .. } => {
+            if let Some(text) = about_long_load(*kernels_took) {
+                tell(&text);
+            }
+        }
+        _ => {}
     }
-    if let LoadedDevice::Cuda { kernels_took, .. } = &loaded.device
-        && let Some(text) = about_long_load(*kernels_took)
-    {
-        tell(&text);
-    }
-    Ok((loaded.executor, loaded.device))
 }
 
 /// Tells a person what memory a model on the CPU takes, and warns of what will be slow or too much.
-fn say_plan(plan: &MemoryPlan, options: &ModelOptions, compute: &Compute, n_ctx_train: usize) {
-    let text = machine_memory::plan_text(plan, options.n_ctx.unwrap_or(n_ctx_train));
+fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
+    let text = plan_text(plan, n_ctx);
     if io::stderr().is_terminal() {
         note!("memory: {text}");
     }
-    if let Some(text) = machine_memory::warning(plan) {
+    if let Some(text) = warning(plan) {
         tell(&text);
     }
     let n_processors = thread::available_parallelism().map_or(usize::MAX, usize::from);

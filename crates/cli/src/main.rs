@@ -9,15 +9,13 @@
 
 mod argv;
 mod commands;
-mod demo;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;
 mod interrupt;
 mod load;
-mod machine_memory;
+mod memory_words;
 mod missing_model;
-mod model_source;
 mod note;
 mod numbers;
 mod output;

@@ -4,7 +4,9 @@
 
 use std::path::Path;
 
-use crate::model_source::WHAT_MODEL_IS;
+/// What may stand for MODEL.
+pub(crate) const WHAT_MODEL_IS: &str =
+    "MODEL is a .gguf file, a folder with one, a Hugging Face folder, or `demo`";
 
 /// How a model comes to this machine.
 pub(crate) const HOW_TO_FETCH: &str = "nothing is downloaded yet: fetch a .gguf file with a browser or `curl -LO` and \

@@ -24,6 +24,13 @@ impl Limit {
     }
 }
 
+impl Limit {
+    /// The bound as a number of tokens; more than 32 bits hold is no bound.
+    pub(crate) fn max_tokens(self) -> Option<u32> {
+        self.bound().and_then(|n| u32::try_from(n).ok())
+    }
+}
+
 impl FromStr for Limit {
     type Err = String;
 
@@ -84,6 +91,22 @@ pub(crate) fn count(text: &str) -> Result<usize, String> {
         .map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
+/// A number of bytes with a unit.
+pub(crate) fn size(n_bytes: usize) -> String {
+    let mut value = n_bytes as f64;
+    for unit in ["B", "KiB", "MiB"] {
+        if value < 1024.0 {
+            return if unit == "B" {
+                format!("{n_bytes} B")
+            } else {
+                format!("{value:.1} {unit}")
+            };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.2} GiB")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -103,5 +126,12 @@ mod tests {
             [Limit::Unbounded.to_string(), Seed::Fixed(7).to_string()],
             ["-1", "7"]
         );
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1536), "1.5 KiB");
+        assert_eq!(size(5 << 30), "5.00 GiB");
     }
 }

@@ -1,177 +1,64 @@
-//! [`Session`]: a loaded model on its engine, with its tokenizer, for the commands that generate for one person.
+//! One person's generations: Ctrl-C ends them, pieces are shown as they come, and a line says what they took.
 //!
-//! Separate from the commands because `run` and `chat` generate alike, and through the same [`TextStream`] as the
-//! server. Invariant: text leaves here in whole characters, and no part of a stop string ever does.
+//! Separate from the commands because `run` and `chat` generate alike. Invariant: text leaves here in whole characters, and
+//! no part of a stop string ever does.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, time::Duration};
 
 use serde_json::json;
-use tokenmill_backend::{PAGE_TOKENS, SamplingParams};
-use tokenmill_sched::{Engine, EngineConfig, FinishReason, Finished, GenerateParams};
-use tokenmill_server::{TextEvent, TextStream};
-use tokenmill_text::Tokenizer;
-use tokio::runtime::{self, Runtime};
+use tokenmill::{Answer, KvCache, Model, TextParams};
+use tokenmill_sched::FinishReason;
 
 use crate::{
     failure::Failure,
     interrupt::Interrupt,
     load::{LoadArgs, load},
-    model_source::{ChatFiles, ModelSource},
 };
 
-/// A loaded model on its engine.
-#[derive(Debug)]
-pub(crate) struct Session {
-    /// Its name.
-    pub(crate) name: String,
-    /// What chats with it need.
-    pub(crate) chat_files: ChatFiles,
-    /// Its tokenizer.
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    engine: Engine,
-    /// Waits for the engine on this thread.
-    runtime: Runtime,
+/// Loads a model for `n_samples` samples side by side, each with a context of its own.
+///
+/// # Errors
+/// A model that cannot be opened or loaded, or has no usable tokenizer.
+pub(crate) fn open(
+    path: &Path,
+    args: &LoadArgs,
+    n_samples: u32,
+    chat_template: Option<String>,
+) -> Result<Model, Failure> {
+    let mut options = args.options()?;
+    options.n_seqs = n_samples as usize;
+    options.kv_cache = KvCache::Contexts(n_samples as usize);
+    options.chat_template = chat_template;
+    load(path, &options)
 }
 
-/// What to generate.
-#[derive(Debug, Clone)]
-pub(crate) struct Request<'a> {
-    /// Token ids of the prompt.
-    pub(crate) prompt: &'a [u32],
-    /// How tokens are chosen.
-    pub(crate) sampling: SamplingParams,
-    /// How many tokens at most; `None` continues until the context is full.
-    pub(crate) max_tokens: Option<usize>,
-    /// Strings that end a sample.
-    pub(crate) stops: &'a [String],
-    /// Samples, generated side by side.
-    pub(crate) n_samples: u32,
-}
-
-/// A finished sample.
-#[derive(Debug, Clone)]
-pub(crate) struct Answer {
-    /// Its text.
-    pub(crate) text: String,
-    /// The tokens of that text.
-    pub(crate) ids: Vec<u32>,
-    /// What it took.
-    pub(crate) report: Report,
-}
-
-impl Session {
-    /// Opens and loads a model, for `n_samples` samples side by side.
-    ///
-    /// # Errors
-    /// A model that cannot be opened or loaded, or has no usable tokenizer.
-    pub(crate) fn open(argument: &Path, args: &LoadArgs, n_samples: u32) -> Result<Self, Failure> {
-        let source = ModelSource::find(argument)?;
-        let model = source.open_model()?;
-        let mut options = args.options(model.descriptor().n_ctx_train)?;
-        let tokenizer = source.tokenizer_of(&model)?;
-        let chat_files = source.chat_files(model.gguf(), &tokenizer)?;
-        let n_samples = n_samples as usize;
-        let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
-        options.max_batch_seqs = n_samples;
-        options.max_logit_rows = n_samples;
-        options.max_batch_tokens = options.max_batch_tokens.max(n_samples);
-        // The system gives the memory of a page when it is first used.
-        options.n_pages = Some(n_ctx.div_ceil(PAGE_TOKENS).saturating_mul(n_samples));
-        let config = EngineConfig {
-            max_running: n_samples,
-            max_step_tokens: options.max_batch_tokens,
-            ..EngineConfig::default()
-        };
-        let engine = Engine::start(load(&model, &options, &args.compute()?)?, config);
-        let runtime = runtime::Builder::new_current_thread()
-            .build()
-            .map_err(|error| Failure::work(format!("cannot wait for events: {error}")))?;
-        Ok(Self {
-            name: source.name(),
-            chat_files,
-            tokenizer: Arc::new(tokenizer),
-            engine,
-            runtime,
-        })
-    }
-
-    /// Positions of the context.
-    pub(crate) fn n_ctx(&self) -> usize {
-        self.engine.limits().n_ctx
-    }
-
-    /// Generates text behind a prompt and hands its pieces to `on_text` as they come, each with its sample. The answers
-    /// are in the order of the samples.
-    ///
-    /// # Errors
-    /// A prompt that is empty or too long before anything is computed; a step that fails; what `on_text` returns.
-    pub(crate) fn generate(
-        &self,
-        request: &Request<'_>,
-        interrupt: &Interrupt,
-        on_text: &mut dyn FnMut(u32, &str) -> Result<(), Failure>,
-    ) -> Result<Vec<Answer>, Failure> {
-        let (n_prompt, n_ctx) = (request.prompt.len(), self.n_ctx());
-        if n_prompt >= n_ctx && request.max_tokens != Some(0) {
-            return Err(Failure::input(format!(
-                "the prompt has {n_prompt} tokens, which leaves no room in a context of {n_ctx}"
-            ))
-            .hint("shorten the prompt, or give more context with -c"));
-        }
-        let params = GenerateParams {
-            sampling: request.sampling.clone(),
-            max_tokens: request.max_tokens,
-            stop_tokens: [self.tokenizer.end_of_generation(), &self.chat_files.end_ids].concat(),
-            n_samples: request.n_samples,
-            ..GenerateParams::default()
-        };
-        let generation = self.engine.submit(request.prompt.to_vec(), params)?;
-        interrupt.cancels(generation.canceller());
-        let stream = TextStream::new(
-            vec![generation],
-            request.n_samples,
-            &self.tokenizer,
-            request.stops,
-        );
-        self.runtime.block_on(read(
-            stream,
-            request.n_samples as usize,
-            request.max_tokens,
-            on_text,
-        ))
-    }
-}
-
-/// Reads a stream to its end.
-async fn read(
-    mut stream: TextStream,
-    n_samples: usize,
-    max_tokens: Option<usize>,
+/// Generates text behind a prompt and hands its pieces to `on_text` as they come, each with its sample. The answers are in
+/// the order of the samples.
+///
+/// # Errors
+/// A prompt that is empty or too long before anything is computed; a step that fails; what `on_text` returns.
+pub(crate) fn generate(
+    model: &Model,
+    prompt: &[u32],
+    params: &TextParams,
+    interrupt: &Interrupt,
     on_text: &mut dyn FnMut(u32, &str) -> Result<(), Failure>,
 ) -> Result<Vec<Answer>, Failure> {
-    let mut samples = vec![(String::new(), Vec::new(), None); n_samples];
-    while let Some(event) = stream.next().await {
-        match event {
-            TextEvent::Delta(delta) => {
-                let (text, ids, _) = &mut samples[delta.sample as usize];
-                text.push_str(&delta.text);
-                ids.extend(delta.tokens.iter().map(|token| token.id));
-                if !delta.text.is_empty() {
-                    on_text(delta.sample, &delta.text)?;
-                }
-            }
-            TextEvent::Finished(end) => {
-                samples[end.sample as usize].2 = Some(Report::new(&end.finished, max_tokens));
-            }
-            TextEvent::Failed { error, .. } => return Err(error.into()),
-        }
+    let (n_prompt, n_ctx) = (prompt.len(), model.n_ctx());
+    if n_prompt >= n_ctx && params.max_tokens != Some(0) {
+        return Err(Failure::input(format!(
+            "the prompt has {n_prompt} tokens, which leaves no room in a context of {n_ctx}"
+        ))
+        .hint("shorten the prompt, or give more context with -c"));
     }
-    let answers = samples.into_iter().map(|(text, ids, report)| Answer {
-        text,
-        ids,
-        report: report.expect("a sample that did not fail has finished"),
-    });
-    Ok(answers.collect())
+    let stream = model.generate(vec![prompt.to_vec()], params)?;
+    for canceller in stream.cancellers() {
+        interrupt.cancels(canceller);
+    }
+    stream.read(|delta| match delta.text.as_str() {
+        "" => Ok(()),
+        text => on_text(delta.sample, text),
+    })
 }
 
 /// What a sample took.
@@ -194,10 +81,12 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    fn new(finished: &Finished, max_tokens: Option<usize>) -> Self {
-        let (usage, timings) = (&finished.usage, &finished.timings);
+    /// Of an answer to a request of at most `max_tokens` tokens.
+    pub(crate) fn new(answer: &Answer, max_tokens: Option<u32>) -> Self {
+        let (usage, timings) = (&answer.usage, &answer.timings);
+        let max_tokens = max_tokens.map(|max| max as usize);
         Self {
-            finish: finished.reason,
+            finish: answer.finish,
             cut_at: max_tokens.filter(|&max| usage.completion_tokens >= max),
             n_prompt: usage.prompt_tokens - usage.cached_tokens,
             n_cached: usage.cached_tokens,

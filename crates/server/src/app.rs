@@ -13,11 +13,12 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use serde::de::DeserializeOwned;
+use tokenmill::TextParams;
 use tokenmill_sched::Engine;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
-    ApiError, Dialect, ServedModel, ServerConfig, TextParams,
+    ApiError, Dialect, ServedModel, ServerConfig,
     fields::{Body, Field},
     intake::{Intake, LARGE_BODY_BYTES, Received},
     keys::Tenant,

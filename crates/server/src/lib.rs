@@ -1,6 +1,6 @@
 //! The wire: OpenAI's and Anthropic's APIs over HTTP, for one model and any number of clients.
 //!
-//! A [`ServedModel`] (names, tokenizer, chat template, engine) and a [`ServerConfig`] make an [`App`]; [`router`] is
+//! A [`ServedModel`] (a loaded [`Model`](tokenmill::Model) and its names) and a [`ServerConfig`] make an [`App`]; [`router`] is
 //! the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it on one.
 //!
 //! The key decision: a parameter that is accepted and ignored is a bug that stays unseen, so every field of an official
@@ -37,7 +37,6 @@ mod served_model;
 mod shutdown;
 mod sse;
 pub mod tables;
-mod text_stream;
 mod write_timeout;
 
 pub use app::App;
@@ -48,6 +47,5 @@ pub use metrics::Metrics;
 pub use openai::chat::Turn;
 pub use router::router;
 pub use serve::{Drained, ServeError, Server};
-pub use served_model::{ModelWords, ServedModel, TextParams};
+pub use served_model::ServedModel;
 pub use shutdown::Shutdown;
-pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};

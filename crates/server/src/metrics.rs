@@ -17,10 +17,11 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+use tokenmill::TextEnd;
 use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::Engine;
 
-use crate::{ApiError, reply::finish_reason, text_stream::TextEnd};
+use crate::{ApiError, reply::finish_reason};
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 

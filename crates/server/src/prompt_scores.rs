@@ -1,9 +1,10 @@
 //! Log-probabilities of a prompt's own tokens, for completions with `echo` and `logprobs`.
 
+use tokenmill::ScoredToken;
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Engine, Event, ForwardParams, ForwardRows};
 
-use crate::{ApiError, text_stream::ScoredToken};
+use crate::ApiError;
 
 /// Scores every token of `prompt` given those before it; the first has no score. `n_top` alternatives are reported.
 ///

@@ -3,15 +3,10 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
+use tokenmill::{ScoredToken, TextEnd, TextEvent, TextStream};
 use tokenmill_sched::{FinishReason, Timings};
 
-use crate::{
-    ApiError, App,
-    app::Call,
-    metrics::Metrics,
-    request_log::Tally,
-    text_stream::{ScoredToken, TextEnd, TextEvent, TextStream},
-};
+use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally};
 
 /// A sample that ended.
 #[derive(Clone, Debug)]
@@ -30,7 +25,7 @@ pub(crate) async fn collect(mut stream: TextStream, app: &App, call: &Call) -> R
     let mut meter = Meter::new(app, call, n_samples);
     let mut texts = vec![(String::new(), Vec::new()); n_samples];
     let mut ends = vec![None; n_samples];
-    while let Some(event) = stream.next().await {
+    while let Some(event) = stream.next_event().await {
         meter.observe(&event);
         match event {
             TextEvent::Delta(delta) => {

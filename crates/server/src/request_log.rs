@@ -19,13 +19,13 @@ use axum::{
     response::Response,
 };
 use hyper::body::{Frame, SizeHint};
+use tokenmill::TextEnd;
 use tokenmill_sched::MissReason;
 
 use crate::{
     error::shortened,
     reply::TokenCounts,
     request_id::{RequestId, traceparent},
-    text_stream::TextEnd,
 };
 
 /// Target of the event that each request leaves.

@@ -1,9 +1,8 @@
 //! Log-probabilities as OpenAI's endpoints write them.
 
 use serde_json::{Map, Value, json};
+use tokenmill::ScoredToken;
 use tokenmill_text::{TokenKind, Tokenizer};
-
-use crate::text_stream::ScoredToken;
 
 /// Written in place of negative infinity, which JSON does not have; OpenAI documents the same value.
 const LEAST: f32 = -9999.0;

@@ -21,13 +21,9 @@ use serde_json::Value;
 use tokenmill_sched::Canceller;
 use tokio::time::{Instant, sleep_until};
 
-use crate::{
-    ApiError, App,
-    app::Call,
-    reply::Meter,
-    request_id::RequestId,
-    text_stream::{TextEvent, TextStream},
-};
+use tokenmill::{TextEvent, TextStream};
+
+use crate::{ApiError, App, app::Call, reply::Meter, request_id::RequestId};
 
 /// A comment is sent this often while there is nothing to say, so that proxies keep the connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -185,7 +181,7 @@ impl<F: EventFormat> Writer<F> {
             if self.has_ended {
                 return None;
             }
-            let event = self.stream.next().await;
+            let event = self.stream.next_event().await;
             if let Some(event) = &event {
                 self.meter.observe(event);
             }

@@ -5,18 +5,20 @@
 
 use std::{fmt, str::FromStr, time::Duration};
 
-use tokenmill_backend::Executor;
+use tokenmill_backend::{Executor, MemoryPlan};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
-use crate::{Error, gpu};
+use crate::{
+    Error, gpu,
+    machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Device {
     /// The CPU.
-    #[default]
     Cpu,
     /// A GPU, by its number among those that the driver shows; an error where it cannot be used.
     Cuda {
@@ -24,6 +26,7 @@ pub enum Device {
         ordinal: usize,
     },
     /// The first GPU where it can be used for the model, else the CPU.
+    #[default]
     Auto,
 }
 
@@ -98,10 +101,13 @@ pub struct Loaded {
     pub executor: Box<dyn Executor + Send>,
     /// Where.
     pub device: LoadedDevice,
+    /// The memory that it takes.
+    pub plan: MemoryPlan,
 }
 
 /// Where a loaded model computes.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum LoadedDevice {
     /// On the CPU.
     Cpu {
@@ -117,12 +123,15 @@ pub enum LoadedDevice {
         /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
         kernels_took: Duration,
     },
+    /// On a backend of the caller's own.
+    Own,
 }
 
 impl fmt::Display for LoadedDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu { .. } => f.write_str("CPU"),
+            Self::Own => f.write_str("a backend of the caller's own"),
             Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
         }
     }
@@ -131,7 +140,8 @@ impl fmt::Display for LoadedDevice {
 /// Loads a network on the device that `compute` chooses, and says where that is.
 ///
 /// # Errors
-/// [`Error::Load`] as [`Model::load_on`], and [`Error::Gpu`] where a GPU was asked for and cannot be used.
+/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, and
+/// [`Error::NotEnoughMemory`] of a load on the CPU that is larger than the machine's memory.
 pub fn load(
     model: &Model,
     options: &ModelOptions,
@@ -162,9 +172,13 @@ fn load_on_cpu(
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     let backend = compute.cpu_backend()?;
+    let plan = model.plan(&backend, options)?;
+    check_memory(&plan, machine_bytes())?;
+    check_available(&plan, available_bytes())?;
     Ok(Loaded {
         executor: Box::new(model.load_on(backend, options, on_progress)?),
         device: LoadedDevice::Cpu { passed_over },
+        plan,
     })
 }
 

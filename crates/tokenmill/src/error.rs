@@ -1,18 +1,126 @@
-//! [`Error`]: why a model could not be used.
+//! [`Error`]: why a model could not be opened, loaded or used.
 //!
-//! One enum for the whole front door. Invariant: a refusal names what is wrong; what the layers below say is kept as it is.
+//! One enum for the whole front door. Invariant: a refusal names what is wrong in its fields; what the layers below say is
+//! kept as it is.
 
-use tokenmill_backend::BackendError;
+use std::{io, path::PathBuf};
+
+use tokenmill_backend::{BackendError, MemoryPlan};
+use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
+use tokenmill_sched::EngineError;
+use tokenmill_text::{TokenizerError, template::TemplateError};
 
-/// Why a model could not be used.
+/// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The model could not be opened or loaded.
+    /// A folder that holds no model.
+    #[error("folder {} holds neither a .gguf file nor a config.json", folder.display())]
+    NoModel {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A folder whose weights are PyTorch files, which are programs and are not read.
+    #[error("folder {} holds its weights as PyTorch files only", folder.display())]
+    OnlyPickles {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// A folder that holds several models.
+    #[error("folder {} holds several models; name one of {}", folder.display(), names.join(", "))]
+    SeveralModels {
+        /// The folder.
+        folder: PathBuf,
+        /// Their file names.
+        names: Vec<String>,
+    },
+    /// The built-in model was asked for, and this build has none.
+    #[error("the built-in model is not part of this build; enable the feature `demo`")]
+    NoDemo,
+    /// A file or folder that cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A configuration file that is not JSON.
+    #[error("{} is not JSON: {source}", path.display())]
+    NotJson {
+        /// Its path.
+        path: PathBuf,
+        /// Where it goes wrong.
+        source: serde_json::Error,
+    },
+    /// A chat template that is not text.
+    #[error("{} is not UTF-8 text", path.display())]
+    NotUtf8 {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// A GGUF file that cannot be used.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// The vocabulary of a model cannot be used.
+    #[error("{}: its tokenizer cannot be used: {source}", path.display())]
+    Tokenizer {
+        /// The model, or its `tokenizer.json`.
+        path: PathBuf,
+        /// Why.
+        source: TokenizerError,
+    },
+    /// A vocabulary wider than the network.
+    #[error("the tokenizer has {n_tokens} tokens, but the network only {n_rows}")]
+    VocabularyTooWide {
+        /// Tokens of the vocabulary.
+        n_tokens: usize,
+        /// Rows of the network's output.
+        n_rows: usize,
+    },
+    /// The network could not be opened or loaded.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The GPU that was asked for cannot be used, or not for this model.
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
+    /// A load on the CPU that is larger than the memory of the machine.
+    #[error("the model needs {} bytes of memory, and this machine has {machine_bytes}", plan.total_bytes())]
+    NotEnoughMemory {
+        /// What the load would take.
+        plan: Box<MemoryPlan>,
+        /// What the machine has, swap included.
+        machine_bytes: u64,
+    },
+    /// Weights that do not fit into the memory that is available now.
+    #[error(
+        "the model's weights take {weights_bytes} bytes of memory, and {available_bytes} are available now"
+    )]
+    WeightsTooLarge {
+        /// What they take.
+        weights_bytes: usize,
+        /// What is available, swap included.
+        available_bytes: u64,
+    },
+    /// A KV cache that is smaller than one context.
+    #[error("a KV cache of {kv_tokens} tokens is less than one context of {n_ctx} tokens")]
+    KvCacheTooSmall {
+        /// Tokens of the cache.
+        kv_tokens: usize,
+        /// Tokens of a context.
+        n_ctx: usize,
+    },
+    /// The model has no chat template, and a conversation needs one.
+    #[error("the model has no chat template; complete a prompt in the model's own format instead")]
+    NoTemplate,
+    /// The last message is to be continued, and the template writes more behind its text.
+    #[error("the chat template does not end in the last message's text, so that cannot be continued")]
+    NotContinuable,
+    /// The chat template refused the conversation, or is no template.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    /// The engine refused the request or failed at it.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
 }

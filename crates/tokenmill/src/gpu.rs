@@ -50,6 +50,7 @@ mod with_cuda {
     ) -> Result<Loaded, Error> {
         let name = device.info().name.clone();
         let backend = CudaBackend::new(device).map_err(|error| Error::Gpu(error.into()))?;
+        let plan = model.plan(&backend, options)?;
         let executor = (model.load_on(backend, options, on_progress)).map_err(|error| match error {
             LoadError::Backend(error) => Error::Gpu(error),
             other => Error::Load(other),
@@ -62,6 +63,7 @@ mod with_cuda {
                 name,
                 kernels_took,
             },
+            plan,
         })
     }
 }

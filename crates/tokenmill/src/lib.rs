@@ -1,17 +1,98 @@
-//! The front door: a model file is loaded on the device that suits it.
+//! The front door: open a model, give it text, get text.
 //!
-//! [`load`] takes an opened [`Model`](tokenmill_model::Model) and picks the device; [`tokenmill_model::Model::load_on`]
-//! below it takes any [`Backend`](tokenmill_backend::Backend).
+//! [`Model::open`] takes a GGUF file, a folder with one, a Hugging Face folder with safetensors, or `demo`, a small model
+//! inside this crate. It picks the device (the first GPU that can hold the model, else the CPU) and starts an engine that
+//! computes the requests of any number of threads side by side.
+//!
+//! ```
+//! use tokenmill::{Message, Model, TextParams};
+//!
+//! let model = Model::open("demo")?;
+//! let params = TextParams {
+//!     max_tokens: Some(16),
+//!     ..TextParams::default()
+//! };
+//! let answer = model.complete("Once upon a time", &params)?;
+//! println!("{} ({} tokens)", answer.text, answer.usage.completion_tokens);
+//!
+//! // The same, piece by piece.
+//! for piece in model.stream("Once upon a time", &params)? {
+//!     print!("{}", piece?.text);
+//! }
+//!
+//! // A conversation goes through the model's chat template.
+//! let reply = model.chat(&[Message::user("What is 3 + 4?")], &params)?;
+//! println!("{}", reply.text);
+//! # Ok::<(), tokenmill::Error>(())
+//! ```
+//!
+//! # What there is
+//!
+//! | to do | call | gives |
+//! |---|---|---|
+//! | continue a text | [`Model::complete`], [`Model::samples`] | [`Answer`] |
+//! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator and an asynchronous stream |
+//! | answer a conversation | [`Model::chat`], [`Model::chat_stream`] | the same |
+//! | answer many prompts | [`Model::batch`] | a result for each |
+//! | compare texts | [`Model::embed`] | a vector for each |
+//! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
+//! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
+//! | compute on a backend of your own | [`LoadOptions::load_on`] | a [`Model`] like any other |
+//!
+//! [`Model::device`] says where the model computes and why a GPU was passed over, [`Model::memory`] what it takes, and
+//! [`Answer`] carries usage, timings and the reason of the end. [`TextParams::sampling`] holds the sampler's settings; the
+//! default is greedy.
+//!
+//! # The key decision
+//!
+//! A [`Model`] is a handle to a running engine, not a buffer that one caller borrows. So it is `Send + Sync`, its clones
+//! are cheap, requests from many threads share the same steps, and dropping a stream cancels its request. What a request
+//! generates depends on its prompt, its parameters and its seed, never on what runs next to it: on the CPU to the bit, on a
+//! GPU up to ties between almost equal logits.
+//!
+//! # The crates below
+//!
+//! This crate joins [`tokenmill_model`] (files to networks), [`tokenmill_text`] (text to tokens), [`tokenmill_sched`] (many
+//! requests, one engine) and the backends `tokenmill_cpu_exec` and `tokenmill_cuda_exec` behind the seam
+//! [`tokenmill_backend`]. Each is useful alone, and [`ModelSource`], [`ModelWords`] and [`load`] give the parts that the
+//! front door is made of. The HTTP server `tokenmill-server` and the program `tokenmill` use this crate and nothing else.
+//!
+//! # Features
+//!
+//! - `cuda` (default): computes on NVIDIA GPUs.
+//! - `demo` (default): the model `demo`, 3.8 MB.
 #![forbid(unsafe_code)]
 
+mod answer;
+mod batch;
 mod device;
+mod embeddings;
 mod error;
 mod gpu;
+mod load_options;
+mod machine_memory;
+mod model;
+mod model_source;
+mod text_stream;
+mod wait;
+mod words;
 
+pub use answer::Answer;
 pub use device::{Compute, Device, DeviceError, Loaded, LoadedDevice, load};
+pub use embeddings::Embeddings;
 pub use error::Error;
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
 #[cfg(feature = "cuda")]
 pub use gpu::load_on_gpu;
+pub use load_options::{KvCache, LoadOptions};
+pub use machine_memory::{available_bytes, check_memory, machine_bytes};
+pub use model::{Model, TextParams};
+pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
+pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
+pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
+pub use tokenmill_model::LoadProgress;
+pub use tokenmill_sched::{FinishReason, Timings, Usage};
+pub use tokenmill_text::template::ChatMessage as Message;
+pub use words::{Conversation, ModelWords, Turn};

@@ -41,7 +41,12 @@ const LAYERS: [Layer; 16] = [
     layer("tokenmill-sched", &["tokenmill-backend"]),
     layer(
         "tokenmill-server",
-        &["tokenmill-sched", "tokenmill-backend", "tokenmill-text"],
+        &[
+            "tokenmill",
+            "tokenmill-sched",
+            "tokenmill-backend",
+            "tokenmill-text",
+        ],
     ),
     layer(
         "tokenmill",

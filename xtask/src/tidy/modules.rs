@@ -21,8 +21,6 @@ const KNOWN: &[(&str, &[&str])] = &[
             "step_shape",
         ],
     ),
-    ("crates/cli", &["commands", "load", "machine_memory", "session"]),
-    ("crates/cli", &["failure", "missing_model", "model_source"]),
     ("crates/cpu-exec", &["attention", "linear", "workspace"]),
     ("crates/ptx-sim", &["decode", "kernel"]),
     ("crates/sched", &["commit", "scheduler"]),

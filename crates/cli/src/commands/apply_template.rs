@@ -7,9 +7,10 @@ use std::{
 };
 
 use serde_json::Value;
+use tokenmill::ModelSource;
 use tokenmill_text::template::{ChatTemplate, CivilTime, RenderOptions};
 
-use crate::{commands::tokenize::read_text, failure::Failure, model_source::ModelSource, output};
+use crate::{commands::tokenize::read_text, failure::Failure, output};
 
 /// Render a chat template.
 #[derive(clap::Args)]
@@ -64,7 +65,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 /// The time, in UTC.
-pub(crate) fn now() -> CivilTime {
+fn now() -> CivilTime {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());

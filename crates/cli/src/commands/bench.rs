@@ -12,17 +12,15 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tokenmill::LoadedDevice;
-use tokenmill_backend::{KvType, PAGE_TOKENS};
-use tokenmill_model::{Model, ModelOptions, WeightInfo};
+use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelSource};
+use tokenmill_model::{Model, WeightInfo};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
 use self::{forward::Forward, side_by_side::SideBySide};
 use crate::{
     failure::Failure,
     interrupt,
-    load::{LoadArgs, load_where},
-    model_source::ModelSource,
+    load::{LoadArgs, load_network},
     numbers::count,
     output, progress,
     visible::visible,
@@ -196,10 +194,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::usage("`--repetitions 0` measures nothing"));
     }
     let source = ModelSource::find(&args.model)?;
-    let model = source.open_model()?;
-    let options = args.options(&model, &tests)?;
+    let model = source.open_network()?;
+    let choices = args.options(&tests)?;
+    let options = choices.network_options(model.descriptor().n_ctx_train)?;
     let weights = model.weights().infos();
-    let (executor, device) = load_where(&model, &options, &args.load.compute()?)?;
+    let loaded = load_network(&model, &options, &choices.compute)?;
     let subject = Subject {
         model: describe(&source, &model, &weights),
         size_bytes: weights.iter().map(|info| info.n_bytes).sum(),
@@ -208,16 +207,16 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .map(|info| info.dims.iter().product::<usize>())
             .sum(),
         n_threads: args.load.n_threads(),
-        backend: match device {
-            LoadedDevice::Cpu { .. } => "CPU",
+        backend: match loaded.device {
             LoadedDevice::Cuda { .. } => "CUDA",
+            _ => "CPU",
         },
         n_depth: args.n_depth,
         cache_types: args.load.cache_types(),
     };
     let n_vocab = model.descriptor().n_vocab;
     let mut rig = if args.batch.is_empty() {
-        Rig::Forward(Box::new(Forward::new(executor)))
+        Rig::Forward(Box::new(Forward::new(loaded.executor)))
     } else {
         let config = EngineConfig {
             max_running: options.max_batch_seqs,
@@ -225,7 +224,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             ..EngineConfig::default()
         };
         Rig::SideBySide(SideBySide {
-            engine: Engine::start(executor, config),
+            engine: Engine::start(loaded.executor, config),
         })
     };
     let n_warmups = usize::from(!args.no_warmup);
@@ -305,8 +304,7 @@ impl Args {
     }
 
     /// Room for the longest and the widest test.
-    fn options(&self, model: &Model, tests: &[Test]) -> Result<ModelOptions, Failure> {
-        let mut options = self.load.options(model.descriptor().n_ctx_train)?;
+    fn options(&self, tests: &[Test]) -> Result<LoadOptions, Failure> {
         let n_tokens = tests.iter().map(|test| test.n_tokens()).max().unwrap_or(1);
         let n_seqs = tests.iter().map(|test| test.n_seqs()).max().unwrap_or(1);
         let n_ctx = if self.batch.is_empty() {
@@ -314,12 +312,12 @@ impl Args {
         } else {
             SideBySide::n_ctx(n_tokens)
         };
-        options.n_ctx = Some(n_ctx);
-        options.n_pages = Some(n_ctx.div_ceil(PAGE_TOKENS).saturating_mul(n_seqs));
-        options.max_batch_seqs = n_seqs;
-        options.max_logit_rows = n_seqs;
-        options.max_batch_tokens = options.max_batch_tokens.max(n_seqs);
-        Ok(options)
+        Ok(LoadOptions {
+            n_ctx: Some(n_ctx),
+            n_seqs,
+            kv_cache: KvCache::Contexts(n_seqs),
+            ..self.load.options()?
+        })
     }
 }
 

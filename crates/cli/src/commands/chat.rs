@@ -15,12 +15,9 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
+use tokenmill::{Model, TextParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
-use tokenmill_text::{
-    ChatPrompt,
-    template::{ChatContext, ChatTemplate, RenderOptions},
-};
 
 use self::{
     line::{HELP, Line, parse},
@@ -29,7 +26,7 @@ use self::{
     wrap::Wrap,
 };
 use crate::{
-    commands::{apply_template::now, tokenize::read_text},
+    commands::tokenize::read_text,
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
@@ -37,7 +34,7 @@ use crate::{
     numbers::{Limit, Seed},
     output,
     sampling::SamplingArgs,
-    session::{Report, Request, Session},
+    session::{self, Report},
     visible::{visible, visible_lines},
 };
 
@@ -72,18 +69,16 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let tools = args.tools.as_deref().map(read_tools).transpose()?;
-    let session = Session::open(&args.model, &args.load, 1)?;
-    let source = match &args.template {
-        Some(path) => read_text(path)?,
-        None => session.chat_files.template.clone().ok_or_else(|| {
-            Failure::input("the model has no chat template")
-                .hint("give one with --template, or continue texts with `tokenmill run`")
-        })?,
-    };
-    let params = args.sampling.params(&session.tokenizer, session.n_ctx())?;
+    let template = args.template.as_deref().map(read_text).transpose()?;
+    let model = session::open(&args.model, &args.load, 1, template)?;
+    if model.words().template().is_none() {
+        return Err(match model.words().template_error() {
+            Some(error) => error.clone().into(),
+            None => tokenmill::Error::NoTemplate.into(),
+        });
+    }
+    let params = args.sampling.params(model.words().tokenizer(), model.n_ctx())?;
     let mut chat = Chat {
-        prompt: ChatPrompt::new(ChatTemplate::new(&source)?, &session.tokenizer),
-        template_source: source,
         system: args.system.clone(),
         messages: Vec::new(),
         tools,
@@ -99,7 +94,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if reader.is_terminal() {
         note!(
             "{} is ready. /help lists what can be done.",
-            visible(&session.name)
+            visible(model.name())
         );
     }
     loop {
@@ -114,14 +109,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(line @ (Line::Say { .. } | Line::Regen)) => {
                 interrupt.clear();
                 let result = match line {
-                    Line::Say { role, text } => chat.turn(&session, role, &text, &interrupt),
-                    _ => chat.again(&session, &interrupt),
+                    Line::Say { role, text } => chat.turn(&model, role, &text, &interrupt),
+                    _ => chat.again(&model, &interrupt),
                 };
                 // A press that stopped the answer is served; the next one is a first one again.
                 interrupt.clear();
                 result
             }
-            Ok(command) => chat.command(&command, &session),
+            Ok(command) => chat.command(&command, &model),
             Err(failure) => Err(failure),
         };
         if let Err(failure) = result {
@@ -161,8 +156,6 @@ fn nothing_said() -> Failure {
 
 /// A conversation and how it is held.
 struct Chat {
-    prompt: ChatPrompt,
-    template_source: String,
     system: Option<String>,
     /// Turns so far, without the system message.
     messages: Vec<Value>,
@@ -187,16 +180,10 @@ impl Chat {
     }
 
     /// One message and the answer to it.
-    fn turn(
-        &mut self,
-        session: &Session,
-        role: &str,
-        text: &str,
-        interrupt: &Interrupt,
-    ) -> Result<(), Failure> {
+    fn turn(&mut self, model: &Model, role: &str, text: &str, interrupt: &Interrupt) -> Result<(), Failure> {
         let text = format!("{}{text}", self.attached);
         self.messages.push(json!({"role": role, "content": text}));
-        match self.answer(session, interrupt) {
+        match self.answer(model, interrupt) {
             Ok(answer) => {
                 self.attached.clear();
                 self.messages
@@ -211,9 +198,9 @@ impl Chat {
     }
 
     /// Another answer to the last message.
-    fn again(&mut self, session: &Session, interrupt: &Interrupt) -> Result<(), Failure> {
+    fn again(&mut self, model: &Model, interrupt: &Interrupt) -> Result<(), Failure> {
         let before = (self.messages.pop()).ok_or_else(|| Failure::usage("there is no answer yet"))?;
-        let result = self.answer(session, interrupt);
+        let result = self.answer(model, interrupt);
         self.messages.push(match &result {
             Ok(answer) => json!({"role": "assistant", "content": answer}),
             Err(_) => before,
@@ -221,58 +208,49 @@ impl Chat {
         result.map(|_| ())
     }
 
-    fn answer(&mut self, session: &Session, interrupt: &Interrupt) -> Result<String, Failure> {
-        let context = ChatContext {
-            messages: self.transcript(),
+    fn answer(&mut self, model: &Model, interrupt: &Interrupt) -> Result<String, Failure> {
+        let ids = model.words().encode_chat(&tokenmill::Conversation {
             tools: self.tools.clone(),
-            add_generation_prompt: true,
-            bos_token: session.chat_files.bos_token.clone(),
-            eos_token: session.chat_files.eos_token.clone(),
-            extra: self.variables.clone(),
-        };
-        let options = RenderOptions {
-            now: now(),
-            ..RenderOptions::default()
-        };
-        let ids = self.prompt.encode(&session.tokenizer, &context, &options)?;
-        if ids.len() >= session.n_ctx() {
-            let (n_tokens, n_ctx) = (ids.len(), session.n_ctx());
+            variables: self.variables.clone(),
+            ..tokenmill::Conversation::new(self.transcript())
+        })?;
+        if ids.len() >= model.n_ctx() {
+            let (n_tokens, n_ctx) = (ids.len(), model.n_ctx());
             let message = format!(
                 "the conversation has {n_tokens} tokens with this message, which leaves no room in a context of {n_ctx}"
             );
             return Err(Failure::input(message).hint(MAKE_ROOM));
         }
-        let request = Request {
-            prompt: &ids,
+        let params = TextParams {
             sampling: self.params.clone(),
-            max_tokens: self.n_predict.bound(),
-            stops: &[],
-            n_samples: 1,
+            max_tokens: self.n_predict.max_tokens(),
+            ..TextParams::default()
         };
         // A file or a pipe gets the text as it is.
         let n_columns = output::is_terminal()
             .then(|| console::Term::stdout().size_checked())
             .flatten();
         let mut wrap = Wrap::new(n_columns.map(|(_, n_columns)| n_columns.into()));
-        let answers = session.generate(&request, interrupt, &mut |_, piece| {
+        let answers = session::generate(model, &ids, &params, interrupt, &mut |_, piece| {
             output::print_generated(&wrap.push(piece))
         });
         // What was shown so far gets its line end also when the rest failed.
         output::print_generated(&format!("{}\n", wrap.finish()))?;
         let [answer] = <[_; 1]>::try_from(answers?).expect("one sample was asked for");
-        match answer.report.finish {
+        let report = Report::new(&answer, params.max_tokens);
+        match answer.finish {
             FinishReason::Stop => {}
             FinishReason::Cancelled => note!("[stopped]"),
-            FinishReason::Length => match answer.report.cut_at {
+            FinishReason::Length => match report.cut_at {
                 Some(n) => note!("[cut at the limit of {n} tokens; /set n_predict -1 lifts it]"),
                 None => note!(
                     "[cut where the context of {} tokens ends; {MAKE_ROOM}]",
-                    session.n_ctx()
+                    model.n_ctx()
                 ),
             },
         }
-        self.last = Some(answer.report);
-        let (n_tokens, n_ctx) = (answer.report.n_tokens(), session.n_ctx());
+        self.last = Some(report);
+        let (n_tokens, n_ctx) = (report.n_tokens(), model.n_ctx());
         if is_nearly_full(n_tokens, n_ctx) {
             note!("[the conversation takes {n_tokens} of {n_ctx} tokens; {MAKE_ROOM}]");
         }
@@ -283,7 +261,7 @@ impl Chat {
     }
 
     /// A command other than those that end or speak.
-    fn command(&mut self, command: &Line<'_>, session: &Session) -> Result<(), Failure> {
+    fn command(&mut self, command: &Line<'_>, model: &Model) -> Result<(), Failure> {
         match command {
             Line::Help => output::print(HELP),
             Line::Clear => {
@@ -347,12 +325,12 @@ impl Chat {
                     "{}\n[the context holds {} of {} tokens]",
                     last.line(),
                     last.n_tokens(),
-                    session.n_ctx()
+                    model.n_ctx()
                 );
                 Ok(())
             }
-            Line::Set { name, value } => self.set(name, value, session),
-            Line::Show(what) => self.show(what, session),
+            Line::Set { name, value } => self.set(name, value, model),
+            Line::Show(what) => self.show(what, model),
             Line::Nothing | Line::Bye | Line::Say { .. } | Line::Regen => Ok(()),
         }
     }
@@ -361,7 +339,7 @@ impl Chat {
         saved::starts(&self.messages).len()
     }
 
-    fn set(&mut self, name: &str, value: &str, session: &Session) -> Result<(), Failure> {
+    fn set(&mut self, name: &str, value: &str, model: &Model) -> Result<(), Failure> {
         let wrong = || Failure::usage(format!("`{value}` is not a value for {name}"));
         let mut params = self.params.clone();
         match name {
@@ -378,7 +356,11 @@ impl Chat {
                 self.has_fixed_seed = true;
             }
             "n_predict" => self.n_predict = value.parse().map_err(|_| wrong())?,
-            _ if self.prompt.template().names(name) => {
+            _ if model
+                .words()
+                .template()
+                .is_some_and(|template| template.names(name)) =>
+            {
                 let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
                 self.variables.insert(name.to_owned(), value);
             }
@@ -388,21 +370,21 @@ impl Chat {
             }
         }
         params
-            .validate(session.tokenizer.n_vocab())
+            .validate(model.words().tokenizer().n_vocab())
             .map_err(|error| Failure::usage(error.to_string()))?;
         self.params = params;
         Ok(())
     }
 
-    fn show(&self, what: &str, session: &Session) -> Result<(), Failure> {
+    fn show(&self, what: &str, model: &Model) -> Result<(), Failure> {
         let params = &self.params;
         match what {
             "" | "settings" => output::print(&format!(
                 "model             {}\ncontext           {} tokens\nsystem            {}\ntemp              {}\n\
                  top_k             {}\ntop_p             {}\nmin_p             {}\nrepeat_penalty    {}\n\
                  presence_penalty  {}\nfrequency_penalty {}\nseed              {}{}\nn_predict         {}\n",
-                visible(&session.name),
-                session.n_ctx(),
+                visible(model.name()),
+                model.n_ctx(),
                 self.system.as_deref().unwrap_or("-"),
                 params.temperature,
                 params.top_k,
@@ -423,7 +405,7 @@ impl Chat {
             }),
             "messages" => output::print_json(&Value::from(self.transcript())),
             "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
-            "template" => output::print_line(&visible_lines(&self.template_source)),
+            "template" => output::print_line(&visible_lines(model.words().template_source().unwrap_or_default())),
             _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
                 .hint("/show, /show messages, /show tools or /show template")),
         }

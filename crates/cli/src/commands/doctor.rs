@@ -12,7 +12,7 @@ mod cuda;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use tokenmill::{Device as DeviceChoice, Error};
+use tokenmill::{Device as DeviceChoice, Error, ModelSource, check_memory, machine_bytes};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_model::Model;
 
@@ -21,8 +21,7 @@ use crate::{
     commands::devices::{Gpus, cpu_json, cpu_text},
     failure::Failure,
     load::LoadArgs,
-    machine_memory::{machine_bytes, plan_text, refusal},
-    model_source::ModelSource,
+    memory_words::plan_text,
     output,
     visible::visible,
 };
@@ -149,7 +148,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         }
     };
     if let Some(path) = &args.model {
-        let model = ModelSource::find(path)?.open_model()?;
+        let model = ModelSource::find(path)?.open_network()?;
         found.plan(&model, args, gpu)?;
     }
     let preferred = gpus.preferred();
@@ -178,12 +177,15 @@ fn driver_row(gpus: &Gpus) -> Row {
 impl Examination {
     /// What memory a model takes on each device.
     fn plan(&mut self, model: &Model, args: &Args, gpu: Option<Gpu>) -> Result<(), Failure> {
-        let options = args.load.options(model.descriptor().n_ctx_train)?;
-        let cpu = (args.load.compute()?.cpu_backend())
+        let choices = args.load.options()?;
+        let options = choices.network_options(model.descriptor().n_ctx_train)?;
+        let cpu = (choices.compute.cpu_backend())
             .and_then(|backend| model.plan(&backend, &options))
             .map_err(Error::from);
         let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
-        let too_large = (cpu.as_ref().ok()).and_then(|plan| refusal(plan, machine_bytes()));
+        let too_large = (cpu.as_ref().ok())
+            .and_then(|plan| check_memory(plan, machine_bytes()).err())
+            .map(Failure::from);
         self.rows.push(Row::new(
             "model, CPU",
             match &cpu {

@@ -5,11 +5,12 @@
 use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use serde_json::{Value as Json, json};
+use tokenmill::ModelSource;
 use tokenmill_backend::MemoryPlan;
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{Model, ModelOptions, WeightInfo};
 
-use crate::{failure::Failure, load::LoadArgs, model_source::ModelSource, output, visible::visible};
+use crate::{failure::Failure, load::LoadArgs, numbers::size, output, visible::visible};
 
 /// Elements of an array that are shown.
 const MAX_SHOWN_ELEMENTS: usize = 5;
@@ -90,7 +91,7 @@ impl Inspection {
 
     /// Of a Hugging Face folder: its configuration stands for the metadata.
     fn of_folder(source: &ModelSource, load: &LoadArgs) -> Result<Self, Failure> {
-        let model = source.open_model()?;
+        let model = source.open_network()?;
         let tensors = model.weights().infos();
         let config = source.config_json()?;
         let metadata = config.as_object().into_iter().flatten().map(|(key, value)| {
@@ -278,8 +279,9 @@ impl Inspection {
 /// # Errors
 /// Options that cannot be granted.
 fn plan(model: &Model, load: &LoadArgs) -> Result<Result<(MemoryPlan, ModelOptions), String>, Failure> {
-    let options = load.options(model.descriptor().n_ctx_train)?;
-    let plan = (load.compute()?.cpu_backend()).and_then(|backend| model.plan(&backend, &options));
+    let choices = load.options()?;
+    let options = choices.network_options(model.descriptor().n_ctx_train)?;
+    let plan = (choices.compute.cpu_backend()).and_then(|backend| model.plan(&backend, &options));
     Ok(plan
         .map(|plan| (plan, options))
         .map_err(|error| error.to_string()))
@@ -293,22 +295,6 @@ fn line(text: &mut String, arguments: std::fmt::Arguments<'_>) {
     text.write_fmt(arguments)
         .expect("writing to a string does not fail");
     text.push('\n');
-}
-
-/// A number of bytes with a unit.
-pub(crate) fn size(n_bytes: usize) -> String {
-    let mut value = n_bytes as f64;
-    for unit in ["B", "KiB", "MiB"] {
-        if value < 1024.0 {
-            return if unit == "B" {
-                format!("{n_bytes} B")
-            } else {
-                format!("{value:.1} {unit}")
-            };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.2} GiB")
 }
 
 /// A count with a decimal unit.
@@ -388,10 +374,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_and_counts_have_units() {
-        assert_eq!(size(1023), "1023 B");
-        assert_eq!(size(1536), "1.5 KiB");
-        assert_eq!(size(5 << 30), "5.00 GiB");
+    fn counts_have_units() {
         assert_eq!(count(3_500_000), "3.5 M");
     }
 }

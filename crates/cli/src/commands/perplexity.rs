@@ -6,15 +6,15 @@
 use std::path::PathBuf;
 
 use serde_json::json;
-use tokenmill_sched::{Engine, EngineConfig, Event, ForwardParams, ForwardRows};
+use tokenmill::{LoadOptions, Model, ModelSource};
+use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
     commands::tokenize::read_text,
     failure::Failure,
     interrupt,
-    load::{LoadArgs, load},
-    model_source::ModelSource,
+    load::{LoadArgs, load_opened},
     numbers::Limit,
     output, progress,
 };
@@ -55,11 +55,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     let source = ModelSource::find(&args.model)?;
     let text = read_text(&args.file)?;
-    let model = source.open_model()?;
-    let tokenizer = source.tokenizer(model.gguf())?;
+    let network = source.open_network()?;
+    let tokenizer = source.tokenizer(network.gguf())?;
     let n_ctx = match args.load.n_ctx_given() {
         None => DEFAULT_CTX,
-        Some(0) => model.descriptor().n_ctx_train,
+        Some(0) => network.descriptor().n_ctx_train,
         Some(n_ctx) => n_ctx,
     };
     let ids = tokenizer.encode(&text, EncodeOptions::default());
@@ -80,15 +80,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if n_chunks == 0 {
         return Err(Failure::usage("`--chunks 0` leaves nothing to score"));
     }
-    let mut options = args.load.options(model.descriptor().n_ctx_train)?;
-    options.n_ctx = Some(n_ctx);
-    options.max_logit_rows = MAX_LOGIT_ROWS;
-    let config = EngineConfig {
-        max_step_tokens: options.max_batch_tokens,
-        ..EngineConfig::default()
+    let options = LoadOptions {
+        n_ctx: Some(n_ctx),
+        max_logit_rows: Some(MAX_LOGIT_ROWS),
+        ..args.load.options()?
     };
     let mut scorer = Scorer {
-        engine: Engine::start(load(&model, &options, &args.load.compute()?)?, config),
+        model: load_opened(&source, &network, &options)?,
         nll: 0.0,
         nll2: 0.0,
         n_scored: 0,
@@ -127,7 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 /// Sums up the surprise.
 struct Scorer {
-    engine: Engine,
+    model: Model,
     /// Sum of the negative log-likelihoods, and of their squares.
     nll: f64,
     nll2: f64,
@@ -144,7 +142,7 @@ impl Scorer {
             uses_prefix_cache: false,
             ..ForwardParams::new(ForwardRows::Logits, chunk.len() / 2)
         };
-        let generation = self.engine.submit_forward(inputs, params)?;
+        let generation = self.model.engine().submit_forward(inputs, params)?;
         for event in generation {
             match event {
                 Event::Rows(rows) => {

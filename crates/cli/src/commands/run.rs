@@ -6,6 +6,7 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
+use tokenmill::{Answer, ModelSource, TextParams};
 use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
@@ -14,12 +15,11 @@ use crate::{
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
-    model_source::ModelSource,
     note::note,
     numbers::Limit,
     output,
     sampling::SamplingArgs,
-    session::{Answer, Request, Session, finish_name, line_of_all},
+    session::{self, Report, finish_name, line_of_all},
 };
 
 /// Continue a prompt.
@@ -89,27 +89,28 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("give the text to stop at, or leave it out"),
         );
     }
-    let session = Session::open(&args.model, &args.load, args.parallel)?;
-    let sampling = args.sampling.params(&session.tokenizer, session.n_ctx())?;
+    let model = session::open(&args.model, &args.load, args.parallel, None)?;
+    let tokenizer = model.words().tokenizer();
+    let sampling = args.sampling.params(tokenizer, model.n_ctx())?;
     let seed = sampling.seed;
     let interrupt = Interrupt::install()?;
     let options = EncodeOptions {
         parse_special: args.special,
         ..EncodeOptions::default()
     };
-    let prompt_ids = session.tokenizer.encode(&prompt, options);
-    let stops: Vec<String> = args.stop.iter().map(|stop| unescape(stop)).collect();
-    let request = Request {
-        prompt: &prompt_ids,
+    let prompt_ids = tokenizer.encode(&prompt, options);
+    let stops = args.stop.iter().map(|stop| unescape(stop)).collect();
+    let params = TextParams {
         sampling,
-        max_tokens: args.n_predict.bound(),
-        stops: &stops,
-        n_samples: args.parallel,
+        max_tokens: args.n_predict.max_tokens(),
+        stops,
+        n: args.parallel,
+        ..TextParams::default()
     };
     // Samples that come side by side are shown one after the other, when all are complete.
     let streams = !args.json && args.parallel == 1;
     let mut is_first = true;
-    let answers = session.generate(&request, &interrupt, &mut |_, piece| {
+    let answers = session::generate(&model, &prompt_ids, &params, &interrupt, &mut |_, piece| {
         if !streams {
             return Ok(());
         }
@@ -119,19 +120,20 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
         output::print_generated(piece)
     })?;
+    let report = |answer: &Answer| Report::new(answer, params.max_tokens);
     if args.json {
         let mut reply = json!({
-            "model": session.name,
+            "model": model.name(),
             "prompt": prompt,
             "prompt_ids": prompt_ids,
             "seed": seed,
         });
         let head = reply.as_object_mut().expect("an object was just written");
         match &answers[..] {
-            [answer] => head.extend(to_json(answer)),
+            [answer] => head.extend(to_json(answer, report(answer))),
             answers => {
                 let samples = (seed..).zip(answers).map(|(seed, answer)| {
-                    let mut sample = to_json(answer);
+                    let mut sample = to_json(answer, report(answer));
                     sample.insert("seed".to_owned(), seed.into());
                     Value::from(sample)
                 });
@@ -151,24 +153,25 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     match &answers[..] {
-        [answer] => note!("{}", answer.report.line()),
+        [answer] => note!("{}", report(answer).line()),
         answers => {
-            let reports: Vec<_> = answers.iter().map(|answer| answer.report).collect();
+            let reports: Vec<_> = answers.iter().map(report).collect();
             note!("{}", line_of_all(&reports));
         }
     }
-    if (answers.iter()).any(|answer| answer.report.finish == FinishReason::Cancelled) {
+    if (answers.iter()).any(|answer| answer.finish == FinishReason::Cancelled) {
         return Err(Failure::interrupted());
     }
     Ok(())
 }
 
-fn to_json(answer: &Answer) -> Map<String, Value> {
+fn to_json(answer: &Answer, report: Report) -> Map<String, Value> {
+    let ids: Vec<u32> = answer.tokens.iter().map(|token| token.id).collect();
     let fields = [
         ("text", json!(answer.text)),
-        ("ids", json!(answer.ids)),
-        ("finish_reason", json!(finish_name(answer.report.finish))),
-        ("timings", answer.report.to_json()),
+        ("ids", json!(ids)),
+        ("finish_reason", json!(finish_name(answer.finish))),
+        ("timings", report.to_json()),
     ];
     fields
         .map(|(name, value)| (name.to_owned(), value))

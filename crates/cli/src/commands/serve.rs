@@ -16,14 +16,14 @@ use std::{
 };
 
 use clap::ValueEnum;
+use tokenmill::{KvCache, LoadOptions};
 use tokenmill_backend::{PAGE_TOKENS, StepError};
-use tokenmill_sched::{Engine, EngineConfig, EngineError, EngineState};
+use tokenmill_sched::{EngineError, EngineState};
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
-    ApiKeys, App, Drained, Listen, ModelWords, ServeError, ServedModel, Server, ServerConfig, TlsFiles,
+    ApiKeys, App, Drained, Listen, ServeError, ServedModel, Server, ServerConfig, TlsFiles,
 };
-use tokenmill_text::{ChatPrompt, template::ChatTemplate};
 #[cfg(not(feature = "otel"))]
 use tracing_subscriber::layer::Identity;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
@@ -31,7 +31,6 @@ use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::Subsc
 use crate::{
     failure::{Failure, INTERRUPTED},
     load::{LoadArgs, load},
-    model_source::ModelSource,
     note::note,
     numbers::count,
     signals::{Kind, Signals},
@@ -40,9 +39,6 @@ use crate::{
 
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
-
-/// Full contexts that the shared KV cache holds where nothing else is said.
-const DEFAULT_CONTEXTS: usize = 4;
 
 /// Serve a model over HTTP.
 #[derive(clap::Args)]
@@ -320,61 +316,22 @@ pub(crate) fn load_app(
     names: &[String],
     config: ServerConfig,
 ) -> Result<App, Failure> {
-    let source = ModelSource::find(model)?;
-    let model = source.open_model()?;
-    let tokenizer = source.tokenizer_of(&model)?;
-    let chat_files = source.chat_files(model.gguf(), &tokenizer)?;
-    let mut options = load_args.options(model.descriptor().n_ctx_train)?;
-    options.max_batch_tokens = seats
-        .max_step_tokens
-        .unwrap_or(options.max_batch_tokens)
-        .max(seats.n_seqs);
-    options.max_batch_seqs = seats.n_seqs;
-    options.max_logit_rows = seats.n_seqs;
-    let n_ctx = options.n_ctx.unwrap_or(model.descriptor().n_ctx_train);
-    let n_tokens = seats.kv_tokens.unwrap_or(n_ctx.saturating_mul(DEFAULT_CONTEXTS));
-    if n_tokens < n_ctx {
-        return Err(Failure::usage(format!(
-            "`--kv-cache-tokens {n_tokens}` is less than one context of {n_ctx} tokens"
-        ))
-        .hint(format!("give {n_ctx} or more, or a shorter context with -c")));
+    let mut options = load_args.options()?;
+    options.n_seqs = seats.n_seqs;
+    options.max_step_tokens = seats.max_step_tokens.unwrap_or(options.max_step_tokens);
+    options.kv_cache = (seats.kv_tokens).map_or(LoadOptions::default().kv_cache, KvCache::Tokens);
+    options.host_kv_tokens = seats.host_kv_tokens;
+    options.max_queued = seats.max_queued;
+    options.max_queued_tokens = seats.max_queued_tokens;
+    let model = load(model, &options)?;
+    if let Some(error) = model.words().template_error() {
+        tracing::warn!(%error, "the model's chat template cannot be used");
     }
-    options.n_pages = Some(n_tokens.div_ceil(PAGE_TOKENS));
-    options.n_host_pages = seats.host_kv_tokens.div_ceil(PAGE_TOKENS);
-    let executor = load(&model, &options, &load_args.compute()?)?;
-    let engine = Engine::start(
-        executor,
-        EngineConfig {
-            max_running: seats.n_seqs,
-            max_step_tokens: options.max_batch_tokens,
-            max_queued: seats.max_queued,
-            max_queued_tokens: seats.max_queued_tokens,
-            ..EngineConfig::default()
-        },
-    );
-    let chat = match &chat_files.template {
-        Some(template) => match ChatTemplate::new(template) {
-            Ok(template) => Some(ChatPrompt::new(template, &tokenizer)),
-            Err(error) => {
-                // A template that does not parse must not keep completions from being served.
-                tracing::warn!(%error, "the model's chat template cannot be used");
-                None
-            }
-        },
-        None => None,
-    };
     let names = match names {
-        [] => vec![source.name()],
+        [] => vec![model.name().to_owned()],
         names => names.to_vec(),
     };
-    let words = ModelWords {
-        tokenizer: Arc::new(tokenizer),
-        chat,
-        bos_token: chat_files.bos_token,
-        eos_token: chat_files.eos_token,
-        end_ids: chat_files.end_ids,
-    };
-    Ok(App::new(ServedModel::new(names, words, engine), config))
+    Ok(App::new(ServedModel::new(names, model), config))
 }
 
 fn read(path: &Path) -> Result<String, Failure> {

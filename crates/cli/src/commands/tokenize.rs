@@ -8,13 +8,10 @@ use std::{
 };
 
 use serde_json::json;
+use tokenmill::{ModelSource, tokenizer_json};
 use tokenmill_text::{EncodeOptions, Tokenizer};
 
-use crate::{
-    failure::Failure,
-    model_source::{ModelSource, tokenizer_json},
-    output,
-};
+use crate::{failure::Failure, output};
 
 /// Turn text into token ids.
 #[derive(clap::Args)]
@@ -77,13 +74,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// The tokenizer of a model, or of its `tokenizer.json`.
 pub(crate) fn open(path: &Path) -> Result<Tokenizer, Failure> {
     if path.extension().is_some_and(|extension| extension == "json") {
-        return tokenizer_json(path);
+        return Ok(tokenizer_json(path)?);
     }
     if path.join("tokenizer.json").is_file() {
-        return ModelSource::Folder(path.to_owned()).tokenizer(None);
+        return Ok(ModelSource::Folder(path.to_owned()).tokenizer(None)?);
     }
     let source = ModelSource::find(path)?;
-    source.tokenizer(source.open_gguf()?.as_ref())
+    Ok(source.tokenizer(source.open_gguf()?.as_ref())?)
 }
 
 /// A text file.

@@ -163,4 +163,4 @@ pub(crate) fn arg(path: &Path) -> &str {
 }
 
 /// The model that is built in, as bytes.
-pub(crate) const DEMO_GGUF: &[u8] = include_bytes!("../../assets/tokenmill-demo-Q8_0.gguf");
+pub(crate) const DEMO_GGUF: &[u8] = include_bytes!("../../../tokenmill/assets/tokenmill-demo-Q8_0.gguf");

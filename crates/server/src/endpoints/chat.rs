@@ -8,8 +8,10 @@ use axum::{
 };
 use serde_json::{Value, json};
 
+use tokenmill::{TextEvent, TextParams};
+
 use crate::{
-    ApiError, App, Dialect, ServedModel, TextParams,
+    ApiError, App, Dialect, ServedModel,
     app::Call,
     endpoints::render::Rendered,
     openai::{
@@ -23,7 +25,6 @@ use crate::{
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
-    text_stream::TextEvent,
 };
 
 /// Answers a chat request, streamed or whole.

@@ -7,10 +7,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use tokenmill::{ScoredToken, TextEvent, TextParams};
 use tokenmill_text::DecodeOptions;
 
 use crate::{
-    ApiError, App, Dialect, TextParams,
+    ApiError, App, Dialect,
     app::Call,
     endpoints::render::Rendered,
     openai::{
@@ -24,7 +25,6 @@ use crate::{
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
-    text_stream::{ScoredToken, TextEvent},
 };
 
 /// Tokens generated where the request says nothing, by the official default.

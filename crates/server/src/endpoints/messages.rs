@@ -7,10 +7,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
+use tokenmill::{TextEnd, TextEvent, TextParams};
 use tokenmill_sched::FinishReason;
 
 use crate::{
-    ApiError, App, Dialect, TextParams,
+    ApiError, App, Dialect,
     anthropic::messages::{MessagesRequest, template_messages},
     app::Call,
     openai::Stop,
@@ -18,7 +19,6 @@ use crate::{
     request_id::{RequestId, unique_id},
     sse::{EventFormat, Events, stream_response},
     tables,
-    text_stream::{TextEnd, TextEvent},
 };
 
 /// Answers a messages request, streamed or whole.

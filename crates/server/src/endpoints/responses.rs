@@ -7,10 +7,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
+use tokenmill::{ScoredToken, TextEnd, TextEvent, TextParams};
 use tokenmill_sched::FinishReason;
 
 use crate::{
-    ApiError, App, Dialect, TextParams, Turn,
+    ApiError, App, Dialect, Turn,
     app::Call,
     openai::{
         StreamOptions, TokenLimit,
@@ -24,7 +25,6 @@ use crate::{
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
-    text_stream::{ScoredToken, TextEnd, TextEvent},
 };
 
 const LOGPROBS: &str = "message.output_text.logprobs";

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{Stop, StreamOptions, TokenLimit};
+pub use tokenmill::Turn;
+
 use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
@@ -145,17 +147,6 @@ impl ChatRequest {
             (true, n) => Ok(Some(n.unwrap_or(0))),
         }
     }
-}
-
-/// How the prompt of a conversation ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// The template opens the assistant's turn.
-    Open,
-    /// The last message is closed, and nothing follows.
-    Closed,
-    /// The last message is open: the model continues its text.
-    Unfinished,
 }
 
 /// How the prompt of a conversation ends, by vLLM's two switches.

@@ -17,7 +17,8 @@ use axum::{
 };
 use http_body_util::BodyExt as _;
 use serde_json::{Map, Value, json};
-use tokenmill_model::Model;
+use tokenmill::{LoadedDevice, Model};
+use tokenmill_model::Model as Network;
 use tokenmill_sched::{Engine, EngineConfig};
 use tokenmill_server::{App, ServedModel, ServerConfig, fields::Field, router, tables};
 use tokenmill_testkit::Random;
@@ -80,16 +81,17 @@ pub(crate) struct Harness {
 impl Harness {
     /// Builds it; `None` without the demo model's words.
     pub(crate) fn new() -> Option<Self> {
-        let words = words_of(&Model::open(demo_path()?).expect("the demo model opens"));
-        let end_id = words.tokenizer.end_of_generation()[0];
-        let executor = Babble::new(words.tokenizer.n_vocab(), end_id, N_PAGES);
+        let words = words_of(&Network::open(demo_path()?).expect("the demo model opens"));
+        let end_id = words.tokenizer().end_of_generation()[0];
+        let executor = Babble::new(words.tokenizer().n_vocab(), end_id, N_PAGES);
         let engine = Engine::start(executor, EngineConfig::default());
         let config = ServerConfig {
             max_n: 4,
             max_prompts: 4,
             ..ServerConfig::default()
         };
-        let model = ServedModel::new(vec!["demo".to_owned()], words, engine);
+        let model = Model::from_parts("demo", words, engine, LoadedDevice::Own, None);
+        let model = ServedModel::new(vec!["demo".to_owned()], model);
         let app = Arc::new(App::new(model, config));
         Some(Self {
             runtime: tokio::runtime::Builder::new_current_thread()

@@ -3,23 +3,21 @@
 use std::{
     io::{Write, stderr},
     path::PathBuf,
-    sync::Arc,
 };
 
+use tokenmill::{ModelSource, ModelWords};
 use tokenmill_model::Model;
-use tokenmill_server::ModelWords;
-use tokenmill_text::{ChatPrompt, Tokenizer, template::ChatTemplate};
 
 /// The demo model's file; `None`, with a printed reason, in a packaged crate that does not have it.
 pub(crate) fn demo_path() -> Option<PathBuf> {
     let path = PathBuf::from(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../cli/assets/tokenmill-demo-Q8_0.gguf"
+        "/../tokenmill/assets/tokenmill-demo-Q8_0.gguf"
     ));
     // The fuzz crate lies one folder deeper.
     let deeper = PathBuf::from(concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../../cli/assets/tokenmill-demo-Q8_0.gguf"
+        "/../../tokenmill/assets/tokenmill-demo-Q8_0.gguf"
     ));
     let found = [path, deeper].into_iter().find(|path| path.exists());
     if found.is_none() {
@@ -34,15 +32,5 @@ pub(crate) fn demo_path() -> Option<PathBuf> {
 
 /// The tokenizer and the chat template of a model.
 pub(crate) fn words_of(model: &Model) -> ModelWords {
-    let metadata = model.gguf().expect("a GGUF file").metadata();
-    let tokenizer = Tokenizer::from_gguf(metadata).expect("a tokenizer");
-    let template = metadata.str("tokenizer.chat_template").expect("a template");
-    let template = ChatTemplate::new(template).expect("the template parses");
-    ModelWords {
-        chat: Some(ChatPrompt::new(template, &tokenizer)),
-        tokenizer: Arc::new(tokenizer),
-        bos_token: String::new(),
-        eos_token: String::new(),
-        end_ids: Vec::new(),
-    }
+    ModelWords::open(&ModelSource::Demo, model).expect("the demo model's words")
 }

@@ -6,12 +6,13 @@ use std::{
 };
 
 use serde_json::{Value, json};
+use tokenmill::LoadedDevice;
 use tokenmill_backend::{Executor, ExecutorLimits, ForwardBatch, PageCopy, StepError, StepOutput, Ticket};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig};
-use tokenmill_server::{App, Drained, Listen, ModelWords, ServedModel, Server, ServerConfig};
+use tokenmill_server::{App, Drained, Listen, ServedModel, Server, ServerConfig};
 use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
@@ -56,8 +57,9 @@ impl TestServer {
         let words = words_of(&model);
         let n_pages = setup.n_pages.unwrap_or(512);
         let executor: Box<dyn Executor + Send> = if setup.babbles {
-            let end_id = words.tokenizer.end_of_generation()[0];
-            Box::new(Babble::new(words.tokenizer.n_vocab(), end_id, n_pages))
+            let tokenizer = words.tokenizer();
+            let end_id = tokenizer.end_of_generation()[0];
+            Box::new(Babble::new(tokenizer.n_vocab(), end_id, n_pages))
         } else {
             let options = ModelOptions {
                 max_batch_seqs: MAX_SEQS,
@@ -81,7 +83,8 @@ impl TestServer {
             listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
             ..setup.server
         };
-        let app = Arc::new(App::new(ServedModel::new(names, words, engine), config));
+        let model = tokenmill::Model::from_parts("demo", words, engine, LoadedDevice::Own, None);
+        let app = Arc::new(App::new(ServedModel::new(names, model), config));
         let server = Server::bind(Arc::clone(&app)).await.expect("a free port");
         let address = server.address();
         let address = address.rsplit('/').next().expect("an address").to_owned();
@@ -132,16 +135,9 @@ impl TestServer {
     }
 }
 
-/// The words and the engine of a running server, for a second server.
+/// The model of a running server, for a second server.
 pub(crate) fn served_again(app: &App) -> ServedModel {
-    let words = ModelWords {
-        tokenizer: Arc::clone(app.model.tokenizer()),
-        chat: None,
-        bos_token: String::new(),
-        eos_token: String::new(),
-        end_ids: Vec::new(),
-    };
-    ServedModel::new(app.model.names().to_vec(), words, app.model.engine().clone())
+    ServedModel::new(app.model.names().to_vec(), app.model.model().clone())
 }
 
 /// Waits for a state that must come soon.

@@ -23,6 +23,26 @@ impl ChatMessage {
             content: content.into(),
         }
     }
+
+    /// What the model is told about its task.
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new("system", content)
+    }
+
+    /// What a person says.
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new("user", content)
+    }
+
+    /// What the model said.
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new("assistant", content)
+    }
+
+    /// What a tool returned.
+    pub fn tool(content: impl Into<String>) -> Self {
+        Self::new("tool", content)
+    }
 }
 
 /// The variables of one rendering.

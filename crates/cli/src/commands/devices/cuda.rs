@@ -6,7 +6,7 @@ use serde_json::{Value, json as to_json};
 use tokenmill_cuda_exec::{Availability, CudaExecError, DeviceReport};
 
 use super::{Gpu, Gpus};
-use crate::commands::inspect::size;
+use crate::numbers::size;
 
 /// Describes what the driver said.
 pub(super) fn describe(found: &Availability) -> Gpus {

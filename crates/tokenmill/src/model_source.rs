@@ -1,10 +1,9 @@
-//! [`ModelSource`]: what MODEL on the command line means.
+//! [`ModelSource`]: where a model lies, and the files around its network.
 //!
-//! Separate because every command takes one. Invariant: a folder is one model or an error that lists what it holds;
-//! nothing is guessed.
+//! Separate from the load because a vocabulary or a template can be read without the network. Invariant: a folder is one
+//! model or an error that lists what it holds; nothing is guessed.
 
 use std::{
-    error::Error,
     fs, io,
     path::{Path, PathBuf},
 };
@@ -14,24 +13,22 @@ use tokenmill_gguf::{GgufError, GgufFile, Metadata, RegularFile};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 
-use crate::{
-    demo::{DEMO_GGUF, DEMO_NAME},
-    failure::Failure,
-};
+use crate::Error;
 
-/// What may stand for MODEL.
-pub(crate) const WHAT_MODEL_IS: &str =
-    "MODEL is a .gguf file, a folder with one, a Hugging Face folder, or `demo`";
+/// The name of the built-in model: 3.5 million parameters, trained by this project, so that everything can be tried
+/// without a download.
+const DEMO_NAME: &str = "demo";
 
 /// The tokenizer of a Hugging Face folder.
 const TOKENIZER_JSON: &str = "tokenizer.json";
 /// Longest file with text of a folder. Tokenizers of the largest vocabularies have some 30 MB.
 const MAX_JSON_BYTES: usize = 256 << 20;
 
-/// A model named on the command line.
+/// Where a model lies.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum ModelSource {
-    /// The one inside the program.
+#[non_exhaustive]
+pub enum ModelSource {
+    /// The built-in model.
     Demo,
     /// A GGUF file.
     File(PathBuf),
@@ -41,36 +38,37 @@ pub(crate) enum ModelSource {
 
 /// What a chat needs besides tokens, from a GGUF file's metadata or a folder's JSON files.
 #[derive(Debug, Default)]
-pub(crate) struct ChatFiles {
+pub struct ChatFiles {
     /// The chat template.
-    pub(crate) template: Option<String>,
+    pub template: Option<String>,
     /// Text of the token that begins a sequence.
-    pub(crate) bos_token: String,
+    pub bos_token: String,
     /// Text of the token that ends a sequence.
-    pub(crate) eos_token: String,
+    pub eos_token: String,
     /// Tokens that end a generation, besides those the tokenizer knows.
-    pub(crate) end_ids: Vec<u32>,
+    pub end_ids: Vec<u32>,
 }
 
 impl ModelSource {
-    /// Finds what `argument` names.
+    /// Finds what `path` names: `demo`, a GGUF file, a folder with one, or a Hugging Face folder.
     ///
     /// # Errors
-    /// A folder without a model, or with several.
-    pub(crate) fn find(argument: &Path) -> Result<Self, Failure> {
+    /// [`Error::NoModel`] and [`Error::SeveralModels`] of a folder, or [`Error::Read`]. Whether a file exists shows when it
+    /// is opened.
+    pub fn find(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let argument = path.as_ref();
         if argument.as_os_str() == DEMO_NAME {
             return Ok(Self::Demo);
         }
         if !argument.is_dir() {
             return Ok(Self::File(argument.to_owned()));
         }
-        let entries = fs::read_dir(argument).map_err(|error| Failure::unreadable(argument, &error))?;
+        let entries = fs::read_dir(argument).map_err(unreadable(argument))?;
         let names: Vec<String> = entries
             .filter_map(Result::ok)
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
-        let mut models: Vec<&String> = names
-            .iter()
+        let mut models: Vec<&String> = (names.iter())
             .filter(|name| {
                 let extension = Path::new(name).extension();
                 extension.is_some_and(|extension| extension == "gguf") && !is_later_part(name)
@@ -79,21 +77,17 @@ impl ModelSource {
         models.sort();
         match models[..] {
             [name] => Ok(Self::File(argument.join(name))),
-            [] if holds_only_pickles(&names) => Err(Failure::input(format!(
-                "folder {} holds its weights as PyTorch files only",
-                argument.display()
-            ))
-            .hint("such files are programs and are not read: convert them to safetensors or GGUF, or fetch those")),
+            [] if holds_only_pickles(&names) => Err(Error::OnlyPickles {
+                folder: argument.to_owned(),
+            }),
             [] if names.iter().any(|name| name == "config.json") => Ok(Self::Folder(argument.to_owned())),
-            [] => Err(Failure::input(format!(
-                "folder {} holds neither a .gguf file nor a config.json",
-                argument.display()
-            ))
-            .hint(WHAT_MODEL_IS)),
-            _ => Err(
-                Failure::input(format!("folder {} holds several models", argument.display()))
-                    .hint(format!("name one: {}", join(&models))),
-            ),
+            [] => Err(Error::NoModel {
+                folder: argument.to_owned(),
+            }),
+            _ => Err(Error::SeveralModels {
+                folder: argument.to_owned(),
+                names: models.into_iter().cloned().collect(),
+            }),
         }
     }
 
@@ -101,7 +95,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// A file that does not exist, or may not be looked at.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), Error> {
         let (Self::File(path) | Self::Folder(path)) = self else {
             return Ok(());
         };
@@ -115,9 +109,9 @@ impl ModelSource {
     ///
     /// # Errors
     /// As [`Model::open`].
-    pub(crate) fn open_model(&self) -> Result<Model, Failure> {
+    pub fn open_network(&self) -> Result<Model, Error> {
         Ok(match self {
-            Self::Demo => Model::from_gguf(GgufFile::from_bytes(DEMO_GGUF)?)?,
+            Self::Demo => Model::from_gguf(demo()?)?,
             Self::File(path) | Self::Folder(path) => Model::open(path)?,
         })
     }
@@ -126,9 +120,9 @@ impl ModelSource {
     ///
     /// # Errors
     /// As [`GgufFile::open`].
-    pub(crate) fn open_gguf(&self) -> Result<Option<GgufFile>, Failure> {
+    pub fn open_gguf(&self) -> Result<Option<GgufFile>, Error> {
         Ok(match self {
-            Self::Demo => Some(GgufFile::from_bytes(DEMO_GGUF)?),
+            Self::Demo => Some(demo()?),
             Self::File(path) => Some(GgufFile::open(path)?),
             Self::Folder(_) => None,
         })
@@ -138,7 +132,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// A vocabulary that cannot be used.
-    pub(crate) fn tokenizer(&self, gguf: Option<&GgufFile>) -> Result<Tokenizer, Failure> {
+    pub fn tokenizer(&self, gguf: Option<&GgufFile>) -> Result<Tokenizer, Error> {
         match (self, gguf) {
             (Self::Folder(folder), None) => {
                 let path = folder.join(TOKENIZER_JSON);
@@ -148,9 +142,9 @@ impl ModelSource {
             (_, file) => {
                 let empty = Metadata::new();
                 let metadata = file.map_or(&empty, GgufFile::metadata);
-                Tokenizer::from_gguf(metadata).map_err(|error| {
-                    Failure::input(format!("{}: its tokenizer cannot be used: {error}", self.path()))
-                        .hint("`tokenmill tokenize` also takes the tokenizer.json of the model")
+                Tokenizer::from_gguf(metadata).map_err(|source| Error::Tokenizer {
+                    path: self.path().to_owned(),
+                    source,
                 })
             }
         }
@@ -160,14 +154,14 @@ impl ModelSource {
     ///
     /// # Errors
     /// A vocabulary that cannot be used, or is wider than the network. (Networks may be wider, for round sizes.)
-    pub(crate) fn tokenizer_of(&self, model: &Model) -> Result<Tokenizer, Failure> {
+    pub fn tokenizer_of(&self, model: &Model) -> Result<Tokenizer, Error> {
         let tokenizer = self.tokenizer(model.gguf())?;
         let n_rows = model.descriptor().n_vocab;
         if tokenizer.n_vocab() > n_rows {
-            return Err(Failure::input(format!(
-                "the tokenizer has {} tokens, but the network only {n_rows}",
-                tokenizer.n_vocab()
-            )));
+            return Err(Error::VocabularyTooWide {
+                n_tokens: tokenizer.n_vocab(),
+                n_rows,
+            });
         }
         Ok(tokenizer)
     }
@@ -176,11 +170,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// Metadata of the wrong type, or a file that is not JSON.
-    pub(crate) fn chat_files(
-        &self,
-        gguf: Option<&GgufFile>,
-        tokenizer: &Tokenizer,
-    ) -> Result<ChatFiles, Failure> {
+    pub fn chat_files(&self, gguf: Option<&GgufFile>, tokenizer: &Tokenizer) -> Result<ChatFiles, Error> {
         let (Self::Folder(folder), None) = (self, gguf) else {
             let text_of = |id: Option<u32>| {
                 let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
@@ -204,9 +194,8 @@ impl ModelSource {
             text.unwrap_or_default().to_owned()
         };
         let template = match optional_file(folder, "chat_template.jinja")? {
-            Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| {
-                let path = folder.join("chat_template.jinja");
-                Failure::input(format!("{} is not UTF-8 text", path.display()))
+            Some(bytes) => Some(String::from_utf8(bytes).map_err(|_| Error::NotUtf8 {
+                path: folder.join("chat_template.jinja"),
             })?),
             None => config["chat_template"].as_str().map(str::to_owned),
         };
@@ -230,31 +219,27 @@ impl ModelSource {
     ///
     /// # Errors
     /// A file that is not JSON.
-    pub(crate) fn config_json(&self) -> Result<Value, Failure> {
+    pub fn config_json(&self) -> Result<Value, Error> {
         match self {
             Self::Folder(folder) => optional_json(folder, "config.json"),
             _ => Ok(Value::Null),
         }
     }
 
-    /// Where it is, for messages.
-    fn path(&self) -> String {
+    /// Its path; of the built-in model its name.
+    pub fn path(&self) -> &Path {
         match self {
-            Self::Demo => DEMO_NAME.to_owned(),
-            Self::File(path) | Self::Folder(path) => path.display().to_string(),
+            Self::Demo => Path::new(DEMO_NAME),
+            Self::File(path) | Self::Folder(path) => path,
         }
     }
 
     /// What to call it.
-    pub(crate) fn name(&self) -> String {
-        match self {
-            Self::Demo => DEMO_NAME.to_owned(),
-            Self::File(path) | Self::Folder(path) => path
-                .file_name()
-                .unwrap_or(path.as_os_str())
-                .to_string_lossy()
-                .into_owned(),
-        }
+    pub fn name(&self) -> String {
+        let path = self.path();
+        (path.file_name().unwrap_or(path.as_os_str()))
+            .to_string_lossy()
+            .into_owned()
     }
 }
 
@@ -262,39 +247,56 @@ impl ModelSource {
 ///
 /// # Errors
 /// A file that cannot be read, or describes no tokenizer that is known.
-pub(crate) fn tokenizer_json(path: &Path) -> Result<Tokenizer, Failure> {
+pub fn tokenizer_json(path: impl AsRef<Path>) -> Result<Tokenizer, Error> {
+    let path = path.as_ref();
     read_tokenizer_json(path, RegularFile::read(path, MAX_JSON_BYTES))
 }
 
-fn read_tokenizer_json(path: &Path, bytes: io::Result<Vec<u8>>) -> Result<Tokenizer, Failure> {
-    const HINT: &str =
-        "a Hugging Face folder has its tokenizer in tokenizer.json; a .gguf file holds its own";
-    let bytes = bytes.map_err(|error| Failure::unreadable(path, &error).hint(HINT))?;
-    Tokenizer::from_tokenizer_json(&bytes).map_err(|error| {
-        let reason = match error.source() {
-            Some(source) => format!("{error}: {source}"),
-            None => error.to_string(),
-        };
-        Failure::input(format!("{}: {reason}", path.display())).hint(HINT)
+fn read_tokenizer_json(path: &Path, bytes: io::Result<Vec<u8>>) -> Result<Tokenizer, Error> {
+    let bytes = bytes.map_err(unreadable(path))?;
+    Tokenizer::from_tokenizer_json(&bytes).map_err(|source| Error::Tokenizer {
+        path: path.to_owned(),
+        source,
     })
 }
 
+/// The file of the built-in model.
+#[cfg(feature = "demo")]
+fn demo() -> Result<GgufFile, Error> {
+    const DEMO_GGUF: &[u8] = include_bytes!("../assets/tokenmill-demo-Q8_0.gguf");
+    Ok(GgufFile::from_bytes(DEMO_GGUF)?)
+}
+
+#[cfg(not(feature = "demo"))]
+fn demo() -> Result<GgufFile, Error> {
+    Err(Error::NoDemo)
+}
+
 /// A file of a model's folder; `None` where there is none.
-fn optional_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, Failure> {
+fn optional_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, Error> {
     match RegularFile::read_in_folder(folder, name, MAX_JSON_BYTES) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Failure::unreadable(&folder.join(name), &error)),
+        Err(error) => Err(unreadable(&folder.join(name))(error)),
     }
 }
 
 /// A JSON file of a model's folder; null where there is none.
-fn optional_json(folder: &Path, name: &str) -> Result<Value, Failure> {
+fn optional_json(folder: &Path, name: &str) -> Result<Value, Error> {
     let Some(bytes) = optional_file(folder, name)? else {
         return Ok(Value::Null);
     };
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::input(format!("{} is not JSON: {error}", folder.join(name).display())))
+    serde_json::from_slice(&bytes).map_err(|source| Error::NotJson {
+        path: folder.join(name),
+        source,
+    })
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> Error + use<'_> {
+    |source| Error::Read {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 /// Whether the weights of a folder are in PyTorch's own format, and in no other.
@@ -318,18 +320,6 @@ fn is_later_part(name: &str) -> bool {
     is_number(count) && is_number(no) && no != "00001"
 }
 
-/// The first few names of a list.
-fn join(names: &[&String]) -> String {
-    const MAX_SHOWN: usize = 5;
-    let shown: Vec<&str> = names.iter().take(MAX_SHOWN).map(|name| name.as_str()).collect();
-    let rest = names.len().saturating_sub(MAX_SHOWN);
-    if rest == 0 {
-        shown.join(", ")
-    } else {
-        format!("{} and {rest} more", shown.join(", "))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -343,9 +333,9 @@ mod tests {
 
     #[test]
     fn demo_is_a_name_and_a_path_with_a_slash_is_a_file() {
-        assert_eq!(ModelSource::find(Path::new("demo")).unwrap(), ModelSource::Demo);
+        assert_eq!(ModelSource::find("demo").unwrap(), ModelSource::Demo);
         assert_eq!(
-            ModelSource::find(Path::new("./demo")).unwrap(),
+            ModelSource::find("./demo").unwrap(),
             ModelSource::File("./demo".into())
         );
     }

@@ -1,17 +1,21 @@
-//! [`TextStream`]: the generations of a request as text, the form in which every endpoint sends it.
+//! [`TextStream`]: the generations of a request as text.
 //!
-//! Tokens become text here, once for all endpoints: characters are never cut, stop strings end a sample and never
+//! Tokens become text here and nowhere else: characters are never cut, stop strings end a sample and never
 //! show, and a token's log-probability is held back as long as its text is.
 
 use std::{
     collections::VecDeque,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
+use futures_core::Stream;
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Canceller, EngineError, Event, Finished, Generation, Token};
 use tokenmill_text::{DecodeOptions, StopMatcher, StreamDecoder, Tokenizer};
+
+use crate::{Error, wait::wait};
 
 /// News of a sample, as text.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,12 +67,17 @@ pub struct TextEnd {
 }
 
 /// The generations of a request as text: one for each prompt, their samples numbered through.
+///
+/// It is an iterator that waits for each piece, and an asynchronous [`Stream`] of them for any runtime. Both end after the
+/// first error. [`Self::next_event`] also tells when and how each sample ends, and [`Self::answers`] gathers all of it.
+/// Dropping the stream cancels what is not finished.
 #[derive(Debug)]
 pub struct TextStream {
     generations: Vec<Generation>,
     samples_per_prompt: u32,
     samples: Vec<SampleText>,
     ready: VecDeque<TextEvent>,
+    has_failed: bool,
 }
 
 impl TextStream {
@@ -86,6 +95,7 @@ impl TextStream {
             samples_per_prompt,
             samples,
             ready: VecDeque::new(),
+            has_failed: false,
         }
     }
 
@@ -94,30 +104,56 @@ impl TextStream {
         self.samples.len()
     }
 
-    /// Handles that cancel its generations from elsewhere.
+    /// Handles that cancel the generations from elsewhere, one for each prompt.
     pub fn cancellers(&self) -> Vec<Canceller> {
         self.generations.iter().map(Generation::canceller).collect()
     }
 
     /// The next event; `None` after the last.
-    pub async fn next(&mut self) -> Option<TextEvent> {
+    pub async fn next_event(&mut self) -> Option<TextEvent> {
+        std::future::poll_fn(|context| self.poll_event(context)).await
+    }
+
+    /// Polls for the next event; `None` after the last.
+    pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<TextEvent>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
-                return Some(event);
+                return Poll::Ready(Some(event));
             }
-            let (prompt, event) = std::future::poll_fn(|context| self.poll_any(context)).await?;
+            let Poll::Ready(next) = self.poll_any(context) else {
+                return Poll::Pending;
+            };
+            let Some((prompt, event)) = next else {
+                return Poll::Ready(None);
+            };
             match event {
                 Event::Token(token) => self.take_token(prompt, token),
                 Event::Finished(finished) => self.take_end(prompt, finished),
                 Event::Failed { sample, error } => {
-                    return Some(TextEvent::Failed {
+                    return Poll::Ready(Some(TextEvent::Failed {
                         sample: self.sample_idx(prompt, sample),
                         error,
-                    });
+                    }));
                 }
                 Event::Rows(_) => {}
             }
         }
+    }
+
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, Error>>> {
+        while !self.has_failed {
+            match self.poll_event(context) {
+                Poll::Ready(Some(TextEvent::Delta(delta))) => return Poll::Ready(Some(Ok(delta))),
+                Poll::Ready(Some(TextEvent::Finished(_))) => {}
+                Poll::Ready(Some(TextEvent::Failed { error, .. })) => {
+                    self.has_failed = true;
+                    return Poll::Ready(Some(Err(error.into())));
+                }
+                Poll::Ready(None) => return Poll::Ready(None),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(None)
     }
 
     /// Polls the generations in turn; ready with `None` once all have ended.
@@ -170,6 +206,22 @@ impl TextStream {
             self.ready
                 .push_back(TextEvent::Delta(Delta { sample, text, tokens }));
         }
+    }
+}
+
+impl Iterator for TextStream {
+    type Item = Result<Delta, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        wait(|context| self.poll_piece(context))
+    }
+}
+
+impl Stream for TextStream {
+    type Item = Result<Delta, Error>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.get_mut().poll_piece(context)
     }
 }
 

@@ -1,0 +1,31 @@
+//! What a load takes of memory, in words for people.
+//!
+//! Separate from the failures because nothing is refused here. Invariant: where a size is unknown, nothing is said.
+
+use tokenmill::{MemoryPlan, available_bytes};
+
+use crate::numbers::size;
+
+/// A plan in words.
+pub(crate) fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
+    format!(
+        "{} with a context of {n_ctx} tokens: weights {}, keys and values {}, activations {}, workspace {}",
+        size(plan.total_bytes()),
+        size(plan.weights_bytes),
+        size(plan.kv_bytes),
+        size(plan.activations_bytes),
+        size(plan.workspace_bytes),
+    )
+}
+
+/// What to say about a loaded model that may come to take more than is available: its weights are in memory already.
+pub(crate) fn warning(plan: &MemoryPlan) -> Option<String> {
+    let available_bytes = available_bytes()?.saturating_add(plan.weights_bytes as u64);
+    (plan.total_bytes() as u64 > available_bytes).then(|| {
+        format!(
+            "with a full context the model takes {}, and {} are available now; a smaller context, `-c N`, takes less",
+            size(plan.total_bytes()),
+            size(available_bytes as usize)
+        )
+    })
+}

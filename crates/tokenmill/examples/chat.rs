@@ -1,0 +1,32 @@
+//! Holds a conversation: `cargo run --example chat [MODEL] < questions.txt`, one question a line.
+
+use std::{
+    env,
+    error::Error,
+    io::{Write, stdin, stdout},
+};
+
+use tokenmill::{Message, Model, TextParams};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
+    let model = Model::options().context(2048).load(path)?;
+    let params = TextParams {
+        max_tokens: Some(64),
+        ..TextParams::default()
+    };
+    let mut messages = Vec::new();
+    for line in stdin().lines() {
+        let question = line?;
+        println!("> {question}");
+        messages.push(Message::user(question));
+        // What is already computed of the conversation is found in the prefix cache.
+        let answers = model.chat_stream(&messages, &params)?.read(|piece| {
+            print!("{}", piece.text);
+            Ok::<(), Box<dyn Error>>(stdout().flush()?)
+        })?;
+        println!();
+        messages.push(Message::assistant(answers[0].text.as_str()));
+    }
+    Ok(())
+}

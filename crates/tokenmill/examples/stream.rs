@@ -1,0 +1,29 @@
+//! Shows a text as it comes: `cargo run --example stream [MODEL] [PROMPT]`.
+
+use std::{
+    env,
+    error::Error,
+    io::{Write, stdout},
+};
+
+use tokenmill::{Model, TextParams};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
+    let prompt = env::args()
+        .nth(2)
+        .unwrap_or_else(|| "Once upon a time".to_owned());
+    let model = Model::open(path)?;
+    let params = TextParams {
+        max_tokens: Some(48),
+        ..TextParams::default()
+    };
+    print!("{prompt}");
+    // The stream is also a `futures_core::Stream`, for asynchronous programs. Dropping it ends the generation.
+    for piece in model.stream(&prompt, &params)? {
+        print!("{}", piece?.text);
+        stdout().flush()?;
+    }
+    println!();
+    Ok(())
+}

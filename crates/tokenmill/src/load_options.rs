@@ -1,0 +1,237 @@
+//! [`LoadOptions`]: how a model is loaded, and the load.
+//!
+//! Separate from the model because these are all choices that are made before it runs. Invariant: every field has an
+//! effect, and what cannot be granted is an error that names it.
+
+use std::path::Path;
+
+use tokenmill_backend::{Backend, Executor, KvType, MemoryPlan, PAGE_TOKENS};
+use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
+use tokenmill_sched::{Engine, EngineConfig};
+
+use crate::{Compute, Device, Error, Loaded, LoadedDevice, Model, ModelSource, ModelWords, device};
+
+/// The context where nothing else is said, unless the model was made for less.
+const DEFAULT_CTX: usize = 4096;
+
+/// Full contexts that the KV cache holds where nothing else is said.
+const DEFAULT_CONTEXTS: usize = 4;
+
+/// The size of a KV cache. A sequence takes of it what it has tokens, in pages of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvCache {
+    /// As many full contexts.
+    Contexts(usize),
+    /// As many tokens, at least one context.
+    Tokens(usize),
+}
+
+/// How a model is loaded. The fields can be set, and the methods set the most used of them in a chain.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Tokens of a context; `None` takes 4096, or what the model was made for if that is less, and 0 what it was made for.
+    pub n_ctx: Option<usize>,
+    /// Sequences computed side by side.
+    pub n_seqs: usize,
+    /// What the KV cache holds for all sequences together.
+    pub kv_cache: KvCache,
+    /// Tokens of the host tier, to which the KV cache of a GPU overflows.
+    pub host_kv_tokens: usize,
+    /// Tokens computed in one step.
+    pub max_step_tokens: usize,
+    /// Rows of logits that one step computes; `None` takes one for each sequence.
+    pub max_logit_rows: Option<usize>,
+    /// Type of the stored keys.
+    pub kv_type: KvType,
+    /// Type of the stored values, where it differs from that of the keys.
+    pub kv_value_type: Option<KvType>,
+    /// What computes.
+    pub compute: Compute,
+    /// Sequences that may wait to begin.
+    pub max_queued: usize,
+    /// Prompt tokens that may wait to begin.
+    pub max_queued_tokens: usize,
+    /// A chat template in the place of the model's own.
+    pub chat_template: Option<String>,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        let (network, engine) = (ModelOptions::default(), EngineConfig::default());
+        Self {
+            n_ctx: None,
+            n_seqs: network.max_batch_seqs,
+            kv_cache: KvCache::Contexts(DEFAULT_CONTEXTS),
+            host_kv_tokens: 0,
+            max_step_tokens: network.max_batch_tokens,
+            max_logit_rows: None,
+            kv_type: network.kv_type,
+            kv_value_type: network.kv_value_type,
+            compute: Compute::default(),
+            max_queued: engine.max_queued,
+            max_queued_tokens: engine.max_queued_tokens,
+            chat_template: None,
+        }
+    }
+}
+
+impl LoadOptions {
+    /// Sets the tokens of a context; 0 takes what the model was made for.
+    #[must_use]
+    pub fn context(mut self, n_ctx: usize) -> Self {
+        self.n_ctx = Some(n_ctx);
+        self
+    }
+
+    /// Sets the sequences that are computed side by side.
+    #[must_use]
+    pub fn sequences(mut self, n_seqs: usize) -> Self {
+        self.n_seqs = n_seqs;
+        self
+    }
+
+    /// Sets the device.
+    #[must_use]
+    pub fn device(mut self, device: Device) -> Self {
+        self.compute.device = device;
+        self
+    }
+
+    /// Sets the threads of the CPU.
+    #[must_use]
+    pub fn threads(mut self, n_threads: usize) -> Self {
+        self.compute.n_threads = Some(n_threads);
+        self
+    }
+
+    /// Sets a chat template in the place of the model's own.
+    #[must_use]
+    pub fn chat_template(mut self, template: impl Into<String>) -> Self {
+        self.chat_template = Some(template.into());
+        self
+    }
+
+    /// Opens and loads the model at `path`: a GGUF file, a folder with one, a Hugging Face folder, or `demo`.
+    ///
+    /// # Errors
+    /// [`Error`]: what is wrong with the files, the options or the device.
+    pub fn load(&self, path: impl AsRef<Path>) -> Result<Model, Error> {
+        let source = ModelSource::find(path)?;
+        self.load_opened(&source, &source.open_network()?, &mut |_| {})
+    }
+
+    /// Loads an opened model, and says how far it has come.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_opened(
+        &self,
+        source: &ModelSource,
+        network: &Network,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Model, Error> {
+        let words = self.words(source, network)?;
+        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        let Loaded {
+            executor,
+            device,
+            plan,
+        } = device::load(network, &options, &self.compute, on_progress)?;
+        Ok(self.start(source, words, executor, device, plan))
+    }
+
+    /// Loads the model at `path` on a backend of the caller's own.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_on<B: Backend + Send + 'static>(
+        &self,
+        path: impl AsRef<Path>,
+        backend: B,
+    ) -> Result<Model, Error>
+    where
+        tokenmill_model::ModelExecutor<B>: Send,
+    {
+        let source = ModelSource::find(path)?;
+        let network = source.open_network()?;
+        let words = self.words(&source, &network)?;
+        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        let plan = network.plan(&backend, &options)?;
+        let executor = network.load_on(backend, &options, &mut |_| {})?;
+        Ok(self.start(&source, words, Box::new(executor), LoadedDevice::Own, plan))
+    }
+
+    /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.
+    ///
+    /// # Errors
+    /// [`Error::KvCacheTooSmall`].
+    pub fn network_options(&self, n_ctx_train: usize) -> Result<ModelOptions, Error> {
+        let n_ctx = match self.n_ctx {
+            None => n_ctx_train.min(DEFAULT_CTX),
+            Some(0) => n_ctx_train,
+            Some(n_ctx) => n_ctx,
+        };
+        let kv_tokens = match self.kv_cache {
+            KvCache::Contexts(n) => n_ctx
+                .div_ceil(PAGE_TOKENS)
+                .saturating_mul(n)
+                .saturating_mul(PAGE_TOKENS),
+            KvCache::Tokens(n) => n,
+        };
+        if kv_tokens < n_ctx {
+            return Err(Error::KvCacheTooSmall { kv_tokens, n_ctx });
+        }
+        Ok(ModelOptions {
+            n_ctx: Some(n_ctx),
+            max_batch_tokens: self.max_step_tokens.max(self.n_seqs),
+            max_batch_seqs: self.n_seqs,
+            max_logit_rows: self.max_logit_rows.unwrap_or(self.n_seqs),
+            n_pages: Some(kv_tokens.div_ceil(PAGE_TOKENS)),
+            n_host_pages: self.host_kv_tokens.div_ceil(PAGE_TOKENS),
+            kv_type: self.kv_type,
+            kv_value_type: self.kv_value_type,
+        })
+    }
+
+    fn words(&self, source: &ModelSource, network: &Network) -> Result<ModelWords, Error> {
+        let mut words = ModelWords::open(source, network)?;
+        if let Some(template) = &self.chat_template {
+            words.set_template(template)?;
+        }
+        Ok(words)
+    }
+
+    fn start(
+        &self,
+        source: &ModelSource,
+        words: ModelWords,
+        executor: Box<dyn Executor + Send>,
+        device: LoadedDevice,
+        plan: MemoryPlan,
+    ) -> Model {
+        let config = EngineConfig {
+            max_running: self.n_seqs,
+            max_step_tokens: self.max_step_tokens.max(self.n_seqs),
+            max_queued: self.max_queued,
+            max_queued_tokens: self.max_queued_tokens,
+            ..EngineConfig::default()
+        };
+        let engine = Engine::start(executor, config);
+        Model::from_parts(source.name(), words, engine, device, Some(plan))
+    }
+}
+
+impl Model {
+    /// Opens and loads a model with the default options: a GGUF file, a folder with one, a Hugging Face folder, or `demo`.
+    ///
+    /// # Errors
+    /// [`Error`]: what is wrong with the files or the device.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        Self::options().load(path)
+    }
+
+    /// The options of a load, to change before [`LoadOptions::load`].
+    pub fn options() -> LoadOptions {
+        LoadOptions::default()
+    }
+}

@@ -1,0 +1,138 @@
+//! The memory of this machine, and whether a load on the CPU can ever fit into it.
+//!
+//! Separate because only this file knows where a system says what memory it has. Invariant: a load is refused where the
+//! whole machine is too small, or where its weights do not fit into what is available now; where a size is unknown,
+//! nothing is refused.
+
+use std::fs;
+
+use tokenmill_backend::MemoryPlan;
+
+use crate::Error;
+
+/// Bytes of memory that a program can have here at most, swap included; `None` where the system does not say.
+pub fn machine_bytes() -> Option<u64> {
+    // Neither file exists on other systems, and the second only within a control group.
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    most_bytes(&meminfo, limit.as_deref())
+}
+
+/// What `/proc/meminfo` and the `memory.max` of a control group allow, in bytes. Such a limit is one of main memory, which
+/// leaves the swap.
+fn most_bytes(meminfo: &str, memory_max: Option<&str>) -> Option<u64> {
+    let main = field_bytes(meminfo, "MemTotal:")?;
+    let swap = field_bytes(meminfo, "SwapTotal:").unwrap_or(0);
+    // Without a limit it says `max`.
+    let limit = memory_max.and_then(|text| text.trim().parse().ok());
+    Some(main.min(limit.unwrap_or(u64::MAX)).saturating_add(swap))
+}
+
+/// A field of `/proc/meminfo`, in bytes.
+fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let value = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+    let kib: u64 = value.trim().strip_suffix("kB")?.trim_end().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// Bytes of memory that are available now, swap included: free, or used for what can be dropped.
+pub fn available_bytes() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
+    let main = field_bytes(&meminfo, "MemAvailable:")?;
+    let swap = field_bytes(&meminfo, "SwapFree:").unwrap_or(0);
+    Some(
+        main.saturating_add(swap)
+            .min(most_bytes(&meminfo, limit.as_deref())?),
+    )
+}
+
+/// Refuses weights that do not fit into what is available. Keys, values and activations take memory only as they are
+/// written.
+pub(crate) fn check_available(plan: &MemoryPlan, available_bytes: Option<u64>) -> Result<(), Error> {
+    match available_bytes {
+        Some(available_bytes) if plan.weights_bytes as u64 > available_bytes => Err(Error::WeightsTooLarge {
+            weights_bytes: plan.weights_bytes,
+            available_bytes,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a plan of more memory than the machine has, for a load on the CPU.
+///
+/// # Errors
+/// [`Error::NotEnoughMemory`].
+pub fn check_memory(plan: &MemoryPlan, machine_bytes: Option<u64>) -> Result<(), Error> {
+    match machine_bytes {
+        Some(machine_bytes) if plan.total_bytes() as u64 > machine_bytes => Err(Error::NotEnoughMemory {
+            plan: Box::new(plan.clone()),
+            machine_bytes,
+        }),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEMINFO: &str =
+        "MemTotal:       24684092 kB\nMemFree:          123456 kB\nSwapTotal:          1024 kB\n";
+
+    #[test]
+    fn the_machines_memory_is_read_with_the_limit_of_a_group() {
+        let main = 24_684_092 << 10;
+        let swap = 1 << 20;
+        for (limit, expected) in [
+            (None, main + swap),
+            (Some("max\n"), main + swap),
+            (Some("4294967296\n"), (4 << 30) + swap),
+            (Some("18446744073709551615\n"), main + swap),
+        ] {
+            assert_eq!(most_bytes(MEMINFO, limit), Some(expected), "{limit:?}");
+        }
+        assert_eq!(most_bytes("MemTotal: 2 kB\n", None), Some(2048));
+        for unknown in ["", "MemFree: 2 kB\n", "MemTotal: 2\n", "MemTotal: many kB\n"] {
+            assert_eq!(most_bytes(unknown, Some("1")), None, "{unknown:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_plan_beyond_the_whole_memory_is_refused() {
+        let plan = MemoryPlan {
+            weights_bytes: 1 << 20,
+            kv_bytes: 6 << 20,
+            kv_page_bytes: 1 << 20,
+            n_pages: 6,
+            activations_bytes: 1 << 20,
+            workspace_bytes: 0,
+        };
+        assert!(check_memory(&plan, None).is_ok());
+        assert!(check_memory(&plan, Some(8 << 20)).is_ok());
+        let error = check_memory(&plan, Some((8 << 20) - 1)).expect_err("one byte is missing");
+        assert_eq!(
+            error.to_string(),
+            "the model needs 8388608 bytes of memory, and this machine has 8388607"
+        );
+    }
+
+    #[test]
+    fn weights_beyond_what_is_available_are_refused() {
+        let plan = MemoryPlan {
+            weights_bytes: 2 << 20,
+            kv_bytes: 6 << 20,
+            kv_page_bytes: 1 << 20,
+            n_pages: 6,
+            activations_bytes: 1 << 20,
+            workspace_bytes: 0,
+        };
+        assert!(check_available(&plan, None).is_ok());
+        assert!(check_available(&plan, Some(2 << 20)).is_ok());
+        let error = check_available(&plan, Some(1 << 20)).expect_err("a MiB is missing");
+        assert_eq!(
+            error.to_string(),
+            "the model's weights take 2097152 bytes of memory, and 1048576 are available now"
+        );
+    }
+}

@@ -1,0 +1,234 @@
+//! [`Model`]: a loaded model that takes text and gives text.
+//!
+//! Everything here is a few lines over [`Model::generate`], so that there is one way from a prompt to an answer whoever
+//! asks. Invariant: what the caller waits for never blocks another caller; the engine runs them side by side.
+
+use std::{sync::Arc, time::Duration};
+
+use tokenmill_backend::{MemoryPlan, SamplingParams};
+use tokenmill_sched::{Engine, EngineError, GenerateParams};
+
+use crate::{Answer, Conversation, Embeddings, Error, LoadedDevice, ModelWords, TextStream};
+
+/// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
+#[derive(Clone, Debug)]
+pub struct Model {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    name: String,
+    words: ModelWords,
+    engine: Engine,
+    device: LoadedDevice,
+    memory: Option<MemoryPlan>,
+}
+
+/// What is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
+#[derive(Clone, Debug)]
+pub struct TextParams {
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Most tokens; `None` generates to the end of the context.
+    pub max_tokens: Option<u32>,
+    /// Fewest tokens before one that ends a text.
+    pub min_tokens: u32,
+    /// Samples.
+    pub n: u32,
+    /// Strings that end a sample and are not part of it.
+    pub stops: Vec<String>,
+    /// Whether end-of-text tokens are ordinary tokens.
+    pub ignore_eos: bool,
+    /// Longest time from arrival to end.
+    pub deadline: Option<Duration>,
+    /// Longest time until it begins.
+    pub queue_timeout: Option<Duration>,
+    /// Higher begins first and may take the place of lower.
+    pub priority: i32,
+    /// Keeps cached prefixes apart from those of requests with another salt.
+    pub cache_salt: u64,
+}
+
+impl Default for TextParams {
+    fn default() -> Self {
+        Self {
+            sampling: SamplingParams::default(),
+            max_tokens: None,
+            min_tokens: 0,
+            n: 1,
+            stops: Vec::new(),
+            ignore_eos: false,
+            deadline: None,
+            queue_timeout: None,
+            priority: 0,
+            cache_salt: 0,
+        }
+    }
+}
+
+impl Model {
+    /// Joins an engine that runs with its words, for callers that set up their own.
+    pub fn from_parts(
+        name: impl Into<String>,
+        words: ModelWords,
+        engine: Engine,
+        device: LoadedDevice,
+        memory: Option<MemoryPlan>,
+    ) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                name: name.into(),
+                words,
+                engine,
+                device,
+                memory,
+            }),
+        }
+    }
+
+    /// The name of its file or folder.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Its tokenizer and chat template.
+    pub fn words(&self) -> &ModelWords {
+        &self.inner.words
+    }
+
+    /// Its engine, where tokens go in and tokens come out.
+    pub fn engine(&self) -> &Engine {
+        &self.inner.engine
+    }
+
+    /// Where it computes, and why not on a GPU.
+    pub fn device(&self) -> &LoadedDevice {
+        &self.inner.device
+    }
+
+    /// The memory that it takes, where the load planned it.
+    pub fn memory(&self) -> Option<&MemoryPlan> {
+        self.inner.memory.as_ref()
+    }
+
+    /// Tokens of a context.
+    pub fn n_ctx(&self) -> usize {
+        self.engine().limits().n_ctx
+    }
+
+    /// Continues a text, and waits for the end.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where the request is refused or fails, also for more than one sample: [`Self::samples`] takes them.
+    pub fn complete(&self, prompt: &str, params: &TextParams) -> Result<Answer, Error> {
+        single(self.stream(prompt, params)?)
+    }
+
+    /// Continues a text in `params.n` ways side by side, and waits for all of them.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where the request is refused or a sample fails.
+    pub fn samples(&self, prompt: &str, params: &TextParams) -> Result<Vec<Answer>, Error> {
+        self.stream(prompt, params)?.read(|_| Ok(()))
+    }
+
+    /// Continues a text, piece by piece.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where the request is refused; what happens later is in the stream.
+    pub fn stream(&self, prompt: &str, params: &TextParams) -> Result<TextStream, Error> {
+        self.generate(vec![self.words().encode_text(prompt, true)], params)
+    }
+
+    /// Answers a conversation, and waits for the end.
+    ///
+    /// # Errors
+    /// As [`Self::complete`]; [`Error::NoTemplate`], or [`Error::Template`] where the template refuses the conversation.
+    pub fn chat(&self, conversation: impl Into<Conversation>, params: &TextParams) -> Result<Answer, Error> {
+        single(self.chat_stream(conversation, params)?)
+    }
+
+    /// Answers a conversation, piece by piece.
+    ///
+    /// # Errors
+    /// As [`Self::chat`], for what is known at once.
+    pub fn chat_stream(
+        &self,
+        conversation: impl Into<Conversation>,
+        params: &TextParams,
+    ) -> Result<TextStream, Error> {
+        let prompt = self.words().encode_chat(&conversation.into())?;
+        self.generate(vec![prompt], params)
+    }
+
+    /// One vector for each text: the mean of the final hidden states, of length 1.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where a text is refused or fails.
+    pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>, Error> {
+        let inputs = texts
+            .iter()
+            .map(|text| self.words().encode_text(text.as_ref(), true));
+        self.embed_tokens(inputs.collect(), None, 0)?.collect()
+    }
+
+    /// Starts embedding inputs that are tokens already, all side by side.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where an input is refused; those already started are then cancelled.
+    pub fn embed_tokens(
+        &self,
+        inputs: Vec<Vec<u32>>,
+        deadline: Option<Duration>,
+        cache_salt: u64,
+    ) -> Result<Embeddings, Error> {
+        Embeddings::start(self.engine(), inputs, deadline, cache_salt)
+    }
+
+    /// Starts a generation for each prompt, tokens in and text out: what every other call here is made of.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
+    pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, Error> {
+        let stop_tokens = if params.ignore_eos {
+            Vec::new()
+        } else {
+            self.words().end_ids().to_vec()
+        };
+        let generate = GenerateParams {
+            sampling: params.sampling.clone(),
+            max_tokens: params.max_tokens.map(|n| n as usize),
+            stop_tokens,
+            n_samples: params.n,
+            deadline: params.deadline,
+            queue_timeout: params.queue_timeout,
+            min_tokens: params.min_tokens as usize,
+            priority: params.priority,
+            cache_salt: params.cache_salt,
+            ..GenerateParams::default()
+        };
+        let submit = |prompt| self.engine().submit(prompt, generate.clone());
+        let generations = prompts.into_iter().map(submit).collect::<Result<Vec<_>, _>>()?;
+        let tokenizer = self.words().tokenizer();
+        Ok(TextStream::new(generations, params.n, tokenizer, &params.stops))
+    }
+}
+
+/// Waits for the answer of a request of one sample.
+fn single(stream: TextStream) -> Result<Answer, Error> {
+    check_single(&stream)?;
+    let mut answers = stream.read::<Error>(|_| Ok(()))?;
+    Ok(answers.pop().expect("one sample has one answer"))
+}
+
+/// Refuses a request of several samples where there is room for one answer.
+pub(crate) fn check_single(stream: &TextStream) -> Result<(), Error> {
+    match stream.n_samples() {
+        1 => Ok(()),
+        found => Err(Error::Engine(EngineError::SampleCount {
+            found: found as u32,
+            maximum: 1,
+        })),
+    }
+}

@@ -1,0 +1,91 @@
+//! Every example runs on the built-in model and says what it should.
+
+use std::{
+    env,
+    io::Write,
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+/// Runs an example that `cargo test` has built, with lines to read.
+fn run(name: &str, input: &str) -> String {
+    let mut path: PathBuf = env::current_exe().expect("a test has a path");
+    path.pop();
+    path.pop();
+    path.extend(["examples", name]);
+    path.set_extension(env::consts::EXE_EXTENSION);
+    let mut child = Command::new(&path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| {
+            panic!(
+                "{}: {error}; `cargo test -p tokenmill` builds the examples",
+                path.display()
+            )
+        });
+    let mut stdin = child.stdin.take().expect("a pipe");
+    stdin.write_all(input.as_bytes()).expect("it reads");
+    drop(stdin);
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{name}: {output:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn generate_says_where_it_computes_and_what_it_took() {
+    let out = run("generate", "");
+    assert!(out.starts_with("demo computes on "), "{out}");
+    assert!(out.contains("\nOnce upon a time"), "{out}");
+    assert!(out.contains(" tokens read, "), "{out}");
+}
+
+#[test]
+fn stream_shows_the_text_that_complete_gives() {
+    let out = run("stream", "");
+    let model = tokenmill::Model::open("demo").unwrap();
+    let params = tokenmill::TextParams {
+        max_tokens: Some(48),
+        ..Default::default()
+    };
+    let whole = model.complete("Once upon a time", &params).unwrap().text;
+    assert_eq!(out, format!("Once upon a time{whole}\n"));
+}
+
+#[test]
+fn chat_answers_each_line() {
+    let out = run("chat", "What is 3 + 4?\nWhat is 2 + 2?\n");
+    assert!(out.starts_with("> What is 3 + 4?\n"), "{out}");
+    assert!(out.contains('7'), "{out}");
+    assert!(out.contains("\n> What is 2 + 2?\n"), "{out}");
+}
+
+#[test]
+fn embeddings_find_the_closer_text() {
+    let out = run("embeddings", "");
+    let cosines: Vec<f32> = out
+        .lines()
+        .skip(1)
+        .map(|line| line.split(' ').next().unwrap().parse().unwrap())
+        .collect();
+    assert!(cosines.len() == 2 && cosines[0] > cosines[1], "{out}");
+}
+
+#[test]
+fn batch_answers_in_the_order_of_the_prompts() {
+    let out = run("batch", "");
+    for (n, line) in (1..=20).zip(out.lines()) {
+        assert!(line.starts_with(&format!("{n} + 1 = ")), "{out}");
+    }
+    assert!(out.ends_with(" tokens generated]\n"), "{out}");
+}
+
+#[test]
+fn own_backend_computes_the_same_text() {
+    let out = run("own_backend", "");
+    assert!(
+        out.starts_with("demo computes on a backend of the caller's own\n"),
+        "{out}"
+    );
+    assert!(out.ends_with("the shipped backend says the same\n"), "{out}");
+}

@@ -1,0 +1,268 @@
+//! What the front door promises, on the built-in model.
+
+use std::{
+    fs,
+    future::poll_fn,
+    pin::pin,
+    task::{Context, Poll, Waker},
+    thread,
+};
+
+use tokenmill::{
+    Conversation, Device, Error, FinishReason, KvCache, LoadedDevice, Message, Model, ModelSource,
+    SamplingParams, TextEvent, TextParams,
+};
+use tokenmill_sched::EngineError;
+
+const PROMPT: &str = "Once upon a time";
+
+fn model() -> Model {
+    let options = Model::options().context(512).sequences(4).threads(1);
+    options.device(Device::Cpu).load("demo").unwrap()
+}
+
+fn at_most(max_tokens: u32) -> TextParams {
+    TextParams {
+        max_tokens: Some(max_tokens),
+        ..TextParams::default()
+    }
+}
+
+/// Polls a future on this thread until it is ready.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn a_model_is_shared_between_threads() {
+    fn is_shared<T: Send + Sync + Clone + 'static>() {}
+    is_shared::<Model>();
+    let model = model();
+    let params = at_most(24);
+    let alone = model.complete(PROMPT, &params).unwrap();
+    assert_eq!(alone.finish, FinishReason::Length);
+    assert_eq!(alone.usage.completion_tokens, 24);
+    assert_eq!(alone.tokens.len(), 24);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|_| {
+                let model = model.clone();
+                let params = params.clone();
+                scope.spawn(move || model.complete(PROMPT, &params).unwrap().text)
+            })
+            .collect();
+        for thread in threads {
+            assert_eq!(thread.join().unwrap(), alone.text);
+        }
+    });
+}
+
+#[test]
+fn every_way_to_read_gives_the_same_text() {
+    let model = model();
+    let params = at_most(24);
+    let whole = model.complete(PROMPT, &params).unwrap();
+    let pieces: String = (model.stream(PROMPT, &params).unwrap())
+        .map(|piece| piece.unwrap().text)
+        .collect();
+    assert_eq!(pieces, whole.text);
+    let answers = block_on(model.stream(PROMPT, &params).unwrap().answers()).unwrap();
+    assert_eq!((answers.len(), &answers[0].text), (1, &whole.text));
+    let mut stream = pin!(model.stream(PROMPT, &params).unwrap());
+    let mut text = String::new();
+    while let Some(piece) = block_on(poll_fn(|context| {
+        futures_core::Stream::poll_next(stream.as_mut(), context)
+    })) {
+        text.push_str(&piece.unwrap().text);
+    }
+    assert_eq!(text, whole.text);
+}
+
+#[test]
+fn samples_are_those_of_their_seeds() {
+    let model = model();
+    let params = |seed, n| TextParams {
+        n,
+        sampling: SamplingParams {
+            temperature: 1.0,
+            seed,
+            ..SamplingParams::default()
+        },
+        ..at_most(12)
+    };
+    let samples = model.samples(PROMPT, &params(5, 3)).unwrap();
+    for (seed, sample) in (5..).zip(&samples) {
+        let alone = model.complete(PROMPT, &params(seed, 1)).unwrap();
+        assert_eq!(alone.text, sample.text, "seed {seed}");
+    }
+    let error = model.complete(PROMPT, &params(5, 3)).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Engine(EngineError::SampleCount { found: 3, maximum: 1 })
+        ),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_stop_string_ends_a_text_and_is_not_part_of_it() {
+    let model = model();
+    let whole = model.complete(PROMPT, &at_most(24)).unwrap().text;
+    let stop = whole.split(' ').rev().nth(2).unwrap().to_owned();
+    let params = TextParams {
+        stops: vec!["never said".to_owned(), stop.clone()],
+        ..at_most(24)
+    };
+    let answer = model.complete(PROMPT, &params).unwrap();
+    assert_eq!((answer.finish, answer.stopped_by), (FinishReason::Stop, Some(1)));
+    assert_eq!(answer.text, whole[..whole.find(&stop).unwrap()]);
+}
+
+#[test]
+fn a_batch_is_in_the_order_of_its_prompts_and_survives_a_bad_one() {
+    let model = model();
+    let mut prompts: Vec<String> = (0..30).map(|n| format!("{n} birds")).collect();
+    prompts[7] = "word ".repeat(2000);
+    let answers = model.batch(&prompts, &at_most(6));
+    assert_eq!(answers.len(), prompts.len());
+    for (prompt_idx, (prompt, answer)) in prompts.iter().zip(&answers).enumerate() {
+        match answer {
+            Ok(answer) => assert_eq!(answer.text, model.complete(prompt, &at_most(6)).unwrap().text),
+            Err(error) => {
+                assert_eq!(prompt_idx, 7, "{error}");
+                assert!(
+                    matches!(error, Error::Engine(EngineError::ContextLimitExceeded { .. })),
+                    "{error}"
+                );
+            }
+        }
+    }
+    assert!(answers[7].is_err());
+    assert!(model.batch(&[""; 0], &at_most(6)).is_empty());
+}
+
+#[test]
+fn a_batch_waits_for_a_queue_that_is_smaller_than_it() {
+    let mut options = Model::options().context(256).sequences(1).threads(1);
+    options.max_queued = 1;
+    let model = options.load("demo").unwrap();
+    let prompts: Vec<String> = (0..6).map(|n| format!("{n} birds")).collect();
+    let answers = model.batch(&prompts, &at_most(4));
+    assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+}
+
+#[test]
+fn embeddings_have_length_one_and_do_not_depend_on_company() {
+    let model = model();
+    let both = model.embed(&["Once upon a time", "3 + 4 ="]).unwrap();
+    let alone = model.embed(&["3 + 4 ="]).unwrap();
+    assert_eq!(both[1], alone[0]);
+    for vector in &both {
+        let norm: f32 = vector.iter().map(|value| value * value).sum();
+        assert!((norm - 1.0).abs() < 1e-5, "{norm}");
+    }
+    assert!(model.embed(&[""]).is_err() || model.words().tokenizer().adds_bos());
+}
+
+#[test]
+fn a_chat_goes_through_the_template() {
+    let model = model();
+    let messages = [Message::user("What is 3 + 4?")];
+    let reply = model.chat(&messages, &at_most(16)).unwrap();
+    assert!(reply.text.contains('7'), "{}", reply.text);
+    let conversation = Conversation::from(&messages);
+    let ids = model.words().encode_chat(&conversation).unwrap();
+    assert_eq!(reply.usage.prompt_tokens, ids.len());
+    let rendered = model.words().render_chat(&conversation).unwrap();
+    assert!(rendered.contains("What is 3 + 4?"), "{rendered}");
+
+    let tools = serde_json::json!([{"type": "function", "function": {"name": "add"}}]);
+    let with_tools = Model::options()
+        .context(256)
+        .chat_template("{{ tools | tojson }}{{ greeting }}")
+        .load("demo")
+        .unwrap();
+    let conversation = conversation.tools(tools).variable("greeting", "hello");
+    let rendered = with_tools.words().render_chat(&conversation).unwrap();
+    assert!(
+        rendered.contains("\"add\"") && rendered.ends_with("hello"),
+        "{rendered}"
+    );
+    let error = Model::options().chat_template("{% if").load("demo").unwrap_err();
+    assert!(matches!(error, Error::Template(_)), "{error}");
+}
+
+#[test]
+fn the_device_and_the_memory_are_said() {
+    let model = model();
+    assert!(matches!(model.device(), LoadedDevice::Cpu { passed_over: None }));
+    assert_eq!(model.device().to_string(), "CPU");
+    let memory = model.memory().unwrap();
+    assert!(memory.weights_bytes > 1 << 20 && memory.total_bytes() > memory.weights_bytes);
+    assert_eq!(memory.n_pages, 4 * 512 / 16);
+    assert_eq!((model.n_ctx(), model.name()), (512, "demo"));
+}
+
+#[test]
+fn options_that_cannot_be_granted_are_named() {
+    let mut options = Model::options().context(512);
+    options.kv_cache = KvCache::Tokens(100);
+    let error = options.load("demo").unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::KvCacheTooSmall {
+                kv_tokens: 100,
+                n_ctx: 512
+            }
+        ),
+        "{error}"
+    );
+    let error = Model::options()
+        .device(Device::Cuda { ordinal: 99 })
+        .load("demo")
+        .unwrap_err();
+    assert!(matches!(error, Error::Gpu(_)), "{error}");
+}
+
+#[test]
+fn what_is_no_model_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let error = Model::open(path).unwrap_err();
+    assert!(matches!(error, Error::NoModel { .. }), "{error}");
+    for name in ["a.gguf", "b.gguf"] {
+        fs::write(path.join(name), "no model").unwrap();
+    }
+    let error = Model::open(path).unwrap_err();
+    assert!(
+        matches!(&error, Error::SeveralModels { names, .. } if *names == ["a.gguf", "b.gguf"]),
+        "{error}"
+    );
+    let error = Model::open(path.join("a.gguf")).unwrap_err();
+    assert!(matches!(error, Error::Load(_) | Error::Gguf(_)), "{error}");
+    assert!(Model::open(path.join("nothing.gguf")).is_err());
+    assert_eq!(ModelSource::find("demo").unwrap(), ModelSource::Demo);
+}
+
+#[test]
+fn a_dropped_stream_leaves_the_engine_free() {
+    let model = model();
+    let mut stream = model.stream(PROMPT, &TextParams::default()).unwrap();
+    assert!(stream.next().unwrap().is_ok());
+    drop(stream);
+    let mut stream = model.stream(PROMPT, &at_most(4)).unwrap();
+    let mut ends = 0;
+    while let Some(event) = block_on(stream.next_event()) {
+        ends += usize::from(matches!(event, TextEvent::Finished(_)));
+    }
+    assert_eq!(ends, 1);
+}
