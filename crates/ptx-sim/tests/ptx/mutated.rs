@@ -21,9 +21,8 @@ fn variables_beyond_any_memory_are_refused() {
     };
     assert!(error(".shared .b8 a[4294967295];").contains("an array of at most 256 MiB"));
     assert!(error(".shared .align 8192 .b8 a[1];").contains("an alignment of at most 4096"));
-    let many: String = (0..17)
-        .map(|i| format!(".shared .b8 a{i}[268435456];\n"))
-        .collect();
+    let many = (0..17).map(|i| format!(".shared .b8 a{i}[268435456];"));
+    let many = many.collect::<Vec<_>>().join("\n");
     assert_eq!(
         error(&many),
         "the variables of one space up to `a15` take 4 GiB or more"
