@@ -263,13 +263,13 @@ fn auto_goes_on_with_the_cpu_and_says_why() {
 #[test]
 fn a_type_without_a_kernel_is_named() {
     let mut comparisons = Comparisons::of("a type without a GPU kernel");
-    let Some(file) = comparisons.find("models/wp4m/wp4m-IQ4_XS.gguf") else {
+    let Some(file) = comparisons.find("parity/llama/model-IQ2_XXS.gguf") else {
         return;
     };
     let args = ["run", arg(&file), "Once", "-n", "2", "--device", "cuda"];
     let line = run(with_driver("", &args)).failed(5);
     assert!(
-        line.contains("has type IQ4_XS, which the CUDA backend cannot compute"),
+        line.contains("has type IQ2_XXS, which the CUDA backend cannot compute"),
         "{line}"
     );
     comparisons.compared(1);
