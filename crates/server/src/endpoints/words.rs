@@ -1,6 +1,12 @@
 //! `POST /tokenize`, `/detokenize` and `/apply-template`: the model's words without its network.
 
-use std::{convert::Infallible, fmt::Write as _, iter::once, sync::Arc};
+use std::{
+    fmt::Write as _,
+    io,
+    iter::once,
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
+};
 
 use axum::{
     Json,
@@ -16,6 +22,7 @@ use crate::{
     ApiError, App,
     app::Call,
     fields::{Field, yes},
+    intake::Share,
     openai::chat::{CHAT_WORDING, Message, check_kwargs, template_messages, turn_of},
 };
 
@@ -114,12 +121,48 @@ pub(crate) async fn tokenize(app: Arc<App>, mut call: Call) -> Result<Response, 
     if ids.len() <= PART_TOKENS {
         return Ok((json, parts.collect::<String>()).into_response());
     }
-    let parts = parts.map(move |part| {
-        // Held until the answer is written.
-        let _ = &share;
-        Ok::<_, Infallible>(part)
+    Ok((json, in_parts(parts, share, app.config.write_timeout)).into_response())
+}
+
+/// An answer that is written part by part, and its request's share of the budget; `None` once they were dropped.
+struct Held {
+    answer: Option<(Box<dyn Iterator<Item = String> + Send>, Share)>,
+    n_asked: usize,
+}
+
+/// A body of `parts`, which holds `share` until it is written, or until no part was asked for in `limit`. The connection's
+/// own limit is not enough: over HTTP/2 a client can read the connection and not the stream.
+fn in_parts(parts: Box<dyn Iterator<Item = String> + Send>, share: Share, limit: Duration) -> Body {
+    let held = Arc::new(Mutex::new(Held {
+        answer: Some((parts, share)),
+        n_asked: 0,
+    }));
+    tokio::spawn(drop_stalled(Arc::downgrade(&held), limit));
+    let parts = std::iter::from_fn(move || {
+        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.n_asked += 1;
+        match &mut held.answer {
+            Some((parts, _)) => parts.next().map(Ok),
+            // A failure, so that what is missing does not pass as the end.
+            None => Some(Err(io::Error::from(io::ErrorKind::TimedOut))),
+        }
     });
-    Ok((json, Body::from_stream(futures_util::stream::iter(parts))).into_response())
+    Body::from_stream(futures_util::stream::iter(parts))
+}
+
+/// Drops an answer of which no part was asked for in `limit`.
+async fn drop_stalled(held: Weak<Mutex<Held>>, limit: Duration) {
+    let mut n_asked_before = 0;
+    loop {
+        tokio::time::sleep(limit).await;
+        let Some(held) = held.upgrade() else { return };
+        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.n_asked == n_asked_before {
+            held.answer = None;
+            return;
+        }
+        n_asked_before = held.n_asked;
+    }
 }
 
 /// Tokens of the text or the conversation of a request.

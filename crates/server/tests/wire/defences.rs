@@ -71,6 +71,35 @@ async fn many_large_bodies_at_once_are_all_answered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn large_answers_of_http2_that_nobody_reads_give_their_room_back() {
+    let mut setup = Setup::default();
+    setup.server.max_body_bytes = 68 << 10;
+    setup.server.body_timeout = Duration::from_secs(10);
+    setup.server.write_timeout = Duration::from_millis(400);
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let stream = TcpStream::connect(&server.address).await.expect("a connection");
+    let (mut sender, connection) = hyper::client::conn::http2::Builder::new(TokioExecutor::new())
+        .initial_stream_window_size(0)
+        .handshake(TokioIo::new(stream))
+        .await
+        .expect("HTTP/2");
+    tokio::spawn(connection);
+    let body = json!({ "content": "word ".repeat(13_500) }).to_string();
+    // There is room for 33 of them.
+    let mut silent = Vec::new();
+    for no in 0..40 {
+        let request = Request::post("http://localhost/tokenize")
+            .body(Full::new(Bytes::from(body.clone())))
+            .expect("a request");
+        let reply = sender.send_request(request).await.expect("a response");
+        assert_eq!(reply.status(), 200, "request {no}");
+        silent.push(reply);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn foreign_pages_and_foreign_names_reach_no_endpoint() {
     let Some(server) = TestServer::start().await else {
         return;
