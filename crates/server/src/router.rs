@@ -4,7 +4,7 @@ use std::{any::Any, sync::Arc};
 
 use axum::{
     Router,
-    http::{HeaderName, HeaderValue, Method, header},
+    http::{HeaderValue, Method},
     middleware::{from_fn, from_fn_with_state},
     response::Response,
     routing::get,
@@ -12,7 +12,7 @@ use axum::{
 use tower::ServiceExt as _;
 use tower_http::{
     catch_panic::CatchPanicLayer,
-    cors::{AllowOrigin, CorsLayer},
+    cors::{AllowHeaders, AllowOrigin, CorsLayer},
 };
 
 use crate::{
@@ -95,13 +95,8 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers([
-            header::AUTHORIZATION,
-            header::CONTENT_TYPE,
-            HeaderName::from_static("x-api-key"),
-            HeaderName::from_static("x-request-id"),
-            HeaderName::from_static("anthropic-version"),
-        ])
+        // The official packages add headers of their own (`x-stainless-…`), more with each version.
+        .allow_headers(AllowHeaders::mirror_request())
 }
 
 /// A broken invariant ends its own request only, and its message stays in the log.

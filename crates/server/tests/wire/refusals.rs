@@ -368,6 +368,18 @@ async fn origins_are_closed_unless_named() {
         reply.header("access-control-allow-origin"),
         Some("https://a.example")
     );
+    // As OpenAI's package for browsers asks.
+    let headers = "authorization,content-type,x-stainless-lang";
+    let asking = [
+        preflight[0],
+        preflight[1],
+        ("access-control-request-headers", headers),
+    ];
+    let reply = Exchange::send(&named.address, "OPTIONS", CHAT, &asking, b"")
+        .await
+        .reply()
+        .await;
+    assert_eq!(reply.header("access-control-allow-headers"), Some(headers));
     let other = [
         ("origin", "https://b.example"),
         ("access-control-request-method", "POST"),
