@@ -2,7 +2,8 @@
 //!
 //! A browser sends simple requests to any address for any page, and a page can give its own name the address of this
 //! machine (DNS rebinding). Separate from the keys because a server without keys needs it most. Invariant: a request
-//! that a browser makes for a page of another origin reaches an endpoint only if the operator named that origin.
+//! with the `Origin` of another page reaches an endpoint only if the operator named that origin. Browsers send none with
+//! links, images and scripts, which only `GET`, and whose answers the page cannot read.
 
 use std::{net::IpAddr, sync::Arc};
 
