@@ -69,7 +69,8 @@ impl ChatPrompt {
         Ok(self.encode_rendered(tokenizer, &rendered.text, &rendered.trusted))
     }
 
-    /// Renders a conversation up to the end of its last message's text, which the model is to continue, and encodes it. `None` where the template does not write that text as it is. Space at its end is the template's to keep.
+    /// Renders a conversation up to the end of its last message's text, which the model is to continue, and encodes it.
+    /// `None` where the template does not write that text as it is. Space at its end is the template's to keep.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`].

@@ -19,7 +19,6 @@ pub(crate) struct PreTokenizer {
     pub(crate) ignores_merges: bool,
     /// Whether a file that does not say wants a beginning-of-sequence token.
     pub(crate) adds_bos: bool,
-    /// Whether text is brought into normalization form C first.
     /// Whether text is brought into NFC first. The rule: a name has it where the `tokenizer.json` that its models were
     /// trained with names the normalizer `NFC`; ids must be those of the training, also where llama.cpp skips the step.
     pub(crate) is_nfc: bool,
