@@ -55,7 +55,8 @@
 //! This crate joins [`tokenmill_model`] (files to networks), [`tokenmill_text`] (text to tokens), [`tokenmill_sched`] (many
 //! requests, one engine) and the backends `tokenmill_cpu_exec` and `tokenmill_cuda_exec` behind the seam
 //! [`tokenmill_backend`]. Each is useful alone, and [`ModelSource`], [`ModelWords`] and [`load`] give the parts that the
-//! front door is made of. The HTTP server `tokenmill-server` and the program `tokenmill` use this crate and nothing else.
+//! front door is made of. The HTTP server `tokenmill-server` and the program `tokenmill` open and run models through this
+//! crate, and name types of those below it.
 //!
 //! # Features
 //!
