@@ -3,7 +3,7 @@
 //!
 //! A body's parsed form can be many times its size, so the form is weighed before it is built ([`check_weight`]).
 //! Invariants: large bodies are held and worked on within budgets of the whole server, however many connections send
-//! them; small ones are bounded by the number of connections.
+//! them; small ones are bounded by the number of connections and of the streams of each.
 
 use std::{sync::Arc, thread};
 

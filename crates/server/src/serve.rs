@@ -44,6 +44,9 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Requests that an HTTP/2 connection may have open at a time.
+const MAX_STREAMS: u32 = 100;
+
 /// Why a server could not start or had to stop.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -151,6 +154,7 @@ impl Server {
             .timer(TokioTimer::new())
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
+            .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(64 << 10);
         let http = Arc::new(http);
         let connections = Arc::new(Semaphore::new(app.config.max_connections));

@@ -132,7 +132,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         match &answers[..] {
             [answer] => head.extend(to_json(answer, report(answer))),
             answers => {
-                let samples = (seed..).zip(answers).map(|(seed, answer)| {
+                let seeds = (0..).map(|sample| seed.wrapping_add(sample));
+                let samples = seeds.zip(answers).map(|(seed, answer)| {
                     let mut sample = to_json(answer, report(answer));
                     sample.insert("seed".to_owned(), seed.into());
                     Value::from(sample)

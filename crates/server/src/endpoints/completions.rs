@@ -30,6 +30,9 @@ use crate::{
 /// Tokens generated where the request says nothing, by the official default.
 const DEFAULT_MAX_TOKENS: TokenLimit = TokenLimit::AtMost(16);
 
+/// Most log-probabilities that the echoes of a request may hold, all choices together: some 50 MiB of text.
+const MAX_ECHOED_SCORES: usize = 1 << 19;
+
 /// Answers a completion request, streamed or whole.
 pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let (request, fields) = call.read_with_sampling::<CompletionRequest>(tables::completion())?;
@@ -58,6 +61,7 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     check_min_tokens(params.min_tokens, params.max_tokens)?;
     let prompts = encode_prompts(&app, request.prompt.into_prompts())?;
     let echoes = if request.echo {
+        check_echo(&prompts, n, n_logprobs)?;
         echo_prompts(&app, &prompts, n_logprobs, params.cache_salt).await?
     } else {
         Vec::new()
@@ -100,6 +104,23 @@ fn check_logprobs(asked: Option<u32>) -> Result<Option<u32>, ApiError> {
         )),
         asked => Ok(asked),
     }
+}
+
+/// Refuses an echo that would be many times as large as its request: every choice repeats the scores of its prompt.
+fn check_echo(prompts: &[Vec<u32>], n: u32, n_logprobs: Option<u32>) -> Result<(), ApiError> {
+    let Some(n_logprobs) = n_logprobs else {
+        return Ok(());
+    };
+    let n_tokens: usize = prompts.iter().map(Vec::len).sum();
+    let n_scores = n_tokens.saturating_mul(n as usize * (n_logprobs as usize + 1));
+    if n_scores > MAX_ECHOED_SCORES {
+        let reason = format!(
+            "{n_tokens} prompt tokens in {n} choices with {n_logprobs} alternatives make {n_scores} log-probabilities, at \
+             most {MAX_ECHOED_SCORES} are echoed; send fewer prompts, choices or `logprobs`"
+        );
+        return Err(ApiError::invalid("echo", reason));
+    }
+    Ok(())
 }
 
 fn encode_prompts(app: &App, prompts: Vec<OnePrompt>) -> Result<Vec<Vec<u32>>, ApiError> {

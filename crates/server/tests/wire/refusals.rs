@@ -25,7 +25,7 @@ async fn every_fault_is_named() {
         return;
     };
     let hello = r#""messages":[{"role":"user","content":"hi"}]"#;
-    let cases: [(&str, String, u16, &str, Option<&str>); 26] = [
+    let cases: [(&str, String, u16, &str, Option<&str>); 27] = [
         (CHAT, "{".into(), 400, "malformed_json", None),
         (CHAT, String::new(), 400, "malformed_json", None),
         (CHAT, "[1]".into(), 400, "malformed_json", None),
@@ -135,6 +135,16 @@ async fn every_fault_is_named() {
             400,
             "invalid_value",
             Some("stream_options"),
+        ),
+        (
+            COMPLETIONS,
+            format!(
+                r#"{{"prompt":[{}],"echo":true,"logprobs":20,"n":128,"max_tokens":1}}"#,
+                ["[1,1,1,1,1]"; 60].join(",")
+            ),
+            400,
+            "invalid_value",
+            Some("echo"),
         ),
         (
             COMPLETIONS,
