@@ -1,19 +1,21 @@
 //! The network: what a step of inference is, and how it is computed.
 //!
-//! A [`Model`] is an opened file (GGUF, or a Hugging Face folder); [`Model::load_on`] makes an [`Executor`] of it. Two seams
-//! meet here:
+//! A [`Model`] is an opened file (GGUF, or a Hugging Face folder); [`Model::load_on`] makes a [`ModelExecutor`] of it. Two
+//! seams of `tokenmill-backend` meet here:
 //!
-//! - [`Executor`] is coarse, object-safe and called once per step: it is all that an engine sees of a model and its
-//!   device. A [`ForwardBatch`] goes in, ragged, with tokens of any number of sequences; a [`StepOutput`] comes out.
-//! - [`Backend`] is fine, dispatched statically and called once per operation: it is all that the forward pass sees of a
-//!   device. [`CpuBackend`] is one.
+//! - [`Executor`](tokenmill_backend::Executor) is coarse, object-safe and called once per step: it is all that an engine sees
+//!   of a model and its device. A [`ForwardBatch`](tokenmill_backend::ForwardBatch) goes in, ragged, with tokens of any number
+//!   of sequences; a [`StepOutput`](tokenmill_backend::StepOutput) comes out.
+//! - [`Backend`](tokenmill_backend::Backend) is fine, dispatched statically and called once per operation: it is all that the
+//!   forward pass sees of a device.
 //!
 //! **The key decision:** there is one forward pass for all decoder architectures. It follows a [`Descriptor`], which an
 //! architecture's file makes from metadata; nothing else knows an architecture's name. And it sees counts only
-//! ([`StepShape`]), never a token or a position, so that a device can capture a step once and replay it.
+//! ([`StepShape`](tokenmill_backend::StepShape)), never a token or a position, so that a device can capture a step once and
+//! replay it.
 //!
 //! Numbers do not depend on company: on the CPU a row has the same bits whatever else is in its step, however its prompt
-//! was chunked, on any number of threads; the [`Sampler`] draws by (seed, position) alone.
+//! was chunked, on any number of threads; the [`Sampler`](tokenmill_backend::Sampler) draws by (seed, position) alone.
 //!
 //! ```
 //! use tokenmill_gguf::{GgufFile, TensorType};
