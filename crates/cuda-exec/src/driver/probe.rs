@@ -74,9 +74,11 @@ pub fn probe() -> Availability {
             Err(error) => availability.problem = Some(error),
         }
     }
-    if availability.devices.iter().all(|device| device.problem.is_some()) {
-        let first = availability.devices.first();
-        availability.problem = first.and_then(|device| device.problem.clone());
+    let problem = |device: &DeviceReport| device.problem.clone();
+    if availability.devices.iter().any(|device| device.problem.is_none()) {
+        availability.problem = None;
+    } else if let Some(first) = availability.devices.first().and_then(problem) {
+        availability.problem = Some(first);
     }
     availability
 }
