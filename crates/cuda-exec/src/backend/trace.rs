@@ -37,7 +37,8 @@ type Moments = [crate::Fence; 4];
 /// Events of the steps in flight, and the sums.
 pub(super) struct Tracer {
     moments: [Moments; 2],
-    n_begun: usize,
+    /// Which events are those of the newest step that began.
+    newest: usize,
     /// Steps that are run and were not read: which events are theirs, and what they are.
     open: VecDeque<(usize, StepShape)>,
     trace: Trace,
@@ -59,7 +60,7 @@ impl Tracer {
         };
         Ok(Self {
             moments: [moments()?, moments()?],
-            n_begun: 0,
+            newest: 0,
             open: VecDeque::with_capacity(2),
             trace: Trace::default(),
         })
@@ -72,14 +73,15 @@ impl Tracer {
     /// Marks a moment of the newest step.
     pub(super) fn mark(&mut self, moment: Moment) -> Result<(), crate::CudaExecError> {
         if matches!(moment, Moment::Begun) {
-            self.n_begun += 1;
+            // Not by counting: a step that began and failed must not hand out the events of the one still open.
+            self.newest = self.open.back().map_or(0, |&(open, _)| 1 - open);
         }
-        self.moments[self.n_begun % 2][moment as usize].record(crate::Stream::Compute)
+        self.moments[self.newest][moment as usize].record(crate::Stream::Compute)
     }
 
     /// Notes that the newest step was queued as a whole.
     pub(super) fn queued(&mut self, shape: StepShape) {
-        self.open.push_back((self.n_begun % 2, shape));
+        self.open.push_back((self.newest, shape));
     }
 
     /// Adds the oldest step that was not read.
