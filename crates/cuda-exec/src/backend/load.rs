@@ -49,13 +49,15 @@ impl CudaBackend {
         // Host pages are not the device's memory.
         let needed_bytes = plan.total_bytes() - plan.kv_page_bytes * limits.n_host_pages;
         let free_bytes = self.device.free_bytes()?;
-        if needed_bytes as u64 + DRIVER_BYTES <= free_bytes {
+        // A plan that is beyond counting is `usize::MAX`.
+        let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(DRIVER_BYTES);
+        if with_driver(needed_bytes) <= free_bytes {
             return Ok(needed_bytes);
         }
         let without_kv = needed_bytes - plan.kv_page_bytes * limits.n_pages;
-        let room = free_bytes.saturating_sub(without_kv as u64 + DRIVER_BYTES) as usize;
+        let room = free_bytes.saturating_sub(with_driver(without_kv)) as usize;
         Err(BackendError::DoesNotFit {
-            needed_bytes: needed_bytes as u64 + DRIVER_BYTES,
+            needed_bytes: with_driver(needed_bytes),
             free_bytes,
             weights_bytes: plan.weights_bytes as u64,
             kv_tokens: limits.n_pages * PAGE_TOKENS,
