@@ -12,24 +12,12 @@ use tokenmill_cuda_exec::{
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_ptx_sim::{Arguments, Counters, DeviceMemory, DevicePtr, LaunchConfig, Module, launch};
+use tokenmill_quant::Format;
 
 const NULL: DevicePtr = DevicePtr(0);
 const N_EMBD: usize = 4096;
 const N_FF: usize = 14336;
 const N_VOCAB: usize = 128_256;
-
-const QUANTIZED: [TensorType; 10] = [
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2_K,
-    TensorType::Q3_K,
-    TensorType::Q4_K,
-    TensorType::Q5_K,
-    TensorType::Q6_K,
-];
 
 /// A launch to count.
 struct Launch {
@@ -51,7 +39,7 @@ pub(super) struct Args {
 /// Counts.
 pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let mut rows = Vec::new();
-    for ty in (QUANTIZED.into_iter()).chain([TensorType::F32, TensorType::F16, TensorType::BF16]) {
+    for ty in Format::all().iter().map(Format::tensor_type) {
         for (n_rows, n_in) in [(1, N_EMBD), (1, N_FF), (4, N_EMBD), (8, N_EMBD)] {
             rows.push(matvec(ty, n_rows, 64, n_in)?);
         }
@@ -62,7 +50,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     for types in PAIRS {
         rows.push(pair(types, [64, 16])?);
     }
-    for ty in QUANTIZED {
+    for ty in (Format::all().iter().filter(|format| !format.is_float())).map(Format::tensor_type) {
         rows.push(matmul(ty, 64, 128, N_EMBD)?);
     }
     rows.push(norm()?);
@@ -85,6 +73,11 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
         None => println!("{report:#}"),
     }
     Ok(())
+}
+
+/// Whether the kernels of a type take quantized rows.
+fn is_quantized(ty: TensorType) -> bool {
+    ty.block_len() > 1
 }
 
 fn zeros(memory: &mut DeviceMemory, bytes: usize) -> anyhow::Result<DevicePtr> {
@@ -177,7 +170,7 @@ fn with_input(
     ty: TensorType,
     [n_rows, n_in]: [usize; 2],
 ) -> anyhow::Result<Arguments> {
-    Ok(if QUANTIZED.contains(&ty) {
+    Ok(if is_quantized(ty) {
         arguments
             .ptr(zeros(memory, n_rows * n_in)?)
             .ptr(zeros(memory, n_rows * n_in / 4)?)
