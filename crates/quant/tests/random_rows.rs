@@ -4,26 +4,14 @@
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use tokenmill_quant::{CpuFeatures, Format};
-
-/// Small deterministic generator, seeded by proptest: rows are too long to shrink byte by byte.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut x = self.0;
-        x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        x ^ x >> 31
-    }
-}
+use tokenmill_testkit::Random;
 
 /// Blocks with any bit pattern whose values are finite and not huge.
 fn rows(format: &Format, n_blocks: usize, seed: u64) -> Vec<u8> {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut weights = Vec::new();
     while weights.len() < n_blocks * format.block_bytes() {
-        let block: Vec<u8> = (0..format.block_bytes()).map(|_| random.next() as u8).collect();
+        let block: Vec<u8> = (0..format.block_bytes()).map(|_| random.bits() as u8).collect();
         let mut decoded = vec![0.0; format.block_len()];
         format.dequantize_row(&block, &mut decoded).unwrap();
         if decoded.iter().all(|x| x.abs() < 1e9) {
