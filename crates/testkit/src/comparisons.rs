@@ -72,7 +72,7 @@ struct Count {
 }
 
 impl Comparisons {
-    /// Begins the comparisons of a row of [`ROWS`], which no other test has.
+    /// Begins the comparisons of a row of `ROWS`, which no other test has.
     ///
     /// # Panics
     /// If there is no such row.

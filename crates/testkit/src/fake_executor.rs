@@ -2,7 +2,7 @@
 //! own paged store.
 //!
 //! A stored value is a hash of its token, its position and all values it could see, as K and V of a real model are. So a
-//! wrong page, position, copy or stale page changes every token after it. [`reference`] computes the same without pages.
+//! wrong page, position, copy or stale page changes every token after it. [`reference()`] computes the same without pages.
 
 use std::{
     collections::VecDeque,

@@ -109,7 +109,7 @@ impl ChatRequest {
     /// How the prompt ends.
     ///
     /// # Errors
-    /// As [`turn_of`].
+    /// Fields that contradict each other or the last message.
     pub fn turn(&self) -> Result<Turn, ApiError> {
         turn_of(
             &self.messages,
