@@ -49,7 +49,7 @@ with Server("--max-num-seqs", str(streams), model=model) as server, concurrent.f
     assert answers == [max_tokens] * streams, answers
     # The idle ones were not forgotten: each is answered now.
     for connection in connections:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     for connection in connections:
         assert connection.recv(64).startswith(b"HTTP/1.1 200"), "an idle connection was closed"
         connection.close()
