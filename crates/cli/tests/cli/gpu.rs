@@ -267,7 +267,8 @@ fn a_type_without_a_kernel_is_named() {
         return;
     };
     let args = ["run", arg(&file), "Once", "-n", "2", "--device", "cuda"];
-    let line = run(with_driver("", &args)).failed(5);
+    // No other device computes the type either, so the file is at fault, not the GPU.
+    let line = run(with_driver("", &args)).failed(3);
     assert!(
         line.contains("has type IQ2_XXS, which the CUDA backend cannot compute"),
         "{line}"
