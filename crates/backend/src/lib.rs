@@ -36,7 +36,7 @@ pub use host_step::{HostStep, PickRow};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
 pub use memory::{Allocation, Measure, Memory};
 pub use memory_plan::MemoryPlan;
-pub use network_shape::{LayerShape, NetworkShape};
+pub use network_shape::{AttentionShape, LayerShape, NetworkShape};
 pub use operands::{
     Activation, Attention, Linear, LinearJob, MatrixData, MatrixUsage, Norm, NormKind, Rope, RopeStoreKv,
     RopeStyle, RowSet,

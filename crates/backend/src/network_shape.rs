@@ -15,6 +15,15 @@ pub struct NetworkShape {
 /// The widths of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerShape {
+    /// Its attention, if it has one.
+    pub attention: Option<AttentionShape>,
+    /// Width of the widest row, other than a hidden state, that one of its matrices reads.
+    pub widest_input: usize,
+}
+
+/// The widths of attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
     /// Query heads.
     pub n_heads: usize,
     /// Key and value heads.
@@ -23,13 +32,4 @@ pub struct LayerShape {
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
-    /// Width inside the feed-forward network.
-    pub n_ff: usize,
-}
-
-impl LayerShape {
-    /// Width of a row that attention writes.
-    pub fn attention_width(&self) -> usize {
-        self.n_heads * self.head_dim_v
-    }
 }

@@ -552,16 +552,11 @@ fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::Wo
     network.layers.iter().fold(
         crate::WorkspaceSizes::of_matrices(&step, network.n_embd),
         |sizes, layer| {
-            let widest = layer.attention_width().max(layer.n_ff);
-            sizes.max(crate::WorkspaceSizes::of_matrices(&step, widest)).max(
-                crate::WorkspaceSizes::of_attention(
-                    &step,
-                    layer.n_heads,
-                    layer.n_kv_heads,
-                    layer.head_dim_k,
-                    layer.head_dim_v,
-                ),
-            )
+            let sizes = sizes.max(crate::WorkspaceSizes::of_matrices(&step, layer.widest_input));
+            match &layer.attention {
+                Some(attention) => sizes.max(crate::WorkspaceSizes::of_attention(&step, attention)),
+                None => sizes,
+            }
         },
     )
 }

@@ -4,6 +4,8 @@
 //! allocated any more, and from the start where [`Workspace::reserve`] was told what that is; no value in it outlives an
 //! operation.
 
+use tokenmill_backend::AttentionShape;
+
 use crate::{
     CpuExecError, Host,
     attention::AttentionScratch,
@@ -71,13 +73,13 @@ impl WorkspaceSizes {
     ///
     /// # Panics
     /// When there are no KV heads.
-    pub fn of_attention(
-        step: &StepSizes,
-        n_heads: usize,
-        n_kv_heads: usize,
-        head_dim_k: usize,
-        head_dim_v: usize,
-    ) -> Self {
+    pub fn of_attention(step: &StepSizes, attention: &AttentionShape) -> Self {
+        let AttentionShape {
+            n_heads,
+            n_kv_heads,
+            head_dim_k,
+            head_dim_v,
+        } = *attention;
         AttentionScratch::sizes(step, n_heads, n_kv_heads, head_dim_k, head_dim_v)
     }
 

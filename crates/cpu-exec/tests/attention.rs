@@ -1,6 +1,6 @@
 //! Attention over pages against a naive twin, for every KV type, mask and grouping.
 
-use tokenmill_backend::{Attention, KvLayerShape, KvType, PAGE_TOKENS};
+use tokenmill_backend::{Attention, AttentionShape, KvLayerShape, KvType, PAGE_TOKENS};
 use tokenmill_cpu_exec::{
     AttentionBatch, Host, KvStore, Matrix, StepSizes, Workspace, WorkspaceSizes, attention, linear,
 };
@@ -310,8 +310,14 @@ fn no_step_takes_more_memory_than_was_planned() {
         n_ctx: 700,
     };
     let n_cols = 512;
+    let attention = AttentionShape {
+        n_heads: 8,
+        n_kv_heads: 2,
+        head_dim_k: 64,
+        head_dim_v: 64,
+    };
     let sizes =
-        WorkspaceSizes::of_matrices(&step, n_cols).max(WorkspaceSizes::of_attention(&step, 8, 2, 64, 64));
+        WorkspaceSizes::of_matrices(&step, n_cols).max(WorkspaceSizes::of_attention(&step, &attention));
     let scene = Scene::new(SHAPE, 8, &[700; 5]);
     for n_threads in [1, 3] {
         let host = Host::new(n_threads, CpuFeatures::detect()).unwrap();

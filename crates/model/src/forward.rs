@@ -3,22 +3,25 @@
 //! Separate from everything that moves values or weights. Invariant: it branches on the network and on counts only, so
 //! one [`StepShape`] always runs the same operations on the same buffers.
 //!
-//! A layer adds two halves to the stream `hidden`, attention and a feed-forward network. Each reads the stream through a
+//! A layer adds two halves to the stream `hidden`, a mixer and a feed-forward network. Each reads the stream through a
 //! norm, and the addition of one half computes the norm of the next on the way:
 //!
 //! ```text
 //! normed = norm(hidden)
-//! q, k, v = W_q normed, W_k normed, W_v normed      rotate q and k, store k and v
-//! hidden += W_o attention(q)                        normed = norm(hidden)
-//! hidden += W_down (f(W_gate normed) * W_up normed)
+//! hidden += project(mix(normed))       normed = norm(hidden)
+//! hidden += ffn(normed)
 //! ```
+//!
+//! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`.
 
-use tokenmill_backend::{Backend, BackendError, LinearJob, Norm, RopeStoreKv, RowSet, StepShape};
+use tokenmill_backend::{Backend, BackendError, Norm, RowSet, StepShape};
 
 use crate::{
     Residual,
-    activations::{Activations, Heads, Rows, Scratch},
-    network::{Ffn, Layer, Network},
+    activations::{Activations, Rows},
+    ffn::FfnBuffers,
+    mixers::MixerRows,
+    network::{Layer, Network},
 };
 
 /// Runs one step: embeds the tokens, runs every layer, and samples from the logits of the rows asked for.
@@ -34,8 +37,9 @@ pub(crate) fn forward<B: Backend>(
     let Activations {
         tokens,
         outputs,
-        heads,
-        scratch,
+        mixers,
+        ffns,
+        delta,
         head_input,
         logits,
     } = buffers;
@@ -46,40 +50,39 @@ pub(crate) fn forward<B: Backend>(
     }
     let embedding = &network.token_embd.matrix;
     backend.embed(embedding, network.embedding_scale, n_tokens, &mut tokens.hidden)?;
-    let (last, layers) = network.layers.split_last().expect("a network has a layer");
-    if let Some(norm) = &network.layers[0].attn_norm {
+    if let Some(norm) = &network.layers[0].mixer_norm {
         backend.norm(norm, &tokens.hidden, n_tokens, &mut tokens.normed)?;
     }
-    for (layer, next) in layers.iter().zip(&network.layers[1..]) {
-        project_and_store(backend, network, layer, tokens, heads, n_tokens)?;
-        backend.attention(&layer.attention, shape, &heads.q, &mut tokens.attn)?;
-        add_halves(
-            backend,
-            network,
-            layer,
-            next.attn_norm.as_ref(),
-            tokens,
-            scratch,
-            n_tokens,
-        )?;
-    }
-    project_and_store(backend, network, last, tokens, heads, n_tokens)?;
     let picks_rows = n_outputs < n_tokens;
-    if n_outputs > 0 {
-        backend.attention(&last.attention, shape, &heads.q, &mut tokens.attn)?;
-        if picks_rows {
-            pick_outputs(backend, last, tokens, outputs, shape)?;
+    for (layer_idx, layer) in network.layers.iter().enumerate() {
+        let next = network.layers.get(layer_idx + 1);
+        let wants_output = next.is_some() || n_outputs > 0;
+        let mut rows = MixerRows {
+            input: match layer.mixer_norm {
+                Some(_) => &tokens.normed,
+                None => &tokens.hidden,
+            },
+            mixed: &mut tokens.mixed,
+        };
+        (layer.mixer).mix(backend, network, shape, &mut rows, mixers, wants_output)?;
+        let mut add_halves = |backend, next_norm, rows, n_rows| {
+            let half = Halves {
+                network,
+                layer,
+                next_norm,
+                n_rows,
+            };
+            half.add(backend, rows, ffns, delta)
+        };
+        match next {
+            Some(next) => add_halves(backend, next.mixer_norm.as_ref(), tokens, n_tokens)?,
+            None if !wants_output => {}
+            None if picks_rows => {
+                pick_outputs(backend, network, layer, tokens, outputs, shape)?;
+                add_halves(backend, Some(&network.output_norm), outputs, n_outputs)?;
+            }
+            None => add_halves(backend, Some(&network.output_norm), tokens, n_outputs)?,
         }
-        let rows = if picks_rows { &mut *outputs } else { &mut *tokens };
-        add_halves(
-            backend,
-            network,
-            last,
-            Some(&network.output_norm),
-            rows,
-            scratch,
-            n_outputs,
-        )?;
     }
     let rows = if picks_rows { outputs } else { tokens };
     if shape.n_logits > 0 {
@@ -88,150 +91,106 @@ pub(crate) fn forward<B: Backend>(
     backend.sample(shape, n_vocab, n_embd, logits, &rows.normed)
 }
 
-/// Computes queries, keys and values of each token, rotates the first two, and stores the last two.
-fn project_and_store<B: Backend>(
-    backend: &mut B,
-    network: &Network<B>,
-    layer: &Layer<B>,
-    tokens: &Rows<B::Buffer>,
-    heads: &mut Heads<B::Buffer>,
-    n_tokens: usize,
-) -> Result<(), BackendError> {
-    let mut projections = [
-        (&layer.attn_q, &mut heads.q),
-        (&layer.attn_k, &mut heads.k),
-        (&layer.attn_v, &mut heads.v),
-    ]
-    .map(|(linear, output)| LinearJob { linear, output });
-    backend.linear_group(tokens.input(layer.attn_norm.as_ref()), n_tokens, &mut projections)?;
-    let job = RopeStoreKv {
-        layer_idx: layer.attention.layer_idx,
-        q_norm: layer.attn_q_norm.as_ref(),
-        k_norm: layer.attn_k_norm.as_ref(),
-        rope: layer.rope.map(|rope_idx| &network.ropes[rope_idx]),
-        q_width: layer.attn_q.n_out,
-        k_width: layer.attn_k.n_out,
-        q: &mut heads.q,
-        k: &mut heads.k,
-        v: &heads.v,
-    };
-    backend.rope_store_kv(job, n_tokens)
-}
-
 /// Gathers the output rows of what the rest of the last layer reads.
 fn pick_outputs<B: Backend>(
     backend: &mut B,
+    network: &Network<B>,
     layer: &Layer<B>,
     tokens: &Rows<B::Buffer>,
     outputs: &mut Rows<B::Buffer>,
     shape: &StepShape,
 ) -> Result<(), BackendError> {
-    let (n_embd, attn_width) = (layer.attn_output.n_out, layer.attn_output.n_in);
+    let (n_embd, mixed_width) = (network.token_embd.n_in, layer.mixer.output_width());
     let rows = RowSet::Outputs;
     backend.gather(rows, shape, n_embd, &tokens.hidden, &mut outputs.hidden)?;
-    backend.gather(rows, shape, attn_width, &tokens.attn, &mut outputs.attn)?;
+    backend.gather(rows, shape, mixed_width, &tokens.mixed, &mut outputs.mixed)?;
     if layer.residual == Residual::Parallel {
         backend.gather(rows, shape, n_embd, &tokens.normed, &mut outputs.normed)?;
     }
     Ok(())
 }
 
-/// Adds both halves of a layer to the stream, once attention was computed, and applies the norm that comes next.
-fn add_halves<B: Backend>(
-    backend: &mut B,
-    network: &Network<B>,
-    layer: &Layer<B>,
-    next_norm: Option<&Norm<B::Vector>>,
-    rows: &mut Rows<B::Buffer>,
-    scratch: &mut Scratch<B::Buffer>,
+/// Adds both halves of a layer to the stream, once its mixer has mixed, and applies the norm that comes next.
+struct Halves<'a, B: Backend> {
+    network: &'a Network<B>,
+    layer: &'a Layer<B>,
+    next_norm: Option<&'a Norm<B::Vector>>,
     n_rows: usize,
-) -> Result<(), BackendError> {
-    let ffn_norm = layer.ffn_norm.as_ref();
-    match layer.residual {
-        Residual::Sequential => {
-            project_attention(backend, layer, &rows.attn, n_rows, &mut scratch.delta)?;
-            add(backend, network, &scratch.delta, ffn_norm, rows, n_rows)?;
-            feed_forward(backend, &layer.ffn, rows.input(ffn_norm), n_rows, scratch)?;
-            add(backend, network, &scratch.delta, next_norm, rows, n_rows)
-        }
-        // Both halves read the layer's input, so the feed-forward network comes before anything is added.
-        Residual::Parallel | Residual::ParallelTwoNorms => {
-            if let Some(norm) = ffn_norm {
-                backend.norm(norm, &rows.hidden, n_rows, &mut rows.normed)?;
+}
+
+impl<B: Backend> Halves<'_, B> {
+    fn add(
+        &self,
+        backend: &mut B,
+        rows: &mut Rows<B::Buffer>,
+        ffns: &mut FfnBuffers<B::Buffer>,
+        delta: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let ffn_norm = self.layer.ffn_norm.as_ref();
+        match self.layer.residual {
+            Residual::Sequential => {
+                self.project(backend, &rows.mixed, delta)?;
+                self.add_norm(backend, delta, ffn_norm, rows)?;
+                self.feed_forward(backend, rows.input(ffn_norm), ffns, delta)?;
+                self.add_norm(backend, delta, self.next_norm, rows)
             }
-            feed_forward(backend, &layer.ffn, &rows.normed, n_rows, scratch)?;
-            add(backend, network, &scratch.delta, None, rows, n_rows)?;
-            project_attention(backend, layer, &rows.attn, n_rows, &mut scratch.delta)?;
-            add(backend, network, &scratch.delta, next_norm, rows, n_rows)
+            // Both halves read the layer's input, so the feed-forward network comes before anything is added.
+            Residual::Parallel | Residual::ParallelTwoNorms => {
+                if let Some(norm) = ffn_norm {
+                    backend.norm(norm, &rows.hidden, self.n_rows, &mut rows.normed)?;
+                }
+                self.feed_forward(backend, &rows.normed, ffns, delta)?;
+                self.add_norm(backend, delta, None, rows)?;
+                self.project(backend, &rows.mixed, delta)?;
+                self.add_norm(backend, delta, self.next_norm, rows)
+            }
         }
     }
-}
 
-/// `delta = norm(W_o attn)`, without the norm where the layer has none there.
-fn project_attention<B: Backend>(
-    backend: &mut B,
-    layer: &Layer<B>,
-    attn: &B::Buffer,
-    n_rows: usize,
-    delta: &mut B::Buffer,
-) -> Result<(), BackendError> {
-    backend.linear(&layer.attn_output, attn, n_rows, delta)?;
-    norm_if_present(backend, layer.attn_post_norm.as_ref(), n_rows, delta)
-}
-
-/// `delta = norm(W_down (f(W_gate input) * W_up input))`, without gate or norm where the network has none.
-fn feed_forward<B: Backend>(
-    backend: &mut B,
-    ffn: &Ffn<B>,
-    input: &B::Buffer,
-    n_rows: usize,
-    scratch: &mut Scratch<B::Buffer>,
-) -> Result<(), BackendError> {
-    let Scratch { gate, up, delta } = scratch;
-    if let Some(gate_linear) = &ffn.gate {
-        let gate_job = LinearJob {
-            linear: gate_linear,
-            output: &mut *gate,
-        };
-        let up_job = LinearJob {
-            linear: &ffn.up,
-            output: up,
-        };
-        backend.linear_gated(ffn.activation, input, n_rows, gate_job, up_job)?;
-        backend.linear(&ffn.down, gate, n_rows, delta)?;
-    } else {
-        backend.linear(&ffn.up, input, n_rows, up)?;
-        backend.activation(ffn.activation, n_rows, ffn.up.n_out, up, None)?;
-        backend.linear(&ffn.down, up, n_rows, delta)?;
+    /// `delta = norm(project(mixed))`, without the norm where the layer has none there.
+    fn project(&self, backend: &mut B, mixed: &B::Buffer, delta: &mut B::Buffer) -> Result<(), BackendError> {
+        self.layer.mixer.project(backend, mixed, self.n_rows, delta)?;
+        self.norm_if_present(backend, self.layer.mixer_post_norm.as_ref(), delta)
     }
-    norm_if_present(backend, ffn.post_norm.as_ref(), n_rows, delta)
-}
 
-/// `hidden += scale * delta; normed = norm(hidden)`, without the norm where there is none.
-fn add<B: Backend>(
-    backend: &mut B,
-    network: &Network<B>,
-    delta: &B::Buffer,
-    norm: Option<&Norm<B::Vector>>,
-    rows: &mut Rows<B::Buffer>,
-    n_rows: usize,
-) -> Result<(), BackendError> {
-    let (scale, n_embd) = (network.residual_scale, network.token_embd.n_in);
-    match norm {
-        Some(norm) => backend.add_norm(scale, delta, norm, n_rows, &mut rows.hidden, &mut rows.normed),
-        None => backend.add(scale, n_rows, n_embd, &mut rows.hidden, delta),
+    /// `delta = norm(ffn(input))`, without the norm where the layer has none there.
+    fn feed_forward(
+        &self,
+        backend: &mut B,
+        input: &B::Buffer,
+        ffns: &mut FfnBuffers<B::Buffer>,
+        delta: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        (self.layer.ffn).run(backend, input, self.n_rows, ffns, delta)?;
+        self.norm_if_present(backend, self.layer.ffn_post_norm.as_ref(), delta)
     }
-}
 
-fn norm_if_present<B: Backend>(
-    backend: &mut B,
-    norm: Option<&Norm<B::Vector>>,
-    n_rows: usize,
-    rows: &mut B::Buffer,
-) -> Result<(), BackendError> {
-    match norm {
-        Some(norm) => backend.norm_in_place(norm, n_rows, norm.width, rows),
-        None => Ok(()),
+    /// `hidden += scale * delta; normed = norm(hidden)`, without the norm where there is none.
+    fn add_norm(
+        &self,
+        backend: &mut B,
+        delta: &B::Buffer,
+        norm: Option<&Norm<B::Vector>>,
+        rows: &mut Rows<B::Buffer>,
+    ) -> Result<(), BackendError> {
+        let (scale, n_embd) = (self.network.residual_scale, self.network.token_embd.n_in);
+        let (hidden, normed) = (&mut rows.hidden, &mut rows.normed);
+        match norm {
+            Some(norm) => backend.add_norm(scale, delta, norm, self.n_rows, hidden, normed),
+            None => backend.add(scale, self.n_rows, n_embd, hidden, delta),
+        }
+    }
+
+    fn norm_if_present(
+        &self,
+        backend: &mut B,
+        norm: Option<&Norm<B::Vector>>,
+        rows: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        match norm {
+            Some(norm) => backend.norm_in_place(norm, self.n_rows, norm.width, rows),
+            None => Ok(()),
+        }
     }
 }
 

@@ -47,7 +47,9 @@ mod activations;
 mod arch;
 mod descriptor;
 mod error;
+mod ffn;
 mod forward;
+mod mixers;
 mod model;
 mod model_executor;
 mod network;
@@ -57,8 +59,8 @@ mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, NormDescriptor, NormPlacement,
-    OutputHead, Presence, QkNorm, Residual,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, MixerDescriptor,
+    NormDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual,
 };
 pub use error::LoadError;
 pub use model::{Model, ModelOptions, build};

@@ -6,12 +6,12 @@
 use std::path::Path;
 
 use tokenmill_backend::{
-    Allocation, Backend, ExecutorLimits, KvLayerShape, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS,
+    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS,
 };
 use tokenmill_gguf::GgufFile;
 
 use crate::{
-    Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
+    AttentionDescriptor, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
@@ -244,12 +244,9 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
 
 fn kv_layout(descriptor: &Descriptor, limits: &ExecutorLimits, options: &ModelOptions) -> KvLayout {
     KvLayout {
-        layers: (descriptor.layers.iter())
-            .map(|layer| KvLayerShape {
-                n_kv_heads: layer.attention.n_kv_heads,
-                head_dim_k: layer.attention.head_dim_k,
-                head_dim_v: layer.attention.head_dim_v,
-            })
+        layers: descriptor
+            .kv_layers()
+            .map(AttentionDescriptor::kv_shape)
             .collect(),
         n_pages: limits.n_pages,
         n_host_pages: limits.n_host_pages,

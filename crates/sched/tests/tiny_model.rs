@@ -261,7 +261,7 @@ fn samples_of_one_prompt_equal_requests_of_their_own() {
 fn a_sliding_window_in_a_small_pool_equals_one_in_a_large_pool() {
     let mut descriptor = tiny_llama();
     for layer in &mut descriptor.layers {
-        layer.attention.window = Some(24);
+        layer.attention_mut().window = Some(24);
     }
     let model = TinyModel::random(descriptor, TensorType::Q8_0, 12);
     let prompts = prompts(6);

@@ -69,10 +69,10 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
     descriptor.ropes[0].head_dim = 64;
     descriptor.ropes[0].n_dims = 64;
     for layer in &mut descriptor.layers {
-        layer.attention.head_dim_k = 64;
-        layer.attention.head_dim_v = 64;
-        layer.attention.scale = 0.125;
-        layer.ffn.n_ff = 512;
+        layer.attention_mut().head_dim_k = 64;
+        layer.attention_mut().head_dim_v = 64;
+        layer.attention_mut().scale = 0.125;
+        layer.dense_mut().n_ff = 512;
     }
     // Limits on the root mean square difference, relative to that of the logits. Both sides round K and V, and differ
     // only where a value lies between two neighbours: rare steps of 2^-11 or 1/127. An activation in a block of 32 to

@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
-    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, NormDescriptor, NormPlacement,
-    OutputHead, Presence, QkNorm, Residual, RopeDescriptor, RopeScaling, WeightInfo, WeightSource,
-    WeightTensor,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
+    MixerDescriptor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
+    RopeDescriptor, RopeScaling, WeightInfo, WeightSource, WeightTensor, build,
 };
 use tokenmill_quant::quantize_row;
 
-use crate::random::Random;
+use crate::{NaiveBackend, random::Random};
 
 /// A random network.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ struct Tensor {
 /// Describes a two-layer llama: 64 wide, 4 query heads over 2 KV heads of 16, a vocabulary of 96.
 pub fn tiny_llama() -> Descriptor {
     let layer = LayerDescriptor {
-        attention: AttentionDescriptor {
+        mixer: MixerDescriptor::Attention(AttentionDescriptor {
             n_heads: 4,
             n_kv_heads: 2,
             head_dim_k: 16,
@@ -47,13 +47,13 @@ pub fn tiny_llama() -> Descriptor {
             qk_norm: None,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
-        },
-        ffn: FfnDescriptor {
+        }),
+        ffn: FfnDescriptor::Dense(DenseDescriptor {
             n_ff: 96,
             activation: Activation::Silu,
             is_gated: true,
             bias: Presence::Absent,
-        },
+        }),
         norms: NormPlacement::Pre,
         residual: Residual::Sequential,
     };
@@ -142,7 +142,7 @@ impl TinyModel {
     /// [`GgufError`] where the writer refuses a tensor.
     pub fn to_gguf(&self) -> Result<Vec<u8>, GgufError> {
         let Descriptor { layers, ropes, .. } = &self.descriptor;
-        let attention = &layers[0].attention;
+        let attention = layers[0].mixer.attention().expect("a llama has attention");
         let mut writer = GgufWriter::new();
         let metadata = writer.metadata_mut();
         metadata.insert("general.architecture", "llama")?;
@@ -150,7 +150,10 @@ impl TinyModel {
             ("block_count", layers.len()),
             ("context_length", self.descriptor.n_ctx_train),
             ("embedding_length", self.descriptor.n_embd),
-            ("feed_forward_length", layers[0].ffn.n_ff),
+            (
+                "feed_forward_length",
+                layers[0].ffn.dense().expect("a llama is dense").n_ff,
+            ),
             ("attention.head_count", attention.n_heads),
             ("attention.head_count_kv", attention.n_kv_heads),
             ("attention.key_length", attention.head_dim_k),
@@ -198,98 +201,55 @@ impl WeightSource for TinyModel {
     }
 }
 
-/// The tensors that a descriptor asks for, optional ones included, with their dimensions, the contiguous one first.
+/// The tensors that a descriptor asks for, optional ones included, with their dimensions, the contiguous one first. A load
+/// is asked for them one by one, so that there is no second list of what a network is made of.
 fn tensor_dims(descriptor: &Descriptor) -> Vec<(String, Vec<usize>)> {
-    let n_embd = descriptor.n_embd;
-    let mut dims = vec![("token_embd.weight".to_owned(), vec![n_embd, descriptor.n_vocab])];
-    let mut add = |name: String, is_present: bool, shape: &[usize]| {
-        if is_present {
-            dims.push((name, shape.to_vec()));
-        }
+    let mut probe = Probe {
+        dims: Vec::new(),
+        ones: 1.0_f32.to_le_bytes().repeat(1 << 20),
     };
-    let has = |presence: Presence| presence != Presence::Absent;
-    let has_norm_bias = has(descriptor.norm.bias);
-    for rope in descriptor.ropes.iter().take(1) {
-        add(
-            "rope_freqs.weight".to_owned(),
-            rope.has_freq_factors,
-            &[rope.n_dims / 2],
+    loop {
+        let load = build(
+            descriptor,
+            &probe,
+            NaiveBackend::default(),
+            &ModelOptions::default(),
+            &mut |_| {},
         );
+        match load {
+            Err(LoadError::WrongShape { name, expected, .. }) => probe.dims.push((name, expected)),
+            _ => return probe.dims,
+        }
     }
-    for (layer_idx, layer) in descriptor.layers.iter().enumerate() {
-        let attention = &layer.attention;
-        let q_width = attention.n_heads * attention.head_dim_k;
-        let k_width = attention.n_kv_heads * attention.head_dim_k;
-        let v_width = attention.n_kv_heads * attention.head_dim_v;
-        let attn_width = attention.n_heads * attention.head_dim_v;
-        let n_ff = layer.ffn.n_ff;
-        let has_ffn_norm = layer.norms.has_pre() && layer.residual != Residual::Parallel;
-        for (name, is_present) in [
-            ("attn_norm", layer.norms.has_pre()),
-            ("ffn_norm", has_ffn_norm),
-            ("post_attention_norm", layer.norms.has_post()),
-            ("post_ffw_norm", layer.norms.has_post()),
-        ] {
-            add(format!("blk.{layer_idx}.{name}.weight"), is_present, &[n_embd]);
-            add(
-                format!("blk.{layer_idx}.{name}.bias"),
-                is_present && has_norm_bias,
-                &[n_embd],
-            );
-        }
-        for (name, n_in, n_out, bias) in [
-            ("attn_q", n_embd, q_width, attention.qkv_bias),
-            ("attn_k", n_embd, k_width, attention.qkv_bias),
-            ("attn_v", n_embd, v_width, attention.qkv_bias),
-            ("attn_output", attn_width, n_embd, attention.output_bias),
-            ("ffn_gate", n_embd, n_ff, layer.ffn.bias),
-            ("ffn_up", n_embd, n_ff, layer.ffn.bias),
-            ("ffn_down", n_ff, n_embd, layer.ffn.bias),
-        ] {
-            let is_present = name != "ffn_gate" || layer.ffn.is_gated;
-            add(
-                format!("blk.{layer_idx}.{name}.weight"),
-                is_present,
-                &[n_in, n_out],
-            );
-            add(
-                format!("blk.{layer_idx}.{name}.bias"),
-                is_present && has(bias),
-                &[n_out],
-            );
-        }
-        for (name, row_width) in [("attn_q_norm", q_width), ("attn_k_norm", k_width)] {
-            let width = match attention.qk_norm {
-                Some(QkNorm::Row) => row_width,
-                _ => attention.head_dim_k,
-            };
-            add(
-                format!("blk.{layer_idx}.{name}.weight"),
-                attention.qk_norm.is_some(),
-                &[width],
-            );
-        }
-        add(
-            format!("blk.{layer_idx}.attn_sinks.weight"),
-            attention.has_sinks,
-            &[attention.n_heads],
-        );
-    }
-    add("output_norm.weight".to_owned(), true, &[n_embd]);
-    add("output_norm.bias".to_owned(), has_norm_bias, &[n_embd]);
-    add(
-        "output.weight".to_owned(),
-        descriptor.head == OutputHead::Own,
-        &[n_embd, descriptor.n_vocab],
-    );
-    add(
-        "output.bias".to_owned(),
-        has(descriptor.head_bias),
-        &[descriptor.n_vocab],
-    );
-    dims
 }
 
+/// A source whose tensors have no numbers until their dimensions are known.
+struct Probe {
+    dims: Vec<(String, Vec<usize>)>,
+    /// Longer than any tensor of a small model.
+    ones: Vec<u8>,
+}
+
+impl WeightSource for Probe {
+    fn infos(&self) -> Vec<WeightInfo> {
+        Vec::new()
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.dims.iter().any(|(known, _)| known == name)
+    }
+
+    fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
+        let known = self.dims.iter().find(|(known, _)| known == name);
+        let dims = known.map_or(vec![0], |(_, dims)| dims.clone());
+        let n_bytes = 4 * dims.iter().product::<usize>();
+        Some(WeightTensor {
+            ty: TensorType::F32,
+            dims,
+            bytes: self.ones[..n_bytes].into(),
+        })
+    }
+}
 /// Matrices that keep the size of what they multiply, norm weights and frequency divisors near 1, other vectors near 0.
 fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Tensor {
     let mut random = Random::named(seed, name);

@@ -35,16 +35,16 @@ pub const VARIANTS: &[Variant] = &[
         all(d, |layer| layer.residual = Residual::ParallelTwoNorms);
     }),
     ("norm of q and k heads", |d| {
-        all(d, |layer| layer.attention.qk_norm = Some(QkNorm::Head));
+        all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::Head));
     }),
     ("norm of q and k rows", |d| {
-        all(d, |layer| layer.attention.qk_norm = Some(QkNorm::Row));
+        all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::Row));
     }),
     ("biases", |d| {
         all(d, |layer| {
-            layer.attention.qkv_bias = Presence::Required;
-            layer.attention.output_bias = Presence::Optional;
-            layer.ffn.bias = Presence::Required;
+            layer.attention_mut().qkv_bias = Presence::Required;
+            layer.attention_mut().output_bias = Presence::Optional;
+            layer.dense_mut().bias = Presence::Required;
         });
         d.head_bias = Presence::Required;
     }),
@@ -75,57 +75,61 @@ pub const VARIANTS: &[Variant] = &[
         };
     }),
     ("frequency factors", |d| d.ropes[0].has_freq_factors = true),
-    ("a layer without positions", |d| d.layers[1].attention.rope = None),
+    ("a layer without positions", |d| {
+        d.layers[1].attention_mut().rope = None;
+    }),
     ("a window in one layer", |d| {
-        d.layers[0].attention.window = Some(7);
+        d.layers[0].attention_mut().window = Some(7);
     }),
     ("windows in all layers", |d| {
-        all(d, |layer| layer.attention.window = Some(20));
+        all(d, |layer| layer.attention_mut().window = Some(20));
     }),
-    ("a window of one", |d| d.layers[1].attention.window = Some(1)),
+    ("a window of one", |d| {
+        d.layers[1].attention_mut().window = Some(1);
+    }),
     ("capped scores", |d| {
-        all(d, |layer| layer.attention.softcap = Some(0.5));
+        all(d, |layer| layer.attention_mut().softcap = Some(0.5));
     }),
     ("attention sinks", |d| {
-        all(d, |layer| layer.attention.has_sinks = true);
+        all(d, |layer| layer.attention_mut().has_sinks = true);
     }),
     ("another score scale", |d| {
-        all(d, |layer| layer.attention.scale = 0.7);
+        all(d, |layer| layer.attention_mut().scale = 0.7);
     }),
     ("one KV head", |d| {
-        all(d, |layer| layer.attention.n_kv_heads = 1);
+        all(d, |layer| layer.attention_mut().n_kv_heads = 1);
     }),
     ("as many KV heads as heads", |d| {
-        all(d, |layer| layer.attention.n_kv_heads = 4);
+        all(d, |layer| layer.attention_mut().n_kv_heads = 4);
     }),
     ("wide values", |d| {
-        all(d, |layer| layer.attention.head_dim_v = 32);
+        all(d, |layer| layer.attention_mut().head_dim_v = 32);
     }),
     ("heads wider than the network", |d| {
         all(d, |layer| {
-            layer.attention.head_dim_k = 48;
-            layer.attention.head_dim_v = 48;
+            layer.attention_mut().head_dim_k = 48;
+            layer.attention_mut().head_dim_v = 48;
         });
         d.ropes[0].head_dim = 48;
     }),
     ("layers of different widths", |d| {
-        d.layers[0].ffn.n_ff = 32;
-        d.layers[1].attention.n_heads = 2;
-        d.layers[1].attention.n_kv_heads = 1;
+        d.layers[0].dense_mut().n_ff = 32;
+        d.layers[1].attention_mut().n_heads = 2;
+        d.layers[1].attention_mut().n_kv_heads = 1;
     }),
     ("GELU", |d| {
-        all(d, |layer| layer.ffn.activation = Activation::GeluErf);
+        all(d, |layer| layer.dense_mut().activation = Activation::GeluErf);
     }),
     ("approximate GELU", |d| {
-        all(d, |layer| layer.ffn.activation = Activation::GeluTanh);
+        all(d, |layer| layer.dense_mut().activation = Activation::GeluTanh);
     }),
     ("ReLU", |d| {
-        all(d, |layer| layer.ffn.activation = Activation::Relu);
+        all(d, |layer| layer.dense_mut().activation = Activation::Relu);
     }),
     ("squared ReLU without gate", |d| {
         all(d, |layer| {
-            layer.ffn.activation = Activation::ReluSquared;
-            layer.ffn.is_gated = false;
+            layer.dense_mut().activation = Activation::ReluSquared;
+            layer.dense_mut().is_gated = false;
         });
     }),
     ("scaled residuals", |d| d.residual_scale = 0.4),

@@ -108,11 +108,11 @@ fn numbers_that_would_make_others_infinite_are_named() {
             "the model's norm epsilon is NaN, expected a number, not negative",
         ),
         (
-            |it| it.layers[1].attention.scale = f32::INFINITY,
+            |it| it.layers[1].attention_mut().scale = f32::INFINITY,
             "the model's attention scale is inf, expected a positive number",
         ),
         (
-            |it| it.layers[0].attention.softcap = Some(0.0),
+            |it| it.layers[0].attention_mut().softcap = Some(0.0),
             "the model's attention softcap is 0, expected a positive number",
         ),
         (

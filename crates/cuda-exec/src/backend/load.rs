@@ -126,7 +126,8 @@ impl CudaBackend {
 /// Query heads and width of a value head, the largest product of both.
 fn widest_attention(network: &NetworkShape) -> [usize; 2] {
     (network.layers.iter())
-        .map(|layer| [layer.n_heads, layer.head_dim_v])
+        .filter_map(|layer| layer.attention)
+        .map(|attention| [attention.n_heads, attention.head_dim_v])
         .max_by_key(|[n_heads, dim_v]| n_heads * (dim_v + 2))
         .unwrap_or([1, 1])
 }

@@ -6,8 +6,9 @@ use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, Metadata};
 
 use crate::{
-    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
-    NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
+    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
+    RopeScaling,
 };
 
 /// A GGUF file's metadata, asked by the part of the key after the architecture's name.
@@ -91,7 +92,7 @@ impl GgufConfig<'_> {
         let eps = self.metadata.f32(&self.key("attention.layer_norm_rms_epsilon"))?;
         let layers = (0..n_layers)
             .map(|layer_idx| LayerDescriptor {
-                attention: AttentionDescriptor {
+                mixer: MixerDescriptor::Attention(AttentionDescriptor {
                     n_heads: n_heads[layer_idx],
                     n_kv_heads: n_kv_heads[layer_idx],
                     head_dim_k,
@@ -104,13 +105,13 @@ impl GgufConfig<'_> {
                     qk_norm: None,
                     qkv_bias: Presence::Absent,
                     output_bias: Presence::Absent,
-                },
-                ffn: FfnDescriptor {
+                }),
+                ffn: FfnDescriptor::Dense(DenseDescriptor {
                     n_ff: n_ff[layer_idx],
                     activation: Activation::Silu,
                     is_gated: true,
                     bias: Presence::Absent,
-                },
+                }),
                 norms: NormPlacement::Pre,
                 residual: Residual::Sequential,
             })

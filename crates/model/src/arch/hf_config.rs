@@ -11,8 +11,9 @@ use tokenmill_gguf::RegularFile;
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
 use crate::{
-    AttentionDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError, NormDescriptor,
-    NormPlacement, OutputHead, Presence, Residual, RopeDescriptor, RopeScaling,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
+    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
+    RopeScaling,
 };
 
 /// A `config.json`.
@@ -121,7 +122,7 @@ impl HfConfig {
                 Some(types) => types.get(layer_idx).and_then(Value::as_str) == Some("sliding_attention"),
                 None => layer_idx >= first_layer,
             };
-            layer.attention.window = is_sliding.then_some(window);
+            layer.attention_mut().window = is_sliding.then_some(window);
         }
         Ok(())
     }
@@ -151,7 +152,7 @@ impl HfConfig {
         let head_dim = self.opt_usize("head_dim")?.unwrap_or(n_embd / n_heads.max(1));
         let eps = self.opt_f32("rms_norm_eps")?;
         let layer = LayerDescriptor {
-            attention: AttentionDescriptor {
+            mixer: MixerDescriptor::Attention(AttentionDescriptor {
                 n_heads,
                 n_kv_heads: self.opt_usize("num_key_value_heads")?.unwrap_or(n_heads),
                 head_dim_k: head_dim,
@@ -164,13 +165,13 @@ impl HfConfig {
                 qk_norm: None,
                 qkv_bias: Presence::Absent,
                 output_bias: Presence::Absent,
-            },
-            ffn: FfnDescriptor {
+            }),
+            ffn: FfnDescriptor::Dense(DenseDescriptor {
                 n_ff: self.usize("intermediate_size")?,
                 activation,
                 is_gated: true,
                 bias: Presence::Absent,
-            },
+            }),
             norms: NormPlacement::Pre,
             residual: Residual::Sequential,
         };

@@ -14,9 +14,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Norm)?;
         for layer in &mut descriptor.layers {
-            layer.attention.qkv_bias = Presence::Optional;
-            layer.attention.output_bias = Presence::Optional;
-            layer.ffn.bias = Presence::Optional;
+            layer.attention_mut().qkv_bias = Presence::Optional;
+            layer.attention_mut().output_bias = Presence::Optional;
+            layer.dense_mut().bias = Presence::Optional;
         }
         Ok(descriptor)
     },
@@ -27,9 +27,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let attention_bias = config.presence("attention_bias")?;
         let ffn_bias = config.presence("mlp_bias")?;
         for layer in &mut descriptor.layers {
-            layer.attention.qkv_bias = attention_bias;
-            layer.attention.output_bias = attention_bias;
-            layer.ffn.bias = ffn_bias;
+            layer.attention_mut().qkv_bias = attention_bias;
+            layer.attention_mut().output_bias = attention_bias;
+            layer.dense_mut().bias = ffn_bias;
         }
         config.set_windows(&mut descriptor, 0)?;
         Ok(descriptor)

@@ -14,7 +14,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         for layer in descriptor.layers.iter_mut().skip(3).step_by(4) {
-            layer.attention.window = None;
+            layer.attention_mut().window = None;
         }
         finish(&mut descriptor);
         Ok(descriptor)
@@ -28,8 +28,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let mut descriptor = config.decoder()?;
         let bias = config.presence("attention_bias")?;
         for layer in &mut descriptor.layers {
-            layer.attention.qkv_bias = bias;
-            layer.attention.output_bias = bias;
+            layer.attention_mut().qkv_bias = bias;
+            layer.attention_mut().output_bias = bias;
         }
         config.set_windows(&mut descriptor, 0)?;
         finish(&mut descriptor);
@@ -43,8 +43,8 @@ fn finish(descriptor: &mut Descriptor) {
     descriptor.ropes.push(unscaled);
     for layer in &mut descriptor.layers {
         layer.norms = NormPlacement::Post;
-        layer.attention.qk_norm = Some(QkNorm::Row);
+        layer.attention_mut().qk_norm = Some(QkNorm::Row);
         // Behind a window no position is further away than in the training.
-        layer.attention.rope = Some(usize::from(layer.attention.window.is_some()));
+        layer.attention_mut().rope = Some(usize::from(layer.attention_mut().window.is_some()));
     }
 }

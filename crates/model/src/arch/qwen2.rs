@@ -11,7 +11,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         for layer in &mut descriptor.layers {
-            layer.attention.qkv_bias = Presence::Required;
+            layer.attention_mut().qkv_bias = Presence::Required;
         }
         Ok(descriptor)
     },
@@ -20,7 +20,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         for layer in &mut descriptor.layers {
-            layer.attention.qkv_bias = Presence::Required;
+            layer.attention_mut().qkv_bias = Presence::Required;
         }
         if config.is("use_sliding_window")? {
             config.set_windows(&mut descriptor, config.max_window_layers()?)?;

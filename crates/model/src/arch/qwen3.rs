@@ -11,7 +11,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
         for layer in &mut descriptor.layers {
-            layer.attention.qk_norm = Some(QkNorm::Head);
+            layer.attention_mut().qk_norm = Some(QkNorm::Head);
         }
         Ok(descriptor)
     },
@@ -21,9 +21,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         let mut descriptor = config.decoder()?;
         let bias = config.presence("attention_bias")?;
         for layer in &mut descriptor.layers {
-            layer.attention.qk_norm = Some(QkNorm::Head);
-            layer.attention.qkv_bias = bias;
-            layer.attention.output_bias = bias;
+            layer.attention_mut().qk_norm = Some(QkNorm::Head);
+            layer.attention_mut().qkv_bias = bias;
+            layer.attention_mut().output_bias = bias;
         }
         if config.is("use_sliding_window")? {
             config.set_windows(&mut descriptor, config.max_window_layers()?)?;

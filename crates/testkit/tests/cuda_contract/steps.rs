@@ -76,11 +76,11 @@ fn launches_of_a_layer(ty: TensorType, others: &[(&str, TensorType)]) -> BTreeMa
         descriptor.ropes[0].head_dim = 32;
         descriptor.ropes[0].n_dims = 32;
         let mut layer = descriptor.layers[0].clone();
-        layer.attention.n_heads = 8;
-        layer.attention.n_kv_heads = 4;
-        layer.attention.head_dim_k = 32;
-        layer.attention.head_dim_v = 32;
-        layer.ffn.n_ff = 256;
+        layer.attention_mut().n_heads = 8;
+        layer.attention_mut().n_kv_heads = 4;
+        layer.attention_mut().head_dim_k = 32;
+        layer.attention_mut().head_dim_v = 32;
+        layer.dense_mut().n_ff = 256;
         descriptor.layers = vec![layer; n_layers];
         let mut model = TinyModel::random(descriptor, ty, 3);
         for layer_idx in 0..n_layers {

@@ -125,7 +125,7 @@ fn a_step_allocates_nothing_whatever_the_model_the_vocabulary_and_the_context() 
     deep.layers = vec![deep.layers[0].clone(); 6];
     let mut wide = tiny_llama();
     for layer in &mut wide.layers {
-        layer.ffn.n_ff *= 4;
+        layer.dense_mut().n_ff *= 4;
     }
     let greedy = Arc::new(SamplingParams::default());
     let sampled = Arc::new(SamplingParams {

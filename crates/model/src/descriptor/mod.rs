@@ -4,7 +4,13 @@
 //! a descriptor and weights into a network, and the forward pass follows it without knowing an architecture's name.
 //! Invariant: a descriptor that passed [`Descriptor::validate`] describes a network that can be built and run.
 
-use tokenmill_backend::{Activation, LayerShape, NetworkShape, NormKind};
+mod ffn;
+mod mixer;
+
+pub use ffn::{DenseDescriptor, FfnDescriptor};
+pub use mixer::{AttentionDescriptor, MixerDescriptor, QkNorm};
+
+use tokenmill_backend::{LayerShape, NetworkShape, NormKind};
 
 use crate::{
     LoadError, RopeDescriptor,
@@ -53,71 +59,42 @@ pub struct NormDescriptor {
     pub bias: Presence,
 }
 
-/// One layer: attention and a feed-forward network.
+/// One layer: a mixer, which moves information between positions, and a feed-forward network, which works on each.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerDescriptor {
-    /// Attention.
-    pub attention: AttentionDescriptor,
+    /// The mixer.
+    pub mixer: MixerDescriptor,
     /// The feed-forward network.
     pub ffn: FfnDescriptor,
     /// Where the layer has norms.
     pub norms: NormPlacement,
-    /// How attention and feed-forward network follow each other.
+    /// How mixer and feed-forward network follow each other.
     pub residual: Residual,
 }
 
-/// Attention of one layer.
-#[derive(Clone, Debug, PartialEq)]
-pub struct AttentionDescriptor {
-    /// Query heads.
-    pub n_heads: usize,
-    /// Key and value heads.
-    pub n_kv_heads: usize,
-    /// Width of a query and key head.
-    pub head_dim_k: usize,
-    /// Width of a value head.
-    pub head_dim_v: usize,
-    /// Multiplies the scores.
-    pub scale: f32,
-    /// Index in [`Descriptor::ropes`]; `None` for a layer without positions.
-    pub rope: Option<usize>,
-    /// How many positions a query sees, its own included; `None` sees all.
-    pub window: Option<usize>,
-    /// Caps the scores.
-    pub softcap: Option<f32>,
-    /// Whether each head has an attention sink.
-    pub has_sinks: bool,
-    /// Norm of queries and keys before rope.
-    pub qk_norm: Option<QkNorm>,
-    /// Biases of q, k and v.
-    pub qkv_bias: Presence,
-    /// Bias of the output projection.
-    pub output_bias: Presence,
+impl LayerDescriptor {
+    /// The layer's attention, for an architecture's file to change.
+    ///
+    /// # Panics
+    /// Where the mixer is of another kind: the file that made the layer knows it.
+    pub fn attention_mut(&mut self) -> &mut AttentionDescriptor {
+        match &mut self.mixer {
+            MixerDescriptor::Attention(attention) => attention,
+        }
+    }
+
+    /// The layer's dense feed-forward network, for an architecture's file to change.
+    ///
+    /// # Panics
+    /// Where the network is of another kind.
+    pub fn dense_mut(&mut self) -> &mut DenseDescriptor {
+        match &mut self.ffn {
+            FfnDescriptor::Dense(dense) => dense,
+        }
+    }
 }
 
-/// What a norm of queries and keys spans. It is an RMS norm with a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum QkNorm {
-    /// Each head by itself; one weight of the width of a head.
-    Head,
-    /// All heads of a token together.
-    Row,
-}
-
-/// The feed-forward network of one layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct FfnDescriptor {
-    /// Width inside.
-    pub n_ff: usize,
-    /// Its function.
-    pub activation: Activation,
-    /// Whether there is a gate: `down(f(gate(x)) * up(x))` instead of `down(f(up(x)))`.
-    pub is_gated: bool,
-    /// Biases of its matrices.
-    pub bias: Presence,
-}
-
-/// Where a layer has norms, for attention and feed-forward network alike.
+/// Where a layer has norms, for mixer and feed-forward network alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPlacement {
     /// Before each half: `x + f(norm(x))`.
@@ -143,7 +120,7 @@ impl NormPlacement {
 /// How the halves of a layer follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
-    /// The feed-forward network sees what attention added.
+    /// The feed-forward network sees what the mixer added.
     Sequential,
     /// Both see the layer's input, through one norm.
     Parallel,
@@ -222,62 +199,14 @@ impl Descriptor {
     }
 
     fn validate_layer(&self, layer: &LayerDescriptor) -> Result<(), LoadError> {
-        let attention = &layer.attention;
-        check(
-            "head count",
-            attention.n_heads,
-            (1..=MAX_WIDTH).contains(&attention.n_heads),
-            "at least 1",
-        )?;
-        check(
-            "KV head count",
-            attention.n_kv_heads,
-            attention.n_kv_heads > 0 && attention.n_heads.is_multiple_of(attention.n_kv_heads),
-            "a divisor of the head count",
-        )?;
-        for head_dim in [attention.head_dim_k, attention.head_dim_v] {
-            check(
-                "head width",
-                head_dim,
-                (1..=MAX_WIDTH / attention.n_heads).contains(&head_dim),
-                WIDTH,
-            )?;
-        }
-        check_positive("attention scale", attention.scale)?;
-        check_positive("attention softcap", attention.softcap.unwrap_or(1.0))?;
-        check(
-            "feed-forward length",
-            layer.ffn.n_ff,
-            (1..=MAX_WIDTH).contains(&layer.ffn.n_ff),
-            WIDTH,
-        )?;
-        check(
-            "sliding window",
-            attention.window.unwrap_or(1),
-            attention.window != Some(0),
-            "at least 1",
-        )?;
+        layer.mixer.validate(&self.ropes)?;
+        layer.ffn.validate()?;
         check(
             "norm placement of a parallel layer",
             format_args!("{:?}", layer.norms),
             layer.residual == Residual::Sequential || layer.norms == NormPlacement::Pre,
             "Pre",
-        )?;
-        if let Some(rope_idx) = attention.rope {
-            let n_dims = self.ropes[rope_idx].n_dims;
-            check(
-                "rope dimension count",
-                n_dims,
-                n_dims <= attention.head_dim_k,
-                "at most the width of a head",
-            )?;
-            let head_dim = self.ropes[rope_idx].head_dim;
-            assert_eq!(
-                head_dim, attention.head_dim_k,
-                "a rope is made for the heads that use it"
-            );
-        }
-        Ok(())
+        )
     }
 
     /// The widths that a backend prepares for.
@@ -286,21 +215,22 @@ impl Descriptor {
             n_embd: self.n_embd,
             layers: (self.layers.iter())
                 .map(|layer| LayerShape {
-                    n_heads: layer.attention.n_heads,
-                    n_kv_heads: layer.attention.n_kv_heads,
-                    head_dim_k: layer.attention.head_dim_k,
-                    head_dim_v: layer.attention.head_dim_v,
-                    n_ff: layer.ffn.n_ff,
+                    attention: layer.mixer.attention().map(AttentionDescriptor::shape),
+                    widest_input: layer.mixer.output_width().max(layer.ffn.widest_input()),
                 })
                 .collect(),
         }
     }
 
-    /// The width of the widest window, where every layer has one.
+    /// The layers that store keys and values, in the order of the store.
+    pub fn kv_layers(&self) -> impl Iterator<Item = &AttentionDescriptor> {
+        self.layers.iter().filter_map(|layer| layer.mixer.attention())
+    }
+
+    /// The width of the widest window, where every layer that stores keys and values has one.
     pub fn kv_window(&self) -> Option<usize> {
-        self.layers
-            .iter()
-            .map(|layer| layer.attention.window)
+        self.kv_layers()
+            .map(|attention| attention.window)
             .try_fold(0, |widest, window| window.map(|window| window.max(widest)))
     }
 }

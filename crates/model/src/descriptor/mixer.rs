@@ -1,0 +1,162 @@
+//! [`MixerDescriptor`]: how a layer moves information between positions.
+//!
+//! Separate from the layer because each kind brings its own sizes, checks and memory. Invariant: a kind's descriptor that
+//! passed [`MixerDescriptor::validate`] can be built and run.
+
+use tokenmill_backend::{AttentionShape, KvLayerShape};
+
+use crate::{
+    LoadError, RopeDescriptor,
+    error::{check, check_positive},
+};
+
+use super::{MAX_WIDTH, Presence, WIDTH};
+
+/// The mixer of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum MixerDescriptor {
+    /// Attention over stored keys and values.
+    Attention(AttentionDescriptor),
+}
+
+impl MixerDescriptor {
+    /// The attention, where the mixer is one.
+    pub fn attention(&self) -> Option<&AttentionDescriptor> {
+        match self {
+            Self::Attention(attention) => Some(attention),
+        }
+    }
+
+    /// Width of a row that the mixer gives to its output projection.
+    pub fn output_width(&self) -> usize {
+        match self {
+            Self::Attention(attention) => attention.n_heads * attention.head_dim_v,
+        }
+    }
+
+    /// Checks that all sizes fit together.
+    pub(super) fn validate(&self, ropes: &[RopeDescriptor]) -> Result<(), LoadError> {
+        match self {
+            Self::Attention(attention) => attention.validate(ropes),
+        }
+    }
+}
+
+/// Attention of one layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionDescriptor {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads.
+    pub n_kv_heads: usize,
+    /// Width of a query and key head.
+    pub head_dim_k: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+    /// Multiplies the scores.
+    pub scale: f32,
+    /// Index in [`Descriptor::ropes`]; `None` for a layer without positions.
+    pub rope: Option<usize>,
+    /// How many positions a query sees, its own included; `None` sees all.
+    pub window: Option<usize>,
+    /// Caps the scores.
+    pub softcap: Option<f32>,
+    /// Whether each head has an attention sink.
+    pub has_sinks: bool,
+    /// Norm of queries and keys before rope.
+    pub qk_norm: Option<QkNorm>,
+    /// Biases of q, k and v.
+    pub qkv_bias: Presence,
+    /// Bias of the output projection.
+    pub output_bias: Presence,
+}
+
+impl AttentionDescriptor {
+    /// Width of a token's queries, all heads.
+    pub fn q_width(&self) -> usize {
+        self.n_heads * self.head_dim_k
+    }
+
+    /// Width of a token's keys, all heads.
+    pub fn k_width(&self) -> usize {
+        self.n_kv_heads * self.head_dim_k
+    }
+
+    /// Width of a token's values, all heads.
+    pub fn v_width(&self) -> usize {
+        self.n_kv_heads * self.head_dim_v
+    }
+
+    /// What a backend prepares for.
+    pub fn shape(&self) -> AttentionShape {
+        AttentionShape {
+            n_heads: self.n_heads,
+            n_kv_heads: self.n_kv_heads,
+            head_dim_k: self.head_dim_k,
+            head_dim_v: self.head_dim_v,
+        }
+    }
+
+    /// What the KV store holds for the layer.
+    pub fn kv_shape(&self) -> KvLayerShape {
+        KvLayerShape {
+            n_kv_heads: self.n_kv_heads,
+            head_dim_k: self.head_dim_k,
+            head_dim_v: self.head_dim_v,
+        }
+    }
+
+    fn validate(&self, ropes: &[RopeDescriptor]) -> Result<(), LoadError> {
+        check(
+            "head count",
+            self.n_heads,
+            (1..=MAX_WIDTH).contains(&self.n_heads),
+            "at least 1",
+        )?;
+        check(
+            "KV head count",
+            self.n_kv_heads,
+            self.n_kv_heads > 0 && self.n_heads.is_multiple_of(self.n_kv_heads),
+            "a divisor of the head count",
+        )?;
+        for head_dim in [self.head_dim_k, self.head_dim_v] {
+            check(
+                "head width",
+                head_dim,
+                (1..=MAX_WIDTH / self.n_heads).contains(&head_dim),
+                WIDTH,
+            )?;
+        }
+        check_positive("attention scale", self.scale)?;
+        check_positive("attention softcap", self.softcap.unwrap_or(1.0))?;
+        check(
+            "sliding window",
+            self.window.unwrap_or(1),
+            self.window != Some(0),
+            "at least 1",
+        )?;
+        let Some(rope) = self.rope.map(|rope_idx| &ropes[rope_idx]) else {
+            return Ok(());
+        };
+        check(
+            "rope dimension count",
+            rope.n_dims,
+            rope.n_dims <= self.head_dim_k,
+            "at most the width of a head",
+        )?;
+        assert_eq!(
+            rope.head_dim, self.head_dim_k,
+            "a rope is made for the heads that use it"
+        );
+        Ok(())
+    }
+}
+
+/// What a norm of queries and keys spans. It is an RMS norm with a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head by itself; one weight of the width of a head.
+    Head,
+    /// All heads of a token together.
+    Row,
+}

@@ -1,0 +1,92 @@
+//! [`DenseFfn`]: one feed-forward network for all tokens.
+//!
+//! `W_down (f(W_gate x) * W_up x)`, or `W_down f(W_up x)` without a gate.
+
+use tokenmill_backend::{Activation, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory};
+
+use crate::{
+    DenseDescriptor, Descriptor, LoadError,
+    network::{LayerPlace, Loader},
+};
+
+/// The weights of a dense network.
+pub(crate) struct DenseFfn<M: Memory> {
+    activation: Activation,
+    /// `None` for a network without a gate.
+    gate: Option<Linear<M::Matrix, M::Vector>>,
+    up: Linear<M::Matrix, M::Vector>,
+    down: Linear<M::Matrix, M::Vector>,
+}
+
+/// What a dense network computes inside, `[T, n_ff]`.
+pub(super) struct DenseBuffers<T> {
+    gate: T,
+    up: T,
+}
+
+impl<M: Memory> DenseFfn<M> {
+    pub(super) fn load(
+        place: LayerPlace,
+        dense: &DenseDescriptor,
+        loader: &mut Loader<'_, M>,
+    ) -> Result<Self, LoadError> {
+        let n_embd = loader.descriptor.n_embd;
+        let DenseDescriptor { n_ff, bias, .. } = *dense;
+        Ok(Self {
+            activation: dense.activation,
+            gate: if dense.is_gated {
+                Some(loader.linear(&place.name("ffn_gate"), n_ff, n_embd, bias)?)
+            } else {
+                None
+            },
+            up: loader.linear(&place.name("ffn_up"), n_ff, n_embd, bias)?,
+            down: loader.linear(&place.name("ffn_down"), n_embd, n_ff, bias)?,
+        })
+    }
+}
+
+impl<B: Backend> DenseFfn<B> {
+    pub(super) fn run(
+        &self,
+        backend: &mut B,
+        input: &B::Buffer,
+        n_rows: usize,
+        buffers: &mut DenseBuffers<B::Buffer>,
+        output: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let DenseBuffers { gate, up } = buffers;
+        if let Some(gate_linear) = &self.gate {
+            let gate_job = LinearJob {
+                linear: gate_linear,
+                output: &mut *gate,
+            };
+            let up_job = LinearJob {
+                linear: &self.up,
+                output: up,
+            };
+            backend.linear_gated(self.activation, input, n_rows, gate_job, up_job)?;
+            backend.linear(&self.down, gate, n_rows, output)
+        } else {
+            backend.linear(&self.up, input, n_rows, up)?;
+            backend.activation(self.activation, n_rows, self.up.n_out, up, None)?;
+            backend.linear(&self.down, up, n_rows, output)
+        }
+    }
+}
+
+impl<T> DenseBuffers<T> {
+    pub(super) fn alloc<M: Memory<Buffer = T>>(
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        memory: &mut M,
+    ) -> Result<Option<Self>, BackendError> {
+        let dense = (descriptor.layers.iter()).filter_map(|layer| layer.ffn.dense());
+        let Some(n_ff) = dense.map(|dense| dense.n_ff).max() else {
+            return Ok(None);
+        };
+        Ok(Some(Self {
+            gate: memory.alloc(limits.max_batch_tokens, n_ff)?,
+            up: memory.alloc(limits.max_batch_tokens, n_ff)?,
+        }))
+    }
+}

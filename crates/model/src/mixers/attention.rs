@@ -1,0 +1,157 @@
+//! [`AttentionMixer`]: attention over stored keys and values.
+//!
+//! ```text
+//! q, k, v = W_q x, W_k x, W_v x        norm and rotate q and k, store k and v
+//! mixed = attention(q)                 output = W_o mixed
+//! ```
+
+use tokenmill_backend::{
+    Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, NormKind, RopeStoreKv,
+    StepShape,
+};
+
+use crate::{
+    AttentionDescriptor, Descriptor, LoadError, NormDescriptor, Presence, QkNorm,
+    network::{LayerPlace, Loader, Network},
+};
+
+use super::MixerRows;
+
+/// The weights of attention.
+pub(crate) struct AttentionMixer<M: Memory> {
+    q: Linear<M::Matrix, M::Vector>,
+    k: Linear<M::Matrix, M::Vector>,
+    v: Linear<M::Matrix, M::Vector>,
+    q_norm: Option<Norm<M::Vector>>,
+    k_norm: Option<Norm<M::Vector>>,
+    rope: Option<usize>,
+    attention: Attention<M::Vector>,
+    pub(super) output: Linear<M::Matrix, M::Vector>,
+}
+
+/// Queries, keys and values of all heads.
+pub(super) struct Heads<T> {
+    q: T,
+    k: T,
+    v: T,
+}
+
+impl<M: Memory> AttentionMixer<M> {
+    pub(super) fn load(
+        place: LayerPlace,
+        attention: &AttentionDescriptor,
+        loader: &mut Loader<'_, M>,
+    ) -> Result<Self, LoadError> {
+        let n_embd = loader.descriptor.n_embd;
+        let name = |part| place.name(part);
+        let (q_width, k_width, v_width) = (attention.q_width(), attention.k_width(), attention.v_width());
+        let sinks = if attention.has_sinks {
+            loader.vector(&name("attn_sinks.weight"), attention.n_heads, Presence::Required)?
+        } else {
+            None
+        };
+        Ok(Self {
+            q: loader.linear(&name("attn_q"), q_width, n_embd, attention.qkv_bias)?,
+            k: loader.linear(&name("attn_k"), k_width, n_embd, attention.qkv_bias)?,
+            v: loader.linear(&name("attn_v"), v_width, n_embd, attention.qkv_bias)?,
+            q_norm: load_head_norm(&name("attn_q_norm"), attention, q_width, loader)?,
+            k_norm: load_head_norm(&name("attn_k_norm"), attention, k_width, loader)?,
+            rope: attention.rope,
+            attention: Attention {
+                layer_idx: place.kv_idx,
+                n_heads: attention.n_heads,
+                scale: attention.scale,
+                window: attention.window,
+                softcap: attention.softcap,
+                sinks,
+            },
+            output: loader.linear(
+                &name("attn_output"),
+                n_embd,
+                attention.n_heads * attention.head_dim_v,
+                attention.output_bias,
+            )?,
+        })
+    }
+}
+
+fn load_head_norm<M: Memory>(
+    name: &str,
+    attention: &AttentionDescriptor,
+    row_width: usize,
+    loader: &mut Loader<'_, M>,
+) -> Result<Option<Norm<M::Vector>>, LoadError> {
+    let width = match attention.qk_norm {
+        None => return Ok(None),
+        Some(QkNorm::Head) => attention.head_dim_k,
+        Some(QkNorm::Row) => row_width,
+    };
+    let norm = NormDescriptor {
+        kind: NormKind::Rms,
+        eps: loader.descriptor.norm.eps,
+        bias: Presence::Absent,
+    };
+    loader.norm(name, width, norm).map(Some)
+}
+
+impl<B: Backend> AttentionMixer<B> {
+    pub(super) fn mix(
+        &self,
+        backend: &mut B,
+        network: &Network<B>,
+        shape: &StepShape,
+        rows: &mut MixerRows<'_, B::Buffer>,
+        heads: &mut Heads<B::Buffer>,
+        wants_output: bool,
+    ) -> Result<(), BackendError> {
+        let n_tokens = shape.n_tokens;
+        let mut projections = [
+            (&self.q, &mut heads.q),
+            (&self.k, &mut heads.k),
+            (&self.v, &mut heads.v),
+        ]
+        .map(|(linear, output)| LinearJob { linear, output });
+        backend.linear_group(rows.input, n_tokens, &mut projections)?;
+        let job = RopeStoreKv {
+            layer_idx: self.attention.layer_idx,
+            q_norm: self.q_norm.as_ref(),
+            k_norm: self.k_norm.as_ref(),
+            rope: self.rope.map(|rope_idx| &network.ropes[rope_idx]),
+            q_width: self.q.n_out,
+            k_width: self.k.n_out,
+            q: &mut heads.q,
+            k: &mut heads.k,
+            v: &heads.v,
+        };
+        backend.rope_store_kv(job, n_tokens)?;
+        if wants_output {
+            backend.attention(&self.attention, shape, &heads.q, rows.mixed)?;
+        }
+        Ok(())
+    }
+}
+
+impl<T> Heads<T> {
+    pub(super) fn alloc<M: Memory<Buffer = T>>(
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        memory: &mut M,
+    ) -> Result<Option<Self>, BackendError> {
+        let widest = |width: fn(&AttentionDescriptor) -> usize| {
+            (descriptor.layers.iter())
+                .filter_map(|layer| layer.mixer.attention().map(width))
+                .max()
+        };
+        let Some(q) = widest(AttentionDescriptor::q_width) else {
+            return Ok(None);
+        };
+        let k = widest(AttentionDescriptor::k_width).unwrap_or(0);
+        let v = widest(AttentionDescriptor::v_width).unwrap_or(0);
+        let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
+        Ok(Some(Self {
+            q: of_tokens(q)?,
+            k: of_tokens(k)?,
+            v: of_tokens(v)?,
+        }))
+    }
+}

@@ -1,0 +1,219 @@
+//! [`Loader`]: takes a source's tensors to a device, each checked against what the descriptor implies.
+//!
+//! Separate from the network because each kind of mixer and feed-forward network loads its own weights with it. Invariant:
+//! it remembers which tensors were used, since an ignored one would mean wrong output.
+
+use std::collections::HashSet;
+
+use half::{bf16, f16};
+use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory, Norm};
+use tokenmill_gguf::TensorType;
+
+use crate::{Descriptor, LoadError, NormDescriptor, OutputHead, Presence, WeightSource};
+
+use super::LoadProgress;
+
+/// Loads tensors by name.
+pub(crate) struct Loader<'a, M> {
+    pub(crate) descriptor: &'a Descriptor,
+    pub(crate) source: &'a dyn WeightSource,
+    pub(crate) memory: &'a mut M,
+    used: HashSet<String>,
+    progress: LoadProgress,
+    on_progress: &'a mut dyn FnMut(LoadProgress),
+}
+
+impl<'a, M: Memory> Loader<'a, M> {
+    pub(crate) fn new(
+        descriptor: &'a Descriptor,
+        source: &'a dyn WeightSource,
+        memory: &'a mut M,
+        on_progress: &'a mut dyn FnMut(LoadProgress),
+    ) -> Self {
+        let n_bytes_total = source.infos().iter().map(|info| info.n_bytes).sum();
+        Self {
+            descriptor,
+            source,
+            memory,
+            used: HashSet::new(),
+            progress: LoadProgress {
+                n_bytes_done: 0,
+                n_bytes_total,
+            },
+            on_progress,
+        }
+    }
+
+    pub(crate) fn norm_if(
+        &mut self,
+        is_present: bool,
+        name: &str,
+    ) -> Result<Option<Norm<M::Vector>>, LoadError> {
+        if !is_present {
+            return Ok(None);
+        }
+        let descriptor = self.descriptor;
+        self.norm(name, descriptor.n_embd, descriptor.norm).map(Some)
+    }
+
+    pub(crate) fn norm(
+        &mut self,
+        name: &str,
+        width: usize,
+        norm: NormDescriptor,
+    ) -> Result<Norm<M::Vector>, LoadError> {
+        Ok(Norm {
+            kind: norm.kind,
+            width,
+            weight: self.vector(&format!("{name}.weight"), width, Presence::Required)?,
+            bias: self.vector(&format!("{name}.bias"), width, norm.bias)?,
+            eps: norm.eps,
+        })
+    }
+
+    pub(crate) fn linear(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        bias: Presence,
+    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+        Ok(Linear {
+            matrix: self.matrix(&format!("{name}.weight"), n_out, n_in, MatrixUsage::Linear)?,
+            bias: self.vector(&format!("{name}.bias"), n_out, bias)?,
+            n_out,
+            n_in,
+        })
+    }
+
+    pub(crate) fn matrix(
+        &mut self,
+        name: &str,
+        n_out: usize,
+        n_in: usize,
+        usage: MatrixUsage,
+    ) -> Result<M::Matrix, LoadError> {
+        let source = self.source;
+        let tensor = source.tensor(name).ok_or_else(|| LoadError::MissingTensor {
+            name: name.to_owned(),
+        })?;
+        check_shape(name, &tensor.dims, &[n_in, n_out])?;
+        let matrix = self.memory.upload_matrix(&MatrixData {
+            name,
+            ty: tensor.ty,
+            n_out,
+            n_in,
+            bytes: tensor.bytes,
+            usage,
+        })?;
+        self.mark_used(name, tensor.bytes.len());
+        Ok(matrix)
+    }
+
+    pub(crate) fn vector(
+        &mut self,
+        name: &str,
+        len: usize,
+        presence: Presence,
+    ) -> Result<Option<M::Vector>, LoadError> {
+        match self.values(name, len, presence)? {
+            Some(values) => Ok(Some(self.memory.upload_vector(&values)?)),
+            None => Ok(None),
+        }
+    }
+
+    /// The numbers of a vector, checked.
+    pub(crate) fn values(
+        &mut self,
+        name: &str,
+        len: usize,
+        presence: Presence,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        if presence == Presence::Absent {
+            return Ok(None);
+        }
+        let source = self.source;
+        let Some(tensor) = source.tensor(name) else {
+            if presence == Presence::Optional {
+                return Ok(None);
+            }
+            return Err(LoadError::MissingTensor {
+                name: name.to_owned(),
+            });
+        };
+        check_shape(name, &tensor.dims, &[len])?;
+        let bytes = tensor.bytes.to_vec().map_err(|source| LoadError::ReadTensor {
+            name: name.to_owned(),
+            source,
+        })?;
+        let values = decode_vector(name, tensor.ty, &bytes)?;
+        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
+            return Err(LoadError::NotFinite {
+                name: name.to_owned(),
+                index,
+                value: values[index],
+            });
+        }
+        self.mark_used(name, tensor.bytes.len());
+        Ok(Some(values))
+    }
+
+    fn mark_used(&mut self, name: &str, n_bytes: usize) {
+        if self.used.insert(name.to_owned()) {
+            self.progress.n_bytes_done += n_bytes;
+            (self.on_progress)(self.progress);
+        }
+    }
+
+    pub(crate) fn check_all_used(&self) -> Result<(), LoadError> {
+        let unused = (self.source.infos().into_iter())
+            .map(|info| info.name)
+            .find(|name| !self.used.contains(name) && !is_redundant(name, self.descriptor));
+        match unused {
+            None => Ok(()),
+            Some(name) => Err(LoadError::UnusedTensor {
+                name,
+                arch: self.descriptor.arch.clone(),
+            }),
+        }
+    }
+}
+
+/// Whether a tensor repeats what is known without it.
+fn is_redundant(name: &str, descriptor: &Descriptor) -> bool {
+    // Early converters stored the plain rope frequencies; some files repeat a tied head.
+    name.ends_with(".attn_rot_embd") || name.ends_with(".rotary_emb.inv_freq") || {
+        descriptor.head == OutputHead::Tied && name == "output.weight"
+    }
+}
+
+fn check_shape(name: &str, found: &[usize], expected: &[usize]) -> Result<(), LoadError> {
+    // Trailing dimensions of 1 mean nothing.
+    let significant = |dims: &[usize]| -> Vec<usize> {
+        let len = dims.iter().rposition(|&dim| dim != 1).map_or(1, |last| last + 1);
+        dims[..len.min(dims.len())].to_vec()
+    };
+    if significant(found) == significant(expected) {
+        return Ok(());
+    }
+    Err(LoadError::WrongShape {
+        name: name.to_owned(),
+        expected: expected.to_vec(),
+        found: found.to_vec(),
+    })
+}
+
+fn decode_vector(name: &str, ty: TensorType, bytes: &[u8]) -> Result<Vec<f32>, LoadError> {
+    let pairs = || (bytes.chunks_exact(2)).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
+    match ty {
+        TensorType::F32 => Ok((bytes.chunks_exact(4))
+            .map(|quad| f32::from_le_bytes([quad[0], quad[1], quad[2], quad[3]]))
+            .collect()),
+        TensorType::F16 => Ok(pairs().map(|bits| f16::from_bits(bits).to_f32()).collect()),
+        TensorType::BF16 => Ok(pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect()),
+        other => Err(LoadError::VectorType {
+            name: name.to_owned(),
+            found: other.name(),
+        }),
+    }
+}

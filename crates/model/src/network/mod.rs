@@ -1,0 +1,188 @@
+//! [`Network`]: a descriptor's weights on a device, and how they get there.
+//!
+//! Separate from the descriptor, which is data, and from the forward pass, which only reads. Invariants: every tensor has
+//! the shape that the descriptor implies; every tensor of the source was used, since an ignored one would mean wrong
+//! output; vectors are finite.
+
+mod loader;
+
+use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Rope};
+
+use crate::{
+    Descriptor, LayerDescriptor, LoadError, OutputHead, Presence, Residual, RopeDescriptor, WeightSource,
+    ffn::Ffn, mixers::Mixer,
+};
+
+pub(crate) use loader::Loader;
+
+/// How far a load is, in bytes of the file's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes on the device.
+    pub n_bytes_done: usize,
+    /// Bytes in all.
+    pub n_bytes_total: usize,
+}
+
+/// A network's weights on a device.
+pub(crate) struct Network<M: Memory> {
+    pub(crate) token_embd: Linear<M::Matrix, M::Vector>,
+    pub(crate) embedding_scale: f32,
+    pub(crate) ropes: Vec<Rope<M::Vector>>,
+    pub(crate) layers: Vec<Layer<M>>,
+    pub(crate) residual_scale: f32,
+    pub(crate) output_norm: Norm<M::Vector>,
+    /// `None` where the head is tied to the token embedding.
+    pub(crate) output: Option<Linear<M::Matrix, M::Vector>>,
+    pub(crate) logit_scale: f32,
+    pub(crate) logit_softcap: Option<f32>,
+}
+
+/// One layer's weights.
+pub(crate) struct Layer<M: Memory> {
+    /// The norm before the mixer.
+    pub(crate) mixer_norm: Option<Norm<M::Vector>>,
+    pub(crate) mixer: Mixer<M>,
+    /// The norm of what the mixer gives.
+    pub(crate) mixer_post_norm: Option<Norm<M::Vector>>,
+    pub(crate) residual: Residual,
+    /// The norm before the feed-forward network.
+    pub(crate) ffn_norm: Option<Norm<M::Vector>>,
+    pub(crate) ffn: Ffn<M>,
+    /// The norm of what the feed-forward network gives.
+    pub(crate) ffn_post_norm: Option<Norm<M::Vector>>,
+}
+
+/// Where a layer is: what its tensors are called, and which row of the KV store is its own.
+#[derive(Clone, Copy)]
+pub(crate) struct LayerPlace {
+    pub(crate) layer_idx: usize,
+    /// Its index among the layers that store keys and values.
+    pub(crate) kv_idx: usize,
+}
+
+impl LayerPlace {
+    /// The full name of one of the layer's tensors.
+    pub(crate) fn name(self, part: &str) -> String {
+        format!("blk.{}.{part}", self.layer_idx)
+    }
+}
+
+impl<M: Memory> Network<M> {
+    /// Uploads all weights.
+    ///
+    /// # Errors
+    /// The first [`LoadError`].
+    pub(crate) fn load(
+        descriptor: &Descriptor,
+        source: &dyn WeightSource,
+        memory: &mut M,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Self, LoadError> {
+        let mut loader = Loader::new(descriptor, source, memory, on_progress);
+        let network = Self::load_with(&mut loader)?;
+        loader.check_all_used()?;
+        Ok(network)
+    }
+
+    fn load_with(loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+        let descriptor = loader.descriptor;
+        let (n_vocab, n_embd) = (descriptor.n_vocab, descriptor.n_embd);
+        let is_tied = match descriptor.head {
+            OutputHead::Own => false,
+            OutputHead::Tied => true,
+            OutputHead::OwnIfPresent => !loader.source.contains("output.weight"),
+        };
+        let usage = if is_tied {
+            MatrixUsage::Tied
+        } else {
+            MatrixUsage::Embedding
+        };
+        let token_embd = Linear {
+            matrix: loader.matrix("token_embd.weight", n_vocab, n_embd, usage)?,
+            // The bias of a tied head is used with the head alone; looking up an embedding adds none.
+            bias: if is_tied {
+                loader.vector("output.bias", n_vocab, descriptor.head_bias)?
+            } else {
+                None
+            },
+            n_out: n_vocab,
+            n_in: n_embd,
+        };
+        let ropes = (descriptor.ropes.iter())
+            .map(|rope| load_rope(rope, loader))
+            .collect::<Result<_, _>>()?;
+        let mut kv_idx = 0;
+        let layers = (descriptor.layers.iter().enumerate())
+            .map(|(layer_idx, layer)| {
+                let place = LayerPlace { layer_idx, kv_idx };
+                kv_idx += usize::from(layer.mixer.attention().is_some());
+                Layer::load(place, layer, loader)
+            })
+            .collect::<Result<_, _>>()?;
+        let output = if is_tied {
+            None
+        } else {
+            Some(loader.linear("output", n_vocab, n_embd, descriptor.head_bias)?)
+        };
+        Ok(Self {
+            token_embd,
+            embedding_scale: descriptor.embedding_scale,
+            ropes,
+            layers,
+            residual_scale: descriptor.residual_scale,
+            output_norm: loader.norm("output_norm", n_embd, descriptor.norm)?,
+            output,
+            logit_scale: descriptor.logit_scale,
+            logit_softcap: descriptor.logit_softcap,
+        })
+    }
+}
+
+impl<M: Memory> Layer<M> {
+    fn load(
+        place: LayerPlace,
+        layer: &LayerDescriptor,
+        loader: &mut Loader<'_, M>,
+    ) -> Result<Self, LoadError> {
+        let norms = layer.norms;
+        let has_ffn_norm = norms.has_pre() && layer.residual != Residual::Parallel;
+        Ok(Self {
+            mixer_norm: loader.norm_if(norms.has_pre(), &place.name("attn_norm"))?,
+            mixer: Mixer::load(place, &layer.mixer, loader)?,
+            mixer_post_norm: loader.norm_if(norms.has_post(), &place.name("post_attention_norm"))?,
+            residual: layer.residual,
+            ffn_norm: loader.norm_if(has_ffn_norm, &place.name("ffn_norm"))?,
+            ffn: Ffn::load(place, &layer.ffn, loader)?,
+            ffn_post_norm: loader.norm_if(norms.has_post(), &place.name("post_ffw_norm"))?,
+        })
+    }
+}
+
+fn load_rope<M: Memory>(
+    rope: &RopeDescriptor,
+    loader: &mut Loader<'_, M>,
+) -> Result<Rope<M::Vector>, LoadError> {
+    let factors = if rope.has_freq_factors {
+        loader.values("rope_freqs.weight", rope.n_dims / 2, Presence::Optional)?
+    } else {
+        None
+    };
+    // The frequencies are divided by them.
+    let values = factors.as_deref().unwrap_or_default();
+    if let Some(index) = values.iter().position(|&factor| factor <= 0.0) {
+        return Err(LoadError::NotPositive {
+            name: "rope_freqs.weight".to_owned(),
+            index,
+            value: values[index],
+        });
+    }
+    let (inv_freqs, magnitude) = rope.frequencies(factors.as_deref());
+    Ok(Rope {
+        style: rope.style,
+        head_dim: rope.head_dim,
+        n_dims: rope.n_dims,
+        inv_freqs: loader.memory.upload_vector(&inv_freqs)?,
+        magnitude,
+    })
+}
