@@ -58,7 +58,7 @@ const OTHER_SYSTEMS: [(&str, &str, &str); 2] = [
 ];
 
 /// Folders of modules that a macro declares, one for each weight format: `cargo fmt` does not find them.
-const LISTED: [&str; 2] = ["crates/quant/src/formats", "crates/cpu-exec/src/simd/tiles"];
+const LISTED: [&str; 2] = ["crates/quant/src/formats", "crates/cpu-kernels/src/tiles"];
 
 /// Runs all steps and stops at the first that fails.
 ///

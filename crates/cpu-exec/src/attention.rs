@@ -16,17 +16,28 @@ pub(crate) use plan::AttentionScratch;
 use plan::Item;
 
 use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
+use tokenmill_cpu_kernels::{F16_PAGES, F32_PAGES, PageOps, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS, softmax};
 
 use crate::{
     Host, KvStore, Workspace,
     kv::padded_dim,
     pool::{Patch, Patches},
-    simd::{
-        attention::{SPLIT_PAGES, SPLIT_TOKENS, add_values, scores},
-        softmax::softmax,
-    },
     workspace::grown,
 };
+
+const _: () = assert!(
+    SPLIT_TOKENS == SPLIT_PAGES * PAGE_TOKENS,
+    "kernels take the pages of the store"
+);
+
+/// The kernels for pages of a type.
+fn page_ops(ty: KvType) -> &'static PageOps {
+    match ty {
+        KvType::F32 => &F32_PAGES,
+        KvType::F16 => &F16_PAGES,
+        KvType::Q8_0 => &Q8_0_PAGES,
+    }
+}
 
 /// Where the tokens of a step are: the arrays of a forward batch.
 #[derive(Clone, Copy, Debug)]
@@ -284,14 +295,7 @@ impl Job<'_> {
         for (page, &id) in pages.iter_mut().zip(table) {
             *page = self.store.key_page(self.layer_idx, item.kv_head_idx, id);
         }
-        scores(
-            features,
-            self.key_type,
-            queries,
-            self.head_dim_k,
-            &pages[..table.len()],
-            weights,
-        );
+        page_ops(self.key_type).scores(features, queries, self.head_dim_k, &pages[..table.len()], weights);
 
         for (row_idx, (part, weights)) in parts
             .chunks_exact_mut(part_len)
@@ -315,8 +319,8 @@ impl Job<'_> {
         let pages = &pages[..table.len()];
         let add = |weights: &[f32], tokens: Range<usize>, parts: &mut [f32]| {
             if !tokens.is_empty() {
-                let ty = self.value_type;
-                add_values(features, ty, weights, pages, tokens, padded_dim, parts, part_len);
+                page_ops(self.value_type)
+                    .add_values(features, weights, pages, tokens, padded_dim, parts, part_len);
             }
         };
         // Values that all rows of a few see are loaded once for all of them.

@@ -77,3 +77,12 @@ pub enum CpuExecError {
         n_bytes: usize,
     },
 }
+
+impl From<tokenmill_cpu_kernels::OutOfMemory> for CpuExecError {
+    fn from(error: tokenmill_cpu_kernels::OutOfMemory) -> Self {
+        Self::OutOfMemory {
+            what: "weights",
+            n_bytes: error.n_bytes,
+        }
+    }
+}

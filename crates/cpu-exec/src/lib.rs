@@ -34,6 +34,7 @@
 
 #![deny(unsafe_code)]
 
+mod activations;
 mod attention;
 mod backend;
 mod error;
@@ -48,20 +49,6 @@ mod ops;
     reason = "the island: jobs borrowed by other threads, and buffers dealt to them"
 )]
 mod pool;
-#[expect(unsafe_code, reason = "the island: instruction sets chosen at run time")]
-#[expect(
-    clippy::inline_always,
-    reason = "a vector operation has its instruction set only once it is inlined into a function that enables it"
-)]
-#[expect(
-    clippy::cast_ptr_alignment,
-    reason = "every load and store of a vector is an unaligned one"
-)]
-#[expect(
-    clippy::needless_range_loop,
-    reason = "kernels index several arrays by row and vector alike"
-)]
-mod simd;
 mod workspace;
 mod zeroed;
 

@@ -5,12 +5,10 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokenmill_cpu_kernels::{TileMemory, TileOps};
 use tokenmill_gguf::TensorType;
 
-use crate::{
-    CpuExecError, Host,
-    simd::{TileMemory, TileOps, limits},
-};
+use crate::{CpuExecError, Host};
 
 /// Bytes that a thread reads before it claims more, as long as a product's share of a matrix.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -40,7 +38,7 @@ impl ReadBuffer {
             .run(bytes.len().div_ceil(CHUNK_BYTES), |_, chunk_idx| {
                 let start = chunk_idx * CHUNK_BYTES;
                 let bytes = &bytes[start..bytes.len().min(start + CHUNK_BYTES)];
-                limits::read_bytes(host.features(), bytes);
+                tokenmill_cpu_kernels::read_bytes(host.features(), bytes);
             });
     }
 }
@@ -50,7 +48,7 @@ impl ReadBuffer {
 pub fn multiply_bytes(host: &Host, n_rounds: usize) -> usize {
     let n_multiplies = AtomicUsize::new(0);
     host.pool().run(host.pool().n_threads(), |_, _| {
-        let n = limits::multiply_bytes(host.features(), n_rounds);
+        let n = tokenmill_cpu_kernels::multiply_bytes(host.features(), n_rounds);
         n_multiplies.fetch_add(n, Ordering::Relaxed);
     });
     n_multiplies.into_inner()
@@ -60,7 +58,7 @@ pub fn multiply_bytes(host: &Host, n_rounds: usize) -> usize {
 /// vector ports, where rows are many; 64 of them multiply. `None` for types whose products are of floats.
 ///
 /// A product of quantized blocks is more than multiplications: integer sums become floats and take in their scales. The inner
-/// loop (`simd/panel.rs`) adds to the 64:
+/// loop (`panel.rs` of `tokenmill-cpu-kernels`) adds to the 64:
 ///
 /// | formats | conversions | scales | biases | minima, offsets | end of a span | all | share |
 /// |---|---:|---:|---:|---:|---:|---:|---:|

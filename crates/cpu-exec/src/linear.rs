@@ -6,14 +6,13 @@
 use std::ops::Range;
 
 use tokenmill_backend::Activation;
+use tokenmill_cpu_kernels::{Activations, PAIR_ROWS, ScaleSpan, TILE_ROWS, n_spans};
 
 use crate::{
     Host, Matrix, Workspace,
+    activations::quantize,
+    ops::activation::activation_ops,
     pool::{Columns, Few, Patch},
-    simd::{
-        self, Activations, PAIR_ROWS, TILE_ROWS,
-        activations::{ScaleSpan, n_spans, quantize},
-    },
     workspace::{SUMS_LEN, ThreadScratch, grown},
 };
 
@@ -180,7 +179,7 @@ pub fn linear_gated(
                 }
                 let len = tokens.1 * PAIR_ROWS;
                 let gated = &mut gate_sums[..len];
-                simd::activation::apply(host.features(), activation, gated, Some(&up_sums[..len]));
+                activation_ops(activation).apply(host.features(), gated, Some(&up_sums[..len]));
                 for (i, sums) in gated.chunks_exact(PAIR_ROWS).enumerate() {
                     let out = &mut out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row];
                     out.copy_from_slice(&sums[..rows.len()]);

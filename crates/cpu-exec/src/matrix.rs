@@ -5,14 +5,11 @@
 
 use std::{fmt, io, sync::OnceLock};
 
+use tokenmill_cpu_kernels::{Activations, ScaleSpan, TILE_ROWS, TileMemory, TileOps};
 use tokenmill_gguf::{TensorBytes, TensorType};
 use tokenmill_quant::{CpuFeatures, Format, QuantError};
 
-use crate::{
-    CpuExecError, Host,
-    pool::Columns,
-    simd::{Activations, TILE_ROWS, TileMemory, TileOps},
-};
+use crate::{CpuExecError, Host, pool::Columns};
 
 /// Weights `[n_rows, n_cols]`: a linear map from `n_cols` inputs to `n_rows` outputs.
 pub struct Matrix {
@@ -121,7 +118,7 @@ impl Matrix {
 
     /// Memory that the weights take: about the bytes they have in the file, with rows filled up to a multiple of 16.
     pub fn n_bytes(&self) -> usize {
-        self.memory.len()
+        self.memory.n_bytes()
     }
 
     /// Writes the weights of one row to `out`, `[n_cols]`.
@@ -145,7 +142,7 @@ impl Matrix {
     }
 
     /// How activations must be quantized for it; `None` where they stay f32.
-    pub(crate) fn activation_scales(&self) -> Option<crate::simd::activations::ScaleSpan> {
+    pub(crate) fn activation_scales(&self) -> Option<ScaleSpan> {
         self.ops.activation_scales
     }
 

@@ -5,16 +5,9 @@
 //! operation.
 
 use tokenmill_backend::AttentionShape;
+use tokenmill_cpu_kernels::{ActivationBlock, PAIR_ROWS, n_spans};
 
-use crate::{
-    CpuExecError, Host,
-    attention::AttentionScratch,
-    linear::TOKEN_BLOCK,
-    simd::{
-        PAIR_ROWS,
-        activations::{ActivationBlock, n_spans},
-    },
-};
+use crate::{CpuExecError, Host, attention::AttentionScratch, linear::TOKEN_BLOCK};
 
 /// Scratch memory for [`linear`](crate::linear), [`attention`](crate::attention) and the like.
 pub struct Workspace {

@@ -13,7 +13,7 @@
 /// ```
 ///
 /// A row is the format's name in lower case and its block. The name is also that of the format's files: `formats/NAME.rs`
-/// here, `simd/tiles/NAME.rs` in `tokenmill-cpu-exec`, and, for quants, `kernels/formats/NAME.cuh`.
+/// here, `tiles/NAME.rs` in `tokenmill-cpu-kernels`, and, for quants, `kernels/formats/NAME.cuh`.
 #[macro_export]
 macro_rules! for_each_format {
     ($table:ident) => {

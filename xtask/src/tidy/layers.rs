@@ -20,14 +20,20 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 16] = [
+const LAYERS: [Layer; 17] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
     layer("tokenmill-backend", &["tokenmill-gguf"]),
+    layer("tokenmill-cpu-kernels", &["tokenmill-quant", "tokenmill-gguf"]),
     layer(
         "tokenmill-cpu-exec",
-        &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
+        &[
+            "tokenmill-backend",
+            "tokenmill-cpu-kernels",
+            "tokenmill-quant",
+            "tokenmill-gguf",
+        ],
     ),
     layer(
         "tokenmill-cuda-exec",

@@ -3,11 +3,12 @@
 //! Separate because it is integers only. Invariant: how a step is cut changes no result, and a plan never needs more than
 //! [`AttentionScratch::sizes`] says of the largest step, so that nothing grows after load.
 
+use tokenmill_cpu_kernels::SPLIT_TOKENS;
+
 use super::{Job, item_len, part_len};
 use crate::{
     CpuExecError,
     pool::Rect,
-    simd::attention::SPLIT_TOKENS,
     workspace::{StepSizes, WorkspaceSizes, reserve},
 };
 

@@ -4,16 +4,28 @@
 //! bit.
 
 use tokenmill_backend::Activation;
+use tokenmill_cpu_kernels::{ActivationOps, GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, SILU};
 
-use crate::{Host, simd};
+use crate::Host;
 
 /// Values per chunk: about as much as one thread does in the time it takes to wake another.
 const CHUNK_LEN: usize = 4096;
 
+/// The kernel of an activation.
+pub(crate) fn activation_ops(activation: Activation) -> &'static ActivationOps {
+    match activation {
+        Activation::Silu => &SILU,
+        Activation::GeluErf => &GELU_ERF,
+        Activation::GeluTanh => &GELU_TANH,
+        Activation::Relu => &RELU,
+        Activation::ReluSquared => &RELU_SQUARED,
+    }
+}
+
 /// Applies `activation` to each value.
 pub fn activate(host: &Host, activation: Activation, x: &mut [f32]) {
     host.pool().for_each_chunk(x, CHUNK_LEN, |_, chunk| {
-        simd::activation::apply(host.features(), activation, chunk, None);
+        activation_ops(activation).apply(host.features(), chunk, None);
     });
 }
 
@@ -25,7 +37,7 @@ pub fn gated(host: &Host, activation: Activation, gate: &mut [f32], up: &[f32]) 
     assert_eq!(gate.len(), up.len(), "lengths of gate and up");
     host.pool().for_each_chunk(gate, CHUNK_LEN, |chunk_idx, chunk| {
         let up = &up[chunk_idx * CHUNK_LEN..];
-        simd::activation::apply(host.features(), activation, chunk, Some(up));
+        activation_ops(activation).apply(host.features(), chunk, Some(up));
     });
 }
 

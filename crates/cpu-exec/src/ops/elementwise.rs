@@ -2,7 +2,7 @@
 //!
 //! Separate because they are the passes over memory that fused operations exist to avoid.
 
-use crate::{Host, simd};
+use crate::Host;
 
 /// Values per chunk; below it, starting another thread costs more than it saves.
 const CHUNK_LEN: usize = 16_384;
@@ -45,7 +45,7 @@ pub fn scale(host: &Host, x: &mut [f32], factor: f32) {
 /// `x = cap * tanh(x / cap)`: bounds logits smoothly.
 pub fn soft_cap(host: &Host, x: &mut [f32], cap: f32) {
     host.pool().for_each_chunk(x, CHUNK_LEN, |_, chunk| {
-        simd::activation::soft_cap(host.features(), chunk, cap);
+        tokenmill_cpu_kernels::soft_cap(host.features(), chunk, cap);
     });
 }
 

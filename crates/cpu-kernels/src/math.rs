@@ -3,7 +3,7 @@
 //! Softmax and activations feed everything that follows, so these functions are as exact as the scalar library's:
 //! within two units in the last place. Invariant: a lane depends on its own argument alone.
 
-use super::Simd;
+use crate::simd::Simd;
 
 /// The Taylor coefficients of `e^r`, `1 / 7!` first, down to `1 / 2!`. For `|r| <= ln(2) / 2` the terms left out are
 /// below `6e-9`, a tenth of a unit in the last place.

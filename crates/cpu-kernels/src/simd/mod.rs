@@ -14,38 +14,23 @@
 //! The `unsafe` of this module's callers has one reason throughout: the implementation's features are there, which
 //! [`dispatch`] checks, and pointers are valid for what a method says it reads.
 
-pub(crate) mod activation;
-pub(crate) mod activations;
-pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod float_products;
-pub(crate) mod limits;
-mod math;
-pub(crate) mod memory;
-mod panel;
 mod portable;
-mod products;
-pub(crate) mod softmax;
-mod tile_ops;
-mod tiles;
 
 #[cfg(target_arch = "x86_64")]
-pub(crate) use avx2::Avx2;
+use avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use avx512::Avx512;
-pub(crate) use memory::TileMemory;
 pub(crate) use portable::Portable;
-pub(crate) use products::PAIR_ROWS;
-pub(crate) use tile_ops::{Activations, TileOps};
 use tokenmill_quant::CpuFeatures;
 #[cfg(target_arch = "x86_64")]
 use tokenmill_quant::Isa;
 
 /// Rows of a tile: the most lanes a vector has.
-pub(crate) const TILE_ROWS: usize = 16;
+pub const TILE_ROWS: usize = 16;
 
 /// A vector instruction set. Vectors have [`Simd::LANES`] lanes of 32 bits.
 ///

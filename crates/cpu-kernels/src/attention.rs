@@ -1,4 +1,4 @@
-//! Kernels of attention over pages: [`scores`] and [`add_values`]; what comes between them is in
+//! [`PageOps`]: attention over pages, scores and sums of values; what comes between them is in
 //! [`softmax`](super::softmax).
 //!
 //! They work on a *split*: up to [`SPLIT_PAGES`] pages of one head, and rows, each a query head of a token. Numbers are
@@ -9,99 +9,111 @@
 
 use tokenmill_quant::CpuFeatures;
 
-use super::{Kernel, Simd, TILE_ROWS, dispatch};
-use tokenmill_backend::{KvType, PAGE_TOKENS};
+use crate::simd::{Kernel, Simd, TILE_ROWS, dispatch};
 
+/// Positions of a page: the lanes of the widest vector.
+pub(crate) const PAGE_LEN: usize = TILE_ROWS;
 /// Pages of a split.
-pub(crate) const SPLIT_PAGES: usize = 16;
+pub const SPLIT_PAGES: usize = 16;
 /// Positions of a split.
-pub(crate) const SPLIT_TOKENS: usize = SPLIT_PAGES * PAGE_TOKENS;
+pub const SPLIT_TOKENS: usize = SPLIT_PAGES * PAGE_LEN;
 
 /// Columns that share a scale in [`KvType::Q8_0`].
 const BLOCK_COLS: usize = 32;
-const BLOCK_BYTES: usize = PAGE_TOKENS * (BLOCK_COLS + 2);
+const BLOCK_BYTES: usize = PAGE_LEN * (BLOCK_COLS + 2);
 
-const _: () = assert!(
-    PAGE_TOKENS == TILE_ROWS,
-    "the tokens of a page are the lanes of the widest vector"
-);
-
-/// Writes the products of queries `q`, `[n_rows, key_dim]`, and keys to `out`, `[n_rows, SPLIT_TOKENS]`: the first
-/// `16 * keys.len()` of each row.
-pub(crate) fn scores(
-    features: CpuFeatures,
-    ty: KvType,
-    q: &[f32],
-    key_dim: usize,
-    keys: &[&[u8]],
-    out: &mut [f32],
-) {
-    let n_rows = out.len() / SPLIT_TOKENS;
-    assert!(
-        keys.len() <= SPLIT_PAGES && q.len() == n_rows * key_dim,
-        "queries"
-    );
-    assert!(
-        keys.iter()
-            .all(|page| page.len() == PAGE_TOKENS * ty.head_bytes(key_dim)),
-        "pages of keys"
-    );
-    let (q, out) = (q.as_ptr(), out.as_mut_ptr());
-    // SAFETY: the lengths above are what the kernel says.
-    unsafe {
-        match ty {
-            KvType::F32 => dispatch(features, Scores::<F32Page>::new(q, key_dim, keys, n_rows, out)),
-            KvType::F16 => dispatch(features, Scores::<F16Page>::new(q, key_dim, keys, n_rows, out)),
-            KvType::Q8_0 => dispatch(features, Scores::<Q8Page>::new(q, key_dim, keys, n_rows, out)),
-        }
-    }
+/// Kernels for pages whose numbers are stored in one way.
+#[derive(Debug)]
+pub struct PageOps {
+    head_bytes: fn(usize) -> usize,
+    scores: unsafe fn(CpuFeatures, Scores<'_>),
+    add_values: unsafe fn(CpuFeatures, ValueRun<'_>),
 }
 
-/// Adds the values at positions `tokens` of a split, times the rows' `weights`, `[n_rows, SPLIT_TOKENS]`, to the first
-/// `padded_dim` of every `out_stride` numbers of `out`.
-pub(crate) fn add_values(
-    features: CpuFeatures,
-    ty: KvType,
-    weights: &[f32],
-    values: &[&[u8]],
-    tokens: std::ops::Range<usize>,
-    padded_dim: usize,
-    out: &mut [f32],
-    out_stride: usize,
-) {
-    let n_rows = weights.len() / SPLIT_TOKENS;
-    assert!(
-        tokens.end <= values.len() * PAGE_TOKENS && values.len() <= SPLIT_PAGES,
-        "tokens of a split"
-    );
-    assert!(
-        out_stride >= padded_dim
-            && out.len() + out_stride >= n_rows * out_stride + padded_dim
-            && padded_dim.is_multiple_of(PAGE_TOKENS),
-        "outputs"
-    );
-    assert!(
-        values
-            .iter()
-            .all(|page| page.len() == PAGE_TOKENS * ty.head_bytes(padded_dim)),
-        "pages of values"
-    );
-    let run = ValueRun {
-        weights: weights.as_ptr(),
-        values,
-        tokens,
-        padded_dim,
-        n_rows,
-        out: out.as_mut_ptr(),
-        out_stride,
-    };
-    // SAFETY: the lengths above are what the kernel says.
-    unsafe {
-        match ty {
-            KvType::F32 => dispatch(features, AddValues::<F32Page>::new(run)),
-            KvType::F16 => dispatch(features, AddValues::<F16Page>::new(run)),
-            KvType::Q8_0 => dispatch(features, AddValues::<Q8Page>::new(run)),
+/// Pages of f32.
+pub static F32_PAGES: PageOps = PageOps::of::<F32Page>();
+/// Pages of half precision.
+pub static F16_PAGES: PageOps = PageOps::of::<F16Page>();
+/// Pages of signed bytes with a half-precision scale for each 32 columns of a token.
+pub static Q8_0_PAGES: PageOps = PageOps::of::<Q8Page>();
+
+impl PageOps {
+    const fn of<P: PageType>() -> Self {
+        Self {
+            head_bytes: P::head_bytes,
+            // SAFETY: the function's own contract.
+            scores: |features, run| unsafe { dispatch(features, ScoresOf::<P>::new(run)) },
+            // SAFETY: the function's own contract.
+            add_values: |features, run| unsafe { dispatch(features, AddValues::<P>::new(run)) },
         }
+    }
+
+    /// Writes the products of queries `q`, `[n_rows, key_dim]`, and keys to `out`, `[n_rows, SPLIT_TOKENS]`: the first
+    /// `16 * keys.len()` of each row.
+    ///
+    /// # Panics
+    /// When the lengths contradict each other.
+    pub fn scores(&self, features: CpuFeatures, q: &[f32], key_dim: usize, keys: &[&[u8]], out: &mut [f32]) {
+        let n_rows = out.len() / SPLIT_TOKENS;
+        assert!(
+            keys.len() <= SPLIT_PAGES && q.len() == n_rows * key_dim,
+            "queries"
+        );
+        let page_bytes = PAGE_LEN * (self.head_bytes)(key_dim);
+        assert!(keys.iter().all(|page| page.len() == page_bytes), "pages of keys");
+        let run = Scores {
+            q: q.as_ptr(),
+            key_dim,
+            keys,
+            n_rows,
+            out: out.as_mut_ptr(),
+        };
+        // SAFETY: the lengths above are what the kernel says.
+        unsafe { (self.scores)(features, run) }
+    }
+
+    /// Adds the values at positions `tokens` of a split, times the rows' `weights`, `[n_rows, SPLIT_TOKENS]`, to the first
+    /// `padded_dim` of every `out_stride` numbers of `out`.
+    ///
+    /// # Panics
+    /// When the lengths contradict each other.
+    pub fn add_values(
+        &self,
+        features: CpuFeatures,
+        weights: &[f32],
+        values: &[&[u8]],
+        tokens: std::ops::Range<usize>,
+        padded_dim: usize,
+        out: &mut [f32],
+        out_stride: usize,
+    ) {
+        let n_rows = weights.len() / SPLIT_TOKENS;
+        assert!(
+            tokens.end <= values.len() * PAGE_LEN && values.len() <= SPLIT_PAGES,
+            "tokens of a split"
+        );
+        assert!(
+            out_stride >= padded_dim
+                && out.len() + out_stride >= n_rows * out_stride + padded_dim
+                && padded_dim.is_multiple_of(PAGE_LEN),
+            "outputs"
+        );
+        let page_bytes = PAGE_LEN * (self.head_bytes)(padded_dim);
+        assert!(
+            values.iter().all(|page| page.len() == page_bytes),
+            "pages of values"
+        );
+        let run = ValueRun {
+            weights: weights.as_ptr(),
+            values,
+            tokens,
+            padded_dim,
+            n_rows,
+            out: out.as_mut_ptr(),
+            out_stride,
+        };
+        // SAFETY: the lengths above are what the kernel says.
+        unsafe { (self.add_values)(features, run) }
     }
 }
 
@@ -111,6 +123,15 @@ trait PageType: Copy + 'static {
     const HAS_SCALES: bool;
     /// Bytes of a number.
     const BYTES: usize;
+
+    /// Bytes of a token's `dim` numbers, with their scales.
+    fn head_bytes(dim: usize) -> usize {
+        if Self::HAS_SCALES {
+            dim.div_ceil(BLOCK_COLS) * (BLOCK_COLS + 2)
+        } else {
+            dim * Self::BYTES
+        }
+    }
 
     /// Loads a vector of numbers, without their scales.
     ///
@@ -160,45 +181,53 @@ impl PageType for Q8Page {
 
 /// Products of queries and keys: `q` points to `n_rows` rows of `key_dim`, `out` to as many of [`SPLIT_TOKENS`], and the
 /// pages are whole.
-struct Scores<'a, P> {
+struct Scores<'a> {
     q: *const f32,
     key_dim: usize,
     keys: &'a [&'a [u8]],
     n_rows: usize,
     out: *mut f32,
+}
+
+/// [`Scores`] of pages of one kind.
+struct ScoresOf<'a, P> {
+    run: Scores<'a>,
     page: std::marker::PhantomData<P>,
 }
 
-impl<'a, P: PageType> Scores<'a, P> {
+impl<'a, P: PageType> ScoresOf<'a, P> {
     /// # Safety
-    /// What the type says holds.
-    unsafe fn new(q: *const f32, key_dim: usize, keys: &'a [&'a [u8]], n_rows: usize, out: *mut f32) -> Self {
+    /// What [`Scores`] says holds.
+    unsafe fn new(run: Scores<'a>) -> Self {
         Self {
-            q,
-            key_dim,
-            keys,
-            n_rows,
-            out,
+            run,
             page: std::marker::PhantomData,
         }
     }
 }
 
-impl<P: PageType> Kernel for Scores<'_, P> {
+impl<P: PageType> Kernel for ScoresOf<'_, P> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
+        let Scores {
+            q,
+            key_dim,
+            keys,
+            n_rows,
+            out,
+        } = self.run;
         let mut row_idx = 0;
-        while row_idx < self.n_rows {
+        while row_idx < n_rows {
             // SAFETY: `n_rows` rows follow the pointers.
             unsafe {
-                let q = self.q.add(row_idx * self.key_dim);
-                let out = self.out.add(row_idx * SPLIT_TOKENS);
-                row_idx += match self.n_rows - row_idx {
-                    4.. => ScoreRows::<P, 4>::call::<S>(q, self.key_dim, self.keys, out),
-                    2.. => ScoreRows::<P, 2>::call::<S>(q, self.key_dim, self.keys, out),
-                    _ => ScoreRows::<P, 1>::call::<S>(q, self.key_dim, self.keys, out),
+                let q = q.add(row_idx * key_dim);
+                let out = out.add(row_idx * SPLIT_TOKENS);
+                row_idx += match n_rows - row_idx {
+                    4.. => ScoreRows::<P, 4>::call::<S>(q, key_dim, keys, out),
+                    2.. => ScoreRows::<P, 2>::call::<S>(q, key_dim, keys, out),
+                    _ => ScoreRows::<P, 1>::call::<S>(q, key_dim, keys, out),
                 };
             }
         }
@@ -291,7 +320,7 @@ unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
                 for i in 0..BLOCK_COLS {
                     let mut k = [S::splat_f32(0.0); VECTORS];
                     for v in 0..VECTORS {
-                        let at = block * BLOCK_BYTES + 2 * PAGE_TOKENS + i * PAGE_TOKENS;
+                        let at = block * BLOCK_BYTES + 2 * PAGE_LEN + i * PAGE_LEN;
                         k[v] = S::mul(P::load::<S>(ptrs[v].add(at)), scales[v]);
                     }
                     add_column::<S, ROWS, VECTORS>(&mut sums, &k, q.add(block * BLOCK_COLS + i), key_dim);
@@ -301,7 +330,7 @@ unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
             for col in 0..key_dim {
                 let mut k = [S::splat_f32(0.0); VECTORS];
                 for v in 0..VECTORS {
-                    k[v] = P::load::<S>(ptrs[v].add(col * PAGE_TOKENS * P::BYTES));
+                    k[v] = P::load::<S>(ptrs[v].add(col * PAGE_LEN * P::BYTES));
                 }
                 add_column::<S, ROWS, VECTORS>(&mut sums, &k, q.add(col), key_dim);
             }
@@ -450,17 +479,17 @@ unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
         }
         let mut token = run.tokens.start;
         while token < run.tokens.end {
-            let page_idx = token / PAGE_TOKENS;
+            let page_idx = token / PAGE_LEN;
             let page = run.values[page_idx].as_ptr();
-            let end = run.tokens.end.min((page_idx + 1) * PAGE_TOKENS);
+            let end = run.tokens.end.min((page_idx + 1) * PAGE_LEN);
             // Where each vector's columns of the page's first token are, and bytes to the next token.
             let mut ptrs = [page; VECTORS];
-            let mut scales = [[0.0f32; PAGE_TOKENS]; VECTORS];
+            let mut scales = [[0.0f32; PAGE_LEN]; VECTORS];
             for v in 0..VECTORS {
                 let col = (vector_idx + v) * S::LANES;
                 if P::HAS_SCALES {
                     let block = page.add(col / BLOCK_COLS * BLOCK_BYTES);
-                    ptrs[v] = block.add(2 * PAGE_TOKENS + col % BLOCK_COLS);
+                    ptrs[v] = block.add(2 * PAGE_LEN + col % BLOCK_COLS);
                     for half in 0..S::HALVES {
                         let scale = S::load_f16(block.add(2 * half * S::LANES));
                         S::store_f32(scales[v].as_mut_ptr().add(half * S::LANES), scale);
@@ -475,7 +504,7 @@ unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
                 run.padded_dim * P::BYTES
             };
             while token < end {
-                let lane = token % PAGE_TOKENS;
+                let lane = token % PAGE_LEN;
                 let mut values = [S::splat_f32(0.0); VECTORS];
                 for v in 0..VECTORS {
                     values[v] = P::load::<S>(ptrs[v].add(lane * stride));

@@ -4,11 +4,12 @@
 //! row, so that a kernel that takes several rows reads one stream. Invariant: a block is a function of its 256 values
 //! alone, the same bits for every instruction set.
 
-use super::{Kernel, Simd, dispatch};
-use crate::{Host, pool::Columns};
+use tokenmill_quant::CpuFeatures;
+
+use crate::simd::{Kernel, Simd, dispatch};
 
 /// Columns of a span: what one block covers.
-pub(crate) const SPAN_COLS: usize = 256;
+pub const SPAN_COLS: usize = 256;
 /// Columns that share a scale, or a sum, at the finest.
 pub(crate) const SUB_COLS: usize = 32;
 /// Groups of [`SUB_COLS`] in a whole span.
@@ -16,7 +17,7 @@ pub(crate) const SPAN_SUBS: usize = SPAN_COLS / SUB_COLS;
 
 /// How many columns share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ScaleSpan {
+pub enum ScaleSpan {
     /// One scale for 32 columns, as weights of formats with blocks of 32 have.
     Sub,
     /// One scale for 256 columns, as weights of K-formats have.
@@ -31,9 +32,9 @@ pub(crate) enum ScaleSpan {
 /// |---|---|---|---|---|---|
 /// | [`ScaleSpan::Sub`] | scale, f32 | -sum of 32, i32 | scale * sum, f32 | | |
 /// | [`ScaleSpan::Span`] | -sum of 16, i32 | (up to 16) | sums of 16, two i16 | sums of 32, two i16 | scale, f32 |
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-pub(crate) struct ActivationBlock {
+pub struct ActivationBlock {
     pub(crate) quants: [i8; SPAN_COLS],
     pub(crate) side: [u32; 32],
 }
@@ -62,47 +63,30 @@ impl ActivationBlock {
 }
 
 /// The number of spans, the last of which may be partial, that cover `n_cols`.
-pub(crate) fn n_spans(n_cols: usize) -> usize {
+pub fn n_spans(n_cols: usize) -> usize {
     n_cols.div_ceil(SPAN_COLS)
 }
 
-/// Quantizes `x`, `[n_tokens, n_cols]`, into `blocks`, `[n_spans, n_tokens]`.
-pub(crate) fn quantize(
-    host: &Host,
-    scale_span: ScaleSpan,
-    x: &[f32],
-    n_cols: usize,
-    blocks: &mut [ActivationBlock],
-) {
-    let n_tokens = x.len() / n_cols;
-    debug_assert_eq!(blocks.len(), n_spans(n_cols) * n_tokens);
-    let blocks = Columns::new(blocks, n_tokens, TOKENS_PER_CHUNK);
-    host.pool().for_each_part(blocks, |chunk_idx, mut blocks| {
-        let rows = x
-            .chunks_exact(n_cols)
-            .skip(chunk_idx * TOKENS_PER_CHUNK)
-            .take(TOKENS_PER_CHUNK);
-        for (i, row) in rows.enumerate() {
-            for (span_idx, values) in row.chunks(SPAN_COLS).enumerate() {
-                let block = &mut blocks.row(span_idx)[i];
-                // SAFETY: the kernel holds references only.
-                unsafe {
-                    dispatch(
-                        host.features(),
-                        Quantize {
-                            scale_span,
-                            values,
-                            block,
-                        },
-                    );
-                }
-            }
+impl ActivationBlock {
+    /// Quantizes up to 256 activations, a multiple of 32.
+    ///
+    /// # Panics
+    /// When there are more.
+    pub fn quantize(&mut self, features: CpuFeatures, scale_span: ScaleSpan, values: &[f32]) {
+        assert!(values.len() <= SPAN_COLS, "activations of a block");
+        // SAFETY: the kernel holds references only.
+        unsafe {
+            dispatch(
+                features,
+                Quantize {
+                    scale_span,
+                    values,
+                    block: self,
+                },
+            );
         }
-    });
+    }
 }
-
-/// Tokens per chunk, so that a decode step's few stay on the calling thread.
-const TOKENS_PER_CHUNK: usize = 4;
 
 struct Quantize<'a> {
     scale_span: ScaleSpan,
@@ -211,7 +195,8 @@ unsafe fn sums_of_16<S: Simd>(quants: &[i8; SPAN_COLS]) -> [i32; 16] {
 mod tests {
     use tokenmill_quant::CpuFeatures;
 
-    use super::{super::TILE_ROWS, *};
+    use super::*;
+    use crate::simd::TILE_ROWS;
 
     /// The block after the table of [`ActivationBlock`], value by value.
     fn naive(scale_span: ScaleSpan, values: &[f32]) -> ActivationBlock {
@@ -338,29 +323,28 @@ mod tests {
     #[test]
     fn blocks_are_those_of_the_naive_twin() {
         for features in CpuFeatures::each_path() {
-            let host = Host::new(2, features).unwrap();
             for n_cols in [32, 64, 224, 256, 480] {
                 let rows = rows(n_cols);
-                let x: Vec<f32> = rows.iter().flat_map(|(_, row)| row.clone()).collect();
                 for scale_span in [ScaleSpan::Sub, ScaleSpan::Span] {
                     // What a block held before must not show.
                     let used = ActivationBlock {
                         quants: [0x55; SPAN_COLS],
                         side: [0xdead_beef; 32],
                     };
-                    let mut blocks = vec![used; n_spans(n_cols) * rows.len()];
-                    quantize(&host, scale_span, &x, n_cols, &mut blocks);
-                    for (i, block) in blocks.iter().enumerate() {
-                        let (span_idx, (name, row)) = (i / rows.len(), &rows[i % rows.len()]);
-                        let expected = naive(scale_span, row.chunks(SPAN_COLS).nth(span_idx).unwrap());
-                        let case =
-                            format!("{features}, {scale_span:?}, {n_cols} columns, {name}, {span_idx}");
-                        assert_eq!(block.quants, expected.quants, "{case}");
-                        assert_eq!(
-                            named_words(scale_span, block),
-                            named_words(scale_span, &expected),
-                            "{case}"
-                        );
+                    for (name, row) in &rows {
+                        for (span_idx, values) in row.chunks(SPAN_COLS).enumerate() {
+                            let mut block = used;
+                            block.quantize(features, scale_span, values);
+                            let expected = naive(scale_span, values);
+                            let case =
+                                format!("{features}, {scale_span:?}, {n_cols} columns, {name}, {span_idx}");
+                            assert_eq!(block.quants, expected.quants, "{case}");
+                            assert_eq!(
+                                named_words(scale_span, &block),
+                                named_words(scale_span, &expected),
+                                "{case}"
+                            );
+                        }
                     }
                 }
             }

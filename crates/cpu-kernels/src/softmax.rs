@@ -7,14 +7,18 @@ use std::ops::Range;
 
 use tokenmill_quant::CpuFeatures;
 
-use super::{Kernel, Simd, TILE_ROWS, dispatch, math};
-use tokenmill_backend::PAGE_TOKENS;
+use crate::{
+    attention::PAGE_LEN,
+    math,
+    simd::{Kernel, Simd, TILE_ROWS, dispatch},
+};
 
 /// Turns the scores of a row into weights: multiplies them with `scale`, caps them, takes only `seen` of them, and
 /// replaces each by its `exp(score - max)`, those not seen by 0. Returns the maximum and the sum of the weights.
 ///
-/// `scores` has whole pages, and `seen` is not empty.
-pub(crate) fn softmax(
+/// # Panics
+/// When `scores` are no whole pages, or `seen` is empty or reaches beyond them.
+pub fn softmax(
     features: CpuFeatures,
     scores: &mut [f32],
     seen: Range<usize>,
@@ -22,7 +26,7 @@ pub(crate) fn softmax(
     soft_cap: Option<f32>,
 ) -> (f32, f32) {
     assert!(
-        scores.len().is_multiple_of(PAGE_TOKENS) && seen.start < seen.end && seen.end <= scores.len(),
+        scores.len().is_multiple_of(PAGE_LEN) && seen.start < seen.end && seen.end <= scores.len(),
         "scores of whole pages"
     );
     // SAFETY: the kernel holds references only, and the length was checked.
@@ -74,7 +78,7 @@ impl Kernel for Softmax<'_> {
             scores[seen.end..].fill(f32::NEG_INFINITY);
             let ptr = scores.as_mut_ptr();
             let mut maxima = [S::splat_f32(f32::NEG_INFINITY); TILE_ROWS / 8];
-            for at in (0..len).step_by(PAGE_TOKENS) {
+            for at in (0..len).step_by(PAGE_LEN) {
                 for half in 0..S::HALVES {
                     maxima[half] = S::max(S::load_f32(ptr.add(at + half * S::LANES)), maxima[half]);
                 }
@@ -84,7 +88,7 @@ impl Kernel for Softmax<'_> {
                 .fold(f32::NEG_INFINITY, |max, &x| max.max(x));
             let offset = S::splat_f32(max);
             let mut sums = [S::splat_f32(0.0); TILE_ROWS / 8];
-            for at in (0..len).step_by(PAGE_TOKENS) {
+            for at in (0..len).step_by(PAGE_LEN) {
                 for half in 0..S::HALVES {
                     let ptr = ptr.add(at + half * S::LANES);
                     let weight = math::exp::<S>(S::sub(S::load_f32(ptr), offset));

@@ -6,20 +6,20 @@ use std::hint::black_box;
 
 use tokenmill_quant::CpuFeatures;
 
-use super::{Kernel, Simd, dispatch};
+use crate::simd::{Kernel, Simd, dispatch};
 
 /// Vectors that are read or summed at once: enough to hide the latency of an addition or a product.
 const N_SUMS: usize = 16;
 
 /// Reads bytes from end to end, less a part of the last kilobyte.
-pub(crate) fn read_bytes(features: CpuFeatures, bytes: &[u8]) {
+pub fn read_bytes(features: CpuFeatures, bytes: &[u8]) {
     // SAFETY: the kernel's only claim is its slice.
     black_box(unsafe { dispatch(features, ReadBytes { bytes }) });
 }
 
 /// Multiplies bytes and sums the products, without touching memory; gives the number of multiplications. Each of the
 /// sums takes in a vector of products `n_rounds` times.
-pub(crate) fn multiply_bytes(features: CpuFeatures, n_rounds: usize) -> usize {
+pub fn multiply_bytes(features: CpuFeatures, n_rounds: usize) -> usize {
     // SAFETY: the kernel claims nothing.
     unsafe { dispatch(features, MultiplyBytes { n_rounds }) }
 }

@@ -3,11 +3,17 @@
 //! Weights are read from end to end for every token; with pages of 4 KiB two threads of a machine may get half of the
 //! bandwidth that they get with pages of 2 MiB. Invariant: the bytes start at a multiple of 64 and are owned by one value.
 
-use crate::CpuExecError;
+/// The system has not that much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{n_bytes} bytes of memory could not be allocated")]
+pub struct OutOfMemory {
+    /// Bytes asked for.
+    pub n_bytes: usize,
+}
 
 /// An allocation of zeroed bytes.
 #[derive(Debug)]
-pub(crate) struct TileMemory {
+pub struct TileMemory {
     owner: Owner,
     len: usize,
 }
@@ -31,11 +37,11 @@ enum Owner {
 
 impl TileMemory {
     /// Allocates `len` zeroed bytes.
-    pub(crate) fn zeroed(len: usize) -> Result<Self, CpuExecError> {
-        let out_of_memory = || CpuExecError::OutOfMemory {
-            what: "weights",
-            n_bytes: len,
-        };
+    ///
+    /// # Errors
+    /// [`OutOfMemory`].
+    pub fn zeroed(len: usize) -> Result<Self, OutOfMemory> {
+        let out_of_memory = || OutOfMemory { n_bytes: len };
         #[cfg(target_os = "linux")]
         if len >= MAP_FROM_BYTES {
             let owner = Owner::Map(Map::new(len).ok_or_else(out_of_memory)?);
@@ -51,7 +57,8 @@ impl TileMemory {
         })
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Number of bytes.
+    pub fn n_bytes(&self) -> usize {
         self.len
     }
 
@@ -63,12 +70,14 @@ impl TileMemory {
         }
     }
 
-    pub(crate) fn as_slice(&self) -> &[u8] {
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
         // SAFETY: both owners hold at least `len` initialized bytes, which `self` borrows.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
     }
 
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+    /// The bytes, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
         let ptr = match &mut self.owner {
             Owner::Lines(lines) => lines.as_mut_ptr().cast(),
             #[cfg(target_os = "linux")]
@@ -147,7 +156,7 @@ mod tests {
     fn memory_is_zeroed_aligned_and_writable() {
         for len in [0, 1, 63, 65, 1 << 20, (5 << 20) + 3] {
             let mut memory = TileMemory::zeroed(len).unwrap();
-            assert_eq!((memory.len(), memory.as_ptr().addr() % 64), (len, 0));
+            assert_eq!((memory.n_bytes(), memory.as_ptr().addr() % 64), (len, 0));
             let bytes = memory.as_mut_slice();
             assert!(bytes.len() == len && bytes.iter().all(|byte| *byte == 0));
             bytes.fill(7);

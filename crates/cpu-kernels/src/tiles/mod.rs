@@ -33,9 +33,9 @@ use std::mem::MaybeUninit;
 
 use tokenmill_quant::{Block as _, F16Bits, QuantBlock, for_each_format};
 
-use super::{
-    Simd, TILE_ROWS,
-    activations::{SPAN_SUBS, SUB_COLS, ScaleSpan},
+use crate::{
+    activation_block::{SPAN_SUBS, SUB_COLS, ScaleSpan},
+    simd::{Simd, TILE_ROWS},
 };
 
 /// What kind of arithmetic a format's products take. Formats of one class share kernels.

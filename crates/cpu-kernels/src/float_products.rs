@@ -3,9 +3,9 @@
 //! Invariant, the order of an output element's reduction: column `c` is added to sum `c % 4` with a fused multiply-add, and
 //! the four sums are added as `(0 + 1) + (2 + 3)`; the same for any number of rows.
 
-use super::{
-    Kernel, Simd, TILE_ROWS,
-    products::{PAIR_ROWS, PREFETCH_BYTES, TileRun},
+use crate::{
+    reduction::{PAIR_ROWS, PREFETCH_BYTES, TileRun},
+    simd::{Kernel, Simd, TILE_ROWS},
     tiles::FloatTile,
 };
 

@@ -6,39 +6,42 @@
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{Block as _, CpuFeatures, for_each_format, formats};
 
-use super::{
-    TILE_ROWS,
-    activations::{ActivationBlock, SPAN_COLS, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
-    dispatch,
+use crate::{
+    activation_block::{ActivationBlock, SPAN_COLS, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
     float_products::FloatProducts,
     panel::{FillPanel, Panel},
-    products::{PAIR_ROWS, QuantProducts, TileRun},
+    products::QuantProducts,
+    reduction::{PAIR_ROWS, TileRun},
+    simd::{Portable, TILE_ROWS, dispatch},
     tiles::{self, Class, FloatTile, QuantTile, Span},
 };
 
 /// Activations of all rows of a step, in the forms that matrices read.
-#[derive(Clone, Copy)]
-pub(crate) struct Activations<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Activations<'a> {
     /// `[n_tokens, n_cols]`.
-    pub(crate) x: &'a [f32],
+    pub x: &'a [f32],
     /// `[n_spans, n_tokens]` where a matrix of the group needs them.
-    pub(crate) sub_blocks: &'a [ActivationBlock],
+    pub sub_blocks: &'a [ActivationBlock],
     /// `[n_spans, n_tokens]` where a matrix of the group needs them.
-    pub(crate) span_blocks: &'a [ActivationBlock],
-    pub(crate) n_tokens: usize,
-    pub(crate) n_cols: usize,
+    pub span_blocks: &'a [ActivationBlock],
+    /// Rows.
+    pub n_tokens: usize,
+    /// Columns of a row.
+    pub n_cols: usize,
 }
 
 /// Functions of a tile format.
-pub(crate) struct TileOps {
+#[derive(Debug)]
+pub struct TileOps {
     ty: TensorType,
     /// How activations are quantized; `None` where they stay f32.
-    pub(crate) activation_scales: Option<ScaleSpan>,
+    pub activation_scales: Option<ScaleSpan>,
     tile_bytes: fn(usize) -> usize,
     pack: fn(&[&[u8]; TILE_ROWS], usize, &mut [u8]),
     products: unsafe fn(CpuFeatures, &TileRun),
-    /// See [`product_instructions`](crate::product_instructions).
-    pub(crate) instructions: Option<u32>,
+    /// Vector instructions for 16 rows of 256 columns by a row of activations; `None` where products are of floats.
+    pub instructions: Option<u32>,
     dequantize_row: unsafe fn(CpuFeatures, *const u8, usize, &mut [f32]),
 }
 
@@ -84,24 +87,24 @@ impl TileOps {
     }
 
     /// The tile format of a tensor type, if it has one.
-    pub(crate) fn of(ty: TensorType) -> Option<&'static Self> {
+    pub fn of(ty: TensorType) -> Option<&'static Self> {
         TILE_OPS.iter().find(|ops| ops.ty == ty)
     }
 
     /// Bytes of a tile of `n_cols` columns: those of its rows in the file, or a few more.
-    pub(crate) fn tile_bytes(&self, n_cols: usize) -> usize {
+    pub fn tile_bytes(&self, n_cols: usize) -> usize {
         (self.tile_bytes)(n_cols)
     }
 
     /// Packs the rows of a tile, each of the same whole number of blocks.
-    pub(crate) fn pack(&self, rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut [u8]) {
+    pub fn pack(&self, rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut [u8]) {
         assert_eq!(out.len(), self.tile_bytes(n_cols), "bytes of a tile");
         (self.pack)(rows, n_cols, out);
     }
 
     /// Multiplies one or two tiles with the rows `first_token..first_token + n_rows` and writes `[n_rows, PAIR_ROWS]`
     /// sums, of which those of a second tile are left alone if there is only one.
-    pub(crate) fn products(
+    pub fn products(
         &self,
         features: CpuFeatures,
         tiles: &[u8],
@@ -145,7 +148,7 @@ impl TileOps {
     }
 
     /// Writes the values of row `row` of a tile.
-    pub(crate) fn dequantize_row(&self, features: CpuFeatures, tile: &[u8], row: usize, out: &mut [f32]) {
+    pub fn dequantize_row(&self, features: CpuFeatures, tile: &[u8], row: usize, out: &mut [f32]) {
         assert!(
             row < TILE_ROWS && tile.len() == self.tile_bytes(out.len()),
             "a row of a tile"
@@ -170,7 +173,7 @@ fn pack_quant<T: QuantTile>(rows: &[&[u8]; TILE_ROWS], n_cols: usize, out: &mut 
     }
 }
 
-/// Vector instructions for 256 columns; the terms are those of `product_instructions`.
+/// See [`TileOps::instructions`]; on two vector ports, where rows are many.
 const fn instructions<T: QuantTile>() -> u32 {
     let n_runs = 8 * T::Class::SUB_RUNS;
     let (scales, end) = match T::Class::ACTIVATION_SCALES {
@@ -231,7 +234,7 @@ unsafe fn dequantize_quant_row<T: QuantTile>(
 unsafe fn dequantize_float_row<T: FloatTile>(_: CpuFeatures, tile: *const u8, row: usize, out: &mut [f32]) {
     for (col, out) in out.iter_mut().enumerate() {
         // SAFETY: the column's 16 values are inside the tile, and portable code needs no features.
-        let values = unsafe { T::weights::<super::Portable>(tile.add(col * TILE_ROWS * T::VALUE_BYTES)) };
+        let values = unsafe { T::weights::<Portable>(tile.add(col * TILE_ROWS * T::VALUE_BYTES)) };
         *out = values[row];
     }
 }

@@ -4,14 +4,14 @@
 //! bytes in the first-level cache: two vectors of weight rows by up to six rows of activations at a time, so that neither
 //! loads nor latency limit it but multiplication.
 //!
-//! Invariant: an output element is reduced in the order that [`products`](super::products) states.
+//! Invariant: an output element is reduced in the order that [`reduction`](super::reduction) states.
 
-use super::{
-    Kernel, Simd, TILE_ROWS,
-    activations::{ActivationBlock, SPAN_COLS, SPAN_SUBS, ScaleSpan, n_spans},
-    products::{
+use crate::{
+    activation_block::{ActivationBlock, SPAN_COLS, SPAN_SUBS, ScaleSpan, n_spans},
+    reduction::{
         PAIR_ROWS, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs, prefetch_sub, start,
     },
+    simd::{Kernel, Simd, TILE_ROWS},
     tiles::{Class, QuantTile, Scales, Span, half_bytes},
 };
 
@@ -109,7 +109,7 @@ impl<T: QuantTile> Kernel for FillPanel<'_, T> {
 /// # Safety
 /// What [`TileRun`] says holds, and its tiles are packed in format `T`.
 #[inline(always)]
-pub(super) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
+pub(crate) unsafe fn products<S: Simd, T: QuantTile>(run: &TileRun) {
     // SAFETY: the caller's contract is that of `TileRun`.
     unsafe {
         let mut panels = [Panel::ZERO; 2];

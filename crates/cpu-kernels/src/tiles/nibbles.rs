@@ -15,9 +15,9 @@ use std::marker::PhantomData;
 use tokenmill_quant::{BlockParts, QuantBlock};
 
 use super::{Class, QuantTile, Scales, Span, half_bytes};
-use crate::simd::{
-    Simd, TILE_ROWS,
-    activations::{SPAN_COLS, SUB_COLS},
+use crate::{
+    activation_block::{SPAN_COLS, SUB_COLS},
+    simd::{Simd, TILE_ROWS},
 };
 
 /// What a format states in addition to the parts of its blocks.

@@ -1,0 +1,214 @@
+//! [`ActivationOps`]: activations, and their products with a second input, for vectors; [`soft_cap`], which is one more
+//! function of its kind.
+//!
+//! A function is a type with its formula, and a row of the table. Invariant: a value depends on its own inputs alone, not on
+//! its place in a vector.
+
+use tokenmill_quant::CpuFeatures;
+
+use crate::{
+    math,
+    simd::{Kernel, Simd, TILE_ROWS, dispatch},
+};
+
+/// The kernel of an activation.
+#[derive(Debug)]
+pub struct ActivationOps {
+    apply: fn(CpuFeatures, &mut [f32], Option<&[f32]>),
+}
+
+/// `x / (1 + exp(-x))`.
+pub static SILU: ActivationOps = ActivationOps::of::<Silu>();
+/// `x * (1 + erf(x / sqrt(2))) / 2`.
+pub static GELU_ERF: ActivationOps = ActivationOps::of::<GeluErf>();
+/// `x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) / 2`.
+pub static GELU_TANH: ActivationOps = ActivationOps::of::<GeluTanh>();
+/// `max(x, 0)`.
+pub static RELU: ActivationOps = ActivationOps::of::<Relu>();
+/// `max(x, 0)^2`.
+pub static RELU_SQUARED: ActivationOps = ActivationOps::of::<ReluSquared>();
+
+impl ActivationOps {
+    const fn of<A: Activation>() -> Self {
+        Self {
+            // SAFETY: the kernel holds references only, and `up` is as long as `gate`, as `apply` checks.
+            apply: |features, gate, up| unsafe {
+                dispatch(
+                    features,
+                    Apply::<A> {
+                        gate,
+                        up,
+                        activation: std::marker::PhantomData,
+                    },
+                );
+            },
+        }
+    }
+
+    /// Replaces every value of `gate` by its activation, times that of `up` where there is one.
+    ///
+    /// # Panics
+    /// When `up` is shorter.
+    pub fn apply(&self, features: CpuFeatures, gate: &mut [f32], up: Option<&[f32]>) {
+        if let Some(up) = up {
+            assert!(up.len() >= gate.len(), "lengths of gate and up");
+        }
+        (self.apply)(features, gate, up);
+    }
+}
+
+/// A function of a value.
+trait Activation {
+    /// Its values.
+    ///
+    /// # Safety
+    /// The features of `S` are there.
+    unsafe fn of<S: Simd>(x: S::F) -> S::F;
+}
+
+struct Apply<'a, A> {
+    gate: &'a mut [f32],
+    up: Option<&'a [f32]>,
+    activation: std::marker::PhantomData<A>,
+}
+
+impl<A: Activation> Kernel for Apply<'_, A> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self { gate, up, .. } = self;
+        let n_whole = gate.len() / S::LANES * S::LANES;
+        // SAFETY: every vector is inside its slice or array, and the features of `S` are there.
+        unsafe {
+            for at in (0..n_whole).step_by(S::LANES) {
+                let ptr = gate.as_mut_ptr().add(at);
+                let mut x = A::of::<S>(S::load_f32(ptr));
+                if let Some(up) = up {
+                    x = S::mul(x, S::load_f32(up.as_ptr().add(at)));
+                }
+                S::store_f32(ptr, x);
+            }
+            let rest = &mut gate[n_whole..];
+            let (mut x, mut y) = ([0.0; TILE_ROWS], [0.0; TILE_ROWS]);
+            x[..rest.len()].copy_from_slice(rest);
+            let mut lanes = A::of::<S>(S::load_f32(x.as_ptr()));
+            if let Some(up) = up {
+                y[..rest.len()].copy_from_slice(&up[n_whole..][..rest.len()]);
+                lanes = S::mul(lanes, S::load_f32(y.as_ptr()));
+            }
+            S::store_f32(x.as_mut_ptr(), lanes);
+            rest.copy_from_slice(&x[..rest.len()]);
+        }
+    }
+}
+
+/// Replaces every value by `cap * tanh(value / cap)`.
+pub fn soft_cap(features: CpuFeatures, x: &mut [f32], cap: f32) {
+    // SAFETY: the kernel holds references only.
+    unsafe { dispatch(features, SoftCap { x, cap }) }
+}
+
+struct SoftCap<'a> {
+    x: &'a mut [f32],
+    cap: f32,
+}
+
+impl Kernel for SoftCap<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for x in self.x.chunks_mut(S::LANES) {
+            let mut lanes = [0.0; TILE_ROWS];
+            lanes[..x.len()].copy_from_slice(x);
+            // SAFETY: the array holds a vector, and the features of `S` are there.
+            unsafe {
+                let cap = S::splat_f32(self.cap);
+                let y = S::mul(math::tanh::<S>(S::div(S::load_f32(lanes.as_ptr()), cap)), cap);
+                S::store_f32(lanes.as_mut_ptr(), y);
+            }
+            x.copy_from_slice(&lanes[..x.len()]);
+        }
+    }
+}
+
+struct Silu;
+impl Activation for Silu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        // SAFETY: the caller vouches for the features.
+        unsafe {
+            let e = math::exp::<S>(S::mul(x, S::splat_f32(-1.0)));
+            S::div(x, S::add(S::splat_f32(1.0), e))
+        }
+    }
+}
+
+struct GeluTanh;
+impl Activation for GeluTanh {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+        // SAFETY: the caller vouches for the features.
+        unsafe {
+            let one = S::splat_f32(1.0);
+            let cube = S::fma(S::mul(S::splat_f32(0.044_715), x), x, one);
+            let inner = S::mul(S::mul(S::splat_f32(SQRT_2_OVER_PI), x), cube);
+            S::mul(S::mul(S::splat_f32(0.5), x), S::add(one, math::tanh::<S>(inner)))
+        }
+    }
+}
+
+struct GeluErf;
+impl Activation for GeluErf {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        let mut lanes = [0.0; TILE_ROWS];
+        // SAFETY: the caller vouches for the features; no vector has more lanes than the array.
+        unsafe { S::store_f32(lanes.as_mut_ptr(), x) };
+        for lane in &mut lanes[..S::LANES] {
+            *lane = gelu_erf(*lane);
+        }
+        // SAFETY: as above.
+        unsafe { S::load_f32(lanes.as_ptr()) }
+    }
+}
+
+struct Relu;
+impl Activation for Relu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        // SAFETY: the caller vouches for the features. The order of operands keeps NaN.
+        unsafe { S::max(S::splat_f32(0.0), x) }
+    }
+}
+
+struct ReluSquared;
+impl Activation for ReluSquared {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        // SAFETY: the caller vouches for the features.
+        unsafe {
+            let x = Relu::of::<S>(x);
+            S::mul(x, x)
+        }
+    }
+}
+
+/// [`GeluErf`] of one value.
+fn gelu_erf(x: f32) -> f32 {
+    0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
+}
+
+/// The error function, to within 1.5e-7.
+///
+/// Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26.
+fn erf(x: f32) -> f32 {
+    let z = f64::from(x.abs());
+    let t = 1.0 / (1.0 + 0.327_591_1 * z);
+    let polynomial = t
+        * (0.254_829_592
+            + t * (-0.284_496_736 + t * (1.421_413_741 + t * (-1.453_152_027 + t * 1.061_405_429))));
+    (1.0 - polynomial * (-z * z).exp()).copysign(f64::from(x)) as f32
+}
