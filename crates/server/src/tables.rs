@@ -54,7 +54,9 @@ pub fn document() -> String {
         "# Request fields and errors\n\nMade from the tables in `crates/server/src`; a test keeps this page equal to them. A field \
          that stands in no table is answered with 400 and its name. A refused field passes where its value asks for \
          what happens anyway (`null`, `[]`, `false`, `\"auto\"`, `\"none\"`, `{\"type\": \"text\"}`). A field \
-         that is `null` counts as not given.\n",
+         that is `null` counts as not given.\n\nLog-probabilities are those of the model as it is loaded: with the default KV \
+         cache in f16, keys and values are rounded to half precision, which moves a log-probability by up to 0.07; \
+         `--cache-type-k f32 --cache-type-v f32` avoids it.\n",
     );
     for (title, fields) in [
         ("POST /v1/chat/completions, /v1/chat/completions/render", chat()),

@@ -21,10 +21,7 @@ pub const FIELDS: &[Field] = &[
         "messages",
         "roles `system`, `developer`, `user`, `assistant`; content as text or text parts",
     ),
-    yes(
-        "max_completion_tokens",
-        "default, and with -1: what is left of the context",
-    ),
+    yes("max_completion_tokens", "default and -1: the rest of the context"),
     yes("max_tokens", "the older name of `max_completion_tokens`"),
     yes("n", ""),
     yes("stream", ""),

@@ -9,7 +9,7 @@ use crate::fields::{Field, label, refused, yes};
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes("prompt", "text, token ids, or a list of either"),
-    yes("max_tokens", "default 16; -1 is what is left of the context"),
+    yes("max_tokens", "default 16; -1: the rest of the context"),
     yes("n", ""),
     yes("best_of", "only equal to `n`"),
     yes("stream", ""),

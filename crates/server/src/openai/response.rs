@@ -22,10 +22,7 @@ pub const FIELDS: &[Field] = &[
         "text, or a list of messages, also those of earlier answers; other items are refused",
     ),
     yes("instructions", "a system message before the input"),
-    yes(
-        "max_output_tokens",
-        "default, and with -1: what is left of the context",
-    ),
+    yes("max_output_tokens", "default and -1: the rest of the context"),
     yes("stream", ""),
     yes("stream_options", ""),
     yes("top_logprobs", "at most 20"),
