@@ -3,7 +3,8 @@
 //!
 //! A body's parsed form can be many times its size, so the form is weighed before it is built ([`check_weight`]).
 //! Invariants: large bodies are held and worked on within budgets of the whole server, however many connections send
-//! them; small ones are bounded by the number of connections and of the streams of each.
+//! them; small ones are bounded by the number of connections and of the streams of each. A body takes its share as it
+//! arrives: a client that announces much and sends little holds little.
 
 use std::{sync::Arc, thread};
 
@@ -15,7 +16,7 @@ use axum::{
 use http_body_util::BodyExt as _;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until, timeout_at},
 };
 
 use crate::{ApiError, ServerConfig};
@@ -41,6 +42,9 @@ const OBJECT_BYTES: usize = 640;
 #[derive(Debug)]
 pub(crate) struct Intake {
     kib: Arc<Semaphore>,
+    /// Room for one body of the largest size besides. Bodies that hold a part of the budget and wait for more would wait for
+    /// each other for ever; the one that gets this room comes to its end.
+    last_room: Arc<Semaphore>,
     workers: Semaphore,
 }
 
@@ -53,15 +57,19 @@ pub(crate) struct Received {
 
 /// What a body takes of the budget until this is dropped; nothing for a small one.
 #[derive(Debug, Default)]
-pub(crate) struct Share(Option<OwnedSemaphorePermit>);
+pub(crate) struct Share {
+    kib: Option<OwnedSemaphorePermit>,
+    last_room: Option<OwnedSemaphorePermit>,
+}
 
 impl Intake {
     /// Budgets for bodies of at most `max_body_bytes`.
     pub(crate) fn new(max_body_bytes: usize) -> Self {
         let n_processors = thread::available_parallelism().map_or(1, usize::from);
-        let n_kib = kib(max_body_bytes).saturating_mul(MAX_LARGEST_BODIES);
+        let n_kib = kib(max_body_bytes).saturating_mul(MAX_LARGEST_BODIES - 1);
         Self {
             kib: Arc::new(Semaphore::new(n_kib.min(u32::MAX as usize))),
+            last_room: Arc::new(Semaphore::new(1)),
             workers: Semaphore::new((n_processors / 2).clamp(1, MAX_WORKERS)),
         }
     }
@@ -103,9 +111,11 @@ impl Intake {
                 discard(body, deadline).await;
                 return Err(ApiError::BodyTooLarge { limit_bytes });
             }
-            if whole.len() + data.len() >= LARGE_BODY_BYTES && share.0.is_none() {
-                share = self.share(most_bytes, deadline).await?;
-                whole.reserve_exact(most_bytes.saturating_sub(whole.len()));
+            let n_bytes = whole.len() + data.len();
+            if n_bytes >= LARGE_BODY_BYTES && n_bytes > whole.capacity() {
+                let capacity = n_bytes.max(most_bytes.min(2 * whole.capacity()));
+                self.grow(&mut share, capacity, deadline).await?;
+                whole.reserve_exact(capacity - whole.len());
             }
             whole.extend_from_slice(&data);
         }
@@ -115,13 +125,28 @@ impl Intake {
         })
     }
 
-    async fn share(&self, n_bytes: usize, deadline: Instant) -> Result<Share, ApiError> {
-        let n_kib = u32::try_from(kib(n_bytes)).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.kib).acquire_many_owned(n_kib);
-        match timeout_at(deadline, room).await {
-            Ok(permit) => Ok(Share(Some(permit.expect("the semaphore is never closed")))),
-            Err(_) => Err(busy()),
+    /// Waits until a body may take `n_bytes`.
+    async fn grow(&self, share: &mut Share, n_bytes: usize, deadline: Instant) -> Result<(), ApiError> {
+        if share.last_room.is_some() {
+            return Ok(());
         }
+        let held = share.kib.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = u32::try_from(kib(n_bytes).saturating_sub(held)).unwrap_or(u32::MAX);
+        tokio::select! {
+            biased;
+            permit = Arc::clone(&self.kib).acquire_many_owned(more) => {
+                let permit = permit.expect("the semaphore is never closed");
+                match &mut share.kib {
+                    Some(held) => held.merge(permit),
+                    none => *none = Some(permit),
+                }
+            }
+            permit = Arc::clone(&self.last_room).acquire_owned() => {
+                share.last_room = Some(permit.expect("the semaphore is never closed"));
+            }
+            () = sleep_until(deadline) => return Err(busy()),
+        }
+        Ok(())
     }
 
     /// Waits for the turn of a large body to be worked on; the work is done when the permit is dropped.
@@ -197,6 +222,11 @@ fn weight(json: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::{convert::Infallible, time::Duration};
+
+    use futures_util::{StreamExt as _, stream};
+    use tokio::{sync::watch, time::timeout};
+
     use super::*;
 
     #[test]
@@ -232,7 +262,7 @@ mod tests {
     async fn large_bodies_share_one_budget() {
         let config = ServerConfig {
             max_body_bytes: 1 << 20,
-            body_timeout: std::time::Duration::from_millis(50),
+            body_timeout: Duration::from_millis(50),
             ..ServerConfig::default()
         };
         let intake = Intake::new(config.max_body_bytes);
@@ -252,5 +282,65 @@ mod tests {
         held.pop();
         assert!(read(1 << 20).await.is_ok());
         assert_eq!(read((1 << 20) + 1).await.expect_err("too large").status(), 413);
+    }
+
+    /// A body of `n_bytes`, whose second half is sent when `go` is.
+    fn halting(n_bytes: usize, mut go: watch::Receiver<bool>) -> Request {
+        let half = Bytes::from(vec![b' '; n_bytes / 2]);
+        let first = half.clone();
+        let parts = stream::once(async { first }).chain(stream::once(async move {
+            go.wait_for(|go| *go).await.expect("the test holds the sender");
+            half
+        }));
+        Request::new(Body::from_stream(parts.map(Ok::<_, Infallible>)))
+    }
+
+    #[tokio::test]
+    async fn slow_senders_hold_what_arrived_and_all_come_to_their_end() {
+        let config = ServerConfig {
+            max_body_bytes: 1 << 20,
+            body_timeout: Duration::from_secs(20),
+            ..ServerConfig::default()
+        };
+        let intake = Arc::new(Intake::new(config.max_body_bytes));
+        let (sender, go) = watch::channel(false);
+        // Twice as many as have room for all of their bytes, with half of them sent.
+        let slow: Vec<_> = (0..2 * MAX_LARGEST_BODIES)
+            .map(|_| {
+                let (intake, config, go) = (Arc::clone(&intake), config.clone(), go.clone());
+                tokio::spawn(async move {
+                    let body = intake.read(&config, halting(1 << 20, go)).await;
+                    body.map(|body| body.bytes.len())
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        sender.send_replace(true);
+        for body in slow {
+            assert_eq!(
+                body.await.expect("no panic").expect("there is room in time"),
+                1 << 20
+            );
+        }
+        assert_eq!(intake.last_room.available_permits(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_is_announced_takes_nothing_from_others() {
+        let config = ServerConfig {
+            max_body_bytes: 8 << 20,
+            body_timeout: Duration::from_millis(200),
+            ..ServerConfig::default()
+        };
+        let intake = Arc::new(Intake::new(config.max_body_bytes));
+        let (_sender, go) = watch::channel(false);
+        let slow = (0..40).map(|_| intake.read(&config, halting(8 << 20, go.clone())));
+        let mut slow: Vec<_> = slow.map(Box::pin).collect();
+        for body in &mut slow {
+            let waiting = timeout(Duration::from_millis(1), body).await;
+            assert!(waiting.is_err(), "it waits for its second half");
+        }
+        let honest = Request::new(Body::from(vec![b' '; 1 << 20]));
+        assert!(intake.read(&config, honest).await.is_ok());
     }
 }
