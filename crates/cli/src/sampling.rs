@@ -6,16 +6,13 @@ use std::{
 };
 
 use clap::Args;
+use tokenmill::{DRY_BREAKERS, ModelWords};
 use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
-use tokenmill_text::Tokenizer;
 
 use crate::{
     failure::Failure,
     numbers::{Limit, Seed},
 };
-
-/// Characters at which DRY stops looking for a repetition.
-const DRY_BREAKERS: [u8; 4] = *b"\n:\"*";
 
 /// How tokens are chosen.
 #[derive(Args, Debug, Clone)]
@@ -73,7 +70,7 @@ impl SamplingArgs {
     ///
     /// # Errors
     /// A number outside its range.
-    pub(crate) fn params(&self, tokenizer: &Tokenizer, n_ctx: usize) -> Result<SamplingParams, Failure> {
+    pub(crate) fn params(&self, words: &ModelWords, n_ctx: usize) -> Result<SamplingParams, Failure> {
         let newest = |limit: Limit| {
             let n_tokens = limit.bound().unwrap_or(n_ctx).min(n_ctx);
             u32::try_from(n_tokens).unwrap_or(u32::MAX)
@@ -83,12 +80,7 @@ impl SamplingArgs {
             base: self.dry_base,
             allowed_length: self.dry_allowed_length,
             last_n: newest(self.dry_penalty_last_n),
-            breakers: (0..tokenizer.n_vocab() as u32)
-                .filter(|&id| {
-                    let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-                    bytes.iter().any(|byte| DRY_BREAKERS.contains(byte))
-                })
-                .collect(),
+            breakers: words.dry_breakers(&DRY_BREAKERS),
         });
         let params = SamplingParams {
             temperature: self.temp,
@@ -109,7 +101,7 @@ impl SamplingArgs {
             n_logprobs: None,
         };
         params
-            .validate(tokenizer.n_vocab())
+            .validate(words.tokenizer().n_vocab())
             .map_err(|error| refusal(&error))?;
         Ok(params)
     }

@@ -74,6 +74,8 @@ pub struct ForwardParams {
     pub from: usize,
     /// Higher begins first and may take the place of lower.
     pub priority: i32,
+    /// Fails the pass unless it begins in time.
+    pub queue_timeout: Option<Duration>,
     /// Fails the pass unless it ends in time.
     pub deadline: Option<Duration>,
     /// Whether it may use and feed the prefix cache.
@@ -89,6 +91,7 @@ impl ForwardParams {
             rows,
             from,
             priority: 0,
+            queue_timeout: None,
             deadline: None,
             uses_prefix_cache: true,
             cache_salt: 0,

@@ -114,7 +114,7 @@ impl Submission {
                 priority: params.priority,
                 uses_prefix_cache: params.uses_prefix_cache,
                 salt: params.cache_salt,
-                queue_deadline_us: None,
+                queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 fork_of,
             },

@@ -88,7 +88,7 @@ impl Call {
             // vLLM counts the other way round.
             priority: priority.saturating_neg(),
             cache_salt: self.tenant.cache_salt(fields.cache_salt()?),
-            sampling: fields.into_params(app.model.tokenizer(), app.model.fresh_seed())?,
+            sampling: fields.into_params(app.model.model().words(), app.model.fresh_seed())?,
             max_tokens: None,
             n: 1,
             stops: Vec::new(),

@@ -1,12 +1,13 @@
 //! Log-probabilities of a prompt's own tokens, for completions with `echo` and `logprobs`.
 
-use tokenmill::ScoredToken;
+use tokenmill::{ScoredToken, TextParams};
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Engine, Event, ForwardParams, ForwardRows};
 
 use crate::ApiError;
 
-/// Scores every token of `prompt` given those before it; the first has no score. `n_top` alternatives are reported.
+/// Scores every token of `prompt` given those before it; the first has no score. `n_top` alternatives are reported. The
+/// pass has the priority, the time limits and the cache salt of `params`.
 ///
 /// # Errors
 /// What the engine refuses or fails with.
@@ -14,7 +15,7 @@ pub(crate) async fn score_prompt(
     engine: &Engine,
     prompt: &[u32],
     n_top: u32,
-    cache_salt: u64,
+    params: &TextParams,
 ) -> Result<Vec<ScoredToken>, ApiError> {
     let mut scored: Vec<ScoredToken> = prompt
         .iter()
@@ -25,7 +26,10 @@ pub(crate) async fn score_prompt(
         })
         .collect();
     let params = ForwardParams {
-        cache_salt,
+        priority: params.priority,
+        queue_timeout: params.queue_timeout,
+        deadline: params.deadline,
+        cache_salt: params.cache_salt,
         ..ForwardParams::new(ForwardRows::Logits, 0)
     };
     let mut rows = engine.submit_forward(prompt.to_vec(), params)?;

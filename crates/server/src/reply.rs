@@ -3,48 +3,18 @@
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use tokenmill::{ScoredToken, TextEnd, TextEvent, TextStream};
+use tokenmill::{Sample, TextEnd, TextEvent, TextStream};
 use tokenmill_sched::{FinishReason, Timings};
 
 use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally};
-
-/// A sample that ended.
-#[derive(Clone, Debug)]
-pub(crate) struct Sample {
-    pub(crate) text: String,
-    pub(crate) tokens: Vec<ScoredToken>,
-    pub(crate) end: TextEnd,
-}
 
 /// Reads a stream to its end.
 ///
 /// # Errors
 /// The first failure of a sample; dropping the stream then cancels the others.
-pub(crate) async fn collect(mut stream: TextStream, app: &App, call: &Call) -> Result<Vec<Sample>, ApiError> {
-    let n_samples = stream.n_samples();
-    let mut meter = Meter::new(app, call, n_samples);
-    let mut texts = vec![(String::new(), Vec::new()); n_samples];
-    let mut ends = vec![None; n_samples];
-    while let Some(event) = stream.next_event().await {
-        meter.observe(&event);
-        match event {
-            TextEvent::Delta(delta) => {
-                let (text, tokens) = &mut texts[delta.sample as usize];
-                text.push_str(&delta.text);
-                tokens.extend(delta.tokens);
-            }
-            TextEvent::Finished(end) => {
-                let sample = end.sample as usize;
-                ends[sample] = Some(end);
-            }
-            TextEvent::Failed { error, .. } => return Err(error.into()),
-        }
-    }
-    let joined = texts.into_iter().zip(ends).map(|((text, tokens), end)| {
-        let end = end.expect("every sample of a stream ends or fails");
-        Sample { text, tokens, end }
-    });
-    Ok(joined.collect())
+pub(crate) async fn collect(stream: TextStream, app: &App, call: &Call) -> Result<Vec<Sample>, ApiError> {
+    let mut meter = Meter::new(app, call, stream.n_samples());
+    Ok(stream.gather(|event| meter.observe(event)).await?)
 }
 
 /// Measures a stream for the metrics and the log as its events pass.

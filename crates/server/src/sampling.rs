@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use tokenmill::{DRY_BREAKERS, ModelWords};
 use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
-use tokenmill_text::Tokenizer;
 
 use crate::{
     ApiError,
@@ -82,9 +82,6 @@ pub struct SamplingFields {
     cache_salt: Option<String>,
 }
 
-/// Texts at which DRY stops looking for a repetition, by llama.cpp's default.
-const DRY_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
-
 /// Most breakers of a request, and the longest of them.
 const MAX_BREAKERS: usize = 16;
 const MAX_BREAKER_BYTES: usize = 64;
@@ -118,9 +115,9 @@ impl SamplingFields {
     ///
     /// # Errors
     /// The first field out of range, by name.
-    pub fn into_params(self, tokenizer: &Tokenizer, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
-        let breakers = |texts: &[&str]| dry_breakers(tokenizer, texts);
-        self.into_params_with(tokenizer.n_vocab(), fresh_seed, breakers)
+    pub fn into_params(self, words: &ModelWords, fresh_seed: u64) -> Result<SamplingParams, ApiError> {
+        let breakers = |texts: &[&str]| words.dry_breakers(texts);
+        self.into_params_with(words.tokenizer().n_vocab(), fresh_seed, breakers)
     }
 
     fn into_params_with(
@@ -201,17 +198,6 @@ fn check_breakers(texts: &[String]) -> Result<(), ApiError> {
         )),
         None => Ok(()),
     }
-}
-
-/// Tokens whose text holds one of `texts`.
-fn dry_breakers(tokenizer: &Tokenizer, texts: &[&str]) -> Vec<u32> {
-    let holds = |bytes: &[u8], text: &str| bytes.windows(text.len()).any(|window| window == text.as_bytes());
-    (0..tokenizer.n_vocab() as u32)
-        .filter(|&id| {
-            let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-            texts.iter().any(|text| holds(bytes, text))
-        })
-        .collect()
 }
 
 fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Result<(), ApiError> {

@@ -14,7 +14,7 @@ use std::{
 use serde_json::{Map, Value};
 use tokenmill::{Conversation, Error, Model, TextParams, TextStream};
 use tokenmill_sched::Engine;
-use tokenmill_text::Tokenizer;
+use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
@@ -138,7 +138,7 @@ impl ServedModel {
 
     /// The source of its chat template, if it has one that can be used.
     pub fn chat_template(&self) -> Option<&str> {
-        self.model.words().template_source()
+        self.model.words().template().map(ChatTemplate::source)
     }
 
     /// Encodes plain text; what looks like a control token in it is text.

@@ -28,17 +28,51 @@ pub struct Answer {
     pub timings: Timings,
 }
 
+/// A finished sample, with all that the stream said of its end.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// Its text.
+    pub text: String,
+    /// The tokens of that text.
+    pub tokens: Vec<ScoredToken>,
+    /// How it ended.
+    pub end: TextEnd,
+}
+
+impl From<Sample> for Answer {
+    fn from(Sample { text, tokens, end }: Sample) -> Self {
+        Self {
+            text,
+            tokens,
+            finish: end.finished.reason,
+            stopped_by: end.stopped_by,
+            usage: end.finished.usage,
+            timings: end.finished.timings,
+        }
+    }
+}
+
 impl TextStream {
     /// Gathers every sample, without blocking a thread. The answers are in the order of the samples.
     ///
     /// # Errors
     /// Why a sample failed; the others are then cancelled.
-    pub async fn answers(mut self) -> Result<Vec<Answer>, Error> {
+    pub async fn answers(self) -> Result<Vec<Answer>, Error> {
+        let samples = self.gather(|_| {}).await?;
+        Ok(samples.into_iter().map(Answer::from).collect())
+    }
+
+    /// As [`Self::answers`], and shows every event as it comes.
+    ///
+    /// # Errors
+    /// As [`Self::answers`].
+    pub async fn gather(mut self, mut on_event: impl FnMut(&TextEvent)) -> Result<Vec<Sample>, Error> {
         let mut gathered = Gathered::new(self.n_samples());
         while let Some(event) = self.next_event().await {
+            on_event(&event);
             gathered.take(event)?;
         }
-        gathered.answers()
+        gathered.samples()
     }
 
     /// Waits on this thread for every sample, and hands over each piece as it comes.
@@ -86,19 +120,14 @@ impl Gathered {
     }
 
     pub(crate) fn answers(self) -> Result<Vec<Answer>, Error> {
-        let answer = |(text, tokens, end): (_, _, Option<TextEnd>)| {
-            let TextEnd {
-                finished, stopped_by, ..
-            } = end.ok_or(EngineError::Stopped)?;
-            Ok(Answer {
-                text,
-                tokens,
-                finish: finished.reason,
-                stopped_by,
-                usage: finished.usage,
-                timings: finished.timings,
-            })
+        Ok(self.samples()?.into_iter().map(Answer::from).collect())
+    }
+
+    fn samples(self) -> Result<Vec<Sample>, Error> {
+        let sample = |(text, tokens, end): (_, _, Option<TextEnd>)| {
+            let end = end.ok_or(EngineError::Stopped)?;
+            Ok(Sample { text, tokens, end })
         };
-        self.0.into_iter().map(answer).collect()
+        self.0.into_iter().map(sample).collect()
     }
 }

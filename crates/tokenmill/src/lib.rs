@@ -67,6 +67,7 @@
 mod answer;
 mod batch;
 mod device;
+mod dry_breakers;
 mod embeddings;
 mod error;
 mod gpu;
@@ -78,8 +79,9 @@ mod text_stream;
 mod wait;
 mod words;
 
-pub use answer::Answer;
+pub use answer::{Answer, Sample};
 pub use device::{Compute, Device, DeviceError, Loaded, LoadedDevice, load};
+pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;
 pub use error::Error;
 #[cfg(not(feature = "cuda"))]
@@ -96,4 +98,4 @@ pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_sched::{FinishReason, Timings, Usage};
 pub use tokenmill_text::template::ChatMessage as Message;
-pub use words::{Conversation, ModelWords, Turn};
+pub use words::{Conversation, ModelWords, Turn, utc_now};

@@ -4,7 +4,7 @@
 //! looks like one in a message or a text is text.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -22,11 +22,12 @@ use crate::{Error, ModelSource};
 pub struct ModelWords {
     tokenizer: Arc<Tokenizer>,
     chat: Option<ChatPrompt>,
-    template_source: Option<String>,
     template_error: Option<TemplateError>,
     bos_token: String,
     eos_token: String,
     end_ids: Vec<u32>,
+    /// The tokens of [`DRY_BREAKERS`](crate::DRY_BREAKERS), once they are asked for.
+    pub(crate) default_breakers: OnceLock<Vec<u32>>,
 }
 
 impl ModelWords {
@@ -36,10 +37,10 @@ impl ModelWords {
             end_ids: tokenizer.end_of_generation().to_vec(),
             tokenizer: Arc::new(tokenizer),
             chat: None,
-            template_source: None,
             template_error: None,
             bos_token: String::new(),
             eos_token: String::new(),
+            default_breakers: OnceLock::new(),
         }
     }
 
@@ -65,11 +66,9 @@ impl ModelWords {
     ///
     /// # Errors
     /// A template that does not parse.
-    pub fn set_template(&mut self, source: impl Into<String>) -> Result<(), TemplateError> {
-        let source = source.into();
-        let template = ChatTemplate::new(&source)?;
+    pub fn set_template(&mut self, source: impl AsRef<str>) -> Result<(), TemplateError> {
+        let template = ChatTemplate::new(source.as_ref())?;
         self.chat = Some(ChatPrompt::new(template, &self.tokenizer));
-        self.template_source = Some(source);
         self.template_error = None;
         Ok(())
     }
@@ -82,11 +81,6 @@ impl ModelWords {
     /// The chat template; a model without one only continues texts.
     pub fn template(&self) -> Option<&ChatTemplate> {
         self.chat.as_ref().map(ChatPrompt::template)
-    }
-
-    /// The chat template as it is written.
-    pub fn template_source(&self) -> Option<&str> {
-        self.template_source.as_deref()
     }
 
     /// What is wrong with the model's own template, where it has one that cannot be used.
@@ -220,12 +214,17 @@ impl From<&Vec<ChatMessage>> for Conversation {
     }
 }
 
-fn render_options() -> RenderOptions {
+/// The time that a template sees as now, in UTC.
+pub fn utc_now() -> CivilTime {
     let seconds = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
+    CivilTime::from_unix_seconds(seconds as i64)
+}
+
+fn render_options() -> RenderOptions {
     RenderOptions {
-        now: CivilTime::from_unix_seconds(seconds as i64),
+        now: utc_now(),
         ..RenderOptions::default()
     }
 }

@@ -1,13 +1,9 @@
 //! `apply-template`: renders a chat template, to see what a model is shown.
 
-use std::{
-    fs,
-    path::PathBuf,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{fs, path::PathBuf};
 
 use serde_json::Value;
-use tokenmill::ModelSource;
+use tokenmill::{ModelSource, utc_now};
 use tokenmill_text::template::{ChatTemplate, CivilTime, RenderOptions};
 
 use crate::{commands::tokenize::read_text, failure::Failure, output};
@@ -58,18 +54,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         (None, None) => unreachable!("the parser asks for one of them"),
     };
     let options = RenderOptions {
-        now: args.now.unwrap_or_else(now),
+        now: args.now.unwrap_or_else(utc_now),
         ..RenderOptions::default()
     };
     output::print(&ChatTemplate::new(&source)?.render(&context, &options)?)
-}
-
-/// The time, in UTC.
-fn now() -> CivilTime {
-    let seconds = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs());
-    CivilTime::from_unix_seconds(seconds as i64)
 }
 
 /// A JSON object, given as it is or as a file.

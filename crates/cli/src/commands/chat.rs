@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use tokenmill::{Model, TextParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
+use tokenmill_text::template::ChatTemplate;
 
 use self::{
     line::{HELP, Line, parse},
@@ -77,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             None => tokenmill::Error::NoTemplate.into(),
         });
     }
-    let params = args.sampling.params(model.words().tokenizer(), model.n_ctx())?;
+    let params = args.sampling.params(model.words(), model.n_ctx())?;
     let mut chat = Chat {
         system: args.system.clone(),
         messages: Vec::new(),
@@ -405,7 +406,7 @@ impl Chat {
             }),
             "messages" => output::print_json(&Value::from(self.transcript())),
             "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
-            "template" => output::print_line(&visible_lines(model.words().template_source().unwrap_or_default())),
+            "template" => output::print_line(&visible_lines(model.words().template().map_or("", ChatTemplate::source))),
             _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))
                 .hint("/show, /show messages, /show tools or /show template")),
         }

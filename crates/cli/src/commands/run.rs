@@ -91,7 +91,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let model = session::open(&args.model, &args.load, args.parallel, None)?;
     let tokenizer = model.words().tokenizer();
-    let sampling = args.sampling.params(tokenizer, model.n_ctx())?;
+    let sampling = args.sampling.params(model.words(), model.n_ctx())?;
     let seed = sampling.seed;
     let interrupt = Interrupt::install()?;
     let options = EncodeOptions {

@@ -136,6 +136,7 @@ impl Caller {
             Ask::Forward(ForwardParams {
                 priority,
                 cache_salt,
+                queue_timeout: queue_timeout.map(after),
                 deadline: deadline.map(after),
                 ..ForwardParams::new(rows, from)
             })
@@ -286,7 +287,16 @@ impl<'a> Visit<'a> {
                         !submits.is_empty() || !waits.is_empty() || !copies.is_empty() || lost_at.is_some()
                     }
                     EngineError::QueueTimeout { .. } => {
-                        matches!(&self.caller.ask, Ask::Generate(params) if params.queue_timeout.is_some())
+                        matches!(
+                            &self.caller.ask,
+                            Ask::Generate(GenerateParams {
+                                queue_timeout: Some(_),
+                                ..
+                            }) | Ask::Forward(ForwardParams {
+                                queue_timeout: Some(_),
+                                ..
+                            })
+                        )
                     }
                     EngineError::DeadlineExceeded { .. } => match &self.caller.ask {
                         Ask::Generate(params) => params.deadline.is_some(),

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
-use tokenmill::{ScoredToken, TextEvent, TextParams};
+use tokenmill::{Sample, ScoredToken, TextEvent, TextParams};
 use tokenmill_text::DecodeOptions;
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
         completion::{CompletionRequest, MAX_LOGPROBS, OnePrompt},
     },
     prompt_scores::score_prompt,
-    reply::{Sample, TokenCounts, collect, finish_reason, timings},
+    reply::{TokenCounts, collect, finish_reason, timings},
     request_id::{RequestId, unique_id},
     scores::completion_logprobs,
     served_model::unix_seconds,
@@ -62,7 +62,7 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     let prompts = encode_prompts(&app, request.prompt.into_prompts())?;
     let echoes = if request.echo {
         check_echo(&prompts, n, n_logprobs)?;
-        echo_prompts(&app, &prompts, n_logprobs, params.cache_salt).await?
+        echo_prompts(&app, &prompts, n_logprobs, &params).await?
     } else {
         Vec::new()
     };
@@ -177,13 +177,13 @@ async fn echo_prompts(
     app: &App,
     prompts: &[Vec<u32>],
     n_logprobs: Option<u32>,
-    cache_salt: u64,
+    params: &TextParams,
 ) -> Result<Vec<Echo>, ApiError> {
     let mut echoes = Vec::with_capacity(prompts.len());
     for prompt in prompts {
         let text = app.model.tokenizer().decode(prompt, DecodeOptions::default());
         let tokens = match n_logprobs {
-            Some(n) => score_prompt(app.engine(), prompt, n, cache_salt).await?,
+            Some(n) => score_prompt(app.engine(), prompt, n, params).await?,
             None => Vec::new(),
         };
         echoes.push(Echo {

@@ -103,6 +103,17 @@ async fn time_limits_end_answers_and_waits_with_504() {
         (reply.status, &reply.json()["error"]["code"]),
         (504, &json!("deadline_exceeded"))
     );
+    // What is read of a prompt counts as well.
+    let echo = json!({ "prompt": vec!["Once upon a time, there was a little girl. ".repeat(20); 40], "max_tokens": 1,
+        "echo": true, "logprobs": 5 });
+    let mut hurried = setup.clone();
+    hurried.server.request_timeout = Some(Duration::from_millis(1));
+    let hurried = TestServer::start_with(hurried).await.expect("the model is there");
+    let reply = hurried.post(COMPLETIONS, &echo).await;
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["code"]),
+        (504, &json!("deadline_exceeded"))
+    );
     // A stream has begun with 200; its last event says so.
     let mut streaming = long.clone();
     streaming["stream"] = json!(true);
