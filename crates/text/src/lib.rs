@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod chat_prompt;
+pub mod constraint;
 mod detokenizer;
 mod error;
 mod stop;

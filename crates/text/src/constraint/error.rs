@@ -1,0 +1,120 @@
+//! [`ConstraintError`]: why a constraint was refused, or could not be followed.
+//!
+//! Separate from the crate's other errors because the text comes from whoever asks, and the answer must name the limit.
+//! Invariant: a message is one or two lines, whatever a library said.
+
+use std::{fmt, time::Duration};
+
+/// The languages that a constraint can be written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ConstraintKind {
+    /// A JSON schema.
+    JsonSchema,
+    /// A regular expression.
+    Regex,
+    /// A list of texts.
+    Choice,
+    /// A grammar in Lark's notation.
+    Lark,
+    /// A grammar in llama.cpp's notation.
+    Gbnf,
+}
+
+impl fmt::Display for ConstraintKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::JsonSchema => "JSON schema",
+            Self::Regex => "regular expression",
+            Self::Choice => "list of choices",
+            Self::Lark => "Lark grammar",
+            Self::Gbnf => "GBNF grammar",
+        })
+    }
+}
+
+/// Why a constraint was refused, or could not be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConstraintError {
+    /// It is larger than the limit.
+    #[error("the {kind} has {found} bytes, the limit is {maximum}")]
+    TooLarge {
+        /// What it is written in.
+        kind: ConstraintKind,
+        /// Its size.
+        found: usize,
+        /// The limit.
+        maximum: usize,
+    },
+    /// It is nested deeper than the limit.
+    #[error("the {kind} is nested deeper than {maximum} levels")]
+    TooDeep {
+        /// What it is written in.
+        kind: ConstraintKind,
+        /// The limit.
+        maximum: usize,
+    },
+    /// Compiling it takes longer than the limit.
+    #[error("compiling the {kind} takes longer than the limit of {limit:?}; make it smaller")]
+    TooSlow {
+        /// What it is written in.
+        kind: ConstraintKind,
+        /// The limit.
+        limit: Duration,
+    },
+    /// So many constraints are being compiled that this one did not begin in time.
+    #[error("{n_running} other constraints are being compiled; try again later")]
+    Busy {
+        /// How many.
+        n_running: usize,
+    },
+    /// It is malformed, or says something that cannot be enforced.
+    #[error("the {kind} cannot be enforced: {reason}")]
+    Refused {
+        /// What it is written in.
+        kind: ConstraintKind,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A line of a GBNF grammar is malformed.
+    #[error("the GBNF grammar, line {line}: {problem}")]
+    Gbnf {
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No finite text satisfies it.
+    #[error("no finite text satisfies the {kind}")]
+    Nothing {
+        /// What it is written in.
+        kind: ConstraintKind,
+    },
+    /// No vocabulary of this kind can be constrained.
+    #[error("the vocabulary cannot be constrained: {reason}")]
+    Vocabulary {
+        /// Why.
+        reason: String,
+    },
+    /// A text grew beyond what the limits of a step allow.
+    #[error("the constraint cannot be followed further: {reason}")]
+    Step {
+        /// What was exceeded.
+        reason: String,
+    },
+}
+
+/// The first line of what a library said, without the backtrace of a panic that it caught, of bounded length.
+pub(super) fn first_line(message: &str) -> String {
+    let message = message.trim();
+    let line = message.lines().next().unwrap_or_default();
+    if line.starts_with("panic:") {
+        return "it is larger or more entangled than the compiler's tables".to_owned();
+    }
+    let mut line: String = line.chars().take(300).collect();
+    if line.is_empty() {
+        "the compiler gives no reason".clone_into(&mut line);
+    }
+    line
+}

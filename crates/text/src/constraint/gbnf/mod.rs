@@ -1,0 +1,61 @@
+//! GBNF, llama.cpp's notation of grammars, translated to the Lark notation that is compiled.
+//!
+//! Separate from the other languages because only this one is parsed here. Invariant: the translation describes the same
+//! texts, no more and no fewer; what has no translation is refused with its line.
+//!
+//! The two differ in one thing. GBNF describes characters; Lark's terminals are matched as long as they can be, so that a
+//! terminal may swallow the beginning of what follows. Hence a grammar without recursion becomes one regular
+//! expression, and every other one is translated character by character.
+
+mod lark;
+mod parse;
+
+use super::error::ConstraintError;
+
+/// Translates a grammar.
+pub(super) fn to_lark(source: &str) -> Result<String, ConstraintError> {
+    let grammar = parse::parse(source)?;
+    Ok(lark::write(&grammar))
+}
+
+/// Whether a line of `source` defines a rule as GBNF does.
+pub(super) fn looks_like_gbnf(source: &str) -> bool {
+    source.lines().any(|line| {
+        line.split_once("::=").is_some_and(|(name, _)| {
+            let name = name.trim();
+            !name.is_empty() && name.bytes().all(parse::is_name_byte)
+        })
+    })
+}
+
+/// A grammar: its rules, the first of which is not necessarily the root.
+#[derive(Debug)]
+struct Grammar {
+    rules: Vec<Node>,
+    root: usize,
+}
+
+/// A part of a rule.
+#[derive(Clone, Debug, PartialEq)]
+enum Node {
+    /// A text; perhaps an empty one.
+    Literal(String),
+    /// One character of these ranges, or of none of them.
+    Class {
+        is_negated: bool,
+        ranges: Vec<(char, char)>,
+    },
+    /// Any character.
+    Any,
+    /// Another rule.
+    Rule(usize),
+    /// One after the other.
+    Sequence(Vec<Node>),
+    /// One of these.
+    Choice(Vec<Node>),
+    /// At least so often, and at most.
+    Repeat(Box<Node>, u32, Option<u32>),
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,160 @@
+use std::{fmt::Write as _, time::Instant};
+
+use super::*;
+use crate::constraint::{
+    Constraint, ConstraintCompiler, ConstraintMatcher, compiler::tests::bytes_tokenizer,
+};
+
+fn accepts(matcher: &mut ConstraintMatcher, text: &str) -> bool {
+    let mut mask = [0u32; 9];
+    for byte in text.bytes() {
+        matcher.mask(&mut mask).unwrap();
+        if mask[byte as usize / 32] >> (byte % 32) & 1 == 0 {
+            return false;
+        }
+        matcher.commit(u32::from(byte)).unwrap();
+    }
+    matcher.mask(&mut mask).unwrap();
+    mask[256 / 32] & 1 == 1
+}
+
+/// Checks that `grammar` admits `yes` as whole texts, and none of `no`.
+#[track_caller]
+fn check(grammar: &str, yes: &[&str], no: &[&str]) {
+    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    let compiled = compiler
+        .compile(&Constraint::gbnf(grammar))
+        .unwrap_or_else(|error| panic!("{error}"));
+    for text in yes {
+        assert!(
+            accepts(&mut compiled.matcher(&[256]), text),
+            "{text:?} is refused"
+        );
+    }
+    for text in no {
+        assert!(
+            !accepts(&mut compiled.matcher(&[256]), text),
+            "{text:?} is accepted"
+        );
+    }
+}
+
+#[track_caller]
+fn check_refused(grammar: &str, expected: &str) {
+    assert_eq!(to_lark(grammar).unwrap_err().to_string(), expected);
+}
+
+#[test]
+fn literals_and_escapes_are_taken_as_they_are() {
+    check(
+        r#"root ::= "a\"b\\c\n" "/" "\x41\u00e9""#,
+        &["a\"b\\c\n/Aé"],
+        &["a", "a\"b\\c\n/A"],
+    );
+}
+
+#[test]
+fn classes_ranges_and_negations() {
+    check(r"root ::= [a-cX\]-]+", &["abc", "X]-"], &["", "d"]);
+    check(r"root ::= [^a-c\n] .", &["d\n", "éa"], &["a.", "d"]);
+}
+
+#[test]
+fn repetitions_with_and_without_counts() {
+    check(
+        r#"root ::= "a"{2} "b"{1,3} "c"{2,} "d"{,1} "e"*"#,
+        &["aabcc", "aabbbcccde"],
+        &["abcc", "aabbbbcc", "aabc"],
+    );
+}
+
+#[test]
+fn rules_groups_and_lines_that_continue() {
+    let grammar =
+        "# a comment\nroot ::= (\n  item # each\n  (\",\" item)*\n)?\n\nitem ::=\n  \"a\" |\n  \"b\"";
+    check(grammar, &["", "a", "a,b,a"], &["a,", ",", "c"]);
+}
+
+#[test]
+fn recursion_is_followed_to_its_end() {
+    let grammar = "root ::= \"(\" root* \")\"";
+    check(grammar, &["()", "(()())"], &["(", "(()", "())"]);
+}
+
+/// Terminals of Lark take the longest match; characters of GBNF do not.
+#[test]
+fn a_part_never_swallows_what_the_next_one_needs() {
+    check("root ::= [a-z]* \"z\"", &["z", "abz", "zzz"], &["ab", ""]);
+    // With recursion, hence character by character.
+    let grammar = "root ::= \"[\" root \"]\" | name \"z\" | \"tr\" \"ue\" | \"truX\"\nname ::= [a-z]*";
+    check(grammar, &["z", "[abz]", "true", "[[truX]]"], &["tru", "[tru]"]);
+}
+
+#[test]
+fn what_has_no_translation_is_refused_with_its_line() {
+    check_refused("", "the GBNF grammar, line 1: there is no rule `root`");
+    check_refused("a ::= \"b\"", "the GBNF grammar, line 1: there is no rule `root`");
+    check_refused(
+        "root ::= \"a\"\n\nb ::= c",
+        "the GBNF grammar, line 3: the rule `c` is not defined",
+    );
+    check_refused(
+        "root ::= \"a",
+        "the GBNF grammar, line 1: expected `\"` at the end of a text",
+    );
+    check_refused(
+        "root ::= [a",
+        "the GBNF grammar, line 1: expected `]` at the end of a class",
+    );
+    check_refused("root ::= (\"a\"", "the GBNF grammar, line 1: expected `)`");
+    check_refused(
+        "root ::= [z-a]",
+        "the GBNF grammar, line 1: the range `z-a` ends before its beginning",
+    );
+    check_refused(
+        "root ::= \"a\"{3,2}",
+        "the GBNF grammar, line 1: a count ends below its beginning",
+    );
+    check_refused(
+        "root ::= \"a\"{9999}",
+        "the GBNF grammar, line 1: a count is 9999, the limit is 2000",
+    );
+    check_refused(
+        "root ::= \"\\q\"",
+        "the GBNF grammar, line 1: an escape is not known",
+    );
+    check_refused(
+        "root ::= \"\\ud800\"",
+        "the GBNF grammar, line 1: expected 4 hexadecimal digits of a character",
+    );
+    check_refused(
+        "root ::= <think>",
+        "the GBNF grammar, line 1: tokens (`<...>`) are not supported; write their text",
+    );
+    let deep = format!("root ::= {}\"a\"{}", "(".repeat(5000), ")".repeat(5000));
+    check_refused(
+        &deep,
+        "the GBNF grammar, line 1: groups are nested deeper than 100 levels",
+    );
+}
+
+#[test]
+fn rules_that_refer_to_each_other_many_times_over_are_not_written_out() {
+    let mut grammar = "root ::= r0\n".to_owned();
+    for rule in 0..40 {
+        writeln!(grammar, "r{rule} ::= r{} r{}", rule + 1, rule + 1).unwrap();
+    }
+    grammar += "r40 ::= \"a\"";
+    let started = Instant::now();
+    assert!(to_lark(&grammar).unwrap().len() < 10_000);
+    assert!(started.elapsed().as_secs() < 5);
+}
+
+#[test]
+fn a_grammar_without_a_finite_text_is_refused() {
+    let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+    for grammar in ["root ::= \"a\" root", "root ::= a\na ::= b \"x\"\nb ::= \"y\" a"] {
+        let refused = compiler.compile(&Constraint::gbnf(grammar)).unwrap_err();
+        assert_eq!(refused.to_string(), "no finite text satisfies the GBNF grammar");
+    }
+}

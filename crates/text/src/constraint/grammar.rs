@@ -1,0 +1,211 @@
+//! [`Constraint`]: what a text may be, as it was asked for.
+//!
+//! Plain data, separate from the compiler so that requests can carry it. Invariant: nothing is checked here; compiling
+//! checks all of it.
+
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+
+use super::{
+    compiler::ConstraintLimits,
+    error::{ConstraintError, ConstraintKind},
+    gbnf,
+};
+
+/// Space, tabs and line breaks between two parts of JSON. Without an end a model that is fond of them never stops.
+const JSON_SPACE: &str = r"[ \t\n\r]{1,100}";
+
+/// What a text may be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Constraint {
+    language: Language,
+    begins_after: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Language {
+    JsonSchema(Value),
+    Regex(String),
+    Choice(Vec<String>),
+    Lark(String),
+    Gbnf(String),
+}
+
+impl Constraint {
+    fn new(language: Language) -> Self {
+        Self {
+            language,
+            begins_after: None,
+        }
+    }
+
+    /// JSON that is valid against a schema (draft 2020-12 or older).
+    pub fn json_schema(schema: &Value) -> Self {
+        Self::new(Language::JsonSchema(schema.clone()))
+    }
+
+    /// Any JSON object.
+    pub fn json_object() -> Self {
+        Self::json_schema(&json!({"type": "object"}))
+    }
+
+    /// Text that a regular expression matches as a whole, in the syntax of the `regex` crate. `^` at its start and `$` at
+    /// its end change nothing.
+    pub fn regex(pattern: impl Into<String>) -> Self {
+        Self::new(Language::Regex(pattern.into()))
+    }
+
+    /// One of these texts.
+    pub fn choice(choices: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self::new(Language::Choice(choices.into_iter().map(Into::into).collect()))
+    }
+
+    /// Text of a grammar in Lark's notation, as `llguidance` reads it; the first rule is `start`.
+    pub fn lark(grammar: impl Into<String>) -> Self {
+        Self::new(Language::Lark(grammar.into()))
+    }
+
+    /// Text of a grammar in llama.cpp's notation; the first rule is `root`.
+    pub fn gbnf(grammar: impl Into<String>) -> Self {
+        Self::new(Language::Gbnf(grammar.into()))
+    }
+
+    /// Text of a grammar in either notation: GBNF where it defines rules with `::=`, else Lark.
+    pub fn grammar(grammar: impl Into<String>) -> Self {
+        let grammar = grammar.into();
+        if gbnf::looks_like_gbnf(&grammar) {
+            Self::gbnf(grammar)
+        } else {
+            Self::lark(grammar)
+        }
+    }
+
+    /// Lets the constraint begin once the text has come to `marker`, such as `</think>`. Until then every text is allowed,
+    /// but no end.
+    #[must_use]
+    pub fn begins_after(mut self, marker: impl Into<String>) -> Self {
+        self.begins_after = Some(marker.into()).filter(|marker: &String| !marker.is_empty());
+        self
+    }
+
+    /// What it is written in.
+    pub fn kind(&self) -> ConstraintKind {
+        match &self.language {
+            Language::JsonSchema(_) => ConstraintKind::JsonSchema,
+            Language::Regex(_) => ConstraintKind::Regex,
+            Language::Choice(_) => ConstraintKind::Choice,
+            Language::Lark(_) => ConstraintKind::Lark,
+            Language::Gbnf(_) => ConstraintKind::Gbnf,
+        }
+    }
+
+    pub(super) fn marker(&self) -> Option<&str> {
+        self.begins_after.as_deref()
+    }
+
+    /// All of it but the marker, as one text: equal texts of one kind compile to the same.
+    pub(super) fn source(&self) -> String {
+        match &self.language {
+            Language::JsonSchema(schema) => schema.to_string(),
+            Language::Choice(choices) => json!(choices).to_string(),
+            Language::Regex(text) | Language::Lark(text) | Language::Gbnf(text) => text.clone(),
+        }
+    }
+
+    /// Refuses a schema that is nested deeper than the limit. To be asked first: everything else follows the nesting.
+    pub(super) fn check(&self, limits: &ConstraintLimits) -> Result<(), ConstraintError> {
+        match &self.language {
+            Language::JsonSchema(schema) if is_deeper_than(schema, limits.max_depth) => {
+                Err(ConstraintError::TooDeep {
+                    kind: self.kind(),
+                    maximum: limits.max_depth,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Its grammar in the form that is compiled.
+    pub(super) fn to_grammar(&self) -> Result<TopLevelGrammar, ConstraintError> {
+        let kind = self.kind();
+        let refused = |reason: &str| ConstraintError::Refused {
+            kind,
+            reason: reason.to_owned(),
+        };
+        match &self.language {
+            Language::JsonSchema(schema) => {
+                let mut schema = schema.clone();
+                match &mut schema {
+                    Value::Bool(_) => {}
+                    Value::Object(fields) => {
+                        if fields.contains_key("x-guidance") {
+                            return Err(refused("`x-guidance` is not supported"));
+                        }
+                        fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": JSON_SPACE}));
+                    }
+                    _ => return Err(refused("it is neither an object nor true or false")),
+                }
+                Ok(TopLevelGrammar::from_json_schema(schema))
+            }
+            Language::Regex(pattern) => Ok(TopLevelGrammar::from_regex(without_anchors(pattern))),
+            Language::Choice(choices) => {
+                if choices.is_empty() {
+                    return Err(refused("it is empty"));
+                }
+                if choices.iter().any(String::is_empty) {
+                    return Err(refused("one of them is empty"));
+                }
+                let escaped: Vec<String> = choices.iter().map(|choice| regex::escape(choice)).collect();
+                Ok(TopLevelGrammar::from_regex(&format!("(?:{})", escaped.join("|"))))
+            }
+            Language::Lark(grammar) => Ok(TopLevelGrammar::from_lark(grammar.clone())),
+            Language::Gbnf(grammar) => Ok(TopLevelGrammar::from_lark(gbnf::to_lark(grammar)?)),
+        }
+    }
+}
+
+/// Drops the anchors around a pattern, which matches whole texts anyway.
+fn without_anchors(pattern: &str) -> &str {
+    let pattern = pattern.strip_prefix('^').unwrap_or(pattern);
+    match pattern.strip_suffix('$') {
+        Some(before) if before.bytes().rev().take_while(|&byte| byte == b'\\').count() % 2 == 0 => before,
+        _ => pattern,
+    }
+}
+
+fn is_deeper_than(value: &Value, levels: usize) -> bool {
+    let mut level = vec![value];
+    for _ in 0..=levels {
+        let mut next = Vec::new();
+        for value in level {
+            match value {
+                Value::Array(items) => next.extend(items),
+                Value::Object(fields) => next.extend(fields.values()),
+                _ => {}
+            }
+        }
+        if next.is_empty() {
+            return false;
+        }
+        level = next;
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn anchors_are_dropped_where_they_are_anchors() {
+        for (pattern, expected) in [("^a$", "a"), (r"a\$", r"a\$"), (r"a\\$", r"a\\"), ("a", "a")] {
+            assert_eq!(without_anchors(pattern), expected);
+        }
+    }
+
+    #[test]
+    fn grammars_are_told_apart_by_how_rules_are_defined() {
+        assert_eq!(Constraint::grammar("root ::= \"a\"").kind(), ConstraintKind::Gbnf);
+        assert_eq!(Constraint::grammar("start: \"::=\"").kind(), ConstraintKind::Lark);
+    }
+}

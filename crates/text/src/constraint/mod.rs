@@ -1,0 +1,36 @@
+//! Constraints: text that has a shape, such as JSON of a schema.
+//!
+//! A [`Constraint`] says what the text may be. [`ConstraintCompiler`], one for each model, makes a [`CompiledConstraint`]
+//! of it, and each sample walks through that with a [`ConstraintMatcher`]: a mask of the tokens that may come next, then the
+//! token that came.
+//!
+//! The key decision: every language becomes a grammar of `llguidance`, which computes masks over a trie of the vocabulary.
+//! Two things are added here. What it cannot enforce is refused before anything is generated, never weakened; and a
+//! grammar without any finite text is refused too.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let tokenizer: tokenmill_text::Tokenizer = unimplemented!();
+//! use tokenmill_text::constraint::{Constraint, ConstraintCompiler};
+//!
+//! let compiler = ConstraintCompiler::new(&tokenizer)?;
+//! let mut matcher = compiler.compile(&Constraint::regex("[0-9]{4}"))?.matcher(tokenizer.end_of_generation());
+//! let mut mask = vec![0; tokenizer.n_vocab().div_ceil(32)];
+//! matcher.mask(&mut mask)?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod compiler;
+mod error;
+mod finite;
+mod gbnf;
+mod grammar;
+mod marker;
+mod matcher;
+mod vocabulary;
+
+pub use compiler::{CompiledConstraint, ConstraintCompiler, ConstraintLimits};
+pub use error::{ConstraintError, ConstraintKind};
+pub use grammar::Constraint;
+pub use matcher::ConstraintMatcher;

@@ -1,0 +1,85 @@
+//! [`Vocabulary`]: the tokens of a model as `llguidance` needs them, a trie of their bytes.
+//!
+//! Separate from the compiler because it is made once for each model. Invariants: no token in the trie is structure; no two
+//! have the same bytes; the last id, beyond the tokenizer's own, is the end of a text.
+
+use std::{collections::HashMap, sync::Arc};
+
+use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
+
+use super::error::ConstraintError;
+use crate::{TokenKind, Tokenizer};
+
+/// Longest token of the trie; a longer one is never chosen.
+const MAX_TOKEN_BYTES: usize = 1000;
+
+/// Most bytes of all tokens: the trie counts its nodes in 22 bits.
+const MAX_TRIE_BYTES: usize = (1 << 22) - (1 << 10);
+
+/// Begins a token that is no text; the byte stands in no UTF-8 text.
+const NO_TEXT: u8 = TokTrie::SPECIAL_TOKEN_MARKER;
+
+pub(super) struct Vocabulary {
+    pub(super) env: TokEnv,
+    /// Tokens of the tokenizer. This id stands for the end of a text.
+    pub(super) n_tokens: usize,
+    /// The bytes of every token in the text, structure too, for markers.
+    bytes: Vec<Box<[u8]>>,
+}
+
+impl Vocabulary {
+    pub(super) fn new(tokenizer: &Tokenizer) -> Result<Self, ConstraintError> {
+        let n_tokens = tokenizer.n_vocab();
+        let refused = |reason: String| ConstraintError::Vocabulary { reason };
+        let mut words: Vec<Vec<u8>> = Vec::with_capacity(n_tokens + 1);
+        let mut by_bytes: HashMap<&[u8], usize> = HashMap::with_capacity(n_tokens);
+        let mut n_bytes = 0;
+        for id in 0..n_tokens {
+            let bytes = tokenizer.token_bytes(id as u32).unwrap_or_default();
+            let kind = tokenizer.token_kind(id as u32).unwrap_or(TokenKind::Unused);
+            let is_usable = !bytes.is_empty() && bytes.len() < MAX_TOKEN_BYTES && bytes[0] != NO_TEXT;
+            let word = match kind {
+                _ if !is_usable => Vec::new(),
+                TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte => {
+                    match by_bytes.get(bytes) {
+                        None => {
+                            by_bytes.insert(bytes, id);
+                            bytes.to_vec()
+                        }
+                        // A byte's own token yields to a token of text, which the model knows better.
+                        Some(&other) if tokenizer.token_kind(other as u32) == Some(TokenKind::Byte) => {
+                            by_bytes.insert(bytes, id);
+                            std::mem::take(&mut words[other])
+                        }
+                        Some(_) => Vec::new(),
+                    }
+                }
+                TokenKind::Control => [&[NO_TEXT], bytes].concat(),
+                TokenKind::Unknown | TokenKind::Unused => Vec::new(),
+            };
+            n_bytes += word.len();
+            words.push(word);
+        }
+        if n_bytes > MAX_TRIE_BYTES {
+            return Err(refused(format!(
+                "its tokens have {n_bytes} bytes, the limit is {MAX_TRIE_BYTES}"
+            )));
+        }
+        if by_bytes.is_empty() {
+            return Err(refused("no token of it is text".to_owned()));
+        }
+        words.push([&[NO_TEXT], &b"<|end of the constrained text|>"[..]].concat());
+        let info = TokRxInfo::new(words.len() as u32, n_tokens as u32);
+        let bytes = (0..n_tokens as u32).map(|id| tokenizer.token_bytes(id).unwrap_or_default().into());
+        Ok(Self {
+            env: Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words))),
+            n_tokens,
+            bytes: bytes.collect(),
+        })
+    }
+
+    /// The bytes that a token stands for; none outside the vocabulary.
+    pub(super) fn bytes_of(&self, id: u32) -> &[u8] {
+        self.bytes.get(id as usize).map_or(&[], |bytes| bytes)
+    }
+}
