@@ -58,6 +58,25 @@ impl<'a> TensorBytes<'a> {
         self.len() == 0
     }
 
+    /// A part of the bytes, such as some rows of a matrix.
+    ///
+    /// # Panics
+    /// Where the range is not inside the tensor.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "bytes {range:?} are outside a tensor of {}",
+            self.len()
+        );
+        match self.0 {
+            Place::Memory(bytes) => Self(Place::Memory(&bytes[range])),
+            Place::File { source, start, .. } => {
+                Self::in_file(source, start + range.start as u64, range.len())
+            }
+        }
+    }
+
     /// All bytes, where they lie in memory: those of a mapped file and of a model in memory do.
     pub fn as_slice(&self) -> Option<&'a [u8]> {
         match self.0 {

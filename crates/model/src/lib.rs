@@ -55,16 +55,17 @@ mod model_executor;
 mod network;
 mod rope;
 mod safetensors_folder;
+mod tensor_view;
 mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, MixerDescriptor,
-    NormDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor,
+    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual,
 };
 pub use error::LoadError;
 pub use model::{Model, ModelOptions, build};
 pub use model_executor::ModelExecutor;
 pub use network::LoadProgress;
-pub use rope::{RopeDescriptor, RopeScaling};
+pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use weights::{WeightInfo, WeightSource, WeightTensor};

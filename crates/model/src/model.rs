@@ -98,10 +98,11 @@ impl Model {
     /// # Errors
     /// As [`Self::open`].
     pub fn from_hf(folder: &Path, config: &Path) -> Result<Self, LoadError> {
-        let (descriptor, names) = arch::describe_hf(&HfConfig::open(config)?)?;
+        let (descriptor, layout) = arch::describe_hf(&HfConfig::open(config)?)?;
+        let weights = SafetensorsFolder::open(folder, layout, &descriptor)?;
         Ok(Self {
             descriptor,
-            weights: Weights::Safetensors(SafetensorsFolder::open(folder, names)?),
+            weights: Weights::Safetensors(weights),
         })
     }
 
@@ -163,7 +164,7 @@ pub fn build<B: Backend>(
     let limits = limits(descriptor, options)?;
     let kv = kv_layout(descriptor, &limits, options);
     backend.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
-    let network = Network::load(descriptor, source, &mut backend, on_progress)?;
+    let network = Network::load(descriptor, source, limits.n_ctx, &mut backend, on_progress)?;
     backend.alloc_kv(&kv)?;
     let buffers = Activations::alloc(descriptor, &limits, &mut backend)?;
     Ok(ModelExecutor::new(backend, network, buffers, limits))
@@ -179,7 +180,7 @@ fn plan<B: Backend>(
     descriptor.validate()?;
     let limits = limits(descriptor, options)?;
     let mut weights = Measure::new(backend);
-    Network::load(descriptor, source, &mut weights, &mut |_| {})?;
+    Network::load(descriptor, source, limits.n_ctx, &mut weights, &mut |_| {})?;
     let mut activations = Measure::new(backend);
     Activations::alloc(descriptor, &limits, &mut activations)?;
     let n_pages = limits.n_pages + limits.n_host_pages;

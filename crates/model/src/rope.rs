@@ -63,7 +63,48 @@ pub enum RopeScaling {
         beta_slow: f32,
         /// Multiplies rotated values; `None` takes the paper's `0.1 ln(factor) + 1`.
         magnitude: Option<f32>,
+        /// Whether the ends of the ramp are whole pairs.
+        rounding: YarnRounding,
     },
+    /// Each frequency divided by a factor of its own; one set of factors for contexts up to that of the training, another
+    /// for longer ones.
+    ///
+    /// Source: "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens", Ding et al. 2024; `rope_type: longrope` of
+    /// Hugging Face's configurations.
+    LongRope {
+        /// Context length of the training.
+        original_context: usize,
+        /// Multiplies rotated values.
+        magnitude: f32,
+        /// The factors; `None` where they are tensors of the file, `rope_factors_short.weight` and `rope_factors_long.weight`.
+        factors: Option<LongRopeFactors>,
+    },
+}
+
+/// The factors of [`RopeScaling::LongRope`], one for each pair.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LongRopeFactors {
+    /// For contexts up to that of the training.
+    pub short: Vec<f32>,
+    /// For longer ones.
+    pub long: Vec<f32>,
+}
+
+/// How the ends of YaRN's ramp are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum YarnRounding {
+    /// Down and up to whole pairs.
+    Outwards,
+    /// Not at all.
+    None,
+}
+
+/// What YaRN multiplies rotated values with: `0.1 multiplier ln(factor) + 1`.
+pub(crate) fn yarn_magnitude(factor: f32, multiplier: f32) -> f32 {
+    if factor <= 1.0 {
+        return 1.0;
+    }
+    0.1 * multiplier * factor.ln() + 1.0
 }
 
 impl RopeDescriptor {
@@ -94,6 +135,7 @@ impl RopeDescriptor {
                 original_context,
                 ..
             } => (factor, original_context),
+            RopeScaling::LongRope { original_context, .. } => (1.0, original_context),
         };
         check(
             "rope scaling factor",
@@ -128,11 +170,35 @@ impl RopeDescriptor {
                 beta_fast,
                 beta_slow,
                 magnitude,
+                rounding: _,
                 ..
             } => {
                 check_positive("beta_fast of the rope scaling", beta_fast)?;
                 check_positive("beta_slow of the rope scaling", beta_slow)?;
                 check_positive("attention factor of the rope scaling", magnitude.unwrap_or(1.0))
+            }
+            RopeScaling::LongRope {
+                magnitude,
+                ref factors,
+                ..
+            } => {
+                check_positive("attention factor of the rope scaling", magnitude)?;
+                let Some(LongRopeFactors { short, long }) = factors else {
+                    return Ok(());
+                };
+                for factors in [short, long] {
+                    let what = "number of factors of the rope scaling";
+                    check(
+                        what,
+                        factors.len(),
+                        factors.len() == self.n_dims / 2,
+                        "half the rope dimension count",
+                    )?;
+                    for &factor in factors {
+                        check_positive("factor of the rope scaling", factor)?;
+                    }
+                }
+                Ok(())
             }
         }
     }
@@ -169,6 +235,7 @@ impl RopeDescriptor {
                 beta_fast,
                 beta_slow,
                 magnitude: given,
+                rounding,
             } => {
                 let factor = f64::from(factor);
                 // The (fractional) pair that turns `turns` times over the original context.
@@ -176,14 +243,18 @@ impl RopeDescriptor {
                     self.n_dims as f64 * (original_context as f64 / (f64::from(turns) * TAU)).ln()
                         / (2.0 * f64::from(self.base).ln())
                 };
-                let low = pair_of(beta_fast).floor().max(0.0);
-                let high = pair_of(beta_slow).ceil().min(self.n_dims as f64 - 1.0);
+                let (low, high) = match rounding {
+                    YarnRounding::Outwards => (pair_of(beta_fast).floor(), pair_of(beta_slow).ceil()),
+                    YarnRounding::None => (pair_of(beta_fast), pair_of(beta_slow)),
+                };
+                let (low, high) = (low.max(0.0), high.min(self.n_dims as f64 - 1.0));
                 for (pair, freq) in freqs.iter_mut().enumerate() {
                     let scaled = ((pair as f64 - low) / (high - low).max(0.001)).clamp(0.0, 1.0);
                     *freq = scaled * *freq / factor + (1.0 - scaled) * *freq;
                 }
-                magnitude = given.unwrap_or_else(|| (0.1 * factor.ln() + 1.0) as f32);
+                magnitude = given.unwrap_or_else(|| yarn_magnitude(factor as f32, 1.0));
             }
+            RopeScaling::LongRope { magnitude: given, .. } => magnitude = given,
         }
         (freqs.iter().map(|&freq| freq as f32).collect(), magnitude)
     }
@@ -241,6 +312,7 @@ mod tests {
                 beta_fast: 10.1,
                 beta_slow: 0.101,
                 magnitude: None,
+                rounding: YarnRounding::Outwards,
             },
             // Pairs 0.99 and 2.99 bound the ramp, rounded outwards to 0 and 3.
             [1.0, 0.075, 0.005, 0.00025],
@@ -268,6 +340,7 @@ mod tests {
             beta_fast,
             beta_slow,
             magnitude,
+            rounding: YarnRounding::Outwards,
         };
         for sound in [
             llama3(1.0, 4.0),

@@ -3,25 +3,36 @@
 //! Separate from the configuration in the same folder. Invariant: opening reads the headers only; the bytes of a tensor are
 //! read when they are asked for.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, sync::Arc};
 
+use half::{bf16, f16};
 use safetensors::{Dtype, tensor::Metadata};
 use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 
-use crate::{LoadError, WeightInfo, WeightSource, WeightTensor, arch::HfNames};
+use crate::{
+    Descriptor, LoadError, WeightInfo, WeightSource, WeightTensor,
+    arch::{Change, HfLayout, Share},
+    tensor_view::{Joined, PlusOne, Reordered, Stored},
+};
 
 /// The tensors of all `.safetensors` files of a folder.
 pub(crate) struct SafetensorsFolder {
-    files: Vec<RegularFile>,
     /// By GGUF name.
     tensors: BTreeMap<String, Entry>,
 }
 
 struct Entry {
     info: WeightInfo,
-    file_idx: usize,
-    /// Where its bytes start in the file.
-    offset: u64,
+    bytes: Box<dyn ReadAt>,
+}
+
+/// Tensors as the files store them, by GGUF name and by their share of it.
+type StoredTensors = BTreeMap<String, BTreeMap<Share, StoredTensor>>;
+
+struct StoredTensor {
+    hf_name: String,
+    info: WeightInfo,
+    bytes: Stored,
 }
 
 /// Larger headers than this are taken for nonsense, as the format's own reader does.
@@ -29,7 +40,7 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl SafetensorsFolder {
     /// Reads the headers of all `.safetensors` files.
-    pub(crate) fn open(folder: &Path, names: HfNames) -> Result<Self, LoadError> {
+    pub(crate) fn open(folder: &Path, layout: &HfLayout, descriptor: &Descriptor) -> Result<Self, LoadError> {
         let cannot_list = |source| LoadError::Read {
             path: folder.to_owned(),
             source,
@@ -51,24 +62,133 @@ impl SafetensorsFolder {
                 reason: "there is no .safetensors file beside config.json".to_owned(),
             });
         }
-        let mut folder = Self {
-            files: Vec::with_capacity(paths.len()),
-            tensors: BTreeMap::new(),
-        };
+        let mut stored = StoredTensors::new();
         for path in paths {
             let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
-            read_header(&file, folder.files.len(), names, &mut folder.tensors)?;
-            folder.files.push(file);
+            read_header(&Arc::new(file), layout, &mut stored)?;
         }
-        Ok(folder)
+        let bad = |reason| LoadError::BadConfig {
+            path: folder.to_owned(),
+            reason,
+        };
+        let mut tensors = BTreeMap::new();
+        for (name, parts) in stored {
+            let entry = join(parts).map_err(bad)?;
+            let entry = match layout.change_of(&name) {
+                Some(change) => apply(change, entry, descriptor).map_err(bad)?,
+                None => entry,
+            };
+            tensors.insert(name, entry);
+        }
+        Ok(Self { tensors })
     }
 }
 
+/// Makes one tensor of those that share a name.
+fn join(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
+    let n_parts = parts.len();
+    if let Some(StoredTensor { info, bytes, .. }) = parts.remove(&Share::Whole) {
+        return match parts.first_key_value() {
+            None => Ok(Entry {
+                info,
+                bytes: Box::new(bytes),
+            }),
+            Some((_, other)) => Err(format!("tensor `{}` is there whole and in parts", other.hf_name)),
+        };
+    }
+    let first = parts.first_key_value().expect("a name has at least one tensor");
+    let mut info = first.1.info.clone();
+    let mut bytes: Vec<Box<dyn ReadAt>> = Vec::with_capacity(n_parts);
+    for (part_idx, (share, part)) in parts.into_iter().enumerate() {
+        if share != Share::Slice(part_idx) {
+            return Err(format!(
+                "tensor `{}` is there, and the one numbered {part_idx} is missing",
+                part.hf_name
+            ));
+        }
+        if part.info != info {
+            return Err(format!(
+                "tensor `{}` has type {} and shape {:?}, and the one numbered 0 {} and {:?}",
+                part.hf_name,
+                part.info.ty.name(),
+                part.info.dims,
+                info.ty.name(),
+                info.dims
+            ));
+        }
+        bytes.push(Box::new(part.bytes));
+    }
+    let part_bytes = info.n_bytes;
+    info.dims.push(n_parts);
+    info.n_bytes = part_bytes
+        .checked_mul(n_parts)
+        .ok_or("a tensor is absurdly large")?;
+    Ok(Entry {
+        info,
+        bytes: Box::new(Joined {
+            parts: bytes,
+            part_bytes,
+        }),
+    })
+}
+
+/// Changes the numbers of a tensor.
+fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry, String> {
+    let Entry { mut info, bytes } = entry;
+    let decode: fn(&[u8]) -> f32 = match info.ty {
+        TensorType::F16 => |bytes| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        TensorType::BF16 => |bytes| bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        _ => |bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+    };
+    let element_bytes = if info.ty == TensorType::F32 { 4 } else { 2 };
+    let bytes: Box<dyn ReadAt> = match change {
+        Change::AddOne => {
+            (info.ty, info.n_bytes) = (TensorType::F32, info.n_bytes / element_bytes * 4);
+            Box::new(PlusOne {
+                source: bytes,
+                decode,
+                element_bytes,
+            })
+        }
+        Change::UngroupQkv => {
+            let order = ungrouped_rows(descriptor).unwrap_or_default();
+            let n_rows = info.dims.last().copied().unwrap_or(0);
+            if order.len() != n_rows || n_rows == 0 {
+                return Err(format!(
+                    "tensor `{}` has {n_rows} rows, expected {}, the queries, keys and values of all heads",
+                    info.name,
+                    order.len()
+                ));
+            }
+            Box::new(Reordered {
+                source: bytes,
+                order,
+                row_bytes: info.n_bytes / n_rows,
+            })
+        }
+    };
+    Ok(Entry { info, bytes })
+}
+
+/// Of each row of all queries, all keys and all values, which one it is of rows that come by KV head.
+fn ungrouped_rows(descriptor: &Descriptor) -> Option<Vec<usize>> {
+    let attention = descriptor.kv_layers().next()?;
+    let (head_dim, n_kv_heads) = (attention.head_dim_k, attention.n_kv_heads);
+    let queries = attention.n_heads / n_kv_heads;
+    let group = queries + 2;
+    let rows_of = |heads: std::ops::Range<usize>| {
+        (0..n_kv_heads)
+            .flat_map(move |kv_head| heads.clone().map(move |head| kv_head * group + head))
+            .flat_map(move |head| head * head_dim..(head + 1) * head_dim)
+    };
+    let queries_and_keys = rows_of(0..queries).chain(rows_of(queries..queries + 1));
+    Some(queries_and_keys.chain(rows_of(queries + 1..group)).collect())
+}
+
 fn read_header(
-    file: &RegularFile,
-    file_idx: usize,
-    names: HfNames,
-    tensors: &mut BTreeMap<String, Entry>,
+    file: &Arc<RegularFile>,
+    layout: &HfLayout,
+    tensors: &mut StoredTensors,
 ) -> Result<(), LoadError> {
     let path = file.path();
     let cannot_read = |source| LoadError::Read {
@@ -98,7 +218,10 @@ fn read_header(
     let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;
     let data_start = 8 + header_len;
     for (hf_name, info) in metadata.tensors() {
-        let name = gguf_name(&hf_name, names)
+        if layout.ignores(&hf_name) {
+            continue;
+        }
+        let (name, share) = (layout.gguf_name(&hf_name))
             .ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
         let ty = match info.dtype {
             Dtype::F32 => TensorType::F32,
@@ -114,19 +237,27 @@ fn read_header(
         if data_start.saturating_add(end as u64) > file_len {
             return Err(bad(format!("tensor `{hf_name}` ends behind the end of the file")));
         }
-        let entry = Entry {
+        let tensor = StoredTensor {
             info: WeightInfo {
                 name: name.clone(),
                 ty,
                 dims: info.shape.iter().rev().copied().collect(),
                 n_bytes: end - start,
             },
-            file_idx,
-            offset: data_start + start as u64,
+            bytes: Stored {
+                file: Arc::clone(file),
+                offset: data_start + start as u64,
+            },
+            hf_name,
         };
-        if tensors.insert(name, entry).is_some() {
-            return Err(bad(format!("tensor `{hf_name}` occurs twice")));
+        let others = tensors.entry(name).or_default();
+        if let Some(other) = others.get(&share) {
+            return Err(bad(format!(
+                "tensors `{}` and `{}` have one place in the network",
+                other.hf_name, tensor.hf_name
+            )));
         }
+        others.insert(share, tensor);
     }
     Ok(())
 }
@@ -145,40 +276,7 @@ impl WeightSource for SafetensorsFolder {
         Some(WeightTensor {
             ty: entry.info.ty,
             dims: entry.info.dims.clone(),
-            bytes: TensorBytes::in_file(&self.files[entry.file_idx], entry.offset, entry.info.n_bytes),
+            bytes: TensorBytes::in_file(&*entry.bytes, 0, entry.info.n_bytes),
         })
     }
-}
-
-/// The GGUF name of a tensor; `None` where its Hugging Face name is not one of a decoder's. `names` go before the usual ones.
-fn gguf_name(hf_name: &str, names: HfNames) -> Option<String> {
-    let (stem, part) = hf_name.rsplit_once('.')?;
-    let name = match stem {
-        "model.embed_tokens" => "token_embd".to_owned(),
-        "model.norm" => "output_norm".to_owned(),
-        "lm_head" => "output".to_owned(),
-        _ => {
-            let (layer, name) = stem.strip_prefix("model.layers.")?.split_once('.')?;
-            let layer_idx: usize = layer.parse().ok()?;
-            let own = names.iter().find(|(hf_name, _)| *hf_name == name);
-            let name = match name {
-                _ if own.is_some() => own?.1,
-                "input_layernorm" => "attn_norm",
-                "self_attn.q_proj" => "attn_q",
-                "self_attn.k_proj" => "attn_k",
-                "self_attn.v_proj" => "attn_v",
-                "self_attn.o_proj" => "attn_output",
-                "self_attn.q_norm" => "attn_q_norm",
-                "self_attn.k_norm" => "attn_k_norm",
-                "self_attn.rotary_emb" => "rotary_emb",
-                "post_attention_layernorm" => "ffn_norm",
-                "mlp.gate_proj" => "ffn_gate",
-                "mlp.up_proj" => "ffn_up",
-                "mlp.down_proj" => "ffn_down",
-                _ => return None,
-            };
-            format!("blk.{layer_idx}.{name}")
-        }
-    };
-    Some(format!("{name}.{part}"))
 }

@@ -54,11 +54,15 @@ pub struct Reference {
 pub struct Facts {
     /// Name of the architecture in GGUF.
     pub gguf_arch: Option<String>,
+    /// What an encoder gives; absent for networks that write.
+    pub kind: Option<String>,
     /// Prompts, as token ids.
     pub prompts: Vec<Vec<u32>>,
     /// Greedy continuation of each prompt.
+    #[serde(default)]
     pub greedy: Vec<Vec<u32>>,
     /// Leading greedy steps of each prompt whose margin is at least the key.
+    #[serde(default)]
     pub greedy_safe_steps: BTreeMap<String, Vec<usize>>,
     /// The GGUF files by type.
     #[serde(default)]

@@ -82,6 +82,7 @@ pub fn tiny_llama() -> Descriptor {
         head_bias: Presence::Absent,
         logit_scale: 1.0,
         logit_softcap: None,
+        ignorable: Vec::new(),
     }
 }
 
@@ -118,6 +119,22 @@ impl TinyModel {
     pub fn set_type(&mut self, name: &str, ty: TensorType, seed: u64) {
         let tensor = self.tensors.get_mut(name).expect("a tensor of the model");
         *tensor = random_tensor(name, tensor.dims.clone(), ty, seed);
+    }
+
+    /// Joins the rows of tensors in one, as some files do.
+    ///
+    /// # Panics
+    /// Where one is missing.
+    pub fn join(&mut self, names: &[&str], joined: &str) {
+        let parts: Vec<Tensor> = (names.iter())
+            .map(|&name| self.tensors.remove(name).expect("a tensor of the model"))
+            .collect();
+        let mut whole = parts[0].clone();
+        for part in &parts[1..] {
+            *whole.dims.last_mut().expect("a dimension") += part.dims.last().expect("a dimension");
+            whole.bytes.extend_from_slice(&part.bytes);
+        }
+        self.tensors.insert(joined.to_owned(), whole);
     }
 
     /// Removes a tensor.
@@ -270,7 +287,7 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
             }
             (ty, bytes)
         }
-        _ if name.starts_with("rope_freqs") => (TensorType::F32, f32_bytes(&values(2.0, 1.0))),
+        _ if name.starts_with("rope_f") => (TensorType::F32, f32_bytes(&values(2.0, 1.0))),
         _ if name.ends_with("norm.weight") => (TensorType::F32, f32_bytes(&values(1.0, 0.3))),
         _ => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
     };

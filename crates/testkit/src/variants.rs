@@ -6,6 +6,7 @@
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_model::{
     Descriptor, LayerDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeScaling,
+    YarnRounding,
 };
 
 use crate::{random::Random, tiny_model::tiny_llama};
@@ -72,6 +73,24 @@ pub const VARIANTS: &[Variant] = &[
             beta_fast: 32.0,
             beta_slow: 1.0,
             magnitude: None,
+            rounding: YarnRounding::Outwards,
+        };
+    }),
+    ("YaRN without rounding", |d| {
+        d.ropes[0].scaling = RopeScaling::Yarn {
+            factor: 16.0,
+            original_context: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            magnitude: Some(1.0),
+            rounding: YarnRounding::None,
+        };
+    }),
+    ("LongRoPE", |d| {
+        d.ropes[0].scaling = RopeScaling::LongRope {
+            original_context: 64,
+            magnitude: 1.2,
+            factors: None,
         };
     }),
     ("frequency factors", |d| d.ropes[0].has_freq_factors = true),

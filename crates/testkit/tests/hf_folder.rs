@@ -31,6 +31,10 @@ fn both_layouts_of_the_configuration_give_the_reference() {
         let hf = folder.join("hf");
         let reference = Reference::open(&folder).unwrap();
         for config in ["config.json", "config.v5.json"] {
+            if !hf.join(config).is_file() {
+                comparisons.skip("the core set has no folder of this network");
+                continue;
+            }
             let Some(model) = comparisons.open(Model::from_hf(&hf, &hf.join(config))) else {
                 continue;
             };
@@ -91,7 +95,7 @@ fn a_broken_configuration_is_named() {
         "config.json: `hidden_act` is \"snake\", expected the name of a known activation",
     );
     let unknown = message(&CONFIG.replace("LlamaForCausalLM", "RwkvForCausalLM"), &weights);
-    let start = "architecture `RwkvForCausalLM` is not supported; supported are LlamaForCausalLM, MistralForCausalLM, ";
+    let start = "architecture `RwkvForCausalLM` is not supported; supported are Cohere2ForCausalLM, CohereForCausalLM, ";
     assert!(unknown.starts_with(start), "{unknown}");
     check(
         "\"num_hidden_layers\": 1",

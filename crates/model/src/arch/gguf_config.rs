@@ -3,20 +3,19 @@
 //! Separate from its Hugging Face twin: the two name the same things differently.
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
-use tokenmill_gguf::{GgufError, Metadata};
+use tokenmill_gguf::{GgufError, GgufFile, Value};
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
     MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
-    RopeScaling,
+    RopeScaling, YarnRounding, rope::yarn_magnitude,
 };
 
 /// A GGUF file's metadata, asked by the part of the key after the architecture's name.
 pub(super) struct GgufConfig<'a> {
-    pub(super) metadata: &'a Metadata,
+    pub(super) file: &'a GgufFile,
     pub(super) arch: &'static str,
     pub(super) n_vocab: usize,
-    pub(super) n_tensors: usize,
 }
 
 impl GgufConfig<'_> {
@@ -24,20 +23,46 @@ impl GgufConfig<'_> {
         format!("{}.{name}", self.arch)
     }
 
-    fn usize(&self, name: &str) -> Result<usize, LoadError> {
-        Ok(self.metadata.usize(&self.key(name))?)
+    /// A count that must be there.
+    pub(super) fn usize(&self, name: &str) -> Result<usize, LoadError> {
+        Ok(self.file.metadata().usize(&self.key(name))?)
     }
 
-    fn opt_usize(&self, name: &str) -> Result<Option<usize>, LoadError> {
-        Ok(self.metadata.opt_usize(&self.key(name))?)
+    /// A count that may be there.
+    pub(super) fn opt_usize(&self, name: &str) -> Result<Option<usize>, LoadError> {
+        Ok(self.file.metadata().opt_usize(&self.key(name))?)
     }
 
-    fn opt_f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
-        Ok(self.metadata.opt_f32(&self.key(name))?)
+    /// A number that may be there.
+    pub(super) fn opt_f32(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        Ok(self.file.metadata().opt_f32(&self.key(name))?)
+    }
+
+    /// A claim that may be there.
+    pub(super) fn opt_bool(&self, name: &str) -> Result<Option<bool>, LoadError> {
+        Ok(self.file.metadata().opt_bool(&self.key(name))?)
+    }
+
+    /// A number that may be there, 0 meaning that it is not.
+    pub(super) fn opt_positive(&self, name: &str) -> Result<Option<f32>, LoadError> {
+        Ok(self.opt_f32(name)?.filter(|&number| number != 0.0))
+    }
+
+    /// Whether the file has a tensor.
+    pub(super) fn has_tensor(&self, name: &str) -> bool {
+        self.file.tensor(name).is_some()
+    }
+
+    /// An error that names a variant.
+    pub(super) fn unsupported(&self, feature: impl Into<String>) -> LoadError {
+        LoadError::UnsupportedFeature {
+            arch: self.arch.to_owned(),
+            feature: feature.into(),
+        }
     }
 
     fn opt_per_layer(&self, name: &str, n_layers: usize) -> Result<Option<Vec<usize>>, LoadError> {
-        let values = self.metadata.opt_u32_per_layer(&self.key(name), n_layers)?;
+        let values = (self.file.metadata()).opt_u32_per_layer(&self.key(name), n_layers)?;
         Ok(values.map(|values| values.iter().map(|&value| value as usize).collect()))
     }
 
@@ -46,18 +71,47 @@ impl GgufConfig<'_> {
         Ok(self.opt_per_layer(name, n_layers)?.ok_or_else(missing)?)
     }
 
+    /// Whether each layer has the window: as the file's pattern says, or else all but every `period`th.
+    pub(super) fn sliding_layers(&self, n_layers: usize, period: usize) -> Result<Vec<bool>, LoadError> {
+        let key = self.key("attention.sliding_window_pattern");
+        let metadata = self.file.metadata();
+        if !matches!(metadata.get(&key), Some(Value::Array(_))) {
+            let period = self
+                .opt_usize("attention.sliding_window_pattern")?
+                .unwrap_or(period);
+            return Ok((0..n_layers)
+                .map(|layer_idx| period == 0 || layer_idx % period < period - 1)
+                .collect());
+        }
+        let pattern = metadata.bool_array(&key)?;
+        let for_layers = pattern.get(..n_layers).ok_or_else(|| LoadError::BadValue {
+            what: "sliding window pattern",
+            found: format!("a list of {}", pattern.len()),
+            expected: "an entry for each layer",
+        })?;
+        Ok(for_layers.to_vec())
+    }
+
+    /// Takes the window, which [`Self::decoder`] gave to all layers, from those that see everything.
+    pub(super) fn set_windows(&self, descriptor: &mut Descriptor, period: usize) -> Result<(), LoadError> {
+        let is_sliding = self.sliding_layers(descriptor.layers.len(), period)?;
+        for (layer, is_sliding) in descriptor.layers.iter_mut().zip(is_sliding) {
+            if !is_sliding {
+                layer.attention_mut().window = None;
+            }
+        }
+        Ok(())
+    }
+
     /// Describes the network that most decoders are a variation of: pre-norm RMS layers with rope, grouped heads and a
     /// SiLU-gated feed-forward network, no biases, the head tied where it has no tensor.
     pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
         if let Some(n_experts) = self.opt_usize("expert_count")?.filter(|&n_experts| n_experts > 0) {
-            return Err(LoadError::UnsupportedFeature {
-                arch: self.arch.to_owned(),
-                feature: format!("a mixture of {n_experts} experts"),
-            });
+            return Err(self.unsupported(format!("a mixture of {n_experts} experts")));
         }
         let n_layers = self.usize("block_count")?;
         // Every layer has tensors, so a count above theirs is nonsense, and lists as long as it must not be made.
-        if n_layers > self.n_tensors {
+        if n_layers > self.file.tensors().len() {
             return Err(LoadError::BadValue {
                 what: "layer count",
                 found: n_layers.to_string(),
@@ -89,7 +143,12 @@ impl GgufConfig<'_> {
             has_freq_factors: true,
         };
         let scale = self.opt_f32("attention.scale")?;
-        let eps = self.metadata.f32(&self.key("attention.layer_norm_rms_epsilon"))?;
+        let eps = match self.opt_f32("attention.layer_norm_rms_epsilon")? {
+            Some(eps) => eps,
+            None => (self.opt_f32("attention.layer_norm_epsilon")?).ok_or_else(|| GgufError::MissingKey {
+                key: self.key("attention.layer_norm_rms_epsilon"),
+            })?,
+        };
         let layers = (0..n_layers)
             .map(|layer_idx| LayerDescriptor {
                 mixer: MixerDescriptor::Attention(AttentionDescriptor {
@@ -134,45 +193,48 @@ impl GgufConfig<'_> {
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,
+            ignorable: Vec::new(),
         })
     }
 
     fn rope_scaling(&self, n_ctx_train: usize) -> Result<RopeScaling, LoadError> {
-        let key = self.key("rope.scaling.type");
+        let kind = self.file.metadata().opt_str(&self.key("rope.scaling.type"))?;
         let factor = match self.opt_f32("rope.scaling.factor")? {
             Some(factor) => Some(factor),
             // The name that early converters wrote.
             None => self.opt_f32("rope.scale_linear")?,
         };
-        let kind = self.metadata.opt_str(&key)?;
+        // Some converters write a factor of 0 or 1 for none.
+        let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
+        let original_context = self.opt_usize("rope.scaling.original_context_length")?;
+        let original_context = original_context.unwrap_or(n_ctx_train);
+        let attn_factor = self.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        if self.has_tensor("rope_factors_long.weight") {
+            return Ok(RopeScaling::LongRope {
+                original_context,
+                magnitude: attn_factor,
+                factors: None,
+            });
+        }
         match (kind, factor) {
-            // Some converters write a factor of 0 or 1 for none.
-            (Some("none"), _) | (_, None) => Ok(RopeScaling::None),
-            (_, Some(factor)) if factor == 0.0 || factor == 1.0 => Ok(RopeScaling::None),
+            (Some("none"), _) | (None | Some("linear" | "yarn" | "longrope"), None) => Ok(RopeScaling::None),
             (Some("linear") | None, Some(factor)) => Ok(RopeScaling::Linear { factor }),
             (Some("yarn"), Some(factor)) => {
-                let log_multiplier = self.opt_f32("rope.scaling.yarn_log_multiplier")?;
-                if log_multiplier.is_some_and(|multiplier| multiplier != 0.0) {
-                    return Err(LoadError::UnsupportedFeature {
-                        arch: self.arch.to_owned(),
-                        feature: "a YaRN log multiplier".to_owned(),
-                    });
-                }
-                let attn_factor = self.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0);
+                // A multiplier of the logarithm cancels as much of the magnitude.
+                let log_multiplier = self.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+                let magnitude = yarn_magnitude(factor, 1.0) / yarn_magnitude(factor, log_multiplier);
                 Ok(RopeScaling::Yarn {
                     factor,
-                    original_context: self
-                        .opt_usize("rope.scaling.original_context_length")?
-                        .unwrap_or(n_ctx_train),
+                    original_context,
                     beta_fast: self.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
                     beta_slow: self.opt_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                    magnitude: Some((0.1 * factor.ln() + 1.0) * attn_factor),
+                    magnitude: Some(magnitude * attn_factor),
+                    rounding: YarnRounding::Outwards,
                 })
             }
-            (Some(other), Some(_)) => Err(LoadError::UnsupportedFeature {
-                arch: self.arch.to_owned(),
-                feature: format!("rope scaling `{other}`"),
-            }),
+            (Some(other), _) => Err(self.unsupported(format!(
+                "rope scaling `{other}` (supported are none, linear, yarn and longrope)"
+            ))),
         }
     }
 }

@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use tokenmill_gguf::RegularFile;
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, NormKind};
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
-    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
-    RopeScaling,
+    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
 };
 
 /// A `config.json`.
@@ -40,10 +39,16 @@ impl HfConfig {
                 path: path.to_owned(),
                 source,
             })?;
-        let values = serde_json::from_slice(&bytes).map_err(|error| LoadError::BadConfig {
-            path: path.to_owned(),
-            reason: error.to_string(),
-        })?;
+        let mut values: Map<String, Value> =
+            serde_json::from_slice(&bytes).map_err(|error| LoadError::BadConfig {
+                path: path.to_owned(),
+                reason: error.to_string(),
+            })?;
+        // Of a model with several networks, the one that writes.
+        if let Some(Value::Object(text)) = values.remove("text_config") {
+            let own = text.into_iter().filter(|(key, _)| key != "architectures");
+            values.extend(own);
+        }
         Ok(Self {
             path: path.to_owned(),
             values,
@@ -58,7 +63,8 @@ impl HfConfig {
             .ok_or_else(|| self.wrong("architectures", "a list of class names"))
     }
 
-    fn wrong(&self, key: &str, expected: &str) -> LoadError {
+    /// The error of a value that is not what it should be.
+    pub(super) fn wrong(&self, key: &str, expected: &str) -> LoadError {
         LoadError::BadConfig {
             path: self.path.clone(),
             reason: match self.values.get(key) {
@@ -69,33 +75,65 @@ impl HfConfig {
     }
 
     /// A value that is there and not null.
-    fn get(&self, key: &str) -> Option<&Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    fn opt_usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
+    /// A count that may be there.
+    pub(super) fn opt_usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
         self.get(key)
             .map(|value| number(value).ok_or_else(|| self.wrong(key, "a count")))
             .transpose()
     }
 
-    fn usize(&self, key: &str) -> Result<usize, LoadError> {
-        self.opt_usize(key)?.ok_or_else(|| self.wrong(key, "a count"))
+    /// A count under the first of its names that is there.
+    fn usize(&self, keys: &[&'static str]) -> Result<usize, LoadError> {
+        for key in keys {
+            if let Some(count) = self.opt_usize(key)? {
+                return Ok(count);
+            }
+        }
+        Err(self.wrong(keys[0], "a count"))
     }
 
-    fn opt_f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
+    /// A number that may be there.
+    pub(super) fn opt_f32(&self, key: &str) -> Result<Option<f32>, LoadError> {
         self.get(key)
             .map(|value| value.as_f64().ok_or_else(|| self.wrong(key, "a number")))
             .transpose()
             .map(|number| number.map(|number| number as f32))
     }
 
+    /// A number that must be there.
+    pub(super) fn f32(&self, key: &str) -> Result<f32, LoadError> {
+        self.opt_f32(key)?.ok_or_else(|| self.wrong(key, "a number"))
+    }
+
+    /// Numbers that may be there.
+    pub(super) fn opt_f32s(&self, key: &str) -> Result<Option<Vec<f32>>, LoadError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let number = |value: &Value| value.as_f64().map(|number| number as f32);
+        let numbers = value
+            .as_array()
+            .and_then(|values| values.iter().map(number).collect());
+        numbers
+            .map(Some)
+            .ok_or_else(|| self.wrong(key, "a list of numbers"))
+    }
+
+    /// A claim that may be there.
+    pub(super) fn opt_bool(&self, key: &str) -> Result<Option<bool>, LoadError> {
+        self.get(key)
+            .map(|value| value.as_bool().ok_or_else(|| self.wrong(key, "true or false")))
+            .transpose()
+    }
+
     /// A claim that is false where it is not made.
     pub(super) fn is(&self, key: &str) -> Result<bool, LoadError> {
-        self.get(key).map_or(Ok(false), |value| {
-            value.as_bool().ok_or_else(|| self.wrong(key, "true or false"))
-        })
+        Ok(self.opt_bool(key)?.unwrap_or(false))
     }
 
     /// [`Presence`] of what a claim says there is.
@@ -107,11 +145,11 @@ impl HfConfig {
         })
     }
 
-    /// The window of each layer, as `layer_types` gives it, or else for every layer from `first_layer` on.
+    /// The window of each layer, as `layer_types` gives it, or else as `is_sliding` says of its index.
     pub(super) fn set_windows(
         &self,
         descriptor: &mut Descriptor,
-        first_layer: usize,
+        is_sliding: impl Fn(usize) -> bool,
     ) -> Result<(), LoadError> {
         let Some(window) = self.opt_usize("sliding_window")? else {
             return Ok(());
@@ -119,42 +157,70 @@ impl HfConfig {
         let types = self.get("layer_types").and_then(Value::as_array);
         for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
             let is_sliding = match types {
-                Some(types) => types.get(layer_idx).and_then(Value::as_str) == Some("sliding_attention"),
-                None => layer_idx >= first_layer,
+                Some(types) => match types.get(layer_idx).and_then(Value::as_str) {
+                    Some("sliding_attention") => true,
+                    Some("full_attention") => false,
+                    _ => {
+                        let expected = "`sliding_attention` or `full_attention` for each layer";
+                        return Err(self.wrong("layer_types", expected));
+                    }
+                },
+                None => is_sliding(layer_idx),
             };
             layer.attention_mut().window = is_sliding.then_some(window);
         }
         Ok(())
     }
 
-    /// `max_window_layers`: the first layer with a window where `layer_types` does not say.
-    pub(super) fn max_window_layers(&self) -> Result<usize, LoadError> {
-        Ok(self.opt_usize("max_window_layers")?.unwrap_or(0))
+    /// Scales scores by `query_pre_attn_scalar`, where it is there, instead of the width of a head.
+    pub(super) fn set_score_scale(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+        if let Some(width) = self.opt_f32("query_pre_attn_scalar")? {
+            for layer in &mut descriptor.layers {
+                layer.attention_mut().scale = 1.0 / width.sqrt();
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::set_windows`], where windows have to be switched on and begin at a layer.
+    pub(super) fn set_windows_if_used(&self, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+        if !self.is("use_sliding_window")? {
+            return Ok(());
+        }
+        let first_layer = self.opt_usize("max_window_layers")?.unwrap_or(0);
+        self.set_windows(descriptor, |layer_idx| layer_idx >= first_layer)
     }
 
     /// Describes the network that most decoders are a variation of; see the GGUF twin.
     pub(super) fn decoder(&self) -> Result<Descriptor, LoadError> {
-        let n_layers = self.usize("num_hidden_layers")?;
+        let n_layers = self.usize(&["num_hidden_layers", "n_layer"])?;
         if n_layers > MAX_LAYERS {
             return Err(self.wrong("num_hidden_layers", "a count of layers"));
         }
-        let activation = match self.get("hidden_act").and_then(Value::as_str) {
-            Some("silu" | "swish") => Activation::Silu,
-            Some("gelu") => Activation::GeluErf,
-            Some("gelu_pytorch_tanh" | "gelu_new") => Activation::GeluTanh,
-            Some("relu") => Activation::Relu,
-            Some("relu2") => Activation::ReluSquared,
-            _ => return Err(self.wrong("hidden_act", "the name of a known activation")),
+        let n_embd = self.usize(&["hidden_size", "n_embd"])?;
+        let n_ctx_train = self.n_ctx_train()?;
+        let n_heads = self.usize(&["num_attention_heads", "n_head"])?;
+        let n_kv_heads = match self.opt_usize("num_key_value_heads")? {
+            Some(n_kv_heads) => Some(n_kv_heads),
+            None => self.opt_usize("num_kv_heads")?,
         };
-        let n_embd = self.usize("hidden_size")?;
-        let n_ctx_train = self.usize("max_position_embeddings")?;
-        let n_heads = self.usize("num_attention_heads")?;
+        let n_ff = ["intermediate_size", "ffn_hidden_size", "n_inner"];
+        let n_ff = if n_ff.iter().any(|key| self.get(key).is_some()) {
+            self.usize(&n_ff)?
+        } else if ["n_inner", "n_layer", "ffn_hidden_size"]
+            .iter()
+            .any(|key| self.values.contains_key(*key))
+        {
+            // What GPT-2 and its contemporaries mean where they do not say.
+            n_embd.saturating_mul(4)
+        } else {
+            return Err(self.wrong(n_ff[0], "a count"));
+        };
         let head_dim = self.opt_usize("head_dim")?.unwrap_or(n_embd / n_heads.max(1));
-        let eps = self.opt_f32("rms_norm_eps")?;
         let layer = LayerDescriptor {
             mixer: MixerDescriptor::Attention(AttentionDescriptor {
                 n_heads,
-                n_kv_heads: self.opt_usize("num_key_value_heads")?.unwrap_or(n_heads),
+                n_kv_heads: n_kv_heads.unwrap_or(n_heads),
                 head_dim_k: head_dim,
                 head_dim_v: head_dim,
                 scale: 1.0 / (head_dim as f32).sqrt(),
@@ -167,8 +233,8 @@ impl HfConfig {
                 output_bias: Presence::Absent,
             }),
             ffn: FfnDescriptor::Dense(DenseDescriptor {
-                n_ff: self.usize("intermediate_size")?,
-                activation,
+                n_ff,
+                activation: self.activation()?,
                 is_gated: true,
                 bias: Presence::Absent,
             }),
@@ -177,92 +243,89 @@ impl HfConfig {
         };
         Ok(Descriptor {
             arch: String::new(),
-            n_vocab: self.usize("vocab_size")?,
+            n_vocab: self.usize(&["vocab_size"])?,
             n_embd,
             n_ctx_train,
             embedding_scale: 1.0,
             norm: NormDescriptor {
                 kind: NormKind::Rms,
-                eps: eps.ok_or_else(|| self.wrong("rms_norm_eps", "a number"))?,
+                eps: self.norm_eps()?,
                 bias: Presence::Absent,
             },
-            ropes: vec![self.rope(head_dim, n_ctx_train)?],
+            ropes: vec![self.rope("full_attention", head_dim)?],
             layers: vec![layer; n_layers],
             residual_scale: 1.0,
-            head: if self.is("tie_word_embeddings")? {
-                OutputHead::Tied
-            } else {
-                OutputHead::Own
+            head: match self.opt_bool("tie_word_embeddings")? {
+                Some(true) => OutputHead::Tied,
+                Some(false) => OutputHead::Own,
+                None => OutputHead::OwnIfPresent,
             },
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,
+            ignorable: Vec::new(),
         })
     }
 
-    fn rope(&self, head_dim: usize, n_ctx_train: usize) -> Result<RopeDescriptor, LoadError> {
-        // New layout: `rope_parameters` holds everything. Old: `rope_theta` at the top, the rest in `rope_scaling`.
-        let key = if self.get("rope_parameters").is_some() {
-            "rope_parameters"
-        } else {
-            "rope_scaling"
+    fn n_ctx_train(&self) -> Result<usize, LoadError> {
+        let keys = ["max_position_embeddings", "n_positions", "seq_length"];
+        // Positions that are distances need no limit, and some such models name none.
+        if self.values.contains_key("n_layer") && keys.iter().all(|key| self.get(key).is_none()) {
+            return Ok(2048);
+        }
+        self.usize(&keys)
+    }
+
+    fn norm_eps(&self) -> Result<f32, LoadError> {
+        let keys = [
+            "rms_norm_eps",
+            "layer_norm_eps",
+            "layer_norm_epsilon",
+            "norm_epsilon",
+            "norm_eps",
+        ];
+        for key in keys {
+            if let Some(eps) = self.opt_f32(key)? {
+                return Ok(eps);
+            }
+        }
+        Err(self.wrong(keys[0], "a number"))
+    }
+
+    fn activation(&self) -> Result<Activation, LoadError> {
+        let keys = [
+            "hidden_activation",
+            "hidden_act",
+            "activation_function",
+            "activation",
+        ];
+        let Some(key) = keys.into_iter().find(|key| self.get(key).is_some()) else {
+            // Bloom's has no name.
+            return if self.values.contains_key("n_layer") {
+                Ok(Activation::GeluTanh)
+            } else {
+                Err(self.wrong("hidden_act", "the name of a known activation"))
+            };
         };
-        let parameters = Self {
+        match self.get(key).and_then(Value::as_str) {
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("gelu") => Ok(Activation::GeluErf),
+            Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
+            Some("relu") => Ok(Activation::Relu),
+            Some("relu2") => Ok(Activation::ReluSquared),
+            _ => Err(self.wrong(key, "the name of a known activation")),
+        }
+    }
+
+    /// The object under a key, or an empty one.
+    pub(super) fn object(&self, key: &str) -> Result<Self, LoadError> {
+        Ok(Self {
             path: self.path.clone(),
             values: match self.get(key) {
                 Some(Value::Object(values)) => values.clone(),
                 Some(_) => return Err(self.wrong(key, "an object")),
                 None => Map::new(),
             },
-        };
-        let base = match parameters.opt_f32("rope_theta")? {
-            Some(base) => Some(base),
-            None => self.opt_f32("rope_theta")?,
-        };
-        let part = self.opt_f32("partial_rotary_factor")?.unwrap_or(1.0);
-        Ok(RopeDescriptor {
-            style: RopeStyle::Neox,
-            head_dim,
-            n_dims: (head_dim as f32 * part) as usize,
-            base: base.unwrap_or(10_000.0),
-            scaling: parameters.rope_scaling(n_ctx_train)?,
-            has_freq_factors: false,
         })
-    }
-
-    /// Reads `self` as the object that describes a scaling.
-    fn rope_scaling(&self, n_ctx_train: usize) -> Result<RopeScaling, LoadError> {
-        let kind = self.get("rope_type").or_else(|| self.get("type"));
-        let number = |key: &str| self.opt_f32(key)?.ok_or_else(|| self.wrong(key, "a number"));
-        let original_context = self
-            .opt_usize("original_max_position_embeddings")?
-            .unwrap_or(n_ctx_train);
-        match kind.and_then(Value::as_str) {
-            None | Some("default") => Ok(RopeScaling::None),
-            Some("linear") => Ok(RopeScaling::Linear {
-                factor: number("factor")?,
-            }),
-            Some("llama3") => Ok(RopeScaling::Llama3 {
-                factor: number("factor")?,
-                low_freq_factor: number("low_freq_factor")?,
-                high_freq_factor: number("high_freq_factor")?,
-                original_context,
-            }),
-            Some("yarn")
-                if self.get("mscale").is_none() && self.get("truncate") != Some(&Value::Bool(false)) =>
-            {
-                Ok(RopeScaling::Yarn {
-                    factor: number("factor")?,
-                    original_context,
-                    beta_fast: self.opt_f32("beta_fast")?.unwrap_or(32.0),
-                    beta_slow: self.opt_f32("beta_slow")?.unwrap_or(1.0),
-                    magnitude: self.opt_f32("attention_factor")?,
-                })
-            }
-            Some(kind) => Err(LoadError::BadConfig {
-                path: self.path.clone(),
-                reason: format!("this variant of rope scaling `{kind}` is not supported"),
-            }),
-        }
     }
 }

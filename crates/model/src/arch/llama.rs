@@ -7,7 +7,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::Presence;
 
-use super::Architecture;
+use super::{Architecture, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "llama",
@@ -21,7 +21,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["LlamaForCausalLM", "MistralForCausalLM"],
-    hf_names: &[],
+    hf_layout: HfLayout::LLAMA,
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         let attention_bias = config.presence("attention_bias")?;
@@ -31,7 +31,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.attention_mut().output_bias = attention_bias;
             layer.dense_mut().bias = ffn_bias;
         }
-        config.set_windows(&mut descriptor, 0)?;
+        config.set_windows(&mut descriptor, |_| true)?;
         Ok(descriptor)
     },
 };

@@ -4,12 +4,31 @@
 //! Invariant: an architecture's file says only what is different about it, and nothing outside this folder knows an
 //! architecture's name.
 
+mod command_r;
+mod ernie4_5;
+mod exaone4;
+mod gemma;
+mod gemma2;
+mod gemma3;
 mod gguf_config;
+mod glm4;
+mod gpt_neox;
+mod granite;
 mod hf_config;
+mod hf_layout;
+mod hf_rope;
 mod llama;
+mod mistral3;
+mod nemotron;
 mod olmo2;
+mod phi2;
+mod phi3;
 mod qwen2;
 mod qwen3;
+mod seed_oss;
+mod smollm3;
+mod stablelm;
+mod starcoder2;
 
 use tokenmill_gguf::GgufFile;
 
@@ -17,6 +36,7 @@ use crate::{Descriptor, LoadError};
 
 use gguf_config::GgufConfig;
 pub(crate) use hf_config::HfConfig;
+pub(crate) use hf_layout::{Change, HfLayout, Share};
 
 /// One architecture.
 struct Architecture {
@@ -26,18 +46,38 @@ struct Architecture {
     from_gguf: fn(&GgufConfig<'_>) -> Result<Descriptor, LoadError>,
     /// The classes of Hugging Face's configurations that it covers.
     hf_classes: &'static [&'static str],
-    /// Hugging Face and GGUF names of a layer's tensors, where they are not the usual ones.
-    hf_names: HfNames,
+    /// What the tensors of its Hugging Face folders are called.
+    hf_layout: HfLayout,
     /// Hugging Face configuration to descriptor.
     from_hf: fn(&HfConfig) -> Result<Descriptor, LoadError>,
 }
 
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
+    command_r::COHERE2,
+    command_r::COMMAND_R,
+    ernie4_5::ARCHITECTURE,
+    exaone4::ARCHITECTURE,
+    gemma::ARCHITECTURE,
+    gemma2::ARCHITECTURE,
+    gemma3::ARCHITECTURE,
+    glm4::ARCHITECTURE,
+    gpt_neox::ARCHITECTURE,
+    granite::ARCHITECTURE,
     llama::ARCHITECTURE,
+    mistral3::ARCHITECTURE,
+    nemotron::ARCHITECTURE,
     olmo2::ARCHITECTURE,
-    qwen2::ARCHITECTURE,
-    qwen3::ARCHITECTURE,
+    phi2::ARCHITECTURE,
+    phi3::ARCHITECTURE,
+    qwen2::QWEN2,
+    qwen2::QWEN2_VL,
+    qwen3::QWEN3,
+    qwen3::QWEN3_VL,
+    seed_oss::ARCHITECTURE,
+    smollm3::ARCHITECTURE,
+    stablelm::ARCHITECTURE,
+    starcoder2::ARCHITECTURE,
 ];
 
 /// The names of all architectures that can be loaded.
@@ -60,21 +100,17 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
             name: "token_embd.weight".to_owned(),
         })?;
     let config = GgufConfig {
-        metadata: file.metadata(),
+        file,
         arch: row.name,
         n_vocab: embedding.info.n_rows(),
-        n_tensors: file.tensors().len(),
     };
     let descriptor = (row.from_gguf)(&config)?;
     descriptor.validate()?;
     Ok(descriptor)
 }
 
-/// The names of a layer's tensors in a Hugging Face folder, where they are not the usual ones.
-pub(crate) type HfNames = &'static [(&'static str, &'static str)];
-
 /// Describes the network of a Hugging Face folder, and says what its tensors are called.
-pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, HfNames), LoadError> {
+pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, &'static HfLayout), LoadError> {
     let found = config.class()?;
     let row = (ARCHITECTURES.iter())
         .find(|row| row.hf_classes.contains(&found))
@@ -89,5 +125,5 @@ pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, HfNames), Lo
     let mut descriptor = (row.from_hf)(config)?;
     row.name.clone_into(&mut descriptor.arch);
     descriptor.validate()?;
-    Ok((descriptor, row.hf_names))
+    Ok((descriptor, &row.hf_layout))
 }

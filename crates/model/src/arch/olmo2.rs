@@ -7,23 +7,24 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, NormPlacement, QkNorm, RopeScaling};
 
-use super::Architecture;
+use super::{Architecture, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "olmo2",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in descriptor.layers.iter_mut().skip(3).step_by(4) {
-            layer.attention_mut().window = None;
-        }
+        config.set_windows(&mut descriptor, 4)?;
         finish(&mut descriptor);
         Ok(descriptor)
     },
     hf_classes: &["Olmo2ForCausalLM", "Olmo3ForCausalLM"],
-    hf_names: &[
-        ("post_attention_layernorm", "post_attention_norm"),
-        ("post_feedforward_layernorm", "post_ffw_norm"),
-    ],
+    hf_layout: HfLayout {
+        layer: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("post_feedforward_layernorm", "post_ffw_norm"),
+        ],
+        ..HfLayout::LLAMA
+    },
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         let bias = config.presence("attention_bias")?;
@@ -31,7 +32,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.attention_mut().qkv_bias = bias;
             layer.attention_mut().output_bias = bias;
         }
-        config.set_windows(&mut descriptor, 0)?;
+        config.set_windows(&mut descriptor, |_| true)?;
         finish(&mut descriptor);
         Ok(descriptor)
     },

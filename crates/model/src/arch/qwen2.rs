@@ -1,30 +1,46 @@
-//! Qwen 2 and 2.5: biases on q, k and v.
+//! Qwen 2 and 2.5, and the text part of Qwen 2 VL and 2.5 VL: biases on q, k and v.
 
 use tokenmill_backend::RopeStyle;
 
-use crate::Presence;
+use crate::{Descriptor, LoadError, Presence};
 
-use super::Architecture;
+use super::{Architecture, GgufConfig, HfConfig, HfLayout, hf_layout::VISION};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture {
+pub(super) const QWEN2: Architecture = Architecture {
     name: "qwen2",
-    from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = Presence::Required;
-        }
-        Ok(descriptor)
-    },
+    from_gguf,
     hf_classes: &["Qwen2ForCausalLM"],
-    hf_names: &[],
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = Presence::Required;
-        }
-        if config.is("use_sliding_window")? {
-            config.set_windows(&mut descriptor, config.max_window_layers()?)?;
-        }
-        Ok(descriptor)
-    },
+    hf_layout: HfLayout::LLAMA,
+    from_hf,
 };
+
+pub(super) const QWEN2_VL: Architecture = Architecture {
+    name: "qwen2vl",
+    from_gguf,
+    hf_classes: &[
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+    ],
+    hf_layout: HfLayout {
+        ignored: VISION,
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Neox)?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = Presence::Required;
+    }
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder()?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = Presence::Required;
+    }
+    config.set_windows_if_used(&mut descriptor)?;
+    Ok(descriptor)
+}

@@ -1,33 +1,46 @@
-//! Qwen 3: each head of q and k is normed before rope.
+//! Qwen 3, and the text part of Qwen 3 VL: each head of q and k is normed before rope.
 
 use tokenmill_backend::RopeStyle;
 
-use crate::QkNorm;
+use crate::{Descriptor, LoadError, QkNorm};
 
-use super::Architecture;
+use super::{Architecture, GgufConfig, HfConfig, HfLayout, hf_layout::VISION};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture {
+pub(super) const QWEN3: Architecture = Architecture {
     name: "qwen3",
-    from_gguf: |config| {
-        let mut descriptor = config.decoder(RopeStyle::Neox)?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qk_norm = Some(QkNorm::Head);
-        }
-        Ok(descriptor)
-    },
+    from_gguf,
     hf_classes: &["Qwen3ForCausalLM"],
-    hf_names: &[],
-    from_hf: |config| {
-        let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qk_norm = Some(QkNorm::Head);
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-        }
-        if config.is("use_sliding_window")? {
-            config.set_windows(&mut descriptor, config.max_window_layers()?)?;
-        }
-        Ok(descriptor)
-    },
+    hf_layout: HfLayout::LLAMA,
+    from_hf,
 };
+
+pub(super) const QWEN3_VL: Architecture = Architecture {
+    name: "qwen3vl",
+    from_gguf,
+    hf_classes: &["Qwen3VLForConditionalGeneration"],
+    hf_layout: HfLayout {
+        ignored: VISION,
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Neox)?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qk_norm = Some(QkNorm::Head);
+    }
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder()?;
+    let bias = config.presence("attention_bias")?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qk_norm = Some(QkNorm::Head);
+        layer.attention_mut().qkv_bias = bias;
+        layer.attention_mut().output_bias = bias;
+    }
+    config.set_windows_if_used(&mut descriptor)?;
+    Ok(descriptor)
+}

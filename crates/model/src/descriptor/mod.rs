@@ -46,6 +46,19 @@ pub struct Descriptor {
     pub logit_scale: f32,
     /// Caps the logits: `cap * tanh(x / cap)`.
     pub logit_softcap: Option<f32>,
+    /// Tensors that files of the architecture may have and decoding does not need. Every other one must be used.
+    pub ignorable: Vec<Ignorable>,
+}
+
+/// Tensors that decoding does not need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ignorable {
+    /// The tensor of this name.
+    Tensor(String),
+    /// In every layer, the tensor whose name behind `blk.N.` is this.
+    OfLayers(String),
+    /// All tensors of the layers from this one on, such as those that predict further tokens.
+    LayersFrom(usize),
 }
 
 /// A kind of norm.

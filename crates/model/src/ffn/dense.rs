@@ -6,7 +6,7 @@ use tokenmill_backend::{Activation, Backend, BackendError, ExecutorLimits, Linea
 
 use crate::{
     DenseDescriptor, Descriptor, LoadError,
-    network::{LayerPlace, Loader},
+    network::{LayerPlace, Loader, RowsOf},
 };
 
 /// The weights of a dense network.
@@ -32,14 +32,29 @@ impl<M: Memory> DenseFfn<M> {
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let DenseDescriptor { n_ff, bias, .. } = *dense;
+        let (gate_name, up_name) = (place.name("ffn_gate"), place.name("ffn_up"));
+        // Some files join gate and up in one tensor, the gate's rows first.
+        let is_joined = dense.is_gated
+            && !loader.source.contains(&format!("{gate_name}.weight"))
+            && loader.has_rows(&format!("{up_name}.weight"), 2 * n_ff);
+        let (gate_name, [gate_rows, up_rows]) = if is_joined {
+            let half = |first| RowsOf {
+                first,
+                n_rows: n_ff,
+                n_total: 2 * n_ff,
+            };
+            (&up_name, [half(0), half(n_ff)])
+        } else {
+            (&gate_name, [RowsOf::all(n_ff); 2])
+        };
         Ok(Self {
             activation: dense.activation,
             gate: if dense.is_gated {
-                Some(loader.linear(&place.name("ffn_gate"), n_ff, n_embd, bias)?)
+                Some(loader.linear_part(gate_name, gate_rows, n_embd, bias)?)
             } else {
                 None
             },
-            up: loader.linear(&place.name("ffn_up"), n_ff, n_embd, bias)?,
+            up: loader.linear_part(&up_name, up_rows, n_embd, bias)?,
             down: loader.linear(&place.name("ffn_down"), n_embd, n_ff, bias)?,
         })
     }

@@ -12,7 +12,7 @@ use tokenmill_backend::{
 
 use crate::{
     AttentionDescriptor, Descriptor, LoadError, NormDescriptor, Presence, QkNorm,
-    network::{LayerPlace, Loader, Network},
+    network::{LayerPlace, Loader, Network, RowsOf},
 };
 
 use super::MixerRows;
@@ -50,10 +50,23 @@ impl<M: Memory> AttentionMixer<M> {
         } else {
             None
         };
+        // Some files join the three matrices in one tensor.
+        let is_joined = loader.source.contains(&name("attn_qkv.weight"));
+        let mut projection = |part, first, n_rows| {
+            if !is_joined {
+                return loader.linear(&name(part), n_rows, n_embd, attention.qkv_bias);
+            }
+            let part = RowsOf {
+                first,
+                n_rows,
+                n_total: q_width + k_width + v_width,
+            };
+            loader.linear_part(&name("attn_qkv"), part, n_embd, attention.qkv_bias)
+        };
         Ok(Self {
-            q: loader.linear(&name("attn_q"), q_width, n_embd, attention.qkv_bias)?,
-            k: loader.linear(&name("attn_k"), k_width, n_embd, attention.qkv_bias)?,
-            v: loader.linear(&name("attn_v"), v_width, n_embd, attention.qkv_bias)?,
+            q: projection("attn_q", 0, q_width)?,
+            k: projection("attn_k", q_width, k_width)?,
+            v: projection("attn_v", q_width + k_width, v_width)?,
             q_norm: load_head_norm(&name("attn_q_norm"), attention, q_width, loader)?,
             k_norm: load_head_norm(&name("attn_k_norm"), attention, k_width, loader)?,
             rope: attention.rope,

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory, Norm};
 use tokenmill_gguf::TensorType;
 
-use crate::{Descriptor, LoadError, NormDescriptor, OutputHead, Presence, WeightSource};
+use crate::{Descriptor, Ignorable, LoadError, NormDescriptor, OutputHead, Presence, WeightSource};
 
 use super::LoadProgress;
 
@@ -17,16 +17,38 @@ use super::LoadProgress;
 pub(crate) struct Loader<'a, M> {
     pub(crate) descriptor: &'a Descriptor,
     pub(crate) source: &'a dyn WeightSource,
+    /// Positions that a sequence may have.
+    pub(crate) n_ctx: usize,
     pub(crate) memory: &'a mut M,
     used: HashSet<String>,
     progress: LoadProgress,
     on_progress: &'a mut dyn FnMut(LoadProgress),
 }
 
+/// The rows of a tensor that make a matrix: all, or some of several matrices that the tensor joins.
+#[derive(Clone, Copy)]
+pub(crate) struct RowsOf {
+    pub(crate) first: usize,
+    pub(crate) n_rows: usize,
+    /// Rows of the tensor.
+    pub(crate) n_total: usize,
+}
+
+impl RowsOf {
+    pub(crate) fn all(n_rows: usize) -> Self {
+        Self {
+            first: 0,
+            n_rows,
+            n_total: n_rows,
+        }
+    }
+}
+
 impl<'a, M: Memory> Loader<'a, M> {
     pub(crate) fn new(
         descriptor: &'a Descriptor,
         source: &'a dyn WeightSource,
+        n_ctx: usize,
         memory: &'a mut M,
         on_progress: &'a mut dyn FnMut(LoadProgress),
     ) -> Self {
@@ -34,6 +56,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         Self {
             descriptor,
             source,
+            n_ctx,
             memory,
             used: HashSet::new(),
             progress: LoadProgress {
@@ -78,10 +101,25 @@ impl<'a, M: Memory> Loader<'a, M> {
         n_in: usize,
         bias: Presence,
     ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+        self.linear_part(name, RowsOf::all(n_out), n_in, bias)
+    }
+
+    /// Some rows of a matrix, and the same part of its bias.
+    pub(crate) fn linear_part(
+        &mut self,
+        name: &str,
+        part: RowsOf,
+        n_in: usize,
+        bias: Presence,
+    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+        let bias = match self.values(&format!("{name}.bias"), part.n_total, bias)? {
+            Some(values) => Some((self.memory).upload_vector(&values[part.first..][..part.n_rows])?),
+            None => None,
+        };
         Ok(Linear {
-            matrix: self.matrix(&format!("{name}.weight"), n_out, n_in, MatrixUsage::Linear)?,
-            bias: self.vector(&format!("{name}.bias"), n_out, bias)?,
-            n_out,
+            matrix: self.matrix_part(&format!("{name}.weight"), part, n_in, MatrixUsage::Linear)?,
+            bias,
+            n_out: part.n_rows,
             n_in,
         })
     }
@@ -93,21 +131,40 @@ impl<'a, M: Memory> Loader<'a, M> {
         n_in: usize,
         usage: MatrixUsage,
     ) -> Result<M::Matrix, LoadError> {
+        self.matrix_part(name, RowsOf::all(n_out), n_in, usage)
+    }
+
+    /// Some rows of a matrix, without a copy of the others.
+    pub(crate) fn matrix_part(
+        &mut self,
+        name: &str,
+        part: RowsOf,
+        n_in: usize,
+        usage: MatrixUsage,
+    ) -> Result<M::Matrix, LoadError> {
         let source = self.source;
         let tensor = source.tensor(name).ok_or_else(|| LoadError::MissingTensor {
             name: name.to_owned(),
         })?;
-        check_shape(name, &tensor.dims, &[n_in, n_out])?;
+        check_shape(name, &tensor.dims, &[n_in, part.n_total])?;
+        let row_bytes = tensor.bytes.len() / part.n_total;
+        let start = part.first * row_bytes;
         let matrix = self.memory.upload_matrix(&MatrixData {
             name,
             ty: tensor.ty,
-            n_out,
+            n_out: part.n_rows,
             n_in,
-            bytes: tensor.bytes,
+            bytes: tensor.bytes.slice(start..start + part.n_rows * row_bytes),
             usage,
         })?;
         self.mark_used(name, tensor.bytes.len());
         Ok(matrix)
+    }
+
+    /// Whether a matrix of `n_rows` rows is there.
+    pub(crate) fn has_rows(&self, name: &str, n_rows: usize) -> bool {
+        let tensor = self.source.tensor(name);
+        tensor.is_some_and(|tensor| tensor.dims.get(1) == Some(&n_rows))
     }
 
     pub(crate) fn vector(
@@ -179,12 +236,21 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 }
 
-/// Whether a tensor repeats what is known without it.
+/// Whether a tensor repeats what is known without it, or is none of decoding's.
 fn is_redundant(name: &str, descriptor: &Descriptor) -> bool {
     // Early converters stored the plain rope frequencies; some files repeat a tied head.
-    name.ends_with(".attn_rot_embd") || name.ends_with(".rotary_emb.inv_freq") || {
-        descriptor.head == OutputHead::Tied && name == "output.weight"
-    }
+    name.ends_with(".attn_rot_embd")
+        || name.ends_with(".rotary_emb.inv_freq")
+        || (descriptor.head == OutputHead::Tied && name == "output.weight")
+        || (descriptor.ignorable.iter()).any(|ignorable| match ignorable {
+            Ignorable::Tensor(ignorable) => name == ignorable,
+            Ignorable::OfLayers(part) => (name.strip_prefix("blk."))
+                .and_then(|rest| rest.split_once('.'))
+                .is_some_and(|(_, rest)| rest == part),
+            Ignorable::LayersFrom(first) => (name.strip_prefix("blk."))
+                .and_then(|rest| rest.split_once('.')?.0.parse().ok())
+                .is_some_and(|layer_idx: usize| layer_idx >= *first),
+        })
 }
 
 fn check_shape(name: &str, found: &[usize], expected: &[usize]) -> Result<(), LoadError> {

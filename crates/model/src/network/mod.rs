@@ -9,11 +9,11 @@ mod loader;
 use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Rope};
 
 use crate::{
-    Descriptor, LayerDescriptor, LoadError, OutputHead, Presence, Residual, RopeDescriptor, WeightSource,
-    ffn::Ffn, mixers::Mixer,
+    Descriptor, LayerDescriptor, LoadError, LongRopeFactors, OutputHead, Presence, Residual, RopeDescriptor,
+    RopeScaling, WeightSource, ffn::Ffn, mixers::Mixer,
 };
 
-pub(crate) use loader::Loader;
+pub(crate) use loader::{Loader, RowsOf};
 
 /// How far a load is, in bytes of the file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,17 +69,18 @@ impl LayerPlace {
 }
 
 impl<M: Memory> Network<M> {
-    /// Uploads all weights.
+    /// Uploads all weights, for sequences of up to `n_ctx` positions.
     ///
     /// # Errors
     /// The first [`LoadError`].
     pub(crate) fn load(
         descriptor: &Descriptor,
         source: &dyn WeightSource,
+        n_ctx: usize,
         memory: &mut M,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
-        let mut loader = Loader::new(descriptor, source, memory, on_progress);
+        let mut loader = Loader::new(descriptor, source, n_ctx, memory, on_progress);
         let network = Self::load_with(&mut loader)?;
         loader.check_all_used()?;
         Ok(network)
@@ -147,12 +148,22 @@ impl<M: Memory> Layer<M> {
     ) -> Result<Self, LoadError> {
         let norms = layer.norms;
         let has_ffn_norm = norms.has_pre() && layer.residual != Residual::Parallel;
+        let has = |part: &str| loader.source.contains(&place.name(part));
+        let (mixer_norm, ffn_norm) = if has_ffn_norm && has("attn_norm_2.weight") {
+            // Falcon's files: the norm of the feed-forward network has the first name.
+            ("attn_norm_2", "attn_norm")
+        } else if !norms.has_post() && !has("ffn_norm.weight") && has("post_attention_norm.weight") {
+            // Some files call the second norm after its place.
+            ("attn_norm", "post_attention_norm")
+        } else {
+            ("attn_norm", "ffn_norm")
+        };
         Ok(Self {
-            mixer_norm: loader.norm_if(norms.has_pre(), &place.name("attn_norm"))?,
+            mixer_norm: loader.norm_if(norms.has_pre(), &place.name(mixer_norm))?,
             mixer: Mixer::load(place, &layer.mixer, loader)?,
             mixer_post_norm: loader.norm_if(norms.has_post(), &place.name("post_attention_norm"))?,
             residual: layer.residual,
-            ffn_norm: loader.norm_if(has_ffn_norm, &place.name("ffn_norm"))?,
+            ffn_norm: loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?,
             ffn: Ffn::load(place, &layer.ffn, loader)?,
             ffn_post_norm: loader.norm_if(norms.has_post(), &place.name("post_ffw_norm"))?,
         })
@@ -163,20 +174,26 @@ fn load_rope<M: Memory>(
     rope: &RopeDescriptor,
     loader: &mut Loader<'_, M>,
 ) -> Result<Rope<M::Vector>, LoadError> {
-    let factors = if rope.has_freq_factors {
-        loader.values("rope_freqs.weight", rope.n_dims / 2, Presence::Optional)?
-    } else {
-        None
+    let n_pairs = rope.n_dims / 2;
+    let factors = match &rope.scaling {
+        RopeScaling::LongRope {
+            original_context,
+            factors,
+            ..
+        } => {
+            let is_long = loader.n_ctx > *original_context;
+            if let Some(LongRopeFactors { short, long }) = factors {
+                Some(if is_long { long } else { short }.clone())
+            } else {
+                // Both are there; one of them is used.
+                let short = divisors("rope_factors_short.weight", n_pairs, Presence::Required, loader)?;
+                let long = divisors("rope_factors_long.weight", n_pairs, Presence::Required, loader)?;
+                if is_long { long } else { short }
+            }
+        }
+        _ if rope.has_freq_factors => divisors("rope_freqs.weight", n_pairs, Presence::Optional, loader)?,
+        _ => None,
     };
-    // The frequencies are divided by them.
-    let values = factors.as_deref().unwrap_or_default();
-    if let Some(index) = values.iter().position(|&factor| factor <= 0.0) {
-        return Err(LoadError::NotPositive {
-            name: "rope_freqs.weight".to_owned(),
-            index,
-            value: values[index],
-        });
-    }
     let (inv_freqs, magnitude) = rope.frequencies(factors.as_deref());
     Ok(Rope {
         style: rope.style,
@@ -185,4 +202,23 @@ fn load_rope<M: Memory>(
         inv_freqs: loader.memory.upload_vector(&inv_freqs)?,
         magnitude,
     })
+}
+
+/// Numbers by which frequencies are divided.
+fn divisors<M: Memory>(
+    name: &str,
+    n_pairs: usize,
+    presence: Presence,
+    loader: &mut Loader<'_, M>,
+) -> Result<Option<Vec<f32>>, LoadError> {
+    let factors = loader.values(name, n_pairs, presence)?;
+    let values = factors.as_deref().unwrap_or_default();
+    match values.iter().position(|&factor| factor <= 0.0) {
+        None => Ok(factors),
+        Some(index) => Err(LoadError::NotPositive {
+            name: name.to_owned(),
+            index,
+            value: values[index],
+        }),
+    }
 }

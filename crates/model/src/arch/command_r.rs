@@ -1,0 +1,92 @@
+//! Command R and Cohere's later models: layer norms without bias, both halves side by side, scaled logits. In Command R7B and
+//! A, the layers with a window have positions and the others have none.
+//!
+//! Source: transformers, `models/cohere/modeling_cohere.py`, `models/cohere2/modeling_cohere2.py`; llama.cpp,
+//! `src/models/command-r.cpp`, `src/models/cohere2-iswa.cpp`.
+
+use tokenmill_backend::{NormKind, RopeStyle};
+
+use crate::{Descriptor, LoadError, Presence, Residual};
+
+use super::{Architecture, GgufConfig, HfConfig, HfLayout};
+
+/// One of so many layers of Cohere 2 sees everything.
+const PERIOD: usize = 4;
+
+pub(super) const COMMAND_R: Architecture = Architecture {
+    name: "command-r",
+    from_gguf,
+    hf_classes: &["CohereForCausalLM"],
+    hf_layout: HfLayout::LLAMA,
+    from_hf,
+};
+
+pub(super) const COHERE2: Architecture = Architecture {
+    name: "cohere2",
+    from_gguf: |config| {
+        let mut descriptor = from_gguf(config)?;
+        config.set_windows(&mut descriptor, PERIOD)?;
+        remove_positions(&mut descriptor);
+        Ok(descriptor)
+    },
+    hf_classes: &["Cohere2ForCausalLM"],
+    hf_layout: HfLayout::LLAMA,
+    from_hf: |config| {
+        let mut descriptor = from_hf(config)?;
+        let period = config
+            .opt_usize("sliding_window_pattern")?
+            .unwrap_or(PERIOD)
+            .max(1);
+        config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % period != 0)?;
+        remove_positions(&mut descriptor);
+        Ok(descriptor)
+    },
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    if config.has_tensor("blk.0.attn_q_norm.weight") {
+        return Err(config.unsupported("a norm of q and k with weights for each head"));
+    }
+    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    finish(&mut descriptor, config.opt_f32("logit_scale")?);
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = Presence::Optional;
+        layer.attention_mut().output_bias = Presence::Optional;
+    }
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    if config.is("use_qk_norm")? {
+        return Err(config.wrong(
+            "use_qk_norm",
+            "false; norms with weights for each head are not supported",
+        ));
+    }
+    let mut descriptor = config.decoder()?;
+    descriptor.ropes[0].style = RopeStyle::Norm;
+    finish(&mut descriptor, config.opt_f32("logit_scale")?);
+    let bias = config.presence("attention_bias")?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = bias;
+        layer.attention_mut().output_bias = bias;
+    }
+    Ok(descriptor)
+}
+
+fn finish(descriptor: &mut Descriptor, logit_scale: Option<f32>) {
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.logit_scale = logit_scale.unwrap_or(1.0);
+    for layer in &mut descriptor.layers {
+        layer.residual = Residual::Parallel;
+    }
+}
+
+fn remove_positions(descriptor: &mut Descriptor) {
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        if attention.window.is_none() {
+            attention.rope = None;
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! Gemma: scaled embeddings, a GELU gate, norms whose weights folders store as distances from 1.
+//!
+//! Source: transformers, `models/gemma/modeling_gemma.py`.
+
+use tokenmill_backend::{Activation, RopeStyle};
+
+use crate::{Descriptor, OutputHead};
+
+use super::{Architecture, Change, HfLayout};
+
+/// How the weights of all norms are stored in the folders of the family.
+pub(super) const NORMS: &[(&str, Change)] = &[("norm.weight", Change::AddOne)];
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gemma",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+    hf_classes: &["GemmaForCausalLM"],
+    hf_layout: HfLayout {
+        changes: NORMS,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+};
+
+/// What all of the family share.
+pub(super) fn finish(descriptor: &mut Descriptor) {
+    descriptor.embedding_scale = (descriptor.n_embd as f32).sqrt();
+    if descriptor.head == OutputHead::Own {
+        descriptor.head = OutputHead::OwnIfPresent;
+    }
+    for layer in &mut descriptor.layers {
+        // Early configurations name another function; the network was trained with this one.
+        layer.dense_mut().activation = Activation::GeluTanh;
+    }
+}

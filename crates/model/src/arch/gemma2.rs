@@ -1,0 +1,71 @@
+//! Gemma 2: norms before and after each half, capped scores and logits, a window in every second layer.
+//!
+//! Source: transformers, `models/gemma2/modeling_gemma2.py`; llama.cpp, `src/models/gemma2.cpp`.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{Descriptor, NormPlacement};
+
+use super::{Architecture, HfLayout, gemma, hf_layout::Names};
+
+/// The names of the norms in the folders of Gemma 2 and later.
+pub(super) const LAYER_NAMES: Names = &[
+    ("post_attention_layernorm", "post_attention_norm"),
+    ("pre_feedforward_layernorm", "ffn_norm"),
+    ("post_feedforward_layernorm", "post_ffw_norm"),
+];
+
+/// Layers of the 27B model, whose files do not say that its scores are scaled by another width than that of its heads.
+const N_LAYERS_27B: usize = 46;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gemma2",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        config.set_windows(&mut descriptor, 2)?;
+        if descriptor.layers.len() == N_LAYERS_27B {
+            scale_by_model_width(&mut descriptor);
+        }
+        let caps = [
+            config.opt_f32("attn_logit_softcapping")?,
+            config.opt_f32("final_logit_softcapping")?,
+        ];
+        finish(&mut descriptor, caps);
+        Ok(descriptor)
+    },
+    hf_classes: &["Gemma2ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: LAYER_NAMES,
+        changes: gemma::NORMS,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
+        config.set_score_scale(&mut descriptor)?;
+        let caps = [
+            config.opt_f32("attn_logit_softcapping")?,
+            config.opt_f32("final_logit_softcapping")?,
+        ];
+        finish(&mut descriptor, caps);
+        Ok(descriptor)
+    },
+};
+
+/// Scales scores by the width of the network over the number of heads, as the 27B models of Gemma 2 and 3 do.
+pub(super) fn scale_by_model_width(descriptor: &mut Descriptor) {
+    let n_embd = descriptor.n_embd as f32;
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        attention.scale = 1.0 / (n_embd / attention.n_heads as f32).sqrt();
+    }
+}
+
+fn finish(descriptor: &mut Descriptor, [attn_softcap, logit_softcap]: [Option<f32>; 2]) {
+    gemma::finish(descriptor);
+    descriptor.logit_softcap = logit_softcap;
+    for layer in &mut descriptor.layers {
+        layer.norms = NormPlacement::PreAndPost;
+        layer.attention_mut().softcap = attn_softcap;
+    }
+}

@@ -1,0 +1,64 @@
+//! Gemma 3: as Gemma 2 without caps, with normed q and k, a window in five of six layers, and a rope of their own for them.
+//!
+//! Source: transformers, `models/gemma3/modeling_gemma3.py`; llama.cpp, `src/models/gemma3.cpp`.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{Descriptor, NormPlacement, QkNorm, RopeDescriptor, RopeScaling};
+
+use super::{Architecture, HfLayout, gemma, gemma2, hf_layout::VISION};
+
+/// Layers of the 27B model, whose files do not say that its scores are scaled by another width than that of its heads.
+const N_LAYERS_27B: usize = 62;
+/// One of so many layers sees everything.
+const PERIOD: usize = 6;
+/// The rope base of layers with a window where a file does not say.
+const LOCAL_BASE: f32 = 10_000.0;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gemma3",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        config.set_windows(&mut descriptor, PERIOD)?;
+        if descriptor.layers.len() == N_LAYERS_27B {
+            gemma2::scale_by_model_width(&mut descriptor);
+        }
+        let mut local = descriptor.ropes[0].clone();
+        local.base = config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
+        local.scaling = RopeScaling::None;
+        finish(
+            &mut descriptor,
+            local,
+            config.opt_positive("final_logit_softcapping")?,
+        );
+        Ok(descriptor)
+    },
+    hf_classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"],
+    hf_layout: HfLayout {
+        layer: gemma2::LAYER_NAMES,
+        ignored: VISION,
+        changes: gemma::NORMS,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let period = config.opt_usize("sliding_window_pattern")?.unwrap_or(PERIOD);
+        config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % period.max(1) != 0)?;
+        config.set_score_scale(&mut descriptor)?;
+        let local = config.rope("sliding_attention", descriptor.ropes[0].head_dim)?;
+        finish(&mut descriptor, local, config.opt_f32("final_logit_softcapping")?);
+        Ok(descriptor)
+    },
+};
+
+fn finish(descriptor: &mut Descriptor, local_rope: RopeDescriptor, logit_softcap: Option<f32>) {
+    gemma::finish(descriptor);
+    descriptor.ropes.push(local_rope);
+    descriptor.logit_softcap = logit_softcap;
+    for layer in &mut descriptor.layers {
+        layer.norms = NormPlacement::PreAndPost;
+        let attention = layer.attention_mut();
+        attention.qk_norm = Some(QkNorm::Head);
+        attention.rope = Some(usize::from(attention.window.is_some()));
+    }
+}

@@ -1,0 +1,40 @@
+//! GLM 4: norms before and after each half, rope over half of a head, gate and up in one tensor.
+//!
+//! Source: transformers, `models/glm4/modeling_glm4.py`; llama.cpp, `src/models/glm4.cpp`.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{NormPlacement, Presence};
+
+use super::{Architecture, HfLayout};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "glm4",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Norm)?;
+        for layer in &mut descriptor.layers {
+            layer.norms = NormPlacement::PreAndPost;
+            layer.attention_mut().qkv_bias = Presence::Optional;
+        }
+        Ok(descriptor)
+    },
+    hf_classes: &["Glm4ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("post_self_attn_layernorm", "post_attention_norm"),
+            ("post_mlp_layernorm", "post_ffw_norm"),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        // Here folders have neighbours as rope pairs too.
+        descriptor.ropes[0].style = RopeStyle::Norm;
+        let bias = config.presence("attention_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.norms = NormPlacement::PreAndPost;
+            layer.attention_mut().qkv_bias = bias;
+        }
+        Ok(descriptor)
+    },
+};

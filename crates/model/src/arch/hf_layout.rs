@@ -1,0 +1,199 @@
+//! [`HfLayout`]: what the tensors of a Hugging Face folder are called, and how their numbers differ from a GGUF file's.
+//!
+//! Separate from the configuration, which says what a network is, and from the folder, which reads tensors. Invariant: data
+//! only. With it a folder offers the tensors that a GGUF file of the same network has, under the same names.
+
+/// The layout of an architecture's folders. What it does not name is called as in Llama's folders.
+#[derive(Clone, Copy)]
+pub(crate) struct HfLayout {
+    /// What names may begin with, the most specific first. Names are also tried whole.
+    pub(crate) prefixes: &'static [&'static str],
+    /// What stands before a layer's index.
+    pub(crate) layers: &'static str,
+    /// Names of a layer's tensors. A name is matched whole, or without its last part (`weight`, `bias`), which stays.
+    /// A `*` matches a number: the tensors are joined in its order, along a new outermost dimension.
+    pub(crate) layer: Names,
+    /// Names of other tensors, matched as those of layers are.
+    pub(crate) network: Names,
+    /// Beginnings of the names of tensors that belong to other networks of the folder, such as a vision encoder.
+    pub(crate) ignored: &'static [&'static str],
+    /// How numbers change, by the end of the GGUF name.
+    pub(crate) changes: &'static [(&'static str, Change)],
+}
+
+/// Pairs of a Hugging Face name and a GGUF name.
+pub(crate) type Names = &'static [(&'static str, &'static str)];
+
+/// How the numbers of a tensor change on their way to the GGUF form.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// `x + 1`: norms whose weights are stored as distances from 1.
+    AddOne,
+    /// The rows of a fused QKV tensor come by KV head, each with its queries, its key and its value; they become all
+    /// queries, all keys, all values.
+    UngroupQkv,
+}
+
+/// How much of a GGUF tensor a tensor of a folder is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Share {
+    /// All of it.
+    Whole,
+    /// One slice of its outermost dimension.
+    Slice(usize),
+}
+
+/// Beginnings of the names of vision encoders.
+pub(super) const VISION: &[&str] = &[
+    "visual.",
+    "model.visual.",
+    "vision_tower.",
+    "model.vision_tower.",
+    "model.vision_adapter.",
+    "model.vision_projection.",
+    "multi_modal_projector.",
+    "model.multi_modal_projector.",
+];
+
+impl HfLayout {
+    /// Llama's own.
+    pub(super) const LLAMA: Self = Self {
+        prefixes: &[
+            "model.language_model.",
+            "language_model.model.",
+            "language_model.",
+            "model.",
+        ],
+        layers: "layers.",
+        layer: &[],
+        network: &[],
+        ignored: &[],
+        changes: &[],
+    };
+
+    /// The GGUF name of a tensor, and its share of the tensor there; `None` where the name is unknown.
+    pub(crate) fn gguf_name(&self, hf_name: &str) -> Option<(String, Share)> {
+        let prefixes = self.prefixes.iter().copied().chain([""]);
+        prefixes
+            .filter_map(|prefix| hf_name.strip_prefix(prefix))
+            .find_map(|rest| match rest.strip_prefix(self.layers) {
+                Some(rest) => {
+                    let (layer, name) = rest.split_once('.')?;
+                    let layer_idx: usize = layer.parse().ok()?;
+                    let (name, share) = find(name, &[self.layer, LLAMA_LAYER])?;
+                    Some((format!("blk.{layer_idx}.{name}"), share))
+                }
+                None => find(rest, &[self.network, LLAMA_NETWORK]),
+            })
+    }
+
+    /// How the numbers of the tensor with this GGUF name change.
+    pub(crate) fn change_of(&self, gguf_name: &str) -> Option<Change> {
+        let rule = self.changes.iter().find(|(end, _)| gguf_name.ends_with(end));
+        rule.map(|&(_, change)| change)
+    }
+
+    /// Whether a tensor belongs to another network.
+    pub(crate) fn ignores(&self, hf_name: &str) -> bool {
+        self.ignored.iter().any(|start| hf_name.starts_with(start))
+    }
+}
+
+/// Finds a name in tables, the first of which goes before the others.
+fn find(name: &str, tables: &[Names]) -> Option<(String, Share)> {
+    tables
+        .iter()
+        .copied()
+        .flatten()
+        .find_map(|&(pattern, gguf_name)| {
+            if let Some(share) = matches(pattern, name) {
+                return Some((gguf_name.to_owned(), share));
+            }
+            let (stem, part) = name.rsplit_once('.')?;
+            let share = matches(pattern, stem)?;
+            Some((format!("{gguf_name}.{part}"), share))
+        })
+}
+
+/// What a name that has the form of a pattern stands for: a slice, where there is a number in the place of a `*`.
+fn matches(pattern: &str, name: &str) -> Option<Share> {
+    let Some((start, end)) = pattern.split_once('*') else {
+        return (pattern == name).then_some(Share::Whole);
+    };
+    let number = name.strip_prefix(start)?.strip_suffix(end)?;
+    number.parse().ok().map(Share::Slice)
+}
+
+const LLAMA_NETWORK: Names = &[
+    ("embed_tokens", "token_embd"),
+    ("norm", "output_norm"),
+    ("lm_head", "output"),
+];
+
+const LLAMA_LAYER: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.qkv_proj", "attn_qkv"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.rotary_emb", "rotary_emb"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_found_behind_every_prefix_and_with_every_ending() {
+        let layout = HfLayout {
+            layer: &[
+                ("mlp.experts.*.up_proj", "ffn_up_exps"),
+                ("linear_attn.A_log", "ssm_a"),
+                ("post_attention_layernorm", "post_attention_norm"),
+            ],
+            ..HfLayout::LLAMA
+        };
+        for (hf_name, expected) in [
+            (
+                "model.embed_tokens.weight",
+                Some(("token_embd.weight", Share::Whole)),
+            ),
+            ("lm_head.bias", Some(("output.bias", Share::Whole))),
+            (
+                "language_model.lm_head.weight",
+                Some(("output.weight", Share::Whole)),
+            ),
+            (
+                "model.language_model.layers.3.self_attn.q_proj.bias",
+                Some(("blk.3.attn_q.bias", Share::Whole)),
+            ),
+            (
+                "model.layers.0.post_attention_layernorm.weight",
+                Some(("blk.0.post_attention_norm.weight", Share::Whole)),
+            ),
+            (
+                "model.layers.1.linear_attn.A_log",
+                Some(("blk.1.ssm_a", Share::Whole)),
+            ),
+            (
+                "model.layers.1.mlp.experts.12.up_proj.weight",
+                Some(("blk.1.ffn_up_exps.weight", Share::Slice(12))),
+            ),
+            ("model.layers.x.self_attn.q_proj.weight", None),
+            ("model.layers.1.mlp.experts.x.up_proj.weight", None),
+            ("model.abnorm.weight", None),
+            ("weight", None),
+        ] {
+            let expected = expected.map(|(name, share)| (name.to_owned(), share));
+            assert_eq!(layout.gguf_name(hf_name), expected, "{hf_name}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! The rotary embeddings of a Hugging Face configuration, in its old and new layout.
+//!
+//! Separate because every kind of scaling has keys of its own. Invariant: a kind that is not known here is an error, never
+//! plain rope.
+
+use serde_json::Value;
+use tokenmill_backend::RopeStyle;
+
+use crate::{LoadError, LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude};
+
+use super::HfConfig;
+
+impl HfConfig {
+    /// The rope of the layers of a type, which may have their own.
+    pub(super) fn rope(&self, layer_type: &str, head_dim: usize) -> Result<RopeDescriptor, LoadError> {
+        // New layout: `rope_parameters` holds everything. Old: `rope_theta` at the top, the rest in `rope_scaling`.
+        let key = if self.get("rope_parameters").is_some() {
+            "rope_parameters"
+        } else {
+            "rope_scaling"
+        };
+        let mut parameters = self.object(key)?;
+        if parameters.get(layer_type).is_some() {
+            parameters = parameters.object(layer_type)?;
+        } else if layer_type == "sliding_attention"
+            && let Some(base) = self.opt_f32("rope_local_base_freq")?
+        {
+            return Ok(Self::plain_rope(head_dim, base));
+        }
+        let either = |name: &str| match parameters.opt_f32(name)? {
+            Some(number) => Ok(Some(number)),
+            None => self.opt_f32(name),
+        };
+        let part = match either("partial_rotary_factor")? {
+            Some(part) => Some(part),
+            None => self.opt_f32("rotary_pct")?,
+        };
+        let base = match either("rope_theta")? {
+            Some(base) => Some(base),
+            None => self.opt_f32("rotary_emb_base")?,
+        };
+        let mut rope = Self::plain_rope(head_dim, base.unwrap_or(10_000.0));
+        rope.n_dims = (head_dim as f32 * part.unwrap_or(1.0)) as usize;
+        parameters.scale_rope(&mut rope, self)?;
+        Ok(rope)
+    }
+
+    /// A rope without scaling.
+    fn plain_rope(head_dim: usize, base: f32) -> RopeDescriptor {
+        RopeDescriptor {
+            style: RopeStyle::Neox,
+            head_dim,
+            n_dims: head_dim,
+            base,
+            scaling: RopeScaling::None,
+            has_freq_factors: false,
+        }
+    }
+
+    /// Reads `self` as the object that describes a scaling.
+    fn scale_rope(&self, rope: &mut RopeDescriptor, config: &Self) -> Result<(), LoadError> {
+        let key = if self.get("rope_type").is_some() {
+            "rope_type"
+        } else {
+            "type"
+        };
+        let kind = self.get(key).and_then(Value::as_str);
+        let n_ctx_train = config.opt_usize("max_position_embeddings")?;
+        let original_context = match self.opt_usize("original_max_position_embeddings")? {
+            Some(context) => Some(context),
+            None => config.opt_usize("original_max_position_embeddings")?,
+        };
+        let original_context = original_context.or(n_ctx_train).unwrap_or(0);
+        let extension = n_ctx_train.unwrap_or(0) as f32 / original_context as f32;
+        rope.scaling = match kind {
+            // The sections of `mrope` differ for images only.
+            None | Some("default" | "mrope") => RopeScaling::None,
+            Some("linear") => RopeScaling::Linear {
+                factor: self.f32("factor")?,
+            },
+            Some("llama3") => RopeScaling::Llama3 {
+                factor: self.f32("factor")?,
+                low_freq_factor: self.f32("low_freq_factor")?,
+                high_freq_factor: self.f32("high_freq_factor")?,
+                original_context,
+            },
+            Some("yarn") => {
+                let factor = self.opt_f32("factor")?.unwrap_or(extension);
+                let mscale = (self.opt_positive("mscale")?).zip(self.opt_positive("mscale_all_dim")?);
+                let magnitude = match (self.opt_f32("attention_factor")?, mscale) {
+                    (Some(magnitude), _) => Some(magnitude),
+                    (None, Some((of_rotated, of_all))) => {
+                        Some(yarn_magnitude(factor, of_rotated) / yarn_magnitude(factor, of_all))
+                    }
+                    (None, None) => None,
+                };
+                RopeScaling::Yarn {
+                    factor,
+                    original_context,
+                    beta_fast: self.opt_f32("beta_fast")?.unwrap_or(32.0),
+                    beta_slow: self.opt_f32("beta_slow")?.unwrap_or(1.0),
+                    magnitude,
+                    rounding: if self.opt_bool("truncate")?.unwrap_or(true) {
+                        YarnRounding::Outwards
+                    } else {
+                        YarnRounding::None
+                    },
+                }
+            }
+            Some("longrope" | "su") => {
+                let factors = |key| {
+                    self.opt_f32s(key)?
+                        .ok_or_else(|| self.wrong(key, "a list of numbers"))
+                };
+                let given = self.opt_f32("attention_factor")?;
+                let factor = self.opt_f32("factor")?.unwrap_or(extension);
+                let magnitude = if factor > 1.0 {
+                    (1.0 + factor.ln() / (original_context as f32).ln()).sqrt()
+                } else {
+                    1.0
+                };
+                RopeScaling::LongRope {
+                    original_context,
+                    magnitude: given.unwrap_or(magnitude),
+                    factors: Some(LongRopeFactors {
+                        short: factors("short_factor")?,
+                        long: factors("long_factor")?,
+                    }),
+                }
+            }
+            // HunYuan's: another base, whatever the context.
+            Some("dynamic") if self.get("alpha").is_some() => {
+                let n_dims = f64::from(rope.n_dims as u32);
+                let stretch = f64::from(self.f32("alpha")?).powf(n_dims / (n_dims - 2.0));
+                rope.base = (f64::from(rope.base) * stretch) as f32;
+                RopeScaling::None
+            }
+            Some(_) => {
+                let expected = "one of default, linear, llama3, yarn, longrope, mrope, dynamic with `alpha`";
+                return Err(self.wrong(key, expected));
+            }
+        };
+        Ok(())
+    }
+
+    /// A number that may be there, 0 meaning that it is not.
+    fn opt_positive(&self, key: &str) -> Result<Option<f32>, LoadError> {
+        Ok(self.opt_f32(key)?.filter(|&number| number != 0.0))
+    }
+}

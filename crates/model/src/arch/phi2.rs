@@ -1,0 +1,51 @@
+//! Phi 1, 1.5 and 2: layer norms, both halves side by side, biases everywhere, rope over a part of each head.
+//!
+//! Source: transformers, `models/phi/modeling_phi.py`; llama.cpp, `src/models/phi2.cpp`.
+
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
+
+use crate::{Descriptor, Presence, Residual};
+
+use super::{Architecture, HfLayout};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "phi2",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+    hf_classes: &["PhiForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("self_attn.dense", "attn_output"),
+            ("mlp.fc1", "ffn_up"),
+            ("mlp.fc2", "ffn_down"),
+        ],
+        network: &[("final_layernorm", "output_norm")],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        if config.is("qk_layernorm")? {
+            return Err(config.wrong("qk_layernorm", "false"));
+        }
+        let mut descriptor = config.decoder()?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+};
+
+fn finish(descriptor: &mut Descriptor) {
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.norm.bias = Presence::Required;
+    descriptor.head_bias = Presence::Required;
+    for layer in &mut descriptor.layers {
+        layer.residual = Residual::Parallel;
+        layer.attention_mut().qkv_bias = Presence::Required;
+        layer.attention_mut().output_bias = Presence::Required;
+        let dense = layer.dense_mut();
+        dense.activation = Activation::GeluTanh;
+        dense.is_gated = false;
+        dense.bias = Presence::Required;
+    }
+}
