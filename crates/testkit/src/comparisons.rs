@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokenmill_model::{LoadError, Model};
 
 /// The tests that compare with other software, in the order of the report: name, and what it is compared with.
-const ROWS: [(&str, &str); 31] = [
+const ROWS: [(&str, &str); 32] = [
     ("tensor types", "gguf-py"),
     ("malformed files", "verdicts written by hand"),
     ("files by llama.cpp", "llama.cpp"),
@@ -36,6 +36,7 @@ const ROWS: [(&str, &str); 31] = [
     ("decoded text", "the text itself"),
     ("chat templates", "transformers"),
     ("trust of control tokens", "marks in the templates"),
+    ("tool calls", "published templates"),
     ("logits, naive backend", "transformers"),
     ("logits, CPU", "transformers"),
     ("logits, simulated GPU", "transformers"),

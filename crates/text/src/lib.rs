@@ -11,9 +11,12 @@
 //! [`template::ChatTemplate`] renders a conversation into the text that a model was trained on, and
 //! [`ChatPrompt`] into its ids, so that no message can smuggle in a control token.
 //!
+//! [`calls::ReplyParser`] reads reasoning and tool calls out of what a model answers, in each family's format.
+//!
 //! No network, no device and no file is known here.
 #![forbid(unsafe_code)]
 
+pub mod calls;
 mod chat_prompt;
 pub mod constraint;
 mod detokenizer;

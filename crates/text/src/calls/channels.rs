@@ -1,0 +1,245 @@
+//! Answers that are a row of messages, each with a head that says to whom it goes.
+//!
+//! gpt-oss writes `<|channel|>analysis<|message|>...<|end|>`, Functionary `>>>all\n...`. Separate from the other formats
+//! because here text and reasoning have heads too, and the prompt ends inside the first. Invariant: a head that does not
+//! say where its message goes is text.
+
+use super::{
+    Calls, Part, find_first,
+    json_scanner::{JsonScanner, Scan},
+    partial_len, space_len,
+};
+
+/// How a family writes messages.
+#[derive(Debug)]
+pub(super) struct ChannelShape {
+    /// What begins a head.
+    pub(super) opener: &'static str,
+    /// What ends it.
+    pub(super) head_end: &'static str,
+    /// What ends a message.
+    pub(super) closers: &'static [&'static str],
+    /// Where a message with this head goes.
+    pub(super) route: fn(&str) -> Option<Route<'_>>,
+}
+
+/// Where a message goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route<'t> {
+    /// To the reader.
+    Text,
+    /// To the model itself.
+    Reasoning,
+    /// To a tool of this name.
+    Call(&'t str),
+}
+
+/// Longest head.
+const MAX_HEAD_BYTES: usize = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Head,
+    Text,
+    Reasoning,
+    /// Before the first byte of arguments.
+    BeforeArguments,
+    Arguments,
+    /// After arguments, before the next message.
+    AfterArguments,
+}
+
+/// What a step of the channels made of the text in front of it.
+pub(super) enum Flow {
+    /// So many bytes are this part.
+    Part(Part, usize),
+    /// So many bytes were a call's, whose news are in [`Calls`].
+    Call(usize),
+    /// More text is needed to go on.
+    Wait,
+    /// The call that is open does not go on like one.
+    Broken,
+}
+
+/// Reads messages.
+#[derive(Clone, Debug)]
+pub(super) struct Channels {
+    pub(super) shape: &'static ChannelShape,
+    state: State,
+    scanner: JsonScanner,
+}
+
+impl Channels {
+    /// Begins inside a head, where the prompt ends with what begins one, else in a text.
+    pub(super) fn new(shape: &'static ChannelShape, begins_in_head: bool) -> Self {
+        Self {
+            shape,
+            state: if begins_in_head { State::Head } else { State::Text },
+            scanner: JsonScanner::new(),
+        }
+    }
+
+    /// Marks that stand in answers of this shape.
+    pub(super) fn marks(&self) -> impl Iterator<Item = &'static str> {
+        [self.shape.opener, self.shape.head_end]
+            .into_iter()
+            .chain(self.shape.closers.iter().copied())
+    }
+
+    pub(super) fn is_reasoning(&self) -> bool {
+        self.state == State::Reasoning
+    }
+
+    /// A call that was open is none any more.
+    pub(super) fn end_call(&mut self) {
+        self.state = State::Text;
+    }
+
+    pub(super) fn step(&mut self, text: &str, is_last: bool, calls: &mut Calls) -> Flow {
+        if text.is_empty() {
+            return Flow::Wait;
+        }
+        match self.state {
+            State::Head => self.head(text, is_last, calls),
+            State::Text => self.message(text, is_last, Part::Text),
+            State::Reasoning => self.message(text, is_last, Part::Reasoning),
+            State::BeforeArguments => {
+                let space = space_len(text);
+                match text[space..].chars().next() {
+                    None => Flow::Wait,
+                    Some('{') => {
+                        self.state = State::Arguments;
+                        Flow::Call(space)
+                    }
+                    Some(_) => self.break_off(),
+                }
+            }
+            State::Arguments => {
+                let mut json = String::new();
+                let (n, scan) = self.scanner.feed(text, is_last, &mut json);
+                calls.arguments(json);
+                match scan {
+                    Scan::Invalid if n == 0 => return self.break_off(),
+                    Scan::Done => {
+                        calls.end();
+                        self.state = State::AfterArguments;
+                    }
+                    Scan::Invalid | Scan::More => {}
+                }
+                Flow::Call(n)
+            }
+            State::AfterArguments => {
+                let space = space_len(text);
+                if space == text.len() {
+                    return if is_last {
+                        Flow::Part(Part::Markup, space)
+                    } else {
+                        Flow::Wait
+                    };
+                }
+                self.state = State::Text;
+                Flow::Part(Part::Markup, space)
+            }
+        }
+    }
+
+    fn break_off(&mut self) -> Flow {
+        self.state = State::Text;
+        Flow::Broken
+    }
+
+    fn head(&mut self, text: &str, is_last: bool, calls: &mut Calls) -> Flow {
+        let shape = self.shape;
+        let opener = if text.starts_with(shape.opener) {
+            shape.opener.len()
+        } else if !is_last && shape.opener.starts_with(text) {
+            return Flow::Wait;
+        } else {
+            0
+        };
+        let rest = &text[opener..];
+        let Some(at) = rest.find(shape.head_end).filter(|&at| at <= MAX_HEAD_BYTES) else {
+            let may_come =
+                rest.len() <= MAX_HEAD_BYTES + shape.head_end.len() && !rest.contains(shape.head_end);
+            if may_come && !is_last {
+                return Flow::Wait;
+            }
+            return self.no_head(text, opener);
+        };
+        let n = opener + at + shape.head_end.len();
+        match (shape.route)(rest[..at].trim()) {
+            Some(Route::Text) => self.state = State::Text,
+            Some(Route::Reasoning) => self.state = State::Reasoning,
+            Some(Route::Call(name)) if calls.tools.contains(name) => {
+                calls.start(name, None);
+                self.scanner = JsonScanner::new();
+                self.state = State::BeforeArguments;
+                return Flow::Call(n);
+            }
+            // A tool that was not offered, or words.
+            _ => return self.no_head(text, opener),
+        }
+        Flow::Part(Part::Markup, n)
+    }
+
+    /// What looked like a head is text, up to where another may begin.
+    fn no_head(&mut self, text: &str, opener: usize) -> Flow {
+        self.state = State::Text;
+        let n = match opener {
+            0 => text.chars().next().map_or(0, char::len_utf8),
+            n => n,
+        };
+        Flow::Part(Part::Text(text[..n].to_owned()), n)
+    }
+
+    fn message(&mut self, text: &str, is_last: bool, part: fn(String) -> Part) -> Flow {
+        let shape = self.shape;
+        let marks = || shape.closers.iter().copied().chain([shape.opener]);
+        let at = match find_first(text, marks()) {
+            Some((0, mark)) if mark == shape.opener => {
+                self.state = State::Head;
+                // The head is read in the next step.
+                return Flow::Part(Part::Markup, 0);
+            }
+            Some((0, mark)) => return Flow::Part(Part::Markup, mark.len()),
+            Some((at, _)) => at,
+            None if is_last => text.len(),
+            None => text.len() - partial_len(text, marks()),
+        };
+        if at == 0 {
+            return Flow::Wait;
+        }
+        Flow::Part(part(text[..at].to_owned()), at)
+    }
+}
+
+/// The head of a message: a channel, and a recipient where it is a call's.
+pub(super) fn harmony_route(head: &str) -> Option<Route<'_>> {
+    let recipient = head.split_once("to=").map(|(_, rest)| {
+        rest.split(|c: char| c.is_whitespace() || c == '<')
+            .next()
+            .unwrap_or_default()
+    });
+    if let Some(recipient) = recipient
+        && recipient != "assistant"
+    {
+        return Some(Route::Call(
+            recipient.strip_prefix("functions.").unwrap_or(recipient),
+        ));
+    }
+    let channel = head.split_once("<|channel|>")?.1;
+    match channel.split_whitespace().next()? {
+        "analysis" => Some(Route::Reasoning),
+        "final" | "commentary" => Some(Route::Text),
+        _ => None,
+    }
+}
+
+/// The head of a message is a tool, or `all` for the reader.
+#[expect(clippy::unnecessary_wraps, reason = "the table takes functions of one type")]
+pub(super) fn functionary_route(head: &str) -> Option<Route<'_>> {
+    match head {
+        "all" => Some(Route::Text),
+        name => Some(Route::Call(name)),
+    }
+}

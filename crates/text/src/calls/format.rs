@@ -1,0 +1,569 @@
+//! [`ReplyFormat`]: how a model writes calls and reasoning, found in the source of its chat template; the table of formats.
+//!
+//! Separate from the parsers because it is data: a family is a row. Invariant: the rows are tried from above, so a row that
+//! is more particular stands higher; a template that no row knows writes calls as Hermes does, which is told to the model.
+
+use super::{
+    channels::{ChannelShape, functionary_route, harmony_route},
+    json_body::JsonShape,
+    literal::Dialect,
+    literal_body::LiteralShape,
+    named_body::{Head, NamedShape},
+    tagged_body::TaggedShape,
+    thinking::{Thinking, thinking_of},
+};
+
+/// How a model writes calls and reasoning.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplyFormat {
+    pub(super) calls: &'static CallFormat,
+    pub(super) thinking: Option<&'static Thinking>,
+    pub(super) is_own: bool,
+}
+
+/// One row of the table.
+#[derive(Debug)]
+pub(super) struct CallFormat {
+    pub(super) name: &'static str,
+    /// What stands in the template's source: one of these lists, wholly.
+    signs: &'static [&'static [&'static str]],
+    pub(super) shape: Shape,
+    /// Marks that may stand around text and mean nothing.
+    pub(super) wrappers: &'static [&'static str],
+}
+
+/// The shape of a family's calls.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shape {
+    Json(&'static JsonShape),
+    Named(&'static NamedShape),
+    Tagged(&'static TaggedShape),
+    Literal(&'static LiteralShape),
+    /// Llama 3 without a mark: JSON, or a list of calls as in Python.
+    JsonOrLiteral(&'static JsonShape, &'static LiteralShape),
+    Channels(&'static ChannelShape),
+}
+
+impl ReplyFormat {
+    /// Finds the format in the source of a chat template.
+    pub fn of_template(source: &str) -> Self {
+        let is_in = |signs: &&[&str]| signs.iter().all(|sign| source.contains(sign));
+        let row = FORMATS.iter().find(|row| row.signs.iter().any(is_in));
+        let channels = row.is_some_and(|row| matches!(row.shape, Shape::Channels(_)));
+        Self {
+            calls: row.unwrap_or(&GENERIC),
+            thinking: thinking_of(source).filter(|_| !channels),
+            is_own: row.is_some(),
+        }
+    }
+
+    /// The name of the family whose calls these are.
+    pub fn name(&self) -> &'static str {
+        self.calls.name
+    }
+
+    /// Whether the template says how calls are written; otherwise the model has to be told.
+    pub fn is_of_template(&self) -> bool {
+        self.is_own
+    }
+
+    /// Whether the model's reasoning can be told from its answer.
+    pub fn has_reasoning(&self) -> bool {
+        self.thinking.is_some()
+            || matches!(self.calls.shape, Shape::Channels(shape) if shape.opener == HARMONY.opener)
+    }
+
+    /// What ends reasoning, where it stands between tags.
+    pub fn reasoning_close(&self) -> Option<&'static str> {
+        self.thinking.map(|tags| tags.close)
+    }
+
+    /// What a prompt ends with if the model is to answer inside its reasoning.
+    pub fn reasoning_open(&self) -> Option<&'static str> {
+        self.thinking.map(|tags| tags.open)
+    }
+
+    /// Whether an answer to a prompt that ends like `tail` begins in its reasoning.
+    pub fn opens_reasoning(&self, tail: &str) -> bool {
+        let open = self.thinking.map(|tags| tags.open.trim_end());
+        open.is_some_and(|open| tail.trim_end().ends_with(open))
+    }
+
+    /// Whether an answer to a prompt that ends like `tail` begins in the head of a message.
+    pub fn opens_head(&self, tail: &str) -> bool {
+        match self.calls.shape {
+            Shape::Channels(shape) => {
+                let at = tail.rfind(shape.opener);
+                at.is_some_and(|at| !tail[at..].contains(shape.head_end))
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Calls between `<tool_call>` and `</tool_call>`, as objects with `name` and `arguments`.
+const HERMES: JsonShape = JsonShape {
+    openers: &["<tool_call>"],
+    closers: &["</tool_call>"],
+    is_bare: false,
+    is_keyed_by_name: false,
+};
+
+const GENERIC: CallFormat = CallFormat {
+    name: "generic",
+    signs: &[],
+    shape: Shape::Json(&HERMES),
+    wrappers: &[],
+};
+
+const fn json(openers: &'static [&'static str], closers: &'static [&'static str]) -> JsonShape {
+    JsonShape {
+        openers,
+        closers,
+        is_bare: false,
+        is_keyed_by_name: false,
+    }
+}
+
+const LLAMA: JsonShape = JsonShape {
+    is_bare: true,
+    ..json(&["<|python_tag|>"], &[])
+};
+
+const PYTHONIC: LiteralShape = LiteralShape {
+    openers: &[],
+    closers: &[],
+    is_list: true,
+    prefix: "",
+    brackets: ('(', ')'),
+    separator: '=',
+    dialect: Dialect::Python,
+};
+
+const HARMONY: ChannelShape = ChannelShape {
+    opener: "<|start|>",
+    head_end: "<|message|>",
+    closers: &["<|end|>", "<|call|>", "<|return|>"],
+    route: harmony_route,
+};
+
+const fn deepseek(
+    arguments: &'static str,
+    closers: &'static [&'static str],
+    head: fn(&str) -> Option<Head<'_>>,
+) -> NamedShape {
+    NamedShape {
+        section: "<｜tool▁calls▁begin｜>",
+        opener: "<｜tool▁call▁begin｜>",
+        arguments,
+        head,
+        closers,
+        section_closers: &["<｜tool▁calls▁end｜>"],
+    }
+}
+
+/// Arguments in `key_end`-ended tags on lines of their own.
+const fn function_tags(section: &'static str, section_closers: &'static [&'static str]) -> TaggedShape {
+    TaggedShape {
+        section,
+        opener: "<function=",
+        name_end: ">",
+        opener_end: "",
+        argument: "<parameter=",
+        key_end: ">",
+        value: "",
+        has_attributes: false,
+        value_end: "</parameter>",
+        is_on_own_lines: true,
+        has_cdata: false,
+        closer: "</function>",
+        section_closers,
+    }
+}
+
+const fn dsml(section: &'static str, section_closers: &'static [&'static str]) -> TaggedShape {
+    TaggedShape {
+        section,
+        opener: "<｜DSML｜invoke name=\"",
+        name_end: "\">",
+        opener_end: "",
+        argument: "<｜DSML｜parameter name=\"",
+        key_end: "\"",
+        value: ">",
+        has_attributes: true,
+        value_end: "</｜DSML｜parameter>",
+        is_on_own_lines: false,
+        has_cdata: false,
+        closer: "</｜DSML｜invoke>",
+        section_closers,
+    }
+}
+
+const GLM: TaggedShape = TaggedShape {
+    section: "",
+    opener: "<tool_call>",
+    name_end: "",
+    opener_end: "",
+    argument: "<arg_key>",
+    key_end: "</arg_key>",
+    value: "<arg_value>",
+    has_attributes: false,
+    value_end: "</arg_value>",
+    is_on_own_lines: false,
+    has_cdata: false,
+    closer: "</tool_call>",
+    section_closers: &[],
+};
+
+const MINIMAX: TaggedShape = TaggedShape {
+    section: "<minimax:tool_call>",
+    opener: "<invoke name=\"",
+    name_end: "\">",
+    opener_end: "",
+    argument: "<parameter name=\"",
+    key_end: "\">",
+    value: "",
+    has_attributes: false,
+    value_end: "</parameter>",
+    is_on_own_lines: false,
+    has_cdata: false,
+    closer: "</invoke>",
+    section_closers: &["</minimax:tool_call>"],
+};
+
+const fn row(name: &'static str, signs: &'static [&'static [&'static str]], shape: Shape) -> CallFormat {
+    CallFormat {
+        name,
+        signs,
+        shape,
+        wrappers: &[],
+    }
+}
+
+/// All formats.
+pub(super) const FORMATS: &[CallFormat] = &[
+    row(
+        "harmony",
+        &[&["<|channel|>", "<|message|>", "<|start|>"]],
+        Shape::Channels(&HARMONY),
+    ),
+    row(
+        "functionary",
+        &[&[">>>all"]],
+        Shape::Channels(&ChannelShape {
+            opener: ">>>",
+            head_end: "\n",
+            closers: &[],
+            route: functionary_route,
+        }),
+    ),
+    CallFormat {
+        wrappers: &[
+            "<|open|>response<|sep|>",
+            "<|close|>response<|sep|>",
+            "<|close|>message<|sep|>",
+        ],
+        ..row(
+            "kimi-k3",
+            &[&["<|open|>", "<|sep|>"]],
+            Shape::Tagged(&TaggedShape {
+                section: "<|open|>tools<|sep|>",
+                opener: "<|open|>call tool=\"",
+                name_end: "\"",
+                opener_end: "<|sep|>",
+                argument: "<|open|>argument key=\"",
+                key_end: "\"",
+                value: "<|sep|>",
+                has_attributes: true,
+                value_end: "<|close|>argument<|sep|>",
+                is_on_own_lines: false,
+                has_cdata: false,
+                closer: "<|close|>call<|sep|>",
+                section_closers: &["<|close|>tools<|sep|>"],
+            }),
+        )
+    },
+    row(
+        "deepseek-v4",
+        &[&["DSML", "tool_calls>"]],
+        Shape::Tagged(&dsml("<｜DSML｜tool_calls>", &["</｜DSML｜tool_calls>"])),
+    ),
+    row(
+        "deepseek-v3.2",
+        &[&["DSML"]],
+        Shape::Tagged(&dsml("<｜DSML｜function_calls>", &["</｜DSML｜function_calls>"])),
+    ),
+    row(
+        "deepseek-v3",
+        &[&["<｜tool▁call▁begin｜>", "```json"]],
+        Shape::Named(&deepseek(
+            "\n```json\n",
+            &["```<｜tool▁call▁end｜>", "```"],
+            |head| named(head.rsplit_once("<｜tool▁sep｜>")?.1),
+        )),
+    ),
+    row(
+        "deepseek-v3.1",
+        &[&["<｜tool▁call▁begin｜>"]],
+        Shape::Named(&deepseek("<｜tool▁sep｜>", &["<｜tool▁call▁end｜>"], named)),
+    ),
+    row(
+        "kimi-k2",
+        &[&["<|tool_call_begin|>"]],
+        Shape::Named(&NamedShape {
+            section: "<|tool_calls_section_begin|>",
+            opener: "<|tool_call_begin|>",
+            arguments: "<|tool_call_argument_begin|>",
+            head: kimi_head,
+            closers: &["<|tool_call_end|>"],
+            section_closers: &["<|tool_calls_section_end|>"],
+        }),
+    ),
+    CallFormat {
+        wrappers: &[
+            "<|begin|>assistant",
+            "<|content|>",
+            "<|end|>",
+            "<|tool_calls|>",
+            "<|calls|>",
+        ],
+        ..row(
+            "solar",
+            &[&["<|tool_call:begin|>"]],
+            Shape::Named(&NamedShape {
+                section: "",
+                opener: "<|tool_call:begin|>",
+                arguments: "<|tool_call:args|>",
+                head: |head| {
+                    let (id, name) = head.split_once("<|tool_call:name|>")?;
+                    Some(Head { name, id: Some(id) })
+                },
+                closers: &["<|tool_call:end|>"],
+                section_closers: &["<|calls|>"],
+            }),
+        )
+    },
+    row(
+        "mistral",
+        &[&["[TOOL_CALLS]", "[ARGS]"]],
+        Shape::Named(&NamedShape {
+            section: "",
+            opener: "[TOOL_CALLS]",
+            arguments: "[ARGS]",
+            head: |head| match head.split_once("[CALL_ID]") {
+                Some((name, id)) => Some(Head { name, id: Some(id) }),
+                None => named(head),
+            },
+            closers: &[],
+            section_closers: &[],
+        }),
+    ),
+    row(
+        "mistral-v3",
+        &[&["[TOOL_CALLS]"]],
+        Shape::Json(&json(&["[TOOL_CALLS]"], &[])),
+    ),
+    CallFormat {
+        wrappers: &[
+            "<|START_RESPONSE|>",
+            "<|END_RESPONSE|>",
+            "<|START_TEXT|>",
+            "<|END_TEXT|>",
+        ],
+        ..row(
+            "command-r7b",
+            &[&["<|START_ACTION|>"]],
+            Shape::Json(&json(&["<|START_ACTION|>"], &["<|END_ACTION|>"])),
+        )
+    },
+    row(
+        "command-r",
+        &[&["Action:", "```json"]],
+        Shape::Json(&json(&["Action:\n```json", "Action: ```json"], &["```"])),
+    ),
+    row(
+        "hy3",
+        &[&["<arg_key{}>"], &["<arg_key:opensource>"]],
+        Shape::Tagged(&TaggedShape {
+            section: "<tool_calls:opensource>",
+            opener: "<tool_call:opensource>",
+            name_end: "<tool_sep:opensource>",
+            opener_end: "",
+            argument: "<arg_key:opensource>",
+            key_end: "</arg_key:opensource>",
+            value: "<arg_value:opensource>",
+            has_attributes: false,
+            value_end: "</arg_value:opensource>",
+            is_on_own_lines: false,
+            has_cdata: false,
+            closer: "</tool_call:opensource>",
+            section_closers: &["</tool_calls:opensource>"],
+        }),
+    ),
+    row("glm", &[&["<arg_key>"]], Shape::Tagged(&GLM)),
+    row("minimax", &[&["minimax:tool_call"]], Shape::Tagged(&MINIMAX)),
+    row(
+        "seed-oss",
+        &[&["seed:tool_call"]],
+        Shape::Tagged(&function_tags("<seed:tool_call>", &["</seed:tool_call>"])),
+    ),
+    row(
+        "qwen3-coder",
+        &[&["<function=", "<parameter="]],
+        Shape::Tagged(&function_tags("<tool_call>", &["</tool_call>"])),
+    ),
+    row(
+        "minicpm",
+        &[&["<function name=", "<param name="]],
+        Shape::Tagged(&TaggedShape {
+            section: "",
+            opener: "<function name=\"",
+            name_end: "\">",
+            opener_end: "",
+            argument: "<param name=\"",
+            key_end: "\">",
+            value: "",
+            has_attributes: false,
+            value_end: "</param>",
+            is_on_own_lines: false,
+            has_cdata: true,
+            closer: "</function>",
+            section_closers: &[],
+        }),
+    ),
+    row(
+        "function-json",
+        &[&["<function=", "</function>"]],
+        Shape::Named(&NamedShape {
+            section: "",
+            opener: "<function=",
+            arguments: ">",
+            head: named,
+            closers: &["</function>"],
+            section_closers: &[],
+        }),
+    ),
+    row(
+        "gemma",
+        &[&["<|tool_call>"]],
+        Shape::Literal(&LiteralShape {
+            openers: &["<|tool_call>"],
+            closers: &["<tool_call|>"],
+            is_list: false,
+            prefix: "call:",
+            brackets: ('{', '}'),
+            separator: ':',
+            dialect: Dialect::Marked("<|\"|>"),
+        }),
+    ),
+    row(
+        "function-gemma",
+        &[&["<start_function_call>"]],
+        Shape::Literal(&LiteralShape {
+            openers: &["<start_function_call>"],
+            closers: &["<end_function_call>"],
+            is_list: false,
+            prefix: "call:",
+            brackets: ('{', '}'),
+            separator: ':',
+            dialect: Dialect::Marked("<escape>"),
+        }),
+    ),
+    row(
+        "lfm2",
+        &[
+            &["<|tool_call_start|>"],
+            &["<|tool_list_start|>"],
+            &["keep_past_thinking", "List of tools: ["],
+        ],
+        Shape::Literal(&LiteralShape {
+            openers: &["<|tool_call_start|>"],
+            closers: &["<|tool_call_end|>"],
+            ..PYTHONIC
+        }),
+    ),
+    CallFormat {
+        wrappers: &["<response>", "</response>"],
+        ..row(
+            "granite",
+            &[&["<|tool_call|>", "<|start_of_role|>"]],
+            Shape::Json(&json(&["<|tool_call|>"], &[])),
+        )
+    },
+    row(
+        "phi",
+        &[&["<|tool_call|>"]],
+        Shape::Json(&json(&["<|tool_call|>"], &["<|/tool_call|>"])),
+    ),
+    row(
+        "nemotron",
+        &[&["<TOOLCALL>"]],
+        Shape::Json(&json(&["<TOOLCALL>"], &["</TOOLCALL>"])),
+    ),
+    CallFormat {
+        wrappers: &["[END FINAL RESPONSE]"],
+        ..row(
+            "apriel",
+            &[&["<tool_calls>"]],
+            Shape::Json(&json(&["<tool_calls>"], &["</tool_calls>"])),
+        )
+    },
+    row(
+        "apertus",
+        &[&["<|tools_prefix|>"]],
+        Shape::Json(&JsonShape {
+            is_keyed_by_name: true,
+            ..json(&["<|tools_prefix|>"], &["<|tools_suffix|>"])
+        }),
+    ),
+    row(
+        "gigachat-3.1",
+        &[&["<|function_call|>"]],
+        Shape::Json(&json(&["<|function_call|>"], &["<|message_sep|>"])),
+    ),
+    row(
+        "gigachat",
+        &[
+            &["function call<|role_sep|>"],
+            &["'function call'", "<|role_sep|>"],
+        ],
+        Shape::Json(&json(
+            &[
+                "<|message_sep|>\n\nfunction call<|role_sep|>\n",
+                "function call<|role_sep|>\n",
+            ],
+            &["<|message_sep|>"],
+        )),
+    ),
+    row(
+        "firefunction",
+        &[&["functools"]],
+        Shape::Json(&json(&["functools"], &[])),
+    ),
+    row("hermes", &[&["<tool_call>"]], Shape::Json(&HERMES)),
+    row(
+        "llama",
+        &[
+            &["<|python_tag|>"],
+            &["\"parameters\":", "Environment: ipython"],
+            &["'{\"name\": \"'", "\"parameters\": "],
+            &["<|header_start|>", "tools"],
+        ],
+        Shape::JsonOrLiteral(&LLAMA, &PYTHONIC),
+    ),
+];
+
+#[expect(clippy::unnecessary_wraps, reason = "the table takes functions of one type")]
+fn named(name: &str) -> Option<Head<'_>> {
+    Some(Head { name, id: None })
+}
+
+/// `functions.get_weather:0` is name and id at once.
+#[expect(clippy::unnecessary_wraps, reason = "the table takes functions of one type")]
+fn kimi_head(head: &str) -> Option<Head<'_>> {
+    let name = head.rsplit_once(':').map_or(head, |(name, _)| name);
+    Some(Head {
+        name: name.strip_prefix("functions.").unwrap_or(name),
+        id: Some(head),
+    })
+}

@@ -1,0 +1,215 @@
+//! Answers taken apart: reasoning, tool calls and text, as they are generated.
+//!
+//! A model that calls a tool writes the call into its text, each family in a format of its own. [`ReplyFormat`] finds the
+//! format in the source of the chat template, and [`ReplyParser`] reads an answer piece by piece and gives [`Part`]s.
+//!
+//! Two rules hold for every format. No text is lost: what breaks a format is delivered as text, and so is what merely looks
+//! like a call, such as one to a tool that was not offered. And the parts do not depend on how the text was cut into
+//! pieces; a name or an argument is given as soon as no later text can change it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `format` | the table of formats, and how a template's source tells which it is |
+//! | `thinking` | the table of tags that stand around reasoning |
+//! | `parser` | text, reasoning and marks; hands over to the bodies |
+//! | `json_body`, `named_body`, `tagged_body`, `literal_body` | the four shapes that calls have |
+//! | `channels` | formats in which the whole answer is a row of addressed messages |
+//! | `json_scanner`, `literal` | JSON and Python-like values that arrive in pieces |
+//! | `tool_set` | the tools that were offered |
+
+mod channels;
+mod format;
+mod json_body;
+mod json_scanner;
+mod literal;
+mod literal_body;
+mod named_body;
+mod parser;
+mod tagged_body;
+mod thinking;
+mod tool_set;
+
+#[cfg(test)]
+mod tests;
+
+pub use format::ReplyFormat;
+pub use parser::{Opening, ReplyParser};
+pub use tool_set::ToolSet;
+
+/// What a stretch of an answer is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Text for the reader.
+    Text(String),
+    /// What the model thinks before it answers.
+    Reasoning(String),
+    /// A call begins: its name is known.
+    CallStart {
+        /// Its place among the answer's calls.
+        call_idx: usize,
+        /// The id that the model wrote, in formats that have one.
+        id: Option<String>,
+        /// The tool's name, one of those that were offered.
+        name: String,
+    },
+    /// More of a call's arguments. All of them together are a JSON object once the call has ended.
+    Arguments {
+        /// The call.
+        call_idx: usize,
+        /// The next piece of the JSON.
+        delta: String,
+    },
+    /// A call is complete.
+    CallEnd {
+        /// The call.
+        call_idx: usize,
+    },
+    /// A call that began stops being one, because the format breaks or the answer ends.
+    CallBroken {
+        /// The call.
+        call_idx: usize,
+        /// All text of the call so far, its marks included. Text after it follows as [`Part::Text`].
+        source: String,
+    },
+    /// Marks of the format, which belong to none of the above.
+    Markup,
+}
+
+/// A part, with the length of the text that it was read from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// What it is.
+    pub part: Part,
+    /// Bytes of the answer that it takes up. Those of all pieces add up to the answer.
+    pub source_bytes: usize,
+}
+
+/// What a body makes of the text in front of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// So many bytes were read.
+    Took(usize),
+    /// More text is needed to go on.
+    Wait,
+    /// So many bytes were read, and the calls are over.
+    Done(usize),
+    /// This is no call, or the call does not go on like one.
+    Broken,
+}
+
+/// What bodies report, and what they know of the answer.
+#[derive(Clone, Debug)]
+struct Calls {
+    tools: std::sync::Arc<ToolSet>,
+    news: Vec<Part>,
+    /// The call that is open, or the next.
+    call_idx: usize,
+    /// Whether a call has begun and has not ended.
+    is_open: bool,
+}
+
+impl Calls {
+    fn start(&mut self, name: &str, id: Option<String>) {
+        debug_assert!(!self.is_open, "one call at a time");
+        self.is_open = true;
+        self.news.push(Part::CallStart {
+            call_idx: self.call_idx,
+            id,
+            name: name.to_owned(),
+        });
+    }
+
+    fn arguments(&mut self, delta: impl Into<String>) {
+        let delta = delta.into();
+        if !delta.is_empty() {
+            let call_idx = self.call_idx;
+            self.news.push(Part::Arguments { call_idx, delta });
+        }
+    }
+
+    fn end(&mut self) {
+        self.news.push(Part::CallEnd {
+            call_idx: self.call_idx,
+        });
+        self.call_idx += 1;
+        self.is_open = false;
+    }
+
+    fn break_off(&mut self, source: String) {
+        self.news.push(Part::CallBroken {
+            call_idx: self.call_idx,
+            source,
+        });
+        self.call_idx += 1;
+        self.is_open = false;
+    }
+}
+
+/// What stands at the beginning of a text that may not be whole yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// It is there.
+    Yes,
+    /// It is not there.
+    No,
+    /// The text ends before that is known.
+    Unknown,
+}
+
+/// Whether `text` begins with `mark`.
+fn begins_with(text: &str, mark: &str, is_last: bool) -> Found {
+    if text.starts_with(mark) {
+        Found::Yes
+    } else if !is_last && mark.starts_with(text) {
+        Found::Unknown
+    } else {
+        Found::No
+    }
+}
+
+/// Whether `text` begins with one of `marks`, the longer before the shorter, and which.
+fn begins_with_any<'m>(text: &str, marks: &[&'m str], is_last: bool) -> (Found, &'m str) {
+    let mut found = (Found::No, "");
+    for mark in marks {
+        match begins_with(text, mark, is_last) {
+            Found::Yes if found.0 == Found::No => found = (Found::Yes, mark),
+            // It may be the longer one.
+            Found::Unknown => return (Found::Unknown, ""),
+            Found::Yes | Found::No => {}
+        }
+    }
+    found
+}
+
+/// Bytes of white space at the beginning.
+fn space_len(text: &str) -> usize {
+    text.len() - text.trim_start().len()
+}
+
+/// Bytes at the end of `text` that may be the beginning of one of `marks`.
+fn partial_len<'m>(text: &str, marks: impl IntoIterator<Item = &'m str>) -> usize {
+    let mut longest = 0;
+    for mark in marks {
+        let most = mark.len().saturating_sub(1).min(text.len());
+        for n in (longest + 1..=most).rev() {
+            if mark.is_char_boundary(n) && text.as_bytes().ends_with(&mark.as_bytes()[..n]) {
+                longest = n;
+                break;
+            }
+        }
+    }
+    longest
+}
+
+/// The first place of one of `marks`; of several at one place the longest.
+fn find_first<'m>(text: &str, marks: impl IntoIterator<Item = &'m str>) -> Option<(usize, &'m str)> {
+    let mut first: Option<(usize, &str)> = None;
+    for mark in marks {
+        if let Some(at) = text.find(mark)
+            && first.is_none_or(|(place, found)| at < place || at == place && mark.len() > found.len())
+        {
+            first = Some((at, mark));
+        }
+    }
+    first
+}
