@@ -3,12 +3,13 @@
 // For token t at position p, head h and its KV head g, over positions j from max(0, p + 1 - window) to p:
 //   s[j] = scale * dot(q[t][h], k[j][g]), then cap * tanh(s / cap) where cap > 0;
 //   out[t][h] = sum_j exp(s[j] - m) v[j][g] / (sum_j exp(s[j] - m) + exp(sinks[h] - m)).
+// With seq_starts (both directions) j goes on to p + window - 1, or to the sequence's last position; sequences then begin at 0.
 // attention_{f16,f32}_gG: G query heads (1, 2, 4, 8) that share a KV head in one thread block.
 //   grid: (n_kv_heads * ceil(group / G), n_splits, n_tokens); block: 128. n_splits >= ceil(longest context / 256) and may be
 //   larger: a split without positions returns at once, so a grid captured for a bucket serves every length below it.
 // Splits are at fixed absolute positions (256 tokens), so a result depends neither on the grid nor on the batch.
 // Shapes: q, out [n_tokens, n_heads, dim] f32; positions [n_tokens] u32 (0xffffffff: padding, zeros are written);
-//   seq_of [n_tokens] u32; page_starts [n_seqs + 1], pages [..] u32; store as kv.cuh says; partial
+//   seq_of [n_tokens] u32; seq_starts (or null), page_starts [n_seqs + 1], pages [..] u32; store as kv.cuh says; partial
 //   [n_tokens, n_heads, n_splits, dim_v + 2] f32 (sums, then max and denominator); counters [n_tokens, gridDim.x] u32, zero
 //   before the first launch and again after every launch. outq, outs: optional quantized rows of out (dim_v a multiple of 32).
 // Shared, dynamic: 4 G max(256 + row_k, 4 row_v) bytes with rows as kv.cuh rounds them; dim_k and dim_v at most 256. Loads of K and V are 16 bytes a lane, neighbouring lanes neighbouring bytes.
@@ -47,8 +48,9 @@ DEVICE void write_zeros(float* out, int8_t* outq, Q8Scale* outs, int token, int 
 
 template <class T, int G>
 DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,
-                      const uint32_t* seq_of, const uint32_t* page_starts, const uint32_t* pages, const T* k_store,
-                      const T* v_store, const float* sinks, float scale, float cap, int window, int n_heads, int n_kv_heads,
+                      const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,
+                      const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks, float scale, float cap,
+                      int window, int n_heads, int n_kv_heads,
                       int dim_k, int dim_v, float* partial, uint32_t* counters) {
     extern __shared__ float shared[];
     __shared__ float maxima[G], sums[G];
@@ -63,8 +65,12 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
         if (split == 0) write_zeros<G>(out, outq, outs, token, head0, n_here, n_heads, dim_v);
         return;
     }
-    const int context = position + 1;
+    int context = position + 1;
     const int first_visible = window > 0 ? max(0, context - window) : 0;
+    if (seq_starts) {
+        int seq = seq_of[token], length = seq_starts[seq + 1] - seq_starts[seq];
+        context = window > 0 ? min(length, (int)position + window) : length;
+    }
     const int begin = max(split * SPLIT, first_visible), end = min((split + 1) * SPLIT, context);
     if (begin >= end) return;
     const int row_k = kv_row(dim_k), row_v = kv_row(dim_v);
@@ -183,7 +189,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
         for (int w = 0; w < WARPS; w++) sum += shared[(w * G + h) * row_v + split_index(d, row_v)];
         return sum;
     };
-    const int first_split = first_visible / SPLIT, last_split = position / SPLIT;
+    const int first_split = first_visible / SPLIT, last_split = (context - 1) / SPLIT;
     const size_t stride = dim_v + 2;
     float* records = partial + ((size_t)token * n_heads + head0) * n_splits * stride;
     if (first_split != last_split) {
@@ -243,12 +249,12 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
 #define ATTENTION(NAME, T, G)                                                                                              \
     KERNEL __launch_bounds__(128, 1)                                                                                         \
         attention_##NAME##_g##G(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,        \
-                                const uint32_t* seq_of, const uint32_t* page_starts, const uint32_t* pages,                \
-                                const T* k_store, const T* v_store, const float* sinks, float scale, float cap,            \
-                                int window, int n_heads, int n_kv_heads, int dim_k, int dim_v, float* partial,             \
-                                uint32_t* counters) {                                                                      \
-        attention<T, G>(q, out, outq, outs, positions, seq_of, page_starts, pages, k_store, v_store, sinks, scale, cap,    \
-                        window, n_heads, n_kv_heads, dim_k, dim_v, partial, counters);                                     \
+                                const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,           \
+                                const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks,             \
+                                float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k, int dim_v,     \
+                                float* partial, uint32_t* counters) {                                                      \
+        attention<T, G>(q, out, outq, outs, positions, seq_of, seq_starts, page_starts, pages, k_store, v_store, sinks,    \
+                        scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, partial, counters);                         \
     }
 
 ATTENTION(f16, __half, 1)

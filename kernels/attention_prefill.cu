@@ -1,6 +1,6 @@
 // Paged attention of many query rows, flash style on tensor cores, for f16 stores.
 //
-// The formula is that of attention_decode.cu: causal, optional window, cap and sinks.
+// The formula is that of attention_decode.cu: causal, or in both directions where `both` is 1; optional window, cap and sinks.
 // attention_prefill_d64, _d128: heads of up to 64 or 128 values.
 //   grid: (n_kv_heads, ceil(longest run of tokens * group / 128), n_seqs) where group = n_heads / n_kv_heads; block: 256.
 //   A row is a token of one sequence with one of the query heads that share a KV head, heads fastest; a thread block takes 128
@@ -79,8 +79,8 @@ DEVICE float row_sum(float x) {
 template <int D>
 DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,
                               const uint32_t* page_starts, const uint32_t* pages, const __half* k_store,
-                              const __half* v_store, const float* sinks, float scale, float cap, int window, int n_heads,
-                              int n_kv_heads, int dim_k, int dim_v) {
+                              const __half* v_store, const float* sinks, float scale, float cap, int window, int both,
+                              int n_heads, int n_kv_heads, int dim_k, int dim_v) {
     constexpr int STRIDE = D + 8;
     extern __shared__ __align__(16) __half shared[];
     __half(*keys)[STRIDE] = (__half(*)[STRIDE])shared;
@@ -99,7 +99,10 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
     }
     const uint32_t* table = pages + page_starts[seq];
     const int row_k = kv_row(dim_k), row_v = kv_row(dim_v);
-    const int last = position0 + (row0 + min(n_rows, ROWS) - 1) / group;
+    // The last position that a query at p sees, and the last that one of the rows sees.
+    const int length = (int)(seq_starts[seq + 1] - first);
+    auto last_seen = [&](int p) { return both ? (window > 0 ? min(length - 1, p + window - 1) : length - 1) : p; };
+    const int last = last_seen(position0 + (row0 + min(n_rows, ROWS) - 1) / group);
     // Pages before the oldest position that the first token sees may be gone.
     const int oldest = window > 0 ? max(0, (int)position0 + row0 / group + 1 - window) : 0;
     const int begin = oldest / TILE * TILE;
@@ -169,7 +172,7 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int j = base + n * 8 + 2 * t + i % 2;
-                bool is_seen = j <= position[i / 2] && (window <= 0 || j > position[i / 2] - window);
+                bool is_seen = j <= last_seen(position[i / 2]) && (window <= 0 || j > position[i / 2] - window);
                 float x = cap > 0.0f ? cap * tanhf(s[n][i] / cap) : s[n][i];
                 s[n][i] = is_seen ? x : -INFINITY;
                 highest[i / 2] = fmaxf(highest[i / 2], s[n][i]);
@@ -235,10 +238,10 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
     KERNEL __launch_bounds__(THREADS, 1)                                                                                \
         attention_prefill_d##D(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,       \
                                const uint32_t* page_starts, const uint32_t* pages, const __half* k_store,               \
-                               const __half* v_store, const float* sinks, float scale, float cap, int window,           \
+                               const __half* v_store, const float* sinks, float scale, float cap, int window, int both, \
                                int n_heads, int n_kv_heads, int dim_k, int dim_v) {                                     \
         attention_prefill<D>(q, out, positions, seq_starts, page_starts, pages, k_store, v_store, sinks, scale, cap,    \
-                             window, n_heads, n_kv_heads, dim_k, dim_v);                                                \
+                             window, both, n_heads, n_kv_heads, dim_k, dim_v);                                          \
     }
 
 ATTENTION_PREFILL(64)

@@ -2,6 +2,8 @@
 //
 // activation: rows = f(rows) * up, or f(rows) without up; optionally quantized to (yq, ys) (width a multiple of 32).
 // add: rows += scale * delta.
+// add_row: rows[r] += row.
+// mean_of_sequences: y[s] = the mean of x[seq_starts[s]..seq_starts[s + 1]], zeros where there is none; the grid has n_seqs rows.
 // gather: y[i] = x[rows[i]].
 // scale_logits: x = scale * x, then cap * tanh(x / cap) where cap > 0.
 // All: grid (ceil(width / 256), n_rows); block 256; rows [n_rows, width] f32. No shared memory. Measured on the simulator only.
@@ -23,6 +25,21 @@ KERNEL __launch_bounds__(256) add(float* rows, const float* delta, float scale, 
     if (i >= width) return;
     size_t at = (size_t)blockIdx.y * width + i;
     rows[at] += scale * delta[at];
+}
+
+KERNEL __launch_bounds__(256) add_row(float* rows, const float* row, int width) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    rows[(size_t)blockIdx.y * width + i] += row[i];
+}
+
+KERNEL __launch_bounds__(256) mean_of_sequences(const float* x, const uint32_t* seq_starts, int width, float* y) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    uint32_t first = seq_starts[blockIdx.y], end = seq_starts[blockIdx.y + 1];
+    float sum = 0.0f;
+    for (uint32_t t = first; t < end; t++) sum += x[(size_t)t * width + i];
+    y[(size_t)blockIdx.y * width + i] = end > first ? sum / (float)(end - first) : 0.0f;
 }
 
 KERNEL __launch_bounds__(256) gather(const float* x, const uint32_t* rows, int width, float* y) {

@@ -119,6 +119,24 @@ pub trait Backend: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Adds one row to all: `rows[r] += row`, `[n_rows, width]`.
+    fn add_row(
+        &mut self,
+        row: &Self::Vector,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Takes the mean of each sequence's rows: `input: [T, width]`, `output: [S, width]`.
+    fn mean_of_sequences(
+        &mut self,
+        shape: &StepShape,
+        width: usize,
+        input: &Self::Buffer,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
     /// Normalizes each row: `output = norm(input)`, both `[n_rows, norm.width]`.
     fn norm(
         &mut self,

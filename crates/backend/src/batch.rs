@@ -268,6 +268,9 @@ impl ForwardBatch {
         for seq_idx in 0..self.n_seqs() {
             self.validate_sequence(seq_idx, limits)?;
         }
+        if limits.is_encoder {
+            self.validate_whole_sequences(limits)?;
+        }
         for (what, rows) in [
             ("logit_rows", &self.logit_rows),
             ("hidden_rows", &self.hidden_rows),
@@ -320,6 +323,22 @@ impl ForwardBatch {
             let slot = pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS;
             if self.positions[token_idx] as usize != position || self.slots[token_idx] as usize != slot {
                 return Err(BatchError::Placement { token_idx });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every sequence begins with its first token, has one hidden row, and no logits.
+    fn validate_whole_sequences(&self, limits: &ExecutorLimits) -> Result<(), BatchError> {
+        let n_rows = self.logit_rows.len() + self.hidden_rows.len();
+        for seq_idx in 0..self.n_seqs().max(n_rows) {
+            let ends = (self.seq_starts.get(seq_idx)).zip(self.seq_starts.get(seq_idx + 1));
+            let is_whole = ends.is_some_and(|(&start, &end)| {
+                self.positions[start as usize] == 0
+                    && self.hidden_rows.get(seq_idx) == Some(&limits.pooled_row(start, end - 1))
+            });
+            if !is_whole {
+                return Err(BatchError::NotWhole { seq_idx });
             }
         }
         Ok(())
@@ -425,6 +444,12 @@ pub enum BatchError {
         /// Index in the batch.
         seq_idx: usize,
     },
+    /// A sequence of an encoder does not begin at position 0, or not its pooled row alone is asked for.
+    #[error("sequence {seq_idx} of the batch must be whole, with its pooled row and no other")]
+    NotWhole {
+        /// Index in the batch.
+        seq_idx: usize,
+    },
     /// A sequence would grow beyond the context length.
     #[error("sequence {seq_idx} needs {provided} positions, the context has {maximum}")]
     ContextExceeded {
@@ -468,6 +493,7 @@ pub enum BatchError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Pooling;
 
     fn limits() -> ExecutorLimits {
         ExecutorLimits {
@@ -480,6 +506,8 @@ mod tests {
             max_batch_seqs: 4,
             max_logit_rows: 4,
             kv_window: None,
+            pooling: None,
+            is_encoder: false,
         }
     }
 
@@ -580,5 +608,32 @@ mod tests {
             ),
             Ok(())
         );
+    }
+
+    #[test]
+    fn an_encoder_takes_whole_sequences_with_one_row_each() {
+        let limits = |pooling| ExecutorLimits {
+            pooling: Some(pooling),
+            is_encoder: true,
+            ..limits()
+        };
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence([4, 5, 6].map(TokenSource::Id), 0, &[0]);
+        batch.push_sequence([7, 8].map(TokenSource::Id), 0, &[1]);
+        batch.hidden_rows = vec![0, 3];
+        assert_eq!(batch.validate(&limits(Pooling::First), 0), Ok(()));
+        let refused = |seq_idx| Err(BatchError::NotWhole { seq_idx });
+        assert_eq!(batch.validate(&limits(Pooling::Last), 0), refused(0));
+        batch.hidden_rows = vec![2, 4];
+        assert_eq!(batch.validate(&limits(Pooling::Mean), 0), Ok(()));
+        batch.hidden_rows.pop();
+        assert_eq!(batch.validate(&limits(Pooling::Mean), 0), refused(1));
+        batch.hidden_rows = vec![2, 4];
+        batch.want_last(RowOutput::Logits);
+        assert_eq!(batch.validate(&limits(Pooling::Mean), 0), refused(2));
+        batch.clear();
+        batch.push_sequence([9].map(TokenSource::Id), 1, &[0]);
+        batch.hidden_rows = vec![0];
+        assert_eq!(batch.validate(&limits(Pooling::Last), 0), refused(0));
     }
 }

@@ -3,7 +3,7 @@
 //! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
 //! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
 
-use crate::{BackendError, BatchError, ForwardBatch};
+use crate::{BackendError, BatchError, ForwardBatch, Pooling};
 
 /// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
 ///
@@ -69,7 +69,7 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 pub struct ExecutorLimits {
     /// Tokens in the vocabulary.
     pub n_vocab: usize,
-    /// Width of a hidden state.
+    /// Width of a hidden row that a step gives.
     pub n_embd: usize,
     /// Positions a sequence may have.
     pub n_ctx: usize,
@@ -86,6 +86,22 @@ pub struct ExecutorLimits {
     /// Where every layer's attention has a sliding window: the width of the widest. Pages wholly older are never read
     /// again and may be freed.
     pub kv_window: Option<usize>,
+    /// How the network makes one row of a sequence; `None` where its hidden rows are those of tokens.
+    pub pooling: Option<Pooling>,
+    /// Whether tokens see those after them too. Then a sequence is computed in one step, from its first token to its last,
+    /// gives one hidden row, and nothing can be generated; its pages are working memory of that step.
+    pub is_encoder: bool,
+}
+
+impl ExecutorLimits {
+    /// Of the tokens of a sequence in a step, `first..=last`, the one whose hidden row stands for it where the network
+    /// pools.
+    pub fn pooled_row(&self, first: u32, last: u32) -> u32 {
+        match self.pooling {
+            Some(Pooling::First) => first,
+            _ => last,
+        }
+    }
 }
 
 /// A submitted step.
@@ -160,7 +176,7 @@ pub struct StepOutput {
     pub top_starts: Vec<u32>,
     /// Raw logits of the rows that asked for them, in row order: `[n, n_vocab]`.
     pub logits: Vec<f32>,
-    /// Hidden states after the final norm of the rows asked for: `[H, n_embd]`.
+    /// Hidden states after the final norm, or what the network pools them to, of the rows asked for: `[H, n_embd]`.
     pub hidden: Vec<f32>,
 }
 

@@ -23,6 +23,7 @@ mod memory;
 mod memory_plan;
 mod network_shape;
 mod operands;
+mod pooling;
 mod sampler;
 mod sampling_params;
 mod step_shape;
@@ -41,6 +42,7 @@ pub use operands::{
     Activation, Attention, Linear, LinearJob, MatrixData, MatrixUsage, Norm, NormKind, Rope, RopeStoreKv,
     RopeStyle, RowSet,
 };
+pub use pooling::Pooling;
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use step_shape::{Phase, SamplingMode, StepShape};

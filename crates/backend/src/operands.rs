@@ -117,6 +117,7 @@ pub struct Rope<V> {
 /// For query position `p`, head `h` and its KV head `g = h / (n_heads / n_kv_heads)`, over positions `j` from
 /// `max(0, p + 1 - window)` to `p`: `s[j] = scale * dot(q[h], k[j][g])`, capped to `softcap * tanh(s / softcap)`;
 /// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
+/// Where attention is not causal, positions after `p` are seen too: up to `p + window - 1`, or the last of the sequence.
 ///
 /// The KV store knows the number of KV heads, which divides `n_heads`, and the widths of heads.
 #[derive(Clone, Copy, Debug)]
@@ -127,7 +128,9 @@ pub struct Attention<V> {
     pub n_heads: usize,
     /// Multiplies the scores.
     pub scale: f32,
-    /// How many positions a query sees, its own included; `None` sees all.
+    /// Whether a query sees nothing after its own position. Otherwise all of its sequence is in the step.
+    pub is_causal: bool,
+    /// How many positions a query sees to either side that it sees, its own included; `None` sees all.
     pub window: Option<usize>,
     /// Caps the scores.
     pub softcap: Option<f32>,
@@ -155,6 +158,7 @@ impl<V> Attention<V> {
             layer_idx: self.layer_idx,
             n_heads: self.n_heads,
             scale: self.scale,
+            is_causal: self.is_causal,
             window: self.window,
             softcap: self.softcap,
             sinks: self.sinks.as_ref().map(view),

@@ -29,6 +29,7 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, depth: usize, n_tokens: usize)
         layer_idx: 0,
         n_heads: N_HEADS,
         scale: 0.125,
+        is_causal: true,
         window: None,
         softcap: None,
         sinks: None,

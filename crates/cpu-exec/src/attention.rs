@@ -176,10 +176,20 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// The positions that a token of a sequence sees.
+    fn seen_by_token(&self, seq_idx: usize, token_idx: usize) -> Range<usize> {
+        let position = self.batch.positions[token_idx] as usize;
+        let last = if self.params.is_causal {
+            position
+        } else {
+            self.batch.positions[self.batch.seq_starts[seq_idx + 1] as usize - 1] as usize
+        };
+        seen_positions(self.params.window, position, last)
+    }
+
     /// The positions that one token of several sees at least.
-    fn seen_by(&self, tokens: Range<usize>) -> Range<usize> {
-        let seen =
-            |token_idx: usize| seen_positions(self.params.window, self.batch.positions[token_idx] as usize);
+    fn seen_by(&self, seq_idx: usize, tokens: Range<usize>) -> Range<usize> {
+        let seen = |token_idx| self.seen_by_token(seq_idx, token_idx);
         // Both ends ascend with the position.
         seen(tokens.start).start..seen(tokens.end - 1).end
     }
@@ -278,15 +288,16 @@ impl Job<'_> {
         let weights = &mut scratch[..n_rows * SPLIT_TOKENS];
 
         // The pages that a row sees, and positions counted from the first of them.
-        let all = self.seen_by(item.first_token..item.first_token + item.n_tokens);
+        let tokens = item.first_token..item.first_token + item.n_tokens;
+        let all = self.seen_by(item.seq_idx, tokens);
         let start = all.start.max(split * SPLIT_TOKENS) / PAGE_TOKENS;
         let end = all.end.min((split + 1) * SPLIT_TOKENS).div_ceil(PAGE_TOKENS);
         let table = &self.batch.pages[self.batch.page_starts[item.seq_idx] as usize
             ..self.batch.page_starts[item.seq_idx + 1] as usize][start..end];
         let (first_position, n_positions) = (start * PAGE_TOKENS, table.len() * PAGE_TOKENS);
         let seen = |row_idx: usize| {
-            let position = self.batch.positions[item.first_token + row_idx / self.group_len] as usize;
-            let seen = seen_positions(self.params.window, position);
+            let token_idx = item.first_token + row_idx / self.group_len;
+            let seen = self.seen_by_token(item.seq_idx, token_idx);
             let end = seen.end.min(first_position + n_positions).max(first_position) - first_position;
             seen.start.clamp(first_position, first_position + end) - first_position..end
         };
@@ -385,8 +396,10 @@ fn fold(folded: &mut [f32], part: &[f32]) {
     }
 }
 
-/// The positions that a query at `position` sees.
-fn seen_positions(window: Option<usize>, position: usize) -> Range<usize> {
-    let start = window.map_or(0, |window| (position + 1).saturating_sub(window));
-    start..position + 1
+/// The positions that a query at `position` sees of those up to `last`.
+fn seen_positions(window: Option<usize>, position: usize, last: usize) -> Range<usize> {
+    match window {
+        None => 0..last + 1,
+        Some(window) => (position + 1).saturating_sub(window)..(last + 1).min(position + window),
+    }
 }

@@ -280,6 +280,38 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn add_row(
+        &mut self,
+        row: &CpuVector,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for rows in rows.chunks_exact_mut(width).take(n_rows) {
+            crate::add(&self.host, rows, &row.values);
+        }
+        Ok(())
+    }
+
+    fn mean_of_sequences(
+        &mut self,
+        _: &StepShape,
+        width: usize,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for (ends, mean) in (self.step.batch().seq_starts.windows(2)).zip(output.chunks_exact_mut(width)) {
+            let tokens = ends[0] as usize..ends[1] as usize;
+            let n_tokens = tokens.len();
+            mean.fill(0.0);
+            for row in input[tokens.start * width..tokens.end * width].chunks_exact(width) {
+                crate::add(&self.host, mean, row);
+            }
+            crate::scale(&self.host, mean, 1.0 / n_tokens as f32);
+        }
+        Ok(())
+    }
+
     fn norm(
         &mut self,
         norm: &Norm<CpuVector>,

@@ -143,8 +143,10 @@ impl Scene {
                             .softcap
                             .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                     };
-                    let is_seen =
-                        |i: usize| i <= position && params.window.is_none_or(|window| i + window > position);
+                    let is_seen = |i: usize| {
+                        (i <= position || !params.is_causal)
+                            && params.window.is_none_or(|window| i.abs_diff(position) < window)
+                    };
                     let weights: Vec<f64> = (0..len)
                         .map(|i| if is_seen(i) { score(i).exp() } else { 0.0 })
                         .collect();
@@ -178,6 +180,7 @@ fn causal(n_heads: usize) -> Attention<&'static [f32]> {
         layer_idx: 0,
         n_heads,
         scale: 0.3,
+        is_causal: true,
         window: None,
         softcap: None,
         sinks: None,
@@ -245,6 +248,19 @@ fn windows_caps_and_sinks_match_the_exact_result() {
         ..causal(4)
     };
     check(&scene, &params, &[7, 3]);
+}
+
+#[test]
+fn both_directions_match_the_exact_result() {
+    let scene = Scene::new(SHAPE, 4, &[1, 30, 300]);
+    for window in [None, Some(1), Some(9), Some(280)] {
+        let params = Attention {
+            is_causal: false,
+            window,
+            ..causal(4)
+        };
+        check(&scene, &params, &[1, 30, 300]);
+    }
 }
 
 #[test]

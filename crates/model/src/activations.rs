@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{BackendError, ExecutorLimits, Memory, Norm};
 
-use crate::{Descriptor, ffn::FfnBuffers, mixers::MixerBuffers};
+use crate::{Descriptor, OutputHead, ffn::FfnBuffers, mixers::MixerBuffers, pooler::PoolBuffers};
 
 /// The buffers of a network. They are allocated once and never move.
 pub(crate) struct Activations<T> {
@@ -20,6 +20,7 @@ pub(crate) struct Activations<T> {
     /// The rows whose logits are wanted, where they are not all output rows.
     pub(crate) head_input: T,
     pub(crate) logits: T,
+    pub(crate) pooled: Option<PoolBuffers<T>>,
 }
 
 /// What a layer knows of each row.
@@ -55,6 +56,11 @@ impl<T> Activations<T> {
         let n_embd = descriptor.n_embd;
         let widths = (descriptor.layers.iter()).map(|layer| layer.mixer.output_width());
         let mixed = widths.max().unwrap_or(0);
+        let n_logit_rows = if descriptor.head == OutputHead::None {
+            1
+        } else {
+            limits.max_logit_rows
+        };
         let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
         let mut rows = || {
             Ok(Rows {
@@ -69,8 +75,9 @@ impl<T> Activations<T> {
             mixers: MixerBuffers::alloc(descriptor, limits, memory)?,
             ffns: FfnBuffers::alloc(descriptor, limits, memory)?,
             delta: memory.alloc(limits.max_batch_tokens, n_embd)?,
-            head_input: memory.alloc(limits.max_logit_rows, n_embd)?,
-            logits: memory.alloc(limits.max_logit_rows, descriptor.n_vocab)?,
+            head_input: memory.alloc(n_logit_rows, n_embd)?,
+            logits: memory.alloc(n_logit_rows, descriptor.n_vocab)?,
+            pooled: PoolBuffers::alloc(descriptor, limits, memory)?,
         })
     }
 }

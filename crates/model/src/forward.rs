@@ -1,4 +1,4 @@
-//! The forward pass: one for all decoder architectures, in the order of the papers.
+//! The forward pass: one for all architectures, in the order of the papers.
 //!
 //! Separate from everything that moves values or weights. Invariant: it branches on the network and on counts only, so
 //! one [`StepShape`] always runs the same operations on the same buffers.
@@ -12,7 +12,10 @@
 //! hidden += ffn(normed)
 //! ```
 //!
-//! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`.
+//! A network that norms the stream after each addition has no norm before its halves, which read the stream itself.
+//!
+//! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`, how encoders make one row of a sequence in
+//! `pooler`.
 
 use tokenmill_backend::{Backend, BackendError, Norm, RowSet, StepShape};
 
@@ -22,6 +25,7 @@ use crate::{
     ffn::FfnBuffers,
     mixers::MixerRows,
     network::{Layer, Network},
+    pooler::Pooler,
 };
 
 /// Runs one step: embeds the tokens, runs every layer, and samples from the logits of the rows asked for.
@@ -42,6 +46,7 @@ pub(crate) fn forward<B: Backend>(
         delta,
         head_input,
         logits,
+        pooled,
     } = buffers;
     let (n_tokens, n_outputs) = (shape.n_tokens, shape.n_outputs);
     let (n_vocab, n_embd) = (network.token_embd.n_out, network.token_embd.n_in);
@@ -50,10 +55,18 @@ pub(crate) fn forward<B: Backend>(
     }
     let embedding = &network.token_embd.matrix;
     backend.embed(embedding, network.embedding_scale, n_tokens, &mut tokens.hidden)?;
+    if let Some(row) = &network.token_type {
+        backend.add_row(row, n_tokens, n_embd, &mut tokens.hidden)?;
+    }
+    if let Some(norm) = &network.embedding_norm {
+        backend.norm_in_place(norm, n_tokens, n_embd, &mut tokens.hidden)?;
+    }
     if let Some(norm) = &network.layers[0].mixer_norm {
         backend.norm(norm, &tokens.hidden, n_tokens, &mut tokens.normed)?;
     }
-    let picks_rows = n_outputs < n_tokens;
+    let reads_all_rows = network.pooler.as_ref().is_some_and(Pooler::reads_all_rows);
+    let picks_rows = n_outputs < n_tokens && !reads_all_rows;
+    let n_last_rows = if reads_all_rows { n_tokens } else { n_outputs };
     for (layer_idx, layer) in network.layers.iter().enumerate() {
         let next = network.layers.get(layer_idx + 1);
         let wants_output = next.is_some() || n_outputs > 0;
@@ -79,16 +92,23 @@ pub(crate) fn forward<B: Backend>(
             None if !wants_output => {}
             None if picks_rows => {
                 pick_outputs(backend, network, layer, tokens, outputs, shape)?;
-                add_halves(backend, Some(&network.output_norm), outputs, n_outputs)?;
+                add_halves(backend, network.output_norm.as_ref(), outputs, n_outputs)?;
             }
-            None => add_halves(backend, Some(&network.output_norm), tokens, n_outputs)?,
+            None => add_halves(backend, network.output_norm.as_ref(), tokens, n_last_rows)?,
         }
     }
     let rows = if picks_rows { outputs } else { tokens };
-    if shape.n_logits > 0 {
-        compute_logits(backend, network, &rows.normed, head_input, logits, shape)?;
+    let rows = rows.input(network.output_norm.as_ref());
+    if shape.n_logits > 0 && network.has_head {
+        compute_logits(backend, network, rows, head_input, logits, shape)?;
     }
-    backend.sample(shape, n_vocab, n_embd, logits, &rows.normed)
+    match (&network.pooler, pooled) {
+        (Some(pooler), Some(buffers)) if shape.n_hidden > 0 => {
+            let rows = pooler.run(backend, shape, n_embd, rows, buffers)?;
+            backend.sample(shape, n_vocab, pooler.output_width(n_embd), logits, rows)
+        }
+        _ => backend.sample(shape, n_vocab, n_embd, logits, rows),
+    }
 }
 
 /// Gathers the output rows of what the rest of the last layer reads.
@@ -130,9 +150,10 @@ impl<B: Backend> Halves<'_, B> {
         match self.layer.residual {
             Residual::Sequential => {
                 self.project(backend, &rows.mixed, delta)?;
-                self.add_norm(backend, delta, ffn_norm, rows)?;
+                let layer = self.layer;
+                self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), ffn_norm, rows)?;
                 self.feed_forward(backend, rows.input(ffn_norm), ffns, delta)?;
-                self.add_norm(backend, delta, self.next_norm, rows)
+                self.add_norm(backend, delta, layer.ffn_sum_norm.as_ref(), self.next_norm, rows)
             }
             // Both halves read the layer's input, so the feed-forward network comes before anything is added.
             Residual::Parallel | Residual::ParallelTwoNorms => {
@@ -140,9 +161,9 @@ impl<B: Backend> Halves<'_, B> {
                     backend.norm(norm, &rows.hidden, self.n_rows, &mut rows.normed)?;
                 }
                 self.feed_forward(backend, &rows.normed, ffns, delta)?;
-                self.add_norm(backend, delta, None, rows)?;
+                self.add_norm(backend, delta, None, None, rows)?;
                 self.project(backend, &rows.mixed, delta)?;
-                self.add_norm(backend, delta, self.next_norm, rows)
+                self.add_norm(backend, delta, None, self.next_norm, rows)
             }
         }
     }
@@ -165,19 +186,28 @@ impl<B: Backend> Halves<'_, B> {
         self.norm_if_present(backend, self.layer.ffn_post_norm.as_ref(), delta)
     }
 
-    /// `hidden += scale * delta; normed = norm(hidden)`, without the norm where there is none.
+    /// `hidden = sum_norm(hidden + scale * delta); normed = norm(hidden)`, without the norms that there are not.
     fn add_norm(
         &self,
         backend: &mut B,
         delta: &B::Buffer,
+        sum_norm: Option<&Norm<B::Vector>>,
         norm: Option<&Norm<B::Vector>>,
         rows: &mut Rows<B::Buffer>,
     ) -> Result<(), BackendError> {
         let (scale, n_embd) = (self.network.residual_scale, self.network.token_embd.n_in);
         let (hidden, normed) = (&mut rows.hidden, &mut rows.normed);
-        match norm {
-            Some(norm) => backend.add_norm(scale, delta, norm, self.n_rows, hidden, normed),
-            None => backend.add(scale, self.n_rows, n_embd, hidden, delta),
+        match (sum_norm, norm) {
+            (None, Some(norm)) => backend.add_norm(scale, delta, norm, self.n_rows, hidden, normed),
+            (None, None) => backend.add(scale, self.n_rows, n_embd, hidden, delta),
+            (Some(sum_norm), norm) => {
+                backend.add(scale, self.n_rows, n_embd, hidden, delta)?;
+                backend.norm_in_place(sum_norm, self.n_rows, n_embd, hidden)?;
+                match norm {
+                    Some(norm) => backend.norm(norm, hidden, self.n_rows, normed),
+                    None => Ok(()),
+                }
+            }
         }
     }
 

@@ -9,7 +9,7 @@
 //! - [`Backend`](tokenmill_backend::Backend) is fine, dispatched statically and called once per operation: it is all that the
 //!   forward pass sees of a device.
 //!
-//! **The key decision:** there is one forward pass for all decoder architectures. It follows a [`Descriptor`], which an
+//! **The key decision:** there is one forward pass for all architectures. It follows a [`Descriptor`], which an
 //! architecture's file makes from metadata; nothing else knows an architecture's name. And it sees counts only
 //! ([`StepShape`](tokenmill_backend::StepShape)), never a token or a position, so that a device can capture a step once and
 //! replay it.
@@ -53,6 +53,7 @@ mod mixers;
 mod model;
 mod model_executor;
 mod network;
+mod pooler;
 mod rope;
 mod safetensors_folder;
 mod tensor_view;
@@ -60,8 +61,9 @@ mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor,
-    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, HeadLayer, Ignorable, LayerDescriptor,
+    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, PooledOutput, PoolingDescriptor, Presence,
+    QkNorm, Residual,
 };
 pub use error::LoadError;
 pub use model::{Model, ModelOptions, build};

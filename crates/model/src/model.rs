@@ -11,7 +11,7 @@ use tokenmill_backend::{
 use tokenmill_gguf::GgufFile;
 
 use crate::{
-    AttentionDescriptor, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
+    Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
@@ -211,12 +211,25 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
     positive("max_batch_tokens", options.max_batch_tokens)?;
     positive("max_batch_seqs", options.max_batch_seqs)?;
     positive("max_logit_rows", options.max_logit_rows)?;
-    let n_pages = options.n_pages.unwrap_or_else(|| n_ctx.div_ceil(PAGE_TOKENS));
+    let is_encoder = descriptor.is_encoder();
+    // A sequence of an encoder is one step.
+    let max_batch_tokens = if is_encoder {
+        options.max_batch_tokens.max(n_ctx)
+    } else {
+        options.max_batch_tokens
+    };
+    let max_batch_seqs = options.max_batch_seqs.min(max_batch_tokens);
+    let n_pages = if is_encoder {
+        // The working memory of two steps in flight.
+        2 * (max_batch_tokens.div_ceil(PAGE_TOKENS) + max_batch_seqs)
+    } else {
+        options.n_pages.unwrap_or_else(|| n_ctx.div_ceil(PAGE_TOKENS))
+    };
     positive("n_pages", n_pages)?;
     // Slots are numbered with 32 bits, and one number means an unmapped page.
     let max_pages = u32::MAX as usize / PAGE_TOKENS;
     for (option, found, maximum) in [
-        ("max_batch_tokens", options.max_batch_tokens, MAX_BATCH_TOKENS),
+        ("max_batch_tokens", max_batch_tokens, MAX_BATCH_TOKENS),
         // Before the pages, whose number follows from it.
         ("n_ctx", n_ctx, max_pages * PAGE_TOKENS),
         ("n_pages", n_pages, max_pages),
@@ -232,23 +245,22 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
     }
     Ok(ExecutorLimits {
         n_vocab: descriptor.n_vocab,
-        n_embd: descriptor.n_embd,
+        n_embd: descriptor.output_width(),
         n_ctx,
         n_pages,
-        n_host_pages: options.n_host_pages,
-        max_batch_tokens: options.max_batch_tokens,
-        max_batch_seqs: options.max_batch_seqs.min(options.max_batch_tokens),
-        max_logit_rows: options.max_logit_rows.min(options.max_batch_tokens),
+        n_host_pages: if is_encoder { 0 } else { options.n_host_pages },
+        max_batch_tokens,
+        max_batch_seqs,
+        max_logit_rows: options.max_logit_rows.min(max_batch_tokens),
         kv_window: descriptor.kv_window(),
+        pooling: descriptor.pooling.as_ref().map(|pooling| pooling.kind),
+        is_encoder,
     })
 }
 
 fn kv_layout(descriptor: &Descriptor, limits: &ExecutorLimits, options: &ModelOptions) -> KvLayout {
     KvLayout {
-        layers: descriptor
-            .kv_layers()
-            .map(AttentionDescriptor::kv_shape)
-            .collect(),
+        layers: descriptor.kv_layers(),
         n_pages: limits.n_pages,
         n_host_pages: limits.n_host_pages,
         key_type: options.kv_type,

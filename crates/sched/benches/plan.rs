@@ -27,6 +27,8 @@ fn scheduler() -> Scheduler {
             max_batch_seqs: 512,
             max_logit_rows: 512,
             kv_window: None,
+            pooling: None,
+            is_encoder: false,
         },
         max_running: N_RUNNING,
         max_step_tokens: 2048,

@@ -19,6 +19,7 @@ pub(crate) fn build_batch(
     params_of: impl Fn(&PlannedRow) -> Arc<SamplingParams>,
     batch: &mut ForwardBatch,
 ) {
+    let limits = &scheduler.config().limits;
     batch.clear();
     for row in &plan.rows {
         let tokens = scheduler.tokens_of(row.seq).expect("a planned sequence is alive");
@@ -40,6 +41,10 @@ pub(crate) fn build_batch(
             PlannedOutput::Logits { n_rows } => {
                 batch.logit_rows.extend(n_tokens - n_rows..n_tokens);
                 batch.outputs.resize(batch.logit_rows.len(), RowOutput::Logits);
+            }
+            PlannedOutput::Hidden { .. } if limits.is_encoder => {
+                let row = limits.pooled_row(n_tokens - row.n_tokens, n_tokens - 1);
+                batch.hidden_rows.push(row);
             }
             PlannedOutput::Hidden { n_rows } => batch.hidden_rows.extend(n_tokens - n_rows..n_tokens),
         }

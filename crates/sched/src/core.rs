@@ -173,7 +173,9 @@ impl Core {
         let mut sequences = Vec::with_capacity(submission.job.n_samples() as usize);
         for sample in 0..submission.job.n_samples() {
             let mut spec = submission.spec(sequences.first().copied());
-            spec.uses_prefix_cache &= self.config.uses_prefix_cache;
+            // Nothing of an encoder's sequence outlives its step.
+            let is_encoder = self.scheduler.config().limits.is_encoder;
+            spec.uses_prefix_cache &= self.config.uses_prefix_cache && !is_encoder;
             let seq = self.scheduler.submit(spec);
             sequences.push(seq);
             self.open_lane(Lane {

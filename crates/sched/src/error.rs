@@ -67,6 +67,9 @@ pub enum EngineError {
         /// Tokens there are.
         n_tokens: usize,
     },
+    /// The model embeds or ranks texts.
+    #[error("this model embeds or ranks texts, and predicts no tokens")]
+    PredictsNoTokens,
     /// Too many requests wait already.
     #[error("{queued} sequences wait already, the limit is {maximum}; try again later")]
     QueueFull {

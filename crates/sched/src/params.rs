@@ -61,7 +61,8 @@ impl Default for GenerateParams {
 pub enum ForwardRows {
     /// Raw logits, `n_vocab` numbers a row.
     Logits,
-    /// Hidden states after the final norm, `n_embd` numbers a row.
+    /// Hidden states after the final norm, `n_embd` numbers a row; where the network pools, what it makes of the last. An
+    /// encoder gives the row of the last position alone, made of all its tokens.
     Hidden,
 }
 

@@ -90,6 +90,10 @@ impl Scheduler {
     /// Makes a scheduler with nothing to do.
     pub fn new(mut config: SchedulerConfig) -> Self {
         let limits = &config.limits;
+        if limits.is_encoder {
+            // The longest sequence is one step.
+            config.max_step_tokens = config.max_step_tokens.max(limits.n_ctx);
+        }
         config.max_step_tokens = config.max_step_tokens.clamp(1, limits.max_batch_tokens.max(1));
         config.max_running = config
             .max_running
@@ -166,7 +170,7 @@ impl Scheduler {
     /// Prefill tokens that the step may have, given how many of its rows decode.
     pub(crate) fn prefill_budget(&self, budget: StepBudget, n_decode: usize) -> usize {
         let left = self.config.max_step_tokens.saturating_sub(n_decode);
-        if n_decode == 0 {
+        if n_decode == 0 || self.config.limits.is_encoder {
             left
         } else {
             left.min(budget.prefill_beside_decode.max(1))
@@ -183,6 +187,10 @@ impl Scheduler {
         self.shares.clone_from(&self.wants);
         let n_decode = self.wants.iter().filter(|&&want| want == 1).count();
         let mut left = self.prefill_budget(budget, n_decode);
+        if self.config.limits.is_encoder {
+            self.share_whole(left);
+            return;
+        }
         let mut next = self.next_prefill(0);
         while let Some(idx) = next {
             next = self.next_prefill(idx + 1);
@@ -195,6 +203,17 @@ impl Scheduler {
             let extra = left.min(want - *share);
             *share += extra;
             left -= extra;
+        }
+    }
+
+    /// Divides the step among sequences that cannot be cut: in the order of rank, each gets all it wants or waits.
+    fn share_whole(&mut self, mut left: usize) {
+        for share in self.shares.iter_mut().filter(|share| **share > 1) {
+            if *share <= left {
+                left -= *share;
+            } else {
+                *share = 0;
+            }
         }
     }
 
@@ -242,7 +261,8 @@ impl Scheduler {
         let id = self.running[idx];
         loop {
             let n_tokens = self.grow(id, want);
-            if n_tokens > 0 {
+            let is_enough = n_tokens == want || !self.config.limits.is_encoder;
+            if n_tokens > 0 && is_enough {
                 return n_tokens;
             }
             let victim = self

@@ -130,6 +130,9 @@ pub(crate) fn check_generate(
     params: &GenerateParams,
 ) -> Result<usize, EngineError> {
     check_tokens(limits, tokens)?;
+    if limits.is_encoder {
+        return Err(EngineError::PredictsNoTokens);
+    }
     params.sampling.validate(limits.n_vocab)?;
     check_choice(limits, params)?;
     if !(1..=MAX_SAMPLES).contains(&params.n_samples) {
@@ -181,7 +184,12 @@ pub(crate) fn check_forward(
     params: &ForwardParams,
 ) -> Result<(), EngineError> {
     check_tokens(limits, tokens)?;
-    if params.from >= tokens.len() {
+    if limits.is_encoder && params.rows == ForwardRows::Logits {
+        return Err(EngineError::PredictsNoTokens);
+    }
+    // The one row of an encoder's sequence is made of all its tokens, and stands at the last.
+    let is_one_row = params.from + 1 == tokens.len();
+    if params.from >= tokens.len() || limits.is_encoder && !is_one_row {
         return Err(EngineError::RowsOutOfRange {
             from: params.from,
             n_tokens: tokens.len(),

@@ -29,6 +29,8 @@ impl Trace {
             max_batch_seqs: 16,
             max_logit_rows: 16,
             kv_window: None,
+            pooling: None,
+            is_encoder: false,
         };
         change(&mut limits);
         Self {

@@ -18,6 +18,8 @@ use crate::{
     variants::{VARIANTS, random_variant},
 };
 
+pub use crate::encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
+
 /// A backend under test.
 pub struct Subject<B> {
     /// Makes the backend with a number of threads, where it has any.
@@ -410,7 +412,7 @@ impl Scene {
 }
 
 #[track_caller]
-fn assert_close(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>], tolerance: f32) {
+pub(crate) fn assert_close(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>], tolerance: f32) {
     assert_eq!(expected.len(), found.len(), "{case}");
     for (row, (expected, found)) in expected.iter().zip(found).enumerate() {
         assert_eq!(expected.len(), found.len(), "{case}");
@@ -441,7 +443,7 @@ fn assert_similar(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>], limit: 
 }
 
 #[track_caller]
-fn assert_same_bits(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>]) {
+pub(crate) fn assert_same_bits(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>]) {
     for (row, (expected, found)) in expected.iter().zip(found).enumerate() {
         for (column, (a, b)) in expected.iter().zip(found).enumerate() {
             assert!(

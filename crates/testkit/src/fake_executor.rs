@@ -65,6 +65,8 @@ pub fn limits(n_pages: usize) -> ExecutorLimits {
         max_batch_seqs: 40,
         max_logit_rows: 40,
         kv_window: None,
+        pooling: None,
+        is_encoder: false,
     }
 }
 

@@ -19,6 +19,7 @@
 
 mod comparisons;
 pub mod conformance;
+mod encoders;
 pub mod fake_executor;
 pub mod generate;
 pub mod json_mutation;

@@ -196,6 +196,37 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
+    fn add_row(
+        &mut self,
+        row: &Vec<f32>,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for (i, x) in rows[..n_rows * width].iter_mut().enumerate() {
+            *x += row[i % width];
+        }
+        Ok(())
+    }
+
+    fn mean_of_sequences(
+        &mut self,
+        _: &StepShape,
+        width: usize,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let batch = self.step.batch();
+        for (seq_idx, mean) in (0..batch.n_seqs()).zip(output.chunks_exact_mut(width)) {
+            let tokens = batch.tokens_of(seq_idx);
+            for (column, mean) in mean.iter_mut().enumerate() {
+                let sum: f32 = tokens.clone().map(|token| input[token * width + column]).sum();
+                *mean = sum / tokens.len() as f32;
+            }
+        }
+        Ok(())
+    }
+
     fn norm(
         &mut self,
         norm: &Norm<Vec<f32>>,
@@ -300,14 +331,23 @@ impl Backend for NaiveBackend {
             };
             for token_idx in batch.tokens_of(seq_idx) {
                 let position = batch.positions[token_idx] as usize;
-                let first = attention
-                    .window
-                    .map_or(0, |window| (position + 1).saturating_sub(window));
+                let last = if attention.is_causal {
+                    position
+                } else {
+                    batch.context_len(seq_idx) - 1
+                };
+                let (first, last) = match attention.window {
+                    None => (0, last),
+                    Some(window) => (
+                        (position + 1).saturating_sub(window),
+                        last.min(position + window - 1),
+                    ),
+                };
                 for head in 0..attention.n_heads {
                     let kv_head = head / (attention.n_heads / layer.n_kv_heads());
                     let query = &q[(token_idx * attention.n_heads + head) * head_dim_k..][..head_dim_k];
                     weights.clear();
-                    weights.extend((first..=position).map(|position| {
+                    weights.extend((first..=last).map(|position| {
                         let start = slot_of(position) * layer.k_width + kv_head * head_dim_k;
                         let score = attention.scale * dot(query, &layer.k[start..][..head_dim_k]);
                         attention.softcap.map_or(score, |cap| cap * (score / cap).tanh())

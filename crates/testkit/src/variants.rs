@@ -29,6 +29,14 @@ pub const VARIANTS: &[Variant] = &[
     ("norms before and after", |d| {
         all(d, |layer| layer.norms = NormPlacement::PreAndPost);
     }),
+    ("norms of the sums", |d| {
+        all(d, |layer| layer.norms = NormPlacement::AfterSum);
+    }),
+    ("no norm before the mixer", |d| {
+        d.layers[0].norms = NormPlacement::PreFfn;
+    }),
+    ("a norm of the embeddings", |d| d.has_embedding_norm = true),
+    ("kinds of tokens", |d| d.token_types = Presence::Required),
     ("parallel layers", |d| {
         all(d, |layer| layer.residual = Residual::Parallel);
     }),

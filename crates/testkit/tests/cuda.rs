@@ -33,4 +33,6 @@ suite!(
     sampled_rows_feed_the_next_step,
     copied_pages_hold_what_they_were_copied_from,
     a_row_that_is_not_finite_fails_alone,
+    encoders_agree_with_the_oracle,
+    encoded_texts_do_not_depend_on_company,
 );

@@ -348,7 +348,11 @@ fn attention_arguments(
     }
     arguments = arguments
         .ptr(u32s(memory, positions)?)
-        .ptr(u32s(memory, sequences)?)
+        .ptr(u32s(memory, sequences)?);
+    if is_decode {
+        arguments = arguments.ptr(NULL);
+    }
+    arguments = arguments
         .ptr(u32s(memory, &[0, n_pages as u32])?)
         .ptr(u32s(memory, &pages)?)
         .ptr(stores[0])
@@ -356,7 +360,11 @@ fn attention_arguments(
         .ptr(NULL)
         .f32(0.088)
         .f32(0.0);
-    for n in [window, n_heads, n_kv_heads, HEAD_DIM, HEAD_DIM] {
+    arguments = arguments.i32(window as i32);
+    if !is_decode {
+        arguments = arguments.i32(0);
+    }
+    for n in [n_heads, n_kv_heads, HEAD_DIM, HEAD_DIM] {
         arguments = arguments.i32(n as i32);
     }
     Ok(Attention { arguments, stores })

@@ -137,7 +137,7 @@ impl Plan {
             let block_len = block_tokens(tokens.len(), job.group_len);
             for first_token in tokens.clone().step_by(block_len) {
                 let n_tokens = block_len.min(tokens.end - first_token);
-                let seen = job.seen_by(first_token..first_token + n_tokens);
+                let seen = job.seen_by(seq_idx, first_token..first_token + n_tokens);
                 let (first_split, end_split) = (seen.start / SPLIT_TOKENS, seen.end.div_ceil(SPLIT_TOKENS));
                 let n_splits = end_split - first_split;
                 let n_split_parts = n_splits * n_tokens * job.group_len * n_kv_heads;

@@ -119,6 +119,30 @@ impl Backend for CudaBackend {
         Ok(self.ops.embed(table, ids, scale, output.write())?)
     }
 
+    fn add_row(
+        &mut self,
+        row: &crate::Buffer<f32>,
+        n_rows: usize,
+        width: usize,
+        rows: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        Ok(self.ops.add_row([n_rows, width], rows.write(), row.view())?)
+    }
+
+    fn mean_of_sequences(
+        &mut self,
+        shape: &StepShape,
+        width: usize,
+        input: &CudaBuffer,
+        output: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let seq_starts = prepared(&mut self.workspace).inputs.seq_starts()?;
+        let rows = [shape.n_tokens, width];
+        Ok(self
+            .ops
+            .mean_of_sequences(seq_starts, rows, input.read(), output.write())?)
+    }
+
     fn norm(
         &mut self,
         norm: &Norm<crate::Buffer<f32>>,

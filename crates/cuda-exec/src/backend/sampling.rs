@@ -196,6 +196,8 @@ mod tests {
         max_batch_seqs: 4,
         max_logit_rows: 4,
         kv_window: None,
+        pooling: None,
+        is_encoder: false,
     };
 
     fn mode_of(params: SamplingParams, tokens: &[TokenSource], n_history: u32) -> SamplingMode {

@@ -274,13 +274,19 @@ impl StepInputs {
             // Decode steps are captured, and the length of a run is no part of their shape.
             runs: if shape.phase == Phase::Mixed {
                 Some(crate::TokenRuns {
-                    seq_starts: words.range(layout.seq_starts..layout.page_starts)?,
+                    seq_starts: self.seq_starts()?,
                     longest: self.longest_run,
                 })
             } else {
                 None
             },
         })
+    }
+
+    /// Offsets of the sequences in the tokens, `[S + 1]`.
+    pub(super) fn seq_starts(&self) -> Result<crate::View<'_, u32>, BackendError> {
+        let words = self.words.view();
+        Ok(words.range(self.layout.seq_starts..self.layout.page_starts)?)
     }
 
     /// The records that rows are sampled with, and the words that they point into.

@@ -151,6 +151,7 @@ impl Ops {
             .float(attention.scale)
             .float(attention.softcap.unwrap_or(0.0))
             .count(attention.window.unwrap_or(0))
+            .count(usize::from(!attention.is_causal))
             .count(n_heads)
             .count(n_kv_heads)
             .count(dim_k)
@@ -160,7 +161,7 @@ impl Ops {
         self.device.launch(self.attention_prefill[variant], shape, &args)
     }
 
-    /// Attends from each token's query to its sequence's stored keys and values up to its own position:
+    /// Attends from each token's query to its sequence's stored keys and values, up to its own position where it is causal:
     /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked.
     ///
     /// # Errors
@@ -193,6 +194,8 @@ impl Ops {
                 None => Ok(()),
             };
         }
+        // A sequence of one token sees itself alone, whatever the direction.
+        let seq_starts = (step.runs.filter(|_| !attention.is_causal)).map(|runs| runs.seq_starts);
         let group = n_heads / n_kv_heads;
         let variant = (HEADS_OF_KERNEL.iter())
             .position(|&heads| heads >= group)
@@ -224,6 +227,7 @@ impl Ops {
                 .write_or_null(scales)
                 .read(step.positions.range(first..end)?)
                 .read(step.seq_of.range(first..end)?)
+                .read_or_null(seq_starts)
                 .read(step.page_starts)
                 .read(step.pages)
                 .read(k)

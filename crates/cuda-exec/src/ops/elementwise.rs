@@ -62,6 +62,46 @@ impl Ops {
         self.device.launch(self.add, shape, &args)
     }
 
+    /// Adds one row to all: `rows[r] += row`, `[n_rows, width]`.
+    ///
+    /// # Errors
+    /// As [`Self::activation`].
+    pub fn add_row(
+        &self,
+        [n_rows, width]: [usize; 2],
+        rows: ViewMut<'_, f32>,
+        row: View<'_, f32>,
+    ) -> Result<()> {
+        let args = Args::new()
+            .write(rows.range(0..n_rows * width)?)
+            .read(row.range(0..width)?)
+            .count(width);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.add_row, shape, &args)
+    }
+
+    /// Takes the mean of each sequence's rows: `input: [n_tokens, width]`, `output: [n_seqs, width]`, zeros where a sequence
+    /// has none. `seq_starts: [n_seqs + 1]` ascends to at most `n_tokens`.
+    ///
+    /// # Errors
+    /// As [`Self::activation`].
+    pub fn mean_of_sequences(
+        &self,
+        seq_starts: View<'_, u32>,
+        [n_tokens, width]: [usize; 2],
+        input: View<'_, f32>,
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let n_seqs = seq_starts.len() - 1;
+        let args = Args::new()
+            .read(input.range(0..n_tokens * width)?)
+            .read(seq_starts)
+            .count(width)
+            .write(output.range(0..n_seqs * width)?);
+        let shape = LaunchShape::new(elementwise_grid(width, n_seqs), 256);
+        self.device.launch(self.mean_of_sequences, shape, &args)
+    }
+
     /// Copies rows: `output[i] = input[rows[i]]`, `[.., width]`. The numbers in `rows` are below `n_input_rows`.
     ///
     /// # Errors

@@ -156,6 +156,8 @@ pub struct Ops {
     quantize_rows: Kernel,
     activation: Kernel,
     add: Kernel,
+    add_row: Kernel,
+    mean_of_sequences: Kernel,
     gather: Kernel,
     scale_logits: Kernel,
     rope_kv: [Kernel; 2],
@@ -191,6 +193,8 @@ impl Ops {
             quantize_rows: device.kernel("norm", "quantize_rows")?,
             activation: device.kernel("elementwise", "activation")?,
             add: device.kernel("elementwise", "add")?,
+            add_row: device.kernel("elementwise", "add_row")?,
+            mean_of_sequences: device.kernel("elementwise", "mean_of_sequences")?,
             gather: device.kernel("elementwise", "gather")?,
             scale_logits: device.kernel("elementwise", "scale_logits")?,
             rope_kv: [

@@ -20,6 +20,8 @@ struct Case {
     dims: [usize; 2],
     is_half: bool,
     window: usize,
+    /// Whether tokens see those after them too, up to the last of their sequence.
+    both: bool,
     cap: f32,
     has_sinks: bool,
     quantizes: bool,
@@ -37,6 +39,7 @@ impl Case {
             dims: [dim, dim],
             is_half: true,
             window: 0,
+            both: false,
             cap: 0.0,
             has_sinks: false,
             quantizes: false,
@@ -161,14 +164,16 @@ fn check(case: &Case) -> Counters {
     let seq_starts: Vec<u32> = (0..=case.n_seqs())
         .map(|seq| case.seq_of.iter().filter(|&&s| (s as usize) < seq).count() as u32)
         .collect();
-    let sequences = if case.is_prefill {
-        &seq_starts
-    } else {
-        &case.seq_of
-    };
+    arguments = arguments.ptr(sim.u32s(&positions));
+    if !case.is_prefill {
+        arguments = arguments.ptr(sim.u32s(&case.seq_of));
+    }
     arguments = arguments
-        .ptr(sim.u32s(&positions))
-        .ptr(sim.u32s(sequences))
+        .ptr(if case.is_prefill || case.both {
+            sim.u32s(&seq_starts)
+        } else {
+            NULL
+        })
         .ptr(sim.u32s(&starts))
         .ptr(sim.u32s(&table))
         .ptr(sim.bytes(&k_bytes))
@@ -176,7 +181,11 @@ fn check(case: &Case) -> Counters {
         .ptr(if case.has_sinks { sim.f32s(&sinks) } else { NULL })
         .f32(scale)
         .f32(case.cap);
-    for n in [case.window, n_heads, n_kv_heads, dim_k, dim_v] {
+    arguments = arguments.i32(case.window as i32);
+    if case.is_prefill {
+        arguments = arguments.i32(i32::from(case.both));
+    }
+    for n in [n_heads, n_kv_heads, dim_k, dim_v] {
         arguments = arguments.i32(n as i32);
     }
     let launched = if case.is_prefill {
@@ -207,12 +216,19 @@ fn check(case: &Case) -> Counters {
         let Some(position) = *position else {
             continue;
         };
-        let context = position as usize + 1;
+        let mut context = position as usize + 1;
         let first = if case.window > 0 {
             context.saturating_sub(case.window)
         } else {
             0
         };
+        if case.both {
+            let last = longest(case.seq_of[token] as usize).unwrap_or(0) as usize;
+            context = last + 1;
+            if case.window > 0 {
+                context = context.min(position as usize + case.window);
+            }
+        }
         let table = &pages[starts[case.seq_of[token] as usize] as usize..];
         let row_of = |j: usize, head: usize, row: usize| {
             ((table[j / 16] as usize * n_kv_heads + head / group) * 16 + j % 16) * row
@@ -365,6 +381,25 @@ fn runs_of_tokens_have_windows_caps_and_sinks() {
     let mut padded = base();
     padded.positions[..30].fill(None);
     check(&padded);
+}
+
+#[test]
+fn both_kernels_attend_in_both_directions() {
+    for window in [0, 1, 9, 100] {
+        for runs in [&[(0, 1), (0, 70), (0, 3)][..], &[(0, 300)]] {
+            let prefill = || Case {
+                window,
+                both: true,
+                ..Case::prefill(runs, 4, 2, 64)
+            };
+            check(&prefill());
+            check(&Case {
+                is_prefill: false,
+                is_half: false,
+                ..prefill()
+            });
+        }
+    }
 }
 
 #[test]

@@ -37,7 +37,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 };
 
 fn finish(descriptor: &mut Descriptor) {
-    let has_windows = (descriptor.kv_layers()).any(|attention| attention.window.is_some());
+    let has_windows = descriptor
+        .attentions()
+        .any(|attention| attention.window.is_some());
     for layer in &mut descriptor.layers {
         layer.norms = NormPlacement::Post;
         let attention = layer.attention_mut();

@@ -225,6 +225,7 @@ impl HfConfig {
                 head_dim_v: head_dim,
                 scale: 1.0 / (head_dim as f32).sqrt(),
                 rope: Some(0),
+                is_causal: true,
                 window: None,
                 softcap: None,
                 has_sinks: false,
@@ -247,6 +248,8 @@ impl HfConfig {
             n_embd,
             n_ctx_train,
             embedding_scale: 1.0,
+            token_types: Presence::Absent,
+            has_embedding_norm: false,
             norm: NormDescriptor {
                 kind: NormKind::Rms,
                 eps: self.norm_eps()?,
@@ -255,6 +258,8 @@ impl HfConfig {
             ropes: vec![self.rope("full_attention", head_dim)?],
             layers: vec![layer; n_layers],
             residual_scale: 1.0,
+            has_output_norm: true,
+            pooling: None,
             head: match self.opt_bool("tie_word_embeddings")? {
                 Some(true) => OutputHead::Tied,
                 Some(false) => OutputHead::Own,

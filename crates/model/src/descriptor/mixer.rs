@@ -57,7 +57,9 @@ pub struct AttentionDescriptor {
     pub scale: f32,
     /// Index in [`Descriptor::ropes`]; `None` for a layer without positions.
     pub rope: Option<usize>,
-    /// How many positions a query sees, its own included; `None` sees all.
+    /// Whether a query sees nothing after its own position.
+    pub is_causal: bool,
+    /// How many positions a query sees to either side that it sees, its own included; `None` sees all.
     pub window: Option<usize>,
     /// Caps the scores.
     pub softcap: Option<f32>,

@@ -1,4 +1,4 @@
-//! [`Descriptor`]: everything that makes one decoder network differ from another, as data.
+//! [`Descriptor`]: everything that makes one network differ from another, as data.
 //!
 //! It stands between files and the forward pass: an architecture's file turns metadata into a descriptor, the loader turns
 //! a descriptor and weights into a network, and the forward pass follows it without knowing an architecture's name.
@@ -6,18 +6,20 @@
 
 mod ffn;
 mod mixer;
+mod pooling;
 
 pub use ffn::{DenseDescriptor, FfnDescriptor};
 pub use mixer::{AttentionDescriptor, MixerDescriptor, QkNorm};
+pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
 
-use tokenmill_backend::{LayerShape, NetworkShape, NormKind};
+use tokenmill_backend::{KvLayerShape, LayerShape, NetworkShape, NormKind};
 
 use crate::{
     LoadError, RopeDescriptor,
     error::{check, check_positive},
 };
 
-/// A decoder network, without its weights.
+/// A network, without its weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Descriptor {
     /// Name of the architecture, as the file gives it.
@@ -30,6 +32,10 @@ pub struct Descriptor {
     pub n_ctx_train: usize,
     /// Multiplies the token embeddings.
     pub embedding_scale: f32,
+    /// Embeddings of the kinds of tokens, of which all tokens get the first.
+    pub token_types: Presence,
+    /// Whether there is a norm of the embeddings.
+    pub has_embedding_norm: bool,
     /// All norms of the network but those of q and k are of this kind.
     pub norm: NormDescriptor,
     /// The distinct rotary embeddings of the layers.
@@ -38,6 +44,10 @@ pub struct Descriptor {
     pub layers: Vec<LayerDescriptor>,
     /// Multiplies what a layer adds to the hidden state.
     pub residual_scale: f32,
+    /// Whether there is a norm after the last layer.
+    pub has_output_norm: bool,
+    /// How one row is made of a sequence, where the network was made for that.
+    pub pooling: Option<PoolingDescriptor>,
     /// Where the output head's weights are.
     pub head: OutputHead,
     /// Whether the output head has a bias.
@@ -116,17 +126,26 @@ pub enum NormPlacement {
     Post,
     /// Both.
     PreAndPost,
+    /// Of the stream, once a half has been added: `norm(x + f(x))`.
+    AfterSum,
+    /// Before the feed-forward network alone.
+    PreFfn,
 }
 
 impl NormPlacement {
-    /// Whether the input of a half is normed.
-    pub fn has_pre(self) -> bool {
-        self != Self::Post
+    /// Whether the input of the mixer is normed.
+    pub fn has_pre_mixer(self) -> bool {
+        matches!(self, Self::Pre | Self::PreAndPost)
+    }
+
+    /// Whether the input of the feed-forward network is normed.
+    pub fn has_pre_ffn(self) -> bool {
+        self.has_pre_mixer() || self == Self::PreFfn
     }
 
     /// Whether the output of a half is normed.
     pub fn has_post(self) -> bool {
-        self != Self::Pre
+        matches!(self, Self::Post | Self::PreAndPost)
     }
 }
 
@@ -150,6 +169,8 @@ pub enum OutputHead {
     Tied,
     /// In their own tensor if there is one, else in the token embedding.
     OwnIfPresent,
+    /// Nowhere: the network predicts no tokens.
+    None,
 }
 
 /// Whether an optional tensor exists.
@@ -208,7 +229,29 @@ impl Descriptor {
         for layer in &self.layers {
             self.validate_layer(layer)?;
         }
+        if let Some(pooling) = &self.pooling {
+            pooling.validate()?;
+        }
+        if self.is_encoder() {
+            check(
+                "pooling of an encoder",
+                "missing",
+                self.pooling.is_some(),
+                "mean, first, last or rank",
+            )?;
+        }
         Ok(())
+    }
+
+    /// Whether tokens see those after them.
+    pub fn is_encoder(&self) -> bool {
+        self.attentions().any(|attention| !attention.is_causal)
+    }
+
+    /// Width of a row of a step's results.
+    pub fn output_width(&self) -> usize {
+        let pooling = self.pooling.as_ref();
+        pooling.map_or(self.n_embd, |pooling| pooling.output_width(self.n_embd))
     }
 
     fn validate_layer(&self, layer: &LayerDescriptor) -> Result<(), LoadError> {
@@ -235,14 +278,41 @@ impl Descriptor {
         }
     }
 
-    /// The layers that store keys and values, in the order of the store.
-    pub fn kv_layers(&self) -> impl Iterator<Item = &AttentionDescriptor> {
+    /// The shapes of the KV store's layers. Layers of an encoder need keys and values only while they run, so those of one
+    /// shape share a layer of the store.
+    pub fn kv_layers(&self) -> Vec<KvLayerShape> {
+        let is_encoder = self.is_encoder();
+        let mut shapes = Vec::new();
+        for attention in self.attentions() {
+            let shape = attention.kv_shape();
+            if !(is_encoder && shapes.contains(&shape)) {
+                shapes.push(shape);
+            }
+        }
+        shapes
+    }
+
+    /// The layer of the KV store that the `n`th layer with attention uses.
+    pub(crate) fn kv_idx(&self, n: usize) -> usize {
+        if !self.is_encoder() {
+            return n;
+        }
+        let shape = self.attentions().nth(n).map(AttentionDescriptor::kv_shape);
+        let found = (self.kv_layers().into_iter()).position(|known| Some(known) == shape);
+        found.expect("the store has every shape")
+    }
+
+    /// The layers with attention, first to last.
+    pub(crate) fn attentions(&self) -> impl Iterator<Item = &AttentionDescriptor> {
         self.layers.iter().filter_map(|layer| layer.mixer.attention())
     }
 
-    /// The width of the widest window, where every layer that stores keys and values has one.
+    /// The width of the widest window, where every layer that stores keys and values has one and nothing else is seen.
     pub fn kv_window(&self) -> Option<usize> {
-        self.kv_layers()
+        if self.is_encoder() {
+            return None;
+        }
+        self.attentions()
             .map(|attention| attention.window)
             .try_fold(0, |widest, window| window.map(|window| window.max(widest)))
     }

@@ -74,6 +74,7 @@ impl<M: Memory> AttentionMixer<M> {
                 layer_idx: place.kv_idx,
                 n_heads: attention.n_heads,
                 scale: attention.scale,
+                is_causal: attention.is_causal,
                 window: attention.window,
                 softcap: attention.softcap,
                 sinks,

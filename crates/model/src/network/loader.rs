@@ -179,11 +179,40 @@ impl<'a, M: Memory> Loader<'a, M> {
         }
     }
 
+    /// The first row of a matrix, as a vector.
+    pub(crate) fn first_row(
+        &mut self,
+        name: &str,
+        width: usize,
+        presence: Presence,
+    ) -> Result<Option<M::Vector>, LoadError> {
+        let tensor = if presence == Presence::Absent {
+            None
+        } else {
+            self.source.tensor(name)
+        };
+        let n_rows = tensor.map_or(1, |tensor| tensor.dims.get(1).copied().unwrap_or(1));
+        match self.numbers(name, &[width, n_rows], presence)? {
+            Some(values) => Ok(Some(self.memory.upload_vector(&values[..width])?)),
+            None => Ok(None),
+        }
+    }
+
     /// The numbers of a vector, checked.
     pub(crate) fn values(
         &mut self,
         name: &str,
         len: usize,
+        presence: Presence,
+    ) -> Result<Option<Vec<f32>>, LoadError> {
+        self.numbers(name, &[len], presence)
+    }
+
+    /// The numbers of a tensor that is not quantized, checked.
+    fn numbers(
+        &mut self,
+        name: &str,
+        dims: &[usize],
         presence: Presence,
     ) -> Result<Option<Vec<f32>>, LoadError> {
         if presence == Presence::Absent {
@@ -198,7 +227,7 @@ impl<'a, M: Memory> Loader<'a, M> {
                 name: name.to_owned(),
             });
         };
-        check_shape(name, &tensor.dims, &[len])?;
+        check_shape(name, &tensor.dims, dims)?;
         let bytes = tensor.bytes.to_vec().map_err(|source| LoadError::ReadTensor {
             name: name.to_owned(),
             source,

@@ -9,8 +9,8 @@ mod loader;
 use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Rope};
 
 use crate::{
-    Descriptor, LayerDescriptor, LoadError, LongRopeFactors, OutputHead, Presence, Residual, RopeDescriptor,
-    RopeScaling, WeightSource, ffn::Ffn, mixers::Mixer,
+    Descriptor, LayerDescriptor, LoadError, LongRopeFactors, NormPlacement, OutputHead, Presence, Residual,
+    RopeDescriptor, RopeScaling, WeightSource, ffn::Ffn, mixers::Mixer, pooler::Pooler,
 };
 
 pub(crate) use loader::{Loader, RowsOf};
@@ -28,10 +28,16 @@ pub struct LoadProgress {
 pub(crate) struct Network<M: Memory> {
     pub(crate) token_embd: Linear<M::Matrix, M::Vector>,
     pub(crate) embedding_scale: f32,
+    /// The embedding of the kind of token that all are.
+    pub(crate) token_type: Option<M::Vector>,
+    pub(crate) embedding_norm: Option<Norm<M::Vector>>,
     pub(crate) ropes: Vec<Rope<M::Vector>>,
     pub(crate) layers: Vec<Layer<M>>,
     pub(crate) residual_scale: f32,
-    pub(crate) output_norm: Norm<M::Vector>,
+    pub(crate) output_norm: Option<Norm<M::Vector>>,
+    pub(crate) pooler: Option<Pooler<M>>,
+    /// Whether the network predicts tokens.
+    pub(crate) has_head: bool,
     /// `None` where the head is tied to the token embedding.
     pub(crate) output: Option<Linear<M::Matrix, M::Vector>>,
     pub(crate) logit_scale: f32,
@@ -45,12 +51,16 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) mixer: Mixer<M>,
     /// The norm of what the mixer gives.
     pub(crate) mixer_post_norm: Option<Norm<M::Vector>>,
+    /// The norm of the stream once the mixer was added.
+    pub(crate) mixer_sum_norm: Option<Norm<M::Vector>>,
     pub(crate) residual: Residual,
     /// The norm before the feed-forward network.
     pub(crate) ffn_norm: Option<Norm<M::Vector>>,
     pub(crate) ffn: Ffn<M>,
     /// The norm of what the feed-forward network gives.
     pub(crate) ffn_post_norm: Option<Norm<M::Vector>>,
+    /// The norm of the stream once the feed-forward network was added.
+    pub(crate) ffn_sum_norm: Option<Norm<M::Vector>>,
 }
 
 /// Where a layer is: what its tensors are called, and which row of the KV store is its own.
@@ -90,7 +100,7 @@ impl<M: Memory> Network<M> {
         let descriptor = loader.descriptor;
         let (n_vocab, n_embd) = (descriptor.n_vocab, descriptor.n_embd);
         let is_tied = match descriptor.head {
-            OutputHead::Own => false,
+            OutputHead::Own | OutputHead::None => false,
             OutputHead::Tied => true,
             OutputHead::OwnIfPresent => !loader.source.contains("output.weight"),
         };
@@ -113,15 +123,19 @@ impl<M: Memory> Network<M> {
         let ropes = (descriptor.ropes.iter())
             .map(|rope| load_rope(rope, loader))
             .collect::<Result<_, _>>()?;
-        let mut kv_idx = 0;
+        let mut n_attentions = 0;
         let layers = (descriptor.layers.iter().enumerate())
             .map(|(layer_idx, layer)| {
-                let place = LayerPlace { layer_idx, kv_idx };
-                kv_idx += usize::from(layer.mixer.attention().is_some());
-                Layer::load(place, layer, loader)
+                let kv_idx = layer
+                    .mixer
+                    .attention()
+                    .map_or(0, |_| descriptor.kv_idx(n_attentions));
+                n_attentions += usize::from(layer.mixer.attention().is_some());
+                Layer::load(LayerPlace { layer_idx, kv_idx }, layer, loader)
             })
             .collect::<Result<_, _>>()?;
-        let output = if is_tied {
+        let has_head = descriptor.head != OutputHead::None;
+        let output = if is_tied || !has_head {
             None
         } else {
             Some(loader.linear("output", n_vocab, n_embd, descriptor.head_bias)?)
@@ -129,10 +143,17 @@ impl<M: Memory> Network<M> {
         Ok(Self {
             token_embd,
             embedding_scale: descriptor.embedding_scale,
+            token_type: loader.first_row("token_types.weight", n_embd, descriptor.token_types)?,
+            embedding_norm: loader.norm_if(descriptor.has_embedding_norm, "token_embd_norm")?,
             ropes,
             layers,
             residual_scale: descriptor.residual_scale,
-            output_norm: loader.norm("output_norm", n_embd, descriptor.norm)?,
+            output_norm: loader.norm_if(descriptor.has_output_norm, "output_norm")?,
+            pooler: match &descriptor.pooling {
+                Some(pooling) => Some(Pooler::load(pooling, loader)?),
+                None => None,
+            },
+            has_head,
             output,
             logit_scale: descriptor.logit_scale,
             logit_softcap: descriptor.logit_softcap,
@@ -147,7 +168,7 @@ impl<M: Memory> Layer<M> {
         loader: &mut Loader<'_, M>,
     ) -> Result<Self, LoadError> {
         let norms = layer.norms;
-        let has_ffn_norm = norms.has_pre() && layer.residual != Residual::Parallel;
+        let has_ffn_norm = norms.has_pre_ffn() && layer.residual != Residual::Parallel;
         let has = |part: &str| loader.source.contains(&place.name(part));
         let (mixer_norm, ffn_norm) = if has_ffn_norm && has("attn_norm_2.weight") {
             // Falcon's files: the norm of the feed-forward network has the first name.
@@ -158,14 +179,17 @@ impl<M: Memory> Layer<M> {
         } else {
             ("attn_norm", "ffn_norm")
         };
+        let is_after_sum = norms == NormPlacement::AfterSum;
         Ok(Self {
-            mixer_norm: loader.norm_if(norms.has_pre(), &place.name(mixer_norm))?,
+            mixer_norm: loader.norm_if(norms.has_pre_mixer(), &place.name(mixer_norm))?,
             mixer: Mixer::load(place, &layer.mixer, loader)?,
             mixer_post_norm: loader.norm_if(norms.has_post(), &place.name("post_attention_norm"))?,
+            mixer_sum_norm: loader.norm_if(is_after_sum, &place.name("attn_output_norm"))?,
             residual: layer.residual,
             ffn_norm: loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?,
             ffn: Ffn::load(place, &layer.ffn, loader)?,
             ffn_post_norm: loader.norm_if(norms.has_post(), &place.name("post_ffw_norm"))?,
+            ffn_sum_norm: loader.norm_if(is_after_sum, &place.name("layer_output_norm"))?,
         })
     }
 }

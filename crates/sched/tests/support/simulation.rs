@@ -61,6 +61,8 @@ impl World {
                 n_ctx: 160,
                 n_host_pages: rarely(genes[1], 2, 1, 8).unwrap_or(0),
                 kv_window: rarely(genes[2], 4, 1, 70),
+                pooling: None,
+                is_encoder: false,
                 max_logit_rows: max_running + pick(genes[6], 0, 4),
                 ..limits(pick(genes[0], 1, 30))
             },

@@ -1,0 +1,128 @@
+//! [`Pooler`]: makes one row of each sequence, and computes what the network was made for from it.
+//!
+//! Separate from the layers, whose rows are those of tokens. Invariant: after [`Pooler::run`] there is one row for each
+//! output row of the step, in their order.
+
+use tokenmill_backend::{
+    Activation, Backend, BackendError, ExecutorLimits, Linear, Memory, Norm, Pooling, StepShape,
+};
+
+use crate::{Descriptor, HeadLayer, LoadError, PoolingDescriptor, network::Loader};
+
+/// The weights of a pooling head.
+pub(crate) struct Pooler<M: Memory> {
+    kind: Pooling,
+    head: Vec<Step<M>>,
+}
+
+enum Step<M: Memory> {
+    Linear(Linear<M::Matrix, M::Vector>),
+    Norm(Norm<M::Vector>),
+    Activation(Activation),
+    Tanh,
+}
+
+/// Two rows for each sequence, from one to the other and back.
+pub(crate) struct PoolBuffers<T> {
+    a: T,
+    b: T,
+}
+
+impl<M: Memory> Pooler<M> {
+    pub(crate) fn load(pooling: &PoolingDescriptor, loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+        let norm = loader.descriptor.norm;
+        let mut width = loader.descriptor.n_embd;
+        let mut head = Vec::with_capacity(pooling.head.len());
+        for layer in &pooling.head {
+            head.push(match *layer {
+                HeadLayer::Linear { name, n_out, bias } => {
+                    let n_in = std::mem::replace(&mut width, n_out);
+                    Step::Linear(loader.linear(name, n_out, n_in, bias)?)
+                }
+                HeadLayer::Norm { name } => Step::Norm(loader.norm(name, width, norm)?),
+                HeadLayer::Activation(activation) => Step::Activation(activation),
+                HeadLayer::Tanh => Step::Tanh,
+            });
+        }
+        Ok(Self {
+            kind: pooling.kind,
+            head,
+        })
+    }
+}
+
+impl<T> PoolBuffers<T> {
+    /// Allocates for the largest step, where the network pools.
+    pub(crate) fn alloc<M: Memory<Buffer = T>>(
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        memory: &mut M,
+    ) -> Result<Option<Self>, BackendError> {
+        let Some(pooling) = &descriptor.pooling else {
+            return Ok(None);
+        };
+        let width = pooling.widest_row(descriptor.n_embd);
+        Ok(Some(Self {
+            a: memory.alloc(limits.max_batch_tokens, width)?,
+            b: memory.alloc(limits.max_batch_tokens, width)?,
+        }))
+    }
+}
+
+impl<B: Backend> Pooler<B> {
+    /// Whether all of a sequence's rows are needed, not only the output rows.
+    pub(crate) fn reads_all_rows(&self) -> bool {
+        self.kind == Pooling::Mean
+    }
+
+    /// Width of a pooled row, where a token's has `n_embd` values.
+    pub(crate) fn output_width(&self, n_embd: usize) -> usize {
+        let widths = self.head.iter().filter_map(|step| match step {
+            Step::Linear(linear) => Some(linear.n_out),
+            _ => None,
+        });
+        widths.last().unwrap_or(n_embd)
+    }
+
+    /// Computes the pooled rows of `rows`, `[T, n_embd]` where all are needed, else `[O, n_embd]`. Returns where they are.
+    pub(crate) fn run<'a>(
+        &self,
+        backend: &mut B,
+        shape: &StepShape,
+        n_embd: usize,
+        rows: &'a B::Buffer,
+        buffers: &'a mut PoolBuffers<B::Buffer>,
+    ) -> Result<&'a B::Buffer, BackendError> {
+        let n_rows = shape.n_outputs;
+        // The references change places, not the buffers: a captured step finds them where they were.
+        let (mut a, mut b) = (&mut buffers.a, &mut buffers.b);
+        let mut width = n_embd;
+        // What is to be read: nothing of the buffers yet, or `a`.
+        let mut is_copied = false;
+        if self.kind == Pooling::Mean {
+            backend.mean_of_sequences(shape, width, rows, a)?;
+            is_copied = true;
+        }
+        for step in &self.head {
+            match step {
+                Step::Linear(linear) => {
+                    let input = if is_copied { &*a } else { rows };
+                    backend.linear(linear, input, n_rows, b)?;
+                    width = linear.n_out;
+                    std::mem::swap(&mut a, &mut b);
+                    is_copied = true;
+                }
+                Step::Norm(norm) => {
+                    let input = if is_copied { &*a } else { rows };
+                    backend.norm(norm, input, n_rows, b)?;
+                    std::mem::swap(&mut a, &mut b);
+                    is_copied = true;
+                }
+                Step::Activation(activation) => backend.activation(*activation, n_rows, width, a, None)?,
+                // A cap of 1 is the hyperbolic tangent.
+                Step::Tanh => backend.scale_logits(1.0, Some(1.0), n_rows, width, a)?,
+            }
+        }
+        Ok(if is_copied { a } else { rows })
+    }
+}

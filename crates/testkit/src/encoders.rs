@@ -1,0 +1,209 @@
+//! The part of the conformance suite that encoders are for: attention in both directions, pooling and its head.
+//!
+//! Separate from the decoders' part because a sequence of an encoder is one step and gives one row. Each function is one
+//! claim and panics where it does not hold.
+
+use tokenmill_backend::{
+    Activation, Backend, Executor, ForwardBatch, KvType, NormKind, PAGE_TOKENS, Pooling,
+};
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{
+    Descriptor, HeadLayer, ModelExecutor, ModelOptions, NormPlacement, OutputHead, PooledOutput,
+    PoolingDescriptor, Presence, build,
+};
+
+use crate::{
+    NaiveBackend,
+    conformance::{Company, Subject, assert_close, assert_same_bits},
+    generate::{ids, run},
+    random::Random,
+    tiny_model::{TinyModel, tiny_llama},
+    variants::Variant,
+};
+
+/// Sums of some tens of products of numbers of size 1, in another order.
+const F32_TOLERANCE: f32 = 2e-4;
+
+/// Changes of a network that sees both directions and takes the mean.
+const ENCODERS: &[Variant] = &[
+    ("mean", |_| {}),
+    ("first", |d| pool(d, Pooling::First)),
+    ("last", |d| pool(d, Pooling::Last)),
+    ("windows", |d| {
+        d.layers[0].attention_mut().window = Some(5);
+        d.layers[1].attention_mut().window = Some(1);
+    }),
+    ("BERT", bert),
+    ("BERT that ranks", |d| {
+        bert(d);
+        d.pooling = Some(PoolingDescriptor {
+            kind: Pooling::First,
+            head: vec![
+                HeadLayer::Linear {
+                    name: "cls",
+                    n_out: 32,
+                    bias: Presence::Required,
+                },
+                HeadLayer::Tanh,
+                HeadLayer::Linear {
+                    name: "cls.output",
+                    n_out: 1,
+                    bias: Presence::Required,
+                },
+            ],
+            output: PooledOutput::Rank,
+        });
+    }),
+    ("no norm before the first mixer, a norm in the head", |d| {
+        d.has_embedding_norm = true;
+        d.layers[0].norms = NormPlacement::PreFfn;
+        let head = &mut d.pooling.as_mut().expect("an encoder pools").head;
+        head.push(HeadLayer::Linear {
+            name: "dense_2",
+            n_out: 96,
+            bias: Presence::Absent,
+        });
+        head.push(HeadLayer::Activation(Activation::GeluErf));
+        head.push(HeadLayer::Norm { name: "cls.norm" });
+    }),
+    ("layers with stores of different shapes", |d| {
+        d.layers[0].attention_mut().n_kv_heads = 4;
+    }),
+    ("a decoder that pools", |d| {
+        for layer in &mut d.layers {
+            layer.attention_mut().is_causal = true;
+        }
+        pool(d, Pooling::Last);
+    }),
+];
+
+fn pool(descriptor: &mut Descriptor, kind: Pooling) {
+    descriptor.pooling = Some(PoolingDescriptor::embedding(kind));
+}
+
+fn bert(descriptor: &mut Descriptor) {
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.norm.bias = Presence::Required;
+    descriptor.token_types = Presence::Required;
+    descriptor.has_embedding_norm = true;
+    descriptor.has_output_norm = false;
+    for layer in &mut descriptor.layers {
+        layer.norms = NormPlacement::AfterSum;
+        layer.attention_mut().rope = None;
+        layer.attention_mut().qkv_bias = Presence::Required;
+        layer.attention_mut().output_bias = Presence::Required;
+        layer.dense_mut().is_gated = false;
+        layer.dense_mut().bias = Presence::Required;
+        layer.dense_mut().activation = Activation::GeluErf;
+    }
+}
+
+fn encoder(change: fn(&mut Descriptor)) -> Descriptor {
+    let mut descriptor = tiny_llama();
+    descriptor.head = OutputHead::None;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().is_causal = false;
+    }
+    pool(&mut descriptor, Pooling::Mean);
+    change(&mut descriptor);
+    descriptor
+}
+
+/// Every feature of an encoder gives the oracle's rows, in f32 and with f32 working memory.
+pub fn encoders_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+    let mut random = Random::new(21);
+    for (name, change) in ENCODERS {
+        let model = TinyModel::random(encoder(*change), TensorType::F32, 22);
+        let texts = random_texts(&mut random, model.descriptor.n_vocab);
+        let together = |executor: &mut dyn Executor| pooled(executor, &texts, texts.len());
+        let expected = together(&mut load(&model, NaiveBackend::new(), KvType::F32));
+        let found = together(&mut load(&model, (subject.make)(2), KvType::F32));
+        assert_close(name, &expected, &found, F32_TOLERANCE);
+    }
+}
+
+/// A text's row does not depend on the other texts of its step or on the number of threads.
+pub fn encoded_texts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
+    let mut random = Random::new(23);
+    for (name, change) in ENCODERS {
+        let model = TinyModel::random(encoder(*change), TensorType::F16, 24);
+        let texts = random_texts(&mut random, model.descriptor.n_vocab);
+        let alone = pooled(&mut load(&model, (subject.make)(1), KvType::F16), &texts, 1);
+        for n_threads in [1, 3] {
+            let mut executor = load(&model, (subject.make)(n_threads), KvType::F16);
+            let together = pooled(&mut executor, &texts, texts.len());
+            match subject.company {
+                Company::Bits => assert_same_bits(name, &alone, &together),
+                Company::Within(tolerance) => assert_close(name, &alone, &together, tolerance),
+            }
+        }
+    }
+}
+
+fn random_texts(random: &mut Random, n_vocab: usize) -> Vec<Vec<u32>> {
+    [1, 2, 17, 45]
+        .map(|len| (0..len).map(|_| random.below(n_vocab) as u32).collect())
+        .to_vec()
+}
+
+/// The row of each text, `n_at_once` in a step.
+fn pooled(executor: &mut dyn Executor, texts: &[Vec<u32>], n_at_once: usize) -> Vec<Vec<f32>> {
+    let limits = executor.limits().clone();
+    let mut rows = Vec::new();
+    for texts in texts.chunks(n_at_once) {
+        let mut batch = ForwardBatch::default();
+        let mut n_pages = 0;
+        for text in texts {
+            let end = n_pages + text.len().div_ceil(PAGE_TOKENS) as u32;
+            let pages: Vec<u32> = (n_pages..end).collect();
+            n_pages = end;
+            let first = batch.n_tokens() as u32;
+            batch.push_sequence(ids(text), 0, &pages);
+            let last = batch.n_tokens() as u32 - 1;
+            batch.hidden_rows.push(limits.pooled_row(first, last));
+        }
+        let output = run(executor, &batch).expect("a valid batch");
+        rows.extend(output.hidden.chunks_exact(limits.n_embd).map(<[f32]>::to_vec));
+    }
+    rows
+}
+
+fn load<B: Backend>(model: &TinyModel, backend: B, kv_type: KvType) -> ModelExecutor<B> {
+    let options = ModelOptions {
+        max_batch_tokens: 128,
+        max_batch_seqs: 4,
+        kv_type,
+        ..Default::default()
+    };
+    build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_encoder_differs_from_the_plain_one() {
+        let mut random = Random::new(25);
+        let texts = random_texts(&mut random, 96);
+        let rows = |change| {
+            let model = TinyModel::random(encoder(change), TensorType::F32, 26);
+            pooled(
+                &mut load(&model, NaiveBackend::new(), KvType::F32),
+                &texts,
+                texts.len(),
+            )
+        };
+        let plain = rows(ENCODERS[0].1);
+        for (name, change) in &ENCODERS[1..] {
+            let changed = rows(*change);
+            let same_width = changed[3].len() == plain[3].len();
+            let difference =
+                (plain[3].iter().zip(&changed[3])).fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
+            assert!(
+                !same_width || difference > 10.0 * F32_TOLERANCE,
+                "{name}: {difference}"
+            );
+        }
+    }
+}
