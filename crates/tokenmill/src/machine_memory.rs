@@ -38,13 +38,35 @@ fn field_bytes(meminfo: &str, name: &str) -> Option<u64> {
 /// Bytes of memory that are available now, swap included: free, or used for what can be dropped.
 pub fn available_bytes() -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
-    let limit = fs::read_to_string("/sys/fs/cgroup/memory.max").ok();
-    let main = field_bytes(&meminfo, "MemAvailable:")?;
-    let swap = field_bytes(&meminfo, "SwapFree:").unwrap_or(0);
-    Some(
-        main.saturating_add(swap)
-            .min(most_bytes(&meminfo, limit.as_deref())?),
+    let group = |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/{name}")).ok();
+    available_of(
+        &meminfo,
+        group("memory.max").as_deref(),
+        group("memory.current").as_deref(),
+        group("memory.stat").as_deref(),
     )
+}
+
+/// What `/proc/meminfo` says is available, or less where a control group leaves less: its limit without what its members
+/// hold, cached files that can be dropped not counted.
+fn available_of(
+    meminfo: &str,
+    memory_max: Option<&str>,
+    memory_current: Option<&str>,
+    memory_stat: Option<&str>,
+) -> Option<u64> {
+    let number = |text: Option<&str>| text.and_then(|text| text.trim().parse::<u64>().ok());
+    let main = field_bytes(meminfo, "MemAvailable:")?;
+    let swap = field_bytes(meminfo, "SwapFree:").unwrap_or(0);
+    let dropped = memory_stat.and_then(|stat| {
+        let value = stat.lines().find_map(|line| line.strip_prefix("inactive_file "));
+        number(value)
+    });
+    let held = number(memory_current)
+        .unwrap_or(0)
+        .saturating_sub(dropped.unwrap_or(0));
+    let left = number(memory_max).map_or(u64::MAX, |limit| limit.saturating_sub(held));
+    Some(main.min(left).saturating_add(swap))
 }
 
 /// Refuses weights that do not fit into what is available. Keys, values and activations take memory only as they are
@@ -96,6 +118,33 @@ mod tests {
         for unknown in ["", "MemFree: 2 kB\n", "MemTotal: 2\n", "MemTotal: many kB\n"] {
             assert_eq!(most_bytes(unknown, Some("1")), None, "{unknown:?}");
         }
+    }
+
+    #[test]
+    fn what_a_group_holds_already_is_not_available() {
+        let meminfo = "MemAvailable: 8388608 kB\nSwapFree: 1024 kB\n";
+        let (main, swap) = (8 << 30, 1 << 20);
+        let stat = "anon 5\ninactive_file 1073741824\nactive_file 7\n";
+        for (max, current, stat, expected) in [
+            (None, None, None, main + swap),
+            (Some("max\n"), Some("99\n"), Some(stat), main + swap),
+            (Some("4294967296\n"), None, None, (4 << 30) + swap),
+            (Some("4294967296\n"), Some("3221225472\n"), None, (1 << 30) + swap),
+            (
+                Some("4294967296\n"),
+                Some("3221225472\n"),
+                Some(stat),
+                (2 << 30) + swap,
+            ),
+            (Some("4294967296\n"), Some("9999999999\n"), None, swap),
+        ] {
+            assert_eq!(
+                available_of(meminfo, max, current, stat),
+                Some(expected),
+                "{max:?} {current:?}"
+            );
+        }
+        assert_eq!(available_of("MemTotal: 2 kB\n", Some("1"), None, None), None);
     }
 
     #[test]
