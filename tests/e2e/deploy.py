@@ -20,8 +20,9 @@ HELP = subprocess.run([BINARY, "serve", "--help"], check=True, capture_output=Tr
 
 def check_flags(words):
     for word in words:
-        if word.startswith("--"):
-            assert re.search(rf"(^|\s){re.escape(word)}\b", HELP), f"`serve` has no {word}"
+        option, _, _ = word.partition("=")
+        if option.startswith("--"):
+            assert re.search(rf"(^|\s){re.escape(option)}\b", HELP), f"`serve` has no {option}"
 
 
 def lint(name, program, *arguments):
@@ -92,8 +93,14 @@ paths = {container[f"{probe}Probe"]["httpGet"]["path"] for probe in ["startup", 
 assert paths == {"/readyz", "/livez"}
 arguments = container["args"]
 check_flags(arguments)
-drain = int(arguments[arguments.index("--drain-timeout") + 1])
+options = [argument.partition("=") for argument in arguments if argument.startswith("--")]
+drain = next(int(value) for option, _, value in options if option == "--drain-timeout")
 assert pod["spec"]["terminationGracePeriodSeconds"] > drain
+# The service's own names are answered for.
+hosts = [value for option, _, value in options if option == "--allow-host"]
+service = documents["Service"]["metadata"]["name"]
+assert hosts[:2] == [service, f"{service}.$(NAMESPACE)"], hosts
+assert [variable["name"] for variable in container["env"]] == ["NAMESPACE"]
 
 unit = configparser.ConfigParser(strict=False, interpolation=None)
 unit.optionxform = str
