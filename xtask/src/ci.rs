@@ -1,14 +1,15 @@
 //! `ci`: everything that must pass before a change lands, what fails fastest first.
 //!
 //! Tidy is one of the tests. What this machine lacks (the CUDA compiler, the standard library of another system) is
-//! skipped with a line that says so.
+//! skipped with a line that says so. A machine of CI builds once and has little room: nothing incremental is kept, and what
+//! another system's check leaves is removed.
 
 use std::{fs, path::Path, process::Command, time::Instant};
 
 use anyhow::{Context, bail, ensure};
 
 /// Runs format check, lints, tests, documentation, parity on the core data, the comparison of the kernels with their PTX,
-/// and a check of the code for other operating systems, warnings denied
+/// the packages of all crates, and a check of the code for other operating systems, warnings denied
 #[derive(clap::Args)]
 pub struct Args {}
 
@@ -77,6 +78,7 @@ pub fn run(_: &Args) -> anyhow::Result<()> {
         crate::parity::run(&crate::parity::Args::simulator(&core))
     })?;
     timed("kernels", || crate::ptx::run(&crate::ptx::Args::check()))?;
+    timed("packages", check_packages)?;
     for (target, package, compiler) in OTHER_SYSTEMS {
         timed(target, || check_target(target, package, compiler))?;
     }
@@ -95,6 +97,7 @@ fn timed(name: &str, step: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Resul
 fn cargo(args: &[&str], env: Option<(&str, &str)>) -> anyhow::Result<()> {
     let status = Command::new(env!("CARGO"))
         .args(args)
+        .env("CARGO_INCREMENTAL", "0")
         .envs(env)
         .current_dir(crate::workspace_root())
         .status()
@@ -103,6 +106,21 @@ fn cargo(args: &[&str], env: Option<(&str, &str)>) -> anyhow::Result<()> {
         bail!("cargo {} failed", args.join(" "));
     }
     Ok(())
+}
+
+/// Packages every crate that can be published, as `cargo publish` would, and keeps nothing of it.
+fn check_packages() -> anyhow::Result<()> {
+    let folder = crate::workspace_root().join("target/packages");
+    let target_dir = folder.to_string_lossy().into_owned();
+    let mut args = vec!["package", "--workspace", "--no-verify", "--allow-dirty"];
+    args.extend(["--target-dir", &target_dir]);
+    for private in ["xtask", "tokenmill-testkit", "tokenmill-sim-driver"] {
+        args.extend(["--exclude", private]);
+    }
+    let result = cargo(&args, None);
+    // A folder that cannot be removed costs room only.
+    let _ = fs::remove_dir_all(folder);
+    result
 }
 
 /// Checks a package for another system, where its standard library and the C compiler are there.
@@ -119,8 +137,23 @@ fn check_target(target: &str, package: &str, compiler: &str) -> anyhow::Result<(
         println!("{target}: not checked, there is no {compiler} here");
         return Ok(());
     }
-    let args = ["check", "--locked", "--package", package, "--target", target];
-    cargo(&args, Some(("RUSTFLAGS", "-D warnings")))
+    let folder = crate::workspace_root().join("target/other-systems");
+    let result = cargo(
+        &[
+            "check",
+            "--locked",
+            "--package",
+            package,
+            "--target",
+            target,
+            "--target-dir",
+            &folder.to_string_lossy(),
+        ],
+        Some(("RUSTFLAGS", "-D warnings")),
+    );
+    // A folder that cannot be removed costs room only.
+    let _ = fs::remove_dir_all(folder);
+    result
 }
 
 /// Checks the format of [`LISTED`] folders.
