@@ -167,6 +167,9 @@ impl Format {
 
     /// Encodes a row, as ggml does without an importance matrix: `bytes` are exactly the blocks of `values`.
     ///
+    /// That goes for its faults, too. In IQ3_S a group of 32 zeros takes no place, so the groups of its block that follow
+    /// are stored one too early and decode to other values. Rows with such groups should take another format.
+    ///
     /// # Errors
     /// Those of [`row_bytes`](Self::row_bytes), and [`QuantError::ByteLength`].
     pub fn quantize_row(&self, values: &[f32], bytes: &mut [u8]) -> Result<(), QuantError> {
