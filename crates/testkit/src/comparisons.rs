@@ -5,8 +5,8 @@
 //! fixture by its path, compares what is there, and never fails because data is missing.
 //!
 //! libtest hides the output of tests that pass, so each test also leaves its count in a file of the build folder, and
-//! the test `xtask/tests/comparisons.rs` prints all counts. Invariant: what is skipped is counted, and a row of [`ROWS`]
-//! that left no count is reported as one that did not run.
+//! the test `xtask/tests/comparisons.rs` prints all counts and fails where the core set gives more. Invariant: what is skipped
+//! is counted, and a row of [`ROWS`] that left no count is reported as one that did not run.
 
 use std::{
     collections::BTreeMap,
@@ -20,40 +20,66 @@ use std::{
 use serde::{Deserialize, Serialize};
 use tokenmill_model::{LoadError, Model};
 
-/// The tests that compare with other software, in the order of the report: name, and what it is compared with.
-const ROWS: [(&str, &str); 32] = [
-    ("tensor types", "gguf-py"),
-    ("malformed files", "verdicts written by hand"),
-    ("files by llama.cpp", "llama.cpp"),
-    ("decoded blocks", "ggml, gguf-py"),
-    ("encoded blocks", "ggml"),
-    ("mixes of types", "llama.cpp"),
-    ("tokenizer.json", "tokenizers"),
-    ("random text", "tokenizers"),
-    ("tokenizers of tiny models", "tokenizers"),
-    ("vocabularies", "tokenizers"),
-    ("mixed text", "llama.cpp"),
-    ("decoded text", "the text itself"),
-    ("chat templates", "transformers"),
-    ("trust of control tokens", "marks in the templates"),
-    ("tool calls", "published templates"),
-    ("logits, naive backend", "transformers"),
-    ("logits, CPU", "transformers"),
-    ("logits, simulated GPU", "transformers"),
-    ("logits, Hugging Face folders", "transformers"),
-    ("trained model stories260K", "numpy in float64"),
-    ("trained model wp4m", "numpy in float64"),
-    ("demo model, F16", "transformers"),
-    ("demo model, Q8_0", "llama.cpp"),
-    ("demo model, Q8_0, naive", "llama.cpp"),
-    ("near-ties of the demo model", "llama.cpp"),
-    ("perplexity", "llama.cpp"),
-    ("perplexity of the demo model", "llama.cpp"),
-    ("the program's token ids", "transformers"),
-    ("the program's ids of text", "llama.cpp"),
-    ("inspect of a vocabulary", "no reference: a file by llama.cpp"),
-    ("commands on a folder", "no reference: a folder by transformers"),
-    ("a type without a GPU kernel", "no reference: a file by llama.cpp"),
+/// A test that compares with other software.
+struct Row {
+    name: &'static str,
+    /// What it is compared with.
+    reference: &'static str,
+    /// Comparisons that the core set alone gives. Fewer mean that a fixture is missing or is not found.
+    n_core: usize,
+}
+
+const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row {
+    Row {
+        name,
+        reference,
+        n_core,
+    }
+}
+
+/// The tests that compare with other software, in the order of the report.
+const ROWS: [Row; 33] = [
+    row("tensor types", "gguf-py", 0),
+    row("malformed files", "verdicts written by hand", 0),
+    row("files by llama.cpp", "llama.cpp", 0),
+    row("decoded blocks", "ggml, gguf-py", 0),
+    row("encoded blocks", "ggml", 0),
+    row("mixes of types", "llama.cpp", 0),
+    row("tokenizer.json", "tokenizers", 0),
+    row("random text", "tokenizers", 0),
+    row("tokenizers of tiny models", "tokenizers", 0),
+    row("vocabularies", "tokenizers", 0),
+    row("mixed text", "llama.cpp", 0),
+    row("decoded text", "the text itself", 0),
+    row("chat templates", "transformers", 0),
+    row("trust of control tokens", "marks in the templates", 0),
+    row("tool calls", "published templates", 0),
+    row("logits, naive backend", "transformers", 0),
+    row("logits, CPU", "transformers", 0),
+    row("logits, simulated GPU", "transformers", 0),
+    row("logits, Hugging Face folders", "transformers", 0),
+    row("trained model stories260K", "numpy in float64", 0),
+    row("trained model wp4m", "numpy in float64", 0),
+    row("demo model, F16", "transformers", 0),
+    row("demo model, Q8_0", "llama.cpp", 0),
+    row("demo model, Q8_0, naive", "llama.cpp", 0),
+    row("near-ties of the demo model", "llama.cpp", 0),
+    row("rounding of the f16 cache", "no reference: plain loops", 0),
+    row("perplexity", "llama.cpp", 0),
+    row("perplexity of the demo model", "llama.cpp", 0),
+    row("the program's token ids", "transformers", 0),
+    row("the program's ids of text", "llama.cpp", 0),
+    row("inspect of a vocabulary", "no reference: a file by llama.cpp", 0),
+    row(
+        "commands on a folder",
+        "no reference: a folder by transformers",
+        0,
+    ),
+    row(
+        "a type without a GPU kernel",
+        "no reference: a file by llama.cpp",
+        0,
+    ),
 ];
 
 /// The comparisons of one test; leaves their count when it is dropped.
@@ -79,7 +105,7 @@ impl Comparisons {
     /// If there is no such row.
     pub fn of(row: &'static str) -> Self {
         assert!(
-            ROWS.iter().any(|(name, _)| *name == row),
+            ROWS.iter().any(|known| known.name == row),
             "`{row}` has no row in the table of comparisons"
         );
         Self {
@@ -200,32 +226,48 @@ fn counts_folder() -> PathBuf {
     profile.join("comparisons")
 }
 
-/// The report: a table of all comparisons since the last report, whose counts it removes.
-pub fn take_report() -> String {
+/// The report: a table of all comparisons since the last report, whose counts it removes, and what is wrong with them.
+pub fn take_report() -> (String, Vec<String>) {
     let folder = counts_folder();
-    let rows = ROWS.map(|(row, reference)| {
-        let path = folder.join(format!("{row}.json"));
-        let count = fs::read(&path)
-            .ok()
-            .and_then(|text| serde_json::from_slice::<Count>(&text).ok());
-        // A count that is not there is the usual case of a test that did not run.
-        let _ = fs::remove_file(path);
-        (row, reference, count)
-    });
-    table(&rows)
+    let counted: Vec<(&Row, Option<Count>)> = (ROWS.iter())
+        .map(|row| {
+            let path = folder.join(format!("{}.json", row.name));
+            let count = fs::read(&path)
+                .ok()
+                .and_then(|text| serde_json::from_slice::<Count>(&text).ok());
+            // A count that is not there is the usual case of a test that did not run.
+            let _ = fs::remove_file(path);
+            (row, count)
+        })
+        .collect();
+    (table(&counted), shortfalls(&counted))
 }
 
-fn table(rows: &[(&str, &str, Option<Count>)]) -> String {
+/// Rows that compared less than the core set gives.
+fn shortfalls(rows: &[(&Row, Option<Count>)]) -> Vec<String> {
+    let short = rows.iter().filter_map(|(row, count)| {
+        let n_compared = count.as_ref()?.n_compared;
+        (n_compared < row.n_core).then(|| {
+            format!(
+                "`{}` made {n_compared} comparisons, and tests/data alone gives {}: a fixture is missing or not found",
+                row.name, row.n_core
+            )
+        })
+    });
+    short.collect()
+}
+
+fn table(rows: &[(&Row, Option<Count>)]) -> String {
     let mut text = format!(
         "{:<32} {:<42} {:>8} {:>8}\n",
         "comparisons with other software", "", "compared", "skipped"
     );
     let (mut n_compared, mut n_skipped, mut n_silent) = (0, 0, 0);
     let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-    for (row, reference, count) in rows {
+    for (Row { name, reference, .. }, count) in rows {
         let Some(count) = count else {
             n_silent += 1;
-            let _ = writeln!(text, "{row:<32} {reference:<42} did not run");
+            let _ = writeln!(text, "{name:<32} {reference:<42} did not run");
             continue;
         };
         let n_row: usize = count.skipped.values().sum();
@@ -236,7 +278,7 @@ fn table(rows: &[(&str, &str, Option<Count>)]) -> String {
         }
         let _ = writeln!(
             text,
-            "{row:<32} {reference:<42} {:>8} {n_row:>8}",
+            "{name:<32} {reference:<42} {:>8} {n_row:>8}",
             count.n_compared
         );
     }
@@ -268,13 +310,18 @@ mod tests {
         };
         let rows = [
             (
-                "logits",
-                "transformers",
+                &row("logits", "transformers", 7),
                 count(7, &[("no data", 3), ("no format", 1)]),
             ),
-            ("templates", "transformers", count(5, &[("no data", 2)])),
-            ("perplexity", "llama.cpp", None),
+            (&row("templates", "transformers", 6), count(5, &[("no data", 2)])),
+            (&row("perplexity", "llama.cpp", 9), None),
         ];
+        assert_eq!(
+            shortfalls(&rows),
+            [
+                "`templates` made 5 comparisons, and tests/data alone gives 6: a fixture is missing or not found"
+            ]
+        );
         let text = table(&rows);
         let words: Vec<Vec<&str>> = text
             .lines()

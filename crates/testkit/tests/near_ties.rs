@@ -8,7 +8,7 @@ use tokenmill_backend::{Executor, KvType};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Comparisons, NaiveBackend, generate::all_logits, test_data};
+use tokenmill_testkit::{Comparisons, NaiveBackend, generate::all_logits};
 
 fn ids(value: &Value) -> Vec<u32> {
     (value.as_array().expect("a list").iter())
@@ -120,8 +120,8 @@ fn every_token_that_differs_from_the_reference_is_a_near_tie() {
 /// loops that round nothing else change as much, and with the same rounding the CPU agrees with them.
 #[test]
 fn rounding_keys_and_values_explains_the_log_probabilities_of_the_f16_cache() {
-    let folder = test_data("the demo model").map(|data| data.join("../demo-model"));
-    let Some((folder, reference)) = demo(folder) else {
+    let mut comparisons = Comparisons::of("rounding of the f16 cache");
+    let Some((folder, reference)) = demo(comparisons.find("../demo-model")) else {
         return;
     };
     let path = folder.join("tokenmill-demo-F16.gguf");
@@ -135,6 +135,7 @@ fn rounding_keys_and_values_explains_the_log_probabilities_of_the_f16_cache() {
             let (rounded_cpu, rounded_naive) = rounded.rows(index);
             let [exact_cpu, exact_naive, rounded_cpu, rounded_naive] =
                 [exact_cpu, exact_naive, rounded_cpu, rounded_naive].map(log_softmax);
+            comparisons.compared(1);
             rounding = rounding.max(max_difference(&rounded_naive, &exact_naive));
             f32_rest = f32_rest.max(max_difference(&exact_cpu, &exact_naive));
             f16_rest = f16_rest.max(max_difference(&rounded_cpu, &rounded_naive));
