@@ -40,10 +40,7 @@ const LAYERS: [Layer; 17] = [
         &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
     ),
     layer("tokenmill-text", &["tokenmill-gguf"]),
-    layer(
-        "tokenmill-model",
-        &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
-    ),
+    layer("tokenmill-model", &["tokenmill-backend", "tokenmill-gguf"]),
     layer("tokenmill-sched", &["tokenmill-backend"]),
     layer(
         "tokenmill-server",
@@ -118,7 +115,7 @@ const ORACLES: [(&str, &[&str]); 3] = [
         "tokenmill-sched",
         &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
     ),
-    ("tokenmill-model", &["tokenmill-cpu-exec"]),
+    ("tokenmill-model", &["tokenmill-cpu-exec", "tokenmill-quant"]),
     (
         "tokenmill-server",
         &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
@@ -235,6 +232,8 @@ mod tests {
         check("tokenmill-cuda-exec", "tokenmill-cuda-exec", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Normal, false);
+        check("tokenmill-model", "tokenmill-quant", Normal, false);
+        check("tokenmill-model", "tokenmill-quant", Development, true);
         check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, false);
         check("tokenmill-cuda-exec", "tokenmill-quant", Normal, true);
     }

@@ -15,8 +15,13 @@ const DEVICES: [&str; 5] = ["cuda", "cudarc", "ptx", "nvidia", "avx"];
 /// Crates whose names count for themselves: they are not part of the product.
 const NOT_PRODUCT: [&str; 3] = ["testkit", "ptx-sim", "sim-driver"];
 
-/// Enums and constants that two crates have under one name, with different meanings.
-const KNOWN_TWINS: &[&str] = &[];
+/// Names that two crates have for different things: a network and what the front door makes of it, a GPU and the choice of
+/// a device, a quant block and a block of a message; and the matrices and the KV store of each executor, which the seam
+/// names as associated types.
+const KNOWN_TWINS: &[&str] = &["Block", "Device", "KvStore", "Matrix", "Model"];
+
+/// Kinds of items that have one owner. Functions are not among them: `check` and `run` say their module.
+const OWNED: &[&str] = &["struct", "enum", "trait", "type", "const", "static"];
 
 /// Public items that nothing in the workspace uses: calls for programs with an asynchronous runtime of their own.
 const KNOWN_UNUSED: &[&str] = &["into_stream"];
@@ -98,7 +103,7 @@ fn twins(files: &[RustFile]) -> Vec<Finding> {
         if crate_of(&file.path).is_none_or(|name| NOT_PRODUCT.contains(&name)) {
             continue;
         }
-        for item in items(file, &["enum", "const"], false) {
+        for item in items(file, OWNED, false) {
             owners.entry(item.name).or_default().push(item);
         }
     }
@@ -176,15 +181,21 @@ mod tests {
     }
 
     #[test]
-    fn a_public_enum_or_constant_exists_once() {
-        let text =
-            "//! A.\npub enum Kind {}\npub const SIZE: usize = 1;\nimpl A {\n    pub const ALL: u8 = 1;\n}\n";
+    fn a_public_type_or_constant_exists_once() {
+        let text = "//! A.\npub enum Kind {}\npub const SIZE: usize = 1;\npub struct Plan;\nimpl A {\n    \
+                    pub const ALL: u8 = 1;\n}\npub fn check() {}\n";
         let files = [
             file("crates/a/src/a.rs", text),
             file("crates/b/src/a.rs", &text.replace("pub enum", "pub(crate) enum")),
             file("crates/testkit/src/a.rs", text),
         ];
-        check(&twins(&files), &["`const SIZE` is also in crates/a/src/a.rs"]);
+        check(
+            &twins(&files),
+            &[
+                "`struct Plan` is also in crates/a/src/a.rs",
+                "`const SIZE` is also in crates/a/src/a.rs",
+            ],
+        );
     }
 
     #[test]
