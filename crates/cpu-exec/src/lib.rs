@@ -69,3 +69,8 @@ pub use ops::{
 pub use pool::{Entered, Pool};
 pub use workspace::{StepSizes, Workspace, WorkspaceSizes};
 pub use zeroed::zeroed;
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

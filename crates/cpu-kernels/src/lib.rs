@@ -53,3 +53,8 @@ pub use simd::TILE_ROWS;
 pub use softmax::softmax;
 pub use tile_memory::{OutOfMemory, TileMemory};
 pub use tile_ops::{Activations, TileOps};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -54,3 +54,8 @@ pub use tensor_bytes::{ReadAt, TensorBytes};
 pub use tensor_type::TensorType;
 pub use value::{Array, StringArray, Value, ValueType};
 pub use writer::{GgufWriter, TensorDataWriter};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -71,3 +71,8 @@ pub use model_executor::ModelExecutor;
 pub use network::LoadProgress;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use weights::{WeightInfo, WeightSource, WeightTensor};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -67,3 +67,8 @@ pub use crate::{
     report::{Conflict, Finding, FindingKind, InstructionPlace, Location},
     types::Space,
 };
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

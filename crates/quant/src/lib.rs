@@ -48,3 +48,8 @@ pub use cpu_features::{CpuFeatures, Isa};
 pub use error::QuantError;
 pub use float::F16Bits;
 pub use format::{Format, dequantize_row, format, quantize_row};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -77,3 +77,8 @@ pub use prefix::PageKey;
 pub use scheduler::{Scheduler, SchedulerConfig, SchedulerCounters, StepBudget};
 pub use sequence::{MissReason, SeqSpec, Work};
 pub use step_times::{StepTimes, Throughput};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

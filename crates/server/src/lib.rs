@@ -49,3 +49,8 @@ pub use router::router;
 pub use serve::{Drained, ServeError, Server};
 pub use served_model::ServedModel;
 pub use shutdown::Shutdown;
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

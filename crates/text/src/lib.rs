@@ -14,6 +14,36 @@
 //! [`calls::ReplyParser`] reads reasoning and tool calls out of what a model answers, in each family's format.
 //!
 //! No network, no device and no file is known here.
+//!
+//! ```
+//! use tokenmill_text::{DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer};
+//!
+//! // A vocabulary as Hugging Face writes it; `Tokenizer::from_gguf` reads that of a GGUF file.
+//! let tokenizer = Tokenizer::from_tokenizer_json(
+//!     br#"{
+//!         "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "use_regex": false },
+//!         "decoder": { "type": "ByteLevel" },
+//!         "model": {
+//!             "type": "BPE",
+//!             "vocab": { "H": 0, "i": 1, "!": 2, "Hi": 3 },
+//!             "merges": ["H i"]
+//!         }
+//!     }"#,
+//! )?;
+//! let ids = tokenizer.encode("Hi!", EncodeOptions::default());
+//! assert_eq!(ids, [3, 2]);
+//!
+//! // Ids as they are generated become text, up to a stop string.
+//! let mut decoder = StreamDecoder::new(&tokenizer, DecodeOptions::default());
+//! let mut matcher = StopMatcher::new(["!"]);
+//! let mut text = String::new();
+//! for id in ids {
+//!     let piece = decoder.push(id);
+//!     text.push_str(&matcher.push(piece).text);
+//! }
+//! assert_eq!((text.as_str(), matcher.stopped_by()), ("Hi", Some(0)));
+//! # Ok::<(), tokenmill_text::TokenizerError>(())
+//! ```
 #![forbid(unsafe_code)]
 
 pub mod calls;
@@ -30,3 +60,8 @@ pub use detokenizer::{DecodeOptions, StreamDecoder};
 pub use error::TokenizerError;
 pub use stop::{StopMatcher, StopProgress};
 pub use tokenizer::{EncodeOptions, TokenKind, Tokenizer};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
