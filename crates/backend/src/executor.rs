@@ -3,7 +3,7 @@
 //! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
 //! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
 
-use crate::{BackendError, BatchError, ForwardBatch, Pooling};
+use crate::{BackendError, BatchError, ExecutorLimits, ForwardBatch, StepTrace};
 
 /// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
 ///
@@ -40,6 +40,11 @@ pub trait Executor {
     /// # Errors
     /// [`StepError::PageOutOfRange`] before anything was copied, or a device error.
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError>;
+
+    /// What the time of the steps waited for so far went to, where the device measures it.
+    fn trace(&self) -> Option<StepTrace> {
+        None
+    }
 }
 
 impl<E: Executor + ?Sized> Executor for Box<E> {
@@ -62,45 +67,9 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
     fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
         (**self).copy_pages(copies)
     }
-}
 
-/// What batches an executor takes: it allocates for these numbers when it is built, and never afterwards.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ExecutorLimits {
-    /// Tokens in the vocabulary.
-    pub n_vocab: usize,
-    /// Width of a hidden row that a step gives.
-    pub n_embd: usize,
-    /// Positions a sequence may have.
-    pub n_ctx: usize,
-    /// KV pages in the pool, [`PAGE_TOKENS`](crate::PAGE_TOKENS) tokens each.
-    pub n_pages: usize,
-    /// Pages of the host tier; 0 where the executor has none.
-    pub n_host_pages: usize,
-    /// Tokens a batch may have.
-    pub max_batch_tokens: usize,
-    /// Sequences a batch may have.
-    pub max_batch_seqs: usize,
-    /// Logit rows a batch may have.
-    pub max_logit_rows: usize,
-    /// Where every layer's attention has a sliding window: the width of the widest. Pages wholly older are never read
-    /// again and may be freed.
-    pub kv_window: Option<usize>,
-    /// How the network makes one row of a sequence; `None` where its hidden rows are those of tokens.
-    pub pooling: Option<Pooling>,
-    /// Whether tokens see those after them too. Then a sequence is computed in one step, from its first token to its last,
-    /// gives one hidden row, and nothing can be generated; its pages are working memory of that step.
-    pub is_encoder: bool,
-}
-
-impl ExecutorLimits {
-    /// Of the tokens of a sequence in a step, `first..=last`, the one whose hidden row stands for it where the network
-    /// pools.
-    pub fn pooled_row(&self, first: u32, last: u32) -> u32 {
-        match self.pooling {
-            Some(Pooling::First) => first,
-            _ => last,
-        }
+    fn trace(&self) -> Option<StepTrace> {
+        (**self).trace()
     }
 }
 
@@ -243,8 +212,14 @@ pub enum StepError {
 impl From<BackendError> for StepError {
     fn from(error: BackendError) -> Self {
         match error {
-            BackendError::Failed { operation, reason } => Self::Device { operation, reason },
-            BackendError::Lost { operation, reason } => Self::DeviceLost { operation, reason },
+            BackendError::Failed { operation, source } => Self::Device {
+                operation,
+                reason: source.to_string(),
+            },
+            BackendError::Lost { operation, source } => Self::DeviceLost {
+                operation,
+                reason: source.to_string(),
+            },
             other => Self::Device {
                 operation: "step",
                 reason: other.to_string(),

@@ -12,13 +12,33 @@
 //!
 //! **The key decision:** the forward pass sees counts only ([`StepShape`]), never a token or a position, so a device can
 //! capture a step once and replay it. Values reach a device in [`Backend::begin_step`] alone.
+//!
+//! ```
+//! use tokenmill_backend::{ForwardBatch, Phase, RowOutput, SamplingMode, StepShape, TokenSource};
+//!
+//! // Two sequences: a prompt of three tokens whose keys and values go to page 4, and one token that continues 16 others,
+//! // which are in page 0; its own place is the first of page 7.
+//! let mut batch = ForwardBatch::default();
+//! batch.push_sequence([5, 6, 7].map(TokenSource::Id), 0, &[4]);
+//! batch.want_last(RowOutput::Logits);
+//! batch.push_sequence([9].map(TokenSource::Id), 16, &[0, 7]);
+//! batch.want_last(RowOutput::Logits);
+//!
+//! // What the forward pass sees of them.
+//! let shape = StepShape::of(&batch);
+//! assert_eq!((shape.n_tokens, shape.n_seqs, shape.n_logits, shape.max_pages), (4, 2, 2, 2));
+//! assert_eq!((shape.phase, shape.sampling), (Phase::Mixed, SamplingMode::Raw));
+//! ```
 #![forbid(unsafe_code)]
 
 mod backend;
 mod batch;
+mod error;
 mod executor;
 mod host_step;
 mod kv_layout;
+mod limits;
+mod measure;
 mod memory;
 mod memory_plan;
 mod network_shape;
@@ -27,22 +47,29 @@ mod pooling;
 mod sampler;
 mod sampling_params;
 mod step_shape;
+mod step_trace;
 
-pub use backend::{Backend, BackendError};
+pub use backend::Backend;
 pub use batch::{BatchError, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, TokenSource};
-pub use executor::{
-    Executor, ExecutorLimits, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob,
-};
+pub use error::BackendError;
+pub use executor::{Executor, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob};
 pub use host_step::{HostStep, PickRow};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
-pub use memory::{Allocation, Measure, Memory};
+pub use limits::ExecutorLimits;
+pub use measure::Measure;
+pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
 pub use network_shape::{AttentionShape, LayerShape, NetworkShape};
 pub use operands::{
-    Activation, Attention, Linear, LinearJob, MatrixData, MatrixUsage, Norm, NormKind, Rope, RopeStoreKv,
-    RopeStyle, RowSet,
+    Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
 };
 pub use pooling::Pooling;
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use step_shape::{Phase, SamplingMode, StepShape};
+pub use step_trace::{DeviceTimes, StepTrace};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

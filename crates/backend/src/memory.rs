@@ -1,10 +1,11 @@
-//! [`Memory`]: what a load asks of a device, and [`Measure`], which weighs a load without allocating.
+//! [`Memory`]: what a load asks of a device.
 //!
-//! Separate from [`Backend`] because a load runs twice: first against [`Measure`], for the plan of the memory, then against
-//! the device. Invariant: both take the same path, so the plan counts what the load allocates and nothing else.
+//! Separate from [`Backend`](crate::Backend) because a load runs twice: first against [`Measure`](crate::Measure), for the
+//! plan of the memory, then against the device. Invariant: both take the same path, so the plan counts what the load allocates and nothing else.
 
-use crate::{Backend, BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, NetworkShape};
-use tokenmill_gguf::TensorType;
+use tokenmill_gguf::{TensorBytes, TensorType};
+
+use crate::{BackendError, ExecutorLimits, KvLayout, NetworkShape};
 
 /// Where a network's weights and buffers are: a device, or a scale.
 pub trait Memory: Sized {
@@ -34,6 +35,34 @@ pub trait Memory: Sized {
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, BackendError>;
 }
 
+/// A weight matrix as it comes from a file.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixData<'a> {
+    /// The tensor's name, for errors.
+    pub name: &'a str,
+    /// Its type.
+    pub ty: TensorType,
+    /// Rows, the width of the output.
+    pub n_out: usize,
+    /// Columns, the width of the input: contiguous in memory.
+    pub n_in: usize,
+    /// `n_out` rows of `ty.row_bytes(n_in)` bytes.
+    pub bytes: TensorBytes<'a>,
+    /// Which operations will read it.
+    pub usage: MatrixUsage,
+}
+
+/// Which operations read a matrix, so that a backend can choose how to hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MatrixUsage {
+    /// [`Backend::linear`](crate::Backend::linear) alone.
+    Linear,
+    /// [`Backend::embed`](crate::Backend::embed) alone.
+    Embedding,
+    /// Both: the token embedding of a model whose output head is tied to it.
+    Tied,
+}
+
 /// Something that a load allocates on a device.
 #[derive(Clone, Copy, Debug)]
 pub enum Allocation<'a> {
@@ -60,70 +89,8 @@ pub enum Allocation<'a> {
         /// Numbers of a row.
         width: usize,
     },
-    /// One page of the store that [`Backend::alloc_kv`] makes, all layers.
+    /// One page of the store that [`Backend::alloc_kv`](crate::Backend::alloc_kv) makes, all layers.
     KvPage(&'a KvLayout),
-    /// By [`Backend::prepare`].
+    /// By [`Backend::prepare`](crate::Backend::prepare).
     Workspace(&'a NetworkShape, &'a ExecutorLimits),
-}
-
-/// Adds up what a load would take on a backend.
-pub struct Measure<'a, B> {
-    backend: &'a B,
-    n_bytes: usize,
-}
-
-impl<'a, B: Backend> Measure<'a, B> {
-    /// Begins with nothing.
-    pub fn new(backend: &'a B) -> Self {
-        Self { backend, n_bytes: 0 }
-    }
-
-    /// Bytes so far; `usize::MAX` where the sum is beyond it.
-    pub fn n_bytes(&self) -> usize {
-        self.n_bytes
-    }
-
-    fn add(&mut self, allocation: Allocation<'_>) {
-        self.n_bytes = self.n_bytes.saturating_add(self.backend.bytes_of(&allocation));
-    }
-}
-
-impl<B: Backend> Memory for Measure<'_, B> {
-    type Matrix = ();
-    type Vector = ();
-    type Buffer = ();
-
-    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
-        let MatrixData {
-            ty,
-            n_out,
-            n_in,
-            usage,
-            ..
-        } = *data;
-        if !self.backend.supports(ty) {
-            return Err(BackendError::UnsupportedType {
-                tensor: data.name.to_owned(),
-                ty: ty.name(),
-                device: B::NAME,
-            });
-        }
-        self.add(Allocation::Matrix {
-            ty,
-            n_out,
-            n_in,
-            usage,
-        });
-        Ok(())
-    }
-
-    fn upload_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
-        self.add(Allocation::Vector { len: values.len() });
-        Ok(())
-    }
-
-    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<(), BackendError> {
-        self.add(Allocation::Buffer { max_rows, width });
-        Ok(())
-    }
 }

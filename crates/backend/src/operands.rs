@@ -1,47 +1,17 @@
-//! Arguments of a [`Backend`]'s operations other than buffers: matrices, norms, ropes, attention, activations.
+//! Arguments of a [`Backend`](crate::Backend)'s operations other than buffers: matrices, norms, ropes, attention, activations.
 //!
 //! Separate from the trait because a network is made of these. They are generic over the device's matrices `M` and vectors
 //! `V`. Invariant: they hold weights and numbers of the network, nothing of a step.
 
-use tokenmill_gguf::{TensorBytes, TensorType};
+use crate::Memory;
 
-use crate::Backend;
-
-/// Which rows [`Backend::gather`] picks.
+/// Which rows [`Backend::gather`](crate::Backend::gather) picks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowSet {
     /// Of `T` token rows the `O` that yield an output: the union of logit and hidden rows, ascending.
     Outputs,
     /// Of `O` output rows the `L` that are logit rows.
     LogitsOfOutputs,
-}
-
-/// A weight matrix as it comes from a file.
-#[derive(Clone, Copy, Debug)]
-pub struct MatrixData<'a> {
-    /// The tensor's name, for errors.
-    pub name: &'a str,
-    /// Its type.
-    pub ty: TensorType,
-    /// Rows, the width of the output.
-    pub n_out: usize,
-    /// Columns, the width of the input: contiguous in memory.
-    pub n_in: usize,
-    /// `n_out` rows of `ty.row_bytes(n_in)` bytes.
-    pub bytes: TensorBytes<'a>,
-    /// Which operations will read it.
-    pub usage: MatrixUsage,
-}
-
-/// Which operations read a matrix, so that a backend can choose how to hold it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum MatrixUsage {
-    /// [`Backend::linear`] alone.
-    Linear,
-    /// [`Backend::embed`] alone.
-    Embedding,
-    /// Both: the token embedding of a model whose output head is tied to it.
-    Tied,
 }
 
 /// A matrix with its optional bias.
@@ -56,8 +26,8 @@ pub struct Linear<M, V> {
     pub n_in: usize,
 }
 
-/// One product of [`Backend::linear_group`].
-pub struct LinearJob<'a, B: Backend> {
+/// One product of [`Backend::linear_group`](crate::Backend::linear_group).
+pub struct LinearJob<'a, B: Memory> {
     /// The matrix.
     pub linear: &'a Linear<B::Matrix, B::Vector>,
     /// `[n_rows, n_out]`.
@@ -166,8 +136,8 @@ impl<V> Attention<V> {
     }
 }
 
-/// The arguments of [`Backend::rope_store_kv`].
-pub struct RopeStoreKv<'a, B: Backend> {
+/// The arguments of [`Backend::rope_store_kv`](crate::Backend::rope_store_kv).
+pub struct RopeStoreKv<'a, B: Memory> {
     /// Index of the layer in the KV store.
     pub layer_idx: usize,
     /// Norm of the query heads.

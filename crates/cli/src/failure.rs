@@ -302,8 +302,8 @@ impl From<LoadError> for Failure {
             } => bad_option(option, found, expected),
             LoadError::Backend(BackendError::Failed {
                 operation: "starting threads",
-                ref reason,
-            }) => Self::usage(reason.clone()).hint("`-t N` and `-tb N` say how many compute"),
+                ref source,
+            }) => Self::usage(source.to_string()).hint("`-t N` and `-tb N` say how many compute"),
             LoadError::Backend(ref reason) => {
                 let failure = Self::input(format!("cannot load the model: {error}"));
                 match reason {

@@ -118,6 +118,7 @@ impl LoadArgs {
             device: self.device()?,
             n_threads: Some(self.n_threads()),
             n_prefill_threads: self.threads_batch,
+            is_traced: false,
             cpu_features: self.cpu_features()?,
         })
     }

@@ -52,7 +52,7 @@ impl CpuBackend {
     pub fn new(n_threads: Option<usize>, features: CpuFeatures) -> Result<Self, BackendError> {
         let n_threads = n_threads.unwrap_or_else(crate::Pool::n_available);
         let host =
-            crate::Host::new(n_threads, features).map_err(|error| failed("starting threads", &error))?;
+            crate::Host::new(n_threads, features).map_err(|error| failed("starting threads", error))?;
         Ok(Self {
             workspace: crate::Workspace::new(&host),
             host: Arc::new(host),
@@ -76,7 +76,7 @@ impl CpuBackend {
     pub fn set_prefill_threads(&mut self, n_threads: usize) -> Result<(), BackendError> {
         if n_threads == 0 || n_threads > self.host.pool().n_threads() {
             let host = crate::Host::new(n_threads, self.host.features())
-                .map_err(|error| failed("starting threads", &error))?;
+                .map_err(|error| failed("starting threads", error))?;
             self.workspace = crate::Workspace::new(&host);
             self.host = Arc::new(host);
         }
@@ -152,9 +152,9 @@ impl Memory for CpuBackend {
                 },
                 crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
                     tensor: data.name.to_owned(),
-                    reason: source.to_string(),
+                    source: source.into(),
                 },
-                other => failed("loading weights", &other),
+                other => failed("loading weights", other),
             }
         })
     }
@@ -169,7 +169,7 @@ impl Memory for CpuBackend {
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
         crate::zeroed(max_rows.saturating_mul(width), "activations")
-            .map_err(|error| failed("preparing a step", &error))
+            .map_err(|error| failed("preparing a step", error))
     }
 }
 
@@ -207,13 +207,13 @@ impl Backend for CpuBackend {
     ) -> Result<(), BackendError> {
         self.workspace
             .reserve(&workspace_sizes(network, limits))
-            .map_err(|error| failed("allocating the workspace", &error))
+            .map_err(|error| failed("allocating the workspace", error))
     }
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
         let store = |n_pages| {
             crate::KvStore::new(&layout.layers, n_pages, layout.key_type, layout.value_type)
-                .map_err(|error| failed("allocating the KV store", &error))
+                .map_err(|error| failed("allocating the KV store", error))
         };
         self.kv = Some(store(layout.n_pages)?);
         if layout.n_host_pages > 0 {
@@ -567,10 +567,10 @@ fn values_of(vector: Option<&CpuVector>) -> Option<&[f32]> {
     vector.map(|vector| vector.values.as_slice())
 }
 
-fn failed(operation: &'static str, error: &dyn std::error::Error) -> BackendError {
+fn failed(operation: &'static str, error: crate::CpuExecError) -> BackendError {
     BackendError::Failed {
         operation,
-        reason: error.to_string(),
+        source: error.into(),
     }
 }
 

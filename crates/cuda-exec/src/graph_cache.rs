@@ -30,7 +30,7 @@ struct Entry<V> {
 
 /// How to run a step.
 #[derive(Debug)]
-pub enum StepPlan<'a, V> {
+pub enum GraphPlan<'a, V> {
     /// Replay this.
     Replay(&'a mut Graph, &'a V),
     /// Capture the step, insert the graph, and replay it: capturing runs nothing.
@@ -59,19 +59,19 @@ impl<K, V> GraphCache<K, V> {
 
 impl<K: Clone + Hash + Eq, V> GraphCache<K, V> {
     /// Says how to run a step of this shape. A new epoch drops every graph.
-    pub fn plan(&mut self, key: &K, epoch: u64) -> StepPlan<'_, V> {
+    pub fn plan(&mut self, key: &K, epoch: u64) -> GraphPlan<'_, V> {
         if epoch != self.epoch {
             self.entries.clear();
             self.epoch = epoch;
         }
         self.n_asked += 1;
         let Some(entry) = self.entries.get_mut(key) else {
-            return StepPlan::Capture;
+            return GraphPlan::Capture;
         };
         entry.last_asked = self.n_asked;
         match &mut entry.captured {
-            Some((graph, value)) => StepPlan::Replay(graph, value),
-            None => StepPlan::Eager,
+            Some((graph, value)) => GraphPlan::Replay(graph, value),
+            None => GraphPlan::Eager,
         }
     }
 

@@ -10,7 +10,7 @@
 //!
 //! ```
 //! use tokenmill_cuda_exec::{
-//!     Capture, Input, MatrixUse, Ops, Product, QuantizedRows, Uploader,
+//!     Capture, LinearInput, MatrixUse, Ops, Product, QuantizedRows, Uploader,
 //! };
 //! use tokenmill_gguf::TensorType;
 //! use tokenmill_sim_driver::{SimOptions, Simulator};
@@ -36,7 +36,7 @@
 //! let mut y = device.alloc::<f32>("output", 1)?;
 //! let capture = Capture::begin(&device)?;
 //! ops.quantize(1, 256, x.view(), rows.view_mut())?;
-//! let input = Input { n_rows: 1, floats: x.view(), quantized: Some(rows.view()) };
+//! let input = LinearInput { n_rows: 1, floats: x.view(), quantized: Some(rows.view()) };
 //! ops.linear(&input, &mut [Product { matrix: &matrix, bias: None, output: y.view_mut() }])?;
 //! let mut graph = capture.finish()?;
 //!
@@ -66,19 +66,24 @@ mod ops;
 mod planes;
 mod self_test;
 
-pub use backend::{CudaBackend, CudaBuffer, StepTimes, Trace};
+pub use backend::{CudaBackend, CudaBuffer};
 pub use driver::{
     Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceReport, Fence, Graph,
     Kernel, LaunchShape, Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe,
 };
 pub use error::CudaExecError;
-pub use graph_cache::{GraphCache, StepPlan};
+pub use graph_cache::{GraphCache, GraphPlan};
 pub use kv::{KvLayer, KvLayerMut, KvStore};
 pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use ops::{
-    ArgmaxScratch, AttentionScratch, AttentionStep, GatedProduct, Input, MAX_SAMPLED_VOCAB, NO_TOKEN, Ops,
-    Product, Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, SampleInputs, SampleOutputs,
-    SampleRecord, StepPlaces, TokenIds, TokenRuns,
+    ArgmaxScratch, AttentionScratch, AttentionStep, GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN,
+    Ops, Product, Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, SampleInputs,
+    SampleOutputs, SampleRecord, StepPlaces, TokenIds, TokenRuns,
 };
 pub use self_test::self_test;
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -6,7 +6,8 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Capture, CudaExecError, Device, Input, MatrixUse, Ops, Product, QuantizedRows, Uploader, error::Result,
+    Capture, CudaExecError, Device, LinearInput, MatrixUse, Ops, Product, QuantizedRows, Uploader,
+    error::Result,
 };
 
 /// Width of the row: a block of Q4_K.
@@ -37,7 +38,7 @@ pub fn self_test(device: &Device) -> Result<()> {
     let mut y = device.alloc::<f32>("the self-test", 1)?;
     let capture = Capture::begin(device)?;
     ops.quantize(1, WIDTH, x.view(), rows.view_mut())?;
-    let input = Input {
+    let input = LinearInput {
         n_rows: 1,
         floats: x.view(),
         quantized: Some(rows.view()),

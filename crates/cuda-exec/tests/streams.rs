@@ -1,6 +1,8 @@
 //! The two streams of a device, captures and their cache: what is in order and what is not.
 
-use tokenmill_cuda_exec::{Capture, CudaExecError, Device, GraphCache, Ops, QuantizedRows, StepPlan, Stream};
+use tokenmill_cuda_exec::{
+    Capture, CudaExecError, Device, GraphCache, GraphPlan, Ops, QuantizedRows, Stream,
+};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 
 fn device() -> Device {
@@ -52,16 +54,16 @@ fn a_graph_lives_as_long_as_its_epoch() {
         capture.finish().unwrap()
     };
     let mut cache: GraphCache<usize> = GraphCache::default();
-    assert!(matches!(cache.plan(&4, 1), StepPlan::Capture));
+    assert!(matches!(cache.plan(&4, 1), GraphPlan::Capture));
     cache.insert(4, capture(), ());
     cache.insert(2, capture(), ());
     cache.give_up(3);
-    assert!(matches!(cache.plan(&4, 1), StepPlan::Replay(..)));
-    assert!(matches!(cache.plan(&3, 1), StepPlan::Eager));
+    assert!(matches!(cache.plan(&4, 1), GraphPlan::Replay(..)));
+    assert!(matches!(cache.plan(&3, 1), GraphPlan::Eager));
     assert_eq!(cache.n_graphs(), 2);
     // A buffer moved: every graph may hold its old address.
-    assert!(matches!(cache.plan(&4, 2), StepPlan::Capture));
-    assert!(matches!(cache.plan(&3, 2), StepPlan::Capture));
+    assert!(matches!(cache.plan(&4, 2), GraphPlan::Capture));
+    assert!(matches!(cache.plan(&3, 2), GraphPlan::Capture));
     assert_eq!(cache.n_graphs(), 0);
 }
 
@@ -71,18 +73,18 @@ fn the_shape_used_least_recently_makes_room() {
     let capture = || Capture::begin(&device).unwrap().finish().unwrap();
     let mut cache: GraphCache<usize> = GraphCache::with_capacity(2);
     for shape in [1, 2] {
-        assert!(matches!(cache.plan(&shape, 1), StepPlan::Capture));
+        assert!(matches!(cache.plan(&shape, 1), GraphPlan::Capture));
         cache.insert(shape, capture(), ());
     }
-    assert!(matches!(cache.plan(&1, 1), StepPlan::Replay(..)));
-    assert!(matches!(cache.plan(&3, 1), StepPlan::Capture));
+    assert!(matches!(cache.plan(&1, 1), GraphPlan::Replay(..)));
+    assert!(matches!(cache.plan(&3, 1), GraphPlan::Capture));
     cache.insert(3, capture(), ());
     assert_eq!(cache.n_graphs(), 2);
-    assert!(matches!(cache.plan(&1, 1), StepPlan::Replay(..)));
-    assert!(matches!(cache.plan(&3, 1), StepPlan::Replay(..)));
-    assert!(matches!(cache.plan(&2, 1), StepPlan::Capture));
+    assert!(matches!(cache.plan(&1, 1), GraphPlan::Replay(..)));
+    assert!(matches!(cache.plan(&3, 1), GraphPlan::Replay(..)));
+    assert!(matches!(cache.plan(&2, 1), GraphPlan::Capture));
     // A shape that cannot be captured takes a place too.
     cache.give_up(2);
-    assert!(matches!(cache.plan(&1, 1), StepPlan::Capture));
-    assert!(matches!(cache.plan(&2, 1), StepPlan::Eager));
+    assert!(matches!(cache.plan(&1, 1), GraphPlan::Capture));
+    assert!(matches!(cache.plan(&2, 1), GraphPlan::Eager));
 }

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use tokenmill_backend::{
     Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, PageCopy, RowOutput,
-    StepError, StepOutput, Ticket, TokenSource,
+    StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
 
 use crate::{activations::Activations, forward::forward, network::Network};
@@ -135,5 +135,9 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             }
         }
         Ok(self.backend.copy_pages(copies)?)
+    }
+
+    fn trace(&self) -> Option<StepTrace> {
+        self.backend.trace()
     }
 }

@@ -72,7 +72,7 @@ impl Memory for NaiveBackend {
         let row_bytes = data.ty.row_bytes(data.n_in).ok_or_else(unsupported)?;
         let file_bytes = data.bytes.to_vec().map_err(|error| BackendError::ReadTensor {
             tensor: data.name.to_owned(),
-            reason: error.to_string(),
+            source: error.into(),
         })?;
         let mut values = vec![0.0; data.n_out * data.n_in];
         for (row, bytes) in values

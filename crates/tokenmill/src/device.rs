@@ -66,6 +66,8 @@ pub struct Compute {
     pub n_threads: Option<usize>,
     /// Threads of the CPU in steps that compute prompts; `None` takes as many as for generating.
     pub n_prefill_threads: Option<usize>,
+    /// Whether a GPU measures what the time of its steps goes to, for [`Executor::trace`].
+    pub is_traced: bool,
     /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
     pub cpu_features: CpuFeatures,
 }
@@ -76,6 +78,7 @@ impl Default for Compute {
             device: Device::default(),
             n_threads: None,
             n_prefill_threads: None,
+            is_traced: false,
             cpu_features: CpuFeatures::detect(),
         }
     }
@@ -150,9 +153,9 @@ pub fn load(
 ) -> Result<Loaded, Error> {
     match compute.device {
         Device::Cpu => load_on_cpu(model, options, compute, None, on_progress),
-        Device::Cuda { ordinal } => gpu::load(model, ordinal, options, on_progress),
+        Device::Cuda { ordinal } => gpu::load(model, ordinal, compute.is_traced, options, on_progress),
         Device::Auto => {
-            match gpu::load(model, 0, options, on_progress) {
+            match gpu::load(model, 0, compute.is_traced, options, on_progress) {
                 Ok(loaded) => Ok(loaded),
                 Err(reason @ Error::Gpu(_)) => {
                     load_on_cpu(model, options, compute, Some(reason), on_progress)

@@ -5,8 +5,6 @@
 
 #[cfg(feature = "cuda")]
 pub(crate) use with_cuda::load;
-#[cfg(feature = "cuda")]
-pub use with_cuda::load_on_gpu;
 #[cfg(not(feature = "cuda"))]
 pub use without_cuda::CudaLeftOut;
 #[cfg(not(feature = "cuda"))]
@@ -22,7 +20,7 @@ pub fn has_gpu_driver() -> bool {
 
 #[cfg(feature = "cuda")]
 mod with_cuda {
-    use tokenmill_cuda_exec::{CudaBackend, Device};
+    use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device};
     use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
 
     use crate::{Error, Loaded, LoadedDevice};
@@ -30,26 +28,20 @@ mod with_cuda {
     pub(crate) fn load(
         model: &Model,
         ordinal: usize,
+        is_traced: bool,
         options: &ModelOptions,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
-        let device = Device::open(ordinal).map_err(|error| Error::Gpu(error.into()))?;
-        load_on_gpu(model, device, ordinal, options, on_progress)
-    }
-
-    /// Loads a network on an opened GPU.
-    ///
-    /// # Errors
-    /// As [`Model::load_on`], where what the GPU refuses is [`Error::Gpu`].
-    pub fn load_on_gpu(
-        model: &Model,
-        device: Device,
-        ordinal: usize,
-        options: &ModelOptions,
-        on_progress: &mut dyn FnMut(LoadProgress),
-    ) -> Result<Loaded, Error> {
-        let name = device.info().name.clone();
-        let backend = CudaBackend::new(device).map_err(|error| Error::Gpu(error.into()))?;
+        let open = || -> Result<_, CudaExecError> {
+            let device = Device::open(ordinal)?;
+            let name = device.info().name.clone();
+            let mut backend = CudaBackend::new(device)?;
+            if is_traced {
+                backend = backend.with_trace()?;
+            }
+            Ok((name, backend))
+        };
+        let (name, backend) = open().map_err(|error| Error::Gpu(error.into()))?;
         let plan = model.plan(&backend, options)?;
         let executor = (model.load_on(backend, options, on_progress)).map_err(|error| match error {
             LoadError::Backend(error) => Error::Gpu(error),
@@ -83,6 +75,7 @@ mod without_cuda {
     pub(crate) fn load(
         _: &Model,
         _: usize,
+        _: bool,
         _: &ModelOptions,
         _: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {

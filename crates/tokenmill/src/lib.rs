@@ -87,8 +87,6 @@ pub use error::Error;
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
-#[cfg(feature = "cuda")]
-pub use gpu::load_on_gpu;
 pub use load_options::{KvCache, LoadOptions};
 pub use machine_memory::{available_bytes, check_memory, machine_bytes};
 pub use model::{Model, TextParams};
@@ -99,3 +97,8 @@ pub use tokenmill_model::LoadProgress;
 pub use tokenmill_sched::{FinishReason, Timings, Usage};
 pub use tokenmill_text::template::ChatMessage as Message;
 pub use words::{Conversation, ModelWords, Turn, utc_now};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

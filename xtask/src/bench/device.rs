@@ -9,9 +9,9 @@ use std::{path::PathBuf, time::Instant};
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use tokenmill_backend::{
-    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
+    DeviceTimes, Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
 };
-use tokenmill_cuda_exec::{CudaBackend, Device, StepTimes, Stream};
+use tokenmill_cuda_exec::{CudaBackend, Device, Stream};
 use tokenmill_model::{LoadProgress, Model, ModelExecutor, ModelOptions};
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::generate::run as run_step;
@@ -225,8 +225,8 @@ fn measure(
             "tokens_per_s": is_measured.then(|| n_tokens as f64 / seconds),
         }));
     }
-    let trace = executor.backend().trace().context("the trace is on")?;
-    let times = |times: StepTimes| {
+    let trace = executor.trace().context("the trace is on")?;
+    let times = |times: DeviceTimes| {
         json!({
             "steps": times.n_steps,
             "tokens": times.n_tokens,

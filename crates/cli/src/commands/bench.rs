@@ -13,6 +13,7 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelSource};
+use tokenmill_backend::DeviceTimes;
 use tokenmill_model::{Model, WeightInfo};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
@@ -21,6 +22,7 @@ use crate::{
     failure::Failure,
     interrupt,
     load::{LoadArgs, load_network},
+    note::note,
     numbers::count,
     output, progress,
     visible::visible,
@@ -78,6 +80,9 @@ pub(crate) struct Args {
     /// Measure the first run too, as a program that has just started sees it
     #[arg(long)]
     no_warmup: bool,
+    /// Say on stderr what the time of a GPU's steps goes to: the warm-up and the depth count as well
+    #[arg(long, conflicts_with = "batch")]
+    gpu_trace: bool,
     /// Form of the table
     #[arg(short, long, value_enum, default_value_t = Format::Md)]
     output: Format,
@@ -195,7 +200,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let source = ModelSource::find(&args.model)?;
     let model = source.open_network()?;
-    let choices = args.options(&tests)?;
+    let mut choices = args.options(&tests)?;
+    choices.compute.is_traced = args.gpu_trace;
     let options = choices.network_options(model.descriptor().n_ctx_train)?;
     let weights = model.weights().infos();
     let loaded = load_network(&model, &options, &choices.compute)?;
@@ -264,6 +270,19 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         }
     }
     bar.finish_and_clear();
+    if args.gpu_trace {
+        let trace = match &rig {
+            Rig::Forward(forward) => forward.trace(),
+            Rig::SideBySide(_) => None,
+        };
+        let trace = trace.ok_or_else(|| {
+            Failure::usage("`--gpu-trace` measures a GPU, and the model computes on the CPU")
+                .hint("`--device cuda` computes on the first GPU")
+        })?;
+        for (steps, times) in [("prompt", trace.prefill), ("generation", trace.decode)] {
+            note!("{}", trace_line(steps, &times));
+        }
+    }
     match args.output {
         Format::Md => output::print(&markdown(&subject, &results)),
         Format::Csv => output::print(&csv(&subject, &results)),
@@ -319,6 +338,20 @@ impl Args {
             ..self.load.options()?
         })
     }
+}
+
+/// What a step of one phase took on average.
+fn trace_line(steps: &str, times: &DeviceTimes) -> String {
+    let mean = |sum_ms: f64| sum_ms / times.n_steps.max(1) as f64;
+    format!(
+        "GPU time of a {steps} step: {:.3} ms for its values, {:.3} ms for the forward pass, {:.3} ms for the results; {} steps with \
+         {} tokens",
+        mean(times.upload_ms),
+        mean(times.compute_ms),
+        mean(times.download_ms),
+        times.n_steps,
+        times.n_tokens
+    )
 }
 
 /// Runs a test once; gives the seconds it took.

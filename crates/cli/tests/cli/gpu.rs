@@ -134,6 +134,25 @@ fn bench_names_the_device_it_measured() {
 }
 
 #[test]
+fn bench_says_what_the_time_of_a_gpus_steps_goes_to() {
+    let args = ["bench", "demo", "-p", "4", "-n", "2", "-r", "1", "--gpu-trace"];
+    let output = run(with_driver("", &[&args[..], &["--device", "cuda"]].concat()));
+    let text = output.stderr.clone();
+    // A warm-up and a repetition: one step for the prompt, two for the generation.
+    for claim in [
+        "GPU time of a prompt step: ",
+        " ms for the results; 2 steps with 8 tokens",
+        "GPU time of a generation step: ",
+        " ms for the results; 4 steps with 4 tokens",
+    ] {
+        assert!(text.contains(claim), "{claim}: {text}");
+    }
+    output.ok();
+    let refusal = tokenmill([&args[..], &["--device", "cpu"]].concat()).failed(2);
+    assert!(refusal.contains("`--gpu-trace` measures a GPU"), "{refusal}");
+}
+
+#[test]
 fn without_a_driver_the_program_says_so_and_computes_on_the_cpu() {
     // An empty folder comes first, but a real driver is still found behind it.
     if tokenmill_cuda_exec::has_driver() {

@@ -102,7 +102,7 @@ impl CudaBackend {
                 }
                 crate::CudaExecError::ReadWeights { reason } => BackendError::ReadTensor {
                     tensor: data.name.to_owned(),
-                    reason,
+                    source: reason.into(),
                 },
                 other => other.into(),
             })

@@ -19,10 +19,7 @@ mod trace;
 use tokenmill_backend::{Backend, BackendError, KvLayerShape, StepShape};
 use tokenmill_gguf::TensorType;
 
-pub use self::{
-    buffer::CudaBuffer,
-    trace::{StepTimes, Trace},
-};
+pub use self::buffer::CudaBuffer;
 use self::{
     results::{PickedLayout, Results, Sources},
     step::StepInputs,
@@ -98,11 +95,6 @@ impl CudaBackend {
         Ok(self)
     }
 
-    /// What the time of the steps read so far went to; `None` where it is not measured.
-    pub fn trace(&self) -> Option<Trace> {
-        self.tracer.as_ref().map(Tracer::trace)
-    }
-
     /// The device.
     pub fn device(&self) -> &crate::Device {
         &self.device
@@ -135,8 +127,14 @@ impl From<crate::CudaExecError> for BackendError {
                 free_bytes,
                 device: CudaBackend::NAME,
             },
-            crate::CudaExecError::Lost { operation, reason } => Self::Lost { operation, reason },
-            crate::CudaExecError::Failed { operation, reason } => Self::Failed { operation, reason },
+            crate::CudaExecError::Lost { operation, reason } => Self::Lost {
+                operation,
+                source: reason.into(),
+            },
+            crate::CudaExecError::Failed { operation, reason } => Self::Failed {
+                operation,
+                source: reason.into(),
+            },
             crate::CudaExecError::Unsupported { feature } => Self::Unsupported {
                 feature,
                 device: CudaBackend::NAME,
@@ -150,7 +148,7 @@ impl From<crate::CudaExecError> for BackendError {
             },
             other => Self::Failed {
                 operation: "a CUDA operation",
-                reason: other.to_string(),
+                source: other.into(),
             },
         }
     }

@@ -6,13 +6,19 @@
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
     LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv,
-    RowSet, SamplingMode, StepOutput, StepShape,
+    RowSet, SamplingMode, StepOutput, StepShape, StepTrace,
 };
 use tokenmill_gguf::TensorType;
 
 use crate::modules::type_suffix;
 
-use super::{CudaBackend, CudaBuffer, Sources, Workspace, prepared, trace::Moment};
+use super::{
+    CudaBackend, CudaBuffer, Sources, Workspace, prepared,
+    trace::{Moment, Tracer},
+};
+
+/// Tokens of a step: some grids have a thread block for each along y, and a grid has no more there.
+const MAX_STEP_TOKENS: usize = 65_535;
 
 impl Memory for CudaBackend {
     type Matrix = crate::Matrix;
@@ -60,6 +66,15 @@ impl Backend for CudaBackend {
     ) -> Result<(), BackendError> {
         // What is certain to fail fails before gigabytes are on their way.
         crate::KvStore::check(kv)?;
+        if limits.max_batch_tokens > MAX_STEP_TOKENS {
+            return Err(BackendError::Unsupported {
+                feature: format!(
+                    "steps of {} tokens, only of {MAX_STEP_TOKENS} and fewer",
+                    limits.max_batch_tokens
+                ),
+                device: Self::NAME,
+            });
+        }
         self.make_workspace(network, limits, plan)
     }
 
@@ -69,6 +84,10 @@ impl Backend for CudaBackend {
 
     fn works_apart(&self) -> bool {
         true
+    }
+
+    fn trace(&self) -> Option<StepTrace> {
+        self.tracer.as_ref().map(Tracer::trace)
     }
 
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
@@ -352,7 +371,7 @@ impl Backend for CudaBackend {
         } else {
             None
         };
-        let input = crate::Input {
+        let input = crate::LinearInput {
             n_rows,
             floats: input.read(),
             quantized: form.as_ref().map(|form| form.view()),
@@ -405,7 +424,7 @@ impl Backend for CudaBackend {
             // After float weights come float ones, or else that product has the rows quantized.
             (None, (gate_out.write(), None))
         };
-        let input = crate::Input {
+        let input = crate::LinearInput {
             n_rows,
             floats: input.read(),
             quantized: form.as_ref().map(|form| form.view()),

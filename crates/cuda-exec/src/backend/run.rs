@@ -77,14 +77,14 @@ impl CudaBackend {
     /// Replays the step's graph if there is one.
     fn replay(&mut self, shape: &StepShape) -> Result<Replayed, BackendError> {
         match self.graphs.plan(shape, self.epoch) {
-            crate::StepPlan::Replay(graph, sources) => {
+            crate::GraphPlan::Replay(graph, sources) => {
                 graph.replay()?;
                 let sources = sources.clone();
                 self.workspace().results.set_sources(sources);
                 Ok(Replayed::Yes)
             }
-            crate::StepPlan::Capture => Ok(Replayed::NotCaptured),
-            crate::StepPlan::Eager => Ok(Replayed::CannotBe),
+            crate::GraphPlan::Capture => Ok(Replayed::NotCaptured),
+            crate::GraphPlan::Eager => Ok(Replayed::CannotBe),
         }
     }
 }

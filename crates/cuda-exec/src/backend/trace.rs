@@ -1,35 +1,11 @@
-//! [`Trace`]: what the time of steps on the device goes to, measured by events of the device itself.
+//! [`Tracer`]: measures what the time of steps goes to, by events of the device itself.
 //!
 //! Separate from running steps so that it costs nothing when it is off: there are no events then. Invariant: a step's events
 //! are read only when the step's results were waited for, so tracing adds waits behind a step and none inside.
 
 use std::collections::VecDeque;
 
-use tokenmill_backend::{Phase, StepShape};
-
-/// Where the time of steps went, by phase.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Trace {
-    /// Steps with more than one token of a sequence.
-    pub prefill: StepTimes,
-    /// Steps with one token of each sequence.
-    pub decode: StepTimes,
-}
-
-/// Sums over steps, in milliseconds of the device.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct StepTimes {
-    /// Steps.
-    pub n_steps: u64,
-    /// Tokens of these steps, padding included.
-    pub n_tokens: u64,
-    /// Getting the step's values.
-    pub upload_ms: f64,
-    /// The forward pass, with sampling where that is the device's.
-    pub compute_ms: f64,
-    /// Copying the results to the host.
-    pub download_ms: f64,
-}
+use tokenmill_backend::{Phase, StepShape, StepTrace};
 
 /// The four moments of a step: before its values are uploaded, after that, after the forward pass, after the copies.
 type Moments = [crate::Fence; 4];
@@ -41,7 +17,7 @@ pub(super) struct Tracer {
     newest: usize,
     /// Steps that are run and were not read: which events are theirs, and what they are.
     open: VecDeque<(usize, StepShape)>,
-    trace: Trace,
+    trace: StepTrace,
 }
 
 /// A moment of a step.
@@ -62,11 +38,11 @@ impl Tracer {
             moments: [moments()?, moments()?],
             newest: 0,
             open: VecDeque::with_capacity(2),
-            trace: Trace::default(),
+            trace: StepTrace::default(),
         })
     }
 
-    pub(super) fn trace(&self) -> Trace {
+    pub(super) fn trace(&self) -> StepTrace {
         self.trace
     }
 

@@ -13,7 +13,7 @@ const MAX_JOBS: usize = 3;
 
 /// The rows that matrices are multiplied with, in both forms where both are there.
 #[derive(Clone, Copy, Debug)]
-pub struct Input<'a> {
+pub struct LinearInput<'a> {
     /// Rows.
     pub n_rows: usize,
     /// `[n_rows, n_in]`, for float matrices.
@@ -65,7 +65,7 @@ fn not_a_factor() -> CudaExecError {
 }
 
 /// Appends the input in the form that a matrix takes.
-fn with_input<'a>(args: Args<'a>, matrix: &Matrix, input: &Input<'a>) -> Result<Args<'a>> {
+fn with_input<'a>(args: Args<'a>, matrix: &Matrix, input: &LinearInput<'a>) -> Result<Args<'a>> {
     let (n_rows, n_in) = (input.n_rows, matrix.n_in());
     let args = args.count(n_in).count(n_rows);
     if matrix.takes_quantized_input() {
@@ -85,7 +85,7 @@ fn n_blocks(jobs: &[Product<'_>], tile: usize) -> usize {
 }
 
 /// The arguments that all products have.
-fn job_args<'a>(input: &Input<'a>, jobs: &'a mut [Product<'_>]) -> Result<Args<'a>> {
+fn job_args<'a>(input: &LinearInput<'a>, jobs: &'a mut [Product<'_>]) -> Result<Args<'a>> {
     let (n_rows, matrix) = (input.n_rows, jobs[0].matrix);
     for job in jobs.iter() {
         check_equal("the width of a matrix", job.matrix.n_in(), matrix.n_in())?;
@@ -127,7 +127,7 @@ impl Ops {
     ///
     /// # Errors
     /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.
-    pub fn linear(&self, input: &Input<'_>, products: &mut [Product<'_>]) -> Result<()> {
+    pub fn linear(&self, input: &LinearInput<'_>, products: &mut [Product<'_>]) -> Result<()> {
         let n_rows = input.n_rows;
         if let Some(kernels) = self.pair_of(products, n_rows) {
             let shape = LaunchShape::new([n_blocks(products, 8), 1, 1], 128);
@@ -179,7 +179,7 @@ impl Ops {
     ///
     /// # Errors
     /// [`CudaExecError::Unsupported`] where [`Self::can_gate`] is false, [`CudaExecError::Bounds`], or the driver's.
-    pub fn matvec_gated(&self, input: &Input<'_>, product: GatedProduct<'_>) -> Result<()> {
+    pub fn matvec_gated(&self, input: &LinearInput<'_>, product: GatedProduct<'_>) -> Result<()> {
         let [gate, up] = product.matrices;
         let (n_rows, n_out) = (input.n_rows, gate.n_out());
         let kernels = match gate.kernels.gated {

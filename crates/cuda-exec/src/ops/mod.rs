@@ -28,7 +28,7 @@ use crate::{
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub use attention::{AttentionScratch, AttentionStep, TokenRuns};
 pub use embed::TokenIds;
-pub use linear::{GatedProduct, Input, Product};
+pub use linear::{GatedProduct, LinearInput, Product};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
 

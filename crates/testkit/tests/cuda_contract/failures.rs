@@ -158,6 +158,33 @@ fn too_little_memory_is_known_before_anything_is_uploaded() {
 }
 
 #[test]
+fn a_step_of_more_tokens_than_a_grid_has_blocks_is_refused_before_anything_is_uploaded() {
+    let model = model(TensorType::F32);
+    let load = |max_batch_tokens| {
+        let simulator = Simulator::new(&SimOptions {
+            total_bytes: 64 << 30,
+        });
+        let backend = CudaBackend::new(simulator.device()).unwrap();
+        let options = ModelOptions {
+            max_batch_tokens,
+            ..options()
+        };
+        let loaded = build(&model.descriptor, &model, backend, &options, &mut |_| {});
+        (loaded.err(), simulator)
+    };
+    assert!(load(65_535).0.is_none());
+    let (error, simulator) = load(65_536);
+    let Some(LoadError::Backend(error @ BackendError::Unsupported { .. })) = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(
+        error.to_string(),
+        "the CUDA backend does not support steps of 65536 tokens, only of 65535 and fewer"
+    );
+    assert_eq!(simulator.copy_counts(), (0, 0));
+}
+
+#[test]
 fn a_kv_type_without_kernels_is_refused_before_anything_is_uploaded() {
     let model = model(TensorType::F32);
     let simulator = Simulator::new(&SimOptions::default());

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use tokenmill_backend::Executor as _;
 use tokenmill_cuda_exec::{CudaBackend, modules::PAIRS};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::build;
@@ -179,7 +180,7 @@ fn a_trace_tells_where_the_time_of_each_phase_went() {
         backend.with_trace().unwrap()
     });
     let mut plain = OnGpu::new(TensorType::Q4_0);
-    assert_eq!(plain.executor.backend().trace(), None);
+    assert_eq!(plain.executor.trace(), None);
     let (mut all, mut expected) = (sequences(3), sequences(3));
     for _ in 0..4 {
         sample(&mut gpu.executor, all.iter_mut().collect(), &greedy()).unwrap();
@@ -189,7 +190,7 @@ fn a_trace_tells_where_the_time_of_each_phase_went() {
         assert_eq!(traced.tokens, plain.tokens);
     }
     assert_eq!(gpu.simulator.graph_counts(), plain.simulator.graph_counts());
-    let trace = gpu.executor.backend().trace().unwrap();
+    let trace = gpu.executor.trace().unwrap();
     assert_eq!((trace.prefill.n_steps, trace.decode.n_steps), (1, 3));
     // Three sequences are padded to four.
     assert_eq!(trace.decode.n_tokens, 12);

@@ -3,7 +3,9 @@
 //! Separate because it is the only place of the program that drives an executor itself. Invariant: no token is sampled;
 //! one sequence is stored at a time.
 
-use tokenmill_backend::{Executor, ForwardBatch, PAGE_TOKENS, RowOutput, StepError, StepOutput, TokenSource};
+use tokenmill_backend::{
+    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, StepError, StepOutput, StepTrace, TokenSource,
+};
 
 /// One sequence in an executor of its own.
 pub(super) struct Forward {
@@ -24,6 +26,11 @@ impl Forward {
             output: StepOutput::default(),
             n_stored: 0,
         }
+    }
+
+    /// What the time of the steps went to, where the device measures it.
+    pub(super) fn trace(&self) -> Option<StepTrace> {
+        self.executor.trace()
     }
 
     /// Goes back to the first `n_tokens` that are stored, or to all; gives how many are missing.

@@ -1,0 +1,46 @@
+//! [`ExecutorLimits`]: what batches an executor takes.
+//!
+//! Separate because batches are checked against it before there is a step. Invariant: it is constant over an executor's
+//! life.
+
+use crate::Pooling;
+
+/// What batches an executor takes: it allocates for these numbers when it is built, and never afterwards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExecutorLimits {
+    /// Tokens in the vocabulary.
+    pub n_vocab: usize,
+    /// Width of a hidden row that a step gives.
+    pub n_embd: usize,
+    /// Positions a sequence may have.
+    pub n_ctx: usize,
+    /// KV pages in the pool, [`PAGE_TOKENS`](crate::PAGE_TOKENS) tokens each.
+    pub n_pages: usize,
+    /// Pages of the host tier; 0 where the executor has none.
+    pub n_host_pages: usize,
+    /// Tokens a batch may have.
+    pub max_batch_tokens: usize,
+    /// Sequences a batch may have.
+    pub max_batch_seqs: usize,
+    /// Logit rows a batch may have.
+    pub max_logit_rows: usize,
+    /// Where every layer's attention has a sliding window: the width of the widest. Pages wholly older are never read
+    /// again and may be freed.
+    pub kv_window: Option<usize>,
+    /// How the network makes one row of a sequence; `None` where its hidden rows are those of tokens.
+    pub pooling: Option<Pooling>,
+    /// Whether tokens see those after them too. Then a sequence is computed in one step, from its first token to its last,
+    /// gives one hidden row, and nothing can be generated; its pages are working memory of that step.
+    pub is_encoder: bool,
+}
+
+impl ExecutorLimits {
+    /// Of the tokens of a sequence in a step, `first..=last`, the one whose hidden row stands for it where the network
+    /// pools.
+    pub fn pooled_row(&self, first: u32, last: u32) -> u32 {
+        match self.pooling {
+            Some(Pooling::First) => first,
+            _ => last,
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! [`Measure`]: weighs a load without allocating.
+//!
+//! Separate from the memory that it stands for because it asks a backend what things take. Invariant: it counts what the load
+//! asks for and nothing else.
+
+use crate::{Allocation, Backend, BackendError, MatrixData, Memory};
+
+/// Adds up what a load would take on a backend.
+pub struct Measure<'a, B> {
+    backend: &'a B,
+    n_bytes: usize,
+}
+
+impl<'a, B: Backend> Measure<'a, B> {
+    /// Begins with nothing.
+    pub fn new(backend: &'a B) -> Self {
+        Self { backend, n_bytes: 0 }
+    }
+
+    /// Bytes so far; `usize::MAX` where the sum is beyond it.
+    pub fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
+    fn add(&mut self, allocation: Allocation<'_>) {
+        self.n_bytes = self.n_bytes.saturating_add(self.backend.bytes_of(&allocation));
+    }
+}
+
+impl<B: Backend> Memory for Measure<'_, B> {
+    type Matrix = ();
+    type Vector = ();
+    type Buffer = ();
+
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
+        let MatrixData {
+            ty,
+            n_out,
+            n_in,
+            usage,
+            ..
+        } = *data;
+        if !self.backend.supports(ty) {
+            return Err(BackendError::UnsupportedType {
+                tensor: data.name.to_owned(),
+                ty: ty.name(),
+                device: B::NAME,
+            });
+        }
+        self.add(Allocation::Matrix {
+            ty,
+            n_out,
+            n_in,
+            usage,
+        });
+        Ok(())
+    }
+
+    fn upload_vector(&mut self, values: &[f32]) -> Result<(), BackendError> {
+        self.add(Allocation::Vector { len: values.len() });
+        Ok(())
+    }
+
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<(), BackendError> {
+        self.add(Allocation::Buffer { max_rows, width });
+        Ok(())
+    }
+}
