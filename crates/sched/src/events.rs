@@ -3,44 +3,18 @@
 //! A part of [`Core`] that stands apart because it is the only one that sends. Invariant: a sequence's events are sent
 //! in the order in which they happened, and its end is the last of them.
 
-use tokenmill_backend::{RowError, StepError};
+use tokenmill_backend::RowError;
 
 use crate::{
     arena::SeqId,
-    commit::{End, Outcome, SeqSummary},
+    cause::Cause,
     core::Core,
     error::EngineError,
     generation::{Event, FinishReason, Finished, Rows, Token, Usage},
     mailbox::RequestId,
+    outcome::{End, Outcome, SeqSummary},
     plan::{PlannedOutput, StepPlan},
 };
-
-/// What made the scheduler report something.
-#[derive(Clone, Copy)]
-pub(crate) enum Cause<'a> {
-    /// A command or a deadline.
-    Caller,
-    /// This step, which is done.
-    Step(&'a StepPlan),
-    /// A step that failed for this reason.
-    Failure(&'a StepError),
-}
-
-impl Cause<'_> {
-    fn logit_row(self, row: usize) -> usize {
-        match self {
-            Self::Step(plan) => plan.rows[row].first_logit_row as usize,
-            _ => unreachable!("tokens come from a step that is done"),
-        }
-    }
-
-    fn step_error(self) -> EngineError {
-        match self {
-            Self::Failure(error) => EngineError::Step(error.clone()),
-            _ => unreachable!("steps fail for a reason"),
-        }
-    }
-}
 
 impl Core {
     pub(crate) fn note_beginning(&mut self, seq: SeqId, now_us: u64) {

@@ -14,7 +14,7 @@ use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS};
 
 use crate::{
     arena::{Arena, SeqId},
-    commit::{End, Outcome},
+    outcome::{End, Outcome},
     plan::StepPlan,
     pool::PagePool,
     prefix::PrefixHasher,

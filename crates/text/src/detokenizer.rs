@@ -42,6 +42,21 @@ pub struct StreamDecoder<T> {
     text: String,
 }
 
+impl Tokenizer {
+    /// Decodes token ids; ids outside the vocabulary stand for nothing.
+    ///
+    /// Bytes that are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> String {
+        let mut decoder = StreamDecoder::new(self, options);
+        let mut text = String::new();
+        for &id in ids {
+            text.push_str(decoder.push(id));
+        }
+        text.push_str(decoder.finish());
+        text
+    }
+}
+
 impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
     /// Begins a text.
     pub fn new(tokenizer: T, options: DecodeOptions) -> Self {

@@ -3,15 +3,15 @@
 //! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
 //! [`Device::Auto`] falls back to another device and says why.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::str::FromStr;
 
-use tokenmill_backend::{Executor, MemoryPlan};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 
 use crate::{
     Error, gpu,
+    loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
 };
 
@@ -66,7 +66,7 @@ pub struct Compute {
     pub n_threads: Option<usize>,
     /// Threads of the CPU in steps that compute prompts; `None` takes as many as for generating.
     pub n_prefill_threads: Option<usize>,
-    /// Whether a GPU measures what the time of its steps goes to, for [`Executor::trace`].
+    /// Whether a GPU measures what the time of its steps goes to, for [`Executor::trace`](tokenmill_backend::Executor::trace).
     pub is_traced: bool,
     /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
     pub cpu_features: CpuFeatures,
@@ -95,48 +95,6 @@ impl Compute {
             backend.set_prefill_threads(n_threads)?;
         }
         Ok(backend)
-    }
-}
-
-/// A loaded model and where it computes.
-pub struct Loaded {
-    /// What computes.
-    pub executor: Box<dyn Executor + Send>,
-    /// Where.
-    pub device: LoadedDevice,
-    /// The memory that it takes.
-    pub plan: MemoryPlan,
-}
-
-/// Where a loaded model computes.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum LoadedDevice {
-    /// On the CPU.
-    Cpu {
-        /// Why not on the GPU, where [`Device::Auto`] would have preferred it.
-        passed_over: Option<Error>,
-    },
-    /// On a GPU.
-    Cuda {
-        /// Its number.
-        ordinal: usize,
-        /// Its name.
-        name: String,
-        /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
-        kernels_took: Duration,
-    },
-    /// On a backend of the caller's own.
-    Own,
-}
-
-impl fmt::Display for LoadedDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu { .. } => f.write_str("CPU"),
-            Self::Own => f.write_str("a backend of the caller's own"),
-            Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
-        }
     }
 }
 

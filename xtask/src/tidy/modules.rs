@@ -11,13 +11,9 @@ use super::{Finding, RustFile};
 const KNOWN: &[(&str, &[&str])] = &[
     ("crates/cpu-exec", &["attention", "linear", "workspace"]),
     ("crates/ptx-sim", &["decode", "kernel"]),
-    ("crates/sched", &["commit", "scheduler"]),
-    ("crates/sched", &["core", "events"]),
     ("crates/sched", &["generation", "mailbox", "submission"]),
     ("crates/server", &["app", "metrics", "reply", "request_log"]),
     ("crates/server", &["endpoints", "tables"]),
-    ("crates/text", &["detokenizer", "tokenizer"]),
-    ("crates/tokenmill", &["device", "gpu"]),
 ];
 
 /// Checks all crates.

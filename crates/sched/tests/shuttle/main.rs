@@ -18,6 +18,8 @@ mod batch_builder;
 mod board;
 #[path = "../../src/calls.rs"]
 mod calls;
+#[path = "../../src/cause.rs"]
+mod cause;
 #[path = "../../src/channel.rs"]
 mod channel;
 #[path = "../../src/commit.rs"]
@@ -36,6 +38,8 @@ mod generation;
 mod lru;
 #[path = "../../src/mailbox.rs"]
 mod mailbox;
+#[path = "../../src/outcome.rs"]
+mod outcome;
 #[path = "../../src/params.rs"]
 mod params;
 #[path = "../../src/plan.rs"]

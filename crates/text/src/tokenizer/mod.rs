@@ -25,7 +25,7 @@ use std::borrow::Cow;
 
 use tokenmill_gguf::Metadata;
 
-use crate::{DecodeOptions, StreamDecoder, TokenizerError};
+use crate::TokenizerError;
 
 use added::{AddedTokens, Segment};
 use merge::Merger;
@@ -164,19 +164,6 @@ impl Tokenizer {
         self.normalizers
             .iter()
             .fold(Cow::Borrowed(text), |text, normalizer| normalizer.apply(text))
-    }
-
-    /// Decodes token ids; ids outside the vocabulary stand for nothing.
-    ///
-    /// Bytes that are not UTF-8 become U+FFFD.
-    pub fn decode(&self, ids: &[u32], options: DecodeOptions) -> String {
-        let mut decoder = StreamDecoder::new(self, options);
-        let mut text = String::new();
-        for &id in ids {
-            text.push_str(decoder.push(id));
-        }
-        text.push_str(decoder.finish());
-        text
     }
 
     /// The bytes that a token stands for; `None` outside the vocabulary.

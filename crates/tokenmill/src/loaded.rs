@@ -1,0 +1,52 @@
+//! [`Loaded`]: what a load gives.
+//!
+//! Separate from the choice of the device, which each of the loads comes from. Invariant: where a model computes is known
+//! once it is loaded.
+
+use std::{fmt, time::Duration};
+
+use tokenmill_backend::{Executor, MemoryPlan};
+
+use crate::Error;
+
+/// A loaded model and where it computes.
+pub struct Loaded {
+    /// What computes.
+    pub executor: Box<dyn Executor + Send>,
+    /// Where.
+    pub device: LoadedDevice,
+    /// The memory that it takes.
+    pub plan: MemoryPlan,
+}
+
+/// Where a loaded model computes.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum LoadedDevice {
+    /// On the CPU.
+    Cpu {
+        /// Why not on the GPU, where [`Device::Auto`](crate::Device::Auto) would have preferred it.
+        passed_over: Option<Error>,
+    },
+    /// On a GPU.
+    Cuda {
+        /// Its number.
+        ordinal: usize,
+        /// Its name.
+        name: String,
+        /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
+        kernels_took: Duration,
+    },
+    /// On a backend of the caller's own.
+    Own,
+}
+
+impl fmt::Display for LoadedDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu { .. } => f.write_str("CPU"),
+            Self::Own => f.write_str("a backend of the caller's own"),
+            Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
+        }
+    }
+}
