@@ -48,6 +48,7 @@ fn submit(scheduler: &mut Scheduler, own: u32, n_prompt: usize) {
         salt: 0,
         queue_deadline_us: None,
         deadline_us: Some(u64::MAX - u64::from(own)),
+        is_constrained: false,
         fork_of: None,
     });
 }

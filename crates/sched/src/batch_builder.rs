@@ -12,11 +12,13 @@ use crate::{
     scheduler::Scheduler,
 };
 
-/// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples.
-pub(crate) fn build_batch(
+/// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples,
+/// and `mask_of` its mask, where it is constrained.
+pub(crate) fn build_batch<'m>(
     scheduler: &Scheduler,
     plan: &StepPlan,
     params_of: impl Fn(&PlannedRow) -> Arc<SamplingParams>,
+    mask_of: impl Fn(&PlannedRow) -> Option<&'m [u32]>,
     batch: &mut ForwardBatch,
 ) {
     let limits = &scheduler.config().limits;
@@ -35,7 +37,7 @@ pub(crate) fn build_batch(
         match row.output {
             PlannedOutput::Nothing => {}
             PlannedOutput::Sample => {
-                let sample = sample_row(params_of(row), tokens, batch);
+                let sample = sample_row(params_of(row), tokens, mask_of(row), batch);
                 batch.want_last(RowOutput::Sample(sample));
             }
             PlannedOutput::Logits { n_rows } => {
@@ -51,7 +53,17 @@ pub(crate) fn build_batch(
     }
 }
 
-fn sample_row(params: Arc<SamplingParams>, tokens: &[u32], batch: &mut ForwardBatch) -> SampleRow {
+fn sample_row(
+    params: Arc<SamplingParams>,
+    tokens: &[u32],
+    mask: Option<&[u32]>,
+    batch: &mut ForwardBatch,
+) -> SampleRow {
+    let mask_start = mask.map(|words| {
+        let start = batch.mask_words.len() as u32;
+        batch.mask_words.extend_from_slice(words);
+        start
+    });
     let n_history = params.history_len().min(tokens.len());
     let start = batch.history.len() as u32;
     batch
@@ -60,6 +72,6 @@ fn sample_row(params: Arc<SamplingParams>, tokens: &[u32], batch: &mut ForwardBa
     SampleRow {
         params,
         history: start..batch.history.len() as u32,
-        mask_start: None,
+        mask_start,
     }
 }

@@ -18,7 +18,9 @@ use crate::{
     cause::Cause,
     channel::Sender,
     generation::Event,
+    lane_mask::LaneMask,
     mailbox::{Command, Mailbox, RequestId},
+    mask_workers::{MaskResult, MaskWorkers},
     outcome::{End, Outcome, RowResult},
     params::EngineConfig,
     plan::{PlannedOutput, PlannedRow, StepPlan},
@@ -40,6 +42,9 @@ pub(crate) struct Core {
     in_flight: VecDeque<Step>,
     /// When the newest step that is done was done.
     last_done_us: u64,
+    /// How long it took.
+    pub(crate) last_step_us: u64,
+    pub(crate) mask_workers: MaskWorkers,
     /// Why nothing will work any more.
     lost: Option<StepError>,
     pub(crate) tally: Tally,
@@ -50,6 +55,7 @@ pub(crate) struct Core {
     pub(crate) output: StepOutput,
     results: Vec<RowResult>,
     pub(crate) outcomes: Vec<Outcome>,
+    pub(crate) mask_results: Vec<MaskResult>,
     spare_plans: Vec<StepPlan>,
 }
 
@@ -69,6 +75,8 @@ pub(crate) struct Lane {
     pub(crate) sampling: Option<Arc<SamplingParams>>,
     /// How it samples the first tokens, where it may not end yet.
     pub(crate) opening: Option<Opening>,
+    /// The mask of its next token, where it is constrained.
+    pub(crate) mask: Option<LaneMask>,
     pub(crate) stopwatch: Stopwatch,
     /// Prompt tokens that this sequence stands for in the gauge of the queue.
     pub(crate) n_queued_tokens: usize,
@@ -99,6 +107,8 @@ impl Core {
             lanes: Vec::new(),
             in_flight: VecDeque::new(),
             last_done_us: 0,
+            last_step_us: 0,
+            mask_workers: MaskWorkers::new(),
             lost: None,
             tally: Tally::default(),
             queue,
@@ -106,6 +116,7 @@ impl Core {
             output: StepOutput::default(),
             results: Vec::new(),
             outcomes: Vec::new(),
+            mask_results: Vec::new(),
             spare_plans: Vec::new(),
         };
         core.board.publish(&core.scheduler, core.tally);
@@ -146,6 +157,10 @@ impl Core {
         self.retire(clock)
     }
 
+    pub(crate) fn has_step_in_flight(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// Lets others see the state after a step.
     pub(crate) fn publish(&mut self, mailbox: &Mailbox) {
         let (returned, left) = self.queue.take_changes();
@@ -184,10 +199,12 @@ impl Core {
                 sample,
                 sampling: submission.job.sampling(sample),
                 opening: submission.opening(sample),
+                mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
                 stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
                 n_queued_tokens: if sample == 0 { submission.tokens.len() } else { 0 },
                 place: Place::Queued,
             });
+            self.begin_mask_early(seq);
         }
         let request = Request {
             events: submission.events,
@@ -252,6 +269,7 @@ impl Core {
         if self.lost.is_some() {
             return false;
         }
+        self.gather_masks(now_us);
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let (n_decode, n_prompts) = (self.scheduler.n_decoding(), self.scheduler.n_prompts());
         let max_stall_percent = self.config.max_stall_percent;
@@ -263,11 +281,12 @@ impl Core {
         self.scheduler.plan(budget, &mut plan);
         for &seq in &plan.admitted {
             self.note_beginning(seq, now_us);
+            self.begin_mask(seq);
         }
         if plan.is_empty() && plan.copies.is_empty() {
             let did_something = !plan.preempted.is_empty();
             self.spare_plans.push(plan);
-            return did_something;
+            return did_something || self.wait_for_mask(now_us);
         }
         if let Err(error) = self.copy_pages(&plan.copies) {
             self.scheduler.fail_copies(&plan, &mut self.outcomes);
@@ -289,7 +308,14 @@ impl Core {
                 .or(lane.sampling.as_ref());
             Arc::clone(params.expect("a sequence that samples has parameters"))
         };
-        build_batch(&self.scheduler, &plan, params_of, &mut self.batch);
+        let mask_of = |row: &PlannedRow| {
+            let mask = lanes[row.seq.slot()].as_ref()?.mask.as_ref()?;
+            Some(
+                mask.words()
+                    .expect("a constrained sequence samples with its mask"),
+            )
+        };
+        build_batch(&self.scheduler, &plan, params_of, mask_of, &mut self.batch);
         match self.executor.submit(&self.batch) {
             Ok(ticket) => self.in_flight.push_back(Step {
                 ticket,
@@ -344,6 +370,7 @@ impl Core {
         let now_us = clock();
         let took_us = now_us.saturating_sub(submitted_us.max(self.last_done_us));
         self.last_done_us = now_us;
+        self.last_step_us = took_us;
         if let Err(error) = done {
             self.fail_step(plan, &error, now_us);
             return true;
@@ -355,6 +382,7 @@ impl Core {
         self.send_rows(&plan);
         self.read_results(&plan);
         self.scheduler.commit(&plan, &self.results, &mut self.outcomes);
+        self.order_masks();
         self.publish_outcomes(Cause::Step(&plan), now_us);
         self.spare_plans.push(plan);
         true

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokenmill_backend::{RowError, SamplingParamsError, StepError};
 
+use crate::constraint::ConstraintFailure;
+
 /// Why a request was refused or failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -111,6 +113,9 @@ pub enum EngineError {
     /// No token could be sampled for this sequence.
     #[error(transparent)]
     Row(#[from] RowError),
+    /// The constraint of the sample could not be followed.
+    #[error("the constraint cannot be followed: {0}")]
+    Constraint(#[source] ConstraintFailure),
     /// The step that the sequence took part in failed.
     #[error(transparent)]
     Step(#[from] StepError),

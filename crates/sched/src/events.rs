@@ -11,6 +11,7 @@ use crate::{
     core::Core,
     error::EngineError,
     generation::{Event, FinishReason, Finished, Rows, Token, Usage},
+    lane_mask::LaneMask,
     mailbox::RequestId,
     outcome::{End, Outcome, SeqSummary},
     plan::{PlannedOutput, StepPlan},
@@ -135,6 +136,10 @@ impl Core {
             End::DeadlineExceeded => Err(EngineError::DeadlineExceeded { elapsed }),
             End::RowFailed => Err(EngineError::Row(self.row_error(seq, cause))),
             End::StepFailed => Err(cause.step_error()),
+            End::ConstraintFailed => match lane.mask.take() {
+                Some(LaneMask::Failed(failure)) => Err(EngineError::Constraint(failure)),
+                _ => unreachable!("a constraint fails for a reason"),
+            },
         };
         let event = match end {
             Ok(finished) => Event::Finished(finished),

@@ -9,6 +9,7 @@
 //! | queue | commands of the callers are taken in | `mailbox.rs`, `core.rs` |
 //! | plan | integers decide who computes which tokens on which KV pages | [`Scheduler`], [`PagePool`] |
 //! | batch | the plan becomes a [`ForwardBatch`](tokenmill_backend::ForwardBatch), and runs | `batch_builder.rs` |
+//! | masks | workers compute which tokens a constrained sequence may continue with | [`TokenConstraint`], `masks.rs` |
 //! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `commit.rs`, `events.rs` |
 //!
 //! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no thread, no I/O.
@@ -38,13 +39,17 @@ mod calls;
 mod cause;
 mod channel;
 mod commit;
+mod constraint;
 mod core;
 mod engine;
 mod error;
 mod events;
 mod generation;
+mod lane_mask;
 mod lru;
 mod mailbox;
+mod mask_workers;
+mod masks;
 mod outcome;
 mod params;
 mod plan;
@@ -65,6 +70,7 @@ mod simulation;
 pub use arena::SeqId;
 pub use board::EngineStats;
 pub use calls::Output;
+pub use constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
 pub use engine::Engine;
 pub use error::EngineError;
 pub use generation::{

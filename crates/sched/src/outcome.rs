@@ -42,7 +42,7 @@ pub enum Outcome {
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// A stop token was sampled.
+    /// A stop token was sampled, or nothing may follow its last token.
     Stop,
     /// It is as long as it may get, or everything asked of it was read.
     Length,
@@ -56,6 +56,8 @@ pub enum End {
     StepFailed,
     /// Its row of a step failed.
     RowFailed,
+    /// What it may be made of could not be followed.
+    ConstraintFailed,
 }
 
 impl End {

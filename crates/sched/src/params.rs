@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokenmill_backend::SamplingParams;
 
+use crate::constraint::ConstraintSource;
+
 /// Most samples of one prompt that a request may ask for.
 pub const MAX_SAMPLES: u32 = 128;
 
@@ -22,6 +24,8 @@ pub struct GenerateParams {
     pub min_tokens: usize,
     /// Tokens that end a sample and are not part of its output.
     pub stop_tokens: Vec<u32>,
+    /// What each sample may be made of; `None` allows every token.
+    pub constraint: Option<ConstraintSource>,
     /// Samples of the prompt, generated side by side from one prefill.
     pub n_samples: u32,
     /// Higher begins first and may take the place of lower.
@@ -45,6 +49,7 @@ impl Default for GenerateParams {
             max_tokens: None,
             min_tokens: 0,
             stop_tokens: Vec::new(),
+            constraint: None,
             n_samples: 1,
             priority: 0,
             queue_timeout: None,

@@ -18,7 +18,7 @@ use crate::{
     plan::StepPlan,
     pool::PagePool,
     prefix::PrefixHasher,
-    sequence::{MissReason, Rank, SeqSpec, Sequence, Stage, Work},
+    sequence::{Masking, MissReason, Rank, SeqSpec, Sequence, Stage, Work},
 };
 
 /// What the scheduler plans for.
@@ -343,6 +343,13 @@ impl Scheduler {
             }
             // Without a seat it keeps its pages until one is free, see `Scheduler::admit`, or until others need them.
             (Stage::Running | Stage::Paused, false) | (Stage::Paused, true) => {}
+        }
+    }
+
+    /// Lets a constrained sequence sample its next token, for which there is a mask now.
+    pub fn let_sample(&mut self, id: SeqId) {
+        if let Some(sequence) = self.sequences.get_mut(id) {
+            sequence.masking = Masking::Ready;
         }
     }
 

@@ -50,6 +50,8 @@ pub struct SeqSpec {
     pub queue_deadline_us: Option<u64>,
     /// When it gives up unless it has ended.
     pub deadline_us: Option<u64>,
+    /// Whether each of its tokens is sampled with a mask, so that it must not run ahead of them.
+    pub is_constrained: bool,
     /// A sequence of the same prompt whose pages it shares: it waits until that one has computed them.
     pub fork_of: Option<SeqId>,
 }
@@ -69,6 +71,17 @@ pub(crate) enum Stage {
     Running,
     /// Holds pages and takes part in no step, because its consumer is slow.
     Paused,
+}
+
+/// Whether a sequence may sample as far as masks go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Masking {
+    /// It samples without masks.
+    Off,
+    /// It may not, until the mask of its next token is known.
+    Awaited,
+    /// It may: the mask is known.
+    Ready,
 }
 
 /// Why no more of a prompt came from the prefix cache.
@@ -126,6 +139,7 @@ pub(crate) struct Sequence {
     pub(crate) queue_deadline_us: Option<u64>,
     pub(crate) deadline_us: Option<u64>,
     pub(crate) fork_of: Option<SeqId>,
+    pub(crate) masking: Masking,
     /// Sequences that wait for this one's prompt to be computed.
     pub(crate) followers: Vec<SeqId>,
 
@@ -169,6 +183,11 @@ impl Sequence {
             queue_deadline_us: spec.queue_deadline_us,
             deadline_us: spec.deadline_us,
             fork_of: spec.fork_of,
+            masking: if spec.is_constrained {
+                Masking::Awaited
+            } else {
+                Masking::Off
+            },
             followers: Vec::new(),
             stage: Stage::Waiting,
             stay: 0,
@@ -191,10 +210,12 @@ impl Sequence {
         self.tokens.len() + self.n_pending
     }
 
-    /// Inputs still to be planned: 1 when decoding, more in a prefill, 0 when its end is already on the way.
+    /// Inputs still to be planned: 1 when decoding, more in a prefill, 0 when its end or its mask is on the way.
     pub(crate) fn n_to_plan(&self) -> usize {
         match self.work {
             Work::Generate { max_len, .. } if self.n_inputs() >= max_len => 0,
+            // The last input is that which samples.
+            _ if self.masking == Masking::Awaited => (self.n_inputs() - self.n_planned).saturating_sub(1),
             _ => self.n_inputs() - self.n_planned,
         }
     }
@@ -245,6 +266,9 @@ impl Sequence {
             Work::Generate { .. } if output == PlannedOutput::Sample => {
                 self.n_pending += 1;
                 self.pending_row = first_logit_row;
+                if self.masking == Masking::Ready {
+                    self.masking = Masking::Awaited;
+                }
             }
             Work::Generate { .. } => {}
             // A row that is on its way is not asked for again, should the sequence be preempted.

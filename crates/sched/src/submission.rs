@@ -10,6 +10,7 @@ use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS, SamplingParams};
 use crate::{
     arena::SeqId,
     channel::Sender,
+    constraint::ConstraintSource,
     error::EngineError,
     generation::Event,
     mailbox::RequestId,
@@ -54,6 +55,14 @@ impl Job {
         let mut sampling = params.sampling.clone();
         sampling.seed = sampling.seed.wrapping_add(u64::from(sample));
         Some(Arc::new(sampling))
+    }
+
+    /// What a sample may be made of.
+    pub(crate) fn constraint(&self) -> Option<&ConstraintSource> {
+        match self {
+            Self::Generate { params, .. } => params.constraint.as_ref(),
+            Self::Forward(_) => None,
+        }
     }
 
     pub(crate) fn traces_tokens(&self) -> bool {
@@ -103,6 +112,7 @@ impl Submission {
                 salt: params.cache_salt,
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
+                is_constrained: params.constraint.is_some(),
                 fork_of,
             },
             Job::Forward(params) => SeqSpec {
@@ -116,6 +126,7 @@ impl Submission {
                 salt: params.cache_salt,
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
+                is_constrained: false,
                 fork_of,
             },
         }

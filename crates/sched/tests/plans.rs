@@ -77,6 +77,7 @@ impl Trace {
             salt: 0,
             queue_deadline_us: None,
             deadline_us: None,
+            is_constrained: false,
             fork_of,
         });
         writeln!(self.text, "submit {id}: {n_tokens} tokens").expect("strings take everything");

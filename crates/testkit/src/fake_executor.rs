@@ -167,7 +167,18 @@ impl FakeExecutor {
                 RowOutput::Sample(sample) => {
                     let history = self.history(batch, sample, row as usize);
                     let position = batch.positions[row as usize] as usize + 1;
-                    id = choose(state, &sample.params, &history, position, self.limits.n_vocab);
+                    let chosen = choose(state, &sample.params, &history, position, self.limits.n_vocab);
+                    let mask = sample.mask_start.map(|start| {
+                        let n_words = self.limits.n_vocab.div_ceil(32);
+                        &batch.mask_words[start as usize..start as usize + n_words]
+                    });
+                    let Some(allowed) = nearest_allowed(chosen, mask, self.limits.n_vocab) else {
+                        output.sampled.push(Some(Err(RowError::NothingAllowed)));
+                        sampled_ids.push(0);
+                        output.top_starts.push(output.top.len() as u32);
+                        continue;
+                    };
+                    id = allowed;
                     output.sampled.push(Some(Ok(SampledToken {
                         id,
                         logprob: sample.params.n_logprobs.map(|_| -(id as f32)),
@@ -378,6 +389,13 @@ fn choose(state: u64, params: &SamplingParams, history: &[u32], position: usize,
     best.map_or(0, |(id, _)| id as u32)
 }
 
+/// The token itself where the mask allows it, else the next one that it allows.
+fn nearest_allowed(id: u32, mask: Option<&[u32]>, n_vocab: usize) -> Option<u32> {
+    let n_vocab = n_vocab as u32;
+    let is_allowed = |id: u32| mask.is_none_or(|words| words[id as usize / 32] >> (id % 32) & 1 == 1);
+    (id..n_vocab).chain(0..id).find(|&id| is_allowed(id))
+}
+
 /// States after each token of a sequence, without pages, batches or reuse.
 fn states(tokens: &[u32], window: Option<usize>) -> Vec<u64> {
     let mut stored: Vec<u64> = Vec::with_capacity(tokens.len());
@@ -400,6 +418,21 @@ pub fn reference(
     max_tokens: usize,
     stop_tokens: &[u32],
 ) -> (Vec<u32>, bool) {
+    reference_with_masks(limits, prompt, params, max_tokens, stop_tokens, |_| None)
+}
+
+/// As [`reference`], with the mask that `mask_of` gives for each token from those generated before.
+///
+/// # Panics
+/// Where a mask allows nothing.
+pub fn reference_with_masks(
+    limits: &ExecutorLimits,
+    prompt: &[u32],
+    params: &SamplingParams,
+    max_tokens: usize,
+    stop_tokens: &[u32],
+    mut mask_of: impl FnMut(&[u32]) -> Option<Vec<u32>>,
+) -> (Vec<u32>, bool) {
     let mut tokens = prompt.to_vec();
     let mut stored: Vec<u64> = Vec::new();
     let mut generated = Vec::new();
@@ -412,6 +445,8 @@ pub fn reference(
         }
         let history = &tokens[tokens.len().saturating_sub(params.history_len())..];
         let id = choose(state, params, history, tokens.len(), limits.n_vocab);
+        let mask = mask_of(&generated);
+        let id = nearest_allowed(id, mask.as_deref(), limits.n_vocab).expect("a mask allows a token");
         if stop_tokens.contains(&id) {
             return (generated, true);
         }

@@ -24,6 +24,8 @@ mod cause;
 mod channel;
 #[path = "../../src/commit.rs"]
 mod commit;
+#[path = "../../src/constraint.rs"]
+mod constraint;
 #[path = "../../src/core.rs"]
 mod core;
 #[path = "../../src/engine.rs"]
@@ -34,10 +36,16 @@ mod error;
 mod events;
 #[path = "../../src/generation.rs"]
 mod generation;
+#[path = "../../src/lane_mask.rs"]
+mod lane_mask;
 #[path = "../../src/lru.rs"]
 mod lru;
 #[path = "../../src/mailbox.rs"]
 mod mailbox;
+#[path = "../../src/mask_workers.rs"]
+mod mask_workers;
+#[path = "../../src/masks.rs"]
+mod masks;
 #[path = "../../src/outcome.rs"]
 mod outcome;
 #[path = "../../src/params.rs"]

@@ -1,0 +1,71 @@
+//! [`TokenConstraint`]: what a sample may be made of, as far as the engine knows it.
+//!
+//! Separate because the engine knows tokens and no text: whoever compiles schemas or grammars implements this. Invariant:
+//! what a constraint allows depends on the tokens of its own sample alone.
+
+use std::fmt;
+
+use crate::sync::Arc;
+
+/// Which tokens a sample may continue with, token by token.
+///
+/// The engine calls it on a thread that computes masks, apart from its own.
+pub trait TokenConstraint: Send {
+    /// Writes the tokens that may come next: bit `id % 32` of word `id / 32`. There are words for the whole vocabulary, and
+    /// what they held before is of no interest.
+    ///
+    /// # Errors
+    /// Why it cannot be followed further; the sample then fails.
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure>;
+
+    /// Takes in the token that was sampled. One that ends the sample does not come.
+    ///
+    /// # Errors
+    /// Why it cannot be followed further; the sample then fails.
+    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure>;
+
+    /// Whether nothing may follow what was committed. The sample then ends as if a stop token had come.
+    fn is_done(&self) -> bool;
+
+    /// Takes back the newest `n_tokens` tokens that were committed: a draft proposed them in vain.
+    ///
+    /// # Errors
+    /// Why it cannot; the sample then fails.
+    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure>;
+}
+
+/// Why a constraint could not be followed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct ConstraintFailure {
+    /// What happened.
+    pub reason: String,
+}
+
+/// Begins the constraint of each sample of a request.
+#[derive(Clone)]
+pub struct ConstraintSource(Arc<dyn Fn() -> Box<dyn TokenConstraint> + Send + Sync>);
+
+impl ConstraintSource {
+    /// A source that calls `begin` for each sample, on a thread that computes masks.
+    pub fn new(begin: impl Fn() -> Box<dyn TokenConstraint> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(begin))
+    }
+
+    pub(crate) fn begin(&self) -> Box<dyn TokenConstraint> {
+        (self.0)()
+    }
+}
+
+impl PartialEq for ConstraintSource {
+    /// Whether it is the same source.
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for ConstraintSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConstraintSource").finish_non_exhaustive()
+    }
+}

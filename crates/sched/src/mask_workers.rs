@@ -1,0 +1,211 @@
+//! [`MaskWorkers`]: threads that compute the masks of constrained samples, so that the engine's thread never does.
+//!
+//! Separate from the engine because a mask may take longer than a step, and other sequences shall not wait for it.
+//! Invariants: each order comes back exactly once, also where a constraint panics; threads are started when they are first
+//! needed, and end with the engine.
+
+use std::{
+    collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    arena::SeqId,
+    constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
+    sync::{Arc, Condvar, Mutex, thread},
+};
+
+/// Threads at most.
+const MAX_THREADS: usize = 4;
+
+/// A mask that is to be computed.
+pub(crate) struct MaskOrder {
+    pub(crate) seq: SeqId,
+    pub(crate) stage: MaskStage,
+    /// Where the mask goes.
+    pub(crate) words: Vec<u32>,
+}
+
+/// How far a sample has come.
+pub(crate) enum MaskStage {
+    /// It begins.
+    First(ConstraintSource),
+    /// This token came.
+    Next(Box<dyn TokenConstraint>, u32),
+}
+
+/// A mask that was computed.
+pub(crate) struct MaskResult {
+    pub(crate) seq: SeqId,
+    pub(crate) words: Vec<u32>,
+    /// The constraint, for the next order, and whether nothing may follow.
+    pub(crate) constraint: Result<(Box<dyn TokenConstraint>, bool), ConstraintFailure>,
+}
+
+pub(crate) struct MaskWorkers {
+    desk: Arc<Desk>,
+    threads: Vec<thread::JoinHandle<()>>,
+    /// Orders that have not come back.
+    n_open: usize,
+}
+
+/// What the engine's thread and the workers share.
+struct Desk {
+    papers: Mutex<Papers>,
+    has_order: Condvar,
+    has_result: Condvar,
+}
+
+struct Papers {
+    orders: VecDeque<MaskOrder>,
+    results: Vec<MaskResult>,
+    n_idle: usize,
+    is_closed: bool,
+}
+
+const NOT_POISONED: &str = "nothing panics while it holds this lock";
+
+impl MaskWorkers {
+    pub(crate) fn new() -> Self {
+        Self {
+            desk: Arc::new(Desk {
+                papers: Mutex::new(Papers {
+                    orders: VecDeque::new(),
+                    results: Vec::new(),
+                    n_idle: 0,
+                    is_closed: false,
+                }),
+                has_order: Condvar::new(),
+                has_result: Condvar::new(),
+            }),
+            threads: Vec::new(),
+            n_open: 0,
+        }
+    }
+
+    /// Orders that have not come back.
+    pub(crate) fn n_open(&self) -> usize {
+        self.n_open
+    }
+
+    pub(crate) fn order(&mut self, order: MaskOrder) {
+        self.n_open += 1;
+        let needs_thread = {
+            let mut papers = self.desk.papers.lock().expect(NOT_POISONED);
+            papers.orders.push_back(order);
+            papers.orders.len() > papers.n_idle
+        };
+        if needs_thread && self.threads.len() < MAX_THREADS {
+            let desk = Arc::clone(&self.desk);
+            self.threads.push(thread::spawn(move || work(&desk)));
+        }
+        self.desk.has_order.notify_one();
+    }
+
+    /// Waits for all orders, for `patience` at most, and moves what has come back into `results`.
+    pub(crate) fn wait_for_all(&mut self, patience: Duration, results: &mut Vec<MaskResult>) {
+        let n_open = self.n_open;
+        self.wait(|n_results| n_results == n_open, Some(patience), results);
+    }
+
+    /// Waits until at least one order has come back, and moves what has come back into `results`.
+    pub(crate) fn wait_for_one(&mut self, results: &mut Vec<MaskResult>) {
+        debug_assert!(self.n_open > 0, "nothing comes back where nothing is open");
+        self.wait(|n_results| n_results > 0, None, results);
+    }
+
+    fn wait(
+        &mut self,
+        is_enough: impl Fn(usize) -> bool,
+        patience: Option<Duration>,
+        results: &mut Vec<MaskResult>,
+    ) {
+        let started = Instant::now();
+        let mut papers = self.desk.papers.lock().expect(NOT_POISONED);
+        while !is_enough(papers.results.len()) {
+            match patience {
+                None => papers = self.desk.has_result.wait(papers).expect(NOT_POISONED),
+                Some(patience) => {
+                    let Some(left) = patience
+                        .checked_sub(started.elapsed())
+                        .filter(|left| !left.is_zero())
+                    else {
+                        break;
+                    };
+                    let waited = self.desk.has_result.wait_timeout(papers, left);
+                    (papers, _) = waited.expect(NOT_POISONED);
+                }
+            }
+        }
+        self.n_open -= papers.results.len();
+        results.append(&mut papers.results);
+    }
+}
+
+impl Drop for MaskWorkers {
+    fn drop(&mut self) {
+        if let Ok(mut papers) = self.desk.papers.lock() {
+            papers.is_closed = true;
+            papers.orders.clear();
+        }
+        self.desk.has_order.notify_all();
+        for thread in self.threads.drain(..) {
+            // A worker catches the panics of constraints and has none of its own.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn work(desk: &Desk) {
+    loop {
+        let mut papers = desk.papers.lock().expect(NOT_POISONED);
+        let order = loop {
+            if papers.is_closed {
+                return;
+            }
+            if let Some(order) = papers.orders.pop_front() {
+                break order;
+            }
+            papers.n_idle += 1;
+            papers = desk.has_order.wait(papers).expect(NOT_POISONED);
+            papers.n_idle -= 1;
+        };
+        drop(papers);
+        let result = carry_out(order);
+        desk.papers.lock().expect(NOT_POISONED).results.push(result);
+        desk.has_result.notify_one();
+    }
+}
+
+fn carry_out(order: MaskOrder) -> MaskResult {
+    let MaskOrder {
+        seq,
+        stage,
+        mut words,
+    } = order;
+    let constraint = catch_unwind(AssertUnwindSafe(|| {
+        let constraint = match stage {
+            MaskStage::First(source) => source.begin(),
+            MaskStage::Next(mut constraint, token) => {
+                constraint.commit(token)?;
+                constraint
+            }
+        };
+        let mut constraint = constraint;
+        if !constraint.is_done() {
+            constraint.mask(&mut words)?;
+        }
+        let is_done = constraint.is_done();
+        Ok((constraint, is_done))
+    }));
+    MaskResult {
+        seq,
+        words,
+        constraint: constraint.unwrap_or_else(|_| {
+            Err(ConstraintFailure {
+                reason: "it panicked".to_owned(),
+            })
+        }),
+    }
+}
