@@ -115,7 +115,7 @@ const LLAMA_CPP: &[Row] = &[
             "-jf",
             "--json-schema-file",
         ],
-        "answers cannot be held to a grammar or a schema here yet",
+        "`run` and `chat` take `--json-schema`, `--regex` and `--grammar`; what a server answers, its requests shape themselves",
     ),
     (
         &["--lora", "--lora-scaled", "--control-vector"],

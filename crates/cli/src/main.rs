@@ -9,6 +9,7 @@
 
 mod argv;
 mod commands;
+mod constraint;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;

@@ -13,12 +13,16 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use serde::de::DeserializeOwned;
-use tokenmill::TextParams;
+use tokenmill::{Error, TextParams, TextStream};
 use tokenmill_sched::Engine;
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    task::spawn_blocking,
+};
 
 use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
+    constraints::{Asked, asked, refusal},
     fields::{Body, Field},
     intake::{Intake, LARGE_BODY_BYTES, Received},
     keys::Tenant,
@@ -68,6 +72,8 @@ pub(crate) struct Call {
     pub(crate) id: RequestId,
     pub(crate) tally: Tally,
     pub(crate) tenant: Tenant,
+    /// The shape that it asks for, once its body was read.
+    pub(crate) asked: Option<Asked>,
 }
 
 impl Call {
@@ -92,10 +98,36 @@ impl Call {
             max_tokens: None,
             n: 1,
             stops: Vec::new(),
+            constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
             ignore_eos: false,
             deadline: app.config.request_timeout,
             queue_timeout: app.config.queue_timeout,
         })
+    }
+
+    /// Starts a generation for each prompt. The shape that the request asks for is compiled apart from the threads of
+    /// connections.
+    ///
+    /// # Errors
+    /// What the engine refuses, in the client's words, and a shape that cannot be enforced, by its field.
+    pub(crate) async fn generate(
+        &self,
+        app: &Arc<App>,
+        prompts: Vec<Vec<u32>>,
+        params: &TextParams,
+    ) -> Result<TextStream, ApiError> {
+        let Some(asked) = &self.asked else {
+            return app.model.generate(prompts, params);
+        };
+        let (app, params) = (Arc::clone(app), params.clone());
+        let begun = spawn_blocking(move || app.model.model().generate(prompts, &params)).await;
+        match begun {
+            Ok(Err(Error::Constraint(error))) => Err(refusal(&asked.field, &error)),
+            Ok(begun) => Ok(begun?),
+            Err(error) => Err(ApiError::Internal {
+                reason: error.to_string(),
+            }),
+        }
     }
 
     /// Parses the body, of which `fields` says what may be in it, and frees its bytes.
@@ -115,6 +147,7 @@ impl Call {
         fields: &[Field],
     ) -> Result<(T, SamplingFields), ApiError> {
         let body = self.parse(fields)?;
+        self.asked = asked(&body)?;
         Ok((body.read()?, body.read()?))
     }
 
@@ -146,6 +179,7 @@ where
                 id,
                 tally,
                 tenant,
+                asked: None,
             };
             answer(&app, n_bytes, handler(Arc::clone(&app), call)).await
         };

@@ -103,6 +103,12 @@ pub enum ApiError {
         /// What the template said.
         reason: String,
     },
+    /// The answer could not be held to the shape that was asked for.
+    #[error("the shape that was asked for cannot be followed: {reason}")]
+    ShapeFailed {
+        /// Which limit was exceeded.
+        reason: String,
+    },
     /// No key, or a wrong one.
     #[error("a valid API key is required: send `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Unauthorized,
@@ -205,6 +211,7 @@ impl ApiError {
             | Self::UnknownField { .. }
             | Self::UnsupportedField { .. }
             | Self::ContextLengthExceeded { .. }
+            | Self::ShapeFailed { .. }
             | Self::Template { .. } => 400,
             Self::Unauthorized => 401,
             Self::ForeignOrigin { .. } | Self::ForeignHost { .. } => 403,
@@ -229,6 +236,7 @@ impl ApiError {
             Self::UnknownModel { .. } => "model_not_found",
             Self::ContextLengthExceeded { .. } => "context_length_exceeded",
             Self::Template { .. } => "chat_template_error",
+            Self::ShapeFailed { .. } => "shape_failed",
             Self::Unauthorized => "invalid_api_key",
             Self::ForeignOrigin { .. } => "forbidden_origin",
             Self::ForeignHost { .. } => "forbidden_host",
@@ -337,6 +345,9 @@ impl From<EngineError> for ApiError {
             EngineError::Stopped => Self::NotReady {
                 reason: "the engine has stopped",
             },
+            EngineError::Constraint(failure) => Self::ShapeFailed {
+                reason: failure.to_string(),
+            },
             EngineError::QueueTimeout { .. } | EngineError::DeadlineExceeded { .. } => Self::DeadlineExceeded,
             _ => Self::Internal {
                 reason: error.to_string(),
@@ -346,7 +357,7 @@ impl From<EngineError> for ApiError {
 }
 
 /// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 21] = [
+pub(crate) const DOCUMENTED: [(u16, &str, &str); 22] = [
     (
         400,
         "malformed_json",
@@ -376,6 +387,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 21] = [
         400,
         "chat_template_error",
         "the model has no chat template, or it refused the messages",
+    ),
+    (
+        400,
+        "shape_failed",
+        "the answer grew beyond what the limits of its schema or grammar allow for a token",
     ),
     (401, "invalid_api_key", "no key, or a wrong one"),
     (

@@ -143,6 +143,11 @@ impl Body {
         Ok(Self(Value::Object(object)))
     }
 
+    /// The value of a field; `None` where the request is silent.
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
+        self.0.get(name)
+    }
+
     /// Reads some of the fields. Several types may each read their own from one body.
     ///
     /// # Errors

@@ -9,7 +9,6 @@ use crate::fields::{Field, all_but, label, only};
 const REASONING: &str = "no model here has its reasoning separated";
 const ONE_CHOICE: &str = "tokens are drawn one after the other";
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
-const UNCONSTRAINED: &str = "structured output is not implemented yet";
 
 /// The fields, for the tables of the endpoints that generate.
 pub(crate) const FOREIGN: &[Field] = &[
@@ -73,14 +72,6 @@ pub(crate) const FOREIGN: &[Field] = &[
         &[],
         "a prompt that is too long is refused, never cut",
     ),
-    only("regex", &[], UNCONSTRAINED),
-    only("ebnf", &[], UNCONSTRAINED),
-    only("json_schema", &[], UNCONSTRAINED),
-    only("guided_json", &[], UNCONSTRAINED),
-    only("guided_regex", &[], UNCONSTRAINED),
-    only("guided_choice", &[], UNCONSTRAINED),
-    only("guided_grammar", &[], UNCONSTRAINED),
-    only("structured_outputs", &[], UNCONSTRAINED),
     only("lora_path", &[], "there are no adapters"),
     only("session_params", &[], "nothing is stored"),
     label("request_id"),
@@ -118,7 +109,6 @@ pub(crate) const FOREIGN: &[Field] = &[
         "log-probabilities are those of the model",
     ),
     only("samplers", &[], "the samplers have one order"),
-    only("grammar", &["\"\""], UNCONSTRAINED),
     only("mirostat", &["0"], NOT_IMPLEMENTED),
     only("xtc_probability", &["0", "0.0"], NOT_IMPLEMENTED),
     only("dynatemp_range", &["0", "0.0"], NOT_IMPLEMENTED),

@@ -12,6 +12,7 @@ pub mod anthropic;
 mod app;
 mod auth;
 mod config;
+mod constraints;
 mod endpoints;
 mod error;
 pub mod fields;

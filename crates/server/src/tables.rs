@@ -4,6 +4,7 @@ use std::{fmt::Write as _, sync::LazyLock};
 
 use crate::{
     anthropic::messages,
+    constraints::CONSTRAINT_FIELDS,
     endpoints::words::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
     error::DOCUMENTED,
     fields::{Field, markdown_table},
@@ -15,6 +16,7 @@ use crate::{
 fn with_sampling(own: &[Field]) -> Vec<Field> {
     own.iter()
         .chain(SAMPLING_FIELDS)
+        .chain(CONSTRAINT_FIELDS)
         .chain(FOREIGN)
         .copied()
         .collect()

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 33] = [
+const ROWS: [Row; 35] = [
     row("tensor types", "gguf-py", 0),
     row("malformed files", "verdicts written by hand", 0),
     row("files by llama.cpp", "llama.cpp", 0),
@@ -54,6 +54,8 @@ const ROWS: [Row; 33] = [
     row("chat templates", "transformers", 0),
     row("trust of control tokens", "marks in the templates", 0),
     row("tool calls", "published templates", 0),
+    row("JSON schemas, instances", "JSON Schema Test Suite", 0),
+    row("JSON schemas, answers", "jsonschema", 0),
     row("logits, naive backend", "transformers", 0),
     row("logits, CPU", "transformers", 0),
     row("logits, simulated GPU", "transformers", 0),

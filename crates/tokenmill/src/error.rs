@@ -9,7 +9,7 @@ use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
-use tokenmill_text::{TokenizerError, template::TemplateError};
+use tokenmill_text::{TokenizerError, constraint::ConstraintError, template::TemplateError};
 
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +120,9 @@ pub enum Error {
     /// The chat template refused the conversation, or is no template.
     #[error(transparent)]
     Template(#[from] TemplateError),
+    /// The constraint cannot be enforced.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -34,6 +34,7 @@
 //! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator and an asynchronous stream |
 //! | answer a conversation | [`Model::chat`], [`Model::chat_stream`] | the same |
 //! | answer many prompts | [`Model::batch`] | a result for each |
+//! | answer in a shape: JSON of a schema, a regular expression, a grammar | [`TextParams::constraint`] | text that has it |
 //! | compare texts | [`Model::embed`] | a vector for each |
 //! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
 //! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
@@ -66,6 +67,7 @@
 
 mod answer;
 mod batch;
+mod constraint;
 mod device;
 mod dry_breakers;
 mod embeddings;
@@ -97,7 +99,10 @@ pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_sched::{FinishReason, Timings, Usage};
-pub use tokenmill_text::template::ChatMessage as Message;
+pub use tokenmill_text::{
+    constraint::{Constraint, ConstraintError},
+    template::ChatMessage as Message,
+};
 pub use words::{Conversation, ModelWords, Turn, utc_now};
 
 /// The examples of the README.

@@ -8,7 +8,9 @@ use std::{sync::Arc, time::Duration};
 use tokenmill_backend::{MemoryPlan, SamplingParams};
 use tokenmill_sched::{Engine, EngineError, GenerateParams};
 
-use crate::{Answer, Conversation, Embeddings, Error, LoadedDevice, ModelWords, TextStream};
+use crate::{
+    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelWords, TextStream, constraint,
+};
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
 #[derive(Clone, Debug)]
@@ -38,6 +40,8 @@ pub struct TextParams {
     pub n: u32,
     /// Strings that end a sample and are not part of it.
     pub stops: Vec<String>,
+    /// What a sample may be, such as JSON of a schema; `None` allows every text.
+    pub constraint: Option<Constraint>,
     /// Whether end-of-text tokens are ordinary tokens.
     pub ignore_eos: bool,
     /// Longest time from arrival to end.
@@ -58,6 +62,7 @@ impl Default for TextParams {
             min_tokens: 0,
             n: 1,
             stops: Vec::new(),
+            constraint: None,
             ignore_eos: false,
             deadline: None,
             queue_timeout: None,
@@ -186,20 +191,29 @@ impl Model {
         Embeddings::start(self.engine(), inputs, deadline, cache_salt)
     }
 
-    /// Starts a generation for each prompt, tokens in and text out: what every other call here is made of.
+    /// Starts a generation for each prompt, tokens in and text out: what every other call here is made of. A constraint is
+    /// compiled before, which takes a second at most, and no time where it was compiled not long ago.
     ///
     /// # Errors
-    /// [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
+    /// [`Error::Constraint`] where the constraint cannot be enforced, [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
     pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, Error> {
         let stop_tokens = if params.ignore_eos {
             Vec::new()
         } else {
             self.words().end_ids().to_vec()
         };
+        let constraint = match &params.constraint {
+            Some(constraint) => {
+                let compiled = self.words().compile(constraint)?;
+                Some(constraint::source(compiled, stop_tokens.clone()))
+            }
+            None => None,
+        };
         let generate = GenerateParams {
             sampling: params.sampling.clone(),
             max_tokens: params.max_tokens.map(|n| n as usize),
             stop_tokens,
+            constraint,
             n_samples: params.n,
             deadline: params.deadline,
             queue_timeout: params.queue_timeout,

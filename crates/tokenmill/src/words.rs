@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use tokenmill_model::Model as Network;
 use tokenmill_text::{
     ChatPrompt, EncodeOptions, Tokenizer,
+    constraint::{CompiledConstraint, Constraint, ConstraintCompiler, ConstraintError},
     template::{ChatContext, ChatMessage, ChatTemplate, CivilTime, RenderOptions, TemplateError},
 };
 
@@ -28,6 +29,8 @@ pub struct ModelWords {
     end_ids: Vec<u32>,
     /// The tokens of [`DRY_BREAKERS`](crate::DRY_BREAKERS), once they are asked for.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
+    /// Made when the first constraint is compiled.
+    constraints: OnceLock<Result<ConstraintCompiler, ConstraintError>>,
 }
 
 impl ModelWords {
@@ -41,6 +44,7 @@ impl ModelWords {
             bos_token: String::new(),
             eos_token: String::new(),
             default_breakers: OnceLock::new(),
+            constraints: OnceLock::new(),
         }
     }
 
@@ -91,6 +95,15 @@ impl ModelWords {
     /// The tokens that end a generation.
     pub fn end_ids(&self) -> &[u32] {
         &self.end_ids
+    }
+
+    /// Compiles a constraint for this vocabulary, or finds it among those compiled before. It takes a second at most.
+    ///
+    /// # Errors
+    /// [`Error::Constraint`]: what cannot be enforced, or which limit it exceeds.
+    pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, Error> {
+        let compiler = (self.constraints).get_or_init(|| ConstraintCompiler::new(&self.tokenizer));
+        Ok(compiler.as_ref().map_err(Clone::clone)?.compile(constraint)?)
     }
 
     /// Encodes plain text. `add_special` puts the tokens around it that the model expects, such as that of the beginning.

@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Model, TextParams};
+use tokenmill::{Constraint, Model, TextParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;
@@ -28,6 +28,7 @@ use self::{
 };
 use crate::{
     commands::tokenize::read_text,
+    constraint::ConstraintArgs,
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
@@ -63,6 +64,8 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
     n_predict: Limit,
     #[command(flatten)]
+    constraint: ConstraintArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
     load: LoadArgs,
@@ -71,6 +74,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let tools = args.tools.as_deref().map(read_tools).transpose()?;
     let template = args.template.as_deref().map(read_text).transpose()?;
+    let constraint = args.constraint.constraint()?;
     let model = session::open(&args.model, &args.load, 1, template)?;
     if model.words().template().is_none() {
         return Err(match model.words().template_error() {
@@ -89,6 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
         n_predict: args.n_predict,
+        constraint,
     };
     let interrupt = Interrupt::install()?;
     let mut reader = LineReader::open()?;
@@ -170,6 +175,8 @@ struct Chat {
     params: SamplingParams,
     has_fixed_seed: bool,
     n_predict: Limit,
+    /// What every answer may be.
+    constraint: Option<Constraint>,
 }
 
 impl Chat {
@@ -225,6 +232,7 @@ impl Chat {
         let params = TextParams {
             sampling: self.params.clone(),
             max_tokens: self.n_predict.max_tokens(),
+            constraint: self.constraint.clone(),
             ..TextParams::default()
         };
         // A file or a pipe gets the text as it is.

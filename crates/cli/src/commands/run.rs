@@ -12,6 +12,7 @@ use tokenmill_text::EncodeOptions;
 
 use crate::{
     commands::tokenize::{read_stdin, read_text},
+    constraint::ConstraintArgs,
     failure::Failure,
     interrupt::Interrupt,
     load::LoadArgs,
@@ -28,6 +29,7 @@ use crate::{
     tokenmill run demo \"Once upon a time\"\n  \
     tokenmill run demo \"Once upon a time\" --temp 0 -n 48\n  \
     tokenmill run demo \"Once upon a time\" --parallel 4 -n 48\n  \
+    tokenmill run demo \"Ada was born in \" --no-echo --regex \"1[0-9]{3}\"\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
@@ -56,6 +58,8 @@ pub(crate) struct Args {
     /// Print one JSON object when the text is complete
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    constraint: ConstraintArgs,
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
@@ -89,6 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("give the text to stop at, or leave it out"),
         );
     }
+    let constraint = args.constraint.constraint()?;
     let model = session::open(&args.model, &args.load, args.parallel, None)?;
     let tokenizer = model.words().tokenizer();
     let sampling = args.sampling.params(model.words(), model.n_ctx())?;
@@ -105,6 +110,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_tokens: args.n_predict.max_tokens(),
         stops,
         n: args.parallel,
+        constraint,
         ..TextParams::default()
     };
     // Samples that come side by side are shown one after the other, when all are complete.

@@ -70,7 +70,7 @@ fn flags_of_llama_cpp_are_answered_by_name() {
         "run demo x -fa on",
         "run demo x -sm none",
         "run -hf some/model",
-        "run demo x --grammar root",
+        "serve demo --grammar root",
         "bench demo -pg 512,128",
         "serve demo --alias name",
         "run demo x -sys y",

@@ -32,8 +32,11 @@ pub const FIELDS: &[Field] = &[
     refused("tools", NO_TOOLS),
     refused("tool_choice", NO_TOOLS),
     refused("thinking", "reasoning is not separated from the answer"),
-    refused("output_config", "structured output is not implemented yet"),
-    refused("output_format", "structured output is not implemented yet"),
+    yes(
+        "output_config",
+        "`format`: `json_schema` with a `schema`, which is enforced; `effort` is refused",
+    ),
+    yes("output_format", "the older name of `output_config.format`"),
     refused("container", "there is no code execution"),
     refused("context_management", "send the conversation as it should be read"),
     refused("mcp_servers", NO_TOOLS),

@@ -66,7 +66,7 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     } else {
         Vec::new()
     };
-    let stream = model.generate(prompts, &params)?;
+    let stream = call.generate(&app, prompts, &params).await?;
     let writer = CompletionWriter {
         app: Arc::clone(&app),
         id: unique_id("cmpl-"),

@@ -51,9 +51,9 @@ pub const FIELDS: &[Field] = &[
     refused("functions", NO_TOOLS),
     refused("function_call", NO_TOOLS),
     label("parallel_tool_calls"),
-    refused(
+    yes(
         "response_format",
-        "structured output is not implemented yet; only `text`",
+        "`text`, `json_object`, or `json_schema` with a schema; every schema is enforced, with `strict` or without",
     ),
     refused("modalities", TEXT_ONLY),
     refused("audio", TEXT_ONLY),

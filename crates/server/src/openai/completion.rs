@@ -24,6 +24,10 @@ pub const FIELDS: &[Field] = &[
     ),
     yes("stop", "a string or up to 16"),
     yes("ignore_eos", "extension, as in vLLM and llama.cpp"),
+    yes(
+        "response_format",
+        "extension, as in vLLM; as on `/v1/chat/completions`",
+    ),
     label("user"),
     refused("suffix", "fill-in-the-middle is not implemented"),
 ];

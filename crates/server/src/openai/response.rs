@@ -39,9 +39,9 @@ pub const FIELDS: &[Field] = &[
     label("service_tier"),
     label("parallel_tool_calls"),
     label("max_tool_calls"),
-    refused(
+    yes(
         "text",
-        "structured output is not implemented yet; only `{\"format\": {\"type\": \"text\"}}`",
+        "`format`: `text`, `json_object`, or `json_schema` with a schema; every schema is enforced, with `strict` or without",
     ),
     refused("tools", NO_TOOLS),
     refused("tool_choice", NO_TOOLS),

@@ -36,7 +36,7 @@ async fn defaults_of_foreign_servers_pass_and_other_values_do_not() {
         ("no_stop_trim", json!(true)),
         ("skip_special_tokens", json!(false)),
         ("keep_alive", json!(0)),
-        ("guided_json", json!({ "type": "object" })),
+        ("guided_json", json!({ "type": "nonsense" })),
         ("stop_token_ids", json!([1])),
         ("priority", json!(1)),
     ] {

@@ -14,6 +14,7 @@ mod http2;
 mod operations;
 mod refusals;
 mod server;
+mod shapes;
 #[cfg(feature = "otel")]
 mod traces;
 mod wire;

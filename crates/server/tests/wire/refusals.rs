@@ -124,10 +124,10 @@ async fn every_fault_is_named() {
         ),
         (
             CHAT,
-            format!(r#"{{{hello},"response_format":{{"type":"json_object"}}}}"#),
+            format!(r#"{{{hello},"response_format":{{"type":"xml"}}}}"#),
             400,
-            "unsupported_parameter",
-            Some("response_format"),
+            "invalid_value",
+            Some("response_format.type"),
         ),
         (
             CHAT,

@@ -1,0 +1,61 @@
+//! [`ConstraintArgs`]: the options that say what an answer may be.
+//!
+//! Separate because `run` and `chat` have them alike. Invariant: what is given is read and parsed before a model is loaded;
+//! whether it can be enforced is known when it is compiled for the model's vocabulary.
+
+use std::path::Path;
+
+use clap::Args;
+use serde_json::Value;
+use tokenmill::Constraint;
+
+use crate::{commands::tokenize::read_text, failure::Failure};
+
+/// What an answer may be.
+#[derive(Args, Debug, Clone, Default)]
+#[command(next_help_heading = "Shape of the answer")]
+#[group(multiple = false)]
+pub(crate) struct ConstraintArgs {
+    /// Answer in JSON that is valid against this schema, in a file or written out
+    #[arg(long, alias = "json-schema-file", value_name = "FILE|JSON")]
+    json_schema: Option<String>,
+    /// Answer with a text that this regular expression matches as a whole
+    #[arg(long, value_name = "PATTERN")]
+    regex: Option<String>,
+    /// Answer with a text of the grammar in this file: GBNF where rules are defined with ::=, else Lark
+    #[arg(long, alias = "grammar-file", value_name = "FILE")]
+    grammar: Option<String>,
+}
+
+impl ConstraintArgs {
+    /// The constraint, where one is asked for.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or a schema that is not JSON.
+    pub(crate) fn constraint(&self) -> Result<Option<Constraint>, Failure> {
+        if let Some(given) = &self.json_schema {
+            let is_json = given.trim_start().starts_with('{') || matches!(given.trim(), "true" | "false");
+            let (text, name) = if is_json {
+                (given.clone(), "`--json-schema`")
+            } else {
+                (read_text(Path::new(given))?, given.as_str())
+            };
+            let schema: Value = serde_json::from_str(&text)
+                .map_err(|error| Failure::input(format!("{name} is not JSON: {error}")))?;
+            return Ok(Some(Constraint::json_schema(&schema)));
+        }
+        if let Some(pattern) = &self.regex {
+            return Ok(Some(Constraint::regex(pattern)));
+        }
+        let Some(given) = &self.grammar else {
+            return Ok(None);
+        };
+        // llama.cpp's option of this name takes the grammar itself.
+        let grammar = if given.contains("::=") {
+            given.clone()
+        } else {
+            read_text(Path::new(given))?
+        };
+        Ok(Some(Constraint::grammar(grammar)))
+    }
+}
