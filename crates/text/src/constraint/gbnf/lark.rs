@@ -5,7 +5,10 @@
 
 use std::fmt::Write as _;
 
-use super::{Grammar, Node};
+use super::{
+    Grammar, Node,
+    terminals::{divide, write_divided},
+};
 
 /// Longest regular expression that stands for a whole grammar.
 const MAX_REGEX_BYTES: usize = 1 << 16;
@@ -13,21 +16,14 @@ const MAX_REGEX_BYTES: usize = 1 << 16;
 /// Writes `grammar`.
 pub(super) fn write(grammar: &Grammar) -> String {
     let mut regex = String::new();
-    let mut path = Vec::new();
-    if write_regex(grammar, &Node::Rule(grammar.root), &mut path, &mut regex) {
+    if write_regex(grammar, &Node::Rule(grammar.root), &mut Vec::new(), &mut regex) {
         return format!("start: /{regex}/\n");
     }
-    let mut lark = format!("start: r{}\n", grammar.root);
-    for (idx, rule) in grammar.rules.iter().enumerate() {
-        let _ = write!(lark, "r{idx}: ");
-        write_node(rule, &mut lark);
-        lark.push('\n');
-    }
-    lark
+    write_divided(&divide(grammar), grammar.root)
 }
 
 /// Writes a part as a regular expression; `false` where it is recursive or too long.
-fn write_regex(grammar: &Grammar, node: &Node, path: &mut Vec<usize>, out: &mut String) -> bool {
+pub(super) fn write_regex(grammar: &Grammar, node: &Node, path: &mut Vec<usize>, out: &mut String) -> bool {
     if out.len() > MAX_REGEX_BYTES {
         return false;
     }
@@ -71,55 +67,8 @@ fn write_group(grammar: &Grammar, node: &Node, path: &mut Vec<usize>, out: &mut 
     is_regular
 }
 
-/// Writes a part as a rule of single characters.
-fn write_node(node: &Node, out: &mut String) {
-    match node {
-        Node::Literal(text) if text.is_empty() => out.push_str("\"\""),
-        Node::Literal(text) => {
-            for (idx, c) in text.chars().enumerate() {
-                out.push_str(if idx == 0 { "/" } else { " /" });
-                write_char(c, out);
-                out.push('/');
-            }
-        }
-        Node::Class { .. } | Node::Any => {
-            out.push('/');
-            write_class(node, out);
-            out.push('/');
-        }
-        Node::Rule(idx) => {
-            let _ = write!(out, "r{idx}");
-        }
-        Node::Sequence(parts) => {
-            for (idx, part) in parts.iter().enumerate() {
-                if idx > 0 {
-                    out.push(' ');
-                }
-                write_node_group(part, out);
-            }
-        }
-        Node::Choice(choices) => {
-            for (idx, choice) in choices.iter().enumerate() {
-                if idx > 0 {
-                    out.push_str(" | ");
-                }
-                write_node_group(choice, out);
-            }
-        }
-        Node::Repeat(inner, min, max) => {
-            write_node_group(inner, out);
-            write_counts(*min, *max, out);
-        }
-    }
-}
-
-fn write_node_group(node: &Node, out: &mut String) {
-    out.push('(');
-    write_node(node, out);
-    out.push(')');
-}
-
-fn write_counts(min: u32, max: Option<u32>, out: &mut String) {
+/// Writes how often a part is repeated.
+pub(super) fn write_counts(min: u32, max: Option<u32>, out: &mut String) {
     let _ = match (min, max) {
         (0, None) => write!(out, "*"),
         (1, None) => write!(out, "+"),

@@ -5,10 +5,13 @@
 //!
 //! The two differ in one thing. GBNF describes characters; Lark's terminals are matched as long as they can be, so that a
 //! terminal may swallow the beginning of what follows. Hence a grammar without recursion becomes one regular
-//! expression, and every other one is translated character by character.
+//! expression. In every other one a part becomes a terminal only where it provably swallows nothing, and is divided into
+//! its parts else, down to single characters.
 
+mod chars;
 mod lark;
 mod parse;
+mod terminals;
 
 use super::error::ConstraintError;
 

@@ -81,6 +81,76 @@ fn recursion_is_followed_to_its_end() {
     check(grammar, &["()", "(()())"], &["(", "(()", "())"]);
 }
 
+#[test]
+fn parts_that_swallow_nothing_are_terminals() {
+    let json = r#"root ::= value
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}"#;
+    let lark = to_lark(json).unwrap();
+    assert!(
+        lark.contains(r"(?:[0-9a-fA-F]){4,4}"),
+        "strings are whole terminals: {lark}"
+    );
+    let valid = [
+        "{\"a\": [1, -2.5e3, {}], \"\\u00e9\":\n  null}",
+        "[]",
+        "\"x\" ",
+        "true",
+    ];
+    check(json, &valid, &["{", "[1,]", "{\"a\" 1}", "tru", "\"a"]);
+}
+
+/// Each grammar is recursive, so that it is divided, and admits what a longest match would lose.
+#[test]
+fn terminals_that_would_swallow_are_divided() {
+    let recursive = |rules: &str| format!("root ::= \"(\" root \")\" | main\n{rules}");
+    let cases: [(&str, &[&str], &[&str]); 8] = [
+        ("main ::= [a-z]+ \"z\"", &["az", "(zzz)"], &["z", "a"]),
+        (
+            "main ::= \"ab\" | \"abc\" \"d\" | \"ab\" \"ce\"",
+            &["ab", "abcd", "(abce)"],
+            &["abc"],
+        ),
+        (
+            "main ::= a \"xyz\"\na ::= \"x\"* | \"xy\"",
+            &["xyz", "xxyz", "xyxyz"],
+            &["xy"],
+        ),
+        (
+            "main ::= (\"a\" \"b\"?)+ \"b\" \"b\"",
+            &["abb", "(abbb)", "aabb"],
+            &["ab"],
+        ),
+        (
+            "main ::= [0-9]{2} [0-9]{2,3} \"0\"",
+            &["12340", "120000", "(123450)"],
+            &["1230"],
+        ),
+        (
+            "main ::= b? \"ba\"\nb ::= \"b\" \"a\"?",
+            &["ba", "bba", "baba"],
+            &["b", "bab"],
+        ),
+        (
+            "main ::= k \" \" n | n \"=\"\nk ::= \"int\" | \"in\"\nn ::= [a-z]+",
+            &["int x", "in int", "int="],
+            &["int", "if x"],
+        ),
+        (
+            "main ::= (\"-\" [^-]* )* \"--\"",
+            &["--", "-a--", "-a-b--"],
+            &["-a-"],
+        ),
+    ];
+    for (rules, yes, no) in cases {
+        check(&recursive(rules), yes, no);
+    }
+}
+
 /// Terminals of Lark take the longest match; characters of GBNF do not.
 #[test]
 fn a_part_never_swallows_what_the_next_one_needs() {
