@@ -105,6 +105,21 @@ impl Call {
         })
     }
 
+    /// Starts the answer to a conversation. The shape that the request asks for begins where the model's reasoning ends.
+    ///
+    /// # Errors
+    /// As [`Self::generate`].
+    pub(crate) async fn answer(
+        &self,
+        app: &Arc<App>,
+        prompt: Vec<u32>,
+        mut params: TextParams,
+    ) -> Result<TextStream, ApiError> {
+        let words = app.model.model().words();
+        params.constraint = (params.constraint).map(|constraint| words.after_reasoning(constraint, &prompt));
+        self.generate(app, vec![prompt], &params).await
+    }
+
     /// Starts a generation for each prompt. The shape that the request asks for is compiled apart from the threads of
     /// connections.
     ///

@@ -164,7 +164,12 @@ impl Model {
         params: &TextParams,
     ) -> Result<TextStream, Error> {
         let prompt = self.words().encode_chat(&conversation.into())?;
-        self.generate(vec![prompt], params)
+        let params = TextParams {
+            constraint: (params.constraint.clone())
+                .map(|constraint| self.words().after_reasoning(constraint, &prompt)),
+            ..params.clone()
+        };
+        self.generate(vec![prompt], &params)
     }
 
     /// One vector for each text: the mean of the final hidden states, of length 1.

@@ -11,12 +11,16 @@ use std::{
 use serde_json::{Map, Value, json};
 use tokenmill_model::Model as Network;
 use tokenmill_text::{
-    ChatPrompt, EncodeOptions, Tokenizer,
+    ChatPrompt, DecodeOptions, EncodeOptions, Tokenizer,
+    calls::ReplyFormat,
     constraint::{CompiledConstraint, Constraint, ConstraintCompiler, ConstraintError},
     template::{ChatContext, ChatMessage, ChatTemplate, CivilTime, RenderOptions, TemplateError},
 };
 
-use crate::{Error, ModelSource};
+use crate::{Error, ModelSource, constraint};
+
+/// Tokens at the end of a prompt that tell how its answer begins.
+const TAIL_TOKENS: usize = 32;
 
 /// The words of a model.
 #[derive(Debug)]
@@ -104,6 +108,21 @@ impl ModelWords {
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, Error> {
         let compiler = (self.constraints).get_or_init(|| ConstraintCompiler::new(&self.tokenizer));
         Ok(compiler.as_ref().map_err(Clone::clone)?.compile(constraint)?)
+    }
+
+    /// Lets a constraint begin where the reasoning of the answer to `prompt` ends: the template tells how the model thinks, and
+    /// the prompt's end whether it has begun to.
+    pub fn after_reasoning(&self, constraint: Constraint, prompt: &[u32]) -> Constraint {
+        let Some(template) = self.template() else {
+            return constraint;
+        };
+        let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
+        let options = DecodeOptions {
+            skip_special: false,
+            is_continuation: true,
+        };
+        let tail = self.tokenizer.decode(tail, options);
+        constraint::after_reasoning(constraint, &ReplyFormat::of_template(template.source()), &tail)
     }
 
     /// Encodes plain text. `add_special` puts the tokens around it that the model expects, such as that of the beginning.

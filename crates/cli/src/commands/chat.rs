@@ -232,7 +232,8 @@ impl Chat {
         let params = TextParams {
             sampling: self.params.clone(),
             max_tokens: self.n_predict.max_tokens(),
-            constraint: self.constraint.clone(),
+            constraint: (self.constraint.clone())
+                .map(|constraint| model.words().after_reasoning(constraint, &ids)),
             ..TextParams::default()
         };
         // A file or a pipe gets the text as it is.

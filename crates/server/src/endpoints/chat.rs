@@ -48,7 +48,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
     let prompt = encode(model, request)?;
-    let stream = call.generate(&app, vec![prompt], &params).await?;
+    let stream = call.answer(&app, prompt, params.clone()).await?;
     let head = Head {
         id: unique_id("chatcmpl-"),
         created_s: unix_seconds(),

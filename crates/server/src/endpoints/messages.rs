@@ -36,7 +36,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     let is_stream = request.stream;
     let prompt = encode(&app, request)?;
     let n_prompt = prompt.len();
-    let stream = call.generate(&app, vec![prompt], &params).await?;
+    let stream = call.answer(&app, prompt, params.clone()).await?;
     let id = unique_id("msg_");
     if is_stream {
         let format = MessageEvents {

@@ -57,7 +57,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         Turn::Open,
         Map::new(),
     )?;
-    let stream = call.generate(&app, vec![prompt], &params).await?;
+    let stream = call.answer(&app, prompt, params.clone()).await?;
     if request.stream {
         let format = ResponseEvents {
             writer,

@@ -17,9 +17,9 @@ use toktrie::InferenceCapabilities;
 use super::{
     error::{ConstraintError, ConstraintKind, first_line},
     finite::has_finite_text,
-    grammar::Constraint,
+    grammar::{Begin, Constraint},
     marker::Marker,
-    matcher::ConstraintMatcher,
+    matcher::{ConstraintMatcher, Gate},
     vocabulary::Vocabulary,
 };
 use crate::Tokenizer;
@@ -81,7 +81,7 @@ struct Prototype(Mutex<Matcher>);
 pub struct CompiledConstraint {
     prototype: Arc<Prototype>,
     vocabulary: Arc<Vocabulary>,
-    marker: Option<Marker>,
+    gate: Option<Gate>,
 }
 
 impl fmt::Debug for ConstraintCompiler {
@@ -95,7 +95,7 @@ impl fmt::Debug for ConstraintCompiler {
 impl fmt::Debug for CompiledConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompiledConstraint")
-            .field("marker", &self.marker)
+            .field("gate", &self.gate)
             .finish_non_exhaustive()
     }
 }
@@ -164,7 +164,7 @@ impl ConstraintCompiler {
         Ok(CompiledConstraint {
             prototype,
             vocabulary: Arc::clone(&self.shared.vocabulary),
-            marker: constraint.marker().map(Marker::new),
+            gate: self.shared.gate(constraint.begin()),
         })
     }
 
@@ -245,6 +245,24 @@ impl Shared {
         Ok(Prototype(Mutex::new(matcher)))
     }
 
+    fn gate(&self, begin: &Begin) -> Option<Gate> {
+        match begin {
+            Begin::Start => None,
+            Begin::After(marker) => Some(Gate {
+                open_ids: None,
+                marker: Marker::new(marker),
+            }),
+            Begin::AfterOptional(open, close) => {
+                let open_ids = self.vocabulary.ids_of(open.as_bytes());
+                let is_possible = !open_ids.is_empty() && !close.is_empty();
+                is_possible.then(|| Gate {
+                    open_ids: Some(open_ids.into()),
+                    marker: Marker::new(close),
+                })
+            }
+        }
+    }
+
     /// Takes one of the places to compile at.
     fn enter(&self, deadline: Instant) -> Result<(), ConstraintError> {
         let mut n_running = lock(&self.n_running);
@@ -281,12 +299,7 @@ impl CompiledConstraint {
     /// Begins a sample. `end_ids` are the tokens that may end it.
     pub fn matcher(&self, end_ids: &[u32]) -> ConstraintMatcher {
         let matcher = lock(&self.prototype.0).deep_clone();
-        ConstraintMatcher::new(
-            matcher,
-            Arc::clone(&self.vocabulary),
-            end_ids,
-            self.marker.clone(),
-        )
+        ConstraintMatcher::new(matcher, Arc::clone(&self.vocabulary), end_ids, self.gate.clone())
     }
 }
 
@@ -431,6 +444,32 @@ pub(super) mod tests {
         );
         feed(&mut matcher, "42");
         assert!(allowed(&mut matcher).contains(&256));
+    }
+
+    #[test]
+    fn thoughts_are_optional_where_the_constraint_says_so() {
+        let constraint = Constraint::regex("[0-9]+").may_begin_after("<", "</think>");
+        let compiled = compiler().compile(&constraint).unwrap();
+        let (less, digits) = (u32::from(b'<'), u32::from(b'0')..=u32::from(b'9'));
+        let mut thinking = compiled.matcher(&[256]);
+        assert_eq!(
+            allowed(&mut thinking),
+            digits.clone().chain([less]).collect::<Vec<_>>()
+        );
+        feed(&mut thinking, "<think>what?</think>");
+        assert_eq!(allowed(&mut thinking), digits.collect::<Vec<_>>());
+        let masks = [allowed(&mut thinking)];
+        feed(&mut thinking, "4");
+        thinking.rollback(3).unwrap();
+        feed(&mut thinking, "k>");
+        assert_eq!([allowed(&mut thinking)], masks);
+        let mut silent = compiled.matcher(&[256]);
+        feed(&mut silent, "42");
+        assert!(!allowed(&mut silent).contains(&less));
+        // An opening of several tokens leaves no choice.
+        let constraint = Constraint::regex("[0-9]").may_begin_after("<think>", "</think>");
+        let mut silent = compiler().compile(&constraint).unwrap().matcher(&[256]);
+        assert!(!allowed(&mut silent).contains(&less));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::{
     compiler::ConstraintLimits,
     error::{ConstraintError, ConstraintKind},
     gbnf,
+    schema::drop_unknown_formats,
 };
 
 /// Space, tabs and line breaks between two parts of JSON. Without an end a model that is fond of them never stops.
@@ -19,7 +20,18 @@ const JSON_SPACE: &str = r"[ \t\n\r]{1,100}";
 #[derive(Clone, Debug, PartialEq)]
 pub struct Constraint {
     language: Language,
-    begins_after: Option<String>,
+    begin: Begin,
+}
+
+/// Where a constraint begins.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Begin {
+    /// At once.
+    Start,
+    /// Behind this text.
+    After(String),
+    /// Behind the second text where the answer begins with the first, else at once.
+    AfterOptional(String, String),
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -35,7 +47,7 @@ impl Constraint {
     fn new(language: Language) -> Self {
         Self {
             language,
-            begins_after: None,
+            begin: Begin::Start,
         }
     }
 
@@ -84,7 +96,20 @@ impl Constraint {
     /// but no end.
     #[must_use]
     pub fn begins_after(mut self, marker: impl Into<String>) -> Self {
-        self.begins_after = Some(marker.into()).filter(|marker: &String| !marker.is_empty());
+        let marker = marker.into();
+        self.begin = if marker.is_empty() {
+            Begin::Start
+        } else {
+            Begin::After(marker)
+        };
+        self
+    }
+
+    /// Lets the text begin with something else between `open` and `close`, such as a model's thoughts; the constraint then
+    /// begins behind it, and else at once. Only a vocabulary in which `open` is one token leaves the choice.
+    #[must_use]
+    pub fn may_begin_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
+        self.begin = Begin::AfterOptional(open.into(), close.into());
         self
     }
 
@@ -99,11 +124,11 @@ impl Constraint {
         }
     }
 
-    pub(super) fn marker(&self) -> Option<&str> {
-        self.begins_after.as_deref()
+    pub(super) fn begin(&self) -> &Begin {
+        &self.begin
     }
 
-    /// All of it but the marker, as one text: equal texts of one kind compile to the same.
+    /// All of it but where it begins, as one text: equal texts of one kind compile to the same.
     pub(super) fn source(&self) -> String {
         match &self.language {
             Language::JsonSchema(schema) => schema.to_string(),
@@ -135,6 +160,7 @@ impl Constraint {
         match &self.language {
             Language::JsonSchema(schema) => {
                 let mut schema = schema.clone();
+                drop_unknown_formats(&mut schema);
                 match &mut schema {
                     Value::Bool(_) => {}
                     Value::Object(fields) => {

@@ -14,14 +14,23 @@ use super::{
     vocabulary::Vocabulary,
 };
 
+/// What a constraint waits for.
+#[derive(Clone, Debug)]
+pub(super) struct Gate {
+    /// Tokens that close the gate where the text begins with one of them; without them it is closed at the start.
+    pub(super) open_ids: Option<Arc<[u32]>>,
+    /// What opens it.
+    pub(super) marker: Marker,
+}
+
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
     matcher: Matcher,
     vocabulary: Arc<Vocabulary>,
     end_ids: Box<[u32]>,
     /// What the constraint waits for.
-    marker: Option<Marker>,
-    /// Whether it still waits.
+    gate: Option<Gate>,
+    /// Whether it waits now.
     waits: Option<Marker>,
     /// Tokens so far, up to the one that completed the marker.
     before: Vec<u32>,
@@ -47,14 +56,15 @@ impl ConstraintMatcher {
         matcher: Matcher,
         vocabulary: Arc<Vocabulary>,
         end_ids: &[u32],
-        marker: Option<Marker>,
+        gate: Option<Gate>,
     ) -> Self {
+        let waits = at_start(gate.as_ref());
         Self {
             matcher,
             vocabulary,
             end_ids: end_ids.into(),
-            waits: marker.clone(),
-            marker,
+            waits,
+            gate,
             before: Vec::new(),
             n_inside: 0,
             is_complete: false,
@@ -68,6 +78,24 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] where a limit of a step is exceeded.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintError> {
+        self.fill(words)?;
+        if self.is_fresh() {
+            let open_ids = self.gate.as_ref().and_then(|gate| gate.open_ids.as_deref());
+            for &id in open_ids.into_iter().flatten() {
+                if let Some(word) = words.get_mut(id as usize / 32) {
+                    *word |= 1 << (id % 32);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether no token has come.
+    fn is_fresh(&self) -> bool {
+        self.before.is_empty() && self.n_inside == 0
+    }
+
+    fn fill(&mut self, words: &mut [u32]) -> Result<(), ConstraintError> {
         words.fill(0);
         let n_tokens = self.vocabulary.n_tokens;
         if self.waits.is_some() {
@@ -104,6 +132,14 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] for a token that the mask forbids, or where a limit is exceeded.
     pub fn commit(&mut self, id: u32) -> Result<(), ConstraintError> {
+        let is_opening = |gate: &Gate| gate.open_ids.as_ref().is_some_and(|ids| ids.contains(&id));
+        if self.is_fresh()
+            && let Some(gate) = self.gate.as_ref().filter(|gate| is_opening(gate))
+        {
+            self.waits = Some(gate.marker.clone());
+            self.before.push(id);
+            return Ok(());
+        }
         if let Some(marker) = &mut self.waits {
             self.before.push(id);
             let Some(behind) = marker.push(self.vocabulary.bytes_of(id)) else {
@@ -160,7 +196,7 @@ impl ConstraintMatcher {
             return Ok(());
         }
         let n_left = (self.before.len() + self.n_inside).checked_sub(n_tokens);
-        let Some(n_left) = n_left.filter(|_| self.marker.is_some()) else {
+        let Some(n_left) = n_left else {
             return Err(ConstraintError::Step {
                 reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
             });
@@ -168,14 +204,10 @@ impl ConstraintMatcher {
         self.matcher.reset().map_err(|error| step_error(&error))?;
         self.n_inside = 0;
         (self.is_complete, self.has_ended) = (false, false);
-        self.waits.clone_from(&self.marker);
-        self.before.truncate(n_left);
-        if let Some(marker) = &mut self.waits {
-            for &id in &self.before {
-                marker.push(self.vocabulary.bytes_of(id));
-            }
-        }
-        Ok(())
+        self.waits = at_start(self.gate.as_ref());
+        let mut before = std::mem::take(&mut self.before);
+        before.truncate(n_left);
+        before.into_iter().try_for_each(|id| self.commit(id))
     }
 
     fn set_ends(&self, words: &mut [u32], may_end: bool) {
@@ -186,6 +218,12 @@ impl ConstraintMatcher {
             }
         }
     }
+}
+
+/// What is waited for before the first token.
+fn at_start(gate: Option<&Gate>) -> Option<Marker> {
+    gate.filter(|gate| gate.open_ids.is_none())
+        .map(|gate| gate.marker.clone())
 }
 
 /// Clears the bits of the ids from `first` on.

@@ -28,6 +28,7 @@ mod gbnf;
 mod grammar;
 mod marker;
 mod matcher;
+mod schema;
 mod vocabulary;
 
 pub use compiler::{CompiledConstraint, ConstraintCompiler, ConstraintLimits};

@@ -78,6 +78,15 @@ impl Vocabulary {
         })
     }
 
+    /// The tokens that stand for `bytes`, structure too.
+    pub(super) fn ids_of(&self, bytes: &[u8]) -> Vec<u32> {
+        let tokens = (0..).zip(&self.bytes);
+        tokens
+            .filter(|(_, token)| ***token == *bytes)
+            .map(|(id, _)| id)
+            .collect()
+    }
+
     /// The bytes that a token stands for; none outside the vocabulary.
     pub(super) fn bytes_of(&self, id: u32) -> &[u8] {
         self.bytes.get(id as usize).map_or(&[], |bytes| bytes)
