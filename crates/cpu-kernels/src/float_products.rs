@@ -44,8 +44,8 @@ impl<T: FloatTile> Kernel for FloatProducts<'_, T> {
                         ..run
                     };
                     // Four sums for each row: as many as the registers hold.
-                    row_idx += match (run.n_rows - row_idx).min(S::MAX_ROWS) {
-                        6.. => FloatRows::<T, 6>::call::<S>(&part),
+                    row_idx += match run.n_rows - row_idx {
+                        6.. if const { S::MAX_ROWS >= 6 } => FloatRows::<T, 6>::call::<S>(&part),
                         2.. => FloatRows::<T, 2>::call::<S>(&part),
                         _ => FloatRows::<T, 1>::call::<S>(&part),
                     };

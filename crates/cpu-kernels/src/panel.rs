@@ -161,9 +161,9 @@ unsafe fn panel_rows<S: Simd, C: Class, const VECTORS: usize>(job: PanelJob<'_>,
             };
             let n_left = n_rows - row_idx;
             // Eight go as twice four: two rows alone have too few sums to hide the latency of products.
-            row_idx += match if n_left == 8 { 4 } else { n_left.min(S::MAX_ROWS) } {
-                6.. => PanelRows::<C, VECTORS, 6>::call::<S>(part),
-                4.. => PanelRows::<C, VECTORS, 4>::call::<S>(part),
+            row_idx += match if n_left == 8 { 4 } else { n_left } {
+                6.. if const { S::MAX_ROWS >= 6 } => PanelRows::<C, VECTORS, 6>::call::<S>(part),
+                4.. if const { S::MAX_ROWS >= 4 } => PanelRows::<C, VECTORS, 4>::call::<S>(part),
                 2.. => PanelRows::<C, VECTORS, 2>::call::<S>(part),
                 _ => PanelRows::<C, VECTORS, 1>::call::<S>(part),
             };

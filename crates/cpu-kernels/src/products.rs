@@ -5,8 +5,10 @@
 //!
 //! Invariant: both reduce an output element in the order that [`reduction`](super::reduction) states.
 
+use tokenmill_quant::Block as _;
+
 use crate::{
-    activation_block::{ActivationBlock, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
+    activation_block::{ActivationBlock, SPAN_COLS, SPAN_SUBS, SUB_COLS, ScaleSpan, n_spans},
     panel,
     reduction::{
         PAIR_ROWS, PREFETCH_BYTES, TileRun, add_min_pair, add_offset, add_run, dot, end_span, n_subs,
@@ -57,9 +59,10 @@ impl<T: QuantTile> Kernel for QuantProducts<'_, T> {
                         sums: run.sums.add(row_idx * PAIR_ROWS + tile_idx * TILE_ROWS),
                         ..run
                     };
-                    row_idx += match (run.n_rows - row_idx).min(S::MAX_DIRECT_ROWS) {
-                        8.. => Direct::<T, 8>::call::<S>(&part),
-                        6.. => Direct::<T, 6>::call::<S>(&part),
+                    // What an instruction set has no registers for is not even compiled.
+                    row_idx += match run.n_rows - row_idx {
+                        8.. if const { S::MAX_DIRECT_ROWS >= 8 } => Direct::<T, 8>::call::<S>(&part),
+                        6.. if const { S::MAX_DIRECT_ROWS >= 6 } => Direct::<T, 6>::call::<S>(&part),
                         4.. => Direct::<T, 4>::call::<S>(&part),
                         2.. => Direct::<T, 2>::call::<S>(&part),
                         _ => Direct::<T, 1>::call::<S>(&part),
@@ -132,7 +135,7 @@ unsafe fn direct_span<S: Simd, T: QuantTile, const ROWS: usize>(
         } else {
             [S::splat_f32(0.0); ROWS]
         };
-        if span.n_subs == SPAN_SUBS {
+        if const { S::UNROLLS } && (T::Block::LEN == SPAN_COLS || span.n_subs == SPAN_SUBS) {
             // Spelled out, so that shifts and places of bits are constants.
             direct_sub::<S, T, ROWS>(span, 0, half, &scales, blocks, &mut parts);
             direct_sub::<S, T, ROWS>(span, 1, half, &scales, blocks, &mut parts);

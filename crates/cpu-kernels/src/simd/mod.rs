@@ -46,6 +46,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const MAX_ROWS: usize;
     /// Activation rows that the kernel without a panel takes at once, as registers allow.
     const MAX_DIRECT_ROWS: usize;
+    /// Whether kernels spell out the columns of a span, so that shifts and places are constants. Where operations are
+    /// calls nothing comes of it but code.
+    const UNROLLS: bool = true;
     /// Lanes of integers, or of four bytes or two 16-bit integers each.
     type I: Copy;
     /// Lanes of f32.

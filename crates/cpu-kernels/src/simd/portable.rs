@@ -44,6 +44,7 @@ impl Simd for Portable {
     const LANES: usize = LANES;
     const MAX_ROWS: usize = 2;
     const MAX_DIRECT_ROWS: usize = 4;
+    const UNROLLS: bool = false;
     type I = I;
     type F = F;
 
