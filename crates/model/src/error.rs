@@ -85,7 +85,7 @@ pub enum LoadError {
         found: Vec<usize>,
     },
     /// A vector (norm, bias) has a type that vectors never have.
-    #[error("tensor `{name}` has type {found}, expected F32, F16 or BF16")]
+    #[error("tensor `{name}` has type {found}, expected floats or integers that are no blocks")]
     VectorType {
         /// The tensor.
         name: String,

@@ -298,17 +298,44 @@ fn check_shape(name: &str, found: &[usize], expected: &[usize]) -> Result<(), Lo
     })
 }
 
+/// The numbers of a vector. Integers and F64 are rare, and become f32 as everything does that is added to activations.
 fn decode_vector(name: &str, ty: TensorType, bytes: &[u8]) -> Result<Vec<f32>, LoadError> {
-    let pairs = || (bytes.chunks_exact(2)).map(|pair| u16::from_le_bytes([pair[0], pair[1]]));
-    match ty {
-        TensorType::F32 => Ok((bytes.chunks_exact(4))
-            .map(|quad| f32::from_le_bytes([quad[0], quad[1], quad[2], quad[3]]))
-            .collect()),
-        TensorType::F16 => Ok(pairs().map(|bits| f16::from_bits(bits).to_f32()).collect()),
-        TensorType::BF16 => Ok(pairs().map(|bits| bf16::from_bits(bits).to_f32()).collect()),
-        other => Err(LoadError::VectorType {
-            name: name.to_owned(),
-            found: other.name(),
-        }),
+    fn numbers<const N: usize>(bytes: &[u8], decode: fn([u8; N]) -> f32) -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|bytes| decode(*bytes)).collect()
+    }
+    Ok(match ty {
+        TensorType::F32 => numbers(bytes, f32::from_le_bytes),
+        TensorType::F16 => numbers(bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        TensorType::BF16 => numbers(bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        TensorType::F64 => numbers(bytes, |bytes| f64::from_le_bytes(bytes) as f32),
+        TensorType::I8 => numbers(bytes, |bytes| f32::from(i8::from_le_bytes(bytes))),
+        TensorType::I16 => numbers(bytes, |bytes| f32::from(i16::from_le_bytes(bytes))),
+        TensorType::I32 => numbers(bytes, |bytes| i32::from_le_bytes(bytes) as f32),
+        TensorType::I64 => numbers(bytes, |bytes| i64::from_le_bytes(bytes) as f32),
+        other => {
+            return Err(LoadError::VectorType {
+                name: name.to_owned(),
+                found: other.name(),
+            });
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_of_every_plain_type_are_their_numbers() {
+        let check = |ty, bytes: &[u8]| assert_eq!(decode_vector("a", ty, bytes).unwrap(), [-3.0], "{ty}");
+        check(TensorType::F32, &(-3f32).to_le_bytes());
+        check(TensorType::F16, &f16::from_f32(-3.0).to_le_bytes());
+        check(TensorType::BF16, &bf16::from_f32(-3.0).to_le_bytes());
+        check(TensorType::F64, &(-3f64).to_le_bytes());
+        check(TensorType::I8, &(-3i8).to_le_bytes());
+        check(TensorType::I16, &(-3i16).to_le_bytes());
+        check(TensorType::I32, &(-3i32).to_le_bytes());
+        check(TensorType::I64, &(-3i64).to_le_bytes());
+        assert!(decode_vector("a", TensorType::Q4_0, &[0; 18]).is_err());
     }
 }
