@@ -17,10 +17,7 @@ struct MXFP4 {
     __device__ __forceinline__ MXFP4(const uint8_t* w, size_t n_groups)
         : quants((const uint4*)w), exponents(w + plane_bytes(n_groups, 16)) {}
     __device__ __forceinline__ Raw load(size_t group) const { return {__ldg(quants + group), __ldg(exponents + group)}; }
-    DEVICE void words(const Raw& raw, int (&v)[8]) {
-        // 0, 1, 2, 3, 4, 6, 8, 12 and their negatives.
-        look_up(raw.q, make_uint4(0x03020100u, 0x0c080604u, 0xfdfeff00u, 0xf4f8fafcu), v);
-    }
+    DEVICE void words(const Raw& raw, int (&v)[8]) { look_up(raw.q, fp4_table(), v); }
     DEVICE float2 scale(const Raw& raw, int) {
         // The two least are subnormal.
         uint32_t e = raw.exponent, bits = e >= 2 ? (e - 1) << 23 : 0x00200000u << e;

@@ -60,6 +60,11 @@ DEVICE void pairs(uint2 q, int (&v)[8]) {
     }
 }
 
+DEVICE void add_third_bits(uint32_t high, int (&v)[8]) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] |= (j <= 2 ? high << (2 - j) : high >> (j - 2)) & 0x04040404;
+}
+
 // Subtracts a small constant from four bytes below 128; the results are signed.
 DEVICE int minus_bytes(int v, int four_times) { return ((v | 0x80808080) - four_times) ^ 0x80808080; }
 

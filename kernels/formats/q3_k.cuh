@@ -28,11 +28,9 @@ struct Q3_K {
     __device__ __forceinline__ Raw load(size_t group) const { return load(group, super(group / 8)); }
     DEVICE void words(const Raw& raw, int (&v)[8]) {
         pairs(raw.q, v);
+        add_third_bits(raw.high, v);
 #pragma unroll
-        for (int j = 0; j < 8; j++) {
-            v[j] |= (j <= 2 ? raw.high << (2 - j) : raw.high >> (j - 2)) & 0x04040404;
-            v[j] = minus_bytes(v[j], 0x04040404);
-        }
+        for (int j = 0; j < 8; j++) v[j] = minus_bytes(v[j], 0x04040404);
     }
     DEVICE float2 scale(const Raw& raw, int half) {
         return make_float2(half_at(raw.d) * (int8_t)(raw.scales >> (8 * half)), 0.0f);

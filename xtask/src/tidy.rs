@@ -1,11 +1,12 @@
 //! `tidy`: turns taste and architecture into checks that fail.
 //!
 //! The rules about one file are in `rules`, those about the imports of crates in `layers` and of modules in `modules`, those
-//! about names in all files in `workspace`; `source` tells code from comments. The test at the end runs them all.
+//! about names in all files in `workspace`, those about lists in the README in `readme`; `source` tells code from comments. The test at the end runs them all.
 //! Invariant: a finding names file and line and says what the rule wants.
 
 mod layers;
 mod modules;
+mod readme;
 mod rules;
 mod source;
 mod workspace;
@@ -94,6 +95,9 @@ fn check(root: &Path) -> anyhow::Result<(usize, Vec<Finding>)> {
             continue; // Binary data, or deleted and not yet committed.
         };
         findings.extend(rules::check_file(&path, &text));
+        if path == "README.md" {
+            findings.extend(readme::check(&text));
+        }
         if rules::has_extension(&path, "rs") {
             rust_files.push(RustFile::parse(path, &text));
         }

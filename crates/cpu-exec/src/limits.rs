@@ -62,10 +62,10 @@ pub fn multiply_bytes(host: &Host, n_rounds: usize) -> usize {
 ///
 /// | formats | conversions | scales | biases | minima, offsets | end of a span | all | share |
 /// |---|---:|---:|---:|---:|---:|---:|---:|
-/// | `Q4_0`, `Q5_0`, `Q8_0`, codebooks | 8 | 16 | 4 | | | 92 | 70 % |
+/// | `Q4_0`, `Q5_0`, `Q8_0`, IQ3 and IQ4 types, ternary ones | 8 | 16 | 4 | | | 92 | 70 % |
 /// | `Q4_1`, `Q5_1` | 8 | 16 | | 8 | | 96 | 67 % |
 /// | `Q4_K`, `Q5_K` | 8 | 8 | | 6 | 1 | 87 | 74 % |
-/// | `Q3_K`, `Q6_K` | 16 | 16 | 8 | | 1 | 105 | 61 % |
+/// | `Q3_K`, `Q6_K`, `NVFP4`, IQ1 and IQ2 types | 16 | 16 | 8 | | 1 | 105 | 61 % |
 /// | `Q2_K` | 16 | 16 | | 10 | 1 | 107 | 60 % |
 ///
 /// Biases are shifted once for two vectors of rows, so they count half. Loads and broadcasts from memory take no vector port.

@@ -96,8 +96,8 @@ impl Matrix {
     /// the type cannot be computed, the columns are no whole number of blocks, or the size overflows.
     pub fn packed_bytes(ty: TensorType, n_rows: usize, n_cols: usize) -> Option<usize> {
         let ops = TileOps::of(ty)?;
-        // A tile has less than twice the bytes of its rows.
-        ty.row_bytes(n_cols)?.checked_mul(2 * TILE_ROWS)?;
+        // A tile has less than eight times the bytes of its rows, and than twice where rows are long.
+        ty.row_bytes(n_cols)?.checked_mul(8 * TILE_ROWS)?;
         ops.tile_bytes(n_cols).checked_mul(n_rows.div_ceil(TILE_ROWS))
     }
 

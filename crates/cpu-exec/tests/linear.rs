@@ -41,7 +41,11 @@ impl Weights {
                 .zip(bytes.chunks_mut(format.row_bytes(n_cols).unwrap()))
                 .zip(values.chunks_mut(n_cols))
             {
-                format.quantize_row(source, bytes).unwrap();
+                if format.has_encoder() {
+                    format.quantize_row(source, bytes).unwrap();
+                } else {
+                    fill_blocks(format, source, bytes);
+                }
                 format.dequantize_row(bytes, values).unwrap();
             }
         }
@@ -90,6 +94,16 @@ impl Weights {
             1.0 / 254.0
         };
         per_value * 2.0 * (self.n_cols as f64).sqrt()
+    }
+}
+
+/// Blocks of any bits, of values about as large as `source`.
+fn fill_blocks(format: &Format, source: &[f32], bytes: &mut [u8]) {
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = (source[i % source.len()].to_bits() >> (3 + i / source.len())) as u8;
+    }
+    for block in bytes.chunks_exact_mut(format.block_bytes()) {
+        format.set_scales(block, 0.004, 0.0);
     }
 }
 

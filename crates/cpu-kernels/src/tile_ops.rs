@@ -67,9 +67,9 @@ impl TileOps {
             tile_bytes: quant_tile_bytes::<T>,
             pack: pack_quant::<T>,
             // SAFETY: the function's own contract.
-            products: |features, run| unsafe { dispatch(features, QuantProducts::<T>::new(run)) },
+            products: |features, run| unsafe { dispatch(features, QuantProducts::<T::Kernels>::new(run)) },
             instructions: Some(instructions::<T>()),
-            dequantize_row: dequantize_quant_row::<T>,
+            dequantize_row: dequantize_quant_row::<T::Kernels>,
         }
     }
 

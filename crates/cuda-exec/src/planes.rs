@@ -116,6 +116,7 @@ impl Planes {
             len: 0,
         };
         let quants = match B::QUANT_BITS {
+            1 => none.with(PlaneKind::Bits { shift: 0 }),
             2 => none.with(PlaneKind::Pairs { shift: 0 }),
             3 => none
                 .with(PlaneKind::Pairs { shift: 0 })
@@ -132,7 +133,10 @@ impl Planes {
             0 => quants,
             bytes => quants.with(PlaneKind::GroupScales(bytes)),
         };
-        scales.with(PlaneKind::Header(B::HEADER_BYTES))
+        match B::HEADER_BYTES {
+            0 => scales,
+            bytes => scales.with(PlaneKind::Header(bytes)),
+        }
     }
 
     const fn with(mut self, kind: PlaneKind) -> Self {

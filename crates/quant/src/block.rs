@@ -15,8 +15,17 @@ pub trait Block: Pod {
     /// Decodes the block into `out`, which has [`LEN`](Self::LEN) values.
     fn dequantize(&self, out: &mut [f32]);
 
+    /// Whether values can be encoded. The formats of two bits and fewer that point into grids need an importance matrix, which no
+    /// encoder here takes.
+    const HAS_ENCODER: bool = true;
+
     /// Encodes [`LEN`](Self::LEN) values, as ggml's `quantize_row_*_ref` does without an importance matrix.
-    fn quantize(values: &[f32]) -> Self;
+    ///
+    /// # Panics
+    /// When there is no encoder.
+    fn quantize(_values: &[f32]) -> Self {
+        unreachable!("a format without an encoder is not asked to encode")
+    }
 }
 
 /// A block of quants, taken apart: what executors lay out for their kernels, so that only a format's own file knows the

@@ -9,6 +9,9 @@ pub enum QuantError {
     /// The table has no row for this type: its tensors can be listed, not computed.
     #[error("tensor type {} cannot be computed by this version; convert the model to another type", .0.name())]
     UnsupportedType(TensorType),
+    /// Values cannot be encoded in this type, only decoded.
+    #[error("no values can be encoded as {}, which takes an importance matrix; use IQ3_S or Q2_K", .0.name())]
+    NoEncoder(TensorType),
     /// A row does not consist of whole blocks.
     #[error("a row of {found} values is not a whole number of {format} blocks of {block_len}")]
     PartialBlock {

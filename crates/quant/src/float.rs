@@ -29,6 +29,12 @@ impl F16Bits {
         f32::from_bits(sign | magnitude.to_bits() | special)
     }
 
+    /// The number whose bytes these are.
+    #[inline(always)]
+    pub const fn from_le_bytes(bytes: [u8; 2]) -> Self {
+        Self(bytes)
+    }
+
     /// The bytes as they lie in a block.
     #[inline(always)]
     pub const fn to_le_bytes(self) -> [u8; 2] {

@@ -38,6 +38,17 @@ macro_rules! for_each_format {
                 iq4_xs: BlockIQ4XS,
                 mxfp4: BlockMXFP4,
                 iq3_s: BlockIQ3S,
+                iq3_xxs: BlockIQ3XXS,
+                iq2_xxs: BlockIQ2XXS,
+                iq2_xs: BlockIQ2XS,
+                iq2_s: BlockIQ2S,
+                iq1_s: BlockIQ1S,
+                iq1_m: BlockIQ1M,
+                tq1_0: BlockTQ1_0,
+                tq2_0: BlockTQ2_0,
+                q1_0: BlockQ1_0,
+                q2_0: BlockQ2_0,
+                nvfp4: BlockNVFP4,
             ],
         }
     };

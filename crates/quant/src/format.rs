@@ -24,6 +24,9 @@ macro_rules! table {
 /// Every weight format.
 static FORMATS: &[Format] = for_each_format!(table);
 
+/// Encodes a row.
+type Quantize = fn(&[f32], &mut [u8]);
+
 /// A weight format: sizes, and functions over rows of bytes.
 #[derive(Debug)]
 pub struct Format {
@@ -32,7 +35,7 @@ pub struct Format {
     block_len: usize,
     block_bytes: usize,
     dequantize: fn(CpuFeatures, &[u8], &mut [f32]),
-    quantize: fn(&[f32], &mut [u8]),
+    quantize: Option<Quantize>,
     set_scales: Option<fn(&mut [u8], f32, f32)>,
 }
 
@@ -46,7 +49,11 @@ impl Format {
             dequantize: |features, bytes, out| {
                 simd::dequantize(features, bytemuck::cast_slice::<u8, B>(bytes), out);
             },
-            quantize: |values, bytes| quantize_blocks(values, bytemuck::cast_slice_mut::<u8, B>(bytes)),
+            quantize: if B::HAS_ENCODER {
+                Some(|values, bytes| quantize_blocks(values, bytemuck::cast_slice_mut::<u8, B>(bytes)))
+            } else {
+                None
+            },
             set_scales: None,
         }
     }
@@ -89,6 +96,11 @@ impl Format {
     /// Whether the weights are floats, and not blocks of quants.
     pub const fn is_float(&self) -> bool {
         self.set_scales.is_none()
+    }
+
+    /// Whether rows can be encoded.
+    pub const fn has_encoder(&self) -> bool {
+        self.quantize.is_some()
     }
 
     /// Weights in a block.
@@ -171,10 +183,11 @@ impl Format {
     /// are stored one too early and decode to other values. Rows with such groups should take another format.
     ///
     /// # Errors
-    /// Those of [`row_bytes`](Self::row_bytes), and [`QuantError::ByteLength`].
+    /// Those of [`row_bytes`](Self::row_bytes), [`QuantError::ByteLength`], and [`QuantError::NoEncoder`].
     pub fn quantize_row(&self, values: &[f32], bytes: &mut [u8]) -> Result<(), QuantError> {
         self.check_bytes(values.len(), bytes.len())?;
-        (self.quantize)(values, bytes);
+        let quantize = self.quantize.ok_or(QuantError::NoEncoder(self.ty))?;
+        quantize(values, bytes);
         Ok(())
     }
 }

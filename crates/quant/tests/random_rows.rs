@@ -75,7 +75,7 @@ fn hostile_values_do_not_panic() {
         -0.0,
         1.0,
     ];
-    for format in Format::all() {
+    for format in Format::all().iter().filter(|format| format.has_encoder()) {
         let round_trip = |values: &[f32]| {
             let mut bytes = vec![0; format.row_bytes(values.len()).unwrap()];
             format.quantize_row(values, &mut bytes).unwrap();

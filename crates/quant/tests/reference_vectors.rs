@@ -71,6 +71,9 @@ fn decoding_is_exact() {
 fn encoding_is_exact() {
     let mut comparisons = Comparisons::of("encoded blocks");
     for (format, data) in vectors(&mut comparisons) {
+        if !format.has_encoder() {
+            continue;
+        }
         let file = SafeTensors::deserialize(&data).unwrap();
         let (values, expected) = (floats(&file, "input"), bytes(&file, "blocks"));
         let mut found = vec![0; expected.len()];

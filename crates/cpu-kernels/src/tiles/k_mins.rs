@@ -41,6 +41,7 @@ impl<B: KMinsBlock> KMins<B> {
 impl<B: KMinsBlock> QuantTile for KMins<B> {
     type Class = SuperMins;
     type Block = B;
+    type Kernels = Self;
     const BIAS_BITS: Option<u32> = None;
 
     fn pack(rows: &[&[B]; TILE_ROWS], out: &mut [u8]) {

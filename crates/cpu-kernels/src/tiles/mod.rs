@@ -6,10 +6,11 @@
 //! file's bit packing wherever a word of it moves as a whole, so that most tiles take exactly the bytes of their rows.
 //!
 //! A format is one file here, which has its `Tile`: how blocks are packed into a span, how 32 columns become bytes, how scales
-//! become f32. What several share is in [`nibbles`] (quants of 4 or 5 bits, a scale for each 32), [`k_mins`] and [`k_scales`].
+//! become f32. What several share is in [`nibbles`] (quants of 4 or 5 bits, a scale for each 32), [`codes`] (quants of 1 to 3 bits), [`k_mins`] and [`k_scales`].
 //! Where a block's bits lie is known to `tokenmill-quant` alone: tiles are packed from its fields and parts. Invariant: bytes
 //! are unsigned, `value = scale * (byte - bias) - minimum`, and the layout is the same for every instruction set.
 
+mod codes;
 mod float;
 mod k_mins;
 mod k_scales;
@@ -56,7 +57,7 @@ pub(crate) trait Class: 'static {
     const IS_WIDE: bool = false;
 }
 
-/// A scale for each 32: `Q4_0`, `Q5_0`, `MXFP4`.
+/// A scale for each 32: `Q4_0`, `Q5_0`, `MXFP4`, `IQ3_S`, `IQ3_XXS` and ternary formats.
 pub(crate) struct Scaled;
 impl Class for Scaled {
     const ACTIVATION_SCALES: ScaleSpan = ScaleSpan::Sub;
@@ -83,7 +84,7 @@ impl Class for SuperMins {
     const HAS_MINS: bool = true;
 }
 
-/// Blocks of 256 with scales for each 16: `Q3_K`, `Q6_K`.
+/// Scales for each 16: `Q3_K`, `Q6_K`, `NVFP4` and formats of 1 and 2 bits that point into grids.
 pub(crate) struct SuperShort;
 impl Class for SuperShort {
     const ACTIVATION_SCALES: ScaleSpan = ScaleSpan::Span;
@@ -189,6 +190,9 @@ pub(crate) trait QuantTile: 'static {
     type Class: Class;
     /// The blocks of the file, of 32 or 256 columns.
     type Block: QuantBlock;
+    /// The tiles whose kernels multiply these: themselves, or those of another format, laid out alike. So such kernels are
+    /// compiled once.
+    type Kernels: QuantTile;
     /// The bias of the bytes is `1 << BIAS_BITS`; there is none where this is `None`.
     const BIAS_BITS: Option<u32>;
     /// Whether unpacking costs so much that a panel pays from five rows on; otherwise it pays from about three times the
@@ -243,4 +247,15 @@ fn interleave_halves<B>(
     for (row, out) in rows.iter().zip(out.as_chunks_mut::<2>().0) {
         *out = field(&row[index]).to_le_bytes();
     }
+}
+
+/// A codebook with a bias.
+const fn biased(codebook: [i8; 16], bias_bits: u32) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        bytes[i] = (codebook[i] as i32 + (1 << bias_bits)) as u8;
+        i += 1;
+    }
+    bytes
 }

@@ -8,13 +8,13 @@
 //! | 64 | with a fifth bit: bit `g` of byte `b` belongs to column `4 g + b` |
 //!
 //! and then the scales. Blocks of 32 have, for each, 16 half-precision scales, and 16 offsets where the format has them; or 16
-//! exponents of a power of two. Blocks of 256 have 16 signed bytes for each 32 columns, then 16 half-precision scales of those.
+//! exponents of a power of two; blocks of 64, for each 32 columns twice 16 8-bit floats. Blocks of 256 have 16 signed bytes for each 32 columns, then 16 half-precision scales of those.
 
 use std::marker::PhantomData;
 
 use tokenmill_quant::{BlockParts, QuantBlock};
 
-use super::{Class, QuantTile, Scales, Span, half_bytes};
+use super::{Class, QuantTile, Scales, Span, biased, half_bytes};
 use crate::{
     activation_block::{SPAN_COLS, SUB_COLS},
     simd::{Simd, TILE_ROWS},
@@ -26,6 +26,8 @@ pub(crate) trait NibblesBlock: QuantBlock {
     type Class: Class;
     /// The bias that makes quants, or the values of a codebook, unsigned.
     const BIAS_BITS: Option<u32>;
+    /// What the scale of a block of 256 is multiplied with.
+    const FACTOR: f32 = 1.0;
 }
 
 /// Tiles of blocks of 32 or 256 columns.
@@ -34,12 +36,21 @@ pub(crate) struct Nibbles<B>(PhantomData<B>);
 impl<B: NibblesBlock> Nibbles<B> {
     const HAS_FIFTH: bool = B::QUANT_BITS == 5;
     const HAS_SUPER: bool = B::LEN == SPAN_COLS;
+    /// Whether each 16 columns have an 8-bit float.
+    const HAS_SHORT: bool = B::GROUP_SCALE_BYTES == 2;
     /// A scale and an offset, a scale, or an exponent.
     const HEADER_BYTES: usize = B::HEADER_BYTES;
     /// Bytes of 16 rows for 32 columns, without scales.
     const QUANT_BYTES: usize = 256 + if Self::HAS_FIFTH { 64 } else { 0 };
     /// Bytes of the scales of 16 rows for 32 columns.
-    const SCALE_BYTES: usize = TILE_ROWS * if Self::HAS_SUPER { 1 } else { Self::HEADER_BYTES };
+    const SCALE_BYTES: usize = TILE_ROWS
+        * if Self::HAS_SUPER {
+            1
+        } else if Self::HAS_SHORT {
+            2
+        } else {
+            Self::HEADER_BYTES
+        };
     /// The codebook as unsigned bytes.
     const BYTES: Option<[u8; 16]> = match (B::CODEBOOK, B::BIAS_BITS) {
         (Some(codebook), Some(bias_bits)) => Some(biased(codebook, bias_bits)),
@@ -71,6 +82,13 @@ impl<B: NibblesBlock> Nibbles<B> {
             out[TILE_ROWS * 8 + 2 * row_idx..][..2].copy_from_slice(&block.header[..2]);
             return;
         }
+        if Self::HAS_SHORT {
+            let groups = out.chunks_exact_mut(TILE_ROWS).skip(index * B::LEN / 16);
+            for (scale, out) in block.group_scales[..B::LEN / 16].iter().zip(groups) {
+                out[row_idx] = *scale;
+            }
+            return;
+        }
         let out = &mut out[index * Self::SCALE_BYTES..][..Self::SCALE_BYTES];
         if Self::HEADER_BYTES == 1 {
             out[row_idx] = block.header[0];
@@ -85,20 +103,10 @@ impl<B: NibblesBlock> Nibbles<B> {
     }
 }
 
-/// A codebook with a bias.
-const fn biased(codebook: [i8; 16], bias_bits: u32) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    let mut i = 0;
-    while i < 16 {
-        bytes[i] = (codebook[i] as i32 + (1 << bias_bits)) as u8;
-        i += 1;
-    }
-    bytes
-}
-
 impl<B: NibblesBlock> QuantTile for Nibbles<B> {
     type Class = B::Class;
     type Block = B;
+    type Kernels = Self;
     const BIAS_BITS: Option<u32> = B::BIAS_BITS;
 
     #[inline(always)]
@@ -130,7 +138,10 @@ impl<B: NibblesBlock> QuantTile for Nibbles<B> {
             let scales = span.ptr.add(span.n_subs * Self::QUANT_BYTES);
             let first = half * S::LANES;
             if Self::HAS_SUPER {
-                let d = S::load_f16(scales.add(8 * TILE_ROWS + 2 * first));
+                let mut d = S::load_f16(scales.add(8 * TILE_ROWS + 2 * first));
+                if B::FACTOR != 1.0 {
+                    d = S::mul(d, S::splat_f32(B::FACTOR));
+                }
                 for sub in 0..8 {
                     let scale = S::load_i8(scales.add(sub * TILE_ROWS + first));
                     out.set_scale(sub, S::mul(d, S::to_f32(scale)));
@@ -139,6 +150,11 @@ impl<B: NibblesBlock> QuantTile for Nibbles<B> {
             }
             for sub in 0..span.n_subs {
                 let scales = scales.add(sub * Self::SCALE_BYTES);
+                if Self::HAS_SHORT {
+                    out.set_scale(2 * sub, half_of_e4m3::<S>(scales.add(first)));
+                    out.set_scale(2 * sub + 1, half_of_e4m3::<S>(scales.add(TILE_ROWS + first)));
+                    continue;
+                }
                 if Self::HEADER_BYTES == 1 {
                     out.set_scale(sub, power_of_two::<S>(scales.add(first)));
                     continue;
@@ -182,6 +198,20 @@ impl<B: NibblesBlock> QuantTile for Nibbles<B> {
             }
             w
         }
+    }
+}
+
+/// Half of the 8-bit floats of a vector's rows: no sign, four bits of exponent, three of mantissa.
+#[inline(always)]
+unsafe fn half_of_e4m3<S: Simd>(bytes: *const u8) -> S::F {
+    // SAFETY: the caller vouches for the bytes, one for each lane.
+    unsafe {
+        // The exponent's bias is off by 120, which the factor mends, for subnormal numbers too.
+        let bits = S::shl32(S::load_u8(bytes), 20);
+        S::mul(
+            S::from_bits(bits),
+            S::splat_f32(f32::from_bits((119 + 127) << 23)),
+        )
     }
 }
 

@@ -22,6 +22,7 @@ const SUPER: usize = SCALES + 256;
 impl QuantTile for Tile {
     type Class = SuperShortMins;
     type Block = BlockQ2K;
+    type Kernels = Self;
     const BIAS_BITS: Option<u32> = None;
 
     fn pack(rows: &[&[BlockQ2K]; TILE_ROWS], out: &mut [u8]) {

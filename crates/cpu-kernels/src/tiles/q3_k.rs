@@ -24,6 +24,7 @@ const SUPER: usize = SCALES + k_scales::PACKED_BYTES;
 impl QuantTile for Tile {
     type Class = SuperShort;
     type Block = BlockQ3K;
+    type Kernels = Self;
     const BIAS_BITS: Option<u32> = Some(2);
     const IS_DEAR: bool = true;
 

@@ -24,6 +24,7 @@ const SUPER: usize = SCALES + 256;
 impl QuantTile for Tile {
     type Class = SuperShort;
     type Block = BlockQ6K;
+    type Kernels = Self;
     const BIAS_BITS: Option<u32> = Some(5);
     const IS_DEAR: bool = true;
 

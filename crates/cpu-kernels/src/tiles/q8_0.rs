@@ -17,6 +17,7 @@ const QUANT_BYTES: usize = 512;
 impl QuantTile for Tile {
     type Class = ScaledWide;
     type Block = BlockQ8_0;
+    type Kernels = Self;
     const BIAS_BITS: Option<u32> = Some(7);
 
     fn pack(rows: &[&[BlockQ8_0]; TILE_ROWS], out: &mut [u8]) {

@@ -34,19 +34,23 @@ const GRID_SET: [u64; 64] = [
     0x0000_0100_0001_0822, 0x0000_0004_0004_0000, 0x0000_0000_0200_0004, 0x0000_0000_0000_0001,
 ];
 
-/// The fours of the grid, ascending: what the nine bits index.
-const GRID: [u16; 512] = {
-    let mut grid = [0; 512];
+/// The fours of the grid: what the nine bits index.
+const GRID: [u16; 512] = fours_of(&GRID_SET);
+
+/// The fours of a set, ascending.
+pub(super) const fn fours_of<const N: usize>(set: &[u64; 64]) -> [u16; N] {
+    let mut grid = [0; N];
     let (mut len, mut four) = (0, 0);
     while four < 4096 {
-        if GRID_SET[four / 64] >> (four % 64) & 1 == 1 {
+        if set[four / 64] >> (four % 64) & 1 == 1 {
             grid[len] = four as u16;
             len += 1;
         }
         four += 1;
     }
+    assert!(len == N, "the fours of a grid");
     grid
-};
+}
 
 /// What a quant with its sign stands for; see [`QuantBlock::CODEBOOK`].
 const CODEBOOK: [i8; 16] = [-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15];
@@ -70,7 +74,7 @@ pub struct BlockIQ3S {
 const _: () = assert!(size_of::<BlockIQ3S>() == 110 && align_of::<BlockIQ3S>() == 1);
 
 /// The quants of a four.
-const fn quants_of(four: u16) -> [u8; 4] {
+pub(super) const fn quants_of(four: u16) -> [u8; 4] {
     [
         (four & 7) as u8,
         (four >> 3 & 7) as u8,

@@ -4,6 +4,7 @@
 //! be viewed as blocks with [`bytemuck::cast_slice`] at any offset. Fields are public: whoever repacks weights for a
 //! faster kernel reads them, or the parts that [`QuantBlock`](crate::QuantBlock) gives. Numbers that span bytes are little-endian.
 
+mod eights;
 mod k_scales;
 
 macro_rules! modules {

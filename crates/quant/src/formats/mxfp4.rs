@@ -14,7 +14,7 @@ use crate::scale_search::greatest_magnitude;
 use crate::{Block, BlockParts, QuantBlock};
 
 /// Twice the values of the 4-bit floats (one sign, two exponent and one mantissa bit).
-const CODEBOOK: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+pub(super) const CODEBOOK: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 /// 32 weights of 4 bits, 17 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -27,6 +27,18 @@ pub struct BlockMXFP4 {
 }
 
 const _: () = assert!(size_of::<BlockMXFP4>() == 17 && align_of::<BlockMXFP4>() == 1);
+
+/// The quant nearest to a value; of equally near ones the first: a magnitude's lower one, and plus zero.
+pub(super) fn nearest(x: f32, scale: f32) -> u8 {
+    let mut best = (0, x.abs());
+    for (quant, &value) in CODEBOOK.iter().enumerate().skip(1) {
+        let error = (f32::from(value) * scale - x).abs();
+        if error < best.1 {
+            best = (quant as u8, error);
+        }
+    }
+    best.0
+}
 
 impl BlockMXFP4 {
     /// The codebook values in row order.
@@ -66,18 +78,7 @@ impl Block for BlockMXFP4 {
             block.exponent = (magnitude.log2().floor() - 2.0 + 127.0) as u8;
         }
         let scale = block.half_scale();
-        // The first of equally near values: a magnitude's lower one, and plus zero.
-        let nearest = |x: f32| {
-            let mut best = (0, x.abs());
-            for (quant, &value) in CODEBOOK.iter().enumerate().skip(1) {
-                let error = (f32::from(value) * scale - x).abs();
-                if error < best.1 {
-                    best = (quant as u8, error);
-                }
-            }
-            best.0
-        };
-        block.quants = pack_4_bits(&std::array::from_fn(|i| nearest(values[i])));
+        block.quants = pack_4_bits(&std::array::from_fn(|i| nearest(values[i], scale)));
         block
     }
 }

@@ -1,0 +1,18 @@
+//! IQ3_XXS: 3 bits and a sign as 4 bits that index a codebook, and scales for each 32 and each 256 columns.
+//!
+//! As with IQ3_S the grid is looked up when a tile is packed: 4.3 bits a weight where the file has 3.1.
+
+use tokenmill_quant::formats::BlockIQ3XXS;
+
+use super::{
+    Scaled,
+    nibbles::{Nibbles, NibblesBlock},
+};
+
+pub(crate) type Tile = Nibbles<BlockIQ3XXS>;
+
+impl NibblesBlock for BlockIQ3XXS {
+    type Class = Scaled;
+    const BIAS_BITS: Option<u32> = Some(6);
+    const FACTOR: f32 = 0.25;
+}

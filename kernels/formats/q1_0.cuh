@@ -1,0 +1,24 @@
+// Q1_0: planes 1-bit (4 bytes a group) and scale (f16 for each 4 groups). A weight is scale * (2 q - 1).
+#pragma once
+#include "planes.cuh"
+
+struct Q1_0 {
+    static constexpr int SUB = 32;
+    static constexpr bool SHARES_SUPERS = false;
+    static constexpr bool SIGNED = true;
+    struct Raw {
+        uint32_t q;
+        uint16_t d;
+    };
+    const uint32_t* quants;
+    const uint16_t* scales;
+
+    __device__ __forceinline__ Q1_0(const uint8_t* w, size_t n_groups)
+        : quants((const uint32_t*)w), scales((const uint16_t*)(w + plane_bytes(n_groups, 4))) {}
+    __device__ __forceinline__ Raw load(size_t group) const { return {__ldg(quants + group), __ldg(scales + group / 4)}; }
+    DEVICE void words(const Raw& raw, int (&v)[8]) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) v[j] = minus_bytes((raw.q >> j & 0x01010101) << 1, 0x01010101);
+    }
+    DEVICE float2 scale(const Raw& raw, int) { return make_float2(half_at(raw.d), 0.0f); }
+};
