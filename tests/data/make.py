@@ -63,10 +63,17 @@ PARITY = {
     "qwen3": ["model-F32.gguf", "model-Q4_K_M.gguf"],
 }
 
+# Of the full set's second folder of fixtures.
+ENCODERS = {
+    "nomic_bert": ["model-Q4_K_M.gguf"],
+}
+
 
 def make_parity(full):
-    for fixture, files in PARITY.items():
-        source, target = full / "parity" / fixture, HERE / "parity" / fixture
+    fixtures = [("parity", "parity", *fixture) for fixture in PARITY.items()]
+    fixtures += [("parity2", "encoders", *fixture) for fixture in ENCODERS.items()]
+    for folder, here, fixture, files in fixtures:
+        source, target = full / folder / fixture, HERE / here / fixture
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         for name in files:
@@ -78,14 +85,14 @@ def make_parity(full):
                 shutil.copyfile(source / name, target / name)
         facts = json.loads((source / "ref.json").read_text())
         facts["types"] = {ty: f for ty, f in facts["types"].items() if f["file"] in files}
-        keep = ["arch", "seed", "prompts", "versions", "greedy", "greedy_safe_steps", "gguf_arch", "types", "tolerance"]
-        facts = {key: facts[key] for key in keep}
+        keep = ["arch", "kind", "seed", "prompts", "versions", "greedy", "greedy_safe_steps", "gguf_arch", "types", "tolerance"]
+        facts = {key: facts[key] for key in keep if key in facts}
         (target / "ref.json").write_text(json.dumps(facts, indent=1) + "\n")
         kept = {"f32", "F32"} | set(facts["types"])
         tensors = {
             name: array
             for name, array in read_tensors(source / "ref.safetensors").items()
-            if name.split(".")[0] in kept and ".lcpp_" not in name and "hidden" not in name
+            if name.split(".")[0] in kept and not any(part in name for part in (".lcpp", "hidden", ".tokens"))
         }
         write_tensors(target / "ref.safetensors", tensors)
     shutil.copyfile(full / "parity/tokenizer_cases.json", HERE / "parity/tokenizer_cases.json")

@@ -197,10 +197,6 @@ fn rows(folder: &Path, device: &ParityDevice, filter: &str) -> anyhow::Result<Ve
                 continue;
             }
         };
-        if let Some(kind) = &reference.facts.kind {
-            add("-", Outcome::Unsupported(format!("an encoder ({kind})")));
-            continue;
-        }
         let tensors = model.weights().infos();
         if let Some(tensor) = tensors.iter().find(|tensor| format(tensor.ty).is_none()) {
             add("-", Outcome::Unsupported(tensor.ty.name().to_owned()));

@@ -405,6 +405,7 @@ impl From<EngineError> for Failure {
             EngineError::EmptyPrompt
             | EngineError::EmptyBatch
             | EngineError::UnknownToken { .. }
+            | EngineError::PredictsNoTokens
             | EngineError::RowsOutOfRange { .. } => Self::input(error.to_string()),
             EngineError::ContextLimitExceeded { .. } | EngineError::PoolTooSmall { .. } => {
                 Self::input(error.to_string()).hint("shorten the prompt, or give more context with -c")

@@ -10,7 +10,7 @@ use safetensors::{Dtype, tensor::Metadata};
 use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{
-    Descriptor, LoadError, WeightInfo, WeightSource, WeightTensor,
+    Descriptor, HeadLayer, LoadError, WeightInfo, WeightSource, WeightTensor,
     arch::{Change, HfLayout, Share},
     tensor_view::{Joined, PlusOne, Reordered, Stored},
 };
@@ -65,7 +65,17 @@ impl SafetensorsFolder {
         let mut stored = StoredTensors::new();
         for path in paths {
             let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
-            read_header(&Arc::new(file), layout, &mut stored)?;
+            read_header(&Arc::new(file), layout, None, &mut stored)?;
+        }
+        for layer in descriptor.pooling.iter().flat_map(|pooling| &pooling.head) {
+            // Matrices of sentence-transformers have folders of their own.
+            if let HeadLayer::Linear { name, .. } = layer
+                && let Some(number) = name.strip_prefix("dense_")
+            {
+                let path = folder.join(format!("{number}_Dense/model.safetensors"));
+                let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
+                read_header(&Arc::new(file), layout, Some(name), &mut stored)?;
+            }
         }
         let bad = |reason| LoadError::BadConfig {
             path: folder.to_owned(),
@@ -185,9 +195,11 @@ fn ungrouped_rows(descriptor: &Descriptor) -> Option<Vec<usize>> {
     Some(queries_and_keys.chain(rows_of(queries + 1..group)).collect())
 }
 
+/// Adds the tensors of a file: those of the network, or of the `module` behind it that a matrix is all of.
 fn read_header(
     file: &Arc<RegularFile>,
     layout: &HfLayout,
+    module: Option<&str>,
     tensors: &mut StoredTensors,
 ) -> Result<(), LoadError> {
     let path = file.path();
@@ -221,8 +233,13 @@ fn read_header(
         if layout.ignores(&hf_name) {
             continue;
         }
-        let (name, share) = (layout.gguf_name(&hf_name))
-            .ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
+        let name = match module {
+            None => layout.gguf_name(&hf_name),
+            Some(module) => {
+                (hf_name.strip_prefix("linear.")).map(|part| (format!("{module}.{part}"), Share::Whole))
+            }
+        };
+        let (name, share) = name.ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
         let ty = match info.dtype {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,

@@ -327,6 +327,7 @@ impl From<EngineError> for ApiError {
             }
             EngineError::UnknownToken { .. } => Self::invalid("prompt", error.to_string()),
             EngineError::NothingAllowed => Self::invalid("logit_bias", error.to_string()),
+            EngineError::PredictsNoTokens => Self::invalid("model", error.to_string()),
             EngineError::PoolTooSmall { .. } => Self::invalid("max_tokens", error.to_string()),
             EngineError::SampleCount { .. } => Self::invalid("n", error.to_string()),
             EngineError::Sampling(_) => Self::invalid("sampling", error.to_string()),

@@ -6,11 +6,12 @@
 use axum::http::{Request, Uri, uri::PathAndQuery};
 
 /// First parts of the paths that stand behind `/v1`.
-const BEHIND_V1: [&str; 6] = [
+const BEHIND_V1: [&str; 7] = [
     "chat",
     "completions",
     "embeddings",
     "models",
+    "rerank",
     "responses",
     "messages",
 ];
@@ -58,6 +59,8 @@ mod tests {
             ("/", None),
             ("/metrics", None),
             ("/chat/completions", Some("/v1/chat/completions")),
+            ("/rerank", Some("/v1/rerank")),
+            ("/v2/rerank", None),
             ("/v1/v1/chat/completions", Some("/v1/chat/completions")),
             ("//v1/completions", Some("/v1/completions")),
             ("/v1//models/", Some("/v1/models")),

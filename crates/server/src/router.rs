@@ -20,8 +20,8 @@ use crate::{
     app::{endpoint, error_response},
     auth::require_key,
     endpoints::{
-        chat, completions, embeddings, gateway, health, messages, metrics, models, openapi, page, responses,
-        words,
+        chat, completions, embeddings, gateway, health, messages, metrics, models, openapi, page, rerank,
+        responses, words,
     },
     origin::check_origin,
     paths::normalize,
@@ -38,6 +38,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/completions/render", endpoint(openai, completions::render))
         .route("/v1/completions", endpoint(openai, completions::completions))
         .route("/v1/embeddings", endpoint(openai, embeddings::embeddings))
+        .route("/v1/rerank", endpoint(openai, rerank::rerank))
+        .route("/v2/rerank", endpoint(openai, rerank::rerank))
         .route("/v1/responses", endpoint(openai, responses::responses))
         .route("/v1/messages", endpoint(Dialect::Anthropic, messages::messages))
         .route(

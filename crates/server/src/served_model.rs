@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::{Map, Value};
 use tokenmill::{Conversation, Error, Model, TextParams, TextStream};
-use tokenmill_sched::Engine;
+use tokenmill_sched::{Engine, EngineError};
 use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
@@ -132,6 +132,9 @@ impl ServedModel {
         turn: Turn,
         extra: Map<String, Value>,
     ) -> Result<Vec<u32>, ApiError> {
+        if self.engine().limits().is_encoder {
+            return Err(EngineError::PredictsNoTokens.into());
+        }
         let conversation = conversation(messages, turn, extra);
         Ok(self.model.words().encode_chat(&conversation)?)
     }
@@ -176,6 +179,8 @@ impl From<Error> for ApiError {
                 reason: "this model has none; use /v1/completions with a prompt in the model's own format"
                     .to_owned(),
             },
+            Error::MakesNoEmbeddings | Error::RanksNothing => Self::invalid("model", error.to_string()),
+            Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),
             Error::NotContinuable => Self::Template {
                 reason: "it does not end in the last message's text, which so cannot be continued".to_owned(),
             },

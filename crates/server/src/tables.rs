@@ -9,7 +9,7 @@ use crate::{
     error::DOCUMENTED,
     fields::{Field, markdown_table},
     foreign::FOREIGN,
-    openai::{chat, completion, embedding, response},
+    openai::{chat, completion, embedding, rerank, response},
     sampling::SAMPLING_FIELDS,
 };
 
@@ -45,6 +45,11 @@ pub fn embedding() -> &'static [Field] {
     embedding::FIELDS
 }
 
+/// Fields of `/v1/rerank`.
+pub fn rerank() -> &'static [Field] {
+    rerank::FIELDS
+}
+
 /// Fields of `/v1/messages`.
 pub fn messages() -> &'static [Field] {
     messages::FIELDS
@@ -64,6 +69,7 @@ pub fn document() -> String {
         ("POST /v1/chat/completions, /v1/chat/completions/render", chat()),
         ("POST /v1/completions, /v1/completions/render", completion()),
         ("POST /v1/embeddings", embedding()),
+        ("POST /v1/rerank, /v2/rerank", rerank()),
         ("POST /v1/responses", response()),
         ("POST /v1/messages, /v1/messages/count_tokens", messages()),
         ("POST /tokenize", TOKENIZE),

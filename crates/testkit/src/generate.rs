@@ -35,6 +35,18 @@ pub fn all_logits(executor: &mut dyn Executor, tokens: &[u32]) -> Result<Vec<f32
     Ok(run(executor, &batch)?.logits)
 }
 
+/// The row that the network makes of `tokens` as a whole, in one step over the first KV pages.
+///
+/// # Errors
+/// [`RunError`].
+pub fn pooled_row(executor: &mut dyn Executor, tokens: &[u32]) -> Result<Vec<f32>, RunError> {
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence(ids(tokens), 0, &first_pages(tokens.len()));
+    let last = (tokens.len() as u32).saturating_sub(1);
+    batch.hidden_rows.push(executor.limits().pooled_row(0, last));
+    Ok(run(executor, &batch)?.hidden)
+}
+
 /// The greedy continuation of `prompt`, over the first KV pages. The prompt is one step, each further token another.
 ///
 /// # Errors

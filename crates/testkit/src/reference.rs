@@ -54,7 +54,7 @@ pub struct Reference {
 pub struct Facts {
     /// Name of the architecture in GGUF.
     pub gguf_arch: Option<String>,
-    /// What an encoder gives; absent for networks that write.
+    /// What an encoder, or a decoder that embeds, gives; absent for networks that write.
     pub kind: Option<String>,
     /// Prompts, as token ids.
     pub prompts: Vec<Vec<u32>>,
@@ -86,6 +86,12 @@ pub struct Tolerance {
     /// A half-precision KV store.
     #[serde(default)]
     pub f16_kv_cache: Limits,
+    /// Half precision in all of it, for rows that are pooled.
+    #[serde(default)]
+    pub f16_compute: Limits,
+    /// f32, and the reference's table of GELU.
+    #[serde(default)]
+    pub f32_compute_gelu_f16_table: Limits,
     /// Activations quantized to 8 bits, by the file's type.
     #[serde(default)]
     pub q8_activations: BTreeMap<String, Limits>,
@@ -123,6 +129,18 @@ impl Reference {
         })?;
         let (path, tensors) = read("ref.safetensors")?;
         Ok(Self { facts, path, tensors })
+    }
+
+    /// Whether there is a tensor of this name.
+    ///
+    /// # Errors
+    /// [`ReferenceError::Tensors`] where the file is none.
+    pub fn has(&self, name: &str) -> Result<bool, ReferenceError> {
+        let tensors = SafeTensors::deserialize(&self.tensors).map_err(|source| ReferenceError::Tensors {
+            path: self.path.clone(),
+            source,
+        })?;
+        Ok(tensors.tensor(name).is_ok())
     }
 
     /// The numbers of a tensor, whatever their type.

@@ -1,23 +1,21 @@
 //! [`Embeddings`]: the vectors of a request's inputs, as they are ready.
 //!
-//! Separate from generations because nothing is sampled. Invariant: a vector is the mean of the final hidden states, of
-//! length 1, and the vectors come in the order of the inputs.
+//! Separate from generations because nothing is sampled. Invariant: a vector is what the network pools, or the mean of the
+//! final hidden states where it does not, of length 1; the vectors come in the order of the inputs.
 
 use std::{
-    collections::VecDeque,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
-use tokenmill_sched::{Engine, Event, ForwardParams, ForwardRows, Generation};
+use tokenmill_sched::{Engine, ForwardParams, ForwardRows};
 
-use crate::{Error, wait::wait};
+use crate::{Error, forward_passes::ForwardPasses, wait::wait};
 
 /// The vectors of a request's inputs: an iterator that waits for each. Dropping it cancels what is not finished.
 #[derive(Debug)]
 pub struct Embeddings {
-    /// All are submitted before the first is read, so that they share the engine's steps.
-    passes: VecDeque<Generation>,
+    passes: ForwardPasses,
     pool: MeanPool,
 }
 
@@ -28,14 +26,18 @@ impl Embeddings {
         deadline: Option<Duration>,
         cache_salt: u64,
     ) -> Result<Self, Error> {
-        let params = ForwardParams {
+        let pools = engine.limits().pooling.is_some();
+        let params_of = |n_tokens: usize| ForwardParams {
             deadline,
             cache_salt,
-            ..ForwardParams::new(ForwardRows::Hidden, 0)
+            // A network that pools gives the vector with the last token; of others all tokens are read.
+            ..ForwardParams::new(
+                ForwardRows::Hidden,
+                if pools { n_tokens.saturating_sub(1) } else { 0 },
+            )
         };
-        let submit = |tokens| engine.submit_forward(tokens, params.clone());
         Ok(Self {
-            passes: inputs.into_iter().map(submit).collect::<Result<_, _>>()?,
+            passes: ForwardPasses::start(engine, inputs, params_of)?,
             pool: MeanPool::default(),
         })
     }
@@ -46,27 +48,9 @@ impl Embeddings {
     }
 
     fn poll_vector(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Vec<f32>, Error>>> {
-        let Some(pass) = self.passes.front_mut() else {
-            return Poll::Ready(None);
-        };
-        loop {
-            match pass.poll_event(context) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some(Event::Rows(rows))) => {
-                    (rows.values.chunks_exact(rows.width)).for_each(|row| self.pool.add(row));
-                }
-                Poll::Ready(Some(Event::Failed { error, .. })) => {
-                    self.passes.clear();
-                    return Poll::Ready(Some(Err(error.into())));
-                }
-                Poll::Ready(Some(Event::Token(_) | Event::Finished(_))) => {}
-                Poll::Ready(None) => {
-                    self.passes.pop_front();
-                    let pool = std::mem::take(&mut self.pool);
-                    return Poll::Ready(Some(Ok(pool.normalized())));
-                }
-            }
-        }
+        let pool = &mut self.pool;
+        let done = ready!(self.passes.poll(context, |row| pool.add(row)));
+        Poll::Ready(done.map(|done| done.map(|()| std::mem::take(&mut self.pool).normalized())))
     }
 }
 

@@ -117,6 +117,15 @@ pub enum Error {
     /// The last message is to be continued, and the template writes more behind its text.
     #[error("the chat template does not end in the last message's text, so that cannot be continued")]
     NotContinuable,
+    /// Vectors were asked of a model that ranks documents.
+    #[error("this model ranks documents and makes no embeddings; load an embedding model")]
+    MakesNoEmbeddings,
+    /// Scores were asked of a model that does not rank documents.
+    #[error("this model does not rank documents; load a reranker, such as bge-reranker or Qwen3-Reranker")]
+    RanksNothing,
+    /// An instruction was given to a reranker that takes a query and a document only.
+    #[error("this reranker takes a query and documents, and no instruction")]
+    NoPlaceForInstruction,
     /// The chat template refused the conversation, or is no template.
     #[error(transparent)]
     Template(#[from] TemplateError),

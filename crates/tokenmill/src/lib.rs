@@ -36,6 +36,7 @@
 //! | answer many prompts | [`Model::batch`] | a result for each |
 //! | answer in a shape: JSON of a schema, a regular expression, a grammar | [`TextParams::constraint`] | text that has it |
 //! | compare texts | [`Model::embed`] | a vector for each |
+//! | find the documents that answer a query | [`Model::rerank`] | a score for each |
 //! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
 //! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
 //! | compute on a backend of your own | [`LoadOptions::load_on`] | a [`Model`] like any other |
@@ -72,12 +73,14 @@ mod device;
 mod dry_breakers;
 mod embeddings;
 mod error;
+mod forward_passes;
 mod gpu;
 mod load_options;
 mod loaded;
 mod machine_memory;
 mod model;
 mod model_source;
+mod rerank;
 mod text_stream;
 mod wait;
 mod words;
@@ -95,6 +98,7 @@ pub use loaded::{Loaded, LoadedDevice};
 pub use machine_memory::{available_bytes, check_memory, machine_bytes};
 pub use model::{Model, TextParams};
 pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
+pub use rerank::{RankWords, Scores};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
 pub use tokenmill_model::LoadProgress;

@@ -6,10 +6,12 @@
 use std::{sync::Arc, time::Duration};
 
 use tokenmill_backend::{MemoryPlan, SamplingParams};
+use tokenmill_model::PooledOutput;
 use tokenmill_sched::{Engine, EngineError, GenerateParams};
 
 use crate::{
-    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelWords, TextStream, constraint,
+    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelWords, Scores, TextStream,
+    constraint,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -172,10 +174,11 @@ impl Model {
         self.generate(vec![prompt], &params)
     }
 
-    /// One vector for each text: the mean of the final hidden states, of length 1.
+    /// One vector for each text, of length 1: what the network pools, or the mean of the final hidden states where it was not
+    /// made for that.
     ///
     /// # Errors
-    /// [`Error::Engine`] where a text is refused or fails.
+    /// [`Error::Engine`] where a text is refused or fails; [`Error::MakesNoEmbeddings`].
     pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>, Error> {
         let inputs = texts
             .iter()
@@ -187,13 +190,42 @@ impl Model {
     ///
     /// # Errors
     /// [`Error::Engine`] where an input is refused; those already started are then cancelled.
+    /// [`Error::MakesNoEmbeddings`].
     pub fn embed_tokens(
         &self,
         inputs: Vec<Vec<u32>>,
         deadline: Option<Duration>,
         cache_salt: u64,
     ) -> Result<Embeddings, Error> {
+        if self.words().pooled_output() == Some(PooledOutput::Rank) {
+            return Err(Error::MakesNoEmbeddings);
+        }
         Embeddings::start(self.engine(), inputs, deadline, cache_salt)
+    }
+
+    /// Says how well each document answers the query: a score between 0 and 1 for each.
+    ///
+    /// # Errors
+    /// [`Error::RanksNothing`], or [`Error::Engine`] where a document is refused or fails.
+    pub fn rerank(&self, query: &str, documents: &[impl AsRef<str>]) -> Result<Vec<f32>, Error> {
+        let inputs = (documents.iter())
+            .map(|document| self.words().encode_pair(query, document.as_ref(), None))
+            .collect::<Result<_, _>>()?;
+        self.rank_tokens(inputs, None, 0)?.collect()
+    }
+
+    /// Starts scoring inputs of [`ModelWords::encode_pair`], all side by side.
+    ///
+    /// # Errors
+    /// As [`Self::rerank`]; inputs already started are cancelled.
+    pub fn rank_tokens(
+        &self,
+        inputs: Vec<Vec<u32>>,
+        deadline: Option<Duration>,
+        cache_salt: u64,
+    ) -> Result<Scores, Error> {
+        let words = self.words().rank_words().ok_or(Error::RanksNothing)?;
+        Scores::start(self.engine(), words, inputs, deadline, cache_salt)
     }
 
     /// Starts a generation for each prompt, tokens in and text out: what every other call here is made of. A constraint is

@@ -9,7 +9,8 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill_model::Model as Network;
+use tokenmill_gguf::GgufFile;
+use tokenmill_model::{Model as Network, PooledOutput};
 use tokenmill_text::{
     ChatPrompt, DecodeOptions, EncodeOptions, Tokenizer,
     calls::ReplyFormat,
@@ -17,7 +18,10 @@ use tokenmill_text::{
     template::{ChatContext, ChatMessage, ChatTemplate, CivilTime, RenderOptions, TemplateError},
 };
 
-use crate::{Error, ModelSource, constraint};
+use crate::{
+    Error, ModelSource, RankWords, constraint,
+    rerank::{INSTRUCTION, QWEN3_PROMPT},
+};
 
 /// Tokens at the end of a prompt that tell how its answer begins.
 const TAIL_TOKENS: usize = 32;
@@ -31,6 +35,10 @@ pub struct ModelWords {
     bos_token: String,
     eos_token: String,
     end_ids: Vec<u32>,
+    pooled_output: Option<PooledOutput>,
+    rank_words: Option<RankWords>,
+    /// The prompt that asks about a document, where query and document alone are not the input.
+    rank_prompt: Option<ChatPrompt>,
     /// The tokens of [`DRY_BREAKERS`](crate::DRY_BREAKERS), once they are asked for.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
     /// Made when the first constraint is compiled.
@@ -47,6 +55,9 @@ impl ModelWords {
             template_error: None,
             bos_token: String::new(),
             eos_token: String::new(),
+            pooled_output: None,
+            rank_words: None,
+            rank_prompt: None,
             default_breakers: OnceLock::new(),
             constraints: OnceLock::new(),
         }
@@ -67,7 +78,97 @@ impl ModelWords {
         if let Some(template) = files.template {
             words.template_error = words.set_template(template).err();
         }
+        words.set_rank_words(source, network)?;
         Ok(words)
+    }
+
+    /// Finds out whether the model ranks documents, and how it is asked.
+    fn set_rank_words(&mut self, source: &ModelSource, network: &Network) -> Result<(), Error> {
+        let metadata = network.gguf().map(GgufFile::metadata);
+        let text = |key| metadata.map_or(Ok(None), |metadata| metadata.opt_str(key));
+        let own_prompt = text("tokenizer.chat_template.rerank")?;
+        let is_named = |name: &str| name.to_ascii_lowercase().contains("rerank");
+        let is_reranker =
+            own_prompt.is_some() || is_named(&source.name()) || text("general.name")?.is_some_and(is_named);
+        let descriptor = network.descriptor();
+        self.pooled_output = descriptor.pooling.as_ref().map(|pooling| pooling.output);
+        self.rank_words = match self.pooled_output {
+            Some(PooledOutput::Rank) => Some(RankWords::Head),
+            None if is_reranker => (self.only_token("yes"))
+                .zip(self.only_token("no"))
+                .map(|(yes, no)| RankWords::YesNo { yes, no }),
+            _ => None,
+        };
+        if self.rank_words.is_some() && !descriptor.is_encoder() {
+            // Places of the prompt become messages, whose text is not searched for control tokens. What stands behind keeps
+            // the last line break, which templates lose.
+            let prompt = own_prompt.unwrap_or(QWEN3_PROMPT);
+            let template = ["{query}", "{document}", "{instruction}"]
+                .into_iter()
+                .enumerate()
+                .fold(prompt.to_owned(), |template, (index, place)| {
+                    template.replace(place, &format!("{{{{ messages[{index}].content }}}}"))
+                });
+            let template = ChatTemplate::new(&(template + "{{ '' }}"))?;
+            self.rank_prompt = Some(ChatPrompt::new(template, &self.tokenizer));
+        }
+        Ok(())
+    }
+
+    /// The token that is all of a text.
+    fn only_token(&self, text: &str) -> Option<u32> {
+        match self.encode_text(text, false)[..] {
+            [token] => Some(token),
+            _ => None,
+        }
+    }
+
+    /// What the network makes of a text, where it was made for that: a vector or a score.
+    pub fn pooled_output(&self) -> Option<PooledOutput> {
+        self.pooled_output
+    }
+
+    /// How the model is asked whether a document answers a query; `None` where it was not made for that.
+    pub fn rank_words(&self) -> Option<&RankWords> {
+        self.rank_words.as_ref()
+    }
+
+    /// Turns a query and a document into the tokens that a reranker scores. `instruction` says what the query wants, for
+    /// models whose prompt has a place for it.
+    ///
+    /// # Errors
+    /// [`Error::RanksNothing`], or [`Error::NoPlaceForInstruction`].
+    pub fn encode_pair(
+        &self,
+        query: &str,
+        document: &str,
+        instruction: Option<&str>,
+    ) -> Result<Vec<u32>, Error> {
+        if self.rank_words.is_none() {
+            return Err(Error::RanksNothing);
+        }
+        if let Some(prompt) = &self.rank_prompt {
+            let texts = [query, document, instruction.unwrap_or(INSTRUCTION)];
+            let messages = texts.map(|text| json!({"role": "user", "content": text}));
+            let context = self.context(&Conversation::new(messages.to_vec()));
+            return Ok(prompt.encode(&self.tokenizer, &context, &render_options())?);
+        }
+        if instruction.is_some() {
+            return Err(Error::NoPlaceForInstruction);
+        }
+        let mut pair = self.encode_text(query, true);
+        let mut second = self.encode_text(document, true);
+        let begin = self.tokenizer.bos().filter(|bos| second.first() == Some(bos));
+        match (begin, self.tokenizer.eos()) {
+            // RoBERTa's family parts the two with another end.
+            (Some(bos), Some(eos)) if self.tokenizer.token_bytes(bos) == Some(b"<s>") => second[0] = eos,
+            (Some(_), _) => {
+                second.remove(0);
+            }
+            (None, _) => {}
+        }
+        pair.extend(second);
+        Ok(pair)
     }
 
     /// Replaces the chat template.

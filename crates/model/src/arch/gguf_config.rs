@@ -53,6 +53,11 @@ impl GgufConfig<'_> {
         self.file.tensor(name).is_some()
     }
 
+    /// Rows of a tensor; 0 where the file has none of that name.
+    pub(super) fn n_rows_of(&self, name: &str) -> usize {
+        self.file.tensor(name).map_or(0, |tensor| tensor.info.n_rows())
+    }
+
     /// An error that names a variant.
     pub(super) fn unsupported(&self, feature: impl Into<String>) -> LoadError {
         LoadError::UnsupportedFeature {

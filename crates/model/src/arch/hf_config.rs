@@ -63,6 +63,16 @@ impl HfConfig {
             .ok_or_else(|| self.wrong("architectures", "a list of class names"))
     }
 
+    /// A configuration of a module in a folder beside this one; `None` where there is none.
+    pub(super) fn beside(&self, name: &str) -> Result<Option<Self>, LoadError> {
+        let path = self.path.with_file_name(name);
+        if path.is_file() {
+            Self::open(&path).map(Some)
+        } else {
+            Ok(None)
+        }
+    }
+
     /// The error of a value that is not what it should be.
     pub(super) fn wrong(&self, key: &str, expected: &str) -> LoadError {
         LoadError::BadConfig {
@@ -313,7 +323,7 @@ impl HfConfig {
             };
         };
         match self.get(key).and_then(Value::as_str) {
-            Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("silu" | "swish" | "swiglu") => Ok(Activation::Silu),
             Some("gelu") => Ok(Activation::GeluErf),
             Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
             Some("relu") => Ok(Activation::Relu),

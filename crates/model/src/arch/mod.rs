@@ -5,11 +5,14 @@
 //! architecture's name.
 
 mod command_r;
+mod encoder;
 mod ernie4_5;
+mod eurobert;
 mod exaone4;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma_embedding;
 mod gguf_config;
 mod glm4;
 mod gpt_neox;
@@ -19,7 +22,9 @@ mod hf_layout;
 mod hf_rope;
 mod llama;
 mod mistral3;
+mod modern_bert;
 mod nemotron;
+mod nomic_bert;
 mod olmo2;
 mod phi2;
 mod phi3;
@@ -30,6 +35,7 @@ mod smollm3;
 mod stablelm;
 mod starcoder2;
 
+use tokenmill_backend::Pooling;
 use tokenmill_gguf::GgufFile;
 
 use crate::{Descriptor, LoadError};
@@ -57,16 +63,20 @@ const ARCHITECTURES: &[Architecture] = &[
     command_r::COHERE2,
     command_r::COMMAND_R,
     ernie4_5::ARCHITECTURE,
+    eurobert::ARCHITECTURE,
     exaone4::ARCHITECTURE,
     gemma::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gemma_embedding::ARCHITECTURE,
     glm4::ARCHITECTURE,
     gpt_neox::ARCHITECTURE,
     granite::ARCHITECTURE,
     llama::ARCHITECTURE,
     mistral3::ARCHITECTURE,
+    modern_bert::ARCHITECTURE,
     nemotron::ARCHITECTURE,
+    nomic_bert::ARCHITECTURE,
     olmo2::ARCHITECTURE,
     phi2::ARCHITECTURE,
     phi3::ARCHITECTURE,
@@ -104,7 +114,12 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
         arch: row.name,
         n_vocab: embedding.info.n_rows(),
     };
-    let descriptor = (row.from_gguf)(&config)?;
+    let mut descriptor = (row.from_gguf)(&config)?;
+    if descriptor.pooling.is_none() {
+        // A decoder that was made for embeddings or for ranking says so. Its mean is taken of rows that come in chunks.
+        let pooling = config.pooling(encoder::HeadStep::Tanh, Pooling::Last)?;
+        descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
+    }
     descriptor.validate()?;
     Ok(descriptor)
 }
@@ -123,6 +138,10 @@ pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, &'static HfL
                 .collect(),
         })?;
     let mut descriptor = (row.from_hf)(config)?;
+    if descriptor.pooling.is_none() {
+        let pooling = config.sentence_pooling()?;
+        descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
+    }
     row.name.clone_into(&mut descriptor.arch);
     descriptor.validate()?;
     Ok((descriptor, &row.hf_layout))

@@ -9,7 +9,7 @@ use super::{Architecture, GgufConfig, HfConfig, HfLayout, hf_layout::VISION};
 pub(super) const QWEN3: Architecture = Architecture {
     name: "qwen3",
     from_gguf,
-    hf_classes: &["Qwen3ForCausalLM"],
+    hf_classes: &["Qwen3ForCausalLM", "Qwen3Model"],
     hf_layout: HfLayout::LLAMA,
     from_hf,
 };

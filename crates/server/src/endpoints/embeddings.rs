@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`: the mean of the final hidden states of each input, normalized.
+//! `POST /v1/embeddings`: a vector for each input, of length 1.
 
 use std::sync::Arc;
 
@@ -34,6 +34,13 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
         );
         return Err(ApiError::invalid("input", reason));
     }
+    let width = app.engine().limits().n_embd;
+    if let Some(n) = request.dimensions
+        && !(1..=width).contains(&n)
+    {
+        let reason = format!("is {n}, and vectors of this model have {width} numbers");
+        return Err(ApiError::invalid("dimensions", reason));
+    }
     let mut n_tokens = 0;
     let mut prompts = Vec::with_capacity(inputs.len());
     for input in inputs {
@@ -51,7 +58,8 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
     call.tally.add_prompt(n_tokens);
     let mut data = Vec::new();
     while let Some(vector) = vectors.next_vector().await {
-        let embedding = encode(&vector?, request.encoding_format);
+        let vector = cut(vector?, request.dimensions);
+        let embedding = encode(&vector, request.encoding_format);
         data.push(json!({ "object": "embedding", "index": data.len(), "embedding": embedding }));
     }
     let reply = json!({
@@ -80,6 +88,19 @@ fn refusal(error: Error) -> ApiError {
     }
 }
 
+/// The first numbers of a vector, brought to length 1 again.
+fn cut(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
+    if let Some(n) = dimensions.filter(|&n| n < vector.len()) {
+        vector.truncate(n);
+        let norm = vector.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+        let scale = if norm > 0.0 { 1.0 / norm } else { 0.0 };
+        for x in &mut vector {
+            *x = (f64::from(*x) * scale) as f32;
+        }
+    }
+    vector
+}
+
 fn encode(values: &[f32], format: EncodingFormat) -> Value {
     match format {
         EncodingFormat::Float => json!(values),
@@ -93,6 +114,13 @@ fn encode(values: &[f32], format: EncodingFormat) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cut_vector_has_length_1_again() {
+        assert_eq!(cut(vec![0.6, 0.0, 0.8], Some(1)), [1.0]);
+        assert_eq!(cut(vec![0.6, 0.0, 0.8], Some(3)), [0.6, 0.0, 0.8]);
+        assert_eq!(cut(vec![0.0, 1.0], Some(1)), [0.0]);
+    }
 
     #[test]
     fn base64_is_of_the_little_endian_bytes() {

@@ -11,5 +11,6 @@ pub(crate) mod models;
 pub(crate) mod openapi;
 pub(crate) mod page;
 pub(crate) mod render;
+pub(crate) mod rerank;
 pub(crate) mod responses;
 pub(crate) mod words;

@@ -23,7 +23,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 11] {
+); 12] {
     [
         (
             "/v1/chat/completions",
@@ -50,6 +50,12 @@ fn posts() -> [(
             &["prompt"],
         ),
         ("/v1/embeddings", "Embed texts", tables::embedding(), &["input"]),
+        (
+            "/v1/rerank",
+            "Rank documents by how well they answer a query",
+            tables::rerank(),
+            &["query", "documents"],
+        ),
         (
             "/v1/responses",
             "Answer a conversation, without stored state",

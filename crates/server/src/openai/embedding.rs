@@ -1,9 +1,9 @@
-//! `POST /v1/embeddings`: pooled, normalized hidden states.
+//! `POST /v1/embeddings`: vectors of texts.
 
 use serde::Deserialize;
 
 use super::completion::Prompt;
-use crate::fields::{Field, label, refused, yes};
+use crate::fields::{Field, label, yes};
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
@@ -11,9 +11,9 @@ pub const FIELDS: &[Field] = &[
     yes("input", "text, token ids, or a list of either"),
     yes("encoding_format", "`float` or `base64`"),
     label("user"),
-    refused(
+    yes(
         "dimensions",
-        "the model's hidden states have one width; cut and renormalize on your side",
+        "the first so many numbers, brought to length 1 again: for models trained for it",
     ),
 ];
 
@@ -24,6 +24,8 @@ pub struct EmbeddingRequest {
     pub model: Option<String>,
     /// What to embed.
     pub input: Prompt,
+    /// How many numbers of each vector are wanted.
+    pub dimensions: Option<usize>,
     /// How the numbers are written.
     #[serde(default)]
     pub encoding_format: EncodingFormat,

@@ -6,6 +6,7 @@
 pub mod chat;
 pub mod completion;
 pub mod embedding;
+pub mod rerank;
 pub mod response;
 
 use serde::Deserialize;

@@ -9,6 +9,7 @@ mod connections;
 mod defences;
 mod demo;
 mod disconnects;
+mod encoders;
 mod generation;
 mod http2;
 mod operations;

@@ -84,15 +84,34 @@ impl TestServer {
             ..setup.server
         };
         let model = tokenmill::Model::from_parts("demo", words, engine, LoadedDevice::Own, None);
+        Some(Self::serve(names, model, config).await)
+    }
+
+    /// Starts a tiny model of the core data.
+    pub(crate) async fn start_tiny(name: &str) -> Self {
+        let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/encoders");
+        let path = format!("{data}/{name}/model-Q4_K_M.gguf");
+        let options = tokenmill::Model::options()
+            .threads(1)
+            .device(tokenmill::Device::Cpu);
+        let model = options.load(path).expect("the tiny model loads");
+        let config = ServerConfig {
+            listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
+            ..ServerConfig::default()
+        };
+        Self::serve(vec![name.to_owned()], model, config).await
+    }
+
+    async fn serve(names: Vec<String>, model: tokenmill::Model, config: ServerConfig) -> Self {
         let app = Arc::new(App::new(ServedModel::new(names, model), config));
         let server = Server::bind(Arc::clone(&app)).await.expect("a free port");
         let address = server.address();
         let address = address.rsplit('/').next().expect("an address").to_owned();
-        Some(Self {
+        Self {
             app,
             address,
             run: tokio::spawn(server.run()),
-        })
+        }
     }
 
     /// Sends a JSON body and waits for the whole answer.

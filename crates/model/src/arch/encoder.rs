@@ -1,0 +1,208 @@
+//! What encoders share: both directions, and how files say what is made of a sequence's rows.
+//!
+//! Separate from the architectures, which differ in their layers only. Invariant: every encoder pools; where a file does not
+//! say how, it takes the mean, as sentence-transformers does.
+
+use serde_json::Value;
+use tokenmill_backend::{Activation, NormKind, Pooling};
+
+use crate::{
+    Descriptor, HeadLayer, LoadError, NormPlacement, OutputHead, PooledOutput, PoolingDescriptor, Presence,
+};
+
+use super::{GgufConfig, HfConfig};
+
+/// A step between the two matrices of a classification head.
+#[derive(Clone, Copy)]
+pub(super) enum HeadStep {
+    /// The hyperbolic tangent.
+    Tanh,
+    /// GELU, and a norm.
+    GeluAndNorm,
+}
+
+/// The folder's modules behind the pooling, by their number.
+const DENSE: [&str; 5] = ["dense_0", "dense_1", "dense_2", "dense_3", "dense_4"];
+
+/// Lets every token see both directions, and takes the output head away.
+///
+/// Files give the whole width of a window, of which half lies on either side.
+pub(super) fn make_encoder(descriptor: &mut Descriptor) {
+    descriptor.head = OutputHead::None;
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        attention.is_causal = false;
+        attention.window = attention.window.map(|width| width / 2 + 1);
+    }
+}
+
+/// What BERT's descendants keep of it: layer norms of embeddings and sums, and kinds of tokens.
+pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.norm.bias = Presence::Required;
+    descriptor.has_embedding_norm = true;
+    descriptor.token_types = Presence::Optional;
+    descriptor.has_output_norm = false;
+    for layer in &mut descriptor.layers {
+        layer.norms = NormPlacement::AfterSum;
+    }
+}
+
+impl GgufConfig<'_> {
+    /// How a file's rows are pooled; `None` where it does not say and has no classification head. `first` is the row that a
+    /// classification head reads.
+    pub(super) fn pooling(
+        &self,
+        head_step: HeadStep,
+        first: Pooling,
+    ) -> Result<Option<PoolingDescriptor>, LoadError> {
+        let code = self.opt_usize("pooling_type")?;
+        let kind = match code {
+            None | Some(4) if self.has_tensor("cls.output.weight") || self.has_tensor("cls.weight") => {
+                return Ok(Some(self.rank_head(head_step, first)));
+            }
+            None => return Ok(None),
+            Some(1) => Pooling::Mean,
+            Some(2) => Pooling::First,
+            Some(3) => Pooling::Last,
+            Some(code) => {
+                return Err(self.unsupported(format!(
+                    "pooling of type {code} (supported are 1, 2, 3, and 4 with a classification head)"
+                )));
+            }
+        };
+        let mut pooling = PoolingDescriptor::embedding(kind);
+        for name in DENSE {
+            if self.has_tensor(&format!("{name}.weight")) {
+                pooling.head.push(HeadLayer::Linear {
+                    name,
+                    n_out: self.n_rows_of(&format!("{name}.weight")),
+                    bias: Presence::Optional,
+                });
+            }
+        }
+        Ok(Some(pooling))
+    }
+
+    fn rank_head(&self, head_step: HeadStep, kind: Pooling) -> PoolingDescriptor {
+        let mut head = Vec::new();
+        if self.has_tensor("cls.weight") {
+            head.push(HeadLayer::Linear {
+                name: "cls",
+                n_out: self.n_rows_of("cls.weight"),
+                bias: Presence::Optional,
+            });
+            push_step(&mut head, head_step, self.has_tensor("cls.norm.weight"));
+        }
+        if self.has_tensor("cls.output.weight") {
+            head.push(HeadLayer::Linear {
+                name: "cls.output",
+                n_out: self.n_rows_of("cls.output.weight"),
+                bias: Presence::Optional,
+            });
+        }
+        PoolingDescriptor {
+            kind,
+            head,
+            output: PooledOutput::Rank,
+        }
+    }
+}
+
+fn push_step(head: &mut Vec<HeadLayer>, head_step: HeadStep, has_norm: bool) {
+    match head_step {
+        HeadStep::Tanh => head.push(HeadLayer::Tanh),
+        HeadStep::GeluAndNorm => {
+            head.push(HeadLayer::Activation(Activation::GeluErf));
+            if has_norm {
+                head.push(HeadLayer::Norm { name: "cls.norm" });
+            }
+        }
+    }
+}
+
+impl HfConfig {
+    /// How sentence-transformers' files in the folder say that rows are pooled; `None` where there are none.
+    pub(super) fn sentence_pooling(&self) -> Result<Option<PoolingDescriptor>, LoadError> {
+        let Some(config) = self.beside("1_Pooling/config.json")? else {
+            return Ok(None);
+        };
+        let modes = [
+            ("pooling_mode_cls_token", Some(Pooling::First)),
+            ("pooling_mode_mean_tokens", Some(Pooling::Mean)),
+            ("pooling_mode_lasttoken", Some(Pooling::Last)),
+            ("pooling_mode_max_tokens", None),
+            ("pooling_mode_mean_sqrt_len_tokens", None),
+            ("pooling_mode_weightedmean_tokens", None),
+        ];
+        let mut kinds = Vec::new();
+        for (key, kind) in modes {
+            if config.is(key)? {
+                kinds.push(kind.ok_or_else(|| config.wrong(key, "false"))?);
+            }
+        }
+        let [kind] = kinds[..] else {
+            return Err(config.wrong("pooling_mode_mean_tokens", "one pooling mode that is true"));
+        };
+        let mut pooling = PoolingDescriptor::embedding(kind);
+        for (number, name) in DENSE.into_iter().enumerate() {
+            let Some(config) = self.beside(&format!("{number}_Dense/config.json"))? else {
+                continue;
+            };
+            pooling.head.push(HeadLayer::Linear {
+                name,
+                n_out: config
+                    .opt_usize("out_features")?
+                    .ok_or_else(|| config.wrong("out_features", "a count"))?,
+                bias: config.presence("bias")?,
+            });
+            let activation = config.get("activation_function").and_then(Value::as_str);
+            match activation.and_then(|name| name.rsplit('.').next()) {
+                None | Some("Identity") => {}
+                Some("Tanh") => pooling.head.push(HeadLayer::Tanh),
+                Some(_) => return Err(config.wrong("activation_function", "Identity or Tanh")),
+            }
+        }
+        Ok(Some(pooling))
+    }
+
+    /// The classification head of a folder, where the class of its network has one: `cls` where `has_dense`, then
+    /// `cls.output`, a row for each label.
+    pub(super) fn rank_pooling(
+        &self,
+        has_dense: bool,
+        head_step: HeadStep,
+        kind: Pooling,
+        n_embd: usize,
+    ) -> Result<PoolingDescriptor, LoadError> {
+        let n_labels = match self.get("id2label") {
+            Some(Value::Object(labels)) => labels.len(),
+            Some(_) => return Err(self.wrong("id2label", "an object")),
+            None => self.opt_usize("num_labels")?.unwrap_or(2),
+        };
+        let mut head = Vec::new();
+        if has_dense {
+            head.push(HeadLayer::Linear {
+                name: "cls",
+                n_out: n_embd,
+                bias: Presence::Optional,
+            });
+            push_step(&mut head, head_step, true);
+        }
+        head.push(HeadLayer::Linear {
+            name: "cls.output",
+            n_out: n_labels,
+            bias: Presence::Optional,
+        });
+        Ok(PoolingDescriptor {
+            kind,
+            head,
+            output: PooledOutput::Rank,
+        })
+    }
+
+    /// Whether the class of the network classifies sequences.
+    pub(super) fn is_classifier(&self) -> Result<bool, LoadError> {
+        Ok(self.class()?.ends_with("ForSequenceClassification"))
+    }
+}

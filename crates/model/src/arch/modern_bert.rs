@@ -1,0 +1,126 @@
+//! ModernBERT: layer norms before each half, but none before the first mixer, rope with two bases, windows in two of three
+//! layers, a GELU-gated feed-forward network, no biases.
+//!
+//! Source: transformers, `models/modernbert/modeling_modernbert.py`; llama.cpp, `src/models/modern-bert.cpp`.
+
+use tokenmill_backend::{Activation, NormKind, Pooling, RopeStyle};
+
+use crate::{Descriptor, NormPlacement, PoolingDescriptor, Presence, RopeDescriptor, RopeScaling};
+
+use super::{
+    Architecture, HfLayout,
+    encoder::{HeadStep, make_encoder},
+};
+
+/// One of so many layers sees everything, beginning with the first.
+const PERIOD: usize = 3;
+/// The rope base of layers with a window where a file does not say.
+const LOCAL_BASE: f32 = 10_000.0;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "modern-bert",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        let n_layers = descriptor.layers.len();
+        let is_sliding = match config.opt_usize("attention.sliding_window_pattern") {
+            Ok(period) => every_but(period.unwrap_or(PERIOD), n_layers),
+            // A list with an entry for each layer.
+            Err(_) => config.sliding_layers(n_layers, PERIOD)?,
+        };
+        let base = config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE);
+        finish(&mut descriptor, &is_sliding, base);
+        let first = if config.opt_usize("classifier.pooling_type")? == Some(1) {
+            Pooling::Mean
+        } else {
+            Pooling::First
+        };
+        let pooling = config.pooling(HeadStep::GeluAndNorm, first)?;
+        descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
+        Ok(descriptor)
+    },
+    hf_classes: &["ModernBertModel", "ModernBertForSequenceClassification"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("attn_norm", "attn_norm"),
+            ("attn.Wqkv", "attn_qkv"),
+            ("attn.Wo", "attn_output"),
+            ("mlp_norm", "ffn_norm"),
+            ("mlp.Wi", "ffn_up"),
+            ("mlp.Wo", "ffn_down"),
+        ],
+        network: &[
+            ("embeddings.tok_embeddings", "token_embd"),
+            ("embeddings.norm", "token_embd_norm"),
+            ("final_norm", "output_norm"),
+            ("head.dense", "cls"),
+            ("head.norm", "cls.norm"),
+            ("classifier", "cls.output"),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let window = config.opt_usize("local_attention")?.unwrap_or(128);
+        let period = config.opt_usize("global_attn_every_n_layers")?.unwrap_or(PERIOD);
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().window = Some(window);
+        }
+        if let Some(base) = config.opt_f32("global_rope_theta")? {
+            descriptor.ropes[0].base = base;
+        }
+        let base = match config.opt_f32("local_rope_theta")? {
+            Some(base) => base,
+            None => {
+                config
+                    .rope("sliding_attention", descriptor.ropes[0].head_dim)?
+                    .base
+            }
+        };
+        let is_sliding = every_but(period, descriptor.layers.len());
+        finish(&mut descriptor, &is_sliding, base);
+        let pooling = if config.is_classifier()? {
+            let is_mean = config
+                .get("classifier_pooling")
+                .is_some_and(|kind| kind == "mean");
+            let kind = if is_mean { Pooling::Mean } else { Pooling::First };
+            Some(config.rank_pooling(true, HeadStep::GeluAndNorm, kind, descriptor.n_embd)?)
+        } else {
+            config.sentence_pooling()?
+        };
+        descriptor.pooling = Some(pooling.unwrap_or_else(|| PoolingDescriptor::embedding(Pooling::Mean)));
+        Ok(descriptor)
+    },
+};
+
+/// Of each layer, whether it is none of those at multiples of `period`.
+fn every_but(period: usize, n_layers: usize) -> Vec<bool> {
+    (0..n_layers)
+        .map(|layer_idx| !layer_idx.is_multiple_of(period.max(1)))
+        .collect()
+}
+
+fn finish(descriptor: &mut Descriptor, is_sliding: &[bool], local_base: f32) {
+    make_encoder(descriptor);
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.norm.bias = Presence::Optional;
+    descriptor.has_embedding_norm = true;
+    descriptor.ropes.push(RopeDescriptor {
+        base: local_base,
+        scaling: RopeScaling::None,
+        ..descriptor.ropes[0].clone()
+    });
+    if let Some(first) = descriptor.layers.first_mut() {
+        first.norms = NormPlacement::PreFfn;
+    }
+    for (layer, &is_sliding) in descriptor.layers.iter_mut().zip(is_sliding) {
+        layer.dense_mut().activation = Activation::GeluErf;
+        layer.dense_mut().bias = Presence::Optional;
+        let attention = layer.attention_mut();
+        attention.qkv_bias = Presence::Optional;
+        attention.output_bias = Presence::Optional;
+        attention.rope = Some(usize::from(is_sliding));
+        if !is_sliding {
+            attention.window = None;
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! `POST /v1/rerank`: how well documents answer a query, in the form of Jina's and Cohere's APIs.
+
+use serde::Deserialize;
+
+use crate::fields::{Field, label, refused, yes};
+
+/// The endpoint's fields.
+pub const FIELDS: &[Field] = &[
+    yes("model", ""),
+    yes("query", "what the documents are to answer"),
+    yes("documents", "texts, or objects with a `text`"),
+    yes("top_n", "how many of the best are listed; all by default"),
+    yes(
+        "return_documents",
+        "whether the texts come back with their scores",
+    ),
+    yes(
+        "instruction",
+        "what the query wants, for rerankers whose prompt has a place for it",
+    ),
+    label("user"),
+    refused(
+        "max_tokens_per_doc",
+        "documents are not cut; a pair longer than the context is an error",
+    ),
+];
+
+/// A request to rank documents.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RerankRequest {
+    /// Model name.
+    pub model: Option<String>,
+    /// What the documents are to answer.
+    pub query: String,
+    /// The documents.
+    pub documents: Vec<Document>,
+    /// How many of the best are listed.
+    pub top_n: Option<usize>,
+    /// Whether the texts come back.
+    pub return_documents: Option<bool>,
+    /// What the query wants.
+    pub instruction: Option<String>,
+}
+
+/// A document of a request.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Document {
+    /// Its text.
+    Text(String),
+    /// An object with its text.
+    Object {
+        /// Its text.
+        text: String,
+    },
+}
+
+impl Document {
+    /// Its text.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Text(text) | Self::Object { text } => text,
+        }
+    }
+}
