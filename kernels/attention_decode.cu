@@ -1,7 +1,7 @@
 // Paged attention, one query row a thread block and split over the context; the last thread block of a row combines.
 //
 // For token t at position p, head h and its KV head g, over positions j from max(0, p + 1 - window) to p:
-//   s[j] = scale * dot(q[t][h], k[j][g]), then cap * tanh(s / cap) where cap > 0;
+//   s[j] = scale * dot(q[t][h], k[j][g]) - slopes[h] * |p - j|, then cap * tanh(s / cap) where cap > 0;
 //   out[t][h] = sum_j exp(s[j] - m) v[j][g] / (sum_j exp(s[j] - m) + exp(sinks[h] - m)).
 // With seq_starts (both directions) j goes on to p + window - 1, or to the sequence's last position; sequences then begin at 0.
 // attention_{f16,f32}_gG: G query heads (1, 2, 4, 8) that share a KV head in one thread block.
@@ -49,8 +49,8 @@ DEVICE void write_zeros(float* out, int8_t* outq, Q8Scale* outs, int token, int 
 template <class T, int G>
 DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,
                       const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,
-                      const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks, float scale, float cap,
-                      int window, int n_heads, int n_kv_heads,
+                      const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks, const float* slopes,
+                      float scale, float cap, int window, int n_heads, int n_kv_heads,
                       int dim_k, int dim_v, float* partial, uint32_t* counters) {
     extern __shared__ float shared[];
     __shared__ float maxima[G], sums[G];
@@ -116,6 +116,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
                 float s = dot[h];
 #pragma unroll 1
                 for (int m = lanes / 2; m > 0; m /= 2) s += __shfl_xor_sync(FULL_WARP, s, m);
+                if (slopes && h < n_here) s -= slopes[head0 + h] * fabsf((float)((int)position - j));
                 if (sub == 0 && is_inside) scores[h * SPLIT + j - begin] = cap > 0.0f ? cap * tanhf(s / cap) : s;
             }
         }
@@ -251,10 +252,11 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
         attention_##NAME##_g##G(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,        \
                                 const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,           \
                                 const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks,             \
+                                const float* slopes,                                                                       \
                                 float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k, int dim_v,     \
                                 float* partial, uint32_t* counters) {                                                      \
         attention<T, G>(q, out, outq, outs, positions, seq_of, seq_starts, page_starts, pages, k_store, v_store, sinks,    \
-                        scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, partial, counters);                         \
+                        slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, partial, counters);                         \
     }
 
 ATTENTION(f16, __half, 1)

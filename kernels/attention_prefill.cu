@@ -1,6 +1,7 @@
 // Paged attention of many query rows, flash style on tensor cores, for f16 stores.
 //
-// The formula is that of attention_decode.cu: causal, or in both directions where `both` is 1; optional window, cap and sinks.
+// The formula is that of attention_decode.cu: causal, or in both directions where `both` is 1; optional window, cap,
+// slopes and sinks.
 // attention_prefill_d64, _d128: heads of up to 64 or 128 values.
 //   grid: (n_kv_heads, ceil(longest run of tokens * group / 128), n_seqs) where group = n_heads / n_kv_heads; block: 256.
 //   A row is a token of one sequence with one of the query heads that share a KV head, heads fastest; a thread block takes 128
@@ -79,7 +80,8 @@ DEVICE float row_sum(float x) {
 template <int D>
 DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,
                               const uint32_t* page_starts, const uint32_t* pages, const __half* k_store,
-                              const __half* v_store, const float* sinks, float scale, float cap, int window, int both,
+                              const __half* v_store, const float* sinks, const float* slopes, float scale, float cap,
+                              int window, int both,
                               int n_heads, int n_kv_heads, int dim_k, int dim_v) {
     constexpr int STRIDE = D + 8;
     extern __shared__ __align__(16) __half shared[];
@@ -140,6 +142,8 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
         copy_commit();
     };
 
+    float slope[2] = {};
+    if (slopes) slope[0] = slopes[head[0]], slope[1] = slopes[head[1]];
     float acc[D / 8][4] = {};
     float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f};
     fetch(k_store, row_k, keys, begin);
@@ -173,7 +177,8 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
             for (int i = 0; i < 4; i++) {
                 int j = base + n * 8 + 2 * t + i % 2;
                 bool is_seen = j <= last_seen(position[i / 2]) && (window <= 0 || j > position[i / 2] - window);
-                float x = cap > 0.0f ? cap * tanhf(s[n][i] / cap) : s[n][i];
+                float biased = s[n][i] - slope[i / 2] * fabsf((float)(position[i / 2] - j));
+                float x = cap > 0.0f ? cap * tanhf(biased / cap) : biased;
                 s[n][i] = is_seen ? x : -INFINITY;
                 highest[i / 2] = fmaxf(highest[i / 2], s[n][i]);
             }
@@ -238,9 +243,10 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
     KERNEL __launch_bounds__(THREADS, 1)                                                                                \
         attention_prefill_d##D(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,       \
                                const uint32_t* page_starts, const uint32_t* pages, const __half* k_store,               \
-                               const __half* v_store, const float* sinks, float scale, float cap, int window, int both, \
+                               const __half* v_store, const float* sinks, const float* slopes, float scale, float cap,  \
+                               int window, int both,                                                                    \
                                int n_heads, int n_kv_heads, int dim_k, int dim_v) {                                     \
-        attention_prefill<D>(q, out, positions, seq_starts, page_starts, pages, k_store, v_store, sinks, scale, cap,    \
+        attention_prefill<D>(q, out, positions, seq_starts, page_starts, pages, k_store, v_store, sinks, slopes, scale, cap, \
                              window, both, n_heads, n_kv_heads, dim_k, dim_v);                                          \
     }
 

@@ -4,6 +4,8 @@
 // add: rows += scale * delta.
 // add_row: rows[r] += row.
 // mean_of_sequences: y[s] = the mean of x[seq_starts[s]..seq_starts[s + 1]], zeros where there is none; the grid has n_seqs rows.
+// add_positions: rows[t] += table[positions[t]].
+// scale_by_position: rows[t] *= 1 + scale * ln(1 + floor((positions[t] + offset) / interval)).
 // gather: y[i] = x[rows[i]].
 // scale_logits: x = scale * x, then cap * tanh(x / cap) where cap > 0.
 // All: grid (ceil(width / 256), n_rows); block 256; rows [n_rows, width] f32. No shared memory. Measured on the simulator only.
@@ -40,6 +42,23 @@ KERNEL __launch_bounds__(256) mean_of_sequences(const float* x, const uint32_t* 
     float sum = 0.0f;
     for (uint32_t t = first; t < end; t++) sum += x[(size_t)t * width + i];
     y[(size_t)blockIdx.y * width + i] = end > first ? sum / (float)(end - first) : 0.0f;
+}
+
+// A position of 0xffffffff is padding.
+KERNEL __launch_bounds__(256) add_positions(float* rows, const float* table, const uint32_t* positions, int width) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t position = positions[blockIdx.y];
+    if (i >= width || position == 0xffffffffu) return;
+    rows[(size_t)blockIdx.y * width + i] += table[(size_t)position * width + i];
+}
+
+KERNEL __launch_bounds__(256) scale_by_position(float* rows, const uint32_t* positions, float scale, int interval, int offset,
+                                                int width) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    uint32_t position = positions[blockIdx.y];
+    if (i >= width || position == 0xffffffffu) return;
+    float steps = (float)((position + (uint32_t)offset) / (uint32_t)interval);
+    rows[(size_t)blockIdx.y * width + i] *= 1.0f + scale * logf(1.0f + steps);
 }
 
 KERNEL __launch_bounds__(256) gather(const float* x, const uint32_t* rows, int width, float* y) {

@@ -24,7 +24,7 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Activation, Allocation, Attention, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
     LinearJob, Memory, MemoryPlan, NetworkShape, Norm, PageCopy, Rope, RopeStoreKv, RowSet, StepOutput,
-    StepShape, StepTrace,
+    StepShape, StepTrace, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -132,6 +132,16 @@ pub trait Backend: Memory {
         rows: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Adds to each token's row that of its position: `rows[t] += table[positions[t]]`; `table: [positions, width]`, longer than
+    /// any sequence.
+    fn add_positions(
+        &mut self,
+        table: &Self::Vector,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
     /// Takes the mean of each sequence's rows: `input: [T, width]`, `output: [S, width]`.
     fn mean_of_sequences(
         &mut self,
@@ -139,6 +149,15 @@ pub trait Backend: Memory {
         width: usize,
         input: &Self::Buffer,
         output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Multiplies each token's row by the factor of its position, see [`Temperature`]; `[T, width]`.
+    fn scale_by_position(
+        &mut self,
+        temperature: Temperature,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
     /// Normalizes each row: `output = norm(input)`, both `[n_rows, norm.width]`.

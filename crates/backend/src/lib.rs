@@ -62,6 +62,7 @@ pub use memory_plan::MemoryPlan;
 pub use network_shape::{AttentionShape, LayerShape, NetworkShape};
 pub use operands::{
     Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
+    Temperature,
 };
 pub use pooling::Pooling;
 pub use sampler::{SampleRequest, Sampler};

@@ -82,10 +82,29 @@ pub struct Rope<V> {
     pub magnitude: f32,
 }
 
+/// How much a token's queries grow with its position `p`: by `1 + scale * ln(1 + floor((p + offset) / interval))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Temperature {
+    /// Multiplies the logarithm.
+    pub scale: f32,
+    /// Positions between one factor and the next.
+    pub interval: usize,
+    /// Added to the position.
+    pub offset: usize,
+}
+
+impl Temperature {
+    /// The factor of a position.
+    pub fn factor(&self, position: usize) -> f32 {
+        1.0 + self.scale * (1.0 + ((position + self.offset) / self.interval) as f32).ln()
+    }
+}
+
 /// Attention of one layer.
 ///
 /// For query position `p`, head `h` and its KV head `g = h / (n_heads / n_kv_heads)`, over positions `j` from
-/// `max(0, p + 1 - window)` to `p`: `s[j] = scale * dot(q[h], k[j][g])`, capped to `softcap * tanh(s / softcap)`;
+/// `max(0, p + 1 - window)` to `p`: `s[j] = scale * dot(q[h], k[j][g]) - slopes[h] * |p - j|`, capped to
+/// `softcap * tanh(s / softcap)`;
 /// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
 /// Where attention is not causal, positions after `p` are seen too: up to `p + window - 1`, or the last of the sequence.
 ///
@@ -106,6 +125,8 @@ pub struct Attention<V> {
     pub softcap: Option<f32>,
     /// A score per head that takes weight and adds nothing, `[n_heads]`.
     pub sinks: Option<V>,
+    /// How much less a position weighs for each step of its distance (ALiBi), `[n_heads]`.
+    pub slopes: Option<V>,
 }
 
 impl<V> Rope<V> {
@@ -122,7 +143,7 @@ impl<V> Rope<V> {
 }
 
 impl<V> Attention<V> {
-    /// The same attention with its sinks as `view` shows them.
+    /// The same attention with its vectors as `view` shows them.
     pub fn map<'a, W>(&'a self, view: impl Fn(&'a V) -> W) -> Attention<W> {
         Attention {
             layer_idx: self.layer_idx,
@@ -131,7 +152,8 @@ impl<V> Attention<V> {
             is_causal: self.is_causal,
             window: self.window,
             softcap: self.softcap,
-            sinks: self.sinks.as_ref().map(view),
+            sinks: self.sinks.as_ref().map(&view),
+            slopes: self.slopes.as_ref().map(&view),
         }
     }
 }

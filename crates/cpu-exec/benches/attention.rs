@@ -33,6 +33,7 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, depth: usize, n_tokens: usize)
         window: None,
         softcap: None,
         sinks: None,
+        slopes: None,
     };
     let positions: Vec<u32> = (depth - n_tokens..depth)
         .map(|position| position as u32)

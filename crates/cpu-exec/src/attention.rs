@@ -318,6 +318,16 @@ impl Job<'_> {
                 (f32::NEG_INFINITY, 0.0)
             } else {
                 let scores = &mut weights[..n_positions];
+                if let Some(slopes) = self.params.slopes {
+                    let head = item.kv_head_idx * self.group_len + row_idx % self.group_len;
+                    let token_idx = item.first_token + row_idx / self.group_len;
+                    let distance_of_first = (self.batch.positions[token_idx] as f32) - first_position as f32;
+                    // The scores are scaled with the softmax.
+                    let slope = slopes[head] / self.params.scale;
+                    for (i, score) in scores.iter_mut().enumerate() {
+                        *score -= slope * (distance_of_first - i as f32).abs();
+                    }
+                }
                 softmax(features, scores, seen, self.params.scale, self.params.softcap)
             };
             part[..PART_HEAD].copy_from_slice(&[max, sum]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, HostStep,
     KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
-    Rope, RowSet, StepOutput, StepShape,
+    Rope, RowSet, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
@@ -293,6 +293,24 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn add_positions(
+        &mut self,
+        table: &CpuVector,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let positions = &self.step.batch().positions[..n_tokens];
+        for (row, &position) in rows.chunks_exact_mut(width).zip(positions) {
+            crate::add(
+                &self.host,
+                row,
+                &table.values[position as usize * width..][..width],
+            );
+        }
+        Ok(())
+    }
+
     fn mean_of_sequences(
         &mut self,
         _: &StepShape,
@@ -308,6 +326,20 @@ impl Backend for CpuBackend {
                 crate::add(&self.host, mean, row);
             }
             crate::scale(&self.host, mean, 1.0 / n_tokens as f32);
+        }
+        Ok(())
+    }
+
+    fn scale_by_position(
+        &mut self,
+        temperature: Temperature,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let positions = &self.step.batch().positions[..n_tokens];
+        for (row, &position) in rows.chunks_exact_mut(width).zip(positions) {
+            crate::scale(&self.host, row, temperature.factor(position as usize));
         }
         Ok(())
     }
@@ -466,7 +498,7 @@ impl Backend for CpuBackend {
                 page_starts: &batch.page_starts,
                 pages: &batch.pages,
             },
-            &attention.map(|sinks| sinks.values.as_slice()),
+            &attention.map(|vector| vector.values.as_slice()),
             &mut output[..n_rows * heads.head_dim_v],
         );
         Ok(())

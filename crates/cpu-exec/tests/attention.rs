@@ -138,7 +138,9 @@ impl Scene {
                             .zip(key)
                             .map(|(q, k)| f64::from(*q) * f64::from(*k))
                             .sum();
-                        let score = product * f64::from(params.scale);
+                        let slope = params.slopes.map_or(0.0, |slopes| f64::from(slopes[head_idx]));
+                        let distance = position.abs_diff(i) as f64;
+                        let score = product * f64::from(params.scale) - slope * distance;
                         params
                             .softcap
                             .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
@@ -184,6 +186,7 @@ fn causal(n_heads: usize) -> Attention<&'static [f32]> {
         window: None,
         softcap: None,
         sinks: None,
+        slopes: None,
     }
 }
 
@@ -248,6 +251,12 @@ fn windows_caps_and_sinks_match_the_exact_result() {
         ..causal(4)
     };
     check(&scene, &params, &[7, 3]);
+    let slopes = [0.5, 0.25, 0.125, 0.0625f32];
+    let params = Attention {
+        slopes: Some(slopes.as_slice()),
+        ..causal(4)
+    };
+    check(&scene, &params, &[7, 30]);
 }
 
 #[test]

@@ -58,6 +58,9 @@ pub(crate) fn forward<B: Backend>(
     if let Some(row) = &network.token_type {
         backend.add_row(row, n_tokens, n_embd, &mut tokens.hidden)?;
     }
+    if let Some(table) = &network.positions {
+        backend.add_positions(table, n_tokens, n_embd, &mut tokens.hidden)?;
+    }
     if let Some(norm) = &network.embedding_norm {
         backend.norm_in_place(norm, n_tokens, n_embd, &mut tokens.hidden)?;
     }

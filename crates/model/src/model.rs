@@ -232,6 +232,11 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
         ("max_batch_tokens", max_batch_tokens, MAX_BATCH_TOKENS),
         // Before the pages, whose number follows from it.
         ("n_ctx", n_ctx, max_pages * PAGE_TOKENS),
+        (
+            "n_ctx",
+            n_ctx,
+            descriptor.n_learned_positions.unwrap_or(usize::MAX),
+        ),
         ("n_pages", n_pages, max_pages),
         ("n_host_pages", options.n_host_pages, max_pages),
     ] {

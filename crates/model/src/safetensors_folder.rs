@@ -11,8 +11,8 @@ use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{
     Descriptor, HeadLayer, LoadError, WeightInfo, WeightSource, WeightTensor,
-    arch::{Change, HfLayout, Share},
-    tensor_view::{Joined, PlusOne, Reordered, Stored},
+    arch::{Change, HfLayout, Share, UNUSED},
+    tensor_view::{Joined, PlusOne, Reordered, Stored, Transposed},
 };
 
 /// The tensors of all `.safetensors` files of a folder.
@@ -160,6 +160,21 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
                 element_bytes,
             })
         }
+        Change::Transpose => {
+            let &[n_rows, n_cols] = &info.dims[..] else {
+                return Err(format!(
+                    "tensor `{}` has shape {:?}, expected a matrix",
+                    info.name, info.dims
+                ));
+            };
+            info.dims = vec![n_cols, n_rows];
+            Box::new(Transposed {
+                source: bytes,
+                n_rows,
+                n_cols,
+                element_bytes,
+            })
+        }
         Change::UngroupQkv => {
             let order = ungrouped_rows(descriptor).unwrap_or_default();
             let n_rows = info.dims.last().copied().unwrap_or(0);
@@ -240,6 +255,9 @@ fn read_header(
             }
         };
         let (name, share) = name.ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
+        if name.ends_with(UNUSED) {
+            continue;
+        }
         let ty = match info.dtype {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,

@@ -26,6 +26,14 @@ pub(crate) struct PlusOne {
     pub(crate) element_bytes: usize,
 }
 
+/// A matrix `[n_cols, n_rows]` as `[n_rows, n_cols]`.
+pub(crate) struct Transposed {
+    pub(crate) source: Box<dyn ReadAt>,
+    pub(crate) n_rows: usize,
+    pub(crate) n_cols: usize,
+    pub(crate) element_bytes: usize,
+}
+
 /// A matrix whose rows come in another order.
 pub(crate) struct Reordered {
     pub(crate) source: Box<dyn ReadAt>,
@@ -81,6 +89,30 @@ impl ReadAt for PlusOne {
     }
 }
 
+impl ReadAt for Transposed {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let row_bytes = self.n_cols * self.element_bytes;
+        let first = offset as usize / row_bytes;
+        let end = (offset as usize + out.len()).div_ceil(row_bytes).min(self.n_rows);
+        // A column of the result is contiguous in the source, so that all rows wanted take one read for each column.
+        let n_rows = end.saturating_sub(first);
+        let mut column = vec![0; n_rows * self.element_bytes];
+        let mut rows = vec![0; n_rows * row_bytes];
+        for col in 0..self.n_cols {
+            let start = (col * self.n_rows + first) * self.element_bytes;
+            self.source.read_exact_at(start as u64, &mut column)?;
+            for (row, element) in column.chunks_exact(self.element_bytes).enumerate() {
+                rows[row * row_bytes + col * self.element_bytes..][..self.element_bytes]
+                    .copy_from_slice(element);
+            }
+        }
+        let start = offset as usize - first * row_bytes;
+        let wanted = rows.get(start..start + out.len());
+        out.copy_from_slice(wanted.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}
+
 impl ReadAt for Reordered {
     fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         for_each_unit(offset, out, self.row_bytes, |row, start, out| {
@@ -127,6 +159,14 @@ mod tests {
             part_bytes: 3,
         };
         check(&joined, &[0, 1, 2, 3, 4, 5]);
+        // Two columns of three rows, elements of two bytes.
+        let transposed = Transposed {
+            source: source(0..12),
+            n_rows: 3,
+            n_cols: 2,
+            element_bytes: 2,
+        };
+        check(&transposed, &[0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
         let reordered = Reordered {
             source: source(0..6),
             order: vec![2, 0, 1],

@@ -8,7 +8,7 @@ use half::f16;
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
     Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StepOutput,
-    StepShape,
+    StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format, quantize_row};
@@ -227,6 +227,39 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
+    fn add_positions(
+        &mut self,
+        table: &Vec<f32>,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let positions = &self.step.batch().positions[..n_tokens];
+        for (row, &position) in rows.chunks_exact_mut(width).zip(positions) {
+            for (x, y) in row.iter_mut().zip(&table[position as usize * width..]) {
+                *x += y;
+            }
+        }
+        Ok(())
+    }
+
+    fn scale_by_position(
+        &mut self,
+        temperature: Temperature,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let positions = &self.step.batch().positions[..n_tokens];
+        for (row, &position) in rows.chunks_exact_mut(width).zip(positions) {
+            let factor = temperature.factor(position as usize);
+            for x in row {
+                *x *= factor;
+            }
+        }
+        Ok(())
+    }
+
     fn norm(
         &mut self,
         norm: &Norm<Vec<f32>>,
@@ -347,9 +380,11 @@ impl Backend for NaiveBackend {
                     let kv_head = head / (attention.n_heads / layer.n_kv_heads());
                     let query = &q[(token_idx * attention.n_heads + head) * head_dim_k..][..head_dim_k];
                     weights.clear();
-                    weights.extend((first..=last).map(|position| {
-                        let start = slot_of(position) * layer.k_width + kv_head * head_dim_k;
+                    let slope = attention.slopes.as_ref().map_or(0.0, |slopes| slopes[head]);
+                    weights.extend((first..=last).map(|seen| {
+                        let start = slot_of(seen) * layer.k_width + kv_head * head_dim_k;
                         let score = attention.scale * dot(query, &layer.k[start..][..head_dim_k]);
+                        let score = score - slope * position.abs_diff(seen) as f32;
                         attention.softcap.map_or(score, |cap| cap * (score / cap).tanh())
                     }));
                     let sink = attention.sinks.as_ref().map(|sinks| sinks[head]);

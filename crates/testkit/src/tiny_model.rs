@@ -45,7 +45,10 @@ pub fn tiny_llama() -> Descriptor {
             window: None,
             softcap: None,
             has_sinks: false,
+            alibi: None,
+            temperature: None,
             qk_norm: None,
+            is_normed_after_rope: false,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
         }),
@@ -65,6 +68,7 @@ pub fn tiny_llama() -> Descriptor {
         n_ctx_train: 256,
         embedding_scale: 1.0,
         token_types: Presence::Absent,
+        n_learned_positions: None,
         has_embedding_norm: false,
         norm: NormDescriptor {
             kind: NormKind::Rms,
@@ -282,6 +286,7 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
     };
     let f32_bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let (ty, bytes) = match dims[..] {
+        _ if name.starts_with("position_embd") => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
         [n_in, n_out] => {
             // Rows of this spread have a length of about 1.6, so that attention and logits are far from uniform.
             let values = values(0.0, 2.8 / (n_in as f32).sqrt());

@@ -3,7 +3,7 @@
 //! Separate so that the suite which runs them does not grow with them. Each variant changes one thing of
 //! [`tiny_llama`]; [`random_variant`] combines several.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle};
+use tokenmill_backend::{Activation, NormKind, RopeStyle, Temperature};
 use tokenmill_model::{
     Descriptor, LayerDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeScaling,
     YarnRounding,
@@ -120,6 +120,27 @@ pub const VARIANTS: &[Variant] = &[
     ("attention sinks", |d| {
         all(d, |layer| layer.attention_mut().has_sinks = true);
     }),
+    ("scores that fall with the distance", |d| {
+        all(d, |layer| layer.attention_mut().alibi = Some(8.0));
+        d.layers[0].attention_mut().n_heads = 6;
+        d.layers[1].attention_mut().softcap = Some(2.0);
+    }),
+    ("a temperature by position", |d| {
+        all(d, |layer| {
+            layer.attention_mut().temperature = Some(Temperature {
+                scale: 0.4,
+                interval: 5,
+                offset: 1,
+            });
+        });
+    }),
+    ("norms of q and k after rope", |d| {
+        all(d, |layer| {
+            layer.attention_mut().qk_norm = Some(QkNorm::Head);
+            layer.attention_mut().is_normed_after_rope = true;
+        });
+    }),
+    ("learned positions", |d| d.n_learned_positions = Some(1024)),
     ("another score scale", |d| {
         all(d, |layer| layer.attention_mut().scale = 0.7);
     }),

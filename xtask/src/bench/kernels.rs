@@ -358,6 +358,7 @@ fn attention_arguments(
         .ptr(stores[0])
         .ptr(stores[1])
         .ptr(NULL)
+        .ptr(NULL)
         .f32(0.088)
         .f32(0.0);
     arguments = arguments.i32(window as i32);

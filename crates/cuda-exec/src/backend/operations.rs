@@ -6,7 +6,7 @@
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
     LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv,
-    RowSet, SamplingMode, StepOutput, StepShape, StepTrace,
+    RowSet, SamplingMode, StepOutput, StepShape, StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -160,6 +160,32 @@ impl Backend for CudaBackend {
         Ok(self
             .ops
             .mean_of_sequences(seq_starts, rows, input.read(), output.write())?)
+    }
+
+    fn add_positions(
+        &mut self,
+        table: &crate::Buffer<f32>,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let positions = prepared(&mut self.workspace).inputs.places(n_tokens)?.positions;
+        Ok(self
+            .ops
+            .add_positions(table.view(), positions, width, rows.write())?)
+    }
+
+    fn scale_by_position(
+        &mut self,
+        temperature: Temperature,
+        n_tokens: usize,
+        width: usize,
+        rows: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let positions = prepared(&mut self.workspace).inputs.places(n_tokens)?.positions;
+        Ok(self
+            .ops
+            .scale_by_position(temperature, positions, width, rows.write())?)
     }
 
     fn norm(

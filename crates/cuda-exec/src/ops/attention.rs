@@ -148,6 +148,7 @@ impl Ops {
             .read(kv.k)
             .read(kv.v)
             .read_or_null(attention.sinks.as_ref().map(Buffer::view))
+            .read_or_null(attention.slopes.as_ref().map(Buffer::view))
             .float(attention.scale)
             .float(attention.softcap.unwrap_or(0.0))
             .count(attention.window.unwrap_or(0))
@@ -181,8 +182,8 @@ impl Ops {
         check_head_dims(dim_k, dim_v)?;
         check_multiple("the number of heads", attention.n_heads, n_kv_heads)?;
         let n_heads = attention.n_heads;
-        if let Some(sinks) = &attention.sinks {
-            sinks.view().range(0..n_heads)?;
+        for of_heads in [&attention.sinks, &attention.slopes].into_iter().flatten() {
+            of_heads.view().range(0..n_heads)?;
         }
         if let Some(runs) = step.runs.filter(|_| takes_runs(ty, dim_k, dim_v)) {
             self.attention_of_runs(attention, step, runs, kv, q, output.reborrow())?;
@@ -233,6 +234,7 @@ impl Ops {
                 .read(k)
                 .read(v)
                 .read_or_null(attention.sinks.as_ref().map(Buffer::view))
+                .read_or_null(attention.slopes.as_ref().map(Buffer::view))
                 .float(attention.scale)
                 .float(attention.softcap.unwrap_or(0.0))
                 .count(attention.window.unwrap_or(0))

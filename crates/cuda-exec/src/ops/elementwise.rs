@@ -1,7 +1,7 @@
 //! Small operations on rows. Kernels: `elementwise.cu`.
 
 use super::{Ops, QuantizedMut, elementwise_grid};
-use tokenmill_backend::Activation;
+use tokenmill_backend::{Activation, Temperature};
 
 use crate::{Args, LaunchShape, View, ViewMut, error::Result};
 
@@ -100,6 +100,51 @@ impl Ops {
             .write(output.range(0..n_seqs * width)?);
         let shape = LaunchShape::new(elementwise_grid(width, n_seqs), 256);
         self.device.launch(self.mean_of_sequences, shape, &args)
+    }
+
+    /// Adds to each token's row that of its position: `rows[t] += table[positions[t]]`, `[T, width]`. Positions are inside
+    /// the table, or `u32::MAX` for padding.
+    ///
+    /// # Errors
+    /// As [`Self::activation`].
+    pub fn add_positions(
+        &self,
+        table: View<'_, f32>,
+        positions: View<'_, u32>,
+        width: usize,
+        rows: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let n_tokens = positions.len();
+        let args = Args::new()
+            .write(rows.range(0..n_tokens * width)?)
+            .read(table)
+            .read(positions)
+            .count(width);
+        let shape = LaunchShape::new(elementwise_grid(width, n_tokens), 256);
+        self.device.launch(self.add_positions, shape, &args)
+    }
+
+    /// Multiplies each token's row by the factor of its position, `[T, width]`.
+    ///
+    /// # Errors
+    /// As [`Self::activation`].
+    pub fn scale_by_position(
+        &self,
+        temperature: Temperature,
+        positions: View<'_, u32>,
+        width: usize,
+        rows: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let n_tokens = positions.len();
+        let args = Args::new()
+            .write(rows.range(0..n_tokens * width)?)
+            .read(positions)
+            .float(temperature.scale)
+            .count(temperature.interval)
+            .count(temperature.offset)
+            .count(width);
+        let shape = LaunchShape::new(elementwise_grid(width, n_tokens), 256);
+        self.device.launch(self.scale_by_position, shape, &args)
     }
 
     /// Copies rows: `output[i] = input[rows[i]]`, `[.., width]`. The numbers in `rows` are below `n_input_rows`.

@@ -158,6 +158,8 @@ pub struct Ops {
     add: Kernel,
     add_row: Kernel,
     mean_of_sequences: Kernel,
+    add_positions: Kernel,
+    scale_by_position: Kernel,
     gather: Kernel,
     scale_logits: Kernel,
     rope_kv: [Kernel; 2],
@@ -195,6 +197,8 @@ impl Ops {
             add: device.kernel("elementwise", "add")?,
             add_row: device.kernel("elementwise", "add_row")?,
             mean_of_sequences: device.kernel("elementwise", "mean_of_sequences")?,
+            add_positions: device.kernel("elementwise", "add_positions")?,
+            scale_by_position: device.kernel("elementwise", "scale_by_position")?,
             gather: device.kernel("elementwise", "gather")?,
             scale_logits: device.kernel("elementwise", "scale_logits")?,
             rope_kv: [

@@ -24,6 +24,7 @@ struct Case {
     both: bool,
     cap: f32,
     has_sinks: bool,
+    has_slopes: bool,
     quantizes: bool,
     /// Whether the kernel for many query rows runs: the tokens of a sequence are consecutive then.
     is_prefill: bool,
@@ -42,6 +43,7 @@ impl Case {
             both: false,
             cap: 0.0,
             has_sinks: false,
+            has_slopes: false,
             quantizes: false,
             is_prefill: false,
         }
@@ -134,6 +136,7 @@ fn check(case: &Case) -> Counters {
     let scale = 1.0 / (dim_k as f32).sqrt();
     let q = random.values(n_tokens * n_heads * dim_k);
     let sinks = random.values(n_heads);
+    let slopes: Vec<f32> = random.values(n_heads).iter().map(|slope| slope.abs()).collect();
     let (k_bytes, k) = store(&mut random, n_pages, n_kv_heads, dim_k, case.is_half);
     let (v_bytes, v) = store(&mut random, n_pages, n_kv_heads, dim_v, case.is_half);
 
@@ -179,6 +182,7 @@ fn check(case: &Case) -> Counters {
         .ptr(sim.bytes(&k_bytes))
         .ptr(sim.bytes(&v_bytes))
         .ptr(if case.has_sinks { sim.f32s(&sinks) } else { NULL })
+        .ptr(if case.has_slopes { sim.f32s(&slopes) } else { NULL })
         .f32(scale)
         .f32(case.cap);
     arguments = arguments.i32(case.window as i32);
@@ -243,7 +247,9 @@ fn check(case: &Case) -> Counters {
                         .zip(key)
                         .map(|(q, k)| f64::from(*q) * f64::from(*k))
                         .sum();
-                    let s = f64::from(scale) * dot;
+                    let slope = if case.has_slopes { slopes[head] } else { 0.0 };
+                    let s =
+                        f64::from(scale) * dot - f64::from(slope) * (position as usize).abs_diff(j) as f64;
                     let cap = f64::from(case.cap);
                     if cap > 0.0 { cap * (s / cap).tanh() } else { s }
                 })
@@ -312,6 +318,11 @@ fn windows_caps_sinks_and_quantized_output() {
         ..base()
     });
     check(&Case {
+        has_slopes: true,
+        cap: 2.0,
+        ..base()
+    });
+    check(&Case {
         quantizes: true,
         ..base()
     });
@@ -376,6 +387,10 @@ fn runs_of_tokens_have_windows_caps_and_sinks() {
     check(&Case { cap: 0.5, ..base() });
     check(&Case {
         has_sinks: true,
+        ..base()
+    });
+    check(&Case {
+        has_slopes: true,
         ..base()
     });
     let mut padded = base();

@@ -167,7 +167,10 @@ impl GgufConfig<'_> {
                     window,
                     softcap: None,
                     has_sinks: false,
+                    alibi: None,
+                    temperature: None,
                     qk_norm: None,
+                    is_normed_after_rope: false,
                     qkv_bias: Presence::Absent,
                     output_bias: Presence::Absent,
                 }),
@@ -188,6 +191,7 @@ impl GgufConfig<'_> {
             n_ctx_train,
             embedding_scale: 1.0,
             token_types: Presence::Absent,
+            n_learned_positions: None,
             has_embedding_norm: false,
             norm: NormDescriptor {
                 kind: NormKind::Rms,

@@ -5,9 +5,9 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Ignorable, Presence, Residual};
+use crate::{Descriptor, Presence, Residual};
 
-use super::{Architecture, Change, HfLayout};
+use super::{Architecture, Change, HfLayout, UNUSED};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gptneox",
@@ -26,8 +26,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: &[
             ("attention.query_key_value", "attn_qkv"),
             ("attention.dense", "attn_output"),
-            ("attention.bias", "mask"),
-            ("attention.masked_bias", "mask_value"),
+            ("attention.bias", UNUSED),
+            ("attention.masked_bias", UNUSED),
             ("attention.rotary_emb", "rotary_emb"),
             ("mlp.dense_h_to_4h", "ffn_up"),
             ("mlp.dense_4h_to_h", "ffn_down"),
@@ -58,10 +58,6 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn finish(descriptor: &mut Descriptor, is_parallel: bool, attention_bias: Presence) {
     descriptor.norm.kind = NormKind::Layer;
     descriptor.norm.bias = Presence::Required;
-    descriptor.ignorable = vec![
-        Ignorable::OfLayers("mask".to_owned()),
-        Ignorable::OfLayers("mask_value".to_owned()),
-    ];
     for layer in &mut descriptor.layers {
         if is_parallel {
             layer.residual = Residual::ParallelTwoNorms;

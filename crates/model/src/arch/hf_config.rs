@@ -207,24 +207,18 @@ impl HfConfig {
         if n_layers > MAX_LAYERS {
             return Err(self.wrong("num_hidden_layers", "a count of layers"));
         }
-        let n_embd = self.usize(&["hidden_size", "n_embd"])?;
+        let n_embd = self.usize(&["hidden_size", "n_embd", "n_embed"])?;
         let n_ctx_train = self.n_ctx_train()?;
         let n_heads = self.usize(&["num_attention_heads", "n_head"])?;
         let n_kv_heads = match self.opt_usize("num_key_value_heads")? {
             Some(n_kv_heads) => Some(n_kv_heads),
             None => self.opt_usize("num_kv_heads")?,
         };
-        let n_ff = ["intermediate_size", "ffn_hidden_size", "n_inner"];
-        let n_ff = if n_ff.iter().any(|key| self.get(key).is_some()) {
-            self.usize(&n_ff)?
-        } else if ["n_inner", "n_layer", "ffn_hidden_size"]
-            .iter()
-            .any(|key| self.values.contains_key(*key))
-        {
-            // What GPT-2 and its contemporaries mean where they do not say.
+        let n_ff_keys = ["intermediate_size", "ffn_hidden_size", "n_inner"];
+        let n_ff = if self.is_of_2022() && n_ff_keys.iter().all(|key| self.get(key).is_none()) {
             n_embd.saturating_mul(4)
         } else {
-            return Err(self.wrong(n_ff[0], "a count"));
+            self.usize(&n_ff_keys)?
         };
         let head_dim = self.opt_usize("head_dim")?.unwrap_or(n_embd / n_heads.max(1));
         let layer = LayerDescriptor {
@@ -239,7 +233,10 @@ impl HfConfig {
                 window: None,
                 softcap: None,
                 has_sinks: false,
+                alibi: None,
+                temperature: None,
                 qk_norm: None,
+                is_normed_after_rope: false,
                 qkv_bias: Presence::Absent,
                 output_bias: Presence::Absent,
             }),
@@ -259,6 +256,7 @@ impl HfConfig {
             n_ctx_train,
             embedding_scale: 1.0,
             token_types: Presence::Absent,
+            n_learned_positions: None,
             has_embedding_norm: false,
             norm: NormDescriptor {
                 kind: NormKind::Rms,
@@ -282,10 +280,17 @@ impl HfConfig {
         })
     }
 
+    /// Whether the configuration is of a family that leaves out what was usual then: four times the width inside a
+    /// feed-forward network, a context of 2,048.
+    fn is_of_2022(&self) -> bool {
+        let family = self.get("model_type").and_then(Value::as_str);
+        matches!(family, Some("bloom" | "falcon" | "gpt2"))
+    }
+
     fn n_ctx_train(&self) -> Result<usize, LoadError> {
         let keys = ["max_position_embeddings", "n_positions", "seq_length"];
-        // Positions that are distances need no limit, and some such models name none.
-        if self.values.contains_key("n_layer") && keys.iter().all(|key| self.get(key).is_none()) {
+        // Some models with rope or ALiBi name none.
+        if self.is_of_2022() && keys.iter().all(|key| self.get(key).is_none()) {
             return Ok(2048);
         }
         self.usize(&keys)
@@ -316,7 +321,7 @@ impl HfConfig {
         ];
         let Some(key) = keys.into_iter().find(|key| self.get(key).is_some()) else {
             // Bloom's has no name.
-            return if self.values.contains_key("n_layer") {
+            return if self.is_of_2022() {
                 Ok(Activation::GeluTanh)
             } else {
                 Err(self.wrong("hidden_act", "the name of a known activation"))

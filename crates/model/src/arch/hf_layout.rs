@@ -29,6 +29,8 @@ pub(crate) type Names = &'static [(&'static str, &'static str)];
 pub(crate) enum Change {
     /// `x + 1`: norms whose weights are stored as distances from 1.
     AddOne,
+    /// A matrix `[n_in, n_out]` becomes `[n_out, n_in]`.
+    Transpose,
     /// The rows of a fused QKV tensor come by KV head, each with its queries, its key and its value; they become all
     /// queries, all keys, all values.
     UngroupQkv,
@@ -42,6 +44,9 @@ pub(crate) enum Share {
     /// One slice of its outermost dimension.
     Slice(usize),
 }
+
+/// The GGUF name of tensors that repeat what is known without them, such as masks.
+pub(crate) const UNUSED: &str = "(unused)";
 
 /// Beginnings of the names of vision encoders.
 pub(super) const VISION: &[&str] = &[

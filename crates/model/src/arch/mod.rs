@@ -4,22 +4,26 @@
 //! Invariant: an architecture's file says only what is different about it, and nothing outside this folder knows an
 //! architecture's name.
 
+mod bloom;
 mod command_r;
 mod encoder;
 mod ernie4_5;
 mod eurobert;
 mod exaone4;
+mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
 mod gemma_embedding;
 mod gguf_config;
 mod glm4;
+mod gpt2;
 mod gpt_neox;
 mod granite;
 mod hf_config;
 mod hf_layout;
 mod hf_rope;
+mod hunyuan_dense;
 mod llama;
 mod mistral3;
 mod modern_bert;
@@ -42,7 +46,7 @@ use crate::{Descriptor, LoadError};
 
 use gguf_config::GgufConfig;
 pub(crate) use hf_config::HfConfig;
-pub(crate) use hf_layout::{Change, HfLayout, Share};
+pub(crate) use hf_layout::{Change, HfLayout, Share, UNUSED};
 
 /// One architecture.
 struct Architecture {
@@ -60,6 +64,10 @@ struct Architecture {
 
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
+    bloom::ARCHITECTURE,
+    falcon::ARCHITECTURE,
+    gpt2::ARCHITECTURE,
+    hunyuan_dense::ARCHITECTURE,
     command_r::COHERE2,
     command_r::COMMAND_R,
     ernie4_5::ARCHITECTURE,

@@ -3,7 +3,7 @@
 //! Separate from the layer because each kind brings its own sizes, checks and memory. Invariant: a kind's descriptor that
 //! passed [`MixerDescriptor::validate`] can be built and run.
 
-use tokenmill_backend::{AttentionShape, KvLayerShape};
+use tokenmill_backend::{AttentionShape, KvLayerShape, Temperature};
 
 use crate::{
     LoadError, RopeDescriptor,
@@ -65,8 +65,16 @@ pub struct AttentionDescriptor {
     pub softcap: Option<f32>,
     /// Whether each head has an attention sink.
     pub has_sinks: bool,
-    /// Norm of queries and keys before rope.
+    /// How much less distant positions weigh: the `max_bias` of ALiBi, from which each head's slope follows.
+    ///
+    /// Source: "Train Short, Test Long", Press et al. 2021.
+    pub alibi: Option<f32>,
+    /// How queries grow with their position.
+    pub temperature: Option<Temperature>,
+    /// Norm of queries and keys.
     pub qk_norm: Option<QkNorm>,
+    /// Whether that norm comes after rope instead of before it.
+    pub is_normed_after_rope: bool,
     /// Biases of q, k and v.
     pub qkv_bias: Presence,
     /// Bias of the output projection.
@@ -87,6 +95,19 @@ impl AttentionDescriptor {
     /// Width of a token's values, all heads.
     pub fn v_width(&self) -> usize {
         self.n_kv_heads * self.head_dim_v
+    }
+
+    /// The slope of each head under ALiBi.
+    pub fn alibi_slopes(&self) -> Option<Vec<f32>> {
+        let max_bias = self.alibi?;
+        // Of a number of heads that is no power of two, those beyond the power below it take steps between the others.
+        let n_whole = 1 << self.n_heads.ilog2();
+        let slope = |step: usize, n: usize| (-max_bias * step as f32 / n as f32).exp2();
+        let slopes = (0..self.n_heads).map(|head| match head.checked_sub(n_whole) {
+            None => slope(head + 1, n_whole),
+            Some(beyond) => slope(2 * beyond + 1, 2 * n_whole),
+        });
+        Some(slopes.collect())
     }
 
     /// What a backend prepares for.
@@ -137,6 +158,23 @@ impl AttentionDescriptor {
             self.window != Some(0),
             "at least 1",
         )?;
+        check_positive("largest ALiBi bias", self.alibi.unwrap_or(1.0))?;
+        if let Some(temperature) = self.temperature {
+            check(
+                "attention temperature",
+                temperature.scale,
+                temperature.scale >= 0.0 && temperature.scale.is_finite(),
+                "a number, not negative",
+            )?;
+            let interval = temperature.interval;
+            let is_right = (1..=u32::MAX as usize / 2).contains(&interval);
+            check(
+                "interval of the attention temperature",
+                interval,
+                is_right,
+                "at least 1",
+            )?;
+        }
         let Some(rope) = self.rope.map(|rope_idx| &ropes[rope_idx]) else {
             return Ok(());
         };
@@ -161,4 +199,38 @@ pub enum QkNorm {
     Head,
     /// All heads of a token together.
     Row,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alibi_slopes_are_those_of_the_paper() {
+        let mut attention = AttentionDescriptor {
+            n_heads: 8,
+            n_kv_heads: 1,
+            head_dim_k: 8,
+            head_dim_v: 8,
+            scale: 1.0,
+            is_causal: true,
+            rope: None,
+            window: None,
+            softcap: None,
+            has_sinks: false,
+            alibi: Some(8.0),
+            temperature: None,
+            qk_norm: None,
+            is_normed_after_rope: false,
+            qkv_bias: Presence::Absent,
+            output_bias: Presence::Absent,
+        };
+        let eight: Vec<f32> = (1..=8).map(|step| 0.5_f32.powi(step)).collect();
+        assert_eq!(attention.alibi_slopes().unwrap(), eight);
+        attention.n_heads = 6;
+        let six: Vec<f32> = [2.0, 4.0, 6.0, 8.0, 1.0, 3.0]
+            .map(|step: f32| (-step).exp2())
+            .to_vec();
+        assert_eq!(attention.alibi_slopes().unwrap(), six);
+    }
 }

@@ -34,6 +34,8 @@ pub struct Descriptor {
     pub embedding_scale: f32,
     /// Embeddings of the kinds of tokens, of which all tokens get the first.
     pub token_types: Presence,
+    /// Positions that have an embedding of their own, added to that of the token; `None` where positions have none.
+    pub n_learned_positions: Option<usize>,
     /// Whether there is a norm of the embeddings.
     pub has_embedding_norm: bool,
     /// All norms of the network but those of q and k are of this kind.
@@ -223,6 +225,9 @@ impl Descriptor {
             check(what, scale, scale.is_finite(), "a number")?;
         }
         check_positive("logit softcap", self.logit_softcap.unwrap_or(1.0))?;
+        let n_positions = self.n_learned_positions.unwrap_or(1);
+        let is_right = (1..=MAX_WIDTH).contains(&n_positions);
+        check("number of learned positions", n_positions, is_right, WIDTH)?;
         for rope in &self.ropes {
             rope.validate()?;
         }

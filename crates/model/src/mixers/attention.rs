@@ -7,7 +7,7 @@
 
 use tokenmill_backend::{
     Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, NormKind, RopeStoreKv,
-    StepShape,
+    StepShape, Temperature,
 };
 
 use crate::{
@@ -25,6 +25,8 @@ pub(crate) struct AttentionMixer<M: Memory> {
     q_norm: Option<Norm<M::Vector>>,
     k_norm: Option<Norm<M::Vector>>,
     rope: Option<usize>,
+    is_normed_after_rope: bool,
+    temperature: Option<Temperature>,
     attention: Attention<M::Vector>,
     pub(super) output: Linear<M::Matrix, M::Vector>,
 }
@@ -50,6 +52,10 @@ impl<M: Memory> AttentionMixer<M> {
         } else {
             None
         };
+        let slopes = match attention.alibi_slopes() {
+            Some(slopes) => Some(loader.memory.upload_vector(&slopes)?),
+            None => None,
+        };
         // Some files join the three matrices in one tensor.
         let is_joined = loader.source.contains(&name("attn_qkv.weight"));
         let mut projection = |part, first, n_rows| {
@@ -70,6 +76,8 @@ impl<M: Memory> AttentionMixer<M> {
             q_norm: load_head_norm(&name("attn_q_norm"), attention, q_width, loader)?,
             k_norm: load_head_norm(&name("attn_k_norm"), attention, k_width, loader)?,
             rope: attention.rope,
+            is_normed_after_rope: attention.is_normed_after_rope,
+            temperature: attention.temperature,
             attention: Attention {
                 layer_idx: place.kv_idx,
                 n_heads: attention.n_heads,
@@ -78,6 +86,7 @@ impl<M: Memory> AttentionMixer<M> {
                 window: attention.window,
                 softcap: attention.softcap,
                 sinks,
+                slopes,
             },
             output: loader.linear(
                 &name("attn_output"),
@@ -126,18 +135,40 @@ impl<B: Backend> AttentionMixer<B> {
         ]
         .map(|(linear, output)| LinearJob { linear, output });
         backend.linear_group(rows.input, n_tokens, &mut projections)?;
-        let job = RopeStoreKv {
-            layer_idx: self.attention.layer_idx,
-            q_norm: self.q_norm.as_ref(),
-            k_norm: self.k_norm.as_ref(),
-            rope: self.rope.map(|rope_idx| &network.ropes[rope_idx]),
-            q_width: self.q.n_out,
-            k_width: self.k.n_out,
-            q: &mut heads.q,
-            k: &mut heads.k,
-            v: &heads.v,
-        };
-        backend.rope_store_kv(job, n_tokens)?;
+        let (layer_idx, q_width, k_width) = (self.attention.layer_idx, self.q.n_out, self.k.n_out);
+        let rope = self.rope.map(|rope_idx| &network.ropes[rope_idx]);
+        let norms = [&self.q_norm, &self.k_norm].map(Option::as_ref);
+        if self.is_normed_after_rope {
+            for ((width, rows), norm) in [(q_width, &mut heads.q), (k_width, &mut heads.k)]
+                .into_iter()
+                .zip(norms)
+            {
+                if let Some(rope) = rope {
+                    backend.rope(rope, n_tokens, width, rows)?;
+                }
+                if let Some(norm) = norm {
+                    backend.norm_in_place(norm, n_tokens, width, rows)?;
+                }
+            }
+            backend.store_kv(layer_idx, n_tokens, &heads.k, &heads.v)?;
+        } else {
+            let [q_norm, k_norm] = norms;
+            let job = RopeStoreKv {
+                layer_idx,
+                q_norm,
+                k_norm,
+                rope,
+                q_width,
+                k_width,
+                q: &mut heads.q,
+                k: &mut heads.k,
+                v: &heads.v,
+            };
+            backend.rope_store_kv(job, n_tokens)?;
+        }
+        if let Some(temperature) = self.temperature {
+            backend.scale_by_position(temperature, n_tokens, q_width, &mut heads.q)?;
+        }
         if wants_output {
             backend.attention(&self.attention, shape, &heads.q, rows.mixed)?;
         }

@@ -244,6 +244,13 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(Some(values))
     }
 
+    /// The rows of a matrix that is not quantized, as one vector.
+    pub(crate) fn table(&mut self, name: &str, n_rows: usize, width: usize) -> Result<M::Vector, LoadError> {
+        let values = self.numbers(name, &[width, n_rows], Presence::Required)?;
+        let values = values.expect("what is required is there or an error");
+        Ok(self.memory.upload_vector(&values)?)
+    }
+
     fn mark_used(&mut self, name: &str, n_bytes: usize) {
         if self.used.insert(name.to_owned()) {
             self.progress.n_bytes_done += n_bytes;

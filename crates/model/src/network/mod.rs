@@ -30,6 +30,8 @@ pub(crate) struct Network<M: Memory> {
     pub(crate) embedding_scale: f32,
     /// The embedding of the kind of token that all are.
     pub(crate) token_type: Option<M::Vector>,
+    /// The embeddings of positions, `[n_learned_positions, n_embd]`.
+    pub(crate) positions: Option<M::Vector>,
     pub(crate) embedding_norm: Option<Norm<M::Vector>>,
     pub(crate) ropes: Vec<Rope<M::Vector>>,
     pub(crate) layers: Vec<Layer<M>>,
@@ -140,10 +142,15 @@ impl<M: Memory> Network<M> {
         } else {
             Some(loader.linear("output", n_vocab, n_embd, descriptor.head_bias)?)
         };
+        let positions = match descriptor.n_learned_positions {
+            Some(n_positions) => Some(loader.table("position_embd.weight", n_positions, n_embd)?),
+            None => None,
+        };
         Ok(Self {
             token_embd,
             embedding_scale: descriptor.embedding_scale,
             token_type: loader.first_row("token_types.weight", n_embd, descriptor.token_types)?,
+            positions,
             embedding_norm: loader.norm_if(descriptor.has_embedding_norm, "token_embd_norm")?,
             ropes,
             layers,

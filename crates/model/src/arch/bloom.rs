@@ -1,0 +1,68 @@
+//! Bloom: distances instead of positions (ALiBi), normed embeddings, layer norms and biases everywhere, no gate.
+//!
+//! Source: transformers, `models/bloom/modeling_bloom.py`; llama.cpp, `src/models/bloom.cpp`.
+
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
+
+use crate::{Descriptor, Presence};
+
+use super::{Architecture, Change, HfLayout};
+
+/// The largest bias of a step of distance, as a power of two.
+const MAX_BIAS: f32 = 8.0;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "bloom",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+    hf_classes: &["BloomForCausalLM"],
+    hf_layout: HfLayout {
+        prefixes: &["transformer."],
+        layers: "h.",
+        layer: &[
+            ("self_attention.query_key_value", "attn_qkv"),
+            ("self_attention.dense", "attn_output"),
+            ("mlp.dense_h_to_4h", "ffn_up"),
+            ("mlp.dense_4h_to_h", "ffn_down"),
+        ],
+        network: &[
+            ("word_embeddings", "token_embd"),
+            ("word_embeddings_layernorm", "token_embd_norm"),
+            ("ln_f", "output_norm"),
+        ],
+        changes: &[
+            ("attn_qkv.weight", Change::UngroupQkv),
+            ("attn_qkv.bias", Change::UngroupQkv),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        if config.is("apply_residual_connection_post_layernorm")? {
+            return Err(config.wrong("apply_residual_connection_post_layernorm", "false"));
+        }
+        let mut descriptor = config.decoder()?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+};
+
+fn finish(descriptor: &mut Descriptor) {
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.norm.bias = Presence::Required;
+    descriptor.has_embedding_norm = true;
+    descriptor.ropes.clear();
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        attention.rope = None;
+        attention.alibi = Some(MAX_BIAS);
+        attention.qkv_bias = Presence::Required;
+        attention.output_bias = Presence::Required;
+        let dense = layer.dense_mut();
+        dense.activation = Activation::GeluTanh;
+        dense.is_gated = false;
+        dense.bias = Presence::Required;
+    }
+}

@@ -1,0 +1,79 @@
+//! Falcon, in its two layouts: both halves side by side, through one norm (7B, 11B) or through a norm each (40B, 180B).
+//!
+//! Source: transformers, `models/falcon/modeling_falcon.py`; llama.cpp, `src/models/falcon.cpp`.
+
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
+
+use crate::{Descriptor, Presence, Residual};
+
+use super::{Architecture, Change, HfLayout};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "falcon",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        let residual = if config.has_tensor("blk.0.attn_norm_2.weight") {
+            Residual::ParallelTwoNorms
+        } else {
+            Residual::Parallel
+        };
+        finish(&mut descriptor, residual, Presence::Absent);
+        Ok(descriptor)
+    },
+    hf_classes: &["FalconForCausalLM"],
+    hf_layout: HfLayout {
+        prefixes: &["transformer."],
+        layers: "h.",
+        layer: &[
+            ("ln_attn", "attn_norm"),
+            ("ln_mlp", "ffn_norm"),
+            ("self_attention.query_key_value", "attn_qkv"),
+            ("self_attention.dense", "attn_output"),
+            ("mlp.dense_h_to_4h", "ffn_up"),
+            ("mlp.dense_4h_to_h", "ffn_down"),
+        ],
+        network: &[("word_embeddings", "token_embd"), ("ln_f", "output_norm")],
+        changes: &[
+            ("attn_qkv.weight", Change::UngroupQkv),
+            ("attn_qkv.bias", Change::UngroupQkv),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        if config.is("alibi")? {
+            return Err(config.wrong("alibi", "false"));
+        }
+        let is_new = config.is("new_decoder_architecture")?;
+        let n_norms = config.opt_usize("num_ln_in_parallel_attn")?;
+        let is_parallel = config.opt_bool("parallel_attn")?.unwrap_or(true);
+        let residual = match (is_new, n_norms) {
+            (true, None | Some(2)) => Residual::ParallelTwoNorms,
+            (false, _) if !is_parallel => Residual::Sequential,
+            _ => Residual::Parallel,
+        };
+        let mut descriptor = config.decoder()?;
+        finish(&mut descriptor, residual, config.presence("bias")?);
+        let is_multi_query = config.opt_bool("multi_query")?.unwrap_or(true);
+        if !is_new {
+            for layer in &mut descriptor.layers {
+                let attention = layer.attention_mut();
+                attention.n_kv_heads = if is_multi_query { 1 } else { attention.n_heads };
+            }
+        }
+        Ok(descriptor)
+    },
+};
+
+fn finish(descriptor: &mut Descriptor, residual: Residual, bias: Presence) {
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.norm.bias = Presence::Required;
+    for layer in &mut descriptor.layers {
+        layer.residual = residual;
+        layer.attention_mut().qkv_bias = bias;
+        layer.attention_mut().output_bias = bias;
+        let dense = layer.dense_mut();
+        dense.activation = Activation::GeluErf;
+        dense.is_gated = false;
+        dense.bias = bias;
+    }
+}

@@ -1,0 +1,74 @@
+//! GPT-2: learned positions, layer norms and biases everywhere, no gate. Folders store matrices with the input's width first.
+//!
+//! Source: transformers, `models/gpt2/modeling_gpt2.py`; llama.cpp, `src/models/gpt2.cpp`.
+
+use tokenmill_backend::{Activation, NormKind, RopeStyle};
+
+use crate::{Descriptor, Presence};
+
+use super::{Architecture, Change, HfLayout, UNUSED};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gpt2",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        for layer in &mut descriptor.layers {
+            layer.dense_mut().activation = Activation::GeluTanh;
+        }
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+    hf_classes: &["GPT2LMHeadModel"],
+    hf_layout: HfLayout {
+        prefixes: &["transformer."],
+        layers: "h.",
+        layer: &[
+            ("ln_1", "attn_norm"),
+            ("attn.c_attn", "attn_qkv"),
+            ("attn.c_proj", "attn_output"),
+            ("attn.bias", UNUSED),
+            ("attn.masked_bias", UNUSED),
+            ("ln_2", "ffn_norm"),
+            ("mlp.c_fc", "ffn_up"),
+            ("mlp.c_proj", "ffn_down"),
+        ],
+        network: &[
+            ("wte", "token_embd"),
+            ("wpe", "position_embd"),
+            ("ln_f", "output_norm"),
+        ],
+        changes: &[
+            ("attn_qkv.weight", Change::Transpose),
+            ("attn_output.weight", Change::Transpose),
+            ("ffn_up.weight", Change::Transpose),
+            ("ffn_down.weight", Change::Transpose),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        if config.is("scale_attn_by_inverse_layer_idx")? {
+            return Err(config.wrong("scale_attn_by_inverse_layer_idx", "false"));
+        }
+        if config.opt_bool("scale_attn_weights")? == Some(false) {
+            return Err(config.wrong("scale_attn_weights", "true"));
+        }
+        let mut descriptor = config.decoder()?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+};
+
+fn finish(descriptor: &mut Descriptor) {
+    descriptor.norm.kind = NormKind::Layer;
+    descriptor.norm.bias = Presence::Required;
+    descriptor.n_learned_positions = Some(descriptor.n_ctx_train);
+    descriptor.ropes.clear();
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        attention.rope = None;
+        attention.qkv_bias = Presence::Required;
+        attention.output_bias = Presence::Required;
+        layer.dense_mut().is_gated = false;
+        layer.dense_mut().bias = Presence::Required;
+    }
+}

@@ -1,0 +1,43 @@
+//! HunYuan, dense: Llama whose q and k are normed by head after rope.
+//!
+//! Source: transformers, `models/hunyuan_v1_dense/modeling_hunyuan_v1_dense.py`; llama.cpp, `src/models/hunyuan-dense.cpp`.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{Descriptor, QkNorm};
+
+use super::{Architecture, HfLayout};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "hunyuan-dense",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+    hf_classes: &["HunYuanDenseV1ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("self_attn.query_layernorm", "attn_q_norm"),
+            ("self_attn.key_layernorm", "attn_k_norm"),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let bias = config.presence("attention_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = bias;
+            layer.attention_mut().output_bias = bias;
+        }
+        finish(&mut descriptor);
+        Ok(descriptor)
+    },
+};
+
+fn finish(descriptor: &mut Descriptor) {
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qk_norm = Some(QkNorm::Head);
+        layer.attention_mut().is_normed_after_rope = true;
+    }
+}
