@@ -24,8 +24,9 @@ use super::{
 };
 use crate::Tokenizer;
 
-/// Compiled constraints that are kept.
+/// Compiled constraints that are kept, and how large all of them may be as they were written.
 const MAX_KEPT: usize = 64;
+const MAX_KEPT_BYTES: usize = 4 << 20;
 
 /// Constraints that are compiled side by side; a hostile one costs a thread for a while.
 const MAX_RUNNING: usize = 4;
@@ -179,8 +180,9 @@ impl ConstraintCompiler {
 
     fn keep(&self, kind: ConstraintKind, source: String, prototype: Arc<Prototype>) {
         let mut kept = lock(&self.kept);
-        if kept.len() >= MAX_KEPT {
-            kept.remove(0);
+        let mut n_bytes = source.len() + kept.iter().map(|(_, text, _)| text.len()).sum::<usize>();
+        while kept.len() >= MAX_KEPT || (n_bytes > MAX_KEPT_BYTES && !kept.is_empty()) {
+            n_bytes -= kept.remove(0).1.len();
         }
         kept.push((kind, source, prototype));
     }
@@ -527,6 +529,13 @@ pub(super) mod tests {
                 .unwrap();
         }
         assert_eq!(lock(&compiler.kept).len(), MAX_KEPT);
+        for letter in ["a", "b", "c", "d", "e"] {
+            let with_comment = format!("start: \"a\"\n// {}", letter.repeat(900_000));
+            compiler.compile(&Constraint::lark(with_comment)).unwrap();
+        }
+        let kept = lock(&compiler.kept);
+        let n_bytes: usize = kept.iter().map(|(_, text, _)| text.len()).sum();
+        assert!(n_bytes <= MAX_KEPT_BYTES, "{n_bytes}");
     }
 
     #[test]
