@@ -104,12 +104,14 @@ def make_parity(full):
 FORMATS = {
     "F16": "F16", "BF16": "BF16", "Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0",
     "Q2_K": "Q2_K", "Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q6_K": "Q6_K", "IQ3_S": "IQ3_S",
-    "IQ4_NL": "IQ4_NL", "IQ4_XS": "IQ4_XS", "MXFP4": "MXFP4",
+    "IQ4_NL": "IQ4_NL", "IQ4_XS": "IQ4_XS", "MXFP4": "MXFP4", "IQ3_XXS": "IQ3_XXS", "IQ2_XXS": "IQ2_XXS",
+    "IQ2_XS": "IQ2_XS", "IQ2_S": "IQ3_XXS", "IQ1_S": "IQ1_S", "IQ1_M": "IQ1_M", "TQ1_0": "TQ1_0", "TQ2_0": "TQ2_0",
 }  # fmt: skip
 # Where a block keeps its half-precision scales: byte offsets.
 HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82], "Q3_K": [108],
     "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ3_S": [0], "IQ4_NL": [0], "IQ4_XS": [0],
+    "IQ3_XXS": [0], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ1_S": [0], "TQ1_0": [52], "TQ2_0": [64],
 }  # fmt: skip
 N_ROWS = 8
 N_RANDOM_BLOCKS = 16
@@ -155,6 +157,9 @@ def make_vectors(full):
         elif name == "BF16":
             halves = rng.integers(0, 0x7F80, (N_RANDOM_BLOCKS * 16, 1), np.uint16)
             random = halves.view(np.uint8)
+        # IQ1_M's half is spread over four bytes: the highest four bits of it are in the last, the next in the one before.
+        elif name == "IQ1_M":
+            random[:, 55] = np.where(random[:, 55] & 0x70 == 0x70, random[:, 55] ^ 0x10, random[:, 55])
         # MXFP4's scale is an exponent without NaN: any byte will do but the largest two.
         elif name == "MXFP4":
             random[:, 0] = np.minimum(random[:, 0], 253)
