@@ -66,6 +66,7 @@ PARITY = {
 # Of the full set's second folder of fixtures.
 ENCODERS = {
     "nomic_bert": ["model-Q4_K_M.gguf"],
+    "xlmr_rerank": ["model-Q4_K_M.gguf"],
 }
 
 

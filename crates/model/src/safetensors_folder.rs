@@ -175,6 +175,24 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
                 element_bytes,
             })
         }
+        Change::SkipRows(n_skipped) => {
+            let n_rows = info.dims.last().copied().unwrap_or(0);
+            if n_rows <= n_skipped {
+                return Err(format!(
+                    "tensor `{}` has {n_rows} rows, expected more than {n_skipped}",
+                    info.name
+                ));
+            }
+            let row_bytes = info.n_bytes / n_rows;
+            info.dims.pop();
+            info.dims.push(n_rows - n_skipped);
+            info.n_bytes -= n_skipped * row_bytes;
+            Box::new(Reordered {
+                source: bytes,
+                order: (n_skipped..n_rows).collect(),
+                row_bytes,
+            })
+        }
         Change::UngroupQkv => {
             let order = ungrouped_rows(descriptor).unwrap_or_default();
             let n_rows = info.dims.last().copied().unwrap_or(0);

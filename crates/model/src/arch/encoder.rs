@@ -36,6 +36,14 @@ pub(super) fn make_encoder(descriptor: &mut Descriptor) {
     }
 }
 
+/// Takes rope away, for networks that know positions otherwise.
+pub(super) fn remove_rope(descriptor: &mut Descriptor) {
+    descriptor.ropes.clear();
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().rope = None;
+    }
+}
+
 /// What BERT's descendants keep of it: layer norms of embeddings and sums, and kinds of tokens.
 pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
     descriptor.norm.kind = NormKind::Layer;

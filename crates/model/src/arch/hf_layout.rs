@@ -29,6 +29,8 @@ pub(crate) type Names = &'static [(&'static str, &'static str)];
 pub(crate) enum Change {
     /// `x + 1`: norms whose weights are stored as distances from 1.
     AddOne,
+    /// The first rows, so many, are left out.
+    SkipRows(usize),
     /// A matrix `[n_in, n_out]` becomes `[n_out, n_in]`.
     Transpose,
     /// The rows of a fused QKV tensor come by KV head, each with its queries, its key and its value; they become all

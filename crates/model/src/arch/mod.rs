@@ -4,6 +4,7 @@
 //! Invariant: an architecture's file says only what is different about it, and nothing outside this folder knows an
 //! architecture's name.
 
+mod bert;
 mod bloom;
 mod command_r;
 mod encoder;
@@ -64,6 +65,8 @@ struct Architecture {
 
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
+    bert::BERT,
+    bert::ROBERTA,
     bloom::ARCHITECTURE,
     falcon::ARCHITECTURE,
     gpt2::ARCHITECTURE,
@@ -100,7 +103,10 @@ const ARCHITECTURES: &[Architecture] = &[
 
 /// The names of all architectures that can be loaded.
 pub fn architectures() -> Vec<&'static str> {
-    ARCHITECTURES.iter().map(|row| row.name).collect()
+    // An architecture may have a row for each layout of its folders.
+    let mut names: Vec<_> = ARCHITECTURES.iter().map(|row| row.name).collect();
+    names.dedup();
+    names
 }
 
 /// Describes the network in a GGUF file.
