@@ -14,6 +14,7 @@
 //! | k, v | `[T, n_kv_heads * head_dim_k]`, `[T, n_kv_heads * head_dim_v]` |
 //! | attention output | `[T, n_heads * head_dim_v]` |
 //! | gate, up | `[T, n_ff]` |
+//! | channels of a convolution | `[T, n_channels]` |
 //! | logits | `[L, n_vocab]` |
 //!
 //! Every operation is row-wise (attention: row-wise given the KV store). A host backend gives a row the same bits
@@ -22,9 +23,9 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, Allocation, Attention, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
-    LinearJob, Memory, MemoryPlan, NetworkShape, Norm, PageCopy, Rope, RopeStoreKv, RowSet, StepOutput,
-    StepShape, StepTrace, Temperature,
+    Activation, Allocation, Attention, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits, ForwardBatch,
+    KvLayout, Linear, LinearJob, Memory, MemoryPlan, NetworkShape, Norm, PageCopy, Rope, RopeStoreKv, RowSet,
+    ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, StepTrace, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -67,6 +68,12 @@ pub trait Backend: Memory {
     /// # Errors
     /// A device error.
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError>;
+
+    /// Allocates the store of recurrent states. Called once, after the KV store, where the network has recurrent layers.
+    ///
+    /// # Errors
+    /// A device error.
+    fn alloc_states(&mut self, layout: &StateLayout) -> Result<(), BackendError>;
 
     /// Whether the device works apart from the host's threads, so that a second step is worth submitting while one runs.
     fn works_apart(&self) -> bool {
@@ -170,7 +177,8 @@ pub trait Backend: Memory {
     ) -> Result<(), BackendError>;
 
     /// Normalizes in place every run of `norm.width` values of each row `[row_width]`: with the width of a head, each
-    /// head by itself; with the width of a row, the row.
+    /// head by itself; with the width of a row, the row. All runs of a row have the norm's
+    /// weight `[width]` in common, or each has its own where the weight is as long as a row.
     fn norm_in_place(
         &mut self,
         norm: &Norm<Self::Vector>,
@@ -217,6 +225,36 @@ pub trait Backend: Memory {
         attention: &Attention<Self::Vector>,
         shape: &StepShape,
         q: &Self::Buffer,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Convolves each sequence's rows with its own earlier ones, channel by channel. See [`ShortConv`] for the formula and for
+    /// what the state holds. `input`, `output`: `[T, n_channels]`.
+    fn short_conv(
+        &mut self,
+        conv: &ShortConv<Self::Vector>,
+        shape: &StepShape,
+        input: &Self::Buffer,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Runs the gated delta rule over each sequence's rows. See [`DeltaNet`] for the formula and [`DeltaNetRows`] for the
+    /// rows, which are changed. `output`: `[T, n_v_heads * head_dim_v]`.
+    fn delta_net(
+        &mut self,
+        net: &DeltaNet<Self::Vector>,
+        shape: &StepShape,
+        rows: DeltaNetRows<'_, Self::Buffer>,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Runs a selective state space model over each sequence's rows. See [`SsmScan`] for the formula and [`SsmRows`] for the
+    /// rows, of which `dt` is changed. `output`: `[T, n_heads * head_dim]`.
+    fn ssm_scan(
+        &mut self,
+        scan: &SsmScan<Self::Vector>,
+        shape: &StepShape,
+        rows: SsmRows<'_, Self::Buffer>,
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 

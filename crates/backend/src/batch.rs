@@ -62,6 +62,7 @@ pub struct SampleRow {
 /// | `logit_rows` | `[L]` | token indices whose logits are wanted, ascending |
 /// | `outputs` | `[L]` | what is wanted of each |
 /// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
+/// | `states` | `[S]` | where each sequence's recurrent state is; empty for a model without one |
 ///
 /// The page table is ragged rather than padded: one long sequence among short ones costs nothing.
 /// Positions within a sequence are consecutive. Buffers are reused from step to step with [`ForwardBatch::clear`].
@@ -85,10 +86,46 @@ pub struct ForwardBatch {
     pub outputs: Vec<RowOutput>,
     /// Token indices whose hidden state (after the final norm) is wanted, `[H]`.
     pub hidden_rows: Vec<u32>,
+    /// Where each sequence's recurrent state is, `[S]`; empty for a model without recurrent layers.
+    pub states: Vec<SeqState>,
     /// Penalty histories that [`SampleRow::history`] points into.
     pub history: Vec<u32>,
     /// Vocabulary masks that [`SampleRow::mask_start`] points into.
     pub mask_words: Vec<u32>,
+}
+
+/// Where a sequence's recurrent state is in a step: slots of the pool of states.
+///
+/// A sequence whose first token is at position 0 begins with a state of zeros, and `from` is not looked at. No slot is
+/// written twice in a step, and none is written that another sequence reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SeqState {
+    /// The state after the tokens before this step: the sequence's own slot, or a snapshot that it continues from.
+    pub from: u32,
+    /// Takes the state after the sequence's last token of this step.
+    pub to: u32,
+    /// A snapshot to keep.
+    pub save: Option<StateSave>,
+}
+
+/// A snapshot of a sequence's state between two of its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateSave {
+    /// Tokens of the sequence, from position 0 on, that the state has seen; the last of them is in this step.
+    pub n_tokens: u32,
+    /// Takes the snapshot.
+    pub slot: u32,
+}
+
+impl SeqState {
+    /// A sequence that stays in its slot and keeps no snapshot.
+    pub fn own(slot: u32) -> Self {
+        Self {
+            from: slot,
+            to: slot,
+            save: None,
+        }
+    }
 }
 
 impl ForwardBatch {
@@ -106,6 +143,7 @@ impl ForwardBatch {
         self.logit_rows.clear();
         self.outputs.clear();
         self.hidden_rows.clear();
+        self.states.clear();
         self.history.clear();
         self.mask_words.clear();
     }
@@ -122,6 +160,7 @@ impl ForwardBatch {
             logit_rows,
             outputs,
             hidden_rows,
+            states,
             history,
             mask_words,
         } = self;
@@ -134,6 +173,7 @@ impl ForwardBatch {
         logit_rows.clone_from(&other.logit_rows);
         outputs.clone_from(&other.outputs);
         hidden_rows.clone_from(&other.hidden_rows);
+        states.clone_from(&other.states);
         history.clone_from(&other.history);
         mask_words.clone_from(&other.mask_words);
     }
@@ -271,6 +311,7 @@ impl ForwardBatch {
         if limits.is_encoder {
             self.validate_whole_sequences(limits)?;
         }
+        self.validate_states(limits)?;
         for (what, rows) in [
             ("logit_rows", &self.logit_rows),
             ("hidden_rows", &self.hidden_rows),
@@ -339,6 +380,47 @@ impl ForwardBatch {
             });
             if !is_whole {
                 return Err(BatchError::NotWhole { seq_idx });
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_states(&self, limits: &ExecutorLimits) -> Result<(), BatchError> {
+        let expected = if limits.n_states > 0 { self.n_seqs() } else { 0 };
+        if self.states.len() != expected {
+            return Err(BatchError::Length {
+                what: "states",
+                expected,
+                found: self.states.len(),
+            });
+        }
+        let save_of = |state: &SeqState| state.save.map(|save| save.slot);
+        for (seq_idx, state) in self.states.iter().enumerate() {
+            let wrong = |slot| Err(BatchError::State { seq_idx, slot });
+            let slots = [Some(state.from), Some(state.to), save_of(state)];
+            if let Some(slot) = (slots.into_iter().flatten()).find(|&slot| slot as usize >= limits.n_states) {
+                return wrong(slot);
+            }
+            if let Some(save) = state.save {
+                let first = self.positions[self.tokens_of(seq_idx).start] as usize;
+                let is_inside = (first + 1..=self.context_len(seq_idx)).contains(&(save.n_tokens as usize));
+                if !is_inside || save.slot == state.to || save.slot == state.from {
+                    return wrong(save.slot);
+                }
+            }
+            // What this one writes, no other reads or writes. There are few sequences: no table is needed.
+            for (other_idx, other) in self.states.iter().enumerate() {
+                let touched = [Some(other.from), Some(other.to), save_of(other)];
+                let written = [Some(state.to), save_of(state)];
+                let clash = written
+                    .into_iter()
+                    .flatten()
+                    .find(|slot| touched.contains(&Some(*slot)));
+                if other_idx != seq_idx
+                    && let Some(slot) = clash
+                {
+                    return wrong(slot);
+                }
             }
         }
         Ok(())
@@ -476,6 +558,14 @@ pub enum BatchError {
         /// Index in the batch.
         token_idx: usize,
     },
+    /// A state's slot is outside the pool, is written twice or both written and read, or a snapshot is not of this step.
+    #[error("sequence {seq_idx}: slot {slot} of its state is outside the pool, taken, or not of this step")]
+    State {
+        /// Index in the batch.
+        seq_idx: usize,
+        /// The slot.
+        slot: u32,
+    },
     /// Output rows are not ascending token indices.
     #[error("`{what}` must be ascending indices of tokens")]
     Rows {
@@ -508,6 +598,7 @@ mod tests {
             kv_window: None,
             pooling: None,
             is_encoder: false,
+            n_states: 0,
         }
     }
 
@@ -635,5 +726,38 @@ mod tests {
         batch.push_sequence([9].map(TokenSource::Id), 1, &[0]);
         batch.hidden_rows = vec![0];
         assert_eq!(batch.validate(&limits(Pooling::Last), 0), refused(0));
+    }
+
+    #[test]
+    fn validate_keeps_states_apart() {
+        let limits = ExecutorLimits {
+            n_states: 4,
+            ..limits()
+        };
+        let state = |from, to, save: Option<(u32, u32)>| SeqState {
+            from,
+            to,
+            save: save.map(|(n_tokens, slot)| StateSave { n_tokens, slot }),
+        };
+        let check = |states: &[SeqState], expected: Option<(usize, u32)>| {
+            let mut batch = two_sequences();
+            batch.states = states.to_vec();
+            let expected =
+                expected.map_or(Ok(()), |(seq_idx, slot)| Err(BatchError::State { seq_idx, slot }));
+            assert_eq!(batch.validate(&limits, 0), expected, "{states:?}");
+        };
+        check(&[state(0, 0, None), state(1, 1, None)], None);
+        // Two may read one snapshot.
+        check(&[state(2, 0, Some((16, 3))), state(2, 1, None)], None);
+        check(&[state(0, 4, None), state(1, 1, None)], Some((0, 4)));
+        check(&[state(0, 0, None), state(1, 0, None)], Some((0, 0)));
+        check(&[state(0, 1, None), state(1, 2, None)], Some((0, 1)));
+        check(&[state(0, 0, Some((16, 1))), state(1, 1, None)], Some((0, 1)));
+        check(&[state(0, 0, Some((16, 0))), state(1, 1, None)], Some((0, 0)));
+        check(&[state(0, 0, Some((19, 2))), state(1, 1, None)], Some((0, 2)));
+        check(&[state(0, 0, None), state(1, 1, Some((16, 2)))], Some((1, 2)));
+        let mut batch = two_sequences();
+        batch.states = vec![state(0, 0, None)];
+        assert!(batch.validate(&limits, 0).is_err(), "a state is missing");
     }
 }

@@ -44,13 +44,17 @@ mod memory_plan;
 mod network_shape;
 mod operands;
 mod pooling;
+mod recurrence;
 mod sampler;
 mod sampling_params;
+mod state_layout;
 mod step_shape;
 mod step_trace;
 
 pub use backend::Backend;
-pub use batch::{BatchError, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, TokenSource};
+pub use batch::{
+    BatchError, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource,
+};
 pub use error::BackendError;
 pub use executor::{Executor, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob};
 pub use host_step::{HostStep, PickRow};
@@ -65,8 +69,10 @@ pub use operands::{
     Temperature,
 };
 pub use pooling::Pooling;
+pub use recurrence::{Columns, DeltaNet, DeltaNetRows, KeyHeads, ShortConv, SsmRows, SsmScan};
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
+pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};
 

@@ -32,6 +32,8 @@ pub struct ExecutorLimits {
     /// Whether tokens see those after them too. Then a sequence is computed in one step, from its first token to its last,
     /// gives one hidden row, and nothing can be generated; its pages are working memory of that step.
     pub is_encoder: bool,
+    /// Slots of the pool of recurrent states; 0 where the model has no recurrent layer.
+    pub n_states: usize,
 }
 
 impl ExecutorLimits {

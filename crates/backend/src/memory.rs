@@ -5,7 +5,7 @@
 
 use tokenmill_gguf::{TensorBytes, TensorType};
 
-use crate::{BackendError, ExecutorLimits, KvLayout, NetworkShape};
+use crate::{BackendError, ExecutorLimits, KvLayout, NetworkShape, StateLayout};
 
 /// Where a network's weights and buffers are: a device, or a scale.
 pub trait Memory: Sized {
@@ -91,6 +91,8 @@ pub enum Allocation<'a> {
     },
     /// One page of the store that [`Backend::alloc_kv`](crate::Backend::alloc_kv) makes, all layers.
     KvPage(&'a KvLayout),
+    /// One slot of the store that [`Backend::alloc_states`](crate::Backend::alloc_states) makes, all layers.
+    State(&'a StateLayout),
     /// By [`Backend::prepare`](crate::Backend::prepare).
     Workspace(&'a NetworkShape, &'a ExecutorLimits),
 }

@@ -13,6 +13,12 @@ pub struct MemoryPlan {
     pub kv_page_bytes: usize,
     /// Pages of the KV store, the host tier's included.
     pub n_pages: usize,
+    /// The recurrent states, snapshots included.
+    pub states_bytes: usize,
+    /// Of it, one state.
+    pub state_bytes: usize,
+    /// Slots for states and snapshots.
+    pub n_states: usize,
     /// Activation buffers, logits included.
     pub activations_bytes: usize,
     /// What the backend needs besides these.
@@ -25,6 +31,7 @@ impl MemoryPlan {
         [
             self.weights_bytes,
             self.kv_bytes,
+            self.states_bytes,
             self.activations_bytes,
             self.workspace_bytes,
         ]

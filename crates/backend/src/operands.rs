@@ -50,7 +50,7 @@ pub struct Norm<V> {
     pub kind: NormKind,
     /// Values normalized together.
     pub width: usize,
-    /// `[width]`; absent means 1.
+    /// `[width]`, or as [`Backend::norm_in_place`] says; absent means 1.
     pub weight: Option<V>,
     /// `[width]`; absent means 0.
     pub bias: Option<V>,
@@ -193,4 +193,8 @@ pub enum Activation {
     Relu,
     /// `max(x, 0)^2`.
     ReluSquared,
+    /// `1 / (1 + exp(-x))`: with an `up`, a gate.
+    Sigmoid,
+    /// `x`: with an `up`, a product.
+    Identity,
 }

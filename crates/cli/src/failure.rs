@@ -463,6 +463,9 @@ mod tests {
             kv_bytes: 6 << 20,
             kv_page_bytes: 1 << 20,
             n_pages: 6,
+            states_bytes: 0,
+            state_bytes: 0,
+            n_states: 0,
             activations_bytes: 1 << 20,
             workspace_bytes: 0,
         };

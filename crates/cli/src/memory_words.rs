@@ -8,8 +8,13 @@ use crate::numbers::size;
 
 /// A plan in words.
 pub(crate) fn plan_text(plan: &MemoryPlan, n_ctx: usize) -> String {
+    let states = if plan.states_bytes > 0 {
+        format!(", recurrent states {}", size(plan.states_bytes))
+    } else {
+        String::new()
+    };
     format!(
-        "{} with a context of {n_ctx} tokens: weights {}, keys and values {}, activations {}, workspace {}",
+        "{} with a context of {n_ctx} tokens: weights {}, keys and values {}{states}, activations {}, workspace {}",
         size(plan.total_bytes()),
         size(plan.weights_bytes),
         size(plan.kv_bytes),

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, HostStep,
-    KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
-    Rope, RowSet, StepOutput, StepShape, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits,
+    ForwardBatch, HostStep, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm,
+    NormKind, PageCopy, Rope, RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape,
+    Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
@@ -20,6 +21,7 @@ pub struct CpuBackend {
     workspace: crate::Workspace,
     kv: Option<crate::KvStore>,
     host_tier: Option<crate::KvStore>,
+    states: Option<crate::StateStore>,
     step: HostStep,
     scratch: Vec<f32>,
     /// Threads that take part in a step where every sequence has one token, and in others.
@@ -58,6 +60,7 @@ impl CpuBackend {
             host: Arc::new(host),
             kv: None,
             host_tier: None,
+            states: None,
             step: HostStep::default(),
             scratch: Vec::new(),
             n_decode_threads: n_threads,
@@ -192,6 +195,7 @@ impl Backend for CpuBackend {
             Allocation::KvPage(layout) => {
                 crate::KvStore::page_bytes(&layout.layers, layout.key_type, layout.value_type)
             }
+            Allocation::State(layout) => layout.state_bytes(),
             Allocation::Workspace(network, limits) => {
                 workspace_sizes(network, limits).n_bytes(self.host.pool().n_threads())
             }
@@ -219,6 +223,12 @@ impl Backend for CpuBackend {
         if layout.n_host_pages > 0 {
             self.host_tier = Some(store(layout.n_host_pages)?);
         }
+        Ok(())
+    }
+
+    fn alloc_states(&mut self, layout: &StateLayout) -> Result<(), BackendError> {
+        let store = crate::StateStore::new(layout);
+        self.states = Some(store.map_err(|error| failed("allocating the states", error))?);
         Ok(())
     }
 
@@ -504,6 +514,74 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn short_conv(
+        &mut self,
+        conv: &ShortConv<CpuVector>,
+        shape: &StepShape,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let n = shape.n_tokens * conv.n_channels;
+        crate::short_conv(
+            &self.host,
+            &conv.map(|vector| vector.values.as_slice()),
+            &crate::StepStates::of(self.step.batch()),
+            self.states.as_mut().expect(STATES_ALLOCATED),
+            &input[..n],
+            &mut output[..n],
+        );
+        Ok(())
+    }
+
+    fn delta_net(
+        &mut self,
+        net: &DeltaNet<CpuVector>,
+        shape: &StepShape,
+        rows: DeltaNetRows<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let n_heads = shape.n_tokens * net.n_v_heads;
+        let rows = DeltaNetRows {
+            qkv: &mut rows.qkv[..shape.n_tokens * net.qkv_width()],
+            alpha: &mut rows.alpha[..n_heads],
+            beta: &mut rows.beta[..n_heads],
+        };
+        crate::delta_net(
+            &self.host,
+            &net.map(|vector| vector.values.as_slice()),
+            &crate::StepStates::of(self.step.batch()),
+            self.states.as_mut().expect(STATES_ALLOCATED),
+            rows,
+            &mut output[..n_heads * net.head_dim_v],
+        );
+        Ok(())
+    }
+
+    fn ssm_scan(
+        &mut self,
+        scan: &SsmScan<CpuVector>,
+        shape: &StepShape,
+        rows: SsmRows<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let n_heads = shape.n_tokens * scan.n_heads;
+        let rows = SsmRows {
+            x: rows.x.map(Vec::as_slice),
+            b: rows.b.map(Vec::as_slice),
+            c: rows.c.map(Vec::as_slice),
+            dt: &mut rows.dt[..n_heads],
+        };
+        crate::ssm_scan(
+            &self.host,
+            &scan.map(|vector| vector.values.as_slice()),
+            &crate::StepStates::of(self.step.batch()),
+            self.states.as_mut().expect(STATES_ALLOCATED),
+            rows,
+            &mut output[..n_heads * scan.head_dim],
+        );
+        Ok(())
+    }
+
     fn activation(
         &mut self,
         activation: Activation,
@@ -585,6 +663,7 @@ impl Backend for CpuBackend {
     }
 }
 
+const STATES_ALLOCATED: &str = "the states are allocated at load";
 const KV_ALLOCATED: &str = "the KV store is allocated at load";
 
 fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> crate::LinearTarget<'a> {

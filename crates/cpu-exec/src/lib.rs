@@ -10,6 +10,7 @@
 //! | positions | [`RopeAngles`], [`rope`] |
 //! | activations and sums | [`gated`], [`activate`], [`add`], [`add_scaled`], [`scale`] |
 //! | attention | [`KvStore`], [`attention`] |
+//! | recurrent layers | [`StateStore`], [`short_conv`], [`delta_net`], [`ssm_scan`] |
 //! | the machine's limits, to compare with | [`ReadBuffer`], [`multiply_bytes`], [`product_instructions`] |
 //!
 //! **The key decision:** numbers do not depend on company. Every output element is reduced in one order over K, fixed by
@@ -49,6 +50,7 @@ mod ops;
     reason = "the island: jobs borrowed by other threads, and buffers dealt to them"
 )]
 mod pool;
+mod states;
 mod workspace;
 mod zeroed;
 
@@ -62,11 +64,15 @@ pub use linear::{Bias, LinearTarget, embed, linear, linear_gated, linear_group};
 pub use matrix::Matrix;
 pub use ops::{
     activation::{activate, gated},
+    delta_net::delta_net,
     elementwise::{add, add_scaled, scale, soft_cap},
     norm::{layer_norm, rms_norm, rms_norm_in_place},
     rope::{RopeAngles, rope},
+    short_conv::short_conv,
+    ssm_scan::ssm_scan,
 };
 pub use pool::{Entered, Pool};
+pub use states::{StateStore, StepStates};
 pub use workspace::{StepSizes, Workspace, WorkspaceSizes};
 pub use zeroed::zeroed;
 

@@ -27,6 +27,10 @@ pub static GELU_TANH: ActivationOps = ActivationOps::of::<GeluTanh>();
 pub static RELU: ActivationOps = ActivationOps::of::<Relu>();
 /// `max(x, 0)^2`.
 pub static RELU_SQUARED: ActivationOps = ActivationOps::of::<ReluSquared>();
+/// `1 / (1 + exp(-x))`.
+pub static SIGMOID: ActivationOps = ActivationOps::of::<Sigmoid>();
+/// `x`.
+pub static IDENTITY: ActivationOps = ActivationOps::of::<Identity>();
 
 impl ActivationOps {
     const fn of<A: Activation>() -> Self {
@@ -193,6 +197,27 @@ impl Activation for ReluSquared {
             let x = Relu::of::<S>(x);
             S::mul(x, x)
         }
+    }
+}
+
+struct Sigmoid;
+impl Activation for Sigmoid {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        // SAFETY: the caller vouches for the features.
+        unsafe {
+            let one = S::splat_f32(1.0);
+            let e = math::exp::<S>(S::mul(x, S::splat_f32(-1.0)));
+            S::div(one, S::add(one, e))
+        }
+    }
+}
+
+struct Identity;
+impl Activation for Identity {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        x
     }
 }
 

@@ -14,6 +14,8 @@
 //!
 //! A network that norms the stream after each addition has no norm before its halves, which read the stream itself.
 //!
+//! Some layers have one half only.
+//!
 //! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`, how encoders make one row of a sequence in
 //! `pooler`.
 
@@ -64,7 +66,7 @@ pub(crate) fn forward<B: Backend>(
     if let Some(norm) = &network.embedding_norm {
         backend.norm_in_place(norm, n_tokens, n_embd, &mut tokens.hidden)?;
     }
-    if let Some(norm) = &network.layers[0].mixer_norm {
+    if let Some(norm) = network.layers[0].first_norm() {
         backend.norm(norm, &tokens.hidden, n_tokens, &mut tokens.normed)?;
     }
     let reads_all_rows = network.pooler.as_ref().is_some_and(Pooler::reads_all_rows);
@@ -73,14 +75,16 @@ pub(crate) fn forward<B: Backend>(
     for (layer_idx, layer) in network.layers.iter().enumerate() {
         let next = network.layers.get(layer_idx + 1);
         let wants_output = next.is_some() || n_outputs > 0;
-        let mut rows = MixerRows {
-            input: match layer.mixer_norm {
-                Some(_) => &tokens.normed,
-                None => &tokens.hidden,
-            },
-            mixed: &mut tokens.mixed,
-        };
-        (layer.mixer).mix(backend, network, shape, &mut rows, mixers, wants_output)?;
+        if let Some(mixer) = &layer.mixer {
+            let mut rows = MixerRows {
+                input: match layer.mixer_norm {
+                    Some(_) => &tokens.normed,
+                    None => &tokens.hidden,
+                },
+                mixed: &mut tokens.mixed,
+            };
+            mixer.mix(backend, network, shape, &mut rows, mixers, wants_output)?;
+        }
         let mut add_halves = |backend, next_norm, rows, n_rows| {
             let half = Halves {
                 network,
@@ -91,7 +95,7 @@ pub(crate) fn forward<B: Backend>(
             half.add(backend, rows, ffns, delta)
         };
         match next {
-            Some(next) => add_halves(backend, next.mixer_norm.as_ref(), tokens, n_tokens)?,
+            Some(next) => add_halves(backend, next.first_norm(), tokens, n_tokens)?,
             None if !wants_output => {}
             None if picks_rows => {
                 pick_outputs(backend, network, layer, tokens, outputs, shape)?;
@@ -123,11 +127,19 @@ fn pick_outputs<B: Backend>(
     outputs: &mut Rows<B::Buffer>,
     shape: &StepShape,
 ) -> Result<(), BackendError> {
-    let (n_embd, mixed_width) = (network.token_embd.n_in, layer.mixer.output_width());
+    let n_embd = network.token_embd.n_in;
     let rows = RowSet::Outputs;
     backend.gather(rows, shape, n_embd, &tokens.hidden, &mut outputs.hidden)?;
-    backend.gather(rows, shape, mixed_width, &tokens.mixed, &mut outputs.mixed)?;
-    if layer.residual == Residual::Parallel {
+    if let Some(mixer) = &layer.mixer {
+        backend.gather(
+            rows,
+            shape,
+            mixer.output_width(),
+            &tokens.mixed,
+            &mut outputs.mixed,
+        )?;
+    }
+    if layer.mixer.is_none() || layer.residual == Residual::Parallel {
         backend.gather(rows, shape, n_embd, &tokens.normed, &mut outputs.normed)?;
     }
     Ok(())
@@ -150,13 +162,20 @@ impl<B: Backend> Halves<'_, B> {
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let ffn_norm = self.layer.ffn_norm.as_ref();
+        let has_ffn = self.layer.ffn.is_some();
         match self.layer.residual {
             Residual::Sequential => {
-                self.project(backend, &rows.mixed, delta)?;
                 let layer = self.layer;
-                self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), ffn_norm, rows)?;
-                self.feed_forward(backend, rows.input(ffn_norm), ffns, delta)?;
-                self.add_norm(backend, delta, layer.ffn_sum_norm.as_ref(), self.next_norm, rows)
+                if layer.mixer.is_some() {
+                    self.project(backend, &rows.mixed, delta)?;
+                    let next_norm = if has_ffn { ffn_norm } else { self.next_norm };
+                    self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), next_norm, rows)?;
+                }
+                if has_ffn {
+                    self.feed_forward(backend, rows.input(ffn_norm), ffns, delta)?;
+                    self.add_norm(backend, delta, layer.ffn_sum_norm.as_ref(), self.next_norm, rows)?;
+                }
+                Ok(())
             }
             // Both halves read the layer's input, so the feed-forward network comes before anything is added.
             Residual::Parallel | Residual::ParallelTwoNorms => {
@@ -173,7 +192,8 @@ impl<B: Backend> Halves<'_, B> {
 
     /// `delta = norm(project(mixed))`, without the norm where the layer has none there.
     fn project(&self, backend: &mut B, mixed: &B::Buffer, delta: &mut B::Buffer) -> Result<(), BackendError> {
-        self.layer.mixer.project(backend, mixed, self.n_rows, delta)?;
+        let mixer = self.layer.mixer.as_ref().expect("a layer with a mixer");
+        mixer.project(backend, mixed, self.n_rows, delta)?;
         self.norm_if_present(backend, self.layer.mixer_post_norm.as_ref(), delta)
     }
 
@@ -185,7 +205,12 @@ impl<B: Backend> Halves<'_, B> {
         ffns: &mut FfnBuffers<B::Buffer>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        (self.layer.ffn).run(backend, input, self.n_rows, ffns, delta)?;
+        let ffn = self
+            .layer
+            .ffn
+            .as_ref()
+            .expect("a layer with a feed-forward network");
+        ffn.run(backend, input, self.n_rows, ffns, delta)?;
         self.norm_if_present(backend, self.layer.ffn_post_norm.as_ref(), delta)
     }
 

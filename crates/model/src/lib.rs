@@ -61,9 +61,9 @@ mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, HeadLayer, Ignorable, LayerDescriptor,
-    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, PooledOutput, PoolingDescriptor, Presence,
-    QkNorm, Residual,
+    AttentionDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor, FfnDescriptor,
+    HeadLayer, Ignorable, LayerDescriptor, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead,
+    PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual, ShortConvDescriptor, SsmDescriptor, SsmKind,
 };
 pub use error::LoadError;
 pub use model::{Model, ModelOptions, build};

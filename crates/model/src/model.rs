@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use tokenmill_backend::{
-    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS,
+    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, StateLayout,
 };
 use tokenmill_gguf::GgufFile;
 
@@ -47,6 +47,9 @@ pub struct ModelOptions {
     pub n_pages: Option<usize>,
     /// Pages of the host tier, to which pages of the pool can be moved.
     pub n_host_pages: usize,
+    /// Slots for recurrent states, of models that have them: one for each sequence, and the rest for snapshots, from which
+    /// prompts continue that begin like earlier ones. `None` takes two for each sequence and two more.
+    pub n_states: Option<usize>,
     /// Type of the stored keys, and of the values unless `kv_value_type` says otherwise.
     pub kv_type: KvType,
     /// Type of the stored values where it differs from that of the keys.
@@ -62,6 +65,7 @@ impl Default for ModelOptions {
             max_logit_rows: 16,
             n_pages: None,
             n_host_pages: 0,
+            n_states: None,
             kv_type: KvType::F16,
             kv_value_type: None,
         }
@@ -166,6 +170,9 @@ pub fn build<B: Backend>(
     backend.prepare(&descriptor.shape(), &limits, &kv, &plan)?;
     let network = Network::load(descriptor, source, limits.n_ctx, &mut backend, on_progress)?;
     backend.alloc_kv(&kv)?;
+    if limits.n_states > 0 {
+        backend.alloc_states(&state_layout(descriptor, &limits))?;
+    }
     let buffers = Activations::alloc(descriptor, &limits, &mut backend)?;
     Ok(ModelExecutor::new(backend, network, buffers, limits))
 }
@@ -185,7 +192,11 @@ fn plan<B: Backend>(
     Activations::alloc(descriptor, &limits, &mut activations)?;
     let n_pages = limits.n_pages + limits.n_host_pages;
     let kv_page_bytes = backend.bytes_of(&Allocation::KvPage(&kv_layout(descriptor, &limits, options)));
+    let state_bytes = backend.bytes_of(&Allocation::State(&state_layout(descriptor, &limits)));
     Ok(MemoryPlan {
+        states_bytes: state_bytes.saturating_mul(limits.n_states),
+        state_bytes,
+        n_states: limits.n_states,
         weights_bytes: weights.n_bytes(),
         kv_bytes: kv_page_bytes.saturating_mul(n_pages),
         kv_page_bytes,
@@ -239,6 +250,8 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
         ),
         ("n_pages", n_pages, max_pages),
         ("n_host_pages", options.n_host_pages, max_pages),
+        ("n_states", options.n_states.unwrap_or(0), max_pages),
+        ("max_batch_seqs", options.max_batch_seqs, max_pages),
     ] {
         if found > maximum {
             return Err(LoadError::BadOption {
@@ -247,6 +260,18 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
                 expected: format!("at most {maximum}"),
             });
         }
+    }
+    let n_states = if descriptor.state_layers().next().is_none() {
+        0
+    } else {
+        options.n_states.unwrap_or(2 * max_batch_seqs + 2)
+    };
+    if n_states < max_batch_seqs && descriptor.state_layers().next().is_some() {
+        return Err(LoadError::BadOption {
+            option: "n_states",
+            found: n_states,
+            expected: format!("at least one for each of {max_batch_seqs} sequences"),
+        });
     }
     Ok(ExecutorLimits {
         n_vocab: descriptor.n_vocab,
@@ -260,7 +285,15 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
         kv_window: descriptor.kv_window(),
         pooling: descriptor.pooling.as_ref().map(|pooling| pooling.kind),
         is_encoder,
+        n_states,
     })
+}
+
+fn state_layout(descriptor: &Descriptor, limits: &ExecutorLimits) -> StateLayout {
+    StateLayout {
+        layers: descriptor.state_layers().collect(),
+        n_states: limits.n_states,
+    }
 }
 
 fn kv_layout(descriptor: &Descriptor, limits: &ExecutorLimits, options: &ModelOptions) -> KvLayout {

@@ -29,6 +29,7 @@ fn scheduler() -> Scheduler {
             kv_window: None,
             pooling: None,
             is_encoder: false,
+            n_states: 0,
         },
         max_running: N_RUNNING,
         max_step_tokens: 2048,

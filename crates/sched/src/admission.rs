@@ -24,6 +24,8 @@ struct Start {
     source: Source,
     /// Available pages it takes now or by the end of its prefill.
     n_pages: usize,
+    /// Available slots of recurrent state it takes.
+    n_states: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +57,8 @@ impl Scheduler {
             }
             let start = self.start_of(id);
             let has_pages = start.n_pages + self.running.len() <= self.pool.n_available();
-            if has_seat && has_pages {
+            let has_state = start.n_states <= self.pool.states.n_available();
+            if has_seat && has_pages && has_state {
                 self.begin(id, start.source);
                 plan.admitted.push(id);
                 continue;
@@ -104,6 +107,7 @@ impl Scheduler {
             return Start {
                 source: Source::Fork(leader),
                 n_pages: n_left + 1,
+                n_states: 0,
             };
         }
         let reuse = self.cached_prefix(id);
@@ -119,11 +123,26 @@ impl Scheduler {
         Start {
             source: Source::Cache(reuse),
             n_pages: n_pages.min(most_held),
+            n_states: self.states_needed(id, reuse),
         }
     }
 
-    /// The sequence whose pages `id` can share at this moment.
+    /// Its own slot, and the snapshot that it would read.
+    fn states_needed(&self, id: SeqId, reuse: Reuse) -> usize {
+        let states = &self.pool.states;
+        let snapshot = reuse
+            .n_pages
+            .checked_sub(1)
+            .map(|last| self.sequences[id].page_keys[last]);
+        usize::from(states.is_used()) + usize::from(snapshot.is_some_and(|key| states.is_idle(key)))
+    }
+
+    /// The sequence whose pages `id` can share at this moment. A recurrent state cannot be shared, so that forks of such models
+    /// begin from the cache.
     fn fork_source(&self, id: SeqId) -> Option<SeqId> {
+        if self.pool.states.is_used() {
+            return None;
+        }
         let n_shared = self.sequences[id].n_reusable();
         let leader_id = self.sequences[id].fork_of?;
         let leader = self.sequences.get(leader_id)?;
@@ -142,9 +161,13 @@ impl Scheduler {
         }
         let n_pages = self.sequences[id].n_reusable() / PAGE_TOKENS;
         self.ensure_page_keys(id, n_pages);
-        longest_reuse(n_pages, self.config.limits.kv_window, |page_idx| {
-            self.find_page(id, page_idx).is_some()
-        })
+        let states = &self.pool.states;
+        longest_reuse(
+            n_pages,
+            self.config.limits.kv_window,
+            |page_idx| self.find_page(id, page_idx).is_some(),
+            |page_idx| !states.is_used() || states.contains(self.sequences[id].page_keys[page_idx]),
+        )
     }
 
     fn find_page(&self, id: SeqId, page_idx: usize) -> Option<Hit> {
@@ -171,6 +194,9 @@ impl Scheduler {
             Source::Fork(leader) => self.share_pages(id, leader),
             Source::Cache(reuse) => self.take_prefix(id, reuse),
         };
+        if self.pool.states.is_used() {
+            self.take_state(id, n_whole_pages);
+        }
         let is_first_stay = self.sequences[id].stay == 0;
         let miss = is_first_stay.then(|| self.miss_reason(id, source)).flatten();
         let sequence = &mut self.sequences[id];
@@ -212,6 +238,21 @@ impl Scheduler {
         let keys = &sequence.page_keys[reuse.first_page..reuse.n_pages];
         self.pool.take_cached(keys, &mut sequence.pages);
         (reuse.n_pages * PAGE_TOKENS, reuse.n_pages)
+    }
+
+    /// Gives a sequence that begins after `n_pages` pages its slot, and the snapshot there.
+    fn take_state(&mut self, id: SeqId, n_pages: usize) {
+        let sequence = &mut self.sequences[id];
+        let states = &mut self.pool.states;
+        // The snapshot first, so that room is not made of it.
+        let snapshot = n_pages.checked_sub(1).map(|last| sequence.page_keys[last]);
+        sequence.state_from = snapshot.map(|key| states.retain(key));
+        sequence.state = states.allocate();
+        sequence.n_restored = n_pages * PAGE_TOKENS;
+        debug_assert!(
+            sequence.state.is_some(),
+            "the caller checked that a slot is available"
+        );
     }
 
     fn miss_reason(&self, id: SeqId, source: Source) -> Option<MissReason> {

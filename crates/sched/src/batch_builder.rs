@@ -33,6 +33,7 @@ pub(crate) fn build_batch<'m>(
             .map(TokenSource::Id);
         let pending = row.pending_row.map(TokenSource::SampledRow);
         batch.push_sequence(known.chain(pending), row.first_position, pages);
+        batch.states.extend(row.state);
         let n_tokens = batch.n_tokens() as u32;
         match row.output {
             PlannedOutput::Nothing => {}

@@ -3,12 +3,12 @@
 //! A part of [`Scheduler`] that stands apart because it is the only one that learns tokens. Invariants: pages enter the
 //! prefix cache only here, once the step that filled them has succeeded; a sequence that ended gets no more results.
 
-use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy};
+use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, SeqState};
 
 use crate::{
     arena::SeqId,
     outcome::{End, Outcome, RowResult, SeqSummary},
-    plan::StepPlan,
+    plan::{PlannedRow, StepPlan},
     prefix::first_visible_page,
     scheduler::Scheduler,
     sequence::{Stage, Work},
@@ -29,6 +29,7 @@ impl Scheduler {
             if sequence.stay == row.stay && sequence.stage != Stage::Waiting {
                 sequence.n_committed = row.end() as usize;
                 self.settle_pages(row.seq);
+                self.settle_state(row);
             }
             let end = match result {
                 RowResult::Token(id) => self.commit_token(row.seq, idx, id, outcomes),
@@ -92,6 +93,36 @@ impl Scheduler {
         let is_prompt_done = sequence.n_committed + 1 >= sequence.n_prompt;
         if is_prompt_done {
             self.let_followers_go(id);
+        }
+    }
+
+    /// Lets the snapshot that a row has taken be found by others, and lets go of the one that it began from.
+    fn settle_state(&mut self, row: &PlannedRow) {
+        let Some(SeqState { from, to, save }) = row.state else {
+            return;
+        };
+        let sequence = &mut self.sequences[row.seq];
+        if from != to && sequence.state_from.take().is_some() {
+            self.pool.states.release(from);
+        }
+        let Some(save) = save else { return };
+        let sequence = &mut self.sequences[row.seq];
+        sequence.saves.retain(|&slot| slot != save.slot);
+        let n_pages = save.n_tokens as usize / PAGE_TOKENS;
+        self.ensure_page_keys(row.seq, n_pages);
+        let sequence = &mut self.sequences[row.seq];
+        let key = sequence.page_keys[n_pages - 1];
+        if !self.pool.contains(key) {
+            self.pool.states.release(save.slot);
+            return;
+        }
+        self.pool.states.register(save.slot, key);
+        // While it decodes, the newest is enough.
+        if row.n_tokens == 1
+            && let Some(older) = sequence.rolling.replace(key)
+            && older != key
+        {
+            self.pool.states.forget(older);
         }
     }
 

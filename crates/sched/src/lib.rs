@@ -58,6 +58,7 @@ mod prefix;
 mod queue_gauge;
 mod scheduler;
 mod sequence;
+mod states;
 mod step_times;
 mod stopwatch;
 mod submission;

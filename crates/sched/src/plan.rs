@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use tokenmill_backend::PageCopy;
+use tokenmill_backend::{PageCopy, SeqState};
 
 use crate::arena::SeqId;
 
@@ -40,6 +40,8 @@ pub struct PlannedRow {
     pub output: PlannedOutput,
     /// Index of the first of its logit rows among those of the step.
     pub first_logit_row: u32,
+    /// Where its recurrent state is, where the model has one.
+    pub state: Option<SeqState>,
 }
 
 /// What is read of a row's inputs.
@@ -134,6 +136,16 @@ impl fmt::Display for StepPlan {
                     write!(f, " -> logits in rows {first}..{}", first + n_rows)?;
                 }
                 PlannedOutput::Hidden { n_rows } => write!(f, " -> {n_rows} hidden rows")?,
+            }
+            if let Some(SeqState { from, to, save }) = row.state {
+                if from == to {
+                    write!(f, ", state {to}")?;
+                } else {
+                    write!(f, ", state {from} -> {to}")?;
+                }
+                if let Some(save) = save {
+                    write!(f, ", snapshot at {} in {}", save.n_tokens, save.slot)?;
+                }
             }
             writeln!(f)?;
         }

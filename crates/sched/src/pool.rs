@@ -16,7 +16,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use tokenmill_backend::{PAGE_TOKENS, PageCopy};
 
-use crate::{lru::LruList, prefix::PageKey};
+use crate::{lru::LruList, prefix::PageKey, states::StatePool};
 
 /// Counts pages, keeps the prefix cache and lists the copies to make.
 #[derive(Debug)]
@@ -29,6 +29,8 @@ pub struct PagePool {
     evicted: Ghosts,
     copies: Vec<PageCopy>,
     counters: PoolCounters,
+    /// A snapshot goes when its page goes.
+    pub(crate) states: StatePool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,8 +96,8 @@ pub struct PoolCounters {
 }
 
 impl PagePool {
-    /// Makes a pool of free pages.
-    pub fn new(n_pages: usize, n_host_pages: usize) -> Self {
+    /// Makes a pool of free pages, and of slots for recurrent states.
+    pub fn new(n_pages: usize, n_host_pages: usize, n_states: usize) -> Self {
         Self {
             pages: vec![Page::default(); n_pages],
             free: (0..n_pages as u32).rev().collect(),
@@ -113,6 +115,7 @@ impl PagePool {
             },
             copies: Vec::new(),
             counters: PoolCounters::default(),
+            states: StatePool::new(n_states),
         }
     }
 
@@ -139,6 +142,11 @@ impl PagePool {
     /// Pages of the host tier that hold cached pages.
     pub fn n_host_used(&self) -> usize {
         self.host.used.len()
+    }
+
+    /// Snapshots of recurrent states that prompts can continue from.
+    pub fn n_snapshots(&self) -> usize {
+        self.states.n_snapshots()
     }
 
     /// What the pool has done so far.
@@ -222,6 +230,11 @@ impl PagePool {
         })
     }
 
+    /// Whether a page of this name can be found.
+    pub(crate) fn contains(&self, key: PageKey) -> bool {
+        self.index.contains_key(&key)
+    }
+
     /// Whether `key` was in the cache not long ago.
     pub(crate) fn was_evicted(&self, key: PageKey) -> bool {
         self.evicted.keys.contains(&key)
@@ -270,6 +283,7 @@ impl PagePool {
     pub(crate) fn forget(&mut self, page: u32) {
         if let Some(key) = self.pages[page as usize].key.take() {
             self.index.remove(&key);
+            self.states.forget(key);
             if self.idle.remove(page) {
                 self.free.push(page);
             }
@@ -295,6 +309,7 @@ impl PagePool {
             self.host.free.push(host_page);
         }
         self.index.clear();
+        self.states.forget_all();
     }
 
     /// Moves the copies that the executor has to make before the next step into `copies`, in order.
@@ -339,6 +354,7 @@ impl PagePool {
 
     fn drop_key(&mut self, key: PageKey) {
         self.index.remove(&key);
+        self.states.forget(key);
         self.evicted.insert(key);
         self.counters.evictions += 1;
     }

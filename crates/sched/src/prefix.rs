@@ -77,12 +77,15 @@ pub(crate) fn first_visible_page(position: usize, window: Option<usize>) -> usiz
 
 /// Finds the longest prefix of at most `n_pages` whole pages whose visible pages are all present.
 ///
+/// A prefix ends only where `may_end` allows it: for recurrent models, where there is a snapshot of the state.
+///
 /// Without a window that is every page up to the first one missing; with a window, pages that no later token sees may
 /// be missing.
 pub(crate) fn longest_reuse(
     n_pages: usize,
     window: Option<usize>,
     mut is_present: impl FnMut(usize) -> bool,
+    mut may_end: impl FnMut(usize) -> bool,
 ) -> Reuse {
     let mut longest = Reuse::default();
     // Start of the unbroken run of present pages that ends where we are.
@@ -96,7 +99,7 @@ pub(crate) fn longest_reuse(
             continue;
         }
         let first_page = first_visible_page((page_idx + 1) * PAGE_TOKENS, window);
-        if first_page >= run_start {
+        if first_page >= run_start && may_end(page_idx) {
             longest = Reuse {
                 n_pages: page_idx + 1,
                 first_page,
@@ -131,7 +134,7 @@ mod tests {
 
     #[track_caller]
     fn check(present: &[bool], window: Option<usize>, expected: (usize, usize)) {
-        let reuse = longest_reuse(present.len(), window, |page| present[page]);
+        let reuse = longest_reuse(present.len(), window, |page| present[page], |_| true);
         assert_eq!((reuse.n_pages, reuse.first_page), expected);
     }
 
@@ -139,6 +142,12 @@ mod tests {
     fn reuse_without_a_window_ends_at_the_first_hole() {
         check(&[true, true, false, true], None, (2, 0));
         check(&[false, true], None, (0, 0));
+    }
+
+    #[test]
+    fn reuse_ends_where_it_may() {
+        let reuse = longest_reuse(4, None, |page| page < 3, |page| page == 1 || page == 3);
+        assert_eq!((reuse.n_pages, reuse.first_page), (2, 0));
     }
 
     #[test]

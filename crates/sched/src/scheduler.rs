@@ -10,7 +10,7 @@
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
-use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS};
+use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, StateSave};
 
 use crate::{
     arena::{Arena, SeqId},
@@ -95,13 +95,19 @@ impl Scheduler {
             config.max_step_tokens = config.max_step_tokens.max(limits.n_ctx);
         }
         config.max_step_tokens = config.max_step_tokens.clamp(1, limits.max_batch_tokens.max(1));
+        let n_states = if limits.n_states > 0 {
+            limits.n_states
+        } else {
+            usize::MAX
+        };
         config.max_running = config
             .max_running
+            .min(n_states)
             .min(limits.max_batch_seqs)
             .min(limits.max_logit_rows)
             .clamp(1, config.max_step_tokens);
         Self {
-            pool: PagePool::new(limits.n_pages, limits.n_host_pages),
+            pool: PagePool::new(limits.n_pages, limits.n_host_pages, limits.n_states),
             hasher: PrefixHasher::new(config.model_salt),
             config,
             sequences: Arena::new(),
@@ -246,7 +252,8 @@ impl Scheduler {
             };
             if n_tokens > 0 {
                 let first_logit_row = self.config.limits.max_logit_rows - logit_rows_left;
-                let row = self.sequences[id].plan_row(id, n_tokens, first_logit_row as u32);
+                let save = self.plan_snapshot(id, n_tokens);
+                let row = self.sequences[id].plan_row(id, n_tokens, first_logit_row as u32, save);
                 logit_rows_left -= row.n_logit_rows() as usize;
                 self.counters.planned_tokens += u64::from(row.n_tokens);
                 plan.rows.push(row);
@@ -254,6 +261,20 @@ impl Scheduler {
             idx += 1;
         }
         self.counters.steps += u64::from(!plan.is_empty());
+    }
+
+    /// Gets a slot for the snapshot that the next `n_tokens` inputs should leave, where one can be had.
+    fn plan_snapshot(&mut self, id: SeqId, n_tokens: usize) -> Option<StateSave> {
+        let sequence = &mut self.sequences[id];
+        sequence.state?;
+        let first = sequence.n_planned;
+        let at = sequence.snapshot_in(first, first + n_tokens)?;
+        let slot = self.pool.states.allocate()?;
+        sequence.saves.push(slot);
+        Some(StateSave {
+            n_tokens: at as u32,
+            slot,
+        })
     }
 
     /// Gets pages for the next `want` inputs of the running sequence at `idx`, or for as many as there is room.
@@ -420,10 +441,20 @@ impl Scheduler {
 
     /// Last page first, so that the end of a prefix is evicted before its beginning.
     pub(crate) fn release_pages(&mut self, id: SeqId) {
+        self.release_states(id);
         while let Some(page) = self.sequences[id].pages.pop() {
             if page != ForwardBatch::UNMAPPED_PAGE {
                 self.pool.release(page);
             }
+        }
+    }
+
+    /// What steps on their way write to these slots comes before what later steps do.
+    fn release_states(&mut self, id: SeqId) {
+        let sequence = &mut self.sequences[id];
+        let slots = [sequence.state.take(), sequence.state_from.take()];
+        for slot in slots.into_iter().flatten().chain(sequence.saves.drain(..)) {
+            self.pool.states.release(slot);
         }
     }
 
@@ -504,6 +535,11 @@ impl Scheduler {
     pub fn assert_consistent(&self) {
         self.pool
             .assert_consistent(self.sequences.iter().map(|(_, sequence)| &sequence.pages[..]));
+        let sequences = self.sequences.iter().map(|(_, sequence)| sequence);
+        self.pool.states.assert_consistent(sequences.flat_map(|sequence| {
+            let slots = [sequence.state, sequence.state_from];
+            slots.into_iter().flatten().chain(sequence.saves.iter().copied())
+        }));
         assert!(
             self.running.is_sorted_by_key(|&id| self.sequences[id].rank),
             "running is in the order of rank"
@@ -528,7 +564,7 @@ impl Scheduler {
             };
             assert!(is_listed, "{id} is on the list of its stage");
             assert!(
-                sequence.stage != Stage::Waiting || sequence.pages.is_empty(),
+                sequence.stage != Stage::Waiting || (sequence.pages.is_empty() && sequence.state.is_none()),
                 "{id} waits without pages"
             );
         }

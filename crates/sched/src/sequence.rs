@@ -5,10 +5,13 @@
 
 use std::{cmp::Reverse, sync::Arc};
 
+use tokenmill_backend::{PAGE_TOKENS, SeqState, StateSave};
+
 use crate::{
     arena::SeqId,
     plan::{PlannedOutput, PlannedRow},
     prefix::PageKey,
+    states::SNAPSHOT_INTERVAL,
 };
 
 /// What a sequence is computed for.
@@ -159,6 +162,16 @@ pub(crate) struct Sequence {
     pub(crate) n_planned: usize,
     /// Tokens whose K and V are in the pages.
     pub(crate) n_committed: usize,
+    /// The slot that holds its recurrent state, where the model has one.
+    pub(crate) state: Option<u32>,
+    /// The snapshot that its first row of this stay reads, until that row is done.
+    pub(crate) state_from: Option<u32>,
+    /// Inputs before that row.
+    pub(crate) n_restored: usize,
+    /// Slots that rows on their way fill with snapshots.
+    pub(crate) saves: Vec<u32>,
+    /// The newest snapshot taken while it decodes; the next one takes its place.
+    pub(crate) rolling: Option<PageKey>,
     /// Sampled tokens that are not known yet.
     pub(crate) n_pending: usize,
     /// Logit row of the newest step that samples the newest of them.
@@ -198,6 +211,11 @@ impl Sequence {
             n_registered: 0,
             n_planned: 0,
             n_committed: 0,
+            state: None,
+            state_from: None,
+            n_restored: 0,
+            saves: Vec::new(),
+            rolling: None,
             n_pending: 0,
             pending_row: 0,
             n_cached: 0,
@@ -233,6 +251,26 @@ impl Sequence {
         }
     }
 
+    /// Where a row of inputs `first..end` should leave a snapshot: after the last whole page of what is known, which is where a
+    /// prompt that begins like this one will look; at every page while it decodes; and every so often in a long prompt.
+    pub(crate) fn snapshot_in(&self, first: usize, end: usize) -> Option<usize> {
+        let floor = |position: usize, unit: usize| position / unit * unit;
+        let candidates = [
+            floor(self.tokens.len() - 1, PAGE_TOKENS),
+            if end == first + 1 {
+                floor(end, PAGE_TOKENS)
+            } else {
+                0
+            },
+            floor(end, SNAPSHOT_INTERVAL),
+        ];
+        let is_inside = |at: &usize| (first + 1..=end).contains(at);
+        candidates
+            .into_iter()
+            .find(is_inside)
+            .filter(|_| self.uses_prefix_cache)
+    }
+
     /// What is read of inputs `first..end`.
     fn output_of(&self, first: usize, end: usize) -> PlannedOutput {
         let rows_from = |from: usize| end.saturating_sub(first.max(from)) as u32;
@@ -249,7 +287,13 @@ impl Sequence {
     }
 
     /// Plans the next `n_tokens` inputs.
-    pub(crate) fn plan_row(&mut self, id: SeqId, n_tokens: usize, first_logit_row: u32) -> PlannedRow {
+    pub(crate) fn plan_row(
+        &mut self,
+        id: SeqId,
+        n_tokens: usize,
+        first_logit_row: u32,
+        save: Option<StateSave>,
+    ) -> PlannedRow {
         let first = self.n_planned;
         let end = first + n_tokens;
         let output = self.output_of(first, end);
@@ -261,6 +305,14 @@ impl Sequence {
             pending_row: (end > self.tokens.len()).then_some(self.pending_row),
             output,
             first_logit_row,
+            state: self.state.map(|own| SeqState {
+                from: self
+                    .state_from
+                    .filter(|_| first == self.n_restored)
+                    .unwrap_or(own),
+                to: own,
+                save,
+            }),
         };
         match &mut self.work {
             Work::Generate { .. } if output == PlannedOutput::Sample => {

@@ -31,6 +31,7 @@ impl Trace {
             kv_window: None,
             pooling: None,
             is_encoder: false,
+            n_states: 0,
         };
         change(&mut limits);
         Self {

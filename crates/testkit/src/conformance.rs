@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{
     Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, PageCopy, RowOutput, SampleRow, SamplingParams,
-    TokenSource,
+    SeqState, StateSave, TokenSource,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelExecutor, ModelOptions, build};
@@ -15,7 +15,7 @@ use crate::{
     generate::{ids, run},
     random::Random,
     tiny_model::{TinyModel, tiny_llama},
-    variants::{VARIANTS, random_variant},
+    variants::{STATE_VARIANTS, VARIANTS, Variant, random_variant},
 };
 
 pub use crate::encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
@@ -28,6 +28,14 @@ pub struct Subject<B> {
     pub company: Company,
     /// Whether it stores keys and values in these types; what it does not is left out.
     pub stores: fn([KvType; 2]) -> bool,
+    /// Whether it runs recurrent layers; where it does not, networks with them are left out.
+    pub has_states: bool,
+}
+
+impl<B> Subject<B> {
+    fn state_variants(&self) -> &'static [Variant] {
+        if self.has_states { STATE_VARIANTS } else { &[] }
+    }
 }
 
 /// What a row may differ by, depending on the other rows of its step.
@@ -45,7 +53,7 @@ const F32_TOLERANCE: f32 = 2e-4;
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
 pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(1);
-    let mut cases: Vec<_> = (VARIANTS.iter())
+    let mut cases: Vec<_> = (VARIANTS.iter().chain(subject.state_variants()))
         .map(|(name, change)| {
             let mut descriptor = tiny_llama();
             change(&mut descriptor);
@@ -107,16 +115,27 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
 /// number of threads.
 pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(5);
-    for case in 0..12 {
+    let state_variants = subject.state_variants();
+    for case in 0..12 + state_variants.len() {
+        let is_recurrent = (1..=state_variants.len()).contains(&case);
         let ty = [
             TensorType::F32,
             TensorType::F16,
             TensorType::Q8_0,
             TensorType::Q4_0,
         ][case % 4];
+        // Their widths do not divide into blocks.
+        let ty = if is_recurrent { TensorType::F32 } else { ty };
         let kv_type = [KvType::F16, KvType::F32][case % 2];
         let (name, descriptor) = match case {
             0 => ("plain".to_owned(), tiny_llama()),
+            // A recurrent layer of each kind, among the others.
+            _ if is_recurrent => {
+                let (name, change) = state_variants[case - 1];
+                let mut descriptor = tiny_llama();
+                change(&mut descriptor);
+                (name.to_owned(), descriptor)
+            }
             // Partial heads and odd widths do not divide into blocks; the quantized types stay with the plain network.
             _ if case % 4 < 2 => random_variant(&mut random),
             _ => ("plain".to_owned(), tiny_llama()),
@@ -272,6 +291,55 @@ pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subjec
     assert_same_bits("copied pages", &expected, &last_logits(&[7, 2]));
 }
 
+/// A sequence that continues from a snapshot gets what it got before, whoever has used its slot since.
+pub fn snapshots_hold_the_state_between_two_tokens<B: Backend>(subject: &Subject<B>) {
+    let mut random = Random::new(21);
+    for (name, change) in subject.state_variants() {
+        let mut descriptor = tiny_llama();
+        change(&mut descriptor);
+        let model = TinyModel::random(descriptor, TensorType::F32, 14);
+        let mut executor = load(&model, (subject.make)(2), KvType::F32);
+        let tokens: Vec<u32> = (0..40).map(|_| random.below(90) as u32).collect();
+        let mut play = |first: usize, end: usize, state: SeqState| {
+            let mut batch = ForwardBatch::default();
+            batch.push_sequence(ids(&tokens[first..end]), first as u32, &[3, 1, 2]);
+            batch.states.push(state);
+            batch.logit_rows = (0..(end - first) as u32).collect();
+            batch.outputs = vec![RowOutput::Logits; end - first];
+            vec![run(&mut executor, &batch).unwrap().logits]
+        };
+        for _ in 0..4 {
+            let (split, at) = (1 + random.below(30), random.below(9));
+            let save = StateSave {
+                n_tokens: (split + 1 + at) as u32,
+                slot: 5,
+            };
+            play(0, split, SeqState::own(0));
+            let saving = SeqState {
+                save: Some(save),
+                ..SeqState::own(0)
+            };
+            let first = split + 1 + at;
+            let whole = play(split, 40, saving);
+            let n_vocab = model.descriptor.n_vocab;
+            let expected = vec![whole[0][(first - split) * n_vocab..].to_vec()];
+            play(0, 20, SeqState::own(0));
+            let restored = SeqState {
+                from: 5,
+                to: 0,
+                save: None,
+            };
+            for _ in 0..2 {
+                let found = play(first, 40, restored);
+                match subject.company {
+                    Company::Bits => assert_same_bits(name, &expected, &found),
+                    Company::Within(tolerance) => assert_close(name, &expected, &found, tolerance),
+                }
+            }
+        }
+    }
+}
+
 /// Logits that are not finite fail their row and no other.
 pub fn a_row_that_is_not_finite_fails_alone<B: Backend>(subject: &Subject<B>) {
     let mut model = TinyModel::random(tiny_llama(), TensorType::F32, 11);
@@ -388,16 +456,32 @@ impl Scene {
             .collect()
     }
 
+    /// A sequence's state moves between two slots of its own.
+    fn state(&self, seq_idx: usize, step_idx: usize) -> SeqState {
+        let slot = |idx: usize| (2 * seq_idx + idx % 2) as u32;
+        let is_in = |step: &&Vec<(usize, usize)>| step.iter().any(|&(other, _)| other == seq_idx);
+        let n_before = self.steps[..step_idx].iter().filter(is_in).count();
+        SeqState {
+            from: slot(n_before),
+            to: slot(n_before + 1),
+            save: None,
+        }
+    }
+
     /// The logits of every token: a row for each, sequence after sequence.
     fn play(&self, executor: &mut dyn Executor) -> Vec<Vec<f32>> {
         let n_vocab = executor.limits().n_vocab;
         let mut logits: Vec<Vec<Vec<f32>>> = vec![Vec::new(); self.sequences.len()];
-        for step in &self.steps {
+        let has_states = executor.limits().n_states > 0;
+        for (step_idx, step) in self.steps.iter().enumerate() {
             let mut batch = ForwardBatch::default();
             for &(seq_idx, n_tokens) in step {
                 let first = logits[seq_idx].len();
                 let tokens = &self.sequences[seq_idx][first..first + n_tokens];
                 batch.push_sequence(ids(tokens), first as u32, &self.pages[seq_idx]);
+                if has_states {
+                    batch.states.push(self.state(seq_idx, step_idx));
+                }
             }
             batch.logit_rows = (0..batch.n_tokens() as u32).collect();
             batch.outputs = vec![RowOutput::Logits; batch.n_tokens()];
@@ -469,7 +553,7 @@ mod tests {
             scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32))
         };
         let plain = logits(tiny_llama());
-        for (name, change) in VARIANTS {
+        for (name, change) in VARIANTS.iter().chain(STATE_VARIANTS) {
             let mut descriptor = tiny_llama();
             change(&mut descriptor);
             let difference = (plain.iter().flatten())

@@ -37,6 +37,8 @@ pub struct Faults {
 /// An executor without a model; see the module.
 pub struct FakeExecutor {
     limits: ExecutorLimits,
+    /// Of each slot of states, the tokens it has seen and what it carries on.
+    slots: Vec<(u32, u64)>,
     pages: Vec<[u64; PAGE_TOKENS]>,
     host_pages: Vec<[u64; PAGE_TOKENS]>,
     faults: Faults,
@@ -67,6 +69,7 @@ pub fn limits(n_pages: usize) -> ExecutorLimits {
         kv_window: None,
         pooling: None,
         is_encoder: false,
+        n_states: 0,
     }
 }
 
@@ -74,6 +77,7 @@ impl FakeExecutor {
     /// Makes an executor that never fails.
     pub fn new(limits: ExecutorLimits) -> Self {
         Self {
+            slots: vec![(u32::MAX, GARBAGE); limits.n_states],
             pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_pages],
             host_pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_host_pages],
             limits,
@@ -103,6 +107,7 @@ impl FakeExecutor {
 
     /// Exchanges everything that is stored with another executor's: it moves, nothing is copied.
     fn swap_store(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.slots, &mut other.slots);
         std::mem::swap(&mut self.pages, &mut other.pages);
         std::mem::swap(&mut self.host_pages, &mut other.host_pages);
         std::mem::swap(&mut self.last_sampled, &mut other.last_sampled);
@@ -122,6 +127,16 @@ impl FakeExecutor {
     fn run_sequence(&mut self, batch: &ForwardBatch, seq_idx: usize, is_garbage: bool) -> Vec<u64> {
         let table = batch.pages_of(seq_idx);
         let window = self.limits.kv_window;
+        let slots = batch.states.get(seq_idx).copied();
+        let first = batch.positions[batch.tokens_of(seq_idx).start];
+        let mut carried = match slots {
+            Some(slots) if first > 0 => {
+                let (n_tokens, carried) = self.slots[slots.from as usize];
+                assert_eq!(n_tokens, first, "tokens that the state has seen");
+                carried
+            }
+            _ => 0,
+        };
         batch
             .tokens_of(seq_idx)
             .map(|token_idx| {
@@ -138,7 +153,18 @@ impl FakeExecutor {
                 let value = store_value(seen, id, position);
                 let slot = batch.slots[token_idx] as usize;
                 self.pages[slot / PAGE_TOKENS][slot % PAGE_TOKENS] = if is_garbage { GARBAGE } else { value };
-                mix(seen ^ value)
+                if let Some(slots) = slots {
+                    carried = mix(carried ^ value);
+                    let stored = if is_garbage { GARBAGE } else { carried };
+                    let n_tokens = position as u32 + 1;
+                    self.slots[slots.to as usize] = (n_tokens, stored);
+                    if let Some(save) = slots.save
+                        && save.n_tokens == n_tokens
+                    {
+                        self.slots[save.slot as usize] = (n_tokens, stored);
+                    }
+                }
+                mix(seen ^ value ^ carried)
             })
             .collect()
     }
@@ -397,14 +423,16 @@ fn nearest_allowed(id: u32, mask: Option<&[u32]>, n_vocab: usize) -> Option<u32>
 }
 
 /// States after each token of a sequence, without pages, batches or reuse.
-fn states(tokens: &[u32], window: Option<usize>) -> Vec<u64> {
+fn states(tokens: &[u32], limits: &ExecutorLimits) -> Vec<u64> {
     let mut stored: Vec<u64> = Vec::with_capacity(tokens.len());
+    let mut carried = 0;
     (0..tokens.len())
         .map(|position| {
-            let seen = fold(stored[visible_from(position, window)..].iter().copied());
+            let seen = fold(stored[visible_from(position, limits.kv_window)..].iter().copied());
             let value = store_value(seen, tokens[position], position);
             stored.push(value);
-            mix(seen ^ value)
+            carried = carry(limits, carried, value);
+            mix(seen ^ value ^ carried)
         })
         .collect()
 }
@@ -435,13 +463,15 @@ pub fn reference_with_masks(
 ) -> (Vec<u32>, bool) {
     let mut tokens = prompt.to_vec();
     let mut stored: Vec<u64> = Vec::new();
+    let mut carried = 0;
     let mut generated = Vec::new();
     while generated.len() < max_tokens && tokens.len() < limits.n_ctx {
         let mut state = 0;
         for position in stored.len()..tokens.len() {
             let seen = fold(stored[visible_from(position, limits.kv_window)..].iter().copied());
             stored.push(store_value(seen, tokens[position], position));
-            state = mix(seen ^ stored[position]);
+            carried = carry(limits, carried, stored[position]);
+            state = mix(seen ^ stored[position] ^ carried);
         }
         let history = &tokens[tokens.len().saturating_sub(params.history_len())..];
         let id = choose(state, params, history, tokens.len(), limits.n_vocab);
@@ -456,9 +486,18 @@ pub fn reference_with_masks(
     (generated, false)
 }
 
+/// What a recurrent layer carries on; nothing in a model without one.
+fn carry(limits: &ExecutorLimits, carried: u64, value: u64) -> u64 {
+    if limits.n_states > 0 {
+        mix(carried ^ value)
+    } else {
+        0
+    }
+}
+
 /// The logits of all positions of `tokens`.
 pub fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
-    let states = states(tokens, limits.kv_window);
+    let states = states(tokens, limits);
     states
         .into_iter()
         .flat_map(|state| logits(state, limits.n_vocab))
@@ -467,7 +506,7 @@ pub fn reference_logits(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
 
 /// The hidden states of all positions of `tokens`.
 pub fn reference_hidden(limits: &ExecutorLimits, tokens: &[u32]) -> Vec<f32> {
-    let states = states(tokens, limits.kv_window);
+    let states = states(tokens, limits);
     states
         .into_iter()
         .flat_map(|state| hidden(state, limits.n_embd))

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Executor, ForwardBatch, PAGE_TOKENS, RowError, RowOutput, SampleRow, SamplingParams, StepError,
+    Executor, ForwardBatch, PAGE_TOKENS, RowError, RowOutput, SampleRow, SamplingParams, SeqState, StepError,
     StepOutput, TokenSource,
 };
 
@@ -28,6 +28,7 @@ pub enum RunError {
 pub fn all_logits(executor: &mut dyn Executor, tokens: &[u32]) -> Result<Vec<f32>, RunError> {
     let mut batch = ForwardBatch::default();
     batch.push_sequence(ids(tokens), 0, &first_pages(tokens.len()));
+    push_state(executor, &mut batch);
     for row in 0..tokens.len() as u32 {
         batch.logit_rows.push(row);
         batch.outputs.push(RowOutput::Logits);
@@ -58,6 +59,7 @@ pub fn greedy(executor: &mut dyn Executor, prompt: &[u32], n_new: usize) -> Resu
     while tokens.len() < prompt.len() + n_new {
         let mut batch = ForwardBatch::default();
         batch.push_sequence(ids(&tokens[n_stored..]), n_stored as u32, &pages);
+        push_state(executor, &mut batch);
         batch.want_last(RowOutput::Sample(SampleRow {
             params: Arc::new(SamplingParams::default()),
             history: 0..0,
@@ -68,6 +70,13 @@ pub fn greedy(executor: &mut dyn Executor, prompt: &[u32], n_new: usize) -> Resu
         tokens.push(sampled.id);
     }
     Ok(tokens.split_off(prompt.len()))
+}
+
+/// Gives the only sequence of a batch the first slot, where the model has recurrent states.
+fn push_state(executor: &dyn Executor, batch: &mut ForwardBatch) {
+    if executor.limits().n_states > 0 {
+        batch.states.push(SeqState::own(0));
+    }
 }
 
 /// Runs one step.

@@ -24,6 +24,7 @@ pub mod fake_executor;
 pub mod generate;
 pub mod json_mutation;
 mod naive_backend;
+mod naive_states;
 pub mod parity;
 mod random;
 mod reference;

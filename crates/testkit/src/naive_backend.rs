@@ -6,12 +6,14 @@
 
 use half::f16;
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
-    Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StepOutput,
-    StepShape, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, DeltaNet, DeltaNetRows, ForwardBatch, HostStep,
+    KvLayout, KvType, Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle,
+    RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format, quantize_row};
+
+use crate::naive_states::NaiveStates;
 
 /// Plain loops over f32.
 #[derive(Default)]
@@ -20,6 +22,7 @@ pub struct NaiveBackend {
     key_type: KvType,
     value_type: KvType,
     layers: Vec<LayerKv>,
+    states: NaiveStates,
 }
 
 /// A dequantized matrix, `[n_out, n_in]`.
@@ -118,6 +121,7 @@ impl Backend for NaiveBackend {
                 };
                 return exact.page_bytes();
             }
+            Allocation::State(layout) => return layout.state_bytes(),
             Allocation::Workspace(..) => 0,
         };
         n_values * size_of::<f32>()
@@ -149,6 +153,11 @@ impl Backend for NaiveBackend {
                 head_dim_v: layer.head_dim_v,
             });
         }
+        Ok(())
+    }
+
+    fn alloc_states(&mut self, layout: &StateLayout) -> Result<(), BackendError> {
+        self.states = NaiveStates::new(layout);
         Ok(())
     }
 
@@ -413,6 +422,39 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
+    fn short_conv(
+        &mut self,
+        conv: &ShortConv<Vec<f32>>,
+        _: &StepShape,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.states.short_conv(conv, self.step.batch(), input, output);
+        Ok(())
+    }
+
+    fn delta_net(
+        &mut self,
+        net: &DeltaNet<Vec<f32>>,
+        _: &StepShape,
+        rows: DeltaNetRows<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.states.delta_net(net, self.step.batch(), &rows, output);
+        Ok(())
+    }
+
+    fn ssm_scan(
+        &mut self,
+        scan: &SsmScan<Vec<f32>>,
+        _: &StepShape,
+        rows: SsmRows<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.states.ssm_scan(scan, self.step.batch(), &rows, output);
+        Ok(())
+    }
+
     fn activation(
         &mut self,
         activation: Activation,
@@ -491,7 +533,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 fn normalize(norm: &Norm<Vec<f32>>, rows: &mut [f32]) {
-    for row in rows.chunks_exact_mut(norm.width) {
+    for (run_idx, row) in rows.chunks_exact_mut(norm.width).enumerate() {
         let n = norm.width as f32;
         let mean = match norm.kind {
             NormKind::Rms => 0.0,
@@ -500,7 +542,10 @@ fn normalize(norm: &Norm<Vec<f32>>, rows: &mut [f32]) {
         let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / n;
         for (i, x) in row.iter_mut().enumerate() {
             let normalized = (*x - mean) / (variance + norm.eps).sqrt();
-            let weight = norm.weight.as_ref().map_or(1.0, |weight| weight[i]);
+            let weight = norm
+                .weight
+                .as_ref()
+                .map_or(1.0, |weight| weight[(run_idx * norm.width + i) % weight.len()]);
             let bias = norm.bias.as_ref().map_or(0.0, |bias| bias[i]);
             *x = weight * normalized + bias;
         }
@@ -519,6 +564,8 @@ fn activate(activation: Activation, x: f32) -> f32 {
         }
         Activation::Relu => x.max(0.0),
         Activation::ReluSquared => x.max(0.0).powi(2),
+        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Activation::Identity => x,
     }
 }
 

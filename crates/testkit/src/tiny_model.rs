@@ -49,6 +49,7 @@ pub fn tiny_llama() -> Descriptor {
             temperature: None,
             qk_norm: None,
             is_normed_after_rope: false,
+            has_output_gate: false,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
         }),
@@ -84,6 +85,7 @@ pub fn tiny_llama() -> Descriptor {
             has_freq_factors: false,
         }],
         layers: vec![layer; 2],
+        tensor_names: &[],
         residual_scale: 1.0,
         has_output_norm: true,
         pooling: None,
@@ -276,6 +278,19 @@ impl WeightSource for Probe {
         })
     }
 }
+/// Whether a tensor of two dimensions is no matrix of a product.
+fn is_vector(name: &str) -> bool {
+    let part = name.rsplit_once("blk.").map_or(name, |(_, part)| part);
+    [
+        "conv1d.weight",
+        "shortconv.conv.weight",
+        "ssm_a",
+        "ssm_norm.weight",
+    ]
+    .iter()
+    .any(|end| part.ends_with(end))
+}
+
 /// Matrices that keep the size of what they multiply, norm weights and frequency divisors near 1, other vectors near 0.
 fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Tensor {
     let mut random = Random::named(seed, name);
@@ -287,7 +302,7 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
     let f32_bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let (ty, bytes) = match dims[..] {
         _ if name.starts_with("position_embd") => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
-        [n_in, n_out] => {
+        [n_in, n_out] if !is_vector(name) => {
             // Rows of this spread have a length of about 1.6, so that attention and logits are far from uniform.
             let values = values(0.0, 2.8 / (n_in as f32).sqrt());
             let row_bytes = ty.row_bytes(n_in).expect("a row that is not absurdly long");
@@ -297,6 +312,8 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
             }
             (ty, bytes)
         }
+        // Decays are below 0.
+        _ if name.ends_with("ssm_a") => (TensorType::F32, f32_bytes(&values(-1.0, 0.5))),
         _ if name.starts_with("rope_f") => (TensorType::F32, f32_bytes(&values(2.0, 1.0))),
         _ if name.ends_with("norm.weight") => (TensorType::F32, f32_bytes(&values(1.0, 0.3))),
         _ => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),

@@ -3,10 +3,11 @@
 //! Separate so that the suite which runs them does not grow with them. Each variant changes one thing of
 //! [`tiny_llama`]; [`random_variant`] combines several.
 
-use tokenmill_backend::{Activation, NormKind, RopeStyle, Temperature};
+use tokenmill_backend::{Activation, KeyHeads, NormKind, RopeStyle, Temperature};
 use tokenmill_model::{
-    Descriptor, LayerDescriptor, NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeScaling,
-    YarnRounding,
+    DeltaGates, DeltaNetDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, MixerDescriptor,
+    NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeScaling, ShortConvDescriptor, SsmDescriptor,
+    SsmKind, YarnRounding,
 };
 
 use crate::{random::Random, tiny_model::tiny_llama};
@@ -186,6 +187,103 @@ pub const VARIANTS: &[Variant] = &[
     ("scaled logits", |d| d.logit_scale = 0.25),
     ("capped logits", |d| d.logit_softcap = Some(1.0)),
 ];
+
+/// A layer with each kind of recurrent memory beside one with attention, and networks of such layers alone.
+pub(crate) const STATE_VARIANTS: &[Variant] = &[
+    ("a delta net", |d| {
+        d.layers[0].mixer = MixerDescriptor::DeltaNet(DELTA_NET);
+    }),
+    ("delta nets of tiled heads and gates by key head", |d| {
+        let net = DeltaNetDescriptor {
+            key_heads: KeyHeads::Tiled,
+            gates: DeltaGates::ByKeyHead,
+            head_dim_v: 6,
+            n_taps: 2,
+            ..DELTA_NET
+        };
+        all(d, |layer| layer.mixer = MixerDescriptor::DeltaNet(net));
+    }),
+    ("Mamba 2", |d| d.layers[1].mixer = MixerDescriptor::Ssm(MAMBA_2)),
+    ("Mamba 2 in groups, without norm", |d| {
+        let ssm = SsmDescriptor {
+            kind: SsmKind::Mamba2 { has_norm: false },
+            n_groups: 2,
+            head_dim: 12,
+            conv_bias: Presence::Absent,
+            ..MAMBA_2
+        };
+        all(d, |layer| {
+            layer.mixer = MixerDescriptor::Ssm(ssm);
+            layer.ffn = FfnDescriptor::None;
+        });
+    }),
+    ("Mamba 2 with norms in groups", |d| {
+        let ssm = SsmDescriptor {
+            n_groups: 2,
+            ..MAMBA_2
+        };
+        d.layers[0].mixer = MixerDescriptor::Ssm(ssm);
+        d.layers[1].mixer = MixerDescriptor::None;
+    }),
+    ("Mamba", |d| {
+        d.layers[0].mixer = MixerDescriptor::Ssm(mamba(false));
+    }),
+    ("Mamba with norms", |d| {
+        d.layers[1].mixer = MixerDescriptor::Ssm(mamba(true));
+    }),
+    ("a short convolution", |d| {
+        d.layers[0].mixer = MixerDescriptor::ShortConv(ShortConvDescriptor {
+            n_channels: 64,
+            n_taps: 3,
+            bias: Presence::Absent,
+        });
+    }),
+    ("a wide short convolution with biases", |d| {
+        d.layers[1].mixer = MixerDescriptor::ShortConv(ShortConvDescriptor {
+            n_channels: 100,
+            n_taps: 5,
+            bias: Presence::Required,
+        });
+    }),
+    ("a delta net and gated attention", |d| {
+        d.layers[0].mixer = MixerDescriptor::DeltaNet(DELTA_NET);
+        d.layers[1].attention_mut().has_output_gate = true;
+    }),
+];
+
+const DELTA_NET: DeltaNetDescriptor = DeltaNetDescriptor {
+    n_k_heads: 2,
+    n_v_heads: 4,
+    head_dim_k: 12,
+    head_dim_v: 16,
+    n_taps: 4,
+    key_heads: KeyHeads::Grouped,
+    gates: DeltaGates::Apart,
+};
+
+const MAMBA_2: SsmDescriptor = SsmDescriptor {
+    kind: SsmKind::Mamba2 { has_norm: true },
+    n_heads: 4,
+    head_dim: 16,
+    n_groups: 1,
+    n_state: 20,
+    n_taps: 4,
+    conv_bias: Presence::Required,
+    bias: Presence::Absent,
+};
+
+fn mamba(has_norms: bool) -> SsmDescriptor {
+    SsmDescriptor {
+        kind: SsmKind::Mamba {
+            dt_rank: 6,
+            has_norms,
+        },
+        n_heads: 72,
+        head_dim: 1,
+        n_state: 8,
+        ..MAMBA_2
+    }
+}
 
 /// A few variants at once, where they can be had together.
 pub fn random_variant(random: &mut Random) -> (String, Descriptor) {

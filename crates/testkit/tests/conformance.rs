@@ -11,18 +11,21 @@ const CPU: Subject<CpuBackend> = Subject {
     make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
+    has_states: true,
 };
 
 const SCALAR: Subject<CpuBackend> = Subject {
     make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
+    has_states: true,
 };
 
 const NAIVE: Subject<NaiveBackend> = Subject {
     make: |_| NaiveBackend::new(),
     company: Company::Bits,
     stores: |_| true,
+    has_states: true,
 };
 
 macro_rules! suite {
@@ -49,6 +52,7 @@ suite!(
     only_the_rows_asked_for_come_back,
     sampled_rows_feed_the_next_step,
     copied_pages_hold_what_they_were_copied_from,
+    snapshots_hold_the_state_between_two_tokens,
     a_row_that_is_not_finite_fails_alone,
     encoders_agree_with_the_oracle,
     encoded_texts_do_not_depend_on_company,

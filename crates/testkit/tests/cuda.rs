@@ -17,6 +17,7 @@ const CUDA: Subject<CudaBackend> = Subject {
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
     company: Company::Within(0.1),
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
+    has_states: false,
 };
 
 macro_rules! suite {
@@ -32,6 +33,7 @@ suite!(
     only_the_rows_asked_for_come_back,
     sampled_rows_feed_the_next_step,
     copied_pages_hold_what_they_were_copied_from,
+    snapshots_hold_the_state_between_two_tokens,
     a_row_that_is_not_finite_fails_alone,
     encoders_agree_with_the_oracle,
     encoded_texts_do_not_depend_on_company,

@@ -188,6 +188,7 @@ impl LoadOptions {
             max_logit_rows: self.max_logit_rows.unwrap_or(self.n_seqs),
             n_pages: Some(kv_tokens.div_ceil(PAGE_TOKENS)),
             n_host_pages: self.host_kv_tokens.div_ceil(PAGE_TOKENS),
+            n_states: None,
             kv_type: self.kv_type,
             kv_value_type: self.kv_value_type,
         })

@@ -4,7 +4,9 @@
 //! bit.
 
 use tokenmill_backend::Activation;
-use tokenmill_cpu_kernels::{ActivationOps, GELU_ERF, GELU_TANH, RELU, RELU_SQUARED, SILU};
+use tokenmill_cpu_kernels::{
+    ActivationOps, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU,
+};
 
 use crate::Host;
 
@@ -19,6 +21,8 @@ pub(crate) fn activation_ops(activation: Activation) -> &'static ActivationOps {
         Activation::GeluTanh => &GELU_TANH,
         Activation::Relu => &RELU,
         Activation::ReluSquared => &RELU_SQUARED,
+        Activation::Sigmoid => &SIGMOID,
+        Activation::Identity => &IDENTITY,
     }
 }
 
@@ -71,6 +75,9 @@ mod tests {
         check(Activation::GeluErf, -2.0, -0.045_500_3);
         check(Activation::Relu, -3.0, 0.0);
         check(Activation::ReluSquared, 3.0, 9.0);
+        check(Activation::Sigmoid, 1.0, 0.731_058_6);
+        check(Activation::Sigmoid, -100.0, 0.0);
+        check(Activation::Identity, -3.0, -3.0);
     }
 
     #[test]
@@ -83,6 +90,8 @@ mod tests {
             Activation::GeluErf,
             Activation::Relu,
             Activation::ReluSquared,
+            Activation::Sigmoid,
+            Activation::Identity,
         ] {
             let mut expected = values.clone();
             let host = Host::new(1, CpuFeatures::scalar()).unwrap();

@@ -1,8 +1,11 @@
-//! Operations on activations alone: no weights beyond a vector, no KV.
+//! Operations on activations alone, and on states: no weights beyond vectors, no KV.
 //!
 //! Separate from the matrix products because they are memory passes; each row is computed by one thread.
 
 pub(crate) mod activation;
+pub(crate) mod delta_net;
 pub(crate) mod elementwise;
 pub(crate) mod norm;
 pub(crate) mod rope;
+pub(crate) mod short_conv;
+pub(crate) mod ssm_scan;

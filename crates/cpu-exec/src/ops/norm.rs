@@ -71,16 +71,22 @@ pub fn rms_norm(host: &Host, x: &[f32], row_len: usize, weight: Option<&[f32]>, 
     });
 }
 
-/// [`rms_norm`] with its input as output; with `row_len = head_dim` it is the norm of queries and keys.
+/// [`rms_norm`] with its input as output; with `row_len = head_dim` it is the norm of queries and keys. A weight of several
+/// rows is for as many that follow one another, again and again.
 ///
 /// # Panics
 /// When the shapes contradict each other.
 pub fn rms_norm_in_place(host: &Host, x: &mut [f32], row_len: usize, weight: Option<&[f32]>, eps: f32) {
-    check_weight(weight, row_len);
-    for_each_row(host, row_len, x, |_, row| {
+    let n_weights = weight.map_or(1, |weight| weight.len() / row_len.max(1));
+    assert!(
+        weight.is_none_or(|weight| n_weights > 0 && weight.len() == n_weights * row_len),
+        "length of a norm's weight"
+    );
+    for_each_row(host, row_len, x, |row_idx, row| {
         let factor = rms_factor(row, eps);
         match weight {
             Some(weight) => {
+                let weight = &weight[row_idx % n_weights * row_len..][..row_len];
                 for (x, weight) in row.iter_mut().zip(weight) {
                     *x = *x * factor * weight;
                 }

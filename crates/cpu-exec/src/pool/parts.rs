@@ -78,6 +78,17 @@ impl<T> Patch<'_, T> {
         unsafe { std::slice::from_raw_parts_mut(row, self.n_cols) }
     }
 
+    /// Makes row `to` equal to row `from`.
+    pub(crate) fn copy_row(&mut self, from: usize, to: usize)
+    where
+        T: Copy,
+    {
+        let source: *const T = self.row(from).as_ptr();
+        let target = self.row(to);
+        // SAFETY: both rows are inside the rectangle, which is borrowed mutably; they are one or do not overlap.
+        unsafe { std::ptr::copy(source, target.as_mut_ptr(), target.len()) };
+    }
+
     /// All items, where the part has whole rows of its buffer.
     pub(crate) fn all(&mut self) -> &mut [T] {
         assert!(

@@ -4,9 +4,10 @@
 //! queues work on the device and neither allocates nor waits.
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
-    LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv,
-    RowSet, SamplingMode, StepOutput, StepShape, StepTrace, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits,
+    ForwardBatch, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind,
+    PageCopy, Rope, RopeStoreKv, RowSet, SamplingMode, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput,
+    StepShape, StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -53,6 +54,7 @@ impl Backend for CudaBackend {
             Allocation::Buffer { max_rows, width } => CudaBuffer::device_bytes(max_rows, width),
             // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
             Allocation::KvPage(layout) => crate::KvStore::page_bytes(layout),
+            Allocation::State(layout) => layout.state_bytes(),
             Allocation::Workspace(network, limits) => Self::size_of_workspace(network, limits),
         }
     }
@@ -80,6 +82,10 @@ impl Backend for CudaBackend {
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
         self.make_kv_store(layout)
+    }
+
+    fn alloc_states(&mut self, _: &StateLayout) -> Result<(), BackendError> {
+        Err(no_recurrence())
     }
 
     fn works_apart(&self) -> bool {
@@ -275,6 +281,36 @@ impl Backend for CudaBackend {
             form,
             scratch,
         )?)
+    }
+
+    fn short_conv(
+        &mut self,
+        _: &ShortConv<Self::Vector>,
+        _: &StepShape,
+        _: &CudaBuffer,
+        _: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        Err(no_recurrence())
+    }
+
+    fn delta_net(
+        &mut self,
+        _: &DeltaNet<Self::Vector>,
+        _: &StepShape,
+        _: DeltaNetRows<'_, CudaBuffer>,
+        _: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        Err(no_recurrence())
+    }
+
+    fn ssm_scan(
+        &mut self,
+        _: &SsmScan<Self::Vector>,
+        _: &StepShape,
+        _: SsmRows<'_, CudaBuffer>,
+        _: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        Err(no_recurrence())
     }
 
     fn activation(
@@ -522,5 +558,12 @@ impl Backend for CudaBackend {
             },
             kv.layer_mut(job.layer_idx),
         )?)
+    }
+}
+
+fn no_recurrence() -> BackendError {
+    BackendError::Unsupported {
+        feature: "recurrent layers".to_owned(),
+        device: CudaBackend::NAME,
     }
 }

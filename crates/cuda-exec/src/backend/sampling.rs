@@ -198,6 +198,7 @@ mod tests {
         kv_window: None,
         pooling: None,
         is_encoder: false,
+        n_states: 0,
     };
 
     fn mode_of(params: SamplingParams, tokens: &[TokenSource], n_history: u32) -> SamplingMode {

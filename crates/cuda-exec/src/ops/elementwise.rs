@@ -13,6 +13,8 @@ pub(super) fn activation_code(activation: Activation) -> usize {
         Activation::GeluTanh => 2,
         Activation::Relu => 3,
         Activation::ReluSquared => 4,
+        Activation::Sigmoid => 5,
+        Activation::Identity => 6,
     }
 }
 

@@ -6,7 +6,7 @@ use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufFile, Value};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor, LoadError,
     MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
     RopeScaling, YarnRounding, rope::yarn_magnitude,
 };
@@ -123,6 +123,15 @@ impl GgufConfig<'_> {
                 expected: "at most the number of tensors",
             });
         }
+        // The layers that only predict further tokens are counted among the others, and come last.
+        let n_nextn_layers = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
+        if n_nextn_layers >= n_layers && n_nextn_layers > 0 {
+            return Err(LoadError::BadValue {
+                what: "count of layers that predict further tokens",
+                found: n_nextn_layers.to_string(),
+                expected: "less than the layer count",
+            });
+        }
         let n_embd = self.usize("embedding_length")?;
         let n_ctx_train = self.usize("context_length")?;
         let n_heads = self.per_layer("attention.head_count", n_layers)?;
@@ -154,7 +163,8 @@ impl GgufConfig<'_> {
                 key: self.key("attention.layer_norm_rms_epsilon"),
             })?,
         };
-        let layers = (0..n_layers)
+        let n_decoding = n_layers - n_nextn_layers;
+        let layers = (0..n_decoding)
             .map(|layer_idx| LayerDescriptor {
                 mixer: MixerDescriptor::Attention(AttentionDescriptor {
                     n_heads: n_heads[layer_idx],
@@ -171,6 +181,7 @@ impl GgufConfig<'_> {
                     temperature: None,
                     qk_norm: None,
                     is_normed_after_rope: false,
+                    has_output_gate: false,
                     qkv_bias: Presence::Absent,
                     output_bias: Presence::Absent,
                 }),
@@ -200,6 +211,7 @@ impl GgufConfig<'_> {
             },
             ropes: vec![rope],
             layers,
+            tensor_names: &[],
             residual_scale: 1.0,
             has_output_norm: true,
             pooling: None,
@@ -207,7 +219,11 @@ impl GgufConfig<'_> {
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,
-            ignorable: Vec::new(),
+            ignorable: if n_nextn_layers > 0 {
+                vec![Ignorable::LayersFrom(n_decoding)]
+            } else {
+                Vec::new()
+            },
         })
     }
 

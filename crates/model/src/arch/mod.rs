@@ -25,16 +25,22 @@ mod hf_config;
 mod hf_layout;
 mod hf_rope;
 mod hunyuan_dense;
+mod lfm2;
 mod llama;
+mod mamba;
+mod mamba2;
 mod mistral3;
 mod modern_bert;
 mod nemotron;
+mod nemotron_h;
 mod nomic_bert;
 mod olmo2;
 mod phi2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen35;
+mod recurrent;
 mod seed_oss;
 mod smollm3;
 mod stablelm;
@@ -83,11 +89,15 @@ const ARCHITECTURES: &[Architecture] = &[
     glm4::ARCHITECTURE,
     gpt_neox::ARCHITECTURE,
     granite::ARCHITECTURE,
+    lfm2::ARCHITECTURE,
     llama::ARCHITECTURE,
+    mamba::ARCHITECTURE,
+    mamba2::ARCHITECTURE,
     mistral3::ARCHITECTURE,
     modern_bert::ARCHITECTURE,
     nemotron::ARCHITECTURE,
     nomic_bert::ARCHITECTURE,
+    nemotron_h::ARCHITECTURE,
     olmo2::ARCHITECTURE,
     phi2::ARCHITECTURE,
     phi3::ARCHITECTURE,
@@ -95,6 +105,7 @@ const ARCHITECTURES: &[Architecture] = &[
     qwen2::QWEN2_VL,
     qwen3::QWEN3,
     qwen3::QWEN3_VL,
+    qwen35::ARCHITECTURE,
     seed_oss::ARCHITECTURE,
     smollm3::ARCHITECTURE,
     stablelm::ARCHITECTURE,

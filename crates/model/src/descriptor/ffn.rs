@@ -12,6 +12,8 @@ use super::{MAX_WIDTH, Presence, WIDTH};
 /// The feed-forward network of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FfnDescriptor {
+    /// The layer is a mixer alone.
+    None,
     /// One network for all tokens.
     Dense(DenseDescriptor),
 }
@@ -21,12 +23,19 @@ impl FfnDescriptor {
     pub fn dense(&self) -> Option<&DenseDescriptor> {
         match self {
             Self::Dense(dense) => Some(dense),
+            Self::None => None,
         }
+    }
+
+    /// Whether the layer has none.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::None)
     }
 
     /// Width of the widest row that one of its matrices reads.
     pub fn widest_input(&self) -> usize {
         match self {
+            Self::None => 0,
             Self::Dense(dense) => dense.n_ff,
         }
     }
@@ -34,6 +43,7 @@ impl FfnDescriptor {
     /// Checks that all sizes fit together.
     pub(super) fn validate(&self) -> Result<(), LoadError> {
         match self {
+            Self::None => Ok(()),
             Self::Dense(dense) => dense.validate(),
         }
     }

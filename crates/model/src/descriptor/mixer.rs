@@ -3,47 +3,91 @@
 //! Separate from the layer because each kind brings its own sizes, checks and memory. Invariant: a kind's descriptor that
 //! passed [`MixerDescriptor::validate`] can be built and run.
 
-use tokenmill_backend::{AttentionShape, KvLayerShape, Temperature};
+use tokenmill_backend::{AttentionShape, KvLayerShape, StateLayerShape, Temperature};
 
 use crate::{
     LoadError, RopeDescriptor,
     error::{check, check_positive},
 };
 
-use super::{MAX_WIDTH, Presence, WIDTH};
+use super::{DeltaNetDescriptor, MAX_WIDTH, Presence, ShortConvDescriptor, SsmDescriptor, WIDTH};
 
 /// The mixer of one layer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MixerDescriptor {
+    /// The layer is a feed-forward network alone.
+    None,
     /// Attention over stored keys and values.
     Attention(AttentionDescriptor),
+    /// A gated delta net.
+    DeltaNet(DeltaNetDescriptor),
+    /// A state space model.
+    Ssm(SsmDescriptor),
+    /// A gated short convolution.
+    ShortConv(ShortConvDescriptor),
 }
 
 impl MixerDescriptor {
+    /// Whether the layer has none.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::None)
+    }
+
     /// The attention, where the mixer is one.
     pub fn attention(&self) -> Option<&AttentionDescriptor> {
         match self {
             Self::Attention(attention) => Some(attention),
+            _ => None,
+        }
+    }
+
+    /// The state space model, where the mixer has one.
+    pub fn ssm(&self) -> Option<&SsmDescriptor> {
+        match self {
+            Self::Ssm(ssm) => Some(ssm),
+            _ => None,
+        }
+    }
+
+    /// What a sequence's state holds for the layer, where it is recurrent.
+    pub fn state_shape(&self) -> Option<StateLayerShape> {
+        match self {
+            Self::None | Self::Attention(_) => None,
+            Self::DeltaNet(net) => Some(net.state_shape()),
+            Self::Ssm(ssm) => Some(ssm.state_shape()),
+            Self::ShortConv(conv) => Some(conv.state_shape()),
         }
     }
 
     /// Width of a row that the mixer gives to its output projection.
     pub fn output_width(&self) -> usize {
         match self {
+            Self::None => 0,
             Self::Attention(attention) => attention.n_heads * attention.head_dim_v,
+            Self::DeltaNet(net) => net.v_width(),
+            Self::Ssm(ssm) => ssm.inner_width(),
+            Self::ShortConv(conv) => conv.n_channels,
         }
     }
 
     /// Checks that all sizes fit together.
     pub(super) fn validate(&self, ropes: &[RopeDescriptor]) -> Result<(), LoadError> {
         match self {
+            Self::None => Ok(()),
             Self::Attention(attention) => attention.validate(ropes),
+            Self::DeltaNet(net) => net.validate(),
+            Self::Ssm(ssm) => ssm.validate(),
+            Self::ShortConv(conv) => conv.validate(),
         }
     }
 }
 
 /// Attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "switches that have nothing to do with each other"
+)]
 pub struct AttentionDescriptor {
     /// Query heads.
     pub n_heads: usize,
@@ -75,6 +119,8 @@ pub struct AttentionDescriptor {
     pub qk_norm: Option<QkNorm>,
     /// Whether that norm comes after rope instead of before it.
     pub is_normed_after_rope: bool,
+    /// Whether each head's output is gated, by `sigmoid` of a second half that its query projection has.
+    pub has_output_gate: bool,
     /// Biases of q, k and v.
     pub qkv_bias: Presence,
     /// Bias of the output projection.
@@ -150,6 +196,12 @@ impl AttentionDescriptor {
                 WIDTH,
             )?;
         }
+        check(
+            "value head width of gated attention",
+            self.head_dim_v,
+            !self.has_output_gate || self.head_dim_v == self.head_dim_k,
+            "the width of a key head",
+        )?;
         check_positive("attention scale", self.scale)?;
         check_positive("attention softcap", self.softcap.unwrap_or(1.0))?;
         check(
@@ -222,6 +274,7 @@ mod tests {
             temperature: None,
             qk_norm: None,
             is_normed_after_rope: false,
+            has_output_gate: false,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
         };

@@ -7,12 +7,14 @@
 mod ffn;
 mod mixer;
 mod pooling;
+mod recurrent;
 
 pub use ffn::{DenseDescriptor, FfnDescriptor};
 pub use mixer::{AttentionDescriptor, MixerDescriptor, QkNorm};
 pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
+pub use recurrent::{DeltaGates, DeltaNetDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind};
 
-use tokenmill_backend::{KvLayerShape, LayerShape, NetworkShape, NormKind};
+use tokenmill_backend::{KvLayerShape, LayerShape, NetworkShape, NormKind, StateLayerShape};
 
 use crate::{
     LoadError, RopeDescriptor,
@@ -44,6 +46,9 @@ pub struct Descriptor {
     pub ropes: Vec<RopeDescriptor>,
     /// The layers, first to last.
     pub layers: Vec<LayerDescriptor>,
+    /// Tensors whose names in this architecture's files are not the usual ones: the usual name, without its layer, and the
+    /// file's.
+    pub tensor_names: &'static [(&'static str, &'static str)],
     /// Multiplies what a layer adds to the hidden state.
     pub residual_scale: f32,
     /// Whether there is a norm after the last layer.
@@ -105,6 +110,7 @@ impl LayerDescriptor {
     pub fn attention_mut(&mut self) -> &mut AttentionDescriptor {
         match &mut self.mixer {
             MixerDescriptor::Attention(attention) => attention,
+            other => panic!("{other:?} is no attention"),
         }
     }
 
@@ -115,6 +121,7 @@ impl LayerDescriptor {
     pub fn dense_mut(&mut self) -> &mut DenseDescriptor {
         match &mut self.ffn {
             FfnDescriptor::Dense(dense) => dense,
+            FfnDescriptor::None => panic!("the layer has no feed-forward network"),
         }
     }
 }
@@ -263,6 +270,18 @@ impl Descriptor {
         layer.mixer.validate(&self.ropes)?;
         layer.ffn.validate()?;
         check(
+            "layer",
+            "a layer without mixer and feed-forward network",
+            !(layer.mixer.is_none() && layer.ffn.is_none()),
+            "one of the two",
+        )?;
+        check(
+            "residual of a layer of one half",
+            format_args!("{:?}", layer.residual),
+            layer.residual == Residual::Sequential || !(layer.mixer.is_none() || layer.ffn.is_none()),
+            "Sequential",
+        )?;
+        check(
             "norm placement of a parallel layer",
             format_args!("{:?}", layer.norms),
             layer.residual == Residual::Sequential || layer.norms == NormPlacement::Pre,
@@ -312,12 +331,19 @@ impl Descriptor {
         self.layers.iter().filter_map(|layer| layer.mixer.attention())
     }
 
+    /// What a sequence's state holds, layer by layer, in the order of the store.
+    pub fn state_layers(&self) -> impl Iterator<Item = StateLayerShape> {
+        self.layers.iter().filter_map(|layer| layer.mixer.state_shape())
+    }
+
     /// The width of the widest window, where every layer that stores keys and values has one and nothing else is seen.
     pub fn kv_window(&self) -> Option<usize> {
         if self.is_encoder() {
             return None;
         }
-        self.attentions()
+        let mut layers = self.attentions().peekable();
+        layers.peek()?;
+        layers
             .map(|attention| attention.window)
             .try_fold(0, |widest, window| window.map(|window| window.max(widest)))
     }

@@ -38,11 +38,7 @@ impl<M: Memory> DenseFfn<M> {
             && !loader.source.contains(&format!("{gate_name}.weight"))
             && loader.has_rows(&format!("{up_name}.weight"), 2 * n_ff);
         let (gate_name, [gate_rows, up_rows]) = if is_joined {
-            let half = |first| RowsOf {
-                first,
-                n_rows: n_ff,
-                n_total: 2 * n_ff,
-            };
+            let half = |first| RowsOf::run(first, n_ff, 2 * n_ff);
             (&up_name, [half(0), half(n_ff)])
         } else {
             (&gate_name, [RowsOf::all(n_ff); 2])

@@ -28,9 +28,12 @@ impl<M: Memory> Ffn<M> {
         place: LayerPlace,
         ffn: &FfnDescriptor,
         loader: &mut Loader<'_, M>,
-    ) -> Result<Self, LoadError> {
+    ) -> Result<Option<Self>, LoadError> {
         match ffn {
-            FfnDescriptor::Dense(dense) => DenseFfn::load(place, dense, loader).map(Self::Dense),
+            FfnDescriptor::None => Ok(None),
+            FfnDescriptor::Dense(dense) => {
+                DenseFfn::load(place, dense, loader).map(|dense| Some(Self::Dense(dense)))
+            }
         }
     }
 }

@@ -3,11 +3,12 @@
 //! ```text
 //! q, k, v = W_q x, W_k x, W_v x        norm and rotate q and k, store k and v
 //! mixed = attention(q)                 output = W_o mixed
+//! mixed = sigmoid(W_g x) * attention(q)   with a gate
 //! ```
 
 use tokenmill_backend::{
-    Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, NormKind, RopeStoreKv,
-    StepShape, Temperature,
+    Activation, Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, NormKind,
+    RopeStoreKv, StepShape, Temperature,
 };
 
 use crate::{
@@ -22,6 +23,8 @@ pub(crate) struct AttentionMixer<M: Memory> {
     q: Linear<M::Matrix, M::Vector>,
     k: Linear<M::Matrix, M::Vector>,
     v: Linear<M::Matrix, M::Vector>,
+    /// `None` where the output is not gated.
+    gate: Option<Linear<M::Matrix, M::Vector>>,
     q_norm: Option<Norm<M::Vector>>,
     k_norm: Option<Norm<M::Vector>>,
     rope: Option<usize>,
@@ -36,6 +39,8 @@ pub(super) struct Heads<T> {
     q: T,
     k: T,
     v: T,
+    /// What attention gives before its gate.
+    attended: Option<T>,
 }
 
 impl<M: Memory> AttentionMixer<M> {
@@ -62,17 +67,32 @@ impl<M: Memory> AttentionMixer<M> {
             if !is_joined {
                 return loader.linear(&name(part), n_rows, n_embd, attention.qkv_bias);
             }
-            let part = RowsOf {
-                first,
-                n_rows,
-                n_total: q_width + k_width + v_width,
-            };
+            let part = RowsOf::run(first, n_rows, q_width + k_width + v_width);
             loader.linear_part(&name("attn_qkv"), part, n_embd, attention.qkv_bias)
         };
+        let k = projection("attn_k", q_width, k_width)?;
+        let v = projection("attn_v", q_width + k_width, v_width)?;
+        let (q, gate) = if attention.has_output_gate {
+            // The file has, head after head, the rows of the query and those of the gate.
+            let mut half = |which| {
+                let rows = RowsOf {
+                    first: which * attention.head_dim_k,
+                    n_rows: attention.head_dim_k,
+                    n_total: 2 * q_width,
+                    n_runs: attention.n_heads,
+                    stride: 2 * attention.head_dim_k,
+                };
+                loader.linear_part(&name("attn_q"), rows, n_embd, attention.qkv_bias)
+            };
+            (half(0)?, Some(half(1)?))
+        } else {
+            (projection("attn_q", 0, q_width)?, None)
+        };
         Ok(Self {
-            q: projection("attn_q", 0, q_width)?,
-            k: projection("attn_k", q_width, k_width)?,
-            v: projection("attn_v", q_width + k_width, v_width)?,
+            q,
+            gate,
+            k,
+            v,
             q_norm: load_head_norm(&name("attn_q_norm"), attention, q_width, loader)?,
             k_norm: load_head_norm(&name("attn_k_norm"), attention, k_width, loader)?,
             rope: attention.rope,
@@ -169,10 +189,21 @@ impl<B: Backend> AttentionMixer<B> {
         if let Some(temperature) = self.temperature {
             backend.scale_by_position(temperature, n_tokens, q_width, &mut heads.q)?;
         }
-        if wants_output {
-            backend.attention(&self.attention, shape, &heads.q, rows.mixed)?;
+        if !wants_output {
+            return Ok(());
         }
-        Ok(())
+        let (Some(gate), Some(attended)) = (&self.gate, &mut heads.attended) else {
+            return backend.attention(&self.attention, shape, &heads.q, rows.mixed);
+        };
+        backend.attention(&self.attention, shape, &heads.q, attended)?;
+        backend.linear(gate, rows.input, n_tokens, rows.mixed)?;
+        backend.activation(
+            Activation::Sigmoid,
+            n_tokens,
+            gate.n_out,
+            rows.mixed,
+            Some(attended),
+        )
     }
 }
 
@@ -192,8 +223,13 @@ impl<T> Heads<T> {
         };
         let k = widest(AttentionDescriptor::k_width).unwrap_or(0);
         let v = widest(AttentionDescriptor::v_width).unwrap_or(0);
+        let gated = (descriptor.attentions())
+            .filter(|attention| attention.has_output_gate)
+            .map(|attention| attention.n_heads * attention.head_dim_v)
+            .max();
         let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
         Ok(Some(Self {
+            attended: gated.map(&mut of_tokens).transpose()?,
             q: of_tokens(q)?,
             k: of_tokens(k)?,
             v: of_tokens(v)?,

@@ -5,24 +5,36 @@
 //! the last layer that no output needs.
 
 mod attention;
+mod delta_net;
+mod short_conv;
+mod ssm;
 
-use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Memory, StepShape};
+use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Linear, Memory, ShortConv, StepShape};
 
 use crate::{
-    Descriptor, LoadError, MixerDescriptor,
+    Descriptor, LoadError, MixerDescriptor, Presence,
     network::{LayerPlace, Loader, Network},
 };
 
 use attention::{AttentionMixer, Heads};
+use delta_net::{DeltaNetBuffers, DeltaNetMixer};
+use short_conv::{ShortConvBuffers, ShortConvMixer};
+use ssm::{SsmBuffers, SsmMixer};
 
 /// A mixer's weights.
 pub(crate) enum Mixer<M: Memory> {
     Attention(AttentionMixer<M>),
+    DeltaNet(DeltaNetMixer<M>),
+    Ssm(SsmMixer<M>),
+    ShortConv(ShortConvMixer<M>),
 }
 
 /// The buffers in which mixers of each kind work, where the network has a layer of that kind.
 pub(crate) struct MixerBuffers<T> {
     heads: Option<Heads<T>>,
+    delta_net: Option<DeltaNetBuffers<T>>,
+    ssm: Option<SsmBuffers<T>>,
+    short_conv: Option<ShortConvBuffers<T>>,
 }
 
 /// Of the tokens' rows, what a mixer reads and writes.
@@ -38,20 +50,54 @@ impl<M: Memory> Mixer<M> {
         place: LayerPlace,
         mixer: &MixerDescriptor,
         loader: &mut Loader<'_, M>,
-    ) -> Result<Self, LoadError> {
-        match mixer {
+    ) -> Result<Option<Self>, LoadError> {
+        let mixer = match mixer {
+            MixerDescriptor::None => return Ok(None),
             MixerDescriptor::Attention(attention) => {
                 AttentionMixer::load(place, attention, loader).map(Self::Attention)
             }
-        }
+            MixerDescriptor::DeltaNet(net) => DeltaNetMixer::load(place, net, loader).map(Self::DeltaNet),
+            MixerDescriptor::Ssm(ssm) => SsmMixer::load(place, ssm, loader).map(Self::Ssm),
+            MixerDescriptor::ShortConv(conv) => {
+                ShortConvMixer::load(place, conv, loader).map(Self::ShortConv)
+            }
+        };
+        mixer.map(Some)
     }
 
     /// Width of a row that [`Mixer::project`] reads.
     pub(crate) fn output_width(&self) -> usize {
+        self.output().n_in
+    }
+
+    fn output(&self) -> &Linear<M::Matrix, M::Vector> {
         match self {
-            Self::Attention(attention) => attention.output.n_in,
+            Self::Attention(attention) => &attention.output,
+            Self::DeltaNet(net) => &net.output,
+            Self::Ssm(ssm) => &ssm.output,
+            Self::ShortConv(conv) => &conv.output,
         }
     }
+}
+
+/// Loads a convolution `name` over `n_channels` of `n_taps`.
+fn load_conv<M: Memory>(
+    place: LayerPlace,
+    name: &str,
+    [n_channels, n_taps]: [usize; 2],
+    bias: Presence,
+    has_silu: bool,
+    loader: &mut Loader<'_, M>,
+) -> Result<ShortConv<M::Vector>, LoadError> {
+    let weight = place.name(&format!("{name}.weight"));
+    Ok(ShortConv {
+        state_idx: place.state_idx,
+        n_channels,
+        n_taps,
+        weight: loader.required_vector(&weight, &[n_taps, n_channels])?,
+        bias: loader.vector(&place.name(&format!("{name}.bias")), n_channels, bias)?,
+        has_silu,
+    })
 }
 
 impl<B: Backend> Mixer<B> {
@@ -70,6 +116,18 @@ impl<B: Backend> Mixer<B> {
                 let heads = buffers.heads.as_mut().expect("allocated for attention");
                 attention.mix(backend, network, shape, rows, heads, wants_output)
             }
+            Self::DeltaNet(net) => {
+                let buffers = buffers.delta_net.as_mut().expect("allocated for delta nets");
+                net.mix(backend, shape, rows, buffers, wants_output)
+            }
+            Self::Ssm(ssm) => {
+                let buffers = buffers.ssm.as_mut().expect("allocated for state space models");
+                ssm.mix(backend, shape, rows, buffers, wants_output)
+            }
+            Self::ShortConv(conv) => {
+                let buffers = buffers.short_conv.as_mut().expect("allocated for convolutions");
+                conv.mix(backend, shape, rows, buffers, wants_output)
+            }
         }
     }
 
@@ -81,9 +139,7 @@ impl<B: Backend> Mixer<B> {
         n_rows: usize,
         output: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        match self {
-            Self::Attention(attention) => backend.linear(&attention.output, mixed, n_rows, output),
-        }
+        backend.linear(self.output(), mixed, n_rows, output)
     }
 }
 
@@ -96,6 +152,9 @@ impl<T> MixerBuffers<T> {
     ) -> Result<Self, BackendError> {
         Ok(Self {
             heads: Heads::alloc(descriptor, limits, memory)?,
+            delta_net: DeltaNetBuffers::alloc(descriptor, limits, memory)?,
+            ssm: SsmBuffers::alloc(descriptor, limits, memory)?,
+            short_conv: ShortConvBuffers::alloc(descriptor, limits, memory)?,
         })
     }
 }

@@ -3,13 +3,15 @@
 //! Separate from the network because each kind of mixer and feed-forward network loads its own weights with it. Invariant:
 //! it remembers which tensors were used, since an ignored one would mean wrong output.
 
-use std::collections::HashSet;
+use std::{borrow::Cow, collections::HashSet};
 
 use half::{bf16, f16};
 use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory, Norm};
 use tokenmill_gguf::TensorType;
 
-use crate::{Descriptor, Ignorable, LoadError, NormDescriptor, OutputHead, Presence, WeightSource};
+use crate::{
+    Descriptor, Ignorable, LoadError, NormDescriptor, OutputHead, Presence, WeightSource, WeightTensor,
+};
 
 use super::LoadProgress;
 
@@ -29,18 +31,40 @@ pub(crate) struct Loader<'a, M> {
 #[derive(Clone, Copy)]
 pub(crate) struct RowsOf {
     pub(crate) first: usize,
+    /// Rows of each run.
     pub(crate) n_rows: usize,
     /// Rows of the tensor.
     pub(crate) n_total: usize,
+    /// Runs of neighbouring rows.
+    pub(crate) n_runs: usize,
+    /// Rows from the start of a run to that of the next.
+    pub(crate) stride: usize,
 }
 
 impl RowsOf {
     pub(crate) fn all(n_rows: usize) -> Self {
+        Self::run(0, n_rows, n_rows)
+    }
+
+    /// `n_rows` neighbouring rows.
+    pub(crate) fn run(first: usize, n_rows: usize, n_total: usize) -> Self {
         Self {
-            first: 0,
+            first,
             n_rows,
-            n_total: n_rows,
+            n_total,
+            n_runs: 1,
+            stride: n_rows,
         }
+    }
+
+    fn n_out(&self) -> usize {
+        self.n_rows * self.n_runs
+    }
+
+    /// The first row of each run.
+    fn starts(&self) -> impl Iterator<Item = usize> {
+        let Self { first, stride, .. } = *self;
+        (0..self.n_runs).map(move |run| first + run * stride)
     }
 }
 
@@ -113,15 +137,79 @@ impl<'a, M: Memory> Loader<'a, M> {
         bias: Presence,
     ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
         let bias = match self.values(&format!("{name}.bias"), part.n_total, bias)? {
-            Some(values) => Some((self.memory).upload_vector(&values[part.first..][..part.n_rows])?),
+            Some(values) => {
+                let runs = part.starts().map(|start| &values[start..start + part.n_rows]);
+                Some(
+                    self.memory
+                        .upload_vector(&runs.flatten().copied().collect::<Vec<_>>())?,
+                )
+            }
             None => None,
         };
         Ok(Linear {
             matrix: self.matrix_part(&format!("{name}.weight"), part, n_in, MatrixUsage::Linear)?,
             bias,
-            n_out: part.n_rows,
+            n_out: part.n_out(),
             n_in,
         })
+    }
+
+    /// What the file calls a tensor, which is known by its usual name.
+    fn file_name<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        let names = self.descriptor.tensor_names;
+        if names.is_empty() || self.source.contains(name) {
+            return Cow::Borrowed(name);
+        }
+        // After `blk.`, the layer and a dot.
+        let part_start = match name.strip_prefix("blk.").and_then(|rest| rest.find('.')) {
+            Some(dot) => "blk.".len() + dot + 1,
+            None => 0,
+        };
+        let (layer, part) = name.split_at(part_start);
+        match names.iter().find(|(usual, _)| *usual == part) {
+            Some((_, own)) => Cow::Owned(format!("{layer}{own}")),
+            None => Cow::Borrowed(name),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<WeightTensor<'a>, LoadError> {
+        let source = self.source;
+        source
+            .tensor(&self.file_name(name))
+            .ok_or_else(|| LoadError::MissingTensor {
+                name: name.to_owned(),
+            })
+    }
+
+    /// A tensor that must be there, as one vector. `dims` are its dimensions, those of 1 left out.
+    pub(crate) fn required_vector(&mut self, name: &str, dims: &[usize]) -> Result<M::Vector, LoadError> {
+        let values = self.all_values(name, dims)?;
+        Ok(self.memory.upload_vector(&values)?)
+    }
+
+    /// A tensor `[n_rows, n_cols]` as the vector of its columns, one after the other.
+    pub(crate) fn transposed(
+        &mut self,
+        name: &str,
+        [n_rows, n_cols]: [usize; 2],
+    ) -> Result<M::Vector, LoadError> {
+        let values = self.all_values(name, &[n_cols, n_rows])?;
+        let columns = (0..n_cols).flat_map(|col| values.iter().skip(col).step_by(n_cols).copied());
+        let columns: Vec<f32> = columns.collect();
+        Ok(self.memory.upload_vector(&columns)?)
+    }
+
+    fn all_values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, LoadError> {
+        let tensor = self.tensor(name)?;
+        let is_wide = |dim: &usize| *dim != 1;
+        if !(tensor.dims.iter().copied().filter(is_wide)).eq(dims.iter().copied().filter(is_wide)) {
+            return Err(LoadError::WrongShape {
+                name: name.to_owned(),
+                expected: dims.to_vec(),
+                found: tensor.dims,
+            });
+        }
+        self.finite_values(name, &tensor)
     }
 
     pub(crate) fn matrix(
@@ -134,7 +222,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.matrix_part(name, RowsOf::all(n_out), n_in, usage)
     }
 
-    /// Some rows of a matrix, without a copy of the others.
+    /// Some rows of a matrix; those of one run without a copy.
     pub(crate) fn matrix_part(
         &mut self,
         name: &str,
@@ -142,19 +230,35 @@ impl<'a, M: Memory> Loader<'a, M> {
         n_in: usize,
         usage: MatrixUsage,
     ) -> Result<M::Matrix, LoadError> {
-        let source = self.source;
-        let tensor = source.tensor(name).ok_or_else(|| LoadError::MissingTensor {
-            name: name.to_owned(),
-        })?;
+        let tensor = self.tensor(name)?;
         check_shape(name, &tensor.dims, &[n_in, part.n_total])?;
         let row_bytes = tensor.bytes.len() / part.n_total;
-        let start = part.first * row_bytes;
+        let run_bytes = part.n_rows * row_bytes;
+        let gathered = if part.n_runs == 1 {
+            Vec::new()
+        } else {
+            let mut gathered = vec![0; part.n_runs * run_bytes];
+            for (start, run) in part.starts().zip(gathered.chunks_exact_mut(run_bytes.max(1))) {
+                let read = tensor.bytes.read_into(start * row_bytes, run);
+                read.map_err(|source| LoadError::ReadTensor {
+                    name: name.to_owned(),
+                    source,
+                })?;
+            }
+            gathered
+        };
+        let bytes = if part.n_runs == 1 {
+            let start = part.first * row_bytes;
+            tensor.bytes.slice(start..start + run_bytes)
+        } else {
+            gathered.as_slice().into()
+        };
         let matrix = self.memory.upload_matrix(&MatrixData {
             name,
             ty: tensor.ty,
-            n_out: part.n_rows,
+            n_out: part.n_out(),
             n_in,
-            bytes: tensor.bytes.slice(start..start + part.n_rows * row_bytes),
+            bytes,
             usage,
         })?;
         self.mark_used(name, tensor.bytes.len());
@@ -163,7 +267,7 @@ impl<'a, M: Memory> Loader<'a, M> {
 
     /// Whether a matrix of `n_rows` rows is there.
     pub(crate) fn has_rows(&self, name: &str, n_rows: usize) -> bool {
-        let tensor = self.source.tensor(name);
+        let tensor = self.source.tensor(&self.file_name(name));
         tensor.is_some_and(|tensor| tensor.dims.get(1) == Some(&n_rows))
     }
 
@@ -219,7 +323,7 @@ impl<'a, M: Memory> Loader<'a, M> {
             return Ok(None);
         }
         let source = self.source;
-        let Some(tensor) = source.tensor(name) else {
+        let Some(tensor) = source.tensor(&self.file_name(name)) else {
             if presence == Presence::Optional {
                 return Ok(None);
             }
@@ -228,6 +332,10 @@ impl<'a, M: Memory> Loader<'a, M> {
             });
         };
         check_shape(name, &tensor.dims, dims)?;
+        self.finite_values(name, &tensor).map(Some)
+    }
+
+    fn finite_values(&mut self, name: &str, tensor: &WeightTensor<'_>) -> Result<Vec<f32>, LoadError> {
         let bytes = tensor.bytes.to_vec().map_err(|source| LoadError::ReadTensor {
             name: name.to_owned(),
             source,
@@ -241,7 +349,7 @@ impl<'a, M: Memory> Loader<'a, M> {
             });
         }
         self.mark_used(name, tensor.bytes.len());
-        Ok(Some(values))
+        Ok(values)
     }
 
     /// The rows of a matrix that is not quantized, as one vector.
@@ -252,7 +360,7 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 
     fn mark_used(&mut self, name: &str, n_bytes: usize) {
-        if self.used.insert(name.to_owned()) {
+        if self.used.insert(self.file_name(name).into_owned()) {
             self.progress.n_bytes_done += n_bytes;
             (self.on_progress)(self.progress);
         }

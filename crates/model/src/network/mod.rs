@@ -50,7 +50,8 @@ pub(crate) struct Network<M: Memory> {
 pub(crate) struct Layer<M: Memory> {
     /// The norm before the mixer.
     pub(crate) mixer_norm: Option<Norm<M::Vector>>,
-    pub(crate) mixer: Mixer<M>,
+    /// `None` for a layer that is a feed-forward network alone.
+    pub(crate) mixer: Option<Mixer<M>>,
     /// The norm of what the mixer gives.
     pub(crate) mixer_post_norm: Option<Norm<M::Vector>>,
     /// The norm of the stream once the mixer was added.
@@ -58,19 +59,23 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) residual: Residual,
     /// The norm before the feed-forward network.
     pub(crate) ffn_norm: Option<Norm<M::Vector>>,
-    pub(crate) ffn: Ffn<M>,
+    /// `None` for a layer that is a mixer alone.
+    pub(crate) ffn: Option<Ffn<M>>,
     /// The norm of what the feed-forward network gives.
     pub(crate) ffn_post_norm: Option<Norm<M::Vector>>,
     /// The norm of the stream once the feed-forward network was added.
     pub(crate) ffn_sum_norm: Option<Norm<M::Vector>>,
 }
 
-/// Where a layer is: what its tensors are called, and which row of the KV store is its own.
+/// Where a layer is: what its tensors are called, and which rows of the stores are its own.
 #[derive(Clone, Copy)]
+#[expect(clippy::struct_field_names, reason = "indices of three different lists")]
 pub(crate) struct LayerPlace {
     pub(crate) layer_idx: usize,
     /// Its index among the layers that store keys and values.
     pub(crate) kv_idx: usize,
+    /// Its index among the layers that carry a state.
+    pub(crate) state_idx: usize,
 }
 
 impl LayerPlace {
@@ -125,7 +130,7 @@ impl<M: Memory> Network<M> {
         let ropes = (descriptor.ropes.iter())
             .map(|rope| load_rope(rope, loader))
             .collect::<Result<_, _>>()?;
-        let mut n_attentions = 0;
+        let (mut n_attentions, mut state_idx) = (0, 0);
         let layers = (descriptor.layers.iter().enumerate())
             .map(|(layer_idx, layer)| {
                 let kv_idx = layer
@@ -133,7 +138,13 @@ impl<M: Memory> Network<M> {
                     .attention()
                     .map_or(0, |_| descriptor.kv_idx(n_attentions));
                 n_attentions += usize::from(layer.mixer.attention().is_some());
-                Layer::load(LayerPlace { layer_idx, kv_idx }, layer, loader)
+                let place = LayerPlace {
+                    layer_idx,
+                    kv_idx,
+                    state_idx,
+                };
+                state_idx += usize::from(layer.mixer.state_shape().is_some());
+                Layer::load(place, layer, loader)
             })
             .collect::<Result<_, _>>()?;
         let has_head = descriptor.head != OutputHead::None;
@@ -169,16 +180,25 @@ impl<M: Memory> Network<M> {
 }
 
 impl<M: Memory> Layer<M> {
+    /// The norm that the layer begins with.
+    pub(crate) fn first_norm(&self) -> Option<&Norm<M::Vector>> {
+        match self.mixer {
+            Some(_) => self.mixer_norm.as_ref(),
+            None => self.ffn_norm.as_ref(),
+        }
+    }
+
     fn load(
         place: LayerPlace,
         layer: &LayerDescriptor,
         loader: &mut Loader<'_, M>,
     ) -> Result<Self, LoadError> {
         let norms = layer.norms;
-        let has_ffn_norm = norms.has_pre_ffn() && layer.residual != Residual::Parallel;
+        let (has_mixer, has_ffn) = (!layer.mixer.is_none(), !layer.ffn.is_none());
+        let has_ffn_norm = has_ffn && norms.has_pre_ffn() && layer.residual != Residual::Parallel;
         let has = |part: &str| loader.source.contains(&place.name(part));
-        let (mixer_norm, ffn_norm) = if has_ffn_norm && has("attn_norm_2.weight") {
-            // Falcon's files: the norm of the feed-forward network has the first name.
+        let (mixer_norm, ffn_norm) = if !has_mixer || has_ffn_norm && has("attn_norm_2.weight") {
+            // The norm of the feed-forward network has the first name in Falcon's files, and in a layer that is nothing else.
             ("attn_norm_2", "attn_norm")
         } else if !norms.has_post() && !has("ffn_norm.weight") && has("post_attention_norm.weight") {
             // Some files call the second norm after its place.
@@ -188,15 +208,16 @@ impl<M: Memory> Layer<M> {
         };
         let is_after_sum = norms == NormPlacement::AfterSum;
         Ok(Self {
-            mixer_norm: loader.norm_if(norms.has_pre_mixer(), &place.name(mixer_norm))?,
+            mixer_norm: loader.norm_if(has_mixer && norms.has_pre_mixer(), &place.name(mixer_norm))?,
             mixer: Mixer::load(place, &layer.mixer, loader)?,
-            mixer_post_norm: loader.norm_if(norms.has_post(), &place.name("post_attention_norm"))?,
-            mixer_sum_norm: loader.norm_if(is_after_sum, &place.name("attn_output_norm"))?,
+            mixer_post_norm: loader
+                .norm_if(has_mixer && norms.has_post(), &place.name("post_attention_norm"))?,
+            mixer_sum_norm: loader.norm_if(has_mixer && is_after_sum, &place.name("attn_output_norm"))?,
             residual: layer.residual,
             ffn_norm: loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?,
             ffn: Ffn::load(place, &layer.ffn, loader)?,
-            ffn_post_norm: loader.norm_if(norms.has_post(), &place.name("post_ffw_norm"))?,
-            ffn_sum_norm: loader.norm_if(is_after_sum, &place.name("layer_output_norm"))?,
+            ffn_post_norm: loader.norm_if(has_ffn && norms.has_post(), &place.name("post_ffw_norm"))?,
+            ffn_sum_norm: loader.norm_if(has_ffn && is_after_sum, &place.name("layer_output_norm"))?,
         })
     }
 }

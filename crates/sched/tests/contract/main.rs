@@ -5,6 +5,7 @@ mod an_executor_of_two_routes;
 mod batch_generation_on_the_host;
 mod constrained_samples;
 mod operation;
+mod recurrent_states;
 mod rules_common_to_all;
 mod streaming_generation;
 

@@ -62,6 +62,8 @@ mod queue_gauge;
 mod scheduler;
 #[path = "../../src/sequence.rs"]
 mod sequence;
+#[path = "../../src/states.rs"]
+mod states;
 #[path = "../../src/step_times.rs"]
 mod step_times;
 #[path = "../../src/stopwatch.rs"]

@@ -63,6 +63,7 @@ impl World {
                 kv_window: rarely(genes[2], 4, 1, 70),
                 pooling: None,
                 is_encoder: false,
+                n_states: rarely(genes[3], 2, 1, 20).unwrap_or(0),
                 max_logit_rows: max_running + pick(genes[6], 0, 4),
                 ..limits(pick(genes[0], 1, 30))
             },

@@ -34,6 +34,7 @@ impl Babble {
             kv_window: None,
             pooling: None,
             is_encoder: false,
+            n_states: 0,
         };
         Self {
             limits,

@@ -1,0 +1,117 @@
+//! [`StateStore`]: the recurrent memory of every sequence, in slots.
+//!
+//! Separate from the KV store because a state is rewritten at every token. A layer keeps its slots as rows, so that a part
+//! of the columns, one group of channels in every slot, belongs to one thread. Invariant: a step reads a slot before its
+//! sequence's first token and writes slots that no other sequence of the step touches, as the batch was checked for.
+
+use tokenmill_backend::{ForwardBatch, SeqState, StateLayout};
+
+use tokenmill_cpu_kernels::MAX_LANES;
+
+use crate::{CpuExecError, pool::Patch, zeroed};
+
+/// States of all layers, in `n_states` slots. Memory is taken from the system as slots are first used.
+#[derive(Debug)]
+pub struct StateStore {
+    layers: Vec<LayerStates>,
+}
+
+/// The states of one layer.
+#[derive(Debug)]
+pub(crate) struct LayerStates {
+    /// `[n_states, conv_len]`.
+    pub(crate) conv: Vec<f32>,
+    /// `[n_states, matrix_len]`.
+    pub(crate) matrix: Vec<f32>,
+    pub(crate) conv_len: usize,
+    pub(crate) matrix_len: usize,
+}
+
+/// The sequences of a step, and where their states are.
+#[derive(Clone, Copy, Debug)]
+pub struct StepStates<'a> {
+    /// Position of each token.
+    pub positions: &'a [u32],
+    /// Offsets of the sequences in the tokens, `[n_seqs + 1]`.
+    pub seq_starts: &'a [u32],
+    /// Each sequence's slots.
+    pub states: &'a [SeqState],
+}
+
+impl StateStore {
+    /// Allocates slots.
+    ///
+    /// # Errors
+    /// [`CpuExecError::OutOfMemory`].
+    pub fn new(layout: &StateLayout) -> Result<Self, CpuExecError> {
+        let rows = |len: usize| zeroed(layout.n_states.saturating_mul(len), "recurrent states");
+        let layers = layout.layers.iter().map(|layer| {
+            Ok::<_, CpuExecError>(LayerStates {
+                conv: rows(layer.conv_len)?,
+                matrix: rows(layer.matrix_len)?,
+                conv_len: layer.conv_len,
+                matrix_len: layer.matrix_len,
+            })
+        });
+        Ok(Self {
+            layers: layers.collect::<Result<_, _>>()?,
+        })
+    }
+
+    pub(crate) fn layer(&mut self, state_idx: usize) -> &mut LayerStates {
+        &mut self.layers[state_idx]
+    }
+}
+
+/// A sequence's tokens and slots.
+pub(crate) struct Run {
+    pub(crate) tokens: std::ops::Range<usize>,
+    /// Where the state is before the first token; `None` for zeros.
+    pub(crate) from: Option<usize>,
+    pub(crate) to: usize,
+    /// The token after which a snapshot is kept, and its slot.
+    pub(crate) save: Option<(usize, usize)>,
+}
+
+impl<'a> StepStates<'a> {
+    /// Those of a batch.
+    pub fn of(batch: &'a ForwardBatch) -> Self {
+        Self {
+            positions: &batch.positions,
+            seq_starts: &batch.seq_starts,
+            states: &batch.states,
+        }
+    }
+
+    /// Each sequence's part of the step.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
+        let bounds = self.seq_starts.windows(2);
+        bounds.zip(self.states).map(|(bounds, state)| {
+            let tokens = bounds[0] as usize..bounds[1] as usize;
+            let first = self.positions[tokens.start];
+            let token_of = |n_tokens: u32| tokens.start + (n_tokens - 1 - first) as usize;
+            Run {
+                from: (first > 0).then_some(state.from as usize),
+                to: state.to as usize,
+                save: state
+                    .save
+                    .map(|save| (token_of(save.n_tokens), save.slot as usize)),
+                tokens,
+            }
+        })
+    }
+}
+
+/// Brings the state before a sequence's first token to the slot that is written.
+pub(crate) fn begin(states: &mut Patch<'_, f32>, run: &Run) {
+    match run.from {
+        Some(from) if from != run.to => states.copy_row(from, run.to),
+        Some(_) => {}
+        None => states.row(run.to).fill(0.0),
+    }
+}
+
+/// Channels that a step of a recurrence takes at a time, where `width` of them belong together.
+pub(crate) fn lanes_of(width: usize) -> usize {
+    (1 << width.trailing_zeros().min(31)).min(MAX_LANES)
+}

@@ -1,0 +1,103 @@
+//! How GGUF files describe recurrent layers, for the architectures that have them.
+//!
+//! Separate from those because several share each kind.
+
+use tokenmill_backend::KeyHeads;
+use tokenmill_gguf::{Array, Value};
+
+use crate::{
+    DeltaGates, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor,
+    SsmDescriptor, SsmKind,
+};
+
+use super::{GgufConfig, HfConfig};
+
+impl GgufConfig<'_> {
+    /// A gated delta net.
+    pub(super) fn delta_net(
+        &self,
+        key_heads: KeyHeads,
+        gates: DeltaGates,
+    ) -> Result<MixerDescriptor, LoadError> {
+        let n_v_heads = self.usize("ssm.time_step_rank")?;
+        Ok(MixerDescriptor::DeltaNet(DeltaNetDescriptor {
+            n_k_heads: self.usize("ssm.group_count")?,
+            n_v_heads,
+            head_dim_k: self.usize("ssm.state_size")?,
+            head_dim_v: self.usize("ssm.inner_size")? / n_v_heads.max(1),
+            n_taps: self.usize("ssm.conv_kernel")?,
+            key_heads,
+            gates,
+        }))
+    }
+
+    /// A Mamba 2 model.
+    pub(super) fn mamba2(&self, has_norm: bool) -> Result<SsmDescriptor, LoadError> {
+        let n_heads = self.usize("ssm.time_step_rank")?;
+        Ok(SsmDescriptor {
+            kind: SsmKind::Mamba2 { has_norm },
+            n_heads,
+            head_dim: self.usize("ssm.inner_size")? / n_heads.max(1),
+            n_groups: self.usize("ssm.group_count")?,
+            n_state: self.usize("ssm.state_size")?,
+            n_taps: self.usize("ssm.conv_kernel")?,
+            conv_bias: Presence::Optional,
+            bias: Presence::Optional,
+        })
+    }
+
+    /// A Mamba model.
+    pub(super) fn mamba(&self) -> Result<SsmDescriptor, LoadError> {
+        Ok(SsmDescriptor {
+            kind: SsmKind::Mamba {
+                dt_rank: self.usize("ssm.time_step_rank")?,
+                has_norms: self.opt_bool("ssm.dt_b_c_rms")?.unwrap_or(false),
+            },
+            n_heads: self.usize("ssm.inner_size")?,
+            head_dim: 1,
+            n_groups: 1,
+            n_state: self.usize("ssm.state_size")?,
+            n_taps: self.usize("ssm.conv_kernel")?,
+            conv_bias: Presence::Optional,
+            bias: Presence::Optional,
+        })
+    }
+
+    /// A gated short convolution.
+    pub(super) fn short_conv(&self) -> Result<MixerDescriptor, LoadError> {
+        Ok(MixerDescriptor::ShortConv(ShortConvDescriptor {
+            n_channels: self.usize("embedding_length")?,
+            n_taps: self.usize("shortconv.l_cache")?,
+            bias: Presence::Optional,
+        }))
+    }
+
+    /// Whether each layer is recurrent, where some layers have attention instead: as a list says, or all but every n-th.
+    pub(super) fn recurrent_layers(&self, n_layers: usize) -> Result<Vec<bool>, LoadError> {
+        let key = format!("{}.attention.recurrent_layers", self.arch);
+        match self.file.metadata().get(&key) {
+            Some(Value::Array(Array::Bool(layers))) if layers.len() >= n_layers => {
+                Ok(layers[..n_layers].to_vec())
+            }
+            Some(_) => Err(LoadError::BadValue {
+                what: "list of recurrent layers",
+                found: "something else".to_owned(),
+                expected: "true or false for each layer",
+            }),
+            None => {
+                let interval = self.opt_usize("full_attention_interval")?.unwrap_or(4).max(1);
+                Ok((1..=n_layers)
+                    .map(|layer| !layer.is_multiple_of(interval))
+                    .collect())
+            }
+        }
+    }
+}
+
+/// The error of a folder: the layouts of recurrent layers there are not known yet.
+pub(super) fn no_folders(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    Err(LoadError::UnsupportedFeature {
+        arch: config.class()?.to_owned(),
+        feature: "weights in safetensors files; convert the model to GGUF".to_owned(),
+    })
+}

@@ -1,0 +1,207 @@
+//! The mixers that carry a state from token to token: [`DeltaNetDescriptor`], [`SsmDescriptor`], [`ShortConvDescriptor`].
+//!
+//! Separate from attention because their memory has one size whatever the length of a sequence. Invariant: a descriptor that
+//! passed its `validate` has sizes that divide as the operations need.
+
+use tokenmill_backend::{KeyHeads, StateLayerShape};
+
+use crate::{LoadError, error::check};
+
+use super::{MAX_WIDTH, Presence, WIDTH};
+
+/// A gated delta net, between a short convolution and a gated norm.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DeltaNetDescriptor {
+    /// Query and key heads.
+    pub n_k_heads: usize,
+    /// Value heads.
+    pub n_v_heads: usize,
+    /// Width of a query and key head.
+    pub head_dim_k: usize,
+    /// Width of a value head.
+    pub head_dim_v: usize,
+    /// Rows that the convolution sees, the newest included.
+    pub n_taps: usize,
+    /// Which key head a value head goes with.
+    pub key_heads: KeyHeads,
+    /// Where the projections of decay and rate are.
+    pub gates: DeltaGates,
+}
+
+/// Where the projections of decays and rates are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaGates {
+    /// In `ssm_alpha` and `ssm_beta`.
+    Apart,
+    /// In `ssm_ba`: for each key head the rates of its value heads, then their decays.
+    ByKeyHead,
+}
+
+impl DeltaNetDescriptor {
+    /// Width of a token's values, all heads.
+    pub fn v_width(&self) -> usize {
+        self.n_v_heads * self.head_dim_v
+    }
+
+    /// Width of a token's queries, keys and values: what the convolution runs over.
+    pub fn qkv_width(&self) -> usize {
+        2 * self.n_k_heads * self.head_dim_k + self.v_width()
+    }
+
+    pub(super) fn state_shape(&self) -> StateLayerShape {
+        StateLayerShape {
+            conv_len: self.qkv_width() * (self.n_taps - 1),
+            matrix_len: self.v_width() * self.head_dim_k,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), LoadError> {
+        check_taps(self.n_taps)?;
+        check_width("delta net key heads", self.n_k_heads)?;
+        check(
+            "delta net value head count",
+            self.n_v_heads,
+            self.n_v_heads > 0 && self.n_v_heads.is_multiple_of(self.n_k_heads),
+            "a multiple of its key heads",
+        )?;
+        for head_dim in [self.head_dim_k, self.head_dim_v] {
+            check(
+                "delta net head width",
+                head_dim,
+                (1..=MAX_WIDTH / self.n_v_heads).contains(&head_dim),
+                WIDTH,
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// A state space model, between a short convolution and a gate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SsmDescriptor {
+    /// Mamba or Mamba 2.
+    pub kind: SsmKind,
+    /// Heads; those of Mamba are its channels.
+    pub n_heads: usize,
+    /// Width of a head; 1 for Mamba.
+    pub head_dim: usize,
+    /// Groups of heads that share what writes and reads the state.
+    pub n_groups: usize,
+    /// Width of the state.
+    pub n_state: usize,
+    /// Rows that the convolution sees, the newest included.
+    pub n_taps: usize,
+    /// Bias of the convolution.
+    pub conv_bias: Presence,
+    /// Biases of the projections into and out of the mixer.
+    pub bias: Presence,
+}
+
+/// What differs between the two generations.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SsmKind {
+    /// What writes and reads the state comes from the convolved channels, the step sizes through a narrow matrix.
+    Mamba {
+        /// Width of that matrix.
+        dt_rank: usize,
+        /// Whether step sizes and what writes and reads the state go through RMS norms without weights.
+        has_norms: bool,
+    },
+    /// What writes and reads the state is convolved with the channels.
+    Mamba2 {
+        /// Whether each group of the gated output goes through an RMS norm.
+        has_norm: bool,
+    },
+}
+
+impl SsmDescriptor {
+    /// Width of a token's channels.
+    pub fn inner_width(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    /// Width of what the convolution runs over.
+    pub fn conv_width(&self) -> usize {
+        match self.kind {
+            SsmKind::Mamba { .. } => self.inner_width(),
+            SsmKind::Mamba2 { .. } => self.inner_width() + 2 * self.n_groups * self.n_state,
+        }
+    }
+
+    pub(super) fn state_shape(&self) -> StateLayerShape {
+        StateLayerShape {
+            conv_len: self.conv_width() * (self.n_taps - 1),
+            matrix_len: self.inner_width() * self.n_state,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), LoadError> {
+        check_taps(self.n_taps)?;
+        check_width("state space head count", self.n_heads)?;
+        check_width("state space width", self.n_heads.saturating_mul(self.head_dim))?;
+        check(
+            "state space group count",
+            self.n_groups,
+            self.n_groups > 0 && self.n_heads.is_multiple_of(self.n_groups),
+            "a divisor of the heads",
+        )?;
+        let state = self.inner_width().saturating_mul(self.n_state);
+        check(
+            "state space state width",
+            state,
+            (1..=1 << 32).contains(&state),
+            "at least 1",
+        )?;
+        check_width(
+            "state space state width",
+            self.n_groups.saturating_mul(self.n_state),
+        )?;
+        if let SsmKind::Mamba { dt_rank, .. } = self.kind {
+            check_width("state space rank of step sizes", dt_rank)?;
+            assert_eq!(
+                (self.head_dim, self.n_groups),
+                (1, 1),
+                "the channels of Mamba are its heads"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A short convolution between two gates, as wide as the stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ShortConvDescriptor {
+    /// Channels: the width of the stream.
+    pub n_channels: usize,
+    /// Rows that it sees, the newest included.
+    pub n_taps: usize,
+    /// Biases of the convolution and of the projections.
+    pub bias: Presence,
+}
+
+impl ShortConvDescriptor {
+    pub(super) fn state_shape(&self) -> StateLayerShape {
+        StateLayerShape {
+            conv_len: self.n_channels * (self.n_taps - 1),
+            matrix_len: 0,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), LoadError> {
+        check_taps(self.n_taps)?;
+        check_width("convolution width", self.n_channels)
+    }
+}
+
+fn check_taps(n_taps: usize) -> Result<(), LoadError> {
+    check(
+        "convolution kernel",
+        n_taps,
+        (2..=16).contains(&n_taps),
+        "between 2 and 16",
+    )
+}
+
+fn check_width(what: &'static str, width: usize) -> Result<(), LoadError> {
+    check(what, width, (1..=MAX_WIDTH).contains(&width), WIDTH)
+}
