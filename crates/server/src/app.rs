@@ -31,6 +31,7 @@ use crate::{
     request_log::{ErrorCode, Tally},
     sampling::SamplingFields,
     shutdown::Shutdown,
+    stored::StoredResponses,
 };
 
 /// What every endpoint shares.
@@ -45,6 +46,7 @@ pub struct App {
     /// Whether the server is ending.
     pub shutdown: Shutdown,
     pub(crate) intake: Intake,
+    pub(crate) stored: StoredResponses,
 }
 
 impl App {
@@ -53,6 +55,7 @@ impl App {
         Self {
             metrics: Metrics::new(model.name(), model.engine().limits().n_pages),
             intake: Intake::new(config.max_body_bytes),
+            stored: StoredResponses::default(),
             shutdown: Shutdown::default(),
             model,
             config,
@@ -99,6 +102,7 @@ impl Call {
             n: 1,
             stops: Vec::new(),
             constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
+            reader: None,
             ignore_eos: false,
             deadline: app.config.request_timeout,
             queue_timeout: app.config.queue_timeout,

@@ -6,7 +6,7 @@
 
 use crate::fields::{Field, all_but, label, only};
 
-const REASONING: &str = "no model here has its reasoning separated";
+const REASONING: &str = "reasoning is given apart from the answer, as it comes";
 const ONE_CHOICE: &str = "tokens are drawn one after the other";
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
 
@@ -33,9 +33,9 @@ pub(crate) const FOREIGN: &[Field] = &[
         &["true", "false"],
         "control tokens are never part of the answer, so there is nothing between them",
     ),
-    only("separate_reasoning", &["true", "false"], REASONING),
-    only("stream_reasoning", &["true", "false"], REASONING),
-    only("include_reasoning", &["true", "false"], REASONING),
+    only("separate_reasoning", &["true"], REASONING),
+    only("stream_reasoning", &["true"], REASONING),
+    only("include_reasoning", &["true"], REASONING),
     only(
         "return_hidden_states",
         &["false"],
@@ -113,7 +113,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     only("xtc_probability", &["0", "0.0"], NOT_IMPLEMENTED),
     only("dynatemp_range", &["0", "0.0"], NOT_IMPLEMENTED),
     only("top_n_sigma", &["-1", "-1.0"], NOT_IMPLEMENTED),
-    only("reasoning_format", &["\"none\"", "\"auto\""], REASONING),
+    only("reasoning_format", &["\"auto\"", "\"deepseek\""], REASONING),
     only(
         "think",
         &["false"],

@@ -37,7 +37,9 @@ mod serve;
 mod served_model;
 mod shutdown;
 mod sse;
+mod stored;
 pub mod tables;
+mod tools;
 mod write_timeout;
 
 pub use app::App;

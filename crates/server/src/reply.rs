@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokenmill::{Sample, TextEnd, TextEvent, TextStream};
 use tokenmill_sched::{FinishReason, Timings};
 
-use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally};
+use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally, tools::ends_in_calls};
 
 /// Reads a stream to its end.
 ///
@@ -57,6 +57,7 @@ pub(crate) struct TokenCounts {
     pub(crate) prompt: usize,
     pub(crate) cached: usize,
     pub(crate) completion: usize,
+    pub(crate) reasoning: usize,
 }
 
 impl TokenCounts {
@@ -68,6 +69,7 @@ impl TokenCounts {
             self.cached += usage.cached_tokens;
         }
         self.completion += usage.completion_tokens;
+        self.reasoning += end.reasoning_tokens;
     }
 
     /// Of all samples of a request.
@@ -86,6 +88,7 @@ impl TokenCounts {
             "completion_tokens": self.completion,
             "total_tokens": self.prompt + self.completion,
             "prompt_tokens_details": { "cached_tokens": self.cached },
+            "completion_tokens_details": { "reasoning_tokens": self.reasoning },
         })
     }
 
@@ -95,7 +98,7 @@ impl TokenCounts {
             "input_tokens": self.prompt,
             "input_tokens_details": { "cached_tokens": self.cached },
             "output_tokens": self.completion,
-            "output_tokens_details": { "reasoning_tokens": 0 },
+            "output_tokens_details": { "reasoning_tokens": self.reasoning },
             "total_tokens": self.prompt + self.completion,
         })
     }
@@ -114,6 +117,7 @@ impl TokenCounts {
 /// Why a sample ended, in OpenAI's words.
 pub(crate) fn finish_reason(end: &TextEnd) -> &'static str {
     match (end.stopped_by, end.finished.reason) {
+        _ if ends_in_calls(end) => "tool_calls",
         (None, FinishReason::Length) => "length",
         // Only the client's own disconnect cancels, and then there is no reader.
         (Some(_), _) | (None, FinishReason::Stop | FinishReason::Cancelled) => "stop",

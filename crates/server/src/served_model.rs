@@ -12,13 +12,14 @@ use std::{
 };
 
 use serde_json::{Map, Value};
-use tokenmill::{Conversation, Error, Model, TextParams, TextStream};
+use tokenmill::{Conversation, Error, Model, Prompt, TextParams, TextStream};
 use tokenmill_sched::{Engine, EngineError};
 use tokenmill_text::{Tokenizer, template::ChatTemplate};
 
 use crate::{
     ApiError,
     openai::chat::{TemplateMessage, Turn},
+    tools::Tools,
 };
 
 /// What a server needs of a loaded model.
@@ -117,7 +118,7 @@ impl ServedModel {
         } else {
             Turn::Closed
         };
-        let conversation = conversation(messages, turn, extra);
+        let conversation = conversation(messages, None, turn, extra);
         Ok(self.model.words().render_chat(&conversation)?)
     }
 
@@ -135,8 +136,26 @@ impl ServedModel {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
-        let conversation = conversation(messages, turn, extra);
+        let conversation = conversation(messages, None, turn, extra);
         Ok(self.model.words().encode_chat(&conversation)?)
+    }
+
+    /// Turns a conversation with tools into its prompt, and says how the answer is read.
+    ///
+    /// # Errors
+    /// As [`Self::encode_chat`].
+    pub(crate) fn prompt(
+        &self,
+        messages: &[TemplateMessage],
+        tools: &Tools,
+        turn: Turn,
+        extra: Map<String, Value>,
+    ) -> Result<Prompt, ApiError> {
+        if self.engine().limits().is_encoder {
+            return Err(EngineError::PredictsNoTokens.into());
+        }
+        let conversation = conversation(messages, tools.to_template(), turn, extra);
+        Ok(tools.read(self.model.words().prompt(&conversation)?))
     }
 
     /// The source of its chat template, if it has one that can be used.
@@ -158,11 +177,16 @@ impl ServedModel {
     }
 }
 
-fn conversation(messages: &[TemplateMessage], turn: Turn, variables: Map<String, Value>) -> Conversation {
+fn conversation(
+    messages: &[TemplateMessage],
+    tools: Option<Value>,
+    turn: Turn,
+    variables: Map<String, Value>,
+) -> Conversation {
     let to_value = |message| serde_json::to_value(message).expect("a message of strings is JSON");
     Conversation {
         messages: messages.iter().map(to_value).collect(),
-        tools: None,
+        tools,
         turn,
         variables,
     }

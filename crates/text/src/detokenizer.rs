@@ -3,7 +3,7 @@
 //! Separate from the tokenizer because it is what holds state: the bytes of an unfinished character. Invariant: the
 //! texts it hands out, put together, are what decoding all ids at once gives; no character is ever cut.
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, sync::Arc};
 
 use crate::Tokenizer;
 
@@ -36,6 +36,8 @@ impl Default for DecodeOptions {
 pub struct StreamDecoder<T> {
     tokenizer: T,
     options: DecodeOptions,
+    /// Control tokens that are part of the text, ascending.
+    shown: Arc<[u32]>,
     is_at_start: bool,
     /// The bytes of a character that has begun.
     pending: Vec<u8>,
@@ -64,9 +66,17 @@ impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
             is_at_start: !options.is_continuation,
             tokenizer,
             options,
+            shown: Arc::default(),
             pending: Vec::new(),
             text: String::new(),
         }
+    }
+
+    /// Makes some control tokens part of the text that is made without the others; `ids` ascend.
+    #[must_use]
+    pub fn showing(mut self, ids: Arc<[u32]>) -> Self {
+        self.shown = ids;
+        self
     }
 
     /// Takes the next token and returns the text that is complete with it, often none.
@@ -75,7 +85,8 @@ impl<T: Borrow<Tokenizer>> StreamDecoder<T> {
         let tokenizer = self.tokenizer.borrow();
         let is_shown = tokenizer
             .token_kind(id)
-            .is_some_and(|kind| !(self.options.skip_special && kind.is_special()));
+            .is_some_and(|kind| !(self.options.skip_special && kind.is_special()))
+            || self.shown.binary_search(&id).is_ok();
         let mut bytes = match tokenizer.token_bytes(id) {
             Some(bytes) if is_shown => bytes,
             _ => return "",

@@ -3,7 +3,9 @@
 //! Separate from the stream because those who read piece by piece need none of it. Invariant: a sample without an end is an
 //! error, never an answer.
 
+use serde_json::{Value, json};
 use tokenmill_sched::{EngineError, FinishReason, Timings, Usage};
+use tokenmill_text::calls::Part;
 
 use crate::{
     Error, ScoredToken,
@@ -14,8 +16,12 @@ use crate::{
 /// A finished sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Its text; neither a stop string nor an end-of-text token is part of it.
+    /// Its text; neither a stop string nor an end-of-text token is part of it, and neither reasoning nor calls.
     pub text: String,
+    /// What the model thought before, where its format tells.
+    pub reasoning: String,
+    /// Tools that it calls.
+    pub calls: Vec<ToolCall>,
     /// The tokens of that text.
     pub tokens: Vec<ScoredToken>,
     /// Why it ended.
@@ -24,8 +30,28 @@ pub struct Answer {
     pub stopped_by: Option<usize>,
     /// What it took.
     pub usage: Usage,
+    /// Tokens of the reasoning, which `usage` counts too.
+    pub reasoning_tokens: usize,
     /// How long that took.
     pub timings: Timings,
+}
+
+/// A call of a tool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolCall {
+    /// What its result is sent back with.
+    pub id: String,
+    /// The tool.
+    pub name: String,
+    /// Its arguments, a JSON object.
+    pub arguments: String,
+}
+
+impl ToolCall {
+    /// In the form of OpenAI's `tool_calls`.
+    pub fn to_openai(&self) -> Value {
+        json!({"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}})
+    }
 }
 
 /// A finished sample, with all that the stream said of its end.
@@ -33,6 +59,10 @@ pub struct Answer {
 pub struct Sample {
     /// Its text.
     pub text: String,
+    /// Its reasoning.
+    pub reasoning: String,
+    /// Its calls.
+    pub calls: Vec<ToolCall>,
     /// The tokens of that text.
     pub tokens: Vec<ScoredToken>,
     /// How it ended.
@@ -40,13 +70,17 @@ pub struct Sample {
 }
 
 impl From<Sample> for Answer {
-    fn from(Sample { text, tokens, end }: Sample) -> Self {
+    fn from(sample: Sample) -> Self {
+        let end = sample.end;
         Self {
-            text,
-            tokens,
+            text: sample.text,
+            reasoning: sample.reasoning,
+            calls: sample.calls,
+            tokens: sample.tokens,
             finish: end.finished.reason,
             stopped_by: end.stopped_by,
             usage: end.finished.usage,
+            reasoning_tokens: end.reasoning_tokens,
             timings: end.finished.timings,
         }
     }
@@ -96,23 +130,55 @@ impl TextStream {
 
 /// What came of each sample so far.
 #[derive(Debug)]
-pub(crate) struct Gathered(Vec<(String, Vec<ScoredToken>, Option<TextEnd>)>);
+pub(crate) struct Gathered(Vec<SoFar>);
+
+#[derive(Clone, Debug, Default)]
+struct SoFar {
+    text: String,
+    reasoning: String,
+    calls: Vec<ToolCall>,
+    /// The call that is not complete.
+    open: ToolCall,
+    tokens: Vec<ScoredToken>,
+    end: Option<TextEnd>,
+}
+
+impl SoFar {
+    fn take(&mut self, part: Part) {
+        match part {
+            Part::Text(text) => self.text.push_str(&text),
+            Part::Reasoning(text) => self.reasoning.push_str(&text),
+            Part::CallStart { id, name, .. } => {
+                self.open = ToolCall {
+                    id: id.unwrap_or_default(),
+                    name,
+                    arguments: String::new(),
+                };
+            }
+            Part::Arguments { delta, .. } => self.open.arguments.push_str(&delta),
+            Part::CallEnd { .. } => self.calls.push(std::mem::take(&mut self.open)),
+            // It is no call, so its text is text.
+            Part::CallBroken { source, .. } => self.text.push_str(&source),
+            Part::Markup => {}
+        }
+    }
+}
 
 impl Gathered {
     pub(crate) fn new(n_samples: usize) -> Self {
-        Self(vec![(String::new(), Vec::new(), None); n_samples])
+        Self(vec![SoFar::default(); n_samples])
     }
 
     pub(crate) fn take(&mut self, event: TextEvent) -> Result<(), Error> {
         match event {
             TextEvent::Delta(delta) => {
-                let (text, tokens, _) = &mut self.0[delta.sample as usize];
-                text.push_str(&delta.text);
-                tokens.extend(delta.tokens);
+                let sample = &mut self.0[delta.sample as usize];
+                sample.tokens.extend(delta.tokens);
+                delta.parts.into_iter().for_each(|part| sample.take(part));
             }
             TextEvent::Finished(end) => {
                 let sample = end.sample as usize;
-                self.0[sample].2 = Some(end);
+                self.0[sample].end = Some(end);
             }
             TextEvent::Failed { error, .. } => return Err(error.into()),
         }
@@ -124,9 +190,14 @@ impl Gathered {
     }
 
     fn samples(self) -> Result<Vec<Sample>, Error> {
-        let sample = |(text, tokens, end): (_, _, Option<TextEnd>)| {
-            let end = end.ok_or(EngineError::Stopped)?;
-            Ok(Sample { text, tokens, end })
+        let sample = |so_far: SoFar| {
+            Ok(Sample {
+                end: so_far.end.ok_or(EngineError::Stopped)?,
+                text: so_far.text,
+                reasoning: so_far.reasoning,
+                calls: so_far.calls,
+                tokens: so_far.tokens,
+            })
         };
         self.0.into_iter().map(sample).collect()
     }

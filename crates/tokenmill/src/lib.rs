@@ -33,6 +33,7 @@
 //! | continue a text | [`Model::complete`], [`Model::samples`] | [`Answer`] |
 //! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator and an asynchronous stream |
 //! | answer a conversation | [`Model::chat`], [`Model::chat_stream`] | the same |
+//! | offer tools, read calls | [`Conversation::tools`], [`Answer::calls`], [`Conversation::result`] | [`ToolCall`] |
 //! | answer many prompts | [`Model::batch`] | a result for each |
 //! | answer in a shape: JSON of a schema, a regular expression, a grammar | [`TextParams::constraint`] | text that has it |
 //! | compare texts | [`Model::embed`] | a vector for each |
@@ -80,12 +81,14 @@ mod loaded;
 mod machine_memory;
 mod model;
 mod model_source;
+mod reply;
 mod rerank;
 mod text_stream;
+mod tool_writing;
 mod wait;
 mod words;
 
-pub use answer::{Answer, Sample};
+pub use answer::{Answer, Sample, ToolCall};
 pub use device::{Compute, Device, DeviceError, load};
 pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;
@@ -98,12 +101,14 @@ pub use loaded::{Loaded, LoadedDevice};
 pub use machine_memory::{available_bytes, check_memory, machine_bytes};
 pub use model::{Model, TextParams};
 pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
+pub use reply::{Prompt, ReplyReader};
 pub use rerank::{RankWords, Scores};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_sched::{FinishReason, Timings, Usage};
 pub use tokenmill_text::{
+    calls::{Part, ToolSet},
     constraint::{Constraint, ConstraintError},
     template::ChatMessage as Message,
 };

@@ -10,8 +10,8 @@ use tokenmill_model::PooledOutput;
 use tokenmill_sched::{Engine, EngineError, GenerateParams};
 
 use crate::{
-    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelWords, Scores, TextStream,
-    constraint,
+    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelWords, ReplyReader, Scores,
+    TextStream, constraint,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -54,6 +54,8 @@ pub struct TextParams {
     pub priority: i32,
     /// Keeps cached prefixes apart from those of requests with another salt.
     pub cache_salt: u64,
+    /// Reads reasoning and tool calls out of the answers; [`Model::chat`] sets it itself.
+    pub reader: Option<ReplyReader>,
 }
 
 impl Default for TextParams {
@@ -70,6 +72,7 @@ impl Default for TextParams {
             queue_timeout: None,
             priority: 0,
             cache_salt: 0,
+            reader: None,
         }
     }
 }
@@ -165,13 +168,14 @@ impl Model {
         conversation: impl Into<Conversation>,
         params: &TextParams,
     ) -> Result<TextStream, Error> {
-        let prompt = self.words().encode_chat(&conversation.into())?;
+        let prompt = self.words().prompt(&conversation.into())?;
         let params = TextParams {
             constraint: (params.constraint.clone())
-                .map(|constraint| self.words().after_reasoning(constraint, &prompt)),
+                .map(|constraint| self.words().after_reasoning(constraint, &prompt.tokens)),
+            reader: prompt.reader,
             ..params.clone()
         };
-        self.generate(vec![prompt], &params)
+        self.generate(vec![prompt.tokens], &params)
     }
 
     /// One vector for each text, of length 1: what the network pools, or the mean of the final hidden states where it was not
@@ -262,7 +266,11 @@ impl Model {
         let submit = |prompt| self.engine().submit(prompt, generate.clone());
         let generations = prompts.into_iter().map(submit).collect::<Result<Vec<_>, _>>()?;
         let tokenizer = self.words().tokenizer();
-        Ok(TextStream::new(generations, params.n, tokenizer, &params.stops))
+        let stream = TextStream::new(generations, params.n, tokenizer, &params.stops);
+        Ok(match &params.reader {
+            Some(reader) => stream.reading(reader),
+            None => stream,
+        })
     }
 }
 

@@ -13,9 +13,12 @@ use std::{
 use futures_core::Stream;
 use tokenmill_backend::TokenLogprob;
 use tokenmill_sched::{Canceller, EngineError, Event, Finished, Generation, Token};
-use tokenmill_text::{DecodeOptions, StopMatcher, StreamDecoder, Tokenizer};
+use tokenmill_text::{
+    DecodeOptions, StopMatcher, StreamDecoder, Tokenizer,
+    calls::{Part, Piece, ReplyParser},
+};
 
-use crate::{Error, wait::wait};
+use crate::{Error, ReplyReader, tool_writing::id_of, wait::wait};
 
 /// News of a sample, as text.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,8 +41,10 @@ pub enum TextEvent {
 pub struct Delta {
     /// The sample.
     pub sample: u32,
-    /// The text.
+    /// The text for the reader; reasoning and calls are not part of it.
     pub text: String,
+    /// All that is new, in its order: text, reasoning, and calls, each with an id.
+    pub parts: Vec<Part>,
     /// The tokens whose text is now out.
     pub tokens: Vec<ScoredToken>,
 }
@@ -64,6 +69,10 @@ pub struct TextEnd {
     pub finished: Finished,
     /// The stop string that ended it, as its place in the request's list.
     pub stopped_by: Option<usize>,
+    /// Tokens of its reasoning.
+    pub reasoning_tokens: usize,
+    /// Tool calls that are complete.
+    pub n_calls: usize,
 }
 
 /// The generations of a request as text: one for each prompt, their samples numbered through.
@@ -97,6 +106,16 @@ impl TextStream {
             ready: VecDeque::new(),
             has_failed: false,
         }
+    }
+
+    /// Reads reasoning and tool calls out of the samples, of which no token was taken yet.
+    pub(crate) fn reading(mut self, reader: &ReplyReader) -> Self {
+        for sample in &mut self.samples {
+            sample.decoder = sample.decoder.clone().showing(Arc::clone(&reader.shown));
+            sample.parser = Some(reader.parser.clone());
+            sample.max_calls = reader.is_single_call.then_some(1);
+        }
+        self
     }
 
     /// Samples of all prompts.
@@ -181,31 +200,44 @@ impl TextStream {
         let sample = self.sample_idx(prompt, token.sample);
         let sample_of_prompt = token.sample;
         let state = &mut self.samples[sample as usize];
-        let (text, tokens) = state.push(token);
-        if state.matcher.stopped_by().is_some() {
+        let (parts, tokens) = state.push(token);
+        if state.has_ended() {
             self.generations[prompt].stop(sample_of_prompt);
         }
-        self.send(sample, text, tokens);
+        self.send(sample, parts, tokens);
     }
 
     fn take_end(&mut self, prompt: usize, finished: Finished) {
         let sample = self.sample_idx(prompt, finished.sample);
         let state = &mut self.samples[sample as usize];
-        let (text, tokens) = state.finish();
+        let (parts, tokens) = state.finish();
         let stopped_by = state.matcher.stopped_by();
-        self.send(sample, text, tokens);
+        let (reasoning_tokens, n_calls) = (state.n_reasoning_tokens, state.n_calls);
+        self.send(sample, parts, tokens);
         self.ready.push_back(TextEvent::Finished(TextEnd {
             sample,
             finished,
             stopped_by,
+            reasoning_tokens,
+            n_calls,
         }));
     }
 
-    fn send(&mut self, sample: u32, text: String, tokens: Vec<ScoredToken>) {
-        if !(text.is_empty() && tokens.is_empty()) {
-            self.ready
-                .push_back(TextEvent::Delta(Delta { sample, text, tokens }));
+    fn send(&mut self, sample: u32, parts: Vec<Part>, tokens: Vec<ScoredToken>) {
+        if parts.is_empty() && tokens.is_empty() {
+            return;
         }
+        let texts = parts.iter().filter_map(|part| match part {
+            Part::Text(text) => Some(text.as_str()),
+            _ => None,
+        });
+        let delta = Delta {
+            sample,
+            text: texts.collect(),
+            parts,
+            tokens,
+        };
+        self.ready.push_back(TextEvent::Delta(delta));
     }
 }
 
@@ -230,10 +262,16 @@ impl Stream for TextStream {
 struct SampleText {
     decoder: StreamDecoder<Arc<Tokenizer>>,
     matcher: StopMatcher,
+    /// Takes the text apart; without it, all is text.
+    parser: Option<ReplyParser>,
     /// Tokens whose text is not wholly out, each with the length of the text up to its end.
     held: VecDeque<(usize, ScoredToken)>,
     n_decoded_bytes: usize,
     n_sent_bytes: usize,
+    n_reasoning_tokens: usize,
+    n_calls: usize,
+    /// Calls after which the sample ends.
+    max_calls: Option<usize>,
 }
 
 impl SampleText {
@@ -245,13 +283,26 @@ impl SampleText {
         Self {
             decoder: StreamDecoder::new(tokenizer, options),
             matcher: StopMatcher::new(stops),
+            parser: None,
             held: VecDeque::new(),
             n_decoded_bytes: 0,
             n_sent_bytes: 0,
+            n_reasoning_tokens: 0,
+            n_calls: 0,
+            max_calls: None,
         }
     }
 
-    fn push(&mut self, token: Token) -> (String, Vec<ScoredToken>) {
+    /// Whether nothing that follows is part of the sample.
+    fn has_ended(&self) -> bool {
+        self.matcher.stopped_by().is_some() || self.max_calls == Some(self.n_calls)
+    }
+
+    fn push(&mut self, token: Token) -> (Vec<Part>, Vec<ScoredToken>) {
+        if self.has_ended() {
+            return (Vec::new(), Vec::new());
+        }
+        let was_reasoning = self.is_reasoning();
         let piece = self.decoder.push(token.id);
         self.n_decoded_bytes += piece.len();
         let text = self.matcher.push(piece).text;
@@ -261,12 +312,19 @@ impl SampleText {
             top: token.top,
         };
         self.held.push_back((self.n_decoded_bytes, scored));
-        self.release(text)
+        let released = self.release(text, self.matcher.stopped_by().is_some());
+        // The tags around it count as well.
+        self.n_reasoning_tokens += usize::from(was_reasoning || self.is_reasoning());
+        released
     }
 
-    fn finish(&mut self) -> (String, Vec<ScoredToken>) {
-        if self.matcher.stopped_by().is_some() {
-            return (String::new(), Vec::new());
+    fn is_reasoning(&self) -> bool {
+        self.parser.as_ref().is_some_and(ReplyParser::is_reasoning)
+    }
+
+    fn finish(&mut self) -> (Vec<Part>, Vec<ScoredToken>) {
+        if self.has_ended() {
+            return (Vec::new(), Vec::new());
         }
         let piece = self.decoder.finish();
         self.n_decoded_bytes += piece.len();
@@ -274,14 +332,61 @@ impl SampleText {
         if self.matcher.stopped_by().is_none() {
             text.push_str(&self.matcher.finish());
         }
-        self.release(text)
+        self.release(text, true)
     }
 
-    fn release(&mut self, text: String) -> (String, Vec<ScoredToken>) {
-        self.n_sent_bytes += text.len();
+    fn release(&mut self, text: String, is_last: bool) -> (Vec<Part>, Vec<ScoredToken>) {
+        let parts = match &mut self.parser {
+            None => {
+                self.n_sent_bytes += text.len();
+                if text.is_empty() {
+                    Vec::new()
+                } else {
+                    vec![Part::Text(text)]
+                }
+            }
+            Some(parser) => {
+                let mut pieces = parser.push(&text);
+                if is_last {
+                    pieces.extend(parser.finish());
+                }
+                self.n_sent_bytes += pieces.iter().map(|piece| piece.source_bytes).sum::<usize>();
+                let mut parts = Vec::new();
+                for piece in pieces {
+                    if self.max_calls == Some(self.n_calls) {
+                        break;
+                    }
+                    parts.extend(self.part(piece));
+                }
+                parts
+            }
+        };
         let n_sent = self.n_sent_bytes;
         let n_released = self.held.iter().take_while(|(end, _)| *end <= n_sent).count();
         let tokens = self.held.drain(..n_released).map(|(_, token)| token).collect();
-        (text, tokens)
+        (parts, tokens)
     }
+
+    /// A part as it goes out: marks do not, and every call has an id.
+    fn part(&mut self, piece: Piece) -> Option<Part> {
+        match piece.part {
+            Part::Markup => None,
+            Part::CallStart { call_idx, id, name } => Some(Part::CallStart {
+                call_idx,
+                // Short ids are numbers of calls in one answer; those of two answers would be the same.
+                id: Some(id.filter(|id| id.len() > 3).unwrap_or_else(fresh_id)),
+                name,
+            }),
+            part => {
+                self.n_calls += usize::from(matches!(part, Part::CallEnd { .. }));
+                Some(part)
+            }
+        }
+    }
+}
+
+/// An id that no other call has.
+fn fresh_id() -> String {
+    use std::hash::{BuildHasher as _, Hasher as _, RandomState};
+    id_of(RandomState::new().build_hasher().finish())
 }

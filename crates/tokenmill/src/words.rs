@@ -19,7 +19,8 @@ use tokenmill_text::{
 };
 
 use crate::{
-    Error, ModelSource, RankWords, constraint,
+    Answer, Error, ModelSource, RankWords, ToolCall, constraint,
+    reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
 };
 
@@ -31,6 +32,7 @@ const TAIL_TOKENS: usize = 32;
 pub struct ModelWords {
     tokenizer: Arc<Tokenizer>,
     chat: Option<ChatPrompt>,
+    replies: Option<ReplyWords>,
     template_error: Option<TemplateError>,
     bos_token: String,
     eos_token: String,
@@ -52,6 +54,7 @@ impl ModelWords {
             end_ids: tokenizer.end_of_generation().to_vec(),
             tokenizer: Arc::new(tokenizer),
             chat: None,
+            replies: None,
             template_error: None,
             bos_token: String::new(),
             eos_token: String::new(),
@@ -177,6 +180,7 @@ impl ModelWords {
     /// A template that does not parse.
     pub fn set_template(&mut self, source: impl AsRef<str>) -> Result<(), TemplateError> {
         let template = ChatTemplate::new(source.as_ref())?;
+        self.replies = Some(ReplyWords::new(&template, &self.tokenizer));
         self.chat = Some(ChatPrompt::new(template, &self.tokenizer));
         self.template_error = None;
         Ok(())
@@ -214,16 +218,19 @@ impl ModelWords {
     /// Lets a constraint begin where the reasoning of the answer to `prompt` ends: the template tells how the model thinks, and
     /// the prompt's end whether it has begun to.
     pub fn after_reasoning(&self, constraint: Constraint, prompt: &[u32]) -> Constraint {
-        let Some(template) = self.template() else {
-            return constraint;
-        };
-        let tail = &prompt[prompt.len().saturating_sub(TAIL_TOKENS)..];
+        match &self.replies {
+            Some(replies) => constraint::after_reasoning(constraint, &replies.format, &self.tail(prompt)),
+            None => constraint,
+        }
+    }
+
+    /// The text of a prompt's end, with its control tokens.
+    fn tail(&self, prompt: &[u32]) -> String {
         let options = DecodeOptions {
             skip_special: false,
             is_continuation: true,
         };
-        let tail = self.tokenizer.decode(tail, options);
-        constraint::after_reasoning(constraint, &ReplyFormat::of_template(template.source()), &tail)
+        (self.tokenizer).decode(&prompt[prompt.len().saturating_sub(TAIL_TOKENS)..], options)
     }
 
     /// Encodes plain text. `add_special` puts the tokens around it that the model expects, such as that of the beginning.
@@ -250,6 +257,22 @@ impl ModelWords {
         }
     }
 
+    /// Turns a conversation into its prompt, and says how the answer is read.
+    ///
+    /// # Errors
+    /// As [`Self::encode_chat`].
+    pub fn prompt(&self, conversation: &Conversation) -> Result<Prompt, Error> {
+        let tokens = self.encode_chat(conversation)?;
+        let tail = self.tail(&tokens);
+        let reader = (self.replies.as_ref()).and_then(|replies| replies.reader(conversation, &tail));
+        Ok(Prompt { tokens, reader })
+    }
+
+    /// How the model writes calls and reasoning, where it has a chat template.
+    pub fn reply_format(&self) -> Option<&ReplyFormat> {
+        self.replies.as_ref().map(|replies| &replies.format)
+    }
+
     /// Renders a conversation as the template writes it, to look at.
     ///
     /// # Errors
@@ -268,7 +291,12 @@ impl ModelWords {
 
     fn context(&self, conversation: &Conversation) -> ChatContext {
         ChatContext {
-            messages: conversation.messages.clone(),
+            messages: match &self.replies {
+                Some(replies) => {
+                    (replies.writing).messages(&conversation.messages, conversation.tools.as_ref())
+                }
+                None => conversation.messages.clone(),
+            },
             tools: conversation.tools.clone(),
             add_generation_prompt: conversation.turn == Turn::Open,
             bos_token: self.bos_token.clone(),
@@ -320,6 +348,36 @@ impl Conversation {
         self
     }
 
+    /// Adds a message.
+    #[must_use]
+    pub fn message(mut self, message: &ChatMessage) -> Self {
+        self.messages.push(to_json(message));
+        self
+    }
+
+    /// Adds an answer of the model, with its calls and its reasoning.
+    #[must_use]
+    pub fn answer(mut self, answer: &Answer) -> Self {
+        let mut message = json!({"role": "assistant", "content": answer.text});
+        if !answer.reasoning.is_empty() {
+            message["reasoning_content"] = answer.reasoning.as_str().into();
+        }
+        if !answer.calls.is_empty() {
+            message["tool_calls"] = answer.calls.iter().map(ToolCall::to_openai).collect();
+        }
+        self.messages.push(message);
+        self
+    }
+
+    /// Adds what a tool returned for a call.
+    #[must_use]
+    pub fn result(mut self, call: &ToolCall, content: impl Into<String>) -> Self {
+        let content: String = content.into();
+        self.messages
+            .push(json!({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}));
+        self
+    }
+
     /// Sets a variable of the template, such as `enable_thinking`.
     #[must_use]
     pub fn variable(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
@@ -330,7 +388,6 @@ impl Conversation {
 
 impl From<&[ChatMessage]> for Conversation {
     fn from(messages: &[ChatMessage]) -> Self {
-        let to_json = |message: &ChatMessage| json!({"role": message.role, "content": message.content});
         Self::new(messages.iter().map(to_json).collect())
     }
 }
@@ -345,6 +402,10 @@ impl From<&Vec<ChatMessage>> for Conversation {
     fn from(messages: &Vec<ChatMessage>) -> Self {
         Self::from(&messages[..])
     }
+}
+
+fn to_json(message: &ChatMessage) -> Value {
+    json!({"role": message.role, "content": message.content})
 }
 
 /// The time that a template sees as now, in UTC.

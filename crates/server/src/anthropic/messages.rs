@@ -7,9 +7,9 @@ use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
     openai::chat::{TemplateMessage, Turn},
+    tools::{Choice, Tools, earlier_call, set_thinking},
 };
 
-const NO_TOOLS: &str = "tool calls are not implemented yet";
 const TEXT_ONLY: &str = "only text goes in and comes out";
 
 /// The endpoint's fields. `top_k`, `top_p` and `temperature` are read with the other sampling fields.
@@ -17,7 +17,8 @@ pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `user` and `assistant`; content as text or text blocks; the answer continues a last message of the assistant",
+        "roles `user` and `assistant`; content as text or blocks `text`, `thinking`, `tool_use` and `tool_result`; the answer \
+         continues a last message of the assistant",
     ),
     yes("max_tokens", "required, except by `count_tokens`"),
     yes("system", "text or text blocks"),
@@ -29,9 +30,18 @@ pub const FIELDS: &[Field] = &[
     label("metadata"),
     label("cache_control"),
     label("service_tier"),
-    refused("tools", NO_TOOLS),
-    refused("tool_choice", NO_TOOLS),
-    refused("thinking", "reasoning is not separated from the answer"),
+    yes(
+        "tools",
+        "tools of the client; those of Anthropic's servers are refused",
+    ),
+    yes(
+        "tool_choice",
+        "`auto` and `none`, with `disable_parallel_tool_use`",
+    ),
+    yes(
+        "thinking",
+        "`enabled`, `adaptive` or `disabled`, for models whose template can switch it; a budget is not held to",
+    ),
     yes(
         "output_config",
         "`format`: `json_schema` with a `schema`, which is enforced; `effort` is refused",
@@ -39,7 +49,7 @@ pub const FIELDS: &[Field] = &[
     yes("output_format", "the older name of `output_config.format`"),
     refused("container", "there is no code execution"),
     refused("context_management", "send the conversation as it should be read"),
-    refused("mcp_servers", NO_TOOLS),
+    refused("mcp_servers", "tools are called by the client"),
     refused(
         "diagnostics",
         "why no more came from the cache stands in the server's log",
@@ -58,6 +68,10 @@ pub struct MessagesRequest {
     max_tokens: Option<u32>,
     /// The system message.
     pub system: Option<Content>,
+    #[serde(default)]
+    tools: Vec<Value>,
+    tool_choice: Option<ToolChoice>,
+    thinking: Option<Thinking>,
     /// Strings that end the answer.
     #[serde(default)]
     pub stop_sequences: Vec<String>,
@@ -66,7 +80,77 @@ pub struct MessagesRequest {
     pub stream: bool,
 }
 
+#[derive(Clone, Debug, Deserialize)]
+struct ToolChoice {
+    #[serde(rename = "type")]
+    kind: String,
+    name: Option<String>,
+    #[serde(default)]
+    disable_parallel_tool_use: bool,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
 impl MessagesRequest {
+    /// The tools that the request offers.
+    ///
+    /// # Errors
+    /// What is wrong with them or with the choice, by path.
+    pub(crate) fn tools(&mut self) -> Result<Tools, ApiError> {
+        let choice = match self
+            .tool_choice
+            .as_ref()
+            .map(|choice| (choice.kind.as_str(), &choice.name))
+        {
+            None | Some(("auto", _)) => Choice::Auto,
+            Some(("none", _)) => Choice::None,
+            Some(("any", _)) => Choice::Required,
+            Some(("tool", Some(name))) => Choice::Named(name.clone()),
+            Some(_) => {
+                let reason = "expected the type `auto`, `any`, `none`, or `tool` with a name";
+                return Err(ApiError::invalid("tool_choice", reason));
+            }
+        };
+        let mut tools = Vec::new();
+        for (index, tool) in std::mem::take(&mut self.tools).into_iter().enumerate() {
+            let path = format!("tools[{index}]");
+            if tool
+                .get("type")
+                .is_some_and(|kind| !kind.is_null() && kind != "custom")
+            {
+                return Err(ApiError::UnsupportedField {
+                    param: format!("{path}.type"),
+                    reason: "only tools of the client can be called",
+                });
+            }
+            tools.push((path, tool));
+        }
+        let is_parallel = !(self.tool_choice.as_ref()).is_some_and(|choice| choice.disable_parallel_tool_use);
+        Tools::new(tools, &choice, is_parallel)
+    }
+
+    /// The variables for the chat template.
+    ///
+    /// # Errors
+    /// An unknown kind of thinking.
+    pub(crate) fn variables(&self) -> Result<Map<String, Value>, ApiError> {
+        let mut variables = Map::new();
+        match self.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
+            None | Some("adaptive") => {}
+            Some("enabled") => set_thinking(&mut variables, true),
+            Some("disabled") => set_thinking(&mut variables, false),
+            Some(_) => {
+                let reason = "expected `enabled`, `adaptive` or `disabled`";
+                return Err(ApiError::invalid("thinking.type", reason));
+            }
+        }
+        Ok(variables)
+    }
+
     /// How the prompt ends: a last message of the assistant is what the answer begins with.
     ///
     /// # Errors
@@ -123,7 +207,7 @@ enum Role {
 pub enum Content {
     /// Plain text.
     Text(String),
-    /// Blocks; only `{"type": "text", "text": ...}` is supported.
+    /// Blocks of text, thinking, calls and results.
     Blocks(Vec<Block>),
 }
 
@@ -138,7 +222,7 @@ impl Content {
 }
 
 /// Fields of a text block that only describe it.
-const BLOCK_LABELS: &[&str] = &["cache_control"];
+const BLOCK_LABELS: &[&str] = &["cache_control", "signature", "caller"];
 
 /// A content block. `cache_control` may accompany the text: prefixes are always cached.
 #[derive(Clone, Debug, Deserialize)]
@@ -146,6 +230,17 @@ pub struct Block {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
+    thinking: Option<String>,
+    /// Of a call.
+    id: Option<String>,
+    name: Option<String>,
+    #[serde(default)]
+    input: Value,
+    /// Of a result.
+    tool_use_id: Option<String>,
+    content: Option<Box<Content>>,
+    #[serde(default)]
+    is_error: bool,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -153,7 +248,7 @@ pub struct Block {
 /// Checks a conversation and brings it into the form that chat templates expect.
 ///
 /// # Errors
-/// An empty conversation, or a block that is not text, by path.
+/// An empty conversation, or a block that cannot be read, by path.
 pub fn template_messages(
     system: Option<Content>,
     messages: Vec<Message>,
@@ -166,65 +261,124 @@ pub fn template_messages(
     }
     let mut converted = Vec::with_capacity(messages.len() + 1);
     if let Some(system) = system {
-        let content = join_blocks("system", system)?;
-        converted.push(TemplateMessage {
-            role: "system".to_owned(),
-            content,
-            name: None,
-            reasoning_content: None,
-        });
+        let content = join_texts("system", system)?;
+        converted.push(plain("system", content));
     }
     for (index, message) in messages.into_iter().enumerate() {
-        let role = match message.role {
-            Role::User => "user",
-            Role::Assistant => "assistant",
-        };
         let path = format!("messages[{index}]");
         refuse_others(&path, &message.others, &[])?;
-        let content = join_blocks(&format!("{path}.content"), message.content)?;
-        converted.push(TemplateMessage {
-            role: role.to_owned(),
-            content,
-            name: None,
-            reasoning_content: None,
-        });
+        let path = format!("{path}.content");
+        match (message.content, message.role) {
+            (Content::Text(text), Role::User) => converted.push(plain("user", text)),
+            (Content::Text(text), Role::Assistant) => converted.push(plain("assistant", text)),
+            (Content::Blocks(blocks), Role::User) => user_blocks(&path, blocks, &mut converted)?,
+            (Content::Blocks(blocks), Role::Assistant) => converted.push(assistant_blocks(&path, blocks)?),
+        }
     }
     Ok(converted)
 }
 
-fn join_blocks(path: &str, content: Content) -> Result<String, ApiError> {
+fn plain(role: &str, content: String) -> TemplateMessage {
+    TemplateMessage {
+        role: role.to_owned(),
+        content,
+        ..TemplateMessage::default()
+    }
+}
+
+/// Results become messages of their own, before what the user says.
+fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessage>) -> Result<(), ApiError> {
+    let mut texts = None;
+    for (index, block) in blocks.into_iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        refuse_others(&path, &block.others, BLOCK_LABELS)?;
+        match block.kind.as_str() {
+            "text" => texts
+                .get_or_insert_with(String::new)
+                .push_str(&text_of(&path, block.text)?),
+            "tool_result" => {
+                let id = block.tool_use_id.ok_or_else(|| {
+                    ApiError::invalid(format!("{path}.tool_use_id"), "this field is required")
+                })?;
+                let content = block
+                    .content
+                    .map(|content| join_texts(&format!("{path}.content"), *content));
+                let content = content.transpose()?.unwrap_or_default();
+                converted.push(TemplateMessage {
+                    tool_call_id: Some(id),
+                    ..plain(
+                        "tool",
+                        if block.is_error {
+                            format!("Error: {content}")
+                        } else {
+                            content
+                        },
+                    )
+                });
+            }
+            _ => return Err(refuse_kind(&path)),
+        }
+    }
+    converted.extend(texts.map(|text| plain("user", text)));
+    Ok(())
+}
+
+fn assistant_blocks(path: &str, blocks: Vec<Block>) -> Result<TemplateMessage, ApiError> {
+    let mut message = plain("assistant", String::new());
+    let mut calls = Vec::new();
+    for (index, block) in blocks.into_iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        refuse_others(&path, &block.others, BLOCK_LABELS)?;
+        match block.kind.as_str() {
+            "text" => message.content.push_str(&text_of(&path, block.text)?),
+            "thinking" => {
+                let thinking = block.thinking.unwrap_or_default();
+                message
+                    .reasoning_content
+                    .get_or_insert_with(String::new)
+                    .push_str(&thinking);
+            }
+            "redacted_thinking" => {}
+            "tool_use" => {
+                let input = earlier_call(&path, block.id.as_deref(), block.name.as_deref(), &block.input);
+                calls.push(input.map_err(|error| match error.param() {
+                    Some(param) if param.ends_with(".arguments") => {
+                        ApiError::invalid(format!("{path}.input"), "expected a JSON object")
+                    }
+                    _ => error,
+                })?);
+            }
+            _ => return Err(refuse_kind(&path)),
+        }
+    }
+    message.tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
+    Ok(message)
+}
+
+fn text_of(path: &str, text: Option<String>) -> Result<String, ApiError> {
+    text.ok_or_else(|| ApiError::invalid(format!("{path}.text"), "this field is required"))
+}
+
+fn refuse_kind(path: &str) -> ApiError {
+    ApiError::UnsupportedField {
+        param: format!("{path}.type"),
+        reason: TEXT_ONLY,
+    }
+}
+
+fn join_texts(path: &str, content: Content) -> Result<String, ApiError> {
     let blocks = match content {
         Content::Text(text) => return Ok(text),
         Content::Blocks(blocks) => blocks,
     };
     let mut joined = String::new();
     for (index, block) in blocks.into_iter().enumerate() {
-        match (block.kind.as_str(), block.text) {
-            ("text", Some(text)) => {
-                refuse_others(&format!("{path}[{index}]"), &block.others, BLOCK_LABELS)?;
-                joined.push_str(&text);
-            }
-            ("text", None) => {
-                return Err(ApiError::invalid(
-                    format!("{path}[{index}].text"),
-                    "this field is required",
-                ));
-            }
-            ("tool_use" | "tool_result", _) => {
-                let param = format!("{path}[{index}].type");
-                return Err(ApiError::UnsupportedField {
-                    param,
-                    reason: NO_TOOLS,
-                });
-            }
-            _ => {
-                let param = format!("{path}[{index}].type");
-                return Err(ApiError::UnsupportedField {
-                    param,
-                    reason: TEXT_ONLY,
-                });
-            }
+        let path = format!("{path}[{index}]");
+        if block.kind != "text" {
+            return Err(refuse_kind(&path));
         }
+        refuse_others(&path, &block.others, BLOCK_LABELS)?;
+        joined.push_str(&text_of(&path, block.text)?);
     }
     Ok(joined)
 }
@@ -259,6 +413,26 @@ mod tests {
     }
 
     #[test]
+    fn calls_results_and_thoughts_reach_the_template() {
+        let request = r#"{"messages":[
+            {"role":"assistant","content":[{"type":"thinking","thinking":"hm","signature":"s"},{"type":"text","text":"a"},
+                {"type":"tool_use","id":"t","name":"f","input":{"x":1}}]},
+            {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","is_error":true,"content":[{"type":"text","text":"no"}]},
+                {"type":"text","text":"b"}]}]}"#;
+        let request: MessagesRequest = serde_json::from_str(request).expect("a request");
+        let messages = template_messages(None, request.messages).expect("it can be read");
+        assert_eq!(messages[0].reasoning_content.as_deref(), Some("hm"));
+        let calls = messages[0].tool_calls.as_ref().expect("a call");
+        assert_eq!(calls[0]["function"]["arguments"]["x"], 1);
+        let found: Vec<_> = messages
+            .iter()
+            .map(|m| (m.role.as_str(), m.content.as_str()))
+            .collect();
+        assert_eq!(found, [("assistant", "a"), ("tool", "Error: no"), ("user", "b")]);
+        assert_eq!(messages[1].tool_call_id.as_deref(), Some("t"));
+    }
+
+    #[test]
     fn what_cannot_be_done_is_refused_by_path() {
         check(r#"{"messages":[]}"#, Err("messages"));
         check(
@@ -267,7 +441,11 @@ mod tests {
         );
         check(
             r#"{"messages":[{"role":"user","content":[{"type":"tool_result"}]}]}"#,
-            Err("messages[0].content[0].type"),
+            Err("messages[0].content[0].tool_use_id"),
+        );
+        check(
+            r#"{"messages":[{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"f","input":[1]}]}]}"#,
+            Err("messages[0].content[0].input"),
         );
         check(
             r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a","citations":[{}]}]}]}"#,

@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use tokenmill::{TextEvent, TextParams};
+use tokenmill::{Part, Prompt, Sample, TextEvent, TextParams, ToolCall};
 
 use crate::{
     ApiError, App, Dialect, ServedModel,
@@ -16,7 +16,7 @@ use crate::{
     endpoints::render::Rendered,
     openai::{
         Stop, StreamOptions,
-        chat::{CHAT_WORDING, ChatRequest, check_kwargs, template_messages},
+        chat::{CHAT_WORDING, ChatRequest, template_messages},
         check_min_tokens, check_n,
     },
     reply::{TokenCounts, collect, finish_reason, timings},
@@ -47,8 +47,9 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .as_ref()
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
-    let prompt = encode(model, request)?;
-    let stream = call.answer(&app, prompt, params.clone()).await?;
+    let prompt = prompt(model, request)?;
+    params.reader = prompt.reader;
+    let stream = call.answer(&app, prompt.tokens, params.clone()).await?;
     let head = Head {
         id: unique_id("chatcmpl-"),
         created_s: unix_seconds(),
@@ -71,7 +72,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .map(|sample| {
             json!({
                 "index": sample.end.sample,
-                "message": { "role": "assistant", "content": sample.text, "refusal": null },
+                "message": message(sample),
                 "logprobs": has_logprobs.then(|| chat_logprobs(model.tokenizer(), &sample.tokens)),
                 "finish_reason": finish_reason(&sample.end),
             })
@@ -89,10 +90,44 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     Ok(Json(reply).into_response())
 }
 
-fn encode(model: &ServedModel, request: ChatRequest) -> Result<Vec<u32>, ApiError> {
+fn prompt(model: &ServedModel, mut request: ChatRequest) -> Result<Prompt, ApiError> {
     let turn = request.turn()?;
+    let tools = request.tools()?;
+    let variables = request.variables()?;
     let messages = template_messages(request.messages, &CHAT_WORDING)?;
-    model.encode_chat(&messages, turn, check_kwargs(request.chat_template_kwargs)?)
+    model.prompt(&messages, &tools, turn, variables)
+}
+
+/// An answer as a message, which can be sent back as it is.
+fn message(sample: &Sample) -> Value {
+    let mut message = json!({ "role": "assistant", "content": sample.text, "refusal": null });
+    if !sample.calls.is_empty() {
+        message["tool_calls"] = sample.calls.iter().map(ToolCall::to_openai).collect();
+        if sample.text.is_empty() {
+            message["content"] = Value::Null;
+        }
+    }
+    if !sample.reasoning.is_empty() {
+        message["reasoning_content"] = sample.reasoning.as_str().into();
+        message["reasoning"] = sample.reasoning.as_str().into();
+    }
+    message
+}
+
+/// A part of an answer as the delta of a chunk; `None` where it says nothing.
+fn delta_of(part: &Part) -> Option<Value> {
+    Some(match part {
+        Part::Text(text) => json!({ "content": text }),
+        Part::Reasoning(text) => json!({ "reasoning_content": text, "reasoning": text }),
+        Part::CallStart { call_idx, id, name } => {
+            let function = json!({ "name": name, "arguments": "" });
+            json!({ "tool_calls": [{ "index": call_idx, "id": id, "type": "function", "function": function }] })
+        }
+        Part::Arguments { call_idx, delta } => {
+            json!({ "tool_calls": [{ "index": call_idx, "function": { "arguments": delta } }] })
+        }
+        Part::CallEnd { .. } | Part::CallBroken { .. } | Part::Markup => return None,
+    })
 }
 
 /// The prompt of a request as token ids, in the form of vLLM's endpoint, for routers that know which replica has cached it.
@@ -100,7 +135,7 @@ pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     app.model.check_name(request.model.as_deref())?;
     call.text_params(&app, fields)?;
-    let token_ids = encode(&app.model, request)?;
+    let token_ids = prompt(&app.model, request)?.tokens;
     Ok(Json(Rendered::new(&app, "chatcmpl-", token_ids)).into_response())
 }
 
@@ -153,8 +188,14 @@ impl EventFormat for ChatEvents {
                 let logprobs = self
                     .has_logprobs
                     .then(|| chat_logprobs(self.app.model.tokenizer(), &delta.tokens));
-                let content = json!({ "content": delta.text });
-                out.data(&self.chunk(&Self::choice(delta.sample, &content, logprobs.as_ref(), None)));
+                let mut deltas: Vec<Value> = delta.parts.iter().filter_map(delta_of).collect();
+                if deltas.is_empty() && logprobs.is_some() {
+                    deltas.push(json!({}));
+                }
+                for (index, content) in deltas.iter().enumerate() {
+                    let logprobs = logprobs.as_ref().filter(|_| index == 0);
+                    out.data(&self.chunk(&Self::choice(delta.sample, content, logprobs, None)));
+                }
             }
             TextEvent::Finished(end) => {
                 self.usage.add(end);

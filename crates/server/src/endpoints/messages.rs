@@ -6,8 +6,8 @@ use axum::{
     Json,
     response::{IntoResponse, Response},
 };
-use serde_json::{Map, Value, json};
-use tokenmill::{TextEnd, TextEvent, TextParams};
+use serde_json::{Value, json};
+use tokenmill::{Part, Prompt, Sample, TextEnd, TextEvent, TextParams};
 use tokenmill_sched::FinishReason;
 
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
     request_id::{RequestId, unique_id},
     sse::{EventFormat, Events, stream_response},
     tables,
+    tools::ends_in_calls,
 };
 
 /// Answers a messages request, streamed or whole.
@@ -28,15 +29,16 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     model.check_name(request.model.as_deref())?;
     let max_tokens = request.max_tokens()?;
     let stops = Stop::Many(request.stop_sequences.clone()).to_strings()?;
-    let params = TextParams {
+    let mut params = TextParams {
         max_tokens: Some(max_tokens),
         stops: stops.clone(),
         ..call.text_params(&app, fields)?
     };
     let is_stream = request.stream;
-    let prompt = encode(&app, request)?;
-    let n_prompt = prompt.len();
-    let stream = call.answer(&app, prompt, params.clone()).await?;
+    let prompt = prompt(&app, request)?;
+    let n_prompt = prompt.tokens.len();
+    params.reader = prompt.reader;
+    let stream = call.answer(&app, prompt.tokens, params.clone()).await?;
     let id = unique_id("msg_");
     if is_stream {
         let format = MessageEvents {
@@ -45,6 +47,8 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
             n_prompt,
             stops,
             end: None,
+            open: None,
+            n_blocks: 0,
         };
         return Ok(stream_response(&app, &call, stream, format));
     }
@@ -57,7 +61,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         "type": "message",
         "role": "assistant",
         "model": model.name(),
-        "content": [{ "type": "text", "text": sample.text }],
+        "content": blocks(sample),
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
         "usage": TokenCounts::of_samples(&samples).to_anthropic(),
@@ -69,19 +73,38 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
 pub(crate) async fn count_tokens(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: MessagesRequest = call.read(tables::messages())?;
     app.model.check_name(request.model.as_deref())?;
-    let n_tokens = encode(&app, request)?.len();
+    let n_tokens = prompt(&app, request)?.tokens.len();
     Ok(Json(json!({ "input_tokens": n_tokens })).into_response())
 }
 
-fn encode(app: &App, request: MessagesRequest) -> Result<Vec<u32>, ApiError> {
+fn prompt(app: &App, mut request: MessagesRequest) -> Result<Prompt, ApiError> {
     let turn = request.turn()?;
+    let tools = request.tools()?;
+    let variables = request.variables()?;
     let messages = template_messages(request.system, request.messages)?;
-    app.model.encode_chat(&messages, turn, Map::new())
+    app.model.prompt(&messages, &tools, turn, variables)
+}
+
+/// An answer as content blocks.
+fn blocks(sample: &Sample) -> Vec<Value> {
+    let mut blocks = Vec::new();
+    if !sample.reasoning.is_empty() {
+        blocks.push(json!({ "type": "thinking", "thinking": sample.reasoning, "signature": "" }));
+    }
+    if !sample.text.is_empty() || sample.calls.is_empty() {
+        blocks.push(json!({ "type": "text", "text": sample.text }));
+    }
+    blocks.extend(sample.calls.iter().map(|call| {
+        let input: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        json!({ "type": "tool_use", "id": call.id, "name": call.name, "input": input })
+    }));
+    blocks
 }
 
 /// Why a message ended, in Anthropic's words, and the stop string that ended it.
 fn stop_reason<'s>(end: &TextEnd, stops: &'s [String]) -> (&'static str, Option<&'s str>) {
     match (end.stopped_by, end.finished.reason) {
+        _ if ends_in_calls(end) => ("tool_use", None),
         (Some(stop), _) => ("stop_sequence", stops.get(stop).map(String::as_str)),
         (None, FinishReason::Length) => ("max_tokens", None),
         (None, FinishReason::Stop | FinishReason::Cancelled) => ("end_turn", None),
@@ -94,6 +117,60 @@ struct MessageEvents {
     n_prompt: usize,
     stops: Vec<String>,
     end: Option<TextEnd>,
+    /// The kind of the block that is open.
+    open: Option<&'static str>,
+    /// Blocks so far, the open one included.
+    n_blocks: usize,
+}
+
+impl MessageEvents {
+    /// Opens a block of a kind, unless it is open already. Calls are opened each on its own.
+    fn open(&mut self, kind: &'static str, block: &Value, out: &mut Events) {
+        if self.open == Some(kind) && kind != "tool_use" {
+            return;
+        }
+        self.close(out);
+        let start = json!({ "type": "content_block_start", "index": self.n_blocks, "content_block": block });
+        out.named("content_block_start", &start);
+        self.open = Some(kind);
+        self.n_blocks += 1;
+    }
+
+    fn delta(&self, delta: &Value, out: &mut Events) {
+        let index = self.n_blocks.saturating_sub(1);
+        let event = json!({ "type": "content_block_delta", "index": index, "delta": delta });
+        out.named("content_block_delta", &event);
+    }
+
+    fn close(&mut self, out: &mut Events) {
+        if self.open.take().is_some() {
+            let stop = json!({ "type": "content_block_stop", "index": self.n_blocks.saturating_sub(1) });
+            out.named("content_block_stop", &stop);
+        }
+    }
+
+    fn part(&mut self, part: &Part, out: &mut Events) {
+        match part {
+            Part::Text(text) => {
+                self.open("text", &json!({ "type": "text", "text": "" }), out);
+                self.delta(&json!({ "type": "text_delta", "text": text }), out);
+            }
+            Part::Reasoning(text) => {
+                let block = json!({ "type": "thinking", "thinking": "", "signature": "" });
+                self.open("thinking", &block, out);
+                self.delta(&json!({ "type": "thinking_delta", "thinking": text }), out);
+            }
+            Part::CallStart { id, name, .. } => {
+                let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
+                self.open("tool_use", &block, out);
+            }
+            Part::Arguments { delta, .. } => {
+                self.delta(&json!({ "type": "input_json_delta", "partial_json": delta }), out);
+            }
+            Part::CallEnd { .. } | Part::CallBroken { .. } => self.close(out),
+            Part::Markup => {}
+        }
+    }
 }
 
 impl EventFormat for MessageEvents {
@@ -116,33 +193,21 @@ impl EventFormat for MessageEvents {
             "message_start",
             &json!({ "type": "message_start", "message": message }),
         );
-        let block = json!({ "type": "text", "text": "" });
-        out.named(
-            "content_block_start",
-            &json!({ "type": "content_block_start", "index": 0, "content_block": block }),
-        );
     }
 
     fn take(&mut self, event: &TextEvent, out: &mut Events) {
         match event {
-            TextEvent::Delta(delta) if delta.text.is_empty() => {}
-            TextEvent::Delta(delta) => {
-                let delta = json!({ "type": "text_delta", "text": delta.text });
-                out.named(
-                    "content_block_delta",
-                    &json!({ "type": "content_block_delta", "index": 0, "delta": delta }),
-                );
-            }
+            TextEvent::Delta(delta) => delta.parts.iter().for_each(|part| self.part(part, out)),
             TextEvent::Finished(end) => self.end = Some(end.clone()),
             TextEvent::Failed { .. } => {}
         }
     }
 
     fn end(&mut self, out: &mut Events) {
-        out.named(
-            "content_block_stop",
-            &json!({ "type": "content_block_stop", "index": 0 }),
-        );
+        if self.n_blocks == 0 {
+            self.open("text", &json!({ "type": "text", "text": "" }), out);
+        }
+        self.close(out);
         if let Some(end) = &self.end {
             let (stop_reason, stop_sequence) = stop_reason(end, &self.stops);
             let mut usage = TokenCounts::default();

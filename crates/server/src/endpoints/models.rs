@@ -25,7 +25,14 @@ fn entry(app: &App, name: &str) -> Value {
 /// Lists the names that the model answers to.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
     let data: Vec<Value> = app.model.names().iter().map(|name| entry(&app, name)).collect();
-    Json(json!({ "object": "list", "data": data })).into_response()
+    // Some clients look for a second list with names of its own.
+    let models: Vec<Value> = (app.model.names().iter())
+        .map(|name| {
+            let n_ctx = app.model.engine().limits().n_ctx;
+            json!({ "slug": name, "display_name": name, "name": name, "model": name, "context_window": n_ctx })
+        })
+        .collect();
+    Json(json!({ "object": "list", "data": data, "models": models })).into_response()
 }
 
 /// Describes one of them.

@@ -1,21 +1,23 @@
-//! `POST /v1/responses`, without stored state.
+//! `POST /v1/responses`: items in, items out.
 
 use std::sync::Arc;
 
 use axum::{
     Json,
+    http::HeaderValue,
     response::{IntoResponse, Response},
 };
-use serde_json::{Map, Value, json};
-use tokenmill::{ScoredToken, TextEnd, TextEvent, TextParams};
+use serde_json::{Value, json};
+use tokenmill::{Part, ScoredToken, TextEnd, TextEvent, TextParams, ToolCall};
 use tokenmill_sched::FinishReason;
 
 use crate::{
     ApiError, App, Dialect, Turn,
     app::Call,
+    keys::Tenant,
     openai::{
         StreamOptions, TokenLimit,
-        chat::MAX_TOP_LOGPROBS,
+        chat::{MAX_TOP_LOGPROBS, TemplateMessage},
         check_min_tokens,
         response::{ResponseRequest, conversation},
     },
@@ -29,9 +31,12 @@ use crate::{
 
 const LOGPROBS: &str = "message.output_text.logprobs";
 
+/// Agents ask for it; reasoning goes out as it is, and comes back so.
+const ENCRYPTED: &str = "reasoning.encrypted_content";
+
 /// Answers a responses request, streamed or whole.
 pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
-    let (request, fields) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
+    let (mut request, fields) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
     let model = &app.model;
     model.check_name(request.model.as_deref())?;
     StreamOptions::check(request.stream_options, request.stream)?;
@@ -41,70 +46,162 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     };
     params.sampling.n_logprobs = n_logprobs(&request)?;
     check_min_tokens(params.min_tokens, params.max_tokens)?;
+    let (tools, ignored) = request.tools()?;
+    let variables = request.variables();
+    let earlier = earlier(&app, &call, request.previous_response_id.as_deref())?;
+    let instructions = request.instructions.clone();
+    let said = conversation(None, request.input)?;
+    let messages: Vec<TemplateMessage> = earlier.into_iter().chain(said).collect();
+    let with_instructions: Vec<TemplateMessage> = (instructions.iter())
+        .map(|text| TemplateMessage {
+            role: "system".to_owned(),
+            content: text.clone(),
+            ..TemplateMessage::default()
+        })
+        .chain(messages.iter().cloned())
+        .collect();
+    let prompt = model.prompt(&with_instructions, &tools, Turn::Open, variables)?;
+    let id = unique_id("resp_");
     let writer = ResponseWriter {
         app: Arc::clone(&app),
-        id: unique_id("resp_"),
-        item_id: unique_id("msg_"),
         created_s: unix_seconds(),
         has_logprobs: params.sampling.n_logprobs.is_some(),
         max_output_tokens: params.max_tokens,
-        instructions: request.instructions.clone(),
+        instructions,
         temperature: params.sampling.temperature,
         top_p: params.sampling.top_p,
+        tools: tools.to_template().unwrap_or_else(|| json!([])),
+        is_parallel: !tools.is_single(),
+        previous_response_id: request.previous_response_id,
+        kept: (request.store != Some(false)).then_some((call.tenant, messages)),
+        id,
     };
-    let prompt = model.encode_chat(
-        &conversation(request.instructions, request.input)?,
-        Turn::Open,
-        Map::new(),
-    )?;
-    let stream = call.answer(&app, prompt, params.clone()).await?;
-    if request.stream {
+    params.reader = prompt.reader;
+    let stream = call.answer(&app, prompt.tokens, params.clone()).await?;
+    let mut response = if request.stream {
         let format = ResponseEvents {
             writer,
-            text: String::new(),
+            items: Vec::new(),
             tokens: Vec::new(),
             end: None,
             sequence: 0,
         };
-        return Ok(stream_response(&app, &call, stream, format));
+        stream_response(&app, &call, stream, format)
+    } else {
+        let samples = collect(stream, &app, &call).await?;
+        let sample = &samples[0];
+        let mut items = Vec::new();
+        if !sample.reasoning.is_empty() {
+            items.push(OutputItem::new(ItemKind::Reasoning, &sample.reasoning));
+        }
+        if !sample.text.is_empty() || sample.calls.is_empty() {
+            items.push(OutputItem::new(ItemKind::Message, &sample.text));
+        }
+        items.extend(sample.calls.iter().map(OutputItem::of_call));
+        Json(writer.whole(&items, &sample.tokens, &sample.end)).into_response()
+    };
+    if !ignored.is_empty() {
+        let mut kinds: Vec<String> = ignored;
+        kinds.sort_unstable();
+        kinds.dedup();
+        if let Ok(value) = HeaderValue::from_str(&kinds.join(", ")) {
+            response.headers_mut().insert("x-tokenmill-ignored-tools", value);
+        }
     }
+    Ok(response)
+}
 
-    let samples = collect(stream, &app, &call).await?;
-    let sample = &samples[0];
-    Ok(Json(writer.whole(&sample.text, &sample.tokens, &sample.end)).into_response())
+/// The conversation up to an earlier answer.
+fn earlier(app: &App, call: &Call, id: Option<&str>) -> Result<Vec<TemplateMessage>, ApiError> {
+    let Some(id) = id else {
+        return Ok(Vec::new());
+    };
+    app.stored.get(id, call.tenant).ok_or_else(|| {
+        let reason = "this answer is not stored, or not any more; send the whole conversation in `input`";
+        ApiError::invalid("previous_response_id", reason)
+    })
 }
 
 fn n_logprobs(request: &ResponseRequest) -> Result<Option<u32>, ApiError> {
-    if let Some(unknown) = request.include.iter().find(|name| *name != LOGPROBS) {
+    if let Some(unknown) = (request.include.iter()).find(|name| *name != LOGPROBS && *name != ENCRYPTED) {
         let reason = "only `message.output_text.logprobs` can be included";
         return Err(ApiError::UnsupportedField {
             param: format!("include: {unknown}"),
             reason,
         });
     }
+    let has_logprobs = request.include.iter().any(|name| name == LOGPROBS);
     match request.top_logprobs {
         Some(n) if n > MAX_TOP_LOGPROBS => Err(ApiError::invalid(
             "top_logprobs",
             format!("{n} is more than {MAX_TOP_LOGPROBS}"),
         )),
-        Some(n) if n > 0 && request.include.is_empty() => Err(ApiError::invalid(
+        Some(n) if n > 0 && !has_logprobs => Err(ApiError::invalid(
             "top_logprobs",
             format!("needs `include: [\"{LOGPROBS}\"]`"),
         )),
-        n => Ok((!request.include.is_empty()).then_some(n.unwrap_or(0))),
+        n => Ok(has_logprobs.then_some(n.unwrap_or(0))),
+    }
+}
+
+/// What an item of the output is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ItemKind {
+    Reasoning,
+    Message,
+    Call,
+}
+
+/// An item of the output so far.
+#[derive(Clone, Debug)]
+struct OutputItem {
+    kind: ItemKind,
+    id: String,
+    /// Its text; a call's arguments.
+    text: String,
+    call: ToolCall,
+    /// Whether nothing follows in it.
+    is_done: bool,
+}
+
+impl OutputItem {
+    fn new(kind: ItemKind, text: &str) -> Self {
+        let prefix = match kind {
+            ItemKind::Reasoning => "rs_",
+            ItemKind::Message => "msg_",
+            ItemKind::Call => "fc_",
+        };
+        Self {
+            kind,
+            id: unique_id(prefix),
+            text: text.to_owned(),
+            call: ToolCall::default(),
+            is_done: false,
+        }
+    }
+
+    fn of_call(call: &ToolCall) -> Self {
+        Self {
+            call: call.clone(),
+            ..Self::new(ItemKind::Call, &call.arguments)
+        }
     }
 }
 
 struct ResponseWriter {
     app: Arc<App>,
     id: String,
-    item_id: String,
     created_s: u64,
     has_logprobs: bool,
     max_output_tokens: Option<u32>,
     instructions: Option<String>,
     temperature: f32,
     top_p: f32,
+    tools: Value,
+    is_parallel: bool,
+    previous_response_id: Option<String>,
+    /// Whose conversation this is, and what was said before the answer; `None` where it is not stored.
+    kept: Option<(Tenant, Vec<TemplateMessage>)>,
 }
 
 impl ResponseWriter {
@@ -116,8 +213,24 @@ impl ResponseWriter {
         part
     }
 
-    fn item(&self, status: &str, content: &Value) -> Value {
-        json!({ "type": "message", "id": self.item_id, "role": "assistant", "status": status, "content": content })
+    /// An item with what it holds, or as it begins.
+    fn item(&self, item: &OutputItem, status: &str, tokens: &[ScoredToken]) -> Value {
+        let is_whole = status != "in_progress";
+        match item.kind {
+            ItemKind::Reasoning => {
+                let content = json!([{ "type": "reasoning_text", "text": item.text }]);
+                let content = if is_whole { content } else { json!([]) };
+                json!({ "type": "reasoning", "id": item.id, "summary": [], "content": content, "encrypted_content": null,
+                    "status": status })
+            }
+            ItemKind::Message => {
+                let content = json!([self.part(&item.text, tokens)]);
+                let content = if is_whole { content } else { json!([]) };
+                json!({ "type": "message", "id": item.id, "role": "assistant", "status": status, "content": content })
+            }
+            ItemKind::Call => json!({ "type": "function_call", "id": item.id, "call_id": item.call.id,
+                "name": item.call.name, "arguments": if is_whole { item.text.as_str() } else { "" }, "status": status }),
+        }
     }
 
     fn envelope(&self, status: &str, output: &Value) -> Value {
@@ -135,42 +248,80 @@ impl ResponseWriter {
             "error": null,
             "incomplete_details": null,
             "metadata": {},
-            "parallel_tool_calls": false,
-            "previous_response_id": null,
-            "store": false,
+            "parallel_tool_calls": self.is_parallel,
+            "previous_response_id": self.previous_response_id,
+            "store": self.kept.is_some(),
             "text": { "format": { "type": "text" } },
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": if self.tools == json!([]) { "none" } else { "auto" },
+            "tools": self.flat_tools(),
             "truncation": "disabled",
             "usage": null,
         })
     }
 
-    fn whole(&self, text: &str, tokens: &[ScoredToken], end: &TextEnd) -> Value {
+    /// The tools in this endpoint's form.
+    fn flat_tools(&self) -> Value {
+        let flat = |tool: &Value| {
+            let mut tool = tool["function"].clone();
+            tool["type"] = "function".into();
+            tool["strict"] = false.into();
+            tool
+        };
+        self.tools.as_array().into_iter().flatten().map(flat).collect()
+    }
+
+    fn whole(&self, items: &[OutputItem], tokens: &[ScoredToken], end: &TextEnd) -> Value {
         let is_cut = end.finished.reason == FinishReason::Length;
         let status = if is_cut { "incomplete" } else { "completed" };
-        let item = self.item(status, &json!([self.part(text, tokens)]));
-        let mut whole = self.envelope(status, &json!([item]));
+        let output: Vec<Value> = items.iter().map(|item| self.item(item, status, tokens)).collect();
+        let mut whole = self.envelope(status, &json!(output));
         if is_cut {
             whole["incomplete_details"] = json!({ "reason": "max_output_tokens" });
         }
         let mut usage = TokenCounts::default();
         usage.add(end);
         whole["usage"] = usage.to_responses();
+        self.keep(items);
         whole
+    }
+
+    /// Stores the conversation with its answer, so that a later request can go on with it.
+    fn keep(&self, items: &[OutputItem]) {
+        let Some((tenant, said)) = &self.kept else { return };
+        let mut answer = TemplateMessage {
+            role: "assistant".to_owned(),
+            ..TemplateMessage::default()
+        };
+        let mut calls = Vec::new();
+        for item in items {
+            match item.kind {
+                ItemKind::Reasoning => answer.reasoning_content = Some(item.text.clone()),
+                ItemKind::Message => answer.content.push_str(&item.text),
+                ItemKind::Call => calls.push(
+                    ToolCall {
+                        arguments: item.text.clone(),
+                        ..item.call.clone()
+                    }
+                    .to_openai(),
+                ),
+            }
+        }
+        answer.tool_calls = (!calls.is_empty()).then_some(Value::Array(calls));
+        let messages = said.iter().cloned().chain([answer]).collect();
+        self.app.stored.put(&self.id, *tenant, messages);
     }
 }
 
 struct ResponseEvents {
     writer: ResponseWriter,
-    text: String,
+    items: Vec<OutputItem>,
     tokens: Vec<ScoredToken>,
     end: Option<TextEnd>,
     sequence: u64,
 }
 
 impl ResponseEvents {
-    /// Sends an event with its type, its number and, for those about the text, its place.
+    /// Sends an event with its type and its number.
     fn send(&mut self, out: &mut Events, name: &str, mut data: Value) {
         data["type"] = json!(name);
         data["sequence_number"] = json!(self.sequence);
@@ -178,11 +329,107 @@ impl ResponseEvents {
         out.named(name, &data);
     }
 
+    /// The place of the newest item.
     fn placed(&self, mut data: Value) -> Value {
-        data["item_id"] = json!(self.writer.item_id);
-        data["output_index"] = json!(0);
-        data["content_index"] = json!(0);
+        if let Some(item) = self.items.last() {
+            data["item_id"] = json!(item.id);
+            data["output_index"] = json!(self.items.len() - 1);
+            if item.kind != ItemKind::Call {
+                data["content_index"] = json!(0);
+            }
+        }
         data
+    }
+
+    /// Begins an item, unless one of its kind is open. Calls begin each on its own.
+    fn open(&mut self, item: OutputItem, out: &mut Events) {
+        let is_open =
+            |last: &OutputItem| !last.is_done && last.kind == item.kind && item.kind != ItemKind::Call;
+        if self.items.last().is_some_and(is_open) {
+            return;
+        }
+        self.close(out);
+        let kind = item.kind;
+        let value = self.writer.item(&item, "in_progress", &[]);
+        let data = json!({ "output_index": self.items.len(), "item": value });
+        self.items.push(item);
+        self.send(out, "response.output_item.added", data);
+        let part = match kind {
+            ItemKind::Message => self.writer.part("", &[]),
+            ItemKind::Reasoning => json!({ "type": "reasoning_text", "text": "" }),
+            ItemKind::Call => return,
+        };
+        let part = self.placed(json!({ "part": part }));
+        self.send(out, "response.content_part.added", part);
+    }
+
+    /// Ends the newest item, if it is open.
+    fn close(&mut self, out: &mut Events) {
+        let Some(item) = self.items.last_mut().filter(|item| !item.is_done) else {
+            return;
+        };
+        item.is_done = true;
+        let item = item.clone();
+        match item.kind {
+            ItemKind::Message => {
+                let part = self.writer.part(&item.text, &self.tokens);
+                let text = self.placed(json!({ "text": item.text, "logprobs": part["logprobs"] }));
+                self.send(out, "response.output_text.done", text);
+                let done = self.placed(json!({ "part": part }));
+                self.send(out, "response.content_part.done", done);
+            }
+            ItemKind::Reasoning => {
+                let text = self.placed(json!({ "text": item.text }));
+                self.send(out, "response.reasoning_text.done", text);
+                let done = self.placed(json!({ "part": { "type": "reasoning_text", "text": item.text } }));
+                self.send(out, "response.content_part.done", done);
+            }
+            ItemKind::Call => {
+                let done = self.placed(json!({ "name": item.call.name, "arguments": item.text }));
+                self.send(out, "response.function_call_arguments.done", done);
+            }
+        }
+        let value = self.writer.item(&item, "completed", &self.tokens);
+        let data = json!({ "output_index": self.items.len() - 1, "item": value });
+        self.send(out, "response.output_item.done", data);
+    }
+
+    /// Adds to the newest item.
+    fn extend(&mut self, event: &str, more: &str, mut data: Value, out: &mut Events) {
+        if let Some(item) = self.items.last_mut() {
+            item.text.push_str(more);
+        }
+        data["delta"] = json!(more);
+        let data = self.placed(data);
+        self.send(out, event, data);
+    }
+
+    fn part(&mut self, part: &Part, logprobs: &mut Value, out: &mut Events) {
+        match part {
+            Part::Text(text) => {
+                self.open(OutputItem::new(ItemKind::Message, ""), out);
+                let data = json!({ "logprobs": logprobs.take() });
+                self.extend("response.output_text.delta", text, data, out);
+                *logprobs = json!([]);
+            }
+            Part::Reasoning(text) => {
+                self.open(OutputItem::new(ItemKind::Reasoning, ""), out);
+                self.extend("response.reasoning_text.delta", text, json!({}), out);
+            }
+            Part::CallStart { id, name, .. } => {
+                let call = ToolCall {
+                    id: id.clone().unwrap_or_default(),
+                    name: name.clone(),
+                    arguments: String::new(),
+                };
+                self.open(OutputItem::of_call(&call), out);
+            }
+            Part::Arguments { delta, .. } => {
+                self.extend("response.function_call_arguments.delta", delta, json!({}), out);
+            }
+            Part::CallEnd { .. } | Part::CallBroken { .. } => self.close(out),
+            Part::Markup => {}
+        }
     }
 }
 
@@ -191,24 +438,16 @@ impl EventFormat for ResponseEvents {
         let started = json!({ "response": self.writer.envelope("in_progress", &json!([])) });
         self.send(out, "response.created", started.clone());
         self.send(out, "response.in_progress", started);
-        let item = self.writer.item("in_progress", &json!([]));
-        self.send(
-            out,
-            "response.output_item.added",
-            json!({ "output_index": 0, "item": item }),
-        );
-        let part = self.placed(json!({ "part": self.writer.part("", &[]) }));
-        self.send(out, "response.content_part.added", part);
     }
 
     fn take(&mut self, event: &TextEvent, out: &mut Events) {
         match event {
             TextEvent::Delta(delta) => {
-                self.text.push_str(&delta.text);
                 self.tokens.extend_from_slice(&delta.tokens);
-                let logprobs = self.writer.part("", &delta.tokens)["logprobs"].take();
-                let data = self.placed(json!({ "delta": delta.text, "logprobs": logprobs }));
-                self.send(out, "response.output_text.delta", data);
+                let mut logprobs = self.writer.part("", &delta.tokens)["logprobs"].take();
+                for part in &delta.parts {
+                    self.part(part, &mut logprobs, out);
+                }
             }
             TextEvent::Finished(end) => self.end = Some(end.clone()),
             TextEvent::Failed { .. } => {}
@@ -217,18 +456,11 @@ impl EventFormat for ResponseEvents {
 
     fn end(&mut self, out: &mut Events) {
         let Some(end) = self.end.take() else { return };
-        let whole = self.writer.whole(&self.text, &self.tokens, &end);
-        let part = self.writer.part(&self.text, &self.tokens);
-        let text = self.placed(json!({ "text": self.text, "logprobs": part["logprobs"] }));
-        self.send(out, "response.output_text.done", text);
-        let done = self.placed(json!({ "part": part }));
-        self.send(out, "response.content_part.done", done);
-        let item = whole["output"][0].clone();
-        self.send(
-            out,
-            "response.output_item.done",
-            json!({ "output_index": 0, "item": item }),
-        );
+        if self.items.is_empty() {
+            self.open(OutputItem::new(ItemKind::Message, ""), out);
+        }
+        self.close(out);
+        let whole = self.writer.whole(&self.items, &self.tokens, &end);
         let name = if whole["status"] == "completed" {
             "response.completed"
         } else {

@@ -9,9 +9,10 @@ pub use tokenmill::Turn;
 use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
+    tools::{Choice, Tools, earlier_calls, set_effort, set_thinking},
 };
 
-const NO_TOOLS: &str = "tool calls are not implemented yet";
+const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
 const TEXT_ONLY: &str = "only text goes in and comes out";
 
 /// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
@@ -19,7 +20,8 @@ pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `system`, `developer`, `user`, `assistant`; content as text or text parts",
+        "roles `system`, `developer`, `user`, `assistant`, `tool`; content as text or text parts; `tool_calls` and `reasoning_content` \
+         of earlier answers",
     ),
     yes("max_completion_tokens", "default and -1: the rest of the context"),
     yes("max_tokens", "the older name of `max_completion_tokens`"),
@@ -46,11 +48,17 @@ pub const FIELDS: &[Field] = &[
     label("prompt_cache_options"),
     label("prompt_cache_retention"),
     label("service_tier"),
-    refused("tools", NO_TOOLS),
-    refused("tool_choice", NO_TOOLS),
-    refused("functions", NO_TOOLS),
-    refused("function_call", NO_TOOLS),
-    label("parallel_tool_calls"),
+    yes(
+        "tools",
+        "functions; calls are read in the format of the model's chat template",
+    ),
+    yes("tool_choice", "`auto` and `none`"),
+    refused("functions", OLD_CALLS),
+    refused("function_call", OLD_CALLS),
+    yes(
+        "parallel_tool_calls",
+        "default true; with false an answer ends after its first call",
+    ),
     yes(
         "response_format",
         "`text`, `json_object`, or `json_schema` with a schema; every schema is enforced, with `strict` or without",
@@ -58,9 +66,13 @@ pub const FIELDS: &[Field] = &[
     refused("modalities", TEXT_ONLY),
     refused("audio", TEXT_ONLY),
     refused("prediction", "predicted output is not implemented"),
-    refused(
+    yes(
         "reasoning_effort",
-        "say it through `chat_template_kwargs`, in the words of the model's template",
+        "a wish, told to templates that read `reasoning_effort`, `enable_thinking` or `thinking`; `none` switches thinking off",
+    ),
+    yes(
+        "enable_thinking",
+        "extension, as in vLLM and SGLang; switches thinking on or off in templates that can",
     ),
     refused("verbosity", "say it in a message"),
     refused("store", "nothing is stored"),
@@ -97,6 +109,12 @@ pub struct ChatRequest {
     add_generation_prompt: Option<bool>,
     #[serde(default)]
     continue_final_message: bool,
+    #[serde(default)]
+    tools: Vec<Value>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    reasoning_effort: Option<String>,
+    enable_thinking: Option<bool>,
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
@@ -113,6 +131,41 @@ impl ChatRequest {
             self.add_generation_prompt,
             self.continue_final_message,
         )
+    }
+
+    /// The tools that the request offers.
+    ///
+    /// # Errors
+    /// What is wrong with them or with the choice, by path.
+    pub(crate) fn tools(&mut self) -> Result<Tools, ApiError> {
+        let choice = Choice::of_openai(self.tool_choice.as_ref())?;
+        let mut functions = Vec::new();
+        for (index, mut tool) in std::mem::take(&mut self.tools).into_iter().enumerate() {
+            let path = format!("tools[{index}]");
+            if tool["type"] != "function" {
+                return Err(ApiError::UnsupportedField {
+                    param: format!("{path}.type"),
+                    reason: "a tool is a function",
+                });
+            }
+            functions.push((format!("{path}.function"), tool["function"].take()));
+        }
+        Tools::new(functions, &choice, self.parallel_tool_calls.unwrap_or(true))
+    }
+
+    /// The variables for the chat template.
+    ///
+    /// # Errors
+    /// As [`check_kwargs`].
+    pub(crate) fn variables(&mut self) -> Result<Map<String, Value>, ApiError> {
+        let mut kwargs = check_kwargs(std::mem::take(&mut self.chat_template_kwargs))?;
+        if let Some(thinks) = self.enable_thinking {
+            set_thinking(&mut kwargs, thinks);
+        }
+        if let Some(effort) = &self.reasoning_effort {
+            set_effort(&mut kwargs, effort);
+        }
+        Ok(kwargs)
     }
 
     /// Most tokens to generate, if the request says so.
@@ -198,9 +251,12 @@ pub struct Message {
     name: Option<String>,
     refusal: Option<Value>,
     tool_calls: Option<Vec<Value>>,
+    tool_call_id: Option<String>,
     function_call: Option<Value>,
     audio: Option<Value>,
     reasoning_content: Option<String>,
+    /// The same in other servers' words.
+    reasoning: Option<String>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -252,9 +308,9 @@ const PART_LABELS: &[&str] = &[
 ];
 
 /// A message as the chat template sees it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TemplateMessage {
-    /// `system`, `user` or `assistant`.
+    /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
     /// The text.
     pub content: String,
@@ -264,6 +320,12 @@ pub struct TemplateMessage {
     /// What the assistant thought before it answered, for templates that write it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
+    /// Tools that the assistant called, in OpenAI's form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_calls: Option<Value>,
+    /// The call whose result this is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
 }
 
 /// Checks a conversation and brings it into the form that chat templates expect.
@@ -303,11 +365,18 @@ pub(crate) fn template_message(
             reason,
         })
     };
-    if message.tool_calls.is_some_and(|calls| !calls.is_empty()) {
-        return unsupported("tool_calls", NO_TOOLS);
+    let calls = message.tool_calls.filter(|calls| !calls.is_empty());
+    if calls.is_some() && message.role != "assistant" {
+        return Err(ApiError::invalid(
+            at("tool_calls"),
+            "only the assistant calls tools",
+        ));
     }
+    let tool_calls = calls
+        .map(|calls| earlier_calls(&at("tool_calls"), calls))
+        .transpose()?;
     if message.function_call.is_some_and(|call| !call.is_null()) {
-        return unsupported("function_call", NO_TOOLS);
+        return unsupported("function_call", OLD_CALLS);
     }
     if message.audio.is_some_and(|audio| !audio.is_null()) {
         return unsupported("audio", TEXT_ONLY);
@@ -316,13 +385,19 @@ pub(crate) fn template_message(
         return unsupported("refusal", "write the refusal as the message's content");
     }
     let role = match message.role.as_str() {
-        "system" | "user" | "assistant" => message.role,
+        "tool" if message.tool_call_id.as_ref().is_none_or(String::is_empty) => {
+            return Err(ApiError::invalid(
+                at("tool_call_id"),
+                "a result names the call that it is of",
+            ));
+        }
+        "system" | "user" | "assistant" | "tool" => message.role,
         // The newer name of the same thing; templates know only the older.
         "developer" => "system".to_owned(),
-        "tool" | "function" => return unsupported("role", NO_TOOLS),
+        "function" => return unsupported("role", OLD_CALLS),
         _ => {
             let reason = format!(
-                "`{}` is not a role; expected system, developer, user or assistant",
+                "`{}` is not a role; expected system, developer, user, assistant or tool",
                 message.role
             );
             return Err(ApiError::invalid(at("role"), reason));
@@ -332,13 +407,16 @@ pub(crate) fn template_message(
     let content = match message.content {
         Some(Content::Text(text)) => text,
         Some(Content::Parts(parts)) => join_parts(&at("content"), parts, wording)?,
+        None if tool_calls.is_some() => String::new(),
         None => return Err(ApiError::invalid(at("content"), "this field is required")),
     };
     Ok(TemplateMessage {
         role,
         content,
         name: message.name,
-        reasoning_content: message.reasoning_content,
+        reasoning_content: message.reasoning_content.or(message.reasoning),
+        tool_calls,
+        tool_call_id: message.tool_call_id,
     })
 }
 
@@ -396,14 +474,18 @@ mod tests {
         check("[]", Err("messages"));
         check(r#"[{"role":"robot","content":"a"}]"#, Err("messages[0].role"));
         check(r#"[{"role":"user"}]"#, Err("messages[0].content"));
-        check(r#"[{"role":"tool","content":"a"}]"#, Err("messages[0].role"));
+        check(
+            r#"[{"role":"tool","content":"a"}]"#,
+            Err("messages[0].tool_call_id"),
+        );
+        check(r#"[{"role":"function","content":"a"}]"#, Err("messages[0].role"));
         check(
             r#"[{"role":"user","content":[{"type":"image_url"}]}]"#,
             Err("messages[0].content[0].type"),
         );
         check(
             r#"[{"role":"assistant","tool_calls":[{}]}]"#,
-            Err("messages[0].tool_calls"),
+            Err("messages[0].tool_calls[0].function.name"),
         );
         check(
             r#"[{"role":"user","content":"a","prefix":true}]"#,

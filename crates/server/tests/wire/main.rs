@@ -4,6 +4,7 @@
 
 mod babble;
 mod bodies;
+mod calls;
 mod clients;
 mod connections;
 mod defences;
@@ -14,6 +15,7 @@ mod generation;
 mod http2;
 mod operations;
 mod refusals;
+mod script;
 mod server;
 mod shapes;
 #[cfg(feature = "otel")]

@@ -120,7 +120,28 @@ async fn every_fault_is_named() {
             format!(r#"{{{hello},"tools":[{{}}]}}"#),
             400,
             "unsupported_parameter",
-            Some("tools"),
+            Some("tools[0].type"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"tools":[{{"type":"function","function":{{"description":"d"}}}}]}}"#),
+            400,
+            "invalid_value",
+            Some("tools[0].function.name"),
+        ),
+        (
+            CHAT,
+            format!(r#"{{{hello},"tool_choice":{{"type":"function","function":{{"name":"f"}}}}}}"#),
+            400,
+            "invalid_value",
+            Some("tool_choice"),
+        ),
+        (
+            CHAT,
+            r#"{"messages":[{"role":"assistant","tool_calls":[{"id":"c","type":"function","function":{"name":"f","arguments":"[1]"}}]}]}"#.into(),
+            400,
+            "invalid_value",
+            Some("messages[0].tool_calls[0].function.arguments"),
         ),
         (
             CHAT,
@@ -178,7 +199,7 @@ async fn every_fault_is_named() {
             "/v1/responses",
             r#"{"input":"a","previous_response_id":"x"}"#.into(),
             400,
-            "unsupported_parameter",
+            "invalid_value",
             Some("previous_response_id"),
         ),
         (

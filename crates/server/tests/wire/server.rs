@@ -18,6 +18,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use crate::{
     babble::Babble,
     demo::{demo_path, words_of},
+    script::Script,
     wire::{Exchange, Reply},
 };
 
@@ -43,6 +44,10 @@ pub(crate) struct Setup {
     pub(crate) hang: Option<watch::Receiver<bool>>,
     /// Babbles instead of computing, where only the number of requests matters.
     pub(crate) babbles: bool,
+    /// The chat template instead of the model's own.
+    pub(crate) template: Option<String>,
+    /// Says this to every request instead of computing.
+    pub(crate) says: Option<String>,
 }
 
 impl TestServer {
@@ -54,9 +59,17 @@ impl TestServer {
     /// Starts the demo model as `setup` says.
     pub(crate) async fn start_with(setup: Setup) -> Option<Self> {
         let model = Model::open(demo_path()?).expect("the demo model opens");
-        let words = words_of(&model);
+        let mut words = words_of(&model);
+        if let Some(template) = &setup.template {
+            words.set_template(template).expect("the template parses");
+        }
         let n_pages = setup.n_pages.unwrap_or(512);
-        let executor: Box<dyn Executor + Send> = if setup.babbles {
+        let executor: Box<dyn Executor + Send> = if let Some(text) = &setup.says {
+            let tokenizer = words.tokenizer();
+            let end_id = tokenizer.end_of_generation()[0];
+            let tokens = words.encode_text(text, false);
+            Box::new(Script::new(tokenizer.n_vocab(), end_id, n_pages, tokens))
+        } else if setup.babbles {
             let tokenizer = words.tokenizer();
             let end_id = tokenizer.end_of_generation()[0];
             Box::new(Babble::new(tokenizer.n_vocab(), end_id, n_pages))

@@ -73,6 +73,11 @@ impl ReplyFormat {
             || matches!(self.calls.shape, Shape::Channels(shape) if shape.opener == HARMONY.opener)
     }
 
+    /// Whether answers are messages with heads.
+    pub fn has_heads(&self) -> bool {
+        matches!(self.calls.shape, Shape::Channels(_))
+    }
+
     /// What ends reasoning, where it stands between tags.
     pub fn reasoning_close(&self) -> Option<&'static str> {
         self.thinking.map(|tags| tags.close)

@@ -1,0 +1,250 @@
+//! Tool calls and reasoning on every endpoint, of a model that says what it is told to.
+
+use serde_json::{Value, json};
+
+use crate::server::{Setup, TestServer};
+
+const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\
+                        {% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %};\
+                        {% endfor %}{% if false %}<think></think>{% endif %}";
+
+const ANSWER: &str = "<think>\nHm.\n</think>\n\nLooking.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Bern\"}}\n</tool_call>\n\
+                      <tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Basel\"}}\n</tool_call>";
+
+async fn start(answer: &str) -> Option<TestServer> {
+    TestServer::start_with(Setup {
+        template: Some(TEMPLATE.to_owned()),
+        says: Some(answer.to_owned()),
+        ..Setup::default()
+    })
+    .await
+}
+
+fn weather() -> Value {
+    json!({ "name": "weather", "description": "Tells it.", "parameters": {
+        "type": "object", "properties": { "city": { "type": "string" } } } })
+}
+
+fn chat_body(more: &Value) -> Value {
+    let mut body = json!({ "messages": [{ "role": "user", "content": "Well?" }],
+        "tools": [{ "type": "function", "function": weather() }] });
+    body.as_object_mut()
+        .expect("an object")
+        .extend(more.as_object().expect("an object").clone());
+    body
+}
+
+/// The data of all events of a stream.
+async fn events(server: &TestServer, path: &str, body: &Value) -> Vec<Value> {
+    let mut exchange = server.post_stream(path, body).await;
+    assert_eq!(exchange.head().await.0, 200);
+    let mut events = Vec::new();
+    while let Some(data) = exchange.event().await {
+        if data != "[DONE]" {
+            events.push(serde_json::from_str(&data).expect("an event"));
+        }
+    }
+    events
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chat_gives_calls_and_reasoning_apart_from_the_text() {
+    let Some(server) = start(ANSWER).await else { return };
+    let path = "/v1/chat/completions";
+    let whole = server.post_ok(path, &chat_body(&json!({ "seed": 1 }))).await;
+    let message = &whole["choices"][0]["message"];
+    assert_eq!(
+        (&message["content"], &message["reasoning_content"]),
+        (&json!("Looking."), &json!("Hm."))
+    );
+    let calls = message["tool_calls"].as_array().expect("calls");
+    assert_eq!(calls.len(), 2);
+    assert_eq!(
+        calls[1]["function"],
+        json!({ "name": "weather", "arguments": "{\"city\": \"Basel\"}" })
+    );
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+    assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
+    let thought = &whole["usage"]["completion_tokens_details"]["reasoning_tokens"];
+    assert!(thought.as_u64().expect("a number") > 1, "{whole}");
+
+    let (mut text, mut reasoning, mut arguments, mut names) =
+        (String::new(), String::new(), vec![String::new(); 2], Vec::new());
+    let streamed = events(&server, path, &chat_body(&json!({ "seed": 2, "stream": true }))).await;
+    for event in &streamed {
+        let delta = &event["choices"][0]["delta"];
+        text.push_str(delta["content"].as_str().unwrap_or_default());
+        reasoning.push_str(delta["reasoning_content"].as_str().unwrap_or_default());
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().expect("an index") as usize;
+            names.extend(call["function"]["name"].as_str().map(str::to_owned));
+            arguments[index].push_str(call["function"]["arguments"].as_str().unwrap_or_default());
+        }
+    }
+    assert_eq!((text.as_str(), reasoning.as_str()), ("Looking.", "Hm."));
+    assert_eq!(arguments, ["{\"city\": \"Bern\"}", "{\"city\": \"Basel\"}"]);
+    assert_eq!(names, ["weather", "weather"]);
+    let last = streamed.last().expect("events");
+    assert_eq!(last["choices"][0]["finish_reason"], "tool_calls");
+
+    // What was answered can be sent back, with a result.
+    let again = json!({ "seed": 3, "messages": [{ "role": "user", "content": "Well?" }, message,
+        { "role": "tool", "tool_call_id": calls[0]["id"], "content": "Rain." },
+        { "role": "tool", "tool_call_id": calls[1]["id"], "content": "Sun." }] });
+    server.post_ok(path, &chat_body(&again)).await;
+    let single = chat_body(&json!({ "seed": 4, "parallel_tool_calls": false }));
+    let single = server.post_ok(path, &single).await;
+    assert_eq!(
+        single["choices"][0]["message"]["tool_calls"]
+            .as_array()
+            .expect("calls")
+            .len(),
+        1
+    );
+    // Without tools there is no call, and all of it is text.
+    let none = chat_body(&json!({ "seed": 5, "tool_choice": "none" }));
+    let none = server.post_ok(path, &none).await;
+    let text = none["choices"][0]["message"]["content"]
+        .as_str()
+        .expect("text")
+        .to_owned();
+    assert!(
+        text.contains("<tool_call>") && none["choices"][0]["finish_reason"] == "stop",
+        "{none}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_call_is_text() {
+    let broken = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": Bern}}</tool_call>";
+    let Some(server) = start(broken).await else { return };
+    let whole = server
+        .post_ok("/v1/chat/completions", &chat_body(&json!({ "seed": 1 })))
+        .await;
+    let choice = &whole["choices"][0];
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!(broken), &json!("stop"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_have_blocks_of_thinking_text_and_calls() {
+    let Some(server) = start(ANSWER).await else { return };
+    let tool = json!({ "name": "weather", "description": "Tells it.", "cache_control": { "type": "ephemeral" },
+        "input_schema": { "type": "object", "properties": { "city": { "type": "string" } } } });
+    let mut body =
+        json!({ "max_tokens": 500, "messages": [{ "role": "user", "content": "Well?" }], "tools": [tool] });
+    let whole = server.post_ok("/v1/messages", &body).await;
+    let kinds: Vec<&str> = (whole["content"].as_array().expect("blocks").iter())
+        .map(|block| block["type"].as_str().expect("a type"))
+        .collect();
+    assert_eq!(kinds, ["thinking", "text", "tool_use", "tool_use"]);
+    assert_eq!(whole["content"][2]["input"], json!({ "city": "Bern" }));
+    assert_eq!(whole["stop_reason"], "tool_use");
+    let results: Vec<Value> = (whole["content"].as_array().expect("blocks")[2..].iter())
+        .map(|call| json!({ "type": "tool_result", "tool_use_id": call["id"], "content": "Rain." }))
+        .collect();
+    let mut again = body.clone();
+    let messages = again["messages"].as_array_mut().expect("messages");
+    messages.push(json!({ "role": "assistant", "content": whole["content"] }));
+    messages.push(json!({ "role": "user", "content": results }));
+    let counted = server.post_ok("/v1/messages/count_tokens", &again).await;
+    let before = server.post_ok("/v1/messages/count_tokens", &body).await;
+    assert!(counted["input_tokens"].as_u64() > before["input_tokens"].as_u64());
+
+    body["stream"] = json!(true);
+    let streamed = events(&server, "/v1/messages", &body).await;
+    let mut blocks: Vec<(String, String)> = Vec::new();
+    for event in &streamed {
+        match event["type"].as_str().expect("a type") {
+            "content_block_start" => {
+                assert_eq!(event["index"], blocks.len());
+                let kind = event["content_block"]["type"].as_str().expect("a type");
+                blocks.push((kind.to_owned(), String::new()));
+            }
+            "content_block_delta" => {
+                assert_eq!(event["index"], blocks.len() - 1);
+                for name in ["text", "thinking", "partial_json"] {
+                    let more = event["delta"][name].as_str().unwrap_or_default();
+                    blocks.last_mut().expect("a block").1.push_str(more);
+                }
+            }
+            _ => {}
+        }
+    }
+    let expected = [
+        ("thinking", "Hm."),
+        ("text", "Looking."),
+        ("tool_use", "{\"city\": \"Bern\"}"),
+        ("tool_use", "{\"city\": \"Basel\"}"),
+    ];
+    assert_eq!(
+        blocks,
+        expected.map(|(kind, text)| (kind.to_owned(), text.to_owned()))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn responses_have_items_and_are_remembered() {
+    let Some(server) = start(ANSWER).await else { return };
+    let mut tool = weather();
+    tool["type"] = json!("function");
+    let body = json!({ "input": "Well?", "seed": 1, "reasoning": { "effort": "high", "summary": "auto" },
+        "include": ["reasoning.encrypted_content"], "tools": [tool, { "type": "web_search" }] });
+    let reply = server.post("/v1/responses", &body).await;
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(reply.header("x-tokenmill-ignored-tools"), Some("web_search"));
+    let whole = reply.json();
+    let kinds = |output: &Value| -> Vec<String> {
+        let items = output.as_array().expect("items").iter();
+        items
+            .map(|item| item["type"].as_str().expect("a type").to_owned())
+            .collect()
+    };
+    let expected = ["reasoning", "message", "function_call", "function_call"];
+    assert_eq!(kinds(&whole["output"]), expected);
+    assert_eq!(whole["output"][2]["arguments"], "{\"city\": \"Bern\"}");
+
+    let result = json!([{ "type": "function_call_output", "call_id": whole["output"][2]["call_id"], "output": "Rain." }]);
+    let mut next = body.clone();
+    next["seed"] = json!(2);
+    next["input"] = result;
+    next["previous_response_id"] = whole["id"].clone();
+    let after = server.post_ok("/v1/responses", &next).await;
+    assert!(after["usage"]["input_tokens"].as_u64() > whole["usage"]["input_tokens"].as_u64());
+    next["previous_response_id"] = json!("resp_unknown");
+    assert_eq!(server.post("/v1/responses", &next).await.status, 400);
+
+    let mut streaming = body;
+    streaming["seed"] = json!(3);
+    streaming["stream"] = json!(true);
+    let streamed = events(&server, "/v1/responses", &streaming).await;
+    let numbers: Vec<_> = streamed
+        .iter()
+        .map(|event| event["sequence_number"].as_u64())
+        .collect();
+    assert_eq!(numbers, (0..streamed.len() as u64).map(Some).collect::<Vec<_>>());
+    let last = streamed.last().expect("events");
+    assert_eq!(
+        (&last["type"], kinds(&last["response"]["output"])),
+        (&json!("response.completed"), expected.map(str::to_owned).to_vec())
+    );
+    let of = |kind: &str| -> String {
+        let found = streamed.iter().filter(|event| event["type"] == kind);
+        found.filter_map(|event| event["delta"].as_str()).collect()
+    };
+    assert_eq!(
+        of("response.function_call_arguments.delta"),
+        "{\"city\": \"Bern\"}{\"city\": \"Basel\"}"
+    );
+    assert_eq!(
+        (
+            of("response.output_text.delta"),
+            of("response.reasoning_text.delta")
+        ),
+        ("Looking.".into(), "Hm.".into())
+    );
+    let models = server.get("/v1/models").await.json();
+    assert_eq!(models["models"][0]["slug"], models["data"][0]["id"]);
+}

@@ -1,0 +1,99 @@
+//! How a model's answers are read: what stands in its chat template, worked out once.
+//!
+//! Separate from the words because it looks at answers, not at prompts. Invariant: a control token is part of an answer's
+//! text only where it is a mark of the model's own format; the parser takes it out again.
+
+use std::sync::Arc;
+
+use tokenmill_text::{
+    TokenKind, Tokenizer,
+    calls::{Opening, ReplyFormat, ReplyParser, ToolSet},
+    template::ChatTemplate,
+};
+
+use crate::{Conversation, tool_writing::ToolWriting};
+
+/// Reads the answers to one prompt: reasoning, tool calls and text.
+#[derive(Clone, Debug)]
+pub struct ReplyReader {
+    pub(crate) parser: ReplyParser,
+    /// Control tokens that are marks of the format, ascending.
+    pub(crate) shown: Arc<[u32]>,
+    pub(crate) is_single_call: bool,
+}
+
+impl ReplyReader {
+    /// Ends an answer after its first tool call.
+    #[must_use]
+    pub fn single_call(mut self) -> Self {
+        self.is_single_call = true;
+        self
+    }
+}
+
+/// A conversation's prompt, and how its answer is read.
+#[derive(Clone, Debug)]
+pub struct Prompt {
+    /// The prompt as token ids.
+    pub tokens: Vec<u32>,
+    /// Reads the answer; `None` where all of it is text.
+    pub reader: Option<ReplyReader>,
+}
+
+/// What a model's chat template says about calls and reasoning.
+#[derive(Debug)]
+pub(crate) struct ReplyWords {
+    pub(crate) format: ReplyFormat,
+    pub(crate) writing: ToolWriting,
+    shown: Arc<[u32]>,
+    shown_with_tools: Arc<[u32]>,
+}
+
+impl ReplyWords {
+    pub(crate) fn new(template: &ChatTemplate, tokenizer: &Tokenizer) -> Self {
+        let format = ReplyFormat::of_template(template.source());
+        let any_tool = ToolSet::new([("any".to_owned(), serde_json::Value::Null)]);
+        let special: Vec<(u32, String)> = (0..tokenizer.n_vocab() as u32)
+            .filter(|&id| tokenizer.token_kind(id).is_some_and(TokenKind::is_special))
+            .filter_map(|id| {
+                let text = String::from_utf8_lossy(tokenizer.token_bytes(id)?).into_owned();
+                (!text.is_empty()).then_some((id, text))
+            })
+            .collect();
+        let shown = |tools: ToolSet| {
+            let marks = ReplyParser::new(&format, Arc::new(tools), Opening::default()).marks();
+            let is_mark = |text: &str| marks.iter().any(|mark| mark.contains(text));
+            let ids = special.iter().filter(|(_, text)| is_mark(text));
+            ids.map(|&(id, _)| id).collect()
+        };
+        Self {
+            writing: ToolWriting::of(template),
+            shown: shown(ToolSet::default()),
+            shown_with_tools: shown(any_tool),
+            format,
+        }
+    }
+
+    /// Reads the answer to a prompt that ends in `tail`.
+    pub(crate) fn reader(&self, conversation: &Conversation, tail: &str) -> Option<ReplyReader> {
+        let tools = conversation.tools.as_ref().map(ToolSet::from_openai);
+        let tools = Arc::new(tools.unwrap_or_default());
+        if tools.is_empty() && !self.format.has_reasoning() && !self.format.has_heads() {
+            return None;
+        }
+        let opening = Opening {
+            is_reasoning: self.format.opens_reasoning(tail),
+            is_head: self.format.opens_head(tail),
+        };
+        let shown = if tools.is_empty() {
+            &self.shown
+        } else {
+            &self.shown_with_tools
+        };
+        Some(ReplyReader {
+            shown: Arc::clone(shown),
+            is_single_call: false,
+            parser: ReplyParser::new(&self.format, tools, opening),
+        })
+    }
+}
