@@ -32,6 +32,8 @@ impl Script {
             max_batch_seqs: 64,
             max_logit_rows: 512,
             kv_window: None,
+            pooling: None,
+            is_encoder: false,
         };
         Self {
             limits,
