@@ -252,7 +252,7 @@ pub(crate) fn set_thinking(kwargs: &mut Map<String, Value>, thinks: bool) {
 mod tests {
     use super::*;
 
-    fn tools(list: Value, choice: &Value) -> Result<Tools, Option<String>> {
+    fn tools(list: &Value, choice: &Value) -> Result<Tools, Option<String>> {
         let list = list
             .as_array()
             .cloned()
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_tools_is_named() {
-        let refused = |list: Value, choice: Value| tools(list, &choice).unwrap_err().unwrap();
+        let refused = |list: Value, choice: Value| tools(&list, &choice).unwrap_err().unwrap();
         let auto = || json!("auto");
         assert_eq!(refused(json!([{}]), auto()), "tools[0].function.name");
         assert_eq!(
@@ -290,9 +290,9 @@ mod tests {
         );
         assert_eq!(refused(json!([]), json!("required")), "tool_choice");
         assert_eq!(refused(json!([]), json!("whatever")), "tool_choice");
-        let none = tools(json!([{"name": "a"}]), &json!("none")).unwrap();
+        let none = tools(&json!([{"name": "a"}]), &json!("none")).unwrap();
         assert_eq!(none.to_template(), None);
-        let some = tools(json!([{"name": "a"}]), &auto())
+        let some = tools(&json!([{"name": "a"}]), &auto())
             .unwrap()
             .to_template()
             .unwrap();

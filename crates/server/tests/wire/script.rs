@@ -28,6 +28,7 @@ impl Script {
             n_ctx: 2048,
             n_pages,
             n_host_pages: 0,
+            n_states: 0,
             max_batch_tokens: 512,
             max_batch_seqs: 64,
             max_logit_rows: 512,
