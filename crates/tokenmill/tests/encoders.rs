@@ -55,6 +55,37 @@ fn an_encoder_embeds_texts_in_company_as_alone_and_writes_nothing() {
 }
 
 #[test]
+fn a_reranker_scores_pairs_and_makes_no_embeddings() {
+    let model = model("xlmr_rerank");
+    let documents = ["a mat", "the cat sat on the mat", "nothing of it"];
+    let scores = model.rerank("where is the cat", &documents).unwrap();
+    assert!(
+        scores.iter().all(|score| (0.0..=1.0).contains(score)),
+        "{scores:?}"
+    );
+    for (document, score) in documents.iter().zip(&scores) {
+        assert_eq!(model.rerank("where is the cat", &[document]).unwrap(), [*score]);
+    }
+    assert_ne!(scores[0], scores[1]);
+    // <s> query </s></s> document </s>
+    let pair = model.words().encode_pair("cat", "mat", None).unwrap();
+    let ends = |text: &str| {
+        let ids = model.words().encode_text(text, false);
+        (ids.len(), ids)
+    };
+    let ((n_query, query), (_, document)) = (ends("cat"), ends("mat"));
+    assert_eq!(pair[0], 0);
+    assert_eq!(pair[1..=n_query], query);
+    assert_eq!(pair[n_query + 1..n_query + 3], [2, 2]);
+    assert_eq!(pair[n_query + 3..pair.len() - 1], document);
+    assert_eq!(pair.last(), Some(&2));
+
+    assert!(matches!(model.embed(&["cat"]), Err(Error::MakesNoEmbeddings)));
+    let refused = model.words().encode_pair("cat", "mat", Some("find cats"));
+    assert!(matches!(refused, Err(Error::NoPlaceForInstruction)));
+}
+
+#[test]
 fn a_chat_model_ranks_only_where_it_was_made_for_it() {
     let demo = Model::options().context(64).threads(1).device(Device::Cpu);
     let demo = demo.load("demo").unwrap();

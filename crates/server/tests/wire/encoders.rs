@@ -50,3 +50,44 @@ async fn an_encoder_refuses_to_write_and_to_rank() {
     assert_eq!(reply.status, 400);
     assert!(reply.text().contains("2048"), "{}", reply.text());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reranker_lists_the_best_documents_first() {
+    let server = TestServer::start_tiny("xlmr_rerank").await;
+    let documents = json!(["a mat", { "text": "the cat sat on the mat" }, "nothing of it"]);
+    let body = json!({ "query": "where is the cat", "documents": documents });
+    let all = server.post_ok("/v1/rerank", &body).await;
+    let results = all["results"].as_array().expect("results");
+    assert_eq!(results.len(), 3);
+    let scores: Vec<f64> = (results.iter())
+        .map(|result| result["relevance_score"].as_f64().expect("a score"))
+        .collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+    assert!(results.iter().all(|result| result.get("document").is_none()));
+    assert!(all["usage"]["total_tokens"].as_u64() > Some(10));
+    for path in ["/rerank", "/v2/rerank"] {
+        let body = json!({
+            "query": "where is the cat", "documents": documents, "top_n": 1, "return_documents": true
+        });
+        let best = server.post_ok(path, &body).await;
+        let best = best["results"].as_array().expect("results").clone();
+        assert_eq!(best.len(), 1);
+        assert_eq!(best[0]["index"], results[0]["index"]);
+        assert!(best[0]["document"]["text"].is_string());
+    }
+    for (body, param) in [
+        (json!({ "query": "a", "documents": [] }), "documents"),
+        (json!({ "query": "a", "documents": ["b"], "top_n": 0 }), "top_n"),
+        (
+            json!({ "query": "a", "documents": ["b"], "instruction": "find" }),
+            "instruction",
+        ),
+    ] {
+        let reply = server.post("/v1/rerank", &body).await;
+        assert_eq!(reply.status, 400);
+        assert_eq!(reply.json()["error"]["param"], param);
+    }
+    let reply = server.post("/v1/embeddings", &json!({ "input": "a" })).await;
+    assert_eq!(reply.status, 400);
+    assert!(reply.text().contains("ranks documents"), "{}", reply.text());
+}
