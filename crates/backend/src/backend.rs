@@ -13,7 +13,7 @@
 //! | q | `[T, n_heads * head_dim_k]` |
 //! | k, v | `[T, n_kv_heads * head_dim_k]`, `[T, n_kv_heads * head_dim_v]` |
 //! | attention output | `[T, n_heads * head_dim_v]` |
-//! | gate, up | `[T, n_ff]` |
+//! | gate, up | `[T, n_ff]`, of experts `[T * n_used, n_ff]` |
 //! | channels of a convolution | `[T, n_channels]` |
 //! | logits | `[L, n_vocab]` |
 //!
@@ -23,9 +23,10 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, Allocation, Attention, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits, ForwardBatch,
-    KvLayout, Linear, LinearJob, Memory, MemoryPlan, NetworkShape, Norm, PageCopy, Rope, RopeStoreKv, RowSet,
-    ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, StepTrace, Temperature,
+    Activation, Allocation, Attention, BackendError, Carried, DeltaNet, DeltaNetRows, ExecutorLimits,
+    ExpertInput, ForwardBatch, KvLayout, Linear, LinearJob, Memory, MemoryPlan, NetworkShape, Norm, PageCopy,
+    Rope, RopeStoreKv, Routed, Router, RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput,
+    StepShape, StepTrace, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -278,6 +279,36 @@ pub trait Backend: Memory {
         delta: &Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Chooses the experts of each row by its logits, `[n_rows, router.n_experts]`; see [`Router`].
+    fn route(
+        &mut self,
+        router: &Router<Self::Vector>,
+        n_rows: usize,
+        logits: &Self::Buffer,
+        routes: &mut Self::Routes,
+    ) -> Result<(), BackendError>;
+
+    /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias: `output: [n_choices, n_out]`.
+    /// Weights of experts that no row goes to are not read.
+    fn experts_linear(
+        &mut self,
+        experts: &Linear<Self::Matrix, Self::Vector>,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, Self::Buffer>,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Adds up what the experts of each row gave, in the order of their rank: `output[r] = carried[r] + sum_i weight[r][i] *
+    /// choices[r, i]`; `choices: [n_choices, width]`, `output: [n_rows, width]`.
+    fn combine(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &Self::Buffer,
+        carried: Carried<'_, Self::Buffer>,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
     /// Copies the rows that `rows` names, `[T or O, width]`, to the front of `output`.
     fn gather(
         &mut self,
@@ -343,6 +374,22 @@ pub trait Backend: Memory {
             gate.output,
             Some(up.output),
         )
+    }
+
+    /// [`Backend::linear_gated`] of experts: `gate.output = f(gate * input) * (up * input)`, `[n_choices, n_out]`; `up.output` is
+    /// scratch.
+    fn experts_gated(
+        &mut self,
+        activation: Activation,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, Self::Buffer>,
+        gate: LinearJob<'_, Self>,
+        up: LinearJob<'_, Self>,
+    ) -> Result<(), BackendError> {
+        self.experts_linear(gate.linear, routed, input, gate.output)?;
+        self.experts_linear(up.linear, routed, input, up.output)?;
+        let (n_choices, n_out) = (routed.n_choices(), gate.linear.n_out);
+        self.activation(activation, n_choices, n_out, gate.output, Some(up.output))
     }
 
     /// A residual addition and the norm that follows it: `hidden += scale * delta; normed = norm(hidden)`.

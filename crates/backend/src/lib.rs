@@ -35,6 +35,7 @@ mod backend;
 mod batch;
 mod error;
 mod executor;
+mod experts;
 mod host_step;
 mod kv_layout;
 mod limits;
@@ -57,13 +58,16 @@ pub use batch::{
 };
 pub use error::BackendError;
 pub use executor::{Executor, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob};
+pub use experts::{
+    Carried, ExpertGroups, ExpertInput, ExpertScore, GroupMeasure, MIN_SCORE_SUM, Routed, Router,
+};
 pub use host_step::{HostStep, PickRow};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
 pub use limits::ExecutorLimits;
 pub use measure::Measure;
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
-pub use network_shape::{AttentionShape, LayerShape, NetworkShape};
+pub use network_shape::{AttentionShape, ExpertsShape, LayerShape, NetworkShape};
 pub use operands::{
     Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
     Temperature,

@@ -31,6 +31,7 @@ impl<B: Backend> Memory for Measure<'_, B> {
     type Matrix = ();
     type Vector = ();
     type Buffer = ();
+    type Routes = ();
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
         let MatrixData {
@@ -63,6 +64,15 @@ impl<B: Backend> Memory for Measure<'_, B> {
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<(), BackendError> {
         self.add(Allocation::Buffer { max_rows, width });
+        Ok(())
+    }
+
+    fn alloc_routes(&mut self, max_rows: usize, n_experts: usize, n_used: usize) -> Result<(), BackendError> {
+        self.add(Allocation::Routes {
+            max_rows,
+            n_experts,
+            n_used,
+        });
         Ok(())
     }
 }

@@ -15,6 +15,8 @@ pub trait Memory: Sized {
     type Vector;
     /// An activation buffer `[max_rows, width]` f32.
     type Buffer;
+    /// Which experts each row of a step goes to, with what weight, and what the operations on experts need to know of it.
+    type Routes;
 
     /// Takes a weight matrix `[n_out, n_in]`, rows contiguous, in the file's type.
     ///
@@ -33,6 +35,17 @@ pub trait Memory: Sized {
     /// # Errors
     /// A device error.
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, BackendError>;
+
+    /// Allocates room for the routes of `max_rows` rows to `n_used` of `n_experts` experts each.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] where there are more experts than the device can route to, or a device error.
+    fn alloc_routes(
+        &mut self,
+        max_rows: usize,
+        n_experts: usize,
+        n_used: usize,
+    ) -> Result<Self::Routes, BackendError>;
 }
 
 /// A weight matrix as it comes from a file.
@@ -61,6 +74,9 @@ pub enum MatrixUsage {
     Embedding,
     /// Both: the token embedding of a model whose output head is tied to it.
     Tied,
+    /// [`Backend::experts_linear`](crate::Backend::experts_linear) alone: the matrices of so many experts, each of as many rows,
+    /// one after the other.
+    Experts(usize),
 }
 
 /// Something that a load allocates on a device.
@@ -88,6 +104,15 @@ pub enum Allocation<'a> {
         max_rows: usize,
         /// Numbers of a row.
         width: usize,
+    },
+    /// By [`Memory::alloc_routes`].
+    Routes {
+        /// Rows.
+        max_rows: usize,
+        /// Experts there are.
+        n_experts: usize,
+        /// Experts that a row goes to.
+        n_used: usize,
     },
     /// One page of the store that [`Backend::alloc_kv`](crate::Backend::alloc_kv) makes, all layers.
     KvPage(&'a KvLayout),

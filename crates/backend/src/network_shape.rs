@@ -19,6 +19,19 @@ pub struct LayerShape {
     pub attention: Option<AttentionShape>,
     /// Width of the widest row, other than a hidden state, that one of its matrices reads.
     pub widest_input: usize,
+    /// Its experts, if it has any.
+    pub experts: Option<ExpertsShape>,
+}
+
+/// The sizes of a layer's experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertsShape {
+    /// Experts there are.
+    pub n_experts: usize,
+    /// Experts that a row goes to.
+    pub n_used: usize,
+    /// Width inside each.
+    pub n_ff: usize,
 }
 
 /// The widths of attention.

@@ -14,11 +14,11 @@ pub enum RowSet {
     LogitsOfOutputs,
 }
 
-/// A matrix with its optional bias.
+/// A matrix with its optional bias, or those of experts, one after the other.
 pub struct Linear<M, V> {
-    /// `[n_out, n_in]`.
+    /// `[n_out, n_in]`, of experts `[n_experts * n_out, n_in]`.
     pub matrix: M,
-    /// `[n_out]`.
+    /// `[n_out]`, of experts `[n_experts * n_out]`.
     pub bias: Option<V>,
     /// Width of the output.
     pub n_out: usize,
@@ -197,4 +197,14 @@ pub enum Activation {
     Sigmoid,
     /// `x`: with an `up`, a product.
     Identity,
+    /// `min(x, 7)` by the sigmoid of 1.702 times itself, and the other factor of a gated pair is `clamp(up, -7, 7) + 1`
+    /// instead of `up`: SwiGLU with the limits of gpt-oss. Without a pair it is the first factor alone.
+    ClippedSwiglu,
+}
+
+impl Activation {
+    /// Multiplies the argument of the sigmoid of [`Activation::ClippedSwiglu`].
+    pub const CLIPPED_ALPHA: f32 = 1.702;
+    /// Where [`Activation::ClippedSwiglu`] clips.
+    pub const CLIPPED_LIMIT: f32 = 7.0;
 }

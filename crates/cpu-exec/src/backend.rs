@@ -6,10 +6,10 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits,
-    ForwardBatch, HostStep, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm,
-    NormKind, PageCopy, Rope, RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape,
-    Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, Carried, DeltaNet, DeltaNetRows,
+    ExecutorLimits, ExpertInput, ForwardBatch, HostStep, KvLayout, Linear, LinearJob, MatrixData,
+    MatrixUsage, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, Routed, Router, RowSet,
+    ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
@@ -144,21 +144,23 @@ impl Memory for CpuBackend {
     type Matrix = crate::Matrix;
     type Vector = CpuVector;
     type Buffer = Vec<f32>;
+    type Routes = crate::Routes;
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
-        crate::Matrix::pack(&self.host, data.ty, data.n_out, data.n_in, data.bytes).map_err(|error| {
-            match error {
-                crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
-                    tensor: data.name.to_owned(),
-                    ty: data.ty.name(),
-                    device: Self::NAME,
-                },
-                crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
-                    tensor: data.name.to_owned(),
-                    source: source.into(),
-                },
-                other => failed("loading weights", other),
-            }
+        let (host, n_experts) = (&self.host, n_experts(data.usage));
+        let n_rows = data.n_out / n_experts;
+        let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
+        packed.map_err(|error| match error {
+            crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
+                tensor: data.name.to_owned(),
+                ty: data.ty.name(),
+                device: Self::NAME,
+            },
+            crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
+                tensor: data.name.to_owned(),
+                source: source.into(),
+            },
+            other => failed("loading weights", other),
         })
     }
 
@@ -174,6 +176,15 @@ impl Memory for CpuBackend {
         crate::zeroed(max_rows.saturating_mul(width), "activations")
             .map_err(|error| failed("preparing a step", error))
     }
+
+    fn alloc_routes(
+        &mut self,
+        max_rows: usize,
+        n_experts: usize,
+        n_used: usize,
+    ) -> Result<crate::Routes, BackendError> {
+        crate::Routes::new(max_rows, n_experts, n_used).map_err(|error| failed("preparing a step", error))
+    }
 }
 
 impl Backend for CpuBackend {
@@ -185,9 +196,21 @@ impl Backend for CpuBackend {
 
     fn bytes_of(&self, allocation: &Allocation<'_>) -> usize {
         match *allocation {
-            Allocation::Matrix { ty, n_out, n_in, .. } => {
-                crate::Matrix::packed_bytes(ty, n_out, n_in).unwrap_or(usize::MAX)
+            Allocation::Matrix {
+                ty,
+                n_out,
+                n_in,
+                usage,
+            } => {
+                let n_experts = n_experts(usage);
+                let one = crate::Matrix::packed_bytes(ty, n_out / n_experts, n_in);
+                one.map_or(usize::MAX, |n_bytes| n_bytes.saturating_mul(n_experts))
             }
+            Allocation::Routes {
+                max_rows,
+                n_experts,
+                n_used,
+            } => crate::Routes::room_bytes(max_rows, n_experts, n_used),
             Allocation::Vector { len } => len * size_of::<f32>(),
             Allocation::Buffer { max_rows, width } => {
                 max_rows.saturating_mul(width).saturating_mul(size_of::<f32>())
@@ -451,6 +474,82 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn route(
+        &mut self,
+        router: &Router<CpuVector>,
+        n_rows: usize,
+        logits: &Vec<f32>,
+        routes: &mut crate::Routes,
+    ) -> Result<(), BackendError> {
+        let router = router.map(|vector| vector.values.as_slice());
+        routes.fill(&self.host, &router, &logits[..n_rows * router.n_experts]);
+        Ok(())
+    }
+
+    fn experts_linear(
+        &mut self,
+        experts: &Linear<crate::Matrix, CpuVector>,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        crate::experts_linear(
+            &self.host,
+            &mut self.workspace,
+            routed.routes,
+            expert_rows(input, routed, experts.n_in),
+            (&experts.matrix, values_of(experts.bias.as_ref())),
+            &mut output[..routed.n_choices() * experts.n_out],
+        );
+        Ok(())
+    }
+
+    fn experts_gated(
+        &mut self,
+        activation: Activation,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, Vec<f32>>,
+        gate: LinearJob<'_, Self>,
+        up: LinearJob<'_, Self>,
+    ) -> Result<(), BackendError> {
+        let (gate_linear, up_linear) = (gate.linear, up.linear);
+        crate::experts_gated(
+            &self.host,
+            &mut self.workspace,
+            routed.routes,
+            expert_rows(input, routed, gate_linear.n_in),
+            (&gate_linear.matrix, values_of(gate_linear.bias.as_ref())),
+            (&up_linear.matrix, values_of(up_linear.bias.as_ref())),
+            activation,
+            &mut gate.output[..routed.n_choices() * gate_linear.n_out],
+        );
+        Ok(())
+    }
+
+    fn combine(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &Vec<f32>,
+        carried: Carried<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let carried = match carried {
+            Carried::Nothing => Carried::Nothing,
+            Carried::Whole => Carried::Whole,
+            Carried::Gated(gates) => Carried::Gated(gates.as_slice()),
+        };
+        crate::combine(
+            &self.host,
+            routed.routes,
+            width,
+            &choices[..routed.n_choices() * width],
+            &carried,
+            &mut output[..routed.n_rows * width],
+        );
+        Ok(())
+    }
+
     fn rope(
         &mut self,
         rope: &Rope<CpuVector>,
@@ -674,6 +773,26 @@ fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> crate::L
     }
 }
 
+/// The rows that experts read.
+fn expert_rows<'a>(
+    input: ExpertInput<'a, Vec<f32>>,
+    routed: Routed<'_, CpuBackend>,
+    width: usize,
+) -> ExpertInput<'a, [f32]> {
+    match input {
+        ExpertInput::Rows(rows) => ExpertInput::Rows(&rows[..routed.n_rows * width]),
+        ExpertInput::Choices(rows) => ExpertInput::Choices(&rows[..routed.n_choices() * width]),
+    }
+}
+
+/// Experts that have their matrices in one.
+fn n_experts(usage: MatrixUsage) -> usize {
+    match usage {
+        MatrixUsage::Experts(n_experts) => n_experts.max(1),
+        MatrixUsage::Linear | MatrixUsage::Embedding | MatrixUsage::Tied => 1,
+    }
+}
+
 fn values_of(vector: Option<&CpuVector>) -> Option<&[f32]> {
     vector.map(|vector| vector.values.as_slice())
 }
@@ -696,6 +815,10 @@ fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::Wo
         crate::WorkspaceSizes::of_matrices(&step, network.n_embd),
         |sizes, layer| {
             let sizes = sizes.max(crate::WorkspaceSizes::of_matrices(&step, layer.widest_input));
+            let sizes = match &layer.experts {
+                Some(experts) => sizes.max(crate::WorkspaceSizes::of_experts(&step, network.n_embd, experts)),
+                None => sizes,
+            };
             match &layer.attention {
                 Some(attention) => sizes.max(crate::WorkspaceSizes::of_attention(&step, attention)),
                 None => sizes,

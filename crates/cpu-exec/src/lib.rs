@@ -39,6 +39,7 @@ mod activations;
 mod attention;
 mod backend;
 mod error;
+mod experts;
 mod host;
 mod kv;
 mod limits;
@@ -50,6 +51,7 @@ mod ops;
     reason = "the island: jobs borrowed by other threads, and buffers dealt to them"
 )]
 mod pool;
+mod routes;
 mod states;
 mod workspace;
 mod zeroed;
@@ -57,6 +59,7 @@ mod zeroed;
 pub use attention::{AttentionBatch, attention};
 pub use backend::{CpuBackend, CpuVector};
 pub use error::CpuExecError;
+pub use experts::{combine, experts_gated, experts_linear};
 pub use host::Host;
 pub use kv::KvStore;
 pub use limits::{ReadBuffer, multiply_bytes, product_instructions};
@@ -72,6 +75,7 @@ pub use ops::{
     ssm_scan::ssm_scan,
 };
 pub use pool::{Entered, Pool};
+pub use routes::Routes;
 pub use states::{StateStore, StepStates};
 pub use workspace::{StepSizes, Workspace, WorkspaceSizes};
 pub use zeroed::zeroed;

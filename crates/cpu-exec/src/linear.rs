@@ -82,10 +82,7 @@ fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [
     let (activations, scratch) = quantize_for(host, workspace, x, n_cols, matrices);
     let mut products = [None; MAX_GROUP];
     for (product, target) in products.iter_mut().zip(&*targets) {
-        *product = Some(Product {
-            matrix: target.matrix,
-            bias: target.bias,
-        });
+        *product = Some(Product::new(target.matrix, target.bias));
     }
     let chunk_tiles = chunk_tiles(host, n_tiles);
     let outs = Few::<_, MAX_GROUP>::new(
@@ -96,37 +93,111 @@ fn linear_few(host: &Host, workspace: &mut Workspace, x: &[f32], targets: &mut [
         .for_each_part_with(scratch, outs, |scratch, _, (target_idx, chunk_idx, mut out)| {
             let product = products[target_idx].expect("each output is a product's");
             let tiles = chunk_of(chunk_idx, chunk_tiles, product.matrix.n_tiles());
-            product.compute(host, scratch, &activations, tiles, &mut out);
+            product.compute(host, scratch, &activations, 0..n_tokens, tiles, &mut out);
         });
 }
 
-/// A target without its output.
+/// A matrix, or that of one of its experts, with its bias.
 #[derive(Clone, Copy)]
-struct Product<'a> {
+pub(crate) struct Product<'a> {
     matrix: &'a Matrix,
+    expert: usize,
     bias: Bias<'a>,
 }
 
-impl Product<'_> {
-    /// Computes the rows of some tiles; `out` is their part of the output.
-    fn compute(
+impl<'a> Product<'a> {
+    pub(crate) fn new(matrix: &'a Matrix, bias: Bias<'a>) -> Self {
+        Self {
+            matrix,
+            expert: 0,
+            bias,
+        }
+    }
+
+    /// Of one expert, where `biases` are those of all.
+    pub(crate) fn of_expert(matrix: &'a Matrix, biases: Bias<'a>, expert: usize) -> Self {
+        let n_rows = matrix.n_rows();
+        Self {
+            matrix,
+            expert,
+            bias: biases.map(|biases| &biases[expert * n_rows..][..n_rows]),
+        }
+    }
+
+    /// Computes the rows of some tiles for some rows of the activations; `out` is their part of the output.
+    pub(crate) fn compute(
         &self,
         host: &Host,
         scratch: &mut ThreadScratch,
         activations: &Activations<'_>,
+        inputs: Range<usize>,
         tiles: Range<usize>,
         out: &mut Patch<'_, f32>,
     ) {
         let sums = grown(&mut scratch.sums, SUMS_LEN);
         let first_row = tiles.start * TILE_ROWS;
-        for_each_pair(activations.n_tokens, tiles, |pair, tokens| {
-            let rows = pair_rows(self.matrix, pair);
-            self.matrix
-                .products(host.features(), pair, activations, tokens, sums);
-            for (i, sums) in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1).enumerate() {
-                let sums = &mut sums[..rows.len()];
-                add_bias(sums, self.bias, &rows);
-                out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row].copy_from_slice(sums);
+        for_each_pair(inputs.len(), tiles, |pair, tokens| {
+            let rows = self.sums(host, activations, inputs.start, pair, tokens, sums);
+            for (i, sums) in sums.chunks_exact(PAIR_ROWS).take(tokens.1).enumerate() {
+                out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row]
+                    .copy_from_slice(&sums[..rows.len()]);
+            }
+        });
+    }
+
+    /// Multiplies a pair of tiles with some of the activations' rows from `first_input` on and adds the bias. Returns the rows
+    /// of the matrix that the tiles hold.
+    fn sums(
+        &self,
+        host: &Host,
+        activations: &Activations<'_>,
+        first_input: usize,
+        pair: (usize, usize),
+        tokens: (usize, usize),
+        sums: &mut [f32],
+    ) -> Range<usize> {
+        let rows = pair_rows(self.matrix, pair);
+        let tiles = (self.expert * self.matrix.n_tiles() + pair.0, pair.1);
+        let inputs = (first_input + tokens.0, tokens.1);
+        self.matrix
+            .products(host.features(), tiles, activations, inputs, sums);
+        for sums in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1) {
+            add_bias(&mut sums[..rows.len()], self.bias, &rows);
+        }
+        rows
+    }
+}
+
+/// A gate, and what its activation is multiplied with.
+#[derive(Clone, Copy)]
+pub(crate) struct GatedProducts<'a> {
+    pub(crate) gate: Product<'a>,
+    pub(crate) up: Product<'a>,
+    pub(crate) activation: Activation,
+}
+
+impl GatedProducts<'_> {
+    /// As [`Product::compute`], of both.
+    pub(crate) fn compute(
+        &self,
+        host: &Host,
+        scratch: &mut ThreadScratch,
+        activations: &Activations<'_>,
+        inputs: Range<usize>,
+        tiles: Range<usize>,
+        out: &mut Patch<'_, f32>,
+    ) {
+        let (gate_sums, up_sums) = grown(&mut scratch.sums, SUMS_LEN).split_at_mut(SUMS_LEN / 2);
+        let first_row = tiles.start * TILE_ROWS;
+        for_each_pair(inputs.len(), tiles, |pair, tokens| {
+            let rows = (self.gate).sums(host, activations, inputs.start, pair, tokens, gate_sums);
+            (self.up).sums(host, activations, inputs.start, pair, tokens, up_sums);
+            let len = tokens.1 * PAIR_ROWS;
+            let gated = &mut gate_sums[..len];
+            activation_ops(self.activation).apply(host.features(), gated, Some(&up_sums[..len]));
+            for (i, sums) in gated.chunks_exact(PAIR_ROWS).enumerate() {
+                let out = &mut out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row];
+                out.copy_from_slice(&sums[..rows.len()]);
             }
         });
     }
@@ -162,29 +233,15 @@ pub fn linear_gated(
     let n_tiles = gate.n_tiles();
     let chunk_tiles = chunk_tiles(host, n_tiles);
     let outs = Columns::new(out, n_rows, chunk_tiles * TILE_ROWS);
+    let products = GatedProducts {
+        gate: Product::new(gate, gate_bias),
+        up: Product::new(up, up_bias),
+        activation,
+    };
     host.pool()
         .for_each_part_with(scratch, outs, |scratch, chunk_idx, mut out| {
-            let sums = &mut scratch.sums;
-            let (gate_sums, up_sums) = grown(sums, SUMS_LEN).split_at_mut(SUMS_LEN / 2);
             let tiles = chunk_of(chunk_idx, chunk_tiles, n_tiles);
-            let first_row = tiles.start * TILE_ROWS;
-            for_each_pair(n_tokens, tiles, |pair, tokens| {
-                let rows = pair_rows(gate, pair);
-                gate.products(host.features(), pair, &activations, tokens, gate_sums);
-                up.products(host.features(), pair, &activations, tokens, up_sums);
-                for (bias, sums) in [(gate_bias, &mut *gate_sums), (up_bias, &mut *up_sums)] {
-                    for sums in sums.chunks_exact_mut(PAIR_ROWS).take(tokens.1) {
-                        add_bias(&mut sums[..rows.len()], bias, &rows);
-                    }
-                }
-                let len = tokens.1 * PAIR_ROWS;
-                let gated = &mut gate_sums[..len];
-                activation_ops(activation).apply(host.features(), gated, Some(&up_sums[..len]));
-                for (i, sums) in gated.chunks_exact(PAIR_ROWS).enumerate() {
-                    let out = &mut out.row(tokens.0 + i)[rows.start - first_row..rows.end - first_row];
-                    out.copy_from_slice(&sums[..rows.len()]);
-                }
-            });
+            products.compute(host, scratch, &activations, 0..n_tokens, tiles, &mut out);
         });
 }
 
@@ -228,12 +285,12 @@ fn pair_rows(matrix: &Matrix, (first_tile, n_tiles): (usize, usize)) -> Range<us
 }
 
 /// The tiles of a chunk.
-fn chunk_of(chunk_idx: usize, chunk_tiles: usize, n_tiles: usize) -> Range<usize> {
+pub(crate) fn chunk_of(chunk_idx: usize, chunk_tiles: usize, n_tiles: usize) -> Range<usize> {
     chunk_idx * chunk_tiles..n_tiles.min((chunk_idx + 1) * chunk_tiles)
 }
 
 /// Tiles per chunk: an even number, so many that claiming one costs nothing, so few that threads end together.
-fn chunk_tiles(host: &Host, n_tiles: usize) -> usize {
+pub(crate) fn chunk_tiles(host: &Host, n_tiles: usize) -> usize {
     const CHUNKS_PER_THREAD: usize = 16;
     let even = n_tiles
         .div_ceil(host.pool().n_threads() * CHUNKS_PER_THREAD)
@@ -255,7 +312,7 @@ fn check_bias(bias: Bias<'_>, n_rows: usize) {
     }
 }
 
-fn n_tokens(x: &[f32], n_cols: usize) -> usize {
+pub(crate) fn n_tokens(x: &[f32], n_cols: usize) -> usize {
     if n_cols == 0 {
         return 0;
     }
@@ -264,7 +321,7 @@ fn n_tokens(x: &[f32], n_cols: usize) -> usize {
 }
 
 /// Quantizes `x` in every form that one of the matrices reads.
-fn quantize_for<'w>(
+pub(crate) fn quantize_for<'w>(
     host: &Host,
     workspace: &'w mut Workspace,
     x: &'w [f32],

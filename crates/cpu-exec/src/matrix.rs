@@ -11,9 +11,10 @@ use tokenmill_quant::{CpuFeatures, Format, QuantError};
 
 use crate::{CpuExecError, Host, pool::Columns};
 
-/// Weights `[n_rows, n_cols]`: a linear map from `n_cols` inputs to `n_rows` outputs.
+/// Weights `[n_rows, n_cols]`: a linear map from `n_cols` inputs to `n_rows` outputs, or one for each of some experts.
 pub struct Matrix {
     format: &'static Format,
+    n_experts: usize,
     n_rows: usize,
     n_cols: usize,
     ops: &'static TileOps,
@@ -27,8 +28,6 @@ impl Matrix {
     /// Packs rows that lie one after the other in `bytes`, as a GGUF tensor stores them. All threads of `host` read and
     /// pack, a few rows each at a time.
     ///
-    /// `bytes` may be part of a tensor, so that a three-dimensional one (experts) becomes a matrix for each slice.
-    ///
     /// # Errors
     /// [`CpuExecError::ReadWeights`] where the bytes cannot be read,
     /// [`CpuExecError::Quant`] for a type that cannot be computed or columns that are no whole number of its blocks,
@@ -41,12 +40,30 @@ impl Matrix {
         n_cols: usize,
         bytes: impl Into<TensorBytes<'a>>,
     ) -> Result<Self, CpuExecError> {
+        Self::pack_experts(host, ty, 1, n_rows, n_cols, bytes)
+    }
+
+    /// As [`Matrix::pack`], of the matrices of some experts, one after the other in `bytes`. No tile has rows of two of them.
+    ///
+    /// # Errors
+    /// As [`Matrix::pack`].
+    pub fn pack_experts<'a>(
+        host: &Host,
+        ty: TensorType,
+        n_experts: usize,
+        n_rows: usize,
+        n_cols: usize,
+        bytes: impl Into<TensorBytes<'a>>,
+    ) -> Result<Self, CpuExecError> {
         let bytes = bytes.into();
         let format = Format::of(ty)?;
         let ops = TileOps::of(ty).ok_or(QuantError::UnsupportedType(ty))?;
         let row_bytes = format.row_bytes(n_cols)?;
         let too_large = CpuExecError::MatrixTooLarge { n_rows, n_cols };
-        let Some(expected) = row_bytes.checked_mul(n_rows) else {
+        let Some(expected) = n_rows
+            .checked_mul(n_experts)
+            .and_then(|rows| row_bytes.checked_mul(rows))
+        else {
             return Err(too_large);
         };
         if bytes.len() != expected {
@@ -58,23 +75,32 @@ impl Matrix {
                 found: bytes.len(),
             });
         }
-        let n_bytes = Self::packed_bytes(ty, n_rows, n_cols).ok_or(too_large)?;
+        let n_bytes = Self::packed_bytes(ty, n_rows, n_cols)
+            .and_then(|n_bytes| n_bytes.checked_mul(n_experts))
+            .ok_or(too_large)?;
         let tile_bytes = ops.tile_bytes(n_cols);
         let mut memory = TileMemory::zeroed(n_bytes)?;
         if tile_bytes > 0 {
             // Rows that only fill up the last tile.
             let zeros = vec![0; row_bytes];
-            let tile_rows_bytes = TILE_ROWS * row_bytes;
-            let n_tiles_at_once = (READ_BYTES / tile_rows_bytes.max(1)).max(1);
+            let n_tiles_at_once = (READ_BYTES / (TILE_ROWS * row_bytes).max(1)).max(1);
             let chunk_bytes = n_tiles_at_once * tile_bytes;
+            // The rows of a tile, counted over all experts; those of neighbouring tiles are neighbours in the file.
+            let n_tiles = n_rows.div_ceil(TILE_ROWS).max(1);
+            let rows_of = |tile_idx: usize| {
+                let (expert, first) = (tile_idx / n_tiles, tile_idx % n_tiles * TILE_ROWS);
+                expert * n_rows + first..expert * n_rows + n_rows.min(first + TILE_ROWS)
+            };
             read_chunks(host, &mut memory, chunk_bytes, |buffer, chunk_idx, chunk| {
-                let start = chunk_idx * n_tiles_at_once * tile_rows_bytes;
-                let n_bytes = chunk.len() / tile_bytes * tile_rows_bytes;
-                let rows = bytes.read(start..(start + n_bytes).min(expected), buffer)?;
-                for (tile_idx, tile) in chunk.chunks_exact_mut(tile_bytes).enumerate() {
-                    let tile_rows = std::array::from_fn(|i| {
-                        let start = (tile_idx * TILE_ROWS + i) * row_bytes;
-                        rows.get(start..start + row_bytes).unwrap_or(&zeros)
+                let first_tile = chunk_idx * n_tiles_at_once;
+                let last_tile = first_tile + chunk.len() / tile_bytes - 1;
+                let start = rows_of(first_tile).start * row_bytes;
+                let rows = bytes.read(start..rows_of(last_tile).end * row_bytes, buffer)?;
+                for (tile_idx, tile) in (first_tile..).zip(chunk.chunks_exact_mut(tile_bytes)) {
+                    let own = rows_of(tile_idx);
+                    let tile_rows = std::array::from_fn(|i| match own.start + i {
+                        row if row < own.end => &rows[row * row_bytes - start..][..row_bytes],
+                        _ => &zeros,
                     });
                     ops.pack(&tile_rows, n_cols, tile);
                 }
@@ -83,6 +109,7 @@ impl Matrix {
         }
         Ok(Self {
             format,
+            n_experts,
             n_rows,
             n_cols,
             ops,
@@ -104,6 +131,11 @@ impl Matrix {
     /// The type the weights had in the file.
     pub fn ty(&self) -> TensorType {
         self.format.tensor_type()
+    }
+
+    /// Experts that have a matrix each in it; 1 where it is a single matrix.
+    pub fn n_experts(&self) -> usize {
+        self.n_experts
     }
 
     /// Number of outputs.
@@ -146,7 +178,7 @@ impl Matrix {
         self.ops.activation_scales
     }
 
-    /// Number of tiles, the last of which may be partial.
+    /// Number of tiles, of an expert where there are several; the last may be partial.
     pub(crate) fn n_tiles(&self) -> usize {
         self.n_rows.div_ceil(TILE_ROWS)
     }

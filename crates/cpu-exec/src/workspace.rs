@@ -4,10 +4,10 @@
 //! allocated any more, and from the start where [`Workspace::reserve`] was told what that is; no value in it outlives an
 //! operation.
 
-use tokenmill_backend::AttentionShape;
+use tokenmill_backend::{AttentionShape, ExpertsShape};
 use tokenmill_cpu_kernels::{ActivationBlock, PAIR_ROWS, n_spans};
 
-use crate::{CpuExecError, Host, attention::AttentionScratch, linear::TOKEN_BLOCK};
+use crate::{CpuExecError, Host, attention::AttentionScratch, experts::ExpertScratch, linear::TOKEN_BLOCK};
 
 /// Scratch memory for [`linear`](crate::linear), [`attention`](crate::attention) and the like.
 pub struct Workspace {
@@ -17,6 +17,8 @@ pub struct Workspace {
     pub(crate) span_blocks: Vec<ActivationBlock>,
     /// The pieces of work of an attention, and what they leave to be folded together.
     pub(crate) attention: AttentionScratch,
+    /// What experts read and the pieces of their work.
+    pub(crate) experts: ExpertScratch,
     /// One area for each thread.
     pub(crate) per_thread: Vec<ThreadScratch>,
 }
@@ -48,6 +50,9 @@ pub struct StepSizes {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkspaceSizes {
     pub(crate) activation_blocks: usize,
+    pub(crate) expert_blocks: usize,
+    pub(crate) expert_values: usize,
+    pub(crate) expert_items: usize,
     pub(crate) attention_items: usize,
     pub(crate) attention_parts: usize,
     pub(crate) thread_values: usize,
@@ -76,11 +81,23 @@ impl WorkspaceSizes {
         AttentionScratch::sizes(step, n_heads, n_kv_heads, head_dim_k, head_dim_v)
     }
 
+    /// What the experts of a layer need: matrices of `n_embd` columns that come first, and of the width inside.
+    pub fn of_experts(step: &StepSizes, n_embd: usize, experts: &ExpertsShape) -> Self {
+        let n_choices = step.max_tokens.saturating_mul(experts.n_used);
+        Self {
+            activation_blocks: n_choices.saturating_mul(n_spans(experts.n_ff)),
+            ..ExpertScratch::sizes(n_choices, n_embd, experts)
+        }
+    }
+
     /// What serves both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
             activation_blocks: self.activation_blocks.max(other.activation_blocks),
+            expert_blocks: self.expert_blocks.max(other.expert_blocks),
+            expert_values: self.expert_values.max(other.expert_values),
+            expert_items: self.expert_items.max(other.expert_items),
             attention_items: self.attention_items.max(other.attention_items),
             attention_parts: self.attention_parts.max(other.attention_parts),
             thread_values: self.thread_values.max(other.thread_values),
@@ -91,6 +108,9 @@ impl WorkspaceSizes {
     pub fn n_bytes(&self, n_threads: usize) -> usize {
         [
             (self.activation_blocks, 2 * size_of::<ActivationBlock>()),
+            (self.expert_blocks, 2 * size_of::<ActivationBlock>()),
+            (self.expert_values, size_of::<f32>()),
+            (self.expert_items, ExpertScratch::ITEM_BYTES),
             (self.attention_items, AttentionScratch::ITEM_BYTES),
             (self.attention_parts, size_of::<f32>()),
             (self.thread_values.saturating_mul(n_threads), size_of::<f32>()),
@@ -111,6 +131,7 @@ impl Workspace {
             sub_blocks: Vec::new(),
             span_blocks: Vec::new(),
             attention: AttentionScratch::default(),
+            experts: ExpertScratch::default(),
             per_thread,
         }
     }
@@ -125,6 +146,7 @@ impl Workspace {
             reserve(blocks, sizes.activation_blocks)?;
         }
         self.attention.reserve(sizes)?;
+        self.experts.reserve(sizes)?;
         for thread in &mut self.per_thread {
             reserve(&mut thread.values, sizes.thread_values)?;
             reserve(&mut thread.sums, SUMS_LEN)?;
@@ -139,6 +161,7 @@ impl Workspace {
             .sum();
         (self.sub_blocks.capacity() + self.span_blocks.capacity()) * size_of::<ActivationBlock>()
             + self.attention.n_bytes()
+            + self.experts.n_bytes()
             + n_values * size_of::<f32>()
     }
 }

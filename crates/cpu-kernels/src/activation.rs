@@ -31,6 +31,8 @@ pub static RELU_SQUARED: ActivationOps = ActivationOps::of::<ReluSquared>();
 pub static SIGMOID: ActivationOps = ActivationOps::of::<Sigmoid>();
 /// `x`.
 pub static IDENTITY: ActivationOps = ActivationOps::of::<Identity>();
+/// `min(x, 7) / (1 + exp(-1.702 min(x, 7)))`, and `clamp(up, -7, 7) + 1` is the other factor.
+pub static CLIPPED_SWIGLU: ActivationOps = ActivationOps::of::<ClippedSwiglu>();
 
 impl ActivationOps {
     const fn of<A: Activation>() -> Self {
@@ -68,6 +70,15 @@ trait Activation {
     /// # Safety
     /// The features of `S` are there.
     unsafe fn of<S: Simd>(x: S::F) -> S::F;
+
+    /// What the values are multiplied with.
+    ///
+    /// # Safety
+    /// As [`Activation::of`].
+    #[inline(always)]
+    unsafe fn other_factor<S: Simd>(up: S::F) -> S::F {
+        up
+    }
 }
 
 struct Apply<'a, A> {
@@ -89,7 +100,7 @@ impl<A: Activation> Kernel for Apply<'_, A> {
                 let ptr = gate.as_mut_ptr().add(at);
                 let mut x = A::of::<S>(S::load_f32(ptr));
                 if let Some(up) = up {
-                    x = S::mul(x, S::load_f32(up.as_ptr().add(at)));
+                    x = S::mul(x, A::other_factor::<S>(S::load_f32(up.as_ptr().add(at))));
                 }
                 S::store_f32(ptr, x);
             }
@@ -99,7 +110,7 @@ impl<A: Activation> Kernel for Apply<'_, A> {
             let mut lanes = A::of::<S>(S::load_f32(x.as_ptr()));
             if let Some(up) = up {
                 y[..rest.len()].copy_from_slice(&up[n_whole..][..rest.len()]);
-                lanes = S::mul(lanes, S::load_f32(y.as_ptr()));
+                lanes = S::mul(lanes, A::other_factor::<S>(S::load_f32(y.as_ptr())));
             }
             S::store_f32(x.as_mut_ptr(), lanes);
             rest.copy_from_slice(&x[..rest.len()]);
@@ -209,6 +220,32 @@ impl Activation for Sigmoid {
             let one = S::splat_f32(1.0);
             let e = math::exp::<S>(S::mul(x, S::splat_f32(-1.0)));
             S::div(one, S::add(one, e))
+        }
+    }
+}
+
+struct ClippedSwiglu;
+impl ClippedSwiglu {
+    const ALPHA: f32 = 1.702;
+    const LIMIT: f32 = 7.0;
+}
+impl Activation for ClippedSwiglu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: S::F) -> S::F {
+        // SAFETY: the caller vouches for the features. The order of operands keeps NaN.
+        unsafe {
+            let x = S::min(S::splat_f32(Self::LIMIT), x);
+            let e = math::exp::<S>(S::mul(x, S::splat_f32(-Self::ALPHA)));
+            S::div(x, S::add(S::splat_f32(1.0), e))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn other_factor<S: Simd>(up: S::F) -> S::F {
+        // SAFETY: the caller vouches for the features. The order of operands keeps NaN.
+        unsafe {
+            let up = S::max(S::splat_f32(-Self::LIMIT), S::min(S::splat_f32(Self::LIMIT), up));
+            S::add(up, S::splat_f32(1.0))
         }
     }
 }

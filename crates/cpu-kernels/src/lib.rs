@@ -47,7 +47,7 @@ mod tile_ops;
 mod tiles;
 
 pub use activation::{
-    ActivationOps, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU, soft_cap,
+    ActivationOps, CLIPPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU, soft_cap,
 };
 pub use activation_block::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
 pub use attention::{F16_PAGES, F32_PAGES, PageOps, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS};

@@ -8,13 +8,13 @@ use tokenmill_backend::{BackendError, ExecutorLimits, Memory, Norm};
 use crate::{Descriptor, OutputHead, ffn::FfnBuffers, mixers::MixerBuffers, pooler::PoolBuffers};
 
 /// The buffers of a network. They are allocated once and never move.
-pub(crate) struct Activations<T> {
+pub(crate) struct Activations<T, R> {
     /// All tokens of a step.
     pub(crate) tokens: Rows<T>,
     /// The output rows among them, in the last layer.
     pub(crate) outputs: Rows<T>,
     pub(crate) mixers: MixerBuffers<T>,
-    pub(crate) ffns: FfnBuffers<T>,
+    pub(crate) ffns: FfnBuffers<T, R>,
     /// What a half of a layer adds to the stream.
     pub(crate) delta: T,
     /// The rows whose logits are wanted, where they are not all output rows.
@@ -43,12 +43,12 @@ impl<T> Rows<T> {
     }
 }
 
-impl<T> Activations<T> {
+impl<T, R> Activations<T, R> {
     /// Allocates the buffers for the largest step.
     ///
     /// # Errors
     /// A device error.
-    pub(crate) fn alloc<M: Memory<Buffer = T>>(
+    pub(crate) fn alloc<M: Memory<Buffer = T, Routes = R>>(
         descriptor: &Descriptor,
         limits: &ExecutorLimits,
         memory: &mut M,

@@ -84,6 +84,16 @@ pub enum LoadError {
         /// Dimensions found.
         found: Vec<usize>,
     },
+    /// The metadata and a tensor of experts disagree on how many there are.
+    #[error("tensor `{name}` holds {found} experts, but the model's expert count is {expected}")]
+    ExpertCount {
+        /// The tensor.
+        name: String,
+        /// What the metadata says.
+        expected: usize,
+        /// Experts in the tensor.
+        found: usize,
+    },
     /// A vector (norm, bias) has a type that vectors never have.
     #[error("tensor `{name}` has type {found}, expected floats or integers that are no blocks")]
     VectorType {

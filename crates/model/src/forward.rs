@@ -37,7 +37,7 @@ use crate::{
 pub(crate) fn forward<B: Backend>(
     backend: &mut B,
     network: &Network<B>,
-    buffers: &mut Activations<B::Buffer>,
+    buffers: &mut Activations<B::Buffer, B::Routes>,
     shape: &StepShape,
 ) -> Result<(), BackendError> {
     let Activations {
@@ -158,7 +158,7 @@ impl<B: Backend> Halves<'_, B> {
         &self,
         backend: &mut B,
         rows: &mut Rows<B::Buffer>,
-        ffns: &mut FfnBuffers<B::Buffer>,
+        ffns: &mut FfnBuffers<B::Buffer, B::Routes>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let ffn_norm = self.layer.ffn_norm.as_ref();
@@ -202,7 +202,7 @@ impl<B: Backend> Halves<'_, B> {
         &self,
         backend: &mut B,
         input: &B::Buffer,
-        ffns: &mut FfnBuffers<B::Buffer>,
+        ffns: &mut FfnBuffers<B::Buffer, B::Routes>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let ffn = self

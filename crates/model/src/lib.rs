@@ -62,8 +62,9 @@ mod weights;
 pub use arch::architectures;
 pub use descriptor::{
     AttentionDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor, FfnDescriptor,
-    HeadLayer, Ignorable, LayerDescriptor, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead,
-    PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    HeadLayer, Ignorable, LayerDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor, NormPlacement,
+    OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual, RouterDescriptor,
+    SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
 };
 pub use error::LoadError;
 pub use model::{Model, ModelOptions, build};

@@ -19,7 +19,7 @@ const MAX_IN_FLIGHT: usize = 2;
 pub struct ModelExecutor<B: Backend> {
     backend: B,
     network: Network<B>,
-    buffers: Activations<B::Buffer>,
+    buffers: Activations<B::Buffer, B::Routes>,
     limits: ExecutorLimits,
     in_flight: VecDeque<u64>,
     n_submitted: u64,
@@ -32,7 +32,7 @@ impl<B: Backend> ModelExecutor<B> {
     pub(crate) fn new(
         backend: B,
         network: Network<B>,
-        buffers: Activations<B::Buffer>,
+        buffers: Activations<B::Buffer, B::Routes>,
         limits: ExecutorLimits,
     ) -> Self {
         Self {

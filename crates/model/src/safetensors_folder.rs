@@ -12,7 +12,7 @@ use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 use crate::{
     Descriptor, HeadLayer, LoadError, WeightInfo, WeightSource, WeightTensor,
     arch::{Change, HfLayout, Share, UNUSED},
-    tensor_view::{Joined, PlusOne, Reordered, Stored, Transposed},
+    tensor_view::{Joined, Mxfp4, PlusOne, Reordered, Stored, Transposed},
 };
 
 /// The tensors of all `.safetensors` files of a folder.
@@ -83,11 +83,10 @@ impl SafetensorsFolder {
         };
         let mut tensors = BTreeMap::new();
         for (name, parts) in stored {
-            let entry = join(parts).map_err(bad)?;
-            let entry = match layout.change_of(&name) {
-                Some(change) => apply(change, entry, descriptor).map_err(bad)?,
-                None => entry,
-            };
+            let mut entry = join(parts).map_err(bad)?;
+            for change in layout.changes_of(&name) {
+                entry = apply(change, entry, descriptor).map_err(bad)?;
+            }
             tensors.insert(name, entry);
         }
         Ok(Self { tensors })
@@ -105,6 +104,9 @@ fn join(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
             }),
             Some((_, other)) => Err(format!("tensor `{}` is there whole and in parts", other.hf_name)),
         };
+    }
+    if parts.contains_key(&Share::Blocks) || parts.contains_key(&Share::Scales) {
+        return mxfp4(parts);
     }
     let first = parts.first_key_value().expect("a name has at least one tensor");
     let mut info = first.1.info.clone();
@@ -142,6 +144,43 @@ fn join(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
     })
 }
 
+/// Makes an MXFP4 tensor of its numbers, `[.., n / 32, 16]` bytes, and its scales, `[.., n / 32]`.
+fn mxfp4(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
+    let both = (parts.remove(&Share::Blocks), parts.remove(&Share::Scales));
+    let ((Some(blocks), Some(scales)), true) = (both, parts.is_empty()) else {
+        return Err("a tensor in MXFP4 lacks its blocks or its scales, or is there twice".to_owned());
+    };
+    let dims = match &blocks.info.dims[..] {
+        [16, rest @ ..] if rest == scales.info.dims && !rest.is_empty() => rest,
+        found => {
+            return Err(format!(
+                "tensor `{}` has shape {found:?}, and its scales have {:?}; expected 16 bytes for each scale",
+                blocks.hf_name, scales.info.dims
+            ));
+        }
+    };
+    if blocks.info.ty != TensorType::I8 || scales.info.ty != TensorType::I8 {
+        return Err(format!(
+            "tensor `{}` and its scales are not bytes",
+            blocks.hf_name
+        ));
+    }
+    let mut dims = dims.to_vec();
+    dims[0] = dims[0].checked_mul(32).ok_or("a tensor is absurdly large")?;
+    Ok(Entry {
+        info: WeightInfo {
+            name: blocks.info.name,
+            ty: TensorType::MXFP4,
+            dims,
+            n_bytes: blocks.info.n_bytes + scales.info.n_bytes,
+        },
+        bytes: Box::new(Mxfp4 {
+            blocks: Box::new(blocks.bytes),
+            scales: Box::new(scales.bytes),
+        }),
+    })
+}
+
 /// Changes the numbers of a tensor.
 fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry, String> {
     let Entry { mut info, bytes } = entry;
@@ -152,6 +191,45 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
     };
     let element_bytes = if info.ty == TensorType::F32 { 4 } else { 2 };
     let bytes: Box<dyn ReadAt> = match change {
+        Change::TransposeExperts if info.ty == TensorType::MXFP4 => bytes,
+        Change::TransposeExperts => {
+            let &[n_out, n_in, _] = &info.dims[..] else {
+                return Err(format!(
+                    "tensor `{}` has shape {:?}, expected experts",
+                    info.name, info.dims
+                ));
+            };
+            info.dims.swap(0, 1);
+            Box::new(Transposed {
+                source: bytes,
+                n_rows: n_out,
+                n_cols: n_in,
+                element_bytes,
+            })
+        }
+        Change::SplitPairs => {
+            // The rows of a matrix for each expert, or the numbers of a vector.
+            let [n_pairs, n_experts] = match info.dims[..] {
+                [_, n_rows, n_experts] | [n_rows, n_experts] => [n_rows / 2, n_experts],
+                _ => [0, 0],
+            };
+            if n_pairs == 0 || n_experts == 0 {
+                return Err(format!(
+                    "tensor `{}` has shape {:?}, expected experts",
+                    info.name, info.dims
+                ));
+            }
+            let of_expert = |expert: usize| {
+                let rows =
+                    move |first: usize| (0..n_pairs).map(move |pair| (expert * n_pairs + pair) * 2 + first);
+                rows(0).chain(rows(1))
+            };
+            Box::new(Reordered {
+                source: bytes,
+                order: (0..n_experts).flat_map(of_expert).collect(),
+                row_bytes: info.n_bytes / (2 * n_pairs * n_experts),
+            })
+        }
         Change::AddOne => {
             (info.ty, info.n_bytes) = (TensorType::F32, info.n_bytes / element_bytes * 4);
             Box::new(PlusOne {
@@ -280,6 +358,7 @@ fn read_header(
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,
             Dtype::BF16 => TensorType::BF16,
+            Dtype::U8 if matches!(share, Share::Blocks | Share::Scales) => TensorType::I8,
             other => {
                 return Err(bad(format!(
                     "tensor `{hf_name}` has type {other:?}, expected F32, F16 or BF16"

@@ -5,7 +5,7 @@
 
 use std::{io, sync::Arc};
 
-use tokenmill_gguf::{ReadAt, RegularFile};
+use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes};
 
 /// The bytes of one tensor in a file.
 pub(crate) struct Stored {
@@ -26,7 +26,35 @@ pub(crate) struct PlusOne {
     pub(crate) element_bytes: usize,
 }
 
-/// A matrix `[n_cols, n_rows]` as `[n_rows, n_cols]`.
+/// A matrix whose rows come in another order.
+pub(crate) struct Reordered {
+    pub(crate) source: Box<dyn ReadAt>,
+    /// Of each row, which one of the source it is.
+    pub(crate) order: Vec<usize>,
+    pub(crate) row_bytes: usize,
+}
+
+/// The same part of every `each_bytes` bytes, one after the other: some rows of the matrix of each expert.
+pub(crate) struct PartOfEach<'a> {
+    pub(crate) source: TensorBytes<'a>,
+    pub(crate) each_bytes: usize,
+    pub(crate) first: usize,
+    pub(crate) part_bytes: usize,
+}
+
+impl ReadAt for PartOfEach<'_> {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        for_each_unit(offset, out, self.part_bytes, |index, start, out| {
+            let at = index * self.each_bytes + self.first + start;
+            if at + out.len() > self.source.len() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.source.read_into(at, out)
+        })
+    }
+}
+
+/// Matrices whose rows are the columns of those of the source, one after the other.
 pub(crate) struct Transposed {
     pub(crate) source: Box<dyn ReadAt>,
     pub(crate) n_rows: usize,
@@ -34,12 +62,70 @@ pub(crate) struct Transposed {
     pub(crate) element_bytes: usize,
 }
 
-/// A matrix whose rows come in another order.
-pub(crate) struct Reordered {
-    pub(crate) source: Box<dyn ReadAt>,
-    /// Of each row, which one of the source it is.
-    pub(crate) order: Vec<usize>,
-    pub(crate) row_bytes: usize,
+/// MXFP4 blocks as GGUF has them, a scale and 16 bytes, of numbers and scales that are apart. Neighbouring numbers share a byte
+/// there; here numbers 16 apart do.
+pub(crate) struct Mxfp4 {
+    pub(crate) blocks: Box<dyn ReadAt>,
+    pub(crate) scales: Box<dyn ReadAt>,
+}
+
+/// Bytes of an MXFP4 block.
+const MXFP4_BYTES: usize = 17;
+
+/// Blocks that are read at a time.
+const MXFP4_BLOCKS: usize = 1024;
+
+impl ReadAt for Mxfp4 {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let unit_bytes = MXFP4_BLOCKS * MXFP4_BYTES;
+        let (mut numbers, mut scales) = (vec![0; 16 * MXFP4_BLOCKS], vec![0; MXFP4_BLOCKS]);
+        for_each_unit(offset, out, unit_bytes, |unit_idx, start, out| {
+            let first = start / MXFP4_BYTES;
+            let n_blocks = (start + out.len()).div_ceil(MXFP4_BYTES) - first;
+            let at = (unit_idx * MXFP4_BLOCKS + first) as u64;
+            let (numbers, scales) = (&mut numbers[..16 * n_blocks], &mut scales[..n_blocks]);
+            self.blocks.read_exact_at(16 * at, numbers)?;
+            self.scales.read_exact_at(at, scales)?;
+            let number = |block: &[u8], i: usize| block[i / 2] >> (4 * (i % 2)) & 0xf;
+            for (block_idx, (block, scale)) in (first..).zip(numbers.chunks_exact(16).zip(scales)) {
+                let mut bytes = [*scale; MXFP4_BYTES];
+                for i in 0..16 {
+                    bytes[1 + i] = number(block, i) | number(block, i + 16) << 4;
+                }
+                // The first and the last block may be wanted in part.
+                let own = block_idx * MXFP4_BYTES;
+                let wanted = start.max(own)..(start + out.len()).min(own + MXFP4_BYTES);
+                out[wanted.start - start..wanted.end - start]
+                    .copy_from_slice(&bytes[wanted.start - own..wanted.end - own]);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl ReadAt for Transposed {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let (row_bytes, element_bytes) = (self.n_cols * self.element_bytes, self.element_bytes);
+        let mut column = Vec::new();
+        for_each_unit(offset, out, self.n_rows * row_bytes, |matrix, start, out| {
+            // The part of each column that the wanted rows touch is read at once.
+            let (first, last) = (start / row_bytes, (start + out.len()).div_ceil(row_bytes));
+            column.resize((last - first) * element_bytes, 0);
+            for col in 0..self.n_cols {
+                let at = (matrix * self.n_cols + col) * self.n_rows + first;
+                (self.source).read_exact_at((at * element_bytes) as u64, &mut column)?;
+                for (row, element) in (first..).zip(column.chunks_exact(element_bytes)) {
+                    for (i, &byte) in element.iter().enumerate() {
+                        let to = (row * row_bytes + col * element_bytes + i).checked_sub(start);
+                        if let Some(to) = to.and_then(|to| out.get_mut(to)) {
+                            *to = byte;
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })
+    }
 }
 
 impl ReadAt for Stored {
@@ -86,30 +172,6 @@ impl ReadAt for PlusOne {
             out.copy_from_slice(&bytes[start..][..out.len()]);
             Ok(())
         })
-    }
-}
-
-impl ReadAt for Transposed {
-    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let row_bytes = self.n_cols * self.element_bytes;
-        let first = offset as usize / row_bytes;
-        let end = (offset as usize + out.len()).div_ceil(row_bytes).min(self.n_rows);
-        // A column of the result is contiguous in the source, so that all rows wanted take one read for each column.
-        let n_rows = end.saturating_sub(first);
-        let mut column = vec![0; n_rows * self.element_bytes];
-        let mut rows = vec![0; n_rows * row_bytes];
-        for col in 0..self.n_cols {
-            let start = (col * self.n_rows + first) * self.element_bytes;
-            self.source.read_exact_at(start as u64, &mut column)?;
-            for (row, element) in column.chunks_exact(self.element_bytes).enumerate() {
-                rows[row * row_bytes + col * self.element_bytes..][..self.element_bytes]
-                    .copy_from_slice(element);
-            }
-        }
-        let start = offset as usize - first * row_bytes;
-        let wanted = rows.get(start..start + out.len());
-        out.copy_from_slice(wanted.ok_or(io::ErrorKind::UnexpectedEof)?);
-        Ok(())
     }
 }
 
@@ -173,6 +235,35 @@ mod tests {
             row_bytes: 2,
         };
         check(&reordered, &[4, 5, 0, 1, 2, 3]);
+        let transposed = Transposed {
+            source: source(0..24),
+            n_rows: 3,
+            n_cols: 2,
+            element_bytes: 2,
+        };
+        let first = [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11];
+        let second = first.map(|byte| byte + 12);
+        check(&transposed, &[first, second].concat());
+        let mxfp4 = Mxfp4 {
+            blocks: source((0..32).map(|i| if i < 16 { 0x21 } else { i })),
+            scales: source([100, 200]),
+        };
+        let mut expected = vec![100];
+        expected.extend((0..16).map(|i| if i % 2 == 0 { 0x11 } else { 0x22 }));
+        expected.push(200);
+        expected.extend((0..16_u8).map(|i| {
+            let number = |i: u8| (16 + i / 2) >> (4 * (i % 2)) & 0xf;
+            number(i) | number(i + 16) << 4
+        }));
+        check(&mxfp4, &expected);
+        let bytes: Vec<u8> = (0..12).collect();
+        let part_of_each = PartOfEach {
+            source: bytes.as_slice().into(),
+            each_bytes: 4,
+            first: 1,
+            part_bytes: 2,
+        };
+        check(&part_of_each, &[1, 2, 5, 6, 9, 10]);
         let plus_one = PlusOne {
             source: source([0, 1]),
             decode: |byte| f32::from(byte[0]),

@@ -8,12 +8,13 @@ use tokenmill_backend::{
     SeqState, StateSave, TokenSource,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{ModelExecutor, ModelOptions, build};
+use tokenmill_model::{FfnDescriptor, ModelExecutor, ModelOptions, build};
 
 use crate::{
-    NaiveBackend,
+    EXPERT_VARIANTS, NaiveBackend, Variant,
     generate::{ids, run},
     random::Random,
+    tiny_experts,
     tiny_model::{TinyModel, tiny_llama},
     variants::{STATE_VARIANTS, VARIANTS, Variant, random_variant},
 };
@@ -108,6 +109,77 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let found = scene.play(&mut load_with(&model, (subject.make)(2), kv_types));
         let case = format!("{} with {kv_types:?} KV", ty.name());
         assert_similar(&case, &expected, &found, limit);
+    }
+}
+
+/// Every feature of experts gives the oracle's logits, in f32 and with f32 KV.
+pub fn experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+    let mut random = Random::new(21);
+    let plain: Variant = ("plain experts", |_| {});
+    for (name, change) in EXPERT_VARIANTS.iter().chain([&plain]) {
+        let mut descriptor = tiny_experts();
+        change(&mut descriptor);
+        let model = TinyModel::random(descriptor, TensorType::F32, 22);
+        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
+        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F32));
+        assert_close(name, &expected, &found, F32_TOLERANCE);
+    }
+}
+
+/// Experts of every type give about the oracle's logits. All experts are in use, since a rounded activation may turn a choice
+/// between two that are nearly as good.
+pub fn rounded_experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
+    let mut descriptor = tiny_experts();
+    descriptor.n_embd = 256;
+    for layer in &mut descriptor.layers {
+        let FfnDescriptor::Moe(moe) = &mut layer.ffn else {
+            unreachable!("every layer has experts");
+        };
+        moe.router.n_experts = 3;
+        moe.router.n_used = 3;
+        moe.n_ff = 256;
+    }
+    let mut random = Random::new(23);
+    for format in tokenmill_quant::Format::all() {
+        let ty = format.tensor_type();
+        let mut model = TinyModel::random(descriptor.clone(), TensorType::F32, 24);
+        for layer_idx in 0..2 {
+            for part in ["gate", "up", "down"] {
+                model.set_type(&format!("blk.{layer_idx}.ffn_{part}_exps.weight"), ty, 25);
+            }
+        }
+        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
+        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F32));
+        // As for dense networks: activations of 8 bits.
+        let limit = if format.is_float() { 1e-3 } else { 0.1 };
+        assert_similar(ty.name(), &expected, &found, limit);
+    }
+}
+
+/// A row that goes to experts does not depend on the rows that go there with it.
+pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
+    let mut random = Random::new(26);
+    for ty in [TensorType::F32, TensorType::Q8_0, TensorType::Q4_0] {
+        let model = TinyModel::random(tiny_experts(), ty, 27);
+        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let expected = scene
+            .alone(&mut random)
+            .play(&mut load(&model, (subject.make)(1), KvType::F32));
+        for n_threads in [1, 2, 3] {
+            let company = scene.rescheduled(&mut random);
+            let found = company.play(&mut load(&model, (subject.make)(n_threads), KvType::F32));
+            let name = format!("experts in {}, {n_threads} threads", ty.name());
+            match subject.company {
+                Company::Bits => assert_same_bits(&name, &expected, &found),
+                // A choice between two experts that are nearly as good may turn where products add in another order.
+                Company::Within(tolerance) if ty == TensorType::F32 => {
+                    assert_close(&name, &expected, &found, tolerance);
+                }
+                Company::Within(_) => {}
+            }
+        }
     }
 }
 
@@ -552,15 +624,21 @@ mod tests {
             let model = TinyModel::random(descriptor, TensorType::F32, 13);
             scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32))
         };
-        let plain = logits(tiny_llama());
-        for (name, change) in VARIANTS.iter().chain(STATE_VARIANTS) {
-            let mut descriptor = tiny_llama();
-            change(&mut descriptor);
-            let difference = (plain.iter().flatten())
-                .zip(logits(descriptor).iter().flatten())
-                .fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
-            // Exact GELU and its approximation lie apart by much less than either from SiLU; this is from SiLU.
-            assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
+        for (base, variants) in [
+            (tiny_llama(), VARIANTS),
+            (tiny_llama(), STATE_VARIANTS),
+            (tiny_experts(), EXPERT_VARIANTS),
+        ] {
+            let plain = logits(base.clone());
+            for (name, change) in variants {
+                let mut descriptor = base.clone();
+                change(&mut descriptor);
+                let difference = (plain.iter().flatten())
+                    .zip(logits(descriptor).iter().flatten())
+                    .fold(0.0f32, |max, (a, b)| max.max((a - b).abs()));
+                // Exact GELU and its approximation lie apart by much less than either from SiLU; this is from SiLU.
+                assert!(difference > 10.0 * F32_TOLERANCE, "{name}: {difference}");
+            }
         }
     }
 }

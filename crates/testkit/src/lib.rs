@@ -20,10 +20,12 @@
 mod comparisons;
 pub mod conformance;
 mod encoders;
+mod expert_variants;
 pub mod fake_executor;
 pub mod generate;
 pub mod json_mutation;
 mod naive_backend;
+mod naive_router;
 mod naive_states;
 pub mod parity;
 mod random;
@@ -33,6 +35,7 @@ mod tiny_model;
 mod variants;
 
 pub use comparisons::{Comparisons, skip, take_report, test_data};
+pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};
 pub use fake_executor::FakeExecutor;
 pub use naive_backend::{NaiveBackend, NaiveMatrix};
 pub use random::Random;

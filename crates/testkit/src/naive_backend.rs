@@ -6,14 +6,18 @@
 
 use half::f16;
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, DeltaNet, DeltaNetRows, ForwardBatch, HostStep,
-    KvLayout, KvType, Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle,
-    RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, Carried, DeltaNet, DeltaNetRows, ExpertInput,
+    ForwardBatch, HostStep, KvLayout, KvType, Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS,
+    PageCopy, Rope, RopeStyle, Routed, Router, RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput,
+    StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format, quantize_row};
 
-use crate::naive_states::NaiveStates;
+use crate::{
+    naive_router::{Choice, choose, sigmoid},
+    naive_states::NaiveStates,
+};
 
 /// Plain loops over f32.
 #[derive(Default)]
@@ -65,6 +69,7 @@ impl Memory for NaiveBackend {
     type Matrix = NaiveMatrix;
     type Vector = Vec<f32>;
     type Buffer = Vec<f32>;
+    type Routes = Vec<Choice>;
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<NaiveMatrix, BackendError> {
         let unsupported = || BackendError::UnsupportedType {
@@ -99,6 +104,10 @@ impl Memory for NaiveBackend {
         // Not a number, so that a read of what nothing wrote shows.
         Ok(vec![f32::NAN; max_rows * width])
     }
+
+    fn alloc_routes(&mut self, _: usize, _: usize, _: usize) -> Result<Vec<Choice>, BackendError> {
+        Ok(Vec::new())
+    }
 }
 
 impl Backend for NaiveBackend {
@@ -122,7 +131,7 @@ impl Backend for NaiveBackend {
                 return exact.page_bytes();
             }
             Allocation::State(layout) => return layout.state_bytes(),
-            Allocation::Workspace(..) => 0,
+            Allocation::Workspace(..) | Allocation::Routes { .. } => 0,
         };
         n_values * size_of::<f32>()
     }
@@ -464,7 +473,65 @@ impl Backend for NaiveBackend {
         up: Option<&Vec<f32>>,
     ) -> Result<(), BackendError> {
         for (i, x) in rows[..n_rows * width].iter_mut().enumerate() {
-            *x = activate(activation, *x) * up.map_or(1.0, |up| up[i]);
+            *x = activate(activation, *x) * up.map_or(1.0, |up| other_factor(activation, up[i]));
+        }
+        Ok(())
+    }
+
+    fn route(
+        &mut self,
+        router: &Router<Vec<f32>>,
+        n_rows: usize,
+        logits: &Vec<f32>,
+        routes: &mut Vec<Choice>,
+    ) -> Result<(), BackendError> {
+        routes.clear();
+        for row in logits.chunks_exact(router.n_experts).take(n_rows) {
+            routes.extend(choose(router, row));
+        }
+        Ok(())
+    }
+
+    fn experts_linear(
+        &mut self,
+        experts: &Linear<NaiveMatrix, Vec<f32>>,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let (n_in, n_out) = (experts.n_in, experts.n_out);
+        for (choice_idx, choice) in routed.routes.iter().enumerate() {
+            let x = match input {
+                ExpertInput::Rows(rows) => &rows[choice_idx / routed.n_used * n_in..][..n_in],
+                ExpertInput::Choices(rows) => &rows[choice_idx * n_in..][..n_in],
+            };
+            for (i, out) in output[choice_idx * n_out..][..n_out].iter_mut().enumerate() {
+                let row = choice.expert * n_out + i;
+                *out = dot(experts.matrix.row(row), x) + experts.bias.as_ref().map_or(0.0, |bias| bias[row]);
+            }
+        }
+        Ok(())
+    }
+
+    fn combine(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &Vec<f32>,
+        carried: Carried<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for (row_idx, out) in output.chunks_exact_mut(width).take(routed.n_rows).enumerate() {
+            for (i, out) in out.iter_mut().enumerate() {
+                *out = match carried {
+                    Carried::Nothing => 0.0,
+                    Carried::Whole => *out,
+                    Carried::Gated(gates) => *out * sigmoid(gates[row_idx]),
+                };
+                for choice_idx in row_idx * routed.n_used..(row_idx + 1) * routed.n_used {
+                    *out += routed.routes[choice_idx].weight * choices[choice_idx * width + i];
+                }
+            }
         }
         Ok(())
     }
@@ -566,6 +633,18 @@ fn activate(activation: Activation, x: f32) -> f32 {
         Activation::ReluSquared => x.max(0.0).powi(2),
         Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
         Activation::Identity => x,
+        Activation::ClippedSwiglu => {
+            let x = x.min(Activation::CLIPPED_LIMIT);
+            x * sigmoid(Activation::CLIPPED_ALPHA * x)
+        }
+    }
+}
+
+/// What the activation of a gate is multiplied with.
+fn other_factor(activation: Activation, up: f32) -> f32 {
+    match activation {
+        Activation::ClippedSwiglu => up.clamp(-Activation::CLIPPED_LIMIT, Activation::CLIPPED_LIMIT) + 1.0,
+        _ => up,
     }
 }
 

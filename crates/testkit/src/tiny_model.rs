@@ -302,7 +302,11 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
     let f32_bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect();
     let (ty, bytes) = match dims[..] {
         _ if name.starts_with("position_embd") => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
-        [n_in, n_out] if !is_vector(name) => {
+        // Of experts, all rows of one after those of the other. Their biases have two dimensions as well.
+        [n_in, ref rest @ ..]
+            if !rest.is_empty() && !is_vector(name) && name.strip_suffix(".bias").is_none() =>
+        {
+            let n_out: usize = rest.iter().product();
             // Rows of this spread have a length of about 1.6, so that attention and logits are far from uniform.
             let values = values(0.0, 2.8 / (n_in as f32).sqrt());
             let row_bytes = ty.row_bytes(n_in).expect("a row that is not absurdly long");

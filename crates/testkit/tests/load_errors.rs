@@ -2,9 +2,9 @@
 
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions, architectures};
+use tokenmill_model::{Descriptor, LoadError, Model, ModelOptions, architectures, build};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{Random, TinyModel, tiny_experts, tiny_llama};
 
 fn tiny() -> TinyModel {
     TinyModel::random(tiny_llama(), TensorType::F32, 1)
@@ -50,6 +50,24 @@ fn a_missing_tensor_is_named() {
     check(
         |model| model.remove("output_norm.weight"),
         "tensor `output_norm.weight` is missing",
+    );
+}
+
+#[test]
+fn a_count_of_experts_that_the_tensors_do_not_have_is_named() {
+    let mut model = TinyModel::random(tiny_experts(), TensorType::F32, 1);
+    model.add_zeros("blk.1.ffn_up_exps.weight", &[64, 32, 7]);
+    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let load = build(
+        &model.descriptor,
+        &model,
+        backend,
+        &ModelOptions::default(),
+        &mut |_| {},
+    );
+    assert_eq!(
+        load.map(drop).unwrap_err().to_string(),
+        "tensor `blk.1.ffn_up_exps.weight` holds 7 experts, but the model's expert count is 8"
     );
 }
 

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::Activation;
 use tokenmill_cpu_kernels::{
-    ActivationOps, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU,
+    ActivationOps, CLIPPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU,
 };
 
 use crate::Host;
@@ -23,6 +23,7 @@ pub(crate) fn activation_ops(activation: Activation) -> &'static ActivationOps {
         Activation::ReluSquared => &RELU_SQUARED,
         Activation::Sigmoid => &SIGMOID,
         Activation::Identity => &IDENTITY,
+        Activation::ClippedSwiglu => &CLIPPED_SWIGLU,
     }
 }
 
@@ -78,6 +79,8 @@ mod tests {
         check(Activation::Sigmoid, 1.0, 0.731_058_6);
         check(Activation::Sigmoid, -100.0, 0.0);
         check(Activation::Identity, -3.0, -3.0);
+        check(Activation::ClippedSwiglu, 1.0, 0.845_795_8);
+        check(Activation::ClippedSwiglu, 100.0, 6.999_953_2);
     }
 
     #[test]
@@ -92,6 +95,7 @@ mod tests {
             Activation::ReluSquared,
             Activation::Sigmoid,
             Activation::Identity,
+            Activation::ClippedSwiglu,
         ] {
             let mut expected = values.clone();
             let host = Host::new(1, CpuFeatures::scalar()).unwrap();

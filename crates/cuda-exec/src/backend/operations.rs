@@ -4,10 +4,10 @@
 //! queues work on the device and neither allocates nor waits.
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits,
-    ForwardBatch, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind,
-    PageCopy, Rope, RopeStoreKv, RowSet, SamplingMode, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput,
-    StepShape, StepTrace, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, Carried, DeltaNet, DeltaNetRows,
+    ExecutorLimits, ExpertInput, ForwardBatch, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan,
+    NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv, Routed, Router, RowSet, SamplingMode,
+    ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -25,6 +25,7 @@ impl Memory for CudaBackend {
     type Matrix = crate::Matrix;
     type Vector = crate::Buffer<f32>;
     type Buffer = CudaBuffer;
+    type Routes = std::convert::Infallible;
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
         self.load_matrix(data)
@@ -36,6 +37,18 @@ impl Memory for CudaBackend {
 
     fn alloc(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {
         self.make_buffer(max_rows, width)
+    }
+
+    fn alloc_routes(
+        &mut self,
+        _: usize,
+        _: usize,
+        _: usize,
+    ) -> Result<std::convert::Infallible, BackendError> {
+        Err(BackendError::Unsupported {
+            feature: "networks with experts".to_owned(),
+            device: Self::NAME,
+        })
     }
 }
 
@@ -55,6 +68,8 @@ impl Backend for CudaBackend {
             // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
             Allocation::KvPage(layout) => crate::KvStore::page_bytes(layout),
             Allocation::State(layout) => layout.state_bytes(),
+            // Refused when it is made.
+            Allocation::Routes { .. } => 0,
             Allocation::Workspace(network, limits) => Self::size_of_workspace(network, limits),
         }
     }
@@ -340,6 +355,37 @@ impl Backend for CudaBackend {
         delta: &CudaBuffer,
     ) -> Result<(), BackendError> {
         Ok(self.ops.add(scale, [n_rows, width], rows.write(), delta.read())?)
+    }
+
+    fn route(
+        &mut self,
+        _: &Router<crate::Buffer<f32>>,
+        _: usize,
+        _: &CudaBuffer,
+        routes: &mut std::convert::Infallible,
+    ) -> Result<(), BackendError> {
+        match *routes {}
+    }
+
+    fn experts_linear(
+        &mut self,
+        _: &Linear<crate::Matrix, crate::Buffer<f32>>,
+        routed: Routed<'_, Self>,
+        _: ExpertInput<'_, CudaBuffer>,
+        _: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        match *routed.routes {}
+    }
+
+    fn combine(
+        &mut self,
+        routed: Routed<'_, Self>,
+        _: usize,
+        _: &CudaBuffer,
+        _: Carried<'_, CudaBuffer>,
+        _: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        match *routed.routes {}
     }
 
     fn gather(

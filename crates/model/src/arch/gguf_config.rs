@@ -11,6 +11,15 @@ use crate::{
     RopeScaling, YarnRounding, rope::yarn_magnitude,
 };
 
+/// The tensors of layers behind the last, if there are such layers.
+pub(super) fn nextn_layers(n_layers: usize, n_nextn_layers: usize) -> Vec<Ignorable> {
+    if n_nextn_layers > 0 {
+        vec![Ignorable::LayersFrom(n_layers)]
+    } else {
+        Vec::new()
+    }
+}
+
 /// A GGUF file's metadata, asked by the part of the key after the architecture's name.
 pub(super) struct GgufConfig<'a> {
     pub(super) file: &'a GgufFile,
@@ -111,21 +120,18 @@ impl GgufConfig<'_> {
     /// Describes the network that most decoders are a variation of: pre-norm RMS layers with rope, grouped heads and a
     /// SiLU-gated feed-forward network, no biases, the head tied where it has no tensor.
     pub(super) fn decoder(&self, rope_style: RopeStyle) -> Result<Descriptor, LoadError> {
-        if let Some(n_experts) = self.opt_usize("expert_count")?.filter(|&n_experts| n_experts > 0) {
-            return Err(self.unsupported(format!("a mixture of {n_experts} experts")));
-        }
-        let n_layers = self.usize("block_count")?;
+        let n_blocks = self.usize("block_count")?;
         // Every layer has tensors, so a count above theirs is nonsense, and lists as long as it must not be made.
-        if n_layers > self.file.tensors().len() {
+        if n_blocks > self.file.tensors().len() {
             return Err(LoadError::BadValue {
                 what: "layer count",
-                found: n_layers.to_string(),
+                found: n_blocks.to_string(),
                 expected: "at most the number of tensors",
             });
         }
         // The layers that only predict further tokens are counted among the others, and come last.
         let n_nextn_layers = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
-        if n_nextn_layers >= n_layers && n_nextn_layers > 0 {
+        if n_nextn_layers >= n_blocks && n_nextn_layers > 0 {
             return Err(LoadError::BadValue {
                 what: "count of layers that predict further tokens",
                 found: n_nextn_layers.to_string(),
@@ -134,10 +140,10 @@ impl GgufConfig<'_> {
         }
         let n_embd = self.usize("embedding_length")?;
         let n_ctx_train = self.usize("context_length")?;
-        let n_heads = self.per_layer("attention.head_count", n_layers)?;
-        let n_kv_heads = self.opt_per_layer("attention.head_count_kv", n_layers)?;
+        let n_heads = self.per_layer("attention.head_count", n_blocks)?;
+        let n_kv_heads = self.opt_per_layer("attention.head_count_kv", n_blocks)?;
         let n_kv_heads = n_kv_heads.unwrap_or_else(|| n_heads.clone());
-        let n_ff = self.per_layer("feed_forward_length", n_layers)?;
+        let n_ff = self.per_layer("feed_forward_length", n_blocks)?;
         let default_head_dim = n_embd / n_heads.first().copied().unwrap_or(1).max(1);
         let head_dim_k = self
             .opt_usize("attention.key_length")?
@@ -163,7 +169,7 @@ impl GgufConfig<'_> {
                 key: self.key("attention.layer_norm_rms_epsilon"),
             })?,
         };
-        let n_decoding = n_layers - n_nextn_layers;
+        let n_decoding = n_blocks - n_nextn_layers;
         let layers = (0..n_decoding)
             .map(|layer_idx| LayerDescriptor {
                 mixer: MixerDescriptor::Attention(AttentionDescriptor {
@@ -219,11 +225,7 @@ impl GgufConfig<'_> {
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,
-            ignorable: if n_nextn_layers > 0 {
-                vec![Ignorable::LayersFrom(n_decoding)]
-            } else {
-                Vec::new()
-            },
+            ignorable: nextn_layers(n_decoding, n_nextn_layers),
         })
     }
 

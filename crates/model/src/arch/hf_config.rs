@@ -15,6 +15,8 @@ use crate::{
     MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
 };
 
+use super::gguf_config::nextn_layers;
+
 /// A `config.json`.
 pub(crate) struct HfConfig {
     path: PathBuf,
@@ -278,7 +280,7 @@ impl HfConfig {
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,
-            ignorable: Vec::new(),
+            ignorable: nextn_layers(n_layers, self.opt_usize("num_nextn_predict_layers")?.unwrap_or(0)),
         })
     }
 

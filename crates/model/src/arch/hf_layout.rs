@@ -36,6 +36,10 @@ pub(crate) enum Change {
     /// The rows of a fused QKV tensor come by KV head, each with its queries, its key and its value; they become all
     /// queries, all keys, all values.
     UngroupQkv,
+    /// The matrices of experts lie with their inputs as rows, unless they are quantized; the outputs become the rows.
+    TransposeExperts,
+    /// Of each expert's rows, those of the gate and of up alternate; all of the gate come first.
+    SplitPairs,
 }
 
 /// How much of a GGUF tensor a tensor of a folder is.
@@ -45,6 +49,10 @@ pub(crate) enum Share {
     Whole,
     /// One slice of its outermost dimension.
     Slice(usize),
+    /// The 4-bit numbers of a tensor in MXFP4, whose scales are apart: names that end with `_blocks`.
+    Blocks,
+    /// The scales of such a tensor: names that end with `_scales`.
+    Scales,
 }
 
 /// The GGUF name of tensors that repeat what is known without them, such as masks.
@@ -94,10 +102,11 @@ impl HfLayout {
             })
     }
 
-    /// How the numbers of the tensor with this GGUF name change.
-    pub(crate) fn change_of(&self, gguf_name: &str) -> Option<Change> {
-        let rule = self.changes.iter().find(|(end, _)| gguf_name.ends_with(end));
-        rule.map(|&(_, change)| change)
+    /// How the numbers of the tensor with this GGUF name change, one after the other.
+    pub(crate) fn changes_of(&self, gguf_name: &str) -> impl Iterator<Item = Change> {
+        (self.changes.iter())
+            .filter(move |(end, _)| gguf_name.ends_with(end))
+            .map(|&(_, change)| change)
     }
 
     /// Whether a tensor belongs to another network.
@@ -125,7 +134,12 @@ fn find(name: &str, tables: &[Names]) -> Option<(String, Share)> {
 /// What a name that has the form of a pattern stands for: a slice, where there is a number in the place of a `*`.
 fn matches(pattern: &str, name: &str) -> Option<Share> {
     let Some((start, end)) = pattern.split_once('*') else {
-        return (pattern == name).then_some(Share::Whole);
+        let share = match pattern.rsplit_once('_') {
+            Some((_, "blocks")) => Share::Blocks,
+            Some((_, "scales")) => Share::Scales,
+            _ => Share::Whole,
+        };
+        return (pattern == name).then_some(share);
     };
     let number = name.strip_prefix(start)?.strip_suffix(end)?;
     number.parse().ok().map(Share::Slice)

@@ -1,4 +1,4 @@
-//! Llama and what shares its files: Mistral, and every other model converted as `llama`.
+//! Llama and what shares its files: Mistral, Mixtral, and every other model converted as `llama`.
 //!
 //! In GGUF files rope pairs are neighbours, because the converter reorders the rows of q and k, and biases exist where the
 //! file has them.
@@ -7,7 +7,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::Presence;
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, HfLayout, gguf_experts::set_experts, hf_experts::MIXTRAL_EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "llama",
@@ -18,10 +18,16 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.attention_mut().output_bias = Presence::Optional;
             layer.dense_mut().bias = Presence::Optional;
         }
+        if config.n_experts()? > 0 {
+            config.set_experts(&mut descriptor, &config.moe(true)?)?;
+        }
         Ok(descriptor)
     },
-    hf_classes: &["LlamaForCausalLM", "MistralForCausalLM"],
-    hf_layout: HfLayout::LLAMA,
+    hf_classes: &["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"],
+    hf_layout: HfLayout {
+        layer: MIXTRAL_EXPERTS,
+        ..HfLayout::LLAMA
+    },
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         let attention_bias = config.presence("attention_bias")?;
@@ -32,6 +38,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             layer.dense_mut().bias = ffn_bias;
         }
         config.set_windows(&mut descriptor, |_| true)?;
+        if config.get("num_local_experts").is_some() {
+            set_experts(&mut descriptor, &config.moe(true)?, |_| true);
+        }
         Ok(descriptor)
     },
 };

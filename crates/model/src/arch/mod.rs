@@ -9,19 +9,26 @@ mod bloom;
 mod command_r;
 mod encoder;
 mod ernie4_5;
+mod ernie4_5_moe;
 mod eurobert;
 mod exaone4;
+mod exaone_moe;
 mod falcon;
 mod gemma;
 mod gemma2;
 mod gemma3;
 mod gemma_embedding;
 mod gguf_config;
+mod gguf_experts;
 mod glm4;
+mod glm4moe;
 mod gpt2;
 mod gpt_neox;
+mod gpt_oss;
 mod granite;
+mod granitemoe;
 mod hf_config;
+mod hf_experts;
 mod hf_layout;
 mod hf_rope;
 mod hunyuan_dense;
@@ -29,17 +36,21 @@ mod lfm2;
 mod llama;
 mod mamba;
 mod mamba2;
+mod minimax_m2;
 mod mistral3;
 mod modern_bert;
 mod nemotron;
 mod nemotron_h;
 mod nomic_bert;
 mod olmo2;
+mod olmoe;
 mod phi2;
 mod phi3;
 mod qwen2;
+mod qwen2moe;
 mod qwen3;
 mod qwen35;
+mod qwen3moe;
 mod recurrent;
 mod seed_oss;
 mod smollm3;
@@ -80,31 +91,40 @@ const ARCHITECTURES: &[Architecture] = &[
     command_r::COHERE2,
     command_r::COMMAND_R,
     ernie4_5::ARCHITECTURE,
+    ernie4_5_moe::ARCHITECTURE,
     eurobert::ARCHITECTURE,
     exaone4::ARCHITECTURE,
-    gemma::ARCHITECTURE,
+    exaone_moe::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
     gemma_embedding::ARCHITECTURE,
+    gemma::ARCHITECTURE,
     glm4::ARCHITECTURE,
+    glm4moe::ARCHITECTURE,
     gpt_neox::ARCHITECTURE,
+    gpt_oss::ARCHITECTURE,
     granite::ARCHITECTURE,
+    granitemoe::ARCHITECTURE,
     lfm2::ARCHITECTURE,
     llama::ARCHITECTURE,
     mamba::ARCHITECTURE,
     mamba2::ARCHITECTURE,
+    minimax_m2::ARCHITECTURE,
     mistral3::ARCHITECTURE,
     modern_bert::ARCHITECTURE,
     nemotron::ARCHITECTURE,
     nomic_bert::ARCHITECTURE,
     nemotron_h::ARCHITECTURE,
     olmo2::ARCHITECTURE,
+    olmoe::ARCHITECTURE,
     phi2::ARCHITECTURE,
     phi3::ARCHITECTURE,
     qwen2::QWEN2,
     qwen2::QWEN2_VL,
+    qwen2moe::ARCHITECTURE,
     qwen3::QWEN3,
     qwen3::QWEN3_VL,
+    qwen3moe::ARCHITECTURE,
     qwen35::ARCHITECTURE,
     seed_oss::ARCHITECTURE,
     smollm3::ARCHITECTURE,
@@ -140,6 +160,12 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
         n_vocab: embedding.info.n_rows(),
     };
     let mut descriptor = (row.from_gguf)(&config)?;
+    let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
+    if let n_experts @ 1.. = config.n_experts()?
+        && !has_experts
+    {
+        return Err(config.unsupported(format!("a mixture of {n_experts} experts")));
+    }
     if descriptor.pooling.is_none() {
         // A decoder that was made for embeddings or for ranking says so. Its mean is taken of rows that come in chunks.
         let pooling = config.pooling(encoder::HeadStep::Tanh, Pooling::Last)?;

@@ -3,7 +3,7 @@
 //! Separate from the layer because each kind brings its own sizes and checks. Invariant: a kind's descriptor that passed
 //! [`FfnDescriptor::validate`] can be built and run.
 
-use tokenmill_backend::Activation;
+use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, ExpertsShape};
 
 use crate::{LoadError, error::check};
 
@@ -16,14 +16,25 @@ pub enum FfnDescriptor {
     None,
     /// One network for all tokens.
     Dense(DenseDescriptor),
+    /// Experts, of which each token goes to a few.
+    Moe(MoeDescriptor),
 }
 
 impl FfnDescriptor {
-    /// The dense network, where it is one.
+    /// The network that all tokens go through, where there is one: a dense one, or that beside experts.
     pub fn dense(&self) -> Option<&DenseDescriptor> {
         match self {
             Self::Dense(dense) => Some(dense),
+            Self::Moe(moe) => moe.shared.as_ref().map(|shared| &shared.dense),
             Self::None => None,
+        }
+    }
+
+    /// The experts, where there are any.
+    pub fn moe(&self) -> Option<&MoeDescriptor> {
+        match self {
+            Self::Dense(_) | Self::None => None,
+            Self::Moe(moe) => Some(moe),
         }
     }
 
@@ -34,10 +45,8 @@ impl FfnDescriptor {
 
     /// Width of the widest row that one of its matrices reads.
     pub fn widest_input(&self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::Dense(dense) => dense.n_ff,
-        }
+        let dense = self.dense().map_or(0, |dense| dense.n_ff);
+        dense.max(self.moe().map_or(0, |moe| moe.n_ff))
     }
 
     /// Checks that all sizes fit together.
@@ -45,9 +54,121 @@ impl FfnDescriptor {
         match self {
             Self::None => Ok(()),
             Self::Dense(dense) => dense.validate(),
+            Self::Moe(moe) => moe.validate(),
         }
     }
 }
+
+/// A feed-forward network of experts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MoeDescriptor {
+    /// How experts are chosen.
+    pub router: RouterDescriptor,
+    /// Width inside each expert.
+    pub n_ff: usize,
+    /// Their function.
+    pub activation: Activation,
+    /// Whether each has a gate.
+    pub is_gated: bool,
+    /// Biases of their matrices.
+    pub bias: Presence,
+    /// A network that every token goes through in addition.
+    pub shared: Option<SharedDescriptor>,
+}
+
+/// How the experts of a token are chosen and weighed; [`Router`](tokenmill_backend::Router) has the formula.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RouterDescriptor {
+    /// Experts there are.
+    pub n_experts: usize,
+    /// Experts that a token goes to.
+    pub n_used: usize,
+    /// From logits to scores.
+    pub score: ExpertScore,
+    /// Whether the logits have a bias.
+    pub bias: Presence,
+    /// Whether a bias is added to the scores for the choice alone.
+    pub choice_bias: Presence,
+    /// The groups that are chosen first.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the weights of a token are divided by their sum.
+    pub is_normalized: bool,
+    /// Multiplies the weights.
+    pub scale: f32,
+}
+
+/// The network beside the experts that every token goes through.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedDescriptor {
+    /// The network.
+    pub dense: DenseDescriptor,
+    /// Whether its result is multiplied with the sigmoid of one more product of the input.
+    pub has_gate: bool,
+}
+
+/// More experts than any network has; a larger count must not size a list.
+const MAX_EXPERTS: usize = 1 << 16;
+
+impl MoeDescriptor {
+    /// The sizes that a backend prepares for.
+    pub fn shape(&self) -> ExpertsShape {
+        ExpertsShape {
+            n_experts: self.router.n_experts,
+            n_used: self.router.n_used,
+            n_ff: self.n_ff,
+        }
+    }
+
+    fn validate(&self) -> Result<(), LoadError> {
+        let RouterDescriptor {
+            n_experts, n_used, ..
+        } = self.router;
+        check(
+            "number of experts",
+            n_experts,
+            (1..=MAX_EXPERTS).contains(&n_experts),
+            "between 1 and 65536",
+        )?;
+        check(
+            "number of experts that a token goes to",
+            n_used,
+            (1..=n_experts).contains(&n_used),
+            "between 1 and the number of experts",
+        )?;
+        if let Some(groups) = self.router.groups {
+            let (n_groups, n_used_groups) = (groups.n_groups, groups.n_used);
+            check(
+                "number of groups of experts",
+                n_groups,
+                (1..=MAX_GROUPS).contains(&n_groups) && n_experts.is_multiple_of(n_groups),
+                "a divisor of the number of experts, at most 1024",
+            )?;
+            check(
+                "number of groups that a token chooses from",
+                n_used_groups,
+                (1..=n_groups).contains(&n_used_groups) && n_used_groups * (n_experts / n_groups) >= n_used,
+                "enough groups for the experts that a token goes to, at most all",
+            )?;
+        }
+        let scale = self.router.scale;
+        check(
+            "scale of the experts' weights",
+            scale,
+            scale.is_finite(),
+            "a number",
+        )?;
+        check(
+            "feed-forward length of the experts",
+            self.n_ff,
+            (1..=MAX_WIDTH).contains(&self.n_ff),
+            WIDTH,
+        )?;
+        self.shared.map_or(Ok(()), |shared| shared.dense.validate())
+    }
+}
+
+/// More groups than any network has.
+const MAX_GROUPS: usize = 1024;
 
 /// A feed-forward network that computes all of its width for every token.
 #[derive(Clone, Copy, Debug, PartialEq)]

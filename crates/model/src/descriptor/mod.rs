@@ -9,7 +9,7 @@ mod mixer;
 mod pooling;
 mod recurrent;
 
-pub use ffn::{DenseDescriptor, FfnDescriptor};
+pub use ffn::{DenseDescriptor, FfnDescriptor, MoeDescriptor, RouterDescriptor, SharedDescriptor};
 pub use mixer::{AttentionDescriptor, MixerDescriptor, QkNorm};
 pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
 pub use recurrent::{DeltaGates, DeltaNetDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind};
@@ -122,6 +122,7 @@ impl LayerDescriptor {
         match &mut self.ffn {
             FfnDescriptor::Dense(dense) => dense,
             FfnDescriptor::None => panic!("the layer has no feed-forward network"),
+            FfnDescriptor::Moe(_) => panic!("the layer has experts"),
         }
     }
 }
@@ -297,6 +298,7 @@ impl Descriptor {
                 .map(|layer| LayerShape {
                     attention: layer.mixer.attention().map(AttentionDescriptor::shape),
                     widest_input: layer.mixer.output_width().max(layer.ffn.widest_input()),
+                    experts: layer.ffn.moe().map(MoeDescriptor::shape),
                 })
                 .collect(),
         }

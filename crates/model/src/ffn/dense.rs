@@ -25,14 +25,17 @@ pub(super) struct DenseBuffers<T> {
 }
 
 impl<M: Memory> DenseFfn<M> {
+    /// Loads the tensors `ffn_gate`, `ffn_up` and `ffn_down`, with `suffix` behind their names.
     pub(super) fn load(
         place: LayerPlace,
+        suffix: &str,
         dense: &DenseDescriptor,
         loader: &mut Loader<'_, M>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
         let DenseDescriptor { n_ff, bias, .. } = *dense;
-        let (gate_name, up_name) = (place.name("ffn_gate"), place.name("ffn_up"));
+        let name = |part: &str| place.name(&format!("{part}{suffix}"));
+        let (gate_name, up_name) = (name("ffn_gate"), name("ffn_up"));
         // Some files join gate and up in one tensor, the gate's rows first.
         let is_joined = dense.is_gated
             && !loader.source.contains(&format!("{gate_name}.weight"))
@@ -51,7 +54,7 @@ impl<M: Memory> DenseFfn<M> {
                 None
             },
             up: loader.linear_part(&up_name, up_rows, n_embd, bias)?,
-            down: loader.linear(&place.name("ffn_down"), n_embd, n_ff, bias)?,
+            down: loader.linear(&name("ffn_down"), n_embd, n_ff, bias)?,
         })
     }
 }

@@ -3,6 +3,7 @@
 //! Separate from the forward pass, which gives it rows and gets rows back.
 
 mod dense;
+mod moe;
 
 use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Memory};
 
@@ -12,15 +13,18 @@ use crate::{
 };
 
 use dense::{DenseBuffers, DenseFfn};
+use moe::{MoeBuffers, MoeFfn};
 
 /// A feed-forward network's weights.
 pub(crate) enum Ffn<M: Memory> {
     Dense(DenseFfn<M>),
+    Moe(MoeFfn<M>),
 }
 
 /// The buffers in which feed-forward networks of each kind work, where the network has a layer of that kind.
-pub(crate) struct FfnBuffers<T> {
+pub(crate) struct FfnBuffers<T, R> {
     dense: Option<DenseBuffers<T>>,
+    moe: Option<MoeBuffers<T, R>>,
 }
 
 impl<M: Memory> Ffn<M> {
@@ -32,8 +36,9 @@ impl<M: Memory> Ffn<M> {
         match ffn {
             FfnDescriptor::None => Ok(None),
             FfnDescriptor::Dense(dense) => {
-                DenseFfn::load(place, dense, loader).map(|dense| Some(Self::Dense(dense)))
+                DenseFfn::load(place, "", dense, loader).map(|dense| Some(Self::Dense(dense)))
             }
+            FfnDescriptor::Moe(moe) => MoeFfn::load(place, moe, loader).map(|moe| Some(Self::Moe(moe))),
         }
     }
 }
@@ -45,7 +50,7 @@ impl<B: Backend> Ffn<B> {
         backend: &mut B,
         input: &B::Buffer,
         n_rows: usize,
-        buffers: &mut FfnBuffers<B::Buffer>,
+        buffers: &mut FfnBuffers<B::Buffer, B::Routes>,
         output: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         match self {
@@ -53,19 +58,25 @@ impl<B: Backend> Ffn<B> {
                 let buffers = buffers.dense.as_mut().expect("allocated for a dense network");
                 dense.run(backend, input, n_rows, buffers, output)
             }
+            Self::Moe(moe) => {
+                let FfnBuffers { dense, moe: own } = buffers;
+                let own = own.as_mut().expect("allocated for experts");
+                moe.run(backend, input, n_rows, own, dense.as_mut(), output)
+            }
         }
     }
 }
 
-impl<T> FfnBuffers<T> {
+impl<T, R> FfnBuffers<T, R> {
     /// Allocates for the largest step of each kind of network there is.
-    pub(crate) fn alloc<M: Memory<Buffer = T>>(
+    pub(crate) fn alloc<M: Memory<Buffer = T, Routes = R>>(
         descriptor: &Descriptor,
         limits: &ExecutorLimits,
         memory: &mut M,
     ) -> Result<Self, BackendError> {
         Ok(Self {
             dense: DenseBuffers::alloc(descriptor, limits, memory)?,
+            moe: MoeBuffers::alloc(descriptor, limits, memory)?,
         })
     }
 }

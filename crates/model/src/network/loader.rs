@@ -7,10 +7,11 @@ use std::{borrow::Cow, collections::HashSet};
 
 use half::{bf16, f16};
 use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory, Norm};
-use tokenmill_gguf::TensorType;
+use tokenmill_gguf::{TensorBytes, TensorType};
 
 use crate::{
     Descriptor, Ignorable, LoadError, NormDescriptor, OutputHead, Presence, WeightSource, WeightTensor,
+    tensor_view::PartOfEach,
 };
 
 use super::LoadProgress;
@@ -210,6 +211,73 @@ impl<'a, M: Memory> Loader<'a, M> {
             });
         }
         self.finite_values(name, &tensor)
+    }
+
+    /// Some rows of the matrix of each expert, of a tensor `[n_in, n_total, n_experts]`, and the same part of their biases,
+    /// `[n_total, n_experts]`.
+    pub(crate) fn experts(
+        &mut self,
+        name: &str,
+        n_experts: usize,
+        part: RowsOf,
+        n_in: usize,
+        bias: Presence,
+    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+        let weight = format!("{name}.weight");
+        let source = self.source;
+        let tensor = source
+            .tensor(&weight)
+            .ok_or_else(|| LoadError::MissingTensor { name: weight.clone() })?;
+        match tensor.dims[..] {
+            [found_in, found_out, found]
+                if [found_in, found_out] == [n_in, part.n_total] && found != n_experts =>
+            {
+                return Err(LoadError::ExpertCount {
+                    name: weight,
+                    expected: n_experts,
+                    found,
+                });
+            }
+            _ => check_shape(&weight, &tensor.dims, &[n_in, part.n_total, n_experts])?,
+        }
+        let row_bytes = tensor.bytes.len() / (n_experts * part.n_total);
+        let view = PartOfEach {
+            source: tensor.bytes,
+            each_bytes: part.n_total * row_bytes,
+            first: part.first * row_bytes,
+            part_bytes: part.n_rows * row_bytes,
+        };
+        let bytes = if part.n_rows == part.n_total {
+            tensor.bytes
+        } else {
+            TensorBytes::in_file(&view, 0, n_experts * view.part_bytes)
+        };
+        let matrix = self.memory.upload_matrix(&MatrixData {
+            name: &weight,
+            ty: tensor.ty,
+            n_out: n_experts * part.n_rows,
+            n_in,
+            bytes,
+            usage: MatrixUsage::Experts(n_experts),
+        })?;
+        self.mark_used(&weight, tensor.bytes.len());
+        let bias = match self.numbers(&format!("{name}.bias"), &[part.n_total, n_experts], bias)? {
+            None => None,
+            Some(values) => {
+                let parts = values.chunks_exact(part.n_total);
+                let values: Vec<f32> = parts
+                    .flat_map(|values| &values[part.first..][..part.n_rows])
+                    .copied()
+                    .collect();
+                Some(self.memory.upload_vector(&values)?)
+            }
+        };
+        Ok(Linear {
+            matrix,
+            bias,
+            n_out: part.n_rows,
+            n_in,
+        })
     }
 
     pub(crate) fn matrix(

@@ -1,0 +1,54 @@
+//! ERNIE 4.5 with experts: softmax experts with a correction bias and a shared network, behind some dense layers.
+//!
+//! Source: transformers, `models/ernie4_5_moe/modeling_ernie4_5_moe.py`; llama.cpp, `src/models/ernie4-5-moe.cpp`.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{Descriptor, LoadError, Presence};
+
+use super::{
+    Architecture, GgufConfig, HfConfig, HfLayout, ernie4_5, gguf_experts::set_experts, hf_experts::EXPERTS,
+};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "ernie4_5-moe",
+    from_gguf,
+    hf_classes: &["Ernie4_5_MoeForCausalLM"],
+    hf_layout: HfLayout {
+        layer: EXPERTS,
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    let mut moe = config.moe(true)?;
+    moe.router.choice_bias = Presence::Optional;
+    moe.shared = config.shared_experts(&moe)?;
+    // What files say of the shared network's width is not its width where the counts of heads and experts differ.
+    if let Some(shared) = &mut moe.shared {
+        let name = |layer_idx: usize| format!("blk.{layer_idx}.ffn_up_shexp.weight");
+        let rows = (0..descriptor.layers.len())
+            .map(|layer_idx| config.n_rows_of(&name(layer_idx)))
+            .max();
+        shared.dense.n_ff = rows.filter(|&rows| rows > 0).unwrap_or(shared.dense.n_ff);
+    }
+    config.set_experts(&mut descriptor, &moe)?;
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = (ernie4_5::ARCHITECTURE.from_hf)(config)?;
+    let mut moe = config.moe(true)?;
+    moe.router.choice_bias = Presence::Optional;
+    moe.shared = config.shared_experts(&moe, &["moe_num_shared_experts"])?;
+    let n_layers = descriptor.layers.len();
+    let first = config.opt_usize("moe_layer_start_index")?.unwrap_or(0);
+    let last = config.opt_usize("moe_layer_end_index")?.unwrap_or(n_layers);
+    let step = config.opt_usize("moe_layer_interval")?.unwrap_or(1).max(1);
+    set_experts(&mut descriptor, &moe, |layer_idx| {
+        (first..=last).contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step)
+    });
+    Ok(descriptor)
+}

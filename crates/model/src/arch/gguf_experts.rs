@@ -1,0 +1,122 @@
+//! What GGUF metadata says of experts.
+//!
+//! Separate from the rest of [`GgufConfig`], since only architectures with experts ask for it. Invariant: what files of different
+//! converters leave out has one default here.
+
+use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
+
+use crate::{
+    DenseDescriptor, Descriptor, FfnDescriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor,
+    SharedDescriptor,
+};
+
+use super::GgufConfig;
+
+/// Replaces the feed-forward networks of some layers by experts.
+pub(super) fn set_experts(
+    descriptor: &mut Descriptor,
+    moe: &MoeDescriptor,
+    has_experts: impl Fn(usize) -> bool,
+) {
+    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+        if has_experts(layer_idx) {
+            layer.ffn = FfnDescriptor::Moe(moe.clone());
+        }
+    }
+}
+
+impl GgufConfig<'_> {
+    /// The experts there are; 0 where the file speaks of none.
+    pub(super) fn n_experts(&self) -> Result<usize, LoadError> {
+        Ok(self.opt_usize("expert_count")?.unwrap_or(0))
+    }
+
+    /// Describes the experts that most networks have a variation of: a softmax over all of them, SiLU-gated, without biases.
+    /// `is_normalized` is what holds where the file does not say it.
+    pub(super) fn moe(&self, is_normalized: bool) -> Result<MoeDescriptor, LoadError> {
+        let n_used = self.usize("expert_used_count")?;
+        let n_ff = match self.opt_usize("expert_feed_forward_length")? {
+            Some(n_ff) => n_ff,
+            None => self.usize("feed_forward_length")?,
+        };
+        let n_groups = self.opt_usize("expert_group_count")?.unwrap_or(1);
+        let n_used_groups = self.opt_usize("expert_group_used_count")?.unwrap_or(n_groups);
+        let score = match self.opt_usize("expert_gating_func")? {
+            // A softmax over the chosen logits is one over all, normalized.
+            None | Some(0 | 1 | 3) => ExpertScore::Softmax,
+            Some(2) => ExpertScore::Sigmoid,
+            Some(other) => {
+                return Err(LoadError::UnsupportedFeature {
+                    arch: self.arch.to_owned(),
+                    feature: format!("expert gating function {other}"),
+                });
+            }
+        };
+        let scale = self
+            .opt_f32("expert_weights_scale")?
+            .filter(|&scale| scale != 0.0);
+        Ok(MoeDescriptor {
+            router: RouterDescriptor {
+                n_experts: self.usize("expert_count")?,
+                n_used,
+                score,
+                bias: Presence::Absent,
+                choice_bias: Presence::Absent,
+                groups: (n_groups > 1 && n_used_groups < n_groups).then_some(ExpertGroups {
+                    n_groups,
+                    n_used: n_used_groups,
+                    measure: GroupMeasure::TwoBest,
+                }),
+                is_normalized: self.opt_bool("expert_weights_norm")?.unwrap_or(is_normalized),
+                scale: scale.unwrap_or(1.0),
+            },
+            n_ff,
+            activation: Activation::Silu,
+            is_gated: true,
+            bias: Presence::Absent,
+            shared: None,
+        })
+    }
+
+    /// Replaces the feed-forward networks by experts: from behind the leading dense layers on, of every so many the last.
+    pub(super) fn set_experts(
+        &self,
+        descriptor: &mut Descriptor,
+        moe: &MoeDescriptor,
+    ) -> Result<(), LoadError> {
+        let n_dense = self.opt_usize("leading_dense_block_count")?.unwrap_or(0);
+        let step = self.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
+        if step == 0 {
+            return Err(LoadError::BadValue {
+                what: "step between layers with experts",
+                found: step.to_string(),
+                expected: "at least 1",
+            });
+        }
+        set_experts(descriptor, moe, |layer_idx| {
+            layer_idx >= n_dense && (layer_idx + 1).is_multiple_of(step)
+        });
+        Ok(())
+    }
+
+    /// A network beside the experts, of a width that is that of `n_shared` experts or what a key says.
+    pub(super) fn shared_experts(&self, moe: &MoeDescriptor) -> Result<Option<SharedDescriptor>, LoadError> {
+        let n_shared = self.opt_usize("expert_shared_count")?.unwrap_or(0);
+        let n_ff = match self
+            .opt_usize("expert_shared_feed_forward_length")?
+            .filter(|&n_ff| n_ff > 0)
+        {
+            Some(n_ff) => n_ff,
+            None => n_shared.saturating_mul(moe.n_ff),
+        };
+        Ok((n_ff > 0).then_some(SharedDescriptor {
+            dense: DenseDescriptor {
+                n_ff,
+                activation: moe.activation,
+                is_gated: moe.is_gated,
+                bias: Presence::Absent,
+            },
+            has_gate: false,
+        }))
+    }
+}

@@ -1,0 +1,50 @@
+//! GLM 4.5 and later: experts behind some dense layers, chosen by sigmoids with a correction bias, and a shared network.
+//! Norms of q and k where the file has them. A trailing layer predicts a further token and is not read.
+
+use tokenmill_backend::{ExpertScore, RopeStyle};
+
+use crate::{MoeDescriptor, Presence, QkNorm};
+
+use super::{Architecture, HfLayout, hf_experts::EXPERTS};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "glm4moe",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        let qk_norm = config
+            .has_tensor("blk.0.attn_q_norm.weight")
+            .then_some(QkNorm::Head);
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = Presence::Optional;
+            layer.attention_mut().qk_norm = qk_norm;
+        }
+        let mut moe = experts(config.moe(true)?);
+        moe.shared = config.shared_experts(&moe)?;
+        config.set_experts(&mut descriptor, &moe)?;
+        Ok(descriptor)
+    },
+    hf_classes: &["Glm4MoeForCausalLM"],
+    hf_layout: HfLayout {
+        layer: EXPERTS,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let bias = config.presence("attention_bias")?;
+        let qk_norm = config.is("use_qk_norm")?.then_some(QkNorm::Head);
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = bias;
+            layer.attention_mut().qk_norm = qk_norm;
+        }
+        let mut moe = experts(config.moe(true)?);
+        moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
+        config.set_experts_behind_dense(&mut descriptor, &moe)?;
+        Ok(descriptor)
+    },
+};
+
+fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
+    moe.router.score = ExpertScore::Sigmoid;
+    moe.router.choice_bias = Presence::Optional;
+    moe
+}

@@ -1,0 +1,76 @@
+//! gpt-oss: attention sinks, windows in every second layer, biases everywhere, and experts with a clipped SwiGLU.
+
+use tokenmill_backend::{Activation, RopeStyle};
+
+use crate::{Descriptor, LoadError, MoeDescriptor, Presence};
+
+use super::{Architecture, Change, HfLayout, gguf_experts::set_experts, hf_layout::Names};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gpt-oss",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        config.set_windows(&mut descriptor, 2)?;
+        complete(&mut descriptor);
+        set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);
+        Ok(descriptor)
+    },
+    hf_classes: &["GptOssForCausalLM"],
+    hf_layout: HfLayout {
+        layer: LAYER,
+        changes: &[
+            ("ffn_gate_up_exps.weight", Change::TransposeExperts),
+            ("ffn_down_exps.weight", Change::TransposeExperts),
+            ("ffn_gate_up_exps.weight", Change::SplitPairs),
+            ("ffn_gate_up_exps.bias", Change::SplitPairs),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        for (key, fixed) in [
+            ("swiglu_alpha", Activation::CLIPPED_ALPHA),
+            ("swiglu_limit", Activation::CLIPPED_LIMIT),
+        ] {
+            if config.opt_f32(key)?.is_some_and(|found| found != fixed) {
+                return Err(LoadError::UnsupportedFeature {
+                    arch: "gpt-oss".to_owned(),
+                    feature: format!("`{key}` other than {fixed}"),
+                });
+            }
+        }
+        let mut descriptor = config.decoder()?;
+        config.set_windows(&mut descriptor, |layer_idx| layer_idx % 2 == 0)?;
+        complete(&mut descriptor);
+        set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);
+        Ok(descriptor)
+    },
+};
+
+const LAYER: Names = &[
+    ("self_attn.sinks", "attn_sinks.weight"),
+    ("mlp.router", "ffn_gate_inp"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+    ("mlp.experts.gate_up_proj_blocks", "ffn_gate_up_exps.weight"),
+    ("mlp.experts.gate_up_proj_scales", "ffn_gate_up_exps.weight"),
+    ("mlp.experts.gate_up_proj_bias", "ffn_gate_up_exps.bias"),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+    ("mlp.experts.down_proj_blocks", "ffn_down_exps.weight"),
+    ("mlp.experts.down_proj_scales", "ffn_down_exps.weight"),
+    ("mlp.experts.down_proj_bias", "ffn_down_exps.bias"),
+];
+
+fn complete(descriptor: &mut Descriptor) {
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        attention.has_sinks = true;
+        attention.qkv_bias = Presence::Required;
+        attention.output_bias = Presence::Required;
+    }
+}
+
+fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
+    moe.activation = Activation::ClippedSwiglu;
+    moe.bias = Presence::Required;
+    moe.router.bias = Presence::Required;
+    moe
+}

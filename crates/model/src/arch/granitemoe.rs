@@ -1,0 +1,69 @@
+//! Granite 3 with experts: the multipliers of Granite, softmax experts, and in some a network beside them.
+//!
+//! Source: transformers, `models/granitemoe/modeling_granitemoe.py`; llama.cpp, `src/models/granite.cpp`.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, SharedDescriptor};
+
+use super::{
+    Architecture, GgufConfig, HfConfig, HfLayout,
+    gguf_experts::set_experts,
+    granite::{set_gguf_multipliers, set_hf_multipliers},
+};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "granitemoe",
+    from_gguf,
+    hf_classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+            ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
+            ("block_sparse_moe.output_linear", "ffn_down_exps"),
+            ("shared_mlp.input_linear", "ffn_up_shexp"),
+            ("shared_mlp.output_linear", "ffn_down_shexp"),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    set_gguf_multipliers(config, &mut descriptor)?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = Presence::Optional;
+        layer.attention_mut().output_bias = Presence::Optional;
+    }
+    let n_shared = config.opt_usize("expert_shared_feed_forward_length")?;
+    let moe = with_shared(config.moe(true)?, n_shared);
+    set_experts(&mut descriptor, &moe, |_| true);
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder()?;
+    set_hf_multipliers(config, &mut descriptor)?;
+    let bias = config.presence("attention_bias")?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = bias;
+        layer.attention_mut().output_bias = bias;
+    }
+    let moe = with_shared(config.moe(true)?, config.opt_usize("shared_intermediate_size")?);
+    set_experts(&mut descriptor, &moe, |_| true);
+    Ok(descriptor)
+}
+
+fn with_shared(mut moe: MoeDescriptor, n_ff: Option<usize>) -> MoeDescriptor {
+    moe.shared = n_ff.filter(|&n_ff| n_ff > 0).map(|n_ff| SharedDescriptor {
+        dense: DenseDescriptor {
+            n_ff,
+            activation: moe.activation,
+            is_gated: true,
+            bias: Presence::Absent,
+        },
+        has_gate: false,
+    });
+    moe
+}

@@ -1,0 +1,156 @@
+//! What a Hugging Face `config.json` says of experts.
+//!
+//! Separate from the rest of [`HfConfig`], since only architectures with experts ask for it. The same things have several names.
+
+use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
+
+use crate::{
+    DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor, SharedDescriptor,
+};
+
+use super::{HfConfig, gguf_experts::set_experts, hf_layout::Names};
+
+/// Experts as most checkpoints name them: one tensor for each, or one for all with gate and up joined.
+pub(super) const EXPERTS: Names = &[
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.*.up_proj", "ffn_up_exps"),
+    ("mlp.experts.*.down_proj", "ffn_down_exps"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+    ("mlp.experts.down_proj", "ffn_down_exps.weight"),
+    ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
+    ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+    ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+];
+
+/// Experts as Mixtral names them, and the checkpoints that follow it.
+pub(super) const MIXTRAL_EXPERTS: Names = &[
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.experts.*.w1", "ffn_gate_exps"),
+    ("block_sparse_moe.experts.*.w3", "ffn_up_exps"),
+    ("block_sparse_moe.experts.*.w2", "ffn_down_exps"),
+    ("block_sparse_moe.e_score_correction_bias", "exp_probs_b.bias"),
+];
+
+impl HfConfig {
+    /// The first of some keys that is there.
+    pub(super) fn first_usize(&self, keys: &[&str]) -> Result<usize, LoadError> {
+        for key in keys {
+            // Some write a list with a value for each layer.
+            if let Some(values) = self.get(key).and_then(|value| value.as_array()) {
+                let same = values.windows(2).all(|pair| pair[0] == pair[1]);
+                let first = values.first().and_then(serde_json::Value::as_u64);
+                return (first
+                    .filter(|_| same)
+                    .and_then(|value| usize::try_from(value).ok()))
+                .ok_or_else(|| self.wrong(key, "one count for all layers"));
+            }
+            if let Some(value) = self.opt_usize(key)? {
+                return Ok(value);
+            }
+        }
+        Err(self.wrong(keys[0], "a count"))
+    }
+
+    /// The GGUF twin's description; `is_normalized` is what holds where the file does not say it.
+    pub(super) fn moe(&self, is_normalized: bool) -> Result<MoeDescriptor, LoadError> {
+        let n_groups = self.opt_usize("n_group")?.unwrap_or(1);
+        let n_used_groups = self.opt_usize("topk_group")?.unwrap_or(n_groups);
+        let score = match self.get("scoring_func").and_then(|value| value.as_str()) {
+            None | Some("softmax") => ExpertScore::Softmax,
+            Some("sigmoid") => ExpertScore::Sigmoid,
+            Some(_) => return Err(self.wrong("scoring_func", "softmax or sigmoid")),
+        };
+        Ok(MoeDescriptor {
+            router: RouterDescriptor {
+                n_experts: self.first_usize(&[
+                    "num_local_experts",
+                    "num_experts",
+                    "n_routed_experts",
+                    "moe_num_experts",
+                ])?,
+                n_used: self.first_usize(&["num_experts_per_tok", "moe_k", "moe_topk"])?,
+                score,
+                bias: Presence::Absent,
+                choice_bias: Presence::Absent,
+                groups: (n_groups > 1 && n_used_groups < n_groups).then_some(ExpertGroups {
+                    n_groups,
+                    n_used: n_used_groups,
+                    measure: GroupMeasure::TwoBest,
+                }),
+                is_normalized: match self.get("norm_topk_prob") {
+                    Some(_) => self.is("norm_topk_prob")?,
+                    None => is_normalized,
+                },
+                scale: self.opt_f32("routed_scaling_factor")?.unwrap_or(1.0),
+            },
+            n_ff: self.first_usize(&["moe_intermediate_size", "intermediate_size"])?,
+            activation: Activation::Silu,
+            is_gated: true,
+            bias: Presence::Absent,
+            shared: None,
+        })
+    }
+
+    /// A network beside the experts as wide as so many of them.
+    pub(super) fn shared_experts(
+        &self,
+        moe: &MoeDescriptor,
+        keys: &[&str],
+    ) -> Result<Option<SharedDescriptor>, LoadError> {
+        let n_shared = self.first_usize(keys)?;
+        Ok((n_shared > 0).then_some(SharedDescriptor {
+            dense: DenseDescriptor {
+                n_ff: n_shared.saturating_mul(moe.n_ff),
+                activation: moe.activation,
+                is_gated: moe.is_gated,
+                bias: Presence::Absent,
+            },
+            has_gate: false,
+        }))
+    }
+
+    /// Replaces the feed-forward networks by experts from behind `first_k_dense_replace` layers on.
+    pub(super) fn set_experts_behind_dense(
+        &self,
+        descriptor: &mut Descriptor,
+        moe: &MoeDescriptor,
+    ) -> Result<(), LoadError> {
+        let n_dense = self.opt_usize("first_k_dense_replace")?.unwrap_or(0);
+        set_experts(descriptor, moe, |layer_idx| layer_idx >= n_dense);
+        Ok(())
+    }
+
+    /// Replaces the feed-forward networks as `decoder_sparse_step` and `mlp_only_layers` say.
+    pub(super) fn set_experts_by_step(
+        &self,
+        descriptor: &mut Descriptor,
+        moe: &MoeDescriptor,
+    ) -> Result<(), LoadError> {
+        let step = self.opt_usize("decoder_sparse_step")?.unwrap_or(1);
+        if step == 0 {
+            return Err(self.wrong("decoder_sparse_step", "a count above 0"));
+        }
+        let dense: Vec<u64> = match self.get("mlp_only_layers").map(|layers| layers.as_array()) {
+            None => Vec::new(),
+            Some(layers) => (layers.into_iter().flatten())
+                .map(|layer| {
+                    layer
+                        .as_u64()
+                        .ok_or_else(|| self.wrong("mlp_only_layers", "a list of layers"))
+                })
+                .collect::<Result<_, _>>()?,
+        };
+        set_experts(descriptor, moe, |layer_idx| {
+            !dense.contains(&(layer_idx as u64)) && (layer_idx + 1).is_multiple_of(step)
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,28 @@
+//! MiniMax M2: norms of whole rows of q and k, partial rope, experts chosen by sigmoids with a correction bias.
+
+use tokenmill_backend::{ExpertScore, RopeStyle};
+
+use crate::{Descriptor, MoeDescriptor, Presence, QkNorm};
+
+use super::{Architecture, HfLayout, gguf_experts::set_experts, hf_experts::MIXTRAL_EXPERTS};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "minimax-m2",
+    from_gguf: |config| Ok(complete(config.decoder(RopeStyle::Neox)?, config.moe(true)?)),
+    hf_classes: &["MiniMaxM2ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: MIXTRAL_EXPERTS,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| Ok(complete(config.decoder()?, config.moe(true)?)),
+};
+
+fn complete(mut descriptor: Descriptor, mut moe: MoeDescriptor) -> Descriptor {
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qk_norm = Some(QkNorm::Row);
+    }
+    moe.router.score = ExpertScore::Sigmoid;
+    moe.router.choice_bias = Presence::Required;
+    set_experts(&mut descriptor, &moe, |_| true);
+    descriptor
+}

@@ -1,0 +1,41 @@
+//! OLMoE: norms of whole rows of q and k, and experts whose weights are not normalized.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{LoadError, QkNorm};
+
+use super::{Architecture, HfLayout, gguf_experts::set_experts, hf_experts::EXPERTS};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "olmoe",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qk_norm = Some(QkNorm::Row);
+        }
+        config.set_experts(&mut descriptor, &config.moe(false)?)?;
+        Ok(descriptor)
+    },
+    hf_classes: &["OlmoeForCausalLM"],
+    hf_layout: HfLayout {
+        layer: EXPERTS,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        if config.get("clip_qkv").is_some() {
+            return Err(LoadError::UnsupportedFeature {
+                arch: "olmoe".to_owned(),
+                feature: "clipped queries, keys and values (`clip_qkv`)".to_owned(),
+            });
+        }
+        let mut descriptor = config.decoder()?;
+        let bias = config.presence("attention_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qk_norm = Some(QkNorm::Row);
+            layer.attention_mut().qkv_bias = bias;
+            layer.attention_mut().output_bias = bias;
+        }
+        set_experts(&mut descriptor, &config.moe(false)?, |_| true);
+        Ok(descriptor)
+    },
+};

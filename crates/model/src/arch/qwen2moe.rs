@@ -1,0 +1,57 @@
+//! Qwen 1.5 and 2 with experts: their weights are not normalized, and a shared network has a gate of its own.
+
+use tokenmill_backend::RopeStyle;
+
+use crate::{DenseDescriptor, MoeDescriptor, Presence, SharedDescriptor};
+
+use super::{Architecture, HfLayout, hf_experts::EXPERTS};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "qwen2moe",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = Presence::Optional;
+        }
+        let n_ff = config.opt_usize("expert_shared_feed_forward_length")?;
+        let n_ff = n_ff.map_or_else(|| config.usize("feed_forward_length"), Ok)?;
+        let moe = with_gated_network(config.moe(false)?, n_ff);
+        config.set_experts(&mut descriptor, &moe)?;
+        Ok(descriptor)
+    },
+    hf_classes: &["Qwen2MoeForCausalLM"],
+    hf_layout: HfLayout {
+        layer: EXPERTS,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let bias = match config.get("qkv_bias") {
+            Some(_) => config.presence("qkv_bias")?,
+            None => Presence::Required,
+        };
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = bias;
+        }
+        config.set_windows_if_used(&mut descriptor)?;
+        let moe = with_gated_network(
+            config.moe(false)?,
+            config.first_usize(&["shared_expert_intermediate_size"])?,
+        );
+        config.set_experts_by_step(&mut descriptor, &moe)?;
+        Ok(descriptor)
+    },
+};
+
+fn with_gated_network(mut moe: MoeDescriptor, n_ff: usize) -> MoeDescriptor {
+    moe.shared = Some(SharedDescriptor {
+        dense: DenseDescriptor {
+            n_ff,
+            activation: moe.activation,
+            is_gated: true,
+            bias: Presence::Absent,
+        },
+        has_gate: true,
+    });
+    moe
+}

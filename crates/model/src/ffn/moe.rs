@@ -1,0 +1,214 @@
+//! [`MoeFfn`]: a feed-forward network of experts, of which each token goes to a few.
+//!
+//! ```text
+//! choices, weights = route(W_router x + b)
+//! y = sum over a token's choices e of weight[e] * W_down[e] (f(W_gate[e] x) * W_up[e] x)
+//! y += shared(x), or sigmoid(w_shared x) * shared(x)
+//! ```
+//!
+//! The experts' matrices are one tensor each, `[n_in, n_out, n_experts]`.
+
+use tokenmill_backend::{
+    Activation, Backend, BackendError, Carried, ExecutorLimits, ExpertInput, Linear, LinearJob, Memory,
+    Routed, Router,
+};
+
+use crate::{
+    Descriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor,
+    network::{LayerPlace, Loader, RowsOf},
+};
+
+use super::{DenseBuffers, DenseFfn};
+
+/// The weights of experts.
+pub(crate) struct MoeFfn<M: Memory> {
+    logits: Linear<M::Matrix, M::Vector>,
+    router: Router<M::Vector>,
+    activation: Activation,
+    /// `None` for experts without a gate.
+    gate: Option<Linear<M::Matrix, M::Vector>>,
+    up: Linear<M::Matrix, M::Vector>,
+    down: Linear<M::Matrix, M::Vector>,
+    shared: Option<Shared<M>>,
+}
+
+/// The network that all tokens go through.
+struct Shared<M: Memory> {
+    ffn: DenseFfn<M>,
+    gate: Option<Linear<M::Matrix, M::Vector>>,
+}
+
+/// What experts compute inside.
+pub(super) struct MoeBuffers<T, R> {
+    /// `[T, n_experts]`.
+    logits: T,
+    routes: R,
+    /// `[T * n_used, n_ff]`.
+    gate: T,
+    up: T,
+    /// `[T * n_used, n_embd]`.
+    down: T,
+    /// `[T, 1]`, where a shared network has a gate.
+    shared_gate: Option<T>,
+}
+
+impl<M: Memory> MoeFfn<M> {
+    pub(super) fn load(
+        place: LayerPlace,
+        moe: &MoeDescriptor,
+        loader: &mut Loader<'_, M>,
+    ) -> Result<Self, LoadError> {
+        let n_embd = loader.descriptor.n_embd;
+        let name = |part: &str| place.name(part);
+        let RouterDescriptor {
+            n_experts,
+            n_used,
+            bias: router_bias,
+            choice_bias,
+            ..
+        } = moe.router;
+        let (n_ff, bias) = (moe.n_ff, moe.bias);
+        // Some files join gate and up in one tensor, each expert's gate before its up.
+        let joined = name("ffn_gate_up_exps");
+        let is_joined = moe.is_gated && loader.source.contains(&format!("{joined}.weight"));
+        let half = |first| RowsOf {
+            first,
+            n_rows: n_ff,
+            n_total: 2 * n_ff,
+        };
+        let (gate_name, up_name, gate_rows, up_rows) = if is_joined {
+            (joined.clone(), joined, half(0), half(n_ff))
+        } else {
+            let all = RowsOf::all(n_ff);
+            (name("ffn_gate_exps"), name("ffn_up_exps"), all, all)
+        };
+        let gate = if moe.is_gated {
+            Some(loader.experts(&gate_name, n_experts, gate_rows, n_embd, bias)?)
+        } else {
+            None
+        };
+        let up = loader.experts(&up_name, n_experts, up_rows, n_embd, bias)?;
+        let down = loader.experts(&name("ffn_down_exps"), n_experts, RowsOf::all(n_embd), n_ff, bias)?;
+        let shared = match &moe.shared {
+            None => None,
+            Some(shared) => Some(Shared {
+                ffn: DenseFfn::load(place, "_shexp", &shared.dense, loader)?,
+                gate: if shared.has_gate {
+                    Some(loader.linear(&name("ffn_gate_inp_shexp"), 1, n_embd, Presence::Absent)?)
+                } else {
+                    None
+                },
+            }),
+        };
+        Ok(Self {
+            logits: loader.linear(&name("ffn_gate_inp"), n_experts, n_embd, router_bias)?,
+            router: Router {
+                n_experts,
+                n_used,
+                score: moe.router.score,
+                choice_bias: loader.vector(&name("exp_probs_b.bias"), n_experts, choice_bias)?,
+                groups: moe.router.groups,
+                is_normalized: moe.router.is_normalized,
+                scale: moe.router.scale,
+                expert_scales: None,
+            },
+            activation: moe.activation,
+            gate,
+            up,
+            down,
+            shared,
+        })
+    }
+}
+
+impl<B: Backend> MoeFfn<B> {
+    pub(super) fn run(
+        &self,
+        backend: &mut B,
+        input: &B::Buffer,
+        n_rows: usize,
+        buffers: &mut MoeBuffers<B::Buffer, B::Routes>,
+        shared_buffers: Option<&mut DenseBuffers<B::Buffer>>,
+        output: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        let MoeBuffers {
+            logits,
+            routes,
+            gate,
+            up,
+            down,
+            shared_gate,
+        } = buffers;
+        backend.linear(&self.logits, input, n_rows, logits)?;
+        backend.route(&self.router, n_rows, logits, routes)?;
+        let routed = Routed {
+            routes: &*routes,
+            n_rows,
+            n_used: self.router.n_used,
+        };
+        let rows = ExpertInput::Rows(input);
+        let inside = if let Some(gate_linear) = &self.gate {
+            let gate_job = LinearJob {
+                linear: gate_linear,
+                output: &mut *gate,
+            };
+            let up_job = LinearJob {
+                linear: &self.up,
+                output: up,
+            };
+            backend.experts_gated(self.activation, routed, rows, gate_job, up_job)?;
+            gate
+        } else {
+            backend.experts_linear(&self.up, routed, rows, up)?;
+            backend.activation(self.activation, routed.n_choices(), self.up.n_out, up, None)?;
+            up
+        };
+        backend.experts_linear(&self.down, routed, ExpertInput::Choices(inside), down)?;
+        let carried = match &self.shared {
+            None => Carried::Nothing,
+            Some(shared) => {
+                let buffers = shared_buffers.expect("allocated for a shared network");
+                shared.ffn.run(backend, input, n_rows, buffers, output)?;
+                match &shared.gate {
+                    None => Carried::Whole,
+                    Some(linear) => {
+                        let gates = shared_gate.as_mut().expect("allocated for the gate");
+                        backend.linear(linear, input, n_rows, gates)?;
+                        Carried::Gated(&*gates)
+                    }
+                }
+            }
+        };
+        backend.combine(routed, self.down.n_out, down, carried, output)
+    }
+}
+
+impl<T, R> MoeBuffers<T, R> {
+    pub(super) fn alloc<M: Memory<Buffer = T, Routes = R>>(
+        descriptor: &Descriptor,
+        limits: &ExecutorLimits,
+        memory: &mut M,
+    ) -> Result<Option<Self>, BackendError> {
+        let layers = || (descriptor.layers.iter()).filter_map(|layer| layer.ffn.moe());
+        let most = |of: fn(&MoeDescriptor) -> usize| layers().map(of).max().unwrap_or(0);
+        if layers().next().is_none() {
+            return Ok(None);
+        }
+        let max_rows = limits.max_batch_tokens;
+        let (n_experts, n_used) = (most(|moe| moe.router.n_experts), most(|moe| moe.router.n_used));
+        let n_choices = max_rows.saturating_mul(n_used);
+        let inside = most(|moe| moe.n_ff);
+        Ok(Some(Self {
+            logits: memory.alloc(max_rows, n_experts)?,
+            routes: memory.alloc_routes(max_rows, n_experts, n_used)?,
+            gate: memory.alloc(n_choices, inside)?,
+            up: memory.alloc(n_choices, inside)?,
+            down: memory.alloc(n_choices, descriptor.n_embd)?,
+            shared_gate: if layers().any(|moe| moe.shared.is_some_and(|shared| shared.has_gate)) {
+                Some(memory.alloc(max_rows, 1)?)
+            } else {
+                None
+            },
+        }))
+    }
+}
