@@ -11,7 +11,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_model::{FfnDescriptor, ModelExecutor, ModelOptions, build};
 
 use crate::{
-    EXPERT_VARIANTS, NaiveBackend, Variant,
+    EXPERT_VARIANTS, NaiveBackend,
     generate::{ids, run},
     random::Random,
     tiny_experts,

@@ -71,11 +71,7 @@ impl<M: Memory> MoeFfn<M> {
         // Some files join gate and up in one tensor, each expert's gate before its up.
         let joined = name("ffn_gate_up_exps");
         let is_joined = moe.is_gated && loader.source.contains(&format!("{joined}.weight"));
-        let half = |first| RowsOf {
-            first,
-            n_rows: n_ff,
-            n_total: 2 * n_ff,
-        };
+        let half = |first| RowsOf::run(first, n_ff, 2 * n_ff);
         let (gate_name, up_name, gate_rows, up_rows) = if is_joined {
             (joined.clone(), joined, half(0), half(n_ff))
         } else {
