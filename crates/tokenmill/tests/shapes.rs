@@ -63,12 +63,13 @@ fn every_sample_has_the_shape() {
 #[test]
 fn a_constraint_may_begin_after_a_marker_and_ends_like_any_text() {
     let model = model(512);
-    let params = TextParams {
-        ignore_eos: true,
-        ..babbling(Constraint::regex("[0-9]{3}").begins_after(" "), 5)
-    };
+    // A token of its own, which no other token of this vocabulary contains.
+    let marker_ids = model.words().encode_text(";", false);
+    let mut params = babbling(Constraint::regex("[0-9]{3}").begins_after(";"), 5);
+    params.ignore_eos = true;
+    params.sampling.logit_bias = marker_ids.iter().map(|&id| (id, 20.0)).collect();
     let answer = model.complete("Once upon a time", &params).unwrap();
-    let (thoughts, number) = answer.text.rsplit_once(' ').unwrap();
+    let (thoughts, number) = answer.text.rsplit_once(';').unwrap();
     assert!(
         number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit()),
         "{thoughts:?} {number:?}"
