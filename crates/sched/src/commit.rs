@@ -96,7 +96,7 @@ impl Scheduler {
         }
     }
 
-    /// Lets the snapshot that a row has taken be found by others, and lets go of the one that it began from.
+    /// Lets the snapshot that a row has taken be found by others, and releases the one that it began from.
     fn settle_state(&mut self, row: &PlannedRow) {
         let Some(SeqState { from, to, save }) = row.state else {
             return;

@@ -27,7 +27,7 @@ pub trait TokenConstraint: Send {
     /// Whether nothing may follow what was committed. The sample then ends as if a stop token had come.
     fn is_done(&self) -> bool;
 
-    /// Takes back the newest `n_tokens` tokens that were committed: a draft proposed them in vain.
+    /// Takes back the newest `n_tokens` tokens that were committed: a draft proposed them and they were refused.
     ///
     /// # Errors
     /// Why it cannot; the sample then fails.

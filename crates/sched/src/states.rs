@@ -51,7 +51,7 @@ impl StatePool {
         !self.slots.is_empty()
     }
 
-    /// Slots that can be handed out: free ones, and snapshots that nobody reads.
+    /// Slots that can be handed out: free ones, and snapshots that no sequence reads.
     pub(crate) fn n_available(&self) -> usize {
         self.free.len() + self.idle.len()
     }

@@ -1,7 +1,7 @@
-//! [`StoredResponses`]: conversations that a later request may go on with.
+//! [`StoredResponses`]: conversations that a later request may continue.
 //!
 //! Separate from the endpoint because this is the server's only memory of what was said. Invariant: it has a bound in bytes
-//! and in number, the oldest go first, and nobody finds the conversation of another tenant.
+//! and in number, the oldest go first, and no request finds the conversation of another tenant.
 
 use std::{
     collections::VecDeque,

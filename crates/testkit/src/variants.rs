@@ -188,7 +188,7 @@ pub const VARIANTS: &[Variant] = &[
     ("capped logits", |d| d.logit_softcap = Some(1.0)),
 ];
 
-/// A layer with each kind of recurrent memory beside one with attention, and networks of such layers alone.
+/// A layer with each kind of recurrent memory next to one with attention, and networks of such layers alone.
 pub(crate) const STATE_VARIANTS: &[Variant] = &[
     ("a delta net", |d| {
         d.layers[0].mixer = MixerDescriptor::DeltaNet(DELTA_NET);

@@ -99,7 +99,7 @@ impl GgufConfig<'_> {
         Ok(())
     }
 
-    /// A network beside the experts, of a width that is that of `n_shared` experts or what a key says.
+    /// A network next to the experts, of a width that is that of `n_shared` experts or what a key says.
     pub(super) fn shared_experts(&self, moe: &MoeDescriptor) -> Result<Option<SharedDescriptor>, LoadError> {
         let n_shared = self.opt_usize("expert_shared_count")?.unwrap_or(0);
         let n_ff = match self

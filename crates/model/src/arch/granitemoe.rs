@@ -1,4 +1,4 @@
-//! Granite 3 with experts: the multipliers of Granite, softmax experts, and in some a network beside them.
+//! Granite 3 with experts: the multipliers of Granite, softmax experts, and in some a network next to them.
 //!
 //! Source: transformers, `models/granitemoe/modeling_granitemoe.py`; llama.cpp, `src/models/granite.cpp`.
 

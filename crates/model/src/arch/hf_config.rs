@@ -65,7 +65,7 @@ impl HfConfig {
             .ok_or_else(|| self.wrong("architectures", "a list of class names"))
     }
 
-    /// A configuration of a module in a folder beside this one; `None` where there is none.
+    /// A configuration of a module in a folder next to this one; `None` where there is none.
     pub(super) fn beside(&self, name: &str) -> Result<Option<Self>, LoadError> {
         let path = self.path.with_file_name(name);
         if path.is_file() {

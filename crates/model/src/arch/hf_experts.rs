@@ -99,7 +99,7 @@ impl HfConfig {
         })
     }
 
-    /// A network beside the experts as wide as so many of them.
+    /// A network next to the experts as wide as so many of them.
     pub(super) fn shared_experts(
         &self,
         moe: &MoeDescriptor,

@@ -21,7 +21,7 @@ pub enum FfnDescriptor {
 }
 
 impl FfnDescriptor {
-    /// The network that all tokens go through, where there is one: a dense one, or that beside experts.
+    /// The network that all tokens go through, where there is one: a dense one, or the one next to experts.
     pub fn dense(&self) -> Option<&DenseDescriptor> {
         match self {
             Self::Dense(dense) => Some(dense),
@@ -97,7 +97,7 @@ pub struct RouterDescriptor {
     pub scale: f32,
 }
 
-/// The network beside the experts that every token goes through.
+/// The network next to the experts that every token goes through.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedDescriptor {
     /// The network.

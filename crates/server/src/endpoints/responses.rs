@@ -285,7 +285,7 @@ impl ResponseWriter {
         whole
     }
 
-    /// Stores the conversation with its answer, so that a later request can go on with it.
+    /// Stores the conversation with its answer, so that a later request can continue it.
     fn keep(&self, items: &[OutputItem]) {
         let Some((tenant, said)) = &self.kept else { return };
         let mut answer = TemplateMessage {

@@ -55,9 +55,9 @@ pub(super) enum Flow {
     Part(Part, usize),
     /// So many bytes were a call's, whose news are in [`Calls`].
     Call(usize),
-    /// More text is needed to go on.
+    /// More text is needed to continue.
     Wait,
-    /// The call that is open does not go on like one.
+    /// The call that is open does not continue like one.
     Broken,
 }
 

@@ -17,7 +17,7 @@ const MAX_SCALAR_BYTES: usize = 512;
 /// Where a scan stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scan {
-    /// The value goes on.
+    /// The value continues.
     More,
     /// The value is complete.
     Done,

@@ -89,11 +89,11 @@ pub struct Piece {
 enum Step {
     /// So many bytes were read.
     Took(usize),
-    /// More text is needed to go on.
+    /// More text is needed to continue.
     Wait,
     /// So many bytes were read, and the calls are over.
     Done(usize),
-    /// This is no call, or the call does not go on like one.
+    /// This is no call, or the call does not continue like one.
     Broken,
 }
 

@@ -1,7 +1,7 @@
 //! [`NamedBody`]: calls that are a name, a mark and a JSON object.
 //!
 //! DeepSeek, Kimi, newer Mistral and Functionary's older form write calls so; they differ in marks and in what else stands
-//! beside the name. Invariant: a call begins when all of its head is there and names one of the tools.
+//! next to the name. Invariant: a call begins when all of its head is there and names one of the tools.
 
 use super::{
     Calls, Found, Step, begins_with, begins_with_any, find_first,

@@ -411,7 +411,7 @@ impl ReplyParser {
         true
     }
 
-    /// Ends a call that is none, or does not go on like one: what was read of it is text.
+    /// Ends a call that is none, or does not continue like one: what was read of it is text.
     fn break_off(&mut self, out: &mut Vec<Piece>) {
         let n_read = std::mem::take(&mut self.n_read);
         if self.calls.is_open {

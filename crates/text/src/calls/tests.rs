@@ -320,7 +320,7 @@ fn what_breaks_a_format_is_text() {
         "<tool_call>\n<tool_call>{\"name\": \"now\", \"arguments\": {}}",
         "<tool_call>«now {}»",
     );
-    // A call that began goes on as text.
+    // A call that began continues as text.
     check(
         "hermes",
         "<tool_call>{\"name\": \"now\", \"arguments\": {\"a\": oops}} then",

@@ -177,7 +177,7 @@ impl ConstraintMatcher {
         self.is_complete
     }
 
-    /// Takes back the newest tokens, for instance those that a draft proposed in vain.
+    /// Takes back the newest tokens, for instance those that a draft proposed and that were refused.
     ///
     /// # Errors
     /// [`ConstraintError::Step`] for more tokens than there are.
