@@ -78,7 +78,7 @@ const ROWS: [Row; 35] = [
         6,
     ),
     row(
-        "a type without a GPU kernel",
+        "a network without GPU kernels",
         "no reference: a file by llama.cpp",
         0,
     ),

@@ -141,7 +141,7 @@ pub fn rounded_experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         moe.n_ff = 256;
     }
     let mut random = Random::new(23);
-    for format in tokenmill_quant::Format::all() {
+    for format in (tokenmill_quant::Format::all().iter()).filter(|format| format.has_encoder()) {
         let ty = format.tensor_type();
         let mut model = TinyModel::random(descriptor.clone(), TensorType::F32, 24);
         for layer_idx in 0..2 {

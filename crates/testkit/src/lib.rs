@@ -11,6 +11,7 @@
 //!     make: |_n_threads| NaiveBackend::new(),
 //!     company: Company::Bits,
 //!     stores: |_| true,
+//!     has_states: true,
 //! };
 //! conformance::only_the_rows_asked_for_come_back(&subject);
 //! conformance::a_row_that_is_not_finite_fails_alone(&subject);

@@ -156,12 +156,12 @@ fn an_unknown_architecture_lists_the_known_ones() {
         + text.len()
         + 12;
     let mut changed = bytes.clone();
-    changed[at..at + 5].copy_from_slice(b"mamba");
+    changed[at..at + 5].copy_from_slice(b"rwkv7");
     let error = load_bytes(&changed, &ModelOptions::default()).unwrap_err();
     assert_eq!(
         error.to_string(),
         format!(
-            "architecture `mamba` is not supported; supported are {}",
+            "architecture `rwkv7` is not supported; supported are {}",
             architectures().join(", ")
         )
     );
@@ -264,7 +264,7 @@ fn a_file_that_shrinks_is_an_error_that_names_the_tensor() {
     // The embedding is read first and lies last; a norm and then the matrices of the layer follow.
     check(0, n_bytes - 32, "token_embd.weight");
     check(1, 0, "blk.0.attn_norm.weight");
-    check(2, 0, "blk.0.attn_q.weight");
+    check(2, 0, "blk.0.attn_k.weight");
 }
 
 /// Any change of bytes gives an error or a model, never a panic or an endless allocation.

@@ -261,7 +261,7 @@ mod tests {
         );
         assert_eq!(
             messages[2]["content"],
-            "<tool_call>\n{\"arguments\":{\"a\":1},\"name\":\"f\"}\n</tool_call>"
+            "<tool_call>\n{\"name\":\"f\",\"arguments\":{\"a\":1}}\n</tool_call>"
         );
         assert_eq!(messages[3]["content"], "<tool_response>\n3\n</tool_response>");
     }

@@ -13,7 +13,6 @@ use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 use tokenmill_text::{
     ChatPrompt, DecodeOptions, EncodeOptions, Tokenizer,
-    calls::ReplyFormat,
     constraint::{CompiledConstraint, Constraint, ConstraintCompiler, ConstraintError},
     template::{ChatContext, ChatMessage, ChatTemplate, CivilTime, RenderOptions, TemplateError},
 };
@@ -266,11 +265,6 @@ impl ModelWords {
         let tail = self.tail(&tokens);
         let reader = (self.replies.as_ref()).and_then(|replies| replies.reader(conversation, &tail));
         Ok(Prompt { tokens, reader })
-    }
-
-    /// How the model writes calls and reasoning, where it has a chat template.
-    pub fn reply_format(&self) -> Option<&ReplyFormat> {
-        self.replies.as_ref().map(|replies| &replies.format)
     }
 
     /// Renders a conversation as the template writes it, to look at.

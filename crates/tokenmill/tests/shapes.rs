@@ -63,13 +63,22 @@ fn every_sample_has_the_shape() {
 #[test]
 fn a_constraint_may_begin_after_a_marker_and_ends_like_any_text() {
     let model = model(512);
-    // A token of its own, which no other token of this vocabulary contains.
-    let marker_ids = model.words().encode_text(";", false);
-    let mut params = babbling(Constraint::regex("[0-9]{3}").begins_after(";"), 5);
+    let tokenizer = model.words().tokenizer();
+    // A sign that one token alone has, so that no token completes the marker and carries more text.
+    let (marker, marker_id) = (b'!'..=b'~')
+        .filter(u8::is_ascii_punctuation)
+        .find_map(|sign| {
+            let bytes_of = |id: &u32| tokenizer.token_bytes(*id).unwrap_or_default();
+            let mut ids = (0..tokenizer.n_vocab() as u32).filter(|id| bytes_of(id).contains(&sign));
+            let id = ids.next()?;
+            (ids.next().is_none() && bytes_of(&id) == [sign]).then(|| (char::from(sign), id))
+        })
+        .expect("a rare sign");
+    let mut params = babbling(Constraint::regex("[0-9]{3}").begins_after(marker), 5);
     params.ignore_eos = true;
-    params.sampling.logit_bias = marker_ids.iter().map(|&id| (id, 20.0)).collect();
+    params.sampling.logit_bias = [(marker_id, 20.0)].into();
     let answer = model.complete("Once upon a time", &params).unwrap();
-    let (thoughts, number) = answer.text.rsplit_once(';').unwrap();
+    let (thoughts, number) = answer.text.rsplit_once(marker).unwrap();
     assert!(
         number.len() == 3 && number.bytes().all(|byte| byte.is_ascii_digit()),
         "{thoughts:?} {number:?}"

@@ -393,7 +393,9 @@ fn weights_are_read_once_and_without_waste() {
         for (variant, n_rows) in [(1, 1), (4, 4)] {
             let counters = check(ty, variant, n_rows, [n_out, 0, 0], n_in, false);
             let all = counters.loads.sectors as f64 / counters.loads.necessary_sectors as f64;
-            assert!(all <= 1.05, "{ty:?} by {n_rows}, with the rows of x: {all}");
+            // The scales that a warp of Q1_0 reads at once are half a sector, with the four whole ones of its bits.
+            let limit = if ty == TensorType::Q1_0 { 1.112 } else { 1.05 };
+            assert!(all <= limit, "{ty:?} by {n_rows}, with the rows of x: {all}");
             let weights = counters
                 .buffers
                 .values()
@@ -405,7 +407,7 @@ fn weights_are_read_once_and_without_waste() {
                 / 32;
             assert!(weights.unique_loaded_sectors <= necessary, "{ty:?}");
             let ratio = weights.loaded_sectors as f64 / weights.unique_loaded_sectors as f64;
-            assert!(ratio <= 1.05, "{ty:?} by {n_rows}: {ratio}");
+            assert!(ratio <= limit, "{ty:?} by {n_rows}: {ratio}");
         }
     }
 }

@@ -202,6 +202,7 @@ fn a_missing_wait_for_an_asynchronous_copy_is_found() {
             .ptr(k)
             .ptr(v)
             .ptr(NULL)
+            .ptr(NULL)
             .f32(0.125)
             .f32(0.0)
             .i32(0)

@@ -2,7 +2,7 @@
 
 use tokenmill_backend::{Activation, RopeStyle};
 
-use crate::{Descriptor, LoadError, MoeDescriptor, Presence};
+use crate::{Descriptor, LoadError, MoeDescriptor, Presence, RopeScaling, YarnRounding};
 
 use super::{Architecture, Change, HfLayout, gguf_experts::set_experts, hf_layout::Names};
 
@@ -10,6 +10,12 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "gpt-oss",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        // The files do not say that the range of the scaling is not rounded; the published configurations do.
+        for rope in &mut descriptor.ropes {
+            if let RopeScaling::Yarn { rounding, .. } = &mut rope.scaling {
+                *rounding = YarnRounding::None;
+            }
+        }
         config.set_windows(&mut descriptor, 2)?;
         complete(&mut descriptor);
         set_experts(&mut descriptor, &experts(config.moe(true)?), |_| true);

@@ -268,12 +268,12 @@ pub enum Content {
     /// Plain text.
     Text(String),
     /// Parts; only those of text are supported.
-    Parts(Vec<Part>),
+    Parts(Vec<ContentPart>),
 }
 
 /// A part of a message's content.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Part {
+pub struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     text: Option<String>,
@@ -420,7 +420,7 @@ pub(crate) fn template_message(
     })
 }
 
-fn join_parts(path: &str, parts: Vec<Part>, wording: &Wording) -> Result<String, ApiError> {
+fn join_parts(path: &str, parts: Vec<ContentPart>, wording: &Wording) -> Result<String, ApiError> {
     let mut joined = String::new();
     for (index, part) in parts.into_iter().enumerate() {
         let path = format!("{path}[{index}]");

@@ -41,7 +41,7 @@ pub struct CompletionRequest {
     /// Model name.
     pub model: Option<String>,
     /// What to continue.
-    pub prompt: Prompt,
+    pub prompt: PromptInput,
     /// Most tokens to generate.
     pub max_tokens: Option<TokenLimit>,
     /// Choices per prompt.
@@ -71,7 +71,7 @@ pub struct CompletionRequest {
     untagged,
     expecting = "expected a string, a list of token ids, or a list of either"
 )]
-pub enum Prompt {
+pub enum PromptInput {
     /// One text.
     Text(String),
     /// One list of token ids.
@@ -91,7 +91,7 @@ pub enum OnePrompt {
     Tokens(Vec<u32>),
 }
 
-impl Prompt {
+impl PromptInput {
     /// The prompts, in order.
     pub fn into_prompts(self) -> Vec<OnePrompt> {
         match self {
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_prompt_is_text_or_tokens_or_a_list_of_either() {
         let check = |json: &str, expected: &[OnePrompt]| {
-            let prompt: Prompt = serde_json::from_str(json).expect(json);
+            let prompt: PromptInput = serde_json::from_str(json).expect(json);
             assert_eq!(prompt.into_prompts(), expected);
         };
         let text = |text: &str| OnePrompt::Text(text.to_owned());
@@ -121,6 +121,6 @@ mod tests {
             "[[1],[2,3]]",
             &[OnePrompt::Tokens(vec![1]), OnePrompt::Tokens(vec![2, 3])],
         );
-        assert!(serde_json::from_str::<Prompt>("[1,\"a\"]").is_err());
+        assert!(serde_json::from_str::<PromptInput>("[1,\"a\"]").is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::completion::Prompt;
+use super::completion::PromptInput;
 use crate::fields::{Field, label, yes};
 
 /// The endpoint's fields.
@@ -23,7 +23,7 @@ pub struct EmbeddingRequest {
     /// Model name.
     pub model: Option<String>,
     /// What to embed.
-    pub input: Prompt,
+    pub input: PromptInput,
     /// How many numbers of each vector are wanted.
     pub dimensions: Option<usize>,
     /// How the numbers are written.

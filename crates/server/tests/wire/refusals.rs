@@ -190,9 +190,9 @@ async fn every_fault_is_named() {
         ),
         (
             "/v1/embeddings",
-            r#"{"input":"a","dimensions":8}"#.into(),
+            r#"{"input":"a","dimensions":0}"#.into(),
             400,
-            "unsupported_parameter",
+            "invalid_value",
             Some("dimensions"),
         ),
         (

@@ -18,7 +18,6 @@ use super::{
 pub struct ReplyFormat {
     pub(super) calls: &'static CallFormat,
     pub(super) thinking: Option<&'static Thinking>,
-    pub(super) is_own: bool,
 }
 
 /// One row of the table.
@@ -53,18 +52,12 @@ impl ReplyFormat {
         Self {
             calls: row.unwrap_or(&GENERIC),
             thinking: thinking_of(source).filter(|_| !channels),
-            is_own: row.is_some(),
         }
     }
 
     /// The name of the family whose calls these are.
     pub fn name(&self) -> &'static str {
         self.calls.name
-    }
-
-    /// Whether the template says how calls are written; otherwise the model has to be told.
-    pub fn is_of_template(&self) -> bool {
-        self.is_own
     }
 
     /// Whether the model's reasoning can be told from its answer.

@@ -24,7 +24,6 @@ fn format(name: &str) -> ReplyFormat {
             .unwrap_or_else(|| panic!("no format {name}")),
         thinking: super::thinking::thinking_of("<think>")
             .filter(|_| name != "harmony" && name != "functionary"),
-        is_own: true,
     }
 }
 

@@ -1,3 +1,5 @@
+//! Grammars of llama.cpp, translated and matched against texts.
+
 use std::{fmt::Write as _, time::Instant};
 
 use super::*;
