@@ -115,20 +115,21 @@ impl HfLayout {
     }
 }
 
-/// Finds a name in tables, the first of which goes before the others.
+/// Finds a name in tables, the first of which goes before the others. A row for the whole name goes before one for all of
+/// its stem.
 fn find(name: &str, tables: &[Names]) -> Option<(String, Share)> {
-    tables
-        .iter()
-        .copied()
-        .flatten()
-        .find_map(|&(pattern, gguf_name)| {
-            if let Some(share) = matches(pattern, name) {
-                return Some((gguf_name.to_owned(), share));
-            }
-            let (stem, part) = name.rsplit_once('.')?;
+    let rows = || tables.iter().copied().flatten();
+    let whole = rows().find_map(|&(pattern, gguf_name)| {
+        let share = matches(pattern, name)?;
+        Some((gguf_name.to_owned(), share))
+    });
+    whole.or_else(|| {
+        let (stem, part) = name.rsplit_once('.')?;
+        rows().find_map(|&(pattern, gguf_name)| {
             let share = matches(pattern, stem)?;
             Some((format!("{gguf_name}.{part}"), share))
         })
+    })
 }
 
 /// What a name that has the form of a pattern stands for: a slice, where there is a number in the place of a `*`.
