@@ -154,8 +154,7 @@ fn candidates(folder: &Path, name: &str, reference: &Reference, filter: &str) ->
         if is_wanted(label) && hf.join(config).is_file() {
             candidates.push(Candidate {
                 label: label.to_owned(),
-                // The weights are rounded so that BF16, F16 and F32 hold the same numbers.
-                ty: "F32".to_owned(),
+                ty: reference.folder_type().to_owned(),
                 model: Model::from_hf(&hf, &hf.join(config)),
             });
         }

@@ -131,6 +131,16 @@ impl Reference {
         Ok(Self { facts, path, tensors })
     }
 
+    /// The type whose reference and limits apply to the Hugging Face folder. Weights are rounded so that BF16, F16 and F32
+    /// hold the same numbers; a network whose files have one type alone is published in that type.
+    pub fn folder_type(&self) -> &str {
+        let types = &self.facts.types;
+        match types.first_key_value() {
+            Some((ty, _)) if types.len() == 1 => ty,
+            _ => "F32",
+        }
+    }
+
     /// Whether there is a tensor of this name.
     ///
     /// # Errors

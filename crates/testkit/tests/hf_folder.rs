@@ -38,7 +38,7 @@ fn both_layouts_of_the_configuration_give_the_reference() {
             let Some(model) = comparisons.open(Model::from_hf(&hf, &hf.join(config))) else {
                 continue;
             };
-            let comparison = compare(&reference, "F32", &model, &CPU, KvType::F32).unwrap();
+            let comparison = compare(&reference, reference.folder_type(), &model, &CPU, KvType::F32).unwrap();
             assert!(
                 comparison.failures.is_empty(),
                 "{} {config}: {comparison:?}",
