@@ -50,7 +50,7 @@ pub struct Norm<V> {
     pub kind: NormKind,
     /// Values normalized together.
     pub width: usize,
-    /// `[width]`, or as [`Backend::norm_in_place`] says; absent means 1.
+    /// `[width]`, or as [`Backend::norm_in_place`](crate::Backend::norm_in_place) says; absent means 1.
     pub weight: Option<V>,
     /// `[width]`; absent means 0.
     pub bias: Option<V>,

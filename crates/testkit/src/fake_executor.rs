@@ -449,7 +449,7 @@ pub fn reference(
     reference_with_masks(limits, prompt, params, max_tokens, stop_tokens, |_| None)
 }
 
-/// As [`reference`], with the mask that `mask_of` gives for each token from those generated before.
+/// As [`reference()`], with the mask that `mask_of` gives for each token from those generated before.
 ///
 /// # Panics
 /// Where a mask allows nothing.

@@ -99,7 +99,7 @@ pub struct AttentionDescriptor {
     pub head_dim_v: usize,
     /// Multiplies the scores.
     pub scale: f32,
-    /// Index in [`Descriptor::ropes`]; `None` for a layer without positions.
+    /// Index in [`Descriptor::ropes`](crate::Descriptor::ropes); `None` for a layer without positions.
     pub rope: Option<usize>,
     /// Whether a query sees nothing after its own position.
     pub is_causal: bool,
