@@ -10,9 +10,9 @@
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! # let tokenizer: tokenmill_text::Tokenizer = unimplemented!();
-//! use tokenmill_text::constraint::{Constraint, ConstraintCompiler};
+//! use tokenmill_text::{Tokenizer, constraint::{Constraint, ConstraintCompiler}};
 //!
+//! let tokenizer = Tokenizer::from_tokenizer_json(&std::fs::read("tokenizer.json")?)?;
 //! let compiler = ConstraintCompiler::new(&tokenizer)?;
 //! let mut matcher = compiler.compile(&Constraint::regex("[0-9]{4}"))?.matcher(tokenizer.end_of_generation());
 //! let mut mask = vec![0; tokenizer.n_vocab().div_ceil(32)];
