@@ -23,10 +23,9 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, Allocation, Attention, BackendError, Carried, DeltaNet, DeltaNetRows, ExecutorLimits,
-    ExpertInput, ForwardBatch, KvLayout, Linear, LinearJob, Memory, MemoryPlan, NetworkShape, Norm, PageCopy,
-    Rope, RopeStoreKv, Routed, Router, RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput,
-    StepShape, StepTrace, Temperature,
+    Activation, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
+    ForwardBatch, KvLayout, Linear, LinearJob, MemoryPlan, NetworkShape, Norm, PageCopy, RecurrentOperations,
+    Rope, RopeStoreKv, Routed, RowSet, StateLayout, StepOutput, StepShape, StepTrace, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -38,7 +37,7 @@ use crate::{
     clippy::missing_errors_doc,
     reason = "the operations fail alike, which the trait's documentation says"
 )]
-pub trait Backend: Memory {
+pub trait Backend: ExpertOperations + RecurrentOperations {
     /// The device's name, for errors.
     const NAME: &'static str;
 
@@ -229,36 +228,6 @@ pub trait Backend: Memory {
         output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
-    /// Convolves each sequence's rows with its own earlier ones, channel by channel. See [`ShortConv`] for the formula and for
-    /// what the state holds. `input`, `output`: `[T, n_channels]`.
-    fn short_conv(
-        &mut self,
-        conv: &ShortConv<Self::Vector>,
-        shape: &StepShape,
-        input: &Self::Buffer,
-        output: &mut Self::Buffer,
-    ) -> Result<(), BackendError>;
-
-    /// Runs the gated delta rule over each sequence's rows. See [`DeltaNet`] for the formula and [`DeltaNetRows`] for the
-    /// rows, which are changed. `output`: `[T, n_v_heads * head_dim_v]`.
-    fn delta_net(
-        &mut self,
-        net: &DeltaNet<Self::Vector>,
-        shape: &StepShape,
-        rows: DeltaNetRows<'_, Self::Buffer>,
-        output: &mut Self::Buffer,
-    ) -> Result<(), BackendError>;
-
-    /// Runs a selective state space model over each sequence's rows. See [`SsmScan`] for the formula and [`SsmRows`] for the
-    /// rows, of which `dt` is changed. `output`: `[T, n_heads * head_dim]`.
-    fn ssm_scan(
-        &mut self,
-        scan: &SsmScan<Self::Vector>,
-        shape: &StepShape,
-        rows: SsmRows<'_, Self::Buffer>,
-        output: &mut Self::Buffer,
-    ) -> Result<(), BackendError>;
-
     /// Applies the activation in place: `rows = f(rows) * up`, or `f(rows)` without `up`; `[n_rows, width]`.
     fn activation(
         &mut self,
@@ -277,36 +246,6 @@ pub trait Backend: Memory {
         width: usize,
         rows: &mut Self::Buffer,
         delta: &Self::Buffer,
-    ) -> Result<(), BackendError>;
-
-    /// Chooses the experts of each row by its logits, `[n_rows, router.n_experts]`; see [`Router`].
-    fn route(
-        &mut self,
-        router: &Router<Self::Vector>,
-        n_rows: usize,
-        logits: &Self::Buffer,
-        routes: &mut Self::Routes,
-    ) -> Result<(), BackendError>;
-
-    /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias: `output: [n_choices, n_out]`.
-    /// Weights of experts that no row goes to are not read.
-    fn experts_linear(
-        &mut self,
-        experts: &Linear<Self::Matrix, Self::Vector>,
-        routed: Routed<'_, Self>,
-        input: ExpertInput<'_, Self::Buffer>,
-        output: &mut Self::Buffer,
-    ) -> Result<(), BackendError>;
-
-    /// Adds up what the experts of each row gave, in the order of their rank: `output[r] = carried[r] + sum_i weight[r][i] *
-    /// choices[r, i]`; `choices: [n_choices, width]`, `output: [n_rows, width]`.
-    fn combine(
-        &mut self,
-        routed: Routed<'_, Self>,
-        width: usize,
-        choices: &Self::Buffer,
-        carried: Carried<'_, Self::Buffer>,
-        output: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
     /// Copies the rows that `rows` names, `[T or O, width]`, to the front of `output`.

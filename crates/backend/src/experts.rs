@@ -1,13 +1,50 @@
-//! Arguments of a [`Backend`](crate::Backend)'s operations on experts: how they are chosen, and the rows that go to them.
+//! [`ExpertOperations`] and their arguments: how experts are chosen, and the rows that go to them.
 //!
 //! Separate from the other operands because only networks with experts have them. Invariant: which experts a row goes to is
 //! known to the device alone, in its [`Memory::Routes`], so a step with experts is captured like any other.
 //!
 //! The experts of a layer are one matrix, `[n_experts * n_out, n_in]`, one expert's rows after the other's. A row that goes to
 //! `n_used` experts makes as many *choices*; buffers of choices have `n_rows * n_used` rows, in an order of the
-//! backend's own that lasts from one [`Backend::route`](crate::Backend::route) to the next.
+//! backend's own that lasts from one [`ExpertOperations::route`] to the next.
 
-use crate::Memory;
+use crate::{BackendError, Linear, Memory};
+
+/// The operations on experts. Every operation's error is a device error.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the operations fail alike, which the trait's documentation says"
+)]
+pub trait ExpertOperations: Memory {
+    /// Chooses the experts of each row by its logits, `[n_rows, router.n_experts]`; see [`Router`].
+    fn route(
+        &mut self,
+        router: &Router<Self::Vector>,
+        n_rows: usize,
+        logits: &Self::Buffer,
+        routes: &mut Self::Routes,
+    ) -> Result<(), BackendError>;
+
+    /// Multiplies each choice's row by the matrix of the chosen expert and adds that expert's bias: `output: [n_choices, n_out]`.
+    /// Weights of experts that no row goes to are not read.
+    fn experts_linear(
+        &mut self,
+        experts: &Linear<Self::Matrix, Self::Vector>,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, Self::Buffer>,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Adds up what the experts of each row gave, in the order of their rank: `output[r] = carried[r] + sum_i weight[r][i] *
+    /// choices[r, i]`; `choices: [n_choices, width]`, `output: [n_rows, width]`.
+    fn combine(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &Self::Buffer,
+        carried: Carried<'_, Self::Buffer>,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+}
 
 /// How the experts of a row are chosen and weighed, given the row's logits `l[e]`.
 ///
@@ -124,7 +161,7 @@ impl<T: ?Sized> Clone for ExpertInput<'_, T> {
 
 impl<T: ?Sized> Copy for ExpertInput<'_, T> {}
 
-/// What [`Backend::combine`](crate::Backend::combine) keeps of the output's rows, where the result of a network shared by all tokens stands.
+/// What [`ExpertOperations::combine`] keeps of the output's rows, where the result of a network shared by all tokens stands.
 pub enum Carried<'a, T: ?Sized> {
     /// Nothing: they are overwritten.
     Nothing,

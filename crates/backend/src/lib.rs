@@ -33,6 +33,7 @@
 
 mod backend;
 mod batch;
+mod batch_check;
 mod error;
 mod executor;
 mod experts;
@@ -53,13 +54,13 @@ mod step_shape;
 mod step_trace;
 
 pub use backend::Backend;
-pub use batch::{
-    BatchError, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource,
-};
+pub use batch::{ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource};
+pub use batch_check::BatchError;
 pub use error::BackendError;
 pub use executor::{Executor, PageCopy, RowError, SampledToken, StepError, StepOutput, Ticket, TokenLogprob};
 pub use experts::{
-    Carried, ExpertGroups, ExpertInput, ExpertScore, GroupMeasure, MIN_SCORE_SUM, Routed, Router,
+    Carried, ExpertGroups, ExpertInput, ExpertOperations, ExpertScore, GroupMeasure, MIN_SCORE_SUM, Routed,
+    Router,
 };
 pub use host_step::{HostStep, PickRow};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
@@ -73,7 +74,9 @@ pub use operands::{
     Temperature,
 };
 pub use pooling::Pooling;
-pub use recurrence::{Columns, DeltaNet, DeltaNetRows, KeyHeads, ShortConv, SsmRows, SsmScan};
+pub use recurrence::{
+    Columns, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,
+};
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use state_layout::{StateLayerShape, StateLayout};

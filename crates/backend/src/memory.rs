@@ -74,7 +74,7 @@ pub enum MatrixUsage {
     Embedding,
     /// Both: the token embedding of a model whose output head is tied to it.
     Tied,
-    /// [`Backend::experts_linear`](crate::Backend::experts_linear) alone: the matrices of so many experts, each of as many rows,
+    /// [`ExpertOperations::experts_linear`](crate::ExpertOperations::experts_linear) alone: the matrices of so many experts, each of as many rows,
     /// one after the other.
     Experts(usize),
 }

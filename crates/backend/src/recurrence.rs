@@ -1,10 +1,49 @@
-//! Arguments of the operations that carry a state from token to token: short convolution, gated delta rule, state space
-//! models.
+//! [`RecurrentOperations`], which carry a state from token to token, and their arguments: short convolution, gated delta
+//! rule, state space models.
 //!
 //! Separate from the other operands because each reads and writes its layer of the sequences' states. Where a state is, the
 //! device knows from the step's values ([`SeqState`](crate::SeqState)): it is read before a sequence's first token (zeros at
 //! position 0) and written after its last, and after the token that a snapshot asks for. Invariant: a step computes what
 //! its tokens would give one at a time, so results do not depend on how a prompt was cut into steps.
+
+use crate::{BackendError, Memory, StepShape};
+
+/// The operations on recurrent states. Every operation's error is a device error.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the operations fail alike, which the trait's documentation says"
+)]
+pub trait RecurrentOperations: Memory {
+    /// Convolves each sequence's rows with its own earlier ones, channel by channel. See [`ShortConv`] for the formula and for
+    /// what the state holds. `input`, `output`: `[T, n_channels]`.
+    fn short_conv(
+        &mut self,
+        conv: &ShortConv<Self::Vector>,
+        shape: &StepShape,
+        input: &Self::Buffer,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Runs the gated delta rule over each sequence's rows. See [`DeltaNet`] for the formula and [`DeltaNetRows`] for the
+    /// rows, which are changed. `output`: `[T, n_v_heads * head_dim_v]`.
+    fn delta_net(
+        &mut self,
+        net: &DeltaNet<Self::Vector>,
+        shape: &StepShape,
+        rows: DeltaNetRows<'_, Self::Buffer>,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Runs a selective state space model over each sequence's rows. See [`SsmScan`] for the formula and [`SsmRows`] for the
+    /// rows, of which `dt` is changed. `output`: `[T, n_heads * head_dim]`.
+    fn ssm_scan(
+        &mut self,
+        scan: &SsmScan<Self::Vector>,
+        shape: &StepShape,
+        rows: SsmRows<'_, Self::Buffer>,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+}
 
 /// A causal convolution of each channel by itself.
 ///
@@ -113,7 +152,7 @@ impl<V> DeltaNet<V> {
     }
 }
 
-/// The rows that [`Backend::delta_net`](crate::Backend::delta_net) reads. They are its scratch too.
+/// The rows that [`RecurrentOperations::delta_net`] reads. They are its scratch too.
 #[derive(Debug)]
 pub struct DeltaNetRows<'a, T: ?Sized> {
     /// Queries, keys and values: `[T, 2 * n_k_heads * head_dim_k + n_v_heads * head_dim_v]`.
@@ -175,7 +214,7 @@ impl<V> SsmScan<V> {
     }
 }
 
-/// The rows that [`Backend::ssm_scan`](crate::Backend::ssm_scan) reads.
+/// The rows that [`RecurrentOperations::ssm_scan`] reads.
 #[derive(Debug)]
 pub struct SsmRows<'a, T: ?Sized> {
     /// `[T, n_heads * head_dim]`.

@@ -254,7 +254,7 @@ fn gather_blocks(host: &Host, routes: &Routes, from: &[ActivationBlock], to: &mu
     });
 }
 
-/// Adds up the choices of each row in the order of their rank; see [`Backend::combine`](tokenmill_backend::Backend::combine).
+/// Adds up the choices of each row in the order of their rank; see [`ExpertOperations::combine`](tokenmill_backend::ExpertOperations::combine).
 /// `choices`: `[n_choices, width]`, sorted by expert; `out`: `[n_rows, width]`.
 ///
 /// # Panics

@@ -26,8 +26,6 @@ pub mod fake_executor;
 pub mod generate;
 pub mod json_mutation;
 mod naive_backend;
-mod naive_router;
-mod naive_states;
 pub mod parity;
 mod random;
 mod reference;

@@ -8,8 +8,10 @@
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
 
 mod buffer;
+mod experts;
 mod load;
 mod operations;
+mod recurrence;
 mod results;
 mod run;
 mod sampling;

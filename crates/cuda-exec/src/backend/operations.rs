@@ -4,10 +4,9 @@
 //! queues work on the device and neither allocates nor waits.
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, Carried, DeltaNet, DeltaNetRows,
-    ExecutorLimits, ExpertInput, ForwardBatch, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan,
-    NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv, Routed, Router, RowSet, SamplingMode,
-    ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, StepTrace, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
+    LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv,
+    RowSet, SamplingMode, StateLayout, StepOutput, StepShape, StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -100,7 +99,7 @@ impl Backend for CudaBackend {
     }
 
     fn alloc_states(&mut self, _: &StateLayout) -> Result<(), BackendError> {
-        Err(no_recurrence())
+        Err(super::recurrence::no_recurrence())
     }
 
     fn works_apart(&self) -> bool {
@@ -298,36 +297,6 @@ impl Backend for CudaBackend {
         )?)
     }
 
-    fn short_conv(
-        &mut self,
-        _: &ShortConv<Self::Vector>,
-        _: &StepShape,
-        _: &CudaBuffer,
-        _: &mut CudaBuffer,
-    ) -> Result<(), BackendError> {
-        Err(no_recurrence())
-    }
-
-    fn delta_net(
-        &mut self,
-        _: &DeltaNet<Self::Vector>,
-        _: &StepShape,
-        _: DeltaNetRows<'_, CudaBuffer>,
-        _: &mut CudaBuffer,
-    ) -> Result<(), BackendError> {
-        Err(no_recurrence())
-    }
-
-    fn ssm_scan(
-        &mut self,
-        _: &SsmScan<Self::Vector>,
-        _: &StepShape,
-        _: SsmRows<'_, CudaBuffer>,
-        _: &mut CudaBuffer,
-    ) -> Result<(), BackendError> {
-        Err(no_recurrence())
-    }
-
     fn activation(
         &mut self,
         activation: Activation,
@@ -355,37 +324,6 @@ impl Backend for CudaBackend {
         delta: &CudaBuffer,
     ) -> Result<(), BackendError> {
         Ok(self.ops.add(scale, [n_rows, width], rows.write(), delta.read())?)
-    }
-
-    fn route(
-        &mut self,
-        _: &Router<crate::Buffer<f32>>,
-        _: usize,
-        _: &CudaBuffer,
-        routes: &mut std::convert::Infallible,
-    ) -> Result<(), BackendError> {
-        match *routes {}
-    }
-
-    fn experts_linear(
-        &mut self,
-        _: &Linear<crate::Matrix, crate::Buffer<f32>>,
-        routed: Routed<'_, Self>,
-        _: ExpertInput<'_, CudaBuffer>,
-        _: &mut CudaBuffer,
-    ) -> Result<(), BackendError> {
-        match *routed.routes {}
-    }
-
-    fn combine(
-        &mut self,
-        routed: Routed<'_, Self>,
-        _: usize,
-        _: &CudaBuffer,
-        _: Carried<'_, CudaBuffer>,
-        _: &mut CudaBuffer,
-    ) -> Result<(), BackendError> {
-        match *routed.routes {}
     }
 
     fn gather(
@@ -604,12 +542,5 @@ impl Backend for CudaBackend {
             },
             kv.layer_mut(job.layer_idx),
         )?)
-    }
-}
-
-fn no_recurrence() -> BackendError {
-    BackendError::Unsupported {
-        feature: "recurrent layers".to_owned(),
-        device: CudaBackend::NAME,
     }
 }

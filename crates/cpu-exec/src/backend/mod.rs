@@ -1,18 +1,26 @@
-//! [`CpuBackend`]: the operations of the seam on the host.
+//! [`CpuBackend`]: the operations of the seam on the host; those on experts and on states in files of their own.
 //!
 //! Only slicing stands here; the operations' own files have the arithmetic. Invariant: buffers are allocated at load,
 //! operations take slices of them.
 
+mod angles;
+mod experts;
+mod load;
+mod recurrence;
+
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, Carried, DeltaNet, DeltaNetRows,
-    ExecutorLimits, ExpertInput, ForwardBatch, HostStep, KvLayout, Linear, LinearJob, MatrixData,
-    MatrixUsage, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, Routed, Router, RowSet,
-    ShortConv, SsmRows, SsmScan, StateLayout, StepOutput, StepShape, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
+    HostStep, KvLayout, Linear, LinearJob, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, Routed,
+    RowSet, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
+
+use angles::StepAngles;
+use experts::expert_rows;
+use load::{n_experts, workspace_sizes};
 
 /// The CPU.
 pub struct CpuBackend {
@@ -36,14 +44,6 @@ pub struct CpuBackend {
 pub struct CpuVector {
     id: usize,
     values: Vec<f32>,
-}
-
-/// The angles of one rope, computed when a step first needs them.
-struct StepAngles {
-    vector_id: usize,
-    /// The step they are of.
-    step: u64,
-    angles: crate::RopeAngles,
 }
 
 impl CpuBackend {
@@ -92,26 +92,6 @@ impl CpuBackend {
         self.workspace.n_bytes()
     }
 
-    /// The index in `self.angles` of a rope's angles for the current step.
-    fn angles_of(&mut self, rope: &Rope<CpuVector>) -> usize {
-        let found = (self.angles.iter()).position(|angles| angles.vector_id == rope.inv_freqs.id);
-        let index = found.unwrap_or_else(|| {
-            self.angles.push(StepAngles {
-                vector_id: rope.inv_freqs.id,
-                step: 0,
-                angles: crate::RopeAngles::default(),
-            });
-            self.angles.len() - 1
-        });
-        let angles = &mut self.angles[index];
-        if angles.step != self.n_steps {
-            let rope = rope.map(|freqs| freqs.values.as_slice());
-            angles.angles.fill(&rope, &self.step.batch().positions);
-            angles.step = self.n_steps;
-        }
-        index
-    }
-
     fn normalize(&mut self, norm: &Norm<CpuVector>, rows: &mut [f32]) {
         let (weight, bias) = (values_of(norm.weight.as_ref()), values_of(norm.bias.as_ref()));
         match norm.kind {
@@ -137,53 +117,6 @@ impl CpuBackend {
                 );
             }
         }
-    }
-}
-
-impl Memory for CpuBackend {
-    type Matrix = crate::Matrix;
-    type Vector = CpuVector;
-    type Buffer = Vec<f32>;
-    type Routes = crate::Routes;
-
-    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
-        let (host, n_experts) = (&self.host, n_experts(data.usage));
-        let n_rows = data.n_out / n_experts;
-        let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
-        packed.map_err(|error| match error {
-            crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
-                tensor: data.name.to_owned(),
-                ty: data.ty.name(),
-                device: Self::NAME,
-            },
-            crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
-                tensor: data.name.to_owned(),
-                source: source.into(),
-            },
-            other => failed("loading weights", other),
-        })
-    }
-
-    fn upload_vector(&mut self, values: &[f32]) -> Result<CpuVector, BackendError> {
-        self.n_vectors += 1;
-        Ok(CpuVector {
-            id: self.n_vectors,
-            values: values.to_vec(),
-        })
-    }
-
-    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
-        crate::zeroed(max_rows.saturating_mul(width), "activations")
-            .map_err(|error| failed("preparing a step", error))
-    }
-
-    fn alloc_routes(
-        &mut self,
-        max_rows: usize,
-        n_experts: usize,
-        n_used: usize,
-    ) -> Result<crate::Routes, BackendError> {
-        crate::Routes::new(max_rows, n_experts, n_used).map_err(|error| failed("preparing a step", error))
     }
 }
 
@@ -474,36 +407,6 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn route(
-        &mut self,
-        router: &Router<CpuVector>,
-        n_rows: usize,
-        logits: &Vec<f32>,
-        routes: &mut crate::Routes,
-    ) -> Result<(), BackendError> {
-        let router = router.map(|vector| vector.values.as_slice());
-        routes.fill(&self.host, &router, &logits[..n_rows * router.n_experts]);
-        Ok(())
-    }
-
-    fn experts_linear(
-        &mut self,
-        experts: &Linear<crate::Matrix, CpuVector>,
-        routed: Routed<'_, Self>,
-        input: ExpertInput<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        crate::experts_linear(
-            &self.host,
-            &mut self.workspace,
-            routed.routes,
-            expert_rows(input, routed, experts.n_in),
-            (&experts.matrix, values_of(experts.bias.as_ref())),
-            &mut output[..routed.n_choices() * experts.n_out],
-        );
-        Ok(())
-    }
-
     fn experts_gated(
         &mut self,
         activation: Activation,
@@ -522,30 +425,6 @@ impl Backend for CpuBackend {
             (&up_linear.matrix, values_of(up_linear.bias.as_ref())),
             activation,
             &mut gate.output[..routed.n_choices() * gate_linear.n_out],
-        );
-        Ok(())
-    }
-
-    fn combine(
-        &mut self,
-        routed: Routed<'_, Self>,
-        width: usize,
-        choices: &Vec<f32>,
-        carried: Carried<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        let carried = match carried {
-            Carried::Nothing => Carried::Nothing,
-            Carried::Whole => Carried::Whole,
-            Carried::Gated(gates) => Carried::Gated(gates.as_slice()),
-        };
-        crate::combine(
-            &self.host,
-            routed.routes,
-            width,
-            &choices[..routed.n_choices() * width],
-            &carried,
-            &mut output[..routed.n_rows * width],
         );
         Ok(())
     }
@@ -609,74 +488,6 @@ impl Backend for CpuBackend {
             },
             &attention.map(|vector| vector.values.as_slice()),
             &mut output[..n_rows * heads.head_dim_v],
-        );
-        Ok(())
-    }
-
-    fn short_conv(
-        &mut self,
-        conv: &ShortConv<CpuVector>,
-        shape: &StepShape,
-        input: &Vec<f32>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        let n = shape.n_tokens * conv.n_channels;
-        crate::short_conv(
-            &self.host,
-            &conv.map(|vector| vector.values.as_slice()),
-            &crate::StepStates::of(self.step.batch()),
-            self.states.as_mut().expect(STATES_ALLOCATED),
-            &input[..n],
-            &mut output[..n],
-        );
-        Ok(())
-    }
-
-    fn delta_net(
-        &mut self,
-        net: &DeltaNet<CpuVector>,
-        shape: &StepShape,
-        rows: DeltaNetRows<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        let n_heads = shape.n_tokens * net.n_v_heads;
-        let rows = DeltaNetRows {
-            qkv: &mut rows.qkv[..shape.n_tokens * net.qkv_width()],
-            alpha: &mut rows.alpha[..n_heads],
-            beta: &mut rows.beta[..n_heads],
-        };
-        crate::delta_net(
-            &self.host,
-            &net.map(|vector| vector.values.as_slice()),
-            &crate::StepStates::of(self.step.batch()),
-            self.states.as_mut().expect(STATES_ALLOCATED),
-            rows,
-            &mut output[..n_heads * net.head_dim_v],
-        );
-        Ok(())
-    }
-
-    fn ssm_scan(
-        &mut self,
-        scan: &SsmScan<CpuVector>,
-        shape: &StepShape,
-        rows: SsmRows<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        let n_heads = shape.n_tokens * scan.n_heads;
-        let rows = SsmRows {
-            x: rows.x.map(Vec::as_slice),
-            b: rows.b.map(Vec::as_slice),
-            c: rows.c.map(Vec::as_slice),
-            dt: &mut rows.dt[..n_heads],
-        };
-        crate::ssm_scan(
-            &self.host,
-            &scan.map(|vector| vector.values.as_slice()),
-            &crate::StepStates::of(self.step.batch()),
-            self.states.as_mut().expect(STATES_ALLOCATED),
-            rows,
-            &mut output[..n_heads * scan.head_dim],
         );
         Ok(())
     }
@@ -762,7 +573,6 @@ impl Backend for CpuBackend {
     }
 }
 
-const STATES_ALLOCATED: &str = "the states are allocated at load";
 const KV_ALLOCATED: &str = "the KV store is allocated at load";
 
 fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> crate::LinearTarget<'a> {
@@ -770,26 +580,6 @@ fn target<'a>(job: &'a mut LinearJob<'_, CpuBackend>, n_rows: usize) -> crate::L
     crate::LinearTarget {
         bias: values_of(linear.bias.as_ref()),
         ..crate::LinearTarget::new(&linear.matrix, &mut job.output[..n_rows * linear.n_out])
-    }
-}
-
-/// The rows that experts read.
-fn expert_rows<'a>(
-    input: ExpertInput<'a, Vec<f32>>,
-    routed: Routed<'_, CpuBackend>,
-    width: usize,
-) -> ExpertInput<'a, [f32]> {
-    match input {
-        ExpertInput::Rows(rows) => ExpertInput::Rows(&rows[..routed.n_rows * width]),
-        ExpertInput::Choices(rows) => ExpertInput::Choices(&rows[..routed.n_choices() * width]),
-    }
-}
-
-/// Experts that have their matrices in one.
-fn n_experts(usage: MatrixUsage) -> usize {
-    match usage {
-        MatrixUsage::Experts(n_experts) => n_experts.max(1),
-        MatrixUsage::Linear | MatrixUsage::Embedding | MatrixUsage::Tied => 1,
     }
 }
 
@@ -802,27 +592,4 @@ fn failed(operation: &'static str, error: crate::CpuExecError) -> BackendError {
         operation,
         source: error.into(),
     }
-}
-
-/// What the operations of the largest step need while they run.
-fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::WorkspaceSizes {
-    let step = crate::StepSizes {
-        max_tokens: limits.max_batch_tokens,
-        max_seqs: limits.max_batch_seqs,
-        n_ctx: limits.n_ctx,
-    };
-    network.layers.iter().fold(
-        crate::WorkspaceSizes::of_matrices(&step, network.n_embd),
-        |sizes, layer| {
-            let sizes = sizes.max(crate::WorkspaceSizes::of_matrices(&step, layer.widest_input));
-            let sizes = match &layer.experts {
-                Some(experts) => sizes.max(crate::WorkspaceSizes::of_experts(&step, network.n_embd, experts)),
-                None => sizes,
-            };
-            match &layer.attention {
-                Some(attention) => sizes.max(crate::WorkspaceSizes::of_attention(&step, attention)),
-                None => sizes,
-            }
-        },
-    )
 }

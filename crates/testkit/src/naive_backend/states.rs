@@ -3,7 +3,12 @@
 //! Separate from the backend because they share a store of their own. Invariant: a slot that was never written holds NaN, so
 //! that a read of it shows.
 
-use tokenmill_backend::{DeltaNet, DeltaNetRows, ForwardBatch, ShortConv, SsmRows, SsmScan, StateLayout};
+use tokenmill_backend::{
+    BackendError, DeltaNet, DeltaNetRows, ForwardBatch, RecurrentOperations, ShortConv, SsmRows, SsmScan,
+    StateLayout, StepShape,
+};
+
+use super::NaiveBackend;
 
 /// States of all layers: for each slot, the convolution's rows and the matrices.
 #[derive(Default)]
@@ -172,4 +177,39 @@ fn softplus(x: f32) -> f32 {
 fn unit(x: &[f32]) -> Vec<f32> {
     let length = (x.iter().map(|x| x * x).sum::<f32>() + 1e-6).sqrt();
     x.iter().map(|x| x / length).collect()
+}
+
+impl RecurrentOperations for NaiveBackend {
+    fn short_conv(
+        &mut self,
+        conv: &ShortConv<Vec<f32>>,
+        _: &StepShape,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.states.short_conv(conv, self.step.batch(), input, output);
+        Ok(())
+    }
+
+    fn delta_net(
+        &mut self,
+        net: &DeltaNet<Vec<f32>>,
+        _: &StepShape,
+        rows: DeltaNetRows<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.states.delta_net(net, self.step.batch(), &rows, output);
+        Ok(())
+    }
+
+    fn ssm_scan(
+        &mut self,
+        scan: &SsmScan<Vec<f32>>,
+        _: &StepShape,
+        rows: SsmRows<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        self.states.ssm_scan(scan, self.step.batch(), &rows, output);
+        Ok(())
+    }
 }

@@ -4,20 +4,23 @@
 //! is fused, nothing is parallel. Invariant: each row of a result is computed by itself, so it cannot depend on the rest
 //! of a batch.
 
+mod activation;
+mod experts;
+mod router;
+mod states;
+
 use half::f16;
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, Carried, DeltaNet, DeltaNetRows, ExpertInput,
-    ForwardBatch, HostStep, KvLayout, KvType, Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS,
-    PageCopy, Rope, RopeStyle, Routed, Router, RowSet, ShortConv, SsmRows, SsmScan, StateLayout, StepOutput,
-    StepShape, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
+    Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StateLayout,
+    StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format, quantize_row};
 
-use crate::{
-    naive_router::{Choice, choose, sigmoid},
-    naive_states::NaiveStates,
-};
+use activation::{activate, other_factor};
+use router::Choice;
+use states::NaiveStates;
 
 /// Plain loops over f32.
 #[derive(Default)]
@@ -431,39 +434,6 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
-    fn short_conv(
-        &mut self,
-        conv: &ShortConv<Vec<f32>>,
-        _: &StepShape,
-        input: &Vec<f32>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        self.states.short_conv(conv, self.step.batch(), input, output);
-        Ok(())
-    }
-
-    fn delta_net(
-        &mut self,
-        net: &DeltaNet<Vec<f32>>,
-        _: &StepShape,
-        rows: DeltaNetRows<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        self.states.delta_net(net, self.step.batch(), &rows, output);
-        Ok(())
-    }
-
-    fn ssm_scan(
-        &mut self,
-        scan: &SsmScan<Vec<f32>>,
-        _: &StepShape,
-        rows: SsmRows<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        self.states.ssm_scan(scan, self.step.batch(), &rows, output);
-        Ok(())
-    }
-
     fn activation(
         &mut self,
         activation: Activation,
@@ -474,64 +444,6 @@ impl Backend for NaiveBackend {
     ) -> Result<(), BackendError> {
         for (i, x) in rows[..n_rows * width].iter_mut().enumerate() {
             *x = activate(activation, *x) * up.map_or(1.0, |up| other_factor(activation, up[i]));
-        }
-        Ok(())
-    }
-
-    fn route(
-        &mut self,
-        router: &Router<Vec<f32>>,
-        n_rows: usize,
-        logits: &Vec<f32>,
-        routes: &mut Vec<Choice>,
-    ) -> Result<(), BackendError> {
-        routes.clear();
-        for row in logits.chunks_exact(router.n_experts).take(n_rows) {
-            routes.extend(choose(router, row));
-        }
-        Ok(())
-    }
-
-    fn experts_linear(
-        &mut self,
-        experts: &Linear<NaiveMatrix, Vec<f32>>,
-        routed: Routed<'_, Self>,
-        input: ExpertInput<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        let (n_in, n_out) = (experts.n_in, experts.n_out);
-        for (choice_idx, choice) in routed.routes.iter().enumerate() {
-            let x = match input {
-                ExpertInput::Rows(rows) => &rows[choice_idx / routed.n_used * n_in..][..n_in],
-                ExpertInput::Choices(rows) => &rows[choice_idx * n_in..][..n_in],
-            };
-            for (i, out) in output[choice_idx * n_out..][..n_out].iter_mut().enumerate() {
-                let row = choice.expert * n_out + i;
-                *out = dot(experts.matrix.row(row), x) + experts.bias.as_ref().map_or(0.0, |bias| bias[row]);
-            }
-        }
-        Ok(())
-    }
-
-    fn combine(
-        &mut self,
-        routed: Routed<'_, Self>,
-        width: usize,
-        choices: &Vec<f32>,
-        carried: Carried<'_, Vec<f32>>,
-        output: &mut Vec<f32>,
-    ) -> Result<(), BackendError> {
-        for (row_idx, out) in output.chunks_exact_mut(width).take(routed.n_rows).enumerate() {
-            for (i, out) in out.iter_mut().enumerate() {
-                *out = match carried {
-                    Carried::Nothing => 0.0,
-                    Carried::Whole => *out,
-                    Carried::Gated(gates) => *out * sigmoid(gates[row_idx]),
-                };
-                for choice_idx in row_idx * routed.n_used..(row_idx + 1) * routed.n_used {
-                    *out += routed.routes[choice_idx].weight * choices[choice_idx * width + i];
-                }
-            }
         }
         Ok(())
     }
@@ -619,49 +531,6 @@ fn normalize(norm: &Norm<Vec<f32>>, rows: &mut [f32]) {
     }
 }
 
-fn activate(activation: Activation, x: f32) -> f32 {
-    match activation {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluErf => {
-            (f64::from(x) * 0.5 * (1.0 + erf(f64::from(x) / std::f64::consts::SQRT_2))) as f32
-        }
-        Activation::GeluTanh => {
-            let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
-            0.5 * x * (1.0 + inner.tanh())
-        }
-        Activation::Relu => x.max(0.0),
-        Activation::ReluSquared => x.max(0.0).powi(2),
-        Activation::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-        Activation::Identity => x,
-        Activation::ClippedSwiglu => {
-            let x = x.min(Activation::CLIPPED_LIMIT);
-            x * sigmoid(Activation::CLIPPED_ALPHA * x)
-        }
-    }
-}
-
-/// What the activation of a gate is multiplied with.
-fn other_factor(activation: Activation, up: f32) -> f32 {
-    match activation {
-        Activation::ClippedSwiglu => up.clamp(-Activation::CLIPPED_LIMIT, Activation::CLIPPED_LIMIT) + 1.0,
-        _ => up,
-    }
-}
-
-/// The error function, to about 1e-12: its Taylor series, and 1 where that is as near.
-fn erf(x: f64) -> f64 {
-    if x.abs() > 5.0 {
-        return x.signum();
-    }
-    let (mut term, mut sum, mut n) = (x, x, 0.0);
-    while term.abs() > 1e-17 * sum.abs() {
-        n += 1.0;
-        term *= -x * x / n;
-        sum += term / (2.0 * n + 1.0);
-    }
-    sum * std::f64::consts::FRAC_2_SQRT_PI
-}
-
 /// Rounds a row of heads to what the KV store can hold.
 fn round_to(ty: KvType, head_dim: usize, row: &mut [f32]) {
     match ty {
@@ -675,26 +544,6 @@ fn round_to(ty: KvType, head_dim: usize, row: &mut [f32]) {
                 dequantize_row(TensorType::Q8_0, &bytes, head)
                     .expect("whole blocks, as checked at allocation");
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn erf_agrees_with_tables() {
-        // Source: Abramowitz and Stegun, table 7.1.
-        for (x, expected) in [
-            (0.0, 0.0),
-            (0.5, 0.520_499_877_8),
-            (1.0, 0.842_700_792_9),
-            (2.0, 0.995_322_265_0),
-            (-1.0, -0.842_700_792_9),
-            (4.5, 0.999_999_999_8),
-        ] {
-            assert!((erf(x) - expected).abs() < 1e-9, "erf({x}) = {}", erf(x));
         }
     }
 }

@@ -1,0 +1,516 @@
+//! [`ForwardBatch::validate`]: whether a batch may reach a device.
+//!
+//! Separate from the batch because only executors check it. Invariant: no number of a batch that passes can make a backend
+//! read or write out of bounds, and nothing else decides that.
+
+use crate::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, TokenSource};
+
+impl ForwardBatch {
+    /// Checks everything a backend relies on, so that no number of a batch can make it read or write out of bounds.
+    ///
+    /// That no two tokens share a slot is the caller's duty and is not checked, which would take a table of all slots
+    /// in every step: sequences may share pages that they only read, but a page that a step writes belongs to one of
+    /// them. Where two tokens do share a slot, one of them is read in the other's place; nothing else is harmed.
+    ///
+    /// `n_sampled_before` is the number of logit rows of the step before, which [`TokenSource::SampledRow`] names.
+    ///
+    /// # Errors
+    /// The first [`BatchError`] found.
+    pub fn validate(&self, limits: &ExecutorLimits, n_sampled_before: usize) -> Result<(), BatchError> {
+        let n_tokens = self.tokens.len();
+        let check_count = |what, found: usize, maximum: usize| {
+            if found > maximum {
+                Err(BatchError::TooMany { what, found, maximum })
+            } else {
+                Ok(())
+            }
+        };
+        check_count("tokens", n_tokens, limits.max_batch_tokens)?;
+        check_count("sequences", self.n_seqs(), limits.max_batch_seqs)?;
+        check_count("logit rows", self.logit_rows.len(), limits.max_logit_rows)?;
+        check_count("hidden rows", self.hidden_rows.len(), limits.max_batch_tokens)?;
+
+        let same_len = |what, found: usize, expected: usize| {
+            if found == expected {
+                Ok(())
+            } else {
+                Err(BatchError::Length {
+                    what,
+                    expected,
+                    found,
+                })
+            }
+        };
+        same_len("positions", self.positions.len(), n_tokens)?;
+        same_len("slots", self.slots.len(), n_tokens)?;
+        same_len("outputs", self.outputs.len(), self.logit_rows.len())?;
+        same_len("page_starts", self.page_starts.len(), self.seq_starts.len())?;
+        check_offsets("seq_starts", &self.seq_starts, n_tokens)?;
+        check_offsets("page_starts", &self.page_starts, self.pages.len())?;
+
+        for (index, token) in self.tokens.iter().enumerate() {
+            match *token {
+                TokenSource::Id(id) if id as usize >= limits.n_vocab => {
+                    return Err(BatchError::TokenOutOfRange {
+                        index,
+                        id,
+                        n_vocab: limits.n_vocab,
+                    });
+                }
+                TokenSource::SampledRow(row) if row as usize >= n_sampled_before => {
+                    return Err(BatchError::SampledRowOutOfRange {
+                        index,
+                        row,
+                        n_rows: n_sampled_before,
+                    });
+                }
+                _ => {}
+            }
+        }
+        for seq_idx in 0..self.n_seqs() {
+            self.validate_sequence(seq_idx, limits)?;
+        }
+        if limits.is_encoder {
+            self.validate_whole_sequences(limits)?;
+        }
+        self.validate_states(limits)?;
+        for (what, rows) in [
+            ("logit_rows", &self.logit_rows),
+            ("hidden_rows", &self.hidden_rows),
+        ] {
+            let is_ascending = rows.windows(2).all(|pair| pair[0] < pair[1]);
+            let is_in_range = rows.last().is_none_or(|&row| (row as usize) < n_tokens);
+            if !(is_ascending && is_in_range) {
+                return Err(BatchError::Rows { what });
+            }
+        }
+        self.outputs
+            .iter()
+            .enumerate()
+            .try_for_each(|(row, output)| self.validate_output(row, output, limits))
+    }
+
+    fn validate_sequence(&self, seq_idx: usize, limits: &ExecutorLimits) -> Result<(), BatchError> {
+        let tokens = self.tokens_of(seq_idx);
+        let pages = self.pages_of(seq_idx);
+        if tokens.is_empty() {
+            return Err(BatchError::EmptySequence { seq_idx });
+        }
+        let first_position = self.positions[tokens.start] as usize;
+        let context_len = first_position.saturating_add(tokens.len());
+        if context_len > limits.n_ctx {
+            return Err(BatchError::ContextExceeded {
+                seq_idx,
+                provided: context_len,
+                maximum: limits.n_ctx,
+            });
+        }
+        // The oldest position that any of the step's tokens may still look at.
+        let oldest_visible = limits
+            .kv_window
+            .map_or(0, |window| (first_position + 1).saturating_sub(window));
+        for page_idx in oldest_visible / PAGE_TOKENS..context_len.div_ceil(PAGE_TOKENS) {
+            match pages.get(page_idx) {
+                Some(&page) if (page as usize) < limits.n_pages => {}
+                found => {
+                    return Err(BatchError::Page {
+                        seq_idx,
+                        page_idx,
+                        found: found.copied(),
+                    });
+                }
+            }
+        }
+        for (offset, token_idx) in tokens.enumerate() {
+            let position = first_position + offset;
+            let slot = pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS;
+            if self.positions[token_idx] as usize != position || self.slots[token_idx] as usize != slot {
+                return Err(BatchError::Placement { token_idx });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that every sequence begins with its first token, has one hidden row, and no logits.
+    fn validate_whole_sequences(&self, limits: &ExecutorLimits) -> Result<(), BatchError> {
+        let n_rows = self.logit_rows.len() + self.hidden_rows.len();
+        for seq_idx in 0..self.n_seqs().max(n_rows) {
+            let ends = (self.seq_starts.get(seq_idx)).zip(self.seq_starts.get(seq_idx + 1));
+            let is_whole = ends.is_some_and(|(&start, &end)| {
+                self.positions[start as usize] == 0
+                    && self.hidden_rows.get(seq_idx) == Some(&limits.pooled_row(start, end - 1))
+            });
+            if !is_whole {
+                return Err(BatchError::NotWhole { seq_idx });
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_states(&self, limits: &ExecutorLimits) -> Result<(), BatchError> {
+        let expected = if limits.n_states > 0 { self.n_seqs() } else { 0 };
+        if self.states.len() != expected {
+            return Err(BatchError::Length {
+                what: "states",
+                expected,
+                found: self.states.len(),
+            });
+        }
+        let save_of = |state: &SeqState| state.save.map(|save| save.slot);
+        for (seq_idx, state) in self.states.iter().enumerate() {
+            let wrong = |slot| Err(BatchError::State { seq_idx, slot });
+            let slots = [Some(state.from), Some(state.to), save_of(state)];
+            if let Some(slot) = (slots.into_iter().flatten()).find(|&slot| slot as usize >= limits.n_states) {
+                return wrong(slot);
+            }
+            if let Some(save) = state.save {
+                let first = self.positions[self.tokens_of(seq_idx).start] as usize;
+                let is_inside = (first + 1..=self.context_len(seq_idx)).contains(&(save.n_tokens as usize));
+                if !is_inside || save.slot == state.to || save.slot == state.from {
+                    return wrong(save.slot);
+                }
+            }
+            // What this one writes, no other reads or writes. There are few sequences: no table is needed.
+            for (other_idx, other) in self.states.iter().enumerate() {
+                let touched = [Some(other.from), Some(other.to), save_of(other)];
+                let written = [Some(state.to), save_of(state)];
+                let clash = written
+                    .into_iter()
+                    .flatten()
+                    .find(|slot| touched.contains(&Some(*slot)));
+                if other_idx != seq_idx
+                    && let Some(slot) = clash
+                {
+                    return wrong(slot);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_output(
+        &self,
+        row: usize,
+        output: &RowOutput,
+        limits: &ExecutorLimits,
+    ) -> Result<(), BatchError> {
+        let RowOutput::Sample(sample) = output else {
+            return Ok(());
+        };
+        let history_fits =
+            sample.history.start <= sample.history.end && sample.history.end as usize <= self.history.len();
+        let n_mask_words = limits.n_vocab.div_ceil(32);
+        let mask_fits = sample
+            .mask_start
+            .is_none_or(|start| (start as usize).saturating_add(n_mask_words) <= self.mask_words.len());
+        if history_fits && mask_fits {
+            Ok(())
+        } else {
+            Err(BatchError::SampleRange { row })
+        }
+    }
+}
+
+/// Checks that `offsets` rises from 0 to `end` (or is empty where `end` is 0).
+fn check_offsets(what: &'static str, offsets: &[u32], end: usize) -> Result<(), BatchError> {
+    let is_empty = offsets.is_empty() && end == 0;
+    let rises = offsets.first() == Some(&0)
+        && offsets.windows(2).all(|pair| pair[0] <= pair[1])
+        && offsets.last().is_some_and(|&last| last as usize == end);
+    if is_empty || rises {
+        Ok(())
+    } else {
+        Err(BatchError::Offsets { what })
+    }
+}
+
+/// Why a [`ForwardBatch`] was refused before anything was computed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BatchError {
+    /// More of something than the executor was built for.
+    #[error("the batch has {found} {what}, the executor takes at most {maximum}")]
+    TooMany {
+        /// What there is too much of.
+        what: &'static str,
+        /// How many the batch has.
+        found: usize,
+        /// How many the executor takes.
+        maximum: usize,
+    },
+    /// Two arrays that belong together differ in length.
+    #[error("`{what}` has {found} entries, expected {expected}")]
+    Length {
+        /// The array.
+        what: &'static str,
+        /// Its length if it fitted.
+        expected: usize,
+        /// Its length.
+        found: usize,
+    },
+    /// An offset array does not rise from zero to the length of what it indexes.
+    #[error("`{what}` does not rise from 0 to the end of what it divides")]
+    Offsets {
+        /// The array.
+        what: &'static str,
+    },
+    /// A token id is outside the vocabulary.
+    #[error("token {index} has id {id}, but the vocabulary has {n_vocab} tokens")]
+    TokenOutOfRange {
+        /// Index in the batch.
+        index: usize,
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        n_vocab: usize,
+    },
+    /// A token refers to a logit row that the step before did not have.
+    #[error("token {index} wants sampled row {row}, but the step before had {n_rows} rows")]
+    SampledRowOutOfRange {
+        /// Index in the batch.
+        index: usize,
+        /// The row it names.
+        row: u32,
+        /// Rows of the step before.
+        n_rows: usize,
+    },
+    /// A token refers to a logit row of the step before that asked for raw logits.
+    #[error("token {index} wants sampled row {row}, but the step before sampled no token there")]
+    RowNotSampled {
+        /// Index in the batch.
+        index: usize,
+        /// The row it names.
+        row: u32,
+    },
+    /// A sequence has no token in this step.
+    #[error("sequence {seq_idx} of the batch has no token")]
+    EmptySequence {
+        /// Index in the batch.
+        seq_idx: usize,
+    },
+    /// A sequence of an encoder does not begin at position 0, or not its pooled row alone is asked for.
+    #[error("sequence {seq_idx} of the batch must be whole, with its pooled row and no other")]
+    NotWhole {
+        /// Index in the batch.
+        seq_idx: usize,
+    },
+    /// A sequence would grow beyond the context length.
+    #[error("sequence {seq_idx} needs {provided} positions, the context has {maximum}")]
+    ContextExceeded {
+        /// Index in the batch.
+        seq_idx: usize,
+        /// Positions it needs.
+        provided: usize,
+        /// Positions there are.
+        maximum: usize,
+    },
+    /// A page that the step reads or writes is missing or outside the pool.
+    #[error("sequence {seq_idx}: page {page_idx} of its table is {found:?}, which is not in the pool")]
+    Page {
+        /// Index in the batch.
+        seq_idx: usize,
+        /// Index in the sequence's page table.
+        page_idx: usize,
+        /// The entry, if the table reaches that far.
+        found: Option<u32>,
+    },
+    /// A token's position or slot contradicts its sequence's start and page table.
+    #[error("token {token_idx} has a position or slot that its sequence does not give it")]
+    Placement {
+        /// Index in the batch.
+        token_idx: usize,
+    },
+    /// A state's slot is outside the pool, is written twice or both written and read, or a snapshot is not of this step.
+    #[error("sequence {seq_idx}: slot {slot} of its state is outside the pool, taken, or not of this step")]
+    State {
+        /// Index in the batch.
+        seq_idx: usize,
+        /// The slot.
+        slot: u32,
+    },
+    /// Output rows are not ascending token indices.
+    #[error("`{what}` must be ascending indices of tokens")]
+    Rows {
+        /// The array.
+        what: &'static str,
+    },
+    /// A sampling record points outside the histories or masks.
+    #[error("logit row {row}: its history or mask lies outside the batch")]
+    SampleRange {
+        /// The logit row.
+        row: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Pooling, StateSave};
+
+    fn limits() -> ExecutorLimits {
+        ExecutorLimits {
+            n_vocab: 100,
+            n_embd: 8,
+            n_ctx: 64,
+            n_pages: 8,
+            n_host_pages: 0,
+            max_batch_tokens: 32,
+            max_batch_seqs: 4,
+            max_logit_rows: 4,
+            kv_window: None,
+            pooling: None,
+            is_encoder: false,
+            n_states: 0,
+        }
+    }
+
+    fn two_sequences() -> ForwardBatch {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence((0..18).map(TokenSource::Id), 0, &[3, 5]);
+        batch.want_last(RowOutput::Logits);
+        batch.push_sequence([TokenSource::Id(7)], 16, &[1, 2]);
+        batch.want_last(RowOutput::Logits);
+        batch
+    }
+
+    #[track_caller]
+    fn check(expected: &Result<(), BatchError>, change: impl FnOnce(&mut ForwardBatch)) {
+        let mut batch = two_sequences();
+        change(&mut batch);
+        assert_eq!(&batch.validate(&limits(), 0), expected);
+    }
+
+    #[test]
+    fn validate_accepts_what_push_sequence_builds() {
+        check(&Ok(()), |_| {});
+        check(&Ok(()), ForwardBatch::clear);
+    }
+
+    #[test]
+    fn validate_names_what_is_wrong() {
+        check(
+            &Err(BatchError::TokenOutOfRange {
+                index: 2,
+                id: 100,
+                n_vocab: 100,
+            }),
+            |batch| {
+                batch.tokens[2] = TokenSource::Id(100);
+            },
+        );
+        check(
+            &Err(BatchError::SampledRowOutOfRange {
+                index: 18,
+                row: 0,
+                n_rows: 0,
+            }),
+            |batch| {
+                batch.tokens[18] = TokenSource::SampledRow(0);
+            },
+        );
+        check(
+            &Err(BatchError::Page {
+                seq_idx: 0,
+                page_idx: 1,
+                found: Some(8),
+            }),
+            |batch| batch.pages[1] = 8,
+        );
+        check(&Err(BatchError::Placement { token_idx: 4 }), |batch| {
+            batch.slots[4] += 1;
+        });
+        check(&Err(BatchError::Rows { what: "logit_rows" }), |batch| {
+            batch.logit_rows.swap(0, 1);
+        });
+        check(
+            &Err(BatchError::Length {
+                what: "positions",
+                expected: 19,
+                found: 18,
+            }),
+            |batch| {
+                batch.positions.pop();
+            },
+        );
+        check(&Err(BatchError::Offsets { what: "seq_starts" }), |batch| {
+            batch.seq_starts[2] = 18;
+        });
+    }
+
+    #[test]
+    fn validate_allows_freed_pages_only_outside_the_window() {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence([TokenSource::Id(1)], 40, &[ForwardBatch::UNMAPPED_PAGE, 0, 1]);
+        assert!(batch.validate(&limits(), 0).is_err());
+        assert_eq!(
+            batch.validate(
+                &ExecutorLimits {
+                    kv_window: Some(20),
+                    ..limits()
+                },
+                0
+            ),
+            Ok(())
+        );
+    }
+
+    #[test]
+    fn an_encoder_takes_whole_sequences_with_one_row_each() {
+        let limits = |pooling| ExecutorLimits {
+            pooling: Some(pooling),
+            is_encoder: true,
+            ..limits()
+        };
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence([4, 5, 6].map(TokenSource::Id), 0, &[0]);
+        batch.push_sequence([7, 8].map(TokenSource::Id), 0, &[1]);
+        batch.hidden_rows = vec![0, 3];
+        assert_eq!(batch.validate(&limits(Pooling::First), 0), Ok(()));
+        let refused = |seq_idx| Err(BatchError::NotWhole { seq_idx });
+        assert_eq!(batch.validate(&limits(Pooling::Last), 0), refused(0));
+        batch.hidden_rows = vec![2, 4];
+        assert_eq!(batch.validate(&limits(Pooling::Mean), 0), Ok(()));
+        batch.hidden_rows.pop();
+        assert_eq!(batch.validate(&limits(Pooling::Mean), 0), refused(1));
+        batch.hidden_rows = vec![2, 4];
+        batch.want_last(RowOutput::Logits);
+        assert_eq!(batch.validate(&limits(Pooling::Mean), 0), refused(2));
+        batch.clear();
+        batch.push_sequence([9].map(TokenSource::Id), 1, &[0]);
+        batch.hidden_rows = vec![0];
+        assert_eq!(batch.validate(&limits(Pooling::Last), 0), refused(0));
+    }
+
+    #[test]
+    fn validate_keeps_states_apart() {
+        let limits = ExecutorLimits {
+            n_states: 4,
+            ..limits()
+        };
+        let state = |from, to, save: Option<(u32, u32)>| SeqState {
+            from,
+            to,
+            save: save.map(|(n_tokens, slot)| StateSave { n_tokens, slot }),
+        };
+        let check = |states: &[SeqState], expected: Option<(usize, u32)>| {
+            let mut batch = two_sequences();
+            batch.states = states.to_vec();
+            let expected =
+                expected.map_or(Ok(()), |(seq_idx, slot)| Err(BatchError::State { seq_idx, slot }));
+            assert_eq!(batch.validate(&limits, 0), expected, "{states:?}");
+        };
+        check(&[state(0, 0, None), state(1, 1, None)], None);
+        // Two may read one snapshot.
+        check(&[state(2, 0, Some((16, 3))), state(2, 1, None)], None);
+        check(&[state(0, 4, None), state(1, 1, None)], Some((0, 4)));
+        check(&[state(0, 0, None), state(1, 0, None)], Some((0, 0)));
+        check(&[state(0, 1, None), state(1, 2, None)], Some((0, 1)));
+        check(&[state(0, 0, Some((16, 1))), state(1, 1, None)], Some((0, 1)));
+        check(&[state(0, 0, Some((16, 0))), state(1, 1, None)], Some((0, 0)));
+        check(&[state(0, 0, Some((19, 2))), state(1, 1, None)], Some((0, 2)));
+        check(&[state(0, 0, None), state(1, 1, Some((16, 2)))], Some((1, 2)));
+        let mut batch = two_sequences();
+        batch.states = vec![state(0, 0, None)];
+        assert!(batch.validate(&limits, 0).is_err(), "a state is missing");
+    }
+}

@@ -1,0 +1,38 @@
+//! [`StepAngles`]: the angles of a rope in the current step.
+//!
+//! Separate because they outlive an operation: all layers with one rope share them. Invariant: a step computes the angles of a
+//! rope once.
+
+use tokenmill_backend::Rope;
+
+use super::{CpuBackend, CpuVector};
+
+/// The angles of one rope, computed when a step first needs them.
+pub(super) struct StepAngles {
+    vector_id: usize,
+    /// The step they are of.
+    step: u64,
+    pub(super) angles: crate::RopeAngles,
+}
+
+impl CpuBackend {
+    /// The index in `self.angles` of a rope's angles for the current step.
+    pub(super) fn angles_of(&mut self, rope: &Rope<CpuVector>) -> usize {
+        let found = (self.angles.iter()).position(|angles| angles.vector_id == rope.inv_freqs.id);
+        let index = found.unwrap_or_else(|| {
+            self.angles.push(StepAngles {
+                vector_id: rope.inv_freqs.id,
+                step: 0,
+                angles: crate::RopeAngles::default(),
+            });
+            self.angles.len() - 1
+        });
+        let angles = &mut self.angles[index];
+        if angles.step != self.n_steps {
+            let rope = rope.map(|freqs| freqs.values.as_slice());
+            angles.angles.fill(&rope, &self.step.batch().positions);
+            angles.step = self.n_steps;
+        }
+        index
+    }
+}

@@ -1,0 +1,75 @@
+//! The operations on experts on the host.
+//!
+//! Separate because only networks with experts have them. Invariant: as its parent's, only slicing stands here.
+
+use tokenmill_backend::{BackendError, Carried, ExpertInput, ExpertOperations, Linear, Routed, Router};
+
+use super::{CpuBackend, CpuVector, values_of};
+
+impl ExpertOperations for CpuBackend {
+    fn route(
+        &mut self,
+        router: &Router<CpuVector>,
+        n_rows: usize,
+        logits: &Vec<f32>,
+        routes: &mut crate::Routes,
+    ) -> Result<(), BackendError> {
+        let router = router.map(|vector| vector.values.as_slice());
+        routes.fill(&self.host, &router, &logits[..n_rows * router.n_experts]);
+        Ok(())
+    }
+
+    fn experts_linear(
+        &mut self,
+        experts: &Linear<crate::Matrix, CpuVector>,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        crate::experts_linear(
+            &self.host,
+            &mut self.workspace,
+            routed.routes,
+            expert_rows(input, routed, experts.n_in),
+            (&experts.matrix, values_of(experts.bias.as_ref())),
+            &mut output[..routed.n_choices() * experts.n_out],
+        );
+        Ok(())
+    }
+
+    fn combine(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &Vec<f32>,
+        carried: Carried<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let carried = match carried {
+            Carried::Nothing => Carried::Nothing,
+            Carried::Whole => Carried::Whole,
+            Carried::Gated(gates) => Carried::Gated(gates.as_slice()),
+        };
+        crate::combine(
+            &self.host,
+            routed.routes,
+            width,
+            &choices[..routed.n_choices() * width],
+            &carried,
+            &mut output[..routed.n_rows * width],
+        );
+        Ok(())
+    }
+}
+
+/// The rows that experts read.
+pub(super) fn expert_rows<'a>(
+    input: ExpertInput<'a, Vec<f32>>,
+    routed: Routed<'_, CpuBackend>,
+    width: usize,
+) -> ExpertInput<'a, [f32]> {
+    match input {
+        ExpertInput::Rows(rows) => ExpertInput::Rows(&rows[..routed.n_rows * width]),
+        ExpertInput::Choices(rows) => ExpertInput::Choices(&rows[..routed.n_choices() * width]),
+    }
+}

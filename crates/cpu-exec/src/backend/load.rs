@@ -1,0 +1,87 @@
+//! What a load asks of the host: weights in the form of the operations, buffers.
+//!
+//! Separate because no step allocates. Invariant: a matrix is packed once, here.
+
+use tokenmill_backend::{
+    Backend, BackendError, ExecutorLimits, MatrixData, MatrixUsage, Memory, NetworkShape,
+};
+
+use super::{CpuBackend, CpuVector, failed};
+
+impl Memory for CpuBackend {
+    type Matrix = crate::Matrix;
+    type Vector = CpuVector;
+    type Buffer = Vec<f32>;
+    type Routes = crate::Routes;
+
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
+        let (host, n_experts) = (&self.host, n_experts(data.usage));
+        let n_rows = data.n_out / n_experts;
+        let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
+        packed.map_err(|error| match error {
+            crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
+                tensor: data.name.to_owned(),
+                ty: data.ty.name(),
+                device: Self::NAME,
+            },
+            crate::CpuExecError::ReadWeights(source) => BackendError::ReadTensor {
+                tensor: data.name.to_owned(),
+                source: source.into(),
+            },
+            other => failed("loading weights", other),
+        })
+    }
+
+    fn upload_vector(&mut self, values: &[f32]) -> Result<CpuVector, BackendError> {
+        self.n_vectors += 1;
+        Ok(CpuVector {
+            id: self.n_vectors,
+            values: values.to_vec(),
+        })
+    }
+
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Vec<f32>, BackendError> {
+        crate::zeroed(max_rows.saturating_mul(width), "activations")
+            .map_err(|error| failed("preparing a step", error))
+    }
+
+    fn alloc_routes(
+        &mut self,
+        max_rows: usize,
+        n_experts: usize,
+        n_used: usize,
+    ) -> Result<crate::Routes, BackendError> {
+        crate::Routes::new(max_rows, n_experts, n_used).map_err(|error| failed("preparing a step", error))
+    }
+}
+
+/// Experts that have their matrices in one.
+pub(super) fn n_experts(usage: MatrixUsage) -> usize {
+    match usage {
+        MatrixUsage::Experts(n_experts) => n_experts.max(1),
+        MatrixUsage::Linear | MatrixUsage::Embedding | MatrixUsage::Tied => 1,
+    }
+}
+
+/// What the operations of the largest step need while they run.
+pub(super) fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -> crate::WorkspaceSizes {
+    let step = crate::StepSizes {
+        max_tokens: limits.max_batch_tokens,
+        max_seqs: limits.max_batch_seqs,
+        n_ctx: limits.n_ctx,
+    };
+    network.layers.iter().fold(
+        crate::WorkspaceSizes::of_matrices(&step, network.n_embd),
+        |sizes, layer| {
+            let sizes = sizes.max(crate::WorkspaceSizes::of_matrices(&step, layer.widest_input));
+            let sizes = match &layer.experts {
+                Some(experts) => sizes.max(crate::WorkspaceSizes::of_experts(&step, network.n_embd, experts)),
+                None => sizes,
+            };
+            match &layer.attention {
+                Some(attention) => sizes.max(crate::WorkspaceSizes::of_attention(&step, attention)),
+                None => sizes,
+            }
+        },
+    )
+}
