@@ -83,7 +83,7 @@ pub(crate) fn forward<B: Backend>(
                 },
                 mixed: &mut tokens.mixed,
             };
-            mixer.mix(backend, network, shape, &mut rows, mixers, wants_output)?;
+            mixer.mix(backend, &network.ropes, shape, &mut rows, mixers, wants_output)?;
         }
         let mut add_halves = |backend, next_norm, rows, n_rows| {
             let half = Halves {

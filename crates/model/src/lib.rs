@@ -49,6 +49,7 @@ mod descriptor;
 mod error;
 mod ffn;
 mod forward;
+mod loader;
 mod mixers;
 mod model;
 mod model_executor;
@@ -67,9 +68,9 @@ pub use descriptor::{
     SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
 };
 pub use error::LoadError;
+pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, build};
 pub use model_executor::ModelExecutor;
-pub use network::LoadProgress;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use weights::{WeightInfo, WeightSource, WeightTensor};
 

@@ -7,7 +7,7 @@ use tokenmill_backend::{
     Activation, Backend, BackendError, ExecutorLimits, Linear, Memory, Norm, Pooling, StepShape,
 };
 
-use crate::{Descriptor, HeadLayer, LoadError, PoolingDescriptor, network::Loader};
+use crate::{Descriptor, HeadLayer, LoadError, PoolingDescriptor, loader::Loader};
 
 /// The weights of a pooling head.
 pub(crate) struct Pooler<M: Memory> {

@@ -14,7 +14,6 @@ const KNOWN: &[(&str, &[&str])] = &[
         "crates/cpu-exec",
         &["attention", "experts", "linear", "routes", "workspace"],
     ),
-    ("crates/model", &["ffn", "mixers", "network", "pooler"]),
     ("crates/ptx-sim", &["decode", "kernel"]),
     ("crates/sched", &["generation", "mailbox", "submission"]),
     ("crates/server", &["app", "metrics", "reply", "request_log"]),

@@ -6,7 +6,7 @@ use tokenmill_backend::{Activation, Backend, BackendError, ExecutorLimits, Linea
 
 use crate::{
     DenseDescriptor, Descriptor, LoadError,
-    network::{LayerPlace, Loader, RowsOf},
+    loader::{LayerPlace, Loader, RowsOf},
 };
 
 /// The weights of a dense network.

@@ -9,7 +9,7 @@ use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Memory};
 
 use crate::{
     Descriptor, FfnDescriptor, LoadError,
-    network::{LayerPlace, Loader},
+    loader::{LayerPlace, Loader},
 };
 
 use dense::{DenseBuffers, DenseFfn};

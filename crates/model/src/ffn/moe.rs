@@ -15,7 +15,7 @@ use tokenmill_backend::{
 
 use crate::{
     Descriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor,
-    network::{LayerPlace, Loader, RowsOf},
+    loader::{LayerPlace, Loader, RowsOf},
 };
 
 use super::{DenseBuffers, DenseFfn};

@@ -8,12 +8,12 @@
 
 use tokenmill_backend::{
     Activation, Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, NormKind,
-    RopeStoreKv, StepShape, Temperature,
+    Rope, RopeStoreKv, StepShape, Temperature,
 };
 
 use crate::{
     AttentionDescriptor, Descriptor, LoadError, NormDescriptor, Presence, QkNorm,
-    network::{LayerPlace, Loader, Network, RowsOf},
+    loader::{LayerPlace, Loader, RowsOf},
 };
 
 use super::MixerRows;
@@ -141,7 +141,7 @@ impl<B: Backend> AttentionMixer<B> {
     pub(super) fn mix(
         &self,
         backend: &mut B,
-        network: &Network<B>,
+        ropes: &[Rope<B::Vector>],
         shape: &StepShape,
         rows: &mut MixerRows<'_, B::Buffer>,
         heads: &mut Heads<B::Buffer>,
@@ -156,7 +156,7 @@ impl<B: Backend> AttentionMixer<B> {
         .map(|(linear, output)| LinearJob { linear, output });
         backend.linear_group(rows.input, n_tokens, &mut projections)?;
         let (layer_idx, q_width, k_width) = (self.attention.layer_idx, self.q.n_out, self.k.n_out);
-        let rope = self.rope.map(|rope_idx| &network.ropes[rope_idx]);
+        let rope = self.rope.map(|rope_idx| &ropes[rope_idx]);
         let norms = [&self.q_norm, &self.k_norm].map(Option::as_ref);
         if self.is_normed_after_rope {
             for ((width, rows), norm) in [(q_width, &mut heads.q), (k_width, &mut heads.k)]

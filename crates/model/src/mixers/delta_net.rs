@@ -12,7 +12,7 @@ use tokenmill_backend::{
 
 use crate::{
     DeltaGates, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, NormDescriptor, Presence,
-    network::{LayerPlace, Loader, RowsOf},
+    loader::{LayerPlace, Loader, RowsOf},
 };
 
 use super::{MixerRows, load_conv};

@@ -9,11 +9,11 @@ mod delta_net;
 mod short_conv;
 mod ssm;
 
-use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Linear, Memory, ShortConv, StepShape};
+use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Linear, Memory, Rope, ShortConv, StepShape};
 
 use crate::{
     Descriptor, LoadError, MixerDescriptor, Presence,
-    network::{LayerPlace, Loader, Network},
+    loader::{LayerPlace, Loader},
 };
 
 use attention::{AttentionMixer, Heads};
@@ -105,7 +105,7 @@ impl<B: Backend> Mixer<B> {
     pub(crate) fn mix(
         &self,
         backend: &mut B,
-        network: &Network<B>,
+        ropes: &[Rope<B::Vector>],
         shape: &StepShape,
         rows: &mut MixerRows<'_, B::Buffer>,
         buffers: &mut MixerBuffers<B::Buffer>,
@@ -114,7 +114,7 @@ impl<B: Backend> Mixer<B> {
         match self {
             Self::Attention(attention) => {
                 let heads = buffers.heads.as_mut().expect("allocated for attention");
-                attention.mix(backend, network, shape, rows, heads, wants_output)
+                attention.mix(backend, ropes, shape, rows, heads, wants_output)
             }
             Self::DeltaNet(net) => {
                 let buffers = buffers.delta_net.as_mut().expect("allocated for delta nets");

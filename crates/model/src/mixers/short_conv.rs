@@ -10,7 +10,7 @@ use tokenmill_backend::{
 
 use crate::{
     Descriptor, LoadError, MixerDescriptor, ShortConvDescriptor,
-    network::{LayerPlace, Loader, RowsOf},
+    loader::{LayerPlace, Loader, RowsOf},
 };
 
 use super::{MixerRows, load_conv};

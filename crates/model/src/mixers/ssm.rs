@@ -17,7 +17,7 @@ use tokenmill_backend::{
 
 use crate::{
     Descriptor, LoadError, Presence, SsmDescriptor, SsmKind,
-    network::{LayerPlace, Loader, RowsOf},
+    loader::{LayerPlace, Loader, RowsOf},
 };
 
 use super::{MixerRows, load_conv};

@@ -4,25 +4,16 @@
 //! the shape that the descriptor implies; every tensor of the source was used, since an ignored one would mean wrong
 //! output; vectors are finite.
 
-mod loader;
-
 use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Rope};
 
 use crate::{
     Descriptor, LayerDescriptor, LoadError, LongRopeFactors, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, WeightSource, ffn::Ffn, mixers::Mixer, pooler::Pooler,
+    RopeDescriptor, RopeScaling, WeightSource,
+    ffn::Ffn,
+    loader::{LayerPlace, LoadProgress, Loader},
+    mixers::Mixer,
+    pooler::Pooler,
 };
-
-pub(crate) use loader::{Loader, RowsOf};
-
-/// How far a load is, in bytes of the file's tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Bytes on the device.
-    pub n_bytes_done: usize,
-    /// Bytes in all.
-    pub n_bytes_total: usize,
-}
 
 /// A network's weights on a device.
 pub(crate) struct Network<M: Memory> {
@@ -65,24 +56,6 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) ffn_post_norm: Option<Norm<M::Vector>>,
     /// The norm of the stream once the feed-forward network was added.
     pub(crate) ffn_sum_norm: Option<Norm<M::Vector>>,
-}
-
-/// Where a layer is: what its tensors are called, and which rows of the stores are its own.
-#[derive(Clone, Copy)]
-#[expect(clippy::struct_field_names, reason = "indices of three different lists")]
-pub(crate) struct LayerPlace {
-    pub(crate) layer_idx: usize,
-    /// Its index among the layers that store keys and values.
-    pub(crate) kv_idx: usize,
-    /// Its index among the layers that carry a state.
-    pub(crate) state_idx: usize,
-}
-
-impl LayerPlace {
-    /// The full name of one of the layer's tensors.
-    pub(crate) fn name(self, part: &str) -> String {
-        format!("blk.{}.{part}", self.layer_idx)
-    }
 }
 
 impl<M: Memory> Network<M> {

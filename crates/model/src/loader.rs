@@ -14,7 +14,14 @@ use crate::{
     tensor_view::PartOfEach,
 };
 
-use super::LoadProgress;
+/// How far a load is, in bytes of the file's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Bytes on the device.
+    pub n_bytes_done: usize,
+    /// Bytes in all.
+    pub n_bytes_total: usize,
+}
 
 /// Loads tensors by name.
 pub(crate) struct Loader<'a, M> {
@@ -26,6 +33,24 @@ pub(crate) struct Loader<'a, M> {
     used: HashSet<String>,
     progress: LoadProgress,
     on_progress: &'a mut dyn FnMut(LoadProgress),
+}
+
+/// Where a layer is: what its tensors are called, and which rows of the stores are its own.
+#[derive(Clone, Copy)]
+#[expect(clippy::struct_field_names, reason = "indices of three different lists")]
+pub(crate) struct LayerPlace {
+    pub(crate) layer_idx: usize,
+    /// Its index among the layers that store keys and values.
+    pub(crate) kv_idx: usize,
+    /// Its index among the layers that carry a state.
+    pub(crate) state_idx: usize,
+}
+
+impl LayerPlace {
+    /// The full name of one of the layer's tensors.
+    pub(crate) fn name(self, part: &str) -> String {
+        format!("blk.{}.{part}", self.layer_idx)
+    }
 }
 
 /// The rows of a tensor that make a matrix: all, or some of several matrices that the tensor joins.
