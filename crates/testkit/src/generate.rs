@@ -53,6 +53,23 @@ pub fn pooled_row(executor: &mut dyn Executor, tokens: &[u32]) -> Result<Vec<f32
 /// # Errors
 /// [`RunError`].
 pub fn greedy(executor: &mut dyn Executor, prompt: &[u32], n_new: usize) -> Result<Vec<u32>, RunError> {
+    greedy_without(executor, prompt, n_new, &[])
+}
+
+/// As [`greedy`], without tokens that are `banned`.
+///
+/// # Errors
+/// [`RunError`].
+pub fn greedy_without(
+    executor: &mut dyn Executor,
+    prompt: &[u32],
+    n_new: usize,
+    banned: &[u32],
+) -> Result<Vec<u32>, RunError> {
+    let params = Arc::new(SamplingParams {
+        logit_bias: (banned.iter()).map(|&token| (token, f32::NEG_INFINITY)).collect(),
+        ..SamplingParams::default()
+    });
     let pages = first_pages(prompt.len() + n_new);
     let mut tokens = prompt.to_vec();
     let mut n_stored = 0;
@@ -61,7 +78,7 @@ pub fn greedy(executor: &mut dyn Executor, prompt: &[u32], n_new: usize) -> Resu
         batch.push_sequence(ids(&tokens[n_stored..]), n_stored as u32, &pages);
         push_state(executor, &mut batch);
         batch.want_last(RowOutput::Sample(SampleRow {
-            params: Arc::new(SamplingParams::default()),
+            params: Arc::clone(&params),
             history: 0..0,
             mask_start: None,
         }));

@@ -7,7 +7,7 @@ use tokenmill_backend::{Executor, KvType};
 use tokenmill_model::{LoadError, Model, ModelOptions};
 
 use crate::{
-    generate::{RunError, all_logits, greedy, pooled_row},
+    generate::{RunError, all_logits, greedy_without, pooled_row},
     reference::{Limits, Reference, ReferenceError},
 };
 
@@ -273,7 +273,7 @@ impl Comparison {
         for (prompt_idx, prompt) in facts.prompts.iter().enumerate() {
             let n_safe = facts.greedy_safe_steps[margin][prompt_idx];
             let expected = &facts.greedy[prompt_idx][..n_safe];
-            let found = greedy(executor, prompt, n_safe)?;
+            let found = greedy_without(executor, prompt, n_safe, &reference.banned_tokens)?;
             let n_equal = expected.iter().zip(&found).take_while(|(a, b)| a == b).count();
             if n_equal < n_safe {
                 self.failures.push(format!(

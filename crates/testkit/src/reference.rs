@@ -45,6 +45,8 @@ pub enum ReferenceError {
 pub struct Reference {
     /// What `ref.json` says.
     pub facts: Facts,
+    /// The tokens that no greedy continuation takes: in the second set of fixtures those that end an answer.
+    pub banned_tokens: Vec<u32>,
     path: PathBuf,
     tensors: Vec<u8>,
 }
@@ -69,6 +71,35 @@ pub struct Facts {
     pub types: BTreeMap<String, FileFacts>,
     /// Limits of the comparison.
     pub tolerance: Tolerance,
+    /// How far the network's logits were from those before it was written to files. Only the second set says it.
+    reload_vs_memory_max: Option<f64>,
+}
+
+/// What a folder's configuration says of the tokens that end an answer.
+#[derive(serde::Deserialize)]
+struct Config {
+    eos_token_id: Option<EndTokens>,
+    text_config: Option<Box<Config>>,
+}
+
+/// One, or a list of them.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+enum EndTokens {
+    One(u32),
+    Several(Vec<u32>),
+}
+
+impl Config {
+    /// Those of the network that writes, where the folder has several.
+    fn end_tokens(self) -> Vec<u32> {
+        let of_text = self.text_config.and_then(|text| text.eos_token_id);
+        match of_text.or(self.eos_token_id) {
+            None => Vec::new(),
+            Some(EndTokens::One(token)) => vec![token],
+            Some(EndTokens::Several(tokens)) => tokens,
+        }
+    }
 }
 
 /// One GGUF file of a fixture.
@@ -123,12 +154,23 @@ impl Reference {
             Ok((path, bytes))
         };
         let (json_path, json) = read("ref.json")?;
-        let facts = serde_json::from_slice(&json).map_err(|source| ReferenceError::Json {
-            path: json_path,
-            source,
-        })?;
+        let wrong = |path| move |source| ReferenceError::Json { path, source };
+        let facts: Facts = serde_json::from_slice(&json).map_err(wrong(json_path))?;
+        // The first set's continuations run through the end of an answer, the second set's leave it out.
+        let banned_tokens = if facts.reload_vs_memory_max.is_some() {
+            let (path, json) = read("hf/config.json")?;
+            let config: Config = serde_json::from_slice(&json).map_err(wrong(path))?;
+            config.end_tokens()
+        } else {
+            Vec::new()
+        };
         let (path, tensors) = read("ref.safetensors")?;
-        Ok(Self { facts, path, tensors })
+        Ok(Self {
+            facts,
+            banned_tokens,
+            path,
+            tensors,
+        })
     }
 
     /// The type whose reference and limits apply to the Hugging Face folder. Weights are rounded so that BF16, F16 and F32
@@ -172,6 +214,29 @@ impl Reference {
                 .map(|pair| f16::from_le_bytes([pair[0], pair[1]]).to_f32())
                 .collect()),
             _ => Err(wrong(safetensors::SafeTensorError::TensorInvalidInfo)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tokens_that_end_an_answer_are_those_of_the_network_that_writes() {
+        for (json, expected) in [
+            (r#"{"vocab_size": 8}"#, vec![]),
+            (r#"{"eos_token_id": null}"#, vec![]),
+            (r#"{"eos_token_id": 5}"#, vec![5]),
+            (r#"{"eos_token_id": [5, 7]}"#, vec![5, 7]),
+            (
+                r#"{"eos_token_id": 5, "text_config": {"eos_token_id": 6}}"#,
+                vec![6],
+            ),
+            (r#"{"eos_token_id": 5, "text_config": {}}"#, vec![5]),
+        ] {
+            let config: Config = serde_json::from_str(json).unwrap();
+            assert_eq!(config.end_tokens(), expected, "{json}");
         }
     }
 }

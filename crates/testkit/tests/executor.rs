@@ -12,7 +12,7 @@ use tokenmill_model::{Model, ModelExecutor, ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     TinyModel,
-    generate::{ids, run},
+    generate::{greedy, greedy_without, ids, run},
     tiny_llama,
 };
 
@@ -40,6 +40,20 @@ fn one_token(token: TokenSource, position: u32, output: RowOutput) -> ForwardBat
     batch.push_sequence([token], position, &[0]);
     batch.want_last(output);
     batch
+}
+
+#[test]
+fn a_greedy_continuation_goes_on_without_what_is_banned() {
+    let mut executor = executor();
+    let free = greedy(&mut executor, &[1, 2, 3], 8).unwrap();
+    let banned = free[2];
+    let found = greedy_without(&mut executor, &[1, 2, 3], 8, &[banned]).unwrap();
+    let n_equal = free.iter().position(|&token| token == banned).unwrap();
+    assert_eq!(found[..n_equal], free[..n_equal]);
+    assert!(
+        found.len() == 8 && !found.contains(&banned),
+        "{found:?} without {banned}"
+    );
 }
 
 #[test]
