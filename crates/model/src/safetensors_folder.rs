@@ -65,7 +65,7 @@ impl SafetensorsFolder {
         let mut stored = StoredTensors::new();
         for path in paths {
             let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
-            read_header(&Arc::new(file), layout, None, &mut stored)?;
+            read_header(&Arc::new(file), layout, None, descriptor, &mut stored)?;
         }
         for layer in descriptor.pooling.iter().flat_map(|pooling| &pooling.head) {
             // Matrices of sentence-transformers have folders of their own.
@@ -74,7 +74,7 @@ impl SafetensorsFolder {
             {
                 let path = folder.join(format!("{number}_Dense/model.safetensors"));
                 let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
-                read_header(&Arc::new(file), layout, Some(name), &mut stored)?;
+                read_header(&Arc::new(file), layout, Some(name), descriptor, &mut stored)?;
             }
         }
         let bad = |reason| LoadError::BadConfig {
@@ -311,6 +311,7 @@ fn read_header(
     file: &Arc<RegularFile>,
     layout: &HfLayout,
     module: Option<&str>,
+    descriptor: &Descriptor,
     tensors: &mut StoredTensors,
 ) -> Result<(), LoadError> {
     let path = file.path();
@@ -341,7 +342,10 @@ fn read_header(
     let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;
     let data_start = 8 + header_len;
     for (hf_name, info) in metadata.tensors() {
-        if layout.ignores(&hf_name) {
+        // The names of layers that nothing reads are their own.
+        let is_ignorable =
+            (layout.layer_idx(&hf_name)).is_some_and(|layer_idx| descriptor.ignores_layer(layer_idx));
+        if layout.ignores(&hf_name) || is_ignorable {
             continue;
         }
         let name = match module {

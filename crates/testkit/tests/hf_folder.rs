@@ -108,6 +108,23 @@ fn a_broken_configuration_is_named() {
 }
 
 #[test]
+fn layers_that_predict_further_tokens_are_not_read() {
+    let header = r#"{"model.layers.1.enorm.weight": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}"#;
+    let weights = safetensors(header, &[0; 4]);
+    let with_layers = |count: &str| {
+        let key = format!("\"num_nextn_predict_layers\": {count}, \"vocab_size\"");
+        message(&CONFIG.replace("\"vocab_size\"", &key), &weights)
+    };
+    let unknown = with_layers("0");
+    assert!(
+        unknown.contains("`model.layers.1.enorm.weight` has an unknown name"),
+        "{unknown}"
+    );
+    let ignored = with_layers("1");
+    assert!(ignored.contains("`token_embd.weight`"), "{ignored}");
+}
+
+#[test]
 fn broken_weights_are_named() {
     let check = |weights: &[u8], expected: &str| {
         let found = message(CONFIG, weights);

@@ -102,6 +102,14 @@ impl HfLayout {
             })
     }
 
+    /// The layer of a tensor, which need not have a known name; `None` where it is in none.
+    pub(crate) fn layer_idx(&self, hf_name: &str) -> Option<usize> {
+        let prefixes = self.prefixes.iter().copied().chain([""]);
+        prefixes
+            .filter_map(|prefix| hf_name.strip_prefix(prefix)?.strip_prefix(self.layers))
+            .find_map(|rest| rest.split_once('.')?.0.parse().ok())
+    }
+
     /// How the numbers of the tensor with this GGUF name change, one after the other.
     pub(crate) fn changes_of(&self, gguf_name: &str) -> impl Iterator<Item = Change> {
         (self.changes.iter())
@@ -217,5 +225,14 @@ mod tests {
             let expected = expected.map(|(name, share)| (name.to_owned(), share));
             assert_eq!(layout.gguf_name(hf_name), expected, "{hf_name}");
         }
+    }
+
+    #[test]
+    fn a_tensor_of_an_unknown_name_has_a_layer() {
+        let layer_idx = |hf_name| HfLayout::LLAMA.layer_idx(hf_name);
+        assert_eq!(layer_idx("model.layers.61.shared_head.norm.weight"), Some(61));
+        assert_eq!(layer_idx("layers.0.x"), Some(0));
+        assert_eq!(layer_idx("model.layers.x.enorm.weight"), None);
+        assert_eq!(layer_idx("model.norm.weight"), None);
     }
 }

@@ -256,6 +256,12 @@ impl Descriptor {
         Ok(())
     }
 
+    /// Whether decoding needs nothing of a layer of this index.
+    pub(crate) fn ignores_layer(&self, layer_idx: usize) -> bool {
+        (self.ignorable.iter())
+            .any(|ignorable| matches!(ignorable, Ignorable::LayersFrom(first) if layer_idx >= *first))
+    }
+
     /// Whether tokens see those after them.
     pub fn is_encoder(&self) -> bool {
         self.attentions().any(|attention| !attention.is_causal)
