@@ -89,7 +89,8 @@ pub(crate) fn refusal(field: &str, error: &ConstraintError) -> ApiError {
 type Found = Option<(String, Constraint)>;
 type Reader = fn(&str, &Value) -> Result<Found, ApiError>;
 
-const READERS: [(&str, Reader); 13] = [
+const READERS: [(&str, Reader); 14] = [
+    ("format", ollama_format),
     ("response_format", |name, value| {
         format(name, value, Nesting::Named)
     }),
@@ -106,6 +107,19 @@ const READERS: [(&str, Reader); 13] = [
     ("ebnf", grammar),
     ("structured_outputs", structured_outputs),
 ];
+
+/// Reads Ollama's `format`: `json`, or a schema.
+fn ollama_format(path: &str, value: &Value) -> Result<Found, ApiError> {
+    match value {
+        Value::String(word) if word.is_empty() => Ok(None),
+        Value::String(word) if word == "json" => Ok(Some((path.to_owned(), Constraint::json_object()))),
+        Value::Object(_) => schema(path, value),
+        _ => Err(ApiError::invalid(
+            path,
+            "expected `json` or a JSON schema, which is an object",
+        )),
+    }
+}
 
 /// Where the schema of a format stands.
 #[derive(Clone, Copy, PartialEq)]

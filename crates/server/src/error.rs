@@ -15,6 +15,8 @@ pub enum Dialect {
     OpenAi,
     /// `{"type": "error", "error": {"type", "message"}, "request_id"}`
     Anthropic,
+    /// `{"error": "message"}`
+    Ollama,
 }
 
 impl Dialect {
@@ -22,6 +24,8 @@ impl Dialect {
     pub(crate) fn of_path(path: &str) -> Self {
         if path.starts_with("/v1/messages") {
             Self::Anthropic
+        } else if path.starts_with("/api/") {
+            Self::Ollama
         } else {
             Self::OpenAi
         }
@@ -140,6 +144,14 @@ pub enum ApiError {
         /// Path asked for.
         path: String,
     },
+    /// The path is part of an API that is spoken here, but not what it does.
+    #[error("{path} is not implemented: {reason}")]
+    NotImplemented {
+        /// Path asked for.
+        path: String,
+        /// What to do instead.
+        reason: &'static str,
+    },
     /// The body is over the limit.
     #[error("the request body is over the limit of {limit_bytes} bytes")]
     BodyTooLarge {
@@ -203,6 +215,17 @@ impl ApiError {
         }
     }
 
+    /// The same of a field that stands within `outer`.
+    pub(crate) fn within(mut self, outer: &str) -> Self {
+        if let Self::InvalidField { param, .. }
+        | Self::UnknownField { param }
+        | Self::UnsupportedField { param, .. } = &mut self
+        {
+            *param = format!("{outer}.{param}");
+        }
+        self
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> u16 {
         match self {
@@ -221,6 +244,7 @@ impl ApiError {
             Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => 429,
             Self::Internal { .. } => 500,
+            Self::NotImplemented { .. } => 501,
             Self::NotReady { .. } => 503,
             Self::DeadlineExceeded => 504,
         }
@@ -242,6 +266,7 @@ impl ApiError {
             Self::ForeignHost { .. } => "forbidden_host",
             Self::NotFound { .. } => "not_found",
             Self::MethodNotAllowed { .. } => "method_not_allowed",
+            Self::NotImplemented { .. } => "not_implemented",
             Self::BodyTooLarge { .. } => "body_too_large",
             Self::TooManyValues { .. } => "too_many_values",
             Self::RequestTimeout { .. } => "request_timeout",
@@ -287,6 +312,7 @@ impl ApiError {
                 "error": { "type": self.anthropic_type(), "message": message },
                 "request_id": request_id,
             }),
+            Dialect::Ollama => json!({ "error": message }),
         }
     }
 
@@ -358,7 +384,7 @@ impl From<EngineError> for ApiError {
 }
 
 /// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 22] = [
+pub(crate) const DOCUMENTED: [(u16, &str, &str); 23] = [
     (
         400,
         "malformed_json",
@@ -426,6 +452,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 22] = [
         "too many requests or prompt tokens wait, or too many large bodies arrive at once; `Retry-After` says when to come back",
     ),
     (500, "internal_error", "a failure that the client has no part in"),
+    (
+        501,
+        "not_implemented",
+        "a path of Ollama's API that manages models",
+    ),
     (503, "not_ready", "the server is ending, or its engine has ended"),
     (
         504,
@@ -492,6 +523,10 @@ mod tests {
             ApiError::MethodNotAllowed {
                 method: text(),
                 path: text(),
+            },
+            ApiError::NotImplemented {
+                path: text(),
+                reason: "y",
             },
             ApiError::BodyTooLarge { limit_bytes: 1 },
             ApiError::RequestTimeout { limit_s: 1 },

@@ -126,21 +126,37 @@ impl Body {
             Ok(_) => return Err(malformed("expected an object".to_owned())),
             Err(error) => return Err(malformed(error.to_string())),
         };
-        for (name, value) in &object {
-            let field = fields
-                .iter()
-                .find(|field| field.name == name)
-                .ok_or_else(|| ApiError::UnknownField { param: name.clone() })?;
-            if let Some(reason) = field.support.refusal(value) {
-                return Err(ApiError::UnsupportedField {
-                    param: name.clone(),
-                    reason,
-                });
-            }
-        }
+        check(&object, fields)?;
         // `null` is how many clients write that they say nothing.
         object.retain(|_, value| !value.is_null());
         Ok(Self(Value::Object(object)))
+    }
+
+    /// The object in a field, of which `fields` says what may be in it; an empty one where the request is silent. It has the
+    /// values of `defaults` where it has none of its own.
+    ///
+    /// # Errors
+    /// No object, or a field of it that is unknown or not supported, with its path.
+    pub(crate) fn inner(&self, name: &str, fields: &[Field], defaults: Value) -> Result<Self, ApiError> {
+        let mut object = match defaults {
+            Value::Object(defaults) => defaults,
+            _ => Map::new(),
+        };
+        match self.get(name) {
+            None => {}
+            Some(Value::Object(own)) => {
+                check(own, fields).map_err(|error| error.within(name))?;
+                let own = own.iter().filter(|(_, value)| !value.is_null());
+                object.extend(own.map(|(name, value)| (name.clone(), value.clone())));
+            }
+            Some(_) => return Err(ApiError::invalid(name, "expected an object")),
+        }
+        Ok(Self(Value::Object(object)))
+    }
+
+    /// Takes a field out, as if the request were silent about it.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.as_object_mut()?.remove(name)
     }
 
     /// The value of a field; `None` where the request is silent.
@@ -165,6 +181,23 @@ impl Body {
             }
         })
     }
+}
+
+/// Checks that all fields of an object stand in a table, with values that are supported.
+fn check(object: &Map<String, Value>, fields: &[Field]) -> Result<(), ApiError> {
+    for (name, value) in object {
+        let field = fields
+            .iter()
+            .find(|field| field.name == name)
+            .ok_or_else(|| ApiError::UnknownField { param: name.clone() })?;
+        if let Some(reason) = field.support.refusal(value) {
+            return Err(ApiError::UnsupportedField {
+                param: name.clone(),
+                reason,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Whether a value of a field that is not implemented asks for what happens anyway, as client libraries send it by

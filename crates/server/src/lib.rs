@@ -1,4 +1,4 @@
-//! The wire: OpenAI's and Anthropic's APIs over HTTP, for one model and any number of clients.
+//! The wire: OpenAI's, Anthropic's and Ollama's APIs over HTTP, for one model and any number of clients.
 //!
 //! A [`ServedModel`] (a loaded [`Model`](tokenmill::Model) and its names) and a [`ServerConfig`] make an [`App`]; [`router`] is
 //! the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it on one.
@@ -20,6 +20,7 @@ mod foreign;
 mod intake;
 mod keys;
 mod metrics;
+pub mod ollama;
 pub mod openai;
 mod origin;
 #[cfg(feature = "otel")]

@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderValue, Method},
     middleware::{from_fn, from_fn_with_state},
     response::Response,
-    routing::get,
+    routing::{any, get},
 };
 use tower::ServiceExt as _;
 use tower_http::{
@@ -20,8 +20,8 @@ use crate::{
     app::{endpoint, error_response},
     auth::require_key,
     endpoints::{
-        chat, completions, embeddings, gateway, health, messages, metrics, models, openapi, page, rerank,
-        responses, words,
+        chat, completions, embeddings, gateway, health, messages, metrics, models, ollama, openapi, page,
+        rerank, responses, words,
     },
     origin::check_origin,
     paths::normalize,
@@ -58,6 +58,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/server_info", get(gateway::server))
         .route("/tokenizer_info", get(gateway::tokenizer))
         .route_layer(from_fn_with_state(Arc::clone(&app), require_key));
+    let guarded = guarded.merge(ollama_paths(&app));
     // Probes, the page and the description hold no secrets and answer without a key.
     let open = Router::new()
         .route("/livez", get(health::live))
@@ -78,6 +79,31 @@ pub fn router(app: Arc<App>) -> Router {
         .with_state(app);
     // Layers of a router see a request after its path was looked up.
     Router::new().fallback_service(router.map_request(normalize))
+}
+
+/// Ollama's API. What would change which models there are is refused in its words.
+fn ollama_paths(app: &Arc<App>) -> Router<Arc<App>> {
+    let dialect = Dialect::Ollama;
+    let mut paths = Router::new()
+        .route("/api/chat", endpoint(dialect, ollama::chat))
+        .route("/api/generate", endpoint(dialect, ollama::generate))
+        .route("/api/embed", endpoint(dialect, ollama::embed::embed))
+        .route("/api/embeddings", endpoint(dialect, ollama::embed::embeddings))
+        .route("/api/show", endpoint(dialect, ollama::models::show))
+        .route("/api/tags", get(ollama::models::tags))
+        .route("/api/ps", get(ollama::models::ps))
+        .route("/api/version", get(ollama::models::version));
+    for path in [
+        "/api/pull",
+        "/api/push",
+        "/api/create",
+        "/api/copy",
+        "/api/delete",
+        "/api/blobs/{digest}",
+    ] {
+        paths = paths.route(path, any(ollama::models::unmanaged));
+    }
+    paths.route_layer(from_fn_with_state(Arc::clone(app), require_key))
 }
 
 /// Nothing is shared across origins unless the operator names them.

@@ -1,4 +1,4 @@
-//! Server-sent events: one loop that turns a generation into a stream of events for every endpoint.
+//! Streams: one loop that turns a generation into events for every endpoint, sent as server-sent events or as lines of JSON.
 //!
 //! An endpoint says what each event looks like ([`EventFormat`]); the loop owns waiting, metering, keep-alive and the
 //! end. Dropping the response, as a disconnect does, drops the generation and so cancels it.
@@ -11,12 +11,14 @@ use std::{
 };
 
 use axum::{
-    http::HeaderValue,
+    body::Body,
+    http::{HeaderValue, header},
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
     },
 };
+use futures_util::{Stream, StreamExt as _};
 use serde_json::Value;
 use tokenmill_sched::Canceller;
 use tokio::time::{Instant, sleep_until};
@@ -42,33 +44,82 @@ pub(crate) trait EventFormat: Send + 'static {
 
 /// Events waiting to be sent.
 #[derive(Debug, Default)]
-pub(crate) struct Events(VecDeque<Event>);
+pub(crate) struct Events(VecDeque<OneEvent>);
+
+#[derive(Debug)]
+struct OneEvent {
+    name: Option<String>,
+    data: String,
+}
 
 impl Events {
     /// Adds an event without a name, as OpenAI's older endpoints have them.
     pub(crate) fn data(&mut self, data: &Value) {
-        self.0.push_back(Event::default().data(data.to_string()));
+        self.push(None, data.to_string());
     }
 
     /// Adds a named event.
     pub(crate) fn named(&mut self, name: &str, data: &Value) {
-        self.0
-            .push_back(Event::default().event(name).data(data.to_string()));
+        self.push(Some(name.to_owned()), data.to_string());
     }
 
     /// Adds the mark that ends a stream of OpenAI's older endpoints.
     pub(crate) fn done(&mut self) {
-        self.0.push_back(Event::default().data("[DONE]"));
+        self.push(None, "[DONE]".to_owned());
+    }
+
+    fn push(&mut self, name: Option<String>, data: String) {
+        self.0.push_back(OneEvent { name, data });
     }
 }
 
-/// Streams a generation in a format.
+/// Streams a generation in a format, as server-sent events.
 pub(crate) fn stream_response(
     app: &App,
     call: &Call,
     stream: TextStream,
     format: impl EventFormat,
 ) -> Response {
+    let events = events(app, call, stream, format).map(|event| {
+        let sent = Event::default().data(event.data);
+        Ok::<_, Infallible>(match event.name {
+            Some(name) => sent.event(name),
+            None => sent,
+        })
+    });
+    let response = Sse::new(events)
+        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+        .into_response();
+    unbuffered(response)
+}
+
+/// Streams a generation in a format, one line of JSON for each event. Such a stream has no comments, and so is silent while
+/// there is nothing to say.
+pub(crate) fn line_response(
+    app: &App,
+    call: &Call,
+    stream: TextStream,
+    format: impl EventFormat,
+) -> Response {
+    let lines = events(app, call, stream, format).map(|event| Ok::<_, Infallible>(event.data + "\n"));
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    unbuffered((kind, Body::from_stream(lines)).into_response())
+}
+
+/// Proxies that buffer would hold tokens back.
+fn unbuffered(mut response: Response) -> Response {
+    let no = HeaderValue::from_static("no");
+    response.headers_mut().insert("x-accel-buffering", no);
+    response
+}
+
+/// The events of a generation in a format.
+fn events(
+    app: &App,
+    call: &Call,
+    stream: TextStream,
+    format: impl EventFormat,
+) -> impl Stream<Item = OneEvent> + Send + 'static {
     let meter = Meter::new(app, call, stream.n_samples());
     let pace = Arc::new(Pace::default());
     tokio::spawn(end_stalled(
@@ -87,18 +138,10 @@ pub(crate) fn stream_response(
         has_ended: false,
     };
     writer.format.begin(&mut writer.waiting);
-    let events = futures_util::stream::unfold(writer, |mut writer| async move {
+    futures_util::stream::unfold(writer, |mut writer| async move {
         let event = writer.next().await?;
-        Some((Ok::<_, Infallible>(event), writer))
-    });
-    let mut response = Sse::new(events)
-        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
-        .into_response();
-    // Proxies that buffer would hold tokens back.
-    response
-        .headers_mut()
-        .insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+        Some((event, writer))
+    })
 }
 
 /// Whether a stream's client takes what it is sent.
@@ -166,14 +209,14 @@ struct Writer<F> {
 }
 
 impl<F: EventFormat> Writer<F> {
-    async fn next(&mut self) -> Option<Event> {
+    async fn next(&mut self) -> Option<OneEvent> {
         self.pace.set(PaceState::Reading);
         let event = self.next_event().await;
         self.pace.set(PaceState::Behind(Instant::now()));
         event
     }
 
-    async fn next_event(&mut self) -> Option<Event> {
+    async fn next_event(&mut self) -> Option<OneEvent> {
         loop {
             if let Some(event) = self.waiting.0.pop_front() {
                 return Some(event);

@@ -9,6 +9,7 @@ use crate::{
     error::DOCUMENTED,
     fields::{Field, markdown_table},
     foreign::FOREIGN,
+    ollama,
     openai::{chat, completion, embedding, rerank, response},
     sampling::SAMPLING_FIELDS,
 };
@@ -55,6 +56,21 @@ pub fn messages() -> &'static [Field] {
     messages::FIELDS
 }
 
+/// Fields of `/api/chat`.
+pub fn ollama_chat() -> &'static [Field] {
+    ollama::chat::FIELDS
+}
+
+/// Fields of `/api/generate`.
+pub fn ollama_generate() -> &'static [Field] {
+    ollama::generate::FIELDS
+}
+
+/// Fields of `/api/embed`.
+pub fn ollama_embed() -> &'static [Field] {
+    ollama::embed::FIELDS
+}
+
 /// All tables as a page of Markdown: `docs/api-fields.md`.
 pub fn document() -> String {
     let mut page = String::from(
@@ -75,6 +91,15 @@ pub fn document() -> String {
         ("POST /tokenize", TOKENIZE),
         ("POST /detokenize", DETOKENIZE),
         ("POST /apply-template", APPLY_TEMPLATE),
+        ("POST /api/chat", ollama_chat()),
+        ("POST /api/generate", ollama_generate()),
+        (
+            "`options` of /api/chat, /api/generate, /api/embed",
+            ollama::options::OPTIONS,
+        ),
+        ("POST /api/embed", ollama_embed()),
+        ("POST /api/embeddings", ollama::embed::OLDER_FIELDS),
+        ("POST /api/show", ollama::embed::SHOW_FIELDS),
     ] {
         page.push_str("\n## ");
         page.push_str(title);
@@ -83,7 +108,7 @@ pub fn document() -> String {
     }
     page.push_str(
         "\n## Errors\n\nOpenAI's endpoints answer `{\"error\": {\"message\", \"type\", \"param\", \"code\"}}`, Anthropic's \
-         `{\"type\": \"error\", \"error\": {\"type\", \"message\"}, \"request_id\"}`.\n\n| status | code | when |\n|---|---|---|\n",
+         `{\"type\": \"error\", \"error\": {\"type\", \"message\"}, \"request_id\"}`, Ollama's `{\"error\": \"message\"}`.\n\n| status | code | when |\n|---|---|---|\n",
     );
     for (status, code, when) in DOCUMENTED {
         let _ = writeln!(page, "| {status} | `{code}` | {when} |");

@@ -74,6 +74,7 @@ mod device;
 mod dry_breakers;
 mod embeddings;
 mod error;
+mod facts;
 mod forward_passes;
 mod gpu;
 mod load_options;
@@ -93,6 +94,7 @@ pub use device::{Compute, Device, DeviceError, load};
 pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;
 pub use error::Error;
+pub use facts::ModelFacts;
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;

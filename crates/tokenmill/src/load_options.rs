@@ -9,7 +9,9 @@ use tokenmill_backend::{Backend, Executor, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_sched::{Engine, EngineConfig};
 
-use crate::{Compute, Device, Error, Loaded, LoadedDevice, Model, ModelSource, ModelWords, device};
+use crate::{
+    Compute, Device, Error, Loaded, LoadedDevice, Model, ModelFacts, ModelSource, ModelWords, device,
+};
 
 /// The context where nothing else is said, unless the model was made for less.
 const DEFAULT_CTX: usize = 4096;
@@ -137,7 +139,7 @@ impl LoadOptions {
             device,
             plan,
         } = device::load(network, &options, &self.compute, on_progress)?;
-        Ok(self.start(source, words, executor, device, plan))
+        Ok((self.start(source, words, executor, device, plan)).with_facts(ModelFacts::of(network)))
     }
 
     /// Loads the model at `path` on a backend of the caller's own.
@@ -158,7 +160,8 @@ impl LoadOptions {
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         let plan = network.plan(&backend, &options)?;
         let executor = network.load_on(backend, &options, &mut |_| {})?;
-        Ok(self.start(&source, words, Box::new(executor), LoadedDevice::Own, plan))
+        let model = self.start(&source, words, Box::new(executor), LoadedDevice::Own, plan);
+        Ok(model.with_facts(ModelFacts::of(&network)))
     }
 
     /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.

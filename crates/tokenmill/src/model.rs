@@ -10,8 +10,8 @@ use tokenmill_model::PooledOutput;
 use tokenmill_sched::{Engine, EngineError, GenerateParams};
 
 use crate::{
-    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelWords, ReplyReader, Scores,
-    TextStream, constraint,
+    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords, ReplyReader,
+    Scores, TextStream, constraint,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -27,6 +27,7 @@ struct Inner {
     engine: Engine,
     device: LoadedDevice,
     memory: Option<MemoryPlan>,
+    facts: Option<ModelFacts>,
 }
 
 /// What is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
@@ -93,6 +94,19 @@ impl Model {
                 engine,
                 device,
                 memory,
+                facts: None,
+            }),
+        }
+    }
+
+    /// Tells what the model's files say of it.
+    #[must_use]
+    pub(crate) fn with_facts(self, facts: ModelFacts) -> Self {
+        let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
+        Self {
+            inner: Arc::new(Inner {
+                facts: Some(facts),
+                ..inner
             }),
         }
     }
@@ -120,6 +134,11 @@ impl Model {
     /// The memory that it takes, where the load planned it.
     pub fn memory(&self) -> Option<&MemoryPlan> {
         self.inner.memory.as_ref()
+    }
+
+    /// What its files say of it, where this crate loaded it.
+    pub fn facts(&self) -> Option<&ModelFacts> {
+        self.inner.facts.as_ref()
     }
 
     /// Tokens of a context.

@@ -25,7 +25,52 @@ use crate::{
 pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: EmbeddingRequest = call.read(tables::embedding())?;
     app.model.check_name(request.model.as_deref())?;
-    let inputs = request.input.into_prompts();
+    let params = EmbedParams {
+        dimensions: request.dimensions,
+        truncates: false,
+    };
+    let Vectors { vectors, n_tokens } = embed(&app, &call, request.input.into_prompts(), params).await?;
+    let item = |(index, vector): (usize, &Vec<f32>)| {
+        let embedding = encode_numbers(vector, request.encoding_format);
+        json!({ "object": "embedding", "index": index, "embedding": embedding })
+    };
+    let data: Vec<Value> = vectors.iter().enumerate().map(item).collect();
+    let reply = json!({
+        "object": "list",
+        "model": app.model.name(),
+        "data": data,
+        "usage": { "prompt_tokens": n_tokens, "total_tokens": n_tokens },
+    });
+    Ok(Json(reply).into_response())
+}
+
+/// The vectors of a request's inputs.
+pub(crate) struct Vectors {
+    /// One for each input.
+    pub(crate) vectors: Vec<Vec<f32>>,
+    /// Tokens of all inputs.
+    pub(crate) n_tokens: usize,
+}
+
+/// How inputs are embedded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EmbedParams {
+    /// The first so many numbers of each vector, brought to length 1 again.
+    pub(crate) dimensions: Option<usize>,
+    /// Whether an input that is longer than the context is cut; it is refused otherwise.
+    pub(crate) truncates: bool,
+}
+
+/// Embeds the inputs of a request.
+///
+/// # Errors
+/// No input or too many, more numbers than there are, and what the model refuses.
+pub(crate) async fn embed(
+    app: &App,
+    call: &Call,
+    inputs: Vec<OnePrompt>,
+    params: EmbedParams,
+) -> Result<Vectors, ApiError> {
     if inputs.is_empty() || inputs.len() > app.config.max_prompts {
         let reason = format!(
             "{} inputs, expected 1 to {}",
@@ -34,41 +79,48 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
         );
         return Err(ApiError::invalid("input", reason));
     }
+    let dimensions = params.dimensions;
     let width = app.engine().limits().n_embd;
-    if let Some(n) = request.dimensions
+    if let Some(n) = dimensions
         && !(1..=width).contains(&n)
     {
         let reason = format!("is {n}, and vectors of this model have {width} numbers");
         return Err(ApiError::invalid("dimensions", reason));
     }
-    let mut n_tokens = 0;
-    let mut prompts = Vec::with_capacity(inputs.len());
-    for input in inputs {
-        let tokens = match input {
-            OnePrompt::Text(text) => app.model.encode_text(&text, true),
-            OnePrompt::Tokens(tokens) => tokens,
-        };
-        n_tokens += tokens.len();
-        prompts.push(tokens);
+    let encode = |input| match input {
+        OnePrompt::Text(text) => app.model.encode_text(&text, true),
+        OnePrompt::Tokens(tokens) => tokens,
+    };
+    let mut inputs: Vec<Vec<u32>> = inputs.into_iter().map(encode).collect();
+    if params.truncates {
+        for input in &mut inputs {
+            truncate(app, input);
+        }
     }
+    let n_tokens = inputs.iter().map(Vec::len).sum();
     let (deadline, cache_salt) = (app.config.request_timeout, call.tenant.cache_salt(None));
-    let mut vectors = (app.model.model())
-        .embed_tokens(prompts, deadline, cache_salt)
+    let mut pending = (app.model.model())
+        .embed_tokens(inputs, deadline, cache_salt)
         .map_err(refusal)?;
     call.tally.add_prompt(n_tokens);
-    let mut data = Vec::new();
-    while let Some(vector) = vectors.next_vector().await {
-        let vector = cut(vector?, request.dimensions);
-        let embedding = encode(&vector, request.encoding_format);
-        data.push(json!({ "object": "embedding", "index": data.len(), "embedding": embedding }));
+    let mut vectors = Vec::new();
+    while let Some(vector) = pending.next_vector().await {
+        vectors.push(cut(vector?, dimensions));
     }
-    let reply = json!({
-        "object": "list",
-        "model": app.model.name(),
-        "data": data,
-        "usage": { "prompt_tokens": n_tokens, "total_tokens": n_tokens },
-    });
-    Ok(Json(reply).into_response())
+    Ok(Vectors { vectors, n_tokens })
+}
+
+/// Cuts an input to the context. A last token that the tokenizer puts behind every text stays the last.
+fn truncate(app: &App, input: &mut Vec<u32>) {
+    let n_ctx = app.engine().limits().n_ctx;
+    if input.len() <= n_ctx {
+        return;
+    }
+    let last = input.last().copied();
+    input.truncate(n_ctx);
+    if let (true, Some(last), Some(end)) = (app.model.tokenizer().adds_eos(), last, input.last_mut()) {
+        *end = last;
+    }
 }
 
 /// Says what token ids of another vocabulary are, which some clients send without being asked to.
@@ -101,7 +153,7 @@ fn cut(mut vector: Vec<f32>, dimensions: Option<usize>) -> Vec<f32> {
     vector
 }
 
-fn encode(values: &[f32], format: EncodingFormat) -> Value {
+fn encode_numbers(values: &[f32], format: EncodingFormat) -> Value {
     match format {
         EncodingFormat::Float => json!(values),
         EncodingFormat::Base64 => {
@@ -124,6 +176,6 @@ mod tests {
 
     #[test]
     fn base64_is_of_the_little_endian_bytes() {
-        assert_eq!(encode(&[1.0], EncodingFormat::Base64), json!("AACAPw=="));
+        assert_eq!(encode_numbers(&[1.0], EncodingFormat::Base64), json!("AACAPw=="));
     }
 }

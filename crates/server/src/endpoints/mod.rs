@@ -8,6 +8,7 @@ pub(crate) mod health;
 pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;
+pub(crate) mod ollama;
 pub(crate) mod openapi;
 pub(crate) mod page;
 pub(crate) mod render;

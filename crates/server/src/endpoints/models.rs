@@ -58,7 +58,7 @@ pub(crate) async fn not_found(request_id: Extension<RequestId>, method: Method, 
         method: method.to_string(),
         path: shortened(uri.path()).into_owned(),
     };
-    error_response(&error, Dialect::OpenAi, &request_id)
+    error_response(&error, Dialect::of_path(uri.path()), &request_id)
 }
 
 /// What a wrong method is answered.
@@ -67,5 +67,5 @@ pub(crate) async fn wrong_method(request_id: Extension<RequestId>, method: Metho
         method: method.to_string(),
         path: shortened(uri.path()).into_owned(),
     };
-    error_response(&error, Dialect::OpenAi, &request_id)
+    error_response(&error, Dialect::of_path(uri.path()), &request_id)
 }

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::words;
 use crate::{
     fields::{Field, Support},
-    tables,
+    ollama, tables,
 };
 
 /// Serves the description.
@@ -23,7 +23,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 12] {
+); 17] {
     [
         (
             "/v1/chat/completions",
@@ -82,10 +82,40 @@ fn posts() -> [(
             words::APPLY_TEMPLATE,
             &["messages"],
         ),
+        (
+            "/api/chat",
+            "Answer a conversation, Ollama's API",
+            tables::ollama_chat(),
+            &[],
+        ),
+        (
+            "/api/generate",
+            "Answer a prompt, Ollama's API",
+            tables::ollama_generate(),
+            &[],
+        ),
+        (
+            "/api/embed",
+            "Embed texts, Ollama's API",
+            tables::ollama_embed(),
+            &["input"],
+        ),
+        (
+            "/api/embeddings",
+            "Embed a text, Ollama's older API",
+            ollama::embed::OLDER_FIELDS,
+            &["prompt"],
+        ),
+        (
+            "/api/show",
+            "Describe the model, Ollama's API",
+            ollama::embed::SHOW_FIELDS,
+            &[],
+        ),
     ]
 }
 
-const GETS: [(&str, &str); 12] = [
+const GETS: [(&str, &str); 15] = [
     ("/v1/models", "List the names of the served model"),
     ("/v1/models/{name}", "Describe one of them"),
     (
@@ -97,6 +127,9 @@ const GETS: [(&str, &str); 12] = [
     ("/get_model_info", "What is served"),
     ("/server_info", "What is served, and how"),
     ("/tokenizer_info", "Special tokens and chat template"),
+    ("/api/tags", "The names of the served model, Ollama's API"),
+    ("/api/ps", "The model in memory, Ollama's API"),
+    ("/api/version", "The version of Ollama's API"),
     ("/livez", "Whether the engine shows signs of life"),
     ("/readyz", "Whether a request sent now would be taken"),
     ("/openapi.json", "This description"),

@@ -33,7 +33,7 @@ use crate::{
 const N_PAGES: usize = 256;
 
 /// Paths that take a body, each with a letter.
-const ENDPOINTS: [&str; 11] = [
+const ENDPOINTS: [&str; 14] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -45,10 +45,13 @@ const ENDPOINTS: [&str; 11] = [
     "/apply-template",
     "/v1/chat/completions/render",
     "/v1/completions/render",
+    "/api/chat",
+    "/api/generate",
+    "/api/embed",
 ];
 
 /// Good requests from which the search begins; the letter is the endpoint's place in the list.
-pub(crate) const SEEDS: [&str; 19] = [
+pub(crate) const SEEDS: [&str; 23] = [
     r#"a{"messages":[{"role":"user","content":"Hi"}]}"#,
     r#"a{"model":"demo","messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"Hi"}]},{"role":"assistant","content":"Ho"},{"role":"user","content":"<|end|>"}],"n":2,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":3,"seed":7}"#,
     r#"a{"messages":[{"role":"user","content":"Hi"}],"temperature":0.7,"top_p":0.9,"top_k":5,"min_p":0.1,"typical_p":0.9,"frequency_penalty":0.5,"presence_penalty":-0.5,"repetition_penalty":1.1,"logit_bias":{"5":-100,"6":3},"stop":["a","b"],"max_completion_tokens":9,"ignore_eos":true}"#,
@@ -68,6 +71,10 @@ pub(crate) const SEEDS: [&str; 19] = [
     r#"g{"messages":[{"role":"assistant","content":"Hi"}],"continue_final_message":true,"return_token_strs":true}"#,
     r#"j{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Ho"}],"continue_final_message":true,"min_tokens":3,"cache_salt":"x"}"#,
     r#"k{"prompt":["Hi",""],"keep_alive":"5m","dry_multiplier":1,"dry_sequence_breakers":["a"]}"#,
+    r#"l{"model":"demo:latest","messages":[{"role":"user","content":"Hi"},{"role":"assistant","tool_calls":[{"function":{"name":"f","arguments":{}}}]},{"role":"tool","tool_name":"f","content":"x"}],"tools":[{"type":"function","function":{"name":"f"}}],"think":true,"options":{"num_predict":9,"seed":7,"stop":["a"],"num_ctx":64},"keep_alive":"5m"}"#,
+    r#"l{"messages":[{"role":"user","content":"Hi"}],"stream":false,"logprobs":true,"top_logprobs":2,"options":{"temperature":0}}"#,
+    r#"m{"prompt":"Hi","system":"x","think":"low","options":{"num_predict":9,"mirostat":0,"num_gpu":1}}"#,
+    r#"n{"input":["a","b"],"truncate":true,"dimensions":4,"options":{"num_ctx":64}}"#,
 ];
 
 /// The API with an engine that babbles.
@@ -127,7 +134,10 @@ impl Harness {
         });
         let answer = std::str::from_utf8(&answer).expect("answers are UTF-8");
         match status {
-            200 if kind.is_some_and(|kind| kind == "text/event-stream") => check_stream(path, answer),
+            200 if kind.as_ref().is_some_and(|kind| kind == "text/event-stream") => {
+                check_stream(path, answer);
+            }
+            200 if kind.is_some_and(|kind| kind == "application/x-ndjson") => check_lines(answer),
             200 => {
                 let answer: Value = serde_json::from_str(answer).expect("answers are JSON");
                 // A request to render may have several prompts.
@@ -179,9 +189,25 @@ fn check_stream(path: &str, answer: &str) {
     }
 }
 
+fn check_lines(answer: &str) {
+    let lines: Vec<Value> = answer
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("lines are JSON"))
+        .collect();
+    let (end, pieces) = lines.split_last().expect("a stream has lines");
+    assert!(
+        end["done"] == true && pieces.iter().all(|line| line["done"] == false),
+        "{answer}"
+    );
+}
+
 fn check_error(path: &str, answer: &str) {
     let answer: Value = serde_json::from_str(answer).expect("errors are JSON");
     let error = &answer["error"];
+    if path.starts_with("/api/") {
+        assert!(error.as_str().is_some_and(|text| text.len() > 5), "{answer}");
+        return;
+    }
     assert!(
         error["message"].as_str().is_some_and(|text| text.len() > 5)
             && error["type"].is_string()
@@ -249,6 +275,9 @@ fn fields_of(path: &str) -> &'static [Field] {
         "/v1/embeddings" => tables::embedding(),
         "/v1/responses" => tables::response(),
         "/v1/messages" | "/v1/messages/count_tokens" => tables::messages(),
+        "/api/chat" => tables::ollama_chat(),
+        "/api/generate" => tables::ollama_generate(),
+        "/api/embed" => tables::ollama_embed(),
         _ => tables::chat(),
     }
 }

@@ -13,6 +13,7 @@ mod disconnects;
 mod encoders;
 mod generation;
 mod http2;
+mod ollama;
 mod operations;
 mod refusals;
 mod script;

@@ -3,7 +3,7 @@
 //! The caller says what time it is, so that rendering is a pure function. Invariant: every field is in its range, so
 //! formatting never fails.
 
-use std::str::FromStr;
+use std::{fmt, str::FromStr};
 
 use super::error::Fault;
 
@@ -168,6 +168,23 @@ impl CivilTime {
             out.push_str(&text);
         }
         Ok(out)
+    }
+}
+
+impl fmt::Display for CivilTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            year,
+            month,
+            day,
+            hour,
+            minute,
+            second,
+        } = self;
+        write!(
+            f,
+            "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}"
+        )
     }
 }
 

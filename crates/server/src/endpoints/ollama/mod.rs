@@ -1,0 +1,342 @@
+//! Ollama's API: `/api/chat` and `/api/generate` here, what describes the model in [`models`], vectors in [`embed`].
+//!
+//! Answers are made as on every other endpoint; only the words differ. Invariant: counts and durations are what the engine
+//! measured.
+
+pub(crate) mod embed;
+pub(crate) mod models;
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+use tokenmill::{Part, Prompt, TextEnd, TextEvent, TextParams, ToolCall, Turn};
+use tokenmill_sched::FinishReason;
+use tokenmill_text::{EncodeOptions, template::CivilTime};
+
+use crate::{
+    ApiError, App, Dialect,
+    app::Call,
+    constraints::asked,
+    fields::Body,
+    ollama::{
+        chat::{self, ChatRequest, conversation},
+        generate::{self, GenerateRequest},
+        options::Options,
+        without_tag,
+    },
+    openai::chat::TemplateMessage,
+    reply::collect,
+    request_id::RequestId,
+    scores::chat_logprobs,
+    sse::{EventFormat, Events, line_response},
+    tools::Tools,
+};
+
+/// Answers a conversation, streamed or whole.
+pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let body = call.parse(chat::FIELDS)?;
+    let mut request: ChatRequest = body.read()?;
+    app.model.check_name(without_tag(request.model.as_deref()))?;
+    let lines = Lines {
+        app: Arc::clone(&app),
+        form: Form::Chat,
+        has_logprobs: request.n_logprobs()?.is_some(),
+        open: ToolCall::default(),
+        n_calls: 0,
+    };
+    let params = text_params(&app, &mut call, &body, request.n_logprobs()?)?;
+    if request.messages.is_empty() {
+        return Ok(Json(lines.loaded()).into_response());
+    }
+    let tools = request.tools()?;
+    let mut variables = Map::new();
+    if let Some(think) = &request.think {
+        think.set(&mut variables)?;
+    }
+    let (messages, turn) = conversation(request.messages)?;
+    let prompt = app.model.prompt(&messages, &tools, turn, variables)?;
+    answer(&app, &call, prompt, params, lines, request.stream).await
+}
+
+/// Answers a prompt, or continues it, streamed or whole.
+pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let body = call.parse(generate::FIELDS)?;
+    let request: GenerateRequest = body.read()?;
+    app.model.check_name(without_tag(request.model.as_deref()))?;
+    let lines = Lines {
+        app: Arc::clone(&app),
+        form: Form::Generate,
+        has_logprobs: request.n_logprobs()?.is_some(),
+        open: ToolCall::default(),
+        n_calls: 0,
+    };
+    let params = text_params(&app, &mut call, &body, request.n_logprobs()?)?;
+    if request.prompt.is_empty() {
+        return Ok(Json(lines.loaded()).into_response());
+    }
+    let stream = request.stream;
+    let prompt = generate_prompt(&app, request)?;
+    answer(&app, &call, prompt, params, lines, stream).await
+}
+
+fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiError> {
+    let has_template = app.model.chat_template().is_some();
+    if request.raw || !has_template {
+        if !request.system.is_empty() {
+            let reason = if request.raw {
+                "contradicts `raw`; write it into the prompt"
+            } else {
+                "this model has no chat template, so write it into the prompt"
+            };
+            return Err(ApiError::invalid("system", reason));
+        }
+        if request.think.is_some() {
+            return Err(ApiError::invalid("think", "only where a chat template is used"));
+        }
+        let options = EncodeOptions {
+            add_special: true,
+            parse_special: request.raw,
+        };
+        let mut tokens = app.model.tokenizer().encode(&request.prompt, options);
+        // A prompt that has the token of the beginning does not get another.
+        if tokens.len() > 1 && app.model.tokenizer().bos() == Some(tokens[1]) && tokens[0] == tokens[1] {
+            tokens.remove(0);
+        }
+        return Ok(Prompt { tokens, reader: None });
+    }
+    let message = |role: &str, content| TemplateMessage {
+        role: role.to_owned(),
+        content,
+        ..TemplateMessage::default()
+    };
+    let mut messages = Vec::new();
+    if !request.system.is_empty() {
+        messages.push(message("system", request.system));
+    }
+    messages.push(message("user", request.prompt));
+    let mut variables = Map::new();
+    if let Some(think) = &request.think {
+        think.set(&mut variables)?;
+    }
+    app.model
+        .prompt(&messages, &Tools::default(), Turn::Open, variables)
+}
+
+/// What is generated, by the options and the shape of a request.
+fn text_params(
+    app: &App,
+    call: &mut Call,
+    body: &Body,
+    n_logprobs: Option<u32>,
+) -> Result<TextParams, ApiError> {
+    call.asked = asked(body)?;
+    let options = Options::read(body, app.engine().limits().n_ctx)?;
+    let params = call.text_params(app, options.sampling);
+    let mut params = params.map_err(|error| error.within("options"))?;
+    params.max_tokens = options.max_tokens;
+    params.stops = options.stops;
+    params.sampling.n_logprobs = n_logprobs;
+    Ok(params)
+}
+
+/// Generates the answer to a prompt, streamed unless the request says otherwise.
+async fn answer(
+    app: &Arc<App>,
+    call: &Call,
+    prompt: Prompt,
+    mut params: TextParams,
+    mut lines: Lines,
+    stream: Option<bool>,
+) -> Result<Response, ApiError> {
+    params.reader = prompt.reader;
+    let text = call.answer(app, prompt.tokens, params).await?;
+    if stream.unwrap_or(true) {
+        return Ok(line_response(app, call, text, lines));
+    }
+    let samples = collect(text, app, call).await?;
+    let sample = &samples[0];
+    let calls: Vec<Value> = sample.calls.iter().map(|call| lines.call(call)).collect();
+    let mut reply = lines.line(&sample.text, &sample.reasoning, calls);
+    if lines.has_logprobs {
+        reply["logprobs"] = logprobs(app, &sample.tokens);
+    }
+    Lines::finish(&mut reply, &sample.end);
+    Ok(Json(reply).into_response())
+}
+
+fn logprobs(app: &App, tokens: &[tokenmill::ScoredToken]) -> Value {
+    chat_logprobs(app.model.tokenizer(), tokens)["content"].take()
+}
+
+/// Where the text of an answer stands.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    /// In a message.
+    Chat,
+    /// In `response`.
+    Generate,
+}
+
+/// An answer as lines of JSON: one for each piece, one for the end.
+struct Lines {
+    app: Arc<App>,
+    form: Form,
+    has_logprobs: bool,
+    /// The call that is not complete: Ollama's clients take calls whole.
+    open: ToolCall,
+    n_calls: usize,
+}
+
+impl Lines {
+    fn line(&self, text: &str, thinking: &str, calls: Vec<Value>) -> Value {
+        let mut line = json!({ "model": self.app.model.name(), "created_at": now(), "done": false });
+        let said = match self.form {
+            Form::Chat => {
+                line["message"] = json!({ "role": "assistant", "content": text });
+                &mut line["message"]
+            }
+            Form::Generate => {
+                line["response"] = text.into();
+                &mut line
+            }
+        };
+        if !thinking.is_empty() {
+            said["thinking"] = thinking.into();
+        }
+        if !calls.is_empty() {
+            said["tool_calls"] = calls.into();
+        }
+        line
+    }
+
+    fn call(&mut self, call: &ToolCall) -> Value {
+        let arguments: Value = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        let index = self.n_calls;
+        self.n_calls += 1;
+        json!({ "id": call.id, "function": { "index": index, "name": call.name, "arguments": arguments } })
+    }
+
+    /// The line of a part of the answer; `None` where it says nothing yet.
+    fn part(&mut self, part: &Part) -> Option<Value> {
+        match part {
+            Part::Text(text) => Some(self.line(text, "", Vec::new())),
+            Part::Reasoning(text) => Some(self.line("", text, Vec::new())),
+            Part::CallStart { id, name, .. } => {
+                self.open = ToolCall {
+                    id: id.clone().unwrap_or_default(),
+                    name: name.clone(),
+                    arguments: String::new(),
+                };
+                None
+            }
+            Part::Arguments { delta, .. } => {
+                self.open.arguments.push_str(delta);
+                None
+            }
+            Part::CallEnd { .. } => {
+                let call = std::mem::take(&mut self.open);
+                let call = self.call(&call);
+                Some(self.line("", "", vec![call]))
+            }
+            // Nothing of it was sent, so its text is text.
+            Part::CallBroken { source, .. } => Some(self.line(source, "", Vec::new())),
+            Part::Markup => None,
+        }
+    }
+
+    /// Says how an answer ended, and what it took.
+    fn finish(line: &mut Value, end: &TextEnd) {
+        let (usage, timings) = (end.finished.usage, &end.finished.timings);
+        let decode = if usage.completion_tokens > 0 {
+            timings.total.saturating_sub(timings.first_token)
+        } else {
+            Duration::ZERO
+        };
+        line["done"] = true.into();
+        line["done_reason"] = match (end.stopped_by, end.finished.reason) {
+            (None, FinishReason::Length) => "length".into(),
+            _ => "stop".into(),
+        };
+        line["total_duration"] = nanoseconds(timings.total);
+        // The model is loaded; what a request may wait for is its turn.
+        line["load_duration"] = nanoseconds(timings.queued);
+        line["prompt_eval_count"] = usage.prompt_tokens.into();
+        line["prompt_eval_duration"] = nanoseconds(timings.prefill);
+        line["eval_count"] = usage.completion_tokens.into();
+        line["eval_duration"] = nanoseconds(decode);
+    }
+
+    /// The answer to a request that only wants the model loaded.
+    fn loaded(&self) -> Value {
+        let mut line = self.line("", "", Vec::new());
+        line["done"] = true.into();
+        line["done_reason"] = "load".into();
+        line
+    }
+}
+
+impl EventFormat for Lines {
+    fn begin(&mut self, _out: &mut Events) {}
+
+    fn take(&mut self, event: &TextEvent, out: &mut Events) {
+        match event {
+            TextEvent::Delta(delta) => {
+                let mut lines: Vec<Value> = delta.parts.iter().filter_map(|part| self.part(part)).collect();
+                if self.has_logprobs && !delta.tokens.is_empty() {
+                    if lines.is_empty() {
+                        lines.push(self.line("", "", Vec::new()));
+                    }
+                    lines[0]["logprobs"] = logprobs(&self.app, &delta.tokens);
+                }
+                for line in &lines {
+                    out.data(line);
+                }
+            }
+            TextEvent::Finished(end) => {
+                let mut line = self.line("", "", Vec::new());
+                Self::finish(&mut line, end);
+                out.data(&line);
+            }
+            TextEvent::Failed { .. } => {}
+        }
+    }
+
+    fn end(&mut self, _out: &mut Events) {}
+
+    fn fail(&mut self, error: &ApiError, request_id: &RequestId, out: &mut Events) {
+        out.data(&error.body(Dialect::Ollama, request_id.as_str()));
+    }
+}
+
+fn nanoseconds(duration: Duration) -> Value {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).into()
+}
+
+/// Now, as Ollama writes times.
+fn now() -> String {
+    timestamp(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+/// A time since 1970, as Ollama writes it.
+fn timestamp(since_1970: Duration) -> String {
+    let time = CivilTime::from_unix_seconds(i64::try_from(since_1970.as_secs()).unwrap_or(0));
+    format!("{time}.{:09}Z", since_1970.subsec_nanos())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_written_in_utc_with_nanoseconds() {
+        let time = timestamp(Duration::new(1_700_000_000, 5));
+        assert_eq!(time, "2023-11-14T22:13:20.000000005Z");
+    }
+}

@@ -1,0 +1,267 @@
+//! `POST /api/chat`: a conversation in, the next message out.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{KEEP_ALIVE, Think};
+use crate::{
+    ApiError,
+    fields::{Field, only, refuse_others, refused, yes},
+    openai::chat::{TemplateMessage, Turn},
+    tools::{Choice, Tools, earlier_calls},
+};
+
+/// The endpoint's fields.
+pub const FIELDS: &[Field] = &[
+    yes("model", "with or without `:latest`"),
+    yes(
+        "messages",
+        "roles `system`, `user`, `assistant` and `tool`; `thinking`, `tool_calls` and `tool_name` of earlier answers; the \
+         answer continues a last message of the assistant; without messages the answer says that the model is loaded",
+    ),
+    yes("tools", "functions"),
+    yes(
+        "format",
+        "`json`, or a JSON schema, which is enforced; begins where the reasoning ends",
+    ),
+    yes("options", "below"),
+    yes("stream", "default true: one line of JSON for each piece"),
+    yes(
+        "think",
+        "true, false, `low`, `medium`, `high` or `max`: told to templates that can switch it; reasoning is always given \
+         apart, as `thinking`",
+    ),
+    yes("logprobs", ""),
+    yes("top_logprobs", "at most 20; needs `logprobs`"),
+    KEEP_ALIVE,
+    only(
+        "truncate",
+        &["false"],
+        "a conversation that is too long is refused, never cut",
+    ),
+    only("shift", &["false"], "an answer ends where the context does"),
+    refused("_debug_render_only", "`/apply-template` renders a conversation"),
+];
+
+/// A chat request.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ChatRequest {
+    /// Model name.
+    pub model: Option<String>,
+    /// The conversation.
+    #[serde(default)]
+    pub messages: Vec<Message>,
+    #[serde(default)]
+    tools: Vec<Value>,
+    /// Whether the answer is streamed.
+    pub stream: Option<bool>,
+    /// Whether the model thinks.
+    pub think: Option<Think>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<u32>,
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Message {
+    role: String,
+    #[serde(default)]
+    content: Option<String>,
+    thinking: Option<String>,
+    tool_calls: Option<Vec<Value>>,
+    #[serde(alias = "name")]
+    tool_name: Option<String>,
+    tool_call_id: Option<String>,
+    images: Option<Value>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+impl ChatRequest {
+    /// The tools that the request offers.
+    ///
+    /// # Errors
+    /// What is wrong with them, by path.
+    pub(crate) fn tools(&mut self) -> Result<Tools, ApiError> {
+        let mut functions = Vec::new();
+        for (index, mut tool) in std::mem::take(&mut self.tools).into_iter().enumerate() {
+            let path = format!("tools[{index}]");
+            if tool.get("type").is_some_and(|kind| kind != "function") {
+                return Err(ApiError::UnsupportedField {
+                    param: format!("{path}.type"),
+                    reason: "a tool is a function",
+                });
+            }
+            let function = tool.get_mut("function").map(Value::take).unwrap_or_default();
+            functions.push((format!("{path}.function"), function));
+        }
+        Tools::new(functions, &Choice::Auto, true)
+    }
+
+    /// How many alternatives to report per token.
+    ///
+    /// # Errors
+    /// Too many, or asked for without `logprobs`.
+    pub(crate) fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
+        super::n_logprobs(self.logprobs, self.top_logprobs)
+    }
+}
+
+/// Checks a conversation and brings it into the form that chat templates expect, and says how its prompt ends.
+///
+/// # Errors
+/// An unknown role, an image or an unknown field, by path.
+pub(crate) fn conversation(messages: Vec<Message>) -> Result<(Vec<TemplateMessage>, Turn), ApiError> {
+    // Ollama's calls need no id: a result belongs to the first call of its tool that has none yet.
+    let mut open_calls: Vec<(String, String)> = Vec::new();
+    let mut conversation = Vec::with_capacity(messages.len());
+    for (index, message) in messages.into_iter().enumerate() {
+        let message = template_message(&format!("messages[{index}]"), message, &mut open_calls)?;
+        conversation.push(message);
+    }
+    let is_open = conversation
+        .last()
+        .is_some_and(|last| last.role == "assistant" && last.tool_calls.is_none());
+    let turn = if is_open { Turn::Unfinished } else { Turn::Open };
+    Ok((conversation, turn))
+}
+
+fn template_message(
+    path: &str,
+    message: Message,
+    open_calls: &mut Vec<(String, String)>,
+) -> Result<TemplateMessage, ApiError> {
+    let at = |field: &str| format!("{path}.{field}");
+    refuse_others(path, &message.others, &[])?;
+    let has_images =
+        |images: &Value| !images.is_null() && images.as_array().is_none_or(|list| !list.is_empty());
+    if message.images.as_ref().is_some_and(has_images) {
+        return Err(ApiError::UnsupportedField {
+            param: at("images"),
+            reason: "only text goes in and comes out",
+        });
+    }
+    let calls = message.tool_calls.filter(|calls| !calls.is_empty());
+    if calls.is_some() && message.role != "assistant" {
+        return Err(ApiError::invalid(
+            at("tool_calls"),
+            "only the assistant calls tools",
+        ));
+    }
+    let mut tool_call_id = None;
+    let role = match message.role.as_str() {
+        "system" | "user" | "assistant" => message.role,
+        "tool" => {
+            tool_call_id = Some(answered_call(
+                message.tool_call_id,
+                message.tool_name.as_deref(),
+                open_calls,
+            ));
+            message.role
+        }
+        // The newer name of the same thing; templates know only the older.
+        "developer" => "system".to_owned(),
+        role => {
+            let reason = format!(
+                "`{}` is not a role; expected system, user, assistant or tool",
+                crate::error::shortened(role)
+            );
+            return Err(ApiError::invalid(at("role"), reason));
+        }
+    };
+    let tool_calls = match calls {
+        Some(calls) => Some(named_calls(earlier_calls(&at("tool_calls"), calls)?, open_calls)),
+        None => None,
+    };
+    Ok(TemplateMessage {
+        role,
+        content: message.content.unwrap_or_default(),
+        name: message.tool_name,
+        reasoning_content: message.thinking,
+        tool_calls,
+        tool_call_id,
+    })
+}
+
+/// Gives an id to the calls that have none, and remembers them with the names of their tools.
+fn named_calls(mut calls: Value, open_calls: &mut Vec<(String, String)>) -> Value {
+    open_calls.clear();
+    for (index, call) in calls.as_array_mut().into_iter().flatten().enumerate() {
+        let id = match call["id"].as_str() {
+            Some(id) if !id.is_empty() => id.to_owned(),
+            _ => format!("call_{index}"),
+        };
+        let name = call["function"]["name"].as_str().unwrap_or_default();
+        open_calls.push((id.clone(), name.to_owned()));
+        call["id"] = id.into();
+    }
+    calls
+}
+
+/// The id of the call that a result is of.
+fn answered_call(id: Option<String>, tool: Option<&str>, open_calls: &mut Vec<(String, String)>) -> String {
+    let id = id.filter(|id| !id.is_empty());
+    let found = open_calls.iter().position(|(open_id, name)| match (&id, tool) {
+        (Some(id), _) => open_id == id,
+        (None, Some(tool)) => name == tool,
+        (None, None) => true,
+    });
+    match (id, found) {
+        (id, Some(found)) => {
+            let (open_id, _) = open_calls.remove(found);
+            id.unwrap_or(open_id)
+        }
+        (Some(id), None) => id,
+        (None, None) => "call".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(messages: Value) -> Result<(Vec<TemplateMessage>, Turn), Option<String>> {
+        let messages = serde_json::from_value(messages).expect("messages of the right types");
+        conversation(messages).map_err(|error| error.param().map(str::to_owned))
+    }
+
+    #[test]
+    fn results_find_their_calls() {
+        let call = |name: &str| json!({ "function": { "name": name, "arguments": { "a": 1 } } });
+        let (messages, turn) = read(json!([
+            { "role": "user", "content": "x" },
+            { "role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call("f"), call("g"), call("f")] },
+            { "role": "tool", "tool_name": "g", "content": "1" },
+            { "role": "tool", "tool_name": "f", "content": "2" },
+            { "role": "tool", "content": "3" },
+        ]))
+        .expect("a conversation");
+        let ids: Vec<_> = messages[2..].iter().map(|m| m.tool_call_id.as_deref()).collect();
+        assert_eq!(ids, [Some("call_1"), Some("call_0"), Some("call_2")]);
+        assert_eq!(messages[1].tool_calls.as_ref().unwrap()[2]["id"], "call_2");
+        assert_eq!(messages[1].reasoning_content.as_deref(), Some("hm"));
+        assert_eq!(turn, Turn::Open);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let check = |message: Value, path: &str| {
+            assert_eq!(read(json!([message])).unwrap_err().as_deref(), Some(path));
+        };
+        check(json!({ "role": "cook" }), "messages[0].role");
+        check(
+            json!({ "role": "user", "images": ["aGk="] }),
+            "messages[0].images",
+        );
+        check(json!({ "role": "user", "mood": "good" }), "messages[0].mood");
+        let call = json!({ "function": { "name": "f", "arguments": [] } });
+        check(
+            json!({ "role": "assistant", "tool_calls": [call] }),
+            "messages[0].tool_calls[0].function.arguments",
+        );
+        let (_, turn) = read(json!([{ "role": "assistant", "content": "Once" }])).expect("a beginning");
+        assert_eq!(turn, Turn::Unfinished);
+    }
+}

@@ -1,0 +1,78 @@
+//! `POST /api/embed` and the older `/api/embeddings`: vectors of texts. And `POST /api/show`, which asks for no more than a
+//! name.
+
+use serde::Deserialize;
+
+use super::KEEP_ALIVE;
+use crate::fields::{Field, label, yes};
+
+/// Fields of `/api/embed`.
+pub const FIELDS: &[Field] = &[
+    yes("model", "with or without `:latest`"),
+    yes("input", "a text or a list of texts"),
+    yes(
+        "truncate",
+        "default true: a text that is longer than the context is cut; refused with false",
+    ),
+    yes(
+        "dimensions",
+        "the first so many numbers, brought to length 1 again: for models trained for it",
+    ),
+    yes("options", "as on `/api/chat`; nothing is sampled"),
+    KEEP_ALIVE,
+];
+
+/// Fields of `/api/embeddings`.
+pub const OLDER_FIELDS: &[Field] = &[
+    yes("model", "with or without `:latest`"),
+    yes("prompt", "a text; its vector has length 1, as on `/api/embed`"),
+    yes("options", "as on `/api/chat`; nothing is sampled"),
+    KEEP_ALIVE,
+];
+
+/// Fields of `/api/show`.
+pub const SHOW_FIELDS: &[Field] = &[
+    yes("model", "with or without `:latest`"),
+    yes("name", "the older name of `model`"),
+    label("verbose"),
+];
+
+/// A request to embed.
+#[derive(Clone, Debug, Deserialize)]
+pub struct EmbedRequest {
+    /// Model name.
+    pub model: Option<String>,
+    /// What to embed.
+    pub input: Input,
+    /// Whether an input that is too long is cut.
+    pub truncate: Option<bool>,
+    /// How many numbers of each vector are wanted.
+    pub dimensions: Option<usize>,
+}
+
+/// The texts of a request.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected a string or a list of strings")]
+pub enum Input {
+    /// One.
+    One(String),
+    /// Several.
+    Many(Vec<String>),
+}
+
+/// A request to embed in the older form.
+#[derive(Clone, Debug, Deserialize)]
+pub struct EmbeddingsRequest {
+    /// Model name.
+    pub model: Option<String>,
+    /// What to embed.
+    pub prompt: String,
+}
+
+/// A request to describe a model.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ShowRequest {
+    /// Model name.
+    #[serde(alias = "name")]
+    pub model: Option<String>,
+}

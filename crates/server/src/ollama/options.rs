@@ -1,0 +1,180 @@
+//! `options` of Ollama's requests: sampling, lengths, and how Ollama would load the model.
+//!
+//! Separate from the endpoints because all of them have it. Invariant: an option that changes the answer is obeyed or
+//! refused by name; those accepted without effect only say how another server would compute the same.
+
+use serde_json::json;
+
+use crate::{
+    ApiError,
+    fields::{Body, Field, label, only, yes},
+    openai::Stop,
+    sampling::SamplingFields,
+};
+
+const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
+
+/// The options.
+pub const OPTIONS: &[Field] = &[
+    yes("num_predict", "default, -1 and -2: the rest of the context"),
+    yes("num_ctx", "up to the context that the model is loaded with"),
+    yes("temperature", "default 0.8; 0 is greedy"),
+    yes("top_k", "default 40"),
+    yes("top_p", "default 0.9"),
+    yes("min_p", "default 0"),
+    yes("typical_p", "default 1"),
+    yes("repeat_penalty", "default 1.1"),
+    yes(
+        "repeat_last_n",
+        "default 64; -1: all of the text; how far the penalties look back",
+    ),
+    yes("presence_penalty", "default 0"),
+    yes("frequency_penalty", "default 0"),
+    yes("seed", "a fresh one where it is -1 or left out"),
+    yes("stop", "a string or up to 16"),
+    only("mirostat", &["0"], NOT_IMPLEMENTED),
+    only("tfs_z", &["1", "1.0"], NOT_IMPLEMENTED),
+    only("penalize_newline", &["true"], "the penalties know no exceptions"),
+    only("vocab_only", &["false"], "the model is loaded"),
+    only(
+        "embedding_only",
+        &["false"],
+        "the model is loaded for all that it can do",
+    ),
+    // Of samplers that are off, of prompts that are cut, and of how the server computes: no matter of the answer.
+    label("mirostat_tau"),
+    label("mirostat_eta"),
+    label("num_keep"),
+    label("num_batch"),
+    label("num_gpu"),
+    label("main_gpu"),
+    label("num_thread"),
+    label("numa"),
+    label("low_vram"),
+    label("f16_kv"),
+    label("logits_all"),
+    label("use_mmap"),
+    label("use_mlock"),
+];
+
+/// The options of a request to generate.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// How tokens are chosen.
+    pub(crate) sampling: SamplingFields,
+    /// Most tokens.
+    pub(crate) max_tokens: Option<u32>,
+    /// Strings that end the answer.
+    pub(crate) stops: Vec<String>,
+}
+
+/// Checks the options of a request.
+///
+/// # Errors
+/// An option that is unknown, not supported or out of range, by its path.
+pub(crate) fn check_options(body: &Body, n_ctx: usize) -> Result<Body, ApiError> {
+    let defaults =
+        json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.9, "repeat_penalty": 1.1, "repeat_last_n": 64 });
+    let mut options = body.inner("options", OPTIONS, defaults)?;
+    if let Some(asked) = options.take("num_ctx") {
+        let wants_more = |asked: u64| usize::try_from(asked).map_or(true, |asked| asked > n_ctx);
+        match asked.as_u64() {
+            Some(asked) if wants_more(asked) => {
+                let reason = format!(
+                    "{asked} is more than the {n_ctx} tokens that the model is loaded with; the server's `--ctx-size` \
+                     changes that"
+                );
+                return Err(ApiError::invalid("options.num_ctx", reason));
+            }
+            Some(_) => {}
+            None => {
+                return Err(ApiError::invalid(
+                    "options.num_ctx",
+                    "expected a number of tokens",
+                ));
+            }
+        }
+    }
+    Ok(options)
+}
+
+impl Options {
+    /// Reads the options of a request to generate.
+    ///
+    /// # Errors
+    /// As [`check_options`].
+    pub(crate) fn read(body: &Body, n_ctx: usize) -> Result<Self, ApiError> {
+        let mut options = check_options(body, n_ctx)?;
+        let within = |error: ApiError| error.within("options");
+        let max_tokens = match options.take("num_predict") {
+            None => None,
+            Some(n) => match n.as_i64() {
+                Some(-1 | -2) => None,
+                Some(n) if n >= 0 => Some(u32::try_from(n).unwrap_or(u32::MAX)),
+                _ => {
+                    return Err(ApiError::invalid(
+                        "options.num_predict",
+                        format!("{n} is not a number of tokens, or -1 for no limit"),
+                    ));
+                }
+            },
+        };
+        let stops = match options.take("stop") {
+            None => Vec::new(),
+            Some(stop) => serde_json::from_value::<Stop>(stop)
+                .map_err(|error| ApiError::invalid("stop", error.to_string()))
+                .and_then(|stop| stop.to_strings())
+                .map_err(within)?,
+        };
+        // Both are how Ollama writes that nothing is said.
+        for (name, meaning_none) in [("seed", -1), ("repeat_last_n", -1)] {
+            if options.get(name).is_some_and(|value| *value == meaning_none) {
+                options.take(name);
+            }
+        }
+        Ok(Self {
+            sampling: options.read().map_err(within)?,
+            max_tokens,
+            stops,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fields::yes;
+
+    #[track_caller]
+    fn check(options: &str, expected: Result<Option<u32>, &str>) {
+        let body = format!("{{\"options\":{options}}}");
+        let body = Body::parse(body.as_bytes(), &[yes("options", "")]).expect("a body");
+        match (Options::read(&body, 100), expected) {
+            (Ok(found), Ok(wanted)) => assert_eq!(found.max_tokens, wanted),
+            (Err(error), Err(param)) => assert_eq!(error.param(), Some(param), "{error}"),
+            (found, wanted) => panic!("{found:?}, expected {wanted:?}"),
+        }
+    }
+
+    #[test]
+    fn what_changes_the_answer_is_read_or_refused_by_its_path() {
+        check("{}", Ok(None));
+        check("{\"num_predict\":-1,\"seed\":-1,\"repeat_last_n\":-1}", Ok(None));
+        check(
+            "{\"num_predict\":7,\"num_ctx\":100,\"stop\":[\"a\"]}",
+            Ok(Some(7)),
+        );
+        check(
+            "{\"num_gpu\":99,\"num_thread\":8,\"use_mmap\":true,\"mirostat\":0,\"mirostat_tau\":5.0}",
+            Ok(None),
+        );
+        check("{\"num_ctx\":101}", Err("options.num_ctx"));
+        check("{\"num_ctx\":-1}", Err("options.num_ctx"));
+        check("{\"num_predict\":-3}", Err("options.num_predict"));
+        check("{\"mirostat\":1}", Err("options.mirostat"));
+        check("{\"temprature\":1}", Err("options.temprature"));
+        check("{\"temperature\":\"hot\"}", Err("options.temperature"));
+        check("{\"stop\":[\"\"]}", Err("options.stop"));
+        check("3", Err("options"));
+    }
+}
