@@ -62,10 +62,10 @@ mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AttentionDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor, FfnDescriptor,
-    HeadLayer, Ignorable, LayerDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor, NormPlacement,
-    OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual, RouterDescriptor,
-    SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    AttentionDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor, EmbeddingNorm,
+    FfnDescriptor, HeadLayer, Ignorable, LayerDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor,
+    NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual,
+    RouterDescriptor, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
 };
 pub use error::LoadError;
 pub use loader::LoadProgress;

@@ -473,6 +473,17 @@ impl<'a, M: Memory> Loader<'a, M> {
     }
 }
 
+/// A norm without weights.
+pub(crate) fn plain_norm<V>(norm: NormDescriptor, width: usize) -> Norm<V> {
+    Norm {
+        kind: norm.kind,
+        width,
+        weight: None,
+        bias: None,
+        eps: norm.eps,
+    }
+}
+
 /// Whether a tensor repeats what is known without it, or is none of decoding's.
 fn is_redundant(name: &str, descriptor: &Descriptor) -> bool {
     // Early converters stored the plain rope frequencies; some files repeat a tied head.

@@ -7,10 +7,10 @@
 use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Rope};
 
 use crate::{
-    Descriptor, LayerDescriptor, LoadError, LongRopeFactors, NormPlacement, OutputHead, Presence, Residual,
-    RopeDescriptor, RopeScaling, WeightSource,
+    Descriptor, EmbeddingNorm, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor, NormPlacement,
+    OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, WeightSource,
     ffn::Ffn,
-    loader::{LayerPlace, LoadProgress, Loader},
+    loader::{LayerPlace, LoadProgress, Loader, plain_norm},
     mixers::Mixer,
     pooler::Pooler,
 };
@@ -135,7 +135,13 @@ impl<M: Memory> Network<M> {
             embedding_scale: descriptor.embedding_scale,
             token_type: loader.first_row("token_types.weight", n_embd, descriptor.token_types)?,
             positions,
-            embedding_norm: loader.norm_if(descriptor.has_embedding_norm, "token_embd_norm")?,
+            embedding_norm: match descriptor.embedding_norm {
+                None => None,
+                Some(EmbeddingNorm::Weighted) => {
+                    Some(loader.norm("token_embd_norm", n_embd, descriptor.norm)?)
+                }
+                Some(EmbeddingNorm::Plain) => Some(plain_norm(descriptor.norm, n_embd)),
+            },
             ropes,
             layers,
             residual_scale: descriptor.residual_scale,
@@ -180,16 +186,29 @@ impl<M: Memory> Layer<M> {
             ("attn_norm", "ffn_norm")
         };
         let is_after_sum = norms == NormPlacement::AfterSum;
+        let post_norm = |has_half: bool, part: &str, loader: &mut Loader<'_, M>| {
+            let norm = NormDescriptor {
+                eps: loader
+                    .descriptor
+                    .post_norm_eps
+                    .unwrap_or(loader.descriptor.norm.eps),
+                ..loader.descriptor.norm
+            };
+            if has_half && norms.has_post() {
+                (loader.norm(&place.name(part), loader.descriptor.n_embd, norm)).map(Some)
+            } else {
+                Ok(None)
+            }
+        };
         Ok(Self {
             mixer_norm: loader.norm_if(has_mixer && norms.has_pre_mixer(), &place.name(mixer_norm))?,
             mixer: Mixer::load(place, &layer.mixer, loader)?,
-            mixer_post_norm: loader
-                .norm_if(has_mixer && norms.has_post(), &place.name("post_attention_norm"))?,
+            mixer_post_norm: post_norm(has_mixer, "post_attention_norm", loader)?,
             mixer_sum_norm: loader.norm_if(has_mixer && is_after_sum, &place.name("attn_output_norm"))?,
             residual: layer.residual,
             ffn_norm: loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?,
             ffn: Ffn::load(place, &layer.ffn, loader)?,
-            ffn_post_norm: loader.norm_if(has_ffn && norms.has_post(), &place.name("post_ffw_norm"))?,
+            ffn_post_norm: post_norm(has_ffn, "post_ffw_norm", loader)?,
             ffn_sum_norm: loader.norm_if(has_ffn && is_after_sum, &place.name("layer_output_norm"))?,
         })
     }

@@ -8,8 +8,8 @@ use tokenmill_backend::{
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
-    Descriptor, HeadLayer, ModelExecutor, ModelOptions, NormPlacement, OutputHead, PooledOutput,
-    PoolingDescriptor, Presence, build,
+    Descriptor, EmbeddingNorm, HeadLayer, ModelExecutor, ModelOptions, NormPlacement, OutputHead,
+    PooledOutput, PoolingDescriptor, Presence, build,
 };
 
 use crate::{
@@ -55,7 +55,7 @@ const ENCODERS: &[Variant] = &[
         });
     }),
     ("no norm before the first mixer, a norm in the head", |d| {
-        d.has_embedding_norm = true;
+        d.embedding_norm = Some(EmbeddingNorm::Weighted);
         d.layers[0].norms = NormPlacement::PreFfn;
         let head = &mut d.pooling.as_mut().expect("an encoder pools").head;
         head.push(HeadLayer::Linear {
@@ -85,7 +85,7 @@ fn bert(descriptor: &mut Descriptor) {
     descriptor.norm.kind = NormKind::Layer;
     descriptor.norm.bias = Presence::Required;
     descriptor.token_types = Presence::Required;
-    descriptor.has_embedding_norm = true;
+    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
     descriptor.has_output_norm = false;
     for layer in &mut descriptor.layers {
         layer.norms = NormPlacement::AfterSum;

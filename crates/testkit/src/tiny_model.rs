@@ -49,7 +49,7 @@ pub fn tiny_llama() -> Descriptor {
             temperature: None,
             qk_norm: None,
             is_normed_after_rope: false,
-            has_output_gate: false,
+            output_gate: None,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
         }),
@@ -70,12 +70,13 @@ pub fn tiny_llama() -> Descriptor {
         embedding_scale: 1.0,
         token_types: Presence::Absent,
         n_learned_positions: None,
-        has_embedding_norm: false,
+        embedding_norm: None,
         norm: NormDescriptor {
             kind: NormKind::Rms,
             eps: 1e-5,
             bias: Presence::Absent,
         },
+        post_norm_eps: None,
         ropes: vec![RopeDescriptor {
             style: RopeStyle::Norm,
             head_dim: 16,

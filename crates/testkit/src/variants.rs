@@ -5,9 +5,9 @@
 
 use tokenmill_backend::{Activation, KeyHeads, NormKind, RopeStyle, Temperature};
 use tokenmill_model::{
-    DeltaGates, DeltaNetDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, MixerDescriptor,
-    NormPlacement, OutputHead, Presence, QkNorm, Residual, RopeScaling, ShortConvDescriptor, SsmDescriptor,
-    SsmKind, YarnRounding,
+    DeltaGates, DeltaNetDescriptor, Descriptor, EmbeddingNorm, FfnDescriptor, LayerDescriptor,
+    MixerDescriptor, NormPlacement, OutputGate, OutputHead, Presence, QkNorm, Residual, RopeScaling,
+    ShortConvDescriptor, SsmDescriptor, SsmKind, YarnRounding,
 };
 
 use crate::{random::Random, tiny_model::tiny_llama};
@@ -36,7 +36,16 @@ pub const VARIANTS: &[Variant] = &[
     ("no norm before the mixer", |d| {
         d.layers[0].norms = NormPlacement::PreFfn;
     }),
-    ("a norm of the embeddings", |d| d.has_embedding_norm = true),
+    ("a norm of the embeddings", |d| {
+        d.embedding_norm = Some(EmbeddingNorm::Weighted);
+    }),
+    ("a norm of the embeddings without a weight", |d| {
+        d.embedding_norm = Some(EmbeddingNorm::Plain);
+    }),
+    ("another epsilon behind each half", |d| {
+        all(d, |layer| layer.norms = NormPlacement::PreAndPost);
+        d.post_norm_eps = Some(0.3);
+    }),
     ("kinds of tokens", |d| d.token_types = Presence::Required),
     ("parallel layers", |d| {
         all(d, |layer| layer.residual = Residual::Parallel);
@@ -46,6 +55,13 @@ pub const VARIANTS: &[Variant] = &[
     }),
     ("norm of q and k heads", |d| {
         all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::Head));
+    }),
+    ("norm of q and k heads without a weight", |d| {
+        all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::PlainHead));
+    }),
+    ("attention with a gate of its own", |d| {
+        d.layers[1].attention_mut().output_gate = Some(OutputGate::Apart);
+        d.layers[1].attention_mut().head_dim_v = 32;
     }),
     ("norm of q and k rows", |d| {
         all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::Row));
@@ -247,7 +263,7 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
     }),
     ("a delta net and gated attention", |d| {
         d.layers[0].mixer = MixerDescriptor::DeltaNet(DELTA_NET);
-        d.layers[1].attention_mut().has_output_gate = true;
+        d.layers[1].attention_mut().output_gate = Some(OutputGate::InQuery);
     }),
 ];
 

@@ -4,7 +4,7 @@
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 
-use crate::{Descriptor, Presence};
+use crate::{Descriptor, EmbeddingNorm, Presence};
 
 use super::{Architecture, Change, HfLayout};
 
@@ -52,7 +52,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 fn finish(descriptor: &mut Descriptor) {
     descriptor.norm.kind = NormKind::Layer;
     descriptor.norm.bias = Presence::Required;
-    descriptor.has_embedding_norm = true;
+    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
     descriptor.ropes.clear();
     for layer in &mut descriptor.layers {
         let attention = layer.attention_mut();

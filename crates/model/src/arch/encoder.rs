@@ -7,7 +7,8 @@ use serde_json::Value;
 use tokenmill_backend::{Activation, NormKind, Pooling};
 
 use crate::{
-    Descriptor, HeadLayer, LoadError, NormPlacement, OutputHead, PooledOutput, PoolingDescriptor, Presence,
+    Descriptor, EmbeddingNorm, HeadLayer, LoadError, NormPlacement, OutputHead, PooledOutput,
+    PoolingDescriptor, Presence,
 };
 
 use super::{GgufConfig, HfConfig};
@@ -48,7 +49,7 @@ pub(super) fn remove_rope(descriptor: &mut Descriptor) {
 pub(super) fn make_post_norm(descriptor: &mut Descriptor) {
     descriptor.norm.kind = NormKind::Layer;
     descriptor.norm.bias = Presence::Required;
-    descriptor.has_embedding_norm = true;
+    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
     descriptor.token_types = Presence::Optional;
     descriptor.has_output_norm = false;
     for layer in &mut descriptor.layers {

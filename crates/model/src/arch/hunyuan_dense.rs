@@ -4,9 +4,9 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, QkNorm};
+use crate::{Descriptor, LoadError, QkNorm};
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, HfConfig, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "hunyuan-dense",
@@ -25,17 +25,24 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
-        let bias = config.presence("attention_bias")?;
-        for layer in &mut descriptor.layers {
-            layer.attention_mut().qkv_bias = bias;
-            layer.attention_mut().output_bias = bias;
-        }
+        set_biases(config, &mut descriptor)?;
         finish(&mut descriptor);
         Ok(descriptor)
     },
 };
 
-fn finish(descriptor: &mut Descriptor) {
+/// Gives attention the biases that a configuration names.
+pub(super) fn set_biases(config: &HfConfig, descriptor: &mut Descriptor) -> Result<(), LoadError> {
+    let bias = config.presence("attention_bias")?;
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().qkv_bias = bias;
+        layer.attention_mut().output_bias = bias;
+    }
+    Ok(())
+}
+
+/// What both kinds share.
+pub(super) fn finish(descriptor: &mut Descriptor) {
     for layer in &mut descriptor.layers {
         layer.attention_mut().qk_norm = Some(QkNorm::Head);
         layer.attention_mut().is_normed_after_rope = true;

@@ -32,6 +32,7 @@ mod hf_experts;
 mod hf_layout;
 mod hf_rope;
 mod hunyuan_dense;
+mod hunyuan_moe;
 mod lfm2;
 mod llama;
 mod mamba;
@@ -39,6 +40,7 @@ mod mamba2;
 mod minimax_m2;
 mod mistral3;
 mod modern_bert;
+mod muse_glimmer;
 mod nemotron;
 mod nemotron_h;
 mod nomic_bert;
@@ -88,6 +90,7 @@ const ARCHITECTURES: &[Architecture] = &[
     falcon::ARCHITECTURE,
     gpt2::ARCHITECTURE,
     hunyuan_dense::ARCHITECTURE,
+    hunyuan_moe::ARCHITECTURE,
     command_r::COHERE2,
     command_r::COMMAND_R,
     ernie4_5::ARCHITECTURE,
@@ -112,6 +115,7 @@ const ARCHITECTURES: &[Architecture] = &[
     minimax_m2::ARCHITECTURE,
     mistral3::ARCHITECTURE,
     modern_bert::ARCHITECTURE,
+    muse_glimmer::ARCHITECTURE,
     nemotron::ARCHITECTURE,
     nomic_bert::ARCHITECTURE,
     nemotron_h::ARCHITECTURE,

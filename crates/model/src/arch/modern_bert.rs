@@ -5,7 +5,9 @@
 
 use tokenmill_backend::{Activation, NormKind, Pooling, RopeStyle};
 
-use crate::{Descriptor, NormPlacement, PoolingDescriptor, Presence, RopeDescriptor, RopeScaling};
+use crate::{
+    Descriptor, EmbeddingNorm, NormPlacement, PoolingDescriptor, Presence, RopeDescriptor, RopeScaling,
+};
 
 use super::{
     Architecture, HfLayout,
@@ -103,7 +105,7 @@ fn finish(descriptor: &mut Descriptor, is_sliding: &[bool], local_base: f32) {
     make_encoder(descriptor);
     descriptor.norm.kind = NormKind::Layer;
     descriptor.norm.bias = Presence::Optional;
-    descriptor.has_embedding_norm = true;
+    descriptor.embedding_norm = Some(EmbeddingNorm::Weighted);
     descriptor.ropes.push(RopeDescriptor {
         base: local_base,
         scaling: RopeScaling::None,

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{KeyHeads, RopeStyle};
 
-use crate::{DeltaGates, QkNorm};
+use crate::{DeltaGates, OutputGate, QkNorm};
 
 use super::{Architecture, HfLayout};
 
@@ -20,7 +20,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
                 layer.mixer = config.delta_net(KeyHeads::Tiled, DeltaGates::Apart)?;
             } else {
                 layer.attention_mut().qk_norm = Some(QkNorm::Head);
-                layer.attention_mut().has_output_gate = true;
+                layer.attention_mut().output_gate = Some(OutputGate::InQuery);
             }
         }
         descriptor.tensor_names = &[("ffn_norm.weight", "post_attention_norm.weight")];

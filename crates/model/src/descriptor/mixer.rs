@@ -84,10 +84,6 @@ impl MixerDescriptor {
 
 /// Attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "switches that have nothing to do with each other"
-)]
 pub struct AttentionDescriptor {
     /// Query heads.
     pub n_heads: usize,
@@ -119,8 +115,8 @@ pub struct AttentionDescriptor {
     pub qk_norm: Option<QkNorm>,
     /// Whether that norm comes after rope instead of before it.
     pub is_normed_after_rope: bool,
-    /// Whether each head's output is gated, by `sigmoid` of a second half that its query projection has.
-    pub has_output_gate: bool,
+    /// The gate of each head's output, through which it goes as `sigmoid(gate) * output`.
+    pub output_gate: Option<OutputGate>,
     /// Biases of q, k and v.
     pub qkv_bias: Presence,
     /// Bias of the output projection.
@@ -199,7 +195,7 @@ impl AttentionDescriptor {
         check(
             "value head width of gated attention",
             self.head_dim_v,
-            !self.has_output_gate || self.head_dim_v == self.head_dim_k,
+            self.output_gate != Some(OutputGate::InQuery) || self.head_dim_v == self.head_dim_k,
             "the width of a key head",
         )?;
         check_positive("attention scale", self.scale)?;
@@ -244,9 +240,20 @@ impl AttentionDescriptor {
     }
 }
 
-/// What a norm of queries and keys spans. It is an RMS norm with a weight.
+/// Where the gate of attention's output comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputGate {
+    /// From a second half that the query projection has, head by head.
+    InQuery,
+    /// From a projection of its own.
+    Apart,
+}
+
+/// What a norm of queries and keys spans. It is an RMS norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
+    /// Each head by itself, without a weight.
+    PlainHead,
     /// Each head by itself; one weight of the width of a head.
     Head,
     /// All heads of a token together.
@@ -274,7 +281,7 @@ mod tests {
             temperature: None,
             qk_norm: None,
             is_normed_after_rope: false,
-            has_output_gate: false,
+            output_gate: None,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
         };

@@ -10,7 +10,7 @@ mod pooling;
 mod recurrent;
 
 pub use ffn::{DenseDescriptor, FfnDescriptor, MoeDescriptor, RouterDescriptor, SharedDescriptor};
-pub use mixer::{AttentionDescriptor, MixerDescriptor, QkNorm};
+pub use mixer::{AttentionDescriptor, MixerDescriptor, OutputGate, QkNorm};
 pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
 pub use recurrent::{DeltaGates, DeltaNetDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind};
 
@@ -38,10 +38,12 @@ pub struct Descriptor {
     pub token_types: Presence,
     /// Positions that have an embedding of their own, added to that of the token; `None` where positions have none.
     pub n_learned_positions: Option<usize>,
-    /// Whether there is a norm of the embeddings.
-    pub has_embedding_norm: bool,
+    /// The norm of the embeddings, where there is one.
+    pub embedding_norm: Option<EmbeddingNorm>,
     /// All norms of the network but those of q and k are of this kind.
     pub norm: NormDescriptor,
+    /// The epsilon of the norms behind each half of a layer, where it is another.
+    pub post_norm_eps: Option<f32>,
     /// The distinct rotary embeddings of the layers.
     pub ropes: Vec<RopeDescriptor>,
     /// The layers, first to last.
@@ -87,6 +89,15 @@ pub struct NormDescriptor {
     pub eps: f32,
     /// Whether there is a bias in addition to the weight.
     pub bias: Presence,
+}
+
+/// The norm of the embeddings, which is of the network's kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingNorm {
+    /// With a weight.
+    Weighted,
+    /// Without a weight.
+    Plain,
 }
 
 /// One layer: a mixer, which moves information between positions, and a feed-forward network, which works on each.
@@ -219,12 +230,14 @@ impl Descriptor {
             !self.layers.is_empty(),
             "at least 1",
         )?;
-        check(
-            "norm epsilon",
-            self.norm.eps,
-            self.norm.eps >= 0.0 && self.norm.eps.is_finite(),
-            "a number, not negative",
-        )?;
+        for eps in [self.norm.eps, self.post_norm_eps.unwrap_or(0.0)] {
+            check(
+                "norm epsilon",
+                eps,
+                eps >= 0.0 && eps.is_finite(),
+                "a number, not negative",
+            )?;
+        }
         for (what, scale) in [
             ("embedding scale", self.embedding_scale),
             ("residual scale", self.residual_scale),

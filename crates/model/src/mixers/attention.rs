@@ -12,8 +12,8 @@ use tokenmill_backend::{
 };
 
 use crate::{
-    AttentionDescriptor, Descriptor, LoadError, NormDescriptor, Presence, QkNorm,
-    loader::{LayerPlace, Loader, RowsOf},
+    AttentionDescriptor, Descriptor, LoadError, NormDescriptor, OutputGate, Presence, QkNorm,
+    loader::{LayerPlace, Loader, RowsOf, plain_norm},
 };
 
 use super::MixerRows;
@@ -72,7 +72,7 @@ impl<M: Memory> AttentionMixer<M> {
         };
         let k = projection("attn_k", q_width, k_width)?;
         let v = projection("attn_v", q_width + k_width, v_width)?;
-        let (q, gate) = if attention.has_output_gate {
+        let (q, gate) = if attention.output_gate == Some(OutputGate::InQuery) {
             // The file has, head after head, the rows of the query and those of the gate.
             let mut half = |which| {
                 let rows = RowsOf {
@@ -87,6 +87,12 @@ impl<M: Memory> AttentionMixer<M> {
             (half(0)?, Some(half(1)?))
         } else {
             (projection("attn_q", 0, q_width)?, None)
+        };
+        let output_width = attention.n_heads * attention.head_dim_v;
+        let gate = if attention.output_gate == Some(OutputGate::Apart) {
+            Some(loader.linear(&name("attn_gate"), output_width, n_embd, Presence::Absent)?)
+        } else {
+            gate
         };
         Ok(Self {
             q,
@@ -108,12 +114,7 @@ impl<M: Memory> AttentionMixer<M> {
                 sinks,
                 slopes,
             },
-            output: loader.linear(
-                &name("attn_output"),
-                n_embd,
-                attention.n_heads * attention.head_dim_v,
-                attention.output_bias,
-            )?,
+            output: loader.linear(&name("attn_output"), n_embd, output_width, attention.output_bias)?,
         })
     }
 }
@@ -124,15 +125,16 @@ fn load_head_norm<M: Memory>(
     row_width: usize,
     loader: &mut Loader<'_, M>,
 ) -> Result<Option<Norm<M::Vector>>, LoadError> {
-    let width = match attention.qk_norm {
-        None => return Ok(None),
-        Some(QkNorm::Head) => attention.head_dim_k,
-        Some(QkNorm::Row) => row_width,
-    };
     let norm = NormDescriptor {
         kind: NormKind::Rms,
         eps: loader.descriptor.norm.eps,
         bias: Presence::Absent,
+    };
+    let width = match attention.qk_norm {
+        None => return Ok(None),
+        Some(QkNorm::PlainHead) => return Ok(Some(plain_norm(norm, attention.head_dim_k))),
+        Some(QkNorm::Head) => attention.head_dim_k,
+        Some(QkNorm::Row) => row_width,
     };
     loader.norm(name, width, norm).map(Some)
 }
@@ -224,7 +226,7 @@ impl<T> Heads<T> {
         let k = widest(AttentionDescriptor::k_width).unwrap_or(0);
         let v = widest(AttentionDescriptor::v_width).unwrap_or(0);
         let gated = (descriptor.attentions())
-            .filter(|attention| attention.has_output_gate)
+            .filter(|attention| attention.output_gate.is_some())
             .map(|attention| attention.n_heads * attention.head_dim_v)
             .max();
         let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);

@@ -1,0 +1,47 @@
+//! HunYuan with experts: as the dense one, with a softmax over experts and a network that all tokens go through.
+//!
+//! Source: transformers, `models/hunyuan_v1_moe/modeling_hunyuan_v1_moe.py`; llama.cpp, `src/models/hunyuan-moe.cpp`.
+
+use tokenmill_backend::RopeStyle;
+
+use super::{
+    Architecture, HfLayout,
+    gguf_experts::set_experts,
+    hunyuan_dense::{finish, set_biases},
+};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "hunyuan-moe",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        finish(&mut descriptor);
+        let mut moe = config.moe(true)?;
+        moe.shared = config.shared_experts(&moe)?;
+        set_experts(&mut descriptor, &moe, |_| true);
+        Ok(descriptor)
+    },
+    hf_classes: &["HunYuanMoEV1ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("self_attn.query_layernorm", "attn_q_norm"),
+            ("self_attn.key_layernorm", "attn_k_norm"),
+            ("mlp.gate.wg", "ffn_gate_inp"),
+            ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
+            ("mlp.experts.*.up_proj", "ffn_up_exps"),
+            ("mlp.experts.*.down_proj", "ffn_down_exps"),
+            ("mlp.shared_mlp.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_mlp.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_mlp.down_proj", "ffn_down_shexp"),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        set_biases(config, &mut descriptor)?;
+        finish(&mut descriptor);
+        let mut moe = config.moe(true)?;
+        moe.shared = config.shared_experts(&moe, &["num_shared_expert"])?;
+        set_experts(&mut descriptor, &moe, |_| true);
+        Ok(descriptor)
+    },
+};
