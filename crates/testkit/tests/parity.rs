@@ -34,11 +34,18 @@ const CPU: ParityDevice = ParityDevice {
 };
 
 /// Rows that exceed a limit with activations of 8 bits, and why. The naive backend meets the f32 limit in them.
-const FLIPS: &[(&str, &str, &str)] = &[(
-    "glm4_moe",
-    "Q4_K_M",
-    "a choice between experts that are nearly as good turns over; the reference program's own KL over all prompts is 8.3e-3",
-)];
+const FLIPS: &[(&str, &str, &str)] = &[
+    (
+        "glm4_moe",
+        "Q4_K_M",
+        "a choice between experts that are nearly as good turns over; the reference program's own KL over all prompts is 8.3e-3",
+    ),
+    (
+        "qwen3_next",
+        "Q4_K_M",
+        "choices between experts that are nearly as good turn over; the reference program's own KL is 3.5e-2, ours 7.6e-2",
+    ),
+];
 
 fn check_all(row: &'static str, device: &ParityDevice) {
     let mut comparisons = Comparisons::of(row);

@@ -143,7 +143,12 @@ impl GgufConfig<'_> {
         let n_heads = self.per_layer("attention.head_count", n_blocks)?;
         let n_kv_heads = self.opt_per_layer("attention.head_count_kv", n_blocks)?;
         let n_kv_heads = n_kv_heads.unwrap_or_else(|| n_heads.clone());
-        let n_ff = self.per_layer("feed_forward_length", n_blocks)?;
+        let n_ff = match self.opt_per_layer("feed_forward_length", n_blocks)? {
+            // Files of networks whose layers all have experts may leave it out.
+            None if self.n_experts()? > 0 => vec![0; n_blocks],
+            Some(n_ff) => n_ff,
+            None => self.per_layer("feed_forward_length", n_blocks)?,
+        };
         let default_head_dim = n_embd / n_heads.first().copied().unwrap_or(1).max(1);
         let head_dim_k = self
             .opt_usize("attention.key_length")?

@@ -55,7 +55,8 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
-fn with_shared(mut moe: MoeDescriptor, n_ff: Option<usize>) -> MoeDescriptor {
+/// Adds a network of a width that every token goes through, where it is not 0.
+pub(super) fn with_shared(mut moe: MoeDescriptor, n_ff: Option<usize>) -> MoeDescriptor {
     moe.shared = n_ff.filter(|&n_ff| n_ff > 0).map(|n_ff| SharedDescriptor {
         dense: DenseDescriptor {
             n_ff,

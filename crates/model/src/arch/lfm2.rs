@@ -1,12 +1,14 @@
-//! LFM2: gated short convolutions, and attention where a layer has KV heads.
+//! LFM2: gated short convolutions, and attention where a layer has KV heads; dense or with experts behind some dense layers.
+//!
+//! Source: transformers, `models/lfm2_moe/modeling_lfm2_moe.py`.
 
-use tokenmill_backend::RopeStyle;
+use tokenmill_backend::{ExpertScore, RopeStyle};
 
-use crate::QkNorm;
+use crate::{MoeDescriptor, Presence, QkNorm};
 
 use super::{Architecture, HfLayout};
 
-pub(super) const ARCHITECTURE: Architecture = Architecture {
+pub(super) const LFM2: Architecture = Architecture {
     name: "lfm2",
     from_gguf: |config| {
         let mut descriptor = config.decoder(RopeStyle::Neox)?;
@@ -24,3 +26,21 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_layout: HfLayout::LLAMA,
     from_hf: super::recurrent::no_folders,
 };
+
+pub(super) const LFM2_MOE: Architecture = Architecture {
+    name: "lfm2moe",
+    from_gguf: |config| {
+        let mut descriptor = (LFM2.from_gguf)(config)?;
+        config.set_experts(&mut descriptor, &experts(config.moe(true)?))?;
+        Ok(descriptor)
+    },
+    hf_classes: &[],
+    hf_layout: HfLayout::LLAMA,
+    from_hf: super::recurrent::no_folders,
+};
+
+fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
+    moe.router.score = ExpertScore::Sigmoid;
+    moe.router.choice_bias = Presence::Optional;
+    moe
+}

@@ -26,6 +26,7 @@ mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granitehybrid;
 mod granitemoe;
 mod hf_config;
 mod hf_experts;
@@ -107,8 +108,10 @@ const ARCHITECTURES: &[Architecture] = &[
     gpt_neox::ARCHITECTURE,
     gpt_oss::ARCHITECTURE,
     granite::ARCHITECTURE,
+    granitehybrid::ARCHITECTURE,
     granitemoe::ARCHITECTURE,
-    lfm2::ARCHITECTURE,
+    lfm2::LFM2,
+    lfm2::LFM2_MOE,
     llama::ARCHITECTURE,
     mamba::ARCHITECTURE,
     mamba2::ARCHITECTURE,
@@ -118,7 +121,8 @@ const ARCHITECTURES: &[Architecture] = &[
     muse_glimmer::ARCHITECTURE,
     nemotron::ARCHITECTURE,
     nomic_bert::ARCHITECTURE,
-    nemotron_h::ARCHITECTURE,
+    nemotron_h::NEMOTRON_H,
+    nemotron_h::NEMOTRON_H_MOE,
     olmo2::ARCHITECTURE,
     olmoe::ARCHITECTURE,
     phi2::ARCHITECTURE,
@@ -129,7 +133,9 @@ const ARCHITECTURES: &[Architecture] = &[
     qwen3::QWEN3,
     qwen3::QWEN3_VL,
     qwen3moe::ARCHITECTURE,
-    qwen35::ARCHITECTURE,
+    qwen35::QWEN_35,
+    qwen35::QWEN_35_MOE,
+    qwen35::QWEN_3_NEXT,
     seed_oss::ARCHITECTURE,
     smollm3::ARCHITECTURE,
     stablelm::ARCHITECTURE,

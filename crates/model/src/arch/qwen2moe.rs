@@ -43,7 +43,8 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     },
 };
 
-fn with_gated_network(mut moe: MoeDescriptor, n_ff: usize) -> MoeDescriptor {
+/// Adds a network of a width that every token goes through, with a gate.
+pub(super) fn with_gated_network(mut moe: MoeDescriptor, n_ff: usize) -> MoeDescriptor {
     moe.shared = Some(SharedDescriptor {
         dense: DenseDescriptor {
             n_ff,
