@@ -5,7 +5,9 @@
 
 use tokenmill_backend::{BackendError, ExecutorLimits, Memory, Norm};
 
-use crate::{Descriptor, OutputHead, ffn::FfnBuffers, mixers::MixerBuffers, pooler::PoolBuffers};
+use crate::{
+    Descriptor, MixerDescriptor, OutputHead, ffn::FfnBuffers, mixers::MixerBuffers, pooler::PoolBuffers,
+};
 
 /// The buffers of a network. They are allocated once and never move.
 pub(crate) struct Activations<T, R> {
@@ -31,6 +33,8 @@ pub(crate) struct Rows<T> {
     pub(crate) normed: T,
     /// What a mixer gives to its projection.
     pub(crate) mixed: T,
+    /// What the second of two mixers gives to its own, where a layer has two.
+    pub(crate) mixed_beside: Option<T>,
 }
 
 impl<T> Rows<T> {
@@ -56,6 +60,11 @@ impl<T, R> Activations<T, R> {
         let n_embd = descriptor.n_embd;
         let widths = (descriptor.layers.iter()).map(|layer| layer.mixer.output_width());
         let mixed = widths.max().unwrap_or(0);
+        let beside = (descriptor.layers.iter()).filter_map(|layer| match &layer.mixer {
+            MixerDescriptor::Both { ssm, .. } => Some(ssm.inner_width()),
+            _ => None,
+        });
+        let beside = beside.max();
         let n_logit_rows = if descriptor.head == OutputHead::None {
             1
         } else {
@@ -67,6 +76,7 @@ impl<T, R> Activations<T, R> {
                 hidden: of_tokens(n_embd)?,
                 normed: of_tokens(n_embd)?,
                 mixed: of_tokens(mixed)?,
+                mixed_beside: beside.map(&mut of_tokens).transpose()?,
             })
         };
         Ok(Self {

@@ -25,7 +25,7 @@ use crate::{
     Residual,
     activations::{Activations, Rows},
     ffn::FfnBuffers,
-    mixers::MixerRows,
+    mixers::{MixedRows, MixerRows},
     network::{Layer, Network},
     pooler::Pooler,
 };
@@ -82,6 +82,7 @@ pub(crate) fn forward<B: Backend>(
                     None => &tokens.hidden,
                 },
                 mixed: &mut tokens.mixed,
+                mixed_beside: tokens.mixed_beside.as_mut(),
             };
             mixer.mix(backend, &network.ropes, shape, &mut rows, mixers, wants_output)?;
         }
@@ -131,13 +132,13 @@ fn pick_outputs<B: Backend>(
     let rows = RowSet::Outputs;
     backend.gather(rows, shape, n_embd, &tokens.hidden, &mut outputs.hidden)?;
     if let Some(mixer) = &layer.mixer {
-        backend.gather(
-            rows,
-            shape,
-            mixer.output_width(),
-            &tokens.mixed,
-            &mut outputs.mixed,
-        )?;
+        let (width, width_beside) = mixer.output_widths();
+        backend.gather(rows, shape, width, &tokens.mixed, &mut outputs.mixed)?;
+        if let (Some(width), Some(from), Some(to)) =
+            (width_beside, &tokens.mixed_beside, &mut outputs.mixed_beside)
+        {
+            backend.gather(rows, shape, width, from, to)?;
+        }
     }
     if layer.mixer.is_none() || layer.residual == Residual::Parallel {
         backend.gather(rows, shape, n_embd, &tokens.normed, &mut outputs.normed)?;
@@ -167,7 +168,7 @@ impl<B: Backend> Halves<'_, B> {
             Residual::Sequential => {
                 let layer = self.layer;
                 if layer.mixer.is_some() {
-                    self.project(backend, &rows.mixed, delta)?;
+                    self.project(backend, rows, delta)?;
                     let next_norm = if has_ffn { ffn_norm } else { self.next_norm };
                     self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), next_norm, rows)?;
                 }
@@ -184,16 +185,27 @@ impl<B: Backend> Halves<'_, B> {
                 }
                 self.feed_forward(backend, &rows.normed, ffns, delta)?;
                 self.add_norm(backend, delta, None, None, rows)?;
-                self.project(backend, &rows.mixed, delta)?;
+                self.project(backend, rows, delta)?;
                 self.add_norm(backend, delta, None, self.next_norm, rows)
             }
         }
     }
 
     /// `delta = norm(project(mixed))`, without the norm where the layer has none there.
-    fn project(&self, backend: &mut B, mixed: &B::Buffer, delta: &mut B::Buffer) -> Result<(), BackendError> {
+    fn project(
+        &self,
+        backend: &mut B,
+        rows: &mut Rows<B::Buffer>,
+        delta: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
         let mixer = self.layer.mixer.as_ref().expect("a layer with a mixer");
-        mixer.project(backend, mixed, self.n_rows, delta)?;
+        let mut mixed = MixedRows {
+            mixed: &rows.mixed,
+            mixed_beside: rows.mixed_beside.as_ref(),
+            // The mixer has read them, and the next norm writes them.
+            scratch: &mut rows.normed,
+        };
+        mixer.project(backend, &mut mixed, self.n_rows, delta)?;
         self.norm_if_present(backend, self.layer.mixer_post_norm.as_ref(), delta)
     }
 

@@ -261,6 +261,20 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
             bias: Presence::Required,
         });
     }),
+    ("attention and Mamba 2 next to each other", |d| {
+        d.layers[1].mixer = both(d, MAMBA_2);
+    }),
+    ("attention and Mamba 2 of another width in parallel layers", |d| {
+        let ssm = SsmDescriptor {
+            n_heads: 6,
+            ..MAMBA_2
+        };
+        let mixer = both(d, ssm);
+        all(d, |layer| {
+            layer.mixer = mixer.clone();
+            layer.residual = Residual::Parallel;
+        });
+    }),
     ("a delta net and gated attention", |d| {
         d.layers[0].mixer = MixerDescriptor::DeltaNet(DELTA_NET);
         d.layers[1].attention_mut().output_gate = Some(OutputGate::InQuery);
@@ -287,6 +301,14 @@ const MAMBA_2: SsmDescriptor = SsmDescriptor {
     conv_bias: Presence::Required,
     bias: Presence::Absent,
 };
+
+/// The attention of the first layer next to a state space model.
+fn both(d: &mut Descriptor, ssm: SsmDescriptor) -> MixerDescriptor {
+    MixerDescriptor::Both {
+        attention: d.layers[0].attention_mut().clone(),
+        ssm,
+    }
+}
 
 fn mamba(has_norms: bool) -> SsmDescriptor {
     SsmDescriptor {

@@ -14,6 +14,7 @@ mod eurobert;
 mod exaone4;
 mod exaone_moe;
 mod falcon;
+mod falcon_h1;
 mod gemma;
 mod gemma2;
 mod gemma3;
@@ -89,6 +90,7 @@ const ARCHITECTURES: &[Architecture] = &[
     bert::ROBERTA,
     bloom::ARCHITECTURE,
     falcon::ARCHITECTURE,
+    falcon_h1::ARCHITECTURE,
     gpt2::ARCHITECTURE,
     hunyuan_dense::ARCHITECTURE,
     hunyuan_moe::ARCHITECTURE,

@@ -25,6 +25,13 @@ pub enum MixerDescriptor {
     Ssm(SsmDescriptor),
     /// A gated short convolution.
     ShortConv(ShortConvDescriptor),
+    /// Attention and a state space model that read the same rows; what they give is added up.
+    Both {
+        /// The attention.
+        attention: AttentionDescriptor,
+        /// The state space model.
+        ssm: SsmDescriptor,
+    },
 }
 
 impl MixerDescriptor {
@@ -36,7 +43,7 @@ impl MixerDescriptor {
     /// The attention, where the mixer is one.
     pub fn attention(&self) -> Option<&AttentionDescriptor> {
         match self {
-            Self::Attention(attention) => Some(attention),
+            Self::Attention(attention) | Self::Both { attention, .. } => Some(attention),
             _ => None,
         }
     }
@@ -44,7 +51,7 @@ impl MixerDescriptor {
     /// The state space model, where the mixer has one.
     pub fn ssm(&self) -> Option<&SsmDescriptor> {
         match self {
-            Self::Ssm(ssm) => Some(ssm),
+            Self::Ssm(ssm) | Self::Both { ssm, .. } => Some(ssm),
             _ => None,
         }
     }
@@ -54,16 +61,17 @@ impl MixerDescriptor {
         match self {
             Self::None | Self::Attention(_) => None,
             Self::DeltaNet(net) => Some(net.state_shape()),
-            Self::Ssm(ssm) => Some(ssm.state_shape()),
+            Self::Ssm(ssm) | Self::Both { ssm, .. } => Some(ssm.state_shape()),
             Self::ShortConv(conv) => Some(conv.state_shape()),
         }
     }
 
-    /// Width of a row that the mixer gives to its output projection.
+    /// Width of a row that the mixer gives to its output projection; of two, the wider.
     pub fn output_width(&self) -> usize {
         match self {
             Self::None => 0,
-            Self::Attention(attention) => attention.n_heads * attention.head_dim_v,
+            Self::Attention(attention) => attention.output_width(),
+            Self::Both { attention, ssm } => attention.output_width().max(ssm.inner_width()),
             Self::DeltaNet(net) => net.v_width(),
             Self::Ssm(ssm) => ssm.inner_width(),
             Self::ShortConv(conv) => conv.n_channels,
@@ -78,6 +86,10 @@ impl MixerDescriptor {
             Self::DeltaNet(net) => net.validate(),
             Self::Ssm(ssm) => ssm.validate(),
             Self::ShortConv(conv) => conv.validate(),
+            Self::Both { attention, ssm } => {
+                attention.validate(ropes)?;
+                ssm.validate()
+            }
         }
     }
 }
@@ -137,6 +149,11 @@ impl AttentionDescriptor {
     /// Width of a token's values, all heads.
     pub fn v_width(&self) -> usize {
         self.n_kv_heads * self.head_dim_v
+    }
+
+    /// Width of what all heads give for a token.
+    pub fn output_width(&self) -> usize {
+        self.n_heads * self.head_dim_v
     }
 
     /// The slope of each head under ALiBi.

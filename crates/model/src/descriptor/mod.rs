@@ -120,7 +120,7 @@ impl LayerDescriptor {
     /// Where the mixer is of another kind: the file that made the layer knows it.
     pub fn attention_mut(&mut self) -> &mut AttentionDescriptor {
         match &mut self.mixer {
-            MixerDescriptor::Attention(attention) => attention,
+            MixerDescriptor::Attention(attention) | MixerDescriptor::Both { attention, .. } => attention,
             other => panic!("{other:?} is no attention"),
         }
     }

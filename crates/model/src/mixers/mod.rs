@@ -27,6 +27,8 @@ pub(crate) enum Mixer<M: Memory> {
     DeltaNet(DeltaNetMixer<M>),
     Ssm(SsmMixer<M>),
     ShortConv(ShortConvMixer<M>),
+    /// Attention and a state space model next to each other.
+    Both(AttentionMixer<M>, SsmMixer<M>),
 }
 
 /// The buffers in which mixers of each kind work, where the network has a layer of that kind.
@@ -43,6 +45,16 @@ pub(crate) struct MixerRows<'a, T> {
     pub(crate) input: &'a T,
     /// What the mixer gives to its projection, `[T, output_width]`.
     pub(crate) mixed: &'a mut T,
+    /// Of two mixers next to each other, what the second gives to its own.
+    pub(crate) mixed_beside: Option<&'a mut T>,
+}
+
+/// What a mixer reads to project what it mixed.
+pub(crate) struct MixedRows<'a, T> {
+    pub(crate) mixed: &'a T,
+    pub(crate) mixed_beside: Option<&'a T>,
+    /// Rows as wide as the stream, for the second of two projections until it is added.
+    pub(crate) scratch: &'a mut T,
 }
 
 impl<M: Memory> Mixer<M> {
@@ -61,18 +73,30 @@ impl<M: Memory> Mixer<M> {
             MixerDescriptor::ShortConv(conv) => {
                 ShortConvMixer::load(place, conv, loader).map(Self::ShortConv)
             }
+            MixerDescriptor::Both { attention, ssm } => {
+                let attention = AttentionMixer::load(place, attention, loader)?;
+                SsmMixer::load(place, ssm, loader).map(|ssm| Self::Both(attention, ssm))
+            }
         };
         mixer.map(Some)
     }
 
-    /// Width of a row that [`Mixer::project`] reads.
-    pub(crate) fn output_width(&self) -> usize {
-        self.output().n_in
+    /// Widths of the rows that [`Mixer::project`] reads.
+    pub(crate) fn output_widths(&self) -> (usize, Option<usize>) {
+        (self.output().n_in, self.output_beside().map(|output| output.n_in))
+    }
+
+    /// The output projection of the second of two mixers.
+    fn output_beside(&self) -> Option<&Linear<M::Matrix, M::Vector>> {
+        match self {
+            Self::Both(_, ssm) => Some(&ssm.output),
+            _ => None,
+        }
     }
 
     fn output(&self) -> &Linear<M::Matrix, M::Vector> {
         match self {
-            Self::Attention(attention) => &attention.output,
+            Self::Attention(attention) | Self::Both(attention, _) => &attention.output,
             Self::DeltaNet(net) => &net.output,
             Self::Ssm(ssm) => &ssm.output,
             Self::ShortConv(conv) => &conv.output,
@@ -128,6 +152,17 @@ impl<B: Backend> Mixer<B> {
                 let buffers = buffers.short_conv.as_mut().expect("allocated for convolutions");
                 conv.mix(backend, shape, rows, buffers, wants_output)
             }
+            Self::Both(attention, ssm) => {
+                let heads = buffers.heads.as_mut().expect("allocated for attention");
+                attention.mix(backend, ropes, shape, rows, heads, wants_output)?;
+                let mut rows = MixerRows {
+                    input: rows.input,
+                    mixed: rows.mixed_beside.as_mut().expect("allocated for two mixers"),
+                    mixed_beside: None,
+                };
+                let buffers = buffers.ssm.as_mut().expect("allocated for state space models");
+                ssm.mix(backend, shape, &mut rows, buffers, wants_output)
+            }
         }
     }
 
@@ -135,11 +170,16 @@ impl<B: Backend> Mixer<B> {
     pub(crate) fn project(
         &self,
         backend: &mut B,
-        mixed: &B::Buffer,
+        rows: &mut MixedRows<'_, B::Buffer>,
         n_rows: usize,
         output: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        backend.linear(self.output(), mixed, n_rows, output)
+        backend.linear(self.output(), rows.mixed, n_rows, output)?;
+        let (Some(beside), Some(mixed)) = (self.output_beside(), rows.mixed_beside) else {
+            return Ok(());
+        };
+        backend.linear(beside, mixed, n_rows, rows.scratch)?;
+        backend.add(1.0, n_rows, beside.n_out, output, rows.scratch)
     }
 }
 
