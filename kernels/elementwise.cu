@@ -17,7 +17,7 @@ KERNEL __launch_bounds__(256) activation(float* rows, const float* up, int kind,
     if (i >= width) return;
     size_t at = (size_t)blockIdx.y * width + i;
     float value = activate(kind, rows[at]);
-    if (up) value *= up[at];
+    if (up) value *= other_factor(kind, up[at]);
     rows[at] = value;
     if (yq) quantize_group(value, q8_row(yq, blockIdx.y, width), q8_scales(ys, blockIdx.y, width), i / WARP, width / WARP);
 }

@@ -31,7 +31,10 @@ DEVICE void write_gated(const Gated& out, int n_rows, const Sums& sums) {
         float gate_add = out.gate_bias ? out.gate_bias[row] : 0.0f, up_add = out.up_bias ? out.up_bias[row] : 0.0f;
 #pragma unroll
         for (int m = 0; m < M; m++) {
-            if (lane == m) tile[m][local] = activate(out.activation, acc[0][m] + gate_add) * (acc[1][m] + up_add);
+            if (lane == m) {
+                float up = other_factor(out.activation, acc[1][m] + up_add);
+                tile[m][local] = activate(out.activation, acc[0][m] + gate_add) * up;
+            }
         }
     }
     __syncthreads();

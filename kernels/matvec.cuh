@@ -14,11 +14,14 @@ struct Input {
     const int8_t* bytes;
     const Q8Scale* scales;
     int n_rows, n_in;
+
+    // Rows beyond the last repeat it; their sums are not stored.
+    __device__ __forceinline__ int row(int m) const { return min(m, n_rows - 1); }
 };
 
 // Adds what group g of each row contributes.
-template <class F, int M, int R>
-DEVICE void add_group(const typename F::Raw (&raw)[R], int g, const Input<M>& x, float (&acc)[R][M]) {
+template <class F, int M, int R, class X>
+DEVICE void add_group(const typename F::Raw (&raw)[R], int g, const X& x, float (&acc)[R][M]) {
     const int groups = x.n_in / GROUP;
     int v[R][8];
     float2 so[R][2];
@@ -30,8 +33,7 @@ DEVICE void add_group(const typename F::Raw (&raw)[R], int g, const Input<M>& x,
     }
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        // Rows beyond the last repeat it; their sums are not stored.
-        int row = min(m, x.n_rows - 1);
+        int row = x.row(m);
         const uint4* bytes = (const uint4*)q8_row(x.bytes, row, x.n_in);
         uint4 low = __ldg(bytes + g), high = __ldg(bytes + groups + g);
         uint2 record = __ldg((const uint2*)q8_scales(x.scales, row, x.n_in) + g);
@@ -56,12 +58,13 @@ DEVICE void add_group(const typename F::Raw (&raw)[R], int g, const Input<M>& x,
     }
 }
 
-// Sums of R rows with M inputs over a lane's groups. `base[r]` is the index of row r's first group in `f[r]`.
+// Sums of R rows with M inputs over a lane's groups; X is an `Input`, or names its rows in another way. `base[r]` is the index of row
+// r's first group in `f[r]`.
 //
 // Where a format has a few bytes for each superblock, the warp loads those of 16 superblocks of both rows at once, a lane one, and
 // hands them out: loaded with their groups, every sector of them would be asked for four times.
-template <class F, int M, int R>
-DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const Input<M>& x, float (&acc)[R][M]) {
+template <class F, int M, int R, class X>
+DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const X& x, float (&acc)[R][M]) {
     constexpr int UNROLL = M <= 4 ? 2 : 1;  // groups of a row in flight
     const int groups = x.n_in / GROUP, lane = threadIdx.x % WARP;
     if constexpr (F::SHARES_SUPERS) {
@@ -87,7 +90,7 @@ DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const Input<M>& x
 #pragma unroll
                 for (int u = 0; u < UNROLL; u++) {
                     int g = first + WARP * u + lane;
-                    if (g < groups) add_group<F, M, R>(raw[u], g, x, acc);
+                    if (g < groups) add_group<F, M, R, X>(raw[u], g, x, acc);
                 }
             }
         }
@@ -106,7 +109,7 @@ DEVICE void dot_rows(const F (&f)[R], const size_t (&base)[R], const Input<M>& x
 #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 int g = first + WARP * u;
-                if (g < groups) add_group<F, M, R>(raw[u], g, x, acc);
+                if (g < groups) add_group<F, M, R, X>(raw[u], g, x, acc);
             }
         }
     }

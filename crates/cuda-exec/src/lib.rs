@@ -26,7 +26,7 @@
 //! row[12..16].fill(1); // and of the last four
 //! row[16..].fill(0x33);
 //! let mut uploader = Uploader::new(&device);
-//! let usage = MatrixUse { is_table: false, is_factor: true };
+//! let usage = MatrixUse { is_table: false, is_factor: true, is_of_experts: false };
 //! let matrix = uploader.upload(TensorType::Q4_K, [1, 256], &row, usage)?;
 //! uploader.finish()?;
 //!
@@ -77,9 +77,10 @@ pub use kv::{KvLayer, KvLayerMut, KvStore};
 pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use ops::{
-    ArgmaxScratch, AttentionScratch, AttentionStep, GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN,
-    Ops, Product, Q8Scale, QuantizedMut, QuantizedRows, QuantizedView, RopeTargets, SampleInputs,
-    SampleOutputs, SampleRecord, StepPlaces, TokenIds, TokenRuns,
+    ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, DeviceRoutes, ExpertRows, GatedProduct,
+    LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, Ops, Product, Q8Scale, QuantizedMut, QuantizedRows,
+    QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs, SampleRecord, StepPlaces, TokenIds,
+    TokenRuns,
 };
 pub use self_test::self_test;
 

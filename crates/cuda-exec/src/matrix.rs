@@ -26,6 +26,8 @@ pub struct MatrixUse {
     pub is_table: bool,
     /// It is multiplied.
     pub is_factor: bool,
+    /// It is the matrices of experts, one after the other.
+    pub is_of_experts: bool,
 }
 
 /// The kernels for weights of one type.
@@ -37,6 +39,8 @@ pub(crate) struct MatrixKernels {
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
+    /// For runs of up to 1, 2, 4 and 8 rows of an expert.
+    pub(crate) experts: Option<[Kernel; 4]>,
 }
 
 /// A kernel that multiplies tiles, one a thread block.
@@ -105,15 +109,21 @@ impl MatrixKernels {
             };
             Ok([only, only])
         };
-        let sizes = |prefix: &str| -> Result<[Kernel; 4]> {
+        let sizes_of = |module: &str, prefix: &str| -> Result<[Kernel; 4]> {
             Ok([
-                device.kernel(&matvec, &format!("{prefix}_m1"))?,
-                device.kernel(&matvec, &format!("{prefix}_m2"))?,
-                device.kernel(&matvec, &format!("{prefix}_m4"))?,
-                device.kernel(&matvec, &format!("{prefix}_m8"))?,
+                device.kernel(module, &format!("{prefix}_m1"))?,
+                device.kernel(module, &format!("{prefix}_m2"))?,
+                device.kernel(module, &format!("{prefix}_m4"))?,
+                device.kernel(module, &format!("{prefix}_m8"))?,
             ])
         };
+        let sizes = |prefix: &str| sizes_of(&matvec, prefix);
         Ok(Self {
+            experts: if usage.is_of_experts {
+                Some(sizes_of(&format!("experts_{suffix}"), "experts")?)
+            } else {
+                None
+            },
             embed: if usage.is_table {
                 Some(device.kernel(&embed, "embed")?)
             } else {

@@ -21,19 +21,21 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 7] = [
+const PLAIN: [(&str, &str, &[&str]); 8] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
     ("elementwise", "elementwise.cu", &[]),
     ("norm", "norm.cu", &[]),
     ("rope_kv", "rope_kv.cu", &[]),
+    ("route", "route.cu", &[]),
     ("sample", "sample.cu", &["-fmad=false"]),
 ];
 
 /// Modules that every weight type has, with the sources for quantized and for float weights.
-const TYPED: [(&str, &str, &str); 3] = [
+const TYPED: [(&str, &str, &str); 4] = [
     ("embed", "embed.cu", "embed_float.cu"),
+    ("experts", "experts.cu", "experts_float.cu"),
     ("matmul", "matmul.cu", "matmul_float.cu"),
     ("matvec", "matvec.cu", "matvec_float.cu"),
 ];

@@ -29,6 +29,7 @@ pub fn self_test(device: &Device) -> Result<()> {
     let usage = MatrixUse {
         is_table: false,
         is_factor: true,
+        is_of_experts: false,
     };
     let matrix = uploader.upload(TensorType::Q4_K, [1, WIDTH], &row, usage)?;
     uploader.finish()?;

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 35] = [
+const ROWS: [Row; 36] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -76,6 +76,11 @@ const ROWS: [Row; 35] = [
         "commands on a folder",
         "no reference: a folder by transformers",
         6,
+    ),
+    row(
+        "experts on a GPU",
+        "the CPU: greedy text of files by llama.cpp",
+        0,
     ),
     row(
         "a network without GPU kernels",

@@ -29,6 +29,9 @@ macro_rules! suite {
 suite!(
     networks_agree_with_the_oracle,
     rounded_types_agree_with_the_oracle,
+    experts_agree_with_the_oracle,
+    rounded_experts_agree_with_the_oracle,
+    rows_of_experts_do_not_depend_on_company,
     rows_do_not_depend_on_company,
     only_the_rows_asked_for_come_back,
     sampled_rows_feed_the_next_step,

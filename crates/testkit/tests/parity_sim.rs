@@ -20,8 +20,8 @@ const SIM: ParityDevice = ParityDevice {
     },
 };
 
-/// Exact types of each architecture, where greedy tokens are compared, and one of each way that quantized weights lie.
-const CASES: [(&str, &str, KvType); 9] = [
+/// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, and experts.
+const CASES: [(&str, &str, KvType); 11] = [
     ("llama", "F32", KvType::F16),
     ("llama", "BF16", KvType::F32),
     ("llama", "Q4_K_M", KvType::F32),
@@ -31,6 +31,8 @@ const CASES: [(&str, &str, KvType); 9] = [
     ("olmo2", "F32", KvType::F32),
     ("qwen2", "F32", KvType::F32),
     ("qwen3", "F32", KvType::F32),
+    ("qwen2_moe", "F32", KvType::F32),
+    ("gpt_oss_mxfp4", "MXFP4", KvType::F32),
 ];
 
 #[test]

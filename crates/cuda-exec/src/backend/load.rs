@@ -79,8 +79,9 @@ impl CudaBackend {
 
     pub(super) fn load_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
         let usage = crate::MatrixUse {
-            is_table: data.usage != MatrixUsage::Linear,
-            is_factor: data.usage != MatrixUsage::Embedding,
+            is_table: matches!(data.usage, MatrixUsage::Embedding | MatrixUsage::Tied),
+            is_factor: matches!(data.usage, MatrixUsage::Linear | MatrixUsage::Tied),
+            is_of_experts: matches!(data.usage, MatrixUsage::Experts(_)),
         };
         if usage.is_factor && !self.factor_types.contains(&data.ty) {
             // All modules are loaded with the weights, since a capture can load none.
@@ -111,6 +112,21 @@ impl CudaBackend {
     pub(super) fn make_buffer(&mut self, max_rows: usize, width: usize) -> Result<CudaBuffer, BackendError> {
         self.epoch += 1;
         Ok(CudaBuffer::new(&self.device, max_rows, width)?)
+    }
+
+    pub(super) fn make_routes(
+        &mut self,
+        max_rows: usize,
+        n_experts: usize,
+        n_used: usize,
+    ) -> Result<crate::DeviceRoutes, BackendError> {
+        self.epoch += 1;
+        Ok(crate::DeviceRoutes::new(
+            &self.device,
+            max_rows,
+            n_experts,
+            n_used,
+        )?)
     }
 
     pub(super) fn make_kv_store(&mut self, layout: &KvLayout) -> Result<(), BackendError> {

@@ -4,9 +4,10 @@
 //! queues work on the device and neither allocates nor waits.
 
 use tokenmill_backend::{
-    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ForwardBatch, KvLayout, Linear,
-    LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, RopeStoreKv,
-    RowSet, SamplingMode, StateLayout, StepOutput, StepShape, StepTrace, Temperature,
+    Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
+    KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
+    Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape, StepTrace,
+    Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -24,7 +25,7 @@ impl Memory for CudaBackend {
     type Matrix = crate::Matrix;
     type Vector = crate::Buffer<f32>;
     type Buffer = CudaBuffer;
-    type Routes = std::convert::Infallible;
+    type Routes = crate::DeviceRoutes;
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<crate::Matrix, BackendError> {
         self.load_matrix(data)
@@ -40,14 +41,11 @@ impl Memory for CudaBackend {
 
     fn alloc_routes(
         &mut self,
-        _: usize,
-        _: usize,
-        _: usize,
-    ) -> Result<std::convert::Infallible, BackendError> {
-        Err(BackendError::Unsupported {
-            feature: "networks with experts".to_owned(),
-            device: Self::NAME,
-        })
+        max_rows: usize,
+        n_experts: usize,
+        n_used: usize,
+    ) -> Result<crate::DeviceRoutes, BackendError> {
+        self.make_routes(max_rows, n_experts, n_used)
     }
 }
 
@@ -67,8 +65,11 @@ impl Backend for CudaBackend {
             // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
             Allocation::KvPage(layout) => crate::KvStore::page_bytes(layout),
             Allocation::State(layout) => layout.state_bytes(),
-            // Refused when it is made.
-            Allocation::Routes { .. } => 0,
+            Allocation::Routes {
+                max_rows,
+                n_experts,
+                n_used,
+            } => crate::DeviceRoutes::device_bytes(max_rows, n_experts, n_used),
             Allocation::Workspace(network, limits) => Self::size_of_workspace(network, limits),
         }
     }
@@ -485,6 +486,17 @@ impl Backend for CudaBackend {
                 quantized: out_form,
             },
         )?)
+    }
+
+    fn experts_gated(
+        &mut self,
+        activation: Activation,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, CudaBuffer>,
+        gate: LinearJob<'_, Self>,
+        up: LinearJob<'_, Self>,
+    ) -> Result<(), BackendError> {
+        self.gate_experts(activation, routed, input, gate, up)
     }
 
     fn add_norm(

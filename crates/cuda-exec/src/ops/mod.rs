@@ -7,6 +7,7 @@ mod argmax;
 mod attention;
 mod elementwise;
 mod embed;
+mod experts;
 mod linear;
 mod norm;
 mod rope_kv;
@@ -28,6 +29,7 @@ use crate::{
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub use attention::{AttentionScratch, AttentionStep, TokenRuns};
 pub use embed::TokenIds;
+pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
 pub use linear::{GatedProduct, LinearInput, Product};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
@@ -171,6 +173,9 @@ pub struct Ops {
     /// For heads of up to 64 and of up to 128 values.
     attention_prefill: [Kernel; 2],
     sample_rows: Kernel,
+    route_rows: Kernel,
+    sort_choices: Kernel,
+    combine_choices: Kernel,
     /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
     pairs: [Option<[Kernel; 4]>; PAIRS.len()],
 }
@@ -211,6 +216,9 @@ impl Ops {
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
             attention_prefill: attention::load_prefill(device)?,
             sample_rows: device.kernel("sample", "sample_rows")?,
+            route_rows: device.kernel("route", "route_rows")?,
+            sort_choices: device.kernel("route", "sort_choices")?,
+            combine_choices: device.kernel("route", "combine")?,
             pairs: [None; PAIRS.len()],
             device: device.clone(),
         })

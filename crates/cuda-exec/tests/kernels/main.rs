@@ -4,6 +4,7 @@ mod argmax;
 mod attention;
 mod bench;
 mod embed;
+mod experts;
 mod matvec;
 mod norm;
 mod planted;

@@ -8,16 +8,16 @@ use tokenmill_testkit::Random;
 use crate::bench::{NULL, Quantized, Sim, assert_close, is_float, random_matrix, types};
 
 /// Rounding of sums in f32, relative to the sum of magnitudes: a lane adds few terms, then a tree adds the lanes.
-const TOLERANCE: f64 = 2e-6;
+pub(crate) const TOLERANCE: f64 = 2e-6;
 
 /// The rows of a product, as f32 or quantized.
-enum Input {
+pub(crate) enum Input {
     Float(DevicePtr),
     Quantized(Quantized),
 }
 
 impl Input {
-    fn append(&self, arguments: Arguments) -> Arguments {
+    pub(crate) fn append(&self, arguments: Arguments) -> Arguments {
         match self {
             Self::Float(x) => arguments.ptr(*x),
             Self::Quantized(x) => arguments.ptr(x.bytes).ptr(x.scales),
@@ -26,7 +26,7 @@ impl Input {
 }
 
 /// Uploads rows as the type's kernels want them; gives their exact values too.
-fn upload(sim: &mut Sim, ty: TensorType, rows: &[f32], n_in: usize) -> (Input, Vec<f64>) {
+pub(crate) fn upload(sim: &mut Sim, ty: TensorType, rows: &[f32], n_in: usize) -> (Input, Vec<f64>) {
     if is_float(ty) {
         let exact = rows.iter().map(|&x| f64::from(x)).collect();
         return (Input::Float(sim.f32s(rows)), exact);
@@ -37,7 +37,7 @@ fn upload(sim: &mut Sim, ty: TensorType, rows: &[f32], n_in: usize) -> (Input, V
 }
 
 /// Row `row` of `w` times row `m` of `x`: the sum, and the sum of magnitudes.
-fn dot(w: &[f32], x: &[f64], n_in: usize, row: usize, m: usize) -> (f64, f64) {
+pub(crate) fn dot(w: &[f32], x: &[f64], n_in: usize, row: usize, m: usize) -> (f64, f64) {
     let (w, x) = (&w[row * n_in..][..n_in], &x[m * n_in..][..n_in]);
     let terms = w.iter().zip(x).map(|(&w, &x)| f64::from(w) * x);
     terms.fold((0.0, 0.0), |(sum, magnitude), term| {

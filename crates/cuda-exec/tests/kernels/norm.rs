@@ -144,6 +144,9 @@ fn elementwise(kernel: &str, rows: &[f32], arguments: impl Fn(&mut Sim, Argument
     sim.read_f32s(device, rows.len())
 }
 
+/// The code of the activation that clips both factors.
+const CLIPPED_SWIGLU: usize = 7;
+
 #[test]
 fn activations_match_their_formulas() {
     let erf = |x: f64| {
@@ -156,23 +159,44 @@ fn activations_match_their_formulas() {
         }
         sum * 2.0 / std::f64::consts::PI.sqrt()
     };
-    let functions: [&dyn Fn(f64) -> f64; 5] = [
+    // The codes of the kernels, in order.
+    let functions: [&dyn Fn(f64) -> f64; 8] = [
         &|x| x / (1.0 + (-x).exp()),
         &|x| 0.5 * x * (1.0 + erf(x / 2f64.sqrt())),
         &|x| 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh()),
         &|x| x.max(0.0),
         &|x| x.max(0.0) * x.max(0.0),
+        &|x| 1.0 / (1.0 + (-x).exp()),
+        &|x| x,
+        &|x| x.min(7.0) / (1.0 + (-1.702 * x.min(7.0)).exp()),
     ];
     let mut random = Random::new(3);
     for (kind, function) in functions.iter().enumerate() {
-        let rows: Vec<f32> = random.values(600).iter().map(|x| 4.0 * x).collect();
-        let up = random.values(600);
+        // Wide enough that the clipped one clips both factors.
+        let spread = if kind == CLIPPED_SWIGLU { 12.0 } else { 4.0 };
+        let [rows, mut up] = [0, 1].map(|_| random.values(600));
+        let rows: Vec<f32> = rows.iter().map(|x| spread * x).collect();
+        for up in &mut up {
+            *up *= spread;
+        }
+        let factor = |up: f32| {
+            if kind == CLIPPED_SWIGLU {
+                f64::from(up.clamp(-7.0, 7.0)) + 1.0
+            } else {
+                f64::from(up)
+            }
+        };
         let found = elementwise("activation", &rows, |sim, arguments| {
             let up = sim.f32s(&up);
             arguments.ptr(up).i32(kind as i32).i32(300).ptr(NULL).ptr(NULL)
         });
         let expected: Vec<(f64, f64)> = (rows.iter().zip(&up))
-            .map(|(&x, &u)| (function(x.into()) * f64::from(u), f64::from(x.abs()) + 0.1))
+            .map(|(&x, &u)| {
+                (
+                    function(x.into()) * factor(u),
+                    (f64::from(x.abs()) + 0.1) * (factor(u).abs() + 1.0),
+                )
+            })
             .collect();
         assert_close(&found, &expected, 1e-6, &format!("activation {kind}"));
     }

@@ -1,0 +1,51 @@
+// Runs of choices: which rows a thread block multiplies by which expert's matrix.
+//
+// A choice is a row that goes to an expert; choices are sorted by expert (route.cu). A run is up to M neighbouring choices of one
+// expert, so an expert's weights are read once for M of its rows. A thread block without a run returns.
+#pragma once
+#include "reduce.cuh"
+
+constexpr uint32_t NO_RUN = 0xffffffffu;
+
+struct ExpertJob {
+    const uint8_t* w;   // the matrices of all experts, one after the other
+    const float* bias;  // [n_experts, n_out], null for none
+    float* y;           // [n_choices, n_out]
+};
+
+struct Run {
+    int expert, first, n;  // the choices first .. first + n - 1
+};
+
+// The run of this thread block; false where there is none.
+template <int M>
+DEVICE bool find_run(const uint2* runs, const uint32_t* starts, Run& run) {
+    uint2 found = __ldg(runs + blockIdx.y);
+    if (found.x == NO_RUN) return false;
+    run.expert = (int)found.x, run.first = (int)found.y;
+    run.n = min(M, (int)__ldg(starts + run.expert + 1) - run.first);
+    return true;
+}
+
+// The row that choice m of a run reads; choices beyond the last repeat it.
+DEVICE int row_of(const Run& run, const uint32_t* rows, int m) {
+    int choice = run.first + min(m, run.n - 1);
+    return rows ? (int)__ldg(rows + choice) : choice;
+}
+
+// Writes the sums of two rows of an expert's matrix.
+template <int M>
+DEVICE void write_choices(const ExpertJob& job, const Run& run, int row, int n_out, const float (&acc)[2][M]) {
+    int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            if (lane == r * M + m && row + r < n_out && m < run.n) {
+                float sum = acc[r][m];
+                if (job.bias) sum += job.bias[(size_t)run.expert * n_out + row + r];
+                job.y[(size_t)(run.first + m) * n_out + row + r] = sum;
+            }
+        }
+    }
+}
