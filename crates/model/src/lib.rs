@@ -65,7 +65,7 @@ pub use descriptor::{
     AttentionDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor, EmbeddingNorm,
     FfnDescriptor, HeadLayer, Ignorable, LayerDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor,
     NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual,
-    RouterDescriptor, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
 };
 pub use error::LoadError;
 pub use loader::LoadProgress;

@@ -94,6 +94,11 @@ impl RowsOf {
     }
 }
 
+/// The first row and the length of each run of some parts.
+fn runs_of(parts: &[RowsOf]) -> impl Iterator<Item = (usize, usize)> {
+    (parts.iter()).flat_map(|part| part.starts().map(|start| (start, part.n_rows)))
+}
+
 impl<'a, M: Memory> Loader<'a, M> {
     pub(crate) fn new(
         descriptor: &'a Descriptor,
@@ -162,9 +167,20 @@ impl<'a, M: Memory> Loader<'a, M> {
         n_in: usize,
         bias: Presence,
     ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
-        let bias = match self.values(&format!("{name}.bias"), part.n_total, bias)? {
+        self.linear_parts(name, &[part], n_in, bias)
+    }
+
+    /// Some rows of a matrix, those of each part after those of the one before, and the same parts of its bias.
+    pub(crate) fn linear_parts(
+        &mut self,
+        name: &str,
+        parts: &[RowsOf],
+        n_in: usize,
+        bias: Presence,
+    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+        let bias = match self.values(&format!("{name}.bias"), parts[0].n_total, bias)? {
             Some(values) => {
-                let runs = part.starts().map(|start| &values[start..start + part.n_rows]);
+                let runs = runs_of(parts).map(|(start, n_rows)| &values[start..start + n_rows]);
                 Some(
                     self.memory
                         .upload_vector(&runs.flatten().copied().collect::<Vec<_>>())?,
@@ -173,9 +189,9 @@ impl<'a, M: Memory> Loader<'a, M> {
             None => None,
         };
         Ok(Linear {
-            matrix: self.matrix_part(&format!("{name}.weight"), part, n_in, MatrixUsage::Linear)?,
+            matrix: self.matrix_parts(&format!("{name}.weight"), parts, n_in, MatrixUsage::Linear)?,
             bias,
-            n_out: part.n_out(),
+            n_out: parts.iter().map(RowsOf::n_out).sum(),
             n_in,
         })
     }
@@ -312,44 +328,44 @@ impl<'a, M: Memory> Loader<'a, M> {
         n_in: usize,
         usage: MatrixUsage,
     ) -> Result<M::Matrix, LoadError> {
-        self.matrix_part(name, RowsOf::all(n_out), n_in, usage)
+        self.matrix_parts(name, &[RowsOf::all(n_out)], n_in, usage)
     }
 
     /// Some rows of a matrix; those of one run without a copy.
-    pub(crate) fn matrix_part(
+    fn matrix_parts(
         &mut self,
         name: &str,
-        part: RowsOf,
+        parts: &[RowsOf],
         n_in: usize,
         usage: MatrixUsage,
     ) -> Result<M::Matrix, LoadError> {
         let tensor = self.tensor(name)?;
-        check_shape(name, &tensor.dims, &[n_in, part.n_total])?;
-        let row_bytes = tensor.bytes.len() / part.n_total;
-        let run_bytes = part.n_rows * row_bytes;
-        let gathered = if part.n_runs == 1 {
-            Vec::new()
+        let n_total = parts[0].n_total;
+        check_shape(name, &tensor.dims, &[n_in, n_total])?;
+        let row_bytes = tensor.bytes.len() / n_total;
+        let n_out = parts.iter().map(RowsOf::n_out).sum();
+        let gathered;
+        let bytes = if let [RowsOf { first, n_runs: 1, .. }] = *parts {
+            tensor.bytes.slice(first * row_bytes..(first + n_out) * row_bytes)
         } else {
-            let mut gathered = vec![0; part.n_runs * run_bytes];
-            for (start, run) in part.starts().zip(gathered.chunks_exact_mut(run_bytes.max(1))) {
+            let mut rows = vec![0; n_out * row_bytes];
+            let mut rest = rows.as_mut_slice();
+            for (start, n_rows) in runs_of(parts) {
+                let (run, others) = rest.split_at_mut(n_rows * row_bytes);
                 let read = tensor.bytes.read_into(start * row_bytes, run);
                 read.map_err(|source| LoadError::ReadTensor {
                     name: name.to_owned(),
                     source,
                 })?;
+                rest = others;
             }
-            gathered
-        };
-        let bytes = if part.n_runs == 1 {
-            let start = part.first * row_bytes;
-            tensor.bytes.slice(start..start + run_bytes)
-        } else {
+            gathered = rows;
             gathered.as_slice().into()
         };
         let matrix = self.memory.upload_matrix(&MatrixData {
             name,
             ty: tensor.ty,
-            n_out: part.n_out(),
+            n_out,
             n_in,
             bytes,
             usage,

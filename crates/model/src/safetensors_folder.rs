@@ -10,9 +10,9 @@ use safetensors::{Dtype, tensor::Metadata};
 use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{
-    Descriptor, HeadLayer, LoadError, WeightInfo, WeightSource, WeightTensor,
+    Descriptor, HeadLayer, LoadError, RowFactors, WeightInfo, WeightSource, WeightTensor,
     arch::{Change, HfLayout, Share, UNUSED},
-    tensor_view::{Joined, Mxfp4, PlusOne, Reordered, Stored, Transposed},
+    tensor_view::{Joined, Mapped, Mxfp4, Reordered, Stored, Transposed},
 };
 
 /// The tensors of all `.safetensors` files of a folder.
@@ -86,6 +86,11 @@ impl SafetensorsFolder {
             let mut entry = join(parts).map_err(bad)?;
             for change in layout.changes_of(&name) {
                 entry = apply(change, entry, descriptor).map_err(bad)?;
+            }
+            if let Some(factors) =
+                (descriptor.row_factors.iter()).find(|factors| name.ends_with(factors.tensor))
+            {
+                entry = multiply(factors, entry).map_err(bad)?;
             }
             tensors.insert(name, entry);
         }
@@ -184,11 +189,6 @@ fn mxfp4(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
 /// Changes the numbers of a tensor.
 fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry, String> {
     let Entry { mut info, bytes } = entry;
-    let decode: fn(&[u8]) -> f32 = match info.ty {
-        TensorType::F16 => |bytes| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-        TensorType::BF16 => |bytes| bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-        _ => |bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-    };
     let element_bytes = if info.ty == TensorType::F32 { 4 } else { 2 };
     let bytes: Box<dyn ReadAt> = match change {
         Change::TransposeExperts if info.ty == TensorType::MXFP4 => bytes,
@@ -230,13 +230,23 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
                 row_bytes: info.n_bytes / (2 * n_pairs * n_experts),
             })
         }
-        Change::AddOne => {
-            (info.ty, info.n_bytes) = (TensorType::F32, info.n_bytes / element_bytes * 4);
-            Box::new(PlusOne {
-                source: bytes,
-                decode,
-                element_bytes,
-            })
+        Change::AddOne => return Ok(map(Entry { info, bytes }, Box::new(|_, x| x + 1.0))),
+        Change::NegExp => return Ok(map(Entry { info, bytes }, Box::new(|_, x| -x.exp()))),
+        Change::SplitGroups => {
+            let mut models = (descriptor.layers.iter()).filter_map(|layer| layer.mixer.ssm());
+            let n_groups = models.next().map_or(0, |ssm| ssm.n_groups);
+            match info.dims[..] {
+                [width] if n_groups > 0 && width.is_multiple_of(n_groups) => {
+                    info.dims = vec![width / n_groups, n_groups];
+                }
+                _ => {
+                    return Err(format!(
+                        "tensor `{}` has shape {:?}, expected one number for each channel of {n_groups} groups",
+                        info.name, info.dims
+                    ));
+                }
+            }
+            bytes
         }
         Change::Transpose => {
             let &[n_rows, n_cols] = &info.dims[..] else {
@@ -289,6 +299,51 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
         }
     };
     Ok(Entry { info, bytes })
+}
+
+/// Applies a function of a row's index and a number to all numbers, which become F32.
+fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>) -> Entry {
+    let Entry { mut info, bytes } = entry;
+    let (decode, element_bytes): (fn(&[u8]) -> f32, usize) = match info.ty {
+        TensorType::F16 => (|bytes| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(), 2),
+        TensorType::BF16 => (|bytes| bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(), 2),
+        _ => (
+            |bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            4,
+        ),
+    };
+    (info.ty, info.n_bytes) = (TensorType::F32, info.n_bytes / element_bytes * 4);
+    let n_cols = info.dims.first().copied().unwrap_or(1).max(1);
+    Entry {
+        info,
+        bytes: Box::new(Mapped {
+            source: bytes,
+            decode,
+            element_bytes,
+            n_cols,
+            map: function,
+        }),
+    }
+}
+
+/// Multiplies the rows of a matrix.
+fn multiply(factors: &RowFactors, entry: Entry) -> Result<Entry, String> {
+    let rows: Vec<f32> = (factors.rows.iter())
+        .flat_map(|&(n_rows, factor)| std::iter::repeat_n(factor, n_rows))
+        .collect();
+    let n_rows = entry.info.dims.get(1).copied().unwrap_or(1);
+    if entry.info.dims.len() != 2 || n_rows != rows.len() {
+        return Err(format!(
+            "tensor `{}` has shape {:?}, expected {} rows",
+            entry.info.name,
+            entry.info.dims,
+            rows.len()
+        ));
+    }
+    if rows.iter().all(|&factor| factor == 1.0) {
+        return Ok(entry);
+    }
+    Ok(map(entry, Box::new(move |row, x| x * rows[row])))
 }
 
 /// Of each row of all queries, all keys and all values, which one it is of rows that come by KV head.

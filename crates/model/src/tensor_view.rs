@@ -19,11 +19,15 @@ pub(crate) struct Joined {
     pub(crate) part_bytes: usize,
 }
 
-/// F32, F16 or BF16 numbers as F32, each plus 1.
-pub(crate) struct PlusOne {
+/// A function of F32, F16 or BF16 numbers, as F32.
+pub(crate) struct Mapped {
     pub(crate) source: Box<dyn ReadAt>,
     pub(crate) decode: fn(&[u8]) -> f32,
     pub(crate) element_bytes: usize,
+    /// Numbers in a row, which are read at once.
+    pub(crate) n_cols: usize,
+    /// From the index of a row and a number of it.
+    pub(crate) map: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>,
 }
 
 /// A matrix whose rows come in another order.
@@ -162,14 +166,22 @@ impl ReadAt for Joined {
     }
 }
 
-impl ReadAt for PlusOne {
+impl ReadAt for Mapped {
     fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let mut element = [0; 4];
-        let element = &mut element[..self.element_bytes];
-        for_each_unit(offset, out, 4, |index, start, out| {
-            (self.source).read_exact_at((index * self.element_bytes) as u64, element)?;
-            let bytes = ((self.decode)(element) + 1.0).to_le_bytes();
-            out.copy_from_slice(&bytes[start..][..out.len()]);
+        let mut elements = Vec::new();
+        for_each_unit(offset, out, 4 * self.n_cols, |row, start, out| {
+            let (first, last) = (start / 4, (start + out.len()).div_ceil(4));
+            elements.resize((last - first) * self.element_bytes, 0);
+            let at = (row * self.n_cols + first) * self.element_bytes;
+            self.source.read_exact_at(at as u64, &mut elements)?;
+            for (col, element) in (first..).zip(elements.chunks_exact(self.element_bytes)) {
+                let bytes = (self.map)(row, (self.decode)(element)).to_le_bytes();
+                // The first and the last number may be wanted in part.
+                let own = 4 * col;
+                let wanted = start.max(own)..(start + out.len()).min(own + 4);
+                out[wanted.start - start..wanted.end - start]
+                    .copy_from_slice(&bytes[wanted.start - own..wanted.end - own]);
+            }
             Ok(())
         })
     }
@@ -264,12 +276,15 @@ mod tests {
             part_bytes: 2,
         };
         check(&part_of_each, &[1, 2, 5, 6, 9, 10]);
-        let plus_one = PlusOne {
-            source: source([0, 1]),
+        let mapped = Mapped {
+            source: source(0..6),
             decode: |byte| f32::from(byte[0]),
             element_bytes: 1,
+            n_cols: 3,
+            map: Box::new(|row, x| x + 10.0 * row as f32),
         };
-        let expected: Vec<u8> = [1.0_f32, 2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
-        check(&plus_one, &expected);
+        let expected = [0.0_f32, 1.0, 2.0, 13.0, 14.0, 15.0];
+        let expected: Vec<u8> = expected.iter().flat_map(|x| x.to_le_bytes()).collect();
+        check(&mapped, &expected);
     }
 }

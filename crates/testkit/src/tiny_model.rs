@@ -94,6 +94,7 @@ pub fn tiny_llama() -> Descriptor {
         head_bias: Presence::Absent,
         logit_scale: 1.0,
         logit_softcap: None,
+        row_factors: Vec::new(),
         ignorable: Vec::new(),
     }
 }

@@ -1,19 +1,34 @@
-//! Falcon-H1: attention and Mamba 2 next to each other in every layer. GGUF files have its multipliers in the weights.
+//! Falcon-H1: attention and Mamba 2 next to each other in every layer. GGUF files have its
+//! multipliers in the weights; folders do not.
 //!
 //! Source: transformers, `models/falcon_h1/modeling_falcon_h1.py`; llama.cpp, `src/models/falcon-h1.cpp`.
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{Descriptor, LoadError, MixerDescriptor};
+use crate::{Descriptor, LoadError, MixerDescriptor, Presence, RowFactors};
 
-use super::{Architecture, GgufConfig, HfLayout};
+use super::{
+    Architecture, GgufConfig, HfConfig, HfLayout,
+    hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "falcon-h1",
     from_gguf,
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["FalconH1ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("pre_ff_layernorm", "ffn_norm"),
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+        ],
+        shared: MAMBA_2,
+        network: &[("final_layernorm", "output_norm")],
+        changes: SSM_CHANGES,
+        ..HfLayout::LLAMA
+    },
+    from_hf,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -26,5 +41,73 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         };
     }
     descriptor.tensor_names = &[("ffn_norm.weight", "ffn_norm")];
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder()?;
+    let has_norm = config.is("mamba_rms_norm")?;
+    if has_norm && config.opt_bool("mamba_norm_before_gate")?.unwrap_or(true) {
+        return Err(config.wrong("mamba_norm_before_gate", "a norm behind the gate"));
+    }
+    for key in ["attention_bias", "mamba_proj_bias", "mlp_bias"] {
+        // What multiplies a projection would have to multiply its bias, or not.
+        if config.is(key)? {
+            return Err(config.wrong(key, "projections without biases"));
+        }
+    }
+    let factor = |key: &str| Ok::<_, LoadError>(config.opt_f32(key)?.unwrap_or(1.0));
+    let factors = |key: &str, n: usize| match config.opt_f32s(key)? {
+        None => Ok(vec![1.0; n]),
+        Some(factors) if factors.len() == n => Ok(factors),
+        Some(_) => Err(config.wrong(key, &format!("{n} numbers"))),
+    };
+    descriptor.embedding_scale = factor("embedding_multiplier")?;
+    descriptor.logit_scale = factor("lm_head_multiplier")?;
+    let ssm = config.mamba2(&Mamba2Keys::BAMBA, has_norm)?;
+    let into_attention = factor("attention_in_multiplier")?;
+    // Queries and keys meet in the scores, and nothing else reads them.
+    let score_factor = into_attention * into_attention * factor("key_multiplier")?;
+    let n_ff = descriptor.layers[0].dense_mut().n_ff;
+    for layer in &mut descriptor.layers {
+        let mut attention = layer.attention_mut().clone();
+        attention.scale *= score_factor;
+        attention.qkv_bias = Presence::Absent;
+        layer.mixer = MixerDescriptor::Both { attention, ssm };
+    }
+    // Widths that are nonsense must not be multiplied.
+    descriptor.validate()?;
+    let into_ssm = factor("ssm_in_multiplier")?;
+    let state_width = ssm.n_groups * ssm.n_state;
+    let widths = [
+        ssm.inner_width(),
+        ssm.inner_width(),
+        state_width,
+        state_width,
+        ssm.n_heads,
+    ];
+    let ssm_factors = factors("ssm_multipliers", widths.len())?;
+    let mlp_factors = factors("mlp_multipliers", 2)?;
+    let whole = |tensor, n_rows, factor| RowFactors {
+        tensor,
+        rows: vec![(n_rows, factor)],
+    };
+    let n_embd = descriptor.n_embd;
+    descriptor.row_factors = vec![
+        whole(
+            "attn_output.weight",
+            n_embd,
+            into_attention * factor("attention_out_multiplier")?,
+        ),
+        RowFactors {
+            tensor: "ssm_in.weight",
+            rows: (widths.into_iter().zip(ssm_factors))
+                .map(|(width, factor)| (width, into_ssm * factor))
+                .collect(),
+        },
+        whole("ssm_out.weight", n_embd, factor("ssm_out_multiplier")?),
+        whole("ffn_gate.weight", n_ff, mlp_factors[0]),
+        whole("ffn_down.weight", n_embd, mlp_factors[1]),
+    ];
     Ok(descriptor)
 }

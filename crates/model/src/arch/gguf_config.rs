@@ -231,6 +231,7 @@ impl GgufConfig<'_> {
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,
+            row_factors: Vec::new(),
             ignorable: nextn_layers(n_decoding, n_nextn_layers),
         })
     }

@@ -8,16 +8,24 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence};
 
 use super::{
-    Architecture, GgufConfig, HfLayout, gguf_experts::set_experts, granite::set_gguf_multipliers,
-    granitemoe::with_shared,
+    Architecture, GgufConfig, HfConfig, HfLayout,
+    gguf_experts::set_experts,
+    granite::{set_gguf_multipliers, set_hf_multipliers},
+    granitemoe::{GRANITE_EXPERTS, with_shared},
+    hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "granitehybrid",
     from_gguf,
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["GraniteMoeHybridForCausalLM"],
+    hf_layout: HfLayout {
+        layer: MAMBA_2,
+        shared: GRANITE_EXPERTS,
+        changes: SSM_CHANGES,
+        ..HfLayout::LLAMA
+    },
+    from_hf,
 };
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
@@ -42,6 +50,52 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
             &with_shared(config.moe(true)?, n_shared_ff),
             |_| true,
         );
+    }
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder()?;
+    set_hf_multipliers(config, &mut descriptor)?;
+    let keys = ["layer_types", "layers_block_type"];
+    let kinds = config.layer_kinds(&keys)?;
+    let kinds = kinds.ok_or_else(|| config.wrong(keys[0], "the name of a kind for each layer"))?;
+    config.check_kinds(keys[0], kinds.len(), descriptor.layers.len())?;
+    let ssm = config.mamba2(&Mamba2Keys::BAMBA, true)?;
+    let has_rope = config
+        .get("position_embedding_type")
+        .and_then(|kind| kind.as_str())
+        == Some("rope");
+    let bias = config.presence("attention_bias")?;
+    for (layer, kind) in descriptor.layers.iter_mut().zip(kinds) {
+        match kind {
+            "mamba" | "linear_attention" => layer.mixer = MixerDescriptor::Ssm(ssm),
+            "attention" | "full_attention" => {
+                let attention = layer.attention_mut();
+                attention.rope = attention.rope.filter(|_| has_rope);
+                attention.qkv_bias = bias;
+                attention.output_bias = bias;
+            }
+            _ => return Err(config.wrong(keys[0], "`mamba` or `attention` for each layer")),
+        }
+    }
+    let n_shared_ff = config.opt_usize("shared_intermediate_size")?;
+    if config.opt_usize("num_local_experts")?.unwrap_or(0) > 0 {
+        set_experts(
+            &mut descriptor,
+            &with_shared(config.moe(true)?, n_shared_ff),
+            |_| true,
+        );
+    } else {
+        for layer in &mut descriptor.layers {
+            let dense = layer.dense_mut();
+            dense.n_ff = n_shared_ff.unwrap_or(dense.n_ff);
+        }
+        // The dense network has the names of the one next to experts.
+        descriptor.tensor_names = &[
+            ("ffn_up.weight", "ffn_up_shexp.weight"),
+            ("ffn_down.weight", "ffn_down_shexp.weight"),
+        ];
     }
     Ok(descriptor)
 }

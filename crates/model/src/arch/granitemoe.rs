@@ -10,6 +10,7 @@ use super::{
     Architecture, GgufConfig, HfConfig, HfLayout,
     gguf_experts::set_experts,
     granite::{set_gguf_multipliers, set_hf_multipliers},
+    hf_layout::Names,
 };
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
@@ -17,17 +18,20 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     from_gguf,
     hf_classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
     hf_layout: HfLayout {
-        layer: &[
-            ("block_sparse_moe.router.layer", "ffn_gate_inp"),
-            ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
-            ("block_sparse_moe.output_linear", "ffn_down_exps"),
-            ("shared_mlp.input_linear", "ffn_up_shexp"),
-            ("shared_mlp.output_linear", "ffn_down_shexp"),
-        ],
+        layer: GRANITE_EXPERTS,
         ..HfLayout::LLAMA
     },
     from_hf,
 };
+
+/// The names of the family's experts, and of the network next to them.
+pub(super) const GRANITE_EXPERTS: Names = &[
+    ("block_sparse_moe.router.layer", "ffn_gate_inp"),
+    ("block_sparse_moe.input_linear", "ffn_gate_up_exps"),
+    ("block_sparse_moe.output_linear", "ffn_down_exps"),
+    ("shared_mlp.input_linear", "ffn_up_shexp"),
+    ("shared_mlp.output_linear", "ffn_down_shexp"),
+];
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;

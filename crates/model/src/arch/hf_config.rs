@@ -23,6 +23,34 @@ pub(crate) struct HfConfig {
     values: Map<String, Value>,
 }
 
+/// JSON in which the numbers that Python writes and JSON does not have, such as `Infinity`, are null.
+fn without_infinities(json: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(json.len());
+    let (mut rest, mut is_in_string) = (json, false);
+    while let Some(&byte) = rest.first() {
+        let names: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+        let found = names
+            .into_iter()
+            .find(|name| !is_in_string && rest.starts_with(name));
+        let n_read = match (found, byte) {
+            (Some(name), _) => {
+                out.extend(b"null");
+                rest = &rest[name.len()..];
+                continue;
+            }
+            (None, b'\\') if is_in_string => 2.min(rest.len()),
+            (None, b'"') => {
+                is_in_string = !is_in_string;
+                1
+            }
+            _ => 1,
+        };
+        out.extend(&rest[..n_read]);
+        rest = &rest[n_read..];
+    }
+    out
+}
+
 /// Real ones have some kilobytes.
 const MAX_CONFIG_BYTES: usize = 16 << 20;
 /// More layers than any network has; a larger count must not size a list.
@@ -42,7 +70,7 @@ impl HfConfig {
                 source,
             })?;
         let mut values: Map<String, Value> =
-            serde_json::from_slice(&bytes).map_err(|error| LoadError::BadConfig {
+            serde_json::from_slice(&without_infinities(&bytes)).map_err(|error| LoadError::BadConfig {
                 path: path.to_owned(),
                 reason: error.to_string(),
             })?;
@@ -55,6 +83,20 @@ impl HfConfig {
             path: path.to_owned(),
             values,
         })
+    }
+
+    /// The configuration with values for keys that it lacks.
+    pub(super) fn with_defaults(&self, defaults: &[(&str, Value)]) -> Self {
+        let mut values = self.values.clone();
+        for (key, value) in defaults {
+            if self.get(key).is_none() {
+                values.insert((*key).to_owned(), value.clone());
+            }
+        }
+        Self {
+            path: self.path.clone(),
+            values,
+        }
     }
 
     /// The first class of `architectures`.
@@ -281,6 +323,7 @@ impl HfConfig {
             head_bias: Presence::Absent,
             logit_scale: 1.0,
             logit_softcap: None,
+            row_factors: Vec::new(),
             ignorable: nextn_layers(n_layers, self.opt_usize("num_nextn_predict_layers")?.unwrap_or(0)),
         })
     }
@@ -352,5 +395,23 @@ impl HfConfig {
                 None => Map::new(),
             },
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinities_outside_strings_are_null() {
+        let check = |json: &str, expected: &str| {
+            assert_eq!(without_infinities(json.as_bytes()), expected.as_bytes());
+        };
+        check("[0.0, Infinity, -Infinity, NaN]", "[0.0, null, null, null]");
+        check(
+            r#"{"Infinity": "a\"NaN", "b": NaN}"#,
+            r#"{"Infinity": "a\"NaN", "b": null}"#,
+        );
+        check(r#""\"#, r#""\"#);
     }
 }

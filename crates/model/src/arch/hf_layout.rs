@@ -13,6 +13,8 @@ pub(crate) struct HfLayout {
     /// Names of a layer's tensors. A name is matched whole, or without its last part (`weight`, `bias`), which stays.
     /// A `*` matches a number: the tensors are joined in its order, along a new outermost dimension.
     pub(crate) layer: Names,
+    /// More names of a layer's tensors, which several architectures share.
+    pub(crate) shared: Names,
     /// Names of other tensors, matched as those of layers are.
     pub(crate) network: Names,
     /// Beginnings of the names of tensors that belong to other networks of the folder, such as a vision encoder.
@@ -29,6 +31,10 @@ pub(crate) type Names = &'static [(&'static str, &'static str)];
 pub(crate) enum Change {
     /// `x + 1`: norms whose weights are stored as distances from 1.
     AddOne,
+    /// `-exp(x)`: decays of recurrent layers, stored as logarithms.
+    NegExp,
+    /// A vector of all channels becomes one of each group of heads.
+    SplitGroups,
     /// The first rows, so many, are left out.
     SkipRows(usize),
     /// A matrix `[n_in, n_out]` becomes `[n_out, n_in]`.
@@ -81,6 +87,7 @@ impl HfLayout {
         ],
         layers: "layers.",
         layer: &[],
+        shared: &[],
         network: &[],
         ignored: &[],
         changes: &[],
@@ -95,7 +102,7 @@ impl HfLayout {
                 Some(rest) => {
                     let (layer, name) = rest.split_once('.')?;
                     let layer_idx: usize = layer.parse().ok()?;
-                    let (name, share) = find(name, &[self.layer, LLAMA_LAYER])?;
+                    let (name, share) = find(name, &[self.layer, self.shared, LLAMA_LAYER])?;
                     Some((format!("blk.{layer_idx}.{name}"), share))
                 }
                 None => find(rest, &[self.network, LLAMA_NETWORK]),

@@ -2,11 +2,12 @@
 //!
 //! Source: transformers, `models/lfm2_moe/modeling_lfm2_moe.py`.
 
+use serde_json::json;
 use tokenmill_backend::{ExpertScore, RopeStyle};
 
-use crate::{MoeDescriptor, Presence, QkNorm};
+use crate::{Descriptor, LoadError, MoeDescriptor, Presence, QkNorm};
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, HfConfig, HfLayout, gguf_experts::set_experts};
 
 pub(super) const LFM2: Architecture = Architecture {
     name: "lfm2",
@@ -22,9 +23,9 @@ pub(super) const LFM2: Architecture = Architecture {
         descriptor.tensor_names = &[("output_norm.weight", "token_embd_norm.weight")];
         Ok(descriptor)
     },
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["Lfm2ForCausalLM"],
+    hf_layout: LAYOUT,
+    from_hf,
 };
 
 pub(super) const LFM2_MOE: Architecture = Architecture {
@@ -34,10 +35,81 @@ pub(super) const LFM2_MOE: Architecture = Architecture {
         config.set_experts(&mut descriptor, &experts(config.moe(true)?))?;
         Ok(descriptor)
     },
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["Lfm2MoeForCausalLM"],
+    hf_layout: LAYOUT,
+    from_hf: |config| {
+        let mut descriptor = from_hf(config)?;
+        let mut moe = experts(config.moe(true)?);
+        if config.opt_bool("use_expert_bias")? == Some(false) {
+            moe.router.choice_bias = Presence::Absent;
+        }
+        let n_dense = config.opt_usize("num_dense_layers")?.unwrap_or(0);
+        set_experts(&mut descriptor, &moe, |layer_idx| layer_idx >= n_dense);
+        Ok(descriptor)
+    },
 };
+
+const LAYOUT: HfLayout = HfLayout {
+    layer: &[
+        ("operator_norm", "attn_norm"),
+        ("ffn_norm", "ffn_norm"),
+        ("conv.in_proj", "shortconv.in_proj"),
+        ("conv.conv", "shortconv.conv"),
+        ("conv.out_proj", "shortconv.out_proj"),
+        ("self_attn.out_proj", "attn_output"),
+        ("self_attn.q_layernorm", "attn_q_norm"),
+        ("self_attn.k_layernorm", "attn_k_norm"),
+        ("feed_forward.w1", "ffn_gate"),
+        ("feed_forward.w3", "ffn_up"),
+        ("feed_forward.w2", "ffn_down"),
+        ("feed_forward.gate", "ffn_gate_inp"),
+        ("feed_forward.expert_bias", "exp_probs_b.bias"),
+        ("feed_forward.experts.*.w1", "ffn_gate_exps"),
+        ("feed_forward.experts.*.w3", "ffn_up_exps"),
+        ("feed_forward.experts.*.w2", "ffn_down_exps"),
+    ],
+    network: &[("embedding_norm", "output_norm")],
+    ..HfLayout::LLAMA
+};
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let config = config.with_defaults(&[("hidden_act", json!("silu"))]);
+    let mut descriptor = config.decoder()?;
+    let n_layers = descriptor.layers.len();
+    let has_attention = config.layers_of_two_kinds(["conv", "full_attention"], n_layers)?;
+    let has_attention = if let Some(has_attention) = has_attention {
+        has_attention
+    } else {
+        let indices = (config.get("full_attn_idxs")).and_then(|indices| indices.as_array());
+        let indices = indices.ok_or_else(|| config.wrong("full_attn_idxs", "a list of layers"))?;
+        (0..n_layers)
+            .map(|layer_idx| indices.contains(&json!(layer_idx)))
+            .collect()
+    };
+    let n_ff = dense_width(&config, descriptor.layers[0].dense_mut().n_ff)?;
+    for (layer, has_attention) in descriptor.layers.iter_mut().zip(has_attention) {
+        layer.dense_mut().n_ff = n_ff;
+        if has_attention {
+            layer.attention_mut().qk_norm = Some(QkNorm::Head);
+        } else {
+            layer.mixer = config.short_conv(descriptor.n_embd)?;
+        }
+    }
+    Ok(descriptor)
+}
+
+/// Width inside a dense network: what the configuration says, or what it says to make of that.
+fn dense_width(config: &HfConfig, intermediate_size: usize) -> Result<usize, LoadError> {
+    let n_ff = config.opt_usize("block_ff_dim")?.unwrap_or(intermediate_size);
+    if config.opt_bool("block_auto_adjust_ff_dim")? != Some(true) {
+        return Ok(n_ff);
+    }
+    let n_ff = n_ff.saturating_mul(2) / 3;
+    let factor = config.opt_f32("block_ffn_dim_multiplier")?.unwrap_or(1.0);
+    let n_ff = (f64::from(factor) * n_ff as f64) as usize;
+    let step = config.opt_usize("block_multiple_of")?.unwrap_or(256).max(1);
+    Ok(n_ff.div_ceil(step).saturating_mul(step))
+}
 
 fn experts(mut moe: MoeDescriptor) -> MoeDescriptor {
     moe.router.score = ExpertScore::Sigmoid;

@@ -4,7 +4,10 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{FfnDescriptor, MixerDescriptor};
 
-use super::{Architecture, HfLayout};
+use super::{
+    Architecture, HfLayout,
+    hf_recurrent::{BACKBONE, SSM, SSM_CHANGES},
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "mamba",
@@ -17,7 +20,22 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["MambaForCausalLM"],
+    hf_layout: HfLayout {
+        prefixes: &["backbone."],
+        layer: SSM,
+        network: BACKBONE,
+        changes: SSM_CHANGES,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.without_attention().decoder()?;
+        descriptor.ropes.clear();
+        let ssm = config.mamba(descriptor.n_embd)?;
+        for layer in &mut descriptor.layers {
+            layer.mixer = MixerDescriptor::Ssm(ssm);
+            layer.ffn = FfnDescriptor::None;
+        }
+        Ok(descriptor)
+    },
 };

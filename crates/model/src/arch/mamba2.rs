@@ -4,7 +4,10 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{FfnDescriptor, MixerDescriptor};
 
-use super::{Architecture, HfLayout};
+use super::{
+    Architecture, HfLayout,
+    hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
+};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "mamba2",
@@ -17,7 +20,32 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["Mamba2ForCausalLM"],
+    hf_layout: HfLayout {
+        prefixes: &["backbone."],
+        layer: SSM,
+        network: BACKBONE,
+        changes: SSM_CHANGES,
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.without_attention().decoder()?;
+        descriptor.ropes.clear();
+        let ssm = config.mamba2(&KEYS, true)?;
+        for layer in &mut descriptor.layers {
+            layer.mixer = MixerDescriptor::Ssm(ssm);
+            layer.ffn = FfnDescriptor::None;
+        }
+        Ok(descriptor)
+    },
+};
+
+const KEYS: Mamba2Keys = Mamba2Keys {
+    n_heads: "num_heads",
+    head_dim: "head_dim",
+    n_groups: "n_groups",
+    n_state: "state_size",
+    n_taps: "conv_kernel",
+    conv_bias: "use_conv_bias",
+    bias: "use_bias",
 };

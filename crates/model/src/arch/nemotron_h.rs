@@ -3,18 +3,46 @@
 //!
 //! Source: transformers, `models/nemotron_h/modeling_nemotron_h.py`; llama.cpp, `src/models/nemotron-h.cpp`.
 
+use serde_json::json;
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
-use crate::{Descriptor, FfnDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence};
+use crate::{
+    DenseDescriptor, Descriptor, FfnDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence,
+    SharedDescriptor,
+};
 
-use super::{Architecture, GgufConfig, HfLayout};
+use super::{
+    Architecture, GgufConfig, HfConfig, HfLayout,
+    hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
+};
 
 pub(super) const NEMOTRON_H: Architecture = Architecture {
     name: "nemotron_h",
     from_gguf,
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["NemotronHForCausalLM"],
+    hf_layout: HfLayout {
+        prefixes: &["backbone.", "model."],
+        layer: &[
+            ("mixer.q_proj", "attn_q"),
+            ("mixer.k_proj", "attn_k"),
+            ("mixer.v_proj", "attn_v"),
+            ("mixer.o_proj", "attn_output"),
+            ("mixer.up_proj", "ffn_up"),
+            ("mixer.down_proj", "ffn_down"),
+            ("mixer.gate", "ffn_gate_inp"),
+            ("mixer.gate.e_score_correction_bias", "exp_probs_b.bias"),
+            ("mixer.experts.*.up_proj", "ffn_up_exps"),
+            ("mixer.experts.*.down_proj", "ffn_down_exps"),
+            ("mixer.shared_experts.up_proj", "ffn_up_shexp"),
+            ("mixer.shared_experts.down_proj", "ffn_down_shexp"),
+        ],
+        shared: SSM,
+        network: BACKBONE,
+        ignored: &["mtp."],
+        changes: SSM_CHANGES,
+        ..HfLayout::LLAMA
+    },
+    from_hf,
 };
 
 pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
@@ -30,10 +58,120 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
         }
         Ok(descriptor)
     },
+    // The class of the folders is that of those without experts.
     hf_classes: &[],
     hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    from_hf,
 };
+
+const KEYS: Mamba2Keys = Mamba2Keys {
+    n_heads: "mamba_num_heads",
+    head_dim: "mamba_head_dim",
+    n_groups: "n_groups",
+    n_state: "ssm_state_size",
+    n_taps: "conv_kernel",
+    conv_bias: "use_conv_bias",
+    bias: "use_bias",
+};
+
+/// What a layer is.
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Mamba,
+    Attention,
+    Dense,
+    Experts,
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let kinds = layer_kinds(config)?;
+    let activation = config
+        .get("mlp_hidden_act")
+        .cloned()
+        .unwrap_or_else(|| json!("relu2"));
+    let config = config.with_defaults(&[
+        ("num_hidden_layers", json!(kinds.len())),
+        ("hidden_act", activation),
+    ]);
+    let mut descriptor = config.decoder()?;
+    config.check_kinds("hybrid_override_pattern", kinds.len(), descriptor.layers.len())?;
+    descriptor.ropes.clear();
+    let ssm = config.mamba2(&KEYS, true)?;
+    let moe = if kinds.contains(&Kind::Experts) {
+        Some(hf_experts(&config)?)
+    } else {
+        None
+    };
+    let attention_bias = config.presence("attention_bias")?;
+    let dense_bias = config.presence("mlp_bias")?;
+    for (layer, kind) in descriptor.layers.iter_mut().zip(kinds) {
+        layer.attention_mut().rope = None;
+        layer.attention_mut().qkv_bias = attention_bias;
+        layer.attention_mut().output_bias = attention_bias;
+        layer.dense_mut().is_gated = false;
+        layer.dense_mut().bias = dense_bias;
+        match kind {
+            Kind::Mamba => layer.mixer = MixerDescriptor::Ssm(ssm),
+            Kind::Attention => {}
+            Kind::Dense | Kind::Experts => layer.mixer = MixerDescriptor::None,
+        }
+        match (kind, &moe) {
+            (Kind::Experts, Some(moe)) => layer.ffn = FfnDescriptor::Moe(moe.clone()),
+            (Kind::Dense, _) => {}
+            _ => layer.ffn = FfnDescriptor::None,
+        }
+    }
+    Ok(descriptor)
+}
+
+/// The layers, as a list of names or as a string of signs.
+fn layer_kinds(config: &HfConfig) -> Result<Vec<Kind>, LoadError> {
+    let key = "layers_block_type";
+    if let Some(kinds) = config.layer_kinds(&[key])? {
+        let kind = |kind: &str| match kind {
+            "mamba" | "linear_attention" => Ok(Kind::Mamba),
+            "attention" | "full_attention" => Ok(Kind::Attention),
+            "mlp" => Ok(Kind::Dense),
+            "moe" => Ok(Kind::Experts),
+            _ => Err(config.wrong(
+                key,
+                "mamba, linear_attention, attention, full_attention, mlp or moe",
+            )),
+        };
+        return kinds.into_iter().map(kind).collect();
+    }
+    let key = "hybrid_override_pattern";
+    let pattern = config.get(key).and_then(|pattern| pattern.as_str());
+    let pattern = pattern.ok_or_else(|| config.wrong(key, "a string of M, *, - and E"))?;
+    let kind = |sign| match sign {
+        'M' => Ok(Kind::Mamba),
+        '*' => Ok(Kind::Attention),
+        '-' => Ok(Kind::Dense),
+        'E' => Ok(Kind::Experts),
+        _ => Err(config.wrong(key, "a string of M, *, - and E")),
+    };
+    pattern.chars().map(kind).collect()
+}
+
+fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
+    if config.get("moe_latent_size").is_some() {
+        return Err(config.wrong("moe_latent_size", "experts as wide as the stream"));
+    }
+    let mut moe = experts(config.moe(true)?);
+    let n_shared = config.opt_usize("n_shared_experts")?.unwrap_or(0);
+    if n_shared > 0 {
+        moe.shared = Some(SharedDescriptor {
+            dense: DenseDescriptor {
+                n_ff: config.first_usize(&["moe_shared_expert_intermediate_size"])?,
+                activation: moe.activation,
+                is_gated: false,
+                bias: Presence::Absent,
+            },
+            has_gate: false,
+        });
+    }
+    Ok(moe)
+}
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Neox)?;

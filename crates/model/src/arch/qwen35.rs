@@ -5,19 +5,22 @@
 //!
 //! Source: transformers, `models/qwen3_next/modeling_qwen3_next.py` and `models/qwen3_5_moe/modeling_qwen3_5_moe.py`.
 
+use serde_json::json;
 use tokenmill_backend::{KeyHeads, RopeStyle};
 
 use crate::{DeltaGates, Descriptor, LoadError, OutputGate, QkNorm};
 
-use super::{Architecture, GgufConfig, HfLayout, qwen2moe::with_gated_network};
+use super::{
+    Architecture, Change, GgufConfig, HfConfig, HfLayout, hf_experts::EXPERTS, qwen2moe::with_gated_network,
+};
 
 pub(super) const QWEN_35: Architecture = Architecture {
     name: "qwen35",
     // The converter has put the value heads in the order of a repeated list of key heads.
     from_gguf: |config| hybrid(config, KeyHeads::Tiled, DeltaGates::Apart),
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"],
+    hf_layout: LAYOUT,
+    from_hf: |config| hybrid_hf(config, DeltaGates::Apart),
 };
 
 pub(super) const QWEN_35_MOE: Architecture = Architecture {
@@ -27,9 +30,9 @@ pub(super) const QWEN_35_MOE: Architecture = Architecture {
         set_experts(config, &mut descriptor)?;
         Ok(descriptor)
     },
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"],
+    hf_layout: LAYOUT,
+    from_hf: |config| with_hf_experts(config, DeltaGates::Apart),
 };
 
 pub(super) const QWEN_3_NEXT: Architecture = Architecture {
@@ -39,9 +42,37 @@ pub(super) const QWEN_3_NEXT: Architecture = Architecture {
         set_experts(config, &mut descriptor)?;
         Ok(descriptor)
     },
-    hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
-    from_hf: super::recurrent::no_folders,
+    hf_classes: &["Qwen3NextForCausalLM"],
+    hf_layout: LAYOUT,
+    from_hf: |config| with_hf_experts(config, DeltaGates::ByKeyHead),
+};
+
+const LAYOUT: HfLayout = HfLayout {
+    layer: &[
+        ("linear_attn.in_proj_qkv", "attn_qkv"),
+        ("linear_attn.in_proj_z", "attn_gate"),
+        ("linear_attn.in_proj_a", "ssm_alpha"),
+        ("linear_attn.in_proj_b", "ssm_beta"),
+        ("linear_attn.in_proj_qkvz", "ssm_in"),
+        ("linear_attn.in_proj_ba", "ssm_ba"),
+        ("linear_attn.conv1d", "ssm_conv1d"),
+        ("linear_attn.A_log", "ssm_a"),
+        ("linear_attn.dt_bias", "ssm_dt.bias"),
+        ("linear_attn.norm", "ssm_norm"),
+        ("linear_attn.out_proj", "ssm_out"),
+    ],
+    shared: EXPERTS,
+    // The layers that predict further tokens are not read.
+    ignored: &["visual.", "model.visual.", "mtp."],
+    changes: &[
+        ("ssm_a", Change::NegExp),
+        ("attn_norm.weight", Change::AddOne),
+        ("attn_q_norm.weight", Change::AddOne),
+        ("attn_k_norm.weight", Change::AddOne),
+        ("ffn_norm.weight", Change::AddOne),
+        ("output_norm.weight", Change::AddOne),
+    ],
+    ..HfLayout::LLAMA
 };
 
 fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Result<Descriptor, LoadError> {
@@ -56,6 +87,44 @@ fn hybrid(config: &GgufConfig<'_>, key_heads: KeyHeads, gates: DeltaGates) -> Re
         }
     }
     descriptor.tensor_names = &[("ffn_norm.weight", "post_attention_norm.weight")];
+    Ok(descriptor)
+}
+
+fn hybrid_hf(config: &HfConfig, gates: DeltaGates) -> Result<Descriptor, LoadError> {
+    // Where all layers have experts, there may be no width of a dense network.
+    let config = config.with_defaults(&[("intermediate_size", json!(1))]);
+    let mut descriptor = config.decoder()?;
+    let n_layers = descriptor.layers.len();
+    let kinds = ["full_attention", "linear_attention"];
+    let is_recurrent = if let Some(is_recurrent) = config.layers_of_two_kinds(kinds, n_layers)? {
+        is_recurrent
+    } else {
+        let interval = config.opt_usize("full_attention_interval")?.unwrap_or(4).max(1);
+        (1..=n_layers)
+            .map(|layer| !layer.is_multiple_of(interval))
+            .collect()
+    };
+    let bias = config.presence("attention_bias")?;
+    let has_gate = config.opt_bool("attn_output_gate")?.unwrap_or(true);
+    for (layer, is_recurrent) in descriptor.layers.iter_mut().zip(is_recurrent) {
+        if is_recurrent {
+            layer.mixer = config.delta_net(gates)?;
+            continue;
+        }
+        let attention = layer.attention_mut();
+        attention.qk_norm = Some(QkNorm::Head);
+        attention.output_gate = has_gate.then_some(OutputGate::InQuery);
+        attention.qkv_bias = bias;
+        attention.output_bias = bias;
+    }
+    Ok(descriptor)
+}
+
+fn with_hf_experts(config: &HfConfig, gates: DeltaGates) -> Result<Descriptor, LoadError> {
+    let mut descriptor = hybrid_hf(config, gates)?;
+    let n_shared_ff = config.first_usize(&["shared_expert_intermediate_size"])?;
+    let moe = with_gated_network(config.moe(true)?, n_shared_ff);
+    config.set_experts_by_step(&mut descriptor, &moe)?;
     Ok(descriptor)
 }
 

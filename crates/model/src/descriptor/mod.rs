@@ -65,8 +65,19 @@ pub struct Descriptor {
     pub logit_scale: f32,
     /// Caps the logits: `cap * tanh(x / cap)`.
     pub logit_softcap: Option<f32>,
+    /// What rows of some tensors of a Hugging Face folder are multiplied with. GGUF files have it in their weights.
+    pub row_factors: Vec<RowFactors>,
     /// Tensors that files of the architecture may have and decoding does not need. Every other one must be used.
     pub ignorable: Vec<Ignorable>,
+}
+
+/// What the rows of a matrix are multiplied with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RowFactors {
+    /// The end of its name.
+    pub tensor: &'static str,
+    /// Factors of neighbouring rows, first to last, with the number of those rows.
+    pub rows: Vec<(usize, f32)>,
 }
 
 /// Tensors that decoding does not need.

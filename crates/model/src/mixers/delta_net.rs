@@ -47,9 +47,29 @@ impl<M: Memory> DeltaNetMixer<M> {
         let n_embd = loader.descriptor.n_embd;
         let name = |part| place.name(part);
         let (qkv_width, v_width, n_v_heads) = (net.qkv_width(), net.v_width(), net.n_v_heads);
+        let joined = name("ssm_in");
+        let (qkv, z) = if loader.source.contains(&format!("{joined}.weight")) {
+            // Some files have, for each key head, its query, its key, the values of its value heads, and their gates.
+            let (k, v) = (net.head_dim_k, v_width / net.n_k_heads);
+            let stride = 2 * k + 2 * v;
+            let rows = |first, n_rows| RowsOf {
+                first,
+                n_rows,
+                n_total: stride * net.n_k_heads,
+                n_runs: net.n_k_heads,
+                stride,
+            };
+            let qkv = [rows(0, k), rows(k, k), rows(2 * k, v)];
+            let qkv = loader.linear_parts(&joined, &qkv, n_embd, Presence::Absent)?;
+            let z = loader.linear_part(&joined, rows(2 * k + v, v), n_embd, Presence::Absent)?;
+            (qkv, z)
+        } else {
+            (
+                loader.linear(&name("attn_qkv"), qkv_width, n_embd, Presence::Absent)?,
+                loader.linear(&name("attn_gate"), v_width, n_embd, Presence::Absent)?,
+            )
+        };
         let mut plain = |part, n_out, n_in| loader.linear(&name(part), n_out, n_in, Presence::Absent);
-        let qkv = plain("attn_qkv", qkv_width, n_embd)?;
-        let z = plain("attn_gate", v_width, n_embd)?;
         let output = plain("ssm_out", n_embd, v_width)?;
         let (alpha, beta) = match net.gates {
             DeltaGates::Apart => (

@@ -6,11 +6,11 @@ use tokenmill_backend::KeyHeads;
 use tokenmill_gguf::{Array, Value};
 
 use crate::{
-    DeltaGates, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor,
-    SsmDescriptor, SsmKind,
+    DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor, SsmDescriptor,
+    SsmKind,
 };
 
-use super::{GgufConfig, HfConfig};
+use super::GgufConfig;
 
 impl GgufConfig<'_> {
     /// A gated delta net.
@@ -92,12 +92,4 @@ impl GgufConfig<'_> {
             }
         }
     }
-}
-
-/// The error of a folder: the layouts of recurrent layers there are not known yet.
-pub(super) fn no_folders(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    Err(LoadError::UnsupportedFeature {
-        arch: config.class()?.to_owned(),
-        feature: "weights in safetensors files; convert the model to GGUF".to_owned(),
-    })
 }
