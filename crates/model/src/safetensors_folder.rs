@@ -328,18 +328,16 @@ fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>) -> 
 
 /// Multiplies the rows of a matrix.
 fn multiply(factors: &RowFactors, entry: Entry) -> Result<Entry, String> {
+    let n_rows: usize = factors.rows.iter().map(|(n_rows, _)| n_rows).sum();
+    if entry.info.dims.len() != 2 || entry.info.dims[1] != n_rows {
+        return Err(format!(
+            "tensor `{}` has shape {:?}, expected {n_rows} rows",
+            entry.info.name, entry.info.dims
+        ));
+    }
     let rows: Vec<f32> = (factors.rows.iter())
         .flat_map(|&(n_rows, factor)| std::iter::repeat_n(factor, n_rows))
         .collect();
-    let n_rows = entry.info.dims.get(1).copied().unwrap_or(1);
-    if entry.info.dims.len() != 2 || n_rows != rows.len() {
-        return Err(format!(
-            "tensor `{}` has shape {:?}, expected {} rows",
-            entry.info.name,
-            entry.info.dims,
-            rows.len()
-        ));
-    }
     if rows.iter().all(|&factor| factor == 1.0) {
         return Ok(entry);
     }

@@ -125,6 +125,26 @@ fn layers_that_predict_further_tokens_are_not_read() {
 }
 
 #[test]
+fn folders_without_layers_are_refused() {
+    let weights = safetensors("{}", &[]);
+    let check = |class: &str, more: &str| {
+        let config = CONFIG.replace("LlamaForCausalLM", class);
+        let config = config.replace(
+            "\"num_hidden_layers\": 1",
+            &format!("\"num_hidden_layers\": 0, {more}"),
+        );
+        let found = message(&config, &weights);
+        assert!(
+            found.starts_with("the model's layer count is 0"),
+            "{class}: {found}"
+        );
+    };
+    let mamba = "\"mamba_n_heads\": 2, \"mamba_d_head\": 8, \"mamba_n_groups\": 1, \"mamba_d_state\": 4, \"mamba_d_conv\": 4";
+    check("Lfm2ForCausalLM", "\"conv_L_cache\": 3, \"layer_types\": []");
+    check("FalconH1ForCausalLM", mamba);
+}
+
+#[test]
 fn broken_weights_are_named() {
     let check = |weights: &[u8], expected: &str| {
         let found = message(CONFIG, weights);

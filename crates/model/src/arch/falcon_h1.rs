@@ -68,15 +68,15 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     let into_attention = factor("attention_in_multiplier")?;
     // Queries and keys meet in the scores, and nothing else reads them.
     let score_factor = into_attention * into_attention * factor("key_multiplier")?;
-    let n_ff = descriptor.layers[0].dense_mut().n_ff;
     for layer in &mut descriptor.layers {
         let mut attention = layer.attention_mut().clone();
         attention.scale *= score_factor;
         attention.qkv_bias = Presence::Absent;
         layer.mixer = MixerDescriptor::Both { attention, ssm };
     }
-    // Widths that are nonsense must not be multiplied.
+    // Widths that are nonsense must not be multiplied, and there is a layer.
     descriptor.validate()?;
+    let n_ff = descriptor.layers[0].dense_mut().n_ff;
     let into_ssm = factor("ssm_in_multiplier")?;
     let state_width = ssm.n_groups * ssm.n_state;
     let widths = [

@@ -86,9 +86,9 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
             .map(|layer_idx| indices.contains(&json!(layer_idx)))
             .collect()
     };
-    let n_ff = dense_width(&config, descriptor.layers[0].dense_mut().n_ff)?;
     for (layer, has_attention) in descriptor.layers.iter_mut().zip(has_attention) {
-        layer.dense_mut().n_ff = n_ff;
+        let dense = layer.dense_mut();
+        dense.n_ff = dense_width(&config, dense.n_ff)?;
         if has_attention {
             layer.attention_mut().qk_norm = Some(QkNorm::Head);
         } else {
