@@ -72,6 +72,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 company: Company::Bits,
                 stores: |_| true,
                 has_states: true,
+                has_latent_rows: true,
             },
             &args.filter,
         ),
@@ -84,6 +85,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 company: GPU_COMPANY,
                 stores: stores_on_gpu,
                 has_states: false,
+                has_latent_rows: false,
             },
             &args.filter,
         ),
@@ -100,6 +102,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     company: GPU_COMPANY,
                     stores: stores_on_gpu,
                     has_states: false,
+                    has_latent_rows: false,
                 },
                 &args.filter,
             )

@@ -87,7 +87,7 @@ impl KvLayout {
             .map(|layer| {
                 layer.n_kv_heads
                     * (self.key_type.head_bytes(layer.head_dim_k)
-                        + self.value_type.head_bytes(layer.head_dim_v))
+                        + self.value_type.head_bytes(layer.own_value_dim()))
             })
             .sum();
         token_bytes * PAGE_TOKENS
@@ -103,6 +103,19 @@ pub struct KvLayerShape {
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
+    /// Whether a head's value is the beginning of its key, and not stored by itself.
+    pub has_values_in_keys: bool,
+}
+
+impl KvLayerShape {
+    /// Numbers of a value that are stored by themselves.
+    pub fn own_value_dim(&self) -> usize {
+        if self.has_values_in_keys {
+            0
+        } else {
+            self.head_dim_v
+        }
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ pub struct NetworkShape {
 pub struct LayerShape {
     /// Its attention, if it has one.
     pub attention: Option<AttentionShape>,
+    /// The matrices that each head has for itself, if there are any.
+    pub heads: Option<HeadsShape>,
     /// Width of the widest row, other than a hidden state, that one of its matrices reads.
     pub widest_input: usize,
     /// Its experts, if it has any.
@@ -32,6 +34,17 @@ pub struct ExpertsShape {
     pub n_used: usize,
     /// Width inside each.
     pub n_ff: usize,
+}
+
+/// The sizes of matrices that each head has for itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeadsShape {
+    /// Heads.
+    pub n_heads: usize,
+    /// Columns of the widest.
+    pub widest_input: usize,
+    /// Rows of the highest.
+    pub widest_output: usize,
 }
 
 /// The widths of attention.

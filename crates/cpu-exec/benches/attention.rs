@@ -15,6 +15,7 @@ const SHAPE: KvLayerShape = KvLayerShape {
     n_kv_heads: 8,
     head_dim_k: 64,
     head_dim_v: 64,
+    has_values_in_keys: false,
 };
 
 fn row(len: usize, step: f32) -> Vec<f32> {

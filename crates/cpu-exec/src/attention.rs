@@ -96,6 +96,7 @@ pub fn attention(
         params,
         head_dim_k: shape.head_dim_k,
         head_dim_v: shape.head_dim_v,
+        has_values_in_keys: shape.has_values_in_keys,
         group_len: n_heads / shape.n_kv_heads,
         key_type,
         value_type,
@@ -170,6 +171,7 @@ struct Job<'a> {
     params: &'a Attention<&'a [f32]>,
     head_dim_k: usize,
     head_dim_v: usize,
+    has_values_in_keys: bool,
     group_len: usize,
     key_type: KvType,
     value_type: KvType,
@@ -213,7 +215,7 @@ impl Job<'_> {
     fn attend(&self, item: &Item, scratch: &mut Vec<f32>, out: &mut Patch<'_, f32>) {
         let n_rows = self.n_rows(item);
         let part_len = self.part_len();
-        let scratch = grown(scratch, item_len(n_rows, self.head_dim_k, self.head_dim_v));
+        let scratch = grown(scratch, item_len(n_rows, self.query_dim(), self.head_dim_v));
         let (folded, scratch) = scratch.split_at_mut(n_rows * part_len);
         let (parts, scratch) = scratch.split_at_mut(n_rows * part_len);
         self.gather_queries(item, scratch);
@@ -263,19 +265,37 @@ impl Job<'_> {
 
     /// Numbers that [`Self::attend_rows`] needs for its queries and scores.
     fn block_len(&self, n_rows: usize) -> usize {
-        block_len(n_rows, self.head_dim_k)
+        block_len(n_rows, self.query_dim())
+    }
+
+    /// Numbers of a query as the kernels read it: filled up to whole loads where keys lie row by row.
+    fn query_dim(&self) -> usize {
+        if self.has_values_in_keys {
+            padded_dim(self.head_dim_k)
+        } else {
+            self.head_dim_k
+        }
     }
 
     /// Copies the queries of an item, row after row, to the start of `scratch`.
     fn gather_queries(&self, item: &Item, scratch: &mut [f32]) {
-        let group_dim = self.group_len * self.head_dim_k;
+        let (head_dim, query_dim) = (self.head_dim_k, self.query_dim());
+        let group_dim = self.group_len * head_dim;
         for (i, rows) in scratch
-            .chunks_exact_mut(group_dim)
+            .chunks_exact_mut(self.group_len * query_dim)
             .take(item.n_tokens)
             .enumerate()
         {
-            let token_start = (item.first_token + i) * self.params.n_heads * self.head_dim_k;
-            rows.copy_from_slice(&self.q[token_start + item.kv_head_idx * group_dim..][..group_dim]);
+            let token_start = (item.first_token + i) * self.params.n_heads * head_dim;
+            let group = &self.q[token_start + item.kv_head_idx * group_dim..][..group_dim];
+            if query_dim == head_dim {
+                rows.copy_from_slice(group);
+                continue;
+            }
+            for (row, query) in rows.chunks_exact_mut(query_dim).zip(group.chunks_exact(head_dim)) {
+                row[..head_dim].copy_from_slice(query);
+                row[head_dim..].fill(0.0);
+            }
         }
     }
 
@@ -284,7 +304,7 @@ impl Job<'_> {
         let n_rows = self.n_rows(item);
         let (features, padded_dim) = (self.host.features(), padded_dim(self.head_dim_v));
         let part_len = self.part_len();
-        let (queries, scratch) = scratch.split_at_mut(n_rows * self.head_dim_k);
+        let (queries, scratch) = scratch.split_at_mut(n_rows * self.query_dim());
         let weights = &mut scratch[..n_rows * SPLIT_TOKENS];
 
         // The pages that a row sees, and positions counted from the first of them.
@@ -306,7 +326,14 @@ impl Job<'_> {
         for (page, &id) in pages.iter_mut().zip(table) {
             *page = self.store.key_page(self.layer_idx, item.kv_head_idx, id);
         }
-        page_ops(self.key_type).scores(features, queries, self.head_dim_k, &pages[..table.len()], weights);
+        let (ops, keys) = (page_ops(self.key_type), &pages[..table.len()]);
+        let row_dim = if self.has_values_in_keys {
+            ops.row_scores(features, queries, self.query_dim(), keys, weights);
+            self.query_dim()
+        } else {
+            ops.scores(features, queries, self.head_dim_k, keys, weights);
+            padded_dim
+        };
 
         for (row_idx, (part, weights)) in parts
             .chunks_exact_mut(part_len)
@@ -340,8 +367,15 @@ impl Job<'_> {
         let pages = &pages[..table.len()];
         let add = |weights: &[f32], tokens: Range<usize>, parts: &mut [f32]| {
             if !tokens.is_empty() {
-                page_ops(self.value_type)
-                    .add_values(features, weights, pages, tokens, padded_dim, parts, part_len);
+                page_ops(self.value_type).add_values(
+                    features,
+                    weights,
+                    pages,
+                    tokens,
+                    [padded_dim, row_dim],
+                    parts,
+                    part_len,
+                );
             }
         };
         // Values that all rows of a few see are loaded once for all of them.

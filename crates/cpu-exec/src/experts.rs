@@ -4,6 +4,10 @@
 //! them, as in a product with one matrix, and experts without rows are not read. Invariant: an output element is a function of
 //! its weight row and its activation row, reduced in the order of [`linear`](crate::linear).
 
+mod heads;
+
+pub use heads::heads_linear;
+
 use std::ops::Range;
 
 use tokenmill_backend::{Activation, Carried, ExpertInput, ExpertsShape};

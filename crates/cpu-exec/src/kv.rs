@@ -17,7 +17,8 @@ const Q8_BLOCK: usize = 32;
 enum PageOrder {
     /// `[head_dim][16 tokens]`: one load has the same column of 16 keys, and scores are never summed across lanes.
     Keys,
-    /// `[16 tokens][head_dim]`: one load has 16 columns of a value. Rows are filled up to whole loads.
+    /// `[16 tokens][head_dim]`: one load has 16 columns of a value. Rows are filled up to whole loads. Keys that are values
+    /// too lie so.
     Values,
 }
 
@@ -38,6 +39,7 @@ struct Half {
 pub struct KvStore {
     shapes: Vec<KvLayerShape>,
     keys: Vec<Half>,
+    /// Empty where a layer's values are in its keys.
     values: Vec<Half>,
     n_pages: usize,
 }
@@ -54,15 +56,17 @@ impl KvStore {
         key_ty: KvType,
         value_ty: KvType,
     ) -> Result<Self, CpuExecError> {
-        let halves = |ty, order, head_dim: fn(&KvLayerShape) -> usize| {
-            shapes
-                .iter()
-                .map(|shape| Half::new(ty, order, shape.n_kv_heads, head_dim(shape), n_pages))
-                .collect::<Result<Vec<_>, _>>()
+        let keys = |shape: &KvLayerShape| {
+            let order = PageOrder::of_keys(shape);
+            Half::new(key_ty, order, shape.n_kv_heads, shape.head_dim_k, n_pages)
+        };
+        let values = |shape: &KvLayerShape| {
+            let head_dim = shape.own_value_dim();
+            Half::new(value_ty, PageOrder::Values, shape.n_kv_heads, head_dim, n_pages)
         };
         Ok(Self {
-            keys: halves(key_ty, PageOrder::Keys, |shape| shape.head_dim_k)?,
-            values: halves(value_ty, PageOrder::Values, |shape| shape.head_dim_v)?,
+            keys: shapes.iter().map(keys).collect::<Result<_, _>>()?,
+            values: shapes.iter().map(values).collect::<Result<_, _>>()?,
             shapes: shapes.to_vec(),
             n_pages,
         })
@@ -71,8 +75,8 @@ impl KvStore {
     /// Bytes of one page of such a store, all layers; those of a value are filled up to a multiple of 16 numbers.
     pub fn page_bytes(shapes: &[KvLayerShape], key_ty: KvType, value_ty: KvType) -> usize {
         let head_bytes = |shape: &KvLayerShape| {
-            key_ty.head_bytes(PageOrder::Keys.padded(shape.head_dim_k))
-                + value_ty.head_bytes(PageOrder::Values.padded(shape.head_dim_v))
+            key_ty.head_bytes(PageOrder::of_keys(shape).padded(shape.head_dim_k))
+                + value_ty.head_bytes(PageOrder::Values.padded(shape.own_value_dim()))
         };
         let bytes = |shape: &KvLayerShape| shape.n_kv_heads * head_bytes(shape);
         PAGE_TOKENS * shapes.iter().map(bytes).sum::<usize>()
@@ -107,6 +111,18 @@ impl KvStore {
         self.values[layer_idx].store(host, slots, values);
     }
 
+    /// As [`Self::store`], of a layer whose values are in its keys.
+    ///
+    /// # Panics
+    /// When the shapes contradict each other or a slot is outside the store.
+    pub fn store_keys(&mut self, host: &Host, layer_idx: usize, slots: &[u32], keys: &[f32]) {
+        assert!(
+            self.shapes[layer_idx].has_values_in_keys,
+            "values of layer {layer_idx}"
+        );
+        self.keys[layer_idx].store(host, slots, keys);
+    }
+
     /// Copies page `from` to page `to`, in every layer.
     ///
     /// # Panics
@@ -134,18 +150,36 @@ impl KvStore {
         self.keys[layer_idx].page(head_idx, page)
     }
 
-    /// Bytes of a page of values.
+    /// Bytes of a page of values, which are the beginnings of its rows.
     pub(crate) fn value_page(&self, layer_idx: usize, head_idx: usize, page: u32) -> &[u8] {
-        self.values[layer_idx].page(head_idx, page)
+        self.values_of(layer_idx).page(head_idx, page)
     }
 
     /// Types of a layer's keys and values.
     pub(crate) fn types(&self, layer_idx: usize) -> (KvType, KvType) {
-        (self.keys[layer_idx].ty, self.values[layer_idx].ty)
+        (self.keys[layer_idx].ty, self.values_of(layer_idx).ty)
+    }
+
+    /// Where a layer's values are.
+    fn values_of(&self, layer_idx: usize) -> &Half {
+        if self.shapes[layer_idx].has_values_in_keys {
+            &self.keys[layer_idx]
+        } else {
+            &self.values[layer_idx]
+        }
     }
 }
 
 impl PageOrder {
+    /// That of a layer's keys.
+    fn of_keys(shape: &KvLayerShape) -> Self {
+        if shape.has_values_in_keys {
+            Self::Values
+        } else {
+            Self::Keys
+        }
+    }
+
     /// Columns that a token's row takes in a page.
     fn padded(self, head_dim: usize) -> usize {
         match self {
@@ -320,6 +354,7 @@ mod tests {
         n_kv_heads: 3,
         head_dim_k: 64,
         head_dim_v: 32,
+        has_values_in_keys: false,
     };
 
     fn row(seed: usize, len: usize) -> Vec<f32> {
@@ -432,6 +467,7 @@ mod tests {
             n_kv_heads: 8,
             head_dim_k: 128,
             head_dim_v: 128,
+            has_values_in_keys: false,
         };
         let error = |n_pages| KvStore::new(&[shape], n_pages, KvType::F16, KvType::F16).unwrap_err();
         // No machine can address 2^58 bytes; more than `isize::MAX` are not even asked for.

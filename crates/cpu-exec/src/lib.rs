@@ -10,6 +10,7 @@
 //! | positions | [`RopeAngles`], [`rope`] |
 //! | activations and sums | [`gated`], [`activate`], [`add`], [`add_scaled`], [`scale`] |
 //! | attention | [`KvStore`], [`attention`] |
+//! | latent attention | [`heads_linear`] |
 //! | recurrent layers | [`StateStore`], [`short_conv`], [`delta_net`], [`ssm_scan`] |
 //! | the machine's limits, to compare with | [`ReadBuffer`], [`multiply_bytes`], [`product_instructions`] |
 //!
@@ -59,7 +60,7 @@ mod zeroed;
 pub use attention::{AttentionBatch, attention};
 pub use backend::{CpuBackend, CpuVector};
 pub use error::CpuExecError;
-pub use experts::{combine, experts_gated, experts_linear};
+pub use experts::{combine, experts_gated, experts_linear, heads_linear};
 pub use host::Host;
 pub use kv::KvStore;
 pub use limits::{ReadBuffer, multiply_bytes, product_instructions};

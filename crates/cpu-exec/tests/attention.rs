@@ -59,9 +59,19 @@ impl Scene {
                 .map(|len| values.take(len * width))
                 .collect::<Vec<_>>()
         };
+        let keys = rows(shape.n_kv_heads * shape.head_dim_k);
+        let beginnings = |keys: &Vec<f32>| -> Vec<f32> {
+            let heads = keys.chunks_exact(shape.head_dim_k);
+            heads.flat_map(|key| &key[..shape.head_dim_v]).copied().collect()
+        };
+        let values = if shape.has_values_in_keys {
+            keys.iter().map(beginnings).collect()
+        } else {
+            rows(shape.n_kv_heads * shape.head_dim_v)
+        };
         Self {
-            keys: rows(shape.n_kv_heads * shape.head_dim_k),
-            values: rows(shape.n_kv_heads * shape.head_dim_v),
+            keys,
+            values,
             queries: rows(n_heads * shape.head_dim_k),
             shape,
             n_heads,
@@ -77,7 +87,11 @@ impl Scene {
             let slots: Vec<u32> = (0..len)
                 .map(|i| self.pages[seq_idx][i / PAGE_TOKENS] * PAGE_TOKENS as u32 + (i % PAGE_TOKENS) as u32)
                 .collect();
-            store.store(host, 0, &slots, &self.keys[seq_idx], &self.values[seq_idx]);
+            if self.shape.has_values_in_keys {
+                store.store_keys(host, 0, &slots, &self.keys[seq_idx]);
+            } else {
+                store.store(host, 0, &slots, &self.keys[seq_idx], &self.values[seq_idx]);
+            }
         }
         store
     }
@@ -122,6 +136,7 @@ impl Scene {
             n_kv_heads,
             head_dim_k,
             head_dim_v,
+            ..
         } = self.shape;
         let mut out = Vec::new();
         for (seq_idx, &len) in self.lens.iter().enumerate() {
@@ -175,6 +190,7 @@ const SHAPE: KvLayerShape = KvLayerShape {
     n_kv_heads: 2,
     head_dim_k: 64,
     head_dim_v: 64,
+    has_values_in_keys: false,
 };
 
 fn causal(n_heads: usize) -> Attention<&'static [f32]> {
@@ -234,6 +250,21 @@ fn keys_and_values_may_differ_in_width() {
             ..SHAPE
         };
         check(&Scene::new(shape, 4, &[50]), &causal(4), &[20]);
+    }
+}
+
+#[test]
+fn values_may_be_the_beginnings_of_keys() {
+    for (n_kv_heads, head_dim_k, head_dim_v) in [(1, 96, 64), (1, 160, 128), (2, 64, 64), (2, 64, 30)] {
+        let shape = KvLayerShape {
+            n_kv_heads,
+            head_dim_k,
+            head_dim_v,
+            has_values_in_keys: true,
+        };
+        let scene = Scene::new(shape, 6, &[1, 50, 300]);
+        check(&scene, &causal(6), &[1, 20, 1]);
+        check(&scene, &causal(6), &[1, 1, 30]);
     }
 }
 
@@ -317,6 +348,7 @@ fn a_step_with_too_many_splits_gives_the_bits_of_one_with_few() {
         n_kv_heads: 1,
         head_dim_k: 16,
         head_dim_v: 16,
+        has_values_in_keys: false,
     };
     // 257 splits of 32 heads: those of 7 tokens may wait in memory to be folded, those of 8 may not.
     let scene = Scene::new(shape, 32, &[256 * 257]);

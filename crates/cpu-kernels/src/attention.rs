@@ -5,11 +5,15 @@
 //! converted as they are loaded and all arithmetic is that of f32; several rows share what was loaded.
 //!
 //! Invariant: a row's numbers are reduced in one order whatever rows and pages go with it. A score adds columns in
-//! order, an output positions.
+//! order, an output positions. How scores are added up where keys lie row by row is in `row_scores`.
+
+mod row_scores;
 
 use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, TILE_ROWS, dispatch};
+
+use row_scores::RowScoresOf;
 
 /// Positions of a page: the lanes of the widest vector.
 pub(crate) const PAGE_LEN: usize = TILE_ROWS;
@@ -27,6 +31,7 @@ const BLOCK_BYTES: usize = PAGE_LEN * (BLOCK_COLS + 2);
 pub struct PageOps {
     head_bytes: fn(usize) -> usize,
     scores: unsafe fn(CpuFeatures, Scores<'_>),
+    row_scores: unsafe fn(CpuFeatures, Scores<'_>),
     add_values: unsafe fn(CpuFeatures, ValueRun<'_>),
 }
 
@@ -44,6 +49,8 @@ impl PageOps {
             // SAFETY: the function's own contract.
             scores: |features, run| unsafe { dispatch(features, ScoresOf::<P>::new(run)) },
             // SAFETY: the function's own contract.
+            row_scores: |features, run| unsafe { dispatch(features, RowScoresOf::<P>::new(run)) },
+            // SAFETY: the function's own contract.
             add_values: |features, run| unsafe { dispatch(features, AddValues::<P>::new(run)) },
         }
     }
@@ -54,6 +61,37 @@ impl PageOps {
     /// # Panics
     /// When the lengths contradict each other.
     pub fn scores(&self, features: CpuFeatures, q: &[f32], key_dim: usize, keys: &[&[u8]], out: &mut [f32]) {
+        let run = self.checked_scores(q, key_dim, keys, out);
+        // SAFETY: the run was checked.
+        unsafe { (self.scores)(features, run) }
+    }
+
+    /// [`Self::scores`] of keys that lie in their pages as values do, row by row. `row_dim` is a multiple of 16.
+    ///
+    /// # Panics
+    /// When the lengths contradict each other.
+    pub fn row_scores(
+        &self,
+        features: CpuFeatures,
+        q: &[f32],
+        row_dim: usize,
+        keys: &[&[u8]],
+        out: &mut [f32],
+    ) {
+        assert!(row_dim.is_multiple_of(PAGE_LEN), "rows of whole vectors");
+        let run = self.checked_scores(q, row_dim, keys, out);
+        // SAFETY: the run was checked, and rows are whole vectors.
+        unsafe { (self.row_scores)(features, run) }
+    }
+
+    /// Checks the lengths that kernels of scores rely on.
+    fn checked_scores<'a>(
+        &self,
+        q: &'a [f32],
+        key_dim: usize,
+        keys: &'a [&'a [u8]],
+        out: &'a mut [f32],
+    ) -> Scores<'a> {
         let n_rows = out.len() / SPLIT_TOKENS;
         assert!(
             keys.len() <= SPLIT_PAGES && q.len() == n_rows * key_dim,
@@ -61,19 +99,17 @@ impl PageOps {
         );
         let page_bytes = PAGE_LEN * (self.head_bytes)(key_dim);
         assert!(keys.iter().all(|page| page.len() == page_bytes), "pages of keys");
-        let run = Scores {
+        Scores {
             q: q.as_ptr(),
             key_dim,
             keys,
             n_rows,
             out: out.as_mut_ptr(),
-        };
-        // SAFETY: the lengths above are what the kernel says.
-        unsafe { (self.scores)(features, run) }
+        }
     }
 
     /// Adds the values at positions `tokens` of a split, times the rows' `weights`, `[n_rows, SPLIT_TOKENS]`, to the first
-    /// `padded_dim` of every `out_stride` numbers of `out`.
+    /// `padded_dim` of every `out_stride` numbers of `out`. Values are the first `padded_dim` of the pages' rows of `row_dim`.
     ///
     /// # Panics
     /// When the lengths contradict each other.
@@ -83,7 +119,7 @@ impl PageOps {
         weights: &[f32],
         values: &[&[u8]],
         tokens: std::ops::Range<usize>,
-        padded_dim: usize,
+        [padded_dim, row_dim]: [usize; 2],
         out: &mut [f32],
         out_stride: usize,
     ) {
@@ -95,10 +131,11 @@ impl PageOps {
         assert!(
             out_stride >= padded_dim
                 && out.len() + out_stride >= n_rows * out_stride + padded_dim
-                && padded_dim.is_multiple_of(PAGE_LEN),
+                && padded_dim.is_multiple_of(PAGE_LEN)
+                && padded_dim <= row_dim,
             "outputs"
         );
-        let page_bytes = PAGE_LEN * (self.head_bytes)(padded_dim);
+        let page_bytes = PAGE_LEN * (self.head_bytes)(row_dim);
         assert!(
             values.iter().all(|page| page.len() == page_bytes),
             "pages of values"
@@ -108,6 +145,7 @@ impl PageOps {
             values,
             tokens,
             padded_dim,
+            row_dim,
             n_rows,
             out: out.as_mut_ptr(),
             out_stride,
@@ -371,6 +409,7 @@ struct ValueRun<'a> {
     values: &'a [&'a [u8]],
     tokens: std::ops::Range<usize>,
     padded_dim: usize,
+    row_dim: usize,
     n_rows: usize,
     out: *mut f32,
     out_stride: usize,
@@ -501,7 +540,7 @@ unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
             let stride = if P::HAS_SCALES {
                 BLOCK_COLS
             } else {
-                run.padded_dim * P::BYTES
+                run.row_dim * P::BYTES
             };
             while token < end {
                 let lane = token % PAGE_LEN;

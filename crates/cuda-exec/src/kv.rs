@@ -100,6 +100,11 @@ impl KvStore {
     /// [`CudaExecError::Unsupported`] where a head is too wide or a type is not stored.
     pub fn check(layout: &KvLayout) -> Result<()> {
         for shape in &layout.layers {
+            if shape.has_values_in_keys {
+                return Err(CudaExecError::Unsupported {
+                    feature: "latent attention".to_owned(),
+                });
+            }
             check_head_dims(shape.head_dim_k, shape.head_dim_v)?;
         }
         match (layout.key_type, layout.value_type) {
@@ -270,11 +275,13 @@ mod tests {
             n_kv_heads: 2,
             head_dim_k: 12,
             head_dim_v: 8,
+            has_values_in_keys: false,
         },
         KvLayerShape {
             n_kv_heads: 1,
             head_dim_k: 8,
             head_dim_v: 24,
+            has_values_in_keys: false,
         },
     ];
 

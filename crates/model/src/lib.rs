@@ -63,9 +63,9 @@ mod weights;
 pub use arch::architectures;
 pub use descriptor::{
     AttentionDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor, EmbeddingNorm,
-    FfnDescriptor, HeadLayer, Ignorable, LayerDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor,
-    NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual,
-    RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    FfnDescriptor, HeadLayer, Ignorable, LatentDescriptor, LayerDescriptor, MixerDescriptor, MoeDescriptor,
+    NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm,
+    Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
 };
 pub use error::LoadError;
 pub use loader::LoadProgress;

@@ -3,6 +3,8 @@
 //! Separate from the network because each kind of mixer and feed-forward network loads its own weights with it. Invariant:
 //! it remembers which tensors were used, since an ignored one would mean wrong output.
 
+mod heads;
+
 use std::{borrow::Cow, collections::HashSet};
 
 use half::{bf16, f16};

@@ -103,14 +103,12 @@ impl<M: Memory> Network<M> {
         let ropes = (descriptor.ropes.iter())
             .map(|rope| load_rope(rope, loader))
             .collect::<Result<_, _>>()?;
-        let (mut n_attentions, mut state_idx) = (0, 0);
+        let (mut n_with_kv, mut state_idx) = (0, 0);
         let layers = (descriptor.layers.iter().enumerate())
             .map(|(layer_idx, layer)| {
-                let kv_idx = layer
-                    .mixer
-                    .attention()
-                    .map_or(0, |_| descriptor.kv_idx(n_attentions));
-                n_attentions += usize::from(layer.mixer.attention().is_some());
+                let has_kv = layer.mixer.kv_shape().is_some();
+                let kv_idx = if has_kv { descriptor.kv_idx(n_with_kv) } else { 0 };
+                n_with_kv += usize::from(has_kv);
                 let place = LayerPlace {
                     layer_idx,
                     kv_idx,

@@ -13,6 +13,7 @@ use tokenmill_model::{FfnDescriptor, ModelExecutor, ModelOptions, build};
 use crate::{
     EXPERT_VARIANTS, NaiveBackend,
     generate::{ids, run},
+    latent_variants::LATENT_VARIANTS,
     random::Random,
     tiny_experts,
     tiny_model::{TinyModel, tiny_llama},
@@ -31,11 +32,23 @@ pub struct Subject<B> {
     pub stores: fn([KvType; 2]) -> bool,
     /// Whether it runs recurrent layers; where it does not, networks with them are left out.
     pub has_states: bool,
+    /// Whether it runs latent attention; where it does not, networks with it are left out.
+    pub has_latent_rows: bool,
 }
 
 impl<B> Subject<B> {
     fn state_variants(&self) -> &'static [Variant] {
         if self.has_states { STATE_VARIANTS } else { &[] }
+    }
+
+    /// Networks with mixers that not every backend has.
+    fn mixer_variants(&self) -> Vec<Variant> {
+        let latent = if self.has_latent_rows {
+            LATENT_VARIANTS
+        } else {
+            &[]
+        };
+        [self.state_variants(), latent].concat()
     }
 }
 
@@ -54,7 +67,8 @@ const F32_TOLERANCE: f32 = 2e-4;
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
 pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(1);
-    let mut cases: Vec<_> = (VARIANTS.iter().chain(subject.state_variants()))
+    let mixers = subject.mixer_variants();
+    let mut cases: Vec<_> = (VARIANTS.iter().chain(&mixers))
         .map(|(name, change)| {
             let mut descriptor = tiny_llama();
             change(&mut descriptor);
@@ -187,9 +201,9 @@ pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>
 /// number of threads.
 pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(5);
-    let state_variants = subject.state_variants();
-    for case in 0..12 + state_variants.len() {
-        let is_recurrent = (1..=state_variants.len()).contains(&case);
+    let mixers = subject.mixer_variants();
+    for case in 0..12 + mixers.len() {
+        let has_mixer = (1..=mixers.len()).contains(&case);
         let ty = [
             TensorType::F32,
             TensorType::F16,
@@ -197,13 +211,13 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
             TensorType::Q4_0,
         ][case % 4];
         // Their widths do not divide into blocks.
-        let ty = if is_recurrent { TensorType::F32 } else { ty };
+        let ty = if has_mixer { TensorType::F32 } else { ty };
         let kv_type = [KvType::F16, KvType::F32][case % 2];
         let (name, descriptor) = match case {
             0 => ("plain".to_owned(), tiny_llama()),
-            // A recurrent layer of each kind, among the others.
-            _ if is_recurrent => {
-                let (name, change) = state_variants[case - 1];
+            // A mixer of each kind, among the others.
+            _ if has_mixer => {
+                let (name, change) = mixers[case - 1];
                 let mut descriptor = tiny_llama();
                 change(&mut descriptor);
                 (name.to_owned(), descriptor)
@@ -626,6 +640,7 @@ mod tests {
         };
         for (base, variants) in [
             (tiny_llama(), VARIANTS),
+            (tiny_llama(), LATENT_VARIANTS),
             (tiny_llama(), STATE_VARIANTS),
             (tiny_experts(), EXPERT_VARIANTS),
         ] {

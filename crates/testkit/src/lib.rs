@@ -12,6 +12,7 @@
 //!     company: Company::Bits,
 //!     stores: |_| true,
 //!     has_states: true,
+//!     has_latent_rows: true,
 //! };
 //! conformance::only_the_rows_asked_for_come_back(&subject);
 //! conformance::a_row_that_is_not_finite_fails_alone(&subject);
@@ -25,6 +26,7 @@ mod expert_variants;
 pub mod fake_executor;
 pub mod generate;
 pub mod json_mutation;
+mod latent_variants;
 mod naive_backend;
 pub mod parity;
 mod random;

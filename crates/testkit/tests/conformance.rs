@@ -12,6 +12,7 @@ const CPU: Subject<CpuBackend> = Subject {
     company: Company::Bits,
     stores: |_| true,
     has_states: true,
+    has_latent_rows: true,
 };
 
 const SCALAR: Subject<CpuBackend> = Subject {
@@ -19,6 +20,7 @@ const SCALAR: Subject<CpuBackend> = Subject {
     company: Company::Bits,
     stores: |_| true,
     has_states: true,
+    has_latent_rows: true,
 };
 
 const NAIVE: Subject<NaiveBackend> = Subject {
@@ -26,6 +28,7 @@ const NAIVE: Subject<NaiveBackend> = Subject {
     company: Company::Bits,
     stores: |_| true,
     has_states: true,
+    has_latent_rows: true,
 };
 
 macro_rules! suite {

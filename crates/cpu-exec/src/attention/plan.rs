@@ -8,6 +8,7 @@ use tokenmill_cpu_kernels::SPLIT_TOKENS;
 use super::{Job, item_len, part_len};
 use crate::{
     CpuExecError,
+    kv::padded_dim,
     pool::Rect,
     workspace::{StepSizes, WorkspaceSizes, reserve},
 };
@@ -48,7 +49,8 @@ impl AttentionScratch {
         // A sequence has one block of tokens that is not full.
         let n_blocks = step.max_tokens.min(step.max_tokens / many + step.max_seqs);
         WorkspaceSizes {
-            thread_values: item_len(block_tokens * group_len, head_dim_k, head_dim_v),
+            // Queries may be filled up to whole loads.
+            thread_values: item_len(block_tokens * group_len, padded_dim(head_dim_k), head_dim_v),
             attention_items: n_blocks * n_kv_heads + n_parts / group_len,
             attention_parts: n_parts * part_len(head_dim_v),
             ..WorkspaceSizes::default()

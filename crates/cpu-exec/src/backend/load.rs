@@ -74,6 +74,10 @@ pub(super) fn workspace_sizes(network: &NetworkShape, limits: &ExecutorLimits) -
         crate::WorkspaceSizes::of_matrices(&step, network.n_embd),
         |sizes, layer| {
             let sizes = sizes.max(crate::WorkspaceSizes::of_matrices(&step, layer.widest_input));
+            let sizes = match &layer.heads {
+                Some(heads) => sizes.max(crate::WorkspaceSizes::of_heads(step.max_tokens, heads)),
+                None => sizes,
+            };
             let sizes = match &layer.experts {
                 Some(experts) => sizes.max(crate::WorkspaceSizes::of_experts(&step, network.n_embd, experts)),
                 None => sizes,

@@ -5,6 +5,7 @@
 
 mod angles;
 mod experts;
+mod latent;
 mod load;
 mod recurrence;
 

@@ -9,6 +9,7 @@
 
 mod buffer;
 mod experts;
+mod latent;
 mod load;
 mod operations;
 mod recurrence;

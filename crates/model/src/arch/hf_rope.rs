@@ -45,6 +45,16 @@ impl HfConfig {
         Ok(rope)
     }
 
+    /// What the logarithm of YaRN's factor is multiplied with where scores grow with it: 0 where they do not.
+    pub(super) fn yarn_score_multiplier(&self) -> Result<f32, LoadError> {
+        let key = if self.get("rope_parameters").is_some() {
+            "rope_parameters"
+        } else {
+            "rope_scaling"
+        };
+        Ok(self.object(key)?.opt_f32("mscale_all_dim")?.unwrap_or(0.0))
+    }
+
     /// A rope without scaling.
     fn plain_rope(head_dim: usize, base: f32) -> RopeDescriptor {
         RopeDescriptor {

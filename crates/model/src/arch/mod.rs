@@ -7,6 +7,7 @@
 mod bert;
 mod bloom;
 mod command_r;
+mod deepseek2;
 mod encoder;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -97,6 +98,7 @@ const ARCHITECTURES: &[Architecture] = &[
     hunyuan_moe::ARCHITECTURE,
     command_r::COHERE2,
     command_r::COMMAND_R,
+    deepseek2::ARCHITECTURE,
     ernie4_5::ARCHITECTURE,
     ernie4_5_moe::ARCHITECTURE,
     eurobert::ARCHITECTURE,

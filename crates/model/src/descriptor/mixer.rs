@@ -10,7 +10,9 @@ use crate::{
     error::{check, check_positive},
 };
 
-use super::{DeltaNetDescriptor, MAX_WIDTH, Presence, ShortConvDescriptor, SsmDescriptor, WIDTH};
+use super::{
+    DeltaNetDescriptor, LatentDescriptor, MAX_WIDTH, Presence, ShortConvDescriptor, SsmDescriptor, WIDTH,
+};
 
 /// The mixer of one layer.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +21,8 @@ pub enum MixerDescriptor {
     None,
     /// Attention over stored keys and values.
     Attention(AttentionDescriptor),
+    /// Attention over latent rows.
+    Latent(LatentDescriptor),
     /// A gated delta net.
     DeltaNet(DeltaNetDescriptor),
     /// A state space model.
@@ -48,6 +52,26 @@ impl MixerDescriptor {
         }
     }
 
+    /// The latent attention, where the mixer is one.
+    pub fn latent(&self) -> Option<&LatentDescriptor> {
+        match self {
+            Self::Latent(latent) => Some(latent),
+            _ => None,
+        }
+    }
+
+    /// The widths of what the mixer attends with, where it attends.
+    pub fn attention_shape(&self) -> Option<AttentionShape> {
+        let attention = self.attention().map(AttentionDescriptor::shape);
+        attention.or_else(|| self.latent().map(LatentDescriptor::shape))
+    }
+
+    /// What the KV store holds for the layer, where it attends.
+    pub fn kv_shape(&self) -> Option<KvLayerShape> {
+        let attention = self.attention().map(AttentionDescriptor::kv_shape);
+        attention.or_else(|| self.latent().map(LatentDescriptor::kv_shape))
+    }
+
     /// The state space model, where the mixer has one.
     pub fn ssm(&self) -> Option<&SsmDescriptor> {
         match self {
@@ -59,7 +83,7 @@ impl MixerDescriptor {
     /// What a sequence's state holds for the layer, where it is recurrent.
     pub fn state_shape(&self) -> Option<StateLayerShape> {
         match self {
-            Self::None | Self::Attention(_) => None,
+            Self::None | Self::Attention(_) | Self::Latent(_) => None,
             Self::DeltaNet(net) => Some(net.state_shape()),
             Self::Ssm(ssm) | Self::Both { ssm, .. } => Some(ssm.state_shape()),
             Self::ShortConv(conv) => Some(conv.state_shape()),
@@ -72,10 +96,17 @@ impl MixerDescriptor {
             Self::None => 0,
             Self::Attention(attention) => attention.output_width(),
             Self::Both { attention, ssm } => attention.output_width().max(ssm.inner_width()),
+            Self::Latent(latent) => latent.n_heads * latent.head_dim_v,
             Self::DeltaNet(net) => net.v_width(),
             Self::Ssm(ssm) => ssm.inner_width(),
             Self::ShortConv(conv) => conv.n_channels,
         }
+    }
+
+    /// Width of the widest row, other than the layer's input, that a matrix reads which is not of a head alone.
+    pub(super) fn widest_input(&self) -> usize {
+        let q_rank = self.latent().and_then(|latent| latent.q_rank).unwrap_or(0);
+        self.output_width().max(q_rank)
     }
 
     /// Checks that all sizes fit together.
@@ -83,6 +114,7 @@ impl MixerDescriptor {
         match self {
             Self::None => Ok(()),
             Self::Attention(attention) => attention.validate(ropes),
+            Self::Latent(latent) => latent.validate(ropes),
             Self::DeltaNet(net) => net.validate(),
             Self::Ssm(ssm) => ssm.validate(),
             Self::ShortConv(conv) => conv.validate(),
@@ -185,6 +217,7 @@ impl AttentionDescriptor {
             n_kv_heads: self.n_kv_heads,
             head_dim_k: self.head_dim_k,
             head_dim_v: self.head_dim_v,
+            has_values_in_keys: false,
         }
     }
 

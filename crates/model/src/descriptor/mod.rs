@@ -5,11 +5,13 @@
 //! Invariant: a descriptor that passed [`Descriptor::validate`] describes a network that can be built and run.
 
 mod ffn;
+mod latent;
 mod mixer;
 mod pooling;
 mod recurrent;
 
 pub use ffn::{DenseDescriptor, FfnDescriptor, MoeDescriptor, RouterDescriptor, SharedDescriptor};
+pub use latent::LatentDescriptor;
 pub use mixer::{AttentionDescriptor, MixerDescriptor, OutputGate, QkNorm};
 pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
 pub use recurrent::{DeltaGates, DeltaNetDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind};
@@ -326,8 +328,9 @@ impl Descriptor {
             n_embd: self.n_embd,
             layers: (self.layers.iter())
                 .map(|layer| LayerShape {
-                    attention: layer.mixer.attention().map(AttentionDescriptor::shape),
-                    widest_input: layer.mixer.output_width().max(layer.ffn.widest_input()),
+                    attention: layer.mixer.attention_shape(),
+                    heads: layer.mixer.latent().map(LatentDescriptor::heads_shape),
+                    widest_input: layer.mixer.widest_input().max(layer.ffn.widest_input()),
                     experts: layer.ffn.moe().map(MoeDescriptor::shape),
                 })
                 .collect(),
@@ -339,8 +342,7 @@ impl Descriptor {
     pub fn kv_layers(&self) -> Vec<KvLayerShape> {
         let is_encoder = self.is_encoder();
         let mut shapes = Vec::new();
-        for attention in self.attentions() {
-            let shape = attention.kv_shape();
+        for shape in self.layers.iter().filter_map(|layer| layer.mixer.kv_shape()) {
             if !(is_encoder && shapes.contains(&shape)) {
                 shapes.push(shape);
             }
@@ -348,7 +350,7 @@ impl Descriptor {
         shapes
     }
 
-    /// The layer of the KV store that the `n`th layer with attention uses.
+    /// The layer of the KV store that the `n`th layer that stores keys uses.
     pub(crate) fn kv_idx(&self, n: usize) -> usize {
         if !self.is_encoder() {
             return n;
@@ -370,7 +372,8 @@ impl Descriptor {
 
     /// The width of the widest window, where every layer that stores keys and values has one and nothing else is seen.
     pub fn kv_window(&self) -> Option<usize> {
-        if self.is_encoder() {
+        let has_latent = self.layers.iter().any(|layer| layer.mixer.latent().is_some());
+        if self.is_encoder() || has_latent {
             return None;
         }
         let mut layers = self.attentions().peekable();

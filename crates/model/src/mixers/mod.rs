@@ -6,6 +6,7 @@
 
 mod attention;
 mod delta_net;
+mod mla;
 mod short_conv;
 mod ssm;
 
@@ -18,12 +19,14 @@ use crate::{
 
 use attention::{AttentionMixer, Heads};
 use delta_net::{DeltaNetBuffers, DeltaNetMixer};
+use mla::{LatentBuffers, LatentMixer};
 use short_conv::{ShortConvBuffers, ShortConvMixer};
 use ssm::{SsmBuffers, SsmMixer};
 
 /// A mixer's weights.
 pub(crate) enum Mixer<M: Memory> {
     Attention(AttentionMixer<M>),
+    Latent(LatentMixer<M>),
     DeltaNet(DeltaNetMixer<M>),
     Ssm(SsmMixer<M>),
     ShortConv(ShortConvMixer<M>),
@@ -34,6 +37,7 @@ pub(crate) enum Mixer<M: Memory> {
 /// The buffers in which mixers of each kind work, where the network has a layer of that kind.
 pub(crate) struct MixerBuffers<T> {
     heads: Option<Heads<T>>,
+    latent: Option<LatentBuffers<T>>,
     delta_net: Option<DeltaNetBuffers<T>>,
     ssm: Option<SsmBuffers<T>>,
     short_conv: Option<ShortConvBuffers<T>>,
@@ -68,6 +72,7 @@ impl<M: Memory> Mixer<M> {
             MixerDescriptor::Attention(attention) => {
                 AttentionMixer::load(place, attention, loader).map(Self::Attention)
             }
+            MixerDescriptor::Latent(latent) => LatentMixer::load(place, latent, loader).map(Self::Latent),
             MixerDescriptor::DeltaNet(net) => DeltaNetMixer::load(place, net, loader).map(Self::DeltaNet),
             MixerDescriptor::Ssm(ssm) => SsmMixer::load(place, ssm, loader).map(Self::Ssm),
             MixerDescriptor::ShortConv(conv) => {
@@ -97,6 +102,7 @@ impl<M: Memory> Mixer<M> {
     fn output(&self) -> &Linear<M::Matrix, M::Vector> {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => &attention.output,
+            Self::Latent(latent) => &latent.output,
             Self::DeltaNet(net) => &net.output,
             Self::Ssm(ssm) => &ssm.output,
             Self::ShortConv(conv) => &conv.output,
@@ -139,6 +145,10 @@ impl<B: Backend> Mixer<B> {
             Self::Attention(attention) => {
                 let heads = buffers.heads.as_mut().expect("allocated for attention");
                 attention.mix(backend, ropes, shape, rows, heads, wants_output)
+            }
+            Self::Latent(latent) => {
+                let buffers = buffers.latent.as_mut().expect("allocated for latent attention");
+                latent.mix(backend, ropes, shape, rows, buffers, wants_output)
             }
             Self::DeltaNet(net) => {
                 let buffers = buffers.delta_net.as_mut().expect("allocated for delta nets");
@@ -192,6 +202,7 @@ impl<T> MixerBuffers<T> {
     ) -> Result<Self, BackendError> {
         Ok(Self {
             heads: Heads::alloc(descriptor, limits, memory)?,
+            latent: LatentBuffers::alloc(descriptor, limits, memory)?,
             delta_net: DeltaNetBuffers::alloc(descriptor, limits, memory)?,
             ssm: SsmBuffers::alloc(descriptor, limits, memory)?,
             short_conv: ShortConvBuffers::alloc(descriptor, limits, memory)?,

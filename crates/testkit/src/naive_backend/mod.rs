@@ -6,6 +6,7 @@
 
 mod activation;
 mod experts;
+mod latent;
 mod router;
 mod states;
 

@@ -1,0 +1,61 @@
+//! The operations on latent rows on the host.
+//!
+//! Separate because only latent attention has them. Invariant: as its parent's, only slicing stands here.
+
+use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear};
+
+use super::{CpuBackend, CpuVector, KV_ALLOCATED};
+
+impl LatentOperations for CpuBackend {
+    fn heads_linear(
+        &mut self,
+        heads: &Linear<crate::Matrix, CpuVector>,
+        n_heads: usize,
+        n_rows: usize,
+        input: &Vec<f32>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        crate::heads_linear(
+            &self.host,
+            &mut self.workspace,
+            &input[..n_rows * n_heads * heads.n_in],
+            &heads.matrix,
+            &mut output[..n_rows * n_heads * heads.n_out],
+        );
+        Ok(())
+    }
+
+    fn join(
+        &mut self,
+        n_rows: usize,
+        left: JoinedRows<'_, Vec<f32>>,
+        right: JoinedRows<'_, Vec<f32>>,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let width = left.width + right.width;
+        let lefts = left.rows.chunks_exact(left.width);
+        let rights = right.rows.chunks_exact(right.width);
+        for ((out, left), right) in (output.chunks_exact_mut(width).take(n_rows))
+            .zip(lefts)
+            .zip(rights)
+        {
+            let (start, end) = out.split_at_mut(left.len());
+            start.copy_from_slice(left);
+            end.copy_from_slice(right);
+        }
+        Ok(())
+    }
+
+    fn store_latent(
+        &mut self,
+        layer_idx: usize,
+        n_tokens: usize,
+        rows: &Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let kv = self.kv.as_mut().expect(KV_ALLOCATED);
+        let width = kv.shape(layer_idx).head_dim_k;
+        let slots = &self.step.batch().slots[..n_tokens];
+        kv.store_keys(&self.host, layer_idx, slots, &rows[..n_tokens * width]);
+        Ok(())
+    }
+}

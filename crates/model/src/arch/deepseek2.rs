@@ -1,0 +1,153 @@
+//! DeepSeek V2, V3 and R1, Kimi K2: latent attention, experts behind some dense layers with a shared network next to them,
+//! chosen by a softmax (V2) or by sigmoids with a correction bias (V3), within groups where there are any.
+//!
+//! Source: transformers, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`.
+
+use tokenmill_backend::{ExpertScore, GroupMeasure, RopeStyle};
+
+use crate::{
+    Descriptor, LatentDescriptor, LoadError, MixerDescriptor, MoeDescriptor, Presence, RopeDescriptor,
+    RopeScaling, rope::yarn_magnitude,
+};
+
+use super::{Architecture, GgufConfig, HfConfig, HfLayout};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "deepseek2",
+    from_gguf,
+    hf_classes: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("self_attn.q_a_proj", "attn_q_a"),
+            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+            ("self_attn.q_b_proj", "attn_q_b"),
+            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+            ("self_attn.kv_b_proj", "attn_kv_b"),
+            ("mlp.gate", "ffn_gate_inp"),
+            ("mlp.experts.*.gate_proj", "ffn_gate_exps"),
+            ("mlp.experts.*.up_proj", "ffn_up_exps"),
+            ("mlp.experts.*.down_proj", "ffn_down_exps"),
+            ("mlp.gate.e_score_correction_bias", "exp_probs_b.bias"),
+            ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+            ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+            ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    let rotated_dim = config.usize("rope.dimension_count")?;
+    let kv_rank = config.usize("attention.kv_lora_rank")?;
+    // Files from before latent rows were stored give the widths of a head under the keys of other architectures.
+    let is_older = config.opt_usize("attention.key_length_mla")?.is_none();
+    let width = |name: &str| config.usize(&format!("attention.{name}{}", if is_older { "" } else { "_mla" }));
+    let (head_dim_k, head_dim_v) = (width("key_length")?, width("value_length")?);
+    let q_rank = config.opt_usize("attention.q_lora_rank")?;
+    let rope = &mut descriptor.ropes[0];
+    (rope.head_dim, rope.n_dims) = (rotated_dim, rotated_dim);
+    // The multiplier of the logarithm is stored as a tenth of what it is.
+    let log_multiplier = 10.0 * config.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+    let mut score_factor = 1.0;
+    if let RopeScaling::Yarn {
+        factor, magnitude, ..
+    } = &mut rope.scaling
+    {
+        // Where it is given, scores grow in place of what is rotated.
+        *magnitude = (log_multiplier != 0.0).then_some(1.0);
+        score_factor = yarn_magnitude(*factor, log_multiplier);
+    }
+    let n_heads = config.usize("attention.head_count")?;
+    let latent = LatentDescriptor {
+        n_heads,
+        q_rank: q_rank.filter(|&rank| rank > 0),
+        kv_rank,
+        plain_dim: head_dim_k.saturating_sub(rotated_dim),
+        rotated_dim,
+        head_dim_v,
+        scale: score_scale(head_dim_k, score_factor),
+        rope: Some(0),
+    };
+    set_mixers(&mut descriptor, &latent);
+    let mut moe = config.moe(false)?;
+    set_router(&mut moe);
+    moe.shared = config.shared_experts(&moe)?;
+    config.set_experts(&mut descriptor, &moe)?;
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let count = |key: &str| config.opt_usize(key)?.ok_or_else(|| config.wrong(key, "a count"));
+    let (plain_dim, rotated_dim) = (count("qk_nope_head_dim")?, count("qk_rope_head_dim")?);
+    if config.is("attention_bias")? {
+        return Err(config.wrong("attention_bias", "false"));
+    }
+    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
+        return Err(config.wrong("moe_layer_freq", "1"));
+    }
+    let mut descriptor = config.decoder()?;
+    let mut rope: RopeDescriptor = config.rope("full_attention", rotated_dim)?;
+    if config.opt_bool("rope_interleave")?.unwrap_or(true) {
+        rope.style = RopeStyle::Norm;
+    }
+    let score_factor = match rope.scaling {
+        RopeScaling::Yarn { factor, .. } => yarn_magnitude(factor, config.yarn_score_multiplier()?),
+        _ => 1.0,
+    };
+    descriptor.ropes = vec![rope];
+    let latent = LatentDescriptor {
+        n_heads: count("num_attention_heads")?,
+        q_rank: config.opt_usize("q_lora_rank")?,
+        kv_rank: count("kv_lora_rank")?,
+        plain_dim,
+        rotated_dim,
+        head_dim_v: count("v_head_dim")?,
+        scale: score_scale(plain_dim.saturating_add(rotated_dim), score_factor),
+        rope: Some(0),
+    };
+    set_mixers(&mut descriptor, &latent);
+    let mut moe = config.moe(false)?;
+    if config.class()? == "DeepseekV3ForCausalLM" {
+        moe.router.score = ExpertScore::Sigmoid;
+    }
+    match config.get("topk_method").and_then(|method| method.as_str()) {
+        None | Some("group_limited_greedy" | "noaux_tc") => {}
+        Some("greedy") => moe.router.groups = None,
+        Some(_) => {
+            return Err(config.wrong("topk_method", "greedy, group_limited_greedy or noaux_tc"));
+        }
+    }
+    set_router(&mut moe);
+    moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
+    config.set_experts_behind_dense(&mut descriptor, &moe)?;
+    Ok(descriptor)
+}
+
+/// What scores are multiplied with: queries and keys grow by `factor` each.
+fn score_scale(head_dim_k: usize, factor: f32) -> f32 {
+    factor * factor / (head_dim_k as f32).sqrt()
+}
+
+fn set_mixers(descriptor: &mut Descriptor, latent: &LatentDescriptor) {
+    for layer in &mut descriptor.layers {
+        layer.mixer = MixerDescriptor::Latent(latent.clone());
+    }
+}
+
+/// V2 measures groups by their best expert and has no correction of the scores, V3 by their two best, corrected.
+fn set_router(moe: &mut MoeDescriptor) {
+    let is_v3 = moe.router.score == ExpertScore::Sigmoid;
+    if is_v3 {
+        moe.router.choice_bias = Presence::Optional;
+    }
+    if let Some(groups) = &mut moe.router.groups {
+        groups.measure = if is_v3 {
+            GroupMeasure::TwoBest
+        } else {
+            GroupMeasure::Best
+        };
+    }
+}

@@ -1,0 +1,82 @@
+//! The matrices of heads, of a tensor that joins rows of several kinds for each head.
+//!
+//! Separate because only latent attention has such tensors.
+
+use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory};
+use tokenmill_gguf::TensorType;
+
+use crate::LoadError;
+
+use super::{Loader, RowsOf, check_shape};
+
+impl<M: Memory> Loader<'_, M> {
+    /// The rows of each head, of a tensor that has some of every head: as [`Self::experts`], one run for each.
+    pub(crate) fn heads(
+        &mut self,
+        name: &str,
+        part: RowsOf,
+        n_in: usize,
+    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+        let usage = MatrixUsage::Experts(part.n_runs);
+        Ok(Linear {
+            matrix: self.matrix_parts(&format!("{name}.weight"), &[part], n_in, usage)?,
+            bias: None,
+            n_out: part.n_rows,
+            n_in,
+        })
+    }
+
+    /// As [`Self::heads`], where the matrix of a head is the transpose of its rows.
+    pub(crate) fn heads_transposed(
+        &mut self,
+        name: &str,
+        part: RowsOf,
+        n_cols: usize,
+    ) -> Result<Linear<M::Matrix, M::Vector>, LoadError> {
+        let weight = format!("{name}.weight");
+        let tensor = self.tensor(&weight)?;
+        check_shape(&weight, &tensor.dims, &[n_cols, part.n_total])?;
+        let element_bytes = match tensor.ty {
+            TensorType::F32 => 4,
+            TensorType::F16 | TensorType::BF16 => 2,
+            other => {
+                return Err(LoadError::UnsupportedFeature {
+                    arch: self.descriptor.arch.clone(),
+                    feature: format!(
+                        "`{weight}` in {}, which joins keys and values, instead of `attn_k_b` and `attn_v_b` (a newer \
+                         converter writes those)",
+                        other.name()
+                    ),
+                });
+            }
+        };
+        let mut transposed = vec![0; part.n_out() * n_cols * element_bytes];
+        let mut rows = vec![0; part.n_rows * n_cols * element_bytes];
+        for (start, head) in part.starts().zip(transposed.chunks_exact_mut(rows.len().max(1))) {
+            let read = tensor.bytes.read_into(start * n_cols * element_bytes, &mut rows);
+            read.map_err(|source| LoadError::ReadTensor {
+                name: weight.clone(),
+                source,
+            })?;
+            for (i, element) in rows.chunks_exact(element_bytes).enumerate() {
+                let to = (i % n_cols * part.n_rows + i / n_cols) * element_bytes;
+                head[to..to + element_bytes].copy_from_slice(element);
+            }
+        }
+        let matrix = self.memory.upload_matrix(&MatrixData {
+            name: &weight,
+            ty: tensor.ty,
+            n_out: part.n_runs * n_cols,
+            n_in: part.n_rows,
+            bytes: transposed.as_slice().into(),
+            usage: MatrixUsage::Experts(part.n_runs),
+        })?;
+        self.mark_used(&weight, tensor.bytes.len());
+        Ok(Linear {
+            matrix,
+            bias: None,
+            n_out: n_cols,
+            n_in: part.n_rows,
+        })
+    }
+}
