@@ -95,7 +95,8 @@ def refusals(client, url):
     raises(openai.BadRequestError, "invalid_value", ask(messages=[]))
     raises(openai.BadRequestError, "invalid_value", ask(temperature=9))
     tools = [{"type": "function", "function": {"name": "f"}}]
-    raises(openai.BadRequestError, "unsupported_parameter", ask(tools=tools, tool_choice="required"))
+    absent = {"type": "function", "function": {"name": "g"}}
+    raises(openai.BadRequestError, "invalid_value", ask(tools=tools, tool_choice=absent))
     raises(openai.BadRequestError, "unknown_parameter", ask(extra_body={"temprature": 1}))
     error = raises(openai.BadRequestError, "context_length_exceeded", ask(messages=[{"role": "user", "content": "word " * 2000}]))
     assert "512" in str(error)

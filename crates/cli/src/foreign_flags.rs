@@ -49,11 +49,11 @@ const LLAMA_CPP: &[Row] = &[
         "the web page is part of the program and is always served",
     ),
     (
-        &[
-            "--reasoning-format",
-            "--reasoning-budget",
-            "--chat-template-kwargs",
-        ],
+        &["--reasoning-budget"],
+        "`chat` has it; requests to `serve` have `thinking_budget`",
+    ),
+    (
+        &["--reasoning-format", "--chat-template-kwargs"],
         "reasoning is part of the answer here; `chat` sets a variable of the template with /set, and requests to `serve` with \
          `chat_template_kwargs`",
     ),

@@ -13,7 +13,7 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use serde::de::DeserializeOwned;
-use tokenmill::{Error, TextParams, TextStream};
+use tokenmill::{ConstraintKind, Error, Prompt, TextParams, TextStream};
 use tokenmill_sched::Engine;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
@@ -52,6 +52,9 @@ pub struct App {
 impl App {
     /// Puts a server together that has not begun.
     pub fn new(model: ServedModel, config: ServerConfig) -> Self {
+        if !model.engine().limits().is_encoder {
+            model.model().words().prepare_constraints();
+        }
         Self {
             metrics: Metrics::new(model.name(), model.engine().limits().n_pages),
             intake: Intake::new(config.max_body_bytes),
@@ -102,6 +105,7 @@ impl Call {
             n: 1,
             stops: Vec::new(),
             constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
+            thinking_budget: None,
             reader: None,
             ignore_eos: false,
             deadline: app.config.request_timeout,
@@ -109,19 +113,21 @@ impl Call {
         })
     }
 
-    /// Starts the answer to a conversation. The shape that the request asks for begins where the model's reasoning ends.
+    /// Starts the answer to a conversation. What the request asks of it, its shape or its calls, begins where the model's
+    /// reasoning ends.
     ///
     /// # Errors
     /// As [`Self::generate`].
     pub(crate) async fn answer(
         &self,
         app: &Arc<App>,
-        prompt: Vec<u32>,
+        prompt: Prompt,
         mut params: TextParams,
     ) -> Result<TextStream, ApiError> {
         let words = app.model.model().words();
-        params.constraint = (params.constraint).map(|constraint| words.after_reasoning(constraint, &prompt));
-        self.generate(app, vec![prompt], &params).await
+        params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget);
+        params.reader = prompt.reader;
+        self.generate(app, vec![prompt.tokens], &params).await
     }
 
     /// Starts a generation for each prompt. The shape that the request asks for is compiled apart from the threads of
@@ -135,13 +141,18 @@ impl Call {
         prompts: Vec<Vec<u32>>,
         params: &TextParams,
     ) -> Result<TextStream, ApiError> {
-        let Some(asked) = &self.asked else {
+        let Some(constraint) = &params.constraint else {
             return app.model.generate(prompts, params);
+        };
+        let is_of_text = constraint.kind() != ConstraintKind::Calls;
+        let field = match self.asked.as_ref().filter(|_| is_of_text) {
+            Some(asked) => asked.field.as_str(),
+            None => "tools",
         };
         let (app, params) = (Arc::clone(app), params.clone());
         let begun = spawn_blocking(move || app.model.model().generate(prompts, &params)).await;
         match begun {
-            Ok(Err(Error::Constraint(error))) => Err(refusal(&asked.field, &error)),
+            Ok(Err(Error::Constraint(error))) => Err(refusal(field, &error)),
             Ok(begun) => Ok(begun?),
             Err(error) => Err(ApiError::Internal {
                 reason: error.to_string(),

@@ -118,7 +118,7 @@ impl ServedModel {
         } else {
             Turn::Closed
         };
-        let conversation = conversation(messages, None, turn, extra);
+        let conversation = conversation(messages, turn, extra);
         Ok(self.model.words().render_chat(&conversation)?)
     }
 
@@ -136,7 +136,7 @@ impl ServedModel {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
-        let conversation = conversation(messages, None, turn, extra);
+        let conversation = conversation(messages, turn, extra);
         Ok(self.model.words().encode_chat(&conversation)?)
     }
 
@@ -154,8 +154,8 @@ impl ServedModel {
         if self.engine().limits().is_encoder {
             return Err(EngineError::PredictsNoTokens.into());
         }
-        let conversation = conversation(messages, tools.to_template(), turn, extra);
-        Ok(tools.read(self.model.words().prompt(&conversation)?))
+        let conversation = tools.offer(conversation(messages, turn, extra));
+        Ok(self.model.words().prompt(&conversation)?)
     }
 
     /// The source of its chat template, if it has one that can be used.
@@ -177,18 +177,12 @@ impl ServedModel {
     }
 }
 
-fn conversation(
-    messages: &[TemplateMessage],
-    tools: Option<Value>,
-    turn: Turn,
-    variables: Map<String, Value>,
-) -> Conversation {
+fn conversation(messages: &[TemplateMessage], turn: Turn, variables: Map<String, Value>) -> Conversation {
     let to_value = |message| serde_json::to_value(message).expect("a message of strings is JSON");
     Conversation {
-        messages: messages.iter().map(to_value).collect(),
-        tools,
         turn,
         variables,
+        ..Conversation::new(messages.iter().map(to_value).collect())
     }
 }
 
@@ -205,6 +199,8 @@ impl From<Error> for ApiError {
             },
             Error::MakesNoEmbeddings | Error::RanksNothing => Self::invalid("model", error.to_string()),
             Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),
+            Error::UnknownTool { .. } => Self::invalid("tool_choice", error.to_string()),
+            Error::CallForm(error) => Self::invalid("tools", error.to_string()),
             Error::NotContinuable => Self::Template {
                 reason: "it does not end in the last message's text, which so cannot be continued".to_owned(),
             },

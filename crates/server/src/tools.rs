@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use tokenmill::{Prompt, TextEnd};
+use tokenmill::{Conversation, TextEnd, ToolChoice};
 use tokenmill_sched::FinishReason;
 
 use crate::ApiError;
@@ -22,6 +22,7 @@ pub(crate) struct Tools {
     list: Vec<Value>,
     /// Whether an answer may hold one call only.
     is_single: bool,
+    choice: ToolChoice,
 }
 
 /// Which tools the model is to call.
@@ -31,6 +32,11 @@ pub(crate) enum Choice {
     None,
     Required,
     Named(String),
+    /// Of these only.
+    Allowed {
+        names: Vec<String>,
+        is_required: bool,
+    },
 }
 
 /// A tool in OpenAI's form.
@@ -87,46 +93,61 @@ impl Tools {
                     "expected a JSON schema, which is an object",
                 ));
             }
-            if tool.strict == Some(true) {
-                return Err(ApiError::UnsupportedField {
-                    param: at("strict"),
-                    reason: "calls are not held to their schema yet; leave it out",
-                });
-            }
             crate::fields::refuse_others(&path, &tool.others, &["type", "cache_control"])?;
             let mut function = json!({ "name": name, "parameters": parameters });
             // Templates read it of every tool.
             function["description"] = tool.description.unwrap_or_default().into();
+            if tool.strict == Some(true) {
+                function["strict"] = true.into();
+            }
             list.push(json!({ "type": "function", "function": function }));
         }
-        match choice {
-            Choice::None => list.clear(),
-            Choice::Auto => {}
+        let unknown = |name: &String| {
+            let reason = format!("there is no tool `{name}` in `tools`");
+            Err(ApiError::invalid("tool_choice", reason))
+        };
+        let choice = match choice {
+            Choice::None => {
+                list.clear();
+                ToolChoice::Auto
+            }
+            Choice::Auto => ToolChoice::Auto,
             Choice::Required if list.is_empty() => {
                 return Err(ApiError::invalid("tool_choice", "needs `tools`"));
             }
-            Choice::Named(name) if !names.contains(name) => {
-                return Err(ApiError::invalid(
-                    "tool_choice",
-                    format!("there is no tool `{name}` in `tools`"),
-                ));
+            Choice::Required => ToolChoice::Required,
+            Choice::Named(name) if !names.contains(name) => return unknown(name),
+            Choice::Named(name) => ToolChoice::Named(name.clone()),
+            Choice::Allowed {
+                names: allowed,
+                is_required,
+            } => {
+                if let Some(name) = allowed.iter().find(|name| !names.contains(*name)) {
+                    return unknown(name);
+                }
+                list.retain(|tool: &Value| allowed.iter().any(|name| tool["function"]["name"] == **name));
+                if *is_required {
+                    ToolChoice::Required
+                } else {
+                    ToolChoice::Auto
+                }
             }
-            Choice::Required | Choice::Named(_) => {
-                return Err(ApiError::UnsupportedField {
-                    param: "tool_choice".to_owned(),
-                    reason: "calls cannot be forced yet; use `auto`",
-                });
-            }
-        }
+        };
         Ok(Self {
             list,
             is_single: !is_parallel,
+            choice,
         })
     }
 
-    /// The list for the chat template.
-    pub(crate) fn to_template(&self) -> Option<Value> {
-        (!self.list.is_empty()).then(|| Value::Array(self.list.clone()))
+    /// Offers them in a conversation.
+    pub(crate) fn offer(&self, conversation: Conversation) -> Conversation {
+        Conversation {
+            tools: (!self.list.is_empty()).then(|| Value::Array(self.list.clone())),
+            tool_choice: self.choice.clone(),
+            is_single_call: self.is_single,
+            ..conversation
+        }
     }
 
     /// Whether an answer may hold one call only.
@@ -134,12 +155,25 @@ impl Tools {
         self.is_single
     }
 
-    /// Has a prompt's answers read as these tools ask for.
-    pub(crate) fn read(&self, mut prompt: Prompt) -> Prompt {
-        if self.is_single {
-            prompt.reader = prompt.reader.map(tokenmill::ReplyReader::single_call);
+    /// The choice in the form of `/v1/responses`.
+    pub(crate) fn choice_of_responses(&self) -> Value {
+        match &self.choice {
+            ToolChoice::Auto if self.list.is_empty() => "none".into(),
+            ToolChoice::Auto => "auto".into(),
+            ToolChoice::Required => "required".into(),
+            ToolChoice::Named(name) => json!({ "type": "function", "name": name }),
         }
-        prompt
+    }
+
+    /// The tools in the form of `/v1/responses`.
+    pub(crate) fn flat(&self) -> Value {
+        let flat = |tool: &Value| {
+            let mut tool = tool["function"].clone();
+            tool["type"] = "function".into();
+            tool["strict"] = (tool["strict"] == true).into();
+            tool
+        };
+        self.list.iter().map(flat).collect()
     }
 }
 
@@ -158,14 +192,31 @@ impl Choice {
             Some("required") => return Ok(Self::Required),
             _ => {}
         }
-        let name = choice.get("function").unwrap_or(choice).get("name");
-        match (choice["type"].as_str(), name.and_then(Value::as_str)) {
-            (Some("function"), Some(name)) => Ok(Self::Named(name.to_owned())),
-            _ => Err(ApiError::invalid(
+        let refused = || {
+            Err(ApiError::invalid(
                 "tool_choice",
-                "expected `auto`, `none`, `required`, or an object with `type: \"function\"` and a name",
-            )),
+                "expected `auto`, `none`, `required`, or an object with `type: \"function\"` and a name, or with `type: \"allowed_tools\"`",
+            ))
+        };
+        let name_of = |tool: &Value| {
+            let name = tool.get("function").unwrap_or(tool).get("name")?.as_str()?;
+            (tool["type"] == "function").then(|| name.to_owned())
+        };
+        if choice["type"] == "allowed_tools" {
+            let allowed = choice.get("allowed_tools").unwrap_or(choice);
+            let tools = allowed["tools"].as_array().into_iter().flatten();
+            let names: Option<Vec<String>> = tools.map(name_of).collect();
+            let is_required = match allowed["mode"].as_str() {
+                Some("auto") => false,
+                Some("required") => true,
+                _ => return refused(),
+            };
+            return match names {
+                Some(names) if !names.is_empty() => Ok(Self::Allowed { names, is_required }),
+                _ => refused(),
+            };
         }
+        name_of(choice).map_or_else(refused, |name| Ok(Self::Named(name)))
     }
 }
 
@@ -291,12 +342,36 @@ mod tests {
         assert_eq!(refused(json!([]), json!("required")), "tool_choice");
         assert_eq!(refused(json!([]), json!("whatever")), "tool_choice");
         let none = tools(&json!([{"name": "a"}]), &json!("none")).unwrap();
-        assert_eq!(none.to_template(), None);
-        let some = tools(&json!([{"name": "a"}]), &auto())
-            .unwrap()
-            .to_template()
-            .unwrap();
-        assert_eq!(some[0]["function"]["name"], "a");
+        assert_eq!(none.flat(), json!([]));
+        let some = tools(&json!([{"name": "a", "strict": true}]), &auto()).unwrap();
+        assert_eq!(some.flat()[0]["name"], "a");
+        assert_eq!(some.flat()[0]["strict"], true);
+    }
+
+    #[test]
+    fn choices_are_read_in_every_form() {
+        let list = json!([{"name": "a"}, {"name": "b"}]);
+        let given = |choice: Value| tools(&list, &choice).unwrap().choice_of_responses();
+        assert_eq!(given(json!("required")), "required");
+        let named = json!({"type": "function", "name": "b"});
+        assert_eq!(given(named.clone()), named);
+        assert_eq!(
+            given(json!({"type": "function", "function": {"name": "b"}})),
+            named
+        );
+        let allowed = |mode: &str, name: &str| {
+            tools(
+                &list,
+                &json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name}]}),
+            )
+        };
+        let one = allowed("required", "b").unwrap();
+        assert_eq!(
+            (one.flat().as_array().unwrap().len(), one.choice_of_responses()),
+            (1, json!("required"))
+        );
+        assert_eq!(allowed("auto", "c").unwrap_err().unwrap(), "tool_choice");
+        assert_eq!(allowed("some", "a").unwrap_err().unwrap(), "tool_choice");
     }
 
     #[test]

@@ -9,17 +9,65 @@ use tokenmill_text::{
     constraint::{CompiledConstraint, Constraint, ConstraintError, ConstraintMatcher},
 };
 
-/// What an answer in channels has before its text for the reader.
+/// What an answer in channels has before its text for the reader, and before what it thinks.
 const FINAL_CHANNEL: &str = "<|channel|>final<|message|>";
+const ANALYSIS_CHANNEL: &str = "<|channel|>analysis<|message|>";
 
-/// Lets `constraint` begin where the reasoning of an answer ends, of which the prompt ends in `tail`.
-pub(crate) fn after_reasoning(constraint: Constraint, format: &ReplyFormat, tail: &str) -> Constraint {
-    if format.has_reasoning() && format.opens_head(tail) {
-        return constraint.begins_after(FINAL_CHANNEL);
+/// What ends a message of such an answer, and begins the head of the next.
+const MESSAGE_END: &str = "<|end|>";
+const NEXT_MESSAGE: &str = "<|end|><|start|>assistant";
+
+/// What a constraint is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Holds {
+    /// Of the text for the reader.
+    Text,
+    /// Of calls that are required.
+    Calls,
+    /// Of nothing, or of calls once they begin.
+    Nothing,
+}
+
+/// Lets `constraint` begin where the reasoning of an answer ends, of which the prompt ends in `tail`. Reasoning of more tokens
+/// than `budget` is ended.
+pub(crate) fn after_reasoning(
+    constraint: Constraint,
+    holds: Holds,
+    budget: Option<usize>,
+    format: &ReplyFormat,
+    tail: &str,
+) -> Constraint {
+    let at_most = |constraint: Constraint, end: &str, not_next: &str| match budget {
+        Some(n_tokens) => constraint.thinks_at_most(n_tokens, end, not_next),
+        None => constraint,
+    };
+    if format.has_reasoning() && format.has_heads() {
+        if !format.opens_head(tail) {
+            return constraint;
+        }
+        return match holds {
+            Holds::Text => at_most(
+                constraint.begins_after(FINAL_CHANNEL),
+                &format!("{NEXT_MESSAGE}{FINAL_CHANNEL}"),
+                "",
+            ),
+            Holds::Calls => at_most(
+                constraint.opens_and_begins_after(ANALYSIS_CHANNEL, MESSAGE_END),
+                MESSAGE_END,
+                "",
+            ),
+            Holds::Nothing => at_most(
+                constraint.thinks_between(ANALYSIS_CHANNEL, MESSAGE_END),
+                &format!("{NEXT_MESSAGE}<|channel|>"),
+                "analysis",
+            ),
+        };
     }
     match (format.reasoning_open(), format.reasoning_close()) {
-        (_, Some(close)) if format.opens_reasoning(tail) => constraint.begins_after(close),
-        (Some(open), Some(close)) => constraint.may_begin_after(open.trim_end(), close),
+        (_, Some(close)) if format.opens_reasoning(tail) => {
+            at_most(constraint.begins_after(close), close, "")
+        }
+        (Some(open), Some(close)) => at_most(constraint.may_begin_after(open.trim_end(), close), close, ""),
         _ => constraint,
     }
 }
@@ -64,7 +112,13 @@ mod tests {
     #[test]
     fn a_constraint_begins_where_reasoning_ends() {
         let begun = |template: &str, tail: &str| {
-            after_reasoning(Constraint::regex("a"), &ReplyFormat::of_template(template), tail)
+            after_reasoning(
+                Constraint::regex("a"),
+                Holds::Text,
+                None,
+                &ReplyFormat::of_template(template),
+                tail,
+            )
         };
         let plain = Constraint::regex("a");
         assert_eq!(begun("{{ messages }}", "assistant\n"), plain);

@@ -9,7 +9,9 @@ use tokenmill_backend::{BackendError, MemoryPlan};
 use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
-use tokenmill_text::{TokenizerError, constraint::ConstraintError, template::TemplateError};
+use tokenmill_text::{
+    TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
+};
 
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]
@@ -132,6 +134,15 @@ pub enum Error {
     /// The constraint cannot be enforced.
     #[error(transparent)]
     Constraint(#[from] ConstraintError),
+    /// A tool is to be called that is not offered.
+    #[error("there is no tool `{name}` to call")]
+    UnknownTool {
+        /// Its name.
+        name: String,
+    },
+    /// Calls cannot be held to their schemas in the model's format.
+    #[error(transparent)]
+    CallForm(#[from] CallFormError),
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),

@@ -34,6 +34,8 @@
 //! | continue a text, as it comes | [`Model::stream`] | [`TextStream`], an iterator and an asynchronous stream |
 //! | answer a conversation | [`Model::chat`], [`Model::chat_stream`] | the same |
 //! | offer tools, read calls | [`Conversation::tools`], [`Answer::calls`], [`Conversation::result`] | [`ToolCall`] |
+//! | have tools called, all or one | [`Conversation::tool_choice`] | calls whose arguments obey the schemas |
+//! | end a model's reasoning in time | [`TextParams::thinking_budget`] | an answer within it |
 //! | answer many prompts | [`Model::batch`] | a result for each |
 //! | answer in a shape: JSON of a schema, a regular expression, a grammar | [`TextParams::constraint`] | text that has it |
 //! | compare texts | [`Model::embed`] | a vector for each |
@@ -110,8 +112,8 @@ pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_sched::{FinishReason, Timings, Usage};
 pub use tokenmill_text::{
-    calls::{Part, ToolSet},
-    constraint::{Constraint, ConstraintError},
+    calls::{CallFormError, Part, ToolChoice, ToolSet},
+    constraint::{Constraint, ConstraintError, ConstraintKind},
     template::ChatMessage as Message,
 };
 pub use words::{Conversation, ModelWords, Turn, utc_now};

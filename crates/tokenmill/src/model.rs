@@ -45,6 +45,9 @@ pub struct TextParams {
     pub stops: Vec<String>,
     /// What a sample may be, such as JSON of a schema; `None` allows every text.
     pub constraint: Option<Constraint>,
+    /// Tokens that the reasoning of a conversation's answer may take; then the model's own end of it is written, and the
+    /// answer follows. Nothing for models that do not reason.
+    pub thinking_budget: Option<u32>,
     /// Whether end-of-text tokens are ordinary tokens.
     pub ignore_eos: bool,
     /// Longest time from arrival to end.
@@ -68,6 +71,7 @@ impl Default for TextParams {
             n: 1,
             stops: Vec::new(),
             constraint: None,
+            thinking_budget: None,
             ignore_eos: false,
             deadline: None,
             queue_timeout: None,
@@ -189,8 +193,7 @@ impl Model {
     ) -> Result<TextStream, Error> {
         let prompt = self.words().prompt(&conversation.into())?;
         let params = TextParams {
-            constraint: (params.constraint.clone())
-                .map(|constraint| self.words().after_reasoning(constraint, &prompt.tokens)),
+            constraint: (self.words()).held_to(&prompt, params.constraint.clone(), params.thinking_budget),
             reader: prompt.reader,
             ..params.clone()
         };

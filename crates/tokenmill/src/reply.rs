@@ -7,11 +7,12 @@ use std::sync::Arc;
 
 use tokenmill_text::{
     TokenKind, Tokenizer,
-    calls::{Opening, ReplyFormat, ReplyParser, ToolSet},
+    calls::{Opening, ReplyFormat, ReplyParser, ToolChoice, ToolSet},
+    constraint::{Constraint, ControlTokens},
     template::ChatTemplate,
 };
 
-use crate::{Conversation, tool_writing::ToolWriting};
+use crate::{Conversation, Error, tool_writing::ToolWriting};
 
 /// Reads the answers to one prompt: reasoning, tool calls and text.
 #[derive(Clone, Debug)]
@@ -22,15 +23,6 @@ pub struct ReplyReader {
     pub(crate) is_single_call: bool,
 }
 
-impl ReplyReader {
-    /// Ends an answer after its first tool call.
-    #[must_use]
-    pub fn single_call(mut self) -> Self {
-        self.is_single_call = true;
-        self
-    }
-}
-
 /// A conversation's prompt, and how its answer is read.
 #[derive(Clone, Debug)]
 pub struct Prompt {
@@ -38,6 +30,22 @@ pub struct Prompt {
     pub tokens: Vec<u32>,
     /// Reads the answer; `None` where all of it is text.
     pub reader: Option<ReplyReader>,
+    /// What calls in the answer may be, where tools are offered.
+    pub calls: Option<Constraint>,
+    /// Whether there is to be a call.
+    pub is_call_required: bool,
+}
+
+impl Prompt {
+    /// A prompt whose answer is text.
+    pub fn of_text(tokens: Vec<u32>) -> Self {
+        Self {
+            tokens,
+            reader: None,
+            calls: None,
+            is_call_required: false,
+        }
+    }
 }
 
 /// What a model's chat template says about calls and reasoning.
@@ -47,6 +55,7 @@ pub(crate) struct ReplyWords {
     pub(crate) writing: ToolWriting,
     shown: Arc<[u32]>,
     shown_with_tools: Arc<[u32]>,
+    controls: ControlTokens,
 }
 
 impl ReplyWords {
@@ -70,6 +79,7 @@ impl ReplyWords {
             writing: ToolWriting::of(template),
             shown: shown(ToolSet::default()),
             shown_with_tools: shown(any_tool),
+            controls: ControlTokens::of(tokenizer),
             format,
         }
     }
@@ -92,8 +102,30 @@ impl ReplyWords {
         };
         Some(ReplyReader {
             shown: Arc::clone(shown),
-            is_single_call: false,
+            is_single_call: conversation.is_single_call,
             parser: ReplyParser::new(&self.format, tools, opening),
         })
+    }
+
+    /// What calls in the answer to a prompt that ends in `tail` may be.
+    pub(crate) fn calls(&self, conversation: &Conversation, tail: &str) -> Result<Option<Constraint>, Error> {
+        let Some(tools) = conversation.tools.as_ref().map(ToolSet::from_openai) else {
+            return Ok(None);
+        };
+        match &conversation.tool_choice {
+            ToolChoice::Named(name) if !tools.contains(name) => {
+                return Err(Error::UnknownTool { name: name.clone() });
+            }
+            _ if tools.is_empty() => return Ok(None),
+            _ => {}
+        }
+        let constraint = self.format.constraint(
+            &tools,
+            &conversation.tool_choice,
+            conversation.is_single_call,
+            &self.controls,
+            self.format.opens_head(tail),
+        )?;
+        Ok(Some(constraint))
     }
 }

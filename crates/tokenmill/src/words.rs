@@ -13,12 +13,14 @@ use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 use tokenmill_text::{
     ChatPrompt, DecodeOptions, EncodeOptions, Tokenizer,
+    calls::ToolChoice,
     constraint::{CompiledConstraint, Constraint, ConstraintCompiler, ConstraintError},
     template::{ChatContext, ChatMessage, ChatTemplate, CivilTime, RenderOptions, TemplateError},
 };
 
 use crate::{
-    Answer, Error, ModelSource, RankWords, ToolCall, constraint,
+    Answer, Error, ModelSource, RankWords, ToolCall,
+    constraint::{self, Holds},
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
 };
@@ -42,8 +44,8 @@ pub struct ModelWords {
     rank_prompt: Option<ChatPrompt>,
     /// The tokens of [`DRY_BREAKERS`](crate::DRY_BREAKERS), once they are asked for.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
-    /// Made when the first constraint is compiled.
-    constraints: OnceLock<Result<ConstraintCompiler, ConstraintError>>,
+    /// Made ahead of time or when the first constraint is compiled.
+    constraints: Arc<OnceLock<Result<ConstraintCompiler, ConstraintError>>>,
 }
 
 impl ModelWords {
@@ -61,7 +63,7 @@ impl ModelWords {
             rank_words: None,
             rank_prompt: None,
             default_breakers: OnceLock::new(),
-            constraints: OnceLock::new(),
+            constraints: Arc::default(),
         }
     }
 
@@ -214,13 +216,41 @@ impl ModelWords {
         Ok(compiler.as_ref().map_err(Clone::clone)?.compile(constraint)?)
     }
 
-    /// Lets a constraint begin where the reasoning of the answer to `prompt` ends: the template tells how the model thinks, and
-    /// the prompt's end whether it has begun to.
-    pub fn after_reasoning(&self, constraint: Constraint, prompt: &[u32]) -> Constraint {
-        match &self.replies {
-            Some(replies) => constraint::after_reasoning(constraint, &replies.format, &self.tail(prompt)),
-            None => constraint,
-        }
+    /// Makes what every constraint of this vocabulary needs, on a thread of its own: it takes seconds for large vocabularies,
+    /// which the first constraint else waits for.
+    pub fn prepare_constraints(&self) {
+        let (constraints, tokenizer) = (Arc::clone(&self.constraints), Arc::clone(&self.tokenizer));
+        // Without the thread, the first constraint makes it.
+        let _ = std::thread::Builder::new()
+            .name("vocabulary".to_owned())
+            .spawn(move || {
+                constraints.get_or_init(|| ConstraintCompiler::new(&tokenizer));
+            });
+    }
+
+    /// What the answer to a prompt is held to, of all that asks for it: a constraint, calls of tools, and the tokens that its
+    /// reasoning may take. The template tells how the model thinks, and the prompt's end whether it has begun to. Calls that
+    /// are required go before the constraint, which holds for text; without them, the constraint holds for all of the answer.
+    pub fn held_to(
+        &self,
+        prompt: &Prompt,
+        constraint: Option<Constraint>,
+        thinking_budget: Option<u32>,
+    ) -> Option<Constraint> {
+        let (constraint, holds) = match (constraint, &prompt.calls) {
+            (_, Some(calls)) if prompt.is_call_required => (calls.clone(), Holds::Calls),
+            (Some(constraint), _) => (constraint, Holds::Text),
+            (None, Some(calls)) => (calls.clone(), Holds::Nothing),
+            (None, None) => (Constraint::anything(), Holds::Nothing),
+        };
+        let is_anything = constraint == Constraint::anything();
+        let budget = thinking_budget.map(|n_tokens| n_tokens as usize);
+        let Some(replies) = (self.replies.as_ref()).filter(|_| !is_anything || budget.is_some()) else {
+            return (!is_anything).then_some(constraint);
+        };
+        let tail = self.tail(&prompt.tokens);
+        let held = constraint::after_reasoning(constraint, holds, budget, &replies.format, &tail);
+        (held != Constraint::anything()).then_some(held)
     }
 
     /// The text of a prompt's end, with its control tokens.
@@ -259,12 +289,21 @@ impl ModelWords {
     /// Turns a conversation into its prompt, and says how the answer is read.
     ///
     /// # Errors
-    /// As [`Self::encode_chat`].
+    /// As [`Self::encode_chat`]; [`Error::UnknownTool`], and [`Error::CallForm`] for calls that cannot be held to their schemas.
     pub fn prompt(&self, conversation: &Conversation) -> Result<Prompt, Error> {
         let tokens = self.encode_chat(conversation)?;
         let tail = self.tail(&tokens);
         let reader = (self.replies.as_ref()).and_then(|replies| replies.reader(conversation, &tail));
-        Ok(Prompt { tokens, reader })
+        let calls = match &self.replies {
+            Some(replies) => replies.calls(conversation, &tail)?,
+            None => None,
+        };
+        Ok(Prompt {
+            tokens,
+            reader,
+            is_call_required: calls.is_some() && conversation.tool_choice != ToolChoice::Auto,
+            calls,
+        })
     }
 
     /// Renders a conversation as the template writes it, to look at.
@@ -291,7 +330,7 @@ impl ModelWords {
                 }
                 None => conversation.messages.clone(),
             },
-            tools: conversation.tools.clone(),
+            tools: conversation.tools.as_ref().map(without_strict),
             add_generation_prompt: conversation.turn == Turn::Open,
             bos_token: self.bos_token.clone(),
             eos_token: self.eos_token.clone(),
@@ -318,6 +357,10 @@ pub struct Conversation {
     pub messages: Vec<Value>,
     /// Tools that the model may call, in the form of OpenAI's `tools`.
     pub tools: Option<Value>,
+    /// Which of them it is to call.
+    pub tool_choice: ToolChoice,
+    /// Whether the answer ends after its first call.
+    pub is_single_call: bool,
     /// How the text ends.
     pub turn: Turn,
     /// Further variables of the template, such as `enable_thinking`.
@@ -330,6 +373,8 @@ impl Conversation {
         Self {
             messages,
             tools: None,
+            tool_choice: ToolChoice::Auto,
+            is_single_call: false,
             turn: Turn::Open,
             variables: Map::new(),
         }
@@ -339,6 +384,20 @@ impl Conversation {
     #[must_use]
     pub fn tools(mut self, tools: Value) -> Self {
         self.tools = Some(tools);
+        self
+    }
+
+    /// Says which tools the model is to call.
+    #[must_use]
+    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
+        self.tool_choice = choice;
+        self
+    }
+
+    /// Ends the answer after its first call.
+    #[must_use]
+    pub fn single_call(mut self) -> Self {
+        self.is_single_call = true;
         self
     }
 
@@ -400,6 +459,17 @@ impl From<&Vec<ChatMessage>> for Conversation {
 
 fn to_json(message: &ChatMessage) -> Value {
     json!({"role": message.role, "content": message.content})
+}
+
+/// Tools as templates know them: `strict` is for the engine, not for the model.
+fn without_strict(tools: &Value) -> Value {
+    let mut tools = tools.clone();
+    for tool in tools.as_array_mut().into_iter().flatten() {
+        if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
+            function.remove("strict");
+        }
+    }
+    tools
 }
 
 /// The time that a template sees as now, in UTC.

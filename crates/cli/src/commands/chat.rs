@@ -63,6 +63,9 @@ pub(crate) struct Args {
     /// Tokens of an answer; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
     n_predict: Limit,
+    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model
+    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
+    reasoning_budget: Limit,
     #[command(flatten)]
     constraint: ConstraintArgs,
     #[command(flatten)]
@@ -93,6 +96,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
         n_predict: args.n_predict,
+        reasoning_budget: args.reasoning_budget,
         constraint,
     };
     let interrupt = Interrupt::install()?;
@@ -175,6 +179,7 @@ struct Chat {
     params: SamplingParams,
     has_fixed_seed: bool,
     n_predict: Limit,
+    reasoning_budget: Limit,
     /// What every answer may be.
     constraint: Option<Constraint>,
 }
@@ -217,11 +222,12 @@ impl Chat {
     }
 
     fn answer(&mut self, model: &Model, interrupt: &Interrupt) -> Result<String, Failure> {
-        let ids = model.words().encode_chat(&tokenmill::Conversation {
+        let prompt = model.words().prompt(&tokenmill::Conversation {
             tools: self.tools.clone(),
             variables: self.variables.clone(),
             ..tokenmill::Conversation::new(self.transcript())
         })?;
+        let ids = &prompt.tokens;
         if ids.len() >= model.n_ctx() {
             let (n_tokens, n_ctx) = (ids.len(), model.n_ctx());
             let message = format!(
@@ -232,8 +238,11 @@ impl Chat {
         let params = TextParams {
             sampling: self.params.clone(),
             max_tokens: self.n_predict.max_tokens(),
-            constraint: (self.constraint.clone())
-                .map(|constraint| model.words().after_reasoning(constraint, &ids)),
+            constraint: (model.words()).held_to(
+                &prompt,
+                self.constraint.clone(),
+                self.reasoning_budget.max_tokens(),
+            ),
             ..TextParams::default()
         };
         // A file or a pipe gets the text as it is.
@@ -241,7 +250,7 @@ impl Chat {
             .then(|| console::Term::stdout().size_checked())
             .flatten();
         let mut wrap = Wrap::new(n_columns.map(|(_, n_columns)| n_columns.into()));
-        let answers = session::generate(model, &ids, &params, interrupt, &mut |_, piece| {
+        let answers = session::generate(model, ids, &params, interrupt, &mut |_, piece| {
             output::print_generated(&wrap.push(piece))
         });
         // What was shown so far gets its line end also when the rest failed.

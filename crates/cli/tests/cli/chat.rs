@@ -40,6 +40,33 @@ fn exchanges_are_taken_back_forgotten_and_answered_again() {
 }
 
 #[test]
+fn a_budget_ends_the_reasoning() {
+    let folder = tempfile::tempdir().unwrap();
+    let template = folder.path().join("template.jinja");
+    let source =
+        "{% for m in messages %}{{ m.content }};{% endfor %}{% if false %}</think>{% endif %}<think>";
+    fs::write(&template, source).unwrap();
+    let shown = |budget: &str| {
+        let flags = [
+            "--template",
+            arg(&template),
+            "-n",
+            "30",
+            "--reasoning-budget",
+            budget,
+        ];
+        chat(&flags, "What is 3 + 4?\n").ok()
+    };
+    assert!(!shown("-1").contains("</think>"));
+    assert!(shown("0").starts_with("</think>"));
+    let (thoughts, _) = shown("4")
+        .split_once("</think>")
+        .map(|(a, b)| (a.len(), b.len()))
+        .expect("an end");
+    assert!(thoughts > 0);
+}
+
+#[test]
 fn a_saved_conversation_goes_on_and_a_file_goes_with_a_message() {
     let folder = tempfile::tempdir().unwrap();
     let (saved, notes) = (folder.path().join("a b.json"), folder.path().join("notes.txt"));

@@ -36,11 +36,11 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "tool_choice",
-        "`auto` and `none`, with `disable_parallel_tool_use`",
+        "`auto`, `none`, `any` and `tool` with a `name`, with `disable_parallel_tool_use`; calls obey their schemas",
     ),
     yes(
         "thinking",
-        "`enabled`, `adaptive` or `disabled`, for models whose template can switch it; a budget is not held to",
+        "`enabled`, `adaptive` or `disabled`, for models whose template can switch it; after `budget_tokens` the model's own end of its thoughts is written",
     ),
     yes(
         "output_config",
@@ -93,9 +93,27 @@ struct ToolChoice {
 struct Thinking {
     #[serde(rename = "type")]
     kind: String,
+    budget_tokens: Option<u32>,
 }
 
 impl MessagesRequest {
+    /// Tokens that thoughts may take.
+    ///
+    /// # Errors
+    /// A budget for thoughts that are not asked for.
+    pub(crate) fn thinking_budget(&self) -> Result<Option<u32>, ApiError> {
+        match &self.thinking {
+            Some(thinking) if thinking.budget_tokens.is_some() && thinking.kind == "disabled" => {
+                Err(ApiError::invalid(
+                    "thinking.budget_tokens",
+                    "contradicts `thinking.type`, which is `disabled`",
+                ))
+            }
+            Some(thinking) => Ok(thinking.budget_tokens),
+            None => Ok(None),
+        }
+    }
+
     /// The tools that the request offers.
     ///
     /// # Errors

@@ -37,6 +37,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         max_tokens: request.max_tokens()?,
         n: check_n(request.n, app.config.max_n)?,
         ignore_eos: request.ignore_eos,
+        thinking_budget: request.thinking_budget(),
         ..call.text_params(&app, fields)?
     };
     params.sampling.n_logprobs = request.n_logprobs()?;
@@ -48,8 +49,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
     let prompt = prompt(model, request)?;
-    params.reader = prompt.reader;
-    let stream = call.answer(&app, prompt.tokens, params.clone()).await?;
+    let stream = call.answer(&app, prompt, params.clone()).await?;
     let head = Head {
         id: unique_id("chatcmpl-"),
         created_s: unix_seconds(),

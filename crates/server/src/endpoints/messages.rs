@@ -29,16 +29,16 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     model.check_name(request.model.as_deref())?;
     let max_tokens = request.max_tokens()?;
     let stops = Stop::Many(request.stop_sequences.clone()).to_strings()?;
-    let mut params = TextParams {
+    let params = TextParams {
         max_tokens: Some(max_tokens),
         stops: stops.clone(),
+        thinking_budget: request.thinking_budget()?,
         ..call.text_params(&app, fields)?
     };
     let is_stream = request.stream;
     let prompt = prompt(&app, request)?;
     let n_prompt = prompt.tokens.len();
-    params.reader = prompt.reader;
-    let stream = call.answer(&app, prompt.tokens, params.clone()).await?;
+    let stream = call.answer(&app, prompt, params.clone()).await?;
     let id = unique_id("msg_");
     if is_stream {
         let format = MessageEvents {

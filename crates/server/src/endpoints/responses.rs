@@ -27,6 +27,7 @@ use crate::{
     served_model::unix_seconds,
     sse::{EventFormat, Events, stream_response},
     tables,
+    tools::Tools,
 };
 
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -42,6 +43,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     StreamOptions::check(request.stream_options, request.stream)?;
     let mut params = TextParams {
         max_tokens: request.max_output_tokens.and_then(TokenLimit::at_most),
+        thinking_budget: request.thinking_budget(),
         ..call.text_params(&app, fields)?
     };
     params.sampling.n_logprobs = n_logprobs(&request)?;
@@ -70,14 +72,12 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         instructions,
         temperature: params.sampling.temperature,
         top_p: params.sampling.top_p,
-        tools: tools.to_template().unwrap_or_else(|| json!([])),
-        is_parallel: !tools.is_single(),
+        tools,
         previous_response_id: request.previous_response_id,
         kept: (request.store != Some(false)).then_some((call.tenant, messages)),
         id,
     };
-    params.reader = prompt.reader;
-    let stream = call.answer(&app, prompt.tokens, params.clone()).await?;
+    let stream = call.answer(&app, prompt, params.clone()).await?;
     let mut response = if request.stream {
         let format = ResponseEvents {
             writer,
@@ -197,8 +197,7 @@ struct ResponseWriter {
     instructions: Option<String>,
     temperature: f32,
     top_p: f32,
-    tools: Value,
-    is_parallel: bool,
+    tools: Tools,
     previous_response_id: Option<String>,
     /// Whose conversation this is, and what was said before the answer; `None` where it is not stored.
     kept: Option<(Tenant, Vec<TemplateMessage>)>,
@@ -248,26 +247,15 @@ impl ResponseWriter {
             "error": null,
             "incomplete_details": null,
             "metadata": {},
-            "parallel_tool_calls": self.is_parallel,
+            "parallel_tool_calls": !self.tools.is_single(),
             "previous_response_id": self.previous_response_id,
             "store": self.kept.is_some(),
             "text": { "format": { "type": "text" } },
-            "tool_choice": if self.tools == json!([]) { "none" } else { "auto" },
-            "tools": self.flat_tools(),
+            "tool_choice": self.tools.choice_of_responses(),
+            "tools": self.tools.flat(),
             "truncation": "disabled",
             "usage": null,
         })
-    }
-
-    /// The tools in this endpoint's form.
-    fn flat_tools(&self) -> Value {
-        let flat = |tool: &Value| {
-            let mut tool = tool["function"].clone();
-            tool["type"] = "function".into();
-            tool["strict"] = false.into();
-            tool
-        };
-        self.tools.as_array().into_iter().flatten().map(flat).collect()
     }
 
     fn whole(&self, items: &[OutputItem], tokens: &[ScoredToken], end: &TextEnd) -> Value {

@@ -52,7 +52,10 @@ pub const FIELDS: &[Field] = &[
         "tools",
         "functions; calls are read in the format of the model's chat template",
     ),
-    yes("tool_choice", "`auto` and `none`"),
+    yes(
+        "tool_choice",
+        "`auto`, `none`, `required`, a function by its name, or `allowed_tools`; calls obey their schemas",
+    ),
     refused("functions", OLD_CALLS),
     refused("function_call", OLD_CALLS),
     yes(
@@ -74,6 +77,19 @@ pub const FIELDS: &[Field] = &[
         "enable_thinking",
         "extension, as in vLLM and SGLang; switches thinking on or off in templates that can",
     ),
+    yes(
+        "thinking_budget",
+        "extension, as in Qwen's API; tokens that reasoning may take, then the model's own end of it is written; -1 for any number",
+    ),
+    yes(
+        "thinking_token_budget",
+        "extension, as in vLLM; the same as `thinking_budget`",
+    ),
+    yes(
+        "thinking_budget_tokens",
+        "extension, as in llama.cpp; the same as `thinking_budget`",
+    ),
+    yes("reasoning_budget", "extension; the same as `thinking_budget`"),
     refused("verbosity", "say it in a message"),
     refused("store", "nothing is stored"),
     refused("moderation", "nothing is moderated"),
@@ -115,6 +131,12 @@ pub struct ChatRequest {
     parallel_tool_calls: Option<bool>,
     reasoning_effort: Option<String>,
     enable_thinking: Option<bool>,
+    #[serde(
+        alias = "thinking_token_budget",
+        alias = "thinking_budget_tokens",
+        alias = "reasoning_budget"
+    )]
+    thinking_budget: Option<i32>,
     /// Whether generation continues past the end-of-text token.
     #[serde(default)]
     pub ignore_eos: bool,
@@ -166,6 +188,12 @@ impl ChatRequest {
             set_effort(&mut kwargs, effort);
         }
         Ok(kwargs)
+    }
+
+    /// Tokens that reasoning may take, if the request says so.
+    pub(crate) fn thinking_budget(&self) -> Option<u32> {
+        self.thinking_budget
+            .and_then(|n_tokens| u32::try_from(n_tokens).ok())
     }
 
     /// Most tokens to generate, if the request says so.

@@ -51,10 +51,13 @@ pub const FIELDS: &[Field] = &[
         "tools",
         "functions; tools of other kinds are left out, and the header `x-tokenmill-ignored-tools` names their kinds",
     ),
-    yes("tool_choice", "`auto` and `none`"),
+    yes(
+        "tool_choice",
+        "`auto`, `none`, `required`, a function by its name, or `allowed_tools`; calls obey their schemas",
+    ),
     yes(
         "reasoning",
-        "`effort`, as `reasoning_effort` of `/v1/chat/completions`; reasoning is given whole, so `summary` changes nothing",
+        "`effort`, as `reasoning_effort` of `/v1/chat/completions`; `max_tokens`, as `thinking_budget` there; reasoning is given whole, so `summary` changes nothing",
     ),
     refused("background", "answers are not kept for later"),
     refused("conversation", NO_STATE),
@@ -110,6 +113,7 @@ pub struct ResponseRequest {
 #[derive(Clone, Debug, Deserialize)]
 struct Reasoning {
     effort: Option<String>,
+    max_tokens: Option<u32>,
 }
 
 impl ResponseRequest {
@@ -136,6 +140,11 @@ impl ResponseRequest {
         }
         let tools = Tools::new(functions, &choice, self.parallel_tool_calls.unwrap_or(true))?;
         Ok((tools, ignored))
+    }
+
+    /// Tokens that reasoning may take, if the request says so.
+    pub(crate) fn thinking_budget(&self) -> Option<u32> {
+        self.reasoning.as_ref()?.max_tokens
     }
 
     /// The variables for the chat template.

@@ -11,6 +11,7 @@ mod defences;
 mod demo;
 mod disconnects;
 mod encoders;
+mod forced;
 mod generation;
 mod http2;
 mod ollama;

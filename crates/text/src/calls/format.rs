@@ -103,8 +103,7 @@ impl ReplyFormat {
 const HERMES: JsonShape = JsonShape {
     openers: &["<tool_call>"],
     closers: &["</tool_call>"],
-    is_bare: false,
-    is_keyed_by_name: false,
+    ..json(&[], &[])
 };
 
 const GENERIC: CallFormat = CallFormat {
@@ -120,11 +119,22 @@ const fn json(openers: &'static [&'static str], closers: &'static [&'static str]
         closers,
         is_bare: false,
         is_keyed_by_name: false,
+        keys: ("name", "arguments"),
+        is_list: false,
+    }
+}
+
+/// Calls in a list.
+const fn json_list(openers: &'static [&'static str], closers: &'static [&'static str]) -> JsonShape {
+    JsonShape {
+        is_list: true,
+        ..json(openers, closers)
     }
 }
 
 const LLAMA: JsonShape = JsonShape {
     is_bare: true,
+    keys: ("name", "parameters"),
     ..json(&["<|python_tag|>"], &[])
 };
 
@@ -138,8 +148,11 @@ const PYTHONIC: LiteralShape = LiteralShape {
     dialect: Dialect::Python,
 };
 
+/// What begins a message of gpt-oss.
+pub(super) const HARMONY_OPENER: &str = "<|start|>";
+
 const HARMONY: ChannelShape = ChannelShape {
-    opener: "<|start|>",
+    opener: HARMONY_OPENER,
     head_end: "<|message|>",
     closers: &["<|end|>", "<|call|>", "<|return|>"],
     route: harmony_route,
@@ -148,6 +161,7 @@ const HARMONY: ChannelShape = ChannelShape {
 const fn deepseek(
     arguments: &'static str,
     closers: &'static [&'static str],
+    heads: &'static [&'static str],
     head: fn(&str) -> Option<Head<'_>>,
 ) -> NamedShape {
     NamedShape {
@@ -155,6 +169,7 @@ const fn deepseek(
         opener: "<｜tool▁call▁begin｜>",
         arguments,
         head,
+        heads,
         closers,
         section_closers: &["<｜tool▁calls▁end｜>"],
     }
@@ -171,6 +186,7 @@ const fn function_tags(section: &'static str, section_closers: &'static [&'stati
         key_end: ">",
         value: "",
         has_attributes: false,
+        attributes: ("", ""),
         value_end: "</parameter>",
         is_on_own_lines: true,
         has_cdata: false,
@@ -189,6 +205,7 @@ const fn dsml(section: &'static str, section_closers: &'static [&'static str]) -
         key_end: "\"",
         value: ">",
         has_attributes: true,
+        attributes: (" string=\"true\"", " string=\"false\""),
         value_end: "</｜DSML｜parameter>",
         is_on_own_lines: false,
         has_cdata: false,
@@ -206,6 +223,7 @@ const GLM: TaggedShape = TaggedShape {
     key_end: "</arg_key>",
     value: "<arg_value>",
     has_attributes: false,
+    attributes: ("", ""),
     value_end: "</arg_value>",
     is_on_own_lines: false,
     has_cdata: false,
@@ -222,6 +240,7 @@ const MINIMAX: TaggedShape = TaggedShape {
     key_end: "\">",
     value: "",
     has_attributes: false,
+    attributes: ("", ""),
     value_end: "</parameter>",
     is_on_own_lines: false,
     has_cdata: false,
@@ -273,6 +292,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
                 key_end: "\"",
                 value: "<|sep|>",
                 has_attributes: true,
+                attributes: (" type=\"string\"", " type=\"json\""),
                 value_end: "<|close|>argument<|sep|>",
                 is_on_own_lines: false,
                 has_cdata: false,
@@ -297,13 +317,19 @@ pub(super) const FORMATS: &[CallFormat] = &[
         Shape::Named(&deepseek(
             "\n```json\n",
             &["```<｜tool▁call▁end｜>", "```"],
+            &["function<｜tool▁sep｜>{name}"],
             |head| named(head.rsplit_once("<｜tool▁sep｜>")?.1),
         )),
     ),
     row(
         "deepseek-v3.1",
         &[&["<｜tool▁call▁begin｜>"]],
-        Shape::Named(&deepseek("<｜tool▁sep｜>", &["<｜tool▁call▁end｜>"], named)),
+        Shape::Named(&deepseek(
+            "<｜tool▁sep｜>",
+            &["<｜tool▁call▁end｜>"],
+            &["{name}"],
+            named,
+        )),
     ),
     row(
         "kimi-k2",
@@ -313,6 +339,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
             opener: "<|tool_call_begin|>",
             arguments: "<|tool_call_argument_begin|>",
             head: kimi_head,
+            heads: &["functions.{name}:{number}"],
             closers: &["<|tool_call_end|>"],
             section_closers: &["<|tool_calls_section_end|>"],
         }),
@@ -336,6 +363,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
                     let (id, name) = head.split_once("<|tool_call:name|>")?;
                     Some(Head { name, id: Some(id) })
                 },
+                heads: &["{id}<|tool_call:name|>{name}"],
                 closers: &["<|tool_call:end|>"],
                 section_closers: &["<|calls|>"],
             }),
@@ -352,6 +380,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
                 Some((name, id)) => Some(Head { name, id: Some(id) }),
                 None => named(head),
             },
+            heads: &["{name}", "{name}[CALL_ID]{id}"],
             closers: &[],
             section_closers: &[],
         }),
@@ -359,7 +388,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
     row(
         "mistral-v3",
         &[&["[TOOL_CALLS]"]],
-        Shape::Json(&json(&["[TOOL_CALLS]"], &[])),
+        Shape::Json(&json_list(&["[TOOL_CALLS]"], &[])),
     ),
     CallFormat {
         wrappers: &[
@@ -371,13 +400,19 @@ pub(super) const FORMATS: &[CallFormat] = &[
         ..row(
             "command-r7b",
             &[&["<|START_ACTION|>"]],
-            Shape::Json(&json(&["<|START_ACTION|>"], &["<|END_ACTION|>"])),
+            Shape::Json(&JsonShape {
+                keys: ("tool_name", "parameters"),
+                ..json_list(&["<|START_ACTION|>"], &["<|END_ACTION|>"])
+            }),
         )
     },
     row(
         "command-r",
         &[&["Action:", "```json"]],
-        Shape::Json(&json(&["Action:\n```json", "Action: ```json"], &["```"])),
+        Shape::Json(&JsonShape {
+            keys: ("tool_name", "parameters"),
+            ..json_list(&["Action:\n```json", "Action: ```json"], &["```"])
+        }),
     ),
     row(
         "hy3",
@@ -391,6 +426,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
             key_end: "</arg_key:opensource>",
             value: "<arg_value:opensource>",
             has_attributes: false,
+            attributes: ("", ""),
             value_end: "</arg_value:opensource>",
             is_on_own_lines: false,
             has_cdata: false,
@@ -422,6 +458,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
             key_end: "\">",
             value: "",
             has_attributes: false,
+            attributes: ("", ""),
             value_end: "</param>",
             is_on_own_lines: false,
             has_cdata: true,
@@ -437,6 +474,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
             opener: "<function=",
             arguments: ">",
             head: named,
+            heads: &["{name}"],
             closers: &["</function>"],
             section_closers: &[],
         }),
@@ -485,25 +523,25 @@ pub(super) const FORMATS: &[CallFormat] = &[
         ..row(
             "granite",
             &[&["<|tool_call|>", "<|start_of_role|>"]],
-            Shape::Json(&json(&["<|tool_call|>"], &[])),
+            Shape::Json(&json_list(&["<|tool_call|>"], &[])),
         )
     },
     row(
         "phi",
         &[&["<|tool_call|>"]],
-        Shape::Json(&json(&["<|tool_call|>"], &["<|/tool_call|>"])),
+        Shape::Json(&json_list(&["<|tool_call|>"], &["<|/tool_call|>"])),
     ),
     row(
         "nemotron",
         &[&["<TOOLCALL>"]],
-        Shape::Json(&json(&["<TOOLCALL>"], &["</TOOLCALL>"])),
+        Shape::Json(&json_list(&["<TOOLCALL>"], &["</TOOLCALL>"])),
     ),
     CallFormat {
         wrappers: &["[END FINAL RESPONSE]"],
         ..row(
             "apriel",
             &[&["<tool_calls>"]],
-            Shape::Json(&json(&["<tool_calls>"], &["</tool_calls>"])),
+            Shape::Json(&json_list(&["<tool_calls>"], &["</tool_calls>"])),
         )
     },
     row(
@@ -511,7 +549,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
         &[&["<|tools_prefix|>"]],
         Shape::Json(&JsonShape {
             is_keyed_by_name: true,
-            ..json(&["<|tools_prefix|>"], &["<|tools_suffix|>"])
+            ..json_list(&["<|tools_prefix|>"], &["<|tools_suffix|>"])
         }),
     ),
     row(
@@ -536,7 +574,7 @@ pub(super) const FORMATS: &[CallFormat] = &[
     row(
         "firefunction",
         &[&["functools"]],
-        Shape::Json(&json(&["functools"], &[])),
+        Shape::Json(&json_list(&["functools"], &[])),
     ),
     row("hermes", &[&["<tool_call>"]], Shape::Json(&HERMES)),
     row(

@@ -20,6 +20,10 @@ pub(super) struct JsonShape {
     pub(super) is_bare: bool,
     /// Whether each object has one member, which is named for the tool and holds the arguments.
     pub(super) is_keyed_by_name: bool,
+    /// The keys of a call's name and arguments, as the family writes them.
+    pub(super) keys: (&'static str, &'static str),
+    /// Whether the family writes calls in a list, one or several.
+    pub(super) is_list: bool,
 }
 
 const NAME_KEYS: &[&str] = &["name", "tool_name"];

@@ -15,10 +15,12 @@
 //! | `json_body`, `named_body`, `tagged_body`, `literal_body` | the four shapes that calls have |
 //! | `channels` | formats in which the whole answer is a row of addressed messages |
 //! | `json_scanner`, `literal` | JSON and Python-like values that arrive in pieces |
+//! | `grammar` | the same formats as grammars, for calls that are held to their schemas |
 //! | `tool_set` | the tools that were offered |
 
 mod channels;
 mod format;
+mod grammar;
 mod json_body;
 mod json_scanner;
 mod literal;
@@ -33,6 +35,7 @@ mod tool_set;
 mod tests;
 
 pub use format::ReplyFormat;
+pub use grammar::{CallFormError, ToolChoice};
 pub use parser::{Opening, ReplyParser};
 pub use tool_set::ToolSet;
 

@@ -20,6 +20,8 @@ pub(super) struct NamedShape {
     pub(super) arguments: &'static str,
     /// Finds name and id in the head.
     pub(super) head: fn(&str) -> Option<Head<'_>>,
+    /// Heads as the family writes them, with `{name}`, `{number}` and `{id}` in their places.
+    pub(super) heads: &'static [&'static str],
     /// Marks that may end a call, the longest first.
     pub(super) closers: &'static [&'static str],
     /// Marks that may end the row.

@@ -24,6 +24,8 @@ pub(super) struct TaggedShape {
     pub(super) value: &'static str,
     /// Whether the argument's tag may have attributes.
     pub(super) has_attributes: bool,
+    /// Attributes as the family writes them: of a text, and of anything else.
+    pub(super) attributes: (&'static str, &'static str),
     /// What ends its value.
     pub(super) value_end: &'static str,
     /// Whether a line break after the value's beginning and one before its end are not part of it.

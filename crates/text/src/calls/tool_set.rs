@@ -7,12 +7,24 @@ use serde_json::Value;
 
 /// The tools that a request offers: names, and schemas of their parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ToolSet(Vec<(String, Value)>);
+pub struct ToolSet(Vec<Tool>);
+
+#[derive(Clone, Debug, PartialEq)]
+struct Tool {
+    name: String,
+    schema: Value,
+    is_strict: bool,
+}
 
 impl ToolSet {
     /// Tools by name and JSON schema of their parameters.
     pub fn new(tools: impl IntoIterator<Item = (String, Value)>) -> Self {
-        Self(tools.into_iter().collect())
+        let tool = |(name, schema)| Tool {
+            name,
+            schema,
+            is_strict: false,
+        };
+        Self(tools.into_iter().map(tool).collect())
     }
 
     /// Reads a list in the form of OpenAI's `tools`; what has no name is left out.
@@ -20,14 +32,23 @@ impl ToolSet {
         let tool = |tool: &Value| {
             let function = tool.get("function").unwrap_or(tool);
             let name = function.get("name")?.as_str()?.to_owned();
-            Some((name, function.get("parameters").cloned().unwrap_or(Value::Null)))
+            Some(Tool {
+                name,
+                schema: function.get("parameters").cloned().unwrap_or(Value::Null),
+                is_strict: function.get("strict") == Some(&Value::Bool(true)),
+            })
         };
         Self(tools.as_array().into_iter().flatten().filter_map(tool).collect())
     }
 
     /// Names and schemas, in the order of the request.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
-        self.0.iter().map(|(name, schema)| (name.as_str(), schema))
+        self.0.iter().map(|tool| (tool.name.as_str(), &tool.schema))
+    }
+
+    /// Names, schemas, and whether calls are to be held to them in any case.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (&str, &Value, bool)> {
+        (self.0.iter()).map(|tool| (tool.name.as_str(), &tool.schema, tool.is_strict))
     }
 
     /// Whether none is offered.
@@ -37,13 +58,13 @@ impl ToolSet {
 
     /// Whether there is a tool of this name.
     pub fn contains(&self, name: &str) -> bool {
-        self.0.iter().any(|(known, _)| known == name)
+        self.0.iter().any(|tool| tool.name == name)
     }
 
     /// Whether an argument is a text by its schema; `None` where the schema does not say.
     pub(super) fn takes_text(&self, name: &str, key: &str) -> Option<bool> {
-        let (_, schema) = self.0.iter().find(|(known, _)| known == name)?;
-        let argument = schema.get("properties")?.get(key)?;
+        let tool = self.0.iter().find(|tool| tool.name == name)?;
+        let argument = tool.schema.get("properties")?.get(key)?;
         match argument.get("type") {
             Some(Value::String(kind)) => Some(kind == "string"),
             Some(Value::Array(kinds)) if !kinds.iter().any(|kind| kind == "string") => Some(false),

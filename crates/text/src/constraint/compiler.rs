@@ -17,9 +17,10 @@ use toktrie::InferenceCapabilities;
 use super::{
     error::{ConstraintError, ConstraintKind, first_line},
     finite::has_finite_text,
-    grammar::{Begin, Constraint},
+    grammar::Constraint,
+    lead::{Begin, BudgetPlan, LeadPlan, Mark, Open, OpenPlan},
     marker::Marker,
-    matcher::{ConstraintMatcher, Gate},
+    matcher::ConstraintMatcher,
     vocabulary::Vocabulary,
 };
 use crate::Tokenizer;
@@ -80,9 +81,11 @@ struct Prototype(Mutex<Matcher>);
 /// A constraint that samples can follow.
 #[derive(Clone)]
 pub struct CompiledConstraint {
-    prototype: Arc<Prototype>,
+    /// None for text that is free from its beginning to its end.
+    prototype: Option<Arc<Prototype>>,
     vocabulary: Arc<Vocabulary>,
-    gate: Option<Gate>,
+    lead: Arc<LeadPlan>,
+    is_lenient: bool,
 }
 
 impl fmt::Debug for ConstraintCompiler {
@@ -96,7 +99,7 @@ impl fmt::Debug for ConstraintCompiler {
 impl fmt::Debug for CompiledConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompiledConstraint")
-            .field("gate", &self.gate)
+            .field("lead", &self.lead)
             .finish_non_exhaustive()
     }
 }
@@ -145,6 +148,16 @@ impl ConstraintCompiler {
     /// # Errors
     /// [`ConstraintError`]: what cannot be enforced, or which limit it exceeds.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, ConstraintError> {
+        match self.compile_as_is(constraint) {
+            Err(error) => match constraint.relaxed() {
+                Some(relaxed) => self.compile(&relaxed),
+                None => Err(error),
+            },
+            compiled => compiled,
+        }
+    }
+
+    fn compile_as_is(&self, constraint: &Constraint) -> Result<CompiledConstraint, ConstraintError> {
         constraint.check(&self.shared.limits)?;
         let (kind, source) = (constraint.kind(), constraint.source());
         let maximum = self.shared.limits.max_bytes;
@@ -155,17 +168,20 @@ impl ConstraintCompiler {
                 maximum,
             });
         }
-        let prototype = if let Some(prototype) = self.find(kind, &source) {
-            prototype
+        let prototype = if constraint.is_any() {
+            None
+        } else if let Some(prototype) = self.find(kind, &source) {
+            Some(prototype)
         } else {
             let made = Arc::new(self.shared.compile_apart(constraint)?);
             self.keep(kind, source, Arc::clone(&made));
-            made
+            Some(made)
         };
         Ok(CompiledConstraint {
+            lead: Arc::new(self.shared.lead(constraint.begin(), prototype.is_some())),
             prototype,
             vocabulary: Arc::clone(&self.shared.vocabulary),
-            gate: self.shared.gate(constraint.begin()),
+            is_lenient: constraint.is_lenient(),
         })
     }
 
@@ -247,21 +263,49 @@ impl Shared {
         Ok(Prototype(Mutex::new(matcher)))
     }
 
-    fn gate(&self, begin: &Begin) -> Option<Gate> {
-        match begin {
-            Begin::Start => None,
-            Begin::After(marker) => Some(Gate {
-                open_ids: None,
-                marker: Marker::new(marker),
-            }),
-            Begin::AfterOptional(open, close) => {
-                let open_ids = self.vocabulary.ids_of(open.as_bytes());
-                let is_possible = !open_ids.is_empty() && !close.is_empty();
-                is_possible.then(|| Gate {
-                    open_ids: Some(open_ids.into()),
-                    marker: Marker::new(close),
-                })
+    /// What comes first, in tokens.
+    fn lead(&self, begin: &Begin, has_grammar: bool) -> LeadPlan {
+        let vocabulary = &self.vocabulary;
+        let is_free = !has_grammar || !begin.marks.is_empty();
+        let thoughts = begin.thoughts.as_ref();
+        let opens = match thoughts.map(|thoughts| &thoughts.open) {
+            None => OpenPlan::Never,
+            Some(Open::Begun) => OpenPlan::Begun,
+            Some(Open::AtStart(text)) if !is_free => {
+                let ids = vocabulary.ids_of(text.as_bytes());
+                if ids.is_empty() {
+                    OpenPlan::Never
+                } else {
+                    OpenPlan::Tokens(ids)
+                }
             }
+            Some(Open::AtStart(text)) => OpenPlan::Text(Mark {
+                text: text.clone(),
+                is_at_start: true,
+            }),
+            Some(Open::Anywhere(text)) => OpenPlan::Text(Mark {
+                text: text.clone(),
+                is_at_start: false,
+            }),
+            Some(Open::Always(text)) => OpenPlan::Always(vocabulary.tokens_of(text).into()),
+        };
+        let budget = thoughts.and_then(|thoughts| thoughts.budget.as_ref());
+        let budget = budget.and_then(|budget| {
+            let end = vocabulary.tokens_of(&budget.end);
+            (!end.is_empty()).then(|| BudgetPlan {
+                n_tokens: budget.n_tokens,
+                end: end.into(),
+                not_next: vocabulary.ids_at_the_start_of(budget.not_next.as_bytes()),
+            })
+        });
+        LeadPlan {
+            opens,
+            close: thoughts.map(|thoughts| Marker::new(&thoughts.close)),
+            budget,
+            marks: (begin.marks.iter())
+                .map(|mark| (mark.clone(), vocabulary.tokens_of(&mark.text)))
+                .collect(),
+            is_free,
         }
     }
 
@@ -300,8 +344,15 @@ impl Drop for Place<'_> {
 impl CompiledConstraint {
     /// Begins a sample. `end_ids` are the tokens that may end it.
     pub fn matcher(&self, end_ids: &[u32]) -> ConstraintMatcher {
-        let matcher = lock(&self.prototype.0).deep_clone();
-        ConstraintMatcher::new(matcher, Arc::clone(&self.vocabulary), end_ids, self.gate.clone())
+        let matcher = (self.prototype.as_ref()).map(|prototype| lock(&prototype.0).deep_clone());
+        let lead = Arc::clone(&self.lead);
+        ConstraintMatcher::new(
+            matcher,
+            Arc::clone(&self.vocabulary),
+            end_ids,
+            lead,
+            self.is_lenient,
+        )
     }
 }
 
@@ -514,10 +565,13 @@ pub(super) mod tests {
         let again = compiler
             .compile(&Constraint::regex("ab").begins_after("x"))
             .unwrap();
-        assert!(Arc::ptr_eq(&compiled.prototype, &again.prototype));
+        let same = |a: &CompiledConstraint, b: &CompiledConstraint| {
+            (a.prototype.as_ref().zip(b.prototype.as_ref())).is_some_and(|(a, b)| Arc::ptr_eq(a, b))
+        };
+        assert!(same(&compiled, &again));
         let other = compiler
             .compile(&Constraint::lark("ab"))
-            .map(|other| Arc::ptr_eq(&compiled.prototype, &other.prototype));
+            .map(|other| same(&compiled, &other));
         assert!(!other.unwrap_or(false));
         let (mut one, mut two) = (compiled.matcher(&[256]), compiled.matcher(&[256]));
         feed(&mut one, "ab");

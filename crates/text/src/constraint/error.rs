@@ -19,6 +19,10 @@ pub enum ConstraintKind {
     Lark,
     /// A grammar in llama.cpp's notation.
     Gbnf,
+    /// Calls of tools with schemas.
+    Calls,
+    /// Any text.
+    Any,
 }
 
 impl fmt::Display for ConstraintKind {
@@ -29,6 +33,8 @@ impl fmt::Display for ConstraintKind {
             Self::Choice => "list of choices",
             Self::Lark => "Lark grammar",
             Self::Gbnf => "GBNF grammar",
+            Self::Calls => "form of the tool calls",
+            Self::Any => "text",
         })
     }
 }

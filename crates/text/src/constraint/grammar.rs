@@ -10,6 +10,7 @@ use super::{
     compiler::ConstraintLimits,
     error::{ConstraintError, ConstraintKind},
     gbnf,
+    lead::{Begin, Budget, Mark, Open, Thoughts},
     schema::drop_unknown_formats,
 };
 
@@ -23,17 +24,6 @@ pub struct Constraint {
     begin: Begin,
 }
 
-/// Where a constraint begins.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Begin {
-    /// At once.
-    Start,
-    /// Behind this text.
-    After(String),
-    /// Behind the second text where the answer begins with the first, else at once.
-    AfterOptional(String, String),
-}
-
 #[derive(Clone, Debug, PartialEq)]
 enum Language {
     JsonSchema(Value),
@@ -41,13 +31,27 @@ enum Language {
     Choice(Vec<String>),
     Lark(String),
     Gbnf(String),
+    Calls(CallGrammar),
+    /// Any text.
+    Any,
+}
+
+/// Calls of tools, as a grammar in Lark's notation.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct CallGrammar {
+    /// With all that the tools' schemas say.
+    pub(crate) exact: String,
+    /// With what the schemas of strict tools say; tried where the other is refused.
+    pub(crate) relaxed: Option<String>,
+    /// Whether calls that cannot be constrained come without a constraint.
+    pub(crate) is_optional: bool,
 }
 
 impl Constraint {
     fn new(language: Language) -> Self {
         Self {
             language,
-            begin: Begin::Start,
+            begin: Begin::default(),
         }
     }
 
@@ -96,12 +100,7 @@ impl Constraint {
     /// but no end.
     #[must_use]
     pub fn begins_after(mut self, marker: impl Into<String>) -> Self {
-        let marker = marker.into();
-        self.begin = if marker.is_empty() {
-            Begin::Start
-        } else {
-            Begin::After(marker)
-        };
+        self.begin.thoughts = thoughts(Open::Begun, marker.into());
         self
     }
 
@@ -109,7 +108,57 @@ impl Constraint {
     /// begins behind it, and else at once. Only a vocabulary in which `open` is one token leaves the choice.
     #[must_use]
     pub fn may_begin_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
-        self.begin = Begin::AfterOptional(open.into(), close.into());
+        self.begin.thoughts = thoughts(Open::AtStart(open.into()), close.into());
+        self
+    }
+
+    /// Any text at all: what is asked for is where thoughts end.
+    pub fn anything() -> Self {
+        Self::new(Language::Any)
+    }
+
+    /// Calls of tools.
+    pub(crate) fn calls(grammar: CallGrammar) -> Self {
+        Self::new(Language::Calls(grammar))
+    }
+
+    /// Lets what stands between `open` and `close` come first, wherever `open` stands, in text that is free until a mark.
+    #[must_use]
+    pub fn thinks_between(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
+        self.begin.thoughts = thoughts(Open::Anywhere(open.into()), close.into());
+        self
+    }
+
+    /// Lets the text begin with `open` in any case, and the constraint behind `close`.
+    #[must_use]
+    pub fn opens_and_begins_after(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
+        self.begin.thoughts = thoughts(Open::Always(open.into()), close.into());
+        self
+    }
+
+    /// Ends what comes first after `n_tokens` tokens, where it has not ended by itself: `end` is written then, and `not_next`
+    /// may not follow at once. Does nothing where nothing comes first.
+    #[must_use]
+    pub fn thinks_at_most(
+        mut self,
+        n_tokens: usize,
+        end: impl Into<String>,
+        not_next: impl Into<String>,
+    ) -> Self {
+        if let Some(thoughts) = &mut self.begin.thoughts {
+            thoughts.budget = Some(Budget {
+                n_tokens,
+                end: end.into(),
+                not_next: not_next.into(),
+            });
+        }
+        self
+    }
+
+    /// Lets any text come first, and the end too: the constraint begins with the first of these marks.
+    #[must_use]
+    pub(crate) fn begins_at(mut self, marks: Vec<Mark>) -> Self {
+        self.begin.marks = marks;
         self
     }
 
@@ -121,7 +170,39 @@ impl Constraint {
             Language::Choice(_) => ConstraintKind::Choice,
             Language::Lark(_) => ConstraintKind::Lark,
             Language::Gbnf(_) => ConstraintKind::Gbnf,
+            Language::Calls(_) => ConstraintKind::Calls,
+            Language::Any => ConstraintKind::Any,
         }
+    }
+
+    /// What to compile in its place where it is refused.
+    pub(super) fn relaxed(&self) -> Option<Self> {
+        let Language::Calls(grammar) = &self.language else {
+            return None;
+        };
+        let language = match &grammar.relaxed {
+            Some(relaxed) => Language::Calls(CallGrammar {
+                exact: relaxed.clone(),
+                relaxed: None,
+                is_optional: grammar.is_optional,
+            }),
+            None if grammar.is_optional => Language::Any,
+            None => return None,
+        };
+        Some(Self {
+            language,
+            begin: self.begin.clone(),
+        })
+    }
+
+    /// Whether a text that cannot follow it continues without it.
+    pub(super) fn is_lenient(&self) -> bool {
+        matches!(&self.language, Language::Calls(grammar) if grammar.is_optional)
+    }
+
+    /// Whether there is no grammar.
+    pub(super) fn is_any(&self) -> bool {
+        self.language == Language::Any
     }
 
     pub(super) fn begin(&self) -> &Begin {
@@ -134,6 +215,8 @@ impl Constraint {
             Language::JsonSchema(schema) => schema.to_string(),
             Language::Choice(choices) => json!(choices).to_string(),
             Language::Regex(text) | Language::Lark(text) | Language::Gbnf(text) => text.clone(),
+            Language::Calls(grammar) => grammar.exact.clone(),
+            Language::Any => String::new(),
         }
     }
 
@@ -159,18 +242,7 @@ impl Constraint {
         };
         match &self.language {
             Language::JsonSchema(schema) => {
-                let mut schema = schema.clone();
-                drop_unknown_formats(&mut schema);
-                match &mut schema {
-                    Value::Bool(_) => {}
-                    Value::Object(fields) => {
-                        if fields.contains_key("x-guidance") {
-                            return Err(refused("`x-guidance` is not supported"));
-                        }
-                        fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": JSON_SPACE}));
-                    }
-                    _ => return Err(refused("it is neither an object nor true or false")),
-                }
+                let schema = prepared(schema).map_err(refused)?;
                 Ok(TopLevelGrammar::from_json_schema(schema))
             }
             Language::Regex(pattern) => Ok(TopLevelGrammar::from_regex(without_anchors(pattern))),
@@ -186,8 +258,35 @@ impl Constraint {
             }
             Language::Lark(grammar) => Ok(TopLevelGrammar::from_lark(grammar.clone())),
             Language::Gbnf(grammar) => Ok(TopLevelGrammar::from_lark(gbnf::to_lark(grammar)?)),
+            Language::Calls(grammar) => Ok(TopLevelGrammar::from_lark(grammar.exact.clone())),
+            Language::Any => Ok(TopLevelGrammar::from_regex("(?s:.*)")),
         }
     }
+}
+
+/// A schema as the compiler takes it.
+pub(crate) fn prepared(schema: &Value) -> Result<Value, &'static str> {
+    let mut schema = schema.clone();
+    drop_unknown_formats(&mut schema);
+    match &mut schema {
+        Value::Bool(_) => {}
+        Value::Object(fields) => {
+            if fields.contains_key("x-guidance") {
+                return Err("`x-guidance` is not supported");
+            }
+            fields.insert("x-guidance".to_owned(), json!({"whitespace_pattern": JSON_SPACE}));
+        }
+        _ => return Err("it is neither an object nor true or false"),
+    }
+    Ok(schema)
+}
+
+fn thoughts(open: Open, close: String) -> Option<Thoughts> {
+    (!close.is_empty()).then_some(Thoughts {
+        open,
+        close,
+        budget: None,
+    })
 }
 
 /// Drops the anchors around a pattern, which matches whole texts anyway.
@@ -199,7 +298,7 @@ fn without_anchors(pattern: &str) -> &str {
     }
 }
 
-fn is_deeper_than(value: &Value, levels: usize) -> bool {
+pub(crate) fn is_deeper_than(value: &Value, levels: usize) -> bool {
     let mut level = vec![value];
     for _ in 0..=levels {
         let mut next = Vec::new();

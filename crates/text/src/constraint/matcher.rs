@@ -10,41 +10,44 @@ use llguidance::Matcher;
 
 use super::{
     error::{ConstraintError, first_line},
-    marker::Marker,
+    lead::{Allowed, Lead, LeadPlan, Pushed},
     vocabulary::Vocabulary,
 };
 
-/// What a constraint waits for.
-#[derive(Clone, Debug)]
-pub(super) struct Gate {
-    /// Tokens that close the gate where the text begins with one of them; without them it is closed at the start.
-    pub(super) open_ids: Option<Arc<[u32]>>,
-    /// What opens it.
-    pub(super) marker: Marker,
-}
-
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
-    matcher: Matcher,
+    /// None where there is no grammar.
+    matcher: Option<Matcher>,
     vocabulary: Arc<Vocabulary>,
     end_ids: Box<[u32]>,
-    /// What the constraint waits for.
-    gate: Option<Gate>,
-    /// Whether it waits now.
-    waits: Option<Marker>,
-    /// Tokens so far, up to the one that completed the marker.
+    plan: Arc<LeadPlan>,
+    /// What comes before the grammar.
+    lead: Lead,
+    /// Tokens before the grammar, up to the one that began it.
     before: Vec<u32>,
     /// Tokens since.
     n_inside: usize,
     is_complete: bool,
     /// Whether the newest token is one of the end.
     has_ended: bool,
+    leaving: Leaving,
+}
+
+/// What becomes of a text that leaves the grammar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Leaving {
+    /// It fails.
+    Fails,
+    /// It continues without the grammar.
+    IsAllowed,
+    /// It has.
+    HasHappened,
 }
 
 impl fmt::Debug for ConstraintMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConstraintMatcher")
-            .field("waits", &self.waits.is_some())
+            .field("lead", &self.lead)
             .field("n_inside", &self.n_inside)
             .field("is_complete", &self.is_complete)
             .finish_non_exhaustive()
@@ -53,22 +56,27 @@ impl fmt::Debug for ConstraintMatcher {
 
 impl ConstraintMatcher {
     pub(super) fn new(
-        matcher: Matcher,
+        matcher: Option<Matcher>,
         vocabulary: Arc<Vocabulary>,
         end_ids: &[u32],
-        gate: Option<Gate>,
+        plan: Arc<LeadPlan>,
+        is_lenient: bool,
     ) -> Self {
-        let waits = at_start(gate.as_ref());
         Self {
             matcher,
             vocabulary,
             end_ids: end_ids.into(),
-            waits,
-            gate,
+            lead: Lead::new(Arc::clone(&plan)),
+            plan,
             before: Vec::new(),
             n_inside: 0,
             is_complete: false,
             has_ended: false,
+            leaving: if is_lenient {
+                Leaving::IsAllowed
+            } else {
+                Leaving::Fails
+            },
         }
     }
 
@@ -78,35 +86,59 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] where a limit of a step is exceeded.
     pub fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintError> {
-        self.fill(words)?;
-        if self.is_fresh() {
-            let open_ids = self.gate.as_ref().and_then(|gate| gate.open_ids.as_deref());
-            for &id in open_ids.into_iter().flatten() {
-                if let Some(word) = words.get_mut(id as usize / 32) {
-                    *word |= 1 << (id % 32);
+        if self.leaving == Leaving::HasHappened {
+            self.fill_all(words, true);
+            return Ok(());
+        }
+        match self.lead.allowed() {
+            Allowed::Any { ends, but } => {
+                self.fill_all(words, ends);
+                for &id in but {
+                    set(words, id, false);
                 }
+                Ok(())
+            }
+            Allowed::Only(id) => {
+                words.fill(0);
+                set(words, id, true);
+                Ok(())
+            }
+            Allowed::Grammar(others) => {
+                let others = others.to_vec();
+                match self.fill(words) {
+                    Err(_) if self.leaving == Leaving::IsAllowed => {
+                        self.leaving = Leaving::HasHappened;
+                        self.fill_all(words, true);
+                    }
+                    filled => filled?,
+                }
+                for id in others {
+                    set(words, id, true);
+                }
+                Ok(())
             }
         }
-        Ok(())
     }
 
-    /// Whether no token has come.
-    fn is_fresh(&self) -> bool {
-        self.before.is_empty() && self.n_inside == 0
+    /// Allows every token of the vocabulary.
+    fn fill_all(&self, words: &mut [u32], may_end: bool) {
+        words.fill(0);
+        let n_tokens = self.vocabulary.n_tokens;
+        let n_words = n_tokens.div_ceil(32).min(words.len());
+        words[..n_words].fill(u32::MAX);
+        clear_from(words, n_tokens);
+        self.set_ends(words, may_end);
     }
 
     fn fill(&mut self, words: &mut [u32]) -> Result<(), ConstraintError> {
         words.fill(0);
         let n_tokens = self.vocabulary.n_tokens;
-        if self.waits.is_some() {
-            let n_words = n_tokens.div_ceil(32).min(words.len());
-            words[..n_words].fill(u32::MAX);
-            clear_from(words, n_tokens);
-            self.set_ends(words, false);
-            return Ok(());
-        }
         if !self.is_complete {
-            let mask = self.matcher.compute_mask().map_err(|error| step_error(&error))?;
+            let Some(matcher) = &mut self.matcher else {
+                self.fill_all(words, true);
+                return Ok(());
+            };
+            let mask = matcher.compute_mask().map_err(|error| step_error(&error))?;
             for (word, &bits) in words.iter_mut().zip(mask.as_slice()) {
                 *word = bits;
             }
@@ -132,24 +164,33 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] for a token that the mask forbids, or where a limit is exceeded.
     pub fn commit(&mut self, id: u32) -> Result<(), ConstraintError> {
-        let is_opening = |gate: &Gate| gate.open_ids.as_ref().is_some_and(|ids| ids.contains(&id));
-        if self.is_fresh()
-            && let Some(gate) = self.gate.as_ref().filter(|gate| is_opening(gate))
-        {
-            self.waits = Some(gate.marker.clone());
-            self.before.push(id);
+        if self.leaving == Leaving::HasHappened {
             return Ok(());
         }
-        if let Some(marker) = &mut self.waits {
-            self.before.push(id);
-            let Some(behind) = marker.push(self.vocabulary.bytes_of(id)) else {
-                return Ok(());
-            };
-            self.waits = None;
-            // Space after a marker is the template's, not the constraint's.
-            let behind = behind.trim_ascii_start();
-            let tokens = self.vocabulary.env.tok_trie().greedy_tokenize(behind);
-            return self.consume(&tokens);
+        match self.step(id) {
+            Err(_) if self.leaving == Leaving::IsAllowed => {
+                self.leaving = Leaving::HasHappened;
+                self.is_complete = false;
+                Ok(())
+            }
+            taken => taken,
+        }
+    }
+
+    fn step(&mut self, id: u32) -> Result<(), ConstraintError> {
+        if !self.lead.is_over() {
+            match self.lead.push(id, self.vocabulary.bytes_of(id)) {
+                Pushed::Lead => {
+                    self.before.push(id);
+                    return Ok(());
+                }
+                Pushed::Begins(mut ids, behind) => {
+                    self.before.push(id);
+                    ids.extend(self.vocabulary.text_tokens(&behind));
+                    return self.consume(&ids);
+                }
+                Pushed::Grammar => {}
+            }
         }
         self.n_inside += 1;
         if self.end_ids.contains(&id) {
@@ -165,10 +206,10 @@ impl ConstraintMatcher {
     }
 
     fn consume(&mut self, ids: &[u32]) -> Result<(), ConstraintError> {
-        self.matcher
-            .consume_tokens(ids)
-            .map_err(|error| step_error(&error))?;
-        self.is_complete = self.matcher.is_stopped();
+        if let Some(matcher) = &mut self.matcher {
+            matcher.consume_tokens(ids).map_err(|error| step_error(&error))?;
+            self.is_complete = matcher.is_stopped();
+        }
         Ok(())
     }
 
@@ -182,17 +223,23 @@ impl ConstraintMatcher {
     /// # Errors
     /// [`ConstraintError::Step`] for more tokens than there are.
     pub fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
-        if n_tokens == 0 {
+        if n_tokens == 0 || self.leaving == Leaving::HasHappened {
             return Ok(());
         }
         if n_tokens <= self.n_inside {
             self.n_inside -= n_tokens;
             // The token of an end never reached the grammar.
             let n_in_grammar = n_tokens - usize::from(std::mem::take(&mut self.has_ended));
-            self.matcher
-                .rollback(n_in_grammar)
-                .map_err(|error| step_error(&error))?;
-            self.is_complete = self.matcher.is_stopped();
+            self.is_complete = false;
+            if let Some(matcher) = &mut self.matcher {
+                matcher
+                    .rollback(n_in_grammar)
+                    .map_err(|error| step_error(&error))?;
+                self.is_complete = matcher.is_stopped();
+            }
+            if self.n_inside == 0 && self.before.is_empty() {
+                self.lead = Lead::new(Arc::clone(&self.plan));
+            }
             return Ok(());
         }
         let n_left = (self.before.len() + self.n_inside).checked_sub(n_tokens);
@@ -201,29 +248,29 @@ impl ConstraintMatcher {
                 reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
             });
         };
-        self.matcher.reset().map_err(|error| step_error(&error))?;
+        if let Some(matcher) = &mut self.matcher {
+            matcher.reset().map_err(|error| step_error(&error))?;
+        }
         self.n_inside = 0;
         (self.is_complete, self.has_ended) = (false, false);
-        self.waits = at_start(self.gate.as_ref());
+        self.lead = Lead::new(Arc::clone(&self.plan));
         let mut before = std::mem::take(&mut self.before);
         before.truncate(n_left);
-        before.into_iter().try_for_each(|id| self.commit(id))
+        before.into_iter().try_for_each(|id| self.step(id))
     }
 
     fn set_ends(&self, words: &mut [u32], may_end: bool) {
         for &id in &self.end_ids {
-            if let Some(word) = words.get_mut(id as usize / 32) {
-                let bit = 1 << (id % 32);
-                *word = if may_end { *word | bit } else { *word & !bit };
-            }
+            set(words, id, may_end);
         }
     }
 }
 
-/// What is waited for before the first token.
-fn at_start(gate: Option<&Gate>) -> Option<Marker> {
-    gate.filter(|gate| gate.open_ids.is_none())
-        .map(|gate| gate.marker.clone())
+fn set(words: &mut [u32], id: u32, is_allowed: bool) {
+    if let Some(word) = words.get_mut(id as usize / 32) {
+        let bit = 1 << (id % 32);
+        *word = if is_allowed { *word | bit } else { *word & !bit };
+    }
 }
 
 /// Clears the bits of the ids from `first` on.

@@ -22,16 +22,22 @@
 //! ```
 
 mod compiler;
+mod controls;
 mod error;
 mod finite;
 mod gbnf;
 mod grammar;
+mod lead;
 mod marker;
 mod matcher;
 mod schema;
 mod vocabulary;
 
 pub use compiler::{CompiledConstraint, ConstraintCompiler, ConstraintLimits};
+pub use controls::ControlTokens;
+pub(crate) use controls::Segment;
 pub use error::{ConstraintError, ConstraintKind};
 pub use grammar::Constraint;
+pub(crate) use grammar::{CallGrammar, is_deeper_than, prepared};
+pub(crate) use lead::Mark;
 pub use matcher::ConstraintMatcher;

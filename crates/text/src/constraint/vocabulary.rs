@@ -7,7 +7,10 @@ use std::{collections::HashMap, sync::Arc};
 
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use super::error::ConstraintError;
+use super::{
+    controls::{ControlTokens, Segment},
+    error::ConstraintError,
+};
 use crate::{TokenKind, Tokenizer};
 
 /// Longest token of the trie; a longer one is never chosen.
@@ -25,6 +28,7 @@ pub(super) struct Vocabulary {
     pub(super) n_tokens: usize,
     /// The bytes of every token in the text, structure too, for markers.
     bytes: Vec<Box<[u8]>>,
+    controls: ControlTokens,
 }
 
 impl Vocabulary {
@@ -75,7 +79,37 @@ impl Vocabulary {
             env: Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words))),
             n_tokens,
             bytes: bytes.collect(),
+            controls: ControlTokens::of(tokenizer),
         })
+    }
+
+    /// A text as the model writes it: control tokens where it names them, else the longest tokens.
+    pub(super) fn tokens_of(&self, text: &str) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        for segment in self.controls.split(text) {
+            match segment {
+                Segment::Control(id) => tokens.push(id),
+                Segment::Text(text) => tokens.extend(self.text_tokens(text.as_bytes())),
+            }
+        }
+        tokens
+    }
+
+    /// The longest tokens of a text without structure.
+    pub(super) fn text_tokens(&self, text: &[u8]) -> Vec<u32> {
+        self.env.tok_trie().greedy_tokenize(text)
+    }
+
+    /// The tokens of text that a text beginning with `word` may begin with.
+    pub(super) fn ids_at_the_start_of(&self, word: &[u8]) -> Vec<u32> {
+        if word.is_empty() {
+            return Vec::new();
+        }
+        let tokens = (0..).zip(&self.bytes);
+        tokens
+            .filter(|(_, token)| !token.is_empty() && (token.starts_with(word) || word.starts_with(token)))
+            .map(|(id, _)| id)
+            .collect()
     }
 
     /// The tokens that stand for `bytes`, structure too.

@@ -109,7 +109,7 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
         if tokens.len() > 1 && app.model.tokenizer().bos() == Some(tokens[1]) && tokens[0] == tokens[1] {
             tokens.remove(0);
         }
-        return Ok(Prompt { tokens, reader: None });
+        return Ok(Prompt::of_text(tokens));
     }
     let message = |role: &str, content| TemplateMessage {
         role: role.to_owned(),
@@ -151,12 +151,11 @@ async fn answer(
     app: &Arc<App>,
     call: &Call,
     prompt: Prompt,
-    mut params: TextParams,
+    params: TextParams,
     mut lines: Lines,
     stream: Option<bool>,
 ) -> Result<Response, ApiError> {
-    params.reader = prompt.reader;
-    let text = call.answer(app, prompt.tokens, params).await?;
+    let text = call.answer(app, prompt, params).await?;
     if stream.unwrap_or(true) {
         return Ok(line_response(app, call, text, lines));
     }

@@ -1,0 +1,243 @@
+//! Calls that are required or strict, and reasoning with a budget, of a model that babbles at temperature 2.
+
+use serde_json::{Value, json};
+
+use crate::server::{Setup, TestServer};
+
+const CHAT: &str = "/v1/chat/completions";
+
+/// Families by what stands in their templates.
+/// The channels of gpt-oss are left out: what ends a message of theirs ends the demo model's answer.
+const FAMILIES: [(&str, &str); 6] = [
+    ("hermes", "<tool_call>"),
+    ("llama", "<|python_tag|>"),
+    ("mistral", "[TOOL_CALLS] [ARGS]"),
+    ("mistral-v3", "[TOOL_CALLS]"),
+    ("qwen3-coder", "<function= <parameter="),
+    ("glm", "<arg_key>"),
+];
+
+async fn start(signs: &str, end: &str) -> Option<TestServer> {
+    let template = format!(
+        "{{% for m in messages %}}{{{{ m.role }}}}: {{{{ m.content }}}};{{% endfor %}}{{% if false %}}{signs}{{% endif %}}{end}"
+    );
+    TestServer::start_with(Setup {
+        template: Some(template),
+        ..Setup::default()
+    })
+    .await
+}
+
+fn schema() -> Value {
+    json!({ "type": "object", "properties": {
+        "city": { "type": "string", "enum": ["Bern", "Basel"] }, "days": { "type": "integer", "minimum": 1, "maximum": 9 } },
+        "required": ["city", "days"], "additionalProperties": false })
+}
+
+fn weather() -> Value {
+    json!({ "name": "weather", "parameters": schema() })
+}
+
+fn now() -> Value {
+    json!({ "name": "now", "parameters": { "type": "object", "properties": {}, "additionalProperties": false } })
+}
+
+fn body(more: &Value) -> Value {
+    let mut body = json!({ "messages": [{ "role": "user", "content": "Well?" }], "temperature": 2, "max_tokens": 400, "tools": [
+        { "type": "function", "function": weather() }, { "type": "function", "function": now() }] });
+    (body.as_object_mut().expect("an object")).extend(more.as_object().expect("an object").clone());
+    body
+}
+
+fn check_call(name: &str, arguments: &Value) {
+    match name {
+        "weather" => {
+            assert!(
+                arguments["city"] == "Bern" || arguments["city"] == "Basel",
+                "{arguments}"
+            );
+            assert!(
+                arguments["days"]
+                    .as_i64()
+                    .is_some_and(|days| (1..10).contains(&days)),
+                "{arguments}"
+            );
+        }
+        "now" => assert_eq!(arguments, &json!({})),
+        other => panic!("no tool {other}"),
+    }
+}
+
+/// Names of the calls of a chat answer, whose arguments are valid.
+fn calls_of(whole: &Value) -> Vec<String> {
+    let calls = whole["choices"][0]["message"]["tool_calls"].as_array();
+    let calls = calls.unwrap_or_else(|| panic!("no calls in {whole}"));
+    let name = |call: &Value| {
+        let name = call["function"]["name"].as_str().expect("a name").to_owned();
+        let arguments = call["function"]["arguments"].as_str().expect("a text");
+        check_call(
+            &name,
+            &serde_json::from_str(arguments).unwrap_or_else(|error| panic!("{error}: {whole}")),
+        );
+        name
+    };
+    calls.iter().map(name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn required_calls_are_made_in_every_format() {
+    for (family, signs) in FAMILIES {
+        let Some(server) = start(signs, "").await else {
+            return;
+        };
+        for seed in 0..3 {
+            let single =
+                body(&json!({ "tool_choice": "required", "parallel_tool_calls": false, "seed": seed }));
+            let whole = server.post_ok(CHAT, &single).await;
+            assert_eq!(calls_of(&whole).len(), 1, "{family}: {whole}");
+            assert_eq!(
+                whole["choices"][0]["finish_reason"], "tool_calls",
+                "{family}: {whole}"
+            );
+            assert_eq!(
+                whole["choices"][0]["message"]["content"],
+                Value::Null,
+                "{family}: {whole}"
+            );
+            let named = json!({ "type": "function", "function": { "name": "weather" } });
+            let whole = server
+                .post_ok(CHAT, &body(&json!({ "tool_choice": named, "seed": seed })))
+                .await;
+            assert_eq!(calls_of(&whole), ["weather"], "{family}: {whole}");
+        }
+        let several = body(&json!({ "tool_choice": "required", "seed": 9 }));
+        let whole = server.post_ok(CHAT, &several).await;
+        assert!(!calls_of(&whole).is_empty(), "{family}: {whole}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_endpoint_can_require_calls() {
+    let Some(server) = start("<tool_call>", "").await else {
+        return;
+    };
+    let tool =
+        |tool: Value| json!({ "name": tool["name"], "input_schema": tool["parameters"], "strict": true });
+    for choice in [
+        json!({ "type": "any" }),
+        json!({ "type": "tool", "name": "weather" }),
+    ] {
+        let body = json!({ "messages": [{ "role": "user", "content": "Well?" }], "temperature": 2, "max_tokens": 400,
+            "tools": [tool(weather()), tool(now())], "tool_choice": choice });
+        let whole = server.post_ok("/v1/messages", &body).await;
+        assert_eq!(whole["stop_reason"], "tool_use", "{whole}");
+        let blocks = whole["content"].as_array().expect("blocks");
+        assert!(
+            !blocks.is_empty() && blocks.iter().all(|block| block["type"] == "tool_use"),
+            "{whole}"
+        );
+        for block in blocks {
+            check_call(block["name"].as_str().expect("a name"), &block["input"]);
+            assert!(choice["type"] == "any" || block["name"] == "weather");
+        }
+    }
+    let flat = |mut tool: Value| {
+        tool["type"] = "function".into();
+        tool
+    };
+    for choice in [
+        json!("required"),
+        json!({ "type": "function", "name": "now" }),
+        json!({ "type": "allowed_tools", "mode": "required", "tools": [{ "type": "function", "name": "now" }] }),
+    ] {
+        let body = json!({ "input": "Well?", "temperature": 2, "max_output_tokens": 400, "parallel_tool_calls": false,
+            "tools": [flat(weather()), flat(now())], "tool_choice": choice });
+        let whole = server.post_ok("/v1/responses", &body).await;
+        let call = &whole["output"][0];
+        assert_eq!(call["type"], "function_call", "{whole}");
+        let name = call["name"].as_str().expect("a name");
+        check_call(
+            name,
+            &serde_json::from_str(call["arguments"].as_str().expect("a text")).expect("JSON"),
+        );
+        assert!(choice == "required" || name == "now", "{whole}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn choices_that_cannot_be_are_refused_by_their_field() {
+    let Some(server) = start("<arg_key>", "").await else {
+        return;
+    };
+    let dated = json!([{ "type": "function", "function": { "name": "f", "strict": true, "parameters": {
+        "type": "object", "properties": { "day": { "type": "string", "format": "date" } } } } }]);
+    let broken = json!([{ "type": "function", "function": { "name": "f", "strict": true, "parameters": {
+        "type": "object", "properties": { "n": { "type": "integer", "minimum": 3, "maximum": 2 } }, "required": ["n"] } } }]);
+    for (more, param) in [
+        (
+            json!({ "tool_choice": { "type": "function", "function": { "name": "absent" } } }),
+            "tool_choice",
+        ),
+        (json!({ "tool_choice": "required", "tools": [] }), "tool_choice"),
+        (
+            json!({ "tool_choice": { "type": "allowed_tools", "mode": "auto", "tools": [] } }),
+            "tool_choice",
+        ),
+        (json!({ "tools": dated }), "tools"),
+        (json!({ "tools": broken }), "tools"),
+    ] {
+        let reply = server.post(CHAT, &body(&more)).await;
+        assert_eq!(reply.status, 400, "{more}: {}", reply.text());
+        assert_eq!(reply.json()["error"]["param"], param, "{more}: {}", reply.text());
+    }
+    // A schema that cannot be compiled does not hinder a choice that is the model's.
+    let mut lenient = broken;
+    lenient[0]["function"]["strict"] = json!(false);
+    server
+        .post_ok(CHAT, &body(&json!({ "tools": lenient, "max_tokens": 8 })))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reasoning_ends_with_its_budget_and_the_answer_follows() {
+    let Some(server) = start("</think>", "<think>").await else {
+        return;
+    };
+    let thoughts = |whole: &Value| -> u64 {
+        let n_tokens = &whole["usage"]["completion_tokens_details"]["reasoning_tokens"];
+        n_tokens.as_u64().expect("a number")
+    };
+    // The end of the thoughts counts as well; the demo model writes it in several tokens.
+    for (n_tokens, seed) in [(0, 1), (7, 2), (30, 3)] {
+        let mut asked = body(&json!({ "thinking_budget": n_tokens, "seed": seed, "max_tokens": 100 }));
+        asked["tools"] = Value::Null;
+        asked["guided_regex"] = json!("[0-9]{4}");
+        let whole = server.post_ok(CHAT, &asked).await;
+        assert!((n_tokens..n_tokens + 12).contains(&thoughts(&whole)), "{whole}");
+        let message = &whole["choices"][0]["message"];
+        assert_eq!(message["content"].as_str().map(str::len), Some(4), "{whole}");
+    }
+    for name in [
+        "thinking_token_budget",
+        "thinking_budget_tokens",
+        "reasoning_budget",
+    ] {
+        let mut asked = body(&json!({ "seed": 4, "max_tokens": 60 }));
+        asked["tools"] = Value::Null;
+        asked[name] = json!(5);
+        let whole = server.post_ok(CHAT, &asked).await;
+        assert!((5..17).contains(&thoughts(&whole)), "{whole}");
+    }
+    let thinking = json!({ "type": "enabled", "budget_tokens": 6 });
+    let mut asked = json!({ "messages": [{ "role": "user", "content": "Well?" }], "max_tokens": 60, "temperature": 2, "thinking": thinking });
+    let whole = server.post_ok("/v1/messages", &asked).await;
+    assert_eq!(whole["content"][0]["type"], "thinking", "{whole}");
+    assert_eq!(whole["content"][1]["type"], "text", "{whole}");
+    asked["thinking"]["type"] = json!("disabled");
+    let refused = server.post("/v1/messages", &asked).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+    let asked = json!({ "input": "Well?", "max_output_tokens": 60, "temperature": 2, "reasoning": { "max_tokens": 6 } });
+    let whole = server.post_ok("/v1/responses", &asked).await;
+    assert_eq!(whole["output"][0]["type"], "reasoning", "{whole}");
+    assert_eq!(whole["output"][1]["type"], "message", "{whole}");
+}

@@ -1,0 +1,269 @@
+//! Arguments in a grammar: one JSON object, or a tag for each.
+//!
+//! Separate from the shapes of calls because several share them. Invariant: keywords of a schema that tags have no words for
+//! are refused, unless the tool's arguments are held in a relaxed way.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    Hold, Offer,
+    rules::{Rules, quoted},
+};
+use crate::{
+    calls::tagged_body::TaggedShape,
+    constraint::{is_deeper_than, prepared},
+};
+
+/// Levels of a schema.
+const MAX_DEPTH: usize = 100;
+
+/// Keywords at the top of a schema that say nothing of single arguments and are no constraint.
+const TOP: [&str; 16] = [
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "$schema",
+    "$id",
+    "examples",
+    "default",
+    "$comment",
+    "strict",
+    "unevaluatedProperties",
+    "deprecated",
+];
+
+/// Keywords of a text that tags have words for.
+const TEXT: [&str; 14] = [
+    "type",
+    "enum",
+    "const",
+    "pattern",
+    "minLength",
+    "maxLength",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "$comment",
+    "readOnly",
+    "writeOnly",
+];
+
+/// An argument that a schema names.
+pub(super) struct Argument {
+    pub(super) key: String,
+    pub(super) schema: Value,
+    pub(super) is_required: bool,
+}
+
+/// Arguments as a JSON object.
+pub(super) fn json(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<String, String> {
+    let object = json!({"type": "object"});
+    let schema = match offer.hold {
+        Hold::Exact => with_type(offer.schema),
+        Hold::Relaxed => object,
+    };
+    value(&schema, rules)
+}
+
+/// A JSON value of a schema.
+pub(super) fn value(schema: &Value, rules: &mut Rules<'_>) -> Result<String, String> {
+    if is_deeper_than(schema, MAX_DEPTH) {
+        return Err(format!("it is nested deeper than {MAX_DEPTH} levels"));
+    }
+    let schema = prepared(schema)?;
+    Ok(rules.rule(&format!("%json {schema}")))
+}
+
+/// Arguments are an object, whether their schema says so or not.
+fn with_type(schema: &Value) -> Value {
+    match schema {
+        Value::Object(fields) if !fields.contains_key("type") && !fields.contains_key("$ref") => {
+            let mut fields = fields.clone();
+            fields.insert("type".to_owned(), "object".into());
+            Value::Object(fields)
+        }
+        Value::Object(_) => schema.clone(),
+        _ => json!({"type": "object"}),
+    }
+}
+
+/// The arguments that a schema names, in its order.
+pub(super) fn arguments_of(offer: &Offer<'_>) -> Result<Vec<Argument>, String> {
+    let empty = Map::new();
+    let fields = offer.schema.as_object().unwrap_or(&empty);
+    if offer.hold == Hold::Exact {
+        if let Some(keyword) = fields.keys().find(|keyword| !TOP.contains(&keyword.as_str())) {
+            return Err(format!("`{keyword}` stands at its top"));
+        }
+        if is_deeper_than(offer.schema, MAX_DEPTH) {
+            return Err(format!("it is nested deeper than {MAX_DEPTH} levels"));
+        }
+    }
+    let required: Vec<&str> = (fields
+        .get("required")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten())
+    .filter_map(Value::as_str)
+    .collect();
+    let properties = (fields.get("properties").and_then(Value::as_object)).unwrap_or(&empty);
+    let mut arguments = Vec::new();
+    for (key, schema) in properties {
+        let mut schema = schema.clone();
+        if let Value::Object(of) = &mut schema
+            && json!(of).to_string().contains("\"$ref\"")
+        {
+            for defs in ["$defs", "definitions"] {
+                if let Some(defined) = fields.get(defs) {
+                    of.entry(defs).or_insert_with(|| defined.clone());
+                }
+            }
+        }
+        arguments.push(Argument {
+            schema,
+            is_required: required.contains(&key.as_str()),
+            key: key.clone(),
+        });
+    }
+    if offer.hold == Hold::Exact
+        && let Some(missing) = required.iter().find(|key| !properties.contains_key(**key))
+    {
+        return Err(format!("it requires `{missing}` and does not say what that is"));
+    }
+    Ok(arguments)
+}
+
+/// Arguments in tags of their own.
+pub(super) fn tagged(
+    offer: &Offer<'_>,
+    shape: &TaggedShape,
+    rules: &mut Rules<'_>,
+) -> Result<String, String> {
+    let mut all = String::new();
+    for argument in arguments_of(offer)? {
+        let line = if shape.is_on_own_lines { "\n" } else { "" };
+        let is_text = is_text(&argument.schema);
+        let value_end = format!("{line}{}", shape.value_end);
+        let key = argument.key.as_str();
+        if key.contains(shape.key_end) || key.trim() != key || key.is_empty() {
+            return Err(format!("an argument is called {}", Value::from(key)));
+        }
+        let head = format!(
+            "{}{key}{}{}",
+            shape.argument,
+            shape.key_end,
+            if is_text {
+                shape.attributes.0
+            } else {
+                shape.attributes.1
+            },
+        );
+        let space = if shape.value.is_empty() || shape.has_attributes {
+            ""
+        } else {
+            "S?"
+        };
+        let (head, mark) = if shape.has_attributes {
+            (rules.mark(&format!("{head}{}", shape.value)), String::new())
+        } else {
+            (rules.mark(&head), rules.mark(shape.value))
+        };
+        let value = if is_text && shape.has_cdata {
+            let body = text(&argument.schema, offer.hold, &[shape.value_end, "]]>"])?;
+            rules.bounded("<![CDATA[", &body, &format!("]]>{value_end}"))
+        } else if is_text {
+            let body = text(&argument.schema, offer.hold, &[shape.value_end])?;
+            rules.bounded(line, &body, &value_end)
+        } else {
+            let schema = match offer.hold {
+                Hold::Exact => argument.schema.clone(),
+                Hold::Relaxed => relaxed(&argument.schema),
+            };
+            format!(
+                "{} {} {}",
+                quoted(line),
+                value(&schema, rules)?,
+                rules.mark(&value_end)
+            )
+        };
+        let argument_rule = rules.rule(&format!("{head} {space} {mark} {value} S?"));
+        all.push_str(&argument_rule);
+        all.push_str(if argument.is_required { " " } else { "? " });
+    }
+    Ok(all)
+}
+
+/// What is left of a schema that is not enforced: the type.
+pub(super) fn relaxed(schema: &Value) -> Value {
+    match schema.get("type") {
+        Some(kind) => json!({ "type": kind }),
+        None => json!({}),
+    }
+}
+
+/// Whether an argument is written as bare text, as the parser reads it.
+fn is_text(schema: &Value) -> bool {
+    match schema.get("type") {
+        Some(kind) => kind == "string",
+        None => (schema.get("enum").and_then(Value::as_array))
+            .is_some_and(|values| values.iter().all(Value::is_string)),
+    }
+}
+
+/// The body of a rule for a text of a schema in which none of `ends` stands.
+pub(super) fn text(schema: &Value, hold: Hold, ends: &[&str]) -> Result<String, String> {
+    let without = |body: String| {
+        let ends = ends
+            .iter()
+            .map(|end| format!(" & ~(/(?s:.*)/ {} /(?s:.*)/)", quoted(end)));
+        format!("({body}{})", ends.collect::<String>())
+    };
+    if hold == Hold::Relaxed {
+        return Ok(without("/(?s:.*)/".to_owned()));
+    }
+    let fields = schema.as_object().ok_or("it is no object")?;
+    if let Some(keyword) = fields.keys().find(|keyword| !TEXT.contains(&keyword.as_str())) {
+        return Err(format!("`{keyword}` of a text has no words in this format"));
+    }
+    let choices = match (fields.get("const"), fields.get("enum").and_then(Value::as_array)) {
+        (Some(only), _) => Some(vec![only]),
+        (None, Some(values)) => Some(values.iter().collect()),
+        (None, None) => None,
+    };
+    if let Some(choices) = choices {
+        let texts = choices.iter().filter_map(|choice| choice.as_str());
+        let texts: Vec<String> = texts
+            .filter(|text| !text.is_empty() && !ends.iter().any(|end| text.contains(end)))
+            .map(quoted)
+            .collect();
+        if texts.is_empty() {
+            return Err("none of the texts that it lists can be written".to_owned());
+        }
+        return Ok(texts.join(" | "));
+    }
+    let length = |key: &str| fields.get(key).and_then(Value::as_u64);
+    let mut body = match (length("minLength"), length("maxLength")) {
+        (None, None) => "/(?s:.*)/".to_owned(),
+        (least, None) => format!("/(?s:.{{{},}})/", least.unwrap_or(0)),
+        (least, Some(most)) => format!("/(?s:.{{{},{most}}})/", least.unwrap_or(0)),
+    };
+    if let Some(pattern) = fields.get("pattern").and_then(Value::as_str) {
+        let (begins, ends) = (pattern.starts_with('^'), pattern.ends_with('$'));
+        if pattern.contains('|') && (begins || ends) || pattern.ends_with("\\$") {
+            return Err("its `pattern` has choices with anchors".to_owned());
+        }
+        let inner = pattern.strip_prefix('^').unwrap_or(pattern);
+        let inner = inner.strip_suffix('$').unwrap_or(inner);
+        let any = |is_anchored| if is_anchored { "" } else { "(?s:.*)" };
+        let regex = format!("{}(?:{inner}){}", any(begins), any(ends)).replace('/', "\\/");
+        body = format!("{body} & /{regex}/");
+    }
+    Ok(without(body))
+}

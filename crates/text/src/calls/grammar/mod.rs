@@ -1,0 +1,463 @@
+//! What a family's calls may be, as a grammar: names of the tools that are offered, arguments of their schemas.
+//!
+//! Separate from the parsers because it writes what they read. Each of the shapes of the table of formats becomes rules in
+//! Lark's notation. Invariant: what a grammar allows, the parser of the same row reads as calls with these arguments;
+//! a schema that a shape has no words for is refused, never weakened, unless its tool is not strict and another call
+//! could be made.
+
+mod arguments;
+mod literals;
+mod rules;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Write as _;
+
+use rules::Rules;
+use serde_json::Value;
+
+use super::{
+    ReplyFormat, ToolSet,
+    channels::ChannelShape,
+    format::{HARMONY_OPENER, Shape},
+    json_body::JsonShape,
+    literal_body::LiteralShape,
+    named_body::NamedShape,
+    tagged_body::TaggedShape,
+};
+use crate::constraint::{CallGrammar, Constraint, ControlTokens, Mark};
+
+/// Which calls an answer is to hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// Calls of any tools, or none.
+    #[default]
+    Auto,
+    /// One call at least.
+    Required,
+    /// One call, of this tool.
+    Named(String),
+}
+
+/// Why calls cannot be held to a form.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("calls in the format `{family}` cannot be held to the schema of `{tool}`: {reason}")]
+pub struct CallFormError {
+    /// The family whose calls these are.
+    pub family: &'static str,
+    /// The tool.
+    pub tool: String,
+    /// What the format has no words for.
+    pub reason: String,
+}
+
+/// How far a tool's arguments are held to its schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hold {
+    /// Wholly.
+    Exact,
+    /// As far as every format has words for it.
+    Relaxed,
+}
+
+/// A tool in a grammar.
+struct Offer<'t> {
+    name: &'t str,
+    schema: &'t Value,
+    hold: Hold,
+}
+
+/// What is wrong with the schema of the tool at an index.
+struct Refusal {
+    tool_idx: usize,
+    reason: String,
+}
+
+/// The marks that an answer is searched for.
+#[derive(Default)]
+struct Marks(Vec<Mark>);
+
+impl Marks {
+    fn anywhere(&mut self, text: &str) {
+        if !text.is_empty() {
+            self.0.push(Mark {
+                text: text.to_owned(),
+                is_at_start: false,
+            });
+        }
+    }
+
+    fn at_start(&mut self, text: String) {
+        self.0.push(Mark {
+            text,
+            is_at_start: true,
+        });
+    }
+}
+
+impl ReplyFormat {
+    /// What calls of `tools` may be in this format. Where they are not required, other text may come first, or alone, and
+    /// the constraint holds from where a call begins. `opens_head` says whether the prompt ends in the head of a message.
+    ///
+    /// # Errors
+    /// [`CallFormError`] for a schema that this format has no words for, of a strict tool, or where a call is required.
+    pub fn constraint(
+        &self,
+        tools: &ToolSet,
+        choice: &ToolChoice,
+        is_single: bool,
+        controls: &ControlTokens,
+        opens_head: bool,
+    ) -> Result<Constraint, CallFormError> {
+        let is_auto = *choice == ToolChoice::Auto;
+        let is_named = |name: &str| !matches!(choice, ToolChoice::Named(named) if named != name);
+        let offered: Vec<_> = tools.rows().filter(|(name, ..)| is_named(name)).collect();
+        let has_strict = offered.iter().any(|(.., is_strict)| *is_strict);
+        let form = Form {
+            format: self,
+            controls,
+            is_auto,
+            is_single: is_single || matches!(choice, ToolChoice::Named(_)),
+            has_strict,
+            opens_head,
+        };
+        let offers = |all: Hold| -> Vec<Offer<'_>> {
+            let rows = offered.iter().map(|&(name, schema, is_strict)| Offer {
+                name,
+                schema,
+                hold: if is_strict { Hold::Exact } else { all },
+            });
+            rows.collect()
+        };
+        let refused = |refusal: Refusal| CallFormError {
+            family: self.name(),
+            tool: offered
+                .get(refusal.tool_idx)
+                .map(|(name, ..)| (*name).to_owned())
+                .unwrap_or_default(),
+            reason: refusal.reason,
+        };
+        let exact = form.grammar(&offers(Hold::Exact));
+        let relaxed = form.grammar(&offers(Hold::Relaxed));
+        let is_optional = is_auto && !has_strict;
+        let (exact, relaxed) = match (exact, relaxed) {
+            (Ok(exact), relaxed) => (exact, relaxed.ok().filter(|_| offered.iter().any(|row| !row.2))),
+            (Err(_), Ok(relaxed)) => (relaxed, None),
+            (Err(_), Err(_)) if is_optional => return Ok(Constraint::anything()),
+            (Err(refusal), Err(_)) => return Err(refused(refusal)),
+        };
+        let constraint = Constraint::calls(CallGrammar {
+            exact,
+            relaxed,
+            is_optional,
+        });
+        Ok(if is_auto {
+            constraint.begins_at(form.marks(&offers(Hold::Relaxed)))
+        } else {
+            constraint
+        })
+    }
+}
+
+/// How the calls of an answer are written.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own about a request"
+)]
+struct Form<'f> {
+    format: &'f ReplyFormat,
+    controls: &'f ControlTokens,
+    is_auto: bool,
+    is_single: bool,
+    has_strict: bool,
+    opens_head: bool,
+}
+
+impl Form<'_> {
+    fn grammar(&self, offers: &[Offer<'_>]) -> Result<String, Refusal> {
+        let mut rules = Rules::new(self.controls);
+        let start = match self.format.calls.shape {
+            Shape::Json(shape) => self.json(shape, offers, &mut rules)?,
+            Shape::Named(shape) => self.named(shape, offers, &mut rules)?,
+            Shape::Tagged(shape) => self.tagged(shape, offers, &mut rules)?,
+            Shape::Literal(shape) => self.literal(shape, offers, &mut rules)?,
+            Shape::JsonOrLiteral(json, literal) => {
+                let mut start = self.json(json, offers, &mut rules)?;
+                if self.is_auto && self.has_strict {
+                    let _ = write!(start, " | {}", self.literal(literal, offers, &mut rules)?);
+                }
+                start
+            }
+            Shape::Channels(shape) => self.channels(shape, offers, &mut rules)?,
+        };
+        // Space before the first call is the model's way to begin a line, but not to begin a head.
+        let has_heads = self.format.has_heads();
+        Ok(rules.finish(&start, !self.is_auto && !has_heads))
+    }
+
+    /// What begins calls in text that is free. Marks that are words of prose count with what follows them only.
+    fn marks(&self, offers: &[Offer<'_>]) -> Vec<Mark> {
+        let mut marks = Marks::default();
+        match self.format.calls.shape {
+            Shape::Json(shape) => self.json_marks(shape, &mut marks),
+            Shape::JsonOrLiteral(shape, _) => {
+                self.json_marks(shape, &mut marks);
+                if self.has_strict {
+                    marks.at_start("{".to_owned());
+                    marks.at_start("[".to_owned());
+                } else {
+                    for offer in offers {
+                        marks.at_start(format!("{{\"name\": \"{}\"", offer.name));
+                        marks.at_start(format!("{{\"name\":\"{}\"", offer.name));
+                    }
+                }
+            }
+            Shape::Literal(shape) => shape.openers.iter().for_each(|opener| marks.anywhere(opener)),
+            Shape::Named(NamedShape { section, opener, .. })
+            | Shape::Tagged(TaggedShape { section, opener, .. }) => {
+                marks.anywhere(section);
+                marks.anywhere(opener);
+            }
+            Shape::Channels(shape) if shape.opener == HARMONY_OPENER => {
+                marks.anywhere("<|channel|>commentary to=functions.");
+                marks.anywhere("<|start|>assistant to=functions.");
+                if self.opens_head {
+                    marks.at_start("to=functions.".to_owned());
+                }
+            }
+            Shape::Channels(shape) => {
+                for offer in offers {
+                    marks.anywhere(&format!("{}{}\n", shape.opener, offer.name));
+                    if self.opens_head {
+                        marks.at_start(format!("{}\n", offer.name));
+                    }
+                }
+            }
+        }
+        marks.0
+    }
+
+    fn json_marks(&self, shape: &JsonShape, marks: &mut Marks) {
+        for opener in shape.openers {
+            if shape.is_list && self.controls.is_text(opener) {
+                marks.anywhere(&format!("{opener}["));
+            } else {
+                marks.anywhere(opener);
+            }
+        }
+    }
+
+    /// One call, or any number of them with `separator` between two.
+    fn row(&self, call: &str, separator: &str) -> String {
+        if self.is_single {
+            call.to_owned()
+        } else {
+            format!("{call} ({separator} {call})*")
+        }
+    }
+
+    fn json(
+        &self,
+        shape: &JsonShape,
+        offers: &[Offer<'_>],
+        rules: &mut Rules<'_>,
+    ) -> Result<String, Refusal> {
+        let mut tails = Vec::new();
+        for (tool_idx, offer) in offers.iter().enumerate() {
+            let arguments = arguments::json(offer, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+            let name = rules.text(&Value::from(offer.name).to_string());
+            tails.push(if shape.is_keyed_by_name {
+                format!("{name} S? \":\" S? {arguments}")
+            } else {
+                // Without a mark, families differ in the key, and a model that begins a call by itself has its own.
+                let keys = if shape.is_bare || self.is_auto {
+                    &[shape.keys.1, "arguments", "parameters"][..]
+                } else {
+                    &[shape.keys.1]
+                };
+                let keys = keys.iter().map(|key| rules.text(&Value::from(*key).to_string()));
+                let key = format!("({})", keys.collect::<Vec<_>>().join(" | "));
+                format!("{name} S? \",\" S? {key} S? \":\" S? {arguments}")
+            });
+        }
+        let tail = rules.rule(&tails.join("\n  | "));
+        let head = if shape.is_keyed_by_name {
+            String::new()
+        } else {
+            format!(
+                "{} S? \":\" S?",
+                rules.text(&Value::from(shape.keys.0).to_string())
+            )
+        };
+        let object = rules.rule(&format!("\"{{\" S? {head} {tail} S? \"}}\""));
+        let opener = shape.openers.first().copied().unwrap_or_default();
+        let (opener, closer) = (
+            rules.mark(opener),
+            rules.mark(shape.closers.first().copied().unwrap_or_default()),
+        );
+        let space = |mark: &str| if mark.is_empty() { "" } else { "S?" };
+        let (after_opener, before_closer) = (space(&opener), space(&closer));
+        if shape.is_list {
+            let items = self.row(&object, "S? \",\" S?");
+            return Ok(format!(
+                "{opener} {after_opener} \"[\" S? {items} S? \"]\" {before_closer} {closer}"
+            ));
+        }
+        if closer.is_empty() {
+            let items = self.row(&object, "S? \";\" S?");
+            return Ok(if shape.is_bare && self.is_auto {
+                format!("({opener} S?)? {items}")
+            } else if shape.is_bare {
+                items
+            } else {
+                format!("{opener} S? {items}")
+            });
+        }
+        let call = rules.rule(&format!(
+            "{opener} {after_opener} {object} {before_closer} {closer}"
+        ));
+        Ok(self.row(&call, "S?"))
+    }
+
+    fn named(
+        &self,
+        shape: &NamedShape,
+        offers: &[Offer<'_>],
+        rules: &mut Rules<'_>,
+    ) -> Result<String, Refusal> {
+        let opener = rules.mark(shape.opener);
+        let separator = rules.mark(shape.arguments);
+        let closer = rules.mark(shape.closers.first().copied().unwrap_or_default());
+        let mut calls = Vec::new();
+        for (tool_idx, offer) in offers.iter().enumerate() {
+            let arguments = arguments::json(offer, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+            let heads: Vec<String> = (shape.heads.iter())
+                .map(|head| rules.head(head, offer.name))
+                .collect();
+            calls.push(format!("({}) {separator} {arguments}", heads.join(" | ")));
+        }
+        let calls = rules.rule(&calls.join("\n  | "));
+        let space = if closer.starts_with("\"```") {
+            "\"\\n\"?"
+        } else {
+            ""
+        };
+        let call = rules.rule(&format!("{opener} {calls} {space} {closer}"));
+        let row = self.row(&call, if shape.closers.is_empty() { "" } else { "S?" });
+        Ok(self.section(shape.section, shape.section_closers, &row, rules))
+    }
+
+    /// A row of calls between its marks. Calls without them begin a constraint too where the model begins so.
+    fn section(&self, section: &str, closers: &[&str], row: &str, rules: &mut Rules<'_>) -> String {
+        if section.is_empty() {
+            return row.to_owned();
+        }
+        let opener = rules.mark(section);
+        let closer = rules.mark(closers.first().copied().unwrap_or_default());
+        let whole = rules.rule(&format!("{opener} S? {row} S? {closer}"));
+        let whole = self.row(&whole, "S?");
+        if self.is_auto {
+            format!("{whole} | {row}")
+        } else {
+            whole
+        }
+    }
+
+    fn tagged(
+        &self,
+        shape: &TaggedShape,
+        offers: &[Offer<'_>],
+        rules: &mut Rules<'_>,
+    ) -> Result<String, Refusal> {
+        let mut calls = Vec::new();
+        for (tool_idx, offer) in offers.iter().enumerate() {
+            let arguments =
+                arguments::tagged(offer, shape, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+            let head = rules.mark(&format!(
+                "{}{}{}{}",
+                shape.opener, offer.name, shape.name_end, shape.opener_end
+            ));
+            calls.push(format!("{head} S? {arguments}"));
+        }
+        let calls = rules.rule(&calls.join("\n  | "));
+        let closer = rules.mark(shape.closer);
+        let call = rules.rule(&format!("{calls} {closer}"));
+        let row = self.row(&call, "S?");
+        Ok(self.section(shape.section, shape.section_closers, &row, rules))
+    }
+
+    fn literal(
+        &self,
+        shape: &LiteralShape,
+        offers: &[Offer<'_>],
+        rules: &mut Rules<'_>,
+    ) -> Result<String, Refusal> {
+        let mut calls = Vec::new();
+        for (tool_idx, offer) in offers.iter().enumerate() {
+            let arguments =
+                literals::arguments(offer, shape, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+            let (open, close) = shape.brackets;
+            let head = rules.text(&format!("{}{}{open}", shape.prefix, offer.name));
+            let close = rules.text(&close.to_string());
+            calls.push(format!("{head} {arguments} {close}"));
+        }
+        let call = rules.rule(&calls.join("\n  | "));
+        let opener = rules.mark(shape.openers.first().copied().unwrap_or_default());
+        let closer = rules.mark(shape.closers.first().copied().unwrap_or_default());
+        if shape.is_list {
+            let items = self.row(&call, "\",\" S?");
+            return Ok(format!("{opener} \"[\" {items} \"]\" {closer}"));
+        }
+        let call = rules.rule(&format!("{opener} {call} {closer}"));
+        Ok(self.row(&call, ""))
+    }
+
+    fn channels(
+        &self,
+        shape: &ChannelShape,
+        offers: &[Offer<'_>],
+        rules: &mut Rules<'_>,
+    ) -> Result<String, Refusal> {
+        let is_harmony = shape.opener == HARMONY_OPENER;
+        let mut calls = Vec::new();
+        for (tool_idx, offer) in offers.iter().enumerate() {
+            let arguments = arguments::json(offer, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+            let name = rules.text(offer.name);
+            calls.push(if is_harmony {
+                let channel = rules.mark("<|channel|>commentary");
+                let json = rules.mark("<|constrain|>json");
+                let message = rules.mark(shape.head_end);
+                format!("{name} ({channel})? (\" \"? {json} | \" json\" | \" code\")? {message} {arguments}")
+            } else {
+                let line = rules.text(&format!("{}{}", offer.name, shape.head_end));
+                format!("{line} {arguments}")
+            });
+        }
+        let calls = rules.rule(&calls.join("\n  | "));
+        if is_harmony {
+            let to = rules.mark("<|channel|>commentary to=functions.");
+            let next = rules.mark("<|start|>assistant");
+            // A call is the end of a turn.
+            return Ok(if self.is_auto {
+                let to_role = rules.mark("<|start|>assistant to=functions.");
+                let mut start = format!("{to} {calls} | {to_role} {calls}");
+                if self.opens_head {
+                    let _ = write!(start, " | \"to=functions.\" {calls}");
+                }
+                start
+            } else {
+                format!("{next} {to} {calls}")
+            });
+        }
+        let opener = rules.mark(shape.opener);
+        let row = self.row(&calls, &opener);
+        Ok(if self.is_auto && self.opens_head {
+            format!("{row} | {opener} {row}")
+        } else if self.opens_head {
+            row
+        } else {
+            format!("{opener} {row}")
+        })
+    }
+}

@@ -1,0 +1,121 @@
+//! [`Rules`]: rules of a grammar in Lark's notation, as they are written.
+//!
+//! Separate from the shapes because quoting is done once. Invariant: what comes from a request stands in quotes.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+use crate::constraint::{ControlTokens, Segment};
+
+pub(super) struct Rules<'c> {
+    controls: &'c ControlTokens,
+    text: String,
+    n_written: usize,
+}
+
+impl<'c> Rules<'c> {
+    pub(super) fn new(controls: &'c ControlTokens) -> Self {
+        Self {
+            controls,
+            text: String::new(),
+            n_written: 0,
+        }
+    }
+
+    /// Ends the grammar, whose first rule is `start`.
+    pub(super) fn finish(self, start: &str, takes_space: bool) -> String {
+        let space = if takes_space { "S? " } else { "" };
+        format!(
+            "start: {space}calls\ncalls: {start}\nS: /[ \\t\\r\\n]{{1,8}}/\n{}",
+            self.text
+        )
+    }
+
+    /// Adds a rule; returns its name.
+    pub(super) fn rule(&mut self, body: &str) -> String {
+        self.n_written += 1;
+        let name = format!("r{}", self.n_written);
+        let _ = writeln!(self.text, "{name}: {body}");
+        name
+    }
+
+    /// Adds a rule of text that is read in one go; returns its name.
+    pub(super) fn terminal(&mut self, body: &str) -> String {
+        self.n_written += 1;
+        let name = format!("T{}", self.n_written);
+        let _ = writeln!(self.text, "{name}: {body}");
+        name
+    }
+
+    /// This text; nothing for an empty one.
+    #[expect(
+        clippy::unused_self,
+        reason = "a text is written next to marks, which need the tokens"
+    )]
+    pub(super) fn text(&self, text: &str) -> String {
+        quoted(text)
+    }
+
+    /// This text, with control tokens where it names them.
+    pub(super) fn mark(&self, text: &str) -> String {
+        let parts = self
+            .controls
+            .split(text)
+            .into_iter()
+            .map(|segment| match segment {
+                Segment::Text(text) => quoted(text),
+                Segment::Control(id) => format!("<[{id}]>"),
+            });
+        parts.collect::<Vec<_>>().join(" ")
+    }
+
+    /// A head of a call: `{name}`, `{number}` and `{id}` stand for what is written there.
+    pub(super) fn head(&self, head: &str, name: &str) -> String {
+        let mut parts = Vec::new();
+        let mut rest = head;
+        while !rest.is_empty() {
+            let at = rest.find('{').unwrap_or(rest.len());
+            if at > 0 {
+                parts.push(self.mark(&rest[..at]));
+                rest = &rest[at..];
+                continue;
+            }
+            let end = rest.find('}').map_or(rest.len(), |end| end + 1);
+            parts.push(match &rest[..end] {
+                "{name}" => quoted(name),
+                "{number}" => "/[0-9]{1,3}/".to_owned(),
+                _ => "/[0-9a-zA-Z]{9}/".to_owned(),
+            });
+            rest = &rest[end..];
+        }
+        parts.join(" ")
+    }
+
+    /// `before`, a text for which `body` stands, and `after`, which may begin with a control token.
+    pub(super) fn bounded(&mut self, before: &str, body: &str, after: &str) -> String {
+        let segments = self.controls.split(after);
+        let (first, rest) = match segments.split_first() {
+            Some((Segment::Text(text), rest)) => (*text, rest),
+            _ => ("", &segments[..]),
+        };
+        let rest: Vec<String> = rest
+            .iter()
+            .map(|segment| match segment {
+                Segment::Text(text) => quoted(text),
+                Segment::Control(id) => format!("<[{id}]>"),
+            })
+            .collect();
+        let terminal = self.terminal(&format!("{} ({body}) {}", quoted(before), quoted(first)));
+        format!("{terminal} {}", rest.join(" "))
+    }
+}
+
+/// A text in quotes; nothing for an empty one.
+pub(super) fn quoted(text: &str) -> String {
+    if text.is_empty() {
+        String::new()
+    } else {
+        Value::from(text).to_string()
+    }
+}

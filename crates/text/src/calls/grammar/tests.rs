@@ -1,0 +1,397 @@
+//! Whatever a grammar of calls allows is read back by the parser of its row, with arguments of the schema.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokenmill_gguf::{Metadata, StringArray};
+
+use super::{CallFormError, ToolChoice};
+use crate::{
+    Tokenizer,
+    calls::{Opening, Part, ReplyFormat, ReplyParser, ToolSet, format::FORMATS},
+    constraint::{ConstraintCompiler, ConstraintMatcher, ControlTokens},
+};
+
+/// Marks that are control tokens in the vocabularies of their families.
+const CONTROLS: [&str; 12] = [
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|start|>",
+    "<|end|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<|tool_call|>",
+    "<|\"|>",
+];
+
+/// A vocabulary of all bytes, the end, and control tokens.
+fn tokenizer() -> Tokenizer {
+    let mut metadata = Metadata::new();
+    let tokens = (0..256)
+        .map(|byte| format!("<0x{byte:02X}>"))
+        .chain(["<end>".to_owned(), "<unk>".to_owned()])
+        .chain(CONTROLS.map(str::to_owned));
+    let mut kinds = vec![6; 256];
+    kinds.extend([3, 2]);
+    kinds.extend([3; CONTROLS.len()]);
+    let n_tokens = kinds.len();
+    let set = || -> Result<(), tokenmill_gguf::GgufError> {
+        metadata.insert("tokenizer.ggml.model", "llama")?;
+        metadata.insert("tokenizer.ggml.tokens", tokens.collect::<StringArray>())?;
+        metadata.insert("tokenizer.ggml.scores", vec![0f32; n_tokens])?;
+        metadata.insert("tokenizer.ggml.token_type", kinds)?;
+        metadata.insert("tokenizer.ggml.eos_token_id", 256u32)?;
+        metadata.insert("tokenizer.ggml.unknown_token_id", 257u32)?;
+        Ok(())
+    };
+    set().unwrap();
+    Tokenizer::from_gguf(&metadata).unwrap()
+}
+
+fn tools() -> Value {
+    json!([
+        {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {
+            "city": {"type": "string", "description": "Where."},
+            "unit": {"type": "string", "enum": ["C", "F"]},
+            "days": {"type": "integer", "minimum": 1, "maximum": 14},
+            "hours": {"type": "array", "items": {"type": "integer"}}},
+            "required": ["city", "days"], "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": false}}},
+        {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {
+            "what": {"type": "string", "pattern": "^[a-f]{2,4}$"}, "deep": {"type": "boolean"}}, "additionalProperties": false}}},
+    ])
+}
+
+fn format(name: &str) -> ReplyFormat {
+    ReplyFormat {
+        calls: FORMATS.iter().find(|row| row.name == name).expect("a row"),
+        thinking: None,
+    }
+}
+
+fn opens_head(name: &str) -> bool {
+    matches!(name, "harmony" | "functionary")
+}
+
+/// Numbers that look random.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % sides
+    }
+}
+
+/// A walk through what is allowed: chance, which now and then writes a mark so that texts come to an end.
+struct Walk<'t> {
+    tokenizer: &'t Tokenizer,
+    matcher: ConstraintMatcher,
+    dice: Dice,
+    ends: Vec<String>,
+    text: Vec<u8>,
+}
+
+impl Walk<'_> {
+    fn allowed(&mut self) -> Vec<u32> {
+        let mut mask = [0; 9];
+        self.matcher.mask(&mut mask).unwrap();
+        (0..288)
+            .filter(|id| mask[id / 32] >> (id % 32) & 1 == 1)
+            .map(|id| id as u32)
+            .collect()
+    }
+
+    fn take(&mut self, id: u32) {
+        self.matcher.commit(id).unwrap();
+        self.text
+            .extend_from_slice(self.tokenizer.token_bytes(id).unwrap());
+    }
+
+    /// Writes a text as far as it is allowed.
+    fn write(&mut self, text: &str) {
+        let controls = ControlTokens::of(self.tokenizer);
+        for segment in controls.split(text) {
+            let ids: Vec<u32> = match segment {
+                crate::constraint::Segment::Control(id) => vec![id],
+                crate::constraint::Segment::Text(text) => text.bytes().map(u32::from).collect(),
+            };
+            for id in ids {
+                if self.matcher.is_complete() || !self.allowed().contains(&id) {
+                    return;
+                }
+                self.take(id);
+            }
+        }
+    }
+
+    /// Walks to the end; false where that does not come.
+    fn finish(&mut self) -> bool {
+        for _ in 0..2000 {
+            if self.matcher.is_complete() {
+                return true;
+            }
+            let allowed = self.allowed();
+            assert!(!allowed.is_empty(), "{}", String::from_utf8_lossy(&self.text));
+            if allowed.contains(&256) && (allowed.len() == 1 || self.dice.roll(3) == 0) {
+                return true;
+            }
+            let others: Vec<u32> = allowed.into_iter().filter(|&id| id != 256).collect();
+            if others.len() > 30 && self.dice.roll(3) > 0 {
+                let end = self.ends[self.dice.roll(self.ends.len())].clone();
+                self.write(&end);
+            } else {
+                let id = others[self.dice.roll(others.len())];
+                self.take(id);
+            }
+        }
+        false
+    }
+}
+
+/// What an answer's calls are: names and arguments; and its text.
+fn read(name: &str, answer: &str) -> (Vec<(String, Value)>, String) {
+    let tools = Arc::new(ToolSet::from_openai(&tools()));
+    let opening = Opening {
+        is_head: opens_head(name),
+        ..Opening::default()
+    };
+    let mut parser = ReplyParser::new(&format(name), tools, opening);
+    let mut pieces = parser.push(answer);
+    pieces.extend(parser.finish());
+    let (mut calls, mut text, mut arguments, mut called) =
+        (Vec::new(), String::new(), String::new(), String::new());
+    for piece in pieces {
+        match piece.part {
+            Part::Text(more) => text.push_str(&more),
+            Part::CallStart { name, .. } => {
+                called = name;
+                arguments.clear();
+            }
+            Part::Arguments { delta, .. } => arguments.push_str(&delta),
+            Part::CallEnd { .. } => calls.push((
+                called.clone(),
+                serde_json::from_str(&arguments).unwrap_or_else(|error| panic!("{error}: {arguments}")),
+            )),
+            Part::CallBroken { source, .. } => panic!("{name}: broken off: {source:?} of {answer:?}"),
+            Part::Reasoning(_) | Part::Markup => {}
+        }
+    }
+    (calls, text)
+}
+
+fn check_arguments(name: &str, arguments: &Value) {
+    let arguments = arguments.as_object().expect("an object");
+    match name {
+        "weather" => {
+            assert!(arguments["city"].is_string());
+            assert!(
+                (1..=14).contains(&arguments["days"].as_i64().expect("a number")),
+                "{arguments:?}"
+            );
+            assert!(
+                arguments
+                    .get("unit")
+                    .is_none_or(|unit| unit == "C" || unit == "F")
+            );
+            let hours = arguments
+                .get("hours")
+                .map(|hours| hours.as_array().expect("a list"));
+            assert!(
+                hours.is_none_or(|hours| hours
+                    .iter()
+                    .all(|hour| hour.as_f64().is_some_and(|hour| hour.fract() == 0.0))),
+                "{arguments:?}"
+            );
+            assert!(
+                arguments
+                    .keys()
+                    .all(|key| ["city", "days", "unit", "hours"].contains(&key.as_str()))
+            );
+        }
+        "now" => assert!(arguments.is_empty()),
+        "find" => {
+            let what = arguments.get("what").map(|what| what.as_str().expect("a text"));
+            let is_hex = |text: &str| {
+                (2..=4).contains(&text.len()) && text.bytes().all(|byte| (b'a'..=b'f').contains(&byte))
+            };
+            assert!(what.is_none_or(is_hex), "{arguments:?}");
+            assert!(arguments.get("deep").is_none_or(Value::is_boolean));
+        }
+        other => panic!("no tool {other}"),
+    }
+}
+
+fn walk<'t>(
+    name: &str,
+    tokenizer: &'t Tokenizer,
+    compiler: &ConstraintCompiler,
+    choice: &ToolChoice,
+    is_single: bool,
+    seed: u64,
+) -> Result<Walk<'t>, CallFormError> {
+    let tools = ToolSet::from_openai(&tools());
+    let controls = ControlTokens::of(tokenizer);
+    let format = format(name);
+    let constraint = format.constraint(&tools, choice, is_single, &controls, opens_head(name))?;
+    let compiled = compiler
+        .compile(&constraint)
+        .unwrap_or_else(|error| panic!("{name}: {error}: {constraint:?}"));
+    let parser = ReplyParser::new(&format, Arc::new(tools), Opening::default());
+    let mut ends: Vec<String> = parser.marks().into_iter().map(str::to_owned).collect();
+    ends.extend(ends.clone().iter().map(|end| format!("\n{end}")));
+    ends.extend(["\"", "\"}", "}", "]", "\"}}", "]]>"].map(str::to_owned));
+    Ok(Walk {
+        tokenizer,
+        matcher: compiled.matcher(&[256]),
+        dice: Dice(seed.wrapping_mul(0x9e37_79b9) + 1),
+        ends,
+        text: Vec::new(),
+    })
+}
+
+#[test]
+fn what_is_forced_is_read_back_with_valid_arguments() {
+    let tokenizer = tokenizer();
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    for row in FORMATS {
+        let mut n_read = 0;
+        for seed in 0..12 {
+            let (choice, is_single) = match seed % 3 {
+                0 => (ToolChoice::Required, false),
+                1 => (ToolChoice::Required, true),
+                _ => (ToolChoice::Named("weather".to_owned()), false),
+            };
+            let mut walk = walk(row.name, &tokenizer, &compiler, &choice, is_single, seed)
+                .unwrap_or_else(|error| panic!("{error}"));
+            if row.name == "harmony" {
+                walk.text
+                    .extend_from_slice(b"<|channel|>analysis<|message|>Hm.<|end|>");
+            }
+            if !walk.finish() {
+                continue;
+            }
+            let answer = String::from_utf8(walk.text).expect("UTF-8");
+            let (calls, text) = read(row.name, &answer);
+            assert_eq!(text.trim(), "", "{}: {answer:?}", row.name);
+            assert!(!calls.is_empty(), "{}: {answer:?}", row.name);
+            assert!(calls.len() == 1 || seed % 3 == 0, "{}: {answer:?}", row.name);
+            for (called, arguments) in &calls {
+                check_arguments(called, arguments);
+                assert!(seed % 3 != 2 || called == "weather");
+            }
+            n_read += 1;
+        }
+        assert!(
+            n_read >= 6,
+            "{}: {n_read} of 12 walks came to their end",
+            row.name
+        );
+    }
+}
+
+#[test]
+fn a_call_that_begins_in_free_text_obeys_its_schema() {
+    let tokenizer = tokenizer();
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    for row in FORMATS.iter().filter(|row| !opens_head(row.name)) {
+        let mut n_read = 0;
+        for seed in 0..6 {
+            let mut walk = walk(row.name, &tokenizer, &compiler, &ToolChoice::Auto, false, seed).unwrap();
+            let begin = match row.name {
+                "llama" => "{\"name\": \"weather\"".to_owned(),
+                name => format!("Let me look <there>.\n{}", opener(name)),
+            };
+            assert!(walk.allowed().contains(&256), "{}: it may end at once", row.name);
+            walk.write(&begin);
+            assert_eq!(String::from_utf8_lossy(&walk.text), begin, "{}", row.name);
+            assert!(
+                !walk.allowed().contains(&256),
+                "{}: a call that began ends",
+                row.name
+            );
+            if !walk.finish() {
+                continue;
+            }
+            let answer = String::from_utf8(walk.text).expect("UTF-8");
+            let (calls, text) = read(row.name, &answer);
+            assert!(!calls.is_empty(), "{}: {answer:?}", row.name);
+            assert_eq!(
+                text.trim(),
+                if row.name == "llama" {
+                    ""
+                } else {
+                    "Let me look <there>."
+                },
+                "{}: {answer:?}",
+                row.name
+            );
+            for (called, arguments) in &calls {
+                check_arguments(called, arguments);
+            }
+            n_read += 1;
+        }
+        assert!(n_read >= 2, "{}: {n_read} of 6 walks came to their end", row.name);
+    }
+}
+
+#[test]
+fn a_call_without_a_mark_keeps_the_models_own_key() {
+    let tokenizer = tokenizer();
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    for key in ["arguments", "parameters"] {
+        let mut walk = walk("llama", &tokenizer, &compiler, &ToolChoice::Auto, false, 1).unwrap();
+        let call = format!("{{\"name\": \"now\", \"{key}\": {{}}}}");
+        walk.write(&call);
+        assert_eq!(String::from_utf8_lossy(&walk.text), call);
+    }
+}
+
+fn opener(name: &str) -> String {
+    let tools = ToolSet::from_openai(&tools());
+    let controls = ControlTokens::default();
+    let form = super::Form {
+        format: &format(name),
+        controls: &controls,
+        is_auto: true,
+        is_single: false,
+        has_strict: false,
+        opens_head: false,
+    };
+    assert!(!tools.is_empty());
+    form.marks(&[])[0].text.clone()
+}
+
+#[test]
+fn what_a_format_has_no_words_for_is_refused_by_name_or_left_to_the_model() {
+    let controls = ControlTokens::default();
+    let entangled = |strict: bool| {
+        ToolSet::from_openai(&json!([{"function": {"name": "f", "strict": strict,
+            "parameters": {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}}}]))
+    };
+    let glm = format("glm");
+    let strict = glm.constraint(&entangled(true), &ToolChoice::Auto, false, &controls, false);
+    let refused = strict.unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "calls in the format `glm` cannot be held to the schema of `f`: `format` of a text has no words in this format"
+    );
+    for choice in [ToolChoice::Auto, ToolChoice::Required] {
+        assert!(
+            glm.constraint(&entangled(false), &choice, false, &controls, false)
+                .is_ok()
+        );
+    }
+    assert!(
+        format("hermes")
+            .constraint(&entangled(true), &ToolChoice::Required, false, &controls, false)
+            .is_ok()
+    );
+}

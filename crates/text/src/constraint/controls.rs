@@ -1,0 +1,87 @@
+//! [`ControlTokens`]: the tokens of a vocabulary that are structure, such as `<|im_end|>`, by their text.
+//!
+//! Separate from the vocabulary because grammars name them before anything is compiled. Invariant: of two that begin a text
+//! the longer one is meant.
+
+use crate::{TokenKind, Tokenizer};
+
+/// The control tokens of a vocabulary.
+#[derive(Clone, Debug, Default)]
+pub struct ControlTokens(Vec<(String, u32)>);
+
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Segment<'t> {
+    /// Text.
+    Text(&'t str),
+    /// A token that stands for the text.
+    Control(u32),
+}
+
+impl ControlTokens {
+    /// Those of a tokenizer.
+    pub fn of(tokenizer: &Tokenizer) -> Self {
+        let mut tokens: Vec<(String, u32)> = (0..tokenizer.n_vocab() as u32)
+            .filter(|&id| tokenizer.token_kind(id) == Some(TokenKind::Control))
+            .filter_map(|id| {
+                Some((
+                    std::str::from_utf8(tokenizer.token_bytes(id)?).ok()?.to_owned(),
+                    id,
+                ))
+            })
+            .filter(|(text, _)| !text.is_empty())
+            .collect();
+        tokens.sort_by_key(|(text, id)| (std::cmp::Reverse(text.len()), *id));
+        Self(tokens)
+    }
+
+    /// Whether a text names none.
+    pub(crate) fn is_text(&self, text: &str) -> bool {
+        matches!(self.split(text)[..], [] | [Segment::Text(_)])
+    }
+
+    /// A text in its parts, from its beginning.
+    pub(crate) fn split<'t>(&self, text: &'t str) -> Vec<Segment<'t>> {
+        let mut segments = Vec::new();
+        let mut rest = text;
+        let mut n_text = 0;
+        while let Some(c) = rest[n_text..].chars().next() {
+            let here = &rest[n_text..];
+            match self.0.iter().find(|(token, _)| here.starts_with(token.as_str())) {
+                Some((token, id)) => {
+                    if n_text > 0 {
+                        segments.push(Segment::Text(&rest[..n_text]));
+                    }
+                    segments.push(Segment::Control(*id));
+                    rest = &here[token.len()..];
+                    n_text = 0;
+                }
+                None => n_text += c.len_utf8(),
+            }
+        }
+        if !rest.is_empty() {
+            segments.push(Segment::Text(rest));
+        }
+        segments
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_token_is_meant() {
+        let controls = ControlTokens(vec![("<a><b>".to_owned(), 2), ("<a>".to_owned(), 1)]);
+        assert_eq!(
+            controls.split("x<a>y<a><b>"),
+            [
+                Segment::Text("x"),
+                Segment::Control(1),
+                Segment::Text("y"),
+                Segment::Control(2)
+            ]
+        );
+        assert_eq!(controls.split(""), []);
+    }
+}

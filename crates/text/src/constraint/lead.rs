@@ -1,0 +1,437 @@
+//! [`Lead`]: what comes before a constrained text: a model's thoughts, which may have a budget, then text up to a call.
+//!
+//! Separate from the matcher because none of it needs a grammar: it looks at the text of tokens only. Invariants: what is
+//! remembered of the text is as long as the longest mark; once thoughts have had their budget, the tokens that end them come
+//! one after the other.
+
+use std::sync::Arc;
+
+use super::marker::Marker;
+
+/// What comes before a constrained text, as it was asked for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Begin {
+    pub(super) thoughts: Option<Thoughts>,
+    /// Marks that the constrained text begins with. Where there are any, other text may come first, and the end too.
+    pub(super) marks: Vec<Mark>,
+}
+
+/// A model's thoughts.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Thoughts {
+    pub(super) open: Open,
+    /// What ends them.
+    pub(super) close: String,
+    pub(super) budget: Option<Budget>,
+}
+
+/// How thoughts begin.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Open {
+    /// They have begun.
+    Begun,
+    /// Where the text begins with this.
+    AtStart(String),
+    /// Behind this, wherever it stands.
+    Anywhere(String),
+    /// With this, which comes in any case.
+    Always(String),
+}
+
+/// How long thoughts may be.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Budget {
+    pub(super) n_tokens: usize,
+    /// What is written then.
+    pub(super) end: String,
+    /// What may not follow, because thoughts would begin again.
+    pub(super) not_next: String,
+}
+
+/// A text that a constrained one begins with.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Mark {
+    pub(crate) text: String,
+    /// Whether it counts at the start of an answer only.
+    pub(crate) is_at_start: bool,
+}
+
+/// [`Begin`] in the tokens of a vocabulary.
+#[derive(Debug)]
+pub(super) struct LeadPlan {
+    pub(super) opens: OpenPlan,
+    pub(super) close: Option<Marker>,
+    pub(super) budget: Option<BudgetPlan>,
+    /// Marks of the constrained text, with their tokens.
+    pub(super) marks: Vec<(Mark, Vec<u32>)>,
+    /// Whether any text may come, and the end: there is no grammar, or it waits for a mark.
+    pub(super) is_free: bool,
+}
+
+/// How thoughts begin, in tokens.
+#[derive(Debug)]
+pub(super) enum OpenPlan {
+    Never,
+    Begun,
+    /// With one of these tokens, where the constrained text would begin else.
+    Tokens(Vec<u32>),
+    /// With this text, in text that is free anyway.
+    Text(Mark),
+    /// With these tokens.
+    Always(Arc<[u32]>),
+}
+
+#[derive(Debug)]
+pub(super) struct BudgetPlan {
+    pub(super) n_tokens: usize,
+    pub(super) end: Arc<[u32]>,
+    pub(super) not_next: Vec<u32>,
+}
+
+/// A sample's way through it.
+#[derive(Clone, Debug)]
+pub(super) struct Lead {
+    plan: Arc<LeadPlan>,
+    state: State,
+    /// Tokens of thoughts so far.
+    n_thoughts: usize,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    /// Nothing came. Thoughts or the constrained text follow.
+    Fresh,
+    Thinking(Marker),
+    /// These tokens come; then thoughts begin or end.
+    Forced {
+        ids: Arc<[u32]>,
+        n_done: usize,
+        opens: bool,
+    },
+    Free(Watch),
+    Over,
+}
+
+/// What waits for marks in free text.
+#[derive(Clone, Debug)]
+struct Watch {
+    /// The text from its first letter, as long as it may be the beginning of a mark at the start.
+    start: Option<Vec<u8>>,
+    anywhere: Vec<(usize, Marker)>,
+    /// Whether thoughts have just been ended.
+    is_after_end: bool,
+}
+
+/// What may come next.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Allowed<'p> {
+    /// Every token, and the ends where that is said, but for these.
+    Any { ends: bool, but: &'p [u32] },
+    /// This token.
+    Only(u32),
+    /// What the grammar says, and these.
+    Grammar(&'p [u32]),
+}
+
+/// What a token turned out to be.
+#[derive(Debug)]
+pub(super) enum Pushed {
+    /// It is part of the lead.
+    Lead,
+    /// It ends the lead; the grammar begins with these tokens, then with this text.
+    Begins(Vec<u32>, Vec<u8>),
+    /// It is the grammar's first.
+    Grammar,
+}
+
+impl Lead {
+    pub(super) fn new(plan: Arc<LeadPlan>) -> Self {
+        let state = match (&plan.opens, &plan.close) {
+            (OpenPlan::Begun, Some(close)) => State::Thinking(close.clone()),
+            (OpenPlan::Always(ids), _) => State::Forced {
+                ids: Arc::clone(ids),
+                n_done: 0,
+                opens: true,
+            },
+            (OpenPlan::Tokens(_), _) => State::Fresh,
+            _ => Self::after(&plan),
+        };
+        Self {
+            state,
+            plan,
+            n_thoughts: 0,
+        }
+    }
+
+    /// The state behind thoughts, or where there are none.
+    fn after(plan: &LeadPlan) -> State {
+        if !plan.is_free {
+            return State::Over;
+        }
+        let thoughts = match &plan.opens {
+            OpenPlan::Text(mark) => Some(mark),
+            _ => None,
+        };
+        let all = plan.marks.iter().map(|(mark, _)| mark).chain(thoughts);
+        let mut watch = Watch {
+            start: Some(Vec::new()),
+            anywhere: Vec::new(),
+            is_after_end: false,
+        };
+        for (idx, mark) in all.enumerate() {
+            if !mark.is_at_start {
+                watch.anywhere.push((idx, Marker::new(&mark.text)));
+            }
+        }
+        State::Free(watch)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
+    }
+
+    pub(super) fn allowed(&self) -> Allowed<'_> {
+        let (plan, ends) = (&*self.plan, self.plan.is_free);
+        match &self.state {
+            State::Over => Allowed::Grammar(&[]),
+            State::Fresh => match &plan.opens {
+                OpenPlan::Tokens(ids) => Allowed::Grammar(ids),
+                _ => Allowed::Grammar(&[]),
+            },
+            State::Forced { ids, n_done, .. } => Allowed::Only(ids[*n_done]),
+            State::Thinking(_) => match &plan.budget {
+                Some(budget) if self.n_thoughts >= budget.n_tokens => Allowed::Only(budget.end[0]),
+                _ => Allowed::Any { ends, but: &[] },
+            },
+            State::Free(watch) => Allowed::Any {
+                ends,
+                but: match &plan.budget {
+                    Some(budget) if watch.is_after_end => &budget.not_next,
+                    _ => &[],
+                },
+            },
+        }
+    }
+
+    /// Takes in a token and its text.
+    pub(super) fn push(&mut self, id: u32, bytes: &[u8]) -> Pushed {
+        let plan = Arc::clone(&self.plan);
+        match &mut self.state {
+            State::Over => Pushed::Grammar,
+            State::Fresh => {
+                if let (OpenPlan::Tokens(ids), Some(close)) = (&plan.opens, &plan.close)
+                    && ids.contains(&id)
+                {
+                    self.state = State::Thinking(close.clone());
+                    return Pushed::Lead;
+                }
+                self.state = State::Over;
+                Pushed::Grammar
+            }
+            State::Forced { ids, n_done, opens } => {
+                *n_done += 1;
+                if *n_done < ids.len() {
+                    return Pushed::Lead;
+                }
+                if *opens && let Some(close) = &plan.close {
+                    self.state = State::Thinking(close.clone());
+                    return Pushed::Lead;
+                }
+                self.leave(&[])
+            }
+            State::Thinking(close) => {
+                let budget = plan.budget.as_ref();
+                if let Some(budget) = budget.filter(|budget| self.n_thoughts >= budget.n_tokens)
+                    && id == budget.end[0]
+                {
+                    if budget.end.len() == 1 {
+                        return self.leave(&[]);
+                    }
+                    self.state = State::Forced {
+                        ids: Arc::clone(&budget.end),
+                        n_done: 1,
+                        opens: false,
+                    };
+                    return Pushed::Lead;
+                }
+                self.n_thoughts += 1;
+                match close.push(bytes) {
+                    Some(behind) => self.leave(&behind),
+                    None => Pushed::Lead,
+                }
+            }
+            State::Free(watch) => {
+                watch.is_after_end = false;
+                match watch.push(bytes, &plan) {
+                    None => Pushed::Lead,
+                    Some((idx, behind)) => self.found(idx, behind),
+                }
+            }
+        }
+    }
+
+    /// Thoughts have ended; this text came behind.
+    fn leave(&mut self, behind: &[u8]) -> Pushed {
+        self.state = Self::after(&self.plan);
+        let plan = Arc::clone(&self.plan);
+        let State::Free(watch) = &mut self.state else {
+            // Space after thoughts is the template's, not the constraint's.
+            return Pushed::Begins(Vec::new(), behind.trim_ascii_start().to_vec());
+        };
+        watch.is_after_end = (plan.budget.as_ref()).is_some_and(|budget| self.n_thoughts >= budget.n_tokens);
+        if behind.is_empty() {
+            return Pushed::Lead;
+        }
+        match watch.push(behind, &plan) {
+            None => Pushed::Lead,
+            Some((idx, behind)) => self.found(idx, behind),
+        }
+    }
+
+    fn found(&mut self, idx: usize, behind: Vec<u8>) -> Pushed {
+        let plan = Arc::clone(&self.plan);
+        if let Some((_, ids)) = plan.marks.get(idx) {
+            self.state = State::Over;
+            return Pushed::Begins(ids.clone(), behind);
+        }
+        let Some(close) = &plan.close else {
+            return Pushed::Lead;
+        };
+        let mut close = close.clone();
+        let closed = close.push(&behind);
+        self.state = State::Thinking(close);
+        match closed {
+            Some(behind) => self.leave(&behind),
+            None => Pushed::Lead,
+        }
+    }
+}
+
+impl Watch {
+    /// Takes in text; returns the mark that is complete, by its place in the plan, and what stands behind it.
+    fn push(&mut self, bytes: &[u8], plan: &LeadPlan) -> Option<(usize, Vec<u8>)> {
+        if let Some(start) = &mut self.start {
+            let bytes = if start.is_empty() {
+                bytes.trim_ascii_start()
+            } else {
+                bytes
+            };
+            start.extend_from_slice(bytes);
+            let thoughts = match &plan.opens {
+                OpenPlan::Text(mark) => Some(mark),
+                _ => None,
+            };
+            let all = (plan.marks.iter().map(|(mark, _)| mark).chain(thoughts)).enumerate();
+            let at_start = || all.clone().filter(|(_, mark)| mark.is_at_start);
+            if let Some((idx, mark)) = at_start().find(|(_, mark)| start.starts_with(mark.text.as_bytes())) {
+                let behind = start.split_off(mark.text.len());
+                return Some((idx, behind));
+            }
+            if !at_start().any(|(_, mark)| mark.text.as_bytes().starts_with(start)) {
+                self.start = None;
+            }
+        }
+        let mut first = None;
+        for (idx, marker) in &mut self.anywhere {
+            let behind = marker.push(bytes);
+            if first.is_none() {
+                first = behind.map(|behind| (*idx, behind));
+            }
+        }
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::constraint::{
+        Constraint, ConstraintCompiler, ConstraintMatcher, compiler::tests::bytes_tokenizer,
+    };
+
+    fn matcher(constraint: &Constraint) -> ConstraintMatcher {
+        let compiler = ConstraintCompiler::new(&bytes_tokenizer()).unwrap();
+        compiler.compile(constraint).unwrap().matcher(&[256])
+    }
+
+    fn mask(matcher: &mut ConstraintMatcher) -> [u32; 9] {
+        let mut mask = [0; 9];
+        matcher.mask(&mut mask).unwrap();
+        mask
+    }
+
+    fn n_allowed(matcher: &mut ConstraintMatcher) -> u32 {
+        mask(matcher).iter().map(|word| word.count_ones()).sum()
+    }
+
+    fn allows(matcher: &mut ConstraintMatcher, id: u32) -> bool {
+        mask(matcher)[id as usize / 32] >> (id % 32) & 1 == 1
+    }
+
+    /// Feeds a text; each of its bytes must be allowed, alone where `is_forced`.
+    fn feed(matcher: &mut ConstraintMatcher, text: &str, is_forced: bool) {
+        for byte in text.bytes() {
+            assert!(allows(matcher, u32::from(byte)), "{:?} of {text:?}", byte as char);
+            assert_eq!(
+                n_allowed(matcher) == 1,
+                is_forced,
+                "{:?} of {text:?}",
+                byte as char
+            );
+            matcher.commit(u32::from(byte)).unwrap();
+        }
+    }
+
+    #[test]
+    fn thoughts_end_with_their_budget_and_the_constraint_begins() {
+        let constraint = Constraint::regex("[0-9]{2}").begins_after("</t>");
+        let mut matcher = matcher(&constraint.thinks_at_most(3, "</t>", ""));
+        let text = "abc</t>42";
+        let mut masks = vec![mask(&mut matcher)];
+        for byte in text.bytes() {
+            assert!(allows(&mut matcher, u32::from(byte)));
+            matcher.commit(u32::from(byte)).unwrap();
+            masks.push(mask(&mut matcher));
+        }
+        assert!(matcher.is_complete());
+        for n_back in 1..=text.len() {
+            matcher.rollback(n_back).unwrap();
+            let n_left = text.len() - n_back;
+            assert_eq!(mask(&mut matcher), masks[n_left], "{n_back} tokens back");
+            for byte in text.bytes().skip(n_left) {
+                matcher.commit(u32::from(byte)).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn thoughts_that_end_by_themselves_keep_the_rest_of_their_budget() {
+        let anything = Constraint::anything().may_begin_after("<t>", "</t>");
+        let mut matcher = matcher(&anything.thinks_at_most(6, "</t>", ""));
+        feed(&mut matcher, "\n<t>a</t>and so on", false);
+        assert!(allows(&mut matcher, 256), "free text may end");
+        feed(&mut matcher, "<t>is text now, of any length", false);
+    }
+
+    #[test]
+    fn free_text_thinks_where_its_mark_stands_and_not_again_at_once() {
+        let anything = Constraint::anything().thinks_between("[a]", "[e]");
+        let mut matcher = matcher(&anything.thinks_at_most(1, "[e][", "an"));
+        feed(&mut matcher, "so [a]y", false);
+        feed(&mut matcher, "[e][", true);
+        assert!(!allows(&mut matcher, u32::from(b'a')));
+        assert!(
+            allows(&mut matcher, u32::from(b'n')),
+            "it is not the first letter"
+        );
+        feed(&mut matcher, "fa", false);
+    }
+
+    #[test]
+    fn thoughts_can_be_opened_in_any_case() {
+        let constraint = Constraint::regex("[0-9]").opens_and_begins_after("<t>", "</t>");
+        let mut matcher = matcher(&constraint.thinks_at_most(0, "</t>", ""));
+        feed(&mut matcher, "<t></t>", true);
+        feed(&mut matcher, "7", false);
+        assert!(matcher.is_complete());
+    }
+}
