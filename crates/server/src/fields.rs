@@ -154,6 +154,13 @@ impl Body {
         Ok(Self(Value::Object(object)))
     }
 
+    /// Sets a field where the request is silent about it.
+    pub(crate) fn set_default(&mut self, name: &str, value: Value) {
+        if let Some(object) = self.0.as_object_mut() {
+            object.entry(name).or_insert(value);
+        }
+    }
+
     /// Takes a field out, as if the request were silent about it.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.0.as_object_mut()?.remove(name)

@@ -121,7 +121,7 @@ pub(crate) const FOREIGN: &[Field] = &[
     ),
     all_but(
         "keep_alive",
-        &["0", "\"0\"", "\"0s\"", "\"0m\""],
+        &["0", "0.0", "\"0\"", "\"0s\"", "\"0m\""],
         "the model stays loaded as long as the server runs",
     ),
 ];

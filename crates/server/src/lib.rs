@@ -1,4 +1,4 @@
-//! The wire: OpenAI's, Anthropic's and Ollama's APIs over HTTP, for one model and any number of clients.
+//! The wire: OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP, for one model and any number of clients.
 //!
 //! A [`ServedModel`] (a loaded [`Model`](tokenmill::Model) and its names) and a [`ServerConfig`] make an [`App`]; [`router`] is
 //! the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it on one.
@@ -17,8 +17,10 @@ mod endpoints;
 mod error;
 pub mod fields;
 mod foreign;
+mod infill;
 mod intake;
 mod keys;
+pub mod llama_cpp;
 mod metrics;
 pub mod ollama;
 pub mod openai;

@@ -20,8 +20,8 @@ use crate::{
     app::{endpoint, error_response},
     auth::require_key,
     endpoints::{
-        chat, completions, embeddings, gateway, health, messages, metrics, models, ollama, openapi, page,
-        rerank, responses, words,
+        chat, completions, embeddings, gateway, health, llama_cpp, messages, metrics, models, ollama,
+        openapi, page, rerank, responses, words,
     },
     origin::check_origin,
     paths::normalize,
@@ -46,6 +46,10 @@ pub fn router(app: Arc<App>) -> Router {
             "/v1/messages/count_tokens",
             endpoint(Dialect::Anthropic, messages::count_tokens),
         )
+        .route("/completion", endpoint(openai, llama_cpp::completion))
+        .route("/infill", endpoint(openai, llama_cpp::infill))
+        .route("/props", get(llama_cpp::props))
+        .route("/slots", get(llama_cpp::slots))
         .route("/tokenize", endpoint(openai, words::tokenize))
         .route("/detokenize", endpoint(openai, words::detokenize))
         .route("/apply-template", endpoint(openai, words::apply_template))

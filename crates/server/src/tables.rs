@@ -9,7 +9,7 @@ use crate::{
     error::DOCUMENTED,
     fields::{Field, markdown_table},
     foreign::FOREIGN,
-    ollama,
+    llama_cpp, ollama,
     openai::{chat, completion, embedding, rerank, response},
     sampling::SAMPLING_FIELDS,
 };
@@ -21,6 +21,26 @@ fn with_sampling(own: &[Field]) -> Vec<Field> {
         .chain(FOREIGN)
         .copied()
         .collect()
+}
+
+/// The fields of an endpoint of llama.cpp; those that others refuse or read otherwise are its own.
+fn of_llama_cpp(own: &[Field]) -> Vec<Field> {
+    let own: Vec<Field> = own.iter().chain(llama_cpp::FIELDS).copied().collect();
+    let shared = with_sampling(&[]).into_iter();
+    let shared = shared.filter(|field| own.iter().all(|own| own.name != field.name));
+    own.iter().copied().chain(shared).collect()
+}
+
+/// Fields of `/completion`.
+pub fn llama_completion() -> &'static [Field] {
+    static TABLE: LazyLock<Vec<Field>> = LazyLock::new(|| of_llama_cpp(llama_cpp::PROMPT_FIELDS));
+    &TABLE
+}
+
+/// Fields of `/infill`.
+pub fn llama_infill() -> &'static [Field] {
+    static TABLE: LazyLock<Vec<Field>> = LazyLock::new(|| of_llama_cpp(llama_cpp::INFILL_FIELDS));
+    &TABLE
 }
 
 /// Fields of `/v1/chat/completions`.
@@ -88,6 +108,8 @@ pub fn document() -> String {
         ("POST /v1/rerank, /v2/rerank", rerank()),
         ("POST /v1/responses", response()),
         ("POST /v1/messages, /v1/messages/count_tokens", messages()),
+        ("POST /completion", llama_completion()),
+        ("POST /infill", llama_infill()),
         ("POST /tokenize", TOKENIZE),
         ("POST /detokenize", DETOKENIZE),
         ("POST /apply-template", APPLY_TEMPLATE),

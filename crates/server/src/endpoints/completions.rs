@@ -14,6 +14,7 @@ use crate::{
     ApiError, App, Dialect,
     app::Call,
     endpoints::render::Rendered,
+    infill::infill_prompt,
     openai::{
         Stop, StreamOptions, TokenLimit, check_min_tokens, check_n,
         completion::{CompletionRequest, MAX_LOGPROBS, OnePrompt},
@@ -59,7 +60,10 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     };
     params.sampling.n_logprobs = n_logprobs;
     check_min_tokens(params.min_tokens, params.max_tokens)?;
-    let prompts = encode_prompts(&app, request.prompt.into_prompts())?;
+    if request.echo && !request.suffix.is_empty() {
+        return Err(ApiError::invalid("suffix", "contradicts `echo`"));
+    }
+    let prompts = encode_prompts(&app, request.prompt.into_prompts(), &request.suffix)?;
     let echoes = if request.echo {
         check_echo(&prompts, n, n_logprobs)?;
         echo_prompts(&app, &prompts, n_logprobs, &params).await?
@@ -123,7 +127,7 @@ fn check_echo(prompts: &[Vec<u32>], n: u32, n_logprobs: Option<u32>) -> Result<(
     Ok(())
 }
 
-fn encode_prompts(app: &App, prompts: Vec<OnePrompt>) -> Result<Vec<Vec<u32>>, ApiError> {
+fn encode_prompts(app: &App, prompts: Vec<OnePrompt>, suffix: &str) -> Result<Vec<Vec<u32>>, ApiError> {
     if prompts.is_empty() {
         return Err(ApiError::invalid("prompt", "the list of prompts is empty"));
     }
@@ -136,10 +140,16 @@ fn encode_prompts(app: &App, prompts: Vec<OnePrompt>) -> Result<Vec<Vec<u32>>, A
         return Err(ApiError::invalid("prompt", reason));
     }
     let encode = |prompt| match prompt {
-        OnePrompt::Text(text) => app.model.encode_text(&text, true),
-        OnePrompt::Tokens(tokens) => tokens,
+        OnePrompt::Text(text) if !suffix.is_empty() => {
+            infill_prompt(app.model.tokenizer(), "suffix", &text, suffix)
+        }
+        OnePrompt::Text(text) => Ok(app.model.encode_text(&text, true)),
+        OnePrompt::Tokens(_) if !suffix.is_empty() => {
+            Err(ApiError::invalid("suffix", "needs a prompt that is a text"))
+        }
+        OnePrompt::Tokens(tokens) => Ok(tokens),
     };
-    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect();
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(encode).collect::<Result<_, _>>()?;
     // Before anything is made of them: an echo is many times as long as its tokens.
     let n_ctx = app.engine().limits().n_ctx;
     match prompts.iter().find(|prompt| prompt.len() > n_ctx) {
@@ -156,7 +166,7 @@ pub(crate) async fn render(app: Arc<App>, mut call: Call) -> Result<Response, Ap
     let (request, fields) = call.read_with_sampling::<CompletionRequest>(tables::completion())?;
     app.model.check_name(request.model.as_deref())?;
     call.text_params(&app, fields)?;
-    let prompts = encode_prompts(&app, request.prompt.into_prompts())?;
+    let prompts = encode_prompts(&app, request.prompt.into_prompts(), &request.suffix)?;
     let rendered: Vec<Rendered> = prompts
         .into_iter()
         .map(|token_ids| Rendered::new(&app, "cmpl-", token_ids))

@@ -5,6 +5,7 @@ pub(crate) mod completions;
 pub(crate) mod embeddings;
 pub(crate) mod gateway;
 pub(crate) mod health;
+pub(crate) mod llama_cpp;
 pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;

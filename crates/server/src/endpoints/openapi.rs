@@ -23,7 +23,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 17] {
+); 19] {
     [
         (
             "/v1/chat/completions",
@@ -74,6 +74,18 @@ fn posts() -> [(
             tables::messages(),
             &["messages"],
         ),
+        (
+            "/completion",
+            "Continue a text, llama.cpp's API",
+            tables::llama_completion(),
+            &["prompt"],
+        ),
+        (
+            "/infill",
+            "Write what stands between two texts, llama.cpp's API",
+            tables::llama_infill(),
+            &[],
+        ),
         ("/tokenize", "Text to token ids", words::TOKENIZE, &[]),
         ("/detokenize", "Token ids to text", words::DETOKENIZE, &["tokens"]),
         (
@@ -115,7 +127,7 @@ fn posts() -> [(
     ]
 }
 
-const GETS: [(&str, &str); 15] = [
+const GETS: [(&str, &str); 17] = [
     ("/v1/models", "List the names of the served model"),
     ("/v1/models/{name}", "Describe one of them"),
     (
@@ -130,6 +142,8 @@ const GETS: [(&str, &str); 15] = [
     ("/api/tags", "The names of the served model, Ollama's API"),
     ("/api/ps", "The model in memory, Ollama's API"),
     ("/api/version", "The version of Ollama's API"),
+    ("/props", "The model and default values, llama.cpp's API"),
+    ("/slots", "Places in a batch, llama.cpp's API"),
     ("/livez", "Whether the engine shows signs of life"),
     ("/readyz", "Whether a request sent now would be taken"),
     ("/openapi.json", "This description"),

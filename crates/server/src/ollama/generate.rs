@@ -33,7 +33,10 @@ pub const FIELDS: &[Field] = &[
     yes("logprobs", ""),
     yes("top_logprobs", "at most 20; needs `logprobs`"),
     KEEP_ALIVE,
-    refused("suffix", "fill-in-the-middle is not implemented"),
+    yes(
+        "suffix",
+        "the text behind the answer, for models whose vocabulary has tokens for filling in the middle; not with `system` or `raw`",
+    ),
     refused(
         "template",
         "the model's own chat template is used; `raw` continues a text as it is",
@@ -63,6 +66,9 @@ pub struct GenerateRequest {
     /// A system message.
     #[serde(default)]
     pub system: String,
+    /// The text behind the answer.
+    #[serde(default)]
+    pub suffix: String,
     /// Whether the prompt is continued as it is.
     #[serde(default)]
     pub raw: bool,

@@ -21,7 +21,7 @@ use crate::{
 /// The field that says how long the model stays loaded after a request.
 pub(crate) const KEEP_ALIVE: Field = all_but(
     "keep_alive",
-    &["0", "\"0\"", "\"0s\"", "\"0m\"", "\"0h\""],
+    &["0", "0.0", "\"0\"", "\"0s\"", "\"0m\"", "\"0h\""],
     "the model stays loaded as long as the server runs",
 );
 

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{Stop, StreamOptions, TokenLimit};
-use crate::fields::{Field, label, refused, yes};
+use crate::fields::{Field, label, yes};
 
 /// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
 pub const FIELDS: &[Field] = &[
@@ -29,7 +29,10 @@ pub const FIELDS: &[Field] = &[
         "extension, as in vLLM; as on `/v1/chat/completions`",
     ),
     label("user"),
-    refused("suffix", "fill-in-the-middle is not implemented"),
+    yes(
+        "suffix",
+        "the text behind the answer, for models whose vocabulary has tokens for filling in the middle",
+    ),
 ];
 
 /// Most log-probabilities per token.
@@ -58,6 +61,9 @@ pub struct CompletionRequest {
     /// Whether the prompt stands before the answer.
     #[serde(default)]
     pub echo: bool,
+    /// The text behind the answer.
+    #[serde(default)]
+    pub suffix: String,
     /// Strings that end the answer.
     pub stop: Option<Stop>,
     /// Whether generation continues past the end-of-text token.

@@ -33,7 +33,7 @@ use crate::{
 const N_PAGES: usize = 256;
 
 /// Paths that take a body, each with a letter.
-const ENDPOINTS: [&str; 14] = [
+const ENDPOINTS: [&str; 16] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
@@ -48,10 +48,12 @@ const ENDPOINTS: [&str; 14] = [
     "/api/chat",
     "/api/generate",
     "/api/embed",
+    "/completion",
+    "/infill",
 ];
 
 /// Good requests from which the search begins; the letter is the endpoint's place in the list.
-pub(crate) const SEEDS: [&str; 23] = [
+pub(crate) const SEEDS: [&str; 26] = [
     r#"a{"messages":[{"role":"user","content":"Hi"}]}"#,
     r#"a{"model":"demo","messages":[{"role":"system","content":"x"},{"role":"user","content":[{"type":"text","text":"Hi"}]},{"role":"assistant","content":"Ho"},{"role":"user","content":"<|end|>"}],"n":2,"stream":true,"stream_options":{"include_usage":true},"logprobs":true,"top_logprobs":3,"seed":7}"#,
     r#"a{"messages":[{"role":"user","content":"Hi"}],"temperature":0.7,"top_p":0.9,"top_k":5,"min_p":0.1,"typical_p":0.9,"frequency_penalty":0.5,"presence_penalty":-0.5,"repetition_penalty":1.1,"logit_bias":{"5":-100,"6":3},"stop":["a","b"],"max_completion_tokens":9,"ignore_eos":true}"#,
@@ -75,6 +77,9 @@ pub(crate) const SEEDS: [&str; 23] = [
     r#"l{"messages":[{"role":"user","content":"Hi"}],"stream":false,"logprobs":true,"top_logprobs":2,"options":{"temperature":0}}"#,
     r#"m{"prompt":"Hi","system":"x","think":"low","options":{"num_predict":9,"mirostat":0,"num_gpu":1}}"#,
     r#"n{"input":["a","b"],"truncate":true,"dimensions":4,"options":{"num_ctx":64}}"#,
+    r#"o{"prompt":"Hi <|end|>","n_predict":9,"stream":true,"n_probs":2,"cache_prompt":true,"id_slot":-1,"seed":-1,"samplers":null}"#,
+    r#"o{"prompt":[1,2,3],"n_predict":5,"return_tokens":true,"stop":["a"],"min_p":0.1}"#,
+    r#"p{"input_prefix":"a","input_suffix":"b","n_predict":5}"#,
 ];
 
 /// The API with an engine that babbles.
@@ -177,7 +182,10 @@ fn check_stream(path: &str, answer: &str) {
         let event: Value = serde_json::from_str(event).expect("events are JSON");
         assert!(event.get("error").is_none_or(Value::is_null), "{event}");
     }
-    if matches!(path, "/v1/responses" | "/v1/messages") {
+    if path == "/completion" {
+        let last: Value = serde_json::from_str(last).expect("events are JSON");
+        assert!(last["stop"] == true && last["stop_type"].is_string(), "{last}");
+    } else if matches!(path, "/v1/responses" | "/v1/messages") {
         let last: Value = serde_json::from_str(last).expect("events are JSON");
         let kind = last["type"].as_str().expect("a type");
         assert!(
@@ -278,6 +286,8 @@ fn fields_of(path: &str) -> &'static [Field] {
         "/api/chat" => tables::ollama_chat(),
         "/api/generate" => tables::ollama_generate(),
         "/api/embed" => tables::ollama_embed(),
+        "/completion" => tables::llama_completion(),
+        "/infill" => tables::llama_infill(),
         _ => tables::chat(),
     }
 }

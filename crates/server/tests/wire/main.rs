@@ -14,6 +14,7 @@ mod encoders;
 mod forced;
 mod generation;
 mod http2;
+mod llama_cpp;
 mod ollama;
 mod operations;
 mod refusals;

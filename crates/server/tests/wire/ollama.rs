@@ -299,7 +299,7 @@ async fn refusals_have_their_own_form_and_name_the_field() {
         ),
         (
             "/api/chat",
-            json!({ "messages": message, "keep_alive": 0 }),
+            json!({ "messages": message, "keep_alive": 0.0 }),
             400,
             "keep_alive",
         ),

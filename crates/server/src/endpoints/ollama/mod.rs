@@ -25,6 +25,7 @@ use crate::{
     app::Call,
     constraints::asked,
     fields::Body,
+    infill::infill_prompt,
     ollama::{
         chat::{self, ChatRequest, conversation},
         generate::{self, GenerateRequest},
@@ -87,6 +88,14 @@ pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, 
 }
 
 fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiError> {
+    if !request.suffix.is_empty() {
+        if request.raw || !request.system.is_empty() || request.think.is_some() {
+            let reason = "contradicts `raw`, `system` and `think`";
+            return Err(ApiError::invalid("suffix", reason));
+        }
+        let tokens = infill_prompt(app.model.tokenizer(), "suffix", &request.prompt, &request.suffix)?;
+        return Ok(Prompt { tokens, reader: None });
+    }
     let has_template = app.model.chat_template().is_some();
     if request.raw || !has_template {
         if !request.system.is_empty() {

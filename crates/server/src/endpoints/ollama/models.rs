@@ -18,6 +18,7 @@ use crate::{
     ApiError, App, Dialect,
     app::{Call, error_response},
     error::shortened,
+    infill::has_marks,
     ollama::{
         embed::{SHOW_FIELDS, ShowRequest},
         without_tag,
@@ -160,6 +161,9 @@ fn capabilities(app: &App) -> Vec<&'static str> {
         if ReplyFormat::of_template(template).has_reasoning() {
             capabilities.push("thinking");
         }
+    }
+    if has_marks(app.model.tokenizer()) {
+        capabilities.push("insert");
     }
     capabilities
 }

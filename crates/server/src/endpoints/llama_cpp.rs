@@ -1,0 +1,248 @@
+//! llama.cpp's own API: `POST /completion` and `/infill`, `GET /props` and `/slots`.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+use tokenmill::{ScoredToken, TextEnd, TextEvent, TextParams};
+use tokenmill_sched::FinishReason;
+use tokenmill_text::{DecodeOptions, EncodeOptions};
+
+use crate::{
+    ApiError, App, Dialect,
+    app::Call,
+    constraints::asked,
+    fields::{Body, Field},
+    infill::infill_prompt,
+    llama_cpp::{CompletionRequest, RawPrompt, defaults, with_defaults},
+    openai::Stop,
+    reply::{collect, timings},
+    request_id::RequestId,
+    scores::chat_logprobs,
+    sse::{EventFormat, Events, stream_response},
+    tables,
+};
+
+/// Continues a text.
+pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (body, request) = read(&app, &mut call, tables::llama_completion())?;
+    let tokens = match &request.prompt {
+        None => return Err(ApiError::invalid("prompt", "this field is required")),
+        Some(RawPrompt::Tokens(tokens)) => tokens.clone(),
+        Some(RawPrompt::Text(text)) => {
+            let options = EncodeOptions {
+                add_special: true,
+                parse_special: true,
+            };
+            app.model.tokenizer().encode(text, options)
+        }
+    };
+    answer(app, &call, &body, &request, tokens).await
+}
+
+/// Writes what stands between two texts.
+pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let (body, request) = read(&app, &mut call, tables::llama_infill())?;
+    let tokenizer = app.model.tokenizer();
+    let mut tokens = infill_prompt(
+        tokenizer,
+        "input_suffix",
+        &request.input_prefix,
+        &request.input_suffix,
+    )?;
+    match &request.prompt {
+        None => {}
+        Some(RawPrompt::Text(text)) => tokens.extend(app.model.encode_text(text, false)),
+        Some(RawPrompt::Tokens(ids)) => tokens.extend(ids),
+    }
+    answer(app, &call, &body, &request, tokens).await
+}
+
+fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {
+    let body = with_defaults(call.parse(fields)?);
+    call.asked = asked(&body)?;
+    let request: CompletionRequest = body.read()?;
+    app.model.check_name(request.model.as_deref())?;
+    Ok((body, request))
+}
+
+async fn answer(
+    app: Arc<App>,
+    call: &Call,
+    body: &Body,
+    request: &CompletionRequest,
+    tokens: Vec<u32>,
+) -> Result<Response, ApiError> {
+    let mut params = TextParams {
+        max_tokens: request.max_tokens(),
+        ignore_eos: request.ignore_eos,
+        stops: (request.stop.as_ref()).map_or_else(|| Ok(Vec::new()), Stop::to_strings)?,
+        ..call.text_params(&app, body.read()?)?
+    };
+    params.sampling.n_logprobs = request.n_logprobs()?;
+    let options = DecodeOptions {
+        skip_special: false,
+        is_continuation: true,
+    };
+    let writer = Writer {
+        prompt: app.model.tokenizer().decode(&tokens, options),
+        n_prompt: tokens.len(),
+        app: Arc::clone(&app),
+        params: params.clone(),
+        n_sent: 0,
+        has_new_line: false,
+    };
+    let text = call.generate(&app, vec![tokens], &params).await?;
+    if request.stream {
+        return Ok(stream_response(&app, call, text, writer));
+    }
+    let samples = collect(text, &app, call).await?;
+    let sample = &samples[0];
+    let mut reply = writer.end_of(&sample.end, &sample.text, sample.text.contains('\n'));
+    if request.return_tokens {
+        reply["tokens"] = sample.tokens.iter().map(|token| token.id).collect();
+    }
+    if params.sampling.n_logprobs.is_some() {
+        reply["completion_probabilities"] = writer.scores(&sample.tokens);
+    }
+    Ok(Json(reply).into_response())
+}
+
+/// An answer in llama.cpp's words: one event for each piece, one for the end.
+struct Writer {
+    app: Arc<App>,
+    params: TextParams,
+    prompt: String,
+    n_prompt: usize,
+    n_sent: usize,
+    has_new_line: bool,
+}
+
+impl Writer {
+    fn scores(&self, tokens: &[ScoredToken]) -> Value {
+        let mut scores = chat_logprobs(self.app.model.tokenizer(), tokens)["content"].take();
+        for (score, token) in scores.as_array_mut().into_iter().flatten().zip(tokens) {
+            score["id"] = token.id.into();
+            let top = score["top_logprobs"].as_array_mut().into_iter().flatten();
+            for (score, token) in top.zip(&token.top) {
+                score["id"] = token.id.into();
+            }
+        }
+        scores
+    }
+
+    fn end_of(&self, end: &TextEnd, text: &str, has_new_line: bool) -> Value {
+        let usage = end.finished.usage;
+        let stop = end.stopped_by.and_then(|index| self.params.stops.get(index));
+        let stop_type = match (stop, end.finished.reason) {
+            (Some(_), _) => "word",
+            (None, FinishReason::Length) => "limit",
+            (None, FinishReason::Stop | FinishReason::Cancelled) => "eos",
+        };
+        let sampling = &self.params.sampling;
+        json!({
+            "index": end.sample,
+            "content": text,
+            "tokens": [],
+            "id_slot": -1,
+            "stop": true,
+            "model": self.app.model.name(),
+            "tokens_predicted": usage.completion_tokens,
+            "tokens_evaluated": usage.prompt_tokens,
+            "tokens_cached": usage.cached_tokens,
+            "generation_settings": {
+                "n_ctx": self.app.engine().limits().n_ctx,
+                "n_predict": self.params.max_tokens.map_or(-1, i64::from),
+                "seed": sampling.seed,
+                "temperature": sampling.temperature,
+                "top_k": sampling.top_k,
+                "top_p": sampling.top_p,
+                "min_p": sampling.min_p,
+                "typical_p": sampling.typical_p,
+                "repeat_penalty": sampling.repeat_penalty,
+                "presence_penalty": sampling.presence_penalty,
+                "frequency_penalty": sampling.frequency_penalty,
+                "stop": self.params.stops,
+                "ignore_eos": self.params.ignore_eos,
+            },
+            "prompt": self.prompt,
+            "has_new_line": has_new_line,
+            "truncated": false,
+            "stop_type": stop_type,
+            "stopping_word": stop.map_or("", String::as_str),
+            "timings": timings(end),
+        })
+    }
+}
+
+impl EventFormat for Writer {
+    fn begin(&mut self, _out: &mut Events) {}
+
+    fn take(&mut self, event: &TextEvent, out: &mut Events) {
+        match event {
+            TextEvent::Delta(delta) => {
+                self.n_sent += delta.tokens.len();
+                self.has_new_line |= delta.text.contains('\n');
+                let ids: Vec<u32> = delta.tokens.iter().map(|token| token.id).collect();
+                let mut piece = json!({
+                    "index": delta.sample,
+                    "content": delta.text,
+                    "tokens": ids,
+                    "stop": false,
+                    "id_slot": -1,
+                    "tokens_predicted": self.n_sent,
+                    "tokens_evaluated": self.n_prompt,
+                });
+                if self.params.sampling.n_logprobs.is_some() {
+                    piece["completion_probabilities"] = self.scores(&delta.tokens);
+                }
+                out.data(&piece);
+            }
+            TextEvent::Finished(end) => out.data(&self.end_of(end, "", self.has_new_line)),
+            TextEvent::Failed { .. } => {}
+        }
+    }
+
+    fn end(&mut self, _out: &mut Events) {}
+
+    fn fail(&mut self, error: &ApiError, request_id: &RequestId, out: &mut Events) {
+        out.data(&error.body(Dialect::OpenAi, request_id.as_str()));
+    }
+}
+
+/// The model and the values where requests are silent, as `/props`.
+pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
+    let tokenizer = app.model.tokenizer();
+    let text = |id: Option<u32>| {
+        let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();
+        String::from_utf8_lossy(bytes).into_owned()
+    };
+    Json(json!({
+        "default_generation_settings": { "n_ctx": app.engine().limits().n_ctx, "params": defaults() },
+        "total_slots": app.engine().config().max_running,
+        "model_alias": app.model.name(),
+        "model_path": app.model.name(),
+        "chat_template": app.model.chat_template().unwrap_or_default(),
+        "bos_token": text(tokenizer.bos()),
+        "eos_token": text(tokenizer.eos()),
+        "modalities": { "vision": false, "audio": false },
+        "build_info": concat!("tokenmill ", env!("CARGO_PKG_VERSION")),
+        "is_sleeping": false,
+    }))
+    .into_response()
+}
+
+/// The places in a batch, as `/slots`. Sequences have no fixed place: those that run are counted from the first.
+pub(crate) async fn slots(State(app): State<Arc<App>>) -> Response {
+    let engine = app.engine();
+    let n_running = engine.stats().n_running;
+    let n_ctx = engine.limits().n_ctx;
+    let slots: Vec<Value> = (0..engine.config().max_running)
+        .map(|id| json!({ "id": id, "n_ctx": n_ctx, "is_processing": id < n_running }))
+        .collect();
+    Json(slots).into_response()
+}
