@@ -94,7 +94,7 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
             return Err(ApiError::invalid("suffix", reason));
         }
         let tokens = infill_prompt(app.model.tokenizer(), "suffix", &request.prompt, &request.suffix)?;
-        return Ok(Prompt { tokens, reader: None });
+        return Ok(Prompt::of_text(tokens));
     }
     let has_template = app.model.chat_template().is_some();
     if request.raw || !has_template {
