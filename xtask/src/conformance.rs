@@ -73,6 +73,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 stores: |_| true,
                 has_states: true,
                 has_latent_rows: true,
+                has_layer_operations: true,
             },
             &args.filter,
         ),
@@ -86,6 +87,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 stores: stores_on_gpu,
                 has_states: false,
                 has_latent_rows: false,
+                has_layer_operations: false,
             },
             &args.filter,
         ),
@@ -103,6 +105,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     stores: stores_on_gpu,
                     has_states: false,
                     has_latent_rows: false,
+                    has_layer_operations: false,
                 },
                 &args.filter,
             )

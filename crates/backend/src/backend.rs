@@ -24,9 +24,9 @@ use tokenmill_gguf::TensorType;
 
 use crate::{
     Activation, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
-    ForwardBatch, KvLayout, LatentOperations, Linear, LinearJob, MemoryPlan, NetworkShape, Norm, PageCopy,
-    RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, StateLayout, StepOutput, StepShape, StepTrace,
-    Temperature,
+    ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob, MemoryPlan, NetworkShape,
+    Norm, PageCopy, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, StateLayout, StepOutput,
+    StepShape, StepTrace, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -38,7 +38,7 @@ use crate::{
     clippy::missing_errors_doc,
     reason = "the operations fail alike, which the trait's documentation says"
 )]
-pub trait Backend: ExpertOperations + LatentOperations + RecurrentOperations {
+pub trait Backend: ExpertOperations + LatentOperations + LayerOperations + RecurrentOperations {
     /// The device's name, for errors.
     const NAME: &'static str;
 

@@ -40,6 +40,7 @@ mod experts;
 mod host_step;
 mod kv_layout;
 mod latent;
+mod layer_operations;
 mod limits;
 mod measure;
 mod memory;
@@ -66,11 +67,12 @@ pub use experts::{
 pub use host_step::{HostStep, PickRow};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
 pub use latent::{JoinedRows, LatentOperations};
+pub use layer_operations::{LayerOperations, Xielu};
 pub use limits::ExecutorLimits;
 pub use measure::Measure;
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
-pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, LayerShape, NetworkShape};
+pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, LayerOperation, LayerShape, NetworkShape};
 pub use operands::{
     Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
     Temperature,

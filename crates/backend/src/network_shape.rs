@@ -10,6 +10,8 @@ pub struct NetworkShape {
     pub n_embd: usize,
     /// The layers, first to last.
     pub layers: Vec<LayerShape>,
+    /// The operations it needs that a backend may lack.
+    pub needs: Vec<LayerOperation>,
 }
 
 /// The widths of a layer.
@@ -58,4 +60,23 @@ pub struct AttentionShape {
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
+}
+
+/// An operation of [`LayerOperations`](crate::LayerOperations), as a network's need of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerOperation {
+    /// [`LayerOperations::take_columns`](crate::LayerOperations::take_columns).
+    TakeColumns,
+    /// [`LayerOperations::xielu`](crate::LayerOperations::xielu).
+    Xielu,
+}
+
+impl LayerOperation {
+    /// What has it, for messages.
+    pub fn feature(self) -> &'static str {
+        match self {
+            Self::TakeColumns => "networks with embeddings of each layer",
+            Self::Xielu => "the activation xIELU",
+        }
+    }
 }

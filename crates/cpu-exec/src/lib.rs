@@ -74,6 +74,7 @@ pub use ops::{
     rope::{RopeAngles, rope},
     short_conv::short_conv,
     ssm_scan::ssm_scan,
+    xielu::xielu,
 };
 pub use pool::{Entered, Pool};
 pub use routes::Routes;

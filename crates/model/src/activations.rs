@@ -6,7 +6,8 @@
 use tokenmill_backend::{BackendError, ExecutorLimits, Memory, Norm};
 
 use crate::{
-    Descriptor, MixerDescriptor, OutputHead, ffn::FfnBuffers, mixers::MixerBuffers, pooler::PoolBuffers,
+    Descriptor, MixerDescriptor, OutputHead, ffn::FfnBuffers, layer_embeddings::LayerEmbeddingBuffers,
+    mixers::MixerBuffers, pooler::PoolBuffers,
 };
 
 /// The buffers of a network. They are allocated once and never move.
@@ -23,6 +24,7 @@ pub(crate) struct Activations<T, R> {
     pub(crate) head_input: T,
     pub(crate) logits: T,
     pub(crate) pooled: Option<PoolBuffers<T>>,
+    pub(crate) layer_embeddings: Option<LayerEmbeddingBuffers<T>>,
 }
 
 /// What a layer knows of each row.
@@ -88,6 +90,7 @@ impl<T, R> Activations<T, R> {
             head_input: memory.alloc(n_logit_rows, n_embd)?,
             logits: memory.alloc(n_logit_rows, descriptor.n_vocab)?,
             pooled: PoolBuffers::alloc(descriptor, limits, memory)?,
+            layer_embeddings: LayerEmbeddingBuffers::alloc(descriptor, limits, memory)?,
         })
     }
 }

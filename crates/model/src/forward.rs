@@ -25,6 +25,7 @@ use crate::{
     Residual,
     activations::{Activations, Rows},
     ffn::FfnBuffers,
+    layer_embeddings::LayerEmbeddingBuffers,
     mixers::{MixedRows, MixerRows},
     network::{Layer, Network},
     pooler::Pooler,
@@ -49,6 +50,7 @@ pub(crate) fn forward<B: Backend>(
         head_input,
         logits,
         pooled,
+        layer_embeddings,
     } = buffers;
     let (n_tokens, n_outputs) = (shape.n_tokens, shape.n_outputs);
     let (n_vocab, n_embd) = (network.token_embd.n_out, network.token_embd.n_in);
@@ -65,6 +67,9 @@ pub(crate) fn forward<B: Backend>(
     }
     if let Some(norm) = &network.embedding_norm {
         backend.norm_in_place(norm, n_tokens, n_embd, &mut tokens.hidden)?;
+    }
+    if let (Some(embeddings), Some(buffers)) = (&network.layer_embeddings, layer_embeddings.as_mut()) {
+        embeddings.prepare(backend, n_tokens, &tokens.hidden, buffers)?;
     }
     if let Some(norm) = network.layers[0].first_norm() {
         backend.norm(norm, &tokens.hidden, n_tokens, &mut tokens.normed)?;
@@ -86,6 +91,11 @@ pub(crate) fn forward<B: Backend>(
             };
             mixer.mix(backend, &network.ropes, shape, &mut rows, mixers, wants_output)?;
         }
+        if let (Some(embedding), Some(buffers)) = (&layer.embedding, layer_embeddings.as_mut())
+            && wants_output
+        {
+            embedding.take(backend, shape, next.is_none() && picks_rows, buffers)?;
+        }
         let mut add_halves = |backend, next_norm, rows, n_rows| {
             let half = Halves {
                 network,
@@ -93,7 +103,7 @@ pub(crate) fn forward<B: Backend>(
                 next_norm,
                 n_rows,
             };
-            half.add(backend, rows, ffns, delta)
+            half.add(backend, rows, ffns, layer_embeddings.as_mut(), delta)
         };
         match next {
             Some(next) => add_halves(backend, next.first_norm(), tokens, n_tokens)?,
@@ -160,21 +170,27 @@ impl<B: Backend> Halves<'_, B> {
         backend: &mut B,
         rows: &mut Rows<B::Buffer>,
         ffns: &mut FfnBuffers<B::Buffer, B::Routes>,
+        layer_embeddings: Option<&mut LayerEmbeddingBuffers<B::Buffer>>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let ffn_norm = self.layer.ffn_norm.as_ref();
         let has_ffn = self.layer.ffn.is_some();
+        let has_end = self.layer.embedding.is_some() || self.layer.output_scale.is_some();
+        let next_norm = if has_end { None } else { self.next_norm };
         match self.layer.residual {
             Residual::Sequential => {
                 let layer = self.layer;
                 if layer.mixer.is_some() {
                     self.project(backend, rows, delta)?;
-                    let next_norm = if has_ffn { ffn_norm } else { self.next_norm };
+                    let next_norm = if has_ffn { ffn_norm } else { next_norm };
                     self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), next_norm, rows)?;
                 }
                 if has_ffn {
-                    self.feed_forward(backend, rows.input(ffn_norm), ffns, delta)?;
-                    self.add_norm(backend, delta, layer.ffn_sum_norm.as_ref(), self.next_norm, rows)?;
+                    self.feed_forward(backend, rows, ffns, delta)?;
+                    self.add_norm(backend, delta, layer.ffn_sum_norm.as_ref(), next_norm, rows)?;
+                }
+                if has_end {
+                    self.end(backend, rows, layer_embeddings, delta)?;
                 }
                 Ok(())
             }
@@ -183,11 +199,33 @@ impl<B: Backend> Halves<'_, B> {
                 if let Some(norm) = ffn_norm {
                     backend.norm(norm, &rows.hidden, self.n_rows, &mut rows.normed)?;
                 }
-                self.feed_forward(backend, &rows.normed, ffns, delta)?;
+                self.feed_forward(backend, rows, ffns, delta)?;
                 self.add_norm(backend, delta, None, None, rows)?;
                 self.project(backend, rows, delta)?;
                 self.add_norm(backend, delta, None, self.next_norm, rows)
             }
+        }
+    }
+
+    /// What some layers end with: their own embedding is added, the stream is scaled, and normed for the next layer.
+    fn end(
+        &self,
+        backend: &mut B,
+        rows: &mut Rows<B::Buffer>,
+        layer_embeddings: Option<&mut LayerEmbeddingBuffers<B::Buffer>>,
+        delta: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        if let (Some(embedding), Some(buffers)) = (&self.layer.embedding, layer_embeddings) {
+            embedding.run(backend, &rows.hidden, self.n_rows, buffers, delta)?;
+            self.add_norm(backend, delta, None, None, rows)?;
+        }
+        if let Some(scale) = self.layer.output_scale {
+            let n_embd = self.network.token_embd.n_in;
+            backend.scale_logits(scale, None, self.n_rows, n_embd, &mut rows.hidden)?;
+        }
+        match self.next_norm {
+            Some(norm) => backend.norm(norm, &rows.hidden, self.n_rows, &mut rows.normed),
+            None => Ok(()),
         }
     }
 
@@ -209,20 +247,24 @@ impl<B: Backend> Halves<'_, B> {
         self.norm_if_present(backend, self.layer.mixer_post_norm.as_ref(), delta)
     }
 
-    /// `delta = norm(ffn(input))`, without the norm where the layer has none there.
+    /// `delta = norm(ffn(rows))`, without the norm where the layer has none there.
     fn feed_forward(
         &self,
         backend: &mut B,
-        input: &B::Buffer,
+        rows: &Rows<B::Buffer>,
         ffns: &mut FfnBuffers<B::Buffer, B::Routes>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
+        let input = match self.layer.residual {
+            Residual::Sequential => rows.input(self.layer.ffn_norm.as_ref()),
+            Residual::Parallel | Residual::ParallelTwoNorms => &rows.normed,
+        };
         let ffn = self
             .layer
             .ffn
             .as_ref()
             .expect("a layer with a feed-forward network");
-        ffn.run(backend, input, self.n_rows, ffns, delta)?;
+        ffn.run(backend, [&rows.hidden, input], self.n_rows, ffns, delta)?;
         self.norm_if_present(backend, self.layer.ffn_post_norm.as_ref(), delta)
     }
 

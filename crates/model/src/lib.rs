@@ -49,6 +49,7 @@ mod descriptor;
 mod error;
 mod ffn;
 mod forward;
+mod layer_embeddings;
 mod loader;
 mod mixers;
 mod model;
@@ -62,10 +63,11 @@ mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AttentionDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor, EmbeddingNorm,
-    FfnDescriptor, HeadLayer, Ignorable, LatentDescriptor, LayerDescriptor, MixerDescriptor, MoeDescriptor,
-    NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm,
-    Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor,
+    EmbeddingNorm, FfnDescriptor, HeadLayer, Ignorable, LatentDescriptor, LayerDescriptor,
+    LayerEmbeddingsDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor, NormPlacement, OutputGate,
+    OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual, RouterDescriptor, RowFactors,
+    SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind, XieluNumbers,
 };
 pub use error::LoadError;
 pub use loader::LoadProgress;

@@ -243,7 +243,8 @@ impl<'a, M: Memory> Loader<'a, M> {
         Ok(self.memory.upload_vector(&columns)?)
     }
 
-    fn all_values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, LoadError> {
+    /// The numbers of a tensor that must be there. `dims` are its dimensions, those of 1 left out.
+    pub(crate) fn all_values(&mut self, name: &str, dims: &[usize]) -> Result<Vec<f32>, LoadError> {
         let tensor = self.tensor(name)?;
         let is_wide = |dim: &usize| *dim != 1;
         if !(tensor.dims.iter().copied().filter(is_wide)).eq(dims.iter().copied().filter(is_wide)) {

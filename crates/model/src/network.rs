@@ -10,6 +10,7 @@ use crate::{
     Descriptor, EmbeddingNorm, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor, NormPlacement,
     OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, WeightSource,
     ffn::Ffn,
+    layer_embeddings::{LayerEmbedding, LayerEmbeddings},
     loader::{LayerPlace, LoadProgress, Loader, plain_norm},
     mixers::Mixer,
     pooler::Pooler,
@@ -24,6 +25,7 @@ pub(crate) struct Network<M: Memory> {
     /// The embeddings of positions, `[n_learned_positions, n_embd]`.
     pub(crate) positions: Option<M::Vector>,
     pub(crate) embedding_norm: Option<Norm<M::Vector>>,
+    pub(crate) layer_embeddings: Option<LayerEmbeddings<M>>,
     pub(crate) ropes: Vec<Rope<M::Vector>>,
     pub(crate) layers: Vec<Layer<M>>,
     pub(crate) residual_scale: f32,
@@ -56,6 +58,10 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) ffn_post_norm: Option<Norm<M::Vector>>,
     /// The norm of the stream once the feed-forward network was added.
     pub(crate) ffn_sum_norm: Option<Norm<M::Vector>>,
+    /// What the layer adds of its own embeddings.
+    pub(crate) embedding: Option<LayerEmbedding<M>>,
+    /// What the stream is multiplied by at the end of the layer.
+    pub(crate) output_scale: Option<f32>,
 }
 
 impl<M: Memory> Network<M> {
@@ -103,15 +109,12 @@ impl<M: Memory> Network<M> {
         let ropes = (descriptor.ropes.iter())
             .map(|rope| load_rope(rope, loader))
             .collect::<Result<_, _>>()?;
-        let (mut n_with_kv, mut state_idx) = (0, 0);
+        let mut state_idx = 0;
         let layers = (descriptor.layers.iter().enumerate())
             .map(|(layer_idx, layer)| {
-                let has_kv = layer.mixer.kv_shape().is_some();
-                let kv_idx = if has_kv { descriptor.kv_idx(n_with_kv) } else { 0 };
-                n_with_kv += usize::from(has_kv);
                 let place = LayerPlace {
                     layer_idx,
-                    kv_idx,
+                    kv_idx: descriptor.kv_idx(layer_idx),
                     state_idx,
                 };
                 state_idx += usize::from(layer.mixer.state_shape().is_some());
@@ -139,6 +142,10 @@ impl<M: Memory> Network<M> {
                     Some(loader.norm("token_embd_norm", n_embd, descriptor.norm)?)
                 }
                 Some(EmbeddingNorm::Plain) => Some(plain_norm(descriptor.norm, n_embd)),
+            },
+            layer_embeddings: match &descriptor.layer_embeddings {
+                None => None,
+                Some(embeddings) => Some(LayerEmbeddings::load(embeddings, loader)?),
             },
             ropes,
             layers,
@@ -208,6 +215,16 @@ impl<M: Memory> Layer<M> {
             ffn: Ffn::load(place, &layer.ffn, loader)?,
             ffn_post_norm: post_norm(has_ffn, "post_ffw_norm", loader)?,
             ffn_sum_norm: loader.norm_if(has_ffn && is_after_sum, &place.name("layer_output_norm"))?,
+            embedding: match &loader.descriptor.layer_embeddings {
+                None => None,
+                Some(embeddings) => Some(LayerEmbedding::load(place, embeddings, loader)?),
+            },
+            output_scale: if layer.has_output_scale {
+                let scale = loader.all_values(&place.name("layer_output_scale.weight"), &[1])?;
+                Some(scale[0])
+            } else {
+                None
+            },
         })
     }
 }

@@ -66,6 +66,13 @@ pub enum RopeScaling {
         /// Whether the ends of the ramp are whole pairs.
         rounding: YarnRounding,
     },
+    /// The frequencies of a whole head, of which only the first pairs turn.
+    ///
+    /// Source: transformers, `rope_type: proportional` (Gemma 4).
+    Proportional {
+        /// Values of a head whose pairs turn.
+        n_rotated: usize,
+    },
     /// Each frequency divided by a factor of its own; one set of factors for contexts up to that of the training, another
     /// for longer ones.
     ///
@@ -123,7 +130,7 @@ impl RopeDescriptor {
             "a number above 1",
         )?;
         let (factor, original_context) = match self.scaling {
-            RopeScaling::None => (1.0, 1),
+            RopeScaling::None | RopeScaling::Proportional { .. } => (1.0, 1),
             RopeScaling::Linear { factor } => (factor, 1),
             RopeScaling::Llama3 {
                 factor,
@@ -151,6 +158,12 @@ impl RopeDescriptor {
         )?;
         match self.scaling {
             RopeScaling::None | RopeScaling::Linear { .. } => Ok(()),
+            RopeScaling::Proportional { n_rotated } => check(
+                "number of rotated values",
+                n_rotated,
+                n_rotated <= self.n_dims,
+                "at most the rope dimension count",
+            ),
             RopeScaling::Llama3 {
                 low_freq_factor,
                 high_freq_factor,
@@ -253,6 +266,9 @@ impl RopeDescriptor {
                     *freq = scaled * *freq / factor + (1.0 - scaled) * *freq;
                 }
                 magnitude = given.unwrap_or_else(|| yarn_magnitude(factor as f32, 1.0));
+            }
+            RopeScaling::Proportional { n_rotated } => {
+                freqs.iter_mut().skip(n_rotated / 2).for_each(|freq| *freq = 0.0);
             }
             RopeScaling::LongRope { magnitude: given, .. } => magnitude = given,
         }

@@ -17,7 +17,7 @@ use crate::{
     random::Random,
     tiny_experts,
     tiny_model::{TinyModel, tiny_llama},
-    variants::{STATE_VARIANTS, VARIANTS, Variant, random_variant},
+    variants::{LAYER_VARIANTS, STATE_VARIANTS, VARIANTS, Variant, random_variant},
 };
 
 pub use crate::encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
@@ -34,6 +34,8 @@ pub struct Subject<B> {
     pub has_states: bool,
     /// Whether it runs latent attention; where it does not, networks with it are left out.
     pub has_latent_rows: bool,
+    /// Whether it has the operations that few networks need; where it has not, networks with them are left out.
+    pub has_layer_operations: bool,
 }
 
 impl<B> Subject<B> {
@@ -41,14 +43,19 @@ impl<B> Subject<B> {
         if self.has_states { STATE_VARIANTS } else { &[] }
     }
 
-    /// Networks with mixers that not every backend has.
-    fn mixer_variants(&self) -> Vec<Variant> {
+    /// Networks with layers that not every backend has.
+    fn more_variants(&self) -> Vec<Variant> {
         let latent = if self.has_latent_rows {
             LATENT_VARIANTS
         } else {
             &[]
         };
-        [self.state_variants(), latent].concat()
+        let layers = if self.has_layer_operations {
+            LAYER_VARIANTS
+        } else {
+            &[]
+        };
+        [self.state_variants(), latent, layers].concat()
     }
 }
 
@@ -67,8 +74,8 @@ const F32_TOLERANCE: f32 = 2e-4;
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
 pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(1);
-    let mixers = subject.mixer_variants();
-    let mut cases: Vec<_> = (VARIANTS.iter().chain(&mixers))
+    let more = subject.more_variants();
+    let mut cases: Vec<_> = (VARIANTS.iter().chain(&more))
         .map(|(name, change)| {
             let mut descriptor = tiny_llama();
             change(&mut descriptor);
@@ -201,9 +208,9 @@ pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>
 /// number of threads.
 pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(5);
-    let mixers = subject.mixer_variants();
-    for case in 0..12 + mixers.len() {
-        let has_mixer = (1..=mixers.len()).contains(&case);
+    let more_variants = subject.more_variants();
+    for case in 0..12 + more_variants.len() {
+        let is_more = (1..=more_variants.len()).contains(&case);
         let ty = [
             TensorType::F32,
             TensorType::F16,
@@ -211,13 +218,13 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
             TensorType::Q4_0,
         ][case % 4];
         // Their widths do not divide into blocks.
-        let ty = if has_mixer { TensorType::F32 } else { ty };
+        let ty = if is_more { TensorType::F32 } else { ty };
         let kv_type = [KvType::F16, KvType::F32][case % 2];
         let (name, descriptor) = match case {
             0 => ("plain".to_owned(), tiny_llama()),
-            // A mixer of each kind, among the others.
-            _ if has_mixer => {
-                let (name, change) = mixers[case - 1];
+            // A layer of each kind that a backend may lack, among the others.
+            _ if is_more => {
+                let (name, change) = more_variants[case - 1];
                 let mut descriptor = tiny_llama();
                 change(&mut descriptor);
                 (name.to_owned(), descriptor)
@@ -642,6 +649,7 @@ mod tests {
             (tiny_llama(), VARIANTS),
             (tiny_llama(), LATENT_VARIANTS),
             (tiny_llama(), STATE_VARIANTS),
+            (tiny_llama(), LAYER_VARIANTS),
             (tiny_experts(), EXPERT_VARIANTS),
         ] {
             let plain = logits(base.clone());

@@ -4,7 +4,8 @@
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 use tokenmill_model::{
-    DenseDescriptor, Descriptor, FfnDescriptor, MoeDescriptor, Presence, RouterDescriptor, SharedDescriptor,
+    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, MoeDescriptor, Presence, RouterDescriptor,
+    SharedDescriptor,
 };
 
 use crate::{tiny_model::tiny_llama, variants::Variant};
@@ -23,6 +24,7 @@ pub fn tiny_experts() -> Descriptor {
                 groups: None,
                 is_normalized: true,
                 scale: 1.0,
+                expert_scales: Presence::Absent,
             },
             n_ff: 32,
             activation: Activation::Silu,
@@ -89,6 +91,19 @@ pub const EXPERT_VARIANTS: &[Variant] = &[
     ("a dense layer first", |d| {
         d.layers[0].ffn = tiny_llama().layers[0].ffn.clone();
     }),
+    ("a factor of each expert", |d| {
+        all(d, |moe| moe.router.expert_scales = Presence::Required);
+    }),
+    ("experts next to a dense network", |d| {
+        let dense = shared(48, false).dense;
+        for layer in &mut d.layers {
+            let FfnDescriptor::Moe(moe) = &layer.ffn else {
+                return;
+            };
+            let moe = moe.clone();
+            layer.ffn = FfnDescriptor::Beside(BesideDescriptor { dense, moe });
+        }
+    }),
     ("one expert of all", |d| all(d, |moe| moe.router.n_used = 1)),
     ("all experts", |d| all(d, |moe| moe.router.n_used = 8)),
     ("a single expert", |d| {
@@ -127,6 +142,7 @@ fn shared(n_ff: usize, has_gate: bool) -> SharedDescriptor {
         dense: DenseDescriptor {
             n_ff,
             activation: Activation::Silu,
+            xielu: None,
             is_gated: true,
             bias: Presence::Absent,
         },

@@ -13,6 +13,7 @@
 //!     stores: |_| true,
 //!     has_states: true,
 //!     has_latent_rows: true,
+//!     has_layer_operations: true,
 //! };
 //! conformance::only_the_rows_asked_for_come_back(&subject);
 //! conformance::a_row_that_is_not_finite_fails_alone(&subject);

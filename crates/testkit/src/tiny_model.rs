@@ -49,6 +49,9 @@ pub fn tiny_llama() -> Descriptor {
             temperature: None,
             qk_norm: None,
             is_normed_after_rope: false,
+            takes_keys_as_values: false,
+            has_v_norm: false,
+            shares_kv_of: None,
             output_gate: None,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,
@@ -56,11 +59,13 @@ pub fn tiny_llama() -> Descriptor {
         ffn: FfnDescriptor::Dense(DenseDescriptor {
             n_ff: 96,
             activation: Activation::Silu,
+            xielu: None,
             is_gated: true,
             bias: Presence::Absent,
         }),
         norms: NormPlacement::Pre,
         residual: Residual::Sequential,
+        has_output_scale: false,
     };
     Descriptor {
         arch: "llama".to_owned(),
@@ -77,6 +82,7 @@ pub fn tiny_llama() -> Descriptor {
             bias: Presence::Absent,
         },
         post_norm_eps: None,
+        layer_embeddings: None,
         ropes: vec![RopeDescriptor {
             style: RopeStyle::Norm,
             head_dim: 16,
@@ -321,7 +327,12 @@ fn random_tensor(name: &str, dims: Vec<usize>, ty: TensorType, seed: u64) -> Ten
         // Decays are below 0.
         _ if name.ends_with("ssm_a") => (TensorType::F32, f32_bytes(&values(-1.0, 0.5))),
         _ if name.starts_with("rope_f") => (TensorType::F32, f32_bytes(&values(2.0, 1.0))),
-        _ if name.ends_with("norm.weight") => (TensorType::F32, f32_bytes(&values(1.0, 0.3))),
+        _ if ["norm.weight", "scale.weight", ".scale"]
+            .iter()
+            .any(|end| name.ends_with(end)) =>
+        {
+            (TensorType::F32, f32_bytes(&values(1.0, 0.3)))
+        }
         _ => (TensorType::F32, f32_bytes(&values(0.0, 0.5))),
     };
     Tensor { ty, dims, bytes }

@@ -3,11 +3,11 @@
 //! Separate so that the suite which runs them does not grow with them. Each variant changes one thing of
 //! [`tiny_llama`]; [`random_variant`] combines several.
 
-use tokenmill_backend::{Activation, KeyHeads, NormKind, RopeStyle, Temperature};
+use tokenmill_backend::{Activation, KeyHeads, NormKind, RopeStyle, Temperature, Xielu};
 use tokenmill_model::{
     DeltaGates, DeltaNetDescriptor, Descriptor, EmbeddingNorm, FfnDescriptor, LayerDescriptor,
-    MixerDescriptor, NormPlacement, OutputGate, OutputHead, Presence, QkNorm, Residual, RopeScaling,
-    ShortConvDescriptor, SsmDescriptor, SsmKind, YarnRounding,
+    LayerEmbeddingsDescriptor, MixerDescriptor, NormPlacement, OutputGate, OutputHead, Presence, QkNorm,
+    Residual, RopeScaling, ShortConvDescriptor, SsmDescriptor, SsmKind, XieluNumbers, YarnRounding,
 };
 
 use crate::{random::Random, tiny_model::tiny_llama};
@@ -157,6 +157,22 @@ pub const VARIANTS: &[Variant] = &[
             layer.attention_mut().is_normed_after_rope = true;
         });
     }),
+    ("keys as values", |d| {
+        d.layers[1].attention_mut().takes_keys_as_values = true;
+    }),
+    ("normed values", |d| {
+        all(d, |layer| layer.attention_mut().has_v_norm = true);
+    }),
+    ("keys and values of another layer", |d| {
+        all(d, |layer| layer.attention_mut().qk_norm = Some(QkNorm::Head));
+        d.layers[1].attention_mut().shares_kv_of = Some(0);
+    }),
+    ("a factor at the end of a layer", |d| {
+        all(d, |layer| layer.has_output_scale = true);
+    }),
+    ("a rope of which a part turns", |d| {
+        d.ropes[0].scaling = RopeScaling::Proportional { n_rotated: 4 };
+    }),
     ("learned positions", |d| d.n_learned_positions = Some(1024)),
     ("another score scale", |d| {
         all(d, |layer| layer.attention_mut().scale = 0.7);
@@ -202,6 +218,31 @@ pub const VARIANTS: &[Variant] = &[
     ("a tied head", |d| d.head = OutputHead::Tied),
     ("scaled logits", |d| d.logit_scale = 0.25),
     ("capped logits", |d| d.logit_softcap = Some(1.0)),
+];
+
+/// What needs operations that few networks need.
+pub(crate) const LAYER_VARIANTS: &[Variant] = &[
+    ("embeddings of each layer", |d| {
+        d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
+            width: 12,
+            activation: Activation::GeluTanh,
+        });
+    }),
+    ("embeddings of each layer, and a factor at its end", |d| {
+        d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
+            width: 32,
+            activation: Activation::Silu,
+        });
+        all(d, |layer| layer.has_output_scale = true);
+        d.layers[0].norms = NormPlacement::PreAndPost;
+    }),
+    ("xIELU", |d| {
+        all(d, |layer| {
+            layer.dense_mut().is_gated = false;
+            layer.dense_mut().xielu = Some(XieluNumbers::InTensors);
+        });
+        d.layers[1].dense_mut().xielu = Some(XieluNumbers::Known(Xielu::from_trained(0.4, -0.9, 0.5, -1e-6)));
+    }),
 ];
 
 /// A layer with each kind of recurrent memory next to one with attention, and networks of such layers alone.

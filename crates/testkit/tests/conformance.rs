@@ -13,6 +13,7 @@ const CPU: Subject<CpuBackend> = Subject {
     stores: |_| true,
     has_states: true,
     has_latent_rows: true,
+    has_layer_operations: true,
 };
 
 const SCALAR: Subject<CpuBackend> = Subject {
@@ -21,6 +22,7 @@ const SCALAR: Subject<CpuBackend> = Subject {
     stores: |_| true,
     has_states: true,
     has_latent_rows: true,
+    has_layer_operations: true,
 };
 
 const NAIVE: Subject<NaiveBackend> = Subject {
@@ -29,6 +31,7 @@ const NAIVE: Subject<NaiveBackend> = Subject {
     stores: |_| true,
     has_states: true,
     has_latent_rows: true,
+    has_layer_operations: true,
 };
 
 macro_rules! suite {

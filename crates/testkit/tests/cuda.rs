@@ -19,6 +19,7 @@ const CUDA: Subject<CudaBackend> = Subject {
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
     has_states: false,
     has_latent_rows: false,
+    has_layer_operations: false,
 };
 
 macro_rules! suite {

@@ -6,6 +6,7 @@
 mod angles;
 mod experts;
 mod latent;
+mod layers;
 mod load;
 mod recurrence;
 

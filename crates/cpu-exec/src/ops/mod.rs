@@ -9,3 +9,4 @@ pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod short_conv;
 pub(crate) mod ssm_scan;
+pub(crate) mod xielu;

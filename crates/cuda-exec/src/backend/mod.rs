@@ -10,6 +10,7 @@
 mod buffer;
 mod experts;
 mod latent;
+mod layers;
 mod load;
 mod operations;
 mod recurrence;

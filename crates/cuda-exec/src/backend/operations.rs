@@ -82,6 +82,9 @@ impl Backend for CudaBackend {
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
         // What is certain to fail fails before gigabytes are on their way.
+        if let Some(&operation) = network.needs.first() {
+            return Err(super::layers::lacking(operation));
+        }
         crate::KvStore::check(kv)?;
         if limits.max_batch_tokens > MAX_STEP_TOKENS {
             return Err(BackendError::Unsupported {

@@ -192,6 +192,9 @@ impl GgufConfig<'_> {
                     temperature: None,
                     qk_norm: None,
                     is_normed_after_rope: false,
+                    takes_keys_as_values: false,
+                    has_v_norm: false,
+                    shares_kv_of: None,
                     output_gate: None,
                     qkv_bias: Presence::Absent,
                     output_bias: Presence::Absent,
@@ -199,11 +202,13 @@ impl GgufConfig<'_> {
                 ffn: FfnDescriptor::Dense(DenseDescriptor {
                     n_ff: n_ff[layer_idx],
                     activation: Activation::Silu,
+                    xielu: None,
                     is_gated: true,
                     bias: Presence::Absent,
                 }),
                 norms: NormPlacement::Pre,
                 residual: Residual::Sequential,
+                has_output_scale: false,
             })
             .collect();
         Ok(Descriptor {
@@ -221,6 +226,7 @@ impl GgufConfig<'_> {
                 bias: Presence::Absent,
             },
             post_norm_eps: None,
+            layer_embeddings: None,
             ropes: vec![rope],
             layers,
             tensor_names: &[],

@@ -69,6 +69,7 @@ impl GgufConfig<'_> {
                 }),
                 is_normalized: self.opt_bool("expert_weights_norm")?.unwrap_or(is_normalized),
                 scale: scale.unwrap_or(1.0),
+                expert_scales: Presence::Absent,
             },
             n_ff,
             activation: Activation::Silu,
@@ -113,6 +114,7 @@ impl GgufConfig<'_> {
             dense: DenseDescriptor {
                 n_ff,
                 activation: moe.activation,
+                xielu: None,
                 is_gated: moe.is_gated,
                 bias: Presence::Absent,
             },

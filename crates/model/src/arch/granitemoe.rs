@@ -65,6 +65,7 @@ pub(super) fn with_shared(mut moe: MoeDescriptor, n_ff: Option<usize>) -> MoeDes
         dense: DenseDescriptor {
             n_ff,
             activation: moe.activation,
+            xielu: None,
             is_gated: true,
             bias: Presence::Absent,
         },

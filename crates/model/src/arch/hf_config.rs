@@ -281,6 +281,9 @@ impl HfConfig {
                 temperature: None,
                 qk_norm: None,
                 is_normed_after_rope: false,
+                takes_keys_as_values: false,
+                has_v_norm: false,
+                shares_kv_of: None,
                 output_gate: None,
                 qkv_bias: Presence::Absent,
                 output_bias: Presence::Absent,
@@ -288,11 +291,13 @@ impl HfConfig {
             ffn: FfnDescriptor::Dense(DenseDescriptor {
                 n_ff,
                 activation: self.activation()?,
+                xielu: None,
                 is_gated: true,
                 bias: Presence::Absent,
             }),
             norms: NormPlacement::Pre,
             residual: Residual::Sequential,
+            has_output_scale: false,
         };
         Ok(Descriptor {
             arch: String::new(),
@@ -309,6 +314,7 @@ impl HfConfig {
                 bias: Presence::Absent,
             },
             post_norm_eps: None,
+            layer_embeddings: None,
             ropes: vec![self.rope("full_attention", head_dim)?],
             layers: vec![layer; n_layers],
             tensor_names: &[],
@@ -375,12 +381,15 @@ impl HfConfig {
                 Err(self.wrong("hidden_act", "the name of a known activation"))
             };
         };
+        let family = self.get("model_type").and_then(Value::as_str);
         match self.get(key).and_then(Value::as_str) {
             Some("silu" | "swish" | "swiglu") => Ok(Activation::Silu),
             Some("gelu") => Ok(Activation::GeluErf),
             Some("gelu_pytorch_tanh" | "gelu_new" | "gelu_fast") => Ok(Activation::GeluTanh),
             Some("relu") => Ok(Activation::Relu),
             Some("relu2") => Ok(Activation::ReluSquared),
+            // The function of Apertus, whose file sets it: it has numbers, so it is none of the others.
+            Some("xielu") if family == Some("apertus") => Ok(Activation::Identity),
             _ => Err(self.wrong(key, "the name of a known activation")),
         }
     }

@@ -138,6 +138,11 @@ impl HfConfig {
                     }),
                 }
             }
+            Some("proportional") => {
+                let n_rotated = rope.n_dims;
+                rope.n_dims = rope.head_dim;
+                RopeScaling::Proportional { n_rotated }
+            }
             // HunYuan's: another base, whatever the context.
             Some("dynamic") if self.get("alpha").is_some() => {
                 let n_dims = f64::from(rope.n_dims as u32);
@@ -146,7 +151,7 @@ impl HfConfig {
                 RopeScaling::None
             }
             Some(_) => {
-                let expected = "one of default, linear, llama3, yarn, longrope, mrope, dynamic with `alpha`";
+                let expected = "one of default, linear, llama3, yarn, longrope, mrope, proportional, dynamic with `alpha`";
                 return Err(self.wrong(key, expected));
             }
         };

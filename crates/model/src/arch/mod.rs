@@ -19,6 +19,7 @@ mod falcon_h1;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod gemma_embedding;
 mod gguf_config;
 mod gguf_experts;
@@ -106,6 +107,7 @@ const ARCHITECTURES: &[Architecture] = &[
     exaone_moe::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gemma4::ARCHITECTURE,
     gemma_embedding::ARCHITECTURE,
     gemma::ARCHITECTURE,
     glm4::ARCHITECTURE,

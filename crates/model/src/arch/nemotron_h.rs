@@ -162,6 +162,7 @@ fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
     if n_shared > 0 {
         moe.shared = Some(SharedDescriptor {
             dense: DenseDescriptor {
+                xielu: None,
                 n_ff: config.first_usize(&["moe_shared_expert_intermediate_size"])?,
                 activation: moe.activation,
                 is_gated: false,

@@ -49,6 +49,7 @@ pub(super) fn with_gated_network(mut moe: MoeDescriptor, n_ff: usize) -> MoeDesc
         dense: DenseDescriptor {
             n_ff,
             activation: moe.activation,
+            xielu: None,
             is_gated: true,
             bias: Presence::Absent,
         },

@@ -3,7 +3,7 @@
 //! Separate from the layer because each kind brings its own sizes and checks. Invariant: a kind's descriptor that passed
 //! [`FfnDescriptor::validate`] can be built and run.
 
-use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, ExpertsShape};
+use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, ExpertsShape, Xielu};
 
 use crate::{LoadError, error::check};
 
@@ -18,6 +18,8 @@ pub enum FfnDescriptor {
     Dense(DenseDescriptor),
     /// Experts, of which each token goes to a few.
     Moe(MoeDescriptor),
+    /// A dense network and experts next to each other.
+    Beside(BesideDescriptor),
 }
 
 impl FfnDescriptor {
@@ -26,6 +28,7 @@ impl FfnDescriptor {
         match self {
             Self::Dense(dense) => Some(dense),
             Self::Moe(moe) => moe.shared.as_ref().map(|shared| &shared.dense),
+            Self::Beside(beside) => Some(&beside.dense),
             Self::None => None,
         }
     }
@@ -35,6 +38,7 @@ impl FfnDescriptor {
         match self {
             Self::Dense(_) | Self::None => None,
             Self::Moe(moe) => Some(moe),
+            Self::Beside(beside) => Some(&beside.moe),
         }
     }
 
@@ -55,7 +59,31 @@ impl FfnDescriptor {
             Self::None => Ok(()),
             Self::Dense(dense) => dense.validate(),
             Self::Moe(moe) => moe.validate(),
+            Self::Beside(beside) => beside.validate(),
         }
+    }
+}
+
+/// A dense network and experts next to each other, each with a norm of its own behind it. The dense one reads what the layer's
+/// norm gives. The experts read the stream through two more norms, one for the choice and one for the experts themselves.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BesideDescriptor {
+    /// The network that all tokens go through.
+    pub dense: DenseDescriptor,
+    /// The experts, without a shared network.
+    pub moe: MoeDescriptor,
+}
+
+impl BesideDescriptor {
+    fn validate(&self) -> Result<(), LoadError> {
+        self.dense.validate()?;
+        self.moe.validate()?;
+        check(
+            "experts next to a dense network",
+            "a second network that all tokens go through",
+            self.moe.shared.is_none(),
+            "none",
+        )
     }
 }
 
@@ -95,6 +123,8 @@ pub struct RouterDescriptor {
     pub is_normalized: bool,
     /// Multiplies the weights.
     pub scale: f32,
+    /// Whether each expert has a factor of its own for its weights.
+    pub expert_scales: Presence,
 }
 
 /// The network next to the experts that every token goes through.
@@ -175,16 +205,33 @@ const MAX_GROUPS: usize = 1024;
 pub struct DenseDescriptor {
     /// Width inside.
     pub n_ff: usize,
-    /// Its function.
+    /// Its function, unless that is xIELU.
     pub activation: Activation,
+    /// Where the numbers of xIELU are, which then is its function. There is no gate.
+    pub xielu: Option<XieluNumbers>,
     /// Whether there is a gate: `down(f(gate(x)) * up(x))` instead of `down(f(up(x)))`.
     pub is_gated: bool,
     /// Biases of its matrices.
     pub bias: Presence,
 }
 
+/// Where the trained numbers of xIELU are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum XieluNumbers {
+    /// In the metadata, which gave these.
+    Known(Xielu),
+    /// In tensors of the layer.
+    InTensors,
+}
+
 impl DenseDescriptor {
     fn validate(&self) -> Result<(), LoadError> {
+        check(
+            "feed-forward network with xIELU",
+            "a gate",
+            self.xielu.is_none() || !self.is_gated,
+            "none",
+        )?;
         check(
             "feed-forward length",
             self.n_ff,

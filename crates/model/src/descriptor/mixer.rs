@@ -72,6 +72,11 @@ impl MixerDescriptor {
         attention.or_else(|| self.latent().map(LatentDescriptor::kv_shape))
     }
 
+    /// The earlier layer whose keys and values are read, where the mixer stores none of its own.
+    pub fn shares_kv_of(&self) -> Option<usize> {
+        self.attention().and_then(|attention| attention.shares_kv_of)
+    }
+
     /// The state space model, where the mixer has one.
     pub fn ssm(&self) -> Option<&SsmDescriptor> {
         match self {
@@ -128,6 +133,10 @@ impl MixerDescriptor {
 
 /// Attention of one layer.
 #[derive(Clone, Debug, PartialEq)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "switches that have nothing to do with each other"
+)]
 pub struct AttentionDescriptor {
     /// Query heads.
     pub n_heads: usize,
@@ -159,6 +168,12 @@ pub struct AttentionDescriptor {
     pub qk_norm: Option<QkNorm>,
     /// Whether that norm comes after rope instead of before it.
     pub is_normed_after_rope: bool,
+    /// Whether values are what the key projection gives, before its norm and rope.
+    pub takes_keys_as_values: bool,
+    /// Whether each head of the values is normed, without a weight.
+    pub has_v_norm: bool,
+    /// An earlier layer whose keys and values are read; `None` for a layer that stores its own.
+    pub shares_kv_of: Option<usize>,
     /// The gate of each head's output, through which it goes as `sigmoid(gate) * output`.
     pub output_gate: Option<OutputGate>,
     /// Biases of q, k and v.
@@ -248,6 +263,12 @@ impl AttentionDescriptor {
             self.output_gate != Some(OutputGate::InQuery) || self.head_dim_v == self.head_dim_k,
             "the width of a key head",
         )?;
+        check(
+            "value head width",
+            self.head_dim_v,
+            !self.takes_keys_as_values || self.head_dim_v == self.head_dim_k,
+            "the width of a key head, since values are keys",
+        )?;
         check_positive("attention scale", self.scale)?;
         check_positive("attention softcap", self.softcap.unwrap_or(1.0))?;
         check(
@@ -331,6 +352,9 @@ mod tests {
             temperature: None,
             qk_norm: None,
             is_normed_after_rope: false,
+            takes_keys_as_values: false,
+            has_v_norm: false,
+            shares_kv_of: None,
             output_gate: None,
             qkv_bias: Presence::Absent,
             output_bias: Presence::Absent,

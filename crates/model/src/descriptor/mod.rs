@@ -10,13 +10,18 @@ mod mixer;
 mod pooling;
 mod recurrent;
 
-pub use ffn::{DenseDescriptor, FfnDescriptor, MoeDescriptor, RouterDescriptor, SharedDescriptor};
+pub use ffn::{
+    BesideDescriptor, DenseDescriptor, FfnDescriptor, MoeDescriptor, RouterDescriptor, SharedDescriptor,
+    XieluNumbers,
+};
 pub use latent::LatentDescriptor;
 pub use mixer::{AttentionDescriptor, MixerDescriptor, OutputGate, QkNorm};
 pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
 pub use recurrent::{DeltaGates, DeltaNetDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind};
 
-use tokenmill_backend::{KvLayerShape, LayerShape, NetworkShape, NormKind, StateLayerShape};
+use tokenmill_backend::{
+    Activation, KvLayerShape, LayerOperation, LayerShape, NetworkShape, NormKind, StateLayerShape,
+};
 
 use crate::{
     LoadError, RopeDescriptor,
@@ -46,6 +51,8 @@ pub struct Descriptor {
     pub norm: NormDescriptor,
     /// The epsilon of the norms behind each half of a layer, where it is another.
     pub post_norm_eps: Option<f32>,
+    /// Embeddings that each layer has of its own.
+    pub layer_embeddings: Option<LayerEmbeddingsDescriptor>,
     /// The distinct rotary embeddings of the layers.
     pub ropes: Vec<RopeDescriptor>,
     /// The layers, first to last.
@@ -104,6 +111,15 @@ pub struct NormDescriptor {
     pub bias: Presence,
 }
 
+/// Embeddings of the tokens that each layer has of its own, and adds through a gate at its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerEmbeddingsDescriptor {
+    /// Width of a layer's embedding.
+    pub width: usize,
+    /// The function of the gate.
+    pub activation: Activation,
+}
+
 /// The norm of the embeddings, which is of the network's kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbeddingNorm {
@@ -124,6 +140,8 @@ pub struct LayerDescriptor {
     pub norms: NormPlacement,
     /// How mixer and feed-forward network follow each other.
     pub residual: Residual,
+    /// Whether the stream is multiplied by a number of the layer at its end.
+    pub has_output_scale: bool,
 }
 
 impl LayerDescriptor {
@@ -146,7 +164,7 @@ impl LayerDescriptor {
         match &mut self.ffn {
             FfnDescriptor::Dense(dense) => dense,
             FfnDescriptor::None => panic!("the layer has no feed-forward network"),
-            FfnDescriptor::Moe(_) => panic!("the layer has experts"),
+            FfnDescriptor::Moe(_) | FfnDescriptor::Beside(_) => panic!("the layer has experts"),
         }
     }
 }
@@ -265,8 +283,17 @@ impl Descriptor {
         for rope in &self.ropes {
             rope.validate()?;
         }
-        for layer in &self.layers {
+        for (layer_idx, layer) in self.layers.iter().enumerate() {
             self.validate_layer(layer)?;
+            self.validate_sharing(layer_idx)?;
+        }
+        if let Some(embeddings) = &self.layer_embeddings {
+            check(
+                "width of a layer's embeddings",
+                embeddings.width,
+                (1..=MAX_WIDTH / self.layers.len()).contains(&embeddings.width),
+                WIDTH,
+            )?;
         }
         if let Some(pooling) = &self.pooling {
             pooling.validate()?;
@@ -319,6 +346,32 @@ impl Descriptor {
             format_args!("{:?}", layer.norms),
             layer.residual == Residual::Sequential || layer.norms == NormPlacement::Pre,
             "Pre",
+        )?;
+        check(
+            "parallel layer",
+            "a factor or an embedding of the layer at its end",
+            layer.residual == Residual::Sequential
+                || !layer.has_output_scale && self.layer_embeddings.is_none(),
+            "none",
+        )
+    }
+
+    /// Checks that a layer which reads another's keys and values finds its own kind there.
+    fn validate_sharing(&self, layer_idx: usize) -> Result<(), LoadError> {
+        let Some(attention) = self.layers[layer_idx].mixer.attention() else {
+            return Ok(());
+        };
+        let Some(owner) = attention.shares_kv_of else {
+            return Ok(());
+        };
+        let found = (self.layers[..layer_idx].get(owner)).and_then(|layer| layer.mixer.attention());
+        check(
+            "layer whose keys and values another reads",
+            owner,
+            found.is_some_and(|found| {
+                found.shares_kv_of.is_none() && found.kv_shape() == attention.kv_shape()
+            }),
+            "an earlier one with heads of the same widths that stores its own",
         )
     }
 
@@ -330,11 +383,27 @@ impl Descriptor {
                 .map(|layer| LayerShape {
                     attention: layer.mixer.attention_shape(),
                     heads: layer.mixer.latent().map(LatentDescriptor::heads_shape),
-                    widest_input: layer.mixer.widest_input().max(layer.ffn.widest_input()),
+                    widest_input: (layer.mixer.widest_input())
+                        .max(layer.ffn.widest_input())
+                        .max(self.layer_embeddings.map_or(0, |embeddings| embeddings.width)),
                     experts: layer.ffn.moe().map(MoeDescriptor::shape),
                 })
                 .collect(),
+            needs: self.needs(),
         }
+    }
+
+    /// The operations that few networks need.
+    fn needs(&self) -> Vec<LayerOperation> {
+        let mut dense = self.layers.iter().filter_map(|layer| layer.ffn.dense());
+        let has_xielu = dense.any(|dense| dense.xielu.is_some());
+        [
+            (LayerOperation::TakeColumns, self.layer_embeddings.is_some()),
+            (LayerOperation::Xielu, has_xielu),
+        ]
+        .into_iter()
+        .filter_map(|(operation, is_needed)| is_needed.then_some(operation))
+        .collect()
     }
 
     /// The shapes of the KV store's layers. Layers of an encoder need keys and values only while they run, so those of one
@@ -342,7 +411,8 @@ impl Descriptor {
     pub fn kv_layers(&self) -> Vec<KvLayerShape> {
         let is_encoder = self.is_encoder();
         let mut shapes = Vec::new();
-        for shape in self.layers.iter().filter_map(|layer| layer.mixer.kv_shape()) {
+        let owners = (self.layers.iter()).filter(|layer| layer.mixer.shares_kv_of().is_none());
+        for shape in owners.filter_map(|layer| layer.mixer.kv_shape()) {
             if !(is_encoder && shapes.contains(&shape)) {
                 shapes.push(shape);
             }
@@ -350,13 +420,21 @@ impl Descriptor {
         shapes
     }
 
-    /// The layer of the KV store that the `n`th layer that stores keys uses.
-    pub(crate) fn kv_idx(&self, n: usize) -> usize {
-        if !self.is_encoder() {
-            return n;
+    /// The layer of the KV store that a layer uses; 0 for one that reads no keys.
+    pub(crate) fn kv_idx(&self, layer_idx: usize) -> usize {
+        let mixer = &self.layers[layer_idx].mixer;
+        let Some(shape) = mixer.kv_shape() else {
+            return 0;
+        };
+        if let Some(owner) = mixer.shares_kv_of() {
+            return self.kv_idx(owner);
         }
-        let shape = self.attentions().nth(n).map(AttentionDescriptor::kv_shape);
-        let found = (self.kv_layers().into_iter()).position(|known| Some(known) == shape);
+        if !self.is_encoder() {
+            let earlier = self.layers[..layer_idx].iter().map(|layer| &layer.mixer);
+            let owners = earlier.filter(|mixer| mixer.kv_shape().is_some() && mixer.shares_kv_of().is_none());
+            return owners.count();
+        }
+        let found = (self.kv_layers().into_iter()).position(|known| known == shape);
         found.expect("the store has every shape")
     }
 

@@ -2,16 +2,20 @@
 //!
 //! `W_down (f(W_gate x) * W_up x)`, or `W_down f(W_up x)` without a gate.
 
-use tokenmill_backend::{Activation, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory};
+use tokenmill_backend::{
+    Activation, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Xielu,
+};
 
 use crate::{
-    DenseDescriptor, Descriptor, LoadError,
+    DenseDescriptor, Descriptor, LoadError, XieluNumbers,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
 /// The weights of a dense network.
 pub(crate) struct DenseFfn<M: Memory> {
     activation: Activation,
+    /// The function, where it is this one.
+    xielu: Option<Xielu>,
     /// `None` for a network without a gate.
     gate: Option<Linear<M::Matrix, M::Vector>>,
     up: Linear<M::Matrix, M::Vector>,
@@ -48,6 +52,11 @@ impl<M: Memory> DenseFfn<M> {
         };
         Ok(Self {
             activation: dense.activation,
+            xielu: match dense.xielu {
+                None => None,
+                Some(XieluNumbers::Known(xielu)) => Some(xielu),
+                Some(XieluNumbers::InTensors) => Some(load_xielu(place, loader)?),
+            },
             gate: if dense.is_gated {
                 Some(loader.linear_part(gate_name, gate_rows, n_embd, bias)?)
             } else {
@@ -57,6 +66,20 @@ impl<M: Memory> DenseFfn<M> {
             down: loader.linear(&name("ffn_down"), n_embd, n_ff, bias)?,
         })
     }
+}
+
+fn load_xielu<M: Memory>(place: LayerPlace, loader: &mut Loader<'_, M>) -> Result<Xielu, LoadError> {
+    let mut number = |part: &str| {
+        let values = loader.all_values(&place.name(&format!("ffn_act.{part}")), &[1])?;
+        Ok::<_, LoadError>(values[0])
+    };
+    let (alpha_p, alpha_n) = (number("alpha_p")?, number("alpha_n")?);
+    Ok(Xielu::from_trained(
+        alpha_p,
+        alpha_n,
+        number("beta")?,
+        number("eps")?,
+    ))
 }
 
 impl<B: Backend> DenseFfn<B> {
@@ -82,7 +105,10 @@ impl<B: Backend> DenseFfn<B> {
             backend.linear(&self.down, gate, n_rows, output)
         } else {
             backend.linear(&self.up, input, n_rows, up)?;
-            backend.activation(self.activation, n_rows, self.up.n_out, up, None)?;
+            match self.xielu {
+                Some(xielu) => backend.xielu(xielu, n_rows, self.up.n_out, up)?,
+                None => backend.activation(self.activation, n_rows, self.up.n_out, up, None)?,
+            }
             backend.linear(&self.down, up, n_rows, output)
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Separate from the forward pass, which gives it rows and gets rows back.
 
+mod beside;
 mod dense;
 mod moe;
 
@@ -12,6 +13,7 @@ use crate::{
     loader::{LayerPlace, Loader},
 };
 
+use beside::{BesideBuffers, BesideFfn};
 use dense::{DenseBuffers, DenseFfn};
 use moe::{MoeBuffers, MoeFfn};
 
@@ -19,12 +21,14 @@ use moe::{MoeBuffers, MoeFfn};
 pub(crate) enum Ffn<M: Memory> {
     Dense(DenseFfn<M>),
     Moe(MoeFfn<M>),
+    Beside(BesideFfn<M>),
 }
 
 /// The buffers in which feed-forward networks of each kind work, where the network has a layer of that kind.
 pub(crate) struct FfnBuffers<T, R> {
     dense: Option<DenseBuffers<T>>,
     moe: Option<MoeBuffers<T, R>>,
+    beside: Option<BesideBuffers<T>>,
 }
 
 impl<M: Memory> Ffn<M> {
@@ -39,16 +43,20 @@ impl<M: Memory> Ffn<M> {
                 DenseFfn::load(place, "", dense, loader).map(|dense| Some(Self::Dense(dense)))
             }
             FfnDescriptor::Moe(moe) => MoeFfn::load(place, moe, loader).map(|moe| Some(Self::Moe(moe))),
+            FfnDescriptor::Beside(beside) => {
+                BesideFfn::load(place, beside, loader).map(|beside| Some(Self::Beside(beside)))
+            }
         }
     }
 }
 
 impl<B: Backend> Ffn<B> {
-    /// Computes `n_rows` rows of the width of the stream from as many.
+    /// Computes `n_rows` rows of the width of the stream from as many: from those of the stream, and from what the layer's norm
+    /// makes of them.
     pub(crate) fn run(
         &self,
         backend: &mut B,
-        input: &B::Buffer,
+        [stream, input]: [&B::Buffer; 2],
         n_rows: usize,
         buffers: &mut FfnBuffers<B::Buffer, B::Routes>,
         output: &mut B::Buffer,
@@ -59,10 +67,11 @@ impl<B: Backend> Ffn<B> {
                 dense.run(backend, input, n_rows, buffers, output)
             }
             Self::Moe(moe) => {
-                let FfnBuffers { dense, moe: own } = buffers;
+                let FfnBuffers { dense, moe: own, .. } = buffers;
                 let own = own.as_mut().expect("allocated for experts");
-                moe.run(backend, input, n_rows, own, dense.as_mut(), output)
+                moe.run(backend, [input; 2], n_rows, own, dense.as_mut(), output)
             }
+            Self::Beside(both) => both.run(backend, [stream, input], n_rows, buffers, output),
         }
     }
 }
@@ -77,6 +86,7 @@ impl<T, R> FfnBuffers<T, R> {
         Ok(Self {
             dense: DenseBuffers::alloc(descriptor, limits, memory)?,
             moe: MoeBuffers::alloc(descriptor, limits, memory)?,
+            beside: BesideBuffers::alloc(descriptor, limits, memory)?,
         })
     }
 }

@@ -106,7 +106,11 @@ impl<M: Memory> MoeFfn<M> {
                 groups: moe.router.groups,
                 is_normalized: moe.router.is_normalized,
                 scale: moe.router.scale,
-                expert_scales: None,
+                expert_scales: loader.vector(
+                    &name("ffn_down_exps.scale"),
+                    n_experts,
+                    moe.router.expert_scales,
+                )?,
             },
             activation: moe.activation,
             gate,
@@ -118,10 +122,11 @@ impl<M: Memory> MoeFfn<M> {
 }
 
 impl<B: Backend> MoeFfn<B> {
+    /// Computes `n_rows` rows. The router may read other rows than the experts.
     pub(super) fn run(
         &self,
         backend: &mut B,
-        input: &B::Buffer,
+        [router_input, input]: [&B::Buffer; 2],
         n_rows: usize,
         buffers: &mut MoeBuffers<B::Buffer, B::Routes>,
         shared_buffers: Option<&mut DenseBuffers<B::Buffer>>,
@@ -135,7 +140,7 @@ impl<B: Backend> MoeFfn<B> {
             down,
             shared_gate,
         } = buffers;
-        backend.linear(&self.logits, input, n_rows, logits)?;
+        backend.linear(&self.logits, router_input, n_rows, logits)?;
         backend.route(&self.router, n_rows, logits, routes)?;
         let routed = Routed {
             routes: &*routes,

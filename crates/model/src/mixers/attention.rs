@@ -21,8 +21,11 @@ use super::MixerRows;
 /// The weights of attention.
 pub(crate) struct AttentionMixer<M: Memory> {
     q: Linear<M::Matrix, M::Vector>,
-    k: Linear<M::Matrix, M::Vector>,
-    v: Linear<M::Matrix, M::Vector>,
+    /// `None` where another layer's keys and values are read.
+    k: Option<Linear<M::Matrix, M::Vector>>,
+    /// `None` where values are what `k` gives, and where there is no `k`.
+    v: Option<Linear<M::Matrix, M::Vector>>,
+    v_norm: Option<Norm<M::Vector>>,
     /// `None` where the output is not gated.
     gate: Option<Linear<M::Matrix, M::Vector>>,
     q_norm: Option<Norm<M::Vector>>,
@@ -70,8 +73,17 @@ impl<M: Memory> AttentionMixer<M> {
             let part = RowsOf::run(first, n_rows, q_width + k_width + v_width);
             loader.linear_part(&name("attn_qkv"), part, n_embd, attention.qkv_bias)
         };
-        let k = projection("attn_k", q_width, k_width)?;
-        let v = projection("attn_v", q_width + k_width, v_width)?;
+        let stores_kv = attention.shares_kv_of.is_none();
+        let k = if stores_kv {
+            Some(projection("attn_k", q_width, k_width)?)
+        } else {
+            None
+        };
+        let v = if stores_kv && !attention.takes_keys_as_values {
+            Some(projection("attn_v", q_width + k_width, v_width)?)
+        } else {
+            None
+        };
         let (q, gate) = if attention.output_gate == Some(OutputGate::InQuery) {
             // The file has, head after head, the rows of the query and those of the gate.
             let mut half = |which| {
@@ -99,8 +111,14 @@ impl<M: Memory> AttentionMixer<M> {
             gate,
             k,
             v,
+            v_norm: (attention.has_v_norm)
+                .then(|| plain_norm(head_norm(loader.descriptor), attention.head_dim_v)),
             q_norm: load_head_norm(&name("attn_q_norm"), attention, q_width, loader)?,
-            k_norm: load_head_norm(&name("attn_k_norm"), attention, k_width, loader)?,
+            k_norm: if stores_kv {
+                load_head_norm(&name("attn_k_norm"), attention, k_width, loader)?
+            } else {
+                None
+            },
             rope: attention.rope,
             is_normed_after_rope: attention.is_normed_after_rope,
             temperature: attention.temperature,
@@ -119,17 +137,21 @@ impl<M: Memory> AttentionMixer<M> {
     }
 }
 
+fn head_norm(descriptor: &Descriptor) -> NormDescriptor {
+    NormDescriptor {
+        kind: NormKind::Rms,
+        eps: descriptor.norm.eps,
+        bias: Presence::Absent,
+    }
+}
+
 fn load_head_norm<M: Memory>(
     name: &str,
     attention: &AttentionDescriptor,
     row_width: usize,
     loader: &mut Loader<'_, M>,
 ) -> Result<Option<Norm<M::Vector>>, LoadError> {
-    let norm = NormDescriptor {
-        kind: NormKind::Rms,
-        eps: loader.descriptor.norm.eps,
-        bias: Presence::Absent,
-    };
+    let norm = head_norm(loader.descriptor);
     let width = match attention.qk_norm {
         None => return Ok(None),
         Some(QkNorm::PlainHead) => return Ok(Some(plain_norm(norm, attention.head_dim_k))),
@@ -149,45 +171,8 @@ impl<B: Backend> AttentionMixer<B> {
         heads: &mut Heads<B::Buffer>,
         wants_output: bool,
     ) -> Result<(), BackendError> {
-        let n_tokens = shape.n_tokens;
-        let mut projections = [
-            (&self.q, &mut heads.q),
-            (&self.k, &mut heads.k),
-            (&self.v, &mut heads.v),
-        ]
-        .map(|(linear, output)| LinearJob { linear, output });
-        backend.linear_group(rows.input, n_tokens, &mut projections)?;
-        let (layer_idx, q_width, k_width) = (self.attention.layer_idx, self.q.n_out, self.k.n_out);
-        let rope = self.rope.map(|rope_idx| &ropes[rope_idx]);
-        let norms = [&self.q_norm, &self.k_norm].map(Option::as_ref);
-        if self.is_normed_after_rope {
-            for ((width, rows), norm) in [(q_width, &mut heads.q), (k_width, &mut heads.k)]
-                .into_iter()
-                .zip(norms)
-            {
-                if let Some(rope) = rope {
-                    backend.rope(rope, n_tokens, width, rows)?;
-                }
-                if let Some(norm) = norm {
-                    backend.norm_in_place(norm, n_tokens, width, rows)?;
-                }
-            }
-            backend.store_kv(layer_idx, n_tokens, &heads.k, &heads.v)?;
-        } else {
-            let [q_norm, k_norm] = norms;
-            let job = RopeStoreKv {
-                layer_idx,
-                q_norm,
-                k_norm,
-                rope,
-                q_width,
-                k_width,
-                q: &mut heads.q,
-                k: &mut heads.k,
-                v: &heads.v,
-            };
-            backend.rope_store_kv(job, n_tokens)?;
-        }
+        self.project_and_store(backend, ropes, shape.n_tokens, rows.input, heads)?;
+        let (n_tokens, q_width) = (shape.n_tokens, self.q.n_out);
         if let Some(temperature) = self.temperature {
             backend.scale_by_position(temperature, n_tokens, q_width, &mut heads.q)?;
         }
@@ -206,6 +191,81 @@ impl<B: Backend> AttentionMixer<B> {
             rows.mixed,
             Some(attended),
         )
+    }
+
+    /// Computes queries, and computes and stores keys and values where the layer has its own.
+    fn project_and_store(
+        &self,
+        backend: &mut B,
+        ropes: &[Rope<B::Vector>],
+        n_tokens: usize,
+        input: &B::Buffer,
+        heads: &mut Heads<B::Buffer>,
+    ) -> Result<(), BackendError> {
+        let rope = self.rope.map(|rope_idx| &ropes[rope_idx]);
+        let (layer_idx, q_width) = (self.attention.layer_idx, self.q.n_out);
+        let Some(k) = &self.k else {
+            backend.linear(&self.q, input, n_tokens, &mut heads.q)?;
+            return self.turn(
+                backend,
+                rope,
+                self.q_norm.as_ref(),
+                [n_tokens, q_width],
+                &mut heads.q,
+            );
+        };
+        let k_width = k.n_out;
+        let v = self.v.as_ref().unwrap_or(k);
+        let mut projections = [(&self.q, &mut heads.q), (k, &mut heads.k), (v, &mut heads.v)]
+            .map(|(linear, output)| LinearJob { linear, output });
+        backend.linear_group(input, n_tokens, &mut projections)?;
+        if let Some(norm) = &self.v_norm {
+            backend.norm_in_place(norm, n_tokens, v.n_out, &mut heads.v)?;
+        }
+        let norms = [&self.q_norm, &self.k_norm].map(Option::as_ref);
+        if self.is_normed_after_rope {
+            for ((width, rows), norm) in [(q_width, &mut heads.q), (k_width, &mut heads.k)]
+                .into_iter()
+                .zip(norms)
+            {
+                self.turn(backend, rope, norm, [n_tokens, width], rows)?;
+            }
+            return backend.store_kv(layer_idx, n_tokens, &heads.k, &heads.v);
+        }
+        let [q_norm, k_norm] = norms;
+        let job = RopeStoreKv {
+            layer_idx,
+            q_norm,
+            k_norm,
+            rope,
+            q_width,
+            k_width,
+            q: &mut heads.q,
+            k: &mut heads.k,
+            v: &heads.v,
+        };
+        backend.rope_store_kv(job, n_tokens)
+    }
+
+    /// Norms and rotates the heads of queries or keys, `[n_tokens, width]`, in the order of the network.
+    fn turn(
+        &self,
+        backend: &mut B,
+        rope: Option<&Rope<B::Vector>>,
+        norm: Option<&Norm<B::Vector>>,
+        [n_tokens, width]: [usize; 2],
+        rows: &mut B::Buffer,
+    ) -> Result<(), BackendError> {
+        if let Some(norm) = norm.filter(|_| !self.is_normed_after_rope) {
+            backend.norm_in_place(norm, n_tokens, width, rows)?;
+        }
+        if let Some(rope) = rope {
+            backend.rope(rope, n_tokens, width, rows)?;
+        }
+        if let Some(norm) = norm.filter(|_| self.is_normed_after_rope) {
+            backend.norm_in_place(norm, n_tokens, width, rows)?;
+        }
+        Ok(())
     }
 }
 

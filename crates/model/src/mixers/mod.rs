@@ -24,6 +24,10 @@ use short_conv::{ShortConvBuffers, ShortConvMixer};
 use ssm::{SsmBuffers, SsmMixer};
 
 /// A mixer's weights.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a network has one for each layer, and none of them moves"
+)]
 pub(crate) enum Mixer<M: Memory> {
     Attention(AttentionMixer<M>),
     Latent(LatentMixer<M>),

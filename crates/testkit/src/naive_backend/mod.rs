@@ -7,6 +7,7 @@
 mod activation;
 mod experts;
 mod latent;
+mod layers;
 mod router;
 mod states;
 

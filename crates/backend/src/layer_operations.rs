@@ -1,0 +1,90 @@
+//! [`LayerOperations`]: operations that few networks need, and a backend may lack.
+//!
+//! Separate from the operations that every backend has. Invariant: a network says which of them it needs
+//! ([`NetworkShape::needs`](crate::NetworkShape::needs)) before a weight is loaded, so that a backend which lacks one refuses the
+//! load, not a step.
+
+use crate::{BackendError, Columns, Memory};
+
+/// The operations.
+#[expect(
+    clippy::missing_errors_doc,
+    reason = "the operations fail alike, which the documentation of `Backend` says"
+)]
+pub trait LayerOperations: Memory {
+    /// Copies columns: `output[r] = input[r][first..first + width]`, `[n_rows, width]`.
+    fn take_columns(
+        &mut self,
+        input: Columns<'_, Self::Buffer>,
+        n_rows: usize,
+        width: usize,
+        output: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Applies [`Xielu`] in place, `[n_rows, width]`.
+    fn xielu(
+        &mut self,
+        xielu: Xielu,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+}
+
+/// An activation with learned numbers: `alpha_p x^2 + beta x` above 0, `alpha_n (exp(min(x, eps)) - 1 - x) + beta x` elsewhere.
+///
+/// Source: "Deriving Activation Functions Using Integration", Huang and Schlag 2024.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xielu {
+    /// Multiplies the square of what is above 0.
+    pub alpha_p: f32,
+    /// Multiplies the exponential part of what is not.
+    pub alpha_n: f32,
+    /// Multiplies the linear part.
+    pub beta: f32,
+    /// Bounds the argument of the exponential.
+    pub eps: f32,
+}
+
+impl Xielu {
+    /// Takes the numbers that are trained, which `softplus` keeps above 0.
+    pub fn from_trained(alpha_p: f32, alpha_n: f32, beta: f32, eps: f32) -> Self {
+        let softplus = |x: f32| x.max(0.0) + (-x.abs()).exp().ln_1p();
+        Self {
+            alpha_p: softplus(alpha_p),
+            alpha_n: beta + softplus(alpha_n),
+            beta,
+            eps,
+        }
+    }
+
+    /// The function.
+    pub fn apply(&self, x: f32) -> f32 {
+        if x > 0.0 {
+            self.alpha_p * x * x + self.beta * x
+        } else {
+            (x.min(self.eps).exp_m1() - x) * self.alpha_n + self.beta * x
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn xielu_has_its_known_values() {
+        // softplus(0) is ln 2.
+        let xielu = Xielu::from_trained(0.0, 0.0, 0.5, -1e-6);
+        let ln_2 = std::f32::consts::LN_2;
+        for (x, expected) in [
+            (2.0, 4.0 * ln_2 + 1.0),
+            (0.0, -1e-6 * (0.5 + ln_2)),
+            (-1.0, (-1.0_f32).exp() * (0.5 + ln_2) - 0.5),
+            (-100.0, 99.0 * (0.5 + ln_2) - 50.0),
+        ] {
+            assert!((xielu.apply(x) - expected).abs() < 1e-5, "{x}");
+        }
+        assert!(xielu.apply(f32::NAN).is_nan());
+    }
+}

@@ -1,0 +1,34 @@
+//! The operations that few networks need on the host.
+//!
+//! Separate because other backends may lack them. Invariant: as its parent's, only slicing stands here.
+
+use tokenmill_backend::{BackendError, Columns, LayerOperations, Xielu};
+
+use super::CpuBackend;
+
+impl LayerOperations for CpuBackend {
+    fn take_columns(
+        &mut self,
+        input: Columns<'_, Vec<f32>>,
+        n_rows: usize,
+        width: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let input = input.map(Vec::as_slice);
+        for (row_idx, row) in output.chunks_exact_mut(width).take(n_rows).enumerate() {
+            row.copy_from_slice(input.part(row_idx, 0, width));
+        }
+        Ok(())
+    }
+
+    fn xielu(
+        &mut self,
+        xielu: Xielu,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        crate::xielu(&self.host, xielu, &mut rows[..n_rows * width]);
+        Ok(())
+    }
+}

@@ -1,0 +1,43 @@
+//! The operations that few networks need, as their formulas.
+//!
+//! Separate because they are a trait of their own.
+
+use tokenmill_backend::{BackendError, Columns, LayerOperations, Xielu};
+
+use super::NaiveBackend;
+
+impl LayerOperations for NaiveBackend {
+    fn take_columns(
+        &mut self,
+        input: Columns<'_, Vec<f32>>,
+        n_rows: usize,
+        width: usize,
+        output: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for row_idx in 0..n_rows {
+            for column in 0..width {
+                output[row_idx * width + column] =
+                    input.rows[row_idx * input.row_width + input.first + column];
+            }
+        }
+        Ok(())
+    }
+
+    fn xielu(
+        &mut self,
+        xielu: Xielu,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for x in &mut rows[..n_rows * width] {
+            let bounded = f64::from(x.min(xielu.eps));
+            *x = if *x > 0.0 {
+                xielu.alpha_p * *x * *x + xielu.beta * *x
+            } else {
+                ((bounded.exp() - 1.0) as f32 - *x) * xielu.alpha_n + xielu.beta * *x
+            };
+        }
+        Ok(())
+    }
+}
