@@ -4,6 +4,7 @@
 //! Invariant: an architecture's file says only what is different about it, and nothing outside this folder knows an
 //! architecture's name.
 
+mod apertus;
 mod bert;
 mod bloom;
 mod command_r;
@@ -89,6 +90,7 @@ struct Architecture {
 
 /// All architectures.
 const ARCHITECTURES: &[Architecture] = &[
+    apertus::ARCHITECTURE,
     bert::BERT,
     bert::ROBERTA,
     bloom::ARCHITECTURE,

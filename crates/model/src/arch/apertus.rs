@@ -1,0 +1,79 @@
+//! Apertus: Llama with normed heads of q and k and, instead of a gate, xIELU, whose numbers each layer has learned.
+//!
+//! Source: transformers, `models/apertus/modeling_apertus.py`; llama.cpp, `src/models/apertus.cpp`.
+
+use tokenmill_backend::{RopeStyle, Xielu};
+
+use crate::{Descriptor, LoadError, QkNorm, RopeScaling, XieluNumbers};
+
+use super::{Architecture, GgufConfig, HfLayout};
+
+/// The context before its scaling of a model whose configuration leaves the scaling out: that of the architecture holds then.
+const DEFAULT_CONTEXT: usize = 8192;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "apertus",
+    from_gguf: |config| {
+        let mut descriptor = config.decoder(RopeStyle::Neox)?;
+        let numbers = trained_numbers(config, descriptor.layers.len())?;
+        finish(&mut descriptor, |layer_idx| {
+            XieluNumbers::Known(numbers[layer_idx])
+        });
+        Ok(descriptor)
+    },
+    hf_classes: &["ApertusForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("attention_layernorm", "attn_norm"),
+            ("feedforward_layernorm", "ffn_norm"),
+            ("mlp.act_fn", "ffn_act"),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf: |config| {
+        let mut descriptor = config.decoder()?;
+        let bias = config.presence("attention_bias")?;
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().qkv_bias = bias;
+            layer.attention_mut().output_bias = bias;
+        }
+        if config.get("rope_scaling").is_none() && config.get("rope_parameters").is_none() {
+            descriptor.ropes[0].scaling = RopeScaling::Llama3 {
+                factor: 8.0,
+                low_freq_factor: 1.0,
+                high_freq_factor: 4.0,
+                original_context: DEFAULT_CONTEXT,
+            };
+        }
+        finish(&mut descriptor, |_| XieluNumbers::InTensors);
+        Ok(descriptor)
+    },
+};
+
+/// The numbers of each layer, from the lists of the metadata.
+fn trained_numbers(config: &GgufConfig<'_>, n_layers: usize) -> Result<Vec<Xielu>, LoadError> {
+    let list = |key| {
+        let values = config.file.metadata().f32_array(key)?;
+        if values.len() < n_layers || values.iter().any(|value| !value.is_finite()) {
+            return Err(LoadError::BadValue {
+                what: "list of the numbers of xIELU",
+                found: format!("{} numbers in `{key}`", values.len()),
+                expected: "a finite number for each layer",
+            });
+        }
+        Ok(values)
+    };
+    let (alpha_p, alpha_n) = (list("xielu.alpha_p")?, list("xielu.alpha_n")?);
+    let (beta, eps) = (list("xielu.beta")?, list("xielu.eps")?);
+    let numbers = |idx: usize| Xielu::from_trained(alpha_p[idx], alpha_n[idx], beta[idx], eps[idx]);
+    Ok((0..n_layers).map(numbers).collect())
+}
+
+fn finish(descriptor: &mut Descriptor, numbers: impl Fn(usize) -> XieluNumbers) {
+    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+        layer.attention_mut().qk_norm = Some(QkNorm::Head);
+        let dense = layer.dense_mut();
+        dense.is_gated = false;
+        dense.xielu = Some(numbers(layer_idx));
+    }
+}
