@@ -17,4 +17,9 @@ fn the_readme_names_every_architecture_and_no_other() {
         named, known,
         "the names in the README's rows, and those of the registry"
     );
+    let count = format!("| model architectures | {} |", known.len());
+    assert!(
+        text.contains(&count),
+        "the comparison's row should begin with {count}"
+    );
 }

@@ -141,8 +141,11 @@ impl Comparisons {
 
     /// The folders of tiny networks with reference logits, in the order of their names.
     pub fn networks(&mut self) -> Vec<PathBuf> {
-        let folder = self.find("parity");
-        let entries = folder.iter().flat_map(fs::read_dir).flatten().flatten();
+        let mut folders: Vec<_> = self.find("parity").into_iter().collect();
+        if self.full.is_some() {
+            folders.extend(self.find("parity2"));
+        }
+        let entries = folders.iter().flat_map(fs::read_dir).flatten().flatten();
         let mut networks: Vec<_> = (entries.map(|entry| entry.path()))
             .filter(|path| path.join("ref.json").is_file())
             .collect();

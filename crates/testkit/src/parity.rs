@@ -3,6 +3,8 @@
 //! Separate from the command that prints its table, so that tests can run it. Invariant: limits come from the fixture
 //! alone; which of them applies follows from the arithmetic of device and file type.
 
+use std::path::Path;
+
 use tokenmill_backend::{Executor, KvType};
 use tokenmill_model::{LoadError, Model, ModelOptions};
 
@@ -63,6 +65,41 @@ pub struct Comparison {
     pub greedy: Option<(usize, usize)>,
     /// What exceeded its limit; empty when all is well.
     pub failures: Vec<String>,
+}
+
+/// A comparison that exceeds its limit, and why.
+struct KnownMiss {
+    network: &'static str,
+    ty: &'static str,
+    reason: &'static str,
+}
+
+/// Comparisons that exceed a limit where activations have 8 bits. The naive backend meets the f32 limit in all of them.
+const KNOWN_MISSES: &[KnownMiss] = &[
+    KnownMiss {
+        network: "glm4_moe",
+        ty: "Q4_K_M",
+        reason: "a choice between experts that are nearly as good turns over; the reference program's own KL over all prompts is 8.3e-3",
+    },
+    KnownMiss {
+        network: "glm4_moe_mtp",
+        ty: "Q4_K_M",
+        reason: "a choice between experts that are nearly as good turns over, as in glm4_moe",
+    },
+    KnownMiss {
+        network: "qwen3_next",
+        ty: "Q4_K_M",
+        reason: "choices between experts that are nearly as good turn over; the reference program's own KL is 3.5e-2, ours 7.6e-2",
+    },
+];
+
+/// Why a network of this folder and file type exceeds its limits on a device with such activations, where that is known.
+pub fn known_miss(folder: &Path, ty: &str, activations: ActivationKind) -> Option<&'static str> {
+    let is_rounded = activations == ActivationKind::Q8;
+    let found = KNOWN_MISSES
+        .iter()
+        .find(|miss| is_rounded && folder.ends_with(miss.network) && miss.ty == ty);
+    found.map(|miss| miss.reason)
 }
 
 /// The file types whose weights are exact, so that there is one reference for all of them.
