@@ -74,8 +74,9 @@ pub enum MatrixUsage {
     Embedding,
     /// Both: the token embedding of a model whose output head is tied to it.
     Tied,
-    /// [`ExpertOperations::experts_linear`](crate::ExpertOperations::experts_linear) alone: the matrices of so many experts, each of as many rows,
-    /// one after the other.
+    /// [`ExpertOperations::experts_linear`](crate::ExpertOperations::experts_linear) or
+    /// [`LatentOperations::heads_linear`](crate::LatentOperations::heads_linear) alone: the matrices of so many experts or
+    /// heads, each of as many rows, one after the other.
     Experts(usize),
 }
 
