@@ -6,7 +6,7 @@
 
 use crate::{BackendError, Columns, Memory};
 
-/// The operations.
+/// Operations that a network has to ask for.
 #[expect(
     clippy::missing_errors_doc,
     reason = "the operations fail alike, which the documentation of `Backend` says"
@@ -86,5 +86,10 @@ mod tests {
             assert!((xielu.apply(x) - expected).abs() < 1e-5, "{x}");
         }
         assert!(xielu.apply(f32::NAN).is_nan());
+        let bounded = Xielu::from_trained(0.0, 0.0, 0.5, -0.25);
+        for x in [0.0_f32, -0.1] {
+            let expected = ((-0.25_f32).exp() - 1.0 - x) * (0.5 + ln_2) + 0.5 * x;
+            assert!((bounded.apply(x) - expected).abs() < 1e-6, "{x}");
+        }
     }
 }
