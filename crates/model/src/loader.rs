@@ -89,6 +89,16 @@ impl RowsOf {
         self.n_rows * self.n_runs
     }
 
+    /// The rows of a tensor, read when they are wanted.
+    fn view<'a>(&self, source: TensorBytes<'a>, row_bytes: usize) -> PartOfEach<'a> {
+        PartOfEach {
+            source,
+            each_bytes: self.stride * row_bytes,
+            first: self.first * row_bytes,
+            part_bytes: self.n_rows * row_bytes,
+        }
+    }
+
     /// The first row of each run.
     fn starts(&self) -> impl Iterator<Item = usize> {
         let Self { first, stride, .. } = *self;
@@ -334,7 +344,7 @@ impl<'a, M: Memory> Loader<'a, M> {
         self.matrix_parts(name, &[RowsOf::all(n_out)], n_in, usage)
     }
 
-    /// Some rows of a matrix; those of one run without a copy.
+    /// Some rows of a matrix; those of one part without a copy.
     fn matrix_parts(
         &mut self,
         name: &str,
@@ -347,9 +357,15 @@ impl<'a, M: Memory> Loader<'a, M> {
         check_shape(name, &tensor.dims, &[n_in, n_total])?;
         let row_bytes = tensor.bytes.len() / n_total;
         let n_out = parts.iter().map(RowsOf::n_out).sum();
-        let gathered;
-        let bytes = if let [RowsOf { first, n_runs: 1, .. }] = *parts {
-            tensor.bytes.slice(first * row_bytes..(first + n_out) * row_bytes)
+        let (gathered, view);
+        let bytes = if let [part] = parts {
+            let first = part.first * row_bytes;
+            if part.n_runs == 1 {
+                tensor.bytes.slice(first..first + n_out * row_bytes)
+            } else {
+                view = part.view(tensor.bytes, row_bytes);
+                TensorBytes::in_file(&view, 0, n_out * row_bytes)
+            }
         } else {
             let mut rows = vec![0; n_out * row_bytes];
             let mut rest = rows.as_mut_slice();

@@ -59,8 +59,8 @@ impl ReadAt for PartOfEach<'_> {
 }
 
 /// Matrices whose rows are the columns of those of the source, one after the other.
-pub(crate) struct Transposed {
-    pub(crate) source: Box<dyn ReadAt>,
+pub(crate) struct Transposed<'a> {
+    pub(crate) source: Box<dyn ReadAt + 'a>,
     pub(crate) n_rows: usize,
     pub(crate) n_cols: usize,
     pub(crate) element_bytes: usize,
@@ -107,7 +107,7 @@ impl ReadAt for Mxfp4 {
     }
 }
 
-impl ReadAt for Transposed {
+impl ReadAt for Transposed<'_> {
     fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let (row_bytes, element_bytes) = (self.n_cols * self.element_bytes, self.element_bytes);
         let mut column = Vec::new();

@@ -3,9 +3,9 @@
 //! Separate because only latent attention has such tensors.
 
 use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory};
-use tokenmill_gguf::TensorType;
+use tokenmill_gguf::{TensorBytes, TensorType};
 
-use crate::LoadError;
+use crate::{LoadError, tensor_view::Transposed};
 
 use super::{Loader, RowsOf, check_shape};
 
@@ -50,25 +50,19 @@ impl<M: Memory> Loader<'_, M> {
                 });
             }
         };
-        let mut transposed = vec![0; part.n_out() * n_cols * element_bytes];
-        let mut rows = vec![0; part.n_rows * n_cols * element_bytes];
-        for (start, head) in part.starts().zip(transposed.chunks_exact_mut(rows.len().max(1))) {
-            let read = tensor.bytes.read_into(start * n_cols * element_bytes, &mut rows);
-            read.map_err(|source| LoadError::ReadTensor {
-                name: weight.clone(),
-                source,
-            })?;
-            for (i, element) in rows.chunks_exact(element_bytes).enumerate() {
-                let to = (i % n_cols * part.n_rows + i / n_cols) * element_bytes;
-                head[to..to + element_bytes].copy_from_slice(element);
-            }
-        }
+        let transposed = Transposed {
+            source: Box::new(part.view(tensor.bytes, n_cols * element_bytes)),
+            n_rows: n_cols,
+            n_cols: part.n_rows,
+            element_bytes,
+        };
+        let n_bytes = part.n_out() * n_cols * element_bytes;
         let matrix = self.memory.upload_matrix(&MatrixData {
             name: &weight,
             ty: tensor.ty,
             n_out: part.n_runs * n_cols,
             n_in: part.n_rows,
-            bytes: transposed.as_slice().into(),
+            bytes: TensorBytes::in_file(&transposed, 0, n_bytes),
             usage: MatrixUsage::Experts(part.n_runs),
         })?;
         self.mark_used(&weight, tensor.bytes.len());
