@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tokenmill_backend::KvType;
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_model::{Model, ModelOptions};
+use tokenmill_model::{FfnDescriptor, Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     Comparisons, NaiveBackend, Random, Reference,
@@ -94,6 +94,26 @@ fn a_broken_configuration_is_named() {
         "snake",
         "config.json: `hidden_act` is \"snake\", expected the name of a known activation",
     );
+    check(
+        "\"hidden_act\": \"silu\"",
+        "\"hidden_act\": \"xielu\", \"model_type\": \"apertus\"",
+        "config.json: `hidden_act` is \"xielu\", expected the name of a known activation",
+    );
+    check(
+        "LlamaForCausalLM",
+        "ApertusForCausalLM",
+        "config.json: `hidden_act` is \"silu\", expected xielu",
+    );
+    check(
+        "\"vocab_size\": 4",
+        "\"vocab_size\": 4, \"rope_theta\": NaN",
+        "config.json: `rope_theta` is \"NaN\", expected a number",
+    );
+    check(
+        "\"vocab_size\": 4",
+        "\"vocab_size\": 4, \"rope_scaling\": {\"rope_type\": \"proportional\", \"factor\": 8.0}",
+        "config.json: `factor` is 8.0, expected 1 with the rope type `proportional`",
+    );
     let unknown = message(&CONFIG.replace("LlamaForCausalLM", "RwkvForCausalLM"), &weights);
     let start = "architecture `RwkvForCausalLM` is not supported; supported are ";
     assert!(
@@ -105,6 +125,41 @@ fn a_broken_configuration_is_named() {
         "\"num_hidden_layers\": 99999999999",
         "config.json: `num_hidden_layers` is 99999999999, expected a count of layers",
     );
+}
+
+#[test]
+fn heads_of_other_widths_than_their_rope_are_refused() {
+    let config = CONFIG.replace("LlamaForCausalLM", "Gemma4ForCausalLM").replace(
+        "\"num_hidden_layers\": 1",
+        r#""num_hidden_layers": 2, "sliding_window": 4, "layer_types": ["full_attention", "full_attention"],
+            "per_layer_config": {"1": {"head_dim": 16}}"#,
+    );
+    assert_eq!(
+        message(&config, &safetensors("{}", &[])),
+        "the model's head width is 16, expected the width that the layer's rope was made for"
+    );
+}
+
+#[test]
+fn weights_of_experts_are_normalized_where_the_class_says_so() {
+    let is_normalized = |class: &str| {
+        let folder = tempfile::tempdir().unwrap();
+        let config = CONFIG.replace("LlamaForCausalLM", class).replace(
+            "\"vocab_size\"",
+            r#""qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "kv_lora_rank": 4, "v_head_dim": 4, "n_routed_experts": 4,
+                "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 8, "vocab_size""#,
+        );
+        let config_path = folder.path().join("config.json");
+        std::fs::write(&config_path, config).unwrap();
+        std::fs::write(folder.path().join("model.safetensors"), safetensors("{}", &[])).unwrap();
+        let model = Model::from_hf(folder.path(), &config_path).unwrap();
+        let FfnDescriptor::Moe(moe) = &model.descriptor().layers[0].ffn else {
+            panic!("{class} has experts");
+        };
+        moe.router.is_normalized
+    };
+    assert!(is_normalized("DeepseekV3ForCausalLM"));
+    assert!(!is_normalized("DeepseekV2ForCausalLM"));
 }
 
 #[test]

@@ -31,6 +31,9 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         ..HfLayout::LLAMA
     },
     from_hf: |config| {
+        if config.get("hidden_act").and_then(|name| name.as_str()) != Some("xielu") {
+            return Err(config.wrong("hidden_act", "xielu"));
+        }
         let mut descriptor = config.decoder()?;
         let bias = config.presence("attention_bias")?;
         for layer in &mut descriptor.layers {

@@ -109,8 +109,10 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         rope: Some(0),
     };
     set_mixers(&mut descriptor, &latent);
-    let mut moe = config.moe(false)?;
-    if config.class()? == "DeepseekV3ForCausalLM" {
+    // The classes have different defaults.
+    let is_v3 = config.class()? == "DeepseekV3ForCausalLM";
+    let mut moe = config.moe(is_v3)?;
+    if is_v3 {
         moe.router.score = ExpertScore::Sigmoid;
     }
     match config.get("topk_method").and_then(|method| method.as_str()) {

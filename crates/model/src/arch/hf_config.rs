@@ -23,8 +23,9 @@ pub(crate) struct HfConfig {
     values: Map<String, Value>,
 }
 
-/// JSON in which the numbers that Python writes and JSON does not have, such as `Infinity`, are null.
-fn without_infinities(json: &[u8]) -> Vec<u8> {
+/// JSON in which the numbers that Python writes and JSON does not have, such as `Infinity`, are strings. Null would count as
+/// missing.
+fn with_quoted_infinities(json: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(json.len());
     let (mut rest, mut is_in_string) = (json, false);
     while let Some(&byte) = rest.first() {
@@ -34,7 +35,7 @@ fn without_infinities(json: &[u8]) -> Vec<u8> {
             .find(|name| !is_in_string && rest.starts_with(name));
         let n_read = match (found, byte) {
             (Some(name), _) => {
-                out.extend(b"null");
+                out.extend([b"\"", name, b"\""].concat());
                 rest = &rest[name.len()..];
                 continue;
             }
@@ -69,8 +70,8 @@ impl HfConfig {
                 path: path.to_owned(),
                 source,
             })?;
-        let mut values: Map<String, Value> =
-            serde_json::from_slice(&without_infinities(&bytes)).map_err(|error| LoadError::BadConfig {
+        let mut values: Map<String, Value> = serde_json::from_slice(&with_quoted_infinities(&bytes))
+            .map_err(|error| LoadError::BadConfig {
                 path: path.to_owned(),
                 reason: error.to_string(),
             })?;
@@ -381,7 +382,6 @@ impl HfConfig {
                 Err(self.wrong("hidden_act", "the name of a known activation"))
             };
         };
-        let family = self.get("model_type").and_then(Value::as_str);
         match self.get(key).and_then(Value::as_str) {
             Some("silu" | "swish" | "swiglu") => Ok(Activation::Silu),
             Some("gelu") => Ok(Activation::GeluErf),
@@ -389,7 +389,7 @@ impl HfConfig {
             Some("relu") => Ok(Activation::Relu),
             Some("relu2") => Ok(Activation::ReluSquared),
             // The function of Apertus, whose file sets it: it has numbers, so it is none of the others.
-            Some("xielu") if family == Some("apertus") => Ok(Activation::Identity),
+            Some("xielu") if self.class()? == "ApertusForCausalLM" => Ok(Activation::Identity),
             _ => Err(self.wrong(key, "the name of a known activation")),
         }
     }
@@ -412,14 +412,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn infinities_outside_strings_are_null() {
+    fn infinities_outside_strings_become_strings() {
         let check = |json: &str, expected: &str| {
-            assert_eq!(without_infinities(json.as_bytes()), expected.as_bytes());
+            assert_eq!(with_quoted_infinities(json.as_bytes()), expected.as_bytes());
         };
-        check("[0.0, Infinity, -Infinity, NaN]", "[0.0, null, null, null]");
+        check(
+            "[0.0, Infinity, -Infinity, NaN]",
+            r#"[0.0, "Infinity", "-Infinity", "NaN"]"#,
+        );
         check(
             r#"{"Infinity": "a\"NaN", "b": NaN}"#,
-            r#"{"Infinity": "a\"NaN", "b": null}"#,
+            r#"{"Infinity": "a\"NaN", "b": "NaN"}"#,
         );
         check(r#""\"#, r#""\"#);
     }

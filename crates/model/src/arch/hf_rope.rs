@@ -139,6 +139,9 @@ impl HfConfig {
                 }
             }
             Some("proportional") => {
+                if self.opt_f32("factor")?.is_some_and(|factor| factor != 1.0) {
+                    return Err(self.wrong("factor", "1 with the rope type `proportional`"));
+                }
                 let n_rotated = rope.n_dims;
                 rope.n_dims = rope.head_dim;
                 RopeScaling::Proportional { n_rotated }

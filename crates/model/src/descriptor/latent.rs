@@ -103,10 +103,12 @@ impl LatentDescriptor {
                 rope.n_dims <= self.rotated_dim,
                 "at most the width of the rotated keys",
             )?;
-            assert_eq!(
-                rope.head_dim, self.rotated_dim,
-                "a rope is made for the heads that use it"
-            );
+            check(
+                "width of the rotated keys",
+                self.rotated_dim,
+                rope.head_dim == self.rotated_dim,
+                "the width that the layer's rope was made for",
+            )?;
         }
         Ok(())
     }

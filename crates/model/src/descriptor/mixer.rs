@@ -303,11 +303,12 @@ impl AttentionDescriptor {
             rope.n_dims <= self.head_dim_k,
             "at most the width of a head",
         )?;
-        assert_eq!(
-            rope.head_dim, self.head_dim_k,
-            "a rope is made for the heads that use it"
-        );
-        Ok(())
+        check(
+            "head width",
+            self.head_dim_k,
+            rope.head_dim == self.head_dim_k,
+            "the width that the layer's rope was made for",
+        )
     }
 }
 
