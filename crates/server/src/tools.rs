@@ -15,6 +15,9 @@ use crate::ApiError;
 /// Longest name of a tool, as in the official API.
 const MAX_NAME_BYTES: usize = 128;
 
+/// Most calls in one message. A result is looked for among the calls before it, which takes as long as there are calls.
+const MAX_CALLS: usize = 1024;
+
 /// What a request says of tools.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tools {
@@ -125,7 +128,9 @@ impl Tools {
                 if let Some(name) = allowed.iter().find(|name| !names.contains(*name)) {
                     return unknown(name);
                 }
-                list.retain(|tool: &Value| allowed.iter().any(|name| tool["function"]["name"] == **name));
+                let allowed: HashSet<&str> = allowed.iter().map(String::as_str).collect();
+                let is_allowed = |name: &str| allowed.contains(name);
+                list.retain(|tool: &Value| tool["function"]["name"].as_str().is_some_and(is_allowed));
                 if *is_required {
                     ToolChoice::Required
                 } else {
@@ -223,8 +228,12 @@ impl Choice {
 /// Checks the calls of an earlier answer and brings them into the form that chat templates take.
 ///
 /// # Errors
-/// A call without a name, or whose arguments are no object, by path.
+/// Too many calls, a call without a name, or one whose arguments are no object, by path.
 pub(crate) fn earlier_calls(path: &str, calls: Vec<Value>) -> Result<Value, ApiError> {
+    if calls.len() > MAX_CALLS {
+        let reason = format!("{} calls, at most {MAX_CALLS} in a message", calls.len());
+        return Err(ApiError::invalid(path, reason));
+    }
     let call = |(index, call): (usize, Value)| {
         let path = format!("{path}[{index}]");
         if call.get("type").is_some_and(|kind| kind != "function") {
@@ -393,6 +402,12 @@ mod tests {
                 Err(Some("m[0].function.arguments".to_owned()))
             );
         }
+        let calls = |n: usize| {
+            let call = json!({"function": {"name": "f"}});
+            earlier_calls("m", vec![call; n]).map_err(|error| error.param().map(str::to_owned))
+        };
+        assert!(calls(MAX_CALLS).is_ok());
+        assert_eq!(calls(MAX_CALLS + 1), Err(Some("m".to_owned())));
         let call = check(json!({"name": "f", "arguments": "{\"a\": 1}"})).unwrap();
         assert_eq!(call[0]["function"]["arguments"], json!({"a": 1}));
     }

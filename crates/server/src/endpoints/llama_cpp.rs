@@ -84,6 +84,14 @@ async fn answer(
         ..call.text_params(&app, body.read()?)?
     };
     params.sampling.n_logprobs = request.n_logprobs()?;
+    // Before anything is made of it: its text is many times as long as its tokens.
+    let n_ctx = app.engine().limits().n_ctx;
+    if tokens.len() > n_ctx {
+        return Err(ApiError::ContextLengthExceeded {
+            provided: tokens.len(),
+            maximum: n_ctx,
+        });
+    }
     let options = DecodeOptions {
         skip_special: false,
         is_continuation: true,
