@@ -7,7 +7,7 @@ use super::{KEEP_ALIVE, Think};
 use crate::{
     ApiError,
     fields::{Field, only, refuse_others, refused, yes},
-    openai::chat::{TemplateMessage, Turn},
+    openai::chat::{TemplateMessage, Turn, n_logprobs},
     tools::{Choice, Tools, earlier_calls},
 };
 
@@ -69,8 +69,8 @@ pub struct Message {
     content: Option<String>,
     thinking: Option<String>,
     tool_calls: Option<Vec<Value>>,
-    #[serde(alias = "name")]
     tool_name: Option<String>,
+    name: Option<String>,
     tool_call_id: Option<String>,
     images: Option<Value>,
     #[serde(flatten)]
@@ -103,7 +103,7 @@ impl ChatRequest {
     /// # Errors
     /// Too many, or asked for without `logprobs`.
     pub(crate) fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
-        super::n_logprobs(self.logprobs, self.top_logprobs)
+        n_logprobs(self.logprobs, self.top_logprobs)
     }
 }
 
@@ -148,13 +148,14 @@ fn template_message(
             "only the assistant calls tools",
         ));
     }
+    let tool_name = message.tool_name.or(message.name);
     let mut tool_call_id = None;
     let role = match message.role.as_str() {
         "system" | "user" | "assistant" => message.role,
         "tool" => {
             tool_call_id = Some(answered_call(
                 message.tool_call_id,
-                message.tool_name.as_deref(),
+                tool_name.as_deref(),
                 open_calls,
             ));
             message.role
@@ -176,7 +177,7 @@ fn template_message(
     Ok(TemplateMessage {
         role,
         content: message.content.unwrap_or_default(),
-        name: message.tool_name,
+        name: tool_name,
         reasoning_content: message.thinking,
         tool_calls,
         tool_call_id,
@@ -233,7 +234,7 @@ mod tests {
         let (messages, turn) = read(json!([
             { "role": "user", "content": "x" },
             { "role": "assistant", "content": "", "thinking": "hm", "tool_calls": [call("f"), call("g"), call("f")] },
-            { "role": "tool", "tool_name": "g", "content": "1" },
+            { "role": "tool", "tool_name": "g", "name": "g", "content": "1" },
             { "role": "tool", "tool_name": "f", "content": "2" },
             { "role": "tool", "content": "3" },
         ]))

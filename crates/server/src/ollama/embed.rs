@@ -72,7 +72,14 @@ pub struct EmbeddingsRequest {
 /// A request to describe a model.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ShowRequest {
-    /// Model name.
-    #[serde(alias = "name")]
-    pub model: Option<String>,
+    model: Option<String>,
+    name: Option<String>,
+}
+
+impl ShowRequest {
+    /// Model name. Clients that write both fields mean the newer.
+    pub fn name(&self) -> Option<&str> {
+        let model = self.model.as_deref().filter(|model| !model.is_empty());
+        model.or(self.name.as_deref())
+    }
 }

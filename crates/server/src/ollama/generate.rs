@@ -6,6 +6,7 @@ use super::{KEEP_ALIVE, Think};
 use crate::{
     ApiError,
     fields::{Field, only, refused, yes},
+    openai::chat::n_logprobs,
 };
 
 const NO_IMAGES: &str = "only text goes in and comes out";
@@ -86,6 +87,6 @@ impl GenerateRequest {
     /// # Errors
     /// Too many, or asked for without `logprobs`.
     pub(crate) fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
-        super::n_logprobs(self.logprobs, self.top_logprobs)
+        n_logprobs(self.logprobs, self.top_logprobs)
     }
 }

@@ -12,9 +12,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    ApiError,
+    ApiError, ServedModel,
     fields::{Field, all_but},
-    openai::chat::MAX_TOP_LOGPROBS,
     tools::{set_effort, set_thinking},
 };
 
@@ -25,9 +24,16 @@ pub(crate) const KEEP_ALIVE: Field = all_but(
     "the model stays loaded as long as the server runs",
 );
 
-/// The name of a model without the tag that Ollama's clients put behind names that have none.
-pub(crate) fn without_tag(name: Option<&str>) -> Option<&str> {
-    name.map(|name| name.strip_suffix(":latest").unwrap_or(name))
+/// Checks the model name of a request: as it is, and without the tag that Ollama's clients put behind names that have none.
+///
+/// # Errors
+/// As [`ServedModel::check_name`].
+pub(crate) fn check_name(model: &ServedModel, asked: Option<&str>) -> Result<(), ApiError> {
+    let untagged = asked.and_then(|name| name.strip_suffix(":latest"));
+    match model.check_name(asked) {
+        Err(_) if untagged.is_some_and(|name| model.check_name(Some(name)).is_ok()) => Ok(()),
+        checked => checked,
+    }
 }
 
 /// `think`: whether the model thinks before it answers, or how much.
@@ -62,21 +68,5 @@ impl Think {
             }
         }
         Ok(())
-    }
-}
-
-/// How many alternatives to report per token; `None` without `logprobs`.
-///
-/// # Errors
-/// Too many, or asked for without `logprobs`.
-fn n_logprobs(logprobs: Option<bool>, top_logprobs: Option<u32>) -> Result<Option<u32>, ApiError> {
-    match (logprobs.unwrap_or(false), top_logprobs) {
-        (_, Some(n)) if n > MAX_TOP_LOGPROBS => Err(ApiError::invalid(
-            "top_logprobs",
-            format!("{n} is more than {MAX_TOP_LOGPROBS}"),
-        )),
-        (false, Some(n)) if n > 0 => Err(ApiError::invalid("top_logprobs", "needs `logprobs: true`")),
-        (false, _) => Ok(None),
-        (true, n) => Ok(Some(n.unwrap_or(0))),
     }
 }

@@ -16,7 +16,7 @@ const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
 
 /// The options.
 pub const OPTIONS: &[Field] = &[
-    yes("num_predict", "default, -1 and -2: the rest of the context"),
+    yes("num_predict", "default, 0 and below: the rest of the context"),
     yes("num_ctx", "up to the context that the model is loaded with"),
     yes("temperature", "default 0.8; 0 is greedy"),
     yes("top_k", "default 40"),
@@ -109,12 +109,12 @@ impl Options {
         let max_tokens = match options.take("num_predict") {
             None => None,
             Some(n) => match n.as_i64() {
-                Some(-1 | -2) => None,
-                Some(n) if n >= 0 => Some(u32::try_from(n).unwrap_or(u32::MAX)),
-                _ => {
+                Some(n) if n <= 0 => None,
+                Some(n) => Some(u32::try_from(n).unwrap_or(u32::MAX)),
+                None => {
                     return Err(ApiError::invalid(
                         "options.num_predict",
-                        format!("{n} is not a number of tokens, or -1 for no limit"),
+                        "expected a number of tokens, or -1 for no limit",
                     ));
                 }
             },
@@ -126,11 +126,9 @@ impl Options {
                 .and_then(|stop| stop.to_strings())
                 .map_err(within)?,
         };
-        // Both are how Ollama writes that nothing is said.
-        for (name, meaning_none) in [("seed", -1), ("repeat_last_n", -1)] {
-            if options.get(name).is_some_and(|value| *value == meaning_none) {
-                options.take(name);
-            }
+        // This is how Ollama writes that no seed is asked for.
+        if options.get("seed").is_some_and(|seed| *seed == -1) {
+            options.take("seed");
         }
         Ok(Self {
             sampling: options.read().map_err(within)?,
@@ -170,7 +168,9 @@ mod tests {
         );
         check("{\"num_ctx\":101}", Err("options.num_ctx"));
         check("{\"num_ctx\":-1}", Err("options.num_ctx"));
-        check("{\"num_predict\":-3}", Err("options.num_predict"));
+        check("{\"num_predict\":0}", Ok(None));
+        check("{\"num_predict\":-3}", Ok(None));
+        check("{\"num_predict\":\"all\"}", Err("options.num_predict"));
         check("{\"mirostat\":1}", Err("options.mirostat"));
         check("{\"temprature\":1}", Err("options.temprature"));
         check("{\"temperature\":\"hot\"}", Err("options.temperature"));

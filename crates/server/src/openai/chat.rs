@@ -99,6 +99,22 @@ pub const FIELDS: &[Field] = &[
 /// Most alternatives per token.
 pub const MAX_TOP_LOGPROBS: u32 = 20;
 
+/// How many alternatives to report per token; `None` without `logprobs`.
+///
+/// # Errors
+/// Too many, or asked for without `logprobs`.
+pub(crate) fn n_logprobs(logprobs: Option<bool>, top_logprobs: Option<u32>) -> Result<Option<u32>, ApiError> {
+    match (logprobs.unwrap_or(false), top_logprobs) {
+        (_, Some(n)) if n > MAX_TOP_LOGPROBS => Err(ApiError::invalid(
+            "top_logprobs",
+            format!("{n} is more than {MAX_TOP_LOGPROBS}"),
+        )),
+        (false, Some(n)) if n > 0 => Err(ApiError::invalid("top_logprobs", "needs `logprobs: true`")),
+        (false, _) => Ok(None),
+        (true, n) => Ok(Some(n.unwrap_or(0))),
+    }
+}
+
 /// A chat request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ChatRequest {
@@ -215,15 +231,7 @@ impl ChatRequest {
     /// # Errors
     /// Too many, or asked for without `logprobs`.
     pub fn n_logprobs(&self) -> Result<Option<u32>, ApiError> {
-        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
-            (_, Some(n)) if n > MAX_TOP_LOGPROBS => Err(ApiError::invalid(
-                "top_logprobs",
-                format!("{n} is more than {MAX_TOP_LOGPROBS}"),
-            )),
-            (false, Some(n)) if n > 0 => Err(ApiError::invalid("top_logprobs", "needs `logprobs: true`")),
-            (false, _) => Ok(None),
-            (true, n) => Ok(Some(n.unwrap_or(0))),
-        }
+        n_logprobs(self.logprobs, self.top_logprobs)
     }
 }
 

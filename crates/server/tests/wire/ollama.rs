@@ -206,10 +206,12 @@ async fn calls_come_whole_and_reasoning_apart() {
         (&json!("Looking."), &json!("Hm."), &json!("weather"))
     );
     // What was answered can be sent back, with a result.
-    let again = json!({ "messages": [{ "role": "user", "content": "Well?" }, message,
-        { "role": "tool", "tool_name": "weather", "content": "Rain." }], "stream": false, "options": { "seed": 3 } });
+    let mut again = body.clone();
+    again["stream"] = json!(false);
+    again["messages"] = json!([{ "role": "user", "content": "Well?" }, message,
+        { "role": "tool", "tool_name": "weather", "name": "weather", "content": "Rain." }]);
     let again = server.post_ok("/api/chat", &again).await;
-    assert!(again["prompt_eval_count"].as_u64() > whole["prompt_eval_count"].as_u64().map(|n| n / 2));
+    assert!(again["prompt_eval_count"].as_u64() > whole["prompt_eval_count"].as_u64());
 
     // A call that breaks is text, which nothing of was sent before.
     let broken = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"city\": Bern}}</tool_call>";
@@ -266,7 +268,7 @@ async fn the_model_is_described() {
         (&json!("demo"), &json!(0))
     );
     let shown = server
-        .post_ok("/api/show", &json!({ "model": "demo:latest" }))
+        .post_ok("/api/show", &json!({ "model": "demo:latest", "name": "demo" }))
         .await;
     assert_eq!(
         shown["template"],
@@ -282,6 +284,27 @@ async fn the_model_is_described() {
         let loaded = server.post_ok(path, &json!({ "model": "demo" })).await;
         assert_eq!(loaded["done_reason"], "load");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_with_the_tag_is_found_as_it_is() {
+    let Some(server) = TestServer::start_with(Setup {
+        alias: Some("tagged:latest".to_owned()),
+        ..Setup::default()
+    })
+    .await
+    else {
+        return;
+    };
+    for name in ["demo", "demo:latest", "tagged:latest"] {
+        for path in ["/api/show", "/api/chat", "/api/generate"] {
+            server.post_ok(path, &json!({ "model": name })).await;
+        }
+    }
+    let other = server
+        .post("/api/show", &json!({ "model": "other:latest" }))
+        .await;
+    assert_eq!(other.status, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -48,6 +48,8 @@ pub(crate) struct Setup {
     pub(crate) template: Option<String>,
     /// Says this to every request instead of computing.
     pub(crate) says: Option<String>,
+    /// One more name of the model.
+    pub(crate) alias: Option<String>,
 }
 
 impl TestServer {
@@ -91,7 +93,8 @@ impl TestServer {
             Some(hang) => Engine::start(Hanging { executor, hang }, setup.engine),
             None => Engine::start(executor, setup.engine),
         };
-        let names = vec!["demo".to_owned(), "demo-alias".to_owned()];
+        let mut names = vec!["demo".to_owned(), "demo-alias".to_owned()];
+        names.extend(setup.alias);
         let config = ServerConfig {
             listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
             ..setup.server

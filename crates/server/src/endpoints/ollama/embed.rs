@@ -14,9 +14,9 @@ use crate::{
     app::Call,
     endpoints::embeddings::{EmbedParams, embed as embed_inputs},
     ollama::{
+        check_name,
         embed::{EmbedRequest, EmbeddingsRequest, FIELDS, Input, OLDER_FIELDS},
         options::check_options,
-        without_tag,
     },
     openai::completion::OnePrompt,
 };
@@ -26,7 +26,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
     let begun = Instant::now();
     let body = call.parse(FIELDS)?;
     let request: EmbedRequest = body.read()?;
-    app.model.check_name(without_tag(request.model.as_deref()))?;
+    check_name(&app.model, request.model.as_deref())?;
     check_options(&body, app.engine().limits().n_ctx)?;
     let inputs = match request.input {
         Input::One(text) => vec![OnePrompt::Text(text)],
@@ -51,7 +51,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
 pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(OLDER_FIELDS)?;
     let request: EmbeddingsRequest = body.read()?;
-    app.model.check_name(without_tag(request.model.as_deref()))?;
+    check_name(&app.model, request.model.as_deref())?;
     check_options(&body, app.engine().limits().n_ctx)?;
     let params = EmbedParams {
         dimensions: None,

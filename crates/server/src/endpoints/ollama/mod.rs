@@ -28,9 +28,9 @@ use crate::{
     infill::infill_prompt,
     ollama::{
         chat::{self, ChatRequest, conversation},
+        check_name,
         generate::{self, GenerateRequest},
         options::Options,
-        without_tag,
     },
     openai::chat::TemplateMessage,
     reply::collect,
@@ -44,7 +44,7 @@ use crate::{
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(chat::FIELDS)?;
     let mut request: ChatRequest = body.read()?;
-    app.model.check_name(without_tag(request.model.as_deref()))?;
+    check_name(&app.model, request.model.as_deref())?;
     let lines = Lines {
         app: Arc::clone(&app),
         form: Form::Chat,
@@ -70,7 +70,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
 pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(generate::FIELDS)?;
     let request: GenerateRequest = body.read()?;
-    app.model.check_name(without_tag(request.model.as_deref()))?;
+    check_name(&app.model, request.model.as_deref())?;
     let lines = Lines {
         app: Arc::clone(&app),
         form: Form::Generate,

@@ -20,8 +20,8 @@ use crate::{
     error::shortened,
     infill::has_marks,
     ollama::{
+        check_name,
         embed::{SHOW_FIELDS, ShowRequest},
-        without_tag,
     },
     request_id::RequestId,
 };
@@ -60,7 +60,7 @@ pub(crate) async fn version() -> Response {
 /// Describes the model, as `/api/show`.
 pub(crate) async fn show(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: ShowRequest = call.read(SHOW_FIELDS)?;
-    app.model.check_name(without_tag(request.model.as_deref()))?;
+    check_name(&app.model, request.name())?;
     let reply = json!({
         "modelfile": format!("FROM {}", app.model.name()),
         "parameters": "",
