@@ -37,6 +37,15 @@ pub const FIELDS: &[Field] = &[
         "sse_ping_interval",
         "a silent stream has a comment every 10 seconds",
     ),
+    // Of sampling, with llama.cpp's values.
+    yes("temperature", "default 0.8; 0 is greedy"),
+    yes("top_k", "default 40; 0 or -1 is off"),
+    yes("top_p", "default 0.95"),
+    yes("min_p", "default 0.05"),
+    yes(
+        "repeat_last_n",
+        "default 64; -1: all of the text; how far the penalties look back",
+    ),
     // Of samplers that are off.
     label("xtc_threshold"),
     label("mirostat_tau"),
@@ -123,15 +132,11 @@ pub(crate) fn defaults() -> Value {
     json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64 })
 }
 
-/// Puts llama.cpp's values where a request is silent, and takes out those by which it says nothing.
+/// Puts llama.cpp's values where a request is silent, and takes out a seed that asks for none.
 pub(crate) fn with_defaults(mut body: Body) -> Body {
-    for (name, silent) in [("seed", -1), ("seed", i64::from(u32::MAX)), ("repeat_last_n", -1)] {
-        if body.get(name).is_some_and(|value| *value == silent) {
-            body.take(name);
-            if name == "repeat_last_n" {
-                body.set_default(name, u32::MAX.into());
-            }
-        }
+    let asks_for_none = |seed: &Value| *seed == -1 || *seed == u32::MAX;
+    if body.get("seed").is_some_and(asks_for_none) {
+        body.take("seed");
     }
     if let Value::Object(defaults) = defaults() {
         for (name, value) in defaults {

@@ -4,9 +4,12 @@
 //! One place, so that a parameter means the same on every endpoint. Invariant: a value out of range is an error that
 //! names the field as the client wrote it, never clamped.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use serde::Deserialize;
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, SeqAccess, Visitor},
+};
 use tokenmill::{DRY_BREAKERS, ModelWords};
 use tokenmill_backend::{Dry, SamplingParams, SamplingParamsError};
 
@@ -21,7 +24,10 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     yes("top_p", "default 1"),
     yes("frequency_penalty", ""),
     yes("presence_penalty", ""),
-    yes("logit_bias", "token id to bias, -100 forbids"),
+    yes(
+        "logit_bias",
+        "token id to bias, or a list of pairs as in llama.cpp; -100 and `false` forbid",
+    ),
     yes("seed", "same seed, same tokens, on the CPU whatever else runs"),
     yes("top_k", "extension, as in vLLM and llama.cpp; 0 or -1 is off"),
     yes("min_p", "extension, as in vLLM and llama.cpp"),
@@ -33,12 +39,15 @@ pub const SAMPLING_FIELDS: &[Field] = &[
     ),
     yes(
         "repeat_last_n",
-        "extension, as in llama.cpp; how far the penalties look back",
+        "extension, as in llama.cpp; how far the penalties look back; default and -1: all of the text",
     ),
     yes("dry_multiplier", "extension, as in llama.cpp; 0 is off"),
     yes("dry_base", "extension, as in llama.cpp"),
     yes("dry_allowed_length", "extension, as in llama.cpp"),
-    yes("dry_penalty_last_n", "extension, as in llama.cpp"),
+    yes(
+        "dry_penalty_last_n",
+        "extension, as in llama.cpp; default and -1: all of the text",
+    ),
     yes(
         "dry_sequence_breakers",
         "extension, as in llama.cpp; default `[\"\\n\", \":\", \"\\\"\", \"*\"]`; tokens that hold one end a repetition",
@@ -64,22 +73,77 @@ pub struct SamplingFields {
     top_p: Option<f32>,
     frequency_penalty: Option<f32>,
     presence_penalty: Option<f32>,
-    logit_bias: Option<BTreeMap<String, f32>>,
+    logit_bias: Option<Biases>,
     seed: Option<i64>,
     top_k: Option<i64>,
     min_p: Option<f32>,
     typical_p: Option<f32>,
     repetition_penalty: Option<f32>,
     repeat_penalty: Option<f32>,
-    repeat_last_n: Option<u32>,
+    repeat_last_n: Option<i64>,
     dry_multiplier: Option<f32>,
     dry_base: Option<f32>,
     dry_allowed_length: Option<u32>,
-    dry_penalty_last_n: Option<u32>,
+    dry_penalty_last_n: Option<i64>,
     dry_sequence_breakers: Option<Vec<String>>,
     min_tokens: Option<u32>,
     priority: Option<i32>,
     cache_salt: Option<String>,
+}
+
+/// Biases by token id, from a map or from llama.cpp's list of pairs.
+#[derive(Clone, Debug, Default)]
+struct Biases(BTreeMap<String, f32>);
+
+/// One bias as llama.cpp writes it.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a number, or false, which forbids the token")]
+enum Bias {
+    Number(f32),
+    Switch(bool),
+}
+
+impl Bias {
+    fn value<E: de::Error>(&self) -> Result<f32, E> {
+        match *self {
+            Self::Number(bias) => Ok(bias),
+            Self::Switch(false) => Ok(FORBIDS),
+            Self::Switch(true) => Err(E::custom("expected a number, or false, which forbids the token")),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Biases {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // By hand, so that an error keeps the path of its pair.
+        deserializer.deserialize_any(BiasesVisitor)
+    }
+}
+
+struct BiasesVisitor;
+
+impl<'de> Visitor<'de> for BiasesVisitor {
+    type Value = Biases;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of token ids to biases, or a list of pairs of both")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Biases, A::Error> {
+        let mut biases = BTreeMap::new();
+        while let Some((token, bias)) = map.next_entry::<String, Bias>()? {
+            biases.insert(token, bias.value()?);
+        }
+        Ok(Biases(biases))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut pairs: A) -> Result<Biases, A::Error> {
+        let mut biases = BTreeMap::new();
+        while let Some((token, bias)) = pairs.next_element::<(u32, Bias)>()? {
+            biases.insert(token.to_string(), bias.value()?);
+        }
+        Ok(Biases(biases))
+    }
 }
 
 /// Most breakers of a request, and the longest of them.
@@ -147,6 +211,7 @@ impl SamplingFields {
         };
         let own_breakers = self.dry_sequence_breakers.as_deref();
         check_breakers(own_breakers.unwrap_or_default())?;
+        let dry_last_n = last_n("dry_penalty_last_n", self.dry_penalty_last_n)?;
         let texts: Vec<&str> = match own_breakers {
             Some(texts) => texts.iter().map(String::as_str).collect(),
             None => DRY_BREAKERS.to_vec(),
@@ -161,7 +226,7 @@ impl SamplingFields {
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             // OpenAI's penalties look at the whole text, llama.cpp's at a window.
-            penalty_last_n: self.repeat_last_n.unwrap_or(u32::MAX),
+            penalty_last_n: last_n("repeat_last_n", self.repeat_last_n)?,
             dry: self
                 .dry_multiplier
                 .filter(|&multiplier| multiplier != 0.0)
@@ -169,7 +234,7 @@ impl SamplingFields {
                     multiplier,
                     base: self.dry_base.unwrap_or(1.75),
                     allowed_length: self.dry_allowed_length.unwrap_or(2),
-                    last_n: self.dry_penalty_last_n.unwrap_or(u32::MAX),
+                    last_n: dry_last_n,
                     breakers: breakers(&texts),
                 }),
             logit_bias: read_bias(self.logit_bias.unwrap_or_default())?,
@@ -180,6 +245,15 @@ impl SamplingFields {
             .validate(n_vocab)
             .map_err(|error| name_field(&error, repeat_name))?;
         Ok(params)
+    }
+}
+
+/// How many tokens a penalty looks back; all of the text with -1 and where the request is silent.
+fn last_n(name: &str, value: Option<i64>) -> Result<u32, ApiError> {
+    match value {
+        None | Some(-1) => Ok(u32::MAX),
+        Some(n) => u32::try_from(n)
+            .map_err(|_| ApiError::invalid(name, format!("{n} is not -1 or a count of tokens"))),
     }
 }
 
@@ -210,15 +284,18 @@ fn check_range(name: &str, value: Option<f32>, minimum: f32, maximum: f32) -> Re
     }
 }
 
-/// Reads a map of token ids to biases; -100 and below forbid a token, as the official API documents.
-fn read_bias(bias: BTreeMap<String, f32>) -> Result<Vec<(u32, f32)>, ApiError> {
-    bias.into_iter()
+/// The lowest bias, which forbids a token, as the official API documents.
+const FORBIDS: f32 = -100.0;
+
+/// Reads the ids and checks the biases.
+fn read_bias(biases: Biases) -> Result<Vec<(u32, f32)>, ApiError> {
+    (biases.0.into_iter())
         .map(|(token, bias)| {
             let id = token
                 .parse()
                 .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "the key is not a token id"))?;
-            check_range(&format!("logit_bias.{token}"), Some(bias), -100.0, 100.0)?;
-            Ok((id, if bias <= -100.0 { f32::NEG_INFINITY } else { bias }))
+            check_range(&format!("logit_bias.{token}"), Some(bias), FORBIDS, 100.0)?;
+            Ok((id, if bias <= FORBIDS { f32::NEG_INFINITY } else { bias }))
         })
         .collect()
 }
@@ -303,6 +380,34 @@ mod tests {
     }
 
     #[test]
+    fn the_values_of_llama_cpp_are_read() {
+        check(
+            r#"{"dry_multiplier":0.8,"dry_penalty_last_n":-1,"repeat_last_n":-1,"logit_bias":[]}"#,
+            Ok(SamplingParams {
+                dry: Some(Dry {
+                    multiplier: 0.8,
+                    base: 1.75,
+                    allowed_length: 2,
+                    last_n: u32::MAX,
+                    breakers: vec![4],
+                }),
+                ..api_default()
+            }),
+        );
+        check(
+            r#"{"logit_bias":[[3,false],[4,5],[5,-1.5]]}"#,
+            Ok(SamplingParams {
+                logit_bias: vec![(3, f32::NEG_INFINITY), (4, 5.0), (5, -1.5)],
+                ..api_default()
+            }),
+        );
+        for biases in ["[[3]]", "[[\"a\",1]]", "[[3,true]]", "{\"3\":\"x\"}", "3"] {
+            let body = format!("{{\"logit_bias\":{biases}}}");
+            assert!(serde_json::from_str::<SamplingFields>(&body).is_err(), "{biases}");
+        }
+    }
+
+    #[test]
     fn values_out_of_range_name_their_field() {
         for (body, param) in [
             (r#"{"temperature":2.1}"#, "temperature"),
@@ -316,6 +421,8 @@ mod tests {
             (r#"{"logit_bias":{"100":1}}"#, "logit_bias"),
             (r#"{"logit_bias":{"1":101}}"#, "logit_bias.1"),
             (r#"{"dry_sequence_breakers":[""]}"#, "dry_sequence_breakers"),
+            (r#"{"repeat_last_n":-2}"#, "repeat_last_n"),
+            (r#"{"dry_penalty_last_n":-2}"#, "dry_penalty_last_n"),
         ] {
             check(body, Err(param));
         }

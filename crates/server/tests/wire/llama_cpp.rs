@@ -10,7 +10,8 @@ async fn streamed_and_whole_completions_are_the_same() {
         return;
     };
     let mut body = json!({ "prompt": "Once upon a time", "n_predict": 12, "temperature": 0, "return_tokens": true,
-        "n_probs": 2, "cache_prompt": true, "id_slot": -1, "seed": -1, "repeat_last_n": -1 });
+        "n_probs": 2, "cache_prompt": true, "id_slot": -1, "seed": -1, "repeat_last_n": -1,
+        "dry_multiplier": 0, "dry_penalty_last_n": -1, "logit_bias": [] });
     let whole = server.post_ok("/completion", &body).await;
     let text = whole["content"].as_str().expect("text").to_owned();
     assert_eq!(
@@ -20,6 +21,7 @@ async fn streamed_and_whole_completions_are_the_same() {
     let ids = whole["tokens"].as_array().expect("ids");
     assert_eq!(ids.len(), 12);
     let scores = whole["completion_probabilities"].as_array().expect("scores");
+    assert_eq!(scores.len(), ids.len());
     assert!(scores.iter().zip(ids).all(|(score, id)| score["id"] == *id
         && score["top_logprobs"].as_array().is_some_and(|top| top.len() == 2)));
     let theirs = json!({ "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0 });
@@ -87,6 +89,14 @@ async fn the_model_is_described_and_refusals_name_the_field() {
     let slots = slots.as_array().expect("slots");
     assert_eq!(props["total_slots"], slots.len());
     assert!(slots.iter().all(|slot| slot["is_processing"] == false));
+    let n_ctx = props["default_generation_settings"]["n_ctx"].as_u64();
+    let long = vec![5; n_ctx.expect("a count of tokens") as usize + 1];
+    let long = server.post("/completion", &json!({ "prompt": long })).await;
+    let error = long.json();
+    assert_eq!(
+        (long.status, &error["error"]["code"]),
+        (400, &json!("context_length_exceeded"))
+    );
     for (path, body, param) in [
         ("/completion", json!({}), "prompt"),
         ("/completion", json!({ "prompt": "a", "n_probs": 21 }), "n_probs"),
