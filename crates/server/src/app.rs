@@ -80,6 +80,18 @@ pub(crate) struct Call {
     pub(crate) tenant: Tenant,
     /// The shape that it asks for, once its body was read.
     pub(crate) asked: Option<Asked>,
+    /// Where its endpoint has the budget of reasoning.
+    pub(crate) budget_field: &'static str,
+}
+
+/// The field by which a request asks for a constraint.
+fn asking_field<'a>(kind: ConstraintKind, asked: Option<&'a Asked>, budget_field: &'a str) -> &'a str {
+    match (kind, asked) {
+        (ConstraintKind::Calls, _) => "tools",
+        (_, Some(asked)) => &asked.field,
+        // Any text is a constraint only where its reasoning has a budget.
+        (_, None) => budget_field,
+    }
 }
 
 impl Call {
@@ -144,11 +156,7 @@ impl Call {
         let Some(constraint) = &params.constraint else {
             return app.model.generate(prompts, params);
         };
-        let is_of_text = constraint.kind() != ConstraintKind::Calls;
-        let field = match self.asked.as_ref().filter(|_| is_of_text) {
-            Some(asked) => asked.field.as_str(),
-            None => "tools",
-        };
+        let field = asking_field(constraint.kind(), self.asked.as_ref(), self.budget_field);
         let (app, params) = (Arc::clone(app), params.clone());
         let begun = spawn_blocking(move || app.model.model().generate(prompts, &params)).await;
         match begun {
@@ -210,6 +218,7 @@ where
                 tally,
                 tenant,
                 asked: None,
+                budget_field: "thinking_budget",
             };
             answer(&app, n_bytes, handler(Arc::clone(&app), call)).await
         };
@@ -253,4 +262,28 @@ pub(crate) fn error_response(error: &ApiError, dialect: Dialect, request_id: &Re
         headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill::Constraint;
+
+    use super::*;
+
+    #[test]
+    fn a_constraint_is_refused_by_the_field_that_asks_for_it() {
+        let asked = Asked {
+            field: "format".to_owned(),
+            constraint: Constraint::anything(),
+        };
+        let budget = "thinking_budget";
+        for (kind, asked, field) in [
+            (ConstraintKind::Calls, Some(&asked), "tools"),
+            (ConstraintKind::Calls, None, "tools"),
+            (ConstraintKind::JsonSchema, Some(&asked), "format"),
+            (ConstraintKind::Any, None, budget),
+        ] {
+            assert_eq!(asking_field(kind, asked, budget), field);
+        }
+    }
 }

@@ -24,6 +24,7 @@ use crate::{
 
 /// Answers a messages request, streamed or whole.
 pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    call.budget_field = "thinking.budget_tokens";
     let (request, fields) = call.read_with_sampling::<MessagesRequest>(tables::messages())?;
     let model = &app.model;
     model.check_name(request.model.as_deref())?;

@@ -37,6 +37,7 @@ const ENCRYPTED: &str = "reasoning.encrypted_content";
 
 /// Answers a responses request, streamed or whole.
 pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    call.budget_field = "reasoning.max_tokens";
     let (mut request, fields) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
     let model = &app.model;
     model.check_name(request.model.as_deref())?;
