@@ -1,4 +1,4 @@
-//! `serve`: answers OpenAI's, Anthropic's and Ollama's APIs over HTTP until it is told to stop.
+//! `serve`: answers OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP until it is told to stop.
 //!
 //! Here are the options, the signals and the log; everything on the wire is in the server crate. Invariant: the first
 //! SIGTERM or Ctrl-C lets running answers finish within the drain time and ends with 0; the second ends at once.
@@ -46,7 +46,8 @@ const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
     tokenmill serve demo\n  \
     tokenmill serve model.gguf --port 8000 --api-key-file keys.txt\n  \
     curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'\n\n\
-    OpenAI's API is under /v1, Anthropic's at /v1/messages, Ollama's under /api; docs/serving.md lists all paths.\n\
+    OpenAI's API is under /v1, Anthropic's at /v1/messages, Ollama's under /api, llama.cpp's at /completion and /infill;\n\
+    docs/serving.md lists all paths.\n\
     The web page is at /, the figures are at /metrics. TOKENMILL_API_KEY holds a key as --api-key does; RUST_LOG sets\n\
     what is logged.")]
 pub(crate) struct Args {
@@ -449,7 +450,7 @@ fn greeting(app: &App, address: &str) -> String {
     };
     format!(
         "{} is served.{page}\n  \
-         API       {address}/v1 as OpenAI's, {address} as Anthropic's and Ollama's\n  \
+         API       {address}/v1 as OpenAI's, {address} as Anthropic's, Ollama's and llama.cpp's\n  \
          API keys  {keys}\n  \
          context   {} tokens for a request, {} for all together\n  \
          stop      Ctrl-C lets running answers finish; twice stops at once",
