@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tokenmill_backend::{MemoryPlan, SamplingParams};
 use tokenmill_model::PooledOutput;
 use tokenmill_sched::{Engine, EngineError, GenerateParams};
+use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
     Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords, ReplyReader,
@@ -266,10 +267,13 @@ impl Model {
             self.words().end_ids().to_vec()
         };
         let constraint = match &params.constraint {
-            Some(constraint) => {
-                let compiled = self.words().compile(constraint)?;
-                Some(constraint::source(compiled, stop_tokens.clone()))
-            }
+            Some(constraint) => match self.words().compile(constraint) {
+                // Calls that may come without a constraint do so where the vocabulary can follow none.
+                Err(Error::Constraint(ConstraintError::Vocabulary { .. })) if constraint.is_optional() => {
+                    None
+                }
+                compiled => Some(constraint::source(compiled?, stop_tokens.clone())),
+            },
             None => None,
         };
         let generate = GenerateParams {

@@ -5,6 +5,7 @@
 //! caller waits no longer than the limit; what is kept is bounded.
 
 use std::{
+    borrow::Cow,
     fmt,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
@@ -148,16 +149,27 @@ impl ConstraintCompiler {
     /// # Errors
     /// [`ConstraintError`]: what cannot be enforced, or which limit it exceeds.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, ConstraintError> {
-        match self.compile_as_is(constraint) {
-            Err(error) => match constraint.relaxed() {
-                Some(relaxed) => self.compile(&relaxed),
-                None => Err(error),
-            },
-            compiled => compiled,
+        let deadline = Instant::now() + self.shared.limits.compile_time;
+        let mut constraint = Cow::Borrowed(constraint);
+        loop {
+            let relaxed = constraint.relaxed();
+            let now = Instant::now();
+            let left = deadline.saturating_duration_since(now);
+            // A quarter of the time is kept for the grammar that comes in its place.
+            let keeps_time = relaxed.as_ref().is_some_and(|relaxed| !relaxed.is_any());
+            let share = if keeps_time { left / 4 * 3 } else { left };
+            match (self.compile_as_is(&constraint, now + share), relaxed) {
+                (Err(_), Some(relaxed)) => constraint = Cow::Owned(relaxed),
+                (compiled, _) => return compiled,
+            }
         }
     }
 
-    fn compile_as_is(&self, constraint: &Constraint) -> Result<CompiledConstraint, ConstraintError> {
+    fn compile_as_is(
+        &self,
+        constraint: &Constraint,
+        deadline: Instant,
+    ) -> Result<CompiledConstraint, ConstraintError> {
         constraint.check(&self.shared.limits)?;
         let (kind, source) = (constraint.kind(), constraint.source());
         let maximum = self.shared.limits.max_bytes;
@@ -173,7 +185,7 @@ impl ConstraintCompiler {
         } else if let Some(prototype) = self.find(kind, &source) {
             Some(prototype)
         } else {
-            let made = Arc::new(self.shared.compile_apart(constraint)?);
+            let made = Arc::new(self.shared.compile_apart(constraint, deadline)?);
             self.keep(kind, source, Arc::clone(&made));
             Some(made)
         };
@@ -205,10 +217,13 @@ impl ConstraintCompiler {
 }
 
 impl Shared {
-    /// Compiles on a thread of its own and waits for the result within the limit of time.
-    fn compile_apart(self: &Arc<Self>, constraint: &Constraint) -> Result<Prototype, ConstraintError> {
+    /// Compiles on a thread of its own and waits for the result until the deadline.
+    fn compile_apart(
+        self: &Arc<Self>,
+        constraint: &Constraint,
+        deadline: Instant,
+    ) -> Result<Prototype, ConstraintError> {
         let (kind, limit) = (constraint.kind(), self.limits.compile_time);
-        let deadline = Instant::now() + limit;
         self.enter(deadline)?;
         let (sender, receiver) = mpsc::channel();
         let (shared, constraint) = (Arc::clone(self), constraint.clone());

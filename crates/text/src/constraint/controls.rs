@@ -6,8 +6,19 @@
 use crate::{TokenKind, Tokenizer};
 
 /// The control tokens of a vocabulary.
-#[derive(Clone, Debug, Default)]
-pub struct ControlTokens(Vec<(String, u32)>);
+#[derive(Clone, Debug)]
+pub struct ControlTokens {
+    /// The longest first.
+    tokens: Vec<(String, u32)>,
+    /// Whether a byte begins one.
+    begins: [bool; 256],
+}
+
+impl Default for ControlTokens {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
 
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +30,16 @@ pub(crate) enum Segment<'t> {
 }
 
 impl ControlTokens {
+    fn new(tokens: Vec<(String, u32)>) -> Self {
+        let mut begins = [false; 256];
+        for (text, _) in &tokens {
+            if let Some(&byte) = text.as_bytes().first() {
+                begins[usize::from(byte)] = true;
+            }
+        }
+        Self { tokens, begins }
+    }
+
     /// Those of a tokenizer.
     pub fn of(tokenizer: &Tokenizer) -> Self {
         let mut tokens: Vec<(String, u32)> = (0..tokenizer.n_vocab() as u32)
@@ -32,7 +53,7 @@ impl ControlTokens {
             .filter(|(text, _)| !text.is_empty())
             .collect();
         tokens.sort_by_key(|(text, id)| (std::cmp::Reverse(text.len()), *id));
-        Self(tokens)
+        Self::new(tokens)
     }
 
     /// Whether a text names none.
@@ -47,7 +68,9 @@ impl ControlTokens {
         let mut n_text = 0;
         while let Some(c) = rest[n_text..].chars().next() {
             let here = &rest[n_text..];
-            match self.0.iter().find(|(token, _)| here.starts_with(token.as_str())) {
+            let may_begin = self.begins[usize::from(here.as_bytes()[0])];
+            let tokens = if may_begin { &self.tokens[..] } else { &[] };
+            match tokens.iter().find(|(token, _)| here.starts_with(token.as_str())) {
                 Some((token, id)) => {
                     if n_text > 0 {
                         segments.push(Segment::Text(&rest[..n_text]));
@@ -72,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_longer_token_is_meant() {
-        let controls = ControlTokens(vec![("<a><b>".to_owned(), 2), ("<a>".to_owned(), 1)]);
+        let controls = ControlTokens::new(vec![("<a><b>".to_owned(), 2), ("<a>".to_owned(), 1)]);
         assert_eq!(
             controls.split("x<a>y<a><b>"),
             [

@@ -200,6 +200,12 @@ impl Constraint {
         matches!(&self.language, Language::Calls(grammar) if grammar.is_optional)
     }
 
+    /// Whether an answer may come without it: calls that are not required, of tools that are not strict, without a budget of
+    /// thoughts.
+    pub fn is_optional(&self) -> bool {
+        self.is_lenient() && (self.begin.thoughts.as_ref()).is_none_or(|thoughts| thoughts.budget.is_none())
+    }
+
     /// Whether there is no grammar.
     pub(super) fn is_any(&self) -> bool {
         self.language == Language::Any

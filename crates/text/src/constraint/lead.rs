@@ -288,6 +288,20 @@ impl Lead {
         }
     }
 
+    /// What began with a mark is no call: waits for the next mark, which may begin in the text behind this one.
+    pub(super) fn resume(&mut self, behind: &[u8]) -> Pushed {
+        self.state = Self::after(&self.plan);
+        let plan = Arc::clone(&self.plan);
+        let State::Free(watch) = &mut self.state else {
+            return Pushed::Grammar;
+        };
+        watch.start = None;
+        match watch.push(behind, &plan) {
+            None => Pushed::Lead,
+            Some((idx, behind)) => self.found(idx, behind),
+        }
+    }
+
     fn found(&mut self, idx: usize, behind: Vec<u8>) -> Pushed {
         let plan = Arc::clone(&self.plan);
         if let Some((_, ids)) = plan.marks.get(idx) {

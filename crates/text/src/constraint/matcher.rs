@@ -184,10 +184,9 @@ impl ConstraintMatcher {
                     self.before.push(id);
                     return Ok(());
                 }
-                Pushed::Begins(mut ids, behind) => {
+                Pushed::Begins(ids, behind) => {
                     self.before.push(id);
-                    ids.extend(self.vocabulary.text_tokens(&behind));
-                    return self.consume(&ids);
+                    return self.begin(ids, behind);
                 }
                 Pushed::Grammar => {}
             }
@@ -203,6 +202,27 @@ impl ConstraintMatcher {
             });
         }
         self.consume(&[id])
+    }
+
+    /// Begins the grammar with a mark, or without one behind thoughts, and the text behind. A token of free text may complete a
+    /// mark and run past it; where no call continues so, the text remains free.
+    fn begin(&mut self, mark: Vec<u32>, behind: Vec<u8>) -> Result<(), ConstraintError> {
+        let (mut mark, mut behind) = (mark, behind);
+        loop {
+            let is_mark = !mark.is_empty();
+            let untouched = (self.matcher.as_ref().filter(|_| is_mark)).map(Matcher::deep_clone);
+            mark.extend(self.vocabulary.text_tokens(&behind));
+            let begun = self.consume(&mark);
+            if begun.is_ok() || !is_mark {
+                return begun;
+            }
+            self.matcher = untouched;
+            self.is_complete = false;
+            match self.lead.resume(&behind) {
+                Pushed::Begins(next, rest) => (mark, behind) = (next, rest),
+                Pushed::Lead | Pushed::Grammar => return Ok(()),
+            }
+        }
     }
 
     fn consume(&mut self, ids: &[u32]) -> Result<(), ConstraintError> {

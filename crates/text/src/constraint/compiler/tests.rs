@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use tokenmill_gguf::{Metadata, StringArray};
 
 use super::*;
+use crate::constraint::CallGrammar;
 
 /// A vocabulary of all bytes, then the end of a text.
 pub(in crate::constraint) fn bytes_tokenizer() -> Tokenizer {
@@ -305,4 +306,23 @@ fn hostile_constraints_end_within_the_limit_of_time() {
     let started = Instant::now();
     let compiled = compiler().compile(&Constraint::json_schema(&schema));
     assert!(started.elapsed() < Duration::from_secs(10), "{compiled:?}");
+}
+
+#[test]
+fn a_constraint_and_what_comes_in_its_place_share_the_limit_of_time() {
+    let limits = ConstraintLimits {
+        compile_time: Duration::from_secs(2),
+        ..ConstraintLimits::default()
+    };
+    let compiler = ConstraintCompiler::with_limits(&bytes_tokenizer(), limits).unwrap();
+    *lock(&compiler.shared.n_running) = MAX_RUNNING;
+    let calls = Constraint::calls(CallGrammar {
+        exact: "start: \"a\"".to_owned(),
+        relaxed: Some("start: \"b\"".to_owned()),
+        is_optional: false,
+    });
+    let started = Instant::now();
+    assert!(compiler.compile(&calls).is_err());
+    let took = started.elapsed();
+    assert!(took < Duration::from_millis(3500), "{took:?}");
 }
