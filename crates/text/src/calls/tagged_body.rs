@@ -39,7 +39,7 @@ pub(super) struct TaggedShape {
 }
 
 /// Longest name of a tool or an argument, and longest attributes.
-const MAX_NAME_BYTES: usize = 256;
+pub(super) const MAX_NAME_BYTES: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {

@@ -1,7 +1,7 @@
 //! Arguments in a grammar: one JSON object, or a tag for each.
 //!
-//! Separate from the shapes of calls because several share them. Invariant: keywords of a schema that tags have no words for
-//! are refused, unless the tool's arguments are held in a relaxed way.
+//! Separate from the shapes of calls because several share them. Invariants: keywords of a schema that tags have no words for
+//! are refused, unless the tool's arguments are held in a relaxed way; what is copied of a schema has a bound.
 
 use serde_json::{Map, Value, json};
 
@@ -10,7 +10,7 @@ use super::{
     rules::{Rules, quoted},
 };
 use crate::{
-    calls::tagged_body::TaggedShape,
+    calls::tagged_body::{MAX_NAME_BYTES, TaggedShape},
     constraint::{is_deeper_than, prepared},
 };
 
@@ -64,6 +64,7 @@ pub(super) struct Argument {
 
 /// Arguments as a JSON object.
 pub(super) fn json(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<String, String> {
+    rules.begin_arguments()?;
     let object = json!({"type": "object"});
     let schema = match offer.hold {
         Hold::Exact => with_type(offer.schema),
@@ -94,8 +95,23 @@ fn with_type(schema: &Value) -> Value {
     }
 }
 
+/// Refuses arguments that a schema allows and does not name: a format that writes names has no words for them.
+pub(super) fn refuse_unnamed(schema: &Value) -> Result<(), String> {
+    let is_open = [
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+    ]
+    .iter()
+    .any(|keyword| matches!(schema.get(keyword), Some(Value::Bool(true) | Value::Object(_))));
+    if is_open {
+        return Err("it takes arguments that it does not name".to_owned());
+    }
+    Ok(())
+}
+
 /// The arguments that a schema names, in its order.
-pub(super) fn arguments_of(offer: &Offer<'_>) -> Result<Vec<Argument>, String> {
+pub(super) fn arguments_of(offer: &Offer<'_>, rules: &mut Rules<'_>) -> Result<Vec<Argument>, String> {
     let empty = Map::new();
     let fields = offer.schema.as_object().unwrap_or(&empty);
     if offer.hold == Hold::Exact {
@@ -114,15 +130,24 @@ pub(super) fn arguments_of(offer: &Offer<'_>) -> Result<Vec<Argument>, String> {
     .filter_map(Value::as_str)
     .collect();
     let properties = (fields.get("properties").and_then(Value::as_object)).unwrap_or(&empty);
+    let definitions: Vec<(&str, &Value, usize)> = ["$defs", "definitions"]
+        .into_iter()
+        .filter(|_| offer.hold == Hold::Exact)
+        .filter_map(|keyword| Some((keyword, fields.get(keyword)?)))
+        .map(|(keyword, defined)| (keyword, defined, defined.to_string().len()))
+        .collect();
     let mut arguments = Vec::new();
     for (key, schema) in properties {
+        let text = schema.to_string();
+        rules.take(text.len())?;
         let mut schema = schema.clone();
         if let Value::Object(of) = &mut schema
-            && json!(of).to_string().contains("\"$ref\"")
+            && text.contains("\"$ref\"")
         {
-            for defs in ["$defs", "definitions"] {
-                if let Some(defined) = fields.get(defs) {
-                    of.entry(defs).or_insert_with(|| defined.clone());
+            for &(keyword, defined, n_bytes) in &definitions {
+                if !of.contains_key(keyword) {
+                    rules.take(n_bytes)?;
+                    of.insert(keyword.to_owned(), defined.clone());
                 }
             }
         }
@@ -146,12 +171,22 @@ pub(super) fn tagged(
     shape: &TaggedShape,
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
+    rules.begin_arguments()?;
+    refuse_unnamed(offer.schema)?;
+    if offer.name.len() > MAX_NAME_BYTES {
+        return Err(format!("its name takes more than {MAX_NAME_BYTES} bytes"));
+    }
     let mut all = String::new();
-    for argument in arguments_of(offer)? {
+    for argument in arguments_of(offer, rules)? {
         let line = if shape.is_on_own_lines { "\n" } else { "" };
         let is_text = is_text(&argument.schema);
         let value_end = format!("{line}{}", shape.value_end);
         let key = argument.key.as_str();
+        if key.len() > MAX_NAME_BYTES {
+            return Err(format!(
+                "the name of an argument takes more than {MAX_NAME_BYTES} bytes"
+            ));
+        }
         if key.contains(shape.key_end) || key.trim() != key || key.is_empty() {
             return Err(format!("an argument is called {}", Value::from(key)));
         }
@@ -262,8 +297,22 @@ pub(super) fn text(schema: &Value, hold: Hold, ends: &[&str]) -> Result<String, 
         let inner = pattern.strip_prefix('^').unwrap_or(pattern);
         let inner = inner.strip_suffix('$').unwrap_or(inner);
         let any = |is_anchored| if is_anchored { "" } else { "(?s:.*)" };
-        let regex = format!("{}(?:{inner}){}", any(begins), any(ends)).replace('/', "\\/");
-        body = format!("{body} & /{regex}/");
+        let regex = format!("{}(?:{inner}){}", any(begins), any(ends));
+        body = format!("{body} & /{}/", with_escaped_slashes(&regex));
     }
     Ok(without(body))
+}
+
+/// A regular expression that can stand between slashes.
+fn with_escaped_slashes(regex: &str) -> String {
+    let mut escaped = String::with_capacity(regex.len());
+    let mut is_escaped = false;
+    for c in regex.chars() {
+        if c == '/' && !is_escaped {
+            escaped.push('\\');
+        }
+        is_escaped = c == '\\' && !is_escaped;
+        escaped.push(c);
+    }
+    escaped
 }

@@ -3,11 +3,11 @@
 //! Separate from tags because values are literals. Invariant: a value is JSON where the parser of the dialect reads that;
 //! else every kind of value has a rule here, or its schema is refused.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{
     Hold, Offer,
-    arguments::{arguments_of, relaxed, text, value},
+    arguments::{arguments_of, refuse_unnamed, relaxed, text, value},
     rules::Rules,
 };
 use crate::calls::{literal::Dialect, literal_body::LiteralShape};
@@ -15,14 +15,22 @@ use crate::calls::{literal::Dialect, literal_body::LiteralShape};
 /// Values inside each other.
 const MAX_DEPTH: usize = 16;
 
+/// Keywords that say nothing of a value.
+const NOTES: [&str; 5] = ["title", "description", "default", "examples", "$comment"];
+
+/// A key of an object whose members have no names in its schema.
+const KEY: &str = "/[\\w$@][\\w$@.\\-]*( [\\w$@.\\-]+)*/";
+
 /// Arguments of a call, with commas between them.
 pub(super) fn arguments(
     offer: &Offer<'_>,
     shape: &LiteralShape,
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
+    rules.begin_arguments()?;
+    refuse_unnamed(offer.schema)?;
     let mut members = Vec::new();
-    for argument in arguments_of(offer)? {
+    for argument in arguments_of(offer, rules)? {
         let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '$');
         if argument.key.is_empty() || !argument.key.chars().all(is_name) {
             return Err(format!("an argument is called {}", Value::from(argument.key)));
@@ -79,6 +87,10 @@ fn marked(schema: &Value, mark: &str, depth: usize, rules: &mut Rules<'_>) -> Re
         return Err(format!("values are nested deeper than {MAX_DEPTH} levels"));
     }
     let none = || "a value without one `type` has no words in this format".to_owned();
+    let is_note = |fields: &Map<String, Value>| fields.keys().all(|key| NOTES.contains(&key.as_str()));
+    if *schema == Value::Bool(true) || schema.as_object().is_some_and(is_note) {
+        return any(mark, rules);
+    }
     let kind = match (schema.get("type"), schema.get("enum").and_then(Value::as_array)) {
         (Some(kind), _) => kind.as_str().ok_or_else(none)?,
         (None, Some(values)) if values.iter().all(Value::is_string) => "string",
@@ -96,9 +108,13 @@ fn marked(schema: &Value, mark: &str, depth: usize, rules: &mut Rules<'_>) -> Re
             if let Some(keyword) = fields.keys().find(|keyword| !known.contains(&keyword.as_str())) {
                 return Err(format!("`{keyword}` of a list has no words in this format"));
             }
-            let any = json!({"type": "string"});
-            let item = marked(fields.get("items").unwrap_or(&any), mark, depth + 1, rules)?;
-            Ok(rules.rule(&format!("\"[\" ({item} (\",\" {item})*)? \"]\"")))
+            let item = marked(
+                fields.get("items").unwrap_or(&Value::Bool(true)),
+                mark,
+                depth + 1,
+                rules,
+            )?;
+            Ok(rules.rule(&list_of(&item)))
         }
         "object" => {
             let offer = Offer {
@@ -107,17 +123,67 @@ fn marked(schema: &Value, mark: &str, depth: usize, rules: &mut Rules<'_>) -> Re
                 hold: Hold::Exact,
             };
             let mut members = Vec::new();
-            for argument in arguments_of(&offer)? {
+            let mut names = Vec::new();
+            for argument in arguments_of(&offer, rules)? {
                 if argument.key.is_empty() || argument.key.contains([':', ',', '{', '}', ' ']) {
                     return Err(format!("a member is called {}", Value::from(argument.key)));
                 }
                 let value = marked(&argument.schema, mark, depth + 1, rules)?;
                 let key = rules.text(&format!("{}:", argument.key));
+                names.push(rules.text(&argument.key));
                 members.push((rules.rule(&format!("{key} {value}")), argument.is_required));
+            }
+            // Where a schema names no members and does not exclude any, an object may have some.
+            let others = match schema.get("additionalProperties") {
+                None if names.is_empty() => Some(&Value::Bool(true)),
+                Some(Value::Bool(false)) | None => None,
+                others => others,
+            };
+            if let Some(others) = others {
+                let value = marked(others, mark, depth + 1, rules)?;
+                let member = member_of(&value, &names, rules);
+                members.push((rules.rule(&format!("{member} (\",\" {member})*")), false));
             }
             let row = row(&members, "\",\"", rules);
             Ok(rules.rule(&format!("\"{{\" {row} \"}}\"")))
         }
         _ => value(schema, rules),
     }
+}
+
+/// A value of which nothing is said, as deep as values may be.
+fn any(mark: &str, rules: &mut Rules<'_>) -> Result<String, String> {
+    if let Some(any) = &rules.any {
+        return Ok(any.clone());
+    }
+    let body = text(&json!({}), Hold::Exact, &[mark])?;
+    let inner = rules.bounded("", &body, mark);
+    let text = rules.rule(&format!("{} {inner}", rules.mark(mark)));
+    let scalar = value(&json!({"type": ["number", "boolean", "null"]}), rules)?;
+    let mut any = rules.rule(&format!("{text} | {scalar}"));
+    for _ in 0..MAX_DEPTH {
+        let member = member_of(&any, &[], rules);
+        let list = list_of(&any);
+        any = rules.rule(&format!(
+            "{text} | {scalar} | {list} | \"{{\" ({member} (\",\" {member})*)? \"}}\""
+        ));
+    }
+    rules.any = Some(any.clone());
+    Ok(any)
+}
+
+/// The body of a rule for a list of such items.
+fn list_of(item: &str) -> String {
+    format!("\"[\" ({item} (\",\" {item})*)? \"]\"")
+}
+
+/// A member with such a value and any key but `names`, which are quoted.
+fn member_of(value: &str, names: &[String], rules: &mut Rules<'_>) -> String {
+    let key = if names.is_empty() {
+        KEY.to_owned()
+    } else {
+        format!("{KEY} & ~({})", names.join(" | "))
+    };
+    let key = rules.terminal(&key);
+    rules.rule(&format!("{key} \":\" {value}"))
 }

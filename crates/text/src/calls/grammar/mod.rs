@@ -1,9 +1,9 @@
 //! What a family's calls may be, as a grammar: names of the tools that are offered, arguments of their schemas.
 //!
 //! Separate from the parsers because it writes what they read. Each of the shapes of the table of formats becomes rules in
-//! Lark's notation. Invariant: what a grammar allows, the parser of the same row reads as calls with these arguments;
-//! a schema that a shape has no words for is refused, never weakened, unless its tool is not strict and another call
-//! could be made.
+//! Lark's notation. Invariant: what a grammar allows, the parser of the same row reads as calls with these arguments. A schema
+//! that a shape has no words for is refused where its tool is strict. Else this tool alone is held to less, and calls that
+//! have no words even then are free where none is required.
 
 mod arguments;
 mod literals;
@@ -101,7 +101,8 @@ impl ReplyFormat {
     /// the constraint holds from where a call begins. `opens_head` says whether the prompt ends in the head of a message.
     ///
     /// # Errors
-    /// [`CallFormError`] for a schema that this format has no words for, of a strict tool, or where a call is required.
+    /// [`CallFormError`] where this format has no words for the schema of a strict tool; and where a call is required or a tool
+    /// is strict, for any tool whose arguments it has no words for at all.
     pub fn constraint(
         &self,
         tools: &ToolSet,
@@ -138,7 +139,15 @@ impl ReplyFormat {
                 .unwrap_or_default(),
             reason: refusal.reason,
         };
-        let exact = form.grammar(&offers(Hold::Exact));
+        let exact = form.grammar(&offers(Hold::Exact)).or_else(|_| {
+            let mut most = offers(Hold::Exact);
+            for (offer, (.., is_strict)) in most.iter_mut().zip(&offered) {
+                if !is_strict && form.grammar(std::slice::from_ref(offer)).is_err() {
+                    offer.hold = Hold::Relaxed;
+                }
+            }
+            form.grammar(&most)
+        });
         let relaxed = form.grammar(&offers(Hold::Relaxed));
         let is_optional = is_auto && !has_strict;
         let (exact, relaxed) = match (exact, relaxed) {

@@ -8,10 +8,20 @@ use serde_json::Value;
 
 use crate::constraint::{ControlTokens, Segment};
 
+/// How large the rules of all tools may be.
+const MAX_BYTES: usize = 4 << 20;
+
+/// How much text the arguments of one tool may take, each with the definitions it refers to.
+const MAX_ARGUMENT_BYTES: usize = 1 << 20;
+
 pub(super) struct Rules<'c> {
     controls: &'c ControlTokens,
     text: String,
     n_written: usize,
+    /// Bytes of the arguments of the tool that is written.
+    n_argument_bytes: usize,
+    /// The rule of a value of which nothing is said, once it is written.
+    pub(super) any: Option<String>,
 }
 
 impl<'c> Rules<'c> {
@@ -20,7 +30,33 @@ impl<'c> Rules<'c> {
             controls,
             text: String::new(),
             n_written: 0,
+            n_argument_bytes: 0,
+            any: None,
         }
+    }
+
+    /// Begins the arguments of a tool.
+    pub(super) fn begin_arguments(&mut self) -> Result<(), String> {
+        self.n_argument_bytes = 0;
+        if self.text.len() > MAX_BYTES {
+            return Err(format!(
+                "the rules of all tools take more than {} MiB",
+                MAX_BYTES >> 20
+            ));
+        }
+        Ok(())
+    }
+
+    /// Counts what an argument takes, before it is copied.
+    pub(super) fn take(&mut self, n_bytes: usize) -> Result<(), String> {
+        self.n_argument_bytes = self.n_argument_bytes.saturating_add(n_bytes);
+        if self.n_argument_bytes > MAX_ARGUMENT_BYTES {
+            return Err(format!(
+                "its arguments with the definitions they refer to take more than {} MiB",
+                MAX_ARGUMENT_BYTES >> 20
+            ));
+        }
+        Ok(())
     }
 
     /// Ends the grammar, whose first rule is `start`.

@@ -9,7 +9,7 @@ use super::{CallFormError, ToolChoice};
 use crate::{
     Tokenizer,
     calls::{Opening, Part, ReplyFormat, ReplyParser, ToolSet, format::FORMATS},
-    constraint::{ConstraintCompiler, ConstraintMatcher, ControlTokens},
+    constraint::{Constraint, ConstraintCompiler, ConstraintMatcher, ControlTokens},
 };
 
 /// Marks that are control tokens in the vocabularies of their families.
@@ -30,14 +30,21 @@ const CONTROLS: [&str; 12] = [
 
 /// A vocabulary of all bytes, the end, and control tokens.
 fn tokenizer() -> Tokenizer {
+    tokenizer_with(&[])
+}
+
+/// Such a vocabulary with words behind the control tokens.
+fn tokenizer_with(words: &[&str]) -> Tokenizer {
     let mut metadata = Metadata::new();
     let tokens = (0..256)
         .map(|byte| format!("<0x{byte:02X}>"))
         .chain(["<end>".to_owned(), "<unk>".to_owned()])
-        .chain(CONTROLS.map(str::to_owned));
+        .chain(CONTROLS.map(str::to_owned))
+        .chain(words.iter().map(|&word| word.to_owned()));
     let mut kinds = vec![6; 256];
     kinds.extend([3, 2]);
     kinds.extend([3; CONTROLS.len()]);
+    kinds.extend(words.iter().map(|_| 1));
     let n_tokens = kinds.len();
     let set = || -> Result<(), tokenmill_gguf::GgufError> {
         metadata.insert("tokenizer.ggml.model", "llama")?;
@@ -237,7 +244,19 @@ fn walk<'t>(
     is_single: bool,
     seed: u64,
 ) -> Result<Walk<'t>, CallFormError> {
-    let tools = ToolSet::from_openai(&tools());
+    walk_of(&tools(), name, tokenizer, compiler, choice, is_single, seed)
+}
+
+fn walk_of<'t>(
+    tools: &Value,
+    name: &str,
+    tokenizer: &'t Tokenizer,
+    compiler: &ConstraintCompiler,
+    choice: &ToolChoice,
+    is_single: bool,
+    seed: u64,
+) -> Result<Walk<'t>, CallFormError> {
+    let tools = ToolSet::from_openai(tools);
     let controls = ControlTokens::of(tokenizer);
     let format = format(name);
     let constraint = format.constraint(&tools, choice, is_single, &controls, opens_head(name))?;
@@ -394,4 +413,158 @@ fn what_a_format_has_no_words_for_is_refused_by_name_or_left_to_the_model() {
             .constraint(&entangled(true), &ToolChoice::Required, false, &controls, false)
             .is_ok()
     );
+}
+
+/// A tool `name` with these properties.
+fn tool(name: &str, strict: bool, parameters: &Value) -> Value {
+    json!({"function": {"name": name, "strict": strict, "parameters": parameters}})
+}
+
+fn constraint_of(name: &str, tools: &Value, choice: &ToolChoice) -> Result<Constraint, CallFormError> {
+    let tools = ToolSet::from_openai(tools);
+    format(name).constraint(&tools, choice, false, &ControlTokens::default(), false)
+}
+
+#[test]
+fn definitions_and_rules_have_a_bound() {
+    let mut properties = serde_json::Map::new();
+    for idx in 0..10 {
+        properties.insert(format!("p{idx}"), json!({"$ref": "#/$defs/d"}));
+    }
+    let large = json!({"type": "object", "properties": properties,
+        "$defs": {"d": {"type": "integer", "description": "x".repeat(300_000)}}});
+    let required = &ToolChoice::Required;
+    let refused = constraint_of("glm", &json!([tool("f", true, &large)]), required).unwrap_err();
+    assert_eq!(
+        refused.reason,
+        "its arguments with the definitions they refer to take more than 1 MiB"
+    );
+    assert!(constraint_of("glm", &json!([tool("f", false, &large)]), required).is_ok());
+    let long = json!({"type": "object", "properties": {
+        "n": {"type": "integer", "description": "x".repeat(900_000)}}});
+    let tools: Vec<Value> = (0..6).map(|idx| tool(&format!("f{idx}"), true, &long)).collect();
+    let refused = constraint_of("glm", &Value::from(tools), required).unwrap_err();
+    assert_eq!(refused.reason, "the rules of all tools take more than 4 MiB");
+}
+
+#[test]
+fn names_that_no_parser_reads_are_refused() {
+    let long = "n".repeat(257);
+    let named = json!([tool(&long, true, &json!({"type": "object"}))]);
+    let refused = constraint_of("glm", &named, &ToolChoice::Required).unwrap_err();
+    assert_eq!(refused.reason, "its name takes more than 256 bytes");
+    let keyed = json!({"type": "object", "properties": {long: {"type": "integer"}}});
+    let refused = constraint_of("glm", &json!([tool("f", true, &keyed)]), &ToolChoice::Required).unwrap_err();
+    assert_eq!(
+        refused.reason,
+        "the name of an argument takes more than 256 bytes"
+    );
+}
+
+#[test]
+fn slashes_of_a_pattern_do_not_end_it() {
+    for pattern in ["^a/b$", r"^a\/b$"] {
+        let schema = json!({"type": "string", "pattern": pattern});
+        let body = super::arguments::text(&schema, super::Hold::Exact, &["<"]).unwrap();
+        assert!(body.contains(r"& /(?:a\/b)/ &"), "{body}");
+    }
+    let schema = json!({"type": "string", "pattern": r"^a\\/b$"});
+    let body = super::arguments::text(&schema, super::Hold::Exact, &["<"]).unwrap();
+    assert!(body.contains(r"& /(?:a\\\/b)/ &"), "{body}");
+}
+
+#[test]
+fn arguments_without_names_are_refused_where_names_are_written() {
+    let open = [
+        json!({"type": "object", "additionalProperties": true}),
+        json!({"type": "object", "additionalProperties": {"type": "integer"}}),
+    ];
+    for (parameters, name) in open.iter().flat_map(|open| [(open, "glm"), (open, "gemma")]) {
+        let tools = json!([tool("f", false, parameters)]);
+        let refused = constraint_of(name, &tools, &ToolChoice::Required).unwrap_err();
+        assert_eq!(refused.reason, "it takes arguments that it does not name");
+        let free = constraint_of(name, &tools, &ToolChoice::Auto);
+        assert_eq!(free, Ok(Constraint::anything()));
+    }
+}
+
+#[test]
+fn a_schema_without_words_relaxes_its_own_tool_alone() {
+    let dated = json!({"type": "object", "properties": {"a": {"type": "string", "format": "date"}}});
+    let bounded = json!({"type": "object", "properties": {"n": {"type": "integer", "maximum": 14}}});
+    let tools = json!([tool("f", false, &dated), tool("g", false, &bounded)]);
+    for choice in [ToolChoice::Auto, ToolChoice::Required] {
+        let constraint = constraint_of("glm", &tools, &choice).unwrap();
+        assert!(format!("{constraint:?}").contains("maximum"), "{constraint:?}");
+        assert_eq!(constraint.is_optional(), choice == ToolChoice::Auto);
+    }
+}
+
+#[test]
+fn values_of_which_nothing_is_said_can_be_written_between_marks() {
+    let tokenizer = tokenizer();
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    let properties = json!({"o": {"type": "object"}, "l": {"type": "array"}, "v": {},
+        "m": {"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}}});
+    let parameters = json!({"type": "object", "properties": properties, "required": ["o", "l", "v", "m"],
+        "additionalProperties": false});
+    for (name, mark, strict) in [
+        ("gemma", "<|\"|>", true),
+        ("gemma", "<|\"|>", false),
+        ("function-gemma", "<escape>", true),
+    ] {
+        let required = &ToolChoice::Required;
+        let tools = json!([tool("f", strict, &parameters)]);
+        let mut walk = walk_of(&tools, name, &tokenizer, &compiler, required, true, 1).unwrap();
+        let text = format!("{mark}t{mark}");
+        let call = format!(
+            "{}call:f{{o:{{x:1,long key:[{text},{{}},null]}},l:[{text},-2.5,[true]],v:{{k:{text}}},m:{{n:3,on:true}}}}",
+            opener(name)
+        );
+        walk.write(&call);
+        assert_eq!(String::from_utf8_lossy(&walk.text), call, "{name}");
+    }
+    let tools = json!([tool("f", true, &parameters)]);
+    let required = &ToolChoice::Required;
+    let mut walk = walk_of(&tools, "gemma", &tokenizer, &compiler, required, true, 1).unwrap();
+    let begun = format!("{}call:f{{o:{{}},l:[],v:1,m:{{", opener("gemma"));
+    walk.write(&format!("{begun}n:t"));
+    assert_eq!(
+        String::from_utf8_lossy(&walk.text),
+        format!("{begun}n:"),
+        "a member that has a name"
+    );
+}
+
+#[test]
+fn a_token_that_runs_past_a_mark_is_text_where_no_call_begins_so() {
+    let tokenizer = tokenizer_with(&["{}", "[["]);
+    let words = [258, 259].map(|id| id + CONTROLS.len() as u32);
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    let tools = json!([tool(
+        "f",
+        true,
+        &json!({"type": "object", "properties": {}, "additionalProperties": false})
+    )]);
+    for word in words {
+        let mut walk = walk_of(
+            &tools,
+            "llama",
+            &tokenizer,
+            &compiler,
+            &ToolChoice::Auto,
+            false,
+            1,
+        )
+        .unwrap();
+        assert!(walk.allowed().contains(&word));
+        walk.take(word);
+        walk.write(" is text");
+        assert!(String::from_utf8_lossy(&walk.text).ends_with(" is text"));
+        assert!(walk.allowed().contains(&256), "text may end");
+        walk.matcher.rollback(9).unwrap();
+        walk.text.clear();
+        walk.write("{");
+        assert!(!walk.allowed().contains(&256), "a call that began ends");
+    }
 }
