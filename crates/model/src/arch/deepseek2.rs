@@ -1,4 +1,4 @@
-//! DeepSeek V2, V3 and R1, Kimi K2: latent attention, experts behind some dense layers with a shared network next to them,
+//! DeepSeek V2, V3 and R1: latent attention, experts behind some dense layers with a shared network next to them,
 //! chosen by a softmax (V2) or by sigmoids with a correction bias (V3), within groups where there are any.
 //!
 //! Source: transformers, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`.
