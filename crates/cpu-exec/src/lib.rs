@@ -72,6 +72,7 @@ pub use ops::{
     elementwise::{add, add_scaled, scale, soft_cap},
     norm::{layer_norm, rms_norm, rms_norm_in_place},
     rope::{RopeAngles, rope},
+    rows::{join_rows, take_columns},
     short_conv::short_conv,
     ssm_scan::ssm_scan,
     xielu::xielu,

@@ -33,16 +33,12 @@ impl LatentOperations for CpuBackend {
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let width = left.width + right.width;
-        let lefts = left.rows.chunks_exact(left.width);
-        let rights = right.rows.chunks_exact(right.width);
-        for ((out, left), right) in (output.chunks_exact_mut(width).take(n_rows))
-            .zip(lefts)
-            .zip(rights)
-        {
-            let (start, end) = out.split_at_mut(left.len());
-            start.copy_from_slice(left);
-            end.copy_from_slice(right);
-        }
+        crate::join_rows(
+            &self.host,
+            [left.rows, right.rows],
+            [left.width, right.width],
+            &mut output[..n_rows * width],
+        );
         Ok(())
     }
 

@@ -15,9 +15,7 @@ impl LayerOperations for CpuBackend {
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let input = input.map(Vec::as_slice);
-        for (row_idx, row) in output.chunks_exact_mut(width).take(n_rows).enumerate() {
-            row.copy_from_slice(input.part(row_idx, 0, width));
-        }
+        crate::take_columns(&self.host, &input, width, &mut output[..n_rows * width]);
         Ok(())
     }
 

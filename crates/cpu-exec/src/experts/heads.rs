@@ -39,13 +39,9 @@ pub fn heads_linear(host: &Host, workspace: &mut Workspace, x: &[f32], matrix: &
     let by_head: &[f32] = if n_tokens == 1 {
         x
     } else {
-        let by_head = grown(by_head, x.len());
-        for (head, rows) in by_head.chunks_exact_mut(n_tokens * n_cols).enumerate() {
-            for (token_idx, row) in rows.chunks_exact_mut(n_cols).enumerate() {
-                row.copy_from_slice(&x[(token_idx * n_heads + head) * n_cols..][..n_cols]);
-            }
-        }
-        by_head
+        let rows = grown(by_head, x.len());
+        crate::ops::rows::by_head(host, x, n_heads, n_cols, rows);
+        rows
     };
     let (activations, threads) = quantize_for(host, workspace, by_head, n_cols, [matrix].into_iter());
     items.clear();

@@ -7,6 +7,7 @@ pub(crate) mod delta_net;
 pub(crate) mod elementwise;
 pub(crate) mod norm;
 pub(crate) mod rope;
+pub(crate) mod rows;
 pub(crate) mod short_conv;
 pub(crate) mod ssm_scan;
 pub(crate) mod xielu;
