@@ -11,12 +11,12 @@
 //! Source: transformers, `models/gemma4/modeling_gemma4.py`.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, Columns, ExecutorLimits, Linear, MatrixUsage, Memory, Norm, NormKind,
-    RowSet, StepShape,
+    Activation, Backend, BackendError, Columns, ExecutorLimits, Linear, MatrixUsage, Memory, Norm, RowSet,
+    StepShape,
 };
 
 use crate::{
-    Descriptor, LayerEmbeddingsDescriptor, LoadError, NormDescriptor, Presence,
+    Descriptor, LayerEmbeddingsDescriptor, LoadError, Presence,
     loader::{LayerPlace, Loader},
 };
 
@@ -68,7 +68,7 @@ impl<M: Memory> LayerEmbeddings<M> {
             norm: loader.norm(
                 "per_layer_proj_norm",
                 embeddings.width,
-                rms_norm(loader.descriptor),
+                loader.descriptor.rms_norm(),
             )?,
         })
     }
@@ -87,16 +87,8 @@ impl<M: Memory> LayerEmbedding<M> {
             activation: embeddings.activation,
             gate: loader.linear(&place.name("inp_gate"), width, n_embd, Presence::Absent)?,
             up: loader.linear(&place.name("proj"), n_embd, width, Presence::Absent)?,
-            post_norm: loader.norm(&place.name("post_norm"), n_embd, rms_norm(loader.descriptor))?,
+            post_norm: loader.norm(&place.name("post_norm"), n_embd, loader.descriptor.rms_norm())?,
         })
-    }
-}
-
-fn rms_norm(descriptor: &Descriptor) -> NormDescriptor {
-    NormDescriptor {
-        kind: NormKind::Rms,
-        eps: descriptor.norm.eps,
-        bias: Presence::Absent,
     }
 }
 

@@ -237,6 +237,15 @@ pub enum Presence {
 }
 
 impl Descriptor {
+    /// The norm of a part of a layer that has an RMS norm whatever the network's own is.
+    pub(crate) fn rms_norm(&self) -> NormDescriptor {
+        NormDescriptor {
+            kind: NormKind::Rms,
+            eps: self.norm.eps,
+            bias: Presence::Absent,
+        }
+    }
+
     /// Checks that all sizes fit together.
     ///
     /// # Errors

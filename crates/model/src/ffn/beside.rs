@@ -11,7 +11,7 @@
 use tokenmill_backend::{Backend, BackendError, ExecutorLimits, Memory, Norm, NormKind};
 
 use crate::{
-    BesideDescriptor, Descriptor, FfnDescriptor, LoadError, NormDescriptor, Presence,
+    BesideDescriptor, Descriptor, FfnDescriptor, LoadError,
     loader::{LayerPlace, Loader},
 };
 
@@ -45,11 +45,7 @@ impl<M: Memory> BesideFfn<M> {
         loader: &mut Loader<'_, M>,
     ) -> Result<Self, LoadError> {
         let n_embd = loader.descriptor.n_embd;
-        let rms = NormDescriptor {
-            kind: NormKind::Rms,
-            eps: loader.descriptor.norm.eps,
-            bias: Presence::Absent,
-        };
+        let rms = loader.descriptor.rms_norm();
         let mut router_scale = loader.all_values(&place.name("ffn_gate_inp.scale"), &[n_embd])?;
         let factor = 1.0 / (n_embd as f32).sqrt();
         for scale in &mut router_scale {

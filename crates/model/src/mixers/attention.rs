@@ -7,12 +7,12 @@
 //! ```
 
 use tokenmill_backend::{
-    Activation, Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, NormKind,
-    Rope, RopeStoreKv, StepShape, Temperature,
+    Activation, Attention, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Norm, Rope,
+    RopeStoreKv, StepShape, Temperature,
 };
 
 use crate::{
-    AttentionDescriptor, Descriptor, LoadError, NormDescriptor, OutputGate, Presence, QkNorm,
+    AttentionDescriptor, Descriptor, LoadError, OutputGate, Presence, QkNorm,
     loader::{LayerPlace, Loader, RowsOf, plain_norm},
 };
 
@@ -112,7 +112,7 @@ impl<M: Memory> AttentionMixer<M> {
             k,
             v,
             v_norm: (attention.has_v_norm)
-                .then(|| plain_norm(head_norm(loader.descriptor), attention.head_dim_v)),
+                .then(|| plain_norm(loader.descriptor.rms_norm(), attention.head_dim_v)),
             q_norm: load_head_norm(&name("attn_q_norm"), attention, q_width, loader)?,
             k_norm: if stores_kv {
                 load_head_norm(&name("attn_k_norm"), attention, k_width, loader)?
@@ -137,21 +137,13 @@ impl<M: Memory> AttentionMixer<M> {
     }
 }
 
-fn head_norm(descriptor: &Descriptor) -> NormDescriptor {
-    NormDescriptor {
-        kind: NormKind::Rms,
-        eps: descriptor.norm.eps,
-        bias: Presence::Absent,
-    }
-}
-
 fn load_head_norm<M: Memory>(
     name: &str,
     attention: &AttentionDescriptor,
     row_width: usize,
     loader: &mut Loader<'_, M>,
 ) -> Result<Option<Norm<M::Vector>>, LoadError> {
-    let norm = head_norm(loader.descriptor);
+    let norm = loader.descriptor.rms_norm();
     let width = match attention.qk_norm {
         None => return Ok(None),
         Some(QkNorm::PlainHead) => return Ok(Some(plain_norm(norm, attention.head_dim_k))),
@@ -215,12 +207,20 @@ impl<B: Backend> AttentionMixer<B> {
             );
         };
         let k_width = k.n_out;
+        // Values that are keys with a norm of their own are made of the keys before those are normed and rotated.
+        let norms_keys = self.v.is_none() && self.v_norm.is_some();
         let v = self.v.as_ref().unwrap_or(k);
         let mut projections = [(&self.q, &mut heads.q), (k, &mut heads.k), (v, &mut heads.v)]
             .map(|(linear, output)| LinearJob { linear, output });
-        backend.linear_group(input, n_tokens, &mut projections)?;
+        let n_projections = if norms_keys { 2 } else { 3 };
+        backend.linear_group(input, n_tokens, &mut projections[..n_projections])?;
         if let Some(norm) = &self.v_norm {
-            backend.norm_in_place(norm, n_tokens, v.n_out, &mut heads.v)?;
+            if norms_keys {
+                let n_heads = k_width / norm.width;
+                backend.norm(norm, &heads.k, n_tokens * n_heads, &mut heads.v)?;
+            } else {
+                backend.norm_in_place(norm, n_tokens, v.n_out, &mut heads.v)?;
+            }
         }
         let norms = [&self.q_norm, &self.k_norm].map(Option::as_ref);
         if self.is_normed_after_rope {

@@ -7,11 +7,11 @@
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits, Linear, LinearJob, Memory,
-    Norm, NormKind, ShortConv, StepShape,
+    Norm, ShortConv, StepShape,
 };
 
 use crate::{
-    DeltaGates, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, NormDescriptor, Presence,
+    DeltaGates, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, Presence,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
@@ -92,11 +92,7 @@ impl<M: Memory> DeltaNetMixer<M> {
                 (part(n_each)?, beta)
             }
         };
-        let norm = NormDescriptor {
-            kind: NormKind::Rms,
-            eps: loader.descriptor.norm.eps,
-            bias: Presence::Absent,
-        };
+        let norm = loader.descriptor.rms_norm();
         Ok(Self {
             qkv,
             z,

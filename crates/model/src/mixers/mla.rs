@@ -8,12 +8,12 @@
 //! ```
 
 use tokenmill_backend::{
-    Attention, Backend, BackendError, ExecutorLimits, JoinedRows, Linear, LinearJob, Memory, Norm, NormKind,
-    Rope, StepShape,
+    Attention, Backend, BackendError, ExecutorLimits, JoinedRows, Linear, LinearJob, Memory, Norm, Rope,
+    StepShape,
 };
 
 use crate::{
-    Descriptor, LatentDescriptor, LoadError, NormDescriptor, Presence,
+    Descriptor, LatentDescriptor, LoadError, Presence,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
@@ -78,11 +78,7 @@ impl<M: Memory> LatentMixer<M> {
             head_dim_v,
             ..
         } = *latent;
-        let norm = NormDescriptor {
-            kind: NormKind::Rms,
-            eps: loader.descriptor.norm.eps,
-            bias: Presence::Absent,
-        };
+        let norm = loader.descriptor.rms_norm();
         let none = Presence::Absent;
         let (q_low, q_name, q_width) = match latent.q_rank {
             None => (None, name("attn_q"), n_embd),
