@@ -4,7 +4,7 @@
 //! ([`NetworkShape::needs`](crate::NetworkShape::needs)) before a weight is loaded, so that a backend which lacks one refuses the
 //! load, not a step.
 
-use crate::{BackendError, Columns, Memory};
+use crate::{BackendError, Columns, Memory, Routed};
 
 /// Operations that a network has to ask for.
 #[expect(
@@ -28,6 +28,14 @@ pub trait LayerOperations: Memory {
         n_rows: usize,
         width: usize,
         rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
+    /// Multiplies the row of each choice by the choice's weight, `[n_choices, width]`.
+    fn weigh_choices(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 }
 

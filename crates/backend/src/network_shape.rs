@@ -62,13 +62,17 @@ pub struct AttentionShape {
     pub head_dim_v: usize,
 }
 
-/// An operation of [`LayerOperations`](crate::LayerOperations), as a network's need of it.
+/// An operation of [`LayerOperations`](crate::LayerOperations), or a variant of another, as a network's need of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerOperation {
     /// [`LayerOperations::take_columns`](crate::LayerOperations::take_columns).
     TakeColumns,
     /// [`LayerOperations::xielu`](crate::LayerOperations::xielu).
     Xielu,
+    /// [`LayerOperations::weigh_choices`](crate::LayerOperations::weigh_choices).
+    WeighChoices,
+    /// [`Attention::is_chunked`](crate::Attention::is_chunked).
+    Chunks,
 }
 
 impl LayerOperation {
@@ -77,6 +81,8 @@ impl LayerOperation {
         match self {
             Self::TakeColumns => "networks with embeddings of each layer",
             Self::Xielu => "the activation xIELU",
+            Self::WeighChoices => "experts whose input is weighed",
+            Self::Chunks => "attention in chunks",
         }
     }
 }

@@ -103,7 +103,7 @@ impl Temperature {
 /// Attention of one layer.
 ///
 /// For query position `p`, head `h` and its KV head `g = h / (n_heads / n_kv_heads)`, over positions `j` from
-/// `max(0, p + 1 - window)` to `p`: `s[j] = scale * dot(q[h], k[j][g]) - slopes[h] * |p - j|`, capped to
+/// `max(0, p + 1 - window)`, in chunks from `p - p % window`, to `p`: `s[j] = scale * dot(q[h], k[j][g]) - slopes[h] * |p - j|`, capped to
 /// `softcap * tanh(s / softcap)`;
 /// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
 /// Where attention is not causal, positions after `p` are seen too: up to `p + window - 1`, or the last of the sequence.
@@ -121,6 +121,9 @@ pub struct Attention<V> {
     pub is_causal: bool,
     /// How many positions a query sees to either side that it sees, its own included; `None` sees all.
     pub window: Option<usize>,
+    /// Whether windows lie one after the other as chunks, and a query sees its own from the beginning on, instead of one window
+    /// ending at each query. Causal attention alone has chunks.
+    pub is_chunked: bool,
     /// Caps the scores.
     pub softcap: Option<f32>,
     /// A score per head that takes weight and adds nothing, `[n_heads]`.
@@ -151,6 +154,7 @@ impl<V> Attention<V> {
             scale: self.scale,
             is_causal: self.is_causal,
             window: self.window,
+            is_chunked: self.is_chunked,
             softcap: self.softcap,
             sinks: self.sinks.as_ref().map(&view),
             slopes: self.slopes.as_ref().map(&view),

@@ -32,6 +32,7 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, depth: usize, n_tokens: usize)
         scale: 0.125,
         is_causal: true,
         window: None,
+        is_chunked: false,
         softcap: None,
         sinks: None,
         slopes: None,

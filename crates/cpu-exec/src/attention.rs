@@ -186,7 +186,10 @@ impl Job<'_> {
         } else {
             self.batch.positions[self.batch.seq_starts[seq_idx + 1] as usize - 1] as usize
         };
-        seen_positions(self.params.window, position, last)
+        match self.params.window {
+            Some(window) if self.params.is_chunked => position - position % window..last + 1,
+            window => seen_positions(window, position, last),
+        }
     }
 
     /// The positions that one token of several sees at least.

@@ -298,6 +298,24 @@ pub fn combine(
     });
 }
 
+/// Multiplies the row of each choice by its weight: `choices: [n_choices, width]`.
+///
+/// # Panics
+/// When the shapes contradict each other.
+pub fn weigh_choices(host: &Host, routes: &Routes, width: usize, choices: &mut [f32]) {
+    assert_eq!(choices.len(), routes.n_choices() * width, "choices to weigh");
+    let parts = Columns::new(choices, width, COMBINE_COLS);
+    host.pool().for_each_part(parts, |_, mut choices| {
+        for row_idx in 0..routes.n_rows() {
+            for (place, weight) in routes.of_row(row_idx) {
+                for x in choices.row(place) {
+                    *x *= weight;
+                }
+            }
+        }
+    });
+}
+
 /// Columns that one thread adds up at a time.
 const COMBINE_COLS: usize = 1024;
 

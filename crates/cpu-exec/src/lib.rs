@@ -60,7 +60,7 @@ mod zeroed;
 pub use attention::{AttentionBatch, attention};
 pub use backend::{CpuBackend, CpuVector};
 pub use error::CpuExecError;
-pub use experts::{combine, experts_gated, experts_linear, heads_linear};
+pub use experts::{combine, experts_gated, experts_linear, heads_linear, weigh_choices};
 pub use host::Host;
 pub use kv::KvStore;
 pub use limits::{ReadBuffer, multiply_bytes, product_instructions};

@@ -162,7 +162,13 @@ impl Scene {
                     };
                     let is_seen = |i: usize| {
                         (i <= position || !params.is_causal)
-                            && params.window.is_none_or(|window| i.abs_diff(position) < window)
+                            && params.window.is_none_or(|window| {
+                                if params.is_chunked {
+                                    i / window == position / window
+                                } else {
+                                    i.abs_diff(position) < window
+                                }
+                            })
                     };
                     let weights: Vec<f64> = (0..len)
                         .map(|i| if is_seen(i) { score(i).exp() } else { 0.0 })
@@ -200,6 +206,7 @@ fn causal(n_heads: usize) -> Attention<&'static [f32]> {
         scale: 0.3,
         is_causal: true,
         window: None,
+        is_chunked: false,
         softcap: None,
         sinks: None,
         slopes: None,
@@ -275,6 +282,12 @@ fn windows_caps_and_sinks_match_the_exact_result() {
     for window in [None, Some(1), Some(20)] {
         let params = Attention { window, ..causal(4) };
         check(&scene, &params, &[30, 50]);
+        let params = Attention {
+            is_chunked: window.is_some(),
+            ..params
+        };
+        check(&scene, &params, &[30, 50]);
+        check(&scene, &params, &[1, 2]);
     }
     let params = Attention {
         softcap: Some(2.0),

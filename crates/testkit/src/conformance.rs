@@ -12,6 +12,7 @@ use tokenmill_model::{FfnDescriptor, ModelExecutor, ModelOptions, build};
 
 use crate::{
     EXPERT_VARIANTS, NaiveBackend,
+    expert_variants::EXPERT_LAYER_VARIANTS,
     generate::{ids, run},
     latent_variants::LATENT_VARIANTS,
     random::Random,
@@ -51,11 +52,11 @@ impl<B> Subject<B> {
             &[]
         };
         let layers = if self.has_layer_operations {
-            LAYER_VARIANTS
+            [LAYER_VARIANTS, EXPERT_LAYER_VARIANTS].concat()
         } else {
-            &[]
+            Vec::new()
         };
-        [self.state_variants(), latent, layers].concat()
+        [self.state_variants(), latent, &layers].concat()
     }
 }
 
@@ -651,6 +652,7 @@ mod tests {
             (tiny_llama(), STATE_VARIANTS),
             (tiny_llama(), LAYER_VARIANTS),
             (tiny_experts(), EXPERT_VARIANTS),
+            (tiny_experts(), EXPERT_LAYER_VARIANTS),
         ] {
             let plain = logits(base.clone());
             for (name, change) in variants {

@@ -30,6 +30,7 @@ pub fn tiny_experts() -> Descriptor {
             activation: Activation::Silu,
             is_gated: true,
             bias: Presence::Absent,
+            weighs_input: false,
             shared: None,
         });
     }
@@ -128,6 +129,16 @@ pub const EXPERT_VARIANTS: &[Variant] = &[
         first.router.n_used = 2;
     }),
 ];
+
+/// What needs operations that few networks need.
+pub(crate) const EXPERT_LAYER_VARIANTS: &[Variant] = &[("experts whose input is weighed", |d| {
+    d.layers = tiny_experts().layers;
+    all(d, |moe| {
+        moe.weighs_input = true;
+        moe.router.is_normalized = false;
+        moe.router.score = ExpertScore::Sigmoid;
+    });
+})];
 
 fn groups(measure: GroupMeasure) -> ExpertGroups {
     ExpertGroups {

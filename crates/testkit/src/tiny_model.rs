@@ -43,6 +43,7 @@ pub fn tiny_llama() -> Descriptor {
             rope: Some(0),
             is_causal: true,
             window: None,
+            is_chunked: false,
             softcap: None,
             has_sinks: false,
             alibi: None,

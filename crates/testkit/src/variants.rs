@@ -236,6 +236,17 @@ pub(crate) const LAYER_VARIANTS: &[Variant] = &[
         all(d, |layer| layer.has_output_scale = true);
         d.layers[0].norms = NormPlacement::PreAndPost;
     }),
+    ("attention in chunks", |d| {
+        d.layers[0].attention_mut().window = Some(7);
+        d.layers[0].attention_mut().is_chunked = true;
+    }),
+    ("attention in chunks of a page and more", |d| {
+        all(d, |layer| {
+            layer.attention_mut().window = Some(20);
+            layer.attention_mut().is_chunked = true;
+        });
+        d.layers[1].attention_mut().window = Some(1);
+    }),
     ("xIELU", |d| {
         all(d, |layer| {
             layer.dense_mut().is_gated = false;

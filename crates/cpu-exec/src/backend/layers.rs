@@ -2,7 +2,7 @@
 //!
 //! Separate because other backends may lack them. Invariant: as its parent's, only slicing stands here.
 
-use tokenmill_backend::{BackendError, Columns, LayerOperations, Xielu};
+use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Xielu};
 
 use super::CpuBackend;
 
@@ -27,6 +27,17 @@ impl LayerOperations for CpuBackend {
         rows: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         crate::xielu(&self.host, xielu, &mut rows[..n_rows * width]);
+        Ok(())
+    }
+
+    fn weigh_choices(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        let choices = &mut choices[..routed.n_choices() * width];
+        crate::weigh_choices(&self.host, routed.routes, width, choices);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Separate because they are a trait of their own.
 
-use tokenmill_backend::{Backend, BackendError, Columns, LayerOperation, LayerOperations, Xielu};
+use tokenmill_backend::{Backend, BackendError, Columns, LayerOperation, LayerOperations, Routed, Xielu};
 
 use super::{CudaBackend, CudaBuffer};
 
@@ -19,6 +19,15 @@ impl LayerOperations for CudaBackend {
 
     fn xielu(&mut self, _: Xielu, _: usize, _: usize, _: &mut CudaBuffer) -> Result<(), BackendError> {
         Err(lacking(LayerOperation::Xielu))
+    }
+
+    fn weigh_choices(
+        &mut self,
+        _: Routed<'_, Self>,
+        _: usize,
+        _: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        Err(lacking(LayerOperation::WeighChoices))
     }
 }
 

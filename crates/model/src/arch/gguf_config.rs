@@ -186,6 +186,7 @@ impl GgufConfig<'_> {
                     rope: Some(0),
                     is_causal: true,
                     window,
+                    is_chunked: false,
                     softcap: None,
                     has_sinks: false,
                     alibi: None,

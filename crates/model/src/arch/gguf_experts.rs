@@ -75,6 +75,7 @@ impl GgufConfig<'_> {
             activation: Activation::Silu,
             is_gated: true,
             bias: Presence::Absent,
+            weighs_input: false,
             shared: None,
         })
     }

@@ -276,6 +276,7 @@ impl HfConfig {
                 rope: Some(0),
                 is_causal: true,
                 window: None,
+                is_chunked: false,
                 softcap: None,
                 has_sinks: false,
                 alibi: None,

@@ -96,6 +96,7 @@ impl HfConfig {
             activation: Activation::Silu,
             is_gated: true,
             bias: Presence::Absent,
+            weighs_input: false,
             shared: None,
         })
     }
@@ -140,19 +141,22 @@ impl HfConfig {
         if step == 0 {
             return Err(self.wrong("decoder_sparse_step", "a count above 0"));
         }
-        let dense: Vec<u64> = match self.get("mlp_only_layers").map(|layers| layers.as_array()) {
-            None => Vec::new(),
-            Some(layers) => (layers.into_iter().flatten())
-                .map(|layer| {
-                    layer
-                        .as_u64()
-                        .ok_or_else(|| self.wrong("mlp_only_layers", "a list of layers"))
-                })
-                .collect::<Result<_, _>>()?,
-        };
+        let dense = self.counts("mlp_only_layers")?.unwrap_or_default();
         set_experts(descriptor, moe, |layer_idx| {
-            !dense.contains(&(layer_idx as u64)) && (layer_idx + 1).is_multiple_of(step)
+            !dense.contains(&layer_idx) && (layer_idx + 1).is_multiple_of(step)
         });
         Ok(())
+    }
+
+    /// A list of counts, such as of layers, that may be there.
+    pub(super) fn counts(&self, key: &str) -> Result<Option<Vec<usize>>, LoadError> {
+        let Some(value) = self.get(key) else {
+            return Ok(None);
+        };
+        let count = |value: &serde_json::Value| value.as_u64().and_then(|count| usize::try_from(count).ok());
+        let counts = value.as_array().and_then(|list| list.iter().map(count).collect());
+        counts
+            .map(Some)
+            .ok_or_else(|| self.wrong(key, "a list of counts"))
     }
 }

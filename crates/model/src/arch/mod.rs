@@ -42,6 +42,7 @@ mod hunyuan_dense;
 mod hunyuan_moe;
 mod lfm2;
 mod llama;
+mod llama4;
 mod mamba;
 mod mamba2;
 mod minimax_m2;
@@ -122,6 +123,7 @@ const ARCHITECTURES: &[Architecture] = &[
     lfm2::LFM2,
     lfm2::LFM2_MOE,
     llama::ARCHITECTURE,
+    llama4::ARCHITECTURE,
     mamba::ARCHITECTURE,
     mamba2::ARCHITECTURE,
     minimax_m2::ARCHITECTURE,

@@ -100,6 +100,8 @@ pub struct MoeDescriptor {
     pub is_gated: bool,
     /// Biases of their matrices.
     pub bias: Presence,
+    /// Whether a weight multiplies what its expert reads, instead of what it gives.
+    pub weighs_input: bool,
     /// A network that every token goes through in addition.
     pub shared: Option<SharedDescriptor>,
 }
@@ -186,6 +188,15 @@ impl MoeDescriptor {
             scale,
             scale.is_finite(),
             "a number",
+        )?;
+        check(
+            "experts whose input is weighed",
+            "no gate, biases or a clipped activation",
+            !self.weighs_input
+                || self.is_gated
+                    && self.bias == Presence::Absent
+                    && self.activation != Activation::ClippedSwiglu,
+            "gated ones without biases and limits",
         )?;
         check(
             "feed-forward length of the experts",

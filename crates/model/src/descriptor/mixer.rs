@@ -154,6 +154,8 @@ pub struct AttentionDescriptor {
     pub is_causal: bool,
     /// How many positions a query sees to either side that it sees, its own included; `None` sees all.
     pub window: Option<usize>,
+    /// Whether windows lie one after the other, as chunks, instead of ending at each query.
+    pub is_chunked: bool,
     /// Caps the scores.
     pub softcap: Option<f32>,
     /// Whether each head has an attention sink.
@@ -277,6 +279,12 @@ impl AttentionDescriptor {
             self.window != Some(0),
             "at least 1",
         )?;
+        check(
+            "attention in chunks",
+            "one without a window, or in both directions",
+            !self.is_chunked || self.is_causal && self.window.is_some(),
+            "a causal one, whose window is the length of a chunk",
+        )?;
         check_positive("largest ALiBi bias", self.alibi.unwrap_or(1.0))?;
         if let Some(temperature) = self.temperature {
             check(
@@ -347,6 +355,7 @@ mod tests {
             is_causal: true,
             rope: None,
             window: None,
+            is_chunked: false,
             softcap: None,
             has_sinks: false,
             alibi: Some(8.0),

@@ -409,6 +409,14 @@ impl Descriptor {
         [
             (LayerOperation::TakeColumns, self.layer_embeddings.is_some()),
             (LayerOperation::Xielu, has_xielu),
+            (
+                LayerOperation::WeighChoices,
+                (self.layers.iter()).any(|layer| layer.ffn.moe().is_some_and(|moe| moe.weighs_input)),
+            ),
+            (
+                LayerOperation::Chunks,
+                self.attentions().any(|attention| attention.is_chunked),
+            ),
         ]
         .into_iter()
         .filter_map(|(operation, is_needed)| is_needed.then_some(operation))

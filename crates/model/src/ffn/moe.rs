@@ -6,6 +6,9 @@
 //! y += shared(x), or sigmoid(w_shared x) * shared(x)
 //! ```
 //!
+//! Where weights multiply the input, `W_down[e] (f(weight[e] * W_gate[e] x) * (weight[e] * W_up[e] x))` is added up. Of the two
+//! weights, that of the linear factor comes to the result, as above.
+//!
 //! The experts' matrices are one tensor each, `[n_in, n_out, n_experts]`.
 
 use tokenmill_backend::{
@@ -25,6 +28,7 @@ pub(crate) struct MoeFfn<M: Memory> {
     logits: Linear<M::Matrix, M::Vector>,
     router: Router<M::Vector>,
     activation: Activation,
+    weighs_input: bool,
     /// `None` for experts without a gate.
     gate: Option<Linear<M::Matrix, M::Vector>>,
     up: Linear<M::Matrix, M::Vector>,
@@ -113,6 +117,7 @@ impl<M: Memory> MoeFfn<M> {
                 )?,
             },
             activation: moe.activation,
+            weighs_input: moe.weighs_input,
             gate,
             up,
             down,
@@ -157,7 +162,17 @@ impl<B: Backend> MoeFfn<B> {
                 linear: &self.up,
                 output: up,
             };
-            backend.experts_gated(self.activation, routed, rows, gate_job, up_job)?;
+            if self.weighs_input {
+                let width = gate_linear.n_out;
+                backend.experts_linear(gate_linear, routed, rows, gate_job.output)?;
+                backend.weigh_choices(routed, width, gate_job.output)?;
+                backend.experts_linear(&self.up, routed, rows, up_job.output)?;
+                let n_choices = routed.n_choices();
+                let up = Some(&*up_job.output);
+                backend.activation(self.activation, n_choices, width, gate_job.output, up)?;
+            } else {
+                backend.experts_gated(self.activation, routed, rows, gate_job, up_job)?;
+            }
             gate
         } else {
             backend.experts_linear(&self.up, routed, rows, up)?;

@@ -128,6 +128,7 @@ impl<M: Memory> AttentionMixer<M> {
                 scale: attention.scale,
                 is_causal: attention.is_causal,
                 window: attention.window,
+                is_chunked: attention.is_chunked,
                 softcap: attention.softcap,
                 sinks,
                 slopes,

@@ -143,6 +143,7 @@ impl<M: Memory> LatentMixer<M> {
                 scale: latent.scale,
                 is_causal: true,
                 window: None,
+                is_chunked: false,
                 softcap: None,
                 sinks: None,
                 slopes: None,

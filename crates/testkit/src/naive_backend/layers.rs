@@ -2,7 +2,7 @@
 //!
 //! Separate because they are a trait of their own.
 
-use tokenmill_backend::{BackendError, Columns, LayerOperations, Xielu};
+use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Xielu};
 
 use super::NaiveBackend;
 
@@ -37,6 +37,20 @@ impl LayerOperations for NaiveBackend {
             } else {
                 ((bounded.exp() - 1.0) as f32 - *x) * xielu.alpha_n + xielu.beta * *x
             };
+        }
+        Ok(())
+    }
+
+    fn weigh_choices(
+        &mut self,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for (choice, row) in routed.routes.iter().zip(choices.chunks_exact_mut(width)) {
+            for x in row {
+                *x *= choice.weight;
+            }
         }
         Ok(())
     }

@@ -394,6 +394,7 @@ impl Backend for NaiveBackend {
                 };
                 let (first, last) = match attention.window {
                     None => (0, last),
+                    Some(window) if attention.is_chunked => (position - position % window, last),
                     Some(window) => (
                         (position + 1).saturating_sub(window),
                         last.min(position + window - 1),

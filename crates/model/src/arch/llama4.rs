@@ -1,0 +1,152 @@
+//! Llama 4: attention in chunks with rope and normed queries and keys in three of four layers, and without positions but with a
+//! temperature in the others; experts whose weight multiplies what they read, with a shared network, in some layers or in all.
+//!
+//! Rope turns neighbours in both kinds of files: weights of folders are in that order too. GGUF files say neither the length of
+//! a chunk nor what the temperature is; the values here are those of all models that were published.
+//!
+//! Source: transformers, `models/llama4/modeling_llama4.py`; llama.cpp, `src/models/llama4.cpp`.
+
+use tokenmill_backend::{ExpertScore, RopeStyle, Temperature};
+
+use crate::{AttentionDescriptor, Descriptor, LoadError, MoeDescriptor, QkNorm};
+
+use super::{
+    Architecture, Change, GgufConfig, HfConfig, HfLayout, gguf_experts::set_experts, granitemoe::with_shared,
+};
+
+/// One of so many layers sees everything and has no positions where a file does not say.
+const PERIOD: usize = 4;
+/// Positions of a chunk, and between two values of the temperature.
+const CHUNK: usize = 8192;
+/// How much scores grow from one of these values to the next.
+const TEMPERATURE: f32 = 0.1;
+/// The model with so many experts does not norm its queries and keys, which its files do not say.
+const N_EXPERTS_WITHOUT_NORM: usize = 128;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "llama4",
+    from_gguf,
+    hf_classes: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("feed_forward.gate_proj", "ffn_gate"),
+            ("feed_forward.up_proj", "ffn_up"),
+            ("feed_forward.down_proj", "ffn_down"),
+            ("feed_forward.router", "ffn_gate_inp"),
+            ("feed_forward.experts.gate_up_proj", "ffn_gate_up_exps.weight"),
+            ("feed_forward.experts.down_proj", "ffn_down_exps.weight"),
+            ("feed_forward.shared_expert.gate_proj", "ffn_gate_shexp"),
+            ("feed_forward.shared_expert.up_proj", "ffn_up_shexp"),
+            ("feed_forward.shared_expert.down_proj", "ffn_down_shexp"),
+        ],
+        ignored: &["vision_model.", "multi_modal_projector."],
+        changes: &[
+            ("ffn_gate_up_exps.weight", Change::TransposeExperts),
+            ("ffn_down_exps.weight", Change::TransposeExperts),
+        ],
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    let mut moe = config.moe(false)?;
+    let window = config.opt_usize("attention.sliding_window")?;
+    // A window of 0 stands for a model that has neither chunks nor layers without positions.
+    let has_chunks = window != Some(0);
+    if has_chunks {
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().window = Some(window.unwrap_or(CHUNK));
+        }
+        config.set_windows(&mut descriptor, PERIOD)?;
+    }
+    let has_norm = moe.router.n_experts != N_EXPERTS_WITHOUT_NORM;
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        let has_rope = !has_chunks || attention.window.is_some();
+        set_attention(attention, has_rope, has_norm, Some((TEMPERATURE, CHUNK)));
+    }
+    set_moe(&mut moe);
+    config.set_experts(&mut descriptor, &moe)?;
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder()?;
+    descriptor.ropes[0].style = RopeStyle::Norm;
+    let n_layers = descriptor.layers.len();
+    let period = config.opt_usize("no_rope_layer_interval")?.unwrap_or(PERIOD);
+    // Despite the name, 1 means that the layer has rope. An empty list stands for none.
+    let has_rope = match config.opt_f32s("no_rope_layers")?.filter(|list| !list.is_empty()) {
+        Some(list) if list.len() < n_layers => {
+            return Err(config.wrong("no_rope_layers", "a number for each layer"));
+        }
+        Some(list) => list.iter().map(|&number| number != 0.0).collect(),
+        None => (1..=n_layers)
+            .map(|layer| !layer.is_multiple_of(period.max(1)))
+            .collect::<Vec<_>>(),
+    };
+    let kinds = ["full_attention", "chunked_attention"];
+    let is_chunked = (config.layers_of_two_kinds(kinds, n_layers)?).unwrap_or_else(|| has_rope.clone());
+    let chunk = config.opt_usize("attention_chunk_size")?.unwrap_or(CHUNK);
+    let has_norm = config.opt_bool("use_qk_norm")?.unwrap_or(true);
+    let temperature = if config.opt_bool("attn_temperature_tuning")?.unwrap_or(true) {
+        let scale = config.opt_f32("attn_scale")?.unwrap_or(TEMPERATURE);
+        Some((scale, config.opt_usize("floor_scale")?.unwrap_or(CHUNK)))
+    } else {
+        None
+    };
+    let bias = config.presence("attention_bias")?;
+    let n_dense_ff = config.first_usize(&["intermediate_size_mlp"])?;
+    for (layer_idx, layer) in descriptor.layers.iter_mut().enumerate() {
+        layer.dense_mut().n_ff = n_dense_ff;
+        let attention = layer.attention_mut();
+        attention.window = is_chunked[layer_idx].then_some(chunk);
+        (attention.qkv_bias, attention.output_bias) = (bias, bias);
+        set_attention(attention, has_rope[layer_idx], has_norm, temperature);
+    }
+    let mut moe = config.moe(false)?;
+    set_moe(&mut moe);
+    if let Some(with_experts) = config.counts("moe_layers")? {
+        set_experts(&mut descriptor, &moe, |layer_idx| {
+            with_experts.contains(&layer_idx)
+        });
+    } else {
+        let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
+        if step == 0 {
+            return Err(config.wrong("interleave_moe_layer_step", "a count above 0"));
+        }
+        set_experts(&mut descriptor, &moe, |layer_idx| {
+            (layer_idx + 1).is_multiple_of(step)
+        });
+    }
+    Ok(descriptor)
+}
+
+/// Norms follow rope where there is rope; where there is none, there may be a temperature: its scale and its interval.
+fn set_attention(
+    attention: &mut AttentionDescriptor,
+    has_rope: bool,
+    has_norm: bool,
+    temperature: Option<(f32, usize)>,
+) {
+    attention.is_chunked = attention.window.is_some();
+    attention.is_normed_after_rope = true;
+    attention.rope = has_rope.then_some(0);
+    attention.qk_norm = (has_rope && has_norm).then_some(QkNorm::PlainHead);
+    attention.temperature = temperature
+        .filter(|_| !has_rope)
+        .map(|(scale, interval)| Temperature {
+            scale,
+            interval,
+            offset: 1,
+        });
+}
+
+/// The shared network is as wide as an expert.
+fn set_moe(moe: &mut MoeDescriptor) {
+    moe.router.score = ExpertScore::Sigmoid;
+    moe.weighs_input = true;
+    *moe = with_shared(moe.clone(), Some(moe.n_ff));
+}
