@@ -87,6 +87,46 @@ def other_endpoints(client):
     assert client.models.retrieve("demo").id == "demo"
 
 
+PARAMETERS = {
+    "type": "object",
+    "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+    "required": ["x", "y"],
+    "additionalProperties": False,
+}
+ADD = {"name": "add_numbers", "description": "Adds two numbers.", "parameters": PARAMETERS}
+SUM = {"role": "user", "content": "What is 3 + 4?"}
+
+
+def call_loops(openai_client, anthropic_client):
+    """The demo model calls a tool, is given the result, and answers."""
+    chat = {"model": "demo", "tools": [{"type": "function", "function": ADD}], "temperature": 0}
+    message = openai_client.chat.completions.create(messages=[SUM], **chat).choices[0].message
+    [call] = message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == ("add_numbers", {"x": 3, "y": 4})
+    history = [SUM, message, {"role": "tool", "tool_call_id": call.id, "content": "7"}]
+    answer = openai_client.chat.completions.create(messages=history, **chat).choices[0]
+    assert answer.finish_reason == "stop" and answer.message.content, answer
+
+    fields = {"model": "demo", "tools": [{"type": "function", **ADD}], "temperature": 0}
+    response = openai_client.responses.create(input=[SUM], **fields)
+    [call] = [item for item in response.output if item.type == "function_call"]
+    assert json.loads(call.arguments) == {"x": 3, "y": 4}
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "7"}
+    whole = openai_client.responses.create(input=[SUM, *response.output, result], **fields)
+    stored = openai_client.responses.create(input=[result], previous_response_id=response.id, **fields)
+    assert whole.output_text == stored.output_text == answer.message.content, (whole, stored)
+
+    tool = {"name": "add_numbers", "description": "Adds two numbers.", "input_schema": PARAMETERS}
+    fields = {"model": "demo", "tools": [tool], "max_tokens": 64, "extra_body": {"temperature": 0}}
+    message = anthropic_client.messages.create(messages=[SUM], **fields)
+    [use] = [block for block in message.content if block.type == "tool_use"]
+    assert (message.stop_reason, use.input) == ("tool_use", {"x": 3, "y": 4})
+    result = {"type": "tool_result", "tool_use_id": use.id, "content": "7"}
+    history = [SUM, {"role": "assistant", "content": message.content}, {"role": "user", "content": [result]}]
+    last = anthropic_client.messages.create(messages=history, **fields)
+    assert last.stop_reason == "end_turn" and last.content[0].text == answer.message.content, last
+
+
 def refusals(client, url):
     def ask(**fields):
         return lambda: client.chat.completions.create(**{"model": "demo", "messages": MESSAGES, **fields})
@@ -171,6 +211,7 @@ with Server("--api-key", KEY) as server:
     other_endpoints(openai_client)
     refusals(openai_client, server.url)
     messages(anthropic_client)
+    call_loops(openai_client, anthropic_client)
     metrics_in_both_formats(server.url)
     disconnects(openai_client, server.url)
     openai_client.close()

@@ -10,13 +10,14 @@ MESSAGES = [{"role": "user", "content": "Tell me a story."}]
 GREEDY = {"temperature": 0, "num_predict": 24}
 
 
-def weather(city: str) -> str:
-    """Tells the weather.
+def add_numbers(x: int, y: int) -> int:
+    """Adds two numbers.
 
     Args:
-        city: Where.
+        x: One.
+        y: The other.
     """
-    return f"It rains in {city}."
+    return x + y
 
 
 def answers(client):
@@ -47,13 +48,16 @@ def shapes(client):
 
 
 def tools(client):
-    # What comes of an offer is the model's choice; a call and its result are read back in any case.
-    offered = client.chat("demo", MESSAGES, tools=[weather], options=GREEDY)
-    assert offered.done
-    call = {"function": {"name": "weather", "arguments": {"city": "Bern"}}}
-    history = [*MESSAGES, {"role": "assistant", "content": "", "tool_calls": [call]}]
-    history.append({"role": "tool", "tool_name": "weather", "content": weather("Bern")})
-    assert client.chat("demo", history, tools=[weather], options=GREEDY).message.content is not None
+    question = {"role": "user", "content": "What is 3 + 4?"}
+    options = GREEDY | {"num_predict": 60}
+    for stream in (False, True):
+        offered = client.chat("demo", [question], tools=[add_numbers], options=options, stream=stream)
+        calls = [call for part in (offered if stream else [offered]) for call in part.message.tool_calls or []]
+        assert [call.function.arguments for call in calls] == [{"x": 3, "y": 4}], calls
+    history = [question, {"role": "assistant", "content": "", "tool_calls": calls}]
+    history.append({"role": "tool", "tool_name": "add_numbers", "content": "7"})
+    answer = client.chat("demo", history, tools=[add_numbers], options=options)
+    assert answer.message.content and not answer.message.tool_calls, answer
 
 
 def models(client):

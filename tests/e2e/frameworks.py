@@ -1,0 +1,215 @@
+"""Frameworks for agents against `tokenmill serve demo`. In a loop the demo model calls a tool, the framework runs it, and the
+model answers with the result; whole and streamed. Where a framework asks for objects, one is asked for too.
+
+Names of frameworks as arguments run these only. npm's `ai` package runs where TOKENMILL_AI_SDK names the folder it is in.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+
+# Nothing is sent to anyone but the server of this test.
+os.environ |= {
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_API_KEY": "none",
+    "ANTHROPIC_API_KEY": "none",
+}
+
+import pydantic
+
+from lm_eval_task import lm_eval_task
+from server import Server
+
+QUESTION = "What is 3 + 4?"
+CALLED = []
+
+
+def add_numbers(x: int, y: int) -> int:
+    """Adds two numbers."""
+    CALLED.append((x, y))
+    return x + y
+
+
+class Sum(pydantic.BaseModel):
+    """A sum."""
+
+    x: int = pydantic.Field(ge=0, le=9)
+    y: int = pydantic.Field(ge=0, le=9)
+
+
+def check_loop(what, answer):
+    """One call was made, with the numbers of the question, and an answer came of it."""
+    assert CALLED == [(3, 4)], (what, CALLED)
+    assert isinstance(answer, str) and answer.strip(), (what, answer)
+    CALLED.clear()
+
+
+def langchain(url):
+    from langchain.agents import create_agent
+    from langchain_openai import ChatOpenAI
+
+    for use_responses in (False, True):
+        model = ChatOpenAI(model="demo", base_url=f"{url}/v1", temperature=0, max_retries=0, use_responses_api=use_responses)
+        agent = create_agent(model, tools=[add_numbers])
+        question = {"messages": [{"role": "user", "content": QUESTION}]}
+        check_loop("whole", agent.invoke(question)["messages"][-1].text)
+        pieces = [piece.text for piece, _ in agent.stream(question, stream_mode="messages") if piece.type.startswith("AI")]
+        assert len(pieces) > 3, pieces
+        check_loop("streamed", "".join(pieces))
+        shaped = model.with_structured_output(Sum, method="json_schema").invoke(QUESTION)
+        assert isinstance(shaped, Sum)
+
+
+def llama_index(url):
+    from llama_index.core.agent.workflow import FunctionAgent
+    from llama_index.core.tools import FunctionTool
+    from llama_index.llms.openai_like import OpenAILike
+
+    model = OpenAILike(
+        model="demo",
+        api_base=f"{url}/v1",
+        api_key="none",
+        temperature=0,
+        max_retries=0,
+        context_window=512,
+        is_chat_model=True,
+        is_function_calling_model=True,
+    )
+
+    async def ask():
+        for streaming in (False, True):
+            agent = FunctionAgent(tools=[FunctionTool.from_defaults(add_numbers)], llm=model, streaming=streaming)
+            check_loop(("streaming", streaming), str(await agent.run(QUESTION)))
+
+    # A client belongs to the loop it was first used in.
+    asyncio.run(ask())
+    shaped = model.as_structured_llm(Sum).complete(QUESTION).raw
+    assert isinstance(shaped, Sum)
+
+
+def pydantic_ai(url):
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+    from pydantic_ai.output import NativeOutput, ToolOutput
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    async def ask(kind):
+        model = kind("demo", provider=provider)
+        agent = Agent(model, tools=[add_numbers], model_settings={"temperature": 0})
+        check_loop("whole", (await agent.run(QUESTION)).output)
+        async with agent.run_stream(QUESTION) as result:
+            check_loop("streamed", "".join([piece async for piece in result.stream_text(delta=True)]))
+        for output in (ToolOutput, NativeOutput):
+            shaped = (await Agent(model, output_type=output(Sum)).run(QUESTION)).output
+            assert isinstance(shaped, Sum), shaped
+
+    async def ask_both():
+        await ask(OpenAIChatModel)
+        await ask(OpenAIResponsesModel)
+
+    # A client belongs to the loop it was first used in.
+    provider = OpenAIProvider(base_url=f"{url}/v1", api_key="none")
+    asyncio.run(ask_both())
+
+
+def openai_agents(url):
+    import agents
+    import openai
+
+    async def ask(model):
+        settings = agents.ModelSettings(temperature=0)
+        tool = agents.function_tool(add_numbers)
+        agent = agents.Agent(name="adder", instructions="Add.", model=model, model_settings=settings, tools=[tool])
+        whole = await agents.Runner.run(agent, QUESTION)
+        check_loop("whole", whole.final_output)
+        streamed = agents.Runner.run_streamed(agent, QUESTION)
+        deltas = [
+            event.data.delta
+            async for event in streamed.stream_events()
+            if event.type == "raw_response_event" and event.data.type == "response.output_text.delta"
+        ]
+        assert "".join(deltas) == streamed.final_output, (deltas, streamed.final_output)
+        check_loop("streamed", streamed.final_output)
+        shaped = agents.Agent(name="reader", model=model, output_type=Sum)
+        assert isinstance((await agents.Runner.run(shaped, QUESTION)).final_output, Sum)
+
+    async def ask_both():
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+            await ask(agents.OpenAIChatCompletionsModel(model="demo", openai_client=client))
+            await ask(agents.OpenAIResponsesModel(model="demo", openai_client=client))
+
+    asyncio.run(ask_both())
+
+
+def instructor(url):
+    import instructor
+    import openai
+
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    # Its other modes say the schema in the prompt only, which the demo model was not trained for.
+    for mode in (instructor.Mode.TOOLS, instructor.Mode.TOOLS_STRICT, instructor.Mode.JSON_SCHEMA):
+        shaped = instructor.from_openai(client, mode=mode)
+        fields = {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "response_model": Sum, "max_retries": 0}
+        assert isinstance(shaped.create(**fields), Sum), mode
+        *_, last = shaped.create_partial(**fields)
+        Sum.model_validate(last.model_dump())
+
+
+def litellm(url):
+    import litellm
+
+    litellm.suppress_debug_info = True
+    tool = {
+        "type": "function",
+        "function": {
+            "name": "add_numbers",
+            "description": "Adds two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+                "required": ["x", "y"],
+            },
+        },
+    }
+    v1 = f"{url}/v1"
+    for name, base in [("openai/demo", v1), ("hosted_vllm/demo", v1), ("anthropic/demo", url), ("ollama_chat/demo", url)]:
+        for stream in (False, True):
+            messages = [{"role": "user", "content": QUESTION}]
+
+            def ask():
+                fields = {"model": name, "messages": messages, "tools": [tool], "temperature": 0, "max_tokens": 60}
+                answer = litellm.completion(**fields, api_base=base, api_key="none", stream=stream)
+                if stream:
+                    answer = litellm.stream_chunk_builder(list(answer))
+                return answer.choices[0].message
+
+            message = ask()
+            messages.append(message.model_dump(exclude_none=True))
+            for call in message.tool_calls or []:
+                result = add_numbers(**json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "name": "add_numbers", "content": str(result)})
+            check_loop((name, stream), ask().content)
+
+
+def ai_sdk(url):
+    folder = os.environ.get("TOKENMILL_AI_SDK")
+    if folder is None:
+        print("skipped: ai is not installed")
+        return
+    subprocess.run(["node", "loop.mjs", url], cwd=folder, check=True, timeout=60)
+
+
+if __name__ == "__main__":
+    tests = [langchain, llama_index, pydantic_ai, openai_agents, instructor, litellm, lm_eval_task, ai_sdk]
+    wanted = sys.argv[1:] or [test.__name__ for test in tests]
+    with Server() as server:
+        for test in tests:
+            if test.__name__ in wanted:
+                began = time.monotonic()
+                test(server.url)
+                print(f"ok: {test.__name__} in {time.monotonic() - began:.0f} s", flush=True)
