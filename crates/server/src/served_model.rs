@@ -182,7 +182,7 @@ fn conversation(messages: &[TemplateMessage], turn: Turn, variables: Map<String,
     Conversation {
         turn,
         variables,
-        ..Conversation::new(messages.iter().map(to_value).collect())
+        ..Conversation::from_json(messages.iter().map(to_value).collect())
     }
 }
 

@@ -72,6 +72,7 @@
 mod answer;
 mod batch;
 mod constraint;
+mod conversation;
 mod device;
 mod dry_breakers;
 mod embeddings;
@@ -92,6 +93,7 @@ mod wait;
 mod words;
 
 pub use answer::{Answer, Sample, ToolCall};
+pub use conversation::{Conversation, Turn};
 pub use device::{Compute, Device, DeviceError, load};
 pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;
@@ -116,7 +118,7 @@ pub use tokenmill_text::{
     constraint::{Constraint, ConstraintError, ConstraintKind},
     template::ChatMessage as Message,
 };
-pub use words::{Conversation, ModelWords, Turn, utc_now};
+pub use words::{ModelWords, utc_now};
 
 /// The examples of the README.
 #[cfg(doctest)]

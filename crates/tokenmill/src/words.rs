@@ -8,19 +8,20 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput};
 use tokenmill_text::{
     ChatPrompt, DecodeOptions, EncodeOptions, Tokenizer,
     calls::ToolChoice,
     constraint::{CompiledConstraint, Constraint, ConstraintCompiler, ConstraintError},
-    template::{ChatContext, ChatMessage, ChatTemplate, CivilTime, RenderOptions, TemplateError},
+    template::{ChatContext, ChatTemplate, CivilTime, RenderOptions, TemplateError},
 };
 
 use crate::{
-    Answer, Error, ModelSource, RankWords, ToolCall,
+    Conversation, Error, ModelSource, RankWords, Turn,
     constraint::{self, Holds},
+    conversation::without_strict,
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
 };
@@ -154,7 +155,7 @@ impl ModelWords {
         if let Some(prompt) = &self.rank_prompt {
             let texts = [query, document, instruction.unwrap_or(INSTRUCTION)];
             let messages = texts.map(|text| json!({"role": "user", "content": text}));
-            let context = self.context(&Conversation::new(messages.to_vec()));
+            let context = self.context(&Conversation::from_json(messages.to_vec()));
             return Ok(prompt.encode(&self.tokenizer, &context, &render_options())?);
         }
         if instruction.is_some() {
@@ -337,139 +338,6 @@ impl ModelWords {
             extra: conversation.variables.clone(),
         }
     }
-}
-
-/// How the prompt of a conversation ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
-    /// The template opens the assistant's turn.
-    Open,
-    /// The last message is closed, and nothing follows.
-    Closed,
-    /// The last message is open: the model continues its text.
-    Unfinished,
-}
-
-/// What a chat template renders.
-#[derive(Clone, Debug)]
-pub struct Conversation {
-    /// The messages, as objects with `role`, `content` and what else the template reads (`tool_calls`, `name`).
-    pub messages: Vec<Value>,
-    /// Tools that the model may call, in the form of OpenAI's `tools`.
-    pub tools: Option<Value>,
-    /// Which of them it is to call.
-    pub tool_choice: ToolChoice,
-    /// Whether the answer ends after its first call.
-    pub is_single_call: bool,
-    /// How the text ends.
-    pub turn: Turn,
-    /// Further variables of the template, such as `enable_thinking`.
-    pub variables: Map<String, Value>,
-}
-
-impl Conversation {
-    /// A conversation whose next turn is the assistant's.
-    pub fn new(messages: Vec<Value>) -> Self {
-        Self {
-            messages,
-            tools: None,
-            tool_choice: ToolChoice::Auto,
-            is_single_call: false,
-            turn: Turn::Open,
-            variables: Map::new(),
-        }
-    }
-
-    /// Offers tools to the model, a JSON array in the form of OpenAI's `tools`.
-    #[must_use]
-    pub fn tools(mut self, tools: Value) -> Self {
-        self.tools = Some(tools);
-        self
-    }
-
-    /// Says which tools the model is to call.
-    #[must_use]
-    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
-        self.tool_choice = choice;
-        self
-    }
-
-    /// Ends the answer after its first call.
-    #[must_use]
-    pub fn single_call(mut self) -> Self {
-        self.is_single_call = true;
-        self
-    }
-
-    /// Adds a message.
-    #[must_use]
-    pub fn message(mut self, message: &ChatMessage) -> Self {
-        self.messages.push(to_json(message));
-        self
-    }
-
-    /// Adds an answer of the model, with its calls and its reasoning.
-    #[must_use]
-    pub fn answer(mut self, answer: &Answer) -> Self {
-        let mut message = json!({"role": "assistant", "content": answer.text});
-        if !answer.reasoning.is_empty() {
-            message["reasoning_content"] = answer.reasoning.as_str().into();
-        }
-        if !answer.calls.is_empty() {
-            message["tool_calls"] = answer.calls.iter().map(ToolCall::to_openai).collect();
-        }
-        self.messages.push(message);
-        self
-    }
-
-    /// Adds what a tool returned for a call.
-    #[must_use]
-    pub fn result(mut self, call: &ToolCall, content: impl Into<String>) -> Self {
-        let content: String = content.into();
-        self.messages
-            .push(json!({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}));
-        self
-    }
-
-    /// Sets a variable of the template, such as `enable_thinking`.
-    #[must_use]
-    pub fn variable(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
-        self.variables.insert(name.into(), value.into());
-        self
-    }
-}
-
-impl From<&[ChatMessage]> for Conversation {
-    fn from(messages: &[ChatMessage]) -> Self {
-        Self::new(messages.iter().map(to_json).collect())
-    }
-}
-
-impl<const N: usize> From<&[ChatMessage; N]> for Conversation {
-    fn from(messages: &[ChatMessage; N]) -> Self {
-        Self::from(&messages[..])
-    }
-}
-
-impl From<&Vec<ChatMessage>> for Conversation {
-    fn from(messages: &Vec<ChatMessage>) -> Self {
-        Self::from(&messages[..])
-    }
-}
-
-fn to_json(message: &ChatMessage) -> Value {
-    json!({"role": message.role, "content": message.content})
-}
-
-/// Tools as templates know them: `strict` is for the engine, not for the model.
-fn without_strict(tools: &Value) -> Value {
-    let mut tools = tools.clone();
-    for tool in tools.as_array_mut().into_iter().flatten() {
-        if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
-            function.remove("strict");
-        }
-    }
-    tools
 }
 
 /// The time that a template sees as now, in UTC.

@@ -89,3 +89,22 @@ fn own_backend_computes_the_same_text() {
     );
     assert!(out.ends_with("the shipped backend says the same\n"), "{out}");
 }
+
+#[test]
+fn tools_answers_from_the_result_of_a_call() {
+    let out = run("tools", "");
+    let (call, answer) = out.split_once('\n').unwrap_or_default();
+    assert!(
+        call.starts_with("add_numbers({") && call.ends_with(" = 7"),
+        "{out}"
+    );
+    assert!(answer.contains('7'), "{out}");
+}
+
+#[test]
+fn schema_gives_json_that_the_schema_describes() {
+    let out = run("schema", "");
+    let value: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert!(value["sum"].is_i64() && value["even"].is_boolean(), "{out}");
+    assert_eq!(value.as_object().expect("an object").len(), 2, "{out}");
+}

@@ -22,7 +22,7 @@ fn tools() -> Value {
 }
 
 fn asking() -> Conversation {
-    Conversation::from(&[Message::user("Well?")]).tools(tools())
+    Conversation::new([Message::user("Well?")]).tools(tools())
 }
 
 fn babbling(seed: u64) -> TextParams {
@@ -72,7 +72,7 @@ fn a_budget_ends_the_reasoning() {
         ..babbling(3)
     };
     let answer = model
-        .chat(Conversation::from(&[Message::user("Well?")]), &params)
+        .chat(Conversation::new([Message::user("Well?")]), &params)
         .unwrap();
     assert!(
         !answer.reasoning.is_empty() && !answer.text.is_empty(),

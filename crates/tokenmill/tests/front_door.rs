@@ -178,7 +178,8 @@ fn a_chat_goes_through_the_template() {
     let messages = [Message::user("What is 3 + 4?")];
     let reply = model.chat(&messages, &at_most(16)).unwrap();
     assert!(reply.text.contains('7'), "{}", reply.text);
-    let conversation = Conversation::from(&messages);
+    let conversation = Conversation::new(&messages);
+    assert_eq!(model.chat(&conversation, &at_most(16)).unwrap().text, reply.text);
     let ids = model.words().encode_chat(&conversation).unwrap();
     assert_eq!(reply.usage.prompt_tokens, ids.len());
     let rendered = model.words().render_chat(&conversation).unwrap();

@@ -225,7 +225,7 @@ impl Chat {
         let prompt = model.words().prompt(&tokenmill::Conversation {
             tools: self.tools.clone(),
             variables: self.variables.clone(),
-            ..tokenmill::Conversation::new(self.transcript())
+            ..tokenmill::Conversation::from_json(self.transcript())
         })?;
         let ids = &prompt.tokens;
         if ids.len() >= model.n_ctx() {

@@ -3,6 +3,8 @@
 //! Plain data, separate from the compiler so that requests can carry it. Invariant: nothing is checked here; compiling
 //! checks all of it.
 
+use std::borrow::Borrow;
+
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
@@ -56,13 +58,13 @@ impl Constraint {
     }
 
     /// JSON that is valid against a schema (draft 2020-12 or older).
-    pub fn json_schema(schema: &Value) -> Self {
-        Self::new(Language::JsonSchema(schema.clone()))
+    pub fn json_schema(schema: impl Borrow<Value>) -> Self {
+        Self::new(Language::JsonSchema(schema.borrow().clone()))
     }
 
     /// Any JSON object.
     pub fn json_object() -> Self {
-        Self::json_schema(&json!({"type": "object"}))
+        Self::json_schema(json!({"type": "object"}))
     }
 
     /// Text that a regular expression matches as a whole, in the syntax of the `regex` crate. `^` at its start and `$` at

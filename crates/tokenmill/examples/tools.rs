@@ -1,0 +1,36 @@
+//! Lets the model call a tool and answer from its result: `cargo run --example tools [MODEL]`.
+
+use std::{env, error::Error};
+
+use serde_json::{Value, json};
+use tokenmill::{Conversation, Message, Model, TextParams};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let path = env::args().nth(1).unwrap_or_else(|| "demo".to_owned());
+    let model = Model::options().context(2048).load(path)?;
+    let number = json!({"type": "number"});
+    let add = json!({
+        "name": "add_numbers",
+        "description": "Adds two numbers",
+        "parameters": {"type": "object", "properties": {"x": number, "y": number}, "required": ["x", "y"]},
+    });
+    let mut conversation = Conversation::new([Message::user("What is 3 + 4?")])
+        .tools(json!([{"type": "function", "function": add}]));
+
+    let params = TextParams {
+        max_tokens: Some(128),
+        ..TextParams::default()
+    };
+    let mut answer = model.chat(&conversation, &params)?;
+    for call in &answer.calls {
+        let arguments: Value = serde_json::from_str(&call.arguments)?;
+        let sum = arguments["x"].as_f64().unwrap_or(0.0) + arguments["y"].as_f64().unwrap_or(0.0);
+        println!("{}({}) = {sum}", call.name, call.arguments);
+        conversation = conversation.answer(&answer).result(call, sum.to_string());
+    }
+    if !answer.calls.is_empty() {
+        answer = model.chat(&conversation, &params)?;
+    }
+    println!("{}", answer.text);
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! [`Conversation`]: messages, tools and template variables, as a caller puts them together.
+//!
+//! Separate from the words because it is plain data: a chat template of the words renders it. Invariant: what a message holds
+//! is text to the template, never a control token.
+
+use std::borrow::Borrow;
+
+use serde_json::{Map, Value, json};
+use tokenmill_text::{calls::ToolChoice, template::ChatMessage};
+
+use crate::{Answer, ToolCall};
+
+/// How the prompt of a conversation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// The template opens the assistant's turn.
+    Open,
+    /// The last message is closed, and nothing follows.
+    Closed,
+    /// The last message is open: the model continues its text.
+    Unfinished,
+}
+
+/// What a chat template renders.
+#[derive(Clone, Debug)]
+pub struct Conversation {
+    /// The messages, as objects with `role`, `content` and what else the template reads (`tool_calls`, `name`).
+    pub messages: Vec<Value>,
+    /// Tools that the model may call, in the form of OpenAI's `tools`.
+    pub tools: Option<Value>,
+    /// Which of them it is to call.
+    pub tool_choice: ToolChoice,
+    /// Whether the answer ends after its first call.
+    pub is_single_call: bool,
+    /// How the text ends.
+    pub turn: Turn,
+    /// Further variables of the template, such as `enable_thinking`.
+    pub variables: Map<String, Value>,
+}
+
+impl Conversation {
+    /// A conversation of these messages, whose next turn is the assistant's.
+    pub fn new(messages: impl IntoIterator<Item = impl Borrow<ChatMessage>>) -> Self {
+        Self::from_json(
+            messages
+                .into_iter()
+                .map(|message| to_json(message.borrow()))
+                .collect(),
+        )
+    }
+
+    /// The same of messages as JSON, which carry what a template reads beyond `role` and `content`.
+    pub fn from_json(messages: Vec<Value>) -> Self {
+        Self {
+            messages,
+            tools: None,
+            tool_choice: ToolChoice::Auto,
+            is_single_call: false,
+            turn: Turn::Open,
+            variables: Map::new(),
+        }
+    }
+
+    /// Offers tools to the model, a JSON array in the form of OpenAI's `tools`.
+    #[must_use]
+    pub fn tools(mut self, tools: Value) -> Self {
+        self.tools = Some(tools);
+        self
+    }
+
+    /// Says which tools the model is to call.
+    #[must_use]
+    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
+        self.tool_choice = choice;
+        self
+    }
+
+    /// Ends the answer after its first call.
+    #[must_use]
+    pub fn single_call(mut self) -> Self {
+        self.is_single_call = true;
+        self
+    }
+
+    /// Adds a message.
+    #[must_use]
+    pub fn message(mut self, message: impl Borrow<ChatMessage>) -> Self {
+        self.messages.push(to_json(message.borrow()));
+        self
+    }
+
+    /// Adds an answer of the model, with its calls and its reasoning.
+    #[must_use]
+    pub fn answer(mut self, answer: &Answer) -> Self {
+        let mut message = json!({"role": "assistant", "content": answer.text});
+        if !answer.reasoning.is_empty() {
+            message["reasoning_content"] = answer.reasoning.as_str().into();
+        }
+        if !answer.calls.is_empty() {
+            message["tool_calls"] = answer.calls.iter().map(ToolCall::to_openai).collect();
+        }
+        self.messages.push(message);
+        self
+    }
+
+    /// Adds what a tool returned for a call.
+    #[must_use]
+    pub fn result(mut self, call: &ToolCall, content: impl Into<String>) -> Self {
+        let content: String = content.into();
+        self.messages
+            .push(json!({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}));
+        self
+    }
+
+    /// Sets a variable of the template, such as `enable_thinking`.
+    #[must_use]
+    pub fn variable(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.variables.insert(name.into(), value.into());
+        self
+    }
+}
+
+impl From<&[ChatMessage]> for Conversation {
+    fn from(messages: &[ChatMessage]) -> Self {
+        Self::new(messages)
+    }
+}
+
+impl<const N: usize> From<&[ChatMessage; N]> for Conversation {
+    fn from(messages: &[ChatMessage; N]) -> Self {
+        Self::from(&messages[..])
+    }
+}
+
+impl From<&Vec<ChatMessage>> for Conversation {
+    fn from(messages: &Vec<ChatMessage>) -> Self {
+        Self::from(&messages[..])
+    }
+}
+
+impl From<&Conversation> for Conversation {
+    fn from(conversation: &Conversation) -> Self {
+        conversation.clone()
+    }
+}
+
+fn to_json(message: &ChatMessage) -> Value {
+    json!({"role": message.role, "content": message.content})
+}
+
+/// Tools as templates know them: `strict` is for the engine, not for the model.
+pub(crate) fn without_strict(tools: &Value) -> Value {
+    let mut tools = tools.clone();
+    for tool in tools.as_array_mut().into_iter().flatten() {
+        if let Some(function) = tool.get_mut("function").and_then(Value::as_object_mut) {
+            function.remove("strict");
+        }
+    }
+    tools
+}
