@@ -9,7 +9,7 @@ use clap::Args;
 use serde_json::Value;
 use tokenmill::Constraint;
 
-use crate::{commands::tokenize::read_text, failure::Failure};
+use crate::{failure::Failure, input::read_text};
 
 /// What an answer may be.
 #[derive(Args, Debug, Clone, Default)]

@@ -13,6 +13,7 @@ mod constraint;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;
+mod input;
 mod interrupt;
 mod load;
 mod memory_words;

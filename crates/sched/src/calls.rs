@@ -8,7 +8,8 @@ use std::collections::VecDeque;
 use crate::{
     engine::Engine,
     error::EngineError,
-    generation::{Event, FinishReason, Generation, Timings, Token, Usage},
+    event::{Event, FinishReason, Timings, Token, Usage},
+    generation::Generation,
     params::{ForwardParams, ForwardRows, GenerateParams},
     step_times::Throughput,
 };

@@ -43,7 +43,7 @@ mod constraint;
 mod core;
 mod engine;
 mod error;
-mod events;
+mod event;
 mod generation;
 mod lane_mask;
 mod lru;
@@ -55,6 +55,7 @@ mod params;
 mod plan;
 mod pool;
 mod prefix;
+mod publish;
 mod queue_gauge;
 mod scheduler;
 mod sequence;
@@ -74,9 +75,8 @@ pub use calls::Output;
 pub use constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
 pub use engine::Engine;
 pub use error::EngineError;
-pub use generation::{
-    Canceller, Event, EventStream, FinishReason, Finished, Generation, Rows, Timings, Token, Usage,
-};
+pub use event::{Event, FinishReason, Finished, Rows, Timings, Token, Usage};
+pub use generation::{Canceller, EventStream, Generation};
 pub use mailbox::EngineState;
 pub use outcome::{End, Outcome, RowResult, SeqSummary};
 pub use params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES};

@@ -7,19 +7,11 @@ use std::time::Duration;
 
 use crate::{
     error::EngineError,
+    event::RequestId,
     queue_gauge::Count,
     submission::Submission,
     sync::{Arc, Condvar, Mutex},
 };
-
-/// Names a request for as long as the engine lives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct RequestId(u64);
-
-impl RequestId {
-    /// Names a request that the engine never got to see.
-    pub(crate) const NONE: Self = Self(u64::MAX);
-}
 
 /// What a caller wants of the engine.
 #[derive(Debug)]
@@ -141,7 +133,7 @@ impl Mailbox {
                     maximum: max_queued_tokens,
                 });
             }
-            let id = RequestId(inbox.next_request);
+            let id = RequestId::new(inbox.next_request);
             inbox.next_request += 1;
             inbox.n_queued += n_sequences;
             inbox.n_queued_tokens += n_tokens;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::generation::Timings;
+use crate::event::Timings;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stopwatch {

@@ -27,6 +27,7 @@ pub mod openai;
 mod origin;
 #[cfg(feature = "otel")]
 pub mod otel;
+mod outcome;
 mod paths;
 mod prometheus_text;
 mod prompt_scores;

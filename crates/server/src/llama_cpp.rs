@@ -1,4 +1,4 @@
-//! llama.cpp's own API: request types of `/completion` and `/infill`.
+//! llama.cpp's own API: request types of `/completion` and `/infill`, and the fields of its endpoints for words.
 //!
 //! Types and their checks only, as in [`openai`](crate::openai). Where the request is silent, the values are llama.cpp's.
 
@@ -12,6 +12,49 @@ use crate::{
 };
 
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
+
+/// Fields of `/tokenize`.
+pub(crate) const TOKENIZE: &[Field] = &[
+    yes("content", "the text; `prompt` is the same, as in vLLM"),
+    yes("prompt", ""),
+    yes(
+        "messages",
+        "instead of a text: a conversation, which the chat template writes",
+    ),
+    yes("add_generation_prompt", "with `messages`; default true"),
+    yes("continue_final_message", "with `messages`"),
+    yes("chat_template_kwargs", "with `messages`"),
+    yes(
+        "add_special",
+        "whether the tokens that begin and end a text are added; default false; `add_special_tokens` is the same, as in \
+         vLLM",
+    ),
+    yes("add_special_tokens", ""),
+    yes(
+        "parse_special",
+        "whether control tokens in the text are control tokens; default false",
+    ),
+    yes(
+        "with_pieces",
+        "whether each token's text is returned with its id; default false",
+    ),
+    yes(
+        "return_token_strs",
+        "whether the tokens' texts stand in a list of their own, as in vLLM",
+    ),
+    yes("model", ""),
+];
+
+/// Fields of `/detokenize`.
+pub(crate) const DETOKENIZE: &[Field] = &[yes("tokens", ""), yes("model", "")];
+
+/// Fields of `/apply-template`.
+pub(crate) const APPLY_TEMPLATE: &[Field] = &[
+    yes("messages", ""),
+    yes("add_generation_prompt", "default true"),
+    yes("chat_template_kwargs", ""),
+    yes("model", ""),
+];
 
 /// The fields of both endpoints besides those of sampling, of shapes and of other servers.
 pub const FIELDS: &[Field] = &[

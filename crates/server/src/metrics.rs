@@ -21,7 +21,7 @@ use tokenmill::TextEnd;
 use tokenmill_backend::PAGE_TOKENS;
 use tokenmill_sched::Engine;
 
-use crate::{ApiError, reply::finish_reason};
+use crate::{ApiError, outcome::finish_reason};
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 

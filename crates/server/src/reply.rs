@@ -1,12 +1,12 @@
-//! What all replies have in common: samples collected to their end, token counts, timings, finish reasons.
+//! Streams read to their end, and measured as they pass.
+//!
+//! Separate from what is said of an end ([`outcome`](crate::outcome)), which needs no server. Invariant: each event is counted once.
 
 use std::time::Instant;
 
-use serde_json::{Value, json};
-use tokenmill::{Sample, TextEnd, TextEvent, TextStream};
-use tokenmill_sched::{FinishReason, Timings};
+use tokenmill::{Sample, TextEvent, TextStream};
 
-use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally, tools::ends_in_calls};
+use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally};
 
 /// Reads a stream to its end.
 ///
@@ -49,103 +49,4 @@ impl Meter {
             TextEvent::Failed { .. } => self.metrics.count_failure(),
         }
     }
-}
-
-/// Token counts of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct TokenCounts {
-    pub(crate) prompt: usize,
-    pub(crate) cached: usize,
-    pub(crate) completion: usize,
-    pub(crate) reasoning: usize,
-}
-
-impl TokenCounts {
-    /// Adds a sample. The samples of a prompt share it, so only the first counts it.
-    pub(crate) fn add(&mut self, end: &TextEnd) {
-        let usage = end.finished.usage;
-        if end.finished.sample == 0 {
-            self.prompt += usage.prompt_tokens;
-            self.cached += usage.cached_tokens;
-        }
-        self.completion += usage.completion_tokens;
-        self.reasoning += end.reasoning_tokens;
-    }
-
-    /// Of all samples of a request.
-    pub(crate) fn of_samples(samples: &[Sample]) -> Self {
-        let mut usage = Self::default();
-        for sample in samples {
-            usage.add(&sample.end);
-        }
-        usage
-    }
-
-    /// As OpenAI's older endpoints write it.
-    pub(crate) fn to_openai(self) -> Value {
-        json!({
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": { "cached_tokens": self.cached },
-            "completion_tokens_details": { "reasoning_tokens": self.reasoning },
-        })
-    }
-
-    /// As the responses endpoint writes it.
-    pub(crate) fn to_responses(self) -> Value {
-        json!({
-            "input_tokens": self.prompt,
-            "input_tokens_details": { "cached_tokens": self.cached },
-            "output_tokens": self.completion,
-            "output_tokens_details": { "reasoning_tokens": self.reasoning },
-            "total_tokens": self.prompt + self.completion,
-        })
-    }
-
-    /// As Anthropic writes it: cached tokens are not among the input tokens.
-    pub(crate) fn to_anthropic(self) -> Value {
-        json!({
-            "input_tokens": self.prompt - self.cached,
-            "cache_read_input_tokens": self.cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": self.completion,
-        })
-    }
-}
-
-/// Why a sample ended, in OpenAI's words.
-pub(crate) fn finish_reason(end: &TextEnd) -> &'static str {
-    match (end.stopped_by, end.finished.reason) {
-        _ if ends_in_calls(end) => "tool_calls",
-        (None, FinishReason::Length) => "length",
-        // Only the client's own disconnect cancels, and then there is no reader.
-        (Some(_), _) | (None, FinishReason::Stop | FinishReason::Cancelled) => "stop",
-    }
-}
-
-/// The timings of a sample as llama.cpp's server reports them.
-pub(crate) fn timings(end: &TextEnd) -> Value {
-    let usage = end.finished.usage;
-    let Timings {
-        queued,
-        prefill,
-        first_token,
-        total,
-        ..
-    } = end.finished.timings;
-    let n_computed = usage.prompt_tokens - usage.cached_tokens;
-    let decode = total.saturating_sub(first_token).as_secs_f64();
-    let n_after_first = usage.completion_tokens.saturating_sub(1);
-    let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-    json!({
-        "queued_ms": queued.as_secs_f64() * 1e3,
-        "cache_n": usage.cached_tokens,
-        "prompt_n": n_computed,
-        "prompt_ms": prefill.as_secs_f64() * 1e3,
-        "prompt_per_second": rate(n_computed, prefill.as_secs_f64()),
-        "predicted_n": usage.completion_tokens,
-        "predicted_ms": decode * 1e3,
-        "predicted_per_second": rate(n_after_first, decode),
-    })
 }

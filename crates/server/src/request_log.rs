@@ -24,7 +24,7 @@ use tokenmill_sched::MissReason;
 
 use crate::{
     error::shortened,
-    reply::TokenCounts,
+    outcome::TokenCounts,
     request_id::{RequestId, traceparent},
 };
 

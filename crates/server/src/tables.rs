@@ -5,11 +5,12 @@ use std::{fmt::Write as _, sync::LazyLock};
 use crate::{
     anthropic::messages,
     constraints::CONSTRAINT_FIELDS,
-    endpoints::words::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
     error::DOCUMENTED,
     fields::{Field, markdown_table},
     foreign::FOREIGN,
-    llama_cpp, ollama,
+    llama_cpp,
+    llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
+    ollama,
     openai::{chat, completion, embedding, rerank, response},
     sampling::SAMPLING_FIELDS,
 };

@@ -12,16 +12,7 @@ use tokenmill_text::{
     template::ChatTemplate,
 };
 
-use crate::{Conversation, Error, tool_writing::ToolWriting};
-
-/// Reads the answers to one prompt: reasoning, tool calls and text.
-#[derive(Clone, Debug)]
-pub struct ReplyReader {
-    pub(crate) parser: ReplyParser,
-    /// Control tokens that are marks of the format, ascending.
-    pub(crate) shown: Arc<[u32]>,
-    pub(crate) is_single_call: bool,
-}
+use crate::{Conversation, Error, reply_reader::ReplyReader, tool_writing::ToolWriting};
 
 /// A conversation's prompt, and how its answer is read.
 #[derive(Clone, Debug)]

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokenmill::{ModelSource, utc_now};
 use tokenmill_text::template::{ChatTemplate, CivilTime, RenderOptions};
 
-use crate::{commands::tokenize::read_text, failure::Failure, output};
+use crate::{failure::Failure, input::read_text, output};
 
 /// Render a chat template.
 #[derive(clap::Args)]

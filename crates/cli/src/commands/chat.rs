@@ -27,9 +27,9 @@ use self::{
     wrap::Wrap,
 };
 use crate::{
-    commands::tokenize::read_text,
     constraint::ConstraintArgs,
     failure::Failure,
+    input::read_text,
     interrupt::Interrupt,
     load::LoadArgs,
     note::note,

@@ -5,12 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 use tokenmill_text::DecodeOptions;
 
-use crate::{
-    commands::tokenize::{open, read_stdin},
-    failure::Failure,
-    output,
-    visible::visible_lines,
-};
+use crate::{commands::tokenize::open, failure::Failure, input::read_stdin, output, visible::visible_lines};
 
 /// Turn token ids into text.
 #[derive(clap::Args)]

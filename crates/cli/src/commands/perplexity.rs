@@ -11,8 +11,8 @@ use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
-    commands::tokenize::read_text,
     failure::Failure,
+    input::read_text,
     interrupt,
     load::{LoadArgs, load_opened},
     numbers::Limit,

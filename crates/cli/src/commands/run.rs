@@ -11,9 +11,9 @@ use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
-    commands::tokenize::{read_stdin, read_text},
     constraint::ConstraintArgs,
     failure::Failure,
+    input::{read_stdin, read_text},
     interrupt::Interrupt,
     load::LoadArgs,
     note::note,

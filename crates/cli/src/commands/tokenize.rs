@@ -2,8 +2,6 @@
 
 use std::{
     fmt::Write,
-    fs,
-    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -11,7 +9,11 @@ use serde_json::json;
 use tokenmill::{ModelSource, tokenizer_json};
 use tokenmill_text::{EncodeOptions, Tokenizer};
 
-use crate::{failure::Failure, output};
+use crate::{
+    failure::Failure,
+    input::{read_stdin, read_text},
+    output,
+};
 
 /// Turn text into token ids.
 #[derive(clap::Args)]
@@ -81,25 +83,4 @@ pub(crate) fn open(path: &Path) -> Result<Tokenizer, Failure> {
     }
     let source = ModelSource::find(path)?;
     Ok(source.tokenizer(source.open_gguf()?.as_ref())?)
-}
-
-/// A text file.
-pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
-    let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;
-    String::from_utf8(bytes).map_err(|error| {
-        let offset = error.utf8_error().valid_up_to();
-        Failure::input(format!(
-            "{} is not UTF-8 text: byte {offset} belongs to no character",
-            path.display()
-        ))
-    })
-}
-
-/// Standard input, to its end.
-pub(crate) fn read_stdin() -> Result<String, Failure> {
-    let mut text = String::new();
-    io::stdin().read_to_string(&mut text).map_err(|error| {
-        Failure::input(format!("cannot read standard input: {error}")).hint("it must be UTF-8 text")
-    })?;
-    Ok(text)
 }

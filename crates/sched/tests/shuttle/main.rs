@@ -32,8 +32,8 @@ mod core;
 mod engine;
 #[path = "../../src/error.rs"]
 mod error;
-#[path = "../../src/events.rs"]
-mod events;
+#[path = "../../src/event.rs"]
+mod event;
 #[path = "../../src/generation.rs"]
 mod generation;
 #[path = "../../src/lane_mask.rs"]
@@ -56,6 +56,8 @@ mod plan;
 mod pool;
 #[path = "../../src/prefix.rs"]
 mod prefix;
+#[path = "../../src/publish.rs"]
+mod publish;
 #[path = "../../src/queue_gauge.rs"]
 mod queue_gauge;
 #[path = "../../src/scheduler.rs"]
@@ -84,7 +86,8 @@ mod sync {
 
 use engine::Engine;
 use error::EngineError;
-use generation::{Event, FinishReason, Generation};
+use event::{Event, FinishReason};
+use generation::Generation;
 use params::{EngineConfig, GenerateParams};
 use shuttle::thread;
 use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, limits, prompt, reference};

@@ -5,10 +5,9 @@ use std::sync::LazyLock;
 use axum::{Json, response::IntoResponse, response::Response};
 use serde_json::{Map, Value, json};
 
-use super::words;
 use crate::{
     fields::{Field, Support},
-    ollama, tables,
+    llama_cpp, ollama, tables,
 };
 
 /// Serves the description.
@@ -86,12 +85,17 @@ fn posts() -> [(
             tables::llama_infill(),
             &[],
         ),
-        ("/tokenize", "Text to token ids", words::TOKENIZE, &[]),
-        ("/detokenize", "Token ids to text", words::DETOKENIZE, &["tokens"]),
+        ("/tokenize", "Text to token ids", llama_cpp::TOKENIZE, &[]),
+        (
+            "/detokenize",
+            "Token ids to text",
+            llama_cpp::DETOKENIZE,
+            &["tokens"],
+        ),
         (
             "/apply-template",
             "Render a conversation",
-            words::APPLY_TEMPLATE,
+            llama_cpp::APPLY_TEMPLATE,
             &["messages"],
         ),
         (

@@ -21,53 +21,10 @@ use tokenmill_text::{DecodeOptions, EncodeOptions, Tokenizer};
 use crate::{
     ApiError, App,
     app::Call,
-    fields::{Field, yes},
     intake::Share,
+    llama_cpp::{APPLY_TEMPLATE, DETOKENIZE, TOKENIZE},
     openai::chat::{CHAT_WORDING, Message, check_kwargs, template_messages, turn_of},
 };
-
-/// Fields of `/tokenize`.
-pub(crate) const TOKENIZE: &[Field] = &[
-    yes("content", "the text; `prompt` is the same, as in vLLM"),
-    yes("prompt", ""),
-    yes(
-        "messages",
-        "instead of a text: a conversation, which the chat template writes",
-    ),
-    yes("add_generation_prompt", "with `messages`; default true"),
-    yes("continue_final_message", "with `messages`"),
-    yes("chat_template_kwargs", "with `messages`"),
-    yes(
-        "add_special",
-        "whether the tokens that begin and end a text are added; default false; `add_special_tokens` is the same, as in \
-         vLLM",
-    ),
-    yes("add_special_tokens", ""),
-    yes(
-        "parse_special",
-        "whether control tokens in the text are control tokens; default false",
-    ),
-    yes(
-        "with_pieces",
-        "whether each token's text is returned with its id; default false",
-    ),
-    yes(
-        "return_token_strs",
-        "whether the tokens' texts stand in a list of their own, as in vLLM",
-    ),
-    yes("model", ""),
-];
-
-/// Fields of `/detokenize`.
-pub(crate) const DETOKENIZE: &[Field] = &[yes("tokens", ""), yes("model", "")];
-
-/// Fields of `/apply-template`.
-pub(crate) const APPLY_TEMPLATE: &[Field] = &[
-    yes("messages", ""),
-    yes("add_generation_prompt", "default true"),
-    yes("chat_template_kwargs", ""),
-    yes("model", ""),
-];
 
 #[derive(Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the API")]

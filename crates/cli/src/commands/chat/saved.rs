@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{commands::tokenize::read_text, failure::Failure};
+use crate::{failure::Failure, input::read_text};
 
 /// Roles that a message may have.
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];

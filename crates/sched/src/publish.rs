@@ -10,9 +10,8 @@ use crate::{
     cause::Cause,
     core::Core,
     error::EngineError,
-    generation::{Event, FinishReason, Finished, Rows, Token, Usage},
+    event::{Event, FinishReason, Finished, RequestId, Rows, Token, Usage},
     lane_mask::LaneMask,
-    mailbox::RequestId,
     outcome::{End, Outcome, SeqSummary},
     plan::{PlannedOutput, StepPlan},
 };

@@ -1,0 +1,32 @@
+//! Text that commands read: from a file, or from standard input.
+//!
+//! Separate from the commands because most of them read one. Invariant: what is not UTF-8 is an error that names the place.
+
+use std::{
+    fs,
+    io::{self, Read as _},
+    path::Path,
+};
+
+use crate::failure::Failure;
+
+/// A text file.
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
+    let bytes = fs::read(path).map_err(|error| Failure::unreadable(path, &error))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        Failure::input(format!(
+            "{} is not UTF-8 text: byte {offset} belongs to no character",
+            path.display()
+        ))
+    })
+}
+
+/// Standard input, to its end.
+pub(crate) fn read_stdin() -> Result<String, Failure> {
+    let mut text = String::new();
+    io::stdin().read_to_string(&mut text).map_err(|error| {
+        Failure::input(format!("cannot read standard input: {error}")).hint("it must be UTF-8 text")
+    })?;
+    Ok(text)
+}
