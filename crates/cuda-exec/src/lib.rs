@@ -65,6 +65,7 @@ pub mod modules;
 mod ops;
 mod planes;
 mod self_test;
+mod states;
 
 pub use backend::{CudaBackend, CudaBuffer};
 pub use driver::{
@@ -77,12 +78,13 @@ pub use kv::{KvLayer, KvLayerMut, KvStore};
 pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
 pub use ops::{
-    ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, DeviceRoutes, ExpertRows, GatedProduct,
-    LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, Ops, Product, Q8Scale, QuantizedMut, QuantizedRows,
-    QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs, SampleRecord, StepPlaces, TokenIds,
-    TokenRuns,
+    ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, ColumnsView, DeviceRoutes, ExpertRows,
+    GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, Ops, Product, Q8Scale, QuantizedMut,
+    QuantizedRows, QuantizedView, RopeTargets, RouteCounts, SampleInputs, SampleOutputs, SampleRecord,
+    ScanRows, StateRuns, StepPlaces, TokenIds, TokenRuns,
 };
 pub use self_test::self_test;
+pub use states::{SLOT_RECORD_WORDS, StateLayerMut, StateSlots};
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -21,15 +21,18 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 8] = [
+const PLAIN: [(&str, &str, &[&str]); 11] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
+    ("delta_net", "delta_net.cu", &[]),
     ("elementwise", "elementwise.cu", &[]),
     ("norm", "norm.cu", &[]),
     ("rope_kv", "rope_kv.cu", &[]),
     ("route", "route.cu", &[]),
     ("sample", "sample.cu", &["-fmad=false"]),
+    ("short_conv", "short_conv.cu", &[]),
+    ("ssm_scan", "ssm_scan.cu", &[]),
 ];
 
 /// Modules that every weight type has, with the sources for quantized and for float weights.

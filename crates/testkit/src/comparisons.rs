@@ -83,8 +83,8 @@ const ROWS: [Row; 36] = [
         0,
     ),
     row(
-        "a network without GPU kernels",
-        "no reference: a file by llama.cpp",
+        "recurrent layers on a GPU",
+        "the CPU: greedy text of files by llama.cpp",
         0,
     ),
 ];

@@ -20,8 +20,9 @@ const SIM: ParityDevice = ParityDevice {
     },
 };
 
-/// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, and experts.
-const CASES: [(&str, &str, KvType); 11] = [
+/// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, experts, and each kind of
+/// recurrent layer.
+const CASES: [(&str, &str, KvType); 15] = [
     ("llama", "F32", KvType::F16),
     ("llama", "BF16", KvType::F32),
     ("llama", "Q4_K_M", KvType::F32),
@@ -33,6 +34,10 @@ const CASES: [(&str, &str, KvType); 11] = [
     ("qwen3", "F32", KvType::F32),
     ("qwen2_moe", "F32", KvType::F32),
     ("gpt_oss_mxfp4", "MXFP4", KvType::F32),
+    ("lfm2", "F32", KvType::F32),
+    ("mamba", "F32", KvType::F32),
+    ("mamba2", "F32", KvType::F32),
+    ("qwen3_5", "F32", KvType::F32),
 ];
 
 #[test]

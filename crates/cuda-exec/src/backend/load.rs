@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{
     Backend, BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape,
-    PAGE_TOKENS,
+    PAGE_TOKENS, StateLayout,
 };
 
 use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace};
@@ -135,6 +135,14 @@ impl CudaBackend {
         self.epoch += 1;
         self.kv_heads.clone_from(&layout.layers);
         self.kv = Some(crate::KvStore::new(&self.device, layout)?);
+        Ok(())
+    }
+
+    pub(super) fn make_states(&mut self, layout: &StateLayout) -> Result<(), BackendError> {
+        self.epoch += 1;
+        // Before the first step, since a capture can load no kernel.
+        self.ops.load_recurrence()?;
+        self.states = Some(crate::StateSlots::new(&self.device, layout)?);
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Only the choice of launches stands here; the kernels' own files have the rest. One file a subject: what a load does
 //! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
-//! ([`operations`]; on experts in [`experts`]; what the device lacks in [`latent`], [`layers`] and [`recurrence`]), activations ([`buffer`]). Values of a step go up in one copy
+//! ([`operations`]; on experts in [`experts`], on recurrent states in [`recurrence`]; what the device lacks in [`latent`] and [`layers`]), activations ([`buffer`]). Values of a step go up in one copy
 //! ([`step`]), results come down behind the step and are waited for once ([`results`]). Invariant: everything is
 //! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
@@ -39,6 +39,8 @@ pub struct CudaBackend {
     factor_types: Vec<TensorType>,
     kv: Option<crate::KvStore>,
     kv_heads: Vec<KvLayerShape>,
+    /// Of a network with recurrent layers.
+    states: Option<crate::StateSlots>,
     workspace: Option<Workspace>,
     graphs: crate::GraphCache<StepShape, Sources>,
     /// Counts the moves of what captured steps hold.
@@ -74,6 +76,7 @@ impl CudaBackend {
             factor_types: Vec::new(),
             kv: None,
             kv_heads: Vec::new(),
+            states: None,
             workspace: None,
             graphs: crate::GraphCache::default(),
             epoch: 0,

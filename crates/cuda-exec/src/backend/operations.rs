@@ -64,7 +64,7 @@ impl Backend for CudaBackend {
             Allocation::Buffer { max_rows, width } => CudaBuffer::device_bytes(max_rows, width),
             // A page of a layer has a multiple of 256 bytes, so the store's buffers are not padded.
             Allocation::KvPage(layout) => crate::KvStore::page_bytes(layout),
-            Allocation::State(layout) => layout.state_bytes(),
+            Allocation::State(layout) => crate::StateSlots::slot_bytes(layout),
             Allocation::Routes {
                 max_rows,
                 n_experts,
@@ -102,8 +102,8 @@ impl Backend for CudaBackend {
         self.make_kv_store(layout)
     }
 
-    fn alloc_states(&mut self, _: &StateLayout) -> Result<(), BackendError> {
-        Err(super::recurrence::no_recurrence())
+    fn alloc_states(&mut self, layout: &StateLayout) -> Result<(), BackendError> {
+        self.make_states(layout)
     }
 
     fn works_apart(&self) -> bool {

@@ -1,49 +1,86 @@
-//! The operations on recurrent states: none yet, which a load says.
+//! The operations on recurrent states.
 //!
-//! Separate because only recurrent layers have them.
+//! Separate because only recurrent layers have them. Invariant: where a sequence's state is, the step's inputs say, so a launch
+//! depends on counts only.
 
 use tokenmill_backend::{
-    Backend, BackendError, DeltaNet, DeltaNetRows, RecurrentOperations, ShortConv, SsmRows, SsmScan,
+    BackendError, Columns, DeltaNet, DeltaNetRows, RecurrentOperations, ShortConv, SsmRows, SsmScan,
     StepShape,
 };
 
-use super::{CudaBackend, CudaBuffer};
+use super::{CudaBackend, CudaBuffer, prepared};
+
+const STATES_ALLOCATED: &str = "the states are allocated at load";
 
 impl RecurrentOperations for CudaBackend {
     fn short_conv(
         &mut self,
-        _: &ShortConv<Self::Vector>,
-        _: &StepShape,
-        _: &CudaBuffer,
-        _: &mut CudaBuffer,
+        conv: &ShortConv<crate::Buffer<f32>>,
+        shape: &StepShape,
+        input: &CudaBuffer,
+        output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(no_recurrence())
+        let step = prepared(&mut self.workspace).inputs.states(shape)?;
+        let states = self.states.as_mut().expect(STATES_ALLOCATED);
+        Ok(self.ops.short_conv(
+            &conv.map(crate::Buffer::view),
+            step,
+            states.layer_mut(conv.state_idx),
+            input.read(),
+            output.write(),
+        )?)
     }
 
     fn delta_net(
         &mut self,
-        _: &DeltaNet<Self::Vector>,
-        _: &StepShape,
-        _: DeltaNetRows<'_, CudaBuffer>,
-        _: &mut CudaBuffer,
+        net: &DeltaNet<crate::Buffer<f32>>,
+        shape: &StepShape,
+        rows: DeltaNetRows<'_, CudaBuffer>,
+        output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(no_recurrence())
+        let step = prepared(&mut self.workspace).inputs.states(shape)?;
+        let states = self.states.as_mut().expect(STATES_ALLOCATED);
+        Ok(self.ops.delta_net(
+            &net.map(crate::Buffer::view),
+            step,
+            states.layer_mut(net.state_idx),
+            crate::NetRows {
+                qkv: rows.qkv.read(),
+                alpha: rows.alpha.read(),
+                beta: rows.beta.read(),
+            },
+            output.write(),
+        )?)
     }
 
     fn ssm_scan(
         &mut self,
-        _: &SsmScan<Self::Vector>,
-        _: &StepShape,
-        _: SsmRows<'_, CudaBuffer>,
-        _: &mut CudaBuffer,
+        scan: &SsmScan<crate::Buffer<f32>>,
+        shape: &StepShape,
+        rows: SsmRows<'_, CudaBuffer>,
+        output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(no_recurrence())
+        let step = prepared(&mut self.workspace).inputs.states(shape)?;
+        let states = self.states.as_mut().expect(STATES_ALLOCATED);
+        Ok(self.ops.ssm_scan(
+            &scan.map(crate::Buffer::view),
+            step,
+            states.layer_mut(scan.state_idx),
+            crate::ScanRows {
+                x: view_of(&rows.x),
+                b: view_of(&rows.b),
+                c: view_of(&rows.c),
+                dt: rows.dt.read(),
+            },
+            output.write(),
+        )?)
     }
 }
 
-pub(super) fn no_recurrence() -> BackendError {
-    BackendError::Unsupported {
-        feature: "recurrent layers".to_owned(),
-        device: CudaBackend::NAME,
+fn view_of<'a>(columns: &Columns<'a, CudaBuffer>) -> crate::ColumnsView<'a> {
+    crate::ColumnsView {
+        rows: columns.rows.read(),
+        row_width: columns.row_width,
+        first: columns.first,
     }
 }

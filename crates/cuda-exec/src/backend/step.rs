@@ -12,6 +12,8 @@ use tokenmill_backend::{
     TokenSource,
 };
 
+use crate::states::slot_record;
+
 use super::{results::Results, sampling};
 
 /// The position and the slot of padding.
@@ -47,19 +49,22 @@ struct Layout {
     page_starts: usize,
     output_rows: usize,
     logits_of_outputs: usize,
+    states: usize,
     records: usize,
     pages: usize,
 }
 
 impl Layout {
-    fn of(shape: &StepShape) -> Self {
+    fn of(shape: &StepShape, has_states: bool) -> Self {
         let n = shape.n_tokens;
         let seq_starts = 4 * n;
         let page_starts = seq_starts + shape.n_seqs + 1;
         let output_rows = page_starts + shape.n_seqs + 1;
         let logits_of_outputs = output_rows + shape.n_outputs;
-        // Records begin with a number of 64 bits.
-        let records = (logits_of_outputs + shape.n_logits).next_multiple_of(2);
+        // A record of slots is loaded as one vector; the other records begin with a number of 64 bits.
+        let states = (logits_of_outputs + shape.n_logits).next_multiple_of(crate::SLOT_RECORD_WORDS);
+        let n_states = if has_states { shape.n_seqs } else { 0 };
+        let records = states + n_states * crate::SLOT_RECORD_WORDS;
         let n_records = if shape.sampling == SamplingMode::Full {
             shape.n_logits
         } else {
@@ -74,6 +79,7 @@ impl Layout {
             page_starts,
             output_rows,
             logits_of_outputs,
+            states,
             records,
             pages: records + n_records * crate::SampleRecord::WORDS,
         }
@@ -82,8 +88,15 @@ impl Layout {
     /// Words of the largest step.
     fn max_words(limits: &ExecutorLimits) -> usize {
         let max_pages = limits.max_batch_seqs * limits.n_ctx.div_ceil(PAGE_TOKENS);
+        // A padded decode step has a record for each token of its bucket.
+        let n_states = if limits.n_states > 0 {
+            bucket(limits.max_batch_seqs)
+        } else {
+            0
+        };
         7 * limits.max_batch_tokens
-            + 3
+            + 5
+            + n_states * crate::SLOT_RECORD_WORDS
             + limits.max_logit_rows * (1 + crate::SampleRecord::WORDS)
             + max_pages
             + sampling::max_data_words(limits)
@@ -132,7 +145,7 @@ impl StepInputs {
             .map(|pair| (pair[1] - pair[0]) as usize)
             .max()
             .unwrap_or(0);
-        let layout = Layout::of(&shape);
+        let layout = Layout::of(&shape, self.limits.n_states > 0);
         self.layout = layout;
         let staging = &mut self.staging[self.n_steps % 2];
         self.n_steps += 1;
@@ -177,7 +190,15 @@ impl StepInputs {
             let output = self.output_rows.binary_search(row);
             words[layout.logits_of_outputs + index] = output.expect("a logit row is an output") as u32;
         }
-        words[layout.logits_of_outputs + batch.logit_rows.len()..layout.records].fill(0);
+        words[layout.logits_of_outputs + batch.logit_rows.len()..layout.states].fill(0);
+        let records = words[layout.states..layout.records].chunks_exact_mut(crate::SLOT_RECORD_WORDS);
+        for (seq_idx, record) in records.enumerate() {
+            // A sequence that pads the step has no token.
+            record.copy_from_slice(&batch.states.get(seq_idx).map_or([NOWHERE; 4], |&state| {
+                let first = batch.seq_starts[seq_idx];
+                slot_record(state, first, batch.positions[first as usize])
+            }));
+        }
         words[layout.pages..n_words].copy_from_slice(&self.pages);
         if sampling == SamplingMode::Full {
             n_words = sampling::write_records(
@@ -287,6 +308,23 @@ impl StepInputs {
     pub(super) fn seq_starts(&self) -> Result<crate::View<'_, u32>, BackendError> {
         let words = self.words.view();
         Ok(words.range(self.layout.seq_starts..self.layout.page_starts)?)
+    }
+
+    /// Where the sequences' recurrent states are.
+    pub(super) fn states(&self, shape: &StepShape) -> Result<crate::StateRuns<'_>, BackendError> {
+        let words = self.words.view();
+        Ok(crate::StateRuns {
+            seq_starts: self.seq_starts()?,
+            slots: words.range(self.layout.states..self.layout.records)?,
+            n_seqs: shape.n_seqs,
+            n_tokens: shape.n_tokens,
+            // Decode steps are captured, and the length of a run is no part of their shape.
+            longest: if shape.phase == Phase::Mixed {
+                self.longest_run
+            } else {
+                1
+            },
+        })
     }
 
     /// The records that rows are sampled with, and the words that they point into.

@@ -10,6 +10,7 @@ mod embed;
 mod experts;
 mod linear;
 mod norm;
+mod recurrence;
 mod rope_kv;
 mod sample;
 
@@ -31,6 +32,7 @@ pub use attention::{AttentionScratch, AttentionStep, TokenRuns};
 pub use embed::TokenIds;
 pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
 pub use linear::{GatedProduct, LinearInput, Product};
+pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
 
@@ -149,12 +151,13 @@ impl QuantizedView<'_> {
     }
 }
 
-/// The kernels that every model needs, loaded.
+/// The kernels that every model needs, loaded, and those that were asked for.
 #[derive(Debug)]
 pub struct Ops {
     device: Device,
     add_norm: Kernel,
     norm_heads: Kernel,
+    norm_wide_heads: Kernel,
     quantize_rows: Kernel,
     activation: Kernel,
     add: Kernel,
@@ -176,6 +179,8 @@ pub struct Ops {
     route_rows: Kernel,
     sort_choices: Kernel,
     combine_choices: Kernel,
+    /// Of recurrent layers, where they were asked for.
+    recurrent: Option<recurrence::RecurrentKernels>,
     /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
     pairs: [Option<[Kernel; 4]>; PAIRS.len()],
 }
@@ -197,6 +202,7 @@ impl Ops {
         Ok(Self {
             add_norm: device.kernel("norm", "add_norm")?,
             norm_heads: device.kernel("norm", "norm_heads")?,
+            norm_wide_heads: device.kernel("norm", "norm_wide_heads")?,
             quantize_rows: device.kernel("norm", "quantize_rows")?,
             activation: device.kernel("elementwise", "activation")?,
             add: device.kernel("elementwise", "add")?,
@@ -219,6 +225,7 @@ impl Ops {
             route_rows: device.kernel("route", "route_rows")?,
             sort_choices: device.kernel("route", "sort_choices")?,
             combine_choices: device.kernel("route", "combine")?,
+            recurrent: None,
             pairs: [None; PAIRS.len()],
             device: device.clone(),
         })

@@ -13,6 +13,9 @@ fn code(kind: NormKind) -> usize {
     }
 }
 
+/// Runs from this width on are normalized by a thread block each, narrower ones by a warp.
+const WIDE_RUN: usize = 512;
+
 /// The values of a norm's vector that a kernel reads.
 fn values(vector: Option<&Buffer<f32>>, width: usize) -> Result<Option<View<'_, f32>>> {
     vector.map(|vector| vector.view().range(0..width)).transpose()
@@ -83,7 +86,8 @@ impl Ops {
             .launch(self.add_norm, LaunchShape::new([n_rows, 1, 1], 256), &args)
     }
 
-    /// Normalizes every run of `norm.width` values of rows `[n_rows, row_width]` in place.
+    /// Normalizes every run of `norm.width` values of rows `[n_rows, row_width]` in place. A weight of several runs is for as
+    /// many that follow one another, again and again.
     ///
     /// # Errors
     /// [`CudaExecError::Shape`](crate::CudaExecError::Shape) where runs do not fill a row, or as [`Self::norm`].
@@ -95,17 +99,25 @@ impl Ops {
         rows: ViewMut<'_, f32>,
     ) -> Result<()> {
         check_multiple("the width of a row", row_width, norm.width)?;
+        let weight = norm.weight.as_ref();
+        let n_weights = weight.map_or(1, |weight| (weight.len() / norm.width).max(1));
         let args = Args::new()
             .write(rows.range(0..n_rows * row_width)?)
             .count(row_width)
-            .read_or_null(values(norm.weight.as_ref(), norm.width)?)
+            .read_or_null(values(weight, n_weights * norm.width)?)
+            .count(n_weights)
             .read_or_null(values(norm.bias.as_ref(), norm.width)?)
             .count(code(norm.kind))
             .float(norm.eps)
             .count(norm.width);
-        let grid = [(row_width / norm.width).div_ceil(4), n_rows, 1];
-        self.device
-            .launch(self.norm_heads, LaunchShape::new(grid, 128), &args)
+        let n_runs = row_width / norm.width;
+        let (kernel, shape) = if norm.width < WIDE_RUN {
+            let grid = [n_runs.div_ceil(4), n_rows, 1];
+            (self.norm_heads, LaunchShape::new(grid, 128))
+        } else {
+            (self.norm_wide_heads, LaunchShape::new([n_runs, n_rows, 1], 256))
+        };
+        self.device.launch(kernel, shape, &args)
     }
 
     /// Quantizes rows `[n_rows, width]`.

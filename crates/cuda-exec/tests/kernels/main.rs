@@ -8,5 +8,6 @@ mod experts;
 mod matvec;
 mod norm;
 mod planted;
+mod recurrence;
 mod rope;
 mod sample;

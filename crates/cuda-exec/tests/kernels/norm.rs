@@ -92,22 +92,36 @@ fn norms_add_the_residual_and_quantize() {
 
 #[test]
 fn norms_of_heads_take_each_by_itself() {
-    for (n_rows, n_heads, width) in [(1, 1, 8), (3, 5, 64), (2, 9, 100), (1, 1, 640)] {
+    // Heads of one weight, or of several in turn; a warp or a thread block for each.
+    for (n_rows, n_heads, width, n_weights, is_wide) in [
+        (1, 1, 8, 1, false),
+        (3, 5, 64, 1, false),
+        (2, 9, 100, 3, false),
+        (1, 1, 640, 1, true),
+        (2, 4, 300, 2, true),
+        (2, 2, 33, 1, true),
+    ] {
         let mut random = Random::new(width as u64);
         let mut sim = Sim::new();
         let rows = random.values(n_rows * n_heads * width);
-        let weight = random.values(width);
+        let weight = random.values(n_weights * width);
         let (device, device_weight) = (sim.f32s(&rows), sim.f32s(&weight));
         let arguments = Arguments::new()
             .ptr(device)
             .i32((n_heads * width) as i32)
             .ptr(device_weight)
+            .i32(n_weights as i32)
             .ptr(NULL)
             .i32(0)
             .f32(1e-6)
             .i32(width as i32);
-        let grid = [n_heads.div_ceil(4), n_rows, 1];
-        sim.launch("norm", "norm_heads", grid, 128, 0, &arguments);
+        if is_wide {
+            let grid = [n_heads, n_rows, 1];
+            sim.launch("norm", "norm_wide_heads", grid, 256, 0, &arguments);
+        } else {
+            let grid = [n_heads.div_ceil(4), n_rows, 1];
+            sim.launch("norm", "norm_heads", grid, 128, 0, &arguments);
+        }
         let expected: Vec<(f64, f64)> = rows
             .chunks(width)
             .flat_map(|head| {
@@ -115,7 +129,10 @@ fn norms_of_heads_take_each_by_itself() {
                 normalize(&head, false, 1e-6)
             })
             .enumerate()
-            .map(|(i, x)| (x * f64::from(weight[i % width]), x.abs()))
+            .map(|(i, x)| {
+                let of_row = i % (n_heads * width);
+                (x * f64::from(weight[of_row % (n_weights * width)]), x.abs())
+            })
             .collect();
         assert_close(&sim.read_f32s(device, rows.len()), &expected, TOLERANCE, "heads");
     }

@@ -5,4 +5,5 @@ mod capture;
 mod failures;
 mod pages;
 mod scene;
+mod states;
 mod steps;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, StepError,
+    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, SeqState, StepError,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
@@ -55,10 +55,17 @@ impl OnGpu {
         options: &ModelOptions,
         change: impl FnOnce(CudaBackend) -> CudaBackend,
     ) -> Self {
-        let model = model(ty);
+        Self::of(&model(ty), options, change)
+    }
+
+    pub(crate) fn of(
+        model: &TinyModel,
+        options: &ModelOptions,
+        change: impl FnOnce(CudaBackend) -> CudaBackend,
+    ) -> Self {
         let simulator = Simulator::new(&SimOptions::default());
         let backend = CudaBackend::new(simulator.device()).expect("the simulator loads the kernels");
-        let executor = build(&model.descriptor, &model, change(backend), options, &mut |_| {})
+        let executor = build(&model.descriptor, model, change(backend), options, &mut |_| {})
             .expect("a tiny model loads");
         Self { simulator, executor }
     }
@@ -125,7 +132,14 @@ pub(crate) fn advance(
     executor: &mut dyn Executor,
     mut sequences: Vec<&mut Sequence>,
 ) -> Result<Vec<Vec<f32>>, StepError> {
-    let output = run(executor, &batch_of(&sequences, None))?;
+    let mut batch = batch_of(&sequences, None);
+    if executor.limits().n_states > 0 {
+        let slots = sequences
+            .iter()
+            .map(|sequence| sequence.pages[0] / PAGES_OF_SEQUENCE as u32);
+        batch.states = slots.map(SeqState::own).collect();
+    }
+    let output = run(executor, &batch)?;
     let n_vocab = executor.limits().n_vocab;
     let rows: Vec<Vec<f32>> = output.logits.chunks_exact(n_vocab).map(<[f32]>::to_vec).collect();
     for (sequence, row) in sequences.iter_mut().zip(&rows) {

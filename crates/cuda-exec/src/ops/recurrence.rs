@@ -1,0 +1,309 @@
+//! The operations on recurrent states. Kernels: `short_conv.cu`, `ssm_scan.cu`, `delta_net.cu`.
+//!
+//! Their kernels are loaded for networks that have states only. Invariant: where a state is, the step's inputs say, so a launch depends on
+//! counts only and is captured like any other.
+
+use tokenmill_backend::{DeltaNet, KeyHeads, ShortConv, SsmScan};
+
+use super::{Ops, check_equal};
+use crate::{
+    Args, CudaExecError, Device, Kernel, LaunchShape, StateLayerMut, View, ViewMut, error::Result,
+    states::SLOT_RECORD_WORDS,
+};
+
+/// Tokens that a thread of a convolution takes.
+const CONV_TOKENS: usize = 32;
+/// Channels that a thread block of a convolution takes.
+const CONV_CHANNELS: usize = 128;
+/// Threads of a thread block of a recurrence.
+const THREADS: usize = 256;
+/// Tokens whose queries and keys a thread block of a delta rule keeps.
+const NET_TOKENS: usize = 8;
+/// Lanes of a warp: what a channel's values are shared by at most.
+const MAX_LANES: usize = 32;
+/// Values of a state that a lane keeps.
+const LANE_LEN: usize = 16;
+/// The same for short states.
+const SHORT_LANE_LEN: usize = 4;
+/// States up to this length are short.
+const SHORT_STATE: usize = 32;
+
+/// The kernels of recurrent layers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RecurrentKernels {
+    /// For up to 4 and up to 16 taps.
+    short_conv: [Kernel; 2],
+    /// With one decay for a head and with one for each index of a state; each for short states and for others.
+    ssm_scan: [[Kernel; 2]; 2],
+    delta_net: Kernel,
+}
+
+impl RecurrentKernels {
+    fn load(device: &Device) -> Result<Self> {
+        Ok(Self {
+            short_conv: [
+                device.kernel("short_conv", "short_conv_t4")?,
+                device.kernel("short_conv", "short_conv_t16")?,
+            ],
+            ssm_scan: [
+                [
+                    device.kernel("ssm_scan", "ssm_scan_r4")?,
+                    device.kernel("ssm_scan", "ssm_scan_r16")?,
+                ],
+                [
+                    device.kernel("ssm_scan", "ssm_scan_own_r4")?,
+                    device.kernel("ssm_scan", "ssm_scan_own_r16")?,
+                ],
+            ],
+            delta_net: device.kernel("delta_net", "delta_net")?,
+        })
+    }
+}
+
+/// The sequences of a step, and where their states are.
+#[derive(Clone, Copy, Debug)]
+pub struct StateRuns<'a> {
+    /// Offsets of the sequences in the tokens, `[n_seqs + 1]`.
+    pub seq_starts: View<'a, u32>,
+    /// Records of the sequences' slots, `[n_seqs]`.
+    pub slots: View<'a, u32>,
+    /// Sequences.
+    pub n_seqs: usize,
+    /// Tokens of the step.
+    pub n_tokens: usize,
+    /// Tokens of the sequence that has most.
+    pub longest: usize,
+}
+
+/// Some neighbouring columns of rows.
+#[derive(Clone, Copy, Debug)]
+pub struct ColumnsView<'a> {
+    /// The rows.
+    pub rows: View<'a, f32>,
+    /// Values of a row.
+    pub row_width: usize,
+    /// The first column.
+    pub first: usize,
+}
+
+impl<'a> ColumnsView<'a> {
+    /// From the first column of the first of `n_rows` rows on, where a row has `width` of them.
+    fn values(self, n_rows: usize, width: usize) -> Result<View<'a, f32>> {
+        if self.first + width > self.row_width {
+            return Err(CudaExecError::Bounds {
+                range: self.first..self.first + width,
+                len: self.row_width,
+            });
+        }
+        self.rows.range(self.first..n_rows * self.row_width)
+    }
+
+    /// Whether four values of a row from a multiple of four on lie at a multiple of 16 bytes.
+    fn is_aligned(self) -> bool {
+        self.row_width.is_multiple_of(4) && self.first.is_multiple_of(4)
+    }
+}
+
+/// The rows that [`Ops::ssm_scan`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct ScanRows<'a> {
+    /// `[n_tokens, n_heads * head_dim]`.
+    pub x: ColumnsView<'a>,
+    /// `[n_tokens, n_groups * n_state]`.
+    pub b: ColumnsView<'a>,
+    /// `[n_tokens, n_groups * n_state]`.
+    pub c: ColumnsView<'a>,
+    /// `[n_tokens, n_heads]`.
+    pub dt: View<'a, f32>,
+}
+
+/// The rows that [`Ops::delta_net`] reads.
+#[derive(Clone, Copy, Debug)]
+pub struct NetRows<'a> {
+    /// Queries, keys and values, `[n_tokens, qkv_width]`.
+    pub qkv: View<'a, f32>,
+    /// `[n_tokens, n_v_heads]`.
+    pub alpha: View<'a, f32>,
+    /// `[n_tokens, n_v_heads]`.
+    pub beta: View<'a, f32>,
+}
+
+/// The lanes that share a channel's state of `len` values, a power of two.
+fn lanes_of(len: usize, lane_len: usize, what: &str) -> Result<usize> {
+    let n_lanes = len.div_ceil(lane_len).max(1).next_power_of_two();
+    if n_lanes <= MAX_LANES {
+        return Ok(n_lanes);
+    }
+    Err(CudaExecError::Unsupported {
+        feature: format!("{what} of {len} values, only of up to {}", MAX_LANES * lane_len),
+    })
+}
+
+impl Ops {
+    /// Loads the kernels of recurrent layers, before any step.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`], or the driver's.
+    pub fn load_recurrence(&mut self) -> Result<()> {
+        self.recurrent = Some(RecurrentKernels::load(&self.device)?);
+        Ok(())
+    }
+
+    fn recurrent(&self) -> &RecurrentKernels {
+        self.recurrent.as_ref().expect("loaded with the states")
+    }
+
+    /// Convolves each sequence's rows; see [`ShortConv`]. `input`, `output`: `[n_tokens, n_channels]`.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Shape`], [`CudaExecError::Bounds`], or the driver's.
+    ///
+    /// # Panics
+    /// When [`Self::load_recurrence`] was not called.
+    pub fn short_conv(
+        &self,
+        conv: &ShortConv<View<'_, f32>>,
+        step: StateRuns<'_>,
+        layer: StateLayerMut<'_>,
+        input: View<'_, f32>,
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let (n_channels, n_taps) = (conv.n_channels, conv.n_taps);
+        if !(2..=16).contains(&n_taps) {
+            return Err(CudaExecError::Unsupported {
+                feature: format!("convolutions of {n_taps} rows, only of 2 to 16"),
+            });
+        }
+        let state_len = n_channels * (n_taps - 1);
+        check_equal("states of a convolution", layer.shape.conv_len, state_len)?;
+        let len = step.n_tokens * n_channels;
+        let args = Args::new()
+            .read(input.range(0..len)?)
+            .read(conv.weight.range(0..n_channels * n_taps)?)
+            .read_or_null(conv.bias.map(|bias| bias.range(0..n_channels)).transpose()?)
+            .count(n_channels)
+            .count(n_taps)
+            .count(usize::from(conv.has_silu))
+            .read(step.seq_starts)
+            .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?)
+            .write(layer.slots)
+            .count(layer.stride)
+            .write(output.range(0..len)?);
+        let grid = [
+            n_channels.div_ceil(CONV_CHANNELS),
+            step.longest.div_ceil(CONV_TOKENS).max(1),
+            step.n_seqs,
+        ];
+        let kernel = self.recurrent().short_conv[usize::from(n_taps > 4)];
+        self.device
+            .launch(kernel, LaunchShape::new(grid, CONV_CHANNELS as u32), &args)
+    }
+
+    /// Runs a state space model over each sequence's rows; see [`SsmScan`]. `output`: `[n_tokens, n_heads * head_dim]`.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] for states of more than 512 values, or as [`Self::short_conv`].
+    ///
+    /// # Panics
+    /// As [`Self::short_conv`].
+    pub fn ssm_scan(
+        &self,
+        scan: &SsmScan<View<'_, f32>>,
+        step: StateRuns<'_>,
+        layer: StateLayerMut<'_>,
+        rows: ScanRows<'_>,
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let (n_heads, n_state) = (scan.n_heads, scan.n_state);
+        let width = n_heads * scan.head_dim;
+        check_equal(
+            "states of a state space model",
+            layer.shape.matrix_len,
+            width * n_state,
+        )?;
+        let is_long = n_state > SHORT_STATE;
+        let lane_len = if is_long { LANE_LEN } else { SHORT_LANE_LEN };
+        let n_lanes = lanes_of(n_state, lane_len, "states")?;
+        let n_tokens = step.n_tokens;
+        let ScanRows { x, b, c, dt } = rows;
+        let group_width = scan.n_groups * n_state;
+        let is_aligned = n_state.is_multiple_of(4) && b.is_aligned() && c.is_aligned();
+        let n_decays = if scan.has_own_decays {
+            n_state * n_heads
+        } else {
+            n_heads
+        };
+        let args = Args::new()
+            .read(x.values(n_tokens, width)?)
+            .count(x.row_width)
+            .read(b.values(n_tokens, group_width)?)
+            .count(b.row_width)
+            .read(c.values(n_tokens, group_width)?)
+            .count(c.row_width)
+            .read(dt.range(0..n_tokens * n_heads)?)
+            .count(n_heads)
+            .count(scan.head_dim)
+            .count(scan.n_groups)
+            .count(n_state)
+            .count(n_lanes)
+            .count(usize::from(is_aligned))
+            .read(scan.a.range(0..n_decays)?)
+            .read(scan.skip.range(0..n_heads)?)
+            .read(scan.dt_bias.range(0..n_heads)?)
+            .read(step.seq_starts)
+            .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?)
+            .write(layer.slots)
+            .count(layer.stride)
+            .count(layer.matrix_start)
+            .write(output.range(0..n_tokens * width)?);
+        let grid = [width.div_ceil(THREADS / n_lanes), step.n_seqs, 1];
+        let kernel = self.recurrent().ssm_scan[usize::from(scan.has_own_decays)][usize::from(is_long)];
+        self.device
+            .launch(kernel, LaunchShape::new(grid, THREADS as u32), &args)
+    }
+
+    /// Runs the gated delta rule over each sequence's rows; see [`DeltaNet`]. `output`: `[n_tokens, n_v_heads * head_dim_v]`.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] for keys of more than 512 values, or as [`Self::short_conv`].
+    ///
+    /// # Panics
+    /// As [`Self::short_conv`].
+    pub fn delta_net(
+        &self,
+        net: &DeltaNet<View<'_, f32>>,
+        step: StateRuns<'_>,
+        layer: StateLayerMut<'_>,
+        rows: NetRows<'_>,
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let (n_v_heads, dim_k, dim_v) = (net.n_v_heads, net.head_dim_k, net.head_dim_v);
+        let n_values = n_v_heads * dim_v;
+        check_equal("states of a delta rule", layer.shape.matrix_len, n_values * dim_k)?;
+        let n_lanes = lanes_of(dim_k, LANE_LEN, "keys of a delta rule")?;
+        let n_tokens = step.n_tokens;
+        let args = Args::new()
+            .read(rows.qkv.range(0..n_tokens * net.qkv_width())?)
+            .read(rows.alpha.range(0..n_tokens * n_v_heads)?)
+            .read(rows.beta.range(0..n_tokens * n_v_heads)?)
+            .count(net.n_k_heads)
+            .count(n_v_heads)
+            .count(dim_k)
+            .count(dim_v)
+            .count(usize::from(net.key_heads == KeyHeads::Tiled))
+            .count(n_lanes)
+            .read(net.a.range(0..n_v_heads)?)
+            .read(net.dt_bias.range(0..n_v_heads)?)
+            .read(step.seq_starts)
+            .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?)
+            .write(layer.slots)
+            .count(layer.stride)
+            .count(layer.matrix_start)
+            .write(output.range(0..n_tokens * n_values)?);
+        let n_blocks = n_v_heads * dim_v.div_ceil(THREADS / n_lanes);
+        let shared_bytes = NET_TOKENS * 2 * LANE_LEN * n_lanes * size_of::<f32>();
+        let shape =
+            LaunchShape::new([n_blocks, step.n_seqs, 1], THREADS as u32).with_shared_bytes(shared_bytes);
+        self.device.launch(self.recurrent().delta_net, shape, &args)
+    }
+}

@@ -1,0 +1,104 @@
+//! [`StateSlots`]: the recurrent memory of every sequence, in slots on the device.
+//!
+//! Separate from the KV store because a state is rewritten at every token and never moves: a step reads one slot and writes
+//! another, as its inputs say. A layer is one array of slots; a slot has the rows of its convolution, then its matrices, each padded
+//! so that both are aligned for the widest loads (`kernels/states.cuh`). Invariant: what [`StateSlots::slot_bytes`] says is what a
+//! slot takes, to the byte.
+
+use tokenmill_backend::{SeqState, StateLayerShape, StateLayout};
+
+use crate::{Buffer, Device, ViewMut, error::Result};
+
+/// Parts of a slot have a multiple of these values: 256 bytes.
+const PART_LEN: usize = 64;
+
+/// Words of the record that tells kernels where a sequence's state is.
+pub const SLOT_RECORD_WORDS: usize = 4;
+/// In a record: no slot, no token.
+pub(crate) const NO_SLOT: u32 = u32::MAX;
+
+/// The record of a sequence whose first token in the step is `first_token`, at `first_position` of the sequence.
+pub(crate) fn slot_record(
+    state: SeqState,
+    first_token: u32,
+    first_position: u32,
+) -> [u32; SLOT_RECORD_WORDS] {
+    let from = if first_position == 0 { NO_SLOT } else { state.from };
+    let [save_after, save] = state.save.map_or([NO_SLOT; 2], |save| {
+        [first_token + (save.n_tokens - 1 - first_position), save.slot]
+    });
+    [from, state.to, save_after, save]
+}
+
+/// States of all layers.
+#[derive(Debug)]
+pub struct StateSlots {
+    layers: Vec<Layer>,
+}
+
+#[derive(Debug)]
+struct Layer {
+    slots: Buffer<f32>,
+    shape: StateLayerShape,
+}
+
+/// A layer's states, to write.
+#[derive(Debug)]
+pub struct StateLayerMut<'a> {
+    pub(crate) slots: ViewMut<'a, f32>,
+    pub(crate) shape: StateLayerShape,
+    /// Values of a slot.
+    pub(crate) stride: usize,
+    /// Where a slot's matrices begin.
+    pub(crate) matrix_start: usize,
+}
+
+/// Values of a slot's two parts.
+fn part_lens(shape: StateLayerShape) -> [usize; 2] {
+    // A length beyond counting is refused by the plan, which adds up to more than there is.
+    [shape.conv_len, shape.matrix_len].map(|len| len.checked_next_multiple_of(PART_LEN).unwrap_or(usize::MAX))
+}
+
+fn slot_len(shape: StateLayerShape) -> usize {
+    let [conv_len, matrix_len] = part_lens(shape);
+    conv_len.saturating_add(matrix_len)
+}
+
+impl StateSlots {
+    /// Allocates the slots. They hold nothing: a sequence begins without reading its slot.
+    ///
+    /// # Errors
+    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory), or the driver's.
+    pub fn new(device: &Device, layout: &StateLayout) -> Result<Self> {
+        let layers = layout.layers.iter().map(|&shape| {
+            let len = slot_len(shape).saturating_mul(layout.n_states);
+            Ok(Layer {
+                slots: device.alloc("recurrent states", len)?,
+                shape,
+            })
+        });
+        Ok(Self {
+            layers: layers.collect::<Result<_>>()?,
+        })
+    }
+
+    /// Bytes of a slot, all layers.
+    pub fn slot_bytes(layout: &StateLayout) -> usize {
+        (layout.layers.iter())
+            .map(|&shape| slot_len(shape))
+            .fold(0, usize::saturating_add)
+            .saturating_mul(size_of::<f32>())
+    }
+
+    /// A layer, to write.
+    pub fn layer_mut(&mut self, state_idx: usize) -> StateLayerMut<'_> {
+        let layer = &mut self.layers[state_idx];
+        let [matrix_start, _] = part_lens(layer.shape);
+        StateLayerMut {
+            slots: layer.slots.view_mut(),
+            shape: layer.shape,
+            stride: slot_len(layer.shape),
+            matrix_start,
+        }
+    }
+}

@@ -1,0 +1,458 @@
+//! The recurrent layers: outputs, states and snapshots of ragged steps, and the same bits whatever the steps are.
+
+use tokenmill_ptx_sim::{Arguments, DevicePtr};
+use tokenmill_testkit::Random;
+
+use crate::bench::{NULL, Sim};
+
+const NO_SLOT: u32 = u32::MAX;
+/// Slots of each sequence: two for its state, one for a snapshot, one that nothing touches.
+const SLOTS: usize = 4;
+/// Room for rounding in f32: states add up over some forty tokens.
+const TOLERANCE: f64 = 2e-5;
+
+/// What a launch is told about its sequences.
+struct Step {
+    /// Rows of the inputs that the step has, sequence after sequence.
+    tokens: Vec<usize>,
+    seq_starts: Vec<u32>,
+    records: Vec<[u32; 4]>,
+}
+
+impl Step {
+    fn new() -> Self {
+        Self {
+            tokens: Vec::new(),
+            seq_starts: vec![0],
+            records: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, tokens: std::ops::Range<usize>, from: u32, to: u32, save: Option<(usize, u32)>) {
+        let first = self.tokens.len();
+        let [after, slot] = save.map_or([NO_SLOT; 2], |(at, slot)| [(first + at) as u32, slot]);
+        self.tokens.extend(tokens);
+        self.seq_starts.push(self.tokens.len() as u32);
+        self.records.push([from, to, after, slot]);
+    }
+
+    fn n_seqs(&self) -> usize {
+        self.records.len()
+    }
+
+    fn longest(&self) -> usize {
+        let lens = self.seq_starts.windows(2).map(|pair| pair[1] - pair[0]);
+        lens.max().unwrap_or(0) as usize
+    }
+
+    /// Rows of the outputs: a sequence that pads the step has one too.
+    fn n_rows(&self) -> usize {
+        self.tokens.len().max(self.n_seqs())
+    }
+
+    /// The step's rows of an input.
+    fn rows(&self, sim: &mut Sim, input: &[f32], width: usize) -> DevicePtr {
+        let rows = |&token: &usize| input[token * width..][..width].iter().copied();
+        sim.f32s(&self.tokens.iter().flat_map(rows).collect::<Vec<_>>())
+    }
+
+    fn device(&self, sim: &mut Sim) -> [DevicePtr; 2] {
+        [sim.u32s(&self.seq_starts), sim.u32s(self.records.as_flattened())]
+    }
+}
+
+/// A recurrent layer under test.
+struct Layer<'a> {
+    name: String,
+    /// Values of an output row and of a sequence's state, and where in a slot of how many values that is.
+    out_width: usize,
+    state_len: usize,
+    state_start: usize,
+    stride: usize,
+    /// Launches the kernel: the step, the slots, the outputs.
+    launch: &'a dyn Fn(&mut Sim, &Step, DevicePtr, DevicePtr),
+    /// One token by its formula.
+    token: &'a dyn Fn(&mut [f64], usize) -> Vec<f64>,
+}
+
+impl Layer<'_> {
+    fn check(&self, random: &mut Random) {
+        self.check_step(random, &[5, 1, 40, 3]);
+        self.check_step(random, &[1, 1, 0]);
+        self.check_step(random, &[34]);
+        self.check_company(random);
+    }
+
+    /// Plays the step in f64 from the slots' values, and compares outputs and slots.
+    fn check_step(&self, random: &mut Random, lens: &[usize]) {
+        let n_slots = lens.len() * SLOTS;
+        let before = random.values(n_slots * self.stride);
+        let mut step = Step::new();
+        let mut first = 0;
+        for (seq_idx, &len) in lens.iter().enumerate() {
+            let slot = (seq_idx * SLOTS) as u32;
+            if len == 0 {
+                step.push(0..0, NO_SLOT, NO_SLOT, None);
+                continue;
+            }
+            let from = if random.below(3) == 0 { NO_SLOT } else { slot };
+            let to = slot + random.below(2) as u32;
+            let save = (random.below(3) > 0).then(|| (random.below(len), slot + 2));
+            step.push(first..first + len, from, to, save);
+            first += len;
+        }
+        let mut expected_slots: Vec<f64> = before.iter().map(|&x| f64::from(x)).collect();
+        let mut expected = Vec::new();
+        for (record, bounds) in step.records.iter().zip(step.seq_starts.windows(2)) {
+            let [from, to, after, save] = *record;
+            let part = |slot: u32| {
+                let start = slot as usize * self.stride + self.state_start;
+                start..start + self.state_len
+            };
+            let mut state = match from {
+                NO_SLOT => vec![0.0; self.state_len],
+                _ => expected_slots[part(from)].to_vec(),
+            };
+            if bounds[0] == bounds[1] {
+                expected.extend(vec![0.0; self.out_width]);
+                continue;
+            }
+            for at in bounds[0]..bounds[1] {
+                expected.extend((self.token)(&mut state, step.tokens[at as usize]));
+                if at == after {
+                    expected_slots[part(save)].copy_from_slice(&state);
+                }
+            }
+            expected_slots[part(to)].copy_from_slice(&state);
+        }
+        let mut sim = Sim::new();
+        let slots = sim.f32s(&before);
+        let y = sim.room(expected.len() * 4);
+        (self.launch)(&mut sim, &step, slots, y);
+        self.assert_close("outputs", &sim.read_f32s(y, expected.len()), &expected);
+        self.assert_close("slots", &sim.read_f32s(slots, before.len()), &expected_slots);
+    }
+
+    /// A sequence gets the same bits in one step among others and token by token alone.
+    fn check_company(&self, random: &mut Random) {
+        let n_tokens = 37;
+        let before = random.values(2 * SLOTS * self.stride);
+        let mut sim = Sim::new();
+        let slots = sim.f32s(&before);
+        let mut step = Step::new();
+        step.push(40..43, 0, 1, None);
+        step.push(0..n_tokens, 4, 4, None);
+        let y = sim.room(step.n_rows() * self.out_width * 4);
+        (self.launch)(&mut sim, &step, slots, y);
+        let together = sim.read_f32s(y, step.n_rows() * self.out_width)[3 * self.out_width..].to_vec();
+        let state_together = sim.read_f32s(slots, before.len())[4 * self.stride..].to_vec();
+
+        let slots = sim.f32s(&before);
+        let (mut alone, mut at) = (Vec::new(), 0);
+        while at < n_tokens {
+            let len = [1, 1, 4, 9][random.below(4)].min(n_tokens - at);
+            let mut step = Step::new();
+            step.push(at..at + len, 4, 4, None);
+            let y = sim.room(len * self.out_width * 4);
+            (self.launch)(&mut sim, &step, slots, y);
+            alone.extend(sim.read_f32s(y, len * self.out_width));
+            at += len;
+        }
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(&alone), bits(&together), "{}", self.name);
+        let state_alone = sim.read_f32s(slots, before.len())[4 * self.stride..].to_vec();
+        assert_eq!(bits(&state_alone), bits(&state_together), "{}", self.name);
+    }
+
+    #[track_caller]
+    fn assert_close(&self, what: &str, found: &[f32], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (index, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+            let error = (f64::from(found) - expected).abs();
+            assert!(
+                error <= TOLERANCE * (1.0 + expected.abs()),
+                "{}: {what}: element {index} is {found}, expected {expected}",
+                self.name
+            );
+        }
+    }
+}
+
+const N_TOKENS: usize = 64;
+
+fn f64s(values: &[f32]) -> Vec<f64> {
+    values.iter().map(|&x| f64::from(x)).collect()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn softplus(x: f64) -> f64 {
+    x.exp().ln_1p()
+}
+
+#[test]
+fn convolutions_reach_into_states_and_keep_them() {
+    for (n_channels, n_taps, has_bias, has_silu) in [
+        (1, 2, false, false),
+        (130, 3, false, false),
+        (64, 4, true, true),
+        (70, 5, true, false),
+        (9, 16, false, true),
+    ] {
+        let mut random = Random::new(n_channels as u64);
+        let x = random.values(N_TOKENS * n_channels);
+        let weight = random.values(n_channels * n_taps);
+        let bias = random.values(n_channels);
+        let n_past = n_taps - 1;
+        let stride = (n_channels * n_past).next_multiple_of(64);
+        let (x64, w64, bias64) = (f64s(&x), f64s(&weight), f64s(&bias));
+        Layer {
+            name: format!("{n_channels} channels, {n_taps} taps"),
+            out_width: n_channels,
+            state_len: n_channels * n_past,
+            state_start: 0,
+            stride,
+            launch: &|sim, step, slots, y| {
+                let input = step.rows(sim, &x, n_channels);
+                let [seq_starts, records] = step.device(sim);
+                let arguments = Arguments::new()
+                    .ptr(input)
+                    .ptr(sim.f32s(&weight))
+                    .ptr(if has_bias { sim.f32s(&bias) } else { NULL })
+                    .i32(n_channels as i32)
+                    .i32(n_taps as i32)
+                    .i32(i32::from(has_silu))
+                    .ptr(seq_starts)
+                    .ptr(records)
+                    .ptr(slots)
+                    .i32(stride as i32)
+                    .ptr(y);
+                let grid = [
+                    n_channels.div_ceil(128),
+                    step.longest().div_ceil(32),
+                    step.n_seqs(),
+                ];
+                let kernel = if n_taps > 4 {
+                    "short_conv_t16"
+                } else {
+                    "short_conv_t4"
+                };
+                sim.launch("short_conv", kernel, grid, 128, 0, &arguments);
+            },
+            token: &|state, token| {
+                let row = &x64[token * n_channels..][..n_channels];
+                let out = (0..n_channels).map(|c| {
+                    let past = (0..n_past).map(|i| state[i * n_channels + c]).chain([row[c]]);
+                    let sum: f64 = past.zip(&w64[c * n_taps..]).map(|(x, w)| x * w).sum();
+                    let sum = sum + if has_bias { bias64[c] } else { 0.0 };
+                    if has_silu { sum * sigmoid(sum) } else { sum }
+                });
+                let out: Vec<f64> = out.collect();
+                state.rotate_left(n_channels);
+                state[(n_past - 1) * n_channels..].copy_from_slice(row);
+                out
+            },
+        }
+        .check(&mut random);
+    }
+}
+
+#[test]
+fn state_space_models_scan_their_tokens() {
+    // Heads, their width, groups, width of the state, decays of each index, and further columns before each of the rows.
+    for (n_heads, head_dim, n_groups, n_state, has_own_decays, gap) in [
+        (4, 16, 1, 20, false, 0),
+        (6, 12, 2, 8, false, 1),
+        (3, 64, 1, 128, false, 4),
+        (2, 8, 2, 33, false, 0),
+        (72, 1, 1, 16, true, 0),
+        (40, 1, 1, 7, true, 0),
+        (8, 1, 1, 40, true, 0),
+    ] {
+        let mut random = Random::new(n_state as u64);
+        let (width, group_width) = (n_heads * head_dim, n_groups * n_state);
+        let row_width = width + 2 * group_width + 3 * gap;
+        let [x_start, b_start, c_start] = [gap, width + 2 * gap, width + group_width + 3 * gap];
+        let xbc = random.values(N_TOKENS * row_width);
+        let dt = random.values(N_TOKENS * n_heads);
+        let a: Vec<f32> = random
+            .values(if has_own_decays {
+                n_state * n_heads
+            } else {
+                n_heads
+            })
+            .iter()
+            .map(|a| -a.abs() - 0.1)
+            .collect();
+        let (skip, dt_bias) = (random.values(n_heads), random.values(n_heads));
+        let (state_start, stride) = (64, 64 + (width * n_state).next_multiple_of(64));
+        let is_long = n_state > 32;
+        let lane_len = if is_long { 16 } else { 4 };
+        let lanes = usize::next_power_of_two(n_state.div_ceil(lane_len));
+        let is_aligned = [n_state, row_width, b_start, c_start]
+            .iter()
+            .all(|n| n.is_multiple_of(4));
+        let kernel = match (has_own_decays, is_long) {
+            (false, false) => "ssm_scan_r4",
+            (false, true) => "ssm_scan_r16",
+            (true, false) => "ssm_scan_own_r4",
+            (true, true) => "ssm_scan_own_r16",
+        };
+        Layer {
+            name: format!("{n_heads} heads of {head_dim}, states of {n_state}"),
+            out_width: width,
+            state_len: width * n_state,
+            state_start,
+            stride,
+            launch: &|sim, step, slots, y| {
+                let rows = step.rows(sim, &xbc, row_width);
+                let dt = step.rows(sim, &dt, n_heads);
+                let [seq_starts, records] = step.device(sim);
+                let at = |start: usize| DevicePtr(rows.0 + 4 * start as u64);
+                let arguments = Arguments::new()
+                    .ptr(at(x_start))
+                    .i32(row_width as i32)
+                    .ptr(at(b_start))
+                    .i32(row_width as i32)
+                    .ptr(at(c_start))
+                    .i32(row_width as i32)
+                    .ptr(dt)
+                    .i32(n_heads as i32)
+                    .i32(head_dim as i32)
+                    .i32(n_groups as i32)
+                    .i32(n_state as i32)
+                    .i32(lanes as i32)
+                    .i32(i32::from(is_aligned))
+                    .ptr(sim.f32s(&a))
+                    .ptr(sim.f32s(&skip))
+                    .ptr(sim.f32s(&dt_bias))
+                    .ptr(seq_starts)
+                    .ptr(records)
+                    .ptr(slots)
+                    .i32(stride as i32)
+                    .i32(state_start as i32)
+                    .ptr(y);
+                let grid = [width.div_ceil(256 / lanes), step.n_seqs(), 1];
+                sim.launch("ssm_scan", kernel, grid, 256, 0, &arguments);
+            },
+            token: &|state, token| {
+                let row = f64s(&xbc[token * row_width..][..row_width]);
+                let channel = |channel: usize| {
+                    let head = channel / head_dim;
+                    let group = head / (n_heads / n_groups) * n_state;
+                    let dt = softplus(f64::from(dt[token * n_heads + head]) + f64::from(dt_bias[head]));
+                    let x = row[x_start + channel];
+                    let state = &mut state[channel * n_state..][..n_state];
+                    let mut y = f64::from(skip[head]) * x;
+                    for (n, value) in state.iter_mut().enumerate() {
+                        let a = a[if has_own_decays { n * n_heads + head } else { head }];
+                        *value = (dt * f64::from(a)).exp() * *value + dt * x * row[b_start + group + n];
+                        y += row[c_start + group + n] * *value;
+                    }
+                    y
+                };
+                (0..width).map(channel).collect()
+            },
+        }
+        .check(&mut random);
+    }
+}
+
+#[test]
+fn delta_rules_recall_and_correct() {
+    for (n_k_heads, n_v_heads, dim_k, dim_v, is_tiled) in [
+        (2, 4, 12, 16, false),
+        (2, 4, 12, 6, true),
+        (1, 2, 128, 40, false),
+        (2, 2, 30, 9, false),
+        (1, 1, 260, 8, false),
+    ] {
+        let mut random = Random::new(dim_k as u64);
+        let (qk_width, v_width) = (n_k_heads * dim_k, n_v_heads * dim_v);
+        let qkv_width = 2 * qk_width + v_width;
+        let qkv = random.values(N_TOKENS * qkv_width);
+        let (alpha, beta) = (
+            random.values(N_TOKENS * n_v_heads),
+            random.values(N_TOKENS * n_v_heads),
+        );
+        let a: Vec<f32> = random.values(n_v_heads).iter().map(|a| -a.abs()).collect();
+        let dt_bias = random.values(n_v_heads);
+        let (state_start, stride) = (128, 128 + (v_width * dim_k).next_multiple_of(64));
+        let lanes = usize::next_power_of_two(dim_k.div_ceil(16));
+        Layer {
+            name: format!("{n_v_heads} heads of {dim_v}, keys of {dim_k}"),
+            out_width: v_width,
+            state_len: v_width * dim_k,
+            state_start,
+            stride,
+            launch: &|sim, step, slots, y| {
+                let rows = step.rows(sim, &qkv, qkv_width);
+                let (alpha, beta) = (
+                    step.rows(sim, &alpha, n_v_heads),
+                    step.rows(sim, &beta, n_v_heads),
+                );
+                let [seq_starts, records] = step.device(sim);
+                let arguments = Arguments::new()
+                    .ptr(rows)
+                    .ptr(alpha)
+                    .ptr(beta)
+                    .i32(n_k_heads as i32)
+                    .i32(n_v_heads as i32)
+                    .i32(dim_k as i32)
+                    .i32(dim_v as i32)
+                    .i32(i32::from(is_tiled))
+                    .i32(lanes as i32)
+                    .ptr(sim.f32s(&a))
+                    .ptr(sim.f32s(&dt_bias))
+                    .ptr(seq_starts)
+                    .ptr(records)
+                    .ptr(slots)
+                    .i32(stride as i32)
+                    .i32(state_start as i32)
+                    .ptr(y);
+                let grid = [n_v_heads * dim_v.div_ceil(256 / lanes), step.n_seqs(), 1];
+                let shared_bytes = 8 * 2 * 16 * lanes * 4;
+                sim.launch("delta_net", "delta_net", grid, 256, shared_bytes, &arguments);
+            },
+            token: &|state, token| {
+                let row = f64s(&qkv[token * qkv_width..][..qkv_width]);
+                let unit = |start: usize| -> Vec<f64> {
+                    let x = &row[start..start + dim_k];
+                    let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+                    x.iter().map(|x| x / length).collect()
+                };
+                let mut out = Vec::new();
+                for head in 0..n_v_heads {
+                    let key_head = if is_tiled {
+                        head % n_k_heads
+                    } else {
+                        head / (n_v_heads / n_k_heads)
+                    };
+                    let (q, k) = (unit(key_head * dim_k), unit(qk_width + key_head * dim_k));
+                    let gate = token * n_v_heads + head;
+                    let alpha = f64::from(alpha[gate]) + f64::from(dt_bias[head]);
+                    let decay = (f64::from(a[head]) * softplus(alpha)).exp();
+                    let rate = sigmoid(f64::from(beta[gate]));
+                    for j in 0..dim_v {
+                        let column = head * dim_v + j;
+                        let state = &mut state[column * dim_k..][..dim_k];
+                        for value in state.iter_mut() {
+                            *value *= decay;
+                        }
+                        let recalled: f64 = state.iter().zip(&k).map(|(s, k)| s * k).sum();
+                        let change = rate * (row[2 * qk_width + column] - recalled);
+                        for (value, k) in state.iter_mut().zip(&k) {
+                            *value += k * change;
+                        }
+                        let answer: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
+                        out.push(answer / (dim_k as f64).sqrt());
+                    }
+                }
+                out
+            },
+        }
+        .check(&mut random);
+    }
+}
