@@ -25,8 +25,8 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Activation, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
     ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob, MemoryPlan, NetworkShape,
-    Norm, PageCopy, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, StateLayout, StepOutput,
-    StepShape, StepTrace, Temperature,
+    Norm, PageCopy, PageGroup, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, StateLayout,
+    StepOutput, StepShape, StepTrace, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -115,12 +115,12 @@ pub trait Backend: ExpertOperations + LatentOperations + LayerOperations + Recur
     /// A device error of that step.
     fn read(&mut self, output: &mut StepOutput) -> Result<(), BackendError>;
 
-    /// Copies whole KV pages in order, after the steps begun before and ahead of those begun later. The pages are in
+    /// Copies whole KV pages of a group in order, after the steps begun before and ahead of those begun later. The pages are in
     /// range.
     ///
     /// # Errors
     /// A device error.
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError>;
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError>;
 
     /// Looks up the step's tokens: `output[t] = scale * table[tokens[t]]`, `[T, n_embd]`.
     fn embed(

@@ -5,7 +5,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::SamplingParams;
+use crate::{PageGroup, SamplingParams};
 
 /// Tokens in one page of KV memory.
 pub const PAGE_TOKENS: usize = 16;
@@ -58,6 +58,8 @@ pub struct SampleRow {
 /// | `seq_starts` | `[S + 1]` | tokens of sequence `s` are `seq_starts[s]..seq_starts[s + 1]` |
 /// | `page_starts` | `[S + 1]` | pages of sequence `s` are `pages[page_starts[s]..page_starts[s + 1]]` |
 /// | `pages` | ragged | entry `p` of a sequence holds its positions `p * PAGE_TOKENS ..` |
+/// | `window_slots` | `[T]` | as `slots`, of the layers with a window where these are a group of their own; else empty |
+/// | `window_pages` | ragged | as `pages`, likewise |
 /// | `logit_rows` | `[L]` | token indices whose logits are wanted, ascending |
 /// | `outputs` | `[L]` | what is wanted of each |
 /// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
@@ -79,6 +81,10 @@ pub struct ForwardBatch {
     pub page_starts: Vec<u32>,
     /// Page tables of all sequences, one after the other.
     pub pages: Vec<u32>,
+    /// KV slots of the group [`PageGroup::Window`], `[T]`; empty where there is one group.
+    pub window_slots: Vec<u32>,
+    /// Page tables of the group [`PageGroup::Window`], divided as `pages` are; empty where there is one group.
+    pub window_pages: Vec<u32>,
     /// Token indices whose logits are wanted, `[L]`.
     pub logit_rows: Vec<u32>,
     /// What is wanted of each logit row, `[L]`.
@@ -139,6 +145,8 @@ impl ForwardBatch {
         self.seq_starts.clear();
         self.page_starts.clear();
         self.pages.clear();
+        self.window_slots.clear();
+        self.window_pages.clear();
         self.logit_rows.clear();
         self.outputs.clear();
         self.hidden_rows.clear();
@@ -156,6 +164,8 @@ impl ForwardBatch {
             seq_starts,
             page_starts,
             pages,
+            window_slots,
+            window_pages,
             logit_rows,
             outputs,
             hidden_rows,
@@ -169,6 +179,8 @@ impl ForwardBatch {
         seq_starts.clone_from(&other.seq_starts);
         page_starts.clone_from(&other.page_starts);
         pages.clone_from(&other.pages);
+        window_slots.clone_from(&other.window_slots);
+        window_pages.clone_from(&other.window_pages);
         logit_rows.clone_from(&other.logit_rows);
         outputs.clone_from(&other.outputs);
         hidden_rows.clone_from(&other.hidden_rows);
@@ -193,17 +205,27 @@ impl ForwardBatch {
             self.page_starts.push(0);
         }
         for (position, token) in (first_position..).zip(tokens) {
-            let page = pages[position as usize / PAGE_TOKENS];
-            let slot = page
-                .wrapping_mul(PAGE_TOKENS as u32)
-                .wrapping_add(position % PAGE_TOKENS as u32);
             self.tokens.push(token);
             self.positions.push(position);
-            self.slots.push(slot);
+            self.slots.push(slot_of(pages, position));
         }
         self.pages.extend_from_slice(pages);
         self.seq_starts.push(self.tokens.len() as u32);
         self.page_starts.push(self.pages.len() as u32);
+    }
+
+    /// Gives the newest sequence its pages of the layers with a window, where these are a group of their own: as many as
+    /// [`Self::push_sequence`] was given.
+    ///
+    /// # Panics
+    /// Where there is no sequence, or the table has another length.
+    pub fn push_window_pages(&mut self, pages: &[u32]) {
+        let newest = self.n_seqs().checked_sub(1).expect("a batch with a sequence");
+        assert_eq!(pages.len(), self.pages_of(newest).len(), "pages of both groups");
+        let positions = &self.positions[self.tokens_of(newest)];
+        self.window_slots
+            .extend(positions.iter().map(|&position| slot_of(pages, position)));
+        self.window_pages.extend_from_slice(pages);
     }
 
     /// Asks for the logits of the newest token; call it after [`Self::push_sequence`].
@@ -233,7 +255,28 @@ impl ForwardBatch {
 
     /// The page table of sequence `seq_idx`.
     pub fn pages_of(&self, seq_idx: usize) -> &[u32] {
-        &self.pages[self.page_starts[seq_idx] as usize..self.page_starts[seq_idx + 1] as usize]
+        self.table_of(seq_idx, PageGroup::Main)
+    }
+
+    /// KV slots of a group, `[T]`.
+    pub fn slots_in(&self, group: PageGroup) -> &[u32] {
+        match group {
+            PageGroup::Main => &self.slots,
+            PageGroup::Window => &self.window_slots,
+        }
+    }
+
+    /// Page tables of a group, which [`Self::page_starts`] divides.
+    pub fn pages_in(&self, group: PageGroup) -> &[u32] {
+        match group {
+            PageGroup::Main => &self.pages,
+            PageGroup::Window => &self.window_pages,
+        }
+    }
+
+    /// The page table of sequence `seq_idx` in a group.
+    pub fn table_of(&self, seq_idx: usize, group: PageGroup) -> &[u32] {
+        &self.pages_in(group)[self.page_starts[seq_idx] as usize..self.page_starts[seq_idx + 1] as usize]
     }
 
     /// Tokens that sequence `seq_idx` has in the KV store once the step is done.
@@ -242,6 +285,13 @@ impl ForwardBatch {
             .next_back()
             .map_or(0, |last| self.positions[last] as usize + 1)
     }
+}
+
+/// The slot of a position, given the sequence's page table.
+fn slot_of(pages: &[u32], position: u32) -> u32 {
+    let page = pages[position as usize / PAGE_TOKENS];
+    page.wrapping_mul(PAGE_TOKENS as u32)
+        .wrapping_add(position % PAGE_TOKENS as u32)
 }
 
 #[cfg(test)]
@@ -257,5 +307,13 @@ mod tests {
         assert_eq!(batch.slots[17], 5 * 16 + 1);
         assert_eq!(batch.slots[18], 2 * 16);
         assert_eq!((batch.context_len(0), batch.context_len(1)), (18, 17));
+        batch.clear();
+        batch.push_sequence([TokenSource::Id(7)], 33, &[9, 8, 7]);
+        batch.push_window_pages(&[ForwardBatch::UNMAPPED_PAGE, 1, 0]);
+        assert_eq!((batch.slots[0], batch.window_slots[0]), (7 * 16 + 1, 1));
+        assert_eq!(
+            batch.table_of(0, PageGroup::Window),
+            [ForwardBatch::UNMAPPED_PAGE, 1, 0]
+        );
     }
 }

@@ -43,6 +43,13 @@ impl ForwardBatch {
         };
         same_len("positions", self.positions.len(), n_tokens)?;
         same_len("slots", self.slots.len(), n_tokens)?;
+        let n_in_window = |n: usize| limits.window_group.map_or(0, |_| n);
+        same_len("window_slots", self.window_slots.len(), n_in_window(n_tokens))?;
+        same_len(
+            "window_pages",
+            self.window_pages.len(),
+            n_in_window(self.pages.len()),
+        )?;
         same_len("outputs", self.outputs.len(), self.logit_rows.len())?;
         same_len("page_starts", self.page_starts.len(), self.seq_starts.len())?;
         check_offsets("seq_starts", &self.seq_starts, n_tokens)?;
@@ -92,7 +99,6 @@ impl ForwardBatch {
 
     fn validate_sequence(&self, seq_idx: usize, limits: &ExecutorLimits) -> Result<(), BatchError> {
         let tokens = self.tokens_of(seq_idx);
-        let pages = self.pages_of(seq_idx);
         if tokens.is_empty() {
             return Err(BatchError::EmptySequence { seq_idx });
         }
@@ -105,27 +111,30 @@ impl ForwardBatch {
                 maximum: limits.n_ctx,
             });
         }
-        // The oldest position that any of the step's tokens may still look at.
-        let oldest_visible = limits
-            .kv_window
-            .map_or(0, |window| (first_position + 1).saturating_sub(window));
-        for page_idx in oldest_visible / PAGE_TOKENS..context_len.div_ceil(PAGE_TOKENS) {
-            match pages.get(page_idx) {
-                Some(&page) if (page as usize) < limits.n_pages => {}
-                found => {
-                    return Err(BatchError::Page {
-                        seq_idx,
-                        page_idx,
-                        found: found.copied(),
-                    });
+        for (group, group_limits) in limits.groups() {
+            let pages = self.table_of(seq_idx, group);
+            // The oldest position that any of the step's tokens may still look at.
+            let oldest_visible =
+                (group_limits.window).map_or(0, |window| (first_position + 1).saturating_sub(window));
+            for page_idx in oldest_visible / PAGE_TOKENS..context_len.div_ceil(PAGE_TOKENS) {
+                match pages.get(page_idx) {
+                    Some(&page) if (page as usize) < group_limits.n_pages => {}
+                    found => {
+                        return Err(BatchError::Page {
+                            seq_idx,
+                            page_idx,
+                            found: found.copied(),
+                        });
+                    }
                 }
             }
-        }
-        for (offset, token_idx) in tokens.enumerate() {
-            let position = first_position + offset;
-            let slot = pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS;
-            if self.positions[token_idx] as usize != position || self.slots[token_idx] as usize != slot {
-                return Err(BatchError::Placement { token_idx });
+            let slots = self.slots_in(group);
+            for (offset, token_idx) in tokens.clone().enumerate() {
+                let position = first_position + offset;
+                let slot = pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS;
+                if self.positions[token_idx] as usize != position || slots[token_idx] as usize != slot {
+                    return Err(BatchError::Placement { token_idx });
+                }
             }
         }
         Ok(())
@@ -345,7 +354,7 @@ pub enum BatchError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Pooling, StateSave};
+    use crate::{Pooling, StateSave, WindowGroup};
 
     fn limits() -> ExecutorLimits {
         ExecutorLimits {
@@ -358,6 +367,7 @@ mod tests {
             max_batch_seqs: 4,
             max_logit_rows: 4,
             kv_window: None,
+            window_group: None,
             pooling: None,
             is_encoder: false,
             n_states: 0,
@@ -452,6 +462,53 @@ mod tests {
             ),
             Ok(())
         );
+    }
+
+    #[test]
+    fn a_group_of_windowed_layers_has_tables_of_its_own() {
+        let limits = ExecutorLimits {
+            window_group: Some(WindowGroup {
+                window: 20,
+                n_pages: 3,
+                n_host_pages: 0,
+            }),
+            ..limits()
+        };
+        let batch = |main: &[u32], window: &[u32]| {
+            let mut batch = ForwardBatch::default();
+            batch.push_sequence([TokenSource::Id(1)], 40, main);
+            batch.push_window_pages(window);
+            batch
+        };
+        let unmapped = ForwardBatch::UNMAPPED_PAGE;
+        assert_eq!(batch(&[5, 6, 7], &[unmapped, 2, 0]).validate(&limits, 0), Ok(()));
+        let page = |page_idx, found| {
+            Err(BatchError::Page {
+                seq_idx: 0,
+                page_idx,
+                found: Some(found),
+            })
+        };
+        // The other layers still see the first page, and the small pool has no page 3.
+        let found = batch(&[unmapped, 6, 7], &[unmapped, 2, 0]).validate(&limits, 0);
+        assert_eq!(found, page(0, unmapped));
+        let found = batch(&[5, 6, 7], &[unmapped, 3, 0]).validate(&limits, 0);
+        assert_eq!(found, page(1, 3));
+        let mut moved = batch(&[5, 6, 7], &[unmapped, 2, 0]);
+        moved.window_slots[0] += 1;
+        assert_eq!(
+            moved.validate(&limits, 0),
+            Err(BatchError::Placement { token_idx: 0 })
+        );
+        let mut without = batch(&[5, 6, 7], &[unmapped, 2, 0]);
+        without.window_slots.clear();
+        assert!(matches!(
+            without.validate(&limits, 0),
+            Err(BatchError::Length {
+                what: "window_slots",
+                ..
+            })
+        ));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
 //! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
 
-use crate::{BackendError, BatchError, ExecutorLimits, ForwardBatch, StepTrace};
+use crate::{BackendError, BatchError, ExecutorLimits, ForwardBatch, PageGroup, StepTrace};
 
 /// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
 ///
@@ -34,12 +34,12 @@ pub trait Executor {
     /// [`StepError::DeviceLost`] when nothing will work any more.
     fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError>;
 
-    /// Copies whole KV pages (all layers) in the order given, after the steps submitted before and ahead of those
+    /// Copies whole KV pages of a group (all its layers) in the order given, after the steps submitted before and ahead of those
     /// submitted later.
     ///
     /// # Errors
     /// [`StepError::PageOutOfRange`] before anything was copied, or a device error.
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError>;
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError>;
 
     /// What the time of the steps waited for so far went to, where the device measures it.
     fn trace(&self) -> Option<StepTrace> {
@@ -64,8 +64,8 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
         (**self).wait(ticket, output)
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
-        (**self).copy_pages(copies)
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+        (**self).copy_pages(group, copies)
     }
 
     fn trace(&self) -> Option<StepTrace> {
@@ -77,7 +77,7 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(pub u64);
 
-/// A copy of one KV page, all layers.
+/// A copy of one KV page, all layers of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageCopy {
     /// Within the pool: the copy of a copy-on-write.

@@ -4,7 +4,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::PAGE_TOKENS;
+use crate::{PAGE_TOKENS, PageGroup};
 
 /// How K and V are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -70,10 +70,16 @@ impl FromStr for KvType {
 pub struct KvLayout {
     /// Shape of each layer.
     pub layers: Vec<KvLayerShape>,
-    /// Pages of the pool.
+    /// Group of each layer.
+    pub groups: Vec<PageGroup>,
+    /// Pages of the pool, of the main group where there are two.
     pub n_pages: usize,
-    /// Pages of the host tier.
+    /// Pages of the host tier, of the main group where there are two.
     pub n_host_pages: usize,
+    /// Pages of the pool of the layers with a window, where these are a group.
+    pub n_window_pages: usize,
+    /// Pages of their host tier.
+    pub n_window_host_pages: usize,
     /// Type of the stored keys.
     pub key_type: KvType,
     /// Type of the stored values.
@@ -81,6 +87,31 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
+    /// The layouts of the groups that there are, each as if it were the only one, in the order of [`PageGroup::ALL`].
+    pub fn by_group(&self) -> impl Iterator<Item = Self> {
+        let is_present = |group: &PageGroup| *group == PageGroup::Main || self.groups.contains(group);
+        (PageGroup::ALL.into_iter().filter(is_present)).map(|group| {
+            let of_group = |(shape, of): (&KvLayerShape, &PageGroup)| (*of == group).then_some(*shape);
+            let layers: Vec<_> = (self.layers.iter().zip(&self.groups))
+                .filter_map(of_group)
+                .collect();
+            let (n_pages, n_host_pages) = match group {
+                PageGroup::Main => (self.n_pages, self.n_host_pages),
+                PageGroup::Window => (self.n_window_pages, self.n_window_host_pages),
+            };
+            Self {
+                groups: vec![PageGroup::Main; layers.len()],
+                layers,
+                n_pages,
+                n_host_pages,
+                n_window_pages: 0,
+                n_window_host_pages: 0,
+                key_type: self.key_type,
+                value_type: self.value_type,
+            }
+        })
+    }
+
     /// Bytes of one page, all layers, when numbers are packed without gaps.
     pub fn page_bytes(&self) -> usize {
         let token_bytes: usize = (self.layers.iter())

@@ -39,6 +39,7 @@ mod executor;
 mod experts;
 mod host_step;
 mod kv_layout;
+mod kv_stores;
 mod latent;
 mod layer_operations;
 mod limits;
@@ -47,6 +48,7 @@ mod memory;
 mod memory_plan;
 mod network_shape;
 mod operands;
+mod page_group;
 mod pooling;
 mod recurrence;
 mod sampler;
@@ -66,9 +68,10 @@ pub use experts::{
 };
 pub use host_step::{HostStep, PickRow};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
+pub use kv_stores::KvStores;
 pub use latent::{JoinedRows, LatentOperations};
 pub use layer_operations::{LayerOperations, Xielu};
-pub use limits::ExecutorLimits;
+pub use limits::{ExecutorLimits, GroupLimits, WindowGroup};
 pub use measure::Measure;
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
@@ -77,6 +80,7 @@ pub use operands::{
     Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
     Temperature,
 };
+pub use page_group::PageGroup;
 pub use pooling::Pooling;
 pub use recurrence::{
     Columns, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,

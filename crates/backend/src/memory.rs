@@ -115,7 +115,7 @@ pub enum Allocation<'a> {
         /// Experts that a row goes to.
         n_used: usize,
     },
-    /// One page of the store that [`Backend::alloc_kv`](crate::Backend::alloc_kv) makes, all layers.
+    /// One page of the store that [`Backend::alloc_kv`](crate::Backend::alloc_kv) makes for a group, all layers of it.
     KvPage(&'a KvLayout),
     /// One slot of the store that [`Backend::alloc_states`](crate::Backend::alloc_states) makes, all layers.
     State(&'a StateLayout),

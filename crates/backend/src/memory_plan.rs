@@ -9,10 +9,14 @@ pub struct MemoryPlan {
     pub weights_bytes: usize,
     /// The KV store.
     pub kv_bytes: usize,
-    /// Of it, one page.
+    /// Of it, one page of the main group.
     pub kv_page_bytes: usize,
-    /// Pages of the KV store, the host tier's included.
+    /// Pages of the main group, the host tier's included.
     pub n_pages: usize,
+    /// Of it, one page of the layers with a window, where these are a group of their own; else 0.
+    pub window_page_bytes: usize,
+    /// Pages of theirs, the host tier's included.
+    pub n_window_pages: usize,
     /// The recurrent states, snapshots included.
     pub states_bytes: usize,
     /// Of it, one state.

@@ -463,6 +463,8 @@ mod tests {
             kv_bytes: 6 << 20,
             kv_page_bytes: 1 << 20,
             n_pages: 6,
+            window_page_bytes: 0,
+            n_window_pages: 0,
             states_bytes: 0,
             state_bytes: 0,
             n_states: 0,

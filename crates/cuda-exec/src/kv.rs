@@ -265,6 +265,7 @@ pub(crate) fn check_head_dims(dim_k: usize, dim_v: usize) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_backend::PageGroup;
     use tokenmill_sim_driver::{SimOptions, Simulator};
 
     use super::*;
@@ -288,6 +289,9 @@ mod tests {
     fn layout(ty: KvType, n_pages: usize, n_host_pages: usize) -> KvLayout {
         KvLayout {
             layers: SHAPES.to_vec(),
+            groups: vec![PageGroup::Main; SHAPES.len()],
+            n_window_pages: 0,
+            n_window_host_pages: 0,
             n_pages,
             n_host_pages,
             key_type: ty,

@@ -71,7 +71,7 @@ pub use descriptor::{
 };
 pub use error::LoadError;
 pub use loader::LoadProgress;
-pub use model::{Model, ModelOptions, build};
+pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
 pub use weights::{WeightInfo, WeightSource, WeightTensor};

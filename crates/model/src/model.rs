@@ -6,7 +6,8 @@
 use std::path::Path;
 
 use tokenmill_backend::{
-    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, StateLayout,
+    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, PageGroup,
+    StateLayout, WindowGroup,
 };
 use tokenmill_gguf::GgufFile;
 
@@ -47,6 +48,8 @@ pub struct ModelOptions {
     pub n_pages: Option<usize>,
     /// Pages of the host tier, to which pages of the pool can be moved.
     pub n_host_pages: usize,
+    /// The pages of layers with a sliding window.
+    pub window_pages: WindowPages,
     /// Slots for recurrent states, of models that have them: one for each sequence, and the rest for snapshots, from which
     /// prompts continue that begin like earlier ones. `None` takes two for each sequence and two more.
     pub n_states: Option<usize>,
@@ -54,6 +57,17 @@ pub struct ModelOptions {
     pub kv_type: KvType,
     /// Type of the stored values where it differs from that of the keys.
     pub kv_value_type: Option<KvType>,
+}
+
+/// The pages of layers with a sliding window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum WindowPages {
+    /// Those of all layers, for a whole context: one page table serves the network. For callers who number pages by hand.
+    #[default]
+    Shared,
+    /// As many as the windows of all sequences need, and as many again for prompts that continue from there. Where other
+    /// layers have no window, these are a group of pages with tables of its own.
+    Own,
 }
 
 impl Default for ModelOptions {
@@ -65,6 +79,7 @@ impl Default for ModelOptions {
             max_logit_rows: 16,
             n_pages: None,
             n_host_pages: 0,
+            window_pages: WindowPages::default(),
             n_states: None,
             kv_type: KvType::F16,
             kv_value_type: None,
@@ -190,17 +205,28 @@ fn plan<B: Backend>(
     Network::load(descriptor, source, limits.n_ctx, &mut weights, &mut |_| {})?;
     let mut activations = Measure::new(backend);
     Activations::alloc(descriptor, &limits, &mut activations)?;
+    let mut group_bytes = [0; PageGroup::ALL.len()];
+    for (n_bytes, layout) in (group_bytes.iter_mut()).zip(kv_layout(descriptor, &limits, options).by_group())
+    {
+        *n_bytes = backend.bytes_of(&Allocation::KvPage(&layout));
+    }
+    let [kv_page_bytes, window_page_bytes] = group_bytes;
     let n_pages = limits.n_pages + limits.n_host_pages;
-    let kv_page_bytes = backend.bytes_of(&Allocation::KvPage(&kv_layout(descriptor, &limits, options)));
+    let n_window_pages = limits
+        .window_group
+        .map_or(0, |group| group.n_pages + group.n_host_pages);
     let state_bytes = backend.bytes_of(&Allocation::State(&state_layout(descriptor, &limits)));
     Ok(MemoryPlan {
         states_bytes: state_bytes.saturating_mul(limits.n_states),
         state_bytes,
         n_states: limits.n_states,
         weights_bytes: weights.n_bytes(),
-        kv_bytes: kv_page_bytes.saturating_mul(n_pages),
+        kv_bytes: (kv_page_bytes.saturating_mul(n_pages))
+            .saturating_add(window_page_bytes.saturating_mul(n_window_pages)),
         kv_page_bytes,
         n_pages,
+        window_page_bytes,
+        n_window_pages,
         activations_bytes: activations.n_bytes(),
         workspace_bytes: backend.bytes_of(&Allocation::Workspace(&descriptor.shape(), &limits)),
     })
@@ -237,6 +263,18 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
         options.n_pages.unwrap_or_else(|| n_ctx.div_ceil(PAGE_TOKENS))
     };
     positive("n_pages", n_pages)?;
+    let kv_window = descriptor.kv_window();
+    let widest = match options.window_pages {
+        WindowPages::Own if !is_encoder => descriptor.kv_windows().into_iter().flatten().max(),
+        _ => None,
+    };
+    let n_window_pages = widest.map(|window| {
+        let of_sequences = max_batch_seqs.saturating_mul(2 * (window.div_ceil(PAGE_TOKENS) + 2));
+        // Two steps may be in flight.
+        n_pages.min(of_sequences.saturating_add(2 * max_batch_tokens.div_ceil(PAGE_TOKENS)))
+    });
+    let window_group = widest.zip(n_window_pages).filter(|_| kv_window.is_none());
+    let n_pages = n_window_pages.filter(|_| kv_window.is_some()).unwrap_or(n_pages);
     // Slots are numbered with 32 bits, and one number means an unmapped page.
     let max_pages = u32::MAX as usize / PAGE_TOKENS;
     for (option, found, maximum) in [
@@ -282,7 +320,12 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
         max_batch_tokens,
         max_batch_seqs,
         max_logit_rows: options.max_logit_rows.min(max_batch_tokens),
-        kv_window: descriptor.kv_window(),
+        kv_window,
+        window_group: window_group.map(|(window, n_pages)| WindowGroup {
+            window,
+            n_pages,
+            n_host_pages: options.n_host_pages.min(n_pages),
+        }),
         pooling: descriptor.pooling.as_ref().map(|pooling| pooling.kind),
         is_encoder,
         n_states,
@@ -297,10 +340,17 @@ fn state_layout(descriptor: &Descriptor, limits: &ExecutorLimits) -> StateLayout
 }
 
 fn kv_layout(descriptor: &Descriptor, limits: &ExecutorLimits, options: &ModelOptions) -> KvLayout {
+    let group_of = |window: Option<usize>| match (limits.window_group, window) {
+        (Some(_), Some(_)) => PageGroup::Window,
+        _ => PageGroup::Main,
+    };
     KvLayout {
         layers: descriptor.kv_layers(),
+        groups: descriptor.kv_windows().into_iter().map(group_of).collect(),
         n_pages: limits.n_pages,
         n_host_pages: limits.n_host_pages,
+        n_window_pages: limits.window_group.map_or(0, |group| group.n_pages),
+        n_window_host_pages: limits.window_group.map_or(0, |group| group.n_host_pages),
         key_type: options.kv_type,
         value_type: options.kv_value_type.unwrap_or(options.kv_type),
     }

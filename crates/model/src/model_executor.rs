@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use tokenmill_backend::{
-    Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, PageCopy, RowOutput,
-    StepError, StepOutput, StepTrace, Ticket, TokenSource,
+    Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, GroupLimits, PageCopy,
+    PageGroup, RowOutput, StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
 
 use crate::{activations::Activations, forward::forward, network::Network};
@@ -111,12 +111,16 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         Ok(self.backend.read(output)?)
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
-        let ExecutorLimits {
-            n_pages,
-            n_host_pages,
-            ..
-        } = self.limits;
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+        let limits = self.limits.group(group);
+        let (n_pages, n_host_pages) = limits.map_or(
+            (0, 0),
+            |GroupLimits {
+                 n_pages,
+                 n_host_pages,
+                 ..
+             }| { (n_pages, n_host_pages) },
+        );
         for &copy in copies {
             let in_pool = |page: u32| (page as usize) < n_pages;
             let in_host = |page: u32| (page as usize) < n_host_pages;
@@ -134,7 +138,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
                 });
             }
         }
-        Ok(self.backend.copy_pages(copies)?)
+        Ok(self.backend.copy_pages(group, copies)?)
     }
 
     fn trace(&self) -> Option<StepTrace> {

@@ -27,6 +27,7 @@ fn scheduler() -> Scheduler {
             max_batch_seqs: 512,
             max_logit_rows: 512,
             kv_window: None,
+            window_group: None,
             pooling: None,
             is_encoder: false,
             n_states: 0,

@@ -4,14 +4,14 @@
 //! Invariant: a sequence that begins finds at least one page available for each running sequence, so that
 //! admission does not cause the next preemption.
 
-use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};
+use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageGroup};
 
 use crate::{
     arena::SeqId,
     plan::StepPlan,
     pool::Hit,
-    prefix::{Reuse, first_visible_page, longest_reuse},
-    scheduler::{Scheduler, StepBudget, pages_needed},
+    prefix::{Reuse, longest_reuse},
+    scheduler::{Scheduler, StepBudget},
     sequence::{MissReason, Rank, Stage},
 };
 
@@ -22,8 +22,8 @@ const MAX_PREFILLS: usize = 8;
 #[derive(Clone, Copy, Debug)]
 struct Start {
     source: Source,
-    /// Available pages it takes now or by the end of its prefill.
-    n_pages: usize,
+    /// Available pages of each group that it takes now or by the end of its prefill.
+    n_pages: [usize; PageGroup::ALL.len()],
     /// Available slots of recurrent state it takes.
     n_states: usize,
 }
@@ -56,8 +56,9 @@ impl Scheduler {
                 break;
             }
             let start = self.start_of(id);
-            let has_pages = start.n_pages + self.running.len() <= self.pool.n_available();
-            let has_state = start.n_states <= self.pool.states.n_available();
+            let has_pages = (self.groups.iter().zip(start.n_pages))
+                .all(|(group, n_pages)| n_pages + self.running.len() <= group.pool.n_available());
+            let has_state = start.n_states <= self.pool().states.n_available();
             if has_seat && has_pages && has_state {
                 self.begin(id, start.source);
                 plan.admitted.push(id);
@@ -100,36 +101,44 @@ impl Scheduler {
     }
 
     fn start_of(&mut self, id: SeqId) -> Start {
+        let mut n_pages = [0; PageGroup::ALL.len()];
         if let Some(leader) = self.fork_source(id) {
-            // The pages are shared; the one written next is copied.
-            let n_left = pages_needed(&self.config.limits, self.sequences[id].tokens.len())
-                - pages_needed(&self.config.limits, self.sequences[id].n_reusable());
+            let sequence = &self.sequences[id];
+            for (n_pages, group) in n_pages.iter_mut().zip(&self.groups) {
+                // The pages are shared; the one written next is copied.
+                let n_left = group.pages_needed(sequence.tokens.len());
+                *n_pages = n_left - group.pages_needed(sequence.n_reusable()) + 1;
+            }
             return Start {
                 source: Source::Fork(leader),
-                n_pages: n_left + 1,
+                n_pages,
                 n_states: 0,
             };
         }
         let reuse = self.cached_prefix(id);
-        let sequence = &self.sequences[id];
-        let most_held = pages_needed(&self.config.limits, sequence.tokens.len());
-        let mut n_pages = sequence.tokens.len().div_ceil(PAGE_TOKENS) - reuse.n_pages;
-        for page_idx in reuse.first_page..reuse.n_pages {
-            match self.find_page(id, page_idx) {
-                Some(Hit::Idle | Hit::Host) => n_pages += 1,
-                Some(Hit::InUse) | None => {}
-            }
+        let n_tokens = self.sequences[id].tokens.len();
+        for (group_idx, group) in self.groups.iter().enumerate() {
+            let n_taken = (reuse.first_pages[group_idx]..reuse.n_pages)
+                .filter(|&page_idx| {
+                    matches!(
+                        self.find_page(id, group_idx, page_idx),
+                        Some(Hit::Idle | Hit::Host)
+                    )
+                })
+                .count();
+            let n_new = n_tokens.div_ceil(PAGE_TOKENS) - reuse.n_pages;
+            n_pages[group_idx] = (n_new + n_taken).min(group.pages_needed(n_tokens));
         }
         Start {
             source: Source::Cache(reuse),
-            n_pages: n_pages.min(most_held),
+            n_pages,
             n_states: self.states_needed(id, reuse),
         }
     }
 
     /// Its own slot, and the snapshot that it would read.
     fn states_needed(&self, id: SeqId, reuse: Reuse) -> usize {
-        let states = &self.pool.states;
+        let states = &self.pool().states;
         let snapshot = reuse
             .n_pages
             .checked_sub(1)
@@ -140,15 +149,16 @@ impl Scheduler {
     /// The sequence whose pages `id` can share at this moment. A recurrent state cannot be shared, so that forks of such models
     /// begin from the cache.
     fn fork_source(&self, id: SeqId) -> Option<SeqId> {
-        if self.pool.states.is_used() {
+        if self.pool().states.is_used() {
             return None;
         }
         let n_shared = self.sequences[id].n_reusable();
         let leader_id = self.sequences[id].fork_of?;
         let leader = self.sequences.get(leader_id)?;
-        let first_page = first_visible_page(n_shared, self.config.limits.kv_window);
-        let shared_pages = leader.pages.get(first_page..n_shared.div_ceil(PAGE_TOKENS))?;
-        let is_whole = !shared_pages.contains(&ForwardBatch::UNMAPPED_PAGE);
+        let is_whole = (self.groups.iter().zip(&leader.tables)).all(|(group, pages)| {
+            let shared_pages = group.first_visible_page(n_shared)..n_shared.div_ceil(PAGE_TOKENS);
+            (pages.get(shared_pages)).is_some_and(|pages| !pages.contains(&ForwardBatch::UNMAPPED_PAGE))
+        });
         // A sequence that was preempted has tokens of its own and goes its own way.
         let is_same_prompt = self.sequences[id].tokens.len() == leader.n_prompt;
         (leader.n_committed >= n_shared && is_whole && is_same_prompt).then_some(leader_id)
@@ -161,19 +171,24 @@ impl Scheduler {
         }
         let n_pages = self.sequences[id].n_reusable() / PAGE_TOKENS;
         self.ensure_page_keys(id, n_pages);
-        let states = &self.pool.states;
+        let states = &self.pool().states;
+        let mut windows = [None; PageGroup::ALL.len()];
+        for (window, group) in windows.iter_mut().zip(&self.groups) {
+            *window = group.limits.window;
+        }
         longest_reuse(
             n_pages,
-            self.config.limits.kv_window,
-            |page_idx| self.find_page(id, page_idx).is_some(),
+            &windows[..self.groups.len()],
+            |group_idx, page_idx| self.find_page(id, group_idx, page_idx).is_some(),
             |page_idx| !states.is_used() || states.contains(self.sequences[id].page_keys[page_idx]),
         )
     }
 
-    fn find_page(&self, id: SeqId, page_idx: usize) -> Option<Hit> {
+    fn find_page(&self, id: SeqId, group_idx: usize, page_idx: usize) -> Option<Hit> {
         let sequence = &self.sequences[id];
         let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
-        self.pool.find(sequence.page_keys[page_idx], tokens)
+        let pool = &self.groups[group_idx].pool;
+        pool.find(sequence.page_keys[page_idx], tokens)
     }
 
     /// Computes the keys of a sequence's first `n_pages` pages, where they are not known yet.
@@ -194,7 +209,7 @@ impl Scheduler {
             Source::Fork(leader) => self.share_pages(id, leader),
             Source::Cache(reuse) => self.take_prefix(id, reuse),
         };
-        if self.pool.states.is_used() {
+        if self.pool().states.is_used() {
             self.take_state(id, n_whole_pages);
         }
         let is_first_stay = self.sequences[id].stay == 0;
@@ -220,30 +235,34 @@ impl Scheduler {
     /// each samples its own continuation.
     fn share_pages(&mut self, id: SeqId, leader: SeqId) -> (usize, usize) {
         let n_tokens = self.sequences[id].n_reusable();
-        let mut pages = std::mem::take(&mut self.sequences[id].pages);
-        pages.extend_from_slice(&self.sequences[leader].pages[..n_tokens.div_ceil(PAGE_TOKENS)]);
-        for &page in pages.iter().filter(|&&page| page != ForwardBatch::UNMAPPED_PAGE) {
-            self.pool.retain(page);
+        let mut tables = std::mem::take(&mut self.sequences[id].tables);
+        let shared = self.sequences[leader].tables.iter();
+        for ((group, pages), shared) in self.groups.iter_mut().zip(&mut tables).zip(shared) {
+            pages.extend_from_slice(&shared[..n_tokens.div_ceil(PAGE_TOKENS)]);
+            for &page in pages.iter().filter(|&&page| page != ForwardBatch::UNMAPPED_PAGE) {
+                group.pool.retain(page);
+            }
         }
-        self.sequences[id].pages = pages;
+        self.sequences[id].tables = tables;
         (n_tokens, n_tokens / PAGE_TOKENS)
     }
 
     fn take_prefix(&mut self, id: SeqId, reuse: Reuse) -> (usize, usize) {
         let sequence = &mut self.sequences[id];
-        debug_assert!(sequence.stage == Stage::Waiting && sequence.pages.is_empty());
-        sequence
-            .pages
-            .resize(reuse.first_page, ForwardBatch::UNMAPPED_PAGE);
-        let keys = &sequence.page_keys[reuse.first_page..reuse.n_pages];
-        self.pool.take_cached(keys, &mut sequence.pages);
+        debug_assert!(sequence.stage == Stage::Waiting && sequence.tables.iter().all(Vec::is_empty));
+        let tables = self.groups.iter_mut().zip(&mut sequence.tables);
+        for ((group, pages), first_page) in tables.zip(reuse.first_pages) {
+            pages.resize(first_page, ForwardBatch::UNMAPPED_PAGE);
+            let keys = &sequence.page_keys[first_page..reuse.n_pages];
+            group.pool.take_cached(keys, pages);
+        }
         (reuse.n_pages * PAGE_TOKENS, reuse.n_pages)
     }
 
     /// Gives a sequence that begins after `n_pages` pages its slot, and the snapshot there.
     fn take_state(&mut self, id: SeqId, n_pages: usize) {
         let sequence = &mut self.sequences[id];
-        let states = &mut self.pool.states;
+        let states = &mut self.groups[0].pool.states;
         // The snapshot first, so that room is not made of it.
         let snapshot = n_pages.checked_sub(1).map(|last| sequence.page_keys[last]);
         sequence.state_from = snapshot.map(|key| states.retain(key));
@@ -263,7 +282,10 @@ impl Scheduler {
             Source::Cache(_) if !sequence.uses_prefix_cache => Some(MissReason::Disabled),
             Source::Cache(_) if n_reusable == 0 => Some(MissReason::ShortPrompt),
             Source::Cache(reuse) if reuse.n_pages == n_reusable => None,
-            Source::Cache(reuse) if self.pool.was_evicted(sequence.page_keys[reuse.n_pages]) => {
+            Source::Cache(reuse)
+                if (self.groups.iter())
+                    .any(|group| group.pool.was_evicted(sequence.page_keys[reuse.n_pages])) =>
+            {
                 Some(MissReason::Evicted)
             }
             Source::Cache(reuse) if reuse.n_pages > 0 => Some(MissReason::Diverged),

@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use tokenmill_backend::{ForwardBatch, RowOutput, SampleRow, SamplingParams, TokenSource};
+use tokenmill_backend::{
+    ForwardBatch, PAGE_TOKENS, PageGroup, RowOutput, SampleRow, SamplingParams, TokenSource,
+};
 
 use crate::{
     plan::{PlannedOutput, PlannedRow, StepPlan},
@@ -25,14 +27,20 @@ pub(crate) fn build_batch<'m>(
     batch.clear();
     for row in &plan.rows {
         let tokens = scheduler.tokens_of(row.seq).expect("a planned sequence is alive");
-        let pages = scheduler.pages_of(row.seq).expect("a planned sequence is alive");
         let (first, end) = (row.first_position as usize, row.end() as usize);
+        let pages = |group| {
+            let pages = (scheduler.pages_of(row.seq, group)).expect("a planned sequence is alive");
+            &pages[..end.div_ceil(PAGE_TOKENS)]
+        };
         let known = tokens[first..end.min(tokens.len())]
             .iter()
             .copied()
             .map(TokenSource::Id);
         let pending = row.pending_row.map(TokenSource::SampledRow);
-        batch.push_sequence(known.chain(pending), row.first_position, pages);
+        batch.push_sequence(known.chain(pending), row.first_position, pages(PageGroup::Main));
+        if limits.window_group.is_some() {
+            batch.push_window_pages(pages(PageGroup::Window));
+        }
         batch.states.extend(row.state);
         let n_tokens = batch.n_tokens() as u32;
         match row.output {

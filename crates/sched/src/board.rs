@@ -4,7 +4,7 @@
 //! the engine's thread is the only writer.
 
 use crate::{
-    pool::PoolCounters,
+    pool::{PagePool, PoolCounters},
     scheduler::{Scheduler, SchedulerCounters},
     step_times::StepTimes,
     sync::{AtomicU64, Mutex, Ordering},
@@ -27,6 +27,11 @@ pub struct EngineStats {
     pub n_pages_idle: usize,
     /// Pages of the host tier in use.
     pub n_host_pages_used: usize,
+    /// Pages of the layers with a window, where these are a group of their own; else 0. The figures of pages above are then
+    /// those of the other layers.
+    pub n_window_pages: usize,
+    /// Of them, those that sequences hold.
+    pub n_window_pages_in_use: usize,
     /// Tokens handed to callers.
     pub generated_tokens: u64,
     /// Samples that finished.
@@ -70,7 +75,7 @@ impl Board {
     }
 
     pub(crate) fn publish(&self, scheduler: &Scheduler, tally: Tally) {
-        let pool = scheduler.pool();
+        let (pool, window_pool) = (scheduler.pool(), scheduler.window_pool());
         *self
             .stats
             .lock()
@@ -82,6 +87,8 @@ impl Board {
             n_pages_in_use: pool.n_in_use(),
             n_pages_idle: pool.n_idle(),
             n_host_pages_used: pool.n_host_used(),
+            n_window_pages: window_pool.map_or(0, PagePool::n_pages),
+            n_window_pages_in_use: window_pool.map_or(0, PagePool::n_in_use),
             generated_tokens: tally.generated_tokens,
             finished: tally.finished,
             failed: tally.failed,

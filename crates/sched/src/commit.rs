@@ -3,13 +3,12 @@
 //! A part of [`Scheduler`] that stands apart because it is the only one that learns tokens. Invariants: pages enter the
 //! prefix cache only here, once the step that filled them has succeeded; a sequence that ended gets no more results.
 
-use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, SeqState};
+use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState};
 
 use crate::{
     arena::SeqId,
     outcome::{End, Outcome, RowResult, SeqSummary},
     plan::{PlannedRow, StepPlan},
-    prefix::first_visible_page,
     scheduler::Scheduler,
     sequence::{Stage, Work},
 };
@@ -76,19 +75,24 @@ impl Scheduler {
             let sequence = &mut self.sequences[id];
             for page_idx in sequence.n_registered..n_whole {
                 let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
-                self.pool
-                    .register(sequence.pages[page_idx], sequence.page_keys[page_idx], tokens);
+                let key = sequence.page_keys[page_idx];
+                for (group, pages) in self.groups.iter_mut().zip(&sequence.tables) {
+                    group.pool.register(pages[page_idx], key, tokens);
+                }
             }
             sequence.n_registered = n_whole;
         }
         let sequence = &mut self.sequences[id];
-        let first_page = first_visible_page(sequence.n_committed, self.config.limits.kv_window);
-        for page in sequence.pages[..first_page].iter_mut().rev() {
-            if *page == ForwardBatch::UNMAPPED_PAGE {
-                break;
+        for (group, pages) in self.groups.iter_mut().zip(&mut sequence.tables) {
+            let first_page = group.first_visible_page(sequence.n_committed);
+            for page in pages[..first_page].iter_mut().rev() {
+                if *page == ForwardBatch::UNMAPPED_PAGE {
+                    break;
+                }
+                group
+                    .pool
+                    .release(std::mem::replace(page, ForwardBatch::UNMAPPED_PAGE));
             }
-            self.pool
-                .release(std::mem::replace(page, ForwardBatch::UNMAPPED_PAGE));
         }
         let is_prompt_done = sequence.n_committed + 1 >= sequence.n_prompt;
         if is_prompt_done {
@@ -102,8 +106,9 @@ impl Scheduler {
             return;
         };
         let sequence = &mut self.sequences[row.seq];
+        let pool = &mut self.groups[0].pool;
         if from != to && sequence.state_from.take().is_some() {
-            self.pool.states.release(from);
+            pool.states.release(from);
         }
         let Some(save) = save else { return };
         let sequence = &mut self.sequences[row.seq];
@@ -112,24 +117,25 @@ impl Scheduler {
         self.ensure_page_keys(row.seq, n_pages);
         let sequence = &mut self.sequences[row.seq];
         let key = sequence.page_keys[n_pages - 1];
-        if !self.pool.contains(key) {
-            self.pool.states.release(save.slot);
+        let pool = &mut self.groups[0].pool;
+        if !pool.contains(key) {
+            pool.states.release(save.slot);
             return;
         }
-        self.pool.states.register(save.slot, key);
-        // While it decodes, the newest is enough.
-        if row.n_tokens == 1
+        pool.states.register(save.slot, key);
+        // While it decodes, the newest is enough; that of the prompt stays.
+        if row.first_position as usize >= sequence.n_prompt
             && let Some(older) = sequence.rolling.replace(key)
             && older != key
         {
-            self.pool.states.forget(older);
+            pool.states.forget(older);
         }
     }
 
     fn distrust_pages(&mut self, id: SeqId) {
-        for &page in &self.sequences[id].pages {
-            if page != ForwardBatch::UNMAPPED_PAGE {
-                self.pool.forget(page);
+        for (group, pages) in self.groups.iter_mut().zip(&self.sequences[id].tables) {
+            for &page in pages.iter().filter(|&&page| page != ForwardBatch::UNMAPPED_PAGE) {
+                group.pool.forget(page);
             }
         }
     }
@@ -145,16 +151,19 @@ impl Scheduler {
     /// the prefix cache is emptied, and sequences outside of the step that hold such a page compute it again.
     pub fn fail_copies(&mut self, plan: &StepPlan, outcomes: &mut Vec<Outcome>) {
         self.fail_step(plan, outcomes);
-        self.pool.forget_all();
-        let is_undefined = |page: &u32| {
-            plan.copies.iter().any(|copy| match copy {
+        self.forget_cache();
+        let is_undefined = |copies: &[PageCopy], page: &u32| {
+            copies.iter().any(|copy| match copy {
                 PageCopy::Duplicate { to, .. } | PageCopy::Upload { page: to, .. } => to == page,
                 PageCopy::Download { .. } => false,
             })
         };
         let sequences = self.sequences.iter();
         let holders: Vec<SeqId> = sequences
-            .filter(|(_, sequence)| sequence.pages.iter().any(is_undefined))
+            .filter(|(_, sequence)| {
+                (sequence.tables.iter().zip(&plan.copies))
+                    .any(|(pages, copies)| pages.iter().any(|page| is_undefined(copies, page)))
+            })
             .map(|(id, _)| id)
             .collect();
         for id in holders {
@@ -163,8 +172,8 @@ impl Scheduler {
     }
 
     /// Drops the cached page that a page of the host tier was to hold, since its copy failed.
-    pub fn forget_host_page(&mut self, host_page: u32) {
-        self.pool.forget_host(host_page);
+    pub fn forget_host_page(&mut self, group: PageGroup, host_page: u32) {
+        self.groups[group.index()].pool.forget_host(host_page);
     }
 
     /// Ends a sequence, in whatever stage it is. Does nothing when it has ended before.

@@ -9,7 +9,9 @@ use std::{
     sync::Arc,
 };
 
-use tokenmill_backend::{Executor, ForwardBatch, PageCopy, SamplingParams, StepError, StepOutput, Ticket};
+use tokenmill_backend::{
+    Executor, ForwardBatch, PageCopy, PageGroup, SamplingParams, StepError, StepOutput, Ticket,
+};
 
 use crate::{
     arena::SeqId,
@@ -283,12 +285,14 @@ impl Core {
             self.note_beginning(seq, now_us);
             self.begin_mask(seq);
         }
-        if plan.is_empty() && plan.copies.is_empty() {
+        if plan.is_empty() && !plan.has_copies() {
             let did_something = !plan.preempted.is_empty();
             self.spare_plans.push(plan);
             return did_something || self.wait_for_mask(now_us);
         }
-        if let Err(error) = self.copy_pages(&plan.copies) {
+        let copied = (PageGroup::ALL.into_iter().zip(&plan.copies))
+            .try_for_each(|(group, copies)| self.copy_pages(group, copies));
+        if let Err(error) = copied {
             self.scheduler.fail_copies(&plan, &mut self.outcomes);
             self.fail_step(plan, &error, now_us);
             return true;
@@ -327,14 +331,14 @@ impl Core {
         true
     }
 
-    /// Makes the copies of a plan. A copy to the host tier that fails costs the cached page alone: no sequence uses it yet,
+    /// Makes a plan's copies of a group. A copy to the host tier that fails costs the cached page alone: no sequence uses it yet,
     /// unless a later copy of the plan brings it back.
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
         let is_download = |copy: &PageCopy| matches!(copy, PageCopy::Download { .. });
         let mut n_done = 0;
         for run in copies.chunk_by(|a, b| is_download(a) == is_download(b)) {
             n_done += run.len();
-            let Err(error) = self.executor.copy_pages(run) else {
+            let Err(error) = self.executor.copy_pages(group, run) else {
                 continue;
             };
             let is_lost = matches!(error, StepError::DeviceLost { .. });
@@ -346,7 +350,7 @@ impl Core {
             for copy in run {
                 match *copy {
                     PageCopy::Download { host_page, .. } if !is_lost && !is_used(host_page) => {
-                        self.scheduler.forget_host_page(host_page);
+                        self.scheduler.forget_host_page(group, host_page);
                     }
                     _ => return Err(error),
                 }

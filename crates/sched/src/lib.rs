@@ -45,6 +45,7 @@ mod engine;
 mod error;
 mod event;
 mod generation;
+mod group;
 mod lane_mask;
 mod lru;
 mod mailbox;

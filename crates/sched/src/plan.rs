@@ -6,15 +6,15 @@
 
 use std::fmt;
 
-use tokenmill_backend::{PageCopy, SeqState};
+use tokenmill_backend::{PageCopy, PageGroup, SeqState};
 
 use crate::arena::SeqId;
 
 /// One step: page copies to make first, then the rows to compute.
 #[derive(Clone, Debug, Default)]
 pub struct StepPlan {
-    /// Page copies, in order, ahead of the step.
-    pub copies: Vec<PageCopy>,
+    /// Page copies of each group, in order, ahead of the step.
+    pub copies: [Vec<PageCopy>; PageGroup::ALL.len()],
     /// One entry for each sequence that takes part.
     pub rows: Vec<PlannedRow>,
     /// Sequences that began or resumed.
@@ -82,7 +82,7 @@ impl PlannedRow {
 impl StepPlan {
     /// Empties the plan and keeps its memory.
     pub fn clear(&mut self) {
-        self.copies.clear();
+        self.copies.iter_mut().for_each(Vec::clear);
         self.rows.clear();
         self.admitted.clear();
         self.preempted.clear();
@@ -91,6 +91,11 @@ impl StepPlan {
     /// Whether there is nothing to compute.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+
+    /// Whether there are pages to copy.
+    pub fn has_copies(&self) -> bool {
+        self.copies.iter().any(|copies| !copies.is_empty())
     }
 
     /// Input tokens of all rows.
@@ -112,14 +117,16 @@ impl fmt::Display for StepPlan {
         for id in &self.admitted {
             writeln!(f, "  admit {id}")?;
         }
-        for copy in &self.copies {
-            match copy {
-                PageCopy::Duplicate { from, to } => writeln!(f, "  copy page {from} -> {to}")?,
-                PageCopy::Download { page, host_page } => {
-                    writeln!(f, "  download page {page} -> host {host_page}")?;
-                }
-                PageCopy::Upload { host_page, page } => {
-                    writeln!(f, "  upload host {host_page} -> page {page}")?;
+        for (copies, group) in self.copies.iter().zip(["", " of windows"]) {
+            for copy in copies {
+                match copy {
+                    PageCopy::Duplicate { from, to } => writeln!(f, "  copy page {from} -> {to}{group}")?,
+                    PageCopy::Download { page, host_page } => {
+                        writeln!(f, "  download page {page} -> host {host_page}{group}")?;
+                    }
+                    PageCopy::Upload { host_page, page } => {
+                        writeln!(f, "  upload host {host_page} -> page {page}{group}")?;
+                    }
                 }
             }
         }

@@ -8,7 +8,7 @@ use std::{
     hash::{BuildHasher, Hasher},
 };
 
-use tokenmill_backend::PAGE_TOKENS;
+use tokenmill_backend::{PAGE_TOKENS, PageGroup};
 
 /// Name of a whole page: a 128-bit hash chained over its tokens and those of all pages before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -66,8 +66,8 @@ impl PrefixHasher {
 pub(crate) struct Reuse {
     /// Pages the prefix is long.
     pub(crate) n_pages: usize,
-    /// The first page that is still looked at; those before it fell out of the attention window.
-    pub(crate) first_page: usize,
+    /// Of each group, the first page that is still looked at; those before it fell out of the attention window.
+    pub(crate) first_pages: [usize; PageGroup::ALL.len()],
 }
 
 /// The first page that a token at `position` or later still looks at.
@@ -75,7 +75,9 @@ pub(crate) fn first_visible_page(position: usize, window: Option<usize>) -> usiz
     window.map_or(0, |window| (position + 1).saturating_sub(window) / PAGE_TOKENS)
 }
 
-/// Finds the longest prefix of at most `n_pages` whole pages whose visible pages are all present.
+/// Finds the longest prefix of at most `n_pages` whole pages whose visible pages are all present, in every group of pages.
+///
+/// `windows` has the window of each group, and `is_present` is asked for a group and a page.
 ///
 /// A prefix ends only where `may_end` allows it: for recurrent models, where there is a snapshot of the state.
 ///
@@ -83,26 +85,31 @@ pub(crate) fn first_visible_page(position: usize, window: Option<usize>) -> usiz
 /// be missing.
 pub(crate) fn longest_reuse(
     n_pages: usize,
-    window: Option<usize>,
-    mut is_present: impl FnMut(usize) -> bool,
+    windows: &[Option<usize>],
+    mut is_present: impl FnMut(usize, usize) -> bool,
     mut may_end: impl FnMut(usize) -> bool,
 ) -> Reuse {
     let mut longest = Reuse::default();
-    // Start of the unbroken run of present pages that ends where we are.
-    let mut run_start = 0;
+    // Of each group, the start of the unbroken run of present pages that ends where we are.
+    let mut run_starts = [0; PageGroup::ALL.len()];
     for page_idx in 0..n_pages {
-        if !is_present(page_idx) {
-            if window.is_none() {
-                break;
+        let mut first_pages = [0; PageGroup::ALL.len()];
+        let mut is_whole = true;
+        for (group_idx, &window) in windows.iter().enumerate() {
+            if !is_present(group_idx, page_idx) {
+                if window.is_none() {
+                    return longest;
+                }
+                run_starts[group_idx] = page_idx + 1;
+                is_whole = false;
             }
-            run_start = page_idx + 1;
-            continue;
+            first_pages[group_idx] = first_visible_page((page_idx + 1) * PAGE_TOKENS, window);
+            is_whole &= first_pages[group_idx] >= run_starts[group_idx];
         }
-        let first_page = first_visible_page((page_idx + 1) * PAGE_TOKENS, window);
-        if first_page >= run_start && may_end(page_idx) {
+        if is_whole && may_end(page_idx) {
             longest = Reuse {
                 n_pages: page_idx + 1,
-                first_page,
+                first_pages,
             };
         }
     }
@@ -134,8 +141,8 @@ mod tests {
 
     #[track_caller]
     fn check(present: &[bool], window: Option<usize>, expected: (usize, usize)) {
-        let reuse = longest_reuse(present.len(), window, |page| present[page], |_| true);
-        assert_eq!((reuse.n_pages, reuse.first_page), expected);
+        let reuse = longest_reuse(present.len(), &[window], |_, page| present[page], |_| true);
+        assert_eq!((reuse.n_pages, reuse.first_pages[0]), expected);
     }
 
     #[test]
@@ -146,8 +153,8 @@ mod tests {
 
     #[test]
     fn reuse_ends_where_it_may() {
-        let reuse = longest_reuse(4, None, |page| page < 3, |page| page == 1 || page == 3);
-        assert_eq!((reuse.n_pages, reuse.first_page), (2, 0));
+        let reuse = longest_reuse(4, &[None], |_, page| page < 3, |page| page == 1 || page == 3);
+        assert_eq!((reuse.n_pages, reuse.first_pages[0]), (2, 0));
     }
 
     #[test]
@@ -157,5 +164,19 @@ mod tests {
         // Position 48 would see 29.., which page 1 holds.
         check(&[false, false, true], Some(20), (0, 0));
         check(&[true, true, false, true], Some(20), (2, 0));
+    }
+
+    #[test]
+    fn reuse_of_two_groups_needs_what_each_sees() {
+        let check = |main: [bool; 5], window: [bool; 5], expected| {
+            let present = [main, window];
+            let reuse = longest_reuse(5, &[None, Some(20)], |group, page| present[group][page], |_| true);
+            assert_eq!((reuse.n_pages, reuse.first_pages), expected);
+        };
+        let all = [true; 5];
+        check(all, all, (5, [0, 3]));
+        check(all, [false, false, true, true, false], (4, [0, 2]));
+        check(all, [false, false, false, false, true], (0, [0, 0]));
+        check([true, true, true, false, true], all, (3, [0, 1]));
     }
 }

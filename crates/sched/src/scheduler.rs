@@ -10,10 +10,11 @@
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
-use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, StateSave};
+use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, StateSave};
 
 use crate::{
     arena::{Arena, SeqId},
+    group::Group,
     outcome::{End, Outcome},
     plan::StepPlan,
     pool::PagePool,
@@ -69,7 +70,8 @@ pub struct SchedulerCounters {
 #[derive(Debug)]
 pub struct Scheduler {
     pub(crate) config: SchedulerConfig,
-    pub(crate) pool: PagePool,
+    /// In the order of [`PageGroup::ALL`].
+    pub(crate) groups: Vec<Group>,
     pub(crate) hasher: PrefixHasher,
     pub(crate) sequences: Arena<Sequence>,
     /// By rank.
@@ -107,7 +109,7 @@ impl Scheduler {
             .min(limits.max_logit_rows)
             .clamp(1, config.max_step_tokens);
         Self {
-            pool: PagePool::new(limits.n_pages, limits.n_host_pages, limits.n_states),
+            groups: Group::all(limits),
             hasher: PrefixHasher::new(config.model_salt),
             config,
             sequences: Arena::new(),
@@ -125,7 +127,7 @@ impl Scheduler {
     /// Takes a sequence in; it waits until a plan admits it.
     ///
     /// # Panics
-    /// When it has no token or could not run even alone: the caller has checked it with [`Self::n_pages_needed`].
+    /// When it has no token or could not run even alone, because a pool is too small.
     pub fn submit(&mut self, spec: SeqSpec) -> SeqId {
         assert!(!spec.tokens.is_empty(), "a sequence has a token");
         let longest = match spec.work {
@@ -138,8 +140,8 @@ impl Scheduler {
             "it fits the context"
         );
         assert!(
-            self.n_pages_needed(longest) <= self.pool.n_pages(),
-            "it fits the pool"
+            (self.groups.iter()).all(|group| group.pages_needed(longest) <= group.pool.n_pages()),
+            "it fits the pools"
         );
 
         let mut sequence = Sequence::new(spec, self.next_arrival);
@@ -159,18 +161,15 @@ impl Scheduler {
         id
     }
 
-    /// Pages that a sequence of `n_tokens` inputs holds at most, when it is computed in small chunks.
-    pub fn n_pages_needed(&self, n_tokens: usize) -> usize {
-        pages_needed(&self.config.limits, n_tokens)
-    }
-
     /// Plans the next step into `plan`, which is empty when nothing can be computed.
     pub fn plan(&mut self, budget: StepBudget, plan: &mut StepPlan) {
         plan.clear();
         self.admit(budget, plan);
         self.share_step(budget);
         self.fill_rows(plan);
-        self.pool.take_copies(&mut plan.copies);
+        for (group, copies) in self.groups.iter_mut().zip(&mut plan.copies) {
+            group.pool.take_copies(copies);
+        }
     }
 
     /// Prefill tokens that the step may have, given how many of its rows decode.
@@ -240,7 +239,7 @@ impl Scheduler {
             // Each sequence after this one may need a logit row too.
             let n_after = self.running.len() - idx - 1;
             let sequence = &self.sequences[id];
-            let mut want = self.shares[idx];
+            let mut want = sequence.cut_row(self.shares[idx]);
             if let Work::Logits { from } = sequence.work {
                 let n_without_row = from.saturating_sub(sequence.n_planned);
                 want = want.min(n_without_row + logit_rows_left.saturating_sub(n_after));
@@ -269,7 +268,7 @@ impl Scheduler {
         sequence.state?;
         let first = sequence.n_planned;
         let at = sequence.snapshot_in(first, first + n_tokens)?;
-        let slot = self.pool.states.allocate()?;
+        let slot = self.groups[0].pool.states.allocate()?;
         sequence.saves.push(slot);
         Some(StateSave {
             n_tokens: at as u32,
@@ -299,28 +298,30 @@ impl Scheduler {
         }
     }
 
-    /// Extends a sequence's page table for its next `want` inputs as far as pages are available, and makes the page
+    /// Extends a sequence's page tables for its next `want` inputs as far as pages are available, and makes the pages
     /// that it writes next its own. Returns for how many inputs there is room.
     fn grow(&mut self, id: SeqId, want: usize) -> usize {
         let sequence = &mut self.sequences[id];
         let first = sequence.n_planned;
-        if let Some(page) = sequence.pages.get_mut(first / PAGE_TOKENS)
-            && !self.pool.is_exclusive(*page)
-        {
-            match self.pool.own(*page) {
-                Some(own) => *page = own,
-                None => return 0,
+        let mut room = want;
+        for (Group { pool, .. }, pages) in self.groups.iter_mut().zip(&mut sequence.tables) {
+            if let Some(page) = pages.get_mut(first / PAGE_TOKENS)
+                && !pool.is_exclusive(*page)
+            {
+                match pool.own(*page) {
+                    Some(own) => *page = own,
+                    None => return 0,
+                }
             }
-        }
-        while sequence.pages.len() * PAGE_TOKENS < first + want {
-            match self.pool.allocate() {
-                Some(page) => sequence.pages.push(page),
-                None => break,
+            while pages.len() * PAGE_TOKENS < first + room {
+                match pool.allocate() {
+                    Some(page) => pages.push(page),
+                    None => break,
+                }
             }
+            room = room.min((pages.len() * PAGE_TOKENS).saturating_sub(first));
         }
-        (sequence.pages.len() * PAGE_TOKENS)
-            .saturating_sub(first)
-            .min(want)
+        room
     }
 
     /// Takes a sequence's pages away and lets it wait again. Its whole pages become idle, so that it finds them again
@@ -442,9 +443,11 @@ impl Scheduler {
     /// Last page first, so that the end of a prefix is evicted before its beginning.
     pub(crate) fn release_pages(&mut self, id: SeqId) {
         self.release_states(id);
-        while let Some(page) = self.sequences[id].pages.pop() {
-            if page != ForwardBatch::UNMAPPED_PAGE {
-                self.pool.release(page);
+        for (group, pages) in self.groups.iter_mut().zip(&mut self.sequences[id].tables) {
+            while let Some(page) = pages.pop() {
+                if page != ForwardBatch::UNMAPPED_PAGE {
+                    group.pool.release(page);
+                }
             }
         }
     }
@@ -454,7 +457,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[id];
         let slots = [sequence.state.take(), sequence.state_from.take()];
         for slot in slots.into_iter().flatten().chain(sequence.saves.drain(..)) {
-            self.pool.states.release(slot);
+            self.groups[0].pool.states.release(slot);
         }
     }
 
@@ -463,9 +466,10 @@ impl Scheduler {
         self.sequences.get(id).map(|sequence| &sequence.tokens[..])
     }
 
-    /// The page table of a sequence; `None` once it has ended.
-    pub fn pages_of(&self, id: SeqId) -> Option<&[u32]> {
-        self.sequences.get(id).map(|sequence| &sequence.pages[..])
+    /// The page table of a sequence in a group; `None` once it has ended.
+    pub fn pages_of(&self, id: SeqId, group: PageGroup) -> Option<&[u32]> {
+        let sequence = self.sequences.get(id)?;
+        Some(&sequence.tables[group.index()])
     }
 
     /// Whether no sequence is left.
@@ -513,9 +517,14 @@ impl Scheduler {
         &self.config
     }
 
-    /// The page pool.
+    /// The page pool of the main group.
     pub fn pool(&self) -> &PagePool {
-        &self.pool
+        &self.groups[0].pool
+    }
+
+    /// The page pool of the layers with a window, where these are a group of their own.
+    pub fn window_pool(&self) -> Option<&PagePool> {
+        self.groups.get(1).map(|group| &group.pool)
     }
 
     /// What was planned so far.
@@ -525,7 +534,9 @@ impl Scheduler {
 
     /// Empties the prefix cache: its pages are not to be trusted.
     pub fn forget_cache(&mut self) {
-        self.pool.forget_all();
+        for group in &mut self.groups {
+            group.pool.forget_all();
+        }
     }
 
     /// Checks every invariant.
@@ -533,13 +544,21 @@ impl Scheduler {
     /// # Panics
     /// When one does not hold.
     pub fn assert_consistent(&self) {
-        self.pool
-            .assert_consistent(self.sequences.iter().map(|(_, sequence)| &sequence.pages[..]));
+        for (group_idx, group) in self.groups.iter().enumerate() {
+            let tables = self
+                .sequences
+                .iter()
+                .map(|(_, sequence)| &sequence.tables[group_idx][..]);
+            group.pool.assert_consistent(tables);
+        }
         let sequences = self.sequences.iter().map(|(_, sequence)| sequence);
-        self.pool.states.assert_consistent(sequences.flat_map(|sequence| {
-            let slots = [sequence.state, sequence.state_from];
-            slots.into_iter().flatten().chain(sequence.saves.iter().copied())
-        }));
+        self.groups[0]
+            .pool
+            .states
+            .assert_consistent(sequences.flat_map(|sequence| {
+                let slots = [sequence.state, sequence.state_from];
+                slots.into_iter().flatten().chain(sequence.saves.iter().copied())
+            }));
         assert!(
             self.running.is_sorted_by_key(|&id| self.sequences[id].rank),
             "running is in the order of rank"
@@ -553,8 +572,9 @@ impl Scheduler {
                 sequence.n_planned <= sequence.n_inputs(),
                 "{id} plans inputs it has"
             );
+            let mut tables = sequence.tables[..self.groups.len()].iter();
             assert!(
-                sequence.n_planned <= sequence.pages.len() * PAGE_TOKENS,
+                tables.all(|pages| sequence.n_planned <= pages.len() * PAGE_TOKENS),
                 "{id} has pages for its plan"
             );
             let is_listed = match sequence.stage {
@@ -564,19 +584,10 @@ impl Scheduler {
             };
             assert!(is_listed, "{id} is on the list of its stage");
             assert!(
-                sequence.stage != Stage::Waiting || (sequence.pages.is_empty() && sequence.state.is_none()),
+                sequence.stage != Stage::Waiting
+                    || (sequence.tables.iter().all(Vec::is_empty) && sequence.state.is_none()),
                 "{id} waits without pages"
             );
         }
-    }
-}
-
-/// Pages that a sequence of `n_tokens` inputs holds at most, when it is computed in small chunks.
-pub(crate) fn pages_needed(limits: &ExecutorLimits, n_tokens: usize) -> usize {
-    let n_pages = n_tokens.div_ceil(PAGE_TOKENS);
-    match limits.kv_window {
-        // The window, the page being written, and one that falls out of the window while a step is in flight.
-        Some(window) => n_pages.min(window.div_ceil(PAGE_TOKENS) + 2),
-        None => n_pages,
     }
 }

@@ -1,11 +1,11 @@
 //! [`Sequence`]: one row of text on its way through the scheduler.
 //!
 //! Separate from the scheduler so that what a sequence still needs is derived in one place instead of stored.
-//! Invariant: `n_committed <= n_planned <= n_inputs()`, and its page table reaches `n_planned`.
+//! Invariant: `n_committed <= n_planned <= n_inputs()`, and its page tables reach `n_planned`.
 
 use std::{cmp::Reverse, sync::Arc};
 
-use tokenmill_backend::{PAGE_TOKENS, SeqState, StateSave};
+use tokenmill_backend::{PAGE_TOKENS, PageGroup, SeqState, StateSave};
 
 use crate::{
     arena::SeqId,
@@ -153,7 +153,8 @@ pub(crate) struct Sequence {
     pub(crate) wants_pause: bool,
     /// It waits for the sequence it is a fork of.
     pub(crate) is_held: bool,
-    pub(crate) pages: Vec<u32>,
+    /// Its page table in each group.
+    pub(crate) tables: [Vec<u32>; PageGroup::ALL.len()],
     /// Keys of its first whole pages, as far as they were needed.
     pub(crate) page_keys: Vec<PageKey>,
     /// Leading pages that need no registration any more.
@@ -206,7 +207,7 @@ impl Sequence {
             stay: 0,
             wants_pause: false,
             is_held: false,
-            pages: Vec::new(),
+            tables: Default::default(),
             page_keys: Vec::new(),
             n_registered: 0,
             n_planned: 0,
@@ -251,13 +252,15 @@ impl Sequence {
         }
     }
 
-    /// Where a row of inputs `first..end` should leave a snapshot: after the last whole page of what is known, which is where a
-    /// prompt that begins like this one will look; at every page while it decodes; and every so often in a long prompt.
+    /// Where a row of inputs `first..end` should leave a snapshot: behind the last whole page of what is known, or behind the last
+    /// but one where a token must be left to compute, which is where a prompt that begins like this one will look; at every page
+    /// while it decodes; and every so often in a long prompt.
     pub(crate) fn snapshot_in(&self, first: usize, end: usize) -> Option<usize> {
         let floor = |position: usize, unit: usize| position / unit * unit;
         let candidates = [
             floor(self.tokens.len() - 1, PAGE_TOKENS),
-            if end == first + 1 {
+            floor(self.tokens.len(), PAGE_TOKENS),
+            if first >= self.n_prompt {
                 floor(end, PAGE_TOKENS)
             } else {
                 0
@@ -269,6 +272,19 @@ impl Sequence {
             .into_iter()
             .find(is_inside)
             .filter(|_| self.uses_prefix_cache)
+    }
+
+    /// How many of the next `want` inputs a row computes. A row leaves one snapshot. The last of a prompt that fills its pages
+    /// leaves it behind the prompt, where a conversation continues; so the row before ends a page earlier, with the one that
+    /// the same prompt finds, since its last token is always computed.
+    pub(crate) fn cut_row(&self, want: usize) -> usize {
+        let end = self.n_planned + want;
+        let is_whole_prompt = end == self.tokens.len() && end.is_multiple_of(PAGE_TOKENS);
+        if self.state.is_some() && self.uses_prefix_cache && is_whole_prompt && want > PAGE_TOKENS {
+            want - PAGE_TOKENS
+        } else {
+            want
+        }
     }
 
     /// What is read of inputs `first..end`.

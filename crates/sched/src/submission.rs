@@ -13,8 +13,8 @@ use crate::{
     constraint::ConstraintSource,
     error::EngineError,
     event::{Event, RequestId},
+    group::pages_needed,
     params::{ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES},
-    scheduler::pages_needed,
     sequence::{SeqSpec, Work},
 };
 
@@ -229,12 +229,14 @@ fn check_tokens(limits: &ExecutorLimits, tokens: &[u32]) -> Result<(), EngineErr
 }
 
 fn check_pool(limits: &ExecutorLimits, n_tokens: usize) -> Result<(), EngineError> {
-    let needed_pages = pages_needed(limits, n_tokens);
-    if needed_pages > limits.n_pages {
-        return Err(EngineError::PoolTooSmall {
-            needed_pages,
-            n_pages: limits.n_pages,
-        });
+    for (_, group) in limits.groups() {
+        let needed_pages = pages_needed(&group, n_tokens);
+        if needed_pages > group.n_pages {
+            return Err(EngineError::PoolTooSmall {
+                needed_pages,
+                n_pages: group.n_pages,
+            });
+        }
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt::Write, sync::Arc};
 
-use tokenmill_backend::ExecutorLimits;
+use tokenmill_backend::{ExecutorLimits, PageGroup};
 use tokenmill_sched::{
     Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqId, SeqSpec, StepBudget, StepPlan, Work,
 };
@@ -29,6 +29,7 @@ impl Trace {
             max_batch_seqs: 16,
             max_logit_rows: 16,
             kv_window: None,
+            window_group: None,
             pooling: None,
             is_encoder: false,
             n_states: 0,
@@ -220,7 +221,7 @@ fn a_resumed_sequence_keeps_its_pages_until_a_seat_is_free() {
     assert!(
         trace
             .scheduler
-            .pages_of(slow)
+            .pages_of(slow, PageGroup::Main)
             .is_some_and(|pages| !pages.is_empty())
     );
     while trace.scheduler.tokens_of(other).is_some() {

@@ -4,11 +4,11 @@
 //! claim and panics where it does not hold; a backend's test file calls them all. The naive backend is the oracle.
 
 use tokenmill_backend::{
-    Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, PageCopy, RowOutput, SampleRow, SamplingParams,
-    SeqState, StateSave, TokenSource,
+    Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, PageCopy, PageGroup, RowOutput, SampleRow,
+    SamplingParams, SeqState, StateSave, TokenSource,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{FfnDescriptor, ModelExecutor, ModelOptions, build};
+use tokenmill_model::{FfnDescriptor, ModelExecutor, ModelOptions, WindowPages, build};
 
 use crate::{
     EXPERT_VARIANTS, NaiveBackend,
@@ -355,34 +355,36 @@ pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
     assert_ne!(found[0], found[1], "different prompts continue differently");
 }
 
-/// A copied page serves as the page it was copied from.
+/// A copied page serves as the page it was copied from, in the group of layers that it was copied in.
 pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subject<B>) {
-    let model = TinyModel::random(tiny_llama(), TensorType::F32, 10);
     let tokens: Vec<u32> = (0..24).map(|i| i * 5 % 90).collect();
-    let mut executor = load(&model, (subject.make)(1), KvType::F16);
-    let mut batch = ForwardBatch::default();
-    batch.push_sequence(ids(&tokens[..23]), 0, &[2, 5]);
-    run(&mut executor, &batch).unwrap();
-    let mut last_logits = |pages: &[u32]| {
-        let mut batch = ForwardBatch::default();
-        batch.push_sequence(ids(&tokens[23..]), 23, pages);
-        batch.want_last(RowOutput::Logits);
-        vec![run(&mut executor, &batch).unwrap().logits]
-    };
-    let expected = last_logits(&[2, 5]);
-    executor
-        .copy_pages(&[
-            PageCopy::Duplicate { from: 2, to: 7 },
-            PageCopy::Duplicate { from: 5, to: 2 },
-        ])
-        .unwrap();
-    let mut last_logits = |pages: &[u32]| {
-        let mut batch = ForwardBatch::default();
-        batch.push_sequence(ids(&tokens[23..]), 23, pages);
-        batch.want_last(RowOutput::Logits);
-        vec![run(&mut executor, &batch).unwrap().logits]
-    };
-    assert_same_bits("copied pages", &expected, &last_logits(&[7, 2]));
+    for has_window in [false, true] {
+        let mut descriptor = tiny_llama();
+        descriptor.layers[0].attention_mut().window = has_window.then_some(20);
+        let model = TinyModel::random(descriptor, TensorType::F32, 10);
+        let mut executor = load(&model, (subject.make)(1), KvType::F16);
+        let play = |executor: &mut ModelExecutor<B>, first: usize, end, main: [u32; 2], window: [u32; 2]| {
+            let mut batch = ForwardBatch::default();
+            batch.push_sequence(ids(&tokens[first..end]), first as u32, &main);
+            if has_window {
+                batch.push_window_pages(&window);
+            }
+            batch.want_last(RowOutput::Logits);
+            vec![run(executor, &batch).unwrap().logits]
+        };
+        play(&mut executor, 0, 23, [2, 5], [5, 3]);
+        let expected = play(&mut executor, 23, 24, [2, 5], [5, 3]);
+        let copies = [(2, 7), (5, 2)].map(|(from, to)| PageCopy::Duplicate { from, to });
+        executor.copy_pages(PageGroup::Main, &copies).unwrap();
+        let found = play(&mut executor, 23, 24, [7, 2], [5, 3]);
+        assert_same_bits("copied pages", &expected, &found);
+        if has_window {
+            let copies = [(5, 1), (3, 5)].map(|(from, to)| PageCopy::Duplicate { from, to });
+            executor.copy_pages(PageGroup::Window, &copies).unwrap();
+            let found = play(&mut executor, 23, 24, [7, 2], [1, 5]);
+            assert_same_bits("copied pages of windows", &expected, &found);
+        }
+    }
 }
 
 /// A sequence that continues from a snapshot gets what it got before, whoever has used its slot since.
@@ -473,6 +475,7 @@ fn load_with<B: Backend>(model: &TinyModel, backend: B, [keys, values]: [KvType;
         max_batch_seqs: 4,
         max_logit_rows: 128,
         n_pages: Some(N_PAGES),
+        window_pages: WindowPages::Own,
         kv_type: keys,
         kv_value_type: Some(values),
         ..Default::default()
@@ -484,7 +487,8 @@ fn load_with<B: Backend>(model: &TinyModel, backend: B, [keys, values]: [KvType;
 #[derive(Clone, Debug)]
 struct Scene {
     sequences: Vec<Vec<u32>>,
-    pages: Vec<Vec<u32>>,
+    /// Of each group, the pages of each sequence.
+    pages: [Vec<Vec<u32>>; PageGroup::ALL.len()],
     /// For each step, how many tokens of which sequences.
     steps: Vec<Vec<(usize, usize)>>,
 }
@@ -499,7 +503,7 @@ impl Scene {
             })
             .collect();
         let scene = Self {
-            pages: Vec::new(),
+            pages: Default::default(),
             steps: Vec::new(),
             sequences,
         };
@@ -542,12 +546,23 @@ impl Scene {
         }
     }
 
-    fn shuffled_pages(&self, random: &mut Random) -> Vec<Vec<u32>> {
-        let mut free: Vec<u32> = (0..N_PAGES as u32).collect();
-        random.shuffle(&mut free);
-        (self.sequences.iter())
-            .map(|tokens| free.split_off(free.len() - tokens.len().div_ceil(PAGE_TOKENS)))
-            .collect()
+    fn shuffled_pages(&self, random: &mut Random) -> [Vec<Vec<u32>>; PageGroup::ALL.len()] {
+        PageGroup::ALL.map(|_| {
+            let mut free: Vec<u32> = (0..N_PAGES as u32).collect();
+            random.shuffle(&mut free);
+            (self.sequences.iter())
+                .map(|tokens| free.split_off(free.len() - tokens.len().div_ceil(PAGE_TOKENS)))
+                .collect()
+        })
+    }
+
+    /// A sequence's page table in a group at a step that begins at `first`: pages that no token sees any more are gone.
+    fn table(&self, executor: &dyn Executor, group: PageGroup, seq_idx: usize, first: usize) -> Vec<u32> {
+        let window = executor.limits().group(group).and_then(|limits| limits.window);
+        let n_gone = window.map_or(0, |window| (first + 1).saturating_sub(window) / PAGE_TOKENS);
+        let mut table = self.pages[group.index()][seq_idx].clone();
+        table[..n_gone].fill(ForwardBatch::UNMAPPED_PAGE);
+        table
     }
 
     /// A sequence's state moves between two slots of its own.
@@ -572,7 +587,11 @@ impl Scene {
             for &(seq_idx, n_tokens) in step {
                 let first = logits[seq_idx].len();
                 let tokens = &self.sequences[seq_idx][first..first + n_tokens];
-                batch.push_sequence(ids(tokens), first as u32, &self.pages[seq_idx]);
+                let table = |group| self.table(executor, group, seq_idx, first);
+                batch.push_sequence(ids(tokens), first as u32, &table(PageGroup::Main));
+                if executor.limits().window_group.is_some() {
+                    batch.push_window_pages(&table(PageGroup::Window));
+                }
                 if has_states {
                     batch.states.push(self.state(seq_idx, step_idx));
                 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageCopy, RowError, RowOutput, SampleRow,
+    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, RowError, RowOutput, SampleRow,
     SampledToken, SamplingParams, StepError, StepOutput, Ticket, TokenLogprob, TokenSource,
 };
 
@@ -39,8 +39,8 @@ pub struct FakeExecutor {
     limits: ExecutorLimits,
     /// Of each slot of states, the tokens it has seen and what it carries on.
     slots: Vec<(u32, u64)>,
-    pages: Vec<[u64; PAGE_TOKENS]>,
-    host_pages: Vec<[u64; PAGE_TOKENS]>,
+    /// Of each group.
+    stores: [FakeStore; PageGroup::ALL.len()],
     faults: Faults,
     n_steps: u64,
     n_copies: u64,
@@ -51,6 +51,13 @@ pub struct FakeExecutor {
     most_in_flight: Arc<AtomicUsize>,
     /// Called before each step, for instance to make it take time.
     pub on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
+}
+
+/// The pages of a group, and those of its host tier.
+#[derive(Default)]
+struct FakeStore {
+    pages: Vec<[u64; PAGE_TOKENS]>,
+    host_pages: Vec<[u64; PAGE_TOKENS]>,
 }
 
 const GARBAGE: u64 = 0x0BAD_0BAD_0BAD_0BAD;
@@ -67,6 +74,7 @@ pub fn limits(n_pages: usize) -> ExecutorLimits {
         max_batch_seqs: 40,
         max_logit_rows: 40,
         kv_window: None,
+        window_group: None,
         pooling: None,
         is_encoder: false,
         n_states: 0,
@@ -78,8 +86,14 @@ impl FakeExecutor {
     pub fn new(limits: ExecutorLimits) -> Self {
         Self {
             slots: vec![(u32::MAX, GARBAGE); limits.n_states],
-            pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_pages],
-            host_pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_host_pages],
+            stores: PageGroup::ALL.map(|group| {
+                limits
+                    .group(group)
+                    .map_or_else(FakeStore::default, |limits| FakeStore {
+                        pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_pages],
+                        host_pages: vec![[GARBAGE; PAGE_TOKENS]; limits.n_host_pages],
+                    })
+            }),
             limits,
             faults: Faults::default(),
             n_steps: 0,
@@ -108,8 +122,7 @@ impl FakeExecutor {
     /// Exchanges everything that is stored with another executor's: it moves, nothing is copied.
     fn swap_store(&mut self, other: &mut Self) {
         std::mem::swap(&mut self.slots, &mut other.slots);
-        std::mem::swap(&mut self.pages, &mut other.pages);
-        std::mem::swap(&mut self.host_pages, &mut other.host_pages);
+        std::mem::swap(&mut self.stores, &mut other.stores);
         std::mem::swap(&mut self.last_sampled, &mut other.last_sampled);
         std::mem::swap(&mut self.n_steps, &mut other.n_steps);
         std::mem::swap(&mut self.n_copies, &mut other.n_copies);
@@ -125,8 +138,6 @@ impl FakeExecutor {
 
     /// Stores the tokens of a sequence and returns the state after each.
     fn run_sequence(&mut self, batch: &ForwardBatch, seq_idx: usize, is_garbage: bool) -> Vec<u64> {
-        let table = batch.pages_of(seq_idx);
-        let window = self.limits.kv_window;
         let slots = batch.states.get(seq_idx).copied();
         let first = batch.positions[batch.tokens_of(seq_idx).start];
         let mut carried = match slots {
@@ -145,14 +156,16 @@ impl FakeExecutor {
                     TokenSource::SampledRow(row) => self.last_sampled[row as usize],
                 };
                 let position = batch.positions[token_idx] as usize;
-                let context = visible_from(position, window);
-                let seen = fold(
-                    (context..position)
-                        .map(|at| self.pages[table[at / PAGE_TOKENS] as usize][at % PAGE_TOKENS]),
-                );
+                let seen = see(&self.limits, position, |group, at| {
+                    let page = batch.table_of(seq_idx, group)[at / PAGE_TOKENS];
+                    self.stores[group.index()].pages[page as usize][at % PAGE_TOKENS]
+                });
                 let value = store_value(seen, id, position);
-                let slot = batch.slots[token_idx] as usize;
-                self.pages[slot / PAGE_TOKENS][slot % PAGE_TOKENS] = if is_garbage { GARBAGE } else { value };
+                for (group, _) in self.limits.groups() {
+                    let slot = batch.slots_in(group)[token_idx] as usize;
+                    let page = &mut self.stores[group.index()].pages[slot / PAGE_TOKENS];
+                    page[slot % PAGE_TOKENS] = if is_garbage { GARBAGE } else { value };
+                }
                 if let Some(slots) = slots {
                     carried = mix(carried ^ value);
                     let stored = if is_garbage { GARBAGE } else { carried };
@@ -288,30 +301,27 @@ impl Executor for FakeExecutor {
         Ok(())
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
         if let Some(lost) = self.lost("copy_pages") {
             return Err(lost);
         }
         let fails = self.faults.copies.contains(&self.n_copies);
         self.n_copies += 1;
+        let FakeStore { pages, host_pages } = &mut self.stores[group.index()];
         for &copy in copies {
-            let garbage = [GARBAGE; PAGE_TOKENS];
-            match copy {
+            let (target, value) = match copy {
                 PageCopy::Duplicate { from, to } => {
-                    self.pages[to as usize] = if fails { garbage } else { self.pages[from as usize] };
+                    let value = pages[from as usize];
+                    (&mut pages[to as usize], value)
                 }
                 PageCopy::Download { page, host_page } => {
-                    self.host_pages[host_page as usize] =
-                        if fails { garbage } else { self.pages[page as usize] };
+                    (&mut host_pages[host_page as usize], pages[page as usize])
                 }
                 PageCopy::Upload { host_page, page } => {
-                    self.pages[page as usize] = if fails {
-                        garbage
-                    } else {
-                        self.host_pages[host_page as usize]
-                    };
+                    (&mut pages[page as usize], host_pages[host_page as usize])
                 }
-            }
+            };
+            *target = if fails { [GARBAGE; PAGE_TOKENS] } else { value };
         }
         if fails {
             return Err(StepError::Device {
@@ -370,9 +380,17 @@ impl Executor for RoutedExecutor {
         self.routes[route].wait(ticket, output)
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
-        self.routes[self.home].copy_pages(copies)
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+        self.routes[self.home].copy_pages(group, copies)
     }
+}
+
+/// A hash of all that a token at `position` sees: of the layers without a window, and of those with one.
+fn see(limits: &ExecutorLimits, position: usize, stored: impl Fn(PageGroup, usize) -> u64) -> u64 {
+    let stored = &stored;
+    fold(limits.groups().flat_map(|(group, limits)| {
+        (visible_from(position, limits.window)..position).map(move |at| stored(group, at))
+    }))
 }
 
 fn visible_from(position: usize, window: Option<usize>) -> usize {
@@ -428,7 +446,7 @@ fn states(tokens: &[u32], limits: &ExecutorLimits) -> Vec<u64> {
     let mut carried = 0;
     (0..tokens.len())
         .map(|position| {
-            let seen = fold(stored[visible_from(position, limits.kv_window)..].iter().copied());
+            let seen = see(limits, position, |_, at| stored[at]);
             let value = store_value(seen, tokens[position], position);
             stored.push(value);
             carried = carry(limits, carried, value);
@@ -468,7 +486,7 @@ pub fn reference_with_masks(
     while generated.len() < max_tokens && tokens.len() < limits.n_ctx {
         let mut state = 0;
         for position in stored.len()..tokens.len() {
-            let seen = fold(stored[visible_from(position, limits.kv_window)..].iter().copied());
+            let seen = see(limits, position, |_, at| stored[at]);
             stored.push(store_value(seen, tokens[position], position));
             carried = carry(limits, carried, stored[position]);
             state = mix(seen ^ stored[position] ^ carried);

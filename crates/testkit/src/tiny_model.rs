@@ -201,6 +201,9 @@ impl TinyModel {
         }
         metadata.insert("llama.attention.layer_norm_rms_epsilon", self.descriptor.norm.eps)?;
         metadata.insert("llama.rope.freq_base", ropes[0].base)?;
+        if let Some(window) = attention.window {
+            metadata.insert("llama.attention.sliding_window", window as u32)?;
+        }
         for (name, tensor) in &self.tensors {
             let dims: Vec<u64> = tensor.dims.iter().map(|&dim| dim as u64).collect();
             writer.add_tensor(name, tensor.ty, &dims)?;

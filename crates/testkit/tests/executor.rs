@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    Allocation, Backend, BatchError, Executor, ForwardBatch, PageCopy, RowOutput, SampleRow, SamplingParams,
-    StepError, StepOutput, Ticket, TokenSource,
+    Allocation, Backend, BatchError, Executor, ForwardBatch, PageCopy, PageGroup, RowOutput, SampleRow,
+    SamplingParams, StepError, StepOutput, Ticket, TokenSource,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Model, ModelExecutor, ModelOptions, build};
+use tokenmill_model::{Model, ModelExecutor, ModelOptions, WindowPages, build};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     TinyModel,
@@ -127,20 +127,26 @@ fn pages_survive_the_host_tier_and_copies_are_checked() {
     run(&mut executor, &batch).unwrap();
     let expected = last(&mut executor, 3);
     executor
-        .copy_pages(&[PageCopy::Download {
-            page: 3,
-            host_page: 1,
-        }])
+        .copy_pages(
+            PageGroup::Main,
+            &[PageCopy::Download {
+                page: 3,
+                host_page: 1,
+            }],
+        )
         .unwrap();
     let mut other = ForwardBatch::default();
     other.push_sequence(ids(&[50, 51, 52, 53, 54, 55, 56, 57, 58, 59]), 0, &[3]);
     run(&mut executor, &other).unwrap();
     assert_ne!(last(&mut executor, 3), expected, "the page was overwritten");
     executor
-        .copy_pages(&[PageCopy::Upload {
-            host_page: 1,
-            page: 6,
-        }])
+        .copy_pages(
+            PageGroup::Main,
+            &[PageCopy::Upload {
+                host_page: 1,
+                page: 6,
+            }],
+        )
         .unwrap();
     assert_eq!(last(&mut executor, 6), expected);
 
@@ -156,7 +162,7 @@ fn pages_survive_the_host_tier_and_copies_are_checked() {
             n_pages: 8,
             n_host_pages: 2,
         };
-        assert_eq!(executor.copy_pages(&[copy]), Err(expected));
+        assert_eq!(executor.copy_pages(PageGroup::Main, &[copy]), Err(expected));
     }
 }
 
@@ -183,6 +189,35 @@ fn the_plan_counts_weights_pages_and_buffers() {
     // For 8 tokens: 7 rows as wide as the network (hidden, normed, their output rows, delta; q and its like), and so on.
     let per_token = 5 * 64 + 64 + 2 * 32 + 2 * 64 + 2 * 96;
     assert_eq!(plan.activations_bytes, 4 * (8 * per_token + 2 * (64 + 96)));
+}
+
+#[test]
+fn the_plan_of_a_windowed_model_counts_its_window_and_not_its_context() {
+    let mut descriptor = tiny_llama();
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().window = Some(100);
+    }
+    let bytes = TinyModel::random(descriptor, TensorType::Q8_0, 1)
+        .to_gguf()
+        .unwrap();
+    let model = Model::from_gguf(tokenmill_gguf::GgufFile::from_bytes(&bytes).unwrap()).unwrap();
+    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    let plan_for = |n_ctx, window_pages| {
+        let options = ModelOptions {
+            n_ctx: Some(n_ctx),
+            max_batch_tokens: 64,
+            max_batch_seqs: 2,
+            window_pages,
+            ..Default::default()
+        };
+        model.plan(&backend, &options).unwrap()
+    };
+    let long = plan_for(32_768, WindowPages::Own);
+    // Two sequences with a window of 7 pages and 2 more, as much again for the cache, and two steps of 64 tokens.
+    assert_eq!(long.n_pages, 2 * 2 * (7 + 2) + 2 * 4);
+    assert_eq!(long.kv_bytes, long.n_pages * 2 * 2 * 2 * 16 * 2 * 16);
+    assert_eq!(plan_for(4096, WindowPages::Own).kv_bytes, long.kv_bytes);
+    assert_eq!(plan_for(32_768, WindowPages::Shared).n_pages, 2048);
 }
 
 #[test]

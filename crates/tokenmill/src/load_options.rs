@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use tokenmill_backend::{Backend, Executor, KvType, MemoryPlan, PAGE_TOKENS};
-use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
+use tokenmill_model::{LoadProgress, Model as Network, ModelOptions, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig};
 
 use crate::{
@@ -191,6 +191,7 @@ impl LoadOptions {
             max_logit_rows: self.max_logit_rows.unwrap_or(self.n_seqs),
             n_pages: Some(kv_tokens.div_ceil(PAGE_TOKENS)),
             n_host_pages: self.host_kv_tokens.div_ceil(PAGE_TOKENS),
+            window_pages: WindowPages::Own,
             n_states: None,
             kv_type: self.kv_type,
             kv_value_type: self.kv_value_type,

@@ -14,7 +14,7 @@ use clap::ValueEnum;
 use serde_json::{Value, json};
 use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelSource};
 use tokenmill_backend::DeviceTimes;
-use tokenmill_model::{Model, WeightInfo};
+use tokenmill_model::{Model, ModelOptions, WeightInfo, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
 
 use self::{forward::Forward, side_by_side::SideBySide};
@@ -202,7 +202,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let model = source.open_network()?;
     let mut choices = args.options(&tests)?;
     choices.compute.is_traced = args.gpu_trace;
-    let options = choices.network_options(model.descriptor().n_ctx_train)?;
+    let options = ModelOptions {
+        // The tests number pages by hand.
+        window_pages: WindowPages::Shared,
+        ..choices.network_options(model.descriptor().n_ctx_train)?
+    };
     let weights = model.weights().infos();
     let loaded = load_network(&model, &options, &choices.compute)?;
     let subject = Subject {

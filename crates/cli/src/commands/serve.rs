@@ -17,7 +17,7 @@ use std::{
 
 use clap::ValueEnum;
 use tokenmill::{KvCache, LoadOptions};
-use tokenmill_backend::{PAGE_TOKENS, StepError};
+use tokenmill_backend::StepError;
 use tokenmill_sched::{EngineError, EngineState};
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
@@ -402,7 +402,7 @@ async fn serve(app: Arc<App>, is_watched: bool) -> Result<(), Failure> {
             address = server.address(),
             model = app.model.name(),
             context = app.model.engine().limits().n_ctx,
-            kv_tokens = app.model.engine().limits().n_pages * PAGE_TOKENS,
+            kv_tokens = app.model.engine().limits().kv_tokens(),
             "listening"
         );
     }
@@ -456,7 +456,7 @@ fn greeting(app: &App, address: &str) -> String {
          stop      Ctrl-C lets running answers finish; twice stops at once",
         visible(app.model.name()),
         limits.n_ctx,
-        limits.n_pages * PAGE_TOKENS,
+        limits.kv_tokens(),
     )
 }
 

@@ -48,9 +48,11 @@ impl LatentOperations for CpuBackend {
         n_tokens: usize,
         rows: &Vec<f32>,
     ) -> Result<(), BackendError> {
-        let kv = self.kv.as_mut().expect(KV_ALLOCATED);
+        let stores = self.kv.as_mut().expect(KV_ALLOCATED);
+        let (group, layer_idx) = stores.place(layer_idx);
+        let kv = &mut stores.group_mut(group).pool;
         let width = kv.shape(layer_idx).head_dim_k;
-        let slots = &self.step.batch().slots[..n_tokens];
+        let slots = &self.step.batch().slots_in(group)[..n_tokens];
         kv.store_keys(&self.host, layer_idx, slots, &rows[..n_tokens * width]);
         Ok(())
     }

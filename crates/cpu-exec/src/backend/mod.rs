@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
-    HostStep, KvLayout, Linear, LinearJob, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy, Rope, Routed,
-    RowSet, StateLayout, StepOutput, StepShape, Temperature,
+    HostStep, KvLayout, KvStores, Linear, LinearJob, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
+    PageGroup, Rope, Routed, RowSet, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
@@ -29,8 +29,7 @@ pub struct CpuBackend {
     /// Shared so that a step can hold the pool awake while operations borrow the backend.
     host: Arc<crate::Host>,
     workspace: crate::Workspace,
-    kv: Option<crate::KvStore>,
-    host_tier: Option<crate::KvStore>,
+    kv: Option<KvStores<PagedStore>>,
     states: Option<crate::StateStore>,
     step: HostStep,
     scratch: Vec<f32>,
@@ -40,6 +39,12 @@ pub struct CpuBackend {
     n_steps: u64,
     n_vectors: usize,
     angles: Vec<StepAngles>,
+}
+
+/// The pages of a group of layers.
+struct PagedStore {
+    pool: crate::KvStore,
+    host_tier: Option<crate::KvStore>,
 }
 
 /// A weight vector with a number that tells it from others.
@@ -61,7 +66,6 @@ impl CpuBackend {
             workspace: crate::Workspace::new(&host),
             host: Arc::new(host),
             kv: None,
-            host_tier: None,
             states: None,
             step: HostStep::default(),
             scratch: Vec::new(),
@@ -173,14 +177,18 @@ impl Backend for CpuBackend {
     }
 
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
-        let store = |n_pages| {
-            crate::KvStore::new(&layout.layers, n_pages, layout.key_type, layout.value_type)
-                .map_err(|error| failed("allocating the KV store", error))
-        };
-        self.kv = Some(store(layout.n_pages)?);
-        if layout.n_host_pages > 0 {
-            self.host_tier = Some(store(layout.n_host_pages)?);
-        }
+        let stores = KvStores::new(layout, |layout| {
+            let store = |n_pages| {
+                crate::KvStore::new(&layout.layers, n_pages, layout.key_type, layout.value_type)
+                    .map_err(|error| failed("allocating the KV store", error))
+            };
+            let n_host_pages = Some(layout.n_host_pages).filter(|&n| n > 0);
+            Ok(PagedStore {
+                pool: store(layout.n_pages)?,
+                host_tier: n_host_pages.map(store).transpose()?,
+            })
+        });
+        self.kv = Some(stores?);
         Ok(())
     }
 
@@ -215,10 +223,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
-        let kv = self.kv.as_mut().expect(KV_ALLOCATED);
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError> {
+        let stores = self.kv.as_mut().expect(KV_ALLOCATED);
+        let PagedStore {
+            pool: kv,
+            host_tier: tier,
+        } = stores.group_mut(group);
         for &copy in copies {
-            let tier = &mut self.host_tier;
             let present = "a page of the host tier is in range only where there is one";
             match copy {
                 PageCopy::Duplicate { from, to } => kv.copy_page(from, to),
@@ -457,9 +468,11 @@ impl Backend for CpuBackend {
         k: &Vec<f32>,
         v: &Vec<f32>,
     ) -> Result<(), BackendError> {
-        let kv = self.kv.as_mut().expect(KV_ALLOCATED);
+        let stores = self.kv.as_mut().expect(KV_ALLOCATED);
+        let (group, layer_idx) = stores.place(layer_idx);
+        let kv = &mut stores.group_mut(group).pool;
         let shape = kv.shape(layer_idx);
-        let slots = &self.step.batch().slots[..n_tokens];
+        let slots = &self.step.batch().slots_in(group)[..n_tokens];
         let keys = &k[..n_tokens * shape.n_kv_heads * shape.head_dim_k];
         let values = &v[..n_tokens * shape.n_kv_heads * shape.head_dim_v];
         kv.store(&self.host, layer_idx, slots, keys, values);
@@ -474,8 +487,10 @@ impl Backend for CpuBackend {
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
         let batch = self.step.batch();
-        let kv = self.kv.as_ref().expect(KV_ALLOCATED);
-        let heads = kv.shape(attention.layer_idx);
+        let stores = self.kv.as_ref().expect(KV_ALLOCATED);
+        let (group, layer_idx) = stores.place(attention.layer_idx);
+        let kv = &stores.group(group).pool;
+        let heads = kv.shape(layer_idx);
         let n_rows = shape.n_tokens * attention.n_heads;
         crate::attention(
             &self.host,
@@ -486,9 +501,12 @@ impl Backend for CpuBackend {
                 positions: &batch.positions,
                 seq_starts: &batch.seq_starts,
                 page_starts: &batch.page_starts,
-                pages: &batch.pages,
+                pages: batch.pages_in(group),
             },
-            &attention.map(|vector| vector.values.as_slice()),
+            &Attention {
+                layer_idx,
+                ..attention.map(|vector| vector.values.as_slice())
+            },
             &mut output[..n_rows * heads.head_dim_v],
         );
         Ok(())

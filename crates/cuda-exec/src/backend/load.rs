@@ -4,8 +4,8 @@
 //! byte, so a plan made of them can be printed and checked first.
 
 use tokenmill_backend::{
-    Backend, BackendError, ExecutorLimits, KvLayout, MatrixData, MatrixUsage, MemoryPlan, NetworkShape,
-    PAGE_TOKENS, StateLayout,
+    Backend, BackendError, ExecutorLimits, KvLayout, KvStores, MatrixData, MatrixUsage, MemoryPlan,
+    NetworkShape, PAGE_TOKENS, StateLayout,
 };
 
 use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace};
@@ -47,7 +47,9 @@ impl CudaBackend {
     /// Says whether the planned memory is there; gives its size.
     fn check_fit(&self, limits: &ExecutorLimits, plan: &MemoryPlan) -> Result<usize, BackendError> {
         // Host pages are not the device's memory.
-        let needed_bytes = plan.total_bytes() - plan.kv_page_bytes * limits.n_host_pages;
+        let on_host = plan.kv_page_bytes * limits.n_host_pages
+            + plan.window_page_bytes * limits.window_group.map_or(0, |group| group.n_host_pages);
+        let needed_bytes = plan.total_bytes() - on_host;
         let free_bytes = self.device.free_bytes()?;
         // A plan that is beyond counting is `usize::MAX`.
         let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(DRIVER_BYTES);
@@ -134,7 +136,9 @@ impl CudaBackend {
         self.uploader.finish()?;
         self.epoch += 1;
         self.kv_heads.clone_from(&layout.layers);
-        self.kv = Some(crate::KvStore::new(&self.device, layout)?);
+        self.kv = Some(KvStores::new(layout, |layout| {
+            crate::KvStore::new(&self.device, &layout)
+        })?);
         Ok(())
     }
 

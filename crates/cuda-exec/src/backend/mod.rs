@@ -20,7 +20,7 @@ mod sampling;
 mod step;
 mod trace;
 
-use tokenmill_backend::{Backend, BackendError, KvLayerShape, StepShape};
+use tokenmill_backend::{Backend, BackendError, KvLayerShape, KvStores, StepShape};
 use tokenmill_gguf::TensorType;
 
 pub use self::buffer::CudaBuffer;
@@ -37,7 +37,7 @@ pub struct CudaBackend {
     uploader: crate::Uploader,
     /// Types of the matrices that are multiplied.
     factor_types: Vec<TensorType>,
-    kv: Option<crate::KvStore>,
+    kv: Option<KvStores<crate::KvStore>>,
     kv_heads: Vec<KvLayerShape>,
     /// Of a network with recurrent layers.
     states: Option<crate::StateSlots>,

@@ -6,8 +6,8 @@
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
     KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
-    Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape, StepTrace,
-    Temperature,
+    PageGroup, Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape,
+    StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -121,7 +121,9 @@ impl Backend for CudaBackend {
         let sampling = workspace.inputs.device_mode(batch);
         workspace.results.begin(batch, sampling);
         let shape = workspace.inputs.begin(batch, sampling, &mut workspace.results)?;
-        kv.await_pages(workspace.inputs.pages())?;
+        for (group, store) in kv.iter_mut() {
+            store.await_pages(workspace.inputs.pages(group))?;
+        }
         self.mark(Moment::Uploaded)?;
         Ok(shape)
     }
@@ -142,9 +144,9 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError> {
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        Ok(kv.copy_pages(copies)?)
+        Ok(kv.group_mut(group).copy_pages(copies)?)
     }
 
     fn embed(
@@ -193,7 +195,7 @@ impl Backend for CudaBackend {
         width: usize,
         rows: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let positions = prepared(&mut self.workspace).inputs.places(n_tokens)?.positions;
+        let positions = prepared(&mut self.workspace).inputs.positions(n_tokens)?;
         Ok(self
             .ops
             .add_positions(table.view(), positions, width, rows.write())?)
@@ -206,7 +208,7 @@ impl Backend for CudaBackend {
         width: usize,
         rows: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        let positions = prepared(&mut self.workspace).inputs.places(n_tokens)?.positions;
+        let positions = prepared(&mut self.workspace).inputs.positions(n_tokens)?;
         Ok(self
             .ops
             .scale_by_position(temperature, positions, width, rows.write())?)
@@ -251,7 +253,7 @@ impl Backend for CudaBackend {
         heads: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         let workspace = prepared(&mut self.workspace);
-        let positions = workspace.inputs.places(n_tokens)?.positions;
+        let positions = workspace.inputs.positions(n_tokens)?;
         Ok(self.ops.rope(rope, positions, row_width, heads.write())?)
     }
 
@@ -262,11 +264,11 @@ impl Backend for CudaBackend {
         k: &CudaBuffer,
         v: &CudaBuffer,
     ) -> Result<(), BackendError> {
-        let places = prepared(&mut self.workspace).inputs.places(n_tokens)?;
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        Ok(self
-            .ops
-            .store_kv(places, [k.read(), v.read()], kv.layer_mut(layer_idx))?)
+        let (group, layer_idx) = kv.place(layer_idx);
+        let places = prepared(&mut self.workspace).inputs.places(n_tokens, group)?;
+        let layer = kv.group_mut(group).layer_mut(layer_idx);
+        Ok(self.ops.store_kv(places, [k.read(), v.read()], layer)?)
     }
 
     fn attention(
@@ -277,6 +279,7 @@ impl Backend for CudaBackend {
         output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
         let kv = self.kv.as_ref().expect("the KV store was allocated at load");
+        let (group, layer_idx) = kv.place(attention.layer_idx);
         let Workspace {
             inputs,
             attention: scratch,
@@ -292,8 +295,8 @@ impl Backend for CudaBackend {
         };
         Ok(self.ops.attention(
             attention,
-            &inputs.attention(shape)?,
-            kv.layer(attention.layer_idx),
+            &inputs.attention(shape, group)?,
+            kv.group(group).layer(layer_idx),
             q.read(),
             values,
             form,
@@ -544,10 +547,11 @@ impl Backend for CudaBackend {
         }
         let workspace = prepared(&mut self.workspace);
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");
+        let (group, layer_idx) = kv.place(job.layer_idx);
         Ok(self.ops.rope_kv(
             job.rope,
             job.q_width / shape.head_dim_k,
-            workspace.inputs.places(n_tokens)?,
+            workspace.inputs.places(n_tokens, group)?,
             crate::RopeTargets {
                 q: q.write(),
                 k: k.write(),
@@ -555,7 +559,7 @@ impl Backend for CudaBackend {
                 norms: fused,
                 eps,
             },
-            kv.layer_mut(job.layer_idx),
+            kv.group_mut(group).layer_mut(layer_idx),
         )?)
     }
 }

@@ -196,6 +196,7 @@ mod tests {
         max_batch_seqs: 4,
         max_logit_rows: 4,
         kv_window: None,
+        window_group: None,
         pooling: None,
         is_encoder: false,
         n_states: 0,

@@ -8,8 +8,8 @@
 //! nowhere and attends to nothing.
 
 use tokenmill_backend::{
-    BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, Phase, RowSet, SamplingMode, StepShape,
-    TokenSource,
+    BackendError, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, Phase, RowSet, SamplingMode,
+    StepShape, TokenSource,
 };
 
 use crate::states::slot_record;
@@ -30,9 +30,11 @@ pub(super) struct StepInputs {
     n_steps: usize,
     limits: ExecutorLimits,
     layout: Layout,
-    /// Page tables of the current step, cut to the contexts.
+    /// Page tables of the current step, cut to the contexts: those of the main group, then those of the windows'.
     pages: Vec<u32>,
     page_starts: Vec<u32>,
+    /// Of them, those of the main group.
+    n_main_pages: usize,
     output_rows: Vec<u32>,
     /// Tokens of the sequence that has most in the current step.
     longest_run: usize,
@@ -47,6 +49,8 @@ struct Layout {
     seq_of: usize,
     seq_starts: usize,
     page_starts: usize,
+    window_slots: usize,
+    window_page_starts: usize,
     output_rows: usize,
     logits_of_outputs: usize,
     states: usize,
@@ -55,15 +59,20 @@ struct Layout {
 }
 
 impl Layout {
-    fn of(shape: &StepShape, has_states: bool) -> Self {
+    fn of(shape: &StepShape, limits: &ExecutorLimits) -> Self {
         let n = shape.n_tokens;
         let seq_starts = 4 * n;
         let page_starts = seq_starts + shape.n_seqs + 1;
-        let output_rows = page_starts + shape.n_seqs + 1;
+        let window_slots = page_starts + shape.n_seqs + 1;
+        let (window_page_starts, output_rows) = if limits.window_group.is_some() {
+            (window_slots + n, window_slots + n + shape.n_seqs + 1)
+        } else {
+            (window_slots, window_slots)
+        };
         let logits_of_outputs = output_rows + shape.n_outputs;
         // A record of slots is loaded as one vector; the other records begin with a number of 64 bits.
         let states = (logits_of_outputs + shape.n_logits).next_multiple_of(crate::SLOT_RECORD_WORDS);
-        let n_states = if has_states { shape.n_seqs } else { 0 };
+        let n_states = if limits.n_states > 0 { shape.n_seqs } else { 0 };
         let records = states + n_states * crate::SLOT_RECORD_WORDS;
         let n_records = if shape.sampling == SamplingMode::Full {
             shape.n_logits
@@ -77,6 +86,8 @@ impl Layout {
             seq_of: 3 * n,
             seq_starts,
             page_starts,
+            window_slots,
+            window_page_starts,
             output_rows,
             logits_of_outputs,
             states,
@@ -94,11 +105,13 @@ impl Layout {
         } else {
             0
         };
-        7 * limits.max_batch_tokens
-            + 5
+        let n_groups = limits.groups().count();
+        (5 + 2 * n_groups) * limits.max_batch_tokens
+            + 4
+            + n_groups
             + n_states * crate::SLOT_RECORD_WORDS
             + limits.max_logit_rows * (1 + crate::SampleRecord::WORDS)
-            + max_pages
+            + n_groups * max_pages
             + sampling::max_data_words(limits)
     }
 }
@@ -114,6 +127,7 @@ impl StepInputs {
             layout: Layout::default(),
             pages: Vec::new(),
             page_starts: Vec::new(),
+            n_main_pages: 0,
             output_rows: Vec::new(),
             longest_run: 0,
         })
@@ -145,7 +159,7 @@ impl StepInputs {
             .map(|pair| (pair[1] - pair[0]) as usize)
             .max()
             .unwrap_or(0);
-        let layout = Layout::of(&shape, self.limits.n_states > 0);
+        let layout = Layout::of(&shape, &self.limits);
         self.layout = layout;
         let staging = &mut self.staging[self.n_steps % 2];
         self.n_steps += 1;
@@ -177,7 +191,7 @@ impl StepInputs {
             }
         }
         words[layout.seq_of + batch.n_tokens()..layout.seq_starts].fill(0);
-        let end = self.pages.len() as u32;
+        let end = self.n_main_pages as u32;
         part(
             words,
             layout.page_starts,
@@ -185,6 +199,18 @@ impl StepInputs {
             end,
             shape.n_seqs + 1,
         );
+        if self.limits.window_group.is_some() {
+            part(words, layout.window_slots, &batch.window_slots, NOWHERE, n);
+            // The tables of this group follow those of the other, and are divided alike.
+            let starts = self.page_starts.iter().map(|start| end + start);
+            let padding = std::iter::repeat(2 * end);
+            for (word, start) in words[layout.window_page_starts..layout.output_rows]
+                .iter_mut()
+                .zip(starts.chain(padding))
+            {
+                *word = start;
+            }
+        }
         part(words, layout.output_rows, &self.output_rows, 0, shape.n_outputs);
         for (index, row) in batch.logit_rows.iter().enumerate() {
             let output = self.output_rows.binary_search(row);
@@ -226,6 +252,14 @@ impl StepInputs {
             self.pages.extend_from_slice(&batch.pages_of(seq_idx)[..n_pages]);
             self.page_starts.push(self.pages.len() as u32);
         }
+        self.n_main_pages = self.pages.len();
+        if self.limits.window_group.is_some() {
+            for seq_idx in 0..batch.n_seqs() {
+                let n_pages = batch.context_len(seq_idx).div_ceil(PAGE_TOKENS);
+                let table = batch.table_of(seq_idx, PageGroup::Window);
+                self.pages.extend_from_slice(&table[..n_pages]);
+            }
+        }
     }
 
     fn collect_rows(&mut self, batch: &ForwardBatch) {
@@ -265,31 +299,56 @@ impl StepInputs {
         padded
     }
 
-    /// The pages of the current step.
-    pub(super) fn pages(&self) -> &[u32] {
-        &self.pages
+    /// The pages of a group in the current step.
+    pub(super) fn pages(&self, group: PageGroup) -> &[u32] {
+        let (main, window) = self.pages.split_at(self.n_main_pages);
+        match group {
+            PageGroup::Main => main,
+            PageGroup::Window => window,
+        }
     }
 
     pub(super) fn tokens(&self, n_tokens: usize) -> Result<crate::View<'_, u32>, BackendError> {
         Ok(self.words.view().range(0..n_tokens)?)
     }
 
-    pub(super) fn places(&self, n_tokens: usize) -> Result<crate::StepPlaces<'_>, BackendError> {
-        let words = self.words.view();
-        let Layout { positions, slots, .. } = self.layout;
+    pub(super) fn positions(&self, n_tokens: usize) -> Result<crate::View<'_, u32>, BackendError> {
+        let positions = self.layout.positions;
+        Ok(self.words.view().range(positions..positions + n_tokens)?)
+    }
+
+    /// Where tokens are, and where a group stores them.
+    pub(super) fn places(
+        &self,
+        n_tokens: usize,
+        group: PageGroup,
+    ) -> Result<crate::StepPlaces<'_>, BackendError> {
+        let slots = match group {
+            PageGroup::Main => self.layout.slots,
+            PageGroup::Window => self.layout.window_slots,
+        };
         Ok(crate::StepPlaces {
-            positions: words.range(positions..positions + n_tokens)?,
-            slots: words.range(slots..slots + n_tokens)?,
+            positions: self.positions(n_tokens)?,
+            slots: self.words.view().range(slots..slots + n_tokens)?,
         })
     }
 
-    pub(super) fn attention(&self, shape: &StepShape) -> Result<crate::AttentionStep<'_>, BackendError> {
+    /// What attention over the pages of a group needs to know.
+    pub(super) fn attention(
+        &self,
+        shape: &StepShape,
+        group: PageGroup,
+    ) -> Result<crate::AttentionStep<'_>, BackendError> {
         let words = self.words.view();
         let layout = self.layout;
+        let page_starts = match group {
+            PageGroup::Main => layout.page_starts..layout.window_slots,
+            PageGroup::Window => layout.window_page_starts..layout.output_rows,
+        };
         Ok(crate::AttentionStep {
             positions: words.range(layout.positions..layout.positions + shape.n_tokens)?,
             seq_of: words.range(layout.seq_of..layout.seq_of + shape.n_tokens)?,
-            page_starts: words.range(layout.page_starts..layout.output_rows)?,
+            page_starts: words.range(page_starts)?,
             pages: words.range(layout.pages..words.len())?,
             max_pages: shape.max_pages,
             // Decode steps are captured, and the length of a run is no part of their shape.

@@ -465,17 +465,28 @@ impl Descriptor {
         self.layers.iter().filter_map(|layer| layer.mixer.state_shape())
     }
 
+    /// Of each layer of the KV store, the width of the widest window that it is read through; `None` where some layer reads
+    /// it without one.
+    pub fn kv_windows(&self) -> Vec<Option<usize>> {
+        let mut windows = vec![Some(0); self.kv_layers().len()];
+        if self.is_encoder() {
+            windows.fill(None);
+            return windows;
+        }
+        for (layer_idx, layer) in self.layers.iter().enumerate() {
+            if layer.mixer.kv_shape().is_some() {
+                let window = layer.mixer.attention().and_then(|attention| attention.window);
+                let widest = &mut windows[self.kv_idx(layer_idx)];
+                *widest = widest.zip(window).map(|(widest, window)| window.max(widest));
+            }
+        }
+        windows
+    }
+
     /// The width of the widest window, where every layer that stores keys and values has one and nothing else is seen.
     pub fn kv_window(&self) -> Option<usize> {
-        let has_latent = self.layers.iter().any(|layer| layer.mixer.latent().is_some());
-        if self.is_encoder() || has_latent {
-            return None;
-        }
-        let mut layers = self.attentions().peekable();
-        layers.peek()?;
-        layers
-            .map(|attention| attention.window)
-            .try_fold(0, |widest, window| window.map(|window| window.max(widest)))
+        let windows: Option<Vec<usize>> = self.kv_windows().into_iter().collect();
+        windows?.into_iter().max()
     }
 }
 

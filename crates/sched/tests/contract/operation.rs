@@ -154,8 +154,12 @@ fn an_executor_that_cannot_be_sent_is_built_on_the_engines_thread() {
         ) -> Result<(), StepError> {
             self.0.wait(ticket, output)
         }
-        fn copy_pages(&mut self, copies: &[tokenmill_backend::PageCopy]) -> Result<(), StepError> {
-            self.0.copy_pages(copies)
+        fn copy_pages(
+            &mut self,
+            group: tokenmill_backend::PageGroup,
+            copies: &[tokenmill_backend::PageCopy],
+        ) -> Result<(), StepError> {
+            self.0.copy_pages(group, copies)
         }
     }
     let make = || Ok::<_, String>(NotSend(FakeExecutor::new(limits(8)), std::rc::Rc::default()));

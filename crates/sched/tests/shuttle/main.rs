@@ -36,6 +36,8 @@ mod error;
 mod event;
 #[path = "../../src/generation.rs"]
 mod generation;
+#[path = "../../src/group.rs"]
+mod group;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
 #[path = "../../src/lru.rs"]

@@ -9,7 +9,7 @@
 use std::cell::{Cell, RefCell};
 
 use proptest::{prelude::*, test_runner::TestRunner};
-use tokenmill_backend::{ExecutorLimits, SamplingParams};
+use tokenmill_backend::{ExecutorLimits, SamplingParams, WindowGroup};
 use tokenmill_testkit::fake_executor::{
     Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits, sampled,
 };
@@ -57,11 +57,20 @@ impl World {
                 .collect()
         };
         let max_running = pick(genes[4], 1, 8);
+        let window = rarely(genes[2], 2, 1, 70);
+        // Of the models with windows, half have layers without one too.
+        let has_groups = genes[2] / 2 % 2 == 1;
+        let n_host_pages = rarely(genes[1], 2, 1, 8).unwrap_or(0);
         Self {
             limits: ExecutorLimits {
                 n_ctx: 160,
-                n_host_pages: rarely(genes[1], 2, 1, 8).unwrap_or(0),
-                kv_window: rarely(genes[2], 4, 1, 70),
+                n_host_pages,
+                kv_window: window.filter(|_| !has_groups),
+                window_group: window.filter(|_| has_groups).map(|window| WindowGroup {
+                    window,
+                    n_pages: pick(genes[0] / 32, 1, 16),
+                    n_host_pages: n_host_pages / 2,
+                }),
                 pooling: None,
                 is_encoder: false,
                 n_states: rarely(genes[3], 2, 1, 20).unwrap_or(0),
@@ -482,6 +491,8 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         }
     }
     assert_eq!(core.scheduler.pool().n_in_use(), 0, "no page is held");
+    let window_pool = core.scheduler.window_pool();
+    assert_eq!(window_pool.map_or(0, crate::pool::PagePool::n_in_use), 0);
     assert_eq!(core.requests.len(), 0, "no request is forgotten");
     if core.lost().is_none() {
         assert_eq!(mailbox.n_queued(), (0, 0), "the gauges return to zero");

@@ -34,7 +34,7 @@ pub(crate) async fn loads(State(app): State<Arc<App>>) -> Response {
         "num_waiting_uncached_tokens": n_queued_tokens,
         "num_total_reqs": stats.n_running + n_waiting,
         "num_used_tokens": stats.n_pages_in_use * PAGE_TOKENS,
-        "max_total_num_tokens": stats.n_pages * PAGE_TOKENS,
+        "max_total_num_tokens": engine.limits().kv_tokens(),
         "token_usage": share(stats.n_pages_in_use as f64, stats.n_pages as f64),
         "cache_hit_rate": share(counters.cached_tokens as f64, counters.prompt_tokens as f64),
         "utilization": share(stats.n_running as f64, max_running as f64),
@@ -76,7 +76,7 @@ pub(crate) async fn server(State(app): State<Arc<App>>) -> Response {
     let mut info = model_info(&app);
     info["version"] = json!(env!("CARGO_PKG_VERSION"));
     info["max_running_requests"] = json!(engine.config().max_running);
-    info["max_total_num_tokens"] = json!(engine.limits().n_pages * PAGE_TOKENS);
+    info["max_total_num_tokens"] = json!(engine.limits().kv_tokens());
     info["page_size"] = json!(PAGE_TOKENS);
     Json(info).into_response()
 }

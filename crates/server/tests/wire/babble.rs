@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PageCopy, RowOutput, SampledToken, StepError, StepOutput, Ticket,
-    TokenLogprob,
+    Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, RowOutput, SampledToken, StepError,
+    StepOutput, Ticket, TokenLogprob,
 };
 
 /// The executor; see the module.
@@ -32,6 +32,7 @@ impl Babble {
             max_batch_seqs: 64,
             max_logit_rows: 512,
             kv_window: None,
+            window_group: None,
             pooling: None,
             is_encoder: false,
             n_states: 0,
@@ -109,7 +110,7 @@ impl Executor for Babble {
         Ok(())
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
+    fn copy_pages(&mut self, _: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
         for copy in copies {
             let PageCopy::Duplicate { from, to } = *copy else {
                 panic!("there is no host tier");

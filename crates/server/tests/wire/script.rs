@@ -5,7 +5,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PageCopy, RowOutput, SampledToken, StepError, StepOutput, Ticket,
+    Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, RowOutput, SampledToken, StepError,
+    StepOutput, Ticket,
 };
 
 /// The executor; see the module.
@@ -33,6 +34,7 @@ impl Script {
             max_batch_seqs: 64,
             max_logit_rows: 512,
             kv_window: None,
+            window_group: None,
             pooling: None,
             is_encoder: false,
         };
@@ -88,7 +90,7 @@ impl Executor for Script {
         Ok(())
     }
 
-    fn copy_pages(&mut self, _copies: &[PageCopy]) -> Result<(), StepError> {
+    fn copy_pages(&mut self, _: PageGroup, _: &[PageCopy]) -> Result<(), StepError> {
         Ok(())
     }
 }

@@ -7,7 +7,9 @@ use std::{
 
 use serde_json::{Value, json};
 use tokenmill::LoadedDevice;
-use tokenmill_backend::{Executor, ExecutorLimits, ForwardBatch, PageCopy, StepError, StepOutput, Ticket};
+use tokenmill_backend::{
+    Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket,
+};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{Model, ModelOptions};
 use tokenmill_quant::CpuFeatures;
@@ -210,7 +212,7 @@ impl Executor for Hanging {
         self.executor.wait(ticket, output)
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), StepError> {
-        self.executor.copy_pages(copies)
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+        self.executor.copy_pages(group, copies)
     }
 }

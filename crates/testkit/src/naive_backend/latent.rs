@@ -49,7 +49,10 @@ impl LatentOperations for NaiveBackend {
         rows: &Vec<f32>,
     ) -> Result<(), BackendError> {
         let layer = &mut self.layers[layer_idx];
-        for (token_idx, &slot) in self.step.batch().slots[..n_tokens].iter().enumerate() {
+        for (token_idx, &slot) in self.step.batch().slots_in(layer.group)[..n_tokens]
+            .iter()
+            .enumerate()
+        {
             let slot = slot as usize;
             let key = &mut layer.k[slot * layer.k_width..][..layer.k_width];
             key.copy_from_slice(&rows[token_idx * layer.k_width..][..layer.k_width]);

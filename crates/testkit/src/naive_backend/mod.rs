@@ -14,8 +14,8 @@ mod states;
 use half::f16;
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
-    Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, Rope, RopeStyle, RowSet, StateLayout,
-    StepOutput, StepShape, Temperature,
+    Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, PageGroup, Rope, RopeStyle, RowSet,
+    StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format, quantize_row};
@@ -47,8 +47,9 @@ impl NaiveMatrix {
     }
 }
 
-/// Keys and values of one layer, a row for each slot.
+/// Keys and values of one layer, a row for each slot of its group.
 struct LayerKv {
+    group: PageGroup,
     k: Vec<f32>,
     v: Vec<f32>,
     k_width: usize,
@@ -144,8 +145,12 @@ impl Backend for NaiveBackend {
     fn alloc_kv(&mut self, layout: &KvLayout) -> Result<(), BackendError> {
         self.key_type = layout.key_type;
         self.value_type = layout.value_type;
-        let n_slots = layout.n_pages * PAGE_TOKENS;
-        for layer in &layout.layers {
+        for (layer, &group) in layout.layers.iter().zip(&layout.groups) {
+            let n_slots = PAGE_TOKENS
+                * match group {
+                    PageGroup::Main => layout.n_pages,
+                    PageGroup::Window => layout.n_window_pages,
+                };
             let (k_width, v_width) = (
                 layer.n_kv_heads * layer.head_dim_k,
                 layer.n_kv_heads * layer.head_dim_v,
@@ -159,6 +164,7 @@ impl Backend for NaiveBackend {
                 });
             }
             self.layers.push(LayerKv {
+                group,
                 k: vec![f32::NAN; n_slots * k_width],
                 v: vec![f32::NAN; n_slots * v_width],
                 k_width,
@@ -184,7 +190,7 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
-    fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<(), BackendError> {
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError> {
         for copy in copies {
             let &PageCopy::Duplicate { from, to } = copy else {
                 return Err(BackendError::Unsupported {
@@ -192,7 +198,7 @@ impl Backend for NaiveBackend {
                     device: Self::NAME,
                 });
             };
-            for layer in &mut self.layers {
+            for layer in self.layers.iter_mut().filter(|layer| layer.group == group) {
                 for (rows, width) in [(&mut layer.k, layer.k_width), (&mut layer.v, layer.v_width)] {
                     let page_len = PAGE_TOKENS * width;
                     let start = from as usize * page_len;
@@ -357,7 +363,10 @@ impl Backend for NaiveBackend {
         v: &Vec<f32>,
     ) -> Result<(), BackendError> {
         let layer = &mut self.layers[layer_idx];
-        for (token_idx, &slot) in self.step.batch().slots[..n_tokens].iter().enumerate() {
+        for (token_idx, &slot) in self.step.batch().slots_in(layer.group)[..n_tokens]
+            .iter()
+            .enumerate()
+        {
             let slot = slot as usize;
             let stored_k = &mut layer.k[slot * layer.k_width..][..layer.k_width];
             stored_k.copy_from_slice(&k[token_idx * layer.k_width..][..layer.k_width]);
@@ -381,7 +390,7 @@ impl Backend for NaiveBackend {
         let (head_dim_k, head_dim_v) = (layer.head_dim_k, layer.head_dim_v);
         let mut weights = Vec::new();
         for seq_idx in 0..batch.n_seqs() {
-            let pages = batch.pages_of(seq_idx);
+            let pages = batch.table_of(seq_idx, layer.group);
             let slot_of = |position: usize| {
                 pages[position / PAGE_TOKENS] as usize * PAGE_TOKENS + position % PAGE_TOKENS
             };

@@ -1,6 +1,6 @@
 //! What happens when something fails: the step at most, never the others, and never a stream that is left capturing.
 
-use tokenmill_backend::{BackendError, Executor, KvType, PageCopy, StepError, StepOutput};
+use tokenmill_backend::{BackendError, Executor, KvType, PageCopy, PageGroup, StepError, StepOutput};
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{LoadError, ModelOptions, build};
@@ -86,7 +86,7 @@ fn a_lost_device_stays_lost_and_takes_nobody_with_it() {
             assert!(matches!(again, StepError::DeviceLost { .. }), "{again}");
         }
         let copies = [PageCopy::Duplicate { from: 0, to: 1 }];
-        let error = gpu.executor.copy_pages(&copies).unwrap_err();
+        let error = gpu.executor.copy_pages(PageGroup::Main, &copies).unwrap_err();
         assert!(matches!(error, StepError::DeviceLost { .. }), "{error}");
         drop(gpu);
         let mut others = sequences(2);
@@ -217,7 +217,7 @@ fn page_moves_before_one_that_fails_are_waited_for() {
         },
     ];
     gpu.simulator.inject(Fault::Download { after: 0 });
-    let error = gpu.executor.copy_pages(&copies).unwrap_err();
+    let error = gpu.executor.copy_pages(PageGroup::Main, &copies).unwrap_err();
     assert!(matches!(error, StepError::Device { .. }), "{error}");
     // The page that was copied before the failure is whole for the step behind.
     all[0].pages[0] = 20;

@@ -1,6 +1,6 @@
 //! Pages on their way to the host and back, and the last position of a context.
 
-use tokenmill_backend::{BatchError, Executor, PageCopy, StepError};
+use tokenmill_backend::{BatchError, Executor, PageCopy, PageGroup, StepError};
 use tokenmill_gguf::TensorType;
 use tokenmill_testkit::generate::run;
 
@@ -29,7 +29,7 @@ fn pages_survive_the_way_to_the_host_and_back() {
     let upload = |host_page, page| PageCopy::Upload { host_page, page };
     let [a, b, c] = [sequence.pages[0], sequence.pages[1], sequence.pages[2]];
     gpu.executor
-        .copy_pages(&[download(a, 0), download(b, 1), download(c, 2)])
+        .copy_pages(PageGroup::Main, &[download(a, 0), download(b, 1), download(c, 2)])
         .unwrap();
     // Another sequence takes the pages, right behind the copies.
     let mut other = Sequence {
@@ -41,7 +41,7 @@ fn pages_survive_the_way_to_the_host_and_back() {
     // The first comes back to other places, used by the step right behind.
     sequence.pages = vec![20, 22, 21, 23];
     gpu.executor
-        .copy_pages(&[upload(0, 20), upload(1, 22), upload(2, 21)])
+        .copy_pages(PageGroup::Main, &[upload(0, 20), upload(1, 22), upload(2, 21)])
         .unwrap();
     let found = advance(&mut gpu.executor, vec![&mut sequence]).unwrap();
     assert_same_bits("after the way back", &expected, &found);
@@ -58,10 +58,13 @@ fn pages_move_beside_a_step_and_a_copy_on_write_is_whole() {
     branch.tokens.pop();
     branch.tokens.push(7);
     gpu.executor
-        .copy_pages(&[PageCopy::Duplicate {
-            from: original.pages[2],
-            to: 30,
-        }])
+        .copy_pages(
+            PageGroup::Main,
+            &[PageCopy::Duplicate {
+                from: original.pages[2],
+                to: 30,
+            }],
+        )
         .unwrap();
     let rows = advance(&mut gpu.executor, vec![&mut original, &mut branch]).unwrap();
     let alone = |tokens: &[u32]| {

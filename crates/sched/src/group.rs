@@ -1,0 +1,48 @@
+//! [`Group`]: the pages of the layers that keep keys and values for equally long.
+//!
+//! Separate from the pool, which knows no window. Invariant: all groups of a model are filled alike: a token has a place in
+//! each, and a prompt continues from the cache only where every group still has what the next token sees.
+
+use tokenmill_backend::{ExecutorLimits, GroupLimits, PAGE_TOKENS};
+
+use crate::{pool::PagePool, prefix::first_visible_page};
+
+/// A group's pool, and how far its layers see.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) pool: PagePool,
+    pub(crate) limits: GroupLimits,
+}
+
+impl Group {
+    /// The groups of an executor, the main one first. Slots of recurrent states go with the main group.
+    pub(crate) fn all(limits: &ExecutorLimits) -> Vec<Self> {
+        let mut n_states = limits.n_states;
+        (limits.groups())
+            .map(|(_, group)| Self {
+                pool: PagePool::new(group.n_pages, group.n_host_pages, std::mem::take(&mut n_states)),
+                limits: group,
+            })
+            .collect()
+    }
+
+    /// As [`pages_needed`].
+    pub(crate) fn pages_needed(&self, n_tokens: usize) -> usize {
+        pages_needed(&self.limits, n_tokens)
+    }
+
+    /// The first page that a token at `position` or later still looks at.
+    pub(crate) fn first_visible_page(&self, position: usize) -> usize {
+        first_visible_page(position, self.limits.window)
+    }
+}
+
+/// Pages of a group that a sequence of `n_tokens` inputs holds at most, when it is computed in small chunks.
+pub(crate) fn pages_needed(limits: &GroupLimits, n_tokens: usize) -> usize {
+    let n_pages = n_tokens.div_ceil(PAGE_TOKENS);
+    match limits.window {
+        // The window, the page being written, and one that falls out of the window while a step is in flight.
+        Some(window) => n_pages.min(window.div_ceil(PAGE_TOKENS) + 2),
+        None => n_pages,
+    }
+}
