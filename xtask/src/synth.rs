@@ -1,11 +1,12 @@
 //! `synth`: writes a model with the shapes of a real one, random weights and a vocabulary of real size.
 //!
 //! Speed, memory and loading can be measured with it on any machine, without a download. The parts: `preset` has the
-//! shapes, `recipe` which tensor gets which type, `weights` the random numbers, `vocab` the tokenizer. Invariant: the
+//! shapes, `tensors` what they make, `recipe` which tensor gets which type, `weights` the random numbers, `vocab` the tokenizer. Invariant: the
 //! file is a function of preset, type, seed and standard deviation, byte for byte, whatever the number of threads.
 
 mod preset;
 mod recipe;
+mod tensors;
 mod vocab;
 mod weights;
 
@@ -19,8 +20,9 @@ use anyhow::{Context, bail, ensure};
 use rayon::prelude::*;
 use tokenmill_gguf::{GgufWriter, Metadata, TensorDataWriter, TensorType};
 
-use preset::{Architecture, Preset, TensorKind};
+use preset::{Architecture, Preset};
 use recipe::Recipe;
+use tensors::TensorKind;
 
 const DEFAULT_SEED: u64 = 42;
 const DEFAULT_STD: f32 = 0.02;
@@ -28,9 +30,10 @@ const DEFAULT_STD: f32 = 0.02;
 /// Writes a model of real shapes with random weights and a generated vocabulary
 #[derive(clap::Args)]
 pub struct Args {
-    /// Whose shapes: qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3-8b, tiny-llama, tiny-qwen2
+    /// Whose shapes: qwen2.5-0.5b, qwen3-0.6b, llama-3.2-1b, llama-3-8b, qwen3.5-2b, qwen3-30b-a3b-8l, gpt-oss-20b-6l,
+    /// gemma-3-4b, tiny-llama, tiny-qwen2, tiny-qwen3.5, tiny-qwen3-moe, tiny-gpt-oss, tiny-gemma-3
     preset: String,
-    /// Type of the weights: F32, F16, BF16, Q8_0, Q4_0, Q4_K_M, Q6_K, ...
+    /// Type of the weights: F32, F16, BF16, Q8_0, Q4_0, Q4_K_M, Q6_K, MXFP4_MOE, ...
     recipe: String,
     /// File to write
     out: PathBuf,
@@ -143,8 +146,9 @@ fn write_model(
         let stream = weights::Stream::new(seed, tensor_idx);
         match tensor.kind {
             TensorKind::Weight => write_weights(&mut out, &mut piece, stream, std)?,
-            TensorKind::Bias => out.write(&weights::floats(stream, tensor.dims[0] as usize, 0.0, std))?,
-            TensorKind::Norm => out.write(&weights::floats(stream, tensor.dims[0] as usize, 1.0, std))?,
+            TensorKind::Small => out.write(&weights::floats(stream, tensor.n_elements(), 0.0, std))?,
+            TensorKind::Norm => out.write(&weights::floats(stream, tensor.n_elements(), 1.0, std))?,
+            TensorKind::Decay => out.write(&weights::floats(stream, tensor.n_elements(), -1.0, std))?,
             TensorKind::RopeFactors => out.write(&preset.rope_factors())?,
         }
     }
@@ -209,6 +213,7 @@ fn metadata_of(preset: &Preset, recipe: &Recipe, seed: u64) -> anyhow::Result<Me
         metadata.insert("llama.vocab_size", preset.n_vocab)?;
         metadata.insert("llama.rope.dimension_count", preset.head_dim)?;
     }
+    insert_architecture(&mut metadata, preset)?;
     metadata.insert(format!("{arch}.rope.freq_base"), preset.rope_base)?;
     metadata.insert(
         format!("{arch}.attention.layer_norm_rms_epsilon"),
@@ -218,9 +223,58 @@ fn metadata_of(preset: &Preset, recipe: &Recipe, seed: u64) -> anyhow::Result<Me
     Ok(metadata)
 }
 
+/// Inserts what only some networks have.
+fn insert_architecture(metadata: &mut Metadata, preset: &Preset) -> anyhow::Result<()> {
+    let arch = preset.architecture.name();
+    if let Some(experts) = preset.experts {
+        metadata.insert(format!("{arch}.expert_count"), experts.total)?;
+        metadata.insert(format!("{arch}.expert_used_count"), experts.used)?;
+        metadata.insert(format!("{arch}.expert_feed_forward_length"), experts.n_ff)?;
+    }
+    if let Some(window) = preset.window {
+        metadata.insert(format!("{arch}.attention.sliding_window"), window)?;
+    }
+    if let Some(delta_net) = preset.delta_net {
+        let inner_size = delta_net.n_v_heads * delta_net.head_dim;
+        for (key, number) in [
+            ("full_attention_interval", Preset::ATTENTION_INTERVAL),
+            ("ssm.conv_kernel", delta_net.n_taps),
+            ("ssm.state_size", delta_net.head_dim),
+            ("ssm.group_count", delta_net.n_k_heads),
+            ("ssm.time_step_rank", delta_net.n_v_heads),
+            ("ssm.inner_size", inner_size),
+            ("rope.dimension_count", preset.head_dim / 4),
+        ] {
+            metadata.insert(format!("{arch}.{key}"), number)?;
+        }
+        // Of the pairs that are turned, those of each coordinate of an image; text has one position for all.
+        let n_pairs = (preset.head_dim / 8) as i32;
+        let sections = vec![n_pairs - 2 * (n_pairs / 3), n_pairs / 3, n_pairs / 3, 0];
+        metadata.insert(format!("{arch}.rope.dimension_sections"), sections)?;
+    }
+    match preset.architecture {
+        Architecture::GptOss => {
+            metadata.insert(format!("{arch}.rope.scaling.type"), "yarn")?;
+            metadata.insert(format!("{arch}.rope.scaling.factor"), 32.0_f32)?;
+            metadata.insert(format!("{arch}.rope.scaling.original_context_length"), 4096_u32)?;
+        }
+        Architecture::Gemma3 => {
+            metadata.insert(format!("{arch}.rope.scaling.type"), "linear")?;
+            metadata.insert(format!("{arch}.rope.scaling.factor"), 8.0_f32)?;
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use tokenmill_backend::KvType;
+    use tokenmill_cpu_exec::CpuBackend;
     use tokenmill_gguf::GgufFile;
+    use tokenmill_model::{Model, ModelOptions, WindowPages};
+    use tokenmill_quant::CpuFeatures;
+    use tokenmill_testkit::generate;
 
     use super::*;
 
@@ -245,6 +299,60 @@ mod tests {
                 assert_eq!(file.tensor("token_embd.weight").unwrap().info.n_rows(), n_vocab);
             }
         }
+    }
+
+    #[test]
+    fn every_kind_of_network_computes_finite_logits() {
+        for (preset, recipe) in [
+            ("tiny-llama", "Q4_K_M"),
+            ("tiny-qwen3.5", "Q4_K_M"),
+            ("tiny-qwen3-moe", "Q4_K_M"),
+            ("tiny-gpt-oss", "MXFP4_MOE"),
+            ("tiny-gemma-3", "Q4_0"),
+        ] {
+            let model = Model::from_gguf(GgufFile::from_bytes(&write(preset, recipe, 3)).unwrap()).unwrap();
+            let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+            let options = ModelOptions {
+                n_ctx: Some(64),
+                max_logit_rows: 64,
+                kv_type: KvType::F32,
+                ..ModelOptions::default()
+            };
+            let mut executor = model.load_on(backend, &options, &mut |_| {}).unwrap();
+            let tokens: Vec<u32> = (0..50).map(|token| token * 7 % 300).collect();
+            let logits = generate::all_logits(&mut executor, &tokens).unwrap();
+            let rows: Vec<&[f32]> = logits.chunks_exact(2048).collect();
+            assert!(logits.iter().all(|logit| logit.is_finite()), "{preset}");
+            assert!(rows.len() == 50 && rows[48] != rows[49], "{preset}");
+        }
+    }
+
+    #[test]
+    fn a_long_context_costs_keys_and_values_of_layers_without_a_window_only() {
+        let file = write("tiny-gemma-3", "Q8_0", 3);
+        let model = Model::from_gguf(GgufFile::from_bytes(&file).unwrap()).unwrap();
+        let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+        let plan = |n_ctx| {
+            let options = ModelOptions {
+                n_ctx: Some(n_ctx),
+                max_batch_tokens: 64,
+                max_batch_seqs: 1,
+                window_pages: WindowPages::Own,
+                ..ModelOptions::default()
+            };
+            model.plan(&backend, &options).unwrap()
+        };
+        let (short, long) = (plan(4096), plan(32_768));
+        // One layer of six sees everything; each has 2 heads of 64 for keys and for values, in half precision.
+        let page_bytes = 2 * 64 * 2 * 2 * 16;
+        assert_eq!(
+            (long.kv_page_bytes, long.window_page_bytes),
+            (page_bytes, 5 * page_bytes)
+        );
+        assert_eq!((long.n_pages, short.n_pages), (2048, 256));
+        // A window of 32 tokens and two pages, as much again for the cache, and two steps of 64 tokens.
+        assert_eq!((long.n_window_pages, short.n_window_pages), (16, 16));
+        assert_eq!(long.kv_bytes - short.kv_bytes, (2048 - 256) * page_bytes);
     }
 
     #[test]

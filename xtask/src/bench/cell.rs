@@ -79,6 +79,14 @@ impl fmt::Display for Cell {
 const SMALL: &str = "qwen2.5-0.5b";
 const LARGE: &str = "llama-3.2-1b";
 
+/// Networks with recurrent layers, with experts, and with windows, each in the type that most of its files have.
+const OTHER_NETWORKS: [(&str, &str); 4] = [
+    ("qwen3.5-2b", "Q4_K_M"),
+    ("qwen3-30b-a3b-8l", "Q4_K_M"),
+    ("gpt-oss-20b-6l", "MXFP4_MOE"),
+    ("gemma-3-4b", "Q4_K_M"),
+];
+
 /// All cells, in the order of the report.
 pub(super) fn all() -> Vec<Cell> {
     let mut cells = Vec::new();
@@ -114,6 +122,21 @@ pub(super) fn all() -> Vec<Cell> {
         add(LARGE, "Q4_K_M", Work::Batch { n_seqs, n_tokens }, Kv::F16);
     }
     add(LARGE, "Q4_K_M", Work::Load, Kv::F16);
+    for (preset, recipe) in OTHER_NETWORKS {
+        for work in [
+            Work::Decode {
+                n_tokens: 128,
+                n_depth: 0,
+            },
+            Work::Prefill { n_tokens: 512 },
+            Work::Batch {
+                n_seqs: 8,
+                n_tokens: 64,
+            },
+        ] {
+            add(preset, recipe, work, Kv::F16);
+        }
+    }
     cells
 }
 
@@ -129,5 +152,6 @@ mod tests {
         assert_eq!(names.len(), all().len());
         assert!(names.contains("llama-3.2-1b/Q4_K_M/tg32@d2048/kv-q8_0"));
         assert!(names.contains("qwen2.5-0.5b/Q8_0/pp512"));
+        assert!(names.contains("gpt-oss-20b-6l/MXFP4_MOE/tg64x8"));
     }
 }

@@ -9,7 +9,7 @@
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use tokenmill_cpu_exec::product_instructions;
-use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_gguf::{GgufFile, TensorInfo, TensorType};
 
 use super::{
     cell::{Kv, Work},
@@ -24,7 +24,11 @@ const STEP_TOKENS: usize = 512;
 pub(super) struct ModelCost {
     /// Bytes of the matrices that every step reads, the head among them.
     weight_bytes: f64,
-    /// Weights of the layers.
+    /// Bytes of the matrices of experts.
+    expert_bytes: f64,
+    /// The share of the experts that a token goes to; 1 without experts.
+    expert_share: f64,
+    /// Weights of the layers that a token is multiplied with.
     layer_weights: f64,
     /// The same, each divided by its format's share of multiplications; without a share there is none.
     layer_slots: Option<f64>,
@@ -34,6 +38,8 @@ pub(super) struct ModelCost {
     query_len: f64,
     /// Values of a key in all layers.
     key_len: f64,
+    /// Tokens that layers with a sliding window see. Layers without one, where there are both kinds, are taken to see no more.
+    window: f64,
 }
 
 /// What a token costs, at the least.
@@ -71,7 +77,14 @@ impl ModelCost {
         let metadata = file.metadata();
         let arch = metadata.str("general.architecture")?;
         let size = |key: &str| -> anyhow::Result<f64> { Ok(metadata.u32(&format!("{arch}.{key}"))?.into()) };
-        let (n_layers, n_heads) = (size("block_count")?, size("attention.head_count")?);
+        let n_heads = size("attention.head_count")?;
+        let opt_size = |key: &str| -> anyhow::Result<Option<f64>> {
+            Ok(metadata.opt_u32(&format!("{arch}.{key}"))?.map(f64::from))
+        };
+        let expert_share = match (opt_size("expert_used_count")?, opt_size("expert_count")?) {
+            (Some(n_used), Some(n_experts)) => n_used / n_experts,
+            _ => 1.0,
+        };
         let n_kv_heads = size("attention.head_count_kv")?;
         let head_dim = match metadata.opt_u32(&format!("{arch}.attention.key_length"))? {
             Some(head_dim) => head_dim.into(),
@@ -86,13 +99,28 @@ impl ModelCost {
             file.tensors()
                 .filter(|tensor| tensor.name.starts_with("blk.") && tensor.dims.len() >= 2)
         };
+        let is_of_experts = |tensor: &TensorInfo| tensor.name.ends_with("_exps.weight");
+        let bytes_of = |of_experts| -> usize {
+            (layers().filter(|tensor| is_of_experts(tensor) == of_experts))
+                .map(|tensor| tensor.n_bytes)
+                .sum()
+        };
+        let multiplied = |tensor: &TensorInfo| {
+            let share = if is_of_experts(tensor) { expert_share } else { 1.0 };
+            tensor.n_elements() as f64 * share
+        };
+        // Recurrent layers have no keys.
+        let n_layers = layers()
+            .filter(|tensor| tensor.name.ends_with(".attn_k.weight"))
+            .count() as f64;
         Ok(Self {
-            weight_bytes: (layers().map(|tensor| tensor.n_bytes).sum::<usize>() + head.n_bytes) as f64,
-            layer_weights: layers()
-                .map(tokenmill_gguf::TensorInfo::n_elements)
-                .sum::<usize>() as f64,
+            weight_bytes: (bytes_of(false) + head.n_bytes) as f64,
+            expert_bytes: bytes_of(true) as f64,
+            expert_share,
+            window: opt_size("attention.sliding_window")?.unwrap_or(f64::INFINITY),
+            layer_weights: layers().map(multiplied).sum(),
             layer_slots: layers()
-                .map(|tensor| Some(tensor.n_elements() as f64 / multiplying_share(tensor.ty)?))
+                .map(|tensor| Some(multiplied(tensor) / multiplying_share(tensor.ty)?))
                 .sum(),
             head_weights: head.n_elements() as f64,
             query_len: n_layers * n_heads * head_dim,
@@ -112,6 +140,9 @@ impl ModelCost {
             Work::Batch { n_seqs, n_tokens } => (n_seqs, 1, n_tokens as f64 / 2.0),
             Work::Load => return None,
         };
+        let n_context = self.window.min(n_context);
+        // Where tokens choose their experts by chance, the share that some token of a step goes to.
+        let expert_bytes = self.expert_bytes * (1.0 - (1.0 - self.expert_share).powi(n_sharing as i32));
         // Keys and values of a step's own tokens never leave the cache, so that a prompt's are left out.
         let kv_bytes = match work {
             Work::Prefill { .. } => 0.0,
@@ -122,7 +153,7 @@ impl ModelCost {
         let slots = (self.layer_slots.filter(|_| n_sharing > 1))
             .map(|layers| layers + head + FLOAT_SLOTS * attention);
         Some(Cost {
-            bytes: self.weight_bytes / n_sharing as f64 + kv_bytes,
+            bytes: (self.weight_bytes + expert_bytes) / n_sharing as f64 + kv_bytes,
             multiplies: self.layer_weights + head + attention,
             slots,
         })
@@ -169,6 +200,9 @@ mod tests {
 
     const MODEL: ModelCost = ModelCost {
         weight_bytes: 1000.0,
+        expert_bytes: 0.0,
+        expert_share: 1.0,
+        window: f64::INFINITY,
         layer_weights: 1600.0,
         layer_slots: Some(2000.0),
         head_weights: 400.0,
@@ -212,6 +246,28 @@ mod tests {
         };
         assert_eq!(MODEL.of_token(batch, Kv::F16).unwrap().bytes, 250.0 + 16.0);
         assert_eq!(MODEL.of_token(Work::Load, Kv::F16), None);
+    }
+
+    #[test]
+    fn unused_experts_and_what_is_beyond_the_window_are_not_read() {
+        let model = ModelCost {
+            expert_bytes: 800.0,
+            expert_share: 0.25,
+            window: 10.0,
+            ..MODEL
+        };
+        let work = Work::Decode {
+            n_tokens: 20,
+            n_depth: 90,
+        };
+        let cost = model.of_token(work, Kv::F16).unwrap();
+        assert_eq!(cost.bytes, 1000.0 + 200.0 + 2.0 * 4.0 * 10.0 * 2.0);
+        let batch = Work::Batch {
+            n_seqs: 2,
+            n_tokens: 0,
+        };
+        // Two tokens use a quarter of the experts each, and a quarter of those together.
+        assert_eq!(model.of_token(batch, Kv::F16).unwrap().bytes, 675.0);
     }
 
     #[test]

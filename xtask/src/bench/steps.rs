@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
 use tokenmill_backend::{
-    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
+    Executor, ForwardBatch, KvType, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, SeqState, TokenSource,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadProgress, Model, ModelOptions};
@@ -140,6 +140,7 @@ impl Stepper {
         let id = |seq_idx: usize, position: usize| {
             TokenSource::Id(((seq_idx * 7919 + position * 104_729 + 1) % n_vocab) as u32)
         };
+        let has_states = executor.limits().n_states > 0;
         let mut batch = ForwardBatch::default();
         for seq_idx in 0..n_seqs {
             let first_page = (seq_idx * n_pages) as u32;
@@ -152,6 +153,9 @@ impl Stepper {
                     first as u32,
                     &pages,
                 );
+                if has_states {
+                    fill.states.push(SeqState::own(seq_idx as u32));
+                }
                 fill.want_last(greedy());
                 run_step(&mut *executor, &fill).context("filling the context")?;
             }
@@ -161,6 +165,13 @@ impl Stepper {
                 n_before as u32,
                 &pages,
             );
+            if has_states {
+                // The step is repeated, and finds the same state each time.
+                batch.states.push(SeqState {
+                    to: (n_seqs + seq_idx) as u32,
+                    ..SeqState::own(seq_idx as u32)
+                });
+            }
             batch.want_last(greedy());
         }
         Ok(Self { executor, batch })

@@ -1,6 +1,7 @@
 //! [`Preset`]: the shapes of real models, and small ones for tests.
 //!
-//! Invariant: tensors come in the order in which converters write them, so that files read alike.
+//! Separate from the tensors, which follow from a shape. Invariant: a preset whose layers are fewer than its model's says so in
+//! its name.
 
 /// Whose tensor names and metadata keys a model has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,6 +9,10 @@ pub(super) enum Architecture {
     Llama,
     Qwen2,
     Qwen3,
+    Qwen35,
+    Qwen3Moe,
+    GptOss,
+    Gemma3,
 }
 
 impl Architecture {
@@ -17,6 +22,10 @@ impl Architecture {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen35 => "qwen35",
+            Self::Qwen3Moe => "qwen3moe",
+            Self::GptOss => "gpt-oss",
+            Self::Gemma3 => "gemma3",
         }
     }
 }
@@ -40,31 +49,57 @@ pub(super) struct Preset {
     pub(super) is_tied: bool,
     /// Whether low frequencies are stretched as Llama 3.1 and later do.
     pub(super) has_rope_factors: bool,
+    /// Experts in the place of the feed-forward network.
+    pub(super) experts: Option<Experts>,
+    /// Gated delta nets in three of four layers.
+    pub(super) delta_net: Option<DeltaNet>,
+    /// The sliding window of the layers that have one.
+    pub(super) window: Option<u32>,
 }
 
-/// How a tensor's numbers are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TensorKind {
-    /// Random around 0, in the recipe's type.
-    Weight,
-    /// Random around 1.
-    Norm,
-    /// Random around 0.
-    Bias,
-    /// Computed.
-    RopeFactors,
+/// The experts of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Experts {
+    /// How many there are.
+    pub(super) total: u32,
+    /// How many a token goes to.
+    pub(super) used: u32,
+    /// Width inside each.
+    pub(super) n_ff: u32,
 }
 
-/// A tensor to write.
-#[derive(Clone, Debug)]
-pub(super) struct TensorSpec {
-    pub(super) name: String,
-    /// Dimensions, the contiguous one first.
-    pub(super) dims: Vec<u64>,
-    pub(super) kind: TensorKind,
+/// A gated delta net.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeltaNet {
+    pub(super) n_k_heads: u32,
+    pub(super) n_v_heads: u32,
+    /// Width of a head.
+    pub(super) head_dim: u32,
+    pub(super) n_taps: u32,
 }
 
-const PRESETS: [Preset; 6] = [
+/// What most presets are a variation of.
+const DENSE: Preset = Preset {
+    name: "",
+    architecture: Architecture::Llama,
+    n_layers: 2,
+    n_embd: 256,
+    n_ff: 512,
+    n_heads: 4,
+    n_kv_heads: 2,
+    head_dim: 64,
+    n_vocab: 2048,
+    n_ctx: 4096,
+    rope_base: 1e6,
+    rms_epsilon: 1e-6,
+    is_tied: true,
+    has_rope_factors: false,
+    experts: None,
+    delta_net: None,
+    window: None,
+};
+
+const PRESETS: [Preset; 14] = [
     Preset {
         name: "qwen2.5-0.5b",
         architecture: Architecture::Qwen2,
@@ -80,6 +115,7 @@ const PRESETS: [Preset; 6] = [
         rms_epsilon: 1e-6,
         is_tied: true,
         has_rope_factors: false,
+        ..DENSE
     },
     Preset {
         name: "qwen3-0.6b",
@@ -96,6 +132,7 @@ const PRESETS: [Preset; 6] = [
         rms_epsilon: 1e-6,
         is_tied: true,
         has_rope_factors: false,
+        ..DENSE
     },
     Preset {
         name: "llama-3.2-1b",
@@ -112,6 +149,7 @@ const PRESETS: [Preset; 6] = [
         rms_epsilon: 1e-5,
         is_tied: true,
         has_rope_factors: true,
+        ..DENSE
     },
     Preset {
         name: "llama-3-8b",
@@ -128,6 +166,7 @@ const PRESETS: [Preset; 6] = [
         rms_epsilon: 1e-5,
         is_tied: false,
         has_rope_factors: false,
+        ..DENSE
     },
     Preset {
         name: "tiny-llama",
@@ -144,6 +183,7 @@ const PRESETS: [Preset; 6] = [
         rms_epsilon: 1e-5,
         is_tied: true,
         has_rope_factors: true,
+        ..DENSE
     },
     Preset {
         name: "tiny-qwen2",
@@ -160,10 +200,134 @@ const PRESETS: [Preset; 6] = [
         rms_epsilon: 1e-6,
         is_tied: true,
         has_rope_factors: false,
+        ..DENSE
+    },
+    // Qwen3.5-2B.
+    Preset {
+        name: "qwen3.5-2b",
+        architecture: Architecture::Qwen35,
+        n_layers: 24,
+        n_embd: 2048,
+        n_ff: 6144,
+        n_heads: 8,
+        n_kv_heads: 2,
+        head_dim: 256,
+        n_vocab: 248_320,
+        n_ctx: 262_144,
+        rope_base: 1e7,
+        delta_net: Some(DeltaNet {
+            n_k_heads: 16,
+            n_v_heads: 16,
+            head_dim: 128,
+            n_taps: 4,
+        }),
+        ..DENSE
+    },
+    // Qwen3-30B-A3B, 8 of its 48 layers.
+    Preset {
+        name: "qwen3-30b-a3b-8l",
+        architecture: Architecture::Qwen3Moe,
+        n_layers: 8,
+        n_embd: 2048,
+        n_ff: 6144,
+        n_heads: 32,
+        n_kv_heads: 4,
+        head_dim: 128,
+        n_vocab: 151_936,
+        n_ctx: 40_960,
+        is_tied: false,
+        experts: Some(Experts {
+            total: 128,
+            used: 8,
+            n_ff: 768,
+        }),
+        ..DENSE
+    },
+    // gpt-oss-20b, 6 of its 24 layers.
+    Preset {
+        name: "gpt-oss-20b-6l",
+        architecture: Architecture::GptOss,
+        n_layers: 6,
+        n_embd: 2880,
+        n_ff: 2880,
+        n_heads: 64,
+        n_kv_heads: 8,
+        head_dim: 64,
+        n_vocab: 201_088,
+        n_ctx: 131_072,
+        rope_base: 150_000.0,
+        rms_epsilon: 1e-5,
+        is_tied: false,
+        experts: Some(Experts {
+            total: 32,
+            used: 4,
+            n_ff: 2880,
+        }),
+        window: Some(128),
+        ..DENSE
+    },
+    Preset {
+        name: "gemma-3-4b",
+        architecture: Architecture::Gemma3,
+        n_layers: 34,
+        n_embd: 2560,
+        n_ff: 10_240,
+        n_heads: 8,
+        n_kv_heads: 4,
+        head_dim: 256,
+        n_vocab: 262_208,
+        n_ctx: 131_072,
+        window: Some(1024),
+        ..DENSE
+    },
+    Preset {
+        name: "tiny-qwen3.5",
+        architecture: Architecture::Qwen35,
+        n_layers: 4,
+        delta_net: Some(DeltaNet {
+            n_k_heads: 2,
+            n_v_heads: 4,
+            head_dim: 64,
+            n_taps: 4,
+        }),
+        ..DENSE
+    },
+    Preset {
+        name: "tiny-qwen3-moe",
+        architecture: Architecture::Qwen3Moe,
+        is_tied: false,
+        experts: Some(Experts {
+            total: 8,
+            used: 2,
+            n_ff: 256,
+        }),
+        ..DENSE
+    },
+    Preset {
+        name: "tiny-gpt-oss",
+        architecture: Architecture::GptOss,
+        is_tied: false,
+        experts: Some(Experts {
+            total: 4,
+            used: 2,
+            n_ff: 256,
+        }),
+        window: Some(32),
+        ..DENSE
+    },
+    Preset {
+        name: "tiny-gemma-3",
+        architecture: Architecture::Gemma3,
+        n_layers: 6,
+        window: Some(32),
+        ..DENSE
     },
 ];
 
 impl Preset {
+    /// Of the layers of a network with delta nets, every so many the last has attention.
+    pub(super) const ATTENTION_INTERVAL: u32 = 4;
+
     /// Finds a preset by its name.
     pub(super) fn find(name: &str) -> Option<&'static Self> {
         PRESETS.iter().find(|preset| preset.name == name)
@@ -172,60 +336,6 @@ impl Preset {
     /// The names of all presets.
     pub(super) fn names() -> String {
         PRESETS.map(|preset| preset.name).join(", ")
-    }
-
-    /// The tensors in file order.
-    pub(super) fn tensors(&self) -> Vec<TensorSpec> {
-        let (n_embd, n_ff, head_dim) = (self.n_embd.into(), self.n_ff.into(), u64::from(self.head_dim));
-        let n_q = u64::from(self.n_heads) * head_dim;
-        let n_kv = u64::from(self.n_kv_heads) * head_dim;
-        let mut tensors = Vec::new();
-        let mut push = |name: String, dims: &[u64], kind| {
-            tensors.push(TensorSpec {
-                name,
-                dims: dims.to_vec(),
-                kind,
-            });
-        };
-        let vocab_dims = [n_embd, self.n_vocab.into()];
-        if !self.is_tied {
-            push("output.weight".to_owned(), &vocab_dims, TensorKind::Weight);
-        }
-        push("token_embd.weight".to_owned(), &vocab_dims, TensorKind::Weight);
-        if self.has_rope_factors {
-            push(
-                "rope_freqs.weight".to_owned(),
-                &[head_dim / 2],
-                TensorKind::RopeFactors,
-            );
-        }
-        for layer_idx in 0..self.n_layers {
-            let mut push =
-                |name: &str, dims: &[u64], kind| push(format!("blk.{layer_idx}.{name}"), dims, kind);
-            push("attn_norm.weight", &[n_embd], TensorKind::Norm);
-            push("ffn_down.weight", &[n_ff, n_embd], TensorKind::Weight);
-            push("ffn_gate.weight", &[n_embd, n_ff], TensorKind::Weight);
-            push("ffn_up.weight", &[n_embd, n_ff], TensorKind::Weight);
-            push("ffn_norm.weight", &[n_embd], TensorKind::Norm);
-            push("attn_k.weight", &[n_embd, n_kv], TensorKind::Weight);
-            push("attn_output.weight", &[n_q, n_embd], TensorKind::Weight);
-            push("attn_q.weight", &[n_embd, n_q], TensorKind::Weight);
-            push("attn_v.weight", &[n_embd, n_kv], TensorKind::Weight);
-            match self.architecture {
-                Architecture::Llama => {}
-                Architecture::Qwen2 => {
-                    push("attn_k.bias", &[n_kv], TensorKind::Bias);
-                    push("attn_q.bias", &[n_q], TensorKind::Bias);
-                    push("attn_v.bias", &[n_kv], TensorKind::Bias);
-                }
-                Architecture::Qwen3 => {
-                    push("attn_k_norm.weight", &[head_dim], TensorKind::Norm);
-                    push("attn_q_norm.weight", &[head_dim], TensorKind::Norm);
-                }
-            }
-        }
-        push("output_norm.weight".to_owned(), &[n_embd], TensorKind::Norm);
-        tensors
     }
 
     /// The bytes of `rope_freqs.weight`: what each frequency is divided by.
@@ -258,7 +368,7 @@ impl Preset {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::tensors::TensorKind, *};
 
     #[test]
     fn presets_have_the_published_number_of_parameters() {
@@ -267,6 +377,7 @@ mod tests {
             ("qwen3-0.6b", 596_049_920),
             ("llama-3.2-1b", 1_235_814_400),
             ("llama-3-8b", 8_030_261_248),
+            ("gemma-3-4b", 3_880_263_168),
         ] {
             let n_elements: u64 = Preset::find(name)
                 .unwrap()

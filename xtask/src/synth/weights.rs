@@ -70,6 +70,8 @@ struct Scales {
     /// Whether the quants lean to one side and no minimum balances them: the scale has a random sign then, so that blocks lean
     /// to either.
     has_random_sign: bool,
+    /// The share of blocks whose scale is doubled, of formats whose scales are powers of two.
+    doubled: f64,
 }
 
 /// How far the spread of weights may be from the one asked for.
@@ -102,6 +104,7 @@ impl Scales {
             scale,
             min: scale * min_per_scale as f32,
             has_random_sign,
+            doubled: 0.0,
         };
         let (mean, spread) = spread_of(format, scales.scale, scales.min);
         let found = if has_random_sign {
@@ -109,7 +112,18 @@ impl Scales {
         } else {
             spread
         };
-        ((found / f64::from(std) - 1.0).abs() < TOLERANCE).then_some(scales)
+        if (found / f64::from(std) - 1.0).abs() < TOLERANCE {
+            return Some(scales);
+        }
+        // A mixture of two powers of two has any spread between theirs.
+        let scale = 2_f32.powf(scale.log2().floor());
+        let (_, spread) = spread_of(format, scale, 0.0);
+        let doubled = ((f64::from(std) / spread).powi(2) - 1.0) / 3.0;
+        (0.0..=1.0).contains(&doubled).then_some(Self {
+            scale,
+            doubled,
+            ..scales
+        })
     }
 }
 
@@ -205,6 +219,8 @@ impl RandomBlocks {
             stream.fill(block_idx * stride, block);
             let is_negative = scales.has_random_sign && mix(stream.key ^ !(block_idx as u64)) >> 63 == 1;
             let scale = if is_negative { -scales.scale } else { scales.scale };
+            let draw = (mix(stream.key ^ !(block_idx as u64)) >> 11) as f64 / (1_u64 << 53) as f64;
+            let scale = if draw < scales.doubled { 2.0 * scale } else { scale };
             self.format.set_scales(block, scale, scales.min);
         }
     }

@@ -4,7 +4,8 @@
 //! one sequence is stored at a time.
 
 use tokenmill_backend::{
-    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, StepError, StepOutput, StepTrace, TokenSource,
+    Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, StateSave, StepError, StepOutput, StepTrace,
+    TokenSource,
 };
 
 /// One sequence in an executor of its own.
@@ -14,7 +15,14 @@ pub(super) struct Forward {
     output: StepOutput,
     pages: Vec<u32>,
     n_stored: usize,
+    /// Of a model with recurrent states, the tokens before a test, and whether there is a snapshot behind them.
+    n_before: usize,
+    has_snapshot: bool,
 }
+
+/// The slot of the sequence's recurrent state, and that of the snapshot before a test.
+const STATE: u32 = 0;
+const SNAPSHOT: u32 = 1;
 
 impl Forward {
     /// Takes an executor.
@@ -25,6 +33,8 @@ impl Forward {
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
             n_stored: 0,
+            n_before: 0,
+            has_snapshot: false,
         }
     }
 
@@ -35,8 +45,30 @@ impl Forward {
 
     /// Goes back to the first `n_tokens` that are stored, or to all; gives how many are missing.
     pub(super) fn begin(&mut self, n_tokens: usize) -> usize {
+        let is_recurrent = self.executor.limits().n_states > 0;
+        self.has_snapshot &= self.n_before == n_tokens;
+        self.n_before = n_tokens;
+        if is_recurrent && !self.has_snapshot {
+            // A state cannot be cut.
+            self.n_stored = 0;
+        }
         self.n_stored = self.n_stored.min(n_tokens);
         n_tokens - self.n_stored
+    }
+
+    /// Where the recurrent state of a run is that begins behind `first` tokens.
+    fn state(&mut self, first: usize) -> SeqState {
+        let is_here = self.has_snapshot && first == self.n_before;
+        let is_passed = !self.has_snapshot && (first + 1..=self.n_stored).contains(&self.n_before);
+        self.has_snapshot |= is_passed;
+        SeqState {
+            from: if is_here { SNAPSHOT } else { STATE },
+            to: STATE,
+            save: is_passed.then_some(StateSave {
+                n_tokens: self.n_before as u32,
+                slot: SNAPSHOT,
+            }),
+        }
     }
 
     /// Computes `tokens` behind those that are stored, and the logits of the last. The caller keeps to the executor's
@@ -45,14 +77,18 @@ impl Forward {
     /// # Errors
     /// A step that fails.
     pub(super) fn run(&mut self, tokens: &[u32]) -> Result<(), StepError> {
-        let first_position = self.n_stored as u32;
+        let first = self.n_stored;
         self.n_stored += tokens.len();
         self.batch.clear();
         self.batch.push_sequence(
             tokens.iter().map(|&id| TokenSource::Id(id)),
-            first_position,
+            first as u32,
             &self.pages[..self.n_stored.div_ceil(PAGE_TOKENS)],
         );
+        if self.executor.limits().n_states > 0 {
+            let state = self.state(first);
+            self.batch.states.push(state);
+        }
         self.batch.want_last(RowOutput::Logits);
         let ticket = self.executor.submit(&self.batch)?;
         self.executor.wait(ticket, &mut self.output)
