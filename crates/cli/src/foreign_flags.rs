@@ -34,11 +34,11 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["-no-cnv", "--no-conversation"],
-        "`tokenmill run` continues texts, `tokenmill chat` converses",
+        "`tokenmill run` continues texts, `tokenmill run --chat` answers one message, `tokenmill chat` converses",
     ),
     (
         &["-sys", "--system-prompt", "-sysf", "--system-prompt-file"],
-        "`tokenmill chat MODEL --system TEXT`; a client of `tokenmill serve` sends a system message",
+        "`run` and `chat` take `--system TEXT`; a client of `tokenmill serve` sends a system message",
     ),
     (
         &["-co", "--color"],
@@ -50,11 +50,11 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--reasoning-budget"],
-        "`chat` has it; requests to `serve` have `thinking_budget`",
+        "`run` and `chat` have it; requests to `serve` have `thinking_budget`",
     ),
     (
         &["--reasoning-format", "--chat-template-kwargs"],
-        "reasoning is part of the answer here; `chat` sets a variable of the template with /set, and requests to `serve` with \
+        "reasoning is always given apart from the answer; `chat` sets a variable of the template with /set, and requests to `serve` with \
          `chat_template_kwargs`",
     ),
     (
@@ -103,7 +103,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--chat-template", "--chat-template-file"],
-        "the model's own template is used; `tokenmill chat MODEL --template FILE` takes another one, and in a Hugging Face \
+        "the model's own template is used; `--template FILE` of `run` and `chat` takes another one, and in a Hugging Face \
          folder the file chat_template.jinja does",
     ),
     (
@@ -263,11 +263,11 @@ const VLLM: &[Row] = &[
     (&["--revision", "--download-dir"], HOW_TO_FETCH),
     (
         &["--enable-auto-tool-choice", "--tool-call-parser"],
-        "tool calls are not there yet",
+        "requests with `tools` need no flag: the format of calls is that of the chat template",
     ),
     (
         &["--reasoning-parser", "--enable-reasoning"],
-        "reasoning is part of the answer here",
+        "reasoning is always given apart from the answer, in the format of the chat template",
     ),
     (
         &["--speculative-config", "--speculative-model"],

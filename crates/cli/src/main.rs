@@ -8,6 +8,7 @@
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod argv;
+mod asking;
 mod commands;
 mod constraint;
 mod failure;
@@ -22,10 +23,12 @@ mod note;
 mod numbers;
 mod output;
 mod progress;
+mod reply_view;
 mod sampling;
 mod session;
 mod signals;
 mod visible;
+mod wrap;
 
 use std::{env, ffi::OsString, process::ExitCode};
 

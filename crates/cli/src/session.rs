@@ -6,7 +6,7 @@
 use std::{path::Path, time::Duration};
 
 use serde_json::json;
-use tokenmill::{Answer, KvCache, Model, TextParams};
+use tokenmill::{Answer, Delta, KvCache, Model, TextParams};
 use tokenmill_sched::FinishReason;
 
 use crate::{
@@ -32,17 +32,17 @@ pub(crate) fn open(
     load(path, &options)
 }
 
-/// Generates text behind a prompt and hands its pieces to `on_text` as they come, each with its sample. The answers are in
-/// the order of the samples.
+/// Generates text behind a prompt and hands its pieces to `on_piece` as they come. The answers are in the order of the
+/// samples.
 ///
 /// # Errors
-/// A prompt that is empty or too long before anything is computed; a step that fails; what `on_text` returns.
+/// A prompt that is empty or too long before anything is computed; a step that fails; what `on_piece` returns.
 pub(crate) fn generate(
     model: &Model,
     prompt: &[u32],
     params: &TextParams,
     interrupt: &Interrupt,
-    on_text: &mut dyn FnMut(u32, &str) -> Result<(), Failure>,
+    on_piece: &mut dyn FnMut(&Delta) -> Result<(), Failure>,
 ) -> Result<Vec<Answer>, Failure> {
     let (n_prompt, n_ctx) = (prompt.len(), model.n_ctx());
     if n_prompt >= n_ctx && params.max_tokens != Some(0) {
@@ -55,10 +55,7 @@ pub(crate) fn generate(
     for canceller in stream.cancellers() {
         interrupt.cancels(canceller);
     }
-    stream.read(|delta| match delta.text.as_str() {
-        "" => Ok(()),
-        text => on_text(delta.sample, text),
-    })
+    stream.read(on_piece)
 }
 
 /// What a sample took.

@@ -7,15 +7,11 @@ mod completion;
 mod line;
 mod reader;
 mod saved;
-mod wrap;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Constraint, Model, TextParams};
+use tokenmill::{Answer, Constraint, Model, TextParams, ToolCall};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;
@@ -24,9 +20,9 @@ use self::{
     line::{HELP, Line, parse},
     reader::{LineReader, Read},
     saved::Conversation,
-    wrap::Wrap,
 };
 use crate::{
+    asking::{self, AskingArgs, check_template, with_system},
     constraint::ConstraintArgs,
     failure::Failure,
     input::read_text,
@@ -35,6 +31,7 @@ use crate::{
     note::note,
     numbers::{Limit, Seed},
     output,
+    reply_view::ReplyView,
     sampling::SamplingArgs,
     session::{self, Report},
     visible::{visible, visible_lines},
@@ -51,21 +48,11 @@ use crate::{
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
-    /// Tell the model how to behave
-    #[arg(long, value_name = "TEXT")]
-    system: Option<String>,
-    /// Offer the tools of this file, a JSON array in the form of OpenAI's `tools`
-    #[arg(long, value_name = "FILE")]
-    tools: Option<PathBuf>,
-    /// Use this template instead of the model's
-    #[arg(long, value_name = "FILE")]
-    template: Option<PathBuf>,
     /// Tokens of an answer; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
     n_predict: Limit,
-    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model
-    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
-    reasoning_budget: Limit,
+    #[command(flatten)]
+    asking: AskingArgs,
     #[command(flatten)]
     constraint: ConstraintArgs,
     #[command(flatten)]
@@ -75,28 +62,23 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let tools = args.tools.as_deref().map(read_tools).transpose()?;
-    let template = args.template.as_deref().map(read_text).transpose()?;
+    let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
-    let model = session::open(&args.model, &args.load, 1, template)?;
-    if model.words().template().is_none() {
-        return Err(match model.words().template_error() {
-            Some(error) => error.clone().into(),
-            None => tokenmill::Error::NoTemplate.into(),
-        });
-    }
+    let model = session::open(&args.model, &args.load, 1, asking.template)?;
+    check_template(model.words())?;
     let params = args.sampling.params(model.words(), model.n_ctx())?;
     let mut chat = Chat {
-        system: args.system.clone(),
+        system: args.asking.system.clone(),
         messages: Vec::new(),
-        tools,
+        tools: asking.tools,
         variables: Map::new(),
         attached: String::new(),
         last: None,
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
         n_predict: args.n_predict,
-        reasoning_budget: args.reasoning_budget,
+        reasoning_budget: args.asking.reasoning_budget,
+        shows_reasoning: !args.asking.hide_reasoning,
         constraint,
     };
     let interrupt = Interrupt::install()?;
@@ -139,18 +121,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn read_tools(path: &Path) -> Result<Value, Failure> {
-    let text = read_text(path)?;
-    let tools: Value = serde_json::from_str(&text)
-        .map_err(|error| Failure::input(format!("{} is not JSON: {error}", path.display())))?;
-    if tools.is_array() {
-        Ok(tools)
-    } else {
-        Err(Failure::input(format!("{} is not a JSON array", path.display()))
-            .hint("write [{\"type\": \"function\", \"function\": {\"name\": …}}]"))
-    }
-}
-
 /// What to do about a context that is full.
 const MAKE_ROOM: &str =
     "/drop forgets the oldest exchange, /undo the last, /clear all; -c N at the start gives more";
@@ -162,6 +132,18 @@ fn is_nearly_full(n_tokens: usize, n_ctx: usize) -> bool {
 
 fn nothing_said() -> Failure {
     Failure::usage("nothing has been said yet")
+}
+
+/// An answer as a message of the conversation.
+fn to_message(answer: &Answer) -> Value {
+    let mut message = json!({"role": "assistant", "content": answer.text});
+    if !answer.reasoning.is_empty() {
+        message["reasoning_content"] = answer.reasoning.as_str().into();
+    }
+    if !answer.calls.is_empty() {
+        message["tool_calls"] = answer.calls.iter().map(ToolCall::to_openai).collect();
+    }
+    message
 }
 
 /// A conversation and how it is held.
@@ -180,6 +162,7 @@ struct Chat {
     has_fixed_seed: bool,
     n_predict: Limit,
     reasoning_budget: Limit,
+    shows_reasoning: bool,
     /// What every answer may be.
     constraint: Option<Constraint>,
 }
@@ -187,20 +170,32 @@ struct Chat {
 impl Chat {
     /// The whole conversation, the system message first.
     fn transcript(&self) -> Vec<Value> {
-        let system = self.system.as_ref();
-        let system = system.map(|text| json!({"role": "system", "content": text}));
-        system.into_iter().chain(self.messages.iter().cloned()).collect()
+        with_system(self.system.as_deref(), &self.messages)
     }
 
-    /// One message and the answer to it.
+    /// One message and the answer to it. Where the model called several tools, it answers once it has all results.
     fn turn(&mut self, model: &Model, role: &str, text: &str, interrupt: &Interrupt) -> Result<(), Failure> {
         let text = format!("{}{text}", self.attached);
-        self.messages.push(json!({"role": role, "content": text}));
+        let mut message = json!({"role": role, "content": text});
+        let mut open = saved::open_calls(&self.messages).into_iter();
+        if role == "tool" {
+            let call = (open.next()).ok_or_else(|| Failure::usage("the model waits for no tool's answer"))?;
+            message["tool_call_id"] = call["id"].clone();
+            message["name"] = call["function"]["name"].clone();
+        }
+        self.messages.push(message);
+        if let Some(next) = open.next().filter(|_| role == "tool") {
+            self.attached.clear();
+            note!(
+                "[/tool answers the call of {} next]",
+                visible(next["function"]["name"].as_str().unwrap_or_default())
+            );
+            return Ok(());
+        }
         match self.answer(model, interrupt) {
             Ok(answer) => {
                 self.attached.clear();
-                self.messages
-                    .push(json!({"role": "assistant", "content": answer}));
+                self.messages.push(to_message(&answer));
                 Ok(())
             }
             Err(failure) => {
@@ -212,21 +207,18 @@ impl Chat {
 
     /// Another answer to the last message.
     fn again(&mut self, model: &Model, interrupt: &Interrupt) -> Result<(), Failure> {
-        let before = (self.messages.pop()).ok_or_else(|| Failure::usage("there is no answer yet"))?;
+        let before = (self.messages).pop_if(|message| message["role"] == "assistant");
+        let before = before.ok_or_else(|| Failure::usage("there is no answer yet"))?;
         let result = self.answer(model, interrupt);
         self.messages.push(match &result {
-            Ok(answer) => json!({"role": "assistant", "content": answer}),
+            Ok(answer) => to_message(answer),
             Err(_) => before,
         });
         result.map(|_| ())
     }
 
-    fn answer(&mut self, model: &Model, interrupt: &Interrupt) -> Result<String, Failure> {
-        let prompt = model.words().prompt(&tokenmill::Conversation {
-            tools: self.tools.clone(),
-            variables: self.variables.clone(),
-            ..tokenmill::Conversation::from_json(self.transcript())
-        })?;
+    fn answer(&mut self, model: &Model, interrupt: &Interrupt) -> Result<Answer, Failure> {
+        let prompt = asking::prompt(model, self.transcript(), self.tools.as_ref(), &self.variables)?;
         let ids = &prompt.tokens;
         if ids.len() >= model.n_ctx() {
             let (n_tokens, n_ctx) = (ids.len(), model.n_ctx());
@@ -243,18 +235,12 @@ impl Chat {
                 self.constraint.clone(),
                 self.reasoning_budget.max_tokens(),
             ),
+            reader: prompt.reader.clone(),
             ..TextParams::default()
         };
-        // A file or a pipe gets the text as it is.
-        let n_columns = output::is_terminal()
-            .then(|| console::Term::stdout().size_checked())
-            .flatten();
-        let mut wrap = Wrap::new(n_columns.map(|(_, n_columns)| n_columns.into()));
-        let answers = session::generate(model, ids, &params, interrupt, &mut |_, piece| {
-            output::print_generated(&wrap.push(piece))
-        });
-        // What was shown so far gets its line end also when the rest failed.
-        output::print_generated(&format!("{}\n", wrap.finish()))?;
+        let mut view = ReplyView::new(self.shows_reasoning);
+        let answers = session::generate(model, ids, &params, interrupt, &mut |piece| view.show(piece));
+        view.finish()?;
         let [answer] = <[_; 1]>::try_from(answers?).expect("one sample was asked for");
         let report = Report::new(&answer, params.max_tokens);
         match answer.finish {
@@ -276,7 +262,10 @@ impl Chat {
         if !self.has_fixed_seed {
             self.params.seed = self.params.seed.wrapping_add(1);
         }
-        Ok(answer.text)
+        if !answer.calls.is_empty() && answer.finish == FinishReason::Stop {
+            note!("[/tool TEXT answers the call]");
+        }
+        Ok(answer)
     }
 
     /// A command other than those that end or speak.

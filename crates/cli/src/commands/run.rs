@@ -6,11 +6,12 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, ModelSource, TextParams};
+use tokenmill::{Answer, ModelSource, Prompt, TextParams, ToolCall};
 use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
+    asking::{self, AskingArgs, check_template, with_system},
     constraint::ConstraintArgs,
     failure::Failure,
     input::{read_stdin, read_text},
@@ -19,18 +20,21 @@ use crate::{
     note::note,
     numbers::Limit,
     output,
+    reply_view::ReplyView,
     sampling::SamplingArgs,
     session::{self, Report, finish_name, line_of_all},
 };
 
-/// Continue a prompt.
+/// Continue a prompt, or answer it through the model's chat template.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill run demo \"Once upon a time\"\n  \
     tokenmill run demo \"Once upon a time\" --temp 0 -n 48\n  \
     tokenmill run demo \"Once upon a time\" --parallel 4 -n 48\n  \
     tokenmill run demo \"Ada was born in \" --no-echo --regex \"1[0-9]{3}\"\n  \
+    tokenmill run demo \"What is 3 + 4?\" --chat --temp 0\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
     model: PathBuf,
@@ -49,6 +53,10 @@ pub(crate) struct Args {
     /// End the text before this string, in which \n and \t are read as in C; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// Ask the prompt as a message of the user, through the chat template; --system, --tools, --template and
+    /// --reasoning-budget imply it
+    #[arg(long)]
+    chat: bool,
     /// Find control tokens written out in the prompt, such as <|im_end|>
     #[arg(long)]
     special: bool,
@@ -58,6 +66,8 @@ pub(crate) struct Args {
     /// Print one JSON object when the text is complete
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    asking: AskingArgs,
     #[command(flatten)]
     constraint: ConstraintArgs,
     #[command(flatten)]
@@ -93,38 +103,64 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("give the text to stop at, or leave it out"),
         );
     }
+    let is_chat = args.chat || args.asking.is_given();
+    if is_chat && args.special {
+        return Err(
+            Failure::usage("`--special` does not go with a message of a conversation")
+                .hint("control tokens come from the chat template; leave `--special` out"),
+        );
+    }
     let constraint = args.constraint.constraint()?;
-    let model = session::open(&args.model, &args.load, args.parallel, None)?;
+    let asking = args.asking.read()?;
+    let model = session::open(&args.model, &args.load, args.parallel, asking.template)?;
     let tokenizer = model.words().tokenizer();
     let sampling = args.sampling.params(model.words(), model.n_ctx())?;
     let seed = sampling.seed;
     let interrupt = Interrupt::install()?;
-    let options = EncodeOptions {
-        parse_special: args.special,
-        ..EncodeOptions::default()
+    let asked = if is_chat {
+        check_template(model.words())?;
+        let message = json!({"role": "user", "content": prompt});
+        let messages = with_system(args.asking.system.as_deref(), &[message]);
+        asking::prompt(&model, messages, asking.tools.as_ref(), &Map::new())?
+    } else {
+        let options = EncodeOptions {
+            parse_special: args.special,
+            ..EncodeOptions::default()
+        };
+        Prompt::of_text(tokenizer.encode(&prompt, options))
     };
-    let prompt_ids = tokenizer.encode(&prompt, options);
+    let prompt_ids = &asked.tokens;
     let stops = args.stop.iter().map(|stop| unescape(stop)).collect();
     let params = TextParams {
         sampling,
         max_tokens: args.n_predict.max_tokens(),
         stops,
         n: args.parallel,
-        constraint,
+        constraint: if is_chat {
+            let budget = args.asking.reasoning_budget.max_tokens();
+            model.words().held_to(&asked, constraint, budget)
+        } else {
+            constraint
+        },
+        reader: asked.reader.clone(),
         ..TextParams::default()
     };
     // Samples that come side by side are shown one after the other, when all are complete.
     let streams = !args.json && args.parallel == 1;
     let mut is_first = true;
-    let answers = session::generate(&model, &prompt_ids, &params, &interrupt, &mut |_, piece| {
+    let mut view = ReplyView::new(!args.asking.hide_reasoning);
+    let answers = session::generate(&model, prompt_ids, &params, &interrupt, &mut |piece| {
         if !streams {
             return Ok(());
+        }
+        if is_chat {
+            return view.show(piece);
         }
         // The prompt is shown once it is known to have been accepted.
         if std::mem::take(&mut is_first) && !args.no_echo {
             output::print(&prompt)?;
         }
-        output::print_generated(piece)
+        output::print_generated(&piece.text)
     })?;
     let report = |answer: &Answer| Report::new(answer, params.max_tokens);
     if args.json {
@@ -136,11 +172,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         });
         let head = reply.as_object_mut().expect("an object was just written");
         match &answers[..] {
-            [answer] => head.extend(to_json(answer, report(answer))),
+            [answer] => head.extend(to_json(answer, report(answer), is_chat)),
             answers => {
                 let seeds = (0..).map(|sample| seed.wrapping_add(sample));
                 let samples = seeds.zip(answers).map(|(seed, answer)| {
-                    let mut sample = to_json(answer, report(answer));
+                    let mut sample = to_json(answer, report(answer), is_chat);
                     sample.insert("seed".to_owned(), seed.into());
                     Value::from(sample)
                 });
@@ -148,15 +184,22 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
         output::print_json(&reply)?;
+    } else if is_chat && streams {
+        view.finish()?;
     } else if streams {
         // Where nothing was generated, the prompt has not been shown yet.
         let echo = if is_first && !args.no_echo { &prompt } else { "" };
         output::print(&format!("{echo}\n"))?;
     } else {
-        let echo = if args.no_echo { "" } else { &prompt };
+        let echo = if args.no_echo || is_chat { "" } else { &prompt };
         for (sample, answer) in (1..).zip(&answers) {
             output::print(&format!("--- {sample} of {}\n{echo}", answers.len()))?;
-            output::print_generated(&format!("{}\n", answer.text))?;
+            if is_chat {
+                view.show_whole(answer)?;
+                view.finish()?;
+            } else {
+                output::print_generated(&format!("{}\n", answer.text))?;
+            }
         }
     }
     match &answers[..] {
@@ -172,7 +215,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-fn to_json(answer: &Answer, report: Report) -> Map<String, Value> {
+/// An answer for programs; one of a conversation has its reasoning and its calls.
+fn to_json(answer: &Answer, report: Report, is_chat: bool) -> Map<String, Value> {
     let ids: Vec<u32> = answer.tokens.iter().map(|token| token.id).collect();
     let fields = [
         ("text", json!(answer.text)),
@@ -180,9 +224,16 @@ fn to_json(answer: &Answer, report: Report) -> Map<String, Value> {
         ("finish_reason", json!(finish_name(answer.finish))),
         ("timings", report.to_json()),
     ];
-    fields
+    let of_chat = [
+        ("reasoning", json!(answer.reasoning)),
+        (
+            "tool_calls",
+            answer.calls.iter().map(ToolCall::to_openai).collect(),
+        ),
+    ];
+    let of_chat = of_chat.into_iter().filter(|_| is_chat);
+    (fields.into_iter().chain(of_chat))
         .map(|(name, value)| (name.to_owned(), value))
-        .into_iter()
         .collect()
 }
 

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Outcome, arg, tokenmill_with};
+use crate::support::{Outcome, arg, tokenmill, tokenmill_with};
 
 fn chat(extra: &[&str], input: &str) -> Outcome {
     tokenmill_with(&[&["chat", "demo", "--temp", "0"], extra].concat(), input)
@@ -39,31 +39,118 @@ fn exchanges_are_taken_back_forgotten_and_answered_again() {
     }
 }
 
+/// A template of a model that thinks before each answer.
+const THINKING: &str =
+    "{% for m in messages %}{{ m.content }};{% endfor %}{% if false %}</think>{% endif %}<think>";
+
 #[test]
-fn a_budget_ends_the_reasoning() {
+fn a_budget_ends_the_reasoning_which_is_shown_apart() {
     let folder = tempfile::tempdir().unwrap();
     let template = folder.path().join("template.jinja");
-    let source =
-        "{% for m in messages %}{{ m.content }};{% endfor %}{% if false %}</think>{% endif %}<think>";
-    fs::write(&template, source).unwrap();
-    let shown = |budget: &str| {
+    fs::write(&template, THINKING).unwrap();
+    let asked = |budget: &str, extra: &[&str]| {
         let flags = [
-            "--template",
-            arg(&template),
-            "-n",
-            "30",
-            "--reasoning-budget",
-            budget,
-        ];
-        chat(&flags, "What is 3 + 4?\n").ok()
+            &[
+                "--template",
+                arg(&template),
+                "-n",
+                "30",
+                "--reasoning-budget",
+                budget,
+            ],
+            extra,
+        ]
+        .concat();
+        chat(&flags, "What is 3 + 4?\n")
     };
-    assert!(!shown("-1").contains("</think>"));
-    assert!(shown("0").starts_with("</think>"));
-    let (thoughts, _) = shown("4")
-        .split_once("</think>")
-        .map(|(a, b)| (a.len(), b.len()))
-        .expect("an end");
-    assert!(thoughts > 0);
+    // It thinks until its tokens are spent, so nothing is left for an answer.
+    let endless = asked("-1", &[]);
+    assert!(endless.stderr.starts_with("[reasoning] "), "{}", endless.stderr);
+    assert_eq!(endless.ok(), "\n");
+    let none = asked("0", &[]);
+    assert!(!none.stderr.contains("[reasoning]"), "{}", none.stderr);
+    assert!(none.ok().trim().len() > 1);
+    let some = asked("4", &[]);
+    let thoughts = some.stderr.strip_prefix("[reasoning] ").expect("a mark");
+    assert!(!thoughts.starts_with('\n'), "{thoughts}");
+    let answer = some.ok();
+    assert!(!answer.contains("think>") && answer.trim().len() > 1, "{answer}");
+    let hidden = asked("4", &["--hide-reasoning"]);
+    assert!(!hidden.stderr.contains("[reasoning]"), "{}", hidden.stderr);
+    assert_eq!(hidden.ok(), answer);
+}
+
+const ADD: &str = r#"[{"type": "function", "function": {"name": "add_numbers", "description": "Adds two numbers.",
+    "parameters": {"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}},
+    "required": ["x", "y"]}}}]"#;
+
+#[test]
+fn a_call_is_shown_and_answered() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tools, saved) = (folder.path().join("tools.json"), folder.path().join("talk.json"));
+    fs::write(&tools, ADD).unwrap();
+    let input = format!("What is 3 + 4?\n/tool 7\n/save {}\n", saved.display());
+    let outcome = chat(&["--tools", arg(&tools)], &input);
+    assert!(
+        outcome.stderr.contains("[/tool TEXT answers the call]"),
+        "{}",
+        outcome.stderr
+    );
+    let shown = outcome.ok();
+    let (call, answer) = shown.split_once('\n').unwrap();
+    assert_eq!(call, r#"-> add_numbers {"x": 3, "y": 4}"#);
+    assert!(answer.contains('7'), "{answer}");
+    let talk: Value = serde_json::from_slice(&fs::read(&saved).unwrap()).unwrap();
+    let messages = &talk["messages"];
+    assert_eq!(
+        messages[1]["tool_calls"][0]["function"]["name"], "add_numbers",
+        "{talk}"
+    );
+    assert_eq!(
+        messages[2]["tool_call_id"], messages[1]["tool_calls"][0]["id"],
+        "{talk}"
+    );
+    // Without a call there is nothing to answer.
+    assert_eq!(chat(&[], "/tool 7\n").code, 2);
+}
+
+#[test]
+fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tools, template) = (
+        folder.path().join("tools.json"),
+        folder.path().join("template.jinja"),
+    );
+    fs::write(&tools, ADD).unwrap();
+    fs::write(&template, THINKING).unwrap();
+    let run = |extra: &[&str]| tokenmill([&["run", "demo", "What is 3 + 4?", "--temp", "0"], extra].concat());
+    let asked = chat(&[], "What is 3 + 4?\n").ok();
+    assert_eq!(run(&["--chat"]).ok(), asked);
+    let call = r#"-> add_numbers {"x": 3, "y": 4}"#;
+    assert_eq!(run(&["--tools", arg(&tools)]).ok(), format!("{call}\n"));
+    let two = run(&["--tools", arg(&tools), "--parallel", "2"]).ok();
+    assert_eq!(two, format!("--- 1 of 2\n{call}\n--- 2 of 2\n{call}\n"));
+    let json = run(&["--tools", arg(&tools), "--json"]).ok();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        json["tool_calls"][0]["function"]["arguments"], r#"{"x": 3, "y": 4}"#,
+        "{json}"
+    );
+    let flags = [
+        "--template",
+        arg(&template),
+        "--reasoning-budget",
+        "4",
+        "-n",
+        "20",
+    ];
+    let thinking = run(&flags);
+    assert!(thinking.stderr.contains("[reasoning] "), "{}", thinking.stderr);
+    let text = thinking.ok();
+    let json: Value = serde_json::from_str(&run(&[&flags[..], &["--json"]].concat()).ok()).unwrap();
+    assert_eq!(json["text"].as_str().map(str::trim), Some(text.trim()));
+    assert!(!json["reasoning"].as_str().unwrap().is_empty(), "{json}");
+    assert!(run(&["--chat", "--special"]).failed(2).contains("--special"));
 }
 
 #[test]

@@ -73,7 +73,7 @@ fn flags_of_llama_cpp_are_answered_by_name() {
         "serve demo --grammar root",
         "bench demo -pg 512,128",
         "serve demo --alias name",
-        "run demo x -sys y",
+        "serve demo -sys y",
         "tokenize demo x -ngl 99",
         "run demo x --max-tokens 5",
         "serve demo --max-model-len 4096",
@@ -92,6 +92,8 @@ fn flags_of_llama_cpp_are_answered_by_name() {
     .collect();
     insta::assert_snapshot!(lines.join("\n"));
     // What a command has itself is not taken for llama.cpp's.
+    let system = ["run", "demo", "Hi", "-sys", "Be kind.", "-n", "1"];
+    assert_eq!(tokenmill(system).code, 0);
     assert!(
         tokenmill(["bench", "demo", "-p", "4", "-n", "0", "-r", "1"])
             .ok()

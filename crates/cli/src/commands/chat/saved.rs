@@ -68,6 +68,16 @@ pub(super) fn starts(messages: &[Value]) -> Vec<usize> {
         .collect()
 }
 
+/// The calls of the last answer that have no result yet, in their order.
+pub(super) fn open_calls(messages: &[Value]) -> Vec<Value> {
+    let n_results = (messages.iter().rev())
+        .take_while(|message| message["role"] == "tool")
+        .count();
+    let answer = messages.len().checked_sub(n_results + 1).map(|at| &messages[at]);
+    let calls = answer.and_then(|answer| answer["tool_calls"].as_array());
+    calls.into_iter().flatten().skip(n_results).cloned().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -79,8 +89,8 @@ mod tests {
         let text = json!({"messages": [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Hello"},
-            {"role": "tool", "content": "7"},
+            {"role": "assistant", "content": "Hello", "tool_calls": [{"id": "a"}]},
+            {"role": "tool", "content": "7", "tool_call_id": "a"},
             {"role": "assistant", "content": "Seven"},
             {"role": "user", "content": "Bye"},
             {"role": "assistant", "content": "Bye"},
@@ -90,6 +100,20 @@ mod tests {
         assert_eq!(found.system.as_deref(), Some("Be brief."));
         assert_eq!(found.messages.len(), 6);
         assert_eq!(starts(&found.messages), [0, 4]);
+    }
+
+    #[test]
+    fn calls_are_open_until_each_has_its_result() {
+        let mut messages = vec![
+            json!({"role": "user", "content": "Hi"}),
+            json!({"role": "assistant", "content": "", "tool_calls": [{"id": "a"}, {"id": "b"}]}),
+        ];
+        for n_open in [2, 1, 0, 0] {
+            assert_eq!(open_calls(&messages).len(), n_open);
+            messages.push(json!({"role": "tool", "content": "7"}));
+        }
+        assert_eq!(open_calls(&messages[..1]).len(), 0);
+        assert_eq!(open_calls(&[]).len(), 0);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use console::measure_text_width;
 
 /// Breaks text that comes in pieces.
-pub(super) struct Wrap {
+pub(crate) struct Wrap {
     /// Columns of the terminal; `None` breaks nothing.
     n_columns: Option<usize>,
     column: usize,
@@ -19,7 +19,7 @@ pub(super) struct Wrap {
 }
 
 impl Wrap {
-    pub(super) fn new(n_columns: Option<usize>) -> Self {
+    pub(crate) fn new(n_columns: Option<usize>) -> Self {
         Self {
             n_columns,
             column: 0,
@@ -31,7 +31,7 @@ impl Wrap {
     }
 
     /// Takes a piece, and gives what can be shown now: the last word waits for its end.
-    pub(super) fn push(&mut self, piece: &str) -> String {
+    pub(crate) fn push(&mut self, piece: &str) -> String {
         let Some(n_columns) = self.n_columns else {
             return piece.to_owned();
         };
@@ -68,7 +68,7 @@ impl Wrap {
     }
 
     /// Gives what is left.
-    pub(super) fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         let mut out = String::new();
         if let Some(n_columns) = self.n_columns {
             self.flush(&mut out, n_columns);

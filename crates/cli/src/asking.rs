@@ -1,0 +1,107 @@
+//! [`Asking`]: the options of a conversation, and its prompt.
+//!
+//! Separate because `run` and `chat` have them alike. Invariant: what is given is read and parsed before a model is loaded.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Map, Value, json};
+use tokenmill::{Conversation, Error, Model, ModelWords, Prompt};
+
+use crate::{failure::Failure, input::read_text, numbers::Limit};
+
+/// How a model is asked through its chat template.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Conversation")]
+pub(crate) struct AskingArgs {
+    /// Tell the model how to behave
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+    /// Offer the tools of this file, a JSON array in the form of OpenAI's `tools`; a call is shown as `-> NAME ARGUMENTS`
+    #[arg(long, value_name = "FILE")]
+    tools: Option<PathBuf>,
+    /// Use this template instead of the model's
+    #[arg(long, value_name = "FILE")]
+    template: Option<PathBuf>,
+    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model
+    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
+    pub(crate) reasoning_budget: Limit,
+    /// Do not show the model's reasoning, which else goes to standard error, dimmed on a terminal
+    #[arg(long)]
+    pub(crate) hide_reasoning: bool,
+}
+
+/// What the options say, read.
+#[derive(Debug, Clone)]
+pub(crate) struct Asking {
+    pub(crate) tools: Option<Value>,
+    pub(crate) template: Option<String>,
+}
+
+impl AskingArgs {
+    /// Whether an option is given that is about a conversation.
+    pub(crate) fn is_given(&self) -> bool {
+        self.system.is_some()
+            || self.tools.is_some()
+            || self.template.is_some()
+            || self.reasoning_budget != Limit::Unbounded
+    }
+
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// A file that cannot be read, and tools that are no JSON array.
+    pub(crate) fn read(&self) -> Result<Asking, Failure> {
+        Ok(Asking {
+            tools: self.tools.as_deref().map(read_tools).transpose()?,
+            template: self.template.as_deref().map(read_text).transpose()?,
+        })
+    }
+}
+
+/// A system message and others, as one list.
+pub(crate) fn with_system(system: Option<&str>, messages: &[Value]) -> Vec<Value> {
+    let system = system.map(|text| json!({"role": "system", "content": text}));
+    system.into_iter().chain(messages.iter().cloned()).collect()
+}
+
+/// Checks that a model has a template that can be used.
+///
+/// # Errors
+/// What is wrong with its template, or that it has none.
+pub(crate) fn check_template(words: &ModelWords) -> Result<(), Failure> {
+    match (words.template(), words.template_error()) {
+        (Some(_), _) => Ok(()),
+        (None, Some(error)) => Err(error.clone().into()),
+        (None, None) => Err(Error::NoTemplate.into()),
+    }
+}
+
+/// The prompt of a conversation.
+///
+/// # Errors
+/// What the template refuses, and tools whose calls cannot be held to their schemas.
+pub(crate) fn prompt(
+    model: &Model,
+    messages: Vec<Value>,
+    tools: Option<&Value>,
+    variables: &Map<String, Value>,
+) -> Result<Prompt, Failure> {
+    Ok(model.words().prompt(&Conversation {
+        tools: tools.cloned(),
+        variables: variables.clone(),
+        ..Conversation::from_json(messages)
+    })?)
+}
+
+fn read_tools(path: &Path) -> Result<Value, Failure> {
+    let text = read_text(path)?;
+    let tools: Value = serde_json::from_str(&text)
+        .map_err(|error| Failure::input(format!("{} is not JSON: {error}", path.display())))?;
+    if tools.is_array() {
+        Ok(tools)
+    } else {
+        Err(Failure::input(format!("{} is not a JSON array", path.display()))
+            .hint("write [{\"type\": \"function\", \"function\": {\"name\": …}}]"))
+    }
+}

@@ -1,0 +1,141 @@
+//! [`ReplyView`]: shows the parts of an answer as they come.
+//!
+//! Separate from the commands because `run` and `chat` show answers alike. Invariant: standard output has the answer and its
+//! calls only; reasoning goes to standard error, or nowhere.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use console::style;
+use tokenmill::{Answer, Delta, Part, ToolCall};
+
+use crate::{failure::Failure, output, visible::visible_lines, wrap::Wrap};
+
+/// Shows one answer.
+pub(crate) struct ReplyView {
+    shows_reasoning: bool,
+    /// Breaks lines of reasoning; there is one while reasoning is shown.
+    reasoning: Option<Wrap>,
+    text: Wrap,
+    /// Whether the line of text on standard output is empty.
+    is_line_start: bool,
+    /// The call that is not complete.
+    open: ToolCall,
+}
+
+/// Columns of a terminal; a file or a pipe gets lines as they are.
+fn n_columns(is_terminal: bool) -> Option<usize> {
+    let size = is_terminal.then(|| console::Term::stdout().size_checked());
+    size.flatten().map(|(_, n_columns)| n_columns.into())
+}
+
+impl ReplyView {
+    pub(crate) fn new(shows_reasoning: bool) -> Self {
+        Self {
+            shows_reasoning,
+            reasoning: None,
+            text: Wrap::new(n_columns(output::is_terminal())),
+            is_line_start: true,
+            open: ToolCall::default(),
+        }
+    }
+
+    /// Shows what is new.
+    ///
+    /// # Errors
+    /// Standard output that cannot be written.
+    pub(crate) fn show(&mut self, delta: &Delta) -> Result<(), Failure> {
+        for part in &delta.parts {
+            match part {
+                Part::Text(text) => self.show_text(text)?,
+                Part::Reasoning(text) => self.show_reasoning(text),
+                Part::CallStart { name, .. } => self.open.name.clone_from(name),
+                Part::Arguments { delta, .. } => self.open.arguments.push_str(delta),
+                Part::CallEnd { .. } => {
+                    let call = std::mem::take(&mut self.open);
+                    self.show_call(&call)?;
+                }
+                // It is no call, so its text is text.
+                Part::CallBroken { source, .. } => {
+                    self.open = ToolCall::default();
+                    self.show_text(source)?;
+                }
+                Part::Markup => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows an answer that is complete.
+    ///
+    /// # Errors
+    /// As [`Self::show`].
+    pub(crate) fn show_whole(&mut self, answer: &Answer) -> Result<(), Failure> {
+        if !answer.reasoning.is_empty() {
+            self.show_reasoning(&answer.reasoning);
+        }
+        self.show_text(&answer.text)?;
+        answer.calls.iter().try_for_each(|call| self.show_call(call))
+    }
+
+    /// Ends the last line, also where the rest failed.
+    ///
+    /// # Errors
+    /// As [`Self::show`].
+    pub(crate) fn finish(&mut self) -> Result<(), Failure> {
+        self.end_reasoning();
+        let rest = self.text.finish();
+        self.is_line_start = true;
+        output::print_generated(&format!("{rest}\n"))
+    }
+
+    fn show_text(&mut self, text: &str) -> Result<(), Failure> {
+        if text.is_empty() {
+            return Ok(());
+        }
+        self.end_reasoning();
+        self.is_line_start = text.ends_with('\n');
+        output::print_generated(&self.text.push(text))
+    }
+
+    /// Shows a call on a line of its own.
+    fn show_call(&mut self, call: &ToolCall) -> Result<(), Failure> {
+        self.end_reasoning();
+        let rest = self.text.finish();
+        let before = if self.is_line_start { "" } else { "\n" };
+        // The end of the line comes with what follows it.
+        self.is_line_start = false;
+        output::print_generated(&format!("{rest}{before}{}", call_line(call)))
+    }
+
+    fn show_reasoning(&mut self, text: &str) {
+        if !self.shows_reasoning {
+            return;
+        }
+        let is_terminal = io::stderr().is_terminal();
+        let is_first = self.reasoning.is_none();
+        let wrap = (self.reasoning).get_or_insert_with(|| Wrap::new(n_columns(is_terminal)));
+        let mark = if is_first { "[reasoning] " } else { "" };
+        write_reasoning(&wrap.push(&format!("{mark}{text}")), is_terminal);
+    }
+
+    fn end_reasoning(&mut self) {
+        if let Some(mut wrap) = self.reasoning.take() {
+            write_reasoning(&format!("{}\n", wrap.finish()), io::stderr().is_terminal());
+        }
+    }
+}
+
+/// Writes a piece of reasoning to standard error, dimmed on a terminal. What cannot be written is dropped, as notes are.
+fn write_reasoning(text: &str, is_terminal: bool) {
+    let text = if is_terminal {
+        style(visible_lines(text)).for_stderr().dim().to_string()
+    } else {
+        text.to_owned()
+    };
+    let _unwritten = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// A call, for people and for programs: an arrow, the tool's name, its arguments as JSON.
+fn call_line(call: &ToolCall) -> String {
+    format!("-> {} {}", call.name, call.arguments)
+}
