@@ -42,7 +42,7 @@ globalThis.document = {
 // Node takes a file for a module by its package; the page's files have none, so a copy gets one.
 const folder = mkdtempSync(join(tmpdir(), "tokenmill-markdown-"));
 const web = new URL("../../crates/server/web/", import.meta.url);
-for (const name of ["markdown.js", "markdown_inline.js"]) copyFileSync(new URL(name, web), join(folder, name));
+for (const name of ["highlight.js", "markdown.js", "markdown_inline.js"]) copyFileSync(new URL(name, web), join(folder, name));
 writeFileSync(join(folder, "package.json"), '{"type":"module"}');
 const { render } = await import(pathToFileURL(join(folder, "markdown.js")));
 rmSync(folder, { recursive: true });
@@ -63,6 +63,7 @@ function html(node) {
   const inner = node.childNodes.map(html).join("");
   if (node.name === "button") return "";
   if (node.name === "div") return inner;
+  if (node.name === "span") return `{${node.className.slice("code-".length)} ${inner}}`;
   if (node.name === "br" || node.name === "hr") return `<${node.name}>`;
   const href = node.href ? ` href="${node.href}"` : "";
   const start = node.start > 1 ? ` start="${node.start}"` : "";
@@ -87,6 +88,9 @@ const EXAMPLES = [
   ["- a\n  - b\n    1. c\n- d", "<ul><li>a<ul><li>b<ol><li>c</li></ol></li></ul></li><li>d</li></ul>"],
   ["- a\nlazy\n- b", "<ul><li>a<br>lazy</li><li>b</li></ul>"],
   ["1. do\n   ```sh\n   x\n     y\n   ```\n2. next", "<ol><li>do<pre><code>x\n  y</code></pre></li><li>next</li></ol>"],
+  ["```py\nif a: # b\n```", "<pre><code>{keyword if} a: {comment # b}</code></pre>"],
+  ["```rust\nlet c: &'a str = \"d\\\"e\"; 'f'\n```", "<pre><code>{keyword let} c: &amp;'a {keyword str} = {string \"d\\\"e\"}; {string 'f'}</code></pre>"],
+  ["```js\n/* a\nb */ 0x1f `c\n```", "<pre><code>{comment /* a\nb */} {number 0x1f} {string `c}</code></pre>"],
   ["```\n- a\n\n# b\n```\nc", "<pre><code>- a\n\n# b</code></pre><p>c</p>"],
   ["```\nnot closed", "<pre><code>not closed</code></pre>"],
   ["```one line```", "<p><code>one line</code></p>"],
@@ -183,7 +187,7 @@ const PIECES = [
   "*", "**", "***", "_", "__", "~~", "[", "]", "(", ")", "](https://e.example/", "](javascript:", "|", "|-|-|", "\n|-|\n", "---", "\\", "<b>",
   "&", "\r\n", "é", "\u{1f600}", "\u202e", "\0",
 ];
-const ALLOWED = new Set("div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s a".split(" "));
+const ALLOWED = new Set("div p h2 h3 h4 h5 h6 hr br blockquote pre code button ul ol li table thead tbody tr th td strong em s a span".split(" "));
 
 /** All text that a reader meets, links' targets included. */
 function textOf(node) {

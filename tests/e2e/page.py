@@ -300,6 +300,104 @@ def without_key():
             page.quit()
 
 
+ADD = """[{"type": "function", "function": {"name": "add_numbers", "description": "Adds two numbers.", "parameters": {
+"type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"]}}}]"""
+# The next answer has reasoning and code.
+THINKING = """
+const fast = window.fetch;
+window.fetch = async (path, options) => {
+  if (!options?.body) return fast(path, options);
+  window.fetch = fast;
+  const deltas = [{ reasoning_content: "Hm, " }, { reasoning_content: "well." }, { content: "```py\\nif a: # b\\n```\\n" }];
+  const events = deltas.map((delta) => ({ choices: [{ delta }] }));
+  events.push({ choices: [], timings: { predicted_per_second: 9 }, usage: { completion_tokens: 3, total_tokens: 9 } });
+  return new Response(events.map((event) => `data: ${JSON.stringify(event)}\\n\\n`).join(""));
+};
+"""
+
+
+def press(page, text):
+    """Presses the last button of this text."""
+    page.find_elements(By.XPATH, f"//button[text()='{text}']")[-1].click()
+
+
+def asked(page):
+    return [node.text for node in page.find_elements(By.CSS_SELECTOR, ".message.user")]
+
+
+def changing(page):
+    """A message is edited, an answer is given again; what follows is replaced."""
+    find(page, "#clear").click()
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    is_answered(page, 1)
+    press(page, "Regenerate")
+    is_answered(page, 1)
+    assert asked(page) == ["What is 3 + 4?"], asked(page)
+    press(page, "Edit")
+    assert find(page, "#prompt").get_attribute("value") == "What is 3 + 4?"
+    press(page, "Cancel")
+    assert find(page, "#prompt").get_attribute("value") == ""
+    press(page, "Edit")
+    find(page, "#prompt").clear()
+    ask(page, "What is 2 + 2?", Keys.ENTER)
+    is_answered(page, 1)
+    page.refresh()
+    is_answered(page, 1)
+    assert asked(page) == ["What is 2 + 2?"], asked(page)
+
+
+def tools(page):
+    """A call is shown; its result is entered, and an answer comes of it. Reasoning is folded, code has colours."""
+    find(page, "#clear").click()
+    find(page, "#settings summary").click()
+    find(page, "#temperature").clear()
+    find(page, "#temperature").send_keys("0")
+    page.execute_script("arguments[0].value = arguments[1]", find(page, "#tools"), ADD)
+    find(page, "#settings summary").click()
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    is_answered(page, 1)
+    call = find(page, ".call").text
+    assert "add_numbers" in call and '"x": 3' in call, call
+    find(page, ".results textarea").send_keys("7")
+    accessible(page)
+    page.save_screenshot(shots / "call-dark.png")
+    press(page, "Send results")
+    is_answered(page, 2)
+    assert answers(page)[1].find_element(By.CSS_SELECTOR, ".body").text
+    assert "7" in find(page, ".message.tool").text
+    page.execute_script("arguments[0].value = '{'", find(page, "#tools"))
+    ask(page, "Hm?", Keys.ENTER)
+    until(page, "the tools are refused", lambda: "not JSON" in find(page, "#error").text)
+    assert find(page, "#prompt").get_attribute("value") == "Hm?"
+    page.execute_script("arguments[0].value = ''", find(page, "#tools"))
+    page.execute_script(THINKING)
+    ask(page, "", Keys.ENTER)
+    is_answered(page, 3)
+    fold = find(page, ".reasoning")
+    assert fold.get_attribute("open") is None and "Hm, well." not in fold.text
+    fold.find_element(By.TAG_NAME, "summary").click()
+    assert "Hm, well." in fold.text, fold.text
+    assert find(page, ".code-keyword").text == "if" and find(page, ".code-comment").text == "# b"
+    accessible(page)
+    page.save_screenshot(shots / "reasoning-dark.png")
+    find(page, "#about summary").click()
+    assert "512 tokens" in find(page, "#card").text, find(page, "#card").text
+    page.save_screenshot(shots / "card-dark.png")
+    accessible(page)
+    find(page, "#about summary").click()
+    # What is exported is what `tokenmill chat` loads.
+    page.execute_script("URL.createObjectURL = (file) => { file.text().then((text) => (window.exported = text)); return '#'; }")
+    find(page, "#export").click()
+    until(page, "a file is offered", lambda: page.execute_script("return window.exported"))
+    exported = json.loads(page.execute_script("return window.exported"))["messages"]
+    roles = [message["role"] for message in exported]
+    assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant"], roles
+    assert exported[1]["tool_calls"][0]["id"] == exported[2]["tool_call_id"]
+    find(page, "#settings summary").click()
+    find(page, "#defaults").click()
+    find(page, "#settings summary").click()
+
+
 def markup_is_text(page):
     ask(page, "<img src=x onerror=\"document.title='bad'\"> **hi**", Keys.ENTER)
     is_answered(page, len(answers(page)))
@@ -413,6 +511,8 @@ with Server() as server:
         two_tabs(page, server.url)
         settings(page)
         failing(page)
+        changing(page)
+        tools(page)
         markup_is_text(page)
         stopping(page)
         engine_view(page, server.url)

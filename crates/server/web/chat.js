@@ -1,11 +1,11 @@
-// The chat view: the open conversation, the composer, the answer that streams in.
+// The chat view: the open conversation, the composer, and what can be done with each message.
 
-import { append, fresh, onChangeElsewhere, read } from "./conversations.js";
+import { append, fresh, onChangeElsewhere, read, replaceFrom } from "./conversations.js";
 import { showList, startList } from "./history.js";
-import { render } from "./markdown.js";
+import { actions, button, copyButton, messageNode, resultsForm, toRequest } from "./messages.js";
 import { model, showContext } from "./model.js";
-import { askForKey, headers, sampling, systemMessage } from "./settings.js";
-import { errorOf, events } from "./sse.js";
+import { askForKey, sampling, systemMessage, tools } from "./settings.js";
+import { Turn } from "./turn.js";
 
 const OPEN = "tokenmill.open";
 const DRAFT = "tokenmill.draft";
@@ -15,37 +15,8 @@ const $ = (id) => document.getElementById(id);
 let open = "";
 /** The turn whose answer is on its way, or `null`. */
 let running = null;
-
-function element(name, className, text) {
-  const node = document.createElement(name);
-  node.className = className;
-  node.textContent = text;
-  return node;
-}
-
-/** Shows text as Markdown, or as it is should that fail: an answer is never lost to its looks. */
-function renderSafely(node, text) {
-  try {
-    render(node, text);
-  } catch (error) {
-    console.error(error);
-    node.replaceChildren(element("p", "plain", text));
-  }
-}
-
-function messageNode({ role, content, note }) {
-  const node = element("div", `message ${role}`, "");
-  node.setAttribute("role", "group");
-  node.setAttribute("aria-label", role === "user" ? "You" : "Model");
-  if (role === "user") {
-    node.textContent = content;
-    return node;
-  }
-  const body = element("div", "body", "");
-  renderSafely(body, content);
-  node.append(body, element("p", "note", note ?? ""));
-  return node;
-}
+/** The place of the message that is edited, or `null`. */
+let edited = null;
 
 function scrollToEnd() {
   scrollTo(0, document.documentElement.scrollHeight);
@@ -55,12 +26,28 @@ function isAtEnd() {
   return innerHeight + scrollY >= document.documentElement.scrollHeight - 120;
 }
 
+/** A message and what can be done with it. */
+function nodesOf(message, at, messages) {
+  const isLast = at === messages.length - 1;
+  const buttons = [];
+  if (message.role === "user") buttons.push(button("Edit", "Edit this message", () => edit(at)));
+  if (message.role === "assistant" && message.content) buttons.push(copyButton(message.content));
+  if (message.role === "assistant" && isLast) buttons.push(button("Regenerate", "Answer again", () => start([], at)));
+  const nodes = [messageNode(message), actions(...buttons)];
+  if (isLast && message.calls) nodes.push(resultsForm(message.calls, (results) => start(results)));
+  return nodes;
+}
+
 /** Draws the stored messages, then the turn that runs. */
 function redraw() {
-  const nodes = read(open).map(messageNode);
-  if (running?.id === open) nodes.push(...running.nodes);
+  const isHere = running?.id === open;
+  const stored = read(open).slice(0, isHere ? running.nKept : undefined);
+  const nodes = stored.flatMap(nodesOf);
+  if (isHere) nodes.push(...running.nodes);
   $("messages").replaceChildren(...nodes);
+  $("messages").classList.toggle("busy", running !== null);
   $("empty").hidden = nodes.length > 0;
+  $("export").disabled = stored.length === 0;
   showLastContext();
   showList(open);
 }
@@ -77,8 +64,23 @@ function openConversation(id) {
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
   $("error").textContent = "";
+  stopEditing();
   redraw();
   scrollToEnd();
+}
+
+/** Puts a message back into the box; what was said after it goes when it is sent. */
+function edit(at) {
+  if (running) return;
+  edited = at;
+  $("editing").hidden = false;
+  setDraft(read(open)[at].content);
+  $("prompt").focus();
+}
+
+function stopEditing() {
+  edited = null;
+  $("editing").hidden = true;
 }
 
 function setDraft(text) {
@@ -94,163 +96,96 @@ function keepDraft(text) {
   }
 }
 
-function requestBody(content) {
+function requestBody(added, nKept) {
   const system = systemMessage();
+  const offered = tools();
   return JSON.stringify({
     model: model.name || undefined,
     messages: [
       ...(system ? [{ role: "system", content: system }] : []),
-      ...read(open).map((message) => ({ role: message.role, content: message.content })),
-      { role: "user", content },
+      ...[...read(open).slice(0, nKept), ...added].map(toRequest),
     ],
+    ...(offered && { tools: offered }),
     stream: true,
     stream_options: { include_usage: true },
     ...sampling(),
   });
 }
 
-/** One message and the answer to it. It is stored once it has an answer. */
-class Turn {
-  constructor(content) {
-    this.id = open;
-    this.content = content;
-    this.text = "";
-    this.notes = [];
-    this.usage = null;
-    this.timings = null;
-    this.nArrived = 0;
-    this.firstAt = 0;
-    this.begunAt = performance.now();
-    this.isOver = false;
-    this.frame = 0;
-    this.controller = new AbortController();
-    this.nodes = [messageNode({ role: "user", content }), messageNode({ role: "assistant", content: "" })];
+/** Asks for an answer to the conversation's first `nKept` messages, or all, and to those that are `added`. */
+function start(added, nKept) {
+  if (running) return;
+  $("error").textContent = "";
+  let body;
+  try {
+    body = requestBody(added, nKept);
+  } catch (error) {
+    showFailure(error);
+    return;
   }
+  const id = open;
+  running = new Turn(id, added, nKept, {
+    isShown: () => id === open,
+    follow,
+    rate: (text) => ($("rate").textContent = text),
+    ended,
+  });
+  stopEditing();
+  $("rate").textContent = "";
+  redraw();
+  showIdle();
+  running.run(body);
+  scrollToEnd();
+}
 
-  stop() {
-    this.controller.abort();
-  }
+/** Draws, and stays at the end where the reader is there. */
+function follow(draw) {
+  const isFollowing = isAtEnd();
+  draw();
+  if (isFollowing) scrollToEnd();
+}
 
-  async run(body) {
-    const waiting = setInterval(() => this.showWaiting(), 500);
-    this.showWaiting();
-    let failure = null;
-    try {
-      const signal = this.controller.signal;
-      const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body, signal });
-      if (!response.ok) throw await errorOf(response);
-      for await (const data of events(response)) this.take(JSON.parse(data));
-      if (!this.timings) this.notes.push("The answer broke off.");
-    } catch (error) {
-      if (error.name === "AbortError") this.notes.push("Stopped.");
-      else failure = error;
-    } finally {
-      clearInterval(waiting);
-      this.end(failure);
-    }
-  }
-
-  take(event) {
-    if (event.error) throw new Error(event.error.message);
-    const choice = event.choices?.[0];
-    if (choice?.delta?.content) {
-      this.firstAt ||= performance.now();
-      this.text += choice.delta.content;
-      this.nArrived += 1;
-      this.frame ||= requestAnimationFrame(() => this.draw());
-    }
-    this.usage = event.usage ?? this.usage;
-    this.timings = event.timings ?? this.timings;
-    if (choice?.finish_reason === "length") this.notes.push("length");
-    const rate = this.rate();
-    if (rate && this.id === open) $("rate").textContent = rate;
-  }
-
-  /** Tokens a second: as the server measured at the end, as they arrive until then. */
-  rate() {
-    const seconds = (performance.now() - this.firstAt) / 1000;
-    const measured = this.timings?.predicted_per_second;
-    const counted = this.firstAt && seconds > 0.2 ? (this.nArrived - 1) / seconds : 0;
-    const rate = measured || counted;
-    return rate ? `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s` : "";
-  }
-
-  /** Says that the prompt is read, and after two seconds for how long. */
-  showWaiting() {
-    if (this.firstAt || this.isOver) return;
-    const seconds = Math.floor((performance.now() - this.begunAt) / 1000);
-    const note = this.nodes[1].querySelector(".note");
-    if (!note.firstChild) note.append("Reading the prompt …", element("span", "", ""));
-    note.classList.add("waiting");
-    note.lastChild.setAttribute("aria-hidden", "true");
-    note.lastChild.textContent = seconds >= 2 ? ` ${seconds} s` : "";
-  }
-
-  draw() {
-    this.frame = 0;
-    const follow = isAtEnd();
-    renderSafely(this.nodes[1].querySelector(".body"), this.text);
-    this.setNote("");
-    if (follow) scrollToEnd();
-  }
-
-  setNote(text) {
-    const note = this.nodes[1].querySelector(".note");
-    note.classList.remove("waiting");
-    note.textContent = text;
-  }
-
-  /** The line below the answer: why it ended, and its figures. */
-  summary(nTokens) {
-    const why = this.notes.map((note) => {
-      if (note !== "length") return note;
-      return model.nContext && nTokens >= model.nContext ? "The context is full." : "The answer reached its longest length.";
-    });
-    const figures = [];
-    if (this.usage) figures.push(`${this.usage.completion_tokens} tokens`);
-    if (this.rate()) figures.push(this.rate());
-    const waited = this.firstAt - this.begunAt;
-    if (this.firstAt) figures.push(`first after ${waited < 1000 ? `${waited.toFixed(0)} ms` : `${(waited / 1000).toFixed(1)} s`}`);
-    return [...why, figures.join(", ")].filter(Boolean).join(" ");
-  }
-
-  /** Stores the turn, or gives the message back to the box if nothing came. */
-  end(failure) {
-    if (this.isOver) return;
-    this.isOver = true;
-    cancelAnimationFrame(this.frame);
-    if (running === this) running = null;
-    const nTokens = this.usage?.total_tokens ?? 0;
-    const follow = isAtEnd();
-    if (this.text || this.timings) {
-      if (!this.text) this.notes.push("The model ended its answer at once.");
-      const note = this.summary(nTokens);
-      this.draw();
-      this.setNote(note);
-      this.store({ role: "assistant", content: this.text, note, n_tokens: nTokens });
+/** Stores a turn, or gives the message back to the box if nothing came. */
+function ended(turn, failure) {
+  if (running === turn) running = null;
+  follow(() => {
+    if (turn.hasAnswer()) {
+      if (store(turn)) redraw();
     } else {
-      for (const node of this.nodes) node.remove();
-      const later = $("prompt").value;
-      setDraft(later.trim() ? `${this.content}\n${later}` : this.content);
+      giveBack(turn);
+      redraw();
     }
     if (failure) showFailure(failure);
     showIdle();
-    if (this.id === open) showLastContext();
-    $("empty").hidden = $("messages").children.length > 0;
     showList(open);
-    if (follow) scrollToEnd();
-    if (failure?.status === 401) askForKey();
-    else $("prompt").focus();
-  }
+  });
+  if (failure?.status === 401) askForKey();
+  else $("prompt").focus();
+}
 
-  store(reply) {
-    try {
-      append(this.id, [{ role: "user", content: this.content }, reply]);
-    } catch {
-      $("error").textContent = "This browser's storage is full: this turn will be gone after a reload. Delete conversations to make room.";
-    }
-    keepDraft($("prompt").value);
+function giveBack({ added, nKept }) {
+  const content = added.find(({ role }) => role === "user")?.content;
+  if (content === undefined) return;
+  const later = $("prompt").value;
+  setDraft(later.trim() ? `${content}\n${later}` : content);
+  if (nKept !== undefined) {
+    edited = nKept;
+    $("editing").hidden = false;
   }
+}
+
+function store(turn) {
+  const messages = [...turn.added, turn.reply()];
+  let isStored = true;
+  try {
+    if (turn.nKept === undefined) append(turn.id, messages);
+    else replaceFrom(turn.id, turn.nKept, messages);
+  } catch {
+    isStored = false;
+    $("error").textContent = "This browser's storage is full: this turn will be gone after a reload. Delete conversations to make room.";
+  }
+  keepDraft($("prompt").value);
+  return isStored;
 }
 
 function showFailure(error) {
@@ -263,23 +198,30 @@ function showFailure(error) {
 function showIdle() {
   $("send").disabled = running !== null;
   $("stop").disabled = running === null;
+  $("messages").classList.toggle("busy", running !== null);
 }
 
 function send() {
   const content = $("prompt").value.trim();
   if (!content || running) return;
-  const body = requestBody(content);
-  running = new Turn(content);
+  const nKept = edited ?? undefined;
+  start([{ role: "user", content }], nKept);
+  if (!running) return;
   $("prompt").value = "";
   // Until the answer is stored, a reload finds the message in the box.
   keepDraft(content);
-  $("error").textContent = "";
-  $("rate").textContent = "";
-  $("empty").hidden = true;
-  $("messages").append(...running.nodes);
-  showIdle();
-  running.run(body);
-  scrollToEnd();
+}
+
+/** Offers the conversation as a file, in the form that `tokenmill chat` loads. */
+function exportConversation() {
+  const system = systemMessage();
+  const messages = [...(system ? [{ role: "system", content: system }] : []), ...read(open).map(toRequest)];
+  const file = new Blob([`${JSON.stringify({ messages }, null, 2)}\n`], { type: "application/json" });
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(file);
+  link.download = "conversation.json";
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 /** Connects the view; call once. */
@@ -301,6 +243,12 @@ export function startChat() {
     }
   });
   $("stop").addEventListener("click", () => running?.stop());
+  $("cancel-edit").addEventListener("click", () => {
+    stopEditing();
+    setDraft("");
+    $("prompt").focus();
+  });
+  $("export").addEventListener("click", exportConversation);
   document.addEventListener("keydown", (event) => event.key === "Escape" && running?.stop());
   $("clear").addEventListener("click", () => {
     openConversation(fresh());

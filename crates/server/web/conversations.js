@@ -1,7 +1,7 @@
 // The conversations of this browser, one entry of localStorage each.
 //
 // A conversation grows by whole turns, and each turn is added to what is stored at that moment: two tabs never
-// overwrite each other's turns. A message that got no answer is not stored.
+// overwrite each other's turns, unless a message is edited or answered again. A message that got no answer is not stored.
 
 const PREFIX = "tokenmill.chat.";
 /** Where one conversation was kept before there were several. */
@@ -23,6 +23,14 @@ export function read(id) {
  */
 export function append(id, turn) {
   write(id, [...read(id), ...turn]);
+}
+
+/**
+ * Puts the messages of one turn in the place of those from `nKept` on.
+ * @throws when the browser's storage is full
+ */
+export function replaceFrom(id, nKept, turn) {
+  write(id, [...read(id).slice(0, nKept), ...turn]);
 }
 
 /** Deletes a conversation. */
@@ -59,7 +67,7 @@ function write(id, messages) {
 function parse(text) {
   try {
     const { messages, updated } = JSON.parse(text);
-    const isMessage = (m) => typeof m?.content === "string" && (m.role === "user" || m.role === "assistant");
+    const isMessage = (m) => typeof m?.content === "string" && ["user", "assistant", "tool"].includes(m.role);
     return { messages: messages.filter(isMessage), updated: Number(updated) || 0 };
   } catch {
     return { messages: [], updated: 0 };

@@ -1,6 +1,7 @@
 // The list of conversations in the header.
 
 import { list, remove } from "./conversations.js";
+import { button } from "./messages.js";
 
 const $ = (id) => document.getElementById(id);
 let chosen = () => {};
@@ -34,15 +35,6 @@ export function showList(open) {
 function close() {
   $("history").open = false;
   $("history").querySelector("summary").focus();
-}
-
-function button(text, label, pressed) {
-  const node = document.createElement("button");
-  node.type = "button";
-  node.textContent = text;
-  if (label) node.setAttribute("aria-label", label);
-  node.addEventListener("click", pressed);
-  return node;
 }
 
 function row({ id, title }, isOpen) {

@@ -3,6 +3,7 @@
 //
 // Invariants: the time grows linearly with the text, the nesting of the nodes is bounded, no text is lost.
 
+import { parts } from "./highlight.js";
 import { inline } from "./markdown_inline.js";
 
 /** Quotes and lists nest this deep at most; what is deeper is shown as plain paragraphs. */
@@ -190,7 +191,9 @@ const BUILDERS = {
     const fence = FENCE.exec(lines[0])[1];
     const isClosed = lines.length > 1 && closes(lines.at(-1), fence);
     const indent = width(lines[0]);
-    return codeBlock(lines.slice(1, isClosed ? -1 : undefined).map((line) => dedent(line, indent)).join("\n"));
+    const language = lines[0].trim().slice(fence.length).trim().split(/\s/)[0];
+    const text = lines.slice(1, isClosed ? -1 : undefined).map((line) => dedent(line, indent)).join("\n");
+    return codeBlock(text, language);
   },
   table: (lines) => {
     const row = (name, line) => element("tr", cells(line).map((cell) => element(name, inline(cell))));
@@ -240,8 +243,16 @@ function paragraphText(lines) {
   return lines.map((line) => line.trim()).join("\n");
 }
 
-function codeBlock(text) {
-  const code = element("code", [text]);
+/** A part of code: text, or text with a colour. */
+function piece(part) {
+  if (typeof part === "string") return part;
+  const node = element("span", [part.text]);
+  node.className = `code-${part.kind}`;
+  return node;
+}
+
+function codeBlock(text, language) {
+  const code = element("code", parts(text, language).map(piece));
   const copy = element("button", ["Copy"]);
   copy.type = "button";
   copy.addEventListener("click", async () => {

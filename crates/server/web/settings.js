@@ -1,9 +1,9 @@
-// Sampling, system message and key: read from the form, and kept over a reload.
+// Sampling, system message, tools, colours and key: read from the form, and kept over a reload.
 
 const STORE = "tokenmill.settings";
 const KEY = "tokenmill.key";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"];
-const KEPT = [...NUMBERS, "system"];
+const KEPT = [...NUMBERS, "system", "tools", "scheme"];
 const $ = (id) => document.getElementById(id);
 
 /** The headers of a request, with the key when one is set. */
@@ -23,6 +23,28 @@ export function systemMessage() {
   return $("system").value.trim();
 }
 
+/**
+ * The tools that the model may call, or `null`.
+ * @throws when they are no list in JSON
+ */
+export function tools() {
+  const text = $("tools").value.trim();
+  if (!text) return null;
+  let list = null;
+  try {
+    list = JSON.parse(text);
+  } catch (error) {
+    throw new Error(`The tools are not JSON: ${error.message}`);
+  }
+  if (!Array.isArray(list)) throw new Error("The tools are not a list; write [{\"type\": \"function\", …}].");
+  return list;
+}
+
+/** Light, dark, or as the system has it. */
+function showScheme() {
+  document.documentElement.dataset.scheme = $("scheme").value;
+}
+
 /** Opens the form where the key is entered, and goes there. */
 export function askForKey() {
   $("settings").open = true;
@@ -35,6 +57,8 @@ export function startSettings(keyChanged) {
   for (const name of KEPT) {
     if (typeof stored[name] === "string") $(name).value = stored[name];
   }
+  showScheme();
+  $("scheme").addEventListener("input", showScheme);
   $("key").value = sessionStorage.getItem(KEY) ?? "";
   $("key").addEventListener("change", () => {
     sessionStorage.setItem(KEY, $("key").value);
@@ -42,7 +66,8 @@ export function startSettings(keyChanged) {
   });
   for (const name of KEPT) $(name).addEventListener("input", keep);
   $("defaults").addEventListener("click", () => {
-    for (const name of KEPT) $(name).value = $(name).defaultValue;
+    for (const name of KEPT) $(name).value = $(name).defaultValue ?? "";
+    showScheme();
     keep();
   });
 }

@@ -30,6 +30,7 @@ const FILES: &[(&str, &str, &str)] = &[
         include_str!("../../web/conversations.js"),
     ),
     ("engine.js", JAVASCRIPT, include_str!("../../web/engine.js")),
+    ("highlight.js", JAVASCRIPT, include_str!("../../web/highlight.js")),
     ("history.js", JAVASCRIPT, include_str!("../../web/history.js")),
     ("markdown.js", JAVASCRIPT, include_str!("../../web/markdown.js")),
     (
@@ -37,9 +38,11 @@ const FILES: &[(&str, &str, &str)] = &[
         JAVASCRIPT,
         include_str!("../../web/markdown_inline.js"),
     ),
+    ("messages.js", JAVASCRIPT, include_str!("../../web/messages.js")),
     ("model.js", JAVASCRIPT, include_str!("../../web/model.js")),
     ("settings.js", JAVASCRIPT, include_str!("../../web/settings.js")),
     ("sse.js", JAVASCRIPT, include_str!("../../web/sse.js")),
+    ("turn.js", JAVASCRIPT, include_str!("../../web/turn.js")),
 ];
 const JAVASCRIPT: &str = "text/javascript; charset=utf-8";
 

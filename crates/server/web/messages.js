@@ -1,0 +1,138 @@
+// A message as nodes: text, reasoning, calls of tools and their results, and what can be done with it.
+
+import { render } from "./markdown.js";
+
+export function element(name, className, text) {
+  const node = document.createElement(name);
+  node.className = className;
+  node.textContent = text;
+  return node;
+}
+
+export function button(text, label, pressed) {
+  const node = element("button", "", text);
+  node.type = "button";
+  if (label) node.setAttribute("aria-label", label);
+  node.addEventListener("click", pressed);
+  return node;
+}
+
+/** Shows text as Markdown, or as it is should that fail: an answer is never lost to its looks. */
+export function renderSafely(node, text) {
+  try {
+    render(node, text);
+  } catch (error) {
+    console.error(error);
+    node.replaceChildren(element("p", "plain", text));
+  }
+}
+
+const NAMES = { user: "You", tool: "Result of a tool", assistant: "Model" };
+
+/** The node of a message. */
+export function messageNode(message) {
+  const { role, content } = message;
+  const node = element("div", `message ${role}`, "");
+  node.setAttribute("role", "group");
+  node.setAttribute("aria-label", NAMES[role]);
+  if (role === "user") {
+    node.textContent = content;
+  } else if (role === "tool") {
+    node.append(element("span", "quiet", `Result of ${message.name}: `), content);
+  } else {
+    node.append(element("div", "thoughts", ""), element("div", "body", ""), element("div", "calls", ""));
+    node.append(element("p", "note", message.note ?? ""));
+    update(node, message);
+  }
+  return node;
+}
+
+/** Brings the node of an answer up to date; what did not change stays. */
+export function update(node, { content, reasoning = "", calls = [] }) {
+  showReasoning(node.querySelector(".thoughts"), reasoning, content !== "" || calls.length > 0);
+  renderSafely(node.querySelector(".body"), content);
+  const shown = calls.map((call) => {
+    const block = element("div", "call", "");
+    block.append(element("span", "quiet", "calls "), element("code", "", call.name), element("pre", "", indented(call.arguments)));
+    return block;
+  });
+  node.querySelector(".calls").replaceChildren(...shown);
+}
+
+/** Reasoning is folded; its fold stays as the reader left it. */
+function showReasoning(place, text, isOver) {
+  if (!text) return;
+  if (!place.firstChild) {
+    const fold = element("details", "reasoning", "");
+    fold.append(element("summary", "quiet", ""), element("div", "plain", ""));
+    place.append(fold);
+  }
+  place.querySelector("summary").textContent = isOver ? "Reasoning" : "Reasoning …";
+  place.querySelector(".plain").textContent = text;
+}
+
+/** Arguments on several lines; as they are while they are not complete. */
+function indented(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch {
+    return json;
+  }
+}
+
+/** Buttons below a message. */
+export function actions(...buttons) {
+  const row = element("div", "actions", "");
+  row.append(...buttons);
+  return row;
+}
+
+/** A button that copies a text. */
+export function copyButton(text) {
+  const node = button("Copy", "Copy this answer", async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      node.textContent = "Copied";
+    } catch {
+      // A page that came over plain HTTP from another machine has no clipboard.
+      node.textContent = "Cannot copy here";
+    }
+  });
+  return node;
+}
+
+/** A form for the results of calls; `sent` gets them as messages. */
+export function resultsForm(calls, sent) {
+  const form = element("form", "results", "");
+  const inputs = calls.map((call) => {
+    const label = element("label", "quiet", `Result of ${call.name}`);
+    const input = document.createElement("textarea");
+    input.rows = 1;
+    label.append(input);
+    form.append(label);
+    return input;
+  });
+  const send = element("button", "", "Send results");
+  send.type = "submit";
+  form.append(send);
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    sent(calls.map(({ id, name }, i) => ({ role: "tool", id, name, content: inputs[i].value })));
+  });
+  return form;
+}
+
+/** A stored message in the form of a request. */
+export function toRequest({ role, content, reasoning, calls, id }) {
+  if (role === "tool") return { role, tool_call_id: id, content };
+  const message = { role, content };
+  if (reasoning) message.reasoning_content = reasoning;
+  if (calls?.length) {
+    message.tool_calls = calls.map((call) => ({
+      id: call.id,
+      type: "function",
+      function: { name: call.name, arguments: call.arguments },
+    }));
+  }
+  return message;
+}

@@ -1,0 +1,157 @@
+// One request and its answer as it streams in: what comes, its figures, and why it ended.
+
+import { element, messageNode, update } from "./messages.js";
+import { model } from "./model.js";
+import { headers } from "./settings.js";
+import { errorOf, events } from "./sse.js";
+
+export class Turn {
+  /**
+   * @param id the conversation
+   * @param added the messages that go before the answer
+   * @param nKept how many stored messages stay before them; all, if it is not given
+   * @param watch `{ isShown(), follow(draw), rate(text), ended(turn, failure) }`
+   */
+  constructor(id, added, nKept, watch) {
+    Object.assign(this, { id, added, nKept, watch });
+    this.text = "";
+    this.reasoning = "";
+    this.calls = [];
+    this.notes = [];
+    this.usage = null;
+    this.timings = null;
+    this.nArrived = 0;
+    this.firstAt = 0;
+    this.begunAt = performance.now();
+    this.isOver = false;
+    this.frame = 0;
+    this.controller = new AbortController();
+    this.answer = messageNode({ role: "assistant", content: "" });
+    this.nodes = [...added.map(messageNode), this.answer];
+  }
+
+  stop() {
+    this.controller.abort();
+  }
+
+  async run(body) {
+    const waiting = setInterval(() => this.showWaiting(), 500);
+    this.showWaiting();
+    let failure = null;
+    try {
+      const signal = this.controller.signal;
+      const response = await fetch("/v1/chat/completions", { method: "POST", headers: headers(), body, signal });
+      if (!response.ok) throw await errorOf(response);
+      for await (const data of events(response)) this.take(JSON.parse(data));
+      if (!this.timings) this.notes.push("The answer broke off.");
+    } catch (error) {
+      if (error.name === "AbortError") this.notes.push("Stopped.");
+      else failure = error;
+    } finally {
+      clearInterval(waiting);
+      this.end(failure);
+    }
+  }
+
+  take(event) {
+    if (event.error) throw new Error(event.error.message);
+    const choice = event.choices?.[0];
+    const delta = choice?.delta ?? {};
+    if (delta.content || delta.reasoning_content || delta.tool_calls) {
+      this.firstAt ||= performance.now();
+      this.text += delta.content ?? "";
+      this.reasoning += delta.reasoning_content ?? "";
+      for (const call of delta.tool_calls ?? []) this.takeCall(call);
+      this.nArrived += 1;
+      this.frame ||= requestAnimationFrame(() => this.draw());
+    }
+    this.usage = event.usage ?? this.usage;
+    this.timings = event.timings ?? this.timings;
+    if (choice?.finish_reason === "length") this.notes.push("length");
+    const rate = this.rate();
+    if (rate && this.watch.isShown()) this.watch.rate(rate);
+  }
+
+  takeCall({ index, id, function: { name, arguments: more } = {} }) {
+    const call = (this.calls[index] ??= { id: "", name: "", arguments: "" });
+    call.id = id ?? call.id;
+    call.name = name ?? call.name;
+    call.arguments += more ?? "";
+  }
+
+  /** Whether anything came that is worth keeping. */
+  hasAnswer() {
+    return Boolean(this.text || this.reasoning || this.calls.length || this.timings);
+  }
+
+  /** The answer as it is stored. */
+  reply() {
+    const message = { role: "assistant", content: this.text, note: this.note, n_tokens: this.usage?.total_tokens ?? 0 };
+    if (this.reasoning) message.reasoning = this.reasoning;
+    // A call whose answer was cut is none that can be made.
+    if (this.calls.length && this.timings) message.calls = this.calls;
+    return message;
+  }
+
+  /** Tokens a second: as the server measured at the end, as they arrive until then. */
+  rate() {
+    const seconds = (performance.now() - this.firstAt) / 1000;
+    const measured = this.timings?.predicted_per_second;
+    const counted = this.firstAt && seconds > 0.2 ? (this.nArrived - 1) / seconds : 0;
+    const rate = measured || counted;
+    return rate ? `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s` : "";
+  }
+
+  /** Says that the prompt is read, and after two seconds for how long. */
+  showWaiting() {
+    if (this.firstAt || this.isOver) return;
+    const seconds = Math.floor((performance.now() - this.begunAt) / 1000);
+    const note = this.answer.querySelector(".note");
+    if (!note.firstChild) note.append("Reading the prompt …", element("span", "", ""));
+    note.classList.add("waiting");
+    note.lastChild.setAttribute("aria-hidden", "true");
+    note.lastChild.textContent = seconds >= 2 ? ` ${seconds} s` : "";
+  }
+
+  draw() {
+    this.frame = 0;
+    this.watch.follow(() => {
+      update(this.answer, { content: this.text, reasoning: this.reasoning, calls: this.calls });
+      this.setNote("");
+    });
+  }
+
+  setNote(text) {
+    const note = this.answer.querySelector(".note");
+    note.classList.remove("waiting");
+    note.textContent = text;
+  }
+
+  /** The line below the answer: why it ended, and its figures. */
+  summary(nTokens) {
+    const why = this.notes.map((note) => {
+      if (note !== "length") return note;
+      return model.nContext && nTokens >= model.nContext ? "The context is full." : "The answer reached its longest length.";
+    });
+    const figures = [];
+    if (this.usage) figures.push(`${this.usage.completion_tokens} tokens`);
+    if (this.rate()) figures.push(this.rate());
+    const waited = this.firstAt - this.begunAt;
+    if (this.firstAt) figures.push(`first after ${waited < 1000 ? `${waited.toFixed(0)} ms` : `${(waited / 1000).toFixed(1)} s`}`);
+    return [...why, figures.join(", ")].filter(Boolean).join(" ");
+  }
+
+  /** Ends the turn, once. */
+  end(failure) {
+    if (this.isOver) return;
+    this.isOver = true;
+    cancelAnimationFrame(this.frame);
+    if (this.hasAnswer()) {
+      if (!this.text && !this.calls.length) this.notes.push("The model ended its answer at once.");
+      this.note = this.summary(this.usage?.total_tokens ?? 0);
+      this.draw();
+      this.setNote(this.note);
+    }
+    this.watch.ended(this, failure);
+  }
+}
