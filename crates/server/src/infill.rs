@@ -5,7 +5,7 @@
 
 use tokenmill_text::{EncodeOptions, Tokenizer};
 
-use crate::ApiError;
+use crate::{ApiError, llama_cpp::ExtraText};
 
 /// Marks before the beginning, before the end, and before the middle, of one family of models each.
 ///
@@ -21,6 +21,54 @@ const MARKS: [[&str; 3]; 5] = [
 /// Whether a vocabulary has the marks.
 pub(crate) fn has_marks(tokenizer: &Tokenizer) -> bool {
     marks(tokenizer).is_some()
+}
+
+/// Marks of a repository and of a file in it.
+const REPOSITORY_MARKS: [&str; 5] = [
+    "<|repo_name|>",
+    "<repo_name>",
+    "<|fim_repo|>",
+    "<fim-repo>",
+    "<reponame>",
+];
+const FILE_MARKS: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
+
+/// Other files, as the families that know files were trained to read them before the file with the gap; for the others,
+/// between lines that say so. Source: llama.cpp `tools/server`, `format_infill`.
+pub(crate) fn extra_context(tokenizer: &Tokenizer, extra: &[ExtraText]) -> Vec<u32> {
+    if extra.is_empty() {
+        return Vec::new();
+    }
+    let plain = EncodeOptions {
+        add_special: false,
+        parse_special: false,
+    };
+    let find = |marks: &[&str]| marks.iter().find_map(|mark| tokenizer.special_token(mark));
+    let file_mark = find(&FILE_MARKS);
+    let mut tokens = Vec::new();
+    if let Some(repository) = find(&REPOSITORY_MARKS) {
+        tokens.push(repository);
+        tokens.extend(tokenizer.encode("myproject\n", plain));
+    }
+    for file in extra {
+        if let Some(mark) = file_mark {
+            tokens.push(mark);
+            let name = if file.filename.is_empty() {
+                "tmp"
+            } else {
+                &file.filename
+            };
+            tokens.extend(tokenizer.encode(&format!("{name}\n"), plain));
+        } else {
+            tokens.extend(tokenizer.encode("\n\n--- snippet ---\n\n", plain));
+        }
+        tokens.extend(tokenizer.encode(&file.text, plain));
+    }
+    if let Some(mark) = file_mark {
+        tokens.push(mark);
+        tokens.extend(tokenizer.encode("filename\n", plain));
+    }
+    tokens
 }
 
 fn marks(tokenizer: &Tokenizer) -> Option<[u32; 3]> {
@@ -39,6 +87,7 @@ pub(crate) fn infill_prompt(
     field: &str,
     prefix: &str,
     suffix: &str,
+    extra: &[ExtraText],
 ) -> Result<Vec<u32>, ApiError> {
     let Some([before, after, middle]) = marks(tokenizer) else {
         return Err(ApiError::UnsupportedField {
@@ -54,6 +103,7 @@ pub(crate) fn infill_prompt(
         .filter(|_| tokenizer.adds_bos())
         .into_iter()
         .collect();
+    tokens.extend(extra_context(tokenizer, extra));
     tokens.push(before);
     tokens.extend(tokenizer.encode(prefix, plain));
     tokens.push(after);
@@ -90,11 +140,25 @@ mod tests {
         let known = tokenizer(&MARKS[0]);
         assert!(has_marks(&known));
         assert_eq!(
-            infill_prompt(&known, "suffix", "a", "ba").expect("a prompt"),
+            infill_prompt(&known, "suffix", "a", "ba", &[]).expect("a prompt"),
             [2, 0, 3, 1, 0, 4]
         );
         let unknown = tokenizer(&MARKS[0][..2]);
-        let error = infill_prompt(&unknown, "suffix", "a", "b").expect_err("a mark is missing");
+        let error = infill_prompt(&unknown, "suffix", "a", "b", &[]).expect_err("a mark is missing");
         assert_eq!((error.status(), error.param()), (400, Some("suffix")));
+        let marks = [&MARKS[0][..], &["<|repo_name|>", "<|file_sep|>"]].concat();
+        let of_files = tokenizer(&marks);
+        let extra = [ExtraText {
+            text: "b".to_owned(),
+            filename: "a".to_owned(),
+        }];
+        let prompt = infill_prompt(&of_files, "suffix", "a", "b", &extra).expect("a prompt");
+        // The vocabulary has the letters a and b only: of "myproject" and "filename" an a is left.
+        let kept: Vec<u32> = prompt.into_iter().filter(|&id| id < 7).collect();
+        let [before, after, middle, repository, file] = [2, 3, 4, 5, 6];
+        assert_eq!(
+            kept,
+            [repository, file, 0, 1, file, 0, before, 0, after, 1, middle]
+        );
     }
 }

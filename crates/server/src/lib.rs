@@ -20,6 +20,7 @@ mod foreign;
 mod infill;
 mod intake;
 mod keys;
+mod line_bounds;
 pub mod llama_cpp;
 mod metrics;
 pub mod ollama;

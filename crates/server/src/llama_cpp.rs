@@ -2,12 +2,15 @@
 //!
 //! Types and their checks only, as in [`openai`](crate::openai). Where the request is silent, the values are llama.cpp's.
 
+use std::time::Duration;
+
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
     ApiError,
     fields::{Body, Field, label, only, refused, yes},
+    line_bounds::LineBounds,
     openai::{Stop, TokenLimit},
 };
 
@@ -75,7 +78,21 @@ pub const FIELDS: &[Field] = &[
     only("n_cache_reuse", &["0"], "prefixes are cached as a whole"),
     only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
     only("lora", &["[]"], "there are no adapters"),
-    refused("response_fields", "an answer has all of its fields"),
+    yes(
+        "response_fields",
+        "only these fields of the answer, `a/b` for `b` within `a`; those that are not there are left out",
+    ),
+    yes(
+        "samplers",
+        "samplers that are not named are off; those named stand in the order of this server, which is llama.cpp's default; `infill` changes nothing",
+    ),
+    yes("n_indent", "ends the answer at a line that is indented by less"),
+    yes(
+        "t_max_predict_ms",
+        "ends the answer at the first line break after this time; 0 and -1 are no limit",
+    ),
+    yes("t_max_prompt_ms", "changes nothing, as in llama.cpp"),
+    yes("id_slot", "changes nothing: sequences have no fixed place"),
     refused(
         "sse_ping_interval",
         "a silent stream has a comment every 10 seconds",
@@ -107,7 +124,10 @@ pub const INFILL_FIELDS: &[Field] = &[
     yes("input_prefix", "the text before"),
     yes("input_suffix", "the text behind"),
     yes("prompt", "the beginning of the text between"),
-    only("input_extra", &["[]"], "write it into `input_prefix`"),
+    yes(
+        "input_extra",
+        "other files, as objects with `text` and `filename`, which go before the prompt",
+    ),
 ];
 
 /// A request to continue a text or to fill a gap in one.
@@ -123,6 +143,9 @@ pub struct CompletionRequest {
     /// The text behind it.
     #[serde(default)]
     pub input_suffix: String,
+    /// Texts of other files, for context.
+    #[serde(default)]
+    pub input_extra: Vec<ExtraText>,
     n_predict: Option<TokenLimit>,
     /// Whether the answer is streamed.
     #[serde(default)]
@@ -138,6 +161,23 @@ pub struct CompletionRequest {
     /// Whether token ids are reported.
     #[serde(default)]
     pub return_tokens: bool,
+    /// The fields of the answer that are wanted; all, where none is named.
+    #[serde(default)]
+    pub response_fields: Vec<String>,
+    /// How far each line is indented.
+    #[serde(default)]
+    pub n_indent: usize,
+    t_max_predict_ms: Option<i64>,
+}
+
+/// Text of another file.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ExtraText {
+    /// The text.
+    pub text: String,
+    /// The file's name.
+    #[serde(default)]
+    pub filename: String,
 }
 
 /// A text or token ids.
@@ -154,6 +194,25 @@ impl CompletionRequest {
     /// Most tokens to generate.
     pub(crate) fn max_tokens(&self) -> Option<u32> {
         self.n_predict.and_then(TokenLimit::at_most)
+    }
+
+    /// Where its lines end the answer.
+    pub(crate) fn line_bounds(&self) -> LineBounds {
+        let limit_ms = self.t_max_predict_ms.and_then(|ms| u64::try_from(ms).ok());
+        let limit = limit_ms.filter(|&ms| ms > 0).map(Duration::from_millis);
+        LineBounds::new(self.n_indent, limit)
+    }
+
+    /// The part of an answer that is wanted.
+    pub(crate) fn wanted(&self, answer: Value) -> Value {
+        if self.response_fields.is_empty() {
+            return answer;
+        }
+        let at = |path: &String| {
+            let found = path.split('/').try_fold(&answer, |value, name| value.get(name))?;
+            Some((path.clone(), found.clone()))
+        };
+        Value::Object(self.response_fields.iter().filter_map(at).collect())
     }
 
     /// How many alternatives to report; `None` where no scores are asked for.
@@ -175,8 +234,88 @@ pub(crate) fn defaults() -> Value {
     json!({ "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_last_n": 64 })
 }
 
+/// A sampler by the names that clients have for it, and the fields that switch it off.
+struct Sampler {
+    names: &'static [&'static str],
+    off: &'static [(&'static str, i64)],
+}
+
+const fn sampler(names: &'static [&'static str], off: &'static [(&'static str, i64)]) -> Sampler {
+    Sampler { names, off }
+}
+
+/// The samplers in the order of this server.
+const SAMPLERS: [Sampler; 7] = [
+    sampler(
+        &["penalties"],
+        &[
+            ("repeat_penalty", 1),
+            ("presence_penalty", 0),
+            ("frequency_penalty", 0),
+        ],
+    ),
+    sampler(&["dry"], &[("dry_multiplier", 0)]),
+    sampler(&["top_k"], &[("top_k", 0)]),
+    sampler(&["typ_p", "typical_p"], &[("typical_p", 1)]),
+    sampler(&["top_p"], &[("top_p", 1)]),
+    sampler(&["min_p"], &[("min_p", 0)]),
+    sampler(&["temperature"], &[("temperature", 1)]),
+];
+
+/// Samplers that are off here in any case, and the one of `/infill`, which prefers endings.
+const IDLE_SAMPLERS: [&str; 4] = ["top_n_sigma", "xtc", "adaptive_p", "infill"];
+
+/// Switches off the samplers that a request does not name.
+///
+/// # Errors
+/// A sampler that is unknown, or one that stands before another that comes first here.
+fn apply_samplers(body: &mut Body) -> Result<(), ApiError> {
+    let Some(asked) = body.take("samplers") else {
+        return Ok(());
+    };
+    let names: Option<Vec<&str>> =
+        (asked.as_array()).and_then(|items| items.iter().map(Value::as_str).collect());
+    let Some(names) = names else {
+        return Err(ApiError::invalid("samplers", "expected a list of names"));
+    };
+    let mut last = 0;
+    let mut is_named = [false; SAMPLERS.len()];
+    for name in names {
+        let Some(index) = SAMPLERS.iter().position(|sampler| sampler.names.contains(&name)) else {
+            if IDLE_SAMPLERS.contains(&name) {
+                continue;
+            }
+            let reason = format!("there is no sampler `{}`", crate::error::shortened(name));
+            return Err(ApiError::invalid("samplers", reason));
+        };
+        if index < last {
+            let order: Vec<&str> = SAMPLERS.iter().map(|sampler| sampler.names[0]).collect();
+            let reason = format!("the samplers have one order here: {}", order.join(", "));
+            return Err(ApiError::invalid("samplers", reason));
+        }
+        last = index;
+        is_named[index] = true;
+    }
+    if !is_named[0] {
+        // Another name of the first of its fields.
+        body.take("repetition_penalty");
+    }
+    let unnamed = is_named.iter().zip(&SAMPLERS).filter(|(named, _)| !**named);
+    for (_, sampler) in unnamed {
+        for (field, off) in sampler.off {
+            body.take(field);
+            body.set_default(field, (*off).into());
+        }
+    }
+    Ok(())
+}
+
 /// Puts llama.cpp's values where a request is silent, and takes out a seed that asks for none.
-pub(crate) fn with_defaults(mut body: Body) -> Body {
+///
+/// # Errors
+/// `samplers` that cannot be obeyed.
+pub(crate) fn with_defaults(mut body: Body) -> Result<Body, ApiError> {
+    apply_samplers(&mut body)?;
     let asks_for_none = |seed: &Value| *seed == -1 || *seed == u32::MAX;
     if body.get("seed").is_some_and(asks_for_none) {
         body.take("seed");
@@ -186,5 +325,62 @@ pub(crate) fn with_defaults(mut body: Body) -> Body {
             body.set_default(&name, value);
         }
     }
-    body
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables;
+
+    fn read(body: &Value) -> Result<Body, ApiError> {
+        with_defaults(
+            Body::parse(body.to_string().as_bytes(), tables::llama_completion()).expect("known fields"),
+        )
+    }
+
+    #[test]
+    fn samplers_that_are_not_named_are_off() {
+        let body = json!({ "samplers": ["top_k", "top_p", "infill"], "top_p": 0.9, "min_p": 0.3, "temperature": 0.0,
+            "repetition_penalty": 1.2 });
+        let body = read(&body).expect("samplers of llama.vim");
+        for (field, value) in [
+            ("top_k", json!(40)),
+            ("top_p", json!(0.9)),
+            ("min_p", json!(0)),
+            ("temperature", json!(1)),
+            ("repeat_penalty", json!(1)),
+        ] {
+            assert_eq!(body.get(field), Some(&value), "{field}");
+        }
+        assert_eq!(body.get("repetition_penalty"), None);
+        let all = json!({ "samplers": ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"] });
+        let silent = read(&json!({})).expect("no samplers");
+        assert_eq!(
+            read(&all).expect("llama.cpp's default").get("temperature"),
+            silent.get("temperature")
+        );
+        for samplers in [
+            json!("kpt"),
+            json!(["top_q"]),
+            json!(["top_p", "top_k"]),
+            json!([1]),
+        ] {
+            let error = read(&json!({ "samplers": samplers })).expect_err("cannot be obeyed");
+            assert_eq!(error.param(), Some("samplers"), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_answer_has_the_fields_that_are_wanted() {
+        let request: CompletionRequest = serde_json::from_value(
+            json!({ "response_fields": ["content", "timings/prompt_n", "other", ""] }),
+        )
+        .expect("a request");
+        let answer = json!({ "content": "a", "timings": { "prompt_n": 3, "x": 1 }, "tokens": [] });
+        assert_eq!(
+            request.wanted(answer),
+            json!({ "content": "a", "timings/prompt_n": 3 })
+        );
+    }
 }

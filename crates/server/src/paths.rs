@@ -6,12 +6,13 @@
 use axum::http::{Request, Uri, uri::PathAndQuery};
 
 /// First parts of the paths that stand behind `/v1`.
-const BEHIND_V1: [&str; 7] = [
+const BEHIND_V1: [&str; 8] = [
     "chat",
     "completions",
     "embeddings",
     "models",
     "rerank",
+    "reranking",
     "responses",
     "messages",
 ];
@@ -61,6 +62,8 @@ mod tests {
             ("/chat/completions", Some("/v1/chat/completions")),
             ("/rerank", Some("/v1/rerank")),
             ("/v2/rerank", None),
+            ("/reranking", Some("/v1/reranking")),
+            ("/health", None),
             ("/v1/v1/chat/completions", Some("/v1/chat/completions")),
             ("//v1/completions", Some("/v1/completions")),
             ("/v1//models/", Some("/v1/models")),

@@ -13,8 +13,25 @@ use crate::{ApiError, App, app::Call, metrics::Metrics, request_log::Tally};
 /// # Errors
 /// The first failure of a sample; dropping the stream then cancels the others.
 pub(crate) async fn collect(stream: TextStream, app: &App, call: &Call) -> Result<Vec<Sample>, ApiError> {
+    collect_showing(stream, app, call, |_| {}).await
+}
+
+/// Reads a stream to its end, and shows every event as it comes.
+///
+/// # Errors
+/// As [`collect`].
+pub(crate) async fn collect_showing(
+    stream: TextStream,
+    app: &App,
+    call: &Call,
+    mut on_event: impl FnMut(&TextEvent),
+) -> Result<Vec<Sample>, ApiError> {
     let mut meter = Meter::new(app, call, stream.n_samples());
-    Ok(stream.gather(|event| meter.observe(event)).await?)
+    let gathered = stream.gather(|event| {
+        meter.observe(event);
+        on_event(event);
+    });
+    Ok(gathered.await?)
 }
 
 /// Measures a stream for the metrics and the log as its events pass.

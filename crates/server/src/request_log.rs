@@ -113,7 +113,7 @@ impl Line {
     fn is_noise(&self) -> bool {
         matches!(
             self.path.as_str(),
-            "/livez" | "/readyz" | "/health" | "/metrics" | "/"
+            "/livez" | "/readyz" | "/health" | "/v1/health" | "/metrics" | "/"
         ) || self.path.starts_with("/web/")
     }
 }

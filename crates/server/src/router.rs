@@ -40,6 +40,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/v1/embeddings", endpoint(openai, embeddings::embeddings))
         .route("/v1/rerank", endpoint(openai, rerank::rerank))
         .route("/v2/rerank", endpoint(openai, rerank::rerank))
+        .route("/v1/reranking", endpoint(openai, rerank::rerank))
         .route("/v1/responses", endpoint(openai, responses::responses))
         .route("/v1/messages", endpoint(Dialect::Anthropic, messages::messages))
         .route(
@@ -48,6 +49,7 @@ pub fn router(app: Arc<App>) -> Router {
         )
         .route("/completion", endpoint(openai, llama_cpp::completion))
         .route("/infill", endpoint(openai, llama_cpp::infill))
+        .route("/embedding", endpoint(openai, embeddings::llama_cpp))
         .route("/props", get(llama_cpp::props))
         .route("/slots", get(llama_cpp::slots))
         .route("/tokenize", endpoint(openai, words::tokenize))
@@ -67,7 +69,8 @@ pub fn router(app: Arc<App>) -> Router {
     let open = Router::new()
         .route("/livez", get(health::live))
         .route("/readyz", get(health::ready))
-        .route("/health", get(health::ready))
+        .route("/health", get(health::health))
+        .route("/v1/health", get(health::health))
         .route("/openapi.json", get(openapi::openapi))
         .route("/", get(page::index))
         .route("/web/{name}", get(page::file));

@@ -21,7 +21,7 @@ use axum::{
 use futures_util::{Stream, StreamExt as _};
 use serde_json::Value;
 use tokenmill_sched::Canceller;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use tokenmill::{TextEvent, TextStream};
 
@@ -93,17 +93,31 @@ pub(crate) fn stream_response(
     unbuffered(response)
 }
 
-/// Streams a generation in a format, one line of JSON for each event. Such a stream has no comments, and so is silent while
-/// there is nothing to say.
+/// Streams a generation in a format, one line of JSON for each event. Such a stream has no comments, and Ollama's clients take an
+/// empty line for broken JSON: a space before the next line is what all of them read over.
 pub(crate) fn line_response(
     app: &App,
     call: &Call,
     stream: TextStream,
     format: impl EventFormat,
 ) -> Response {
-    let lines = events(app, call, stream, format).map(|event| Ok::<_, Infallible>(event.data + "\n"));
+    let lines = events(app, call, stream, format).map(|event| event.data + "\n");
+    let lines = with_keep_alive(lines, KEEP_ALIVE).map(Ok::<_, Infallible>);
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     unbuffered((kind, Body::from_stream(lines)).into_response())
+}
+
+/// Puts a space between lines wherever nothing comes for `interval`.
+fn with_keep_alive(
+    lines: impl Stream<Item = String> + Send + 'static,
+    interval: Duration,
+) -> impl Stream<Item = String> + Send + 'static {
+    futures_util::stream::unfold(Box::pin(lines), move |mut lines| async move {
+        match timeout(interval, lines.next()).await {
+            Ok(line) => Some((line?, lines)),
+            Err(_) => Some((" ".to_owned(), lines)),
+        }
+    })
 }
 
 /// Proxies that buffer would hold tokens back.
@@ -246,5 +260,31 @@ impl<F: EventFormat> Writer<F> {
                 Some(event) => self.format.take(&event, &mut self.waiting),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn silence_between_lines_has_spaces() {
+        let late = futures_util::stream::unfold(0, |n_sent| async move {
+            tokio::time::sleep(Duration::from_millis(if n_sent == 1 { 100 } else { 0 })).await;
+            (n_sent < 3).then(|| (format!("{{\"n\":{n_sent}}}\n"), n_sent + 1))
+        });
+        let sent: String = with_keep_alive(late, Duration::from_millis(20)).collect().await;
+        assert!(
+            sent.starts_with("{\"n\":0}\n ") && sent.ends_with("{\"n\":2}\n"),
+            "{sent:?}"
+        );
+        let numbers: Vec<u64> = (sent.lines())
+            .map(|line| {
+                serde_json::from_str::<Value>(line).expect("a line of JSON")["n"]
+                    .as_u64()
+                    .expect("a number")
+            })
+            .collect();
+        assert_eq!(numbers, [0, 1, 2]);
     }
 }

@@ -67,6 +67,11 @@ pub fn embedding() -> &'static [Field] {
     embedding::FIELDS
 }
 
+/// Fields of `/embedding`.
+pub fn llama_embedding() -> &'static [Field] {
+    embedding::LLAMA_CPP_FIELDS
+}
+
 /// Fields of `/v1/rerank`.
 pub fn rerank() -> &'static [Field] {
     rerank::FIELDS
@@ -106,11 +111,12 @@ pub fn document() -> String {
         ("POST /v1/chat/completions, /v1/chat/completions/render", chat()),
         ("POST /v1/completions, /v1/completions/render", completion()),
         ("POST /v1/embeddings", embedding()),
-        ("POST /v1/rerank, /v2/rerank", rerank()),
+        ("POST /v1/rerank, /v2/rerank, /v1/reranking", rerank()),
         ("POST /v1/responses", response()),
         ("POST /v1/messages, /v1/messages/count_tokens", messages()),
         ("POST /completion", llama_completion()),
         ("POST /infill", llama_infill()),
+        ("POST /embedding", llama_embedding()),
         ("POST /tokenize", TOKENIZE),
         ("POST /detokenize", DETOKENIZE),
         ("POST /apply-template", APPLY_TEMPLATE),

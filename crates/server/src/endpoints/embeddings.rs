@@ -1,4 +1,4 @@
-//! `POST /v1/embeddings`: a vector for each input, of length 1.
+//! `POST /v1/embeddings` and llama.cpp's `/embedding`: a vector for each input, of length 1.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     app::Call,
     openai::{
         completion::OnePrompt,
-        embedding::{EmbeddingRequest, EncodingFormat},
+        embedding::{EmbeddingRequest, EncodingFormat, LlamaCppRequest},
     },
     tables,
 };
@@ -42,6 +42,25 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
         "usage": { "prompt_tokens": n_tokens, "total_tokens": n_tokens },
     });
     Ok(Json(reply).into_response())
+}
+
+/// Answers a request to llama.cpp's `/embedding`: a list of vectors for each input, here of one.
+pub(crate) async fn llama_cpp(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let request: LlamaCppRequest = call.read(tables::llama_embedding())?;
+    app.model.check_name(request.model.as_deref())?;
+    let input = match (request.content, request.input) {
+        (Some(input), None) | (None, Some(input)) => input,
+        (None, None) => return Err(ApiError::invalid("content", "this field is required")),
+        (Some(_), Some(_)) => return Err(ApiError::invalid("input", "contradicts `content`")),
+    };
+    let params = EmbedParams {
+        dimensions: None,
+        truncates: false,
+    };
+    let Vectors { vectors, .. } = embed(&app, &call, input.into_prompts(), params).await?;
+    let item = |(index, vector)| json!({ "index": index, "embedding": [vector] });
+    let items: Vec<Value> = vectors.iter().enumerate().map(item).collect();
+    Ok(Json(items).into_response())
 }
 
 /// The vectors of a request's inputs.

@@ -1,6 +1,6 @@
-//! `GET /livez` and `GET /readyz`: what a supervisor and a load balancer ask.
+//! `GET /livez`, `GET /readyz` and `GET /health`: what a supervisor, a load balancer and clients ask.
 //!
-//! Neither waits for the engine, so both answer also when it hangs.
+//! None waits for the engine, so all answer also when it hangs.
 
 use std::sync::Arc;
 
@@ -32,6 +32,20 @@ pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
 
 /// 200 when a request sent now would be taken: loaded, not draining, room in the queue.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
+    let (n_queued, reason) = readiness(&app);
+    let body = json!({ "status": reason.unwrap_or("ready"), "queued": n_queued });
+    (status(reason.is_none()), Json(body)).into_response()
+}
+
+/// The same in the words of llama.cpp, whose clients wait for `ok`.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
+    let (_, reason) = readiness(&app);
+    let body = json!({ "status": reason.unwrap_or("ok") });
+    (status(reason.is_none()), Json(body)).into_response()
+}
+
+/// How many requests are queued, and why a request sent now would not be taken.
+fn readiness(app: &App) -> (usize, Option<&'static str>) {
     let engine = app.model.engine();
     let (n_queued, n_queued_tokens) = engine.queued();
     let config = engine.config();
@@ -44,8 +58,7 @@ pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
     } else {
         None
     };
-    let body = json!({ "status": reason.unwrap_or("ready"), "queued": n_queued });
-    (status(reason.is_none()), Json(body)).into_response()
+    (n_queued, reason)
 }
 
 fn status(is_good: bool) -> StatusCode {

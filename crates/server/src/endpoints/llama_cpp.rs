@@ -1,6 +1,6 @@
 //! llama.cpp's own API: `POST /completion` and `/infill`, `GET /props` and `/slots`.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use axum::{
     Json,
@@ -9,7 +9,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 use tokenmill::{ScoredToken, TextEnd, TextEvent, TextParams};
-use tokenmill_sched::FinishReason;
+use tokenmill_sched::{Canceller, FinishReason};
 use tokenmill_text::{DecodeOptions, EncodeOptions};
 
 use crate::{
@@ -18,10 +18,11 @@ use crate::{
     constraints::asked,
     fields::{Body, Field},
     infill::infill_prompt,
+    line_bounds::LineBounds,
     llama_cpp::{CompletionRequest, RawPrompt, defaults, with_defaults},
     openai::Stop,
     outcome::timings,
-    reply::collect,
+    reply::collect_showing,
     request_id::RequestId,
     scores::chat_logprobs,
     sse::{EventFormat, Events, stream_response},
@@ -54,6 +55,7 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
         "input_suffix",
         &request.input_prefix,
         &request.input_suffix,
+        &request.input_extra,
     )?;
     match &request.prompt {
         None => {}
@@ -64,7 +66,7 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
 }
 
 fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {
-    let body = with_defaults(call.parse(fields)?);
+    let body = with_defaults(call.parse(fields)?)?;
     call.asked = asked(&body)?;
     let request: CompletionRequest = body.read()?;
     app.model.check_name(request.model.as_deref())?;
@@ -97,28 +99,38 @@ async fn answer(
         skip_special: false,
         is_continuation: true,
     };
-    let writer = Writer {
+    let mut writer = Writer {
         prompt: app.model.tokenizer().decode(&tokens, options),
         n_prompt: tokens.len(),
         app: Arc::clone(&app),
         params: params.clone(),
         n_sent: 0,
         has_new_line: false,
+        bounds: request.line_bounds(),
+        cancellers: Vec::new(),
+        request: request.clone(),
     };
     let text = call.generate(&app, vec![tokens], &params).await?;
+    writer.cancellers = text.cancellers();
     if request.stream {
         return Ok(stream_response(&app, call, text, writer));
     }
-    let samples = collect(text, &app, call).await?;
+    let mut shown = String::new();
+    let samples = collect_showing(text, &app, call, |event| {
+        if let TextEvent::Delta(delta) = event {
+            shown.push_str(writer.shown(&delta.text));
+        }
+    });
+    let samples = samples.await?;
     let sample = &samples[0];
-    let mut reply = writer.end_of(&sample.end, &sample.text, sample.text.contains('\n'));
+    let mut reply = writer.end_of(&sample.end, &shown, shown.contains('\n'));
     if request.return_tokens {
         reply["tokens"] = sample.tokens.iter().map(|token| token.id).collect();
     }
     if params.sampling.n_logprobs.is_some() {
         reply["completion_probabilities"] = writer.scores(&sample.tokens);
     }
-    Ok(Json(reply).into_response())
+    Ok(Json(request.wanted(reply)).into_response())
 }
 
 /// An answer in llama.cpp's words: one event for each piece, one for the end.
@@ -129,9 +141,25 @@ struct Writer {
     n_prompt: usize,
     n_sent: usize,
     has_new_line: bool,
+    bounds: LineBounds,
+    /// End the answer where its lines do.
+    cancellers: Vec<Canceller>,
+    request: CompletionRequest,
 }
 
 impl Writer {
+    /// What of a piece is shown; the answer ends where its lines say so.
+    fn shown<'t>(&mut self, text: &'t str) -> &'t str {
+        if self.bounds.has_ended() {
+            return "";
+        }
+        let shown = self.bounds.take(text, Instant::now());
+        if self.bounds.has_ended() {
+            self.cancellers.iter().for_each(Canceller::cancel);
+        }
+        shown
+    }
+
     fn scores(&self, tokens: &[ScoredToken]) -> Value {
         let mut scores = chat_logprobs(self.app.model.tokenizer(), tokens)["content"].take();
         for (score, token) in scores.as_array_mut().into_iter().flatten().zip(tokens) {
@@ -149,6 +177,7 @@ impl Writer {
         let stop = end.stopped_by.and_then(|index| self.params.stops.get(index));
         let stop_type = match (stop, end.finished.reason) {
             (Some(_), _) => "word",
+            _ if self.bounds.has_ended() => "limit",
             (None, FinishReason::Length) => "limit",
             (None, FinishReason::Stop | FinishReason::Cancelled) => "eos",
         };
@@ -194,12 +223,13 @@ impl EventFormat for Writer {
     fn take(&mut self, event: &TextEvent, out: &mut Events) {
         match event {
             TextEvent::Delta(delta) => {
+                let text = self.shown(&delta.text);
                 self.n_sent += delta.tokens.len();
-                self.has_new_line |= delta.text.contains('\n');
+                self.has_new_line |= text.contains('\n');
                 let ids: Vec<u32> = delta.tokens.iter().map(|token| token.id).collect();
                 let mut piece = json!({
                     "index": delta.sample,
-                    "content": delta.text,
+                    "content": text,
                     "tokens": ids,
                     "stop": false,
                     "id_slot": -1,
@@ -211,7 +241,10 @@ impl EventFormat for Writer {
                 }
                 out.data(&piece);
             }
-            TextEvent::Finished(end) => out.data(&self.end_of(end, "", self.has_new_line)),
+            TextEvent::Finished(end) => {
+                let end = self.end_of(end, "", self.has_new_line);
+                out.data(&self.request.wanted(end));
+            }
             TextEvent::Failed { .. } => {}
         }
     }

@@ -22,7 +22,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 19] {
+); 20] {
     [
         (
             "/v1/chat/completions",
@@ -85,6 +85,12 @@ fn posts() -> [(
             tables::llama_infill(),
             &[],
         ),
+        (
+            "/embedding",
+            "Embed texts, llama.cpp's API",
+            tables::llama_embedding(),
+            &[],
+        ),
         ("/tokenize", "Text to token ids", llama_cpp::TOKENIZE, &[]),
         (
             "/detokenize",
@@ -131,7 +137,7 @@ fn posts() -> [(
     ]
 }
 
-const GETS: [(&str, &str); 17] = [
+const GETS: [(&str, &str); 18] = [
     ("/v1/models", "List the names of the served model"),
     ("/v1/models/{name}", "Describe one of them"),
     (
@@ -150,6 +156,7 @@ const GETS: [(&str, &str); 17] = [
     ("/slots", "Places in a batch, llama.cpp's API"),
     ("/livez", "Whether the engine shows signs of life"),
     ("/readyz", "Whether a request sent now would be taken"),
+    ("/health", "The same in the words of llama.cpp"),
     ("/openapi.json", "This description"),
     ("/", "The web page"),
 ];

@@ -24,14 +24,17 @@ pub(crate) const KEEP_ALIVE: Field = all_but(
     "the model stays loaded as long as the server runs",
 );
 
-/// Checks the model name of a request: as it is, and without the tag that Ollama's clients put behind names that have none.
+/// Checks the model name of a request: as it is, and with and without the tag that Ollama puts behind names that have none.
 ///
 /// # Errors
 /// As [`ServedModel::check_name`].
 pub(crate) fn check_name(model: &ServedModel, asked: Option<&str>) -> Result<(), ApiError> {
-    let untagged = asked.and_then(|name| name.strip_suffix(":latest"));
+    let other = asked.map(|name| {
+        let untagged = name.strip_suffix(":latest").map(str::to_owned);
+        untagged.unwrap_or_else(|| format!("{name}:latest"))
+    });
     match model.check_name(asked) {
-        Err(_) if untagged.is_some_and(|name| model.check_name(Some(name)).is_ok()) => Ok(()),
+        Err(_) if model.check_name(other.as_deref()).is_ok() => Ok(()),
         checked => checked,
     }
 }

@@ -5,8 +5,10 @@ use std::{
     path::PathBuf,
 };
 
+use serde_json::{Map, Value, json};
 use tokenmill::{ModelSource, ModelWords};
 use tokenmill_model::Model;
+use tokenmill_text::Tokenizer;
 
 /// The demo model's file; `None`, with a printed reason, in a packaged crate that does not have it.
 pub(crate) fn demo_path() -> Option<PathBuf> {
@@ -33,4 +35,39 @@ pub(crate) fn demo_path() -> Option<PathBuf> {
 /// The tokenizer and the chat template of a model.
 pub(crate) fn words_of(model: &Model) -> ModelWords {
     ModelWords::open(&ModelSource::Demo, model).expect("the demo model's words")
+}
+
+/// A tokenizer with a token for each byte, and marks of gaps and of files.
+pub(crate) fn tokenizer_to_fill() -> Tokenizer {
+    // Source: GPT-2's table of bytes. Those that print stand for themselves, the others for characters from 256 on.
+    let prints = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let others = (0..=u8::MAX).filter(|&byte| !prints(byte)).zip('\u{100}'..);
+    let chars = (0..=u8::MAX)
+        .filter(|&byte| prints(byte))
+        .map(|byte| (byte, char::from(byte)));
+    let vocab: Map<String, Value> = (chars.chain(others))
+        .map(|(byte, c)| (c.to_string(), byte.into()))
+        .collect();
+    let marks = [
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        "<|repo_name|>",
+        "<|file_sep|>",
+        "<|endoftext|>",
+    ];
+    let added: Vec<Value> = (256..)
+        .zip(marks)
+        .map(|(id, mark)| {
+            json!({ "id": id, "content": mark, "special": true, "normalized": false,
+                "single_word": false, "lstrip": false, "rstrip": false })
+        })
+        .collect();
+    let bytes =
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    let json = json!({
+        "version": "1.0", "added_tokens": added, "normalizer": null, "pre_tokenizer": bytes, "decoder": bytes,
+        "post_processor": null, "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+    });
+    Tokenizer::from_tokenizer_json(json.to_string().as_bytes()).expect("a tokenizer")
 }

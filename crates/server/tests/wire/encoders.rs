@@ -65,7 +65,7 @@ async fn a_reranker_lists_the_best_documents_first() {
     assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
     assert!(results.iter().all(|result| result.get("document").is_none()));
     assert!(all["usage"]["total_tokens"].as_u64() > Some(10));
-    for path in ["/rerank", "/v2/rerank"] {
+    for path in ["/rerank", "/v2/rerank", "/reranking", "/v1/reranking"] {
         let body = json!({
             "query": "where is the cat", "documents": documents, "top_n": 1, "return_documents": true
         });

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::server::TestServer;
+use crate::server::{Setup, TestServer};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streamed_and_whole_completions_are_the_same() {
@@ -100,13 +100,18 @@ async fn the_model_is_described_and_refusals_name_the_field() {
     for (path, body, param) in [
         ("/completion", json!({}), "prompt"),
         ("/completion", json!({ "prompt": "a", "n_probs": 21 }), "n_probs"),
-        ("/completion", json!({ "prompt": "a", "id_slot": 1 }), "id_slot"),
         ("/completion", json!({ "prompt": "a", "mirostat": 2 }), "mirostat"),
         (
             "/completion",
-            json!({ "prompt": "a", "response_fields": ["content"] }),
+            json!({ "prompt": "a", "samplers": ["temperature", "top_k"] }),
+            "samplers",
+        ),
+        (
+            "/completion",
+            json!({ "prompt": "a", "response_fields": "content" }),
             "response_fields",
         ),
+        ("/embedding", json!({}), "content"),
         (
             "/completion",
             json!({ "prompt": "a", "max_tokens": 3 }),
@@ -142,4 +147,73 @@ async fn the_model_is_described_and_refusals_name_the_field() {
             "{path} {error}"
         );
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gap_is_filled_as_editors_ask_for_it() {
+    let setup = Setup {
+        fills: true,
+        says: Some("return a;\n    }\nfn b() {}\n".to_owned()),
+        ..Setup::default()
+    };
+    let Some(server) = TestServer::start_with(setup).await else {
+        return;
+    };
+    let body = json!({
+        "input_prefix": "fn a() {\n", "input_suffix": "\n}\n", "prompt": "    ",
+        "input_extra": [{ "text": "fn c() {}\n", "time": [1, 2], "filename": "c.rs" }],
+        "n_predict": 64, "n_indent": 4, "top_k": 40, "top_p": 0.99, "stream": false, "id_slot": 0, "seed": 1,
+        "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true, "t_max_prompt_ms": 500, "t_max_predict_ms": 60000,
+        "response_fields": ["content", "timings/prompt_n", "timings/predicted_ms", "truncated", "tokens_cached"],
+    });
+    let answer = server.post_ok("/infill", &body).await;
+    assert_eq!(answer["content"], "return a;\n    }\n", "{answer}");
+    assert!(answer["timings/prompt_n"].as_u64() > Some(10), "{answer}");
+    assert_eq!(answer.as_object().map(serde_json::Map::len), Some(5), "{answer}");
+
+    // What comes behind the line is not streamed either.
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    streamed["seed"] = json!(2);
+    let mut exchange = server.post_stream("/infill", &streamed).await;
+    assert_eq!(exchange.head().await.0, 200);
+    let mut text = String::new();
+    while let Some(data) = exchange.event().await {
+        let event: Value = serde_json::from_str(&data).expect("an event");
+        text.push_str(event["content"].as_str().unwrap_or_default());
+    }
+    assert_eq!(text, answer["content"]);
+
+    // llama.vim warms the cache with requests for nothing.
+    let nothing = json!({ "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "temperature": 0.0,
+        "samplers": [], "t_max_prompt_ms": 1, "t_max_predict_ms": 1, "response_fields": [""],
+        "input_extra": [{ "text": "fn c() {}\n", "filename": "c.rs" }] });
+    assert_eq!(server.post_ok("/infill", &nothing).await, json!({}));
+    server.assert_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn health_and_vectors_are_given_in_its_words() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    for path in ["/health", "/v1/health"] {
+        let health = server.get(path).await;
+        assert_eq!(
+            (health.status, health.json()),
+            (200, json!({ "status": "ok" })),
+            "{path}"
+        );
+    }
+    let vectors = server
+        .post_ok("/embedding", &json!({ "content": ["The cat.", "A dog."] }))
+        .await;
+    let theirs = server
+        .post_ok("/v1/embeddings", &json!({ "input": "The cat." }))
+        .await;
+    assert_eq!(vectors[0]["embedding"][0], theirs["data"][0]["embedding"]);
+    assert_eq!(
+        (vectors[1]["index"].as_u64(), vectors.as_array().map(Vec::len)),
+        (Some(1), Some(2))
+    );
 }

@@ -296,7 +296,7 @@ async fn a_name_with_the_tag_is_found_as_it_is() {
     else {
         return;
     };
-    for name in ["demo", "demo:latest", "tagged:latest"] {
+    for name in ["demo", "demo:latest", "tagged:latest", "tagged"] {
         for path in ["/api/show", "/api/chat", "/api/generate"] {
             server.post_ok(path, &json!({ "model": name })).await;
         }

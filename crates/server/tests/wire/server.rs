@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill::LoadedDevice;
+use tokenmill::{LoadedDevice, ModelWords};
 use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, StepError, StepOutput, Ticket,
 };
@@ -19,7 +19,7 @@ use tokio::{sync::watch, task::JoinHandle};
 
 use crate::{
     babble::Babble,
-    demo::{demo_path, words_of},
+    demo::{demo_path, tokenizer_to_fill, words_of},
     script::Script,
     wire::{Exchange, Reply},
 };
@@ -50,6 +50,8 @@ pub(crate) struct Setup {
     pub(crate) template: Option<String>,
     /// Says this to every request instead of computing.
     pub(crate) says: Option<String>,
+    /// Has a vocabulary with the marks of a gap, and no network.
+    pub(crate) fills: bool,
     /// One more name of the model.
     pub(crate) alias: Option<String>,
 }
@@ -64,13 +66,16 @@ impl TestServer {
     pub(crate) async fn start_with(setup: Setup) -> Option<Self> {
         let model = Model::open(demo_path()?).expect("the demo model opens");
         let mut words = words_of(&model);
+        if setup.fills {
+            words = ModelWords::new(tokenizer_to_fill());
+        }
         if let Some(template) = &setup.template {
             words.set_template(template).expect("the template parses");
         }
         let n_pages = setup.n_pages.unwrap_or(512);
         let executor: Box<dyn Executor + Send> = if let Some(text) = &setup.says {
             let tokenizer = words.tokenizer();
-            let end_id = tokenizer.end_of_generation()[0];
+            let end_id = tokenizer.end_of_generation().first().copied().unwrap_or(0);
             let tokens = words.encode_text(text, false);
             Box::new(Script::new(tokenizer.n_vocab(), end_id, n_pages, tokens))
         } else if setup.babbles {
