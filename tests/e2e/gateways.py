@@ -1,7 +1,6 @@
 """Gateways made for other servers, before two replicas: vllm-router and SMG, each on the loopback address.
 
-Both are large wheels that nothing else needs, so they are looked for and not installed: TOKENMILL_GATEWAYS names a folder
-with `vllm-router` and `smg`, such as the `bin` of a virtual environment made with `pip install vllm-router smg`.
+TOKENMILL_GATEWAYS names a folder with `vllm-router` and `smg`; `tests/e2e/run` makes one of the list in `gateways.txt`.
 """
 
 import json

@@ -140,3 +140,38 @@ fn a_message_cannot_end_its_own_turn() {
     let talk: Value = serde_json::from_slice(&fs::read(Path::new(&saved)).unwrap()).unwrap();
     assert_eq!(talk["messages"][0]["content"], trick);
 }
+
+/// A tool call and an answer in JSON stand in the README: a file, a command, its output, each on a line.
+#[test]
+fn the_readme_shows_what_happens() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../README.md");
+    let Ok(readme) = fs::read_to_string(path) else {
+        println!("skipped: the README is not part of a packaged crate");
+        return;
+    };
+    let lines: Vec<&str> = readme.lines().collect();
+    let folder = tempfile::tempdir().unwrap();
+    let mut n_shown = 0;
+    for at in 0..lines.len() {
+        let Some((json, name)) =
+            (lines[at].strip_prefix("$ echo '")).and_then(|rest| rest.split_once("' > "))
+        else {
+            continue;
+        };
+        let file = folder.path().join(name);
+        fs::write(&file, json).unwrap();
+        let command = (lines[at + 1].strip_prefix("$ tokenmill ")).expect("a command");
+        // Every other part stands in quotes.
+        let parts = command.split('"').enumerate();
+        let args = parts.flat_map(|(index, part)| match index % 2 {
+            0 => part.split_whitespace().collect(),
+            _ => vec![part],
+        });
+        let args: Vec<&str> = args
+            .map(|part| if part == name { arg(&file) } else { part })
+            .collect();
+        assert_eq!(tokenmill(&args).ok(), format!("{}\n", lines[at + 2]), "{command}");
+        n_shown += 1;
+    }
+    assert_eq!(n_shown, 2);
+}
