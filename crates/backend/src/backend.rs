@@ -26,7 +26,7 @@ use crate::{
     Activation, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
     ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob, MemoryPlan, NetworkShape,
     Norm, PageCopy, PageGroup, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, StateLayout,
-    StepOutput, StepShape, StepTrace, Temperature,
+    StepOutput, StepShape, StepTrace, StreamOperations, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -38,7 +38,9 @@ use crate::{
     clippy::missing_errors_doc,
     reason = "the operations fail alike, which the trait's documentation says"
 )]
-pub trait Backend: ExpertOperations + LatentOperations + LayerOperations + RecurrentOperations {
+pub trait Backend:
+    ExpertOperations + LatentOperations + LayerOperations + RecurrentOperations + StreamOperations
+{
     /// The device's name, for errors.
     const NAME: &'static str;
 

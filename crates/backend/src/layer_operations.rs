@@ -30,6 +30,16 @@ pub trait LayerOperations: Memory {
         rows: &mut Self::Buffer,
     ) -> Result<(), BackendError>;
 
+    /// Takes from each row what lies above `cutoff` standard deviations over its mean, in place: `x = max(x - (mean + cutoff *
+    /// sqrt(variance)), 0)`, `[n_rows, width]`. The variance is the mean of the squared distances from the mean.
+    fn cut_below(
+        &mut self,
+        cutoff: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Self::Buffer,
+    ) -> Result<(), BackendError>;
+
     /// Multiplies the row of each choice by the choice's weight, `[n_choices, width]`.
     fn weigh_choices(
         &mut self,

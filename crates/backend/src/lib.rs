@@ -56,6 +56,7 @@ mod sampling_params;
 mod state_layout;
 mod step_shape;
 mod step_trace;
+mod streams;
 
 pub use backend::Backend;
 pub use batch::{ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource};
@@ -90,6 +91,7 @@ pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};
+pub use streams::{MIN_MEAN_SQUARE, StreamOperations, StreamsShape};
 
 /// The examples of the README.
 #[cfg(doctest)]

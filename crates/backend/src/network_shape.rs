@@ -73,6 +73,10 @@ pub enum LayerOperation {
     WeighChoices,
     /// [`Attention::is_chunked`](crate::Attention::is_chunked).
     Chunks,
+    /// [`LayerOperations::cut_below`](crate::LayerOperations::cut_below).
+    CutBelow,
+    /// [`StreamOperations`](crate::StreamOperations).
+    Streams,
 }
 
 impl LayerOperation {
@@ -83,6 +87,8 @@ impl LayerOperation {
             Self::Xielu => "the activation xIELU",
             Self::WeighChoices => "experts whose input is weighed",
             Self::Chunks => "attention in chunks",
+            Self::CutBelow => "activations that are sparse by their spread",
+            Self::Streams => "several streams of hidden states",
         }
     }
 }

@@ -74,7 +74,11 @@ pub use ops::{
     rope::{RopeAngles, rope},
     rows::{join_rows, take_columns},
     short_conv::short_conv,
+    sparsity::cut_below,
     ssm_scan::ssm_scan,
+    streams::{
+        add_to_others, correct_streams, match_magnitudes, multiply_by_row, predict_streams, repeat_rows,
+    },
     xielu::xielu,
 };
 pub use pool::{Entered, Pool};

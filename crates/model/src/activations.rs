@@ -6,8 +6,12 @@
 use tokenmill_backend::{BackendError, ExecutorLimits, Memory, Norm};
 
 use crate::{
-    Descriptor, MixerDescriptor, OutputHead, ffn::FfnBuffers, layer_embeddings::LayerEmbeddingBuffers,
-    mixers::MixerBuffers, pooler::PoolBuffers,
+    Descriptor, MixerDescriptor, OutputHead,
+    alt_up::{AltUpBuffers, StreamRows},
+    ffn::FfnBuffers,
+    layer_embeddings::LayerEmbeddingBuffers,
+    mixers::MixerBuffers,
+    pooler::PoolBuffers,
 };
 
 /// The buffers of a network. They are allocated once and never move.
@@ -25,6 +29,7 @@ pub(crate) struct Activations<T, R> {
     pub(crate) logits: T,
     pub(crate) pooled: Option<PoolBuffers<T>>,
     pub(crate) layer_embeddings: Option<LayerEmbeddingBuffers<T>>,
+    pub(crate) alt_up: Option<AltUpBuffers<T>>,
 }
 
 /// What a layer knows of each row.
@@ -37,6 +42,8 @@ pub(crate) struct Rows<T> {
     pub(crate) mixed: T,
     /// What the second of two mixers gives to its own, where a layer has two.
     pub(crate) mixed_beside: Option<T>,
+    /// The other streams, where there are several.
+    pub(crate) streams: Option<StreamRows<T>>,
 }
 
 impl<T> Rows<T> {
@@ -72,13 +79,14 @@ impl<T, R> Activations<T, R> {
         } else {
             limits.max_logit_rows
         };
-        let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
         let mut rows = || {
-            Ok(Rows {
+            let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
+            Ok::<_, BackendError>(Rows {
                 hidden: of_tokens(n_embd)?,
                 normed: of_tokens(n_embd)?,
                 mixed: of_tokens(mixed)?,
                 mixed_beside: beside.map(&mut of_tokens).transpose()?,
+                streams: StreamRows::alloc(descriptor, limits, memory)?,
             })
         };
         Ok(Self {
@@ -91,6 +99,7 @@ impl<T, R> Activations<T, R> {
             logits: memory.alloc(n_logit_rows, descriptor.n_vocab)?,
             pooled: PoolBuffers::alloc(descriptor, limits, memory)?,
             layer_embeddings: LayerEmbeddingBuffers::alloc(descriptor, limits, memory)?,
+            alt_up: AltUpBuffers::alloc(descriptor, limits, memory)?,
         })
     }
 }

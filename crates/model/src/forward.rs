@@ -14,7 +14,8 @@
 //!
 //! A network that norms the stream after each addition has no norm before its halves, which read the stream itself.
 //!
-//! Some layers have one half only.
+//! Some layers have one half only. Where there are several streams, `hidden` is the first, and what happens to the others before
+//! and behind a layer is in `alt_up`.
 //!
 //! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`, how encoders make one row of a sequence in
 //! `pooler`.
@@ -24,6 +25,7 @@ use tokenmill_backend::{Backend, BackendError, Norm, RowSet, StepShape};
 use crate::{
     Residual,
     activations::{Activations, Rows},
+    alt_up::AltUpBuffers,
     ffn::FfnBuffers,
     layer_embeddings::LayerEmbeddingBuffers,
     mixers::{MixedRows, MixerRows},
@@ -51,6 +53,7 @@ pub(crate) fn forward<B: Backend>(
         logits,
         pooled,
         layer_embeddings,
+        alt_up: alt_up_buffers,
     } = buffers;
     let (n_tokens, n_outputs) = (shape.n_tokens, shape.n_outputs);
     let (n_vocab, n_embd) = (network.token_embd.n_out, network.token_embd.n_in);
@@ -71,7 +74,11 @@ pub(crate) fn forward<B: Backend>(
     if let (Some(embeddings), Some(buffers)) = (&network.layer_embeddings, layer_embeddings.as_mut()) {
         embeddings.prepare(backend, n_tokens, &tokens.hidden, buffers)?;
     }
-    if let Some(norm) = network.layers[0].first_norm() {
+    if let (Some(alt_up), Some(streams), Some(buffers)) =
+        (&network.alt_up, &mut tokens.streams, alt_up_buffers.as_mut())
+    {
+        alt_up.begin(backend, n_tokens, &tokens.hidden, streams, buffers)?;
+    } else if let Some(norm) = network.layers[0].first_norm() {
         backend.norm(norm, &tokens.hidden, n_tokens, &mut tokens.normed)?;
     }
     let reads_all_rows = network.pooler.as_ref().is_some_and(Pooler::reads_all_rows);
@@ -80,6 +87,15 @@ pub(crate) fn forward<B: Backend>(
     for (layer_idx, layer) in network.layers.iter().enumerate() {
         let next = network.layers.get(layer_idx + 1);
         let wants_output = next.is_some() || n_outputs > 0;
+        if let (Some(alt_up), Some(streams), Some(buffers)) =
+            (&layer.alt_up, &mut tokens.streams, alt_up_buffers.as_mut())
+        {
+            let rows = [&mut tokens.hidden, &mut tokens.normed];
+            alt_up.predict(backend, n_tokens, rows, streams, buffers)?;
+            if let Some(norm) = layer.first_norm() {
+                backend.norm(norm, &tokens.hidden, n_tokens, &mut tokens.normed)?;
+            }
+        }
         if let Some(mixer) = &layer.mixer {
             let mut rows = MixerRows {
                 input: match layer.mixer_norm {
@@ -103,7 +119,12 @@ pub(crate) fn forward<B: Backend>(
                 next_norm,
                 n_rows,
             };
-            half.add(backend, rows, ffns, layer_embeddings.as_mut(), delta)
+            let mut buffers = HalfBuffers {
+                ffns: &mut *ffns,
+                layer_embeddings: layer_embeddings.as_mut(),
+                alt_up: alt_up_buffers.as_mut(),
+            };
+            half.add(backend, rows, &mut buffers, delta)
         };
         match next {
             Some(next) => add_halves(backend, next.first_norm(), tokens, n_tokens)?,
@@ -116,6 +137,16 @@ pub(crate) fn forward<B: Backend>(
         }
     }
     let rows = if picks_rows { outputs } else { tokens };
+    if let (Some(alt_up), Some(streams), Some(buffers)) =
+        (&network.alt_up, &rows.streams, alt_up_buffers.as_mut())
+        && n_outputs > 0
+    {
+        let both = [&mut rows.hidden, &mut rows.normed];
+        alt_up.end(backend, n_last_rows, both, streams, buffers)?;
+        if let Some(norm) = &network.output_norm {
+            backend.norm(norm, &rows.hidden, n_last_rows, &mut rows.normed)?;
+        }
+    }
     let rows = rows.input(network.output_norm.as_ref());
     if shape.n_logits > 0 && network.has_head {
         compute_logits(backend, network, rows, head_input, logits, shape)?;
@@ -150,7 +181,10 @@ fn pick_outputs<B: Backend>(
             backend.gather(rows, shape, width, from, to)?;
         }
     }
-    if layer.mixer.is_none() || layer.residual == Residual::Parallel {
+    if let (Some(alt_up), Some(from), Some(to)) = (&network.alt_up, &tokens.streams, &mut outputs.streams) {
+        from.pick_outputs(backend, shape, [alt_up.n_others(), n_embd], to)?;
+    }
+    if layer.mixer.is_none() || layer.residual == Residual::Parallel || layer.alt_up.is_some() {
         backend.gather(rows, shape, n_embd, &tokens.normed, &mut outputs.normed)?;
     }
     Ok(())
@@ -164,18 +198,26 @@ struct Halves<'a, B: Backend> {
     n_rows: usize,
 }
 
+/// What both halves compute in, next to the rows.
+struct HalfBuffers<'a, T, R> {
+    ffns: &'a mut FfnBuffers<T, R>,
+    layer_embeddings: Option<&'a mut LayerEmbeddingBuffers<T>>,
+    alt_up: Option<&'a mut AltUpBuffers<T>>,
+}
+
 impl<B: Backend> Halves<'_, B> {
     fn add(
         &self,
         backend: &mut B,
         rows: &mut Rows<B::Buffer>,
-        ffns: &mut FfnBuffers<B::Buffer, B::Routes>,
-        layer_embeddings: Option<&mut LayerEmbeddingBuffers<B::Buffer>>,
+        buffers: &mut HalfBuffers<'_, B::Buffer, B::Routes>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
         let ffn_norm = self.layer.ffn_norm.as_ref();
         let has_ffn = self.layer.ffn.is_some();
-        let has_end = self.layer.embedding.is_some() || self.layer.output_scale.is_some();
+        let has_end = self.layer.embedding.is_some()
+            || self.layer.output_scale.is_some()
+            || self.layer.alt_up.is_some();
         let next_norm = if has_end { None } else { self.next_norm };
         match self.layer.residual {
             Residual::Sequential => {
@@ -183,14 +225,21 @@ impl<B: Backend> Halves<'_, B> {
                 if layer.mixer.is_some() {
                     self.project(backend, rows, delta)?;
                     let next_norm = if has_ffn { ffn_norm } else { next_norm };
-                    self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), next_norm, rows)?;
+                    if let (Some(alt_up), Some(buffers)) = (&layer.alt_up, buffers.alt_up.as_deref_mut()) {
+                        self.add_norm(backend, delta, None, None, rows)?;
+                        let both = [&mut rows.hidden, &mut *delta];
+                        (alt_up.laurel).add(backend, self.n_rows, &rows.normed, both, buffers)?;
+                        self.norm_stream(backend, next_norm, rows)?;
+                    } else {
+                        self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), next_norm, rows)?;
+                    }
                 }
                 if has_ffn {
-                    self.feed_forward(backend, rows, ffns, delta)?;
+                    self.feed_forward(backend, rows, buffers.ffns, delta)?;
                     self.add_norm(backend, delta, layer.ffn_sum_norm.as_ref(), next_norm, rows)?;
                 }
                 if has_end {
-                    self.end(backend, rows, layer_embeddings, delta)?;
+                    self.end(backend, rows, buffers, delta)?;
                 }
                 Ok(())
             }
@@ -199,7 +248,7 @@ impl<B: Backend> Halves<'_, B> {
                 if let Some(norm) = ffn_norm {
                     backend.norm(norm, &rows.hidden, self.n_rows, &mut rows.normed)?;
                 }
-                self.feed_forward(backend, rows, ffns, delta)?;
+                self.feed_forward(backend, rows, buffers.ffns, delta)?;
                 self.add_norm(backend, delta, None, None, rows)?;
                 self.project(backend, rows, delta)?;
                 self.add_norm(backend, delta, None, self.next_norm, rows)
@@ -207,15 +256,35 @@ impl<B: Backend> Halves<'_, B> {
         }
     }
 
-    /// What some layers end with: their own embedding is added, the stream is scaled, and normed for the next layer.
+    /// What some layers end with: the streams are corrected, the layer's own embedding is added, the stream is scaled, and
+    /// normed for the next layer. Of several streams, the next layer makes what it norms.
     fn end(
         &self,
         backend: &mut B,
         rows: &mut Rows<B::Buffer>,
-        layer_embeddings: Option<&mut LayerEmbeddingBuffers<B::Buffer>>,
+        buffers: &mut HalfBuffers<'_, B::Buffer, B::Routes>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        if let (Some(embedding), Some(buffers)) = (&self.layer.embedding, layer_embeddings) {
+        let HalfBuffers {
+            layer_embeddings,
+            alt_up: alt_up_buffers,
+            ..
+        } = buffers;
+        let embedding = (self.layer.embedding.as_ref()).zip(layer_embeddings.as_deref_mut());
+        if let (Some(alt_up), Some(streams), Some(buffers)) = (
+            &self.layer.alt_up,
+            &mut rows.streams,
+            alt_up_buffers.as_deref_mut(),
+        ) {
+            let both = [&mut rows.hidden, &mut rows.normed];
+            alt_up.correct(backend, self.n_rows, both, streams, buffers)?;
+            if let Some((embedding, buffers)) = embedding {
+                embedding.run(backend, &rows.normed, self.n_rows, buffers, delta)?;
+                alt_up.add_embedding(backend, self.n_rows, delta, streams)?;
+            }
+            return Ok(());
+        }
+        if let Some((embedding, buffers)) = embedding {
             embedding.run(backend, &rows.hidden, self.n_rows, buffers, delta)?;
             self.add_norm(backend, delta, None, None, rows)?;
         }
@@ -223,7 +292,17 @@ impl<B: Backend> Halves<'_, B> {
             let n_embd = self.network.token_embd.n_in;
             backend.scale_logits(scale, None, self.n_rows, n_embd, &mut rows.hidden)?;
         }
-        match self.next_norm {
+        self.norm_stream(backend, self.next_norm, rows)
+    }
+
+    /// `normed = norm(hidden)`, where there is a norm.
+    fn norm_stream(
+        &self,
+        backend: &mut B,
+        norm: Option<&Norm<B::Vector>>,
+        rows: &mut Rows<B::Buffer>,
+    ) -> Result<(), BackendError> {
+        match norm {
             Some(norm) => backend.norm(norm, &rows.hidden, self.n_rows, &mut rows.normed),
             None => Ok(()),
         }
@@ -285,10 +364,7 @@ impl<B: Backend> Halves<'_, B> {
             (Some(sum_norm), norm) => {
                 backend.add(scale, self.n_rows, n_embd, hidden, delta)?;
                 backend.norm_in_place(sum_norm, self.n_rows, n_embd, hidden)?;
-                match norm {
-                    Some(norm) => backend.norm(norm, hidden, self.n_rows, normed),
-                    None => Ok(()),
-                }
+                self.norm_stream(backend, norm, rows)
             }
         }
     }

@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 mod activations;
+mod alt_up;
 mod arch;
 mod descriptor;
 mod error;
@@ -63,7 +64,7 @@ mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor,
+    AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor,
     EmbeddingNorm, FfnDescriptor, HeadLayer, Ignorable, LatentDescriptor, LayerDescriptor,
     LayerEmbeddingsDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor, NormPlacement, OutputGate,
     OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual, RouterDescriptor, RowFactors,

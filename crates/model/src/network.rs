@@ -9,6 +9,7 @@ use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Rope};
 use crate::{
     Descriptor, EmbeddingNorm, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor, NormPlacement,
     OutputHead, Presence, Residual, RopeDescriptor, RopeScaling, WeightSource,
+    alt_up::{AltUp, LayerAltUp},
     ffn::Ffn,
     layer_embeddings::{LayerEmbedding, LayerEmbeddings},
     loader::{LayerPlace, LoadProgress, Loader, plain_norm},
@@ -26,6 +27,7 @@ pub(crate) struct Network<M: Memory> {
     pub(crate) positions: Option<M::Vector>,
     pub(crate) embedding_norm: Option<Norm<M::Vector>>,
     pub(crate) layer_embeddings: Option<LayerEmbeddings<M>>,
+    pub(crate) alt_up: Option<AltUp<M>>,
     pub(crate) ropes: Vec<Rope<M::Vector>>,
     pub(crate) layers: Vec<Layer<M>>,
     pub(crate) residual_scale: f32,
@@ -60,6 +62,8 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) ffn_sum_norm: Option<Norm<M::Vector>>,
     /// What the layer adds of its own embeddings.
     pub(crate) embedding: Option<LayerEmbedding<M>>,
+    /// What the layer does with the other streams.
+    pub(crate) alt_up: Option<LayerAltUp<M>>,
     /// What the stream is multiplied by at the end of the layer.
     pub(crate) output_scale: Option<f32>,
 }
@@ -147,6 +151,10 @@ impl<M: Memory> Network<M> {
                 None => None,
                 Some(embeddings) => Some(LayerEmbeddings::load(embeddings, loader)?),
             },
+            alt_up: match &descriptor.alt_up {
+                None => None,
+                Some(alt_up) => Some(AltUp::load(alt_up, loader)?),
+            },
             ropes,
             layers,
             residual_scale: descriptor.residual_scale,
@@ -218,6 +226,10 @@ impl<M: Memory> Layer<M> {
             embedding: match &loader.descriptor.layer_embeddings {
                 None => None,
                 Some(embeddings) => Some(LayerEmbedding::load(place, embeddings, loader)?),
+            },
+            alt_up: match &loader.descriptor.alt_up {
+                None => None,
+                Some(alt_up) => Some(LayerAltUp::load(place, alt_up, loader)?),
             },
             output_scale: if layer.has_output_scale {
                 let scale = loader.all_values(&place.name("layer_output_scale.weight"), &[1])?;

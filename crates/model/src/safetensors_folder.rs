@@ -263,6 +263,24 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
                 element_bytes,
             })
         }
+        Change::FillVocabulary => {
+            let n_rows = info.dims.last().copied().unwrap_or(0);
+            if n_rows == 0 || n_rows >= descriptor.n_vocab {
+                return Ok(Entry { info, bytes });
+            }
+            let row_bytes = info.n_bytes / n_rows;
+            info.n_bytes = row_bytes
+                .checked_mul(descriptor.n_vocab)
+                .ok_or("a tensor is absurdly large")?;
+            info.dims.pop();
+            info.dims.push(descriptor.n_vocab);
+            let rest = std::iter::repeat_n(0, descriptor.n_vocab - n_rows);
+            Box::new(Reordered {
+                source: bytes,
+                order: (0..n_rows).chain(rest).collect(),
+                row_bytes,
+            })
+        }
         Change::SkipRows(n_skipped) => {
             let n_rows = info.dims.last().copied().unwrap_or(0);
             if n_rows <= n_skipped {

@@ -154,6 +154,7 @@ fn shared(n_ff: usize, has_gate: bool) -> SharedDescriptor {
             n_ff,
             activation: Activation::Silu,
             xielu: None,
+            cutoff: None,
             is_gated: true,
             bias: Presence::Absent,
         },

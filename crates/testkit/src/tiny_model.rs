@@ -61,6 +61,7 @@ pub fn tiny_llama() -> Descriptor {
             n_ff: 96,
             activation: Activation::Silu,
             xielu: None,
+            cutoff: None,
             is_gated: true,
             bias: Presence::Absent,
         }),
@@ -84,6 +85,7 @@ pub fn tiny_llama() -> Descriptor {
         },
         post_norm_eps: None,
         layer_embeddings: None,
+            alt_up: None,
         ropes: vec![RopeDescriptor {
             style: RopeStyle::Norm,
             head_dim: 16,

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{Activation, KeyHeads, NormKind, RopeStyle, Temperature, Xielu};
 use tokenmill_model::{
-    DeltaGates, DeltaNetDescriptor, Descriptor, EmbeddingNorm, FfnDescriptor, LayerDescriptor,
+    AltUpDescriptor, DeltaGates, DeltaNetDescriptor, Descriptor, EmbeddingNorm, FfnDescriptor, LayerDescriptor,
     LayerEmbeddingsDescriptor, MixerDescriptor, NormPlacement, OutputGate, OutputHead, Presence, QkNorm,
     Residual, RopeScaling, ShortConvDescriptor, SsmDescriptor, SsmKind, XieluNumbers, YarnRounding,
 };
@@ -236,6 +236,30 @@ pub(crate) const LAYER_VARIANTS: &[Variant] = &[
         all(d, |layer| layer.has_output_scale = true);
         d.layers[0].norms = NormPlacement::PreAndPost;
     }),
+    ("several streams", |d| {
+        d.alt_up = Some(ALT_UP);
+    }),
+    ("several streams, with embeddings of each layer and sparse activations", |d| {
+        d.alt_up = Some(AltUpDescriptor {
+            n_streams: 2,
+            output_row: Presence::Absent,
+            laurel_rank: 40,
+        });
+        d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
+            width: 12,
+            activation: Activation::GeluTanh,
+        });
+        all(d, |layer| layer.norms = NormPlacement::PreAndPost);
+        d.layers[0].dense_mut().cutoff = Some(0.4);
+    }),
+    ("streams and the embeddings added to the others", |d| {
+        d.alt_up = Some(ALT_UP);
+        d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
+            width: 16,
+            activation: Activation::Silu,
+        });
+        d.layers[1].attention_mut().shares_kv_of = Some(0);
+    }),
     ("attention in chunks", |d| {
         d.layers[0].attention_mut().window = Some(7);
         d.layers[0].attention_mut().is_chunked = true;
@@ -332,6 +356,12 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
         d.layers[1].attention_mut().output_gate = Some(OutputGate::InQuery);
     }),
 ];
+
+const ALT_UP: AltUpDescriptor = AltUpDescriptor {
+    n_streams: 4,
+    output_row: Presence::Required,
+    laurel_rank: 24,
+};
 
 const DELTA_NET: DeltaNetDescriptor = DeltaNetDescriptor {
     n_k_heads: 2,

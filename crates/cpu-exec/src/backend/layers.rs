@@ -30,6 +30,17 @@ impl LayerOperations for CpuBackend {
         Ok(())
     }
 
+    fn cut_below(
+        &mut self,
+        cutoff: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        crate::cut_below(&self.host, cutoff, width, &mut rows[..n_rows * width]);
+        Ok(())
+    }
+
     fn weigh_choices(
         &mut self,
         routed: Routed<'_, Self>,

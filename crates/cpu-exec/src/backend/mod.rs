@@ -9,6 +9,7 @@ mod latent;
 mod layers;
 mod load;
 mod recurrence;
+mod streams;
 
 use std::sync::Arc;
 

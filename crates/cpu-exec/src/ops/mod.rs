@@ -9,5 +9,7 @@ pub(crate) mod norm;
 pub(crate) mod rope;
 pub(crate) mod rows;
 pub(crate) mod short_conv;
+pub(crate) mod sparsity;
 pub(crate) mod ssm_scan;
+pub(crate) mod streams;
 pub(crate) mod xielu;

@@ -21,6 +21,10 @@ impl LayerOperations for CudaBackend {
         Err(lacking(LayerOperation::Xielu))
     }
 
+    fn cut_below(&mut self, _: f32, _: usize, _: usize, _: &mut CudaBuffer) -> Result<(), BackendError> {
+        Err(lacking(LayerOperation::CutBelow))
+    }
+
     fn weigh_choices(
         &mut self,
         _: Routed<'_, Self>,

@@ -18,6 +18,7 @@ mod results;
 mod run;
 mod sampling;
 mod step;
+mod streams;
 mod trace;
 
 use tokenmill_backend::{Backend, BackendError, KvLayerShape, KvStores, StepShape};

@@ -189,7 +189,7 @@ fn finish(
 }
 
 /// Lets the last layers read the keys and values of the last layer before them that is of their kind.
-fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<(), LoadError> {
+pub(super) fn share_kv(descriptor: &mut Descriptor, n_sharing: usize) -> Result<(), LoadError> {
     let n_layers = descriptor.layers.len();
     let wrong = |expected| LoadError::BadValue {
         what: "number of layers that read the keys and values of others",

@@ -32,6 +32,11 @@ impl GgufConfig<'_> {
         format!("{}.{name}", self.arch)
     }
 
+    /// A value that may be there.
+    pub(super) fn value(&self, name: &str) -> Option<&Value> {
+        self.file.metadata().get(&self.key(name))
+    }
+
     /// A count that must be there.
     pub(super) fn usize(&self, name: &str) -> Result<usize, LoadError> {
         Ok(self.file.metadata().usize(&self.key(name))?)
@@ -204,6 +209,7 @@ impl GgufConfig<'_> {
                     n_ff: n_ff[layer_idx],
                     activation: Activation::Silu,
                     xielu: None,
+                    cutoff: None,
                     is_gated: true,
                     bias: Presence::Absent,
                 }),
@@ -228,6 +234,7 @@ impl GgufConfig<'_> {
             },
             post_norm_eps: None,
             layer_embeddings: None,
+            alt_up: None,
             ropes: vec![rope],
             layers,
             tensor_names: &[],

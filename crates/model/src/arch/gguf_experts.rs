@@ -116,6 +116,7 @@ impl GgufConfig<'_> {
                 n_ff,
                 activation: moe.activation,
                 xielu: None,
+                cutoff: None,
                 is_gated: moe.is_gated,
                 bias: Presence::Absent,
             },

@@ -66,6 +66,7 @@ pub(super) fn with_shared(mut moe: MoeDescriptor, n_ff: Option<usize>) -> MoeDes
             n_ff,
             activation: moe.activation,
             xielu: None,
+            cutoff: None,
             is_gated: true,
             bias: Presence::Absent,
         },

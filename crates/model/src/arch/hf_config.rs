@@ -261,12 +261,20 @@ impl HfConfig {
         };
         let n_ff_keys = ["intermediate_size", "ffn_hidden_size", "n_inner"];
         let n_ff = if self.is_of_2022() && n_ff_keys.iter().all(|key| self.get(key).is_none()) {
-            n_embd.saturating_mul(4)
+            vec![n_embd.saturating_mul(4); n_layers]
+        } else if self.get(n_ff_keys[0]).is_some_and(Value::is_array) {
+            // Some have a width for each layer.
+            let n_ff = self.counts(n_ff_keys[0])?.unwrap_or_default();
+            if n_ff.len() != n_layers {
+                return Err(self.wrong(n_ff_keys[0], "a count for each layer"));
+            }
+            n_ff
         } else {
-            self.usize(&n_ff_keys)?
+            vec![self.usize(&n_ff_keys)?; n_layers]
         };
         let head_dim = self.opt_usize("head_dim")?.unwrap_or(n_embd / n_heads.max(1));
-        let layer = LayerDescriptor {
+        let activation = self.activation()?;
+        let layer = |n_ff| LayerDescriptor {
             mixer: MixerDescriptor::Attention(AttentionDescriptor {
                 n_heads,
                 n_kv_heads: n_kv_heads.unwrap_or(n_heads),
@@ -292,8 +300,9 @@ impl HfConfig {
             }),
             ffn: FfnDescriptor::Dense(DenseDescriptor {
                 n_ff,
-                activation: self.activation()?,
+                activation,
                 xielu: None,
+                cutoff: None,
                 is_gated: true,
                 bias: Presence::Absent,
             }),
@@ -317,8 +326,9 @@ impl HfConfig {
             },
             post_norm_eps: None,
             layer_embeddings: None,
+            alt_up: None,
             ropes: vec![self.rope("full_attention", head_dim)?],
-            layers: vec![layer; n_layers],
+            layers: n_ff.into_iter().map(layer).collect(),
             tensor_names: &[],
             residual_scale: 1.0,
             has_output_norm: true,

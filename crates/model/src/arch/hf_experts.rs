@@ -113,6 +113,7 @@ impl HfConfig {
                 n_ff: n_shared.saturating_mul(moe.n_ff),
                 activation: moe.activation,
                 xielu: None,
+                cutoff: None,
                 is_gated: moe.is_gated,
                 bias: Presence::Absent,
             },

@@ -35,6 +35,8 @@ pub(crate) enum Change {
     NegExp,
     /// A vector of all channels becomes one of each group of heads.
     SplitGroups,
+    /// A table of fewer rows than the vocabulary has tokens gets its first row for each of the others.
+    FillVocabulary,
     /// The first rows, so many, are left out.
     SkipRows(usize),
     /// A matrix `[n_in, n_out]` becomes `[n_out, n_in]`.

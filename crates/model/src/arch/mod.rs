@@ -20,6 +20,7 @@ mod falcon_h1;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod gemma_embedding;
 mod gguf_config;
@@ -52,6 +53,7 @@ mod muse_glimmer;
 mod nemotron;
 mod nemotron_h;
 mod nomic_bert;
+mod normal;
 mod olmo2;
 mod olmoe;
 mod phi2;
@@ -110,6 +112,7 @@ const ARCHITECTURES: &[Architecture] = &[
     exaone_moe::ARCHITECTURE,
     gemma2::ARCHITECTURE,
     gemma3::ARCHITECTURE,
+    gemma3n::ARCHITECTURE,
     gemma4::ARCHITECTURE,
     gemma_embedding::ARCHITECTURE,
     gemma::ARCHITECTURE,

@@ -163,6 +163,7 @@ fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
         moe.shared = Some(SharedDescriptor {
             dense: DenseDescriptor {
                 xielu: None,
+                cutoff: None,
                 n_ff: config.first_usize(&["moe_shared_expert_intermediate_size"])?,
                 activation: moe.activation,
                 is_gated: false,

@@ -50,6 +50,7 @@ pub(super) fn with_gated_network(mut moe: MoeDescriptor, n_ff: usize) -> MoeDesc
             n_ff,
             activation: moe.activation,
             xielu: None,
+            cutoff: None,
             is_gated: true,
             bias: Presence::Absent,
         },

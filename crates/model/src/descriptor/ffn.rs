@@ -220,6 +220,9 @@ pub struct DenseDescriptor {
     pub activation: Activation,
     /// Where the numbers of xIELU are, which then is its function. There is no gate.
     pub xielu: Option<XieluNumbers>,
+    /// How many standard deviations over the mean of a row the gate begins, before its function; see
+    /// [`LayerOperations::cut_below`](tokenmill_backend::LayerOperations::cut_below).
+    pub cutoff: Option<f32>,
     /// Whether there is a gate: `down(f(gate(x)) * up(x))` instead of `down(f(up(x)))`.
     pub is_gated: bool,
     /// Biases of its matrices.
@@ -242,6 +245,12 @@ impl DenseDescriptor {
             "a gate",
             self.xielu.is_none() || !self.is_gated,
             "none",
+        )?;
+        check(
+            "activation cutoff",
+            self.cutoff.unwrap_or(0.0),
+            self.cutoff.is_none_or(|cutoff| self.is_gated && cutoff.is_finite()),
+            "a number, of a network with a gate",
         )?;
         check(
             "feed-forward length",

@@ -20,7 +20,7 @@ pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
 pub use recurrent::{DeltaGates, DeltaNetDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind};
 
 use tokenmill_backend::{
-    Activation, KvLayerShape, LayerOperation, LayerShape, NetworkShape, NormKind, StateLayerShape,
+    Activation, HeadsShape, KvLayerShape, LayerOperation, LayerShape, NetworkShape, NormKind, StateLayerShape,
 };
 
 use crate::{
@@ -53,6 +53,8 @@ pub struct Descriptor {
     pub post_norm_eps: Option<f32>,
     /// Embeddings that each layer has of its own.
     pub layer_embeddings: Option<LayerEmbeddingsDescriptor>,
+    /// Streams of hidden states, where there are several.
+    pub alt_up: Option<AltUpDescriptor>,
     /// The distinct rotary embeddings of the layers.
     pub ropes: Vec<RopeDescriptor>,
     /// The layers, first to last.
@@ -118,6 +120,17 @@ pub struct LayerEmbeddingsDescriptor {
     pub width: usize,
     /// The function of the gate.
     pub activation: Activation,
+}
+
+/// Streams of hidden states of which a layer works on the first, and a narrow path around its mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AltUpDescriptor {
+    /// Streams, the first included.
+    pub n_streams: usize,
+    /// Whether a row multiplies the stream that a layer's own embedding is added to.
+    pub output_row: Presence,
+    /// Width inside the narrow path (LAuReL).
+    pub laurel_rank: usize,
 }
 
 /// The norm of the embeddings, which is of the network's kind.
@@ -304,6 +317,9 @@ impl Descriptor {
                 WIDTH,
             )?;
         }
+        if let Some(alt_up) = &self.alt_up {
+            self.validate_alt_up(alt_up)?;
+        }
         if let Some(pooling) = &self.pooling {
             pooling.validate()?;
         }
@@ -365,6 +381,34 @@ impl Descriptor {
         )
     }
 
+    fn validate_alt_up(&self, alt_up: &AltUpDescriptor) -> Result<(), LoadError> {
+        check(
+            "number of streams",
+            alt_up.n_streams,
+            (2..=MAX_STREAMS).contains(&alt_up.n_streams),
+            "between 2 and 16",
+        )?;
+        check(
+            "rank of the path around a mixer",
+            alt_up.laurel_rank,
+            (1..=MAX_WIDTH).contains(&alt_up.laurel_rank),
+            WIDTH,
+        )?;
+        let is_plain = |layer: &LayerDescriptor| {
+            layer.residual == Residual::Sequential
+                && layer.norms.has_pre_mixer()
+                && !layer.mixer.is_none()
+                && !layer.ffn.is_none()
+                && !layer.has_output_scale
+        };
+        check(
+            "layers of a network with several streams",
+            "a parallel one, one of one half, one without a norm before its halves or one with a factor at its end",
+            self.layers.iter().all(is_plain) && !self.is_encoder(),
+            "none of these",
+        )
+    }
+
     /// Checks that a layer which reads another's keys and values finds its own kind there.
     fn validate_sharing(&self, layer_idx: usize) -> Result<(), LoadError> {
         let Some(attention) = self.layers[layer_idx].mixer.attention() else {
@@ -386,15 +430,22 @@ impl Descriptor {
 
     /// The widths that a backend prepares for.
     pub fn shape(&self) -> NetworkShape {
+        // All streams but the first have a matrix each.
+        let stream_heads = self.alt_up.map(|alt_up| HeadsShape {
+            n_heads: alt_up.n_streams - 1,
+            widest_input: self.n_embd,
+            widest_output: self.n_embd,
+        });
         NetworkShape {
             n_embd: self.n_embd,
             layers: (self.layers.iter())
                 .map(|layer| LayerShape {
                     attention: layer.mixer.attention_shape(),
-                    heads: layer.mixer.latent().map(LatentDescriptor::heads_shape),
+                    heads: (layer.mixer.latent().map(LatentDescriptor::heads_shape)).or(stream_heads),
                     widest_input: (layer.mixer.widest_input())
                         .max(layer.ffn.widest_input())
-                        .max(self.layer_embeddings.map_or(0, |embeddings| embeddings.width)),
+                        .max(self.layer_embeddings.map_or(0, |embeddings| embeddings.width))
+                        .max(self.alt_up.map_or(0, |alt_up| alt_up.laurel_rank)),
                     experts: layer.ffn.moe().map(MoeDescriptor::shape),
                 })
                 .collect(),
@@ -404,10 +455,16 @@ impl Descriptor {
 
     /// The operations that few networks need.
     fn needs(&self) -> Vec<LayerOperation> {
-        let mut dense = self.layers.iter().filter_map(|layer| layer.ffn.dense());
-        let has_xielu = dense.any(|dense| dense.xielu.is_some());
+        let dense = || self.layers.iter().filter_map(|layer| layer.ffn.dense());
+        let has_xielu = dense().any(|dense| dense.xielu.is_some());
+        let has_cutoff = dense().any(|dense| dense.cutoff.is_some());
         [
-            (LayerOperation::TakeColumns, self.layer_embeddings.is_some()),
+            (
+                LayerOperation::TakeColumns,
+                self.layer_embeddings.is_some() || self.alt_up.is_some(),
+            ),
+            (LayerOperation::Streams, self.alt_up.is_some()),
+            (LayerOperation::CutBelow, has_cutoff),
             (LayerOperation::Xielu, has_xielu),
             (
                 LayerOperation::WeighChoices,
@@ -489,6 +546,9 @@ impl Descriptor {
         windows?.into_iter().max()
     }
 }
+
+/// More streams than any network has.
+const MAX_STREAMS: usize = 16;
 
 /// Larger widths than this are taken for nonsense: sums of products of such numbers could overflow.
 const MAX_WIDTH: usize = 1 << 24;

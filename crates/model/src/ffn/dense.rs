@@ -1,6 +1,7 @@
 //! [`DenseFfn`]: one feed-forward network for all tokens.
 //!
-//! `W_down (f(W_gate x) * W_up x)`, or `W_down f(W_up x)` without a gate.
+//! `W_down (f(W_gate x) * W_up x)`, or `W_down f(W_up x)` without a gate. In a sparse network `f` sees of `W_gate x` what lies above its
+//! spread.
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, ExecutorLimits, Linear, LinearJob, Memory, Xielu,
@@ -16,6 +17,8 @@ pub(crate) struct DenseFfn<M: Memory> {
     activation: Activation,
     /// The function, where it is this one.
     xielu: Option<Xielu>,
+    /// Where a sparse gate begins.
+    cutoff: Option<f32>,
     /// `None` for a network without a gate.
     gate: Option<Linear<M::Matrix, M::Vector>>,
     up: Linear<M::Matrix, M::Vector>,
@@ -52,6 +55,7 @@ impl<M: Memory> DenseFfn<M> {
         };
         Ok(Self {
             activation: dense.activation,
+            cutoff: dense.cutoff,
             xielu: match dense.xielu {
                 None => None,
                 Some(XieluNumbers::Known(xielu)) => Some(xielu),
@@ -99,9 +103,17 @@ impl<B: Backend> DenseFfn<B> {
             };
             let up_job = LinearJob {
                 linear: &self.up,
-                output: up,
+                output: &mut *up,
             };
-            backend.linear_gated(self.activation, input, n_rows, gate_job, up_job)?;
+            if let Some(cutoff) = self.cutoff {
+                let n_ff = gate_linear.n_out;
+                let mut jobs = [gate_job, up_job];
+                backend.linear_group(input, n_rows, &mut jobs)?;
+                backend.cut_below(cutoff, n_rows, n_ff, gate)?;
+                backend.activation(self.activation, n_rows, n_ff, gate, Some(up))?;
+            } else {
+                backend.linear_gated(self.activation, input, n_rows, gate_job, up_job)?;
+            }
             backend.linear(&self.down, gate, n_rows, output)
         } else {
             backend.linear(&self.up, input, n_rows, up)?;

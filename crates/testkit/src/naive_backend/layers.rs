@@ -41,6 +41,24 @@ impl LayerOperations for NaiveBackend {
         Ok(())
     }
 
+    fn cut_below(
+        &mut self,
+        cutoff: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut Vec<f32>,
+    ) -> Result<(), BackendError> {
+        for row in rows.chunks_exact_mut(width).take(n_rows) {
+            let mean = row.iter().sum::<f32>() / width as f32;
+            let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / width as f32;
+            let least = mean + cutoff * variance.sqrt();
+            for x in row {
+                *x = (*x - least).max(0.0);
+            }
+        }
+        Ok(())
+    }
+
     fn weigh_choices(
         &mut self,
         routed: Routed<'_, Self>,

@@ -10,6 +10,7 @@ mod latent;
 mod layers;
 mod router;
 mod states;
+mod streams;
 
 use half::f16;
 use tokenmill_backend::{

@@ -1,0 +1,209 @@
+//! Gemma 3n: as Gemma 3 with scores that are not scaled and normed values, four streams of hidden states (AltUp) with a narrow
+//! path around each mixer (LAuReL), embeddings of each layer, sparse activations in the first layers, and late layers that
+//! read the keys and values of earlier ones.
+//!
+//! Source: transformers, `models/gemma3n/modeling_gemma3n.py`; llama.cpp, `src/models/gemma3n.cpp`.
+
+use tokenmill_backend::{Activation, RopeStyle};
+use tokenmill_gguf::{Array, Value};
+
+use crate::{
+    AltUpDescriptor, Descriptor, LayerEmbeddingsDescriptor, LoadError, NormPlacement, Presence, QkNorm,
+    RopeDescriptor, RopeScaling,
+};
+
+use super::{
+    Architecture, Change, GgufConfig, HfConfig, HfLayout, gemma, gemma4::share_kv, normal::normal_quantile,
+};
+
+/// One of so many layers sees everything where a file does not say.
+const PERIOD: usize = 5;
+/// The rope base of layers with a window where a file does not say.
+const LOCAL_BASE: f32 = 10_000.0;
+/// What else a file may leave out: the streams, the width of a layer's embeddings, the rank of the path around a mixer, and the cap
+/// of the logits.
+const N_STREAMS: usize = 4;
+const EMBEDDING_WIDTH: usize = 256;
+const LAUREL_RANK: usize = 64;
+const LOGIT_SOFTCAP: f32 = 30.0;
+/// The first so many layers of a larger network are sparse by this share, where a file does not say.
+const N_SPARSE_LAYERS: usize = 10;
+const SPARSITY: f32 = 0.95;
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "gemma3n",
+    from_gguf,
+    hf_classes: &["Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("post_attention_layernorm", "post_attention_norm"),
+            ("pre_feedforward_layernorm", "ffn_norm"),
+            ("post_feedforward_layernorm", "post_ffw_norm"),
+            ("per_layer_input_gate", "inp_gate"),
+            ("per_layer_projection", "proj"),
+            ("post_per_layer_input_norm", "post_norm"),
+            ("altup.correct_output_scale", "altup_correct_scale.weight"),
+            ("altup.correction_coefs", "altup_correct_coef"),
+            ("altup.prediction_coefs", "altup_predict_coef"),
+            ("altup.modality_router", "altup_router"),
+            ("altup.router_norm", "altup_router_norm"),
+            ("laurel.linear_left", "laurel_l"),
+            ("laurel.linear_right", "laurel_r"),
+            ("laurel.post_laurel_norm", "laurel_post_norm"),
+        ],
+        network: &[
+            ("embed_tokens_per_layer", "per_layer_token_embd"),
+            ("per_layer_model_projection", "per_layer_model_proj"),
+            ("per_layer_projection_norm", "per_layer_proj_norm"),
+            ("altup_projections.*", "altup_proj"),
+            ("altup_unembed_projections.*", "altup_unembd_proj"),
+        ],
+        ignored: &[
+            "model.vision_tower.",
+            "model.audio_tower.",
+            "model.embed_vision.",
+            "model.embed_audio.",
+        ],
+        changes: &[("per_layer_token_embd.weight", Change::FillVocabulary)],
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Neox)?;
+    config.set_windows(&mut descriptor, PERIOD)?;
+    let local_rope = RopeDescriptor {
+        base: config.opt_f32("rope.freq_base_swa")?.unwrap_or(LOCAL_BASE),
+        scaling: RopeScaling::None,
+        ..descriptor.ropes[0].clone()
+    };
+    let n_layers = descriptor.layers.len();
+    let cutoffs = match config.value("activation_sparsity_scale") {
+        Some(Value::Array(Array::F32(cutoffs))) if cutoffs.len() >= n_layers => cutoffs.clone(),
+        Some(_) => {
+            return Err(LoadError::BadValue {
+                what: "activation sparsity",
+                found: "something else".to_owned(),
+                expected: "a number for each layer",
+            });
+        }
+        None => default_sparsity(n_layers).map(normal_quantile).collect(),
+    };
+    descriptor.logit_softcap = Some(
+        config
+            .opt_positive("final_logit_softcapping")?
+            .unwrap_or(LOGIT_SOFTCAP),
+    );
+    let variant = Variant {
+        n_streams: config.opt_usize("altup.num_inputs")?.unwrap_or(N_STREAMS),
+        active_stream: config.opt_usize("altup.active_idx")?.unwrap_or(0),
+        output_row: Presence::Required,
+        laurel_rank: config.n_rows_of("blk.0.laurel_l.weight"),
+        embedding_width: (config.opt_usize("embedding_length_per_layer_input")?).unwrap_or(EMBEDDING_WIDTH),
+        n_sharing: config.opt_usize("attention.shared_kv_layers")?.unwrap_or(0),
+        cutoffs,
+    };
+    finish(&mut descriptor, local_rope, variant)?;
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder()?;
+    let n_layers = descriptor.layers.len();
+    config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % PERIOD != 0)?;
+    let local_rope = config.rope("sliding_attention", descriptor.ropes[0].head_dim)?;
+    let bias = config.presence("attention_bias")?;
+    for layer in &mut descriptor.layers {
+        let attention = layer.attention_mut();
+        (attention.qkv_bias, attention.output_bias) = (bias, bias);
+    }
+    let sparsity = match config.opt_f32s("activation_sparsity_pattern")? {
+        None => default_sparsity(n_layers).collect(),
+        Some(shares) => shares,
+    };
+    let is_share = |share: &f32| (0.0..1.0).contains(share);
+    if sparsity.len() != n_layers || !sparsity.iter().all(is_share) {
+        let expected = "a number from 0 to 1 for each layer";
+        return Err(config.wrong("activation_sparsity_pattern", expected));
+    }
+    let count = |key, default| Ok::<_, LoadError>(config.opt_usize(key)?.unwrap_or(default));
+    descriptor.logit_softcap = Some((config.opt_f32("final_logit_softcapping")?).unwrap_or(LOGIT_SOFTCAP));
+    let variant = Variant {
+        n_streams: count("altup_num_inputs", N_STREAMS)?,
+        active_stream: count("altup_active_idx", 0)?,
+        output_row: match config.opt_bool("altup_correct_scale")? {
+            Some(false) => Presence::Absent,
+            _ => Presence::Required,
+        },
+        laurel_rank: count("laurel_rank", LAUREL_RANK)?,
+        embedding_width: count("hidden_size_per_layer_input", EMBEDDING_WIDTH)?,
+        n_sharing: count("num_kv_shared_layers", 0)?,
+        cutoffs: sparsity.into_iter().map(normal_quantile).collect(),
+    };
+    finish(&mut descriptor, local_rope, variant)?;
+    Ok(descriptor)
+}
+
+/// The share of each layer's activations that are 0.
+fn default_sparsity(n_layers: usize) -> impl Iterator<Item = f32> {
+    let n_sparse = if n_layers > N_SPARSE_LAYERS {
+        N_SPARSE_LAYERS
+    } else {
+        0
+    };
+    (0..n_layers).map(move |layer_idx| if layer_idx < n_sparse { SPARSITY } else { 0.0 })
+}
+
+/// What the two kinds of files say.
+struct Variant {
+    n_streams: usize,
+    /// The stream that layers work on.
+    active_stream: usize,
+    output_row: Presence,
+    laurel_rank: usize,
+    embedding_width: usize,
+    /// Layers, the last ones, that read the keys and values of earlier ones.
+    n_sharing: usize,
+    /// How many standard deviations above the mean each layer's activations begin; not finite where all count.
+    cutoffs: Vec<f32>,
+}
+
+fn finish(
+    descriptor: &mut Descriptor,
+    local_rope: RopeDescriptor,
+    variant: Variant,
+) -> Result<(), LoadError> {
+    gemma::finish(descriptor);
+    if variant.active_stream != 0 {
+        return Err(LoadError::UnsupportedFeature {
+            arch: "gemma3n".to_owned(),
+            feature: format!(
+                "layers that work on stream {}, not on stream 0",
+                variant.active_stream
+            ),
+        });
+    }
+    descriptor.ropes.push(local_rope);
+    for (layer, cutoff) in descriptor.layers.iter_mut().zip(variant.cutoffs) {
+        layer.norms = NormPlacement::PreAndPost;
+        layer.dense_mut().cutoff = cutoff.is_finite().then_some(cutoff);
+        let attention = layer.attention_mut();
+        attention.scale = 1.0;
+        attention.qk_norm = Some(QkNorm::Head);
+        attention.has_v_norm = true;
+        attention.rope = Some(usize::from(attention.window.is_some()));
+    }
+    descriptor.alt_up = Some(AltUpDescriptor {
+        n_streams: variant.n_streams,
+        output_row: variant.output_row,
+        laurel_rank: variant.laurel_rank,
+    });
+    if variant.embedding_width > 0 {
+        descriptor.layer_embeddings = Some(LayerEmbeddingsDescriptor {
+            width: variant.embedding_width,
+            activation: Activation::GeluTanh,
+        });
+    }
+    share_kv(descriptor, variant.n_sharing)
+}
