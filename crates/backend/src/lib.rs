@@ -84,7 +84,7 @@ pub use operands::{
 pub use page_group::PageGroup;
 pub use pooling::Pooling;
 pub use recurrence::{
-    Columns, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,
+    Columns, DeltaDecays, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,
 };
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};

@@ -73,6 +73,8 @@ pub enum LayerOperation {
     WeighChoices,
     /// [`Attention::is_chunked`](crate::Attention::is_chunked).
     Chunks,
+    /// [`DeltaDecays::OfChannels`](crate::DeltaDecays::OfChannels).
+    ChannelDecays,
     /// [`LayerOperations::cut_below`](crate::LayerOperations::cut_below).
     CutBelow,
     /// [`StreamOperations`](crate::StreamOperations).
@@ -87,6 +89,7 @@ impl LayerOperation {
             Self::Xielu => "the activation xIELU",
             Self::WeighChoices => "experts whose input is weighed",
             Self::Chunks => "attention in chunks",
+            Self::ChannelDecays => "delta nets that decay channel by channel",
             Self::CutBelow => "activations that are sparse by their spread",
             Self::Streams => "several streams of hidden states",
         }

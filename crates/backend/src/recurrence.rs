@@ -89,6 +89,15 @@ pub enum KeyHeads {
     Tiled,
 }
 
+/// What of a delta net's state decays by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaDecays {
+    /// The state of a head as a whole.
+    OfHeads,
+    /// Each of its rows: what belongs to one channel of a key (KDA).
+    OfChannels,
+}
+
 /// The gated delta rule of one layer.
 ///
 /// For value head `h` with key head `g`, at each token, with `q`, `k` scaled to length 1 (`x / sqrt(sum(x^2) + 1e-6)`) and
@@ -96,7 +105,7 @@ pub enum KeyHeads {
 ///
 /// ```text
 /// decay = exp(a[h] * softplus(alpha[h] + dt_bias[h]))      rate = sigmoid(beta[h])
-/// S = decay * S
+/// S = decay * S                            row by row, `S[i] = decay[i] * S[i]`, where each row has its own `alpha` and `dt_bias`
 /// S = S + k[g] (rate * (v[h] - S^T k[g]))^T
 /// y[h] = S^T q[g]
 /// ```
@@ -117,9 +126,11 @@ pub struct DeltaNet<V> {
     pub head_dim_v: usize,
     /// Which of the key heads a value head goes with.
     pub key_heads: KeyHeads,
+    /// What decays by itself.
+    pub decays: DeltaDecays,
     /// Below zero, `[n_v_heads]`.
     pub a: V,
-    /// `[n_v_heads]`.
+    /// `[n_v_heads]`, or `[n_v_heads, head_dim_k]` with decays of channels.
     pub dt_bias: V,
 }
 
@@ -127,6 +138,14 @@ impl<V> DeltaNet<V> {
     /// Width of a token's queries, keys and values.
     pub fn qkv_width(&self) -> usize {
         2 * self.n_k_heads * self.head_dim_k + self.n_v_heads * self.head_dim_v
+    }
+
+    /// Decays of a value head.
+    pub fn decays_of_head(&self) -> usize {
+        match self.decays {
+            DeltaDecays::OfHeads => 1,
+            DeltaDecays::OfChannels => self.head_dim_k,
+        }
     }
 
     /// The key head of a value head.
@@ -146,6 +165,7 @@ impl<V> DeltaNet<V> {
             head_dim_k: self.head_dim_k,
             head_dim_v: self.head_dim_v,
             key_heads: self.key_heads,
+            decays: self.decays,
             a: view(&self.a),
             dt_bias: view(&self.dt_bias),
         }
@@ -157,7 +177,7 @@ impl<V> DeltaNet<V> {
 pub struct DeltaNetRows<'a, T: ?Sized> {
     /// Queries, keys and values: `[T, 2 * n_k_heads * head_dim_k + n_v_heads * head_dim_v]`.
     pub qkv: &'a mut T,
-    /// `[T, n_v_heads]`.
+    /// `[T, n_v_heads]`, or `[T, n_v_heads, head_dim_k]` with decays of channels.
     pub alpha: &'a mut T,
     /// `[T, n_v_heads]`.
     pub beta: &'a mut T,

@@ -85,8 +85,8 @@ pub struct DeltaStep<'a> {
     pub k: &'a [f32],
     /// Columns of the value; 1, 2, 4, 8 or 16.
     pub v: &'a [f32],
-    /// What is kept of the state.
-    pub decay: f32,
+    /// What is kept of the state: one factor, or one for each row.
+    pub decays: &'a [f32],
     /// How much of the value's error is written.
     pub rate: f32,
     /// The same columns of the output.
@@ -101,6 +101,7 @@ pub fn delta_step(features: CpuFeatures, step: DeltaStep<'_>) {
     let n_lanes = step.v.len();
     assert!(
         step.k.len() == step.q.len()
+            && (step.decays.len() == 1 || step.decays.len() == step.q.len())
             && step.state.len() == step.q.len() * n_lanes
             && step.out.len() == n_lanes,
         "lengths of a step of the delta rule"
@@ -130,14 +131,15 @@ impl<const N: usize> Kernel for DeltaLanes<'_, N> {
             q,
             k,
             v,
-            decay,
+            decays,
             rate,
             out,
         } = self.0;
         let (state, _) = state.as_chunks_mut::<N>();
         let mut recalled = [[0.0; N]; 4];
+        let stride = usize::from(decays.len() > 1);
         for (i, (row, k)) in state.iter_mut().zip(k).enumerate() {
-            let sum = &mut recalled[i % 4];
+            let (sum, decay) = (&mut recalled[i % 4], decays[i * stride]);
             for lane in 0..N {
                 row[lane] *= decay;
                 sum[lane] = k.mul_add(row[lane], sum[lane]);
@@ -312,7 +314,7 @@ mod tests {
                         q: &b,
                         k: &c,
                         v: &x,
-                        decay: 0.9,
+                        decays: &[0.9],
                         rate: 0.4,
                         out: &mut out[0],
                     },
@@ -358,7 +360,7 @@ mod tests {
                 q: &key,
                 k: &key,
                 v: &[3.0, -7.0],
-                decay: 0.5,
+                decays: &[0.5],
                 rate: 1.0,
                 out: &mut out,
             },

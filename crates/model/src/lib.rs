@@ -64,11 +64,12 @@ mod weights;
 
 pub use arch::architectures;
 pub use descriptor::{
-    AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor, Descriptor,
-    EmbeddingNorm, FfnDescriptor, HeadLayer, Ignorable, LatentDescriptor, LayerDescriptor,
-    LayerEmbeddingsDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor, NormPlacement, OutputGate,
-    OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual, RouterDescriptor, RowFactors,
-    SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind, XieluNumbers,
+    AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
+    Descriptor, EmbeddingNorm, FfnDescriptor, HeadLayer, Ignorable, KimiDeltaDescriptor, LatentDescriptor,
+    LayerDescriptor, LayerEmbeddingsDescriptor, MixerDescriptor, MoeDescriptor, NormDescriptor,
+    NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm, Residual,
+    RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    XieluNumbers,
 };
 pub use error::LoadError;
 pub use loader::LoadProgress;

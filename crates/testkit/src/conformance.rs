@@ -390,9 +390,12 @@ pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subjec
 /// A sequence that continues from a snapshot gets what it got before, whoever has used its slot since.
 pub fn snapshots_hold_the_state_between_two_tokens<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(21);
-    for (name, change) in subject.state_variants() {
+    for (name, change) in subject.more_variants() {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
+        if descriptor.state_layers().next().is_none() {
+            continue;
+        }
         let model = TinyModel::random(descriptor, TensorType::F32, 14);
         let mut executor = load(&model, (subject.make)(2), KvType::F32);
         let tokens: Vec<u32> = (0..40).map(|_| random.below(90) as u32).collect();

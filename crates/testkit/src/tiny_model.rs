@@ -85,7 +85,7 @@ pub fn tiny_llama() -> Descriptor {
         },
         post_norm_eps: None,
         layer_embeddings: None,
-            alt_up: None,
+        alt_up: None,
         ropes: vec![RopeDescriptor {
             style: RopeStyle::Norm,
             head_dim: 16,

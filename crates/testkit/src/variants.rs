@@ -5,9 +5,10 @@
 
 use tokenmill_backend::{Activation, KeyHeads, NormKind, RopeStyle, Temperature, Xielu};
 use tokenmill_model::{
-    AltUpDescriptor, DeltaGates, DeltaNetDescriptor, Descriptor, EmbeddingNorm, FfnDescriptor, LayerDescriptor,
-    LayerEmbeddingsDescriptor, MixerDescriptor, NormPlacement, OutputGate, OutputHead, Presence, QkNorm,
-    Residual, RopeScaling, ShortConvDescriptor, SsmDescriptor, SsmKind, XieluNumbers, YarnRounding,
+    AltUpDescriptor, DeltaGates, DeltaNetDescriptor, Descriptor, EmbeddingNorm, FfnDescriptor,
+    KimiDeltaDescriptor, LayerDescriptor, LayerEmbeddingsDescriptor, MixerDescriptor, NormPlacement,
+    OutputGate, OutputHead, Presence, QkNorm, Residual, RopeScaling, ShortConvDescriptor, SsmDescriptor,
+    SsmKind, XieluNumbers, YarnRounding,
 };
 
 use crate::{random::Random, tiny_model::tiny_llama};
@@ -236,22 +237,37 @@ pub(crate) const LAYER_VARIANTS: &[Variant] = &[
         all(d, |layer| layer.has_output_scale = true);
         d.layers[0].norms = NormPlacement::PreAndPost;
     }),
+    ("a delta net that decays channel by channel", |d| {
+        d.layers[0].mixer = MixerDescriptor::KimiDelta(KIMI_DELTA);
+    }),
+    ("delta nets that decay channel by channel", |d| {
+        all(d, |layer| {
+            layer.mixer = MixerDescriptor::KimiDelta(KimiDeltaDescriptor {
+                n_heads: 2,
+                head_dim: 20,
+                n_taps: 2,
+            });
+        });
+    }),
     ("several streams", |d| {
         d.alt_up = Some(ALT_UP);
     }),
-    ("several streams, with embeddings of each layer and sparse activations", |d| {
-        d.alt_up = Some(AltUpDescriptor {
-            n_streams: 2,
-            output_row: Presence::Absent,
-            laurel_rank: 40,
-        });
-        d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
-            width: 12,
-            activation: Activation::GeluTanh,
-        });
-        all(d, |layer| layer.norms = NormPlacement::PreAndPost);
-        d.layers[0].dense_mut().cutoff = Some(0.4);
-    }),
+    (
+        "several streams, with embeddings of each layer and sparse activations",
+        |d| {
+            d.alt_up = Some(AltUpDescriptor {
+                n_streams: 2,
+                output_row: Presence::Absent,
+                laurel_rank: 40,
+            });
+            d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
+                width: 12,
+                activation: Activation::GeluTanh,
+            });
+            all(d, |layer| layer.norms = NormPlacement::PreAndPost);
+            d.layers[0].dense_mut().cutoff = Some(0.4);
+        },
+    ),
     ("streams and the embeddings added to the others", |d| {
         d.alt_up = Some(ALT_UP);
         d.layer_embeddings = Some(LayerEmbeddingsDescriptor {
@@ -356,6 +372,12 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
         d.layers[1].attention_mut().output_gate = Some(OutputGate::InQuery);
     }),
 ];
+
+const KIMI_DELTA: KimiDeltaDescriptor = KimiDeltaDescriptor {
+    n_heads: 3,
+    head_dim: 16,
+    n_taps: 4,
+};
 
 const ALT_UP: AltUpDescriptor = AltUpDescriptor {
     n_streams: 4,

@@ -40,7 +40,7 @@ impl RecurrentOperations for CpuBackend {
         let n_heads = shape.n_tokens * net.n_v_heads;
         let rows = DeltaNetRows {
             qkv: &mut rows.qkv[..shape.n_tokens * net.qkv_width()],
-            alpha: &mut rows.alpha[..n_heads],
+            alpha: &mut rows.alpha[..n_heads * net.decays_of_head()],
             beta: &mut rows.beta[..n_heads],
         };
         crate::delta_net(

@@ -56,6 +56,7 @@ pub fn delta_net(
                 for token_idx in run.tokens {
                     let row = &qkv[token_idx * qkv_width..][..qkv_width];
                     let gate_idx = token_idx * net.n_v_heads + v_head;
+                    let n_decays = net.decays_of_head();
                     delta_step(
                         host.features(),
                         DeltaStep {
@@ -63,7 +64,7 @@ pub fn delta_net(
                             q: &row[q_start..][..dim_k],
                             k: &row[k_start..][..dim_k],
                             v: &row[v_start..][..n_lanes],
-                            decay: decays[gate_idx],
+                            decays: &decays[gate_idx * n_decays..][..n_decays],
                             rate: rates[gate_idx],
                             out: output.row(token_idx),
                         },
@@ -83,10 +84,11 @@ fn prepare(host: &Host, net: &DeltaNet<&[f32]>, qkv: &mut [f32], alpha: &mut [f3
     let n_heads = net.n_v_heads;
     let (dim_k, width) = (net.head_dim_k, net.qkv_width());
     let q_scale = 1.0 / (dim_k as f32).sqrt();
-    let (n_qkv, n_gates) = (qkv.len(), alpha.len());
+    let n_decays = net.decays_of_head();
+    let (n_qkv, n_alpha, n_beta) = (qkv.len(), alpha.len(), beta.len());
     let gates = (
-        Columns::new(alpha, n_gates, TOKEN_BLOCK * n_heads),
-        Columns::new(beta, n_gates, TOKEN_BLOCK * n_heads),
+        Columns::new(alpha, n_alpha, TOKEN_BLOCK * n_heads * n_decays),
+        Columns::new(beta, n_beta, TOKEN_BLOCK * n_heads),
     );
     let parts = (Columns::new(qkv, n_qkv, TOKEN_BLOCK * width), gates);
     host.pool()
@@ -104,9 +106,14 @@ fn prepare(host: &Host, net: &DeltaNet<&[f32]>, qkv: &mut [f32], alpha: &mut [f3
                     }
                 }
             }
-            for row in alpha.row(0).chunks_exact_mut(n_heads) {
-                for ((x, a), bias) in row.iter_mut().zip(net.a).zip(net.dt_bias) {
-                    *x = (a * softplus(*x + bias)).exp();
+            for row in alpha.row(0).chunks_exact_mut(n_heads * n_decays) {
+                let heads = row
+                    .chunks_exact_mut(n_decays)
+                    .zip(net.dt_bias.chunks_exact(n_decays));
+                for ((head, biases), a) in heads.zip(net.a) {
+                    for (x, bias) in head.iter_mut().zip(biases) {
+                        *x = (a * softplus(*x + bias)).exp();
+                    }
                 }
             }
             for x in beta.row(0) {

@@ -140,7 +140,7 @@ fn set_mixers(descriptor: &mut Descriptor, latent: &LatentDescriptor) {
 }
 
 /// V2 measures groups by their best expert and has no correction of the scores, V3 by their two best, corrected.
-fn set_router(moe: &mut MoeDescriptor) {
+pub(super) fn set_router(moe: &mut MoeDescriptor) {
     let is_v3 = moe.router.score == ExpertScore::Sigmoid;
     if is_v3 {
         moe.router.choice_bias = Presence::Optional;

@@ -100,6 +100,14 @@ impl HfConfig {
         }
     }
 
+    /// The configuration with values under their usual keys that it has under others. The usual key is the first of each pair.
+    pub(super) fn with_aliases(&self, aliases: &[(&str, &str)]) -> Self {
+        let named: Vec<_> = (aliases.iter())
+            .filter_map(|&(usual, own)| Some((usual, self.get(own)?.clone())))
+            .collect();
+        self.with_defaults(&named)
+    }
+
     /// The first class of `architectures`.
     pub(super) fn class(&self) -> Result<&str, LoadError> {
         self.values

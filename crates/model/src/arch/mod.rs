@@ -41,6 +41,7 @@ mod hf_recurrent;
 mod hf_rope;
 mod hunyuan_dense;
 mod hunyuan_moe;
+mod kimi_linear;
 mod lfm2;
 mod llama;
 mod llama4;
@@ -123,6 +124,7 @@ const ARCHITECTURES: &[Architecture] = &[
     granite::ARCHITECTURE,
     granitehybrid::ARCHITECTURE,
     granitemoe::ARCHITECTURE,
+    kimi_linear::ARCHITECTURE,
     lfm2::LFM2,
     lfm2::LFM2_MOE,
     llama::ARCHITECTURE,

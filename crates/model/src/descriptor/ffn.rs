@@ -249,7 +249,8 @@ impl DenseDescriptor {
         check(
             "activation cutoff",
             self.cutoff.unwrap_or(0.0),
-            self.cutoff.is_none_or(|cutoff| self.is_gated && cutoff.is_finite()),
+            self.cutoff
+                .is_none_or(|cutoff| self.is_gated && cutoff.is_finite()),
             "a number, of a network with a gate",
         )?;
         check(

@@ -11,7 +11,8 @@ use crate::{
 };
 
 use super::{
-    DeltaNetDescriptor, LatentDescriptor, MAX_WIDTH, Presence, ShortConvDescriptor, SsmDescriptor, WIDTH,
+    DeltaNetDescriptor, KimiDeltaDescriptor, LatentDescriptor, MAX_WIDTH, Presence, ShortConvDescriptor,
+    SsmDescriptor, WIDTH,
 };
 
 /// The mixer of one layer.
@@ -25,6 +26,8 @@ pub enum MixerDescriptor {
     Latent(LatentDescriptor),
     /// A gated delta net.
     DeltaNet(DeltaNetDescriptor),
+    /// A gated delta net that decays channel by channel.
+    KimiDelta(KimiDeltaDescriptor),
     /// A state space model.
     Ssm(SsmDescriptor),
     /// A gated short convolution.
@@ -90,6 +93,7 @@ impl MixerDescriptor {
         match self {
             Self::None | Self::Attention(_) | Self::Latent(_) => None,
             Self::DeltaNet(net) => Some(net.state_shape()),
+            Self::KimiDelta(net) => Some(net.state_shape()),
             Self::Ssm(ssm) | Self::Both { ssm, .. } => Some(ssm.state_shape()),
             Self::ShortConv(conv) => Some(conv.state_shape()),
         }
@@ -103,6 +107,7 @@ impl MixerDescriptor {
             Self::Both { attention, ssm } => attention.output_width().max(ssm.inner_width()),
             Self::Latent(latent) => latent.n_heads * latent.head_dim_v,
             Self::DeltaNet(net) => net.v_width(),
+            Self::KimiDelta(net) => net.width(),
             Self::Ssm(ssm) => ssm.inner_width(),
             Self::ShortConv(conv) => conv.n_channels,
         }
@@ -121,6 +126,7 @@ impl MixerDescriptor {
             Self::Attention(attention) => attention.validate(ropes),
             Self::Latent(latent) => latent.validate(ropes),
             Self::DeltaNet(net) => net.validate(),
+            Self::KimiDelta(net) => net.validate(),
             Self::Ssm(ssm) => ssm.validate(),
             Self::ShortConv(conv) => conv.validate(),
             Self::Both { attention, ssm } => {

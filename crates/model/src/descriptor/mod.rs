@@ -17,7 +17,9 @@ pub use ffn::{
 pub use latent::LatentDescriptor;
 pub use mixer::{AttentionDescriptor, MixerDescriptor, OutputGate, QkNorm};
 pub use pooling::{HeadLayer, PooledOutput, PoolingDescriptor};
-pub use recurrent::{DeltaGates, DeltaNetDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind};
+pub use recurrent::{
+    DeltaGates, DeltaNetDescriptor, KimiDeltaDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,
+};
 
 use tokenmill_backend::{
     Activation, HeadsShape, KvLayerShape, LayerOperation, LayerShape, NetworkShape, NormKind, StateLayerShape,
@@ -457,12 +459,15 @@ impl Descriptor {
     fn needs(&self) -> Vec<LayerOperation> {
         let dense = || self.layers.iter().filter_map(|layer| layer.ffn.dense());
         let has_xielu = dense().any(|dense| dense.xielu.is_some());
+        let has_channel_decays =
+            (self.layers.iter()).any(|layer| matches!(layer.mixer, MixerDescriptor::KimiDelta(_)));
         let has_cutoff = dense().any(|dense| dense.cutoff.is_some());
         [
             (
                 LayerOperation::TakeColumns,
                 self.layer_embeddings.is_some() || self.alt_up.is_some(),
             ),
+            (LayerOperation::ChannelDecays, has_channel_decays),
             (LayerOperation::Streams, self.alt_up.is_some()),
             (LayerOperation::CutBelow, has_cutoff),
             (LayerOperation::Xielu, has_xielu),

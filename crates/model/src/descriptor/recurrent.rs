@@ -1,4 +1,5 @@
-//! The mixers that carry a state from token to token: [`DeltaNetDescriptor`], [`SsmDescriptor`], [`ShortConvDescriptor`].
+//! The mixers that carry a state from token to token: [`DeltaNetDescriptor`], [`KimiDeltaDescriptor`],
+//! [`SsmDescriptor`], [`ShortConvDescriptor`].
 //!
 //! Separate from attention because their memory has one size whatever the length of a sequence. Invariant: a descriptor that
 //! passed its `validate` has sizes that divide as the operations need.
@@ -73,6 +74,43 @@ impl DeltaNetDescriptor {
             )?;
         }
         Ok(())
+    }
+}
+
+/// A gated delta net that decays channel by channel (KDA), between a short convolution and a gated norm. Keys and values have the
+/// same heads, and decays and the gate of the output follow from rows of the width of a head.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KimiDeltaDescriptor {
+    /// Heads.
+    pub n_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Rows that the convolution sees, the newest included.
+    pub n_taps: usize,
+}
+
+impl KimiDeltaDescriptor {
+    /// Width of a token's queries, and of its keys, and of its values.
+    pub fn width(&self) -> usize {
+        self.n_heads * self.head_dim
+    }
+
+    pub(super) fn state_shape(&self) -> StateLayerShape {
+        StateLayerShape {
+            conv_len: 3 * self.width() * (self.n_taps - 1),
+            matrix_len: self.width() * self.head_dim,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), LoadError> {
+        check_taps(self.n_taps)?;
+        check_width("delta net head count", self.n_heads)?;
+        check(
+            "delta net head width",
+            self.head_dim,
+            (1..=MAX_WIDTH / self.n_heads).contains(&self.head_dim),
+            WIDTH,
+        )
     }
 }
 

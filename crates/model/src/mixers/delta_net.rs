@@ -6,8 +6,8 @@
 //! ```
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, DeltaNet, DeltaNetRows, ExecutorLimits, Linear, LinearJob, Memory,
-    Norm, ShortConv, StepShape,
+    Activation, Backend, BackendError, DeltaDecays, DeltaNet, DeltaNetRows, ExecutorLimits, Linear,
+    LinearJob, Memory, Norm, ShortConv, StepShape,
 };
 
 use crate::{
@@ -113,6 +113,7 @@ impl<M: Memory> DeltaNetMixer<M> {
                 head_dim_k: net.head_dim_k,
                 head_dim_v: net.head_dim_v,
                 key_heads: net.key_heads,
+                decays: DeltaDecays::OfHeads,
                 a: loader.required_vector(&name("ssm_a"), &[n_v_heads])?,
                 dt_bias: loader.required_vector(&name("ssm_dt.bias"), &[n_v_heads])?,
             },

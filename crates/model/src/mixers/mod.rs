@@ -6,6 +6,7 @@
 
 mod attention;
 mod delta_net;
+mod kimi_delta;
 mod mla;
 mod short_conv;
 mod ssm;
@@ -19,19 +20,17 @@ use crate::{
 
 use attention::{AttentionMixer, Heads};
 use delta_net::{DeltaNetBuffers, DeltaNetMixer};
+use kimi_delta::{KimiDeltaBuffers, KimiDeltaMixer};
 use mla::{LatentBuffers, LatentMixer};
 use short_conv::{ShortConvBuffers, ShortConvMixer};
 use ssm::{SsmBuffers, SsmMixer};
 
 /// A mixer's weights.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a network has one for each layer, and none of them moves"
-)]
 pub(crate) enum Mixer<M: Memory> {
     Attention(AttentionMixer<M>),
     Latent(LatentMixer<M>),
     DeltaNet(DeltaNetMixer<M>),
+    KimiDelta(KimiDeltaMixer<M>),
     Ssm(SsmMixer<M>),
     ShortConv(ShortConvMixer<M>),
     /// Attention and a state space model next to each other.
@@ -43,6 +42,7 @@ pub(crate) struct MixerBuffers<T> {
     heads: Option<Heads<T>>,
     latent: Option<LatentBuffers<T>>,
     delta_net: Option<DeltaNetBuffers<T>>,
+    kimi_delta: Option<KimiDeltaBuffers<T>>,
     ssm: Option<SsmBuffers<T>>,
     short_conv: Option<ShortConvBuffers<T>>,
 }
@@ -78,6 +78,7 @@ impl<M: Memory> Mixer<M> {
             }
             MixerDescriptor::Latent(latent) => LatentMixer::load(place, latent, loader).map(Self::Latent),
             MixerDescriptor::DeltaNet(net) => DeltaNetMixer::load(place, net, loader).map(Self::DeltaNet),
+            MixerDescriptor::KimiDelta(net) => KimiDeltaMixer::load(place, net, loader).map(Self::KimiDelta),
             MixerDescriptor::Ssm(ssm) => SsmMixer::load(place, ssm, loader).map(Self::Ssm),
             MixerDescriptor::ShortConv(conv) => {
                 ShortConvMixer::load(place, conv, loader).map(Self::ShortConv)
@@ -108,6 +109,7 @@ impl<M: Memory> Mixer<M> {
             Self::Attention(attention) | Self::Both(attention, _) => &attention.output,
             Self::Latent(latent) => &latent.output,
             Self::DeltaNet(net) => &net.output,
+            Self::KimiDelta(net) => &net.output,
             Self::Ssm(ssm) => &ssm.output,
             Self::ShortConv(conv) => &conv.output,
         }
@@ -156,6 +158,13 @@ impl<B: Backend> Mixer<B> {
             }
             Self::DeltaNet(net) => {
                 let buffers = buffers.delta_net.as_mut().expect("allocated for delta nets");
+                net.mix(backend, shape, rows, buffers, wants_output)
+            }
+            Self::KimiDelta(net) => {
+                let buffers = buffers
+                    .kimi_delta
+                    .as_mut()
+                    .expect("allocated for such delta nets");
                 net.mix(backend, shape, rows, buffers, wants_output)
             }
             Self::Ssm(ssm) => {
@@ -208,6 +217,7 @@ impl<T> MixerBuffers<T> {
             heads: Heads::alloc(descriptor, limits, memory)?,
             latent: LatentBuffers::alloc(descriptor, limits, memory)?,
             delta_net: DeltaNetBuffers::alloc(descriptor, limits, memory)?,
+            kimi_delta: KimiDeltaBuffers::alloc(descriptor, limits, memory)?,
             ssm: SsmBuffers::alloc(descriptor, limits, memory)?,
             short_conv: ShortConvBuffers::alloc(descriptor, limits, memory)?,
         })

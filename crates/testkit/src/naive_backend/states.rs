@@ -4,8 +4,8 @@
 //! that a read of it shows.
 
 use tokenmill_backend::{
-    BackendError, DeltaNet, DeltaNetRows, ForwardBatch, RecurrentOperations, ShortConv, SsmRows, SsmScan,
-    StateLayout, StepShape,
+    BackendError, DeltaDecays, DeltaNet, DeltaNetRows, ForwardBatch, RecurrentOperations, ShortConv, SsmRows,
+    SsmScan, StateLayout, StepShape,
 };
 
 use super::NaiveBackend;
@@ -111,13 +111,19 @@ impl NaiveStates {
                 let key_head = net.key_head(head) * dim_k;
                 let (q, k) = (unit(&q[key_head..][..dim_k]), unit(&k[key_head..][..dim_k]));
                 let v = &v[head * dim_v..][..dim_v];
-                let alpha = rows.alpha[token_idx * n_heads + head] + net.dt_bias[head];
-                let decay = (net.a[head] * softplus(alpha)).exp();
+                let decay = |i: usize| {
+                    let at = match net.decays {
+                        DeltaDecays::OfHeads => head,
+                        DeltaDecays::OfChannels => head * dim_k + i,
+                    };
+                    let alpha = rows.alpha[token_idx * net.dt_bias.len() + at] + net.dt_bias[at];
+                    (net.a[head] * softplus(alpha)).exp()
+                };
                 let rate = sigmoid(rows.beta[token_idx * n_heads + head]);
                 let state = &mut state.matrix[head * dim_k * dim_v..][..dim_k * dim_v];
                 for j in 0..dim_v {
                     let column = |i: usize| i * dim_v + j;
-                    (0..dim_k).for_each(|i| state[column(i)] *= decay);
+                    (0..dim_k).for_each(|i| state[column(i)] *= decay(i));
                     let recalled: f32 = (0..dim_k).map(|i| state[column(i)] * k[i]).sum();
                     let change = rate * (v[j] - recalled);
                     (0..dim_k).for_each(|i| state[column(i)] += k[i] * change);

@@ -1,0 +1,171 @@
+//! Kimi Linear: gated delta nets whose states decay channel by channel (KDA), latent attention without positions between them, and
+//! experts behind the first layers.
+//!
+//! Source: transformers, `models/kimi_linear/modeling_kimi_linear.py`; llama.cpp, `src/models/kimi-linear.cpp`.
+
+use serde_json::Value;
+use tokenmill_backend::{ExpertScore, RopeStyle};
+
+use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
+
+use super::{
+    Architecture, Change, GgufConfig, HfConfig, HfLayout, deepseek2, gguf_experts::set_experts,
+    hf_experts::MIXTRAL_EXPERTS,
+};
+
+pub(super) const ARCHITECTURE: Architecture = Architecture {
+    name: "kimi-linear",
+    from_gguf,
+    hf_classes: &["KimiLinearForCausalLM"],
+    hf_layout: HfLayout {
+        layer: &[
+            ("self_attn.q_conv1d", "ssm_conv1d_q"),
+            ("self_attn.k_conv1d", "ssm_conv1d_k"),
+            ("self_attn.v_conv1d", "ssm_conv1d_v"),
+            ("self_attn.f_a_proj", "ssm_f_a"),
+            ("self_attn.f_b_proj", "ssm_f_b"),
+            ("self_attn.g_a_proj", "ssm_g_a"),
+            ("self_attn.g_b_proj", "ssm_g_b"),
+            ("self_attn.b_proj", "ssm_beta"),
+            ("self_attn.A_log", "ssm_a"),
+            ("self_attn.dt_bias", "ssm_dt.bias"),
+            ("self_attn.o_norm", "ssm_norm"),
+            ("self_attn.q_a_proj", "attn_q_a"),
+            ("self_attn.q_a_layernorm", "attn_q_a_norm"),
+            ("self_attn.q_b_proj", "attn_q_b"),
+            ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa"),
+            ("self_attn.kv_a_layernorm", "attn_kv_a_norm"),
+            ("self_attn.kv_b_proj", "attn_kv_b"),
+            (
+                "block_sparse_moe.gate.e_score_correction_bias",
+                "exp_probs_b.bias",
+            ),
+            ("block_sparse_moe.shared_experts.gate_proj", "ffn_gate_shexp"),
+            ("block_sparse_moe.shared_experts.up_proj", "ffn_up_shexp"),
+            ("block_sparse_moe.shared_experts.down_proj", "ffn_down_shexp"),
+        ],
+        shared: MIXTRAL_EXPERTS,
+        changes: &[("ssm_a", Change::NegExp)],
+        ..HfLayout::LLAMA
+    },
+    from_hf,
+};
+
+fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
+    let mut descriptor = config.decoder(RopeStyle::Norm)?;
+    let rotated_dim = config.usize("rope.dimension_count")?;
+    let n_heads = config.usize("attention.head_count")?;
+    let head_dim_k = config.usize("attention.key_length_mla")?;
+    let latent = LatentDescriptor {
+        n_heads,
+        q_rank: (config.opt_usize("attention.q_lora_rank")?).filter(|&rank| rank > 0),
+        kv_rank: config.usize("attention.kv_lora_rank")?,
+        plain_dim: head_dim_k.saturating_sub(rotated_dim),
+        rotated_dim,
+        head_dim_v: config.usize("attention.value_length_mla")?,
+        scale: 1.0 / (head_dim_k as f32).sqrt(),
+        rope: None,
+    };
+    let net = KimiDeltaDescriptor {
+        n_heads,
+        head_dim: config.usize("kda.head_dim")?,
+        n_taps: config.usize("ssm.conv_kernel")?,
+    };
+    // Layers without KV heads are recurrent.
+    let is_recurrent: Vec<bool> = (descriptor.attentions())
+        .map(|attention| attention.n_kv_heads == 0)
+        .collect();
+    set_mixers(&mut descriptor, &is_recurrent, net, &latent);
+    let mut moe = config.moe(true)?;
+    deepseek2::set_router(&mut moe);
+    moe.shared = config.shared_experts(&moe)?;
+    config.set_experts(&mut descriptor, &moe)?;
+    Ok(descriptor)
+}
+
+fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let config = config.with_aliases(&[
+        ("max_position_embeddings", "model_max_length"),
+        ("num_experts_per_tok", "num_experts_per_token"),
+        ("norm_topk_prob", "moe_renormalize"),
+        ("n_group", "num_expert_group"),
+        ("n_shared_experts", "num_shared_experts"),
+        ("scoring_func", "moe_router_activation_func"),
+    ]);
+    let count =
+        |config: &HfConfig, key: &str| (config.opt_usize(key)?).ok_or_else(|| config.wrong(key, "a count"));
+    if config.opt_bool("mla_use_nope")? == Some(false) {
+        return Err(config.wrong("mla_use_nope", "true"));
+    }
+    if config.opt_usize("moe_layer_freq")?.unwrap_or(1) != 1 {
+        return Err(config.wrong("moe_layer_freq", "1"));
+    }
+    let mut descriptor = config.decoder()?;
+    let n_layers = descriptor.layers.len();
+    let (plain_dim, rotated_dim) = (
+        count(&config, "qk_nope_head_dim")?,
+        count(&config, "qk_rope_head_dim")?,
+    );
+    let latent = LatentDescriptor {
+        n_heads: count(&config, "num_attention_heads")?,
+        q_rank: config.opt_usize("q_lora_rank")?,
+        kv_rank: count(&config, "kv_lora_rank")?,
+        plain_dim,
+        rotated_dim,
+        head_dim_v: count(&config, "v_head_dim")?,
+        scale: 1.0 / (plain_dim.saturating_add(rotated_dim) as f32).sqrt(),
+        rope: None,
+    };
+    // The older layout has the delta nets in an object of their own, and counts layers from 1.
+    let older = config.object("linear_attn_config")?;
+    let of_net = |older_key: &str, key: &str| match older.opt_usize(older_key)? {
+        Some(number) => Ok(number),
+        None => count(&config, key),
+    };
+    let net = KimiDeltaDescriptor {
+        n_heads: of_net("num_heads", "linear_num_heads")?,
+        head_dim: of_net("head_dim", "linear_head_dim")?,
+        n_taps: of_net("short_conv_kernel_size", "linear_conv_kernel_dim")?,
+    };
+    let kinds = ["full_attention", "linear_attention"];
+    let is_recurrent = match older.counts("kda_layers")? {
+        Some(layers) => (1..=n_layers).map(|layer| layers.contains(&layer)).collect(),
+        None => (config.layers_of_two_kinds(kinds, n_layers)?)
+            .ok_or_else(|| config.wrong("layer_types", "a kind for each layer"))?,
+    };
+    set_mixers(&mut descriptor, &is_recurrent, net, &latent);
+    let mut moe = config.moe(true)?;
+    if config.get("scoring_func").is_none() {
+        moe.router.score = ExpertScore::Sigmoid;
+    }
+    deepseek2::set_router(&mut moe);
+    moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
+    if let Some(kinds) = config.layer_kinds(&["mlp_layer_types"])? {
+        config.check_kinds("mlp_layer_types", kinds.len(), n_layers)?;
+        if !kinds.iter().all(|kind| matches!(*kind, "dense" | "sparse")) {
+            return Err(config.wrong("mlp_layer_types", "`dense` or `sparse` for each layer"));
+        }
+        set_experts(&mut descriptor, &moe, |layer_idx| kinds[layer_idx] == "sparse");
+    } else {
+        let with_dense = config.with_defaults(&[("first_k_dense_replace", Value::from(1))]);
+        with_dense.set_experts_behind_dense(&mut descriptor, &moe)?;
+    }
+    Ok(descriptor)
+}
+
+fn set_mixers(
+    descriptor: &mut Descriptor,
+    is_recurrent: &[bool],
+    net: KimiDeltaDescriptor,
+    latent: &LatentDescriptor,
+) {
+    // Nothing turns.
+    descriptor.ropes.clear();
+    for (layer, &is_recurrent) in descriptor.layers.iter_mut().zip(is_recurrent) {
+        layer.mixer = if is_recurrent {
+            MixerDescriptor::KimiDelta(net)
+        } else {
+            MixerDescriptor::Latent(latent.clone())
+        };
+    }
+}
