@@ -6,6 +6,7 @@
 use std::{io, sync::Arc};
 
 use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes};
+use tokenmill_quant::Format;
 
 /// The bytes of one tensor in a file.
 pub(crate) struct Stored {
@@ -28,6 +29,14 @@ pub(crate) struct Mapped {
     pub(crate) n_cols: usize,
     /// From the index of a row and a number of it.
     pub(crate) map: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>,
+}
+
+/// The numbers of quantized rows, as F32.
+pub(crate) struct Dequantized<'a> {
+    pub(crate) source: Box<dyn ReadAt + 'a>,
+    pub(crate) format: &'static Format,
+    pub(crate) n_cols: usize,
+    pub(crate) row_bytes: usize,
 }
 
 /// A matrix whose rows come in another order.
@@ -181,6 +190,21 @@ impl ReadAt for Mapped {
                 let wanted = start.max(own)..(start + out.len()).min(own + 4);
                 out[wanted.start - start..wanted.end - start]
                     .copy_from_slice(&bytes[wanted.start - own..wanted.end - own]);
+            }
+            Ok(())
+        })
+    }
+}
+
+impl ReadAt for Dequantized<'_> {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let (mut blocks, mut values) = (vec![0; self.row_bytes], vec![0.0; self.n_cols]);
+        for_each_unit(offset, out, 4 * self.n_cols, |row, start, out| {
+            (self.source).read_exact_at((row * self.row_bytes) as u64, &mut blocks)?;
+            (self.format.dequantize_row(&blocks, &mut values)).map_err(io::Error::other)?;
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes());
+            for (out, byte) in out.iter_mut().zip(bytes.skip(start)) {
+                *out = byte;
             }
             Ok(())
         })

@@ -12,7 +12,7 @@ use tokenmill_model::{
     MixerDescriptor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
     RopeDescriptor, RopeScaling, WeightInfo, WeightSource, WeightTensor, build,
 };
-use tokenmill_quant::quantize_row;
+use tokenmill_quant::{dequantize_row, quantize_row};
 
 use crate::{NaiveBackend, random::Random};
 
@@ -162,6 +162,26 @@ impl TinyModel {
     /// Removes a tensor.
     pub fn remove(&mut self, name: &str) {
         self.tensors.remove(name);
+    }
+
+    /// Adds a random matrix.
+    ///
+    /// # Panics
+    /// Where the type does not divide its rows into blocks.
+    pub fn add_random(&mut self, name: &str, dims: &[usize], ty: TensorType, seed: u64) {
+        let tensor = random_tensor(name, dims.to_vec(), ty, seed);
+        self.tensors.insert(name.to_owned(), tensor);
+    }
+
+    /// Replaces a matrix by its numbers in F32.
+    ///
+    /// # Panics
+    /// Where there is no such tensor.
+    pub fn dequantize(&mut self, name: &str) {
+        let tensor = &self.tensors[name];
+        let mut values = vec![0.0; tensor.dims.iter().product()];
+        dequantize_row(tensor.ty, &tensor.bytes, &mut values).expect("whole blocks");
+        self.set(name, &values);
     }
 
     /// Adds a tensor of zeros.

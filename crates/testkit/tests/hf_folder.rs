@@ -5,9 +5,9 @@ mod folder_parts;
 
 use std::path::Path;
 
-use tokenmill_backend::KvType;
+use tokenmill_backend::{ExpertScore, KvType};
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_model::{FfnDescriptor, Model, ModelOptions};
+use tokenmill_model::{Descriptor, LayerDescriptor, Model, ModelOptions, MoeDescriptor};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     Comparisons, NaiveBackend, Random, Reference,
@@ -140,26 +140,64 @@ fn heads_of_other_widths_than_their_rope_are_refused() {
     );
 }
 
-#[test]
-fn weights_of_experts_are_normalized_where_the_class_says_so() {
-    let is_normalized = |class: &str| {
-        let folder = tempfile::tempdir().unwrap();
-        let config = CONFIG.replace("LlamaForCausalLM", class).replace(
+/// The network of a folder of latent attention and experts, whose configuration says this in addition.
+fn latent_network(class: &str, more: &str) -> Descriptor {
+    let folder = tempfile::tempdir().unwrap();
+    let config = CONFIG
+        .replace("LlamaForCausalLM", class)
+        .replace("\"num_hidden_layers\": 1", "\"num_hidden_layers\": 5")
+        .replace(
             "\"vocab_size\"",
-            r#""qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "kv_lora_rank": 4, "v_head_dim": 4, "n_routed_experts": 4,
-                "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 8, "vocab_size""#,
+            &format!(
+                r#""qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "kv_lora_rank": 4, "v_head_dim": 4, "n_routed_experts": 16,
+                "num_experts_per_tok": 2, "moe_intermediate_size": 8, {more} "vocab_size""#
+            ),
         );
-        let config_path = folder.path().join("config.json");
-        std::fs::write(&config_path, config).unwrap();
-        std::fs::write(folder.path().join("model.safetensors"), safetensors("{}", &[])).unwrap();
-        let model = Model::from_hf(folder.path(), &config_path).unwrap();
-        let FfnDescriptor::Moe(moe) = &model.descriptor().layers[0].ffn else {
-            panic!("{class} has experts");
-        };
-        moe.router.is_normalized
+    let config_path = folder.path().join("config.json");
+    std::fs::write(&config_path, config).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), safetensors("{}", &[])).unwrap();
+    let model = Model::from_hf(folder.path(), &config_path).unwrap();
+    model.descriptor().clone()
+}
+
+#[test]
+fn classes_of_latent_attention_have_their_own_defaults() {
+    let of_last = |descriptor: &Descriptor| descriptor.layers[4].ffn.moe().unwrap().clone();
+    let n_dense = |descriptor: &Descriptor| {
+        let is_dense = |layer: &&LayerDescriptor| layer.ffn.moe().is_none();
+        descriptor.layers.iter().take_while(is_dense).count()
     };
-    assert!(is_normalized("DeepseekV3ForCausalLM"));
-    assert!(!is_normalized("DeepseekV2ForCausalLM"));
+    let v2 = latent_network("DeepseekV2ForCausalLM", "");
+    let v3 = latent_network("DeepseekV3ForCausalLM", "");
+    let flash = latent_network("Glm4MoeLiteForCausalLM", "");
+    assert_eq!([&v2, &v3, &flash].map(n_dense), [0, 3, 1]);
+    let [v2, v3, flash] = [v2, v3, flash].map(|descriptor| of_last(&descriptor));
+    assert_eq!(
+        [&v2, &v3, &flash].map(|moe| (moe.router.score, moe.router.is_normalized, moe.router.scale)),
+        [
+            (ExpertScore::Softmax, false, 1.0),
+            (ExpertScore::Sigmoid, true, 2.5),
+            (ExpertScore::Sigmoid, true, 1.8)
+        ]
+    );
+    let groups = v3.router.groups.unwrap();
+    assert_eq!((groups.n_groups, groups.n_used), (8, 4));
+    assert_eq!((v2.router.groups, flash.router.groups), (None, None));
+    let n_shared_ff = |moe: &MoeDescriptor| moe.shared.unwrap().dense.n_ff;
+    assert_eq!([&v2, &v3, &flash].map(n_shared_ff), [16, 8, 8]);
+}
+
+#[test]
+fn a_configuration_that_says_everything_means_the_same_in_each_class() {
+    let more = r#""n_group": 4, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 2, "routed_scaling_factor": 1.5,
+        "norm_topk_prob": true, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 0,"#;
+    let v3 = latent_network("DeepseekV3ForCausalLM", more);
+    assert_eq!(latent_network("Glm4MoeLiteForCausalLM", more), v3);
+    let kinds = format!(r#"{more} "mlp_layer_types": ["dense", "dense", "sparse", "sparse", "sparse"],"#);
+    assert_eq!(latent_network("Glm4MoeLiteForCausalLM", &kinds), v3);
+    // What it leaves out is not the default of another class.
+    let default = latent_network("DeepseekV3ForCausalLM", "\"n_group\": 1,");
+    assert_ne!(default, v3);
 }
 
 #[test]

@@ -1,13 +1,21 @@
 //! A matrix may be a part of a tensor: files that join tensors give the numbers of files that do not.
 
+use tokenmill_backend::Backend;
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Ignorable, ModelOptions, build};
+use tokenmill_model::{Ignorable, LatentDescriptor, MixerDescriptor, ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_testkit::{TinyModel, VARIANTS, generate::all_logits, tiny_llama};
+use tokenmill_testkit::{NaiveBackend, TinyModel, VARIANTS, generate::all_logits, tiny_llama};
 
 fn logits(model: &TinyModel) -> Vec<f32> {
-    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap();
+    logits_on(model, CpuBackend::new(Some(1), CpuFeatures::detect()).unwrap())
+}
+
+fn naive_logits(model: &TinyModel) -> Vec<f32> {
+    logits_on(model, NaiveBackend::new())
+}
+
+fn logits_on<B: Backend>(model: &TinyModel, backend: B) -> Vec<f32> {
     let mut executor = build(
         &model.descriptor,
         model,
@@ -72,4 +80,44 @@ fn only_tensors_that_the_architecture_lists_may_be_left() {
     check("blk.1.mask", &[Ignorable::LayersFrom(2)], Some(refused));
     check("blk.2.nextn.eh_proj.weight", &[Ignorable::LayersFrom(2)], None);
     check("mask", &[Ignorable::Tensor("mask".to_owned())], None);
+}
+
+/// Older files join the matrices of keys and values of latent attention, quantized too. The part of the keys is transposed, so it
+/// becomes F32; a file whose joined tensor is F32 with the same numbers differs by the rounding of activations alone.
+#[test]
+fn quantized_keys_and_values_of_latent_attention_may_be_joined() {
+    for ty in [TensorType::Q8_0, TensorType::Q4_0] {
+        let mut descriptor = tiny_llama();
+        for layer in &mut descriptor.layers {
+            layer.mixer = MixerDescriptor::Latent(LatentDescriptor {
+                n_heads: 4,
+                q_rank: None,
+                kv_rank: 32,
+                plain_dim: 12,
+                rotated_dim: 16,
+                head_dim_v: 20,
+                scale: 0.2,
+                rope: Some(0),
+            });
+        }
+        let mut quantized = TinyModel::random(descriptor, TensorType::F32, 3);
+        for layer_idx in 0..2 {
+            for part in ["attn_k_b", "attn_v_b"] {
+                quantized.remove(&format!("blk.{layer_idx}.{part}.weight"));
+            }
+            quantized.add_random(&format!("blk.{layer_idx}.attn_kv_b.weight"), &[32, 4 * 32], ty, 5);
+        }
+        let mut exact = quantized.clone();
+        for layer_idx in 0..2 {
+            exact.dequantize(&format!("blk.{layer_idx}.attn_kv_b.weight"));
+        }
+        assert_close(&naive_logits(&quantized), &naive_logits(&exact), 1e-6);
+        assert_close(&logits(&quantized), &naive_logits(&exact), 0.1);
+    }
+}
+
+fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= tolerance, "{found}, not {expected}");
+    }
 }

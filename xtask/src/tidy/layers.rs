@@ -40,7 +40,10 @@ const LAYERS: [Layer; 17] = [
         &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
     ),
     layer("tokenmill-text", &["tokenmill-gguf"]),
-    layer("tokenmill-model", &["tokenmill-backend", "tokenmill-gguf"]),
+    layer(
+        "tokenmill-model",
+        &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
+    ),
     layer("tokenmill-sched", &["tokenmill-backend"]),
     layer(
         "tokenmill-server",

@@ -1,8 +1,9 @@
-//! DeepSeek V2, V3 and R1: latent attention, experts behind some dense layers with a shared network next to them,
+//! DeepSeek V2, V3 and R1, and GLM 4.7 Flash: latent attention, experts behind some dense layers with a shared network next to them,
 //! chosen by a softmax (V2) or by sigmoids with a correction bias (V3), within groups where there are any.
 //!
 //! Source: transformers, `models/deepseek_v3/modeling_deepseek_v3.py`; llama.cpp, `src/models/deepseek2.cpp`.
 
+use serde_json::{Value, json};
 use tokenmill_backend::{ExpertScore, GroupMeasure, RopeStyle};
 
 use crate::{
@@ -15,7 +16,11 @@ use super::{Architecture, GgufConfig, HfConfig, HfLayout};
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "deepseek2",
     from_gguf,
-    hf_classes: &["DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"],
+    hf_classes: &[
+        "DeepseekV2ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+    ],
     hf_layout: HfLayout {
         layer: &[
             ("self_attn.q_a_proj", "attn_q_a"),
@@ -79,7 +84,35 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
+/// What holds where a configuration of the class does not say it.
+fn class_defaults(class: &str) -> Vec<(&'static str, Value)> {
+    match class {
+        "DeepseekV3ForCausalLM" => vec![
+            ("n_group", json!(8)),
+            ("topk_group", json!(4)),
+            ("num_experts_per_tok", json!(8)),
+            ("n_shared_experts", json!(1)),
+            ("first_k_dense_replace", json!(3)),
+            ("routed_scaling_factor", json!(2.5)),
+            ("norm_topk_prob", json!(true)),
+            ("scoring_func", json!("sigmoid")),
+            ("topk_method", json!("noaux_tc")),
+            ("num_nextn_predict_layers", json!(1)),
+        ],
+        "Glm4MoeLiteForCausalLM" => vec![
+            ("n_shared_experts", json!(1)),
+            ("first_k_dense_replace", json!(1)),
+            ("routed_scaling_factor", json!(1.8)),
+            ("norm_topk_prob", json!(true)),
+            ("scoring_func", json!("sigmoid")),
+            ("topk_method", json!("noaux_tc")),
+        ],
+        _ => vec![("n_shared_experts", json!(2)), ("topk_method", json!("greedy"))],
+    }
+}
+
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    let config = &config.with_defaults(&class_defaults(config.class()?));
     let count = |key: &str| config.opt_usize(key)?.ok_or_else(|| config.wrong(key, "a count"));
     let (plain_dim, rotated_dim) = (count("qk_nope_head_dim")?, count("qk_rope_head_dim")?);
     if config.is("attention_bias")? {
@@ -109,22 +142,17 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         rope: Some(0),
     };
     set_mixers(&mut descriptor, &latent);
-    // The classes have different defaults.
-    let is_v3 = config.class()? == "DeepseekV3ForCausalLM";
-    let mut moe = config.moe(is_v3)?;
-    if is_v3 {
-        moe.router.score = ExpertScore::Sigmoid;
-    }
+    let mut moe = config.moe(false)?;
     match config.get("topk_method").and_then(|method| method.as_str()) {
-        None | Some("group_limited_greedy" | "noaux_tc") => {}
+        Some("group_limited_greedy" | "noaux_tc") => {}
         Some("greedy") => moe.router.groups = None,
-        Some(_) => {
+        _ => {
             return Err(config.wrong("topk_method", "greedy, group_limited_greedy or noaux_tc"));
         }
     }
     set_router(&mut moe);
     moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
-    config.set_experts_behind_dense(&mut descriptor, &moe)?;
+    config.set_experts_by_kind(&mut descriptor, &moe)?;
     Ok(descriptor)
 }
 

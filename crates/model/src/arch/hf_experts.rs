@@ -132,6 +132,24 @@ impl HfConfig {
         Ok(())
     }
 
+    /// As [`Self::set_experts_behind_dense`], unless `mlp_layer_types` says of each layer what it has.
+    pub(super) fn set_experts_by_kind(
+        &self,
+        descriptor: &mut Descriptor,
+        moe: &MoeDescriptor,
+    ) -> Result<(), LoadError> {
+        let key = "mlp_layer_types";
+        let Some(kinds) = self.layer_kinds(&[key])? else {
+            return self.set_experts_behind_dense(descriptor, moe);
+        };
+        self.check_kinds(key, kinds.len(), descriptor.layers.len())?;
+        if !kinds.iter().all(|kind| matches!(*kind, "dense" | "sparse")) {
+            return Err(self.wrong(key, "`dense` or `sparse` for each layer"));
+        }
+        set_experts(descriptor, moe, |layer_idx| kinds[layer_idx] == "sparse");
+        Ok(())
+    }
+
     /// Replaces the feed-forward networks as `decoder_sparse_step` and `mlp_only_layers` say.
     pub(super) fn set_experts_by_step(
         &self,

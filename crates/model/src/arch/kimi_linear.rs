@@ -8,10 +8,7 @@ use tokenmill_backend::{ExpertScore, RopeStyle};
 
 use crate::{Descriptor, KimiDeltaDescriptor, LatentDescriptor, LoadError, MixerDescriptor};
 
-use super::{
-    Architecture, Change, GgufConfig, HfConfig, HfLayout, deepseek2, gguf_experts::set_experts,
-    hf_experts::MIXTRAL_EXPERTS,
-};
+use super::{Architecture, Change, GgufConfig, HfConfig, HfLayout, deepseek2, hf_experts::MIXTRAL_EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "kimi-linear",
@@ -140,16 +137,9 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
     }
     deepseek2::set_router(&mut moe);
     moe.shared = config.shared_experts(&moe, &["n_shared_experts"])?;
-    if let Some(kinds) = config.layer_kinds(&["mlp_layer_types"])? {
-        config.check_kinds("mlp_layer_types", kinds.len(), n_layers)?;
-        if !kinds.iter().all(|kind| matches!(*kind, "dense" | "sparse")) {
-            return Err(config.wrong("mlp_layer_types", "`dense` or `sparse` for each layer"));
-        }
-        set_experts(&mut descriptor, &moe, |layer_idx| kinds[layer_idx] == "sparse");
-    } else {
-        let with_dense = config.with_defaults(&[("first_k_dense_replace", Value::from(1))]);
-        with_dense.set_experts_behind_dense(&mut descriptor, &moe)?;
-    }
+    config
+        .with_defaults(&[("first_k_dense_replace", Value::from(1))])
+        .set_experts_by_kind(&mut descriptor, &moe)?;
     Ok(descriptor)
 }
 

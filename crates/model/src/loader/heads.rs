@@ -3,9 +3,13 @@
 //! Separate because only latent attention has such tensors.
 
 use tokenmill_backend::{Linear, MatrixData, MatrixUsage, Memory};
-use tokenmill_gguf::{TensorBytes, TensorType};
+use tokenmill_gguf::{ReadAt, TensorBytes, TensorType};
+use tokenmill_quant::Format;
 
-use crate::{LoadError, tensor_view::Transposed};
+use crate::{
+    LoadError,
+    tensor_view::{Dequantized, Transposed},
+};
 
 use super::{Loader, RowsOf, check_shape};
 
@@ -26,7 +30,7 @@ impl<M: Memory> Loader<'_, M> {
         })
     }
 
-    /// As [`Self::heads`], where the matrix of a head is the transpose of its rows.
+    /// As [`Self::heads`], where the matrix of a head is the transpose of its rows. Of quantized rows it becomes F32.
     pub(crate) fn heads_transposed(
         &mut self,
         name: &str,
@@ -36,22 +40,28 @@ impl<M: Memory> Loader<'_, M> {
         let weight = format!("{name}.weight");
         let tensor = self.tensor(&weight)?;
         check_shape(&weight, &tensor.dims, &[n_cols, part.n_total])?;
-        let element_bytes = match tensor.ty {
-            TensorType::F32 => 4,
-            TensorType::F16 | TensorType::BF16 => 2,
+        // Quantized rows have no columns: their blocks lie along them. So the transpose is of their numbers.
+        let row_bytes = tensor.bytes.len() / part.n_total;
+        let view = Box::new(part.view(tensor.bytes, row_bytes));
+        let (source, ty, element_bytes): (Box<dyn ReadAt>, _, _) = match tensor.ty {
+            TensorType::F32 => (view, tensor.ty, 4),
+            TensorType::F16 | TensorType::BF16 => (view, tensor.ty, 2),
             other => {
-                return Err(LoadError::UnsupportedFeature {
+                let format = Format::of(other).map_err(|_| LoadError::UnsupportedFeature {
                     arch: self.descriptor.arch.clone(),
-                    feature: format!(
-                        "`{weight}` in {}, which joins keys and values, instead of `attn_k_b` and `attn_v_b` (a newer \
-                         converter writes those)",
-                        other.name()
-                    ),
-                });
+                    feature: format!("`{weight}` in {}, which joins keys and values", other.name()),
+                })?;
+                let dequantized = Dequantized {
+                    source: view,
+                    format,
+                    n_cols,
+                    row_bytes,
+                };
+                (Box::new(dequantized), TensorType::F32, 4)
             }
         };
         let transposed = Transposed {
-            source: Box::new(part.view(tensor.bytes, n_cols * element_bytes)),
+            source,
             n_rows: n_cols,
             n_cols: part.n_rows,
             element_bytes,
@@ -59,7 +69,7 @@ impl<M: Memory> Loader<'_, M> {
         let n_bytes = part.n_out() * n_cols * element_bytes;
         let matrix = self.memory.upload_matrix(&MatrixData {
             name: &weight,
-            ty: tensor.ty,
+            ty,
             n_out: part.n_runs * n_cols,
             n_in: part.n_rows,
             bytes: TensorBytes::in_file(&transposed, 0, n_bytes),
