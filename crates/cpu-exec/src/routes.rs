@@ -118,6 +118,11 @@ impl Routes {
         self.starts[0] = 0;
     }
 
+    /// The experts of each row, best first.
+    pub(crate) fn experts(&self) -> &[u32] {
+        &self.experts
+    }
+
     pub(crate) fn n_rows(&self) -> usize {
         self.n_rows
     }

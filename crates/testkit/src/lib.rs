@@ -41,7 +41,7 @@ pub use comparisons::{Comparisons, skip, take_report, test_data};
 pub use expert_variants::{EXPERT_VARIANTS, tiny_experts};
 pub use fake_executor::FakeExecutor;
 pub use memory_kinds::MEMORY_KINDS;
-pub use naive_backend::{NaiveBackend, NaiveMatrix};
+pub use naive_backend::{NaiveBackend, NaiveMatrix, RouteLog};
 pub use random::Random;
 pub use reference::{Facts, FileFacts, Limits, Reference, ReferenceError, Tolerance};
 pub use tiny_model::{TinyModel, tiny_llama};

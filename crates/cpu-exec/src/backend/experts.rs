@@ -6,6 +6,17 @@ use tokenmill_backend::{BackendError, Carried, ExpertInput, ExpertOperations, Li
 
 use super::{CpuBackend, CpuVector, values_of};
 
+/// Sees the experts of each row of a step's layer, `[n_rows, n_used]`, best first; see [`CpuBackend::observe_routes`].
+pub type RouteObserver = Box<dyn FnMut(&[u32]) + Send>;
+
+impl CpuBackend {
+    /// Shows the choices of every router, layer by layer, to `observer`: where arithmetic is compared, another choice between experts
+    /// that are nearly as good explains what no rounding does.
+    pub fn observe_routes(&mut self, observer: RouteObserver) {
+        self.route_observer = Some(observer);
+    }
+}
+
 impl ExpertOperations for CpuBackend {
     fn route(
         &mut self,
@@ -16,6 +27,9 @@ impl ExpertOperations for CpuBackend {
     ) -> Result<(), BackendError> {
         let router = router.map(|vector| vector.values.as_slice());
         routes.fill(&self.host, &router, &logits[..n_rows * router.n_experts]);
+        if let Some(observe) = &mut self.route_observer {
+            observe(routes.experts());
+        }
         Ok(())
     }
 

@@ -22,6 +22,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
 
 use angles::StepAngles;
+pub use experts::RouteObserver;
 use experts::expert_rows;
 use load::{n_experts, workspace_sizes};
 
@@ -40,6 +41,7 @@ pub struct CpuBackend {
     n_steps: u64,
     n_vectors: usize,
     angles: Vec<StepAngles>,
+    route_observer: Option<RouteObserver>,
 }
 
 /// The pages of a group of layers.
@@ -75,6 +77,7 @@ impl CpuBackend {
             n_steps: 0,
             n_vectors: 0,
             angles: Vec::new(),
+            route_observer: None,
         })
     }
 

@@ -18,8 +18,16 @@ impl ExpertOperations for NaiveBackend {
         routes: &mut Vec<Choice>,
     ) -> Result<(), BackendError> {
         routes.clear();
-        for row in logits.chunks_exact(router.n_experts).take(n_rows) {
-            routes.extend(choose(router, row));
+        let given = self.given_routes.pop_front();
+        for (row_idx, row) in logits.chunks_exact(router.n_experts).take(n_rows).enumerate() {
+            let given = given
+                .as_ref()
+                .map(|given| &given[row_idx * router.n_used..][..router.n_used]);
+            routes.extend(choose(router, row, given));
+        }
+        if let Some(log) = &self.route_log {
+            let experts = routes.iter().map(|choice| choice.expert as u32).collect();
+            log.lock().expect("no thread failed with the log").push(experts);
         }
         Ok(())
     }

@@ -12,6 +12,11 @@ mod router;
 mod states;
 mod streams;
 
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
 use half::f16;
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
@@ -33,7 +38,14 @@ pub struct NaiveBackend {
     value_type: KvType,
     layers: Vec<LayerKv>,
     states: NaiveStates,
+    /// Choices of routers that are followed instead of its own, layer by layer.
+    given_routes: VecDeque<Vec<u32>>,
+    /// Where the choices of each router go, `[n_rows, n_used]`.
+    route_log: Option<RouteLog>,
 }
+
+/// The experts of each row of a router, `[n_rows, n_used]`, best first; of one router after the other's.
+pub type RouteLog = Arc<Mutex<Vec<Vec<u32>>>>;
 
 /// A dequantized matrix, `[n_out, n_in]`.
 pub struct NaiveMatrix {
@@ -69,6 +81,16 @@ impl NaiveBackend {
     /// Makes a backend without weights.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Writes the choices between experts to a log, and follows those that are given, of one router after the other's, before it
+    /// makes its own. Weights are its own.
+    pub fn with_routes(given: Vec<Vec<u32>>, log: RouteLog) -> Self {
+        Self {
+            given_routes: given.into(),
+            route_log: Some(log),
+            ..Self::default()
+        }
     }
 }
 

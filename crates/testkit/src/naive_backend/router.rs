@@ -14,8 +14,8 @@ pub struct Choice {
     pub weight: f32,
 }
 
-/// Chooses the experts of one row.
-pub(crate) fn choose(router: &Router<Vec<f32>>, logits: &[f32]) -> Vec<Choice> {
+/// Chooses the experts of one row, or weighs those that are given.
+pub(crate) fn choose(router: &Router<Vec<f32>>, logits: &[f32], given: Option<&[u32]>) -> Vec<Choice> {
     let scores: Vec<f32> = match router.score {
         ExpertScore::Sigmoid => logits.iter().map(|&x| sigmoid(x)).collect(),
         ExpertScore::Softmax => {
@@ -43,7 +43,10 @@ pub(crate) fn choose(router: &Router<Vec<f32>>, logits: &[f32]) -> Vec<Choice> {
         let chosen = best_of(0..groups.n_groups, &measures, groups.n_used);
         candidates.retain(|expert| chosen.contains(&(expert / group_len)));
     }
-    let chosen = best_of(candidates.into_iter(), &ranks, router.n_used);
+    let chosen = match given {
+        Some(given) => given.iter().map(|&expert| expert as usize).collect(),
+        None => best_of(candidates.into_iter(), &ranks, router.n_used),
+    };
     let sum: f32 = chosen.iter().map(|&expert| scores[expert]).sum();
     let divisor = if router.is_normalized {
         sum + MIN_SCORE_SUM
