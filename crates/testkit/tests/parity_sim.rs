@@ -22,29 +22,31 @@ const SIM: ParityDevice = ParityDevice {
 
 /// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, experts, and each kind of
 /// recurrent layer.
-const CASES: [(&str, &str, KvType); 15] = [
-    ("llama", "F32", KvType::F16),
-    ("llama", "BF16", KvType::F32),
-    ("llama", "Q4_K_M", KvType::F32),
-    ("llama", "Q8_0", KvType::F32),
-    ("llama", "Q3_K_M", KvType::F32),
-    ("llama", "F16", KvType::F32),
-    ("olmo2", "F32", KvType::F32),
-    ("qwen2", "F32", KvType::F32),
-    ("qwen3", "F32", KvType::F32),
-    ("qwen2_moe", "F32", KvType::F32),
-    ("gpt_oss_mxfp4", "MXFP4", KvType::F32),
-    ("lfm2", "F32", KvType::F32),
-    ("mamba", "F32", KvType::F32),
-    ("mamba2", "F32", KvType::F32),
-    ("qwen3_5", "F32", KvType::F32),
+const CASES: [(&str, &str, KvType); 17] = [
+    ("parity/llama", "F32", KvType::F16),
+    ("parity/llama", "BF16", KvType::F32),
+    ("parity/llama", "Q4_K_M", KvType::F32),
+    ("parity/llama", "Q8_0", KvType::F32),
+    ("parity/llama", "Q3_K_M", KvType::F32),
+    ("parity/llama", "F16", KvType::F32),
+    ("parity/olmo2", "F32", KvType::F32),
+    ("parity/qwen2", "F32", KvType::F32),
+    ("parity/qwen3", "F32", KvType::F32),
+    ("parity/qwen2_moe", "F32", KvType::F32),
+    ("parity/gpt_oss_mxfp4", "MXFP4", KvType::F32),
+    ("parity/lfm2", "F32", KvType::F32),
+    ("parity/mamba", "F32", KvType::F32),
+    ("parity/mamba2", "F32", KvType::F32),
+    ("parity/qwen3_5", "F32", KvType::F32),
+    ("parity/gemma4", "F32", KvType::F32),
+    ("parity2/apertus", "F32", KvType::F32),
 ];
 
 #[test]
 fn the_simulated_gpu_meets_the_limits_of_its_arithmetic() {
     let mut comparisons = Comparisons::of("logits, simulated GPU");
     for (fixture, ty, kv_type) in CASES {
-        let Some(path) = comparisons.find(&format!("parity/{fixture}/model-{ty}.gguf")) else {
+        let Some(path) = comparisons.find(&format!("{fixture}/model-{ty}.gguf")) else {
             continue;
         };
         let reference = Reference::open(path.parent().expect("a file lies in a folder")).unwrap();

@@ -1,24 +1,39 @@
-//! The operations that few networks need: none yet, which a load says.
+//! The operations that few networks need.
 //!
-//! Separate because they are a trait of their own.
+//! Separate because they are a trait of their own. Invariant: a network that needs one which is not here is refused when it is
+//! loaded.
 
-use tokenmill_backend::{Backend, BackendError, Columns, LayerOperation, LayerOperations, Routed, Xielu};
+use tokenmill_backend::{
+    Backend, BackendError, Columns, LayerOperation, LayerOperations, NetworkShape, Routed, Xielu,
+};
 
 use super::{CudaBackend, CudaBuffer};
 
 impl LayerOperations for CudaBackend {
     fn take_columns(
         &mut self,
-        _: Columns<'_, CudaBuffer>,
-        _: usize,
-        _: usize,
-        _: &mut CudaBuffer,
+        input: Columns<'_, CudaBuffer>,
+        n_rows: usize,
+        width: usize,
+        output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::TakeColumns))
+        Ok(self.ops.take_columns(
+            input.rows.read(),
+            [n_rows, input.row_width],
+            [input.first, width],
+            output.write(),
+        )?)
     }
 
-    fn xielu(&mut self, _: Xielu, _: usize, _: usize, _: &mut CudaBuffer) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::Xielu))
+    fn xielu(
+        &mut self,
+        xielu: Xielu,
+        n_rows: usize,
+        width: usize,
+        rows: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        let (values, form) = rows.write_both([n_rows, width]);
+        Ok(self.ops.xielu(xielu, [n_rows, width], values, form)?)
     }
 
     fn cut_below(&mut self, _: f32, _: usize, _: usize, _: &mut CudaBuffer) -> Result<(), BackendError> {
@@ -35,7 +50,16 @@ impl LayerOperations for CudaBackend {
     }
 }
 
-pub(super) fn lacking(operation: LayerOperation) -> BackendError {
+/// Says whether the device has all that a network needs.
+pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
+    let has = |operation| matches!(operation, LayerOperation::TakeColumns | LayerOperation::Xielu);
+    match network.needs.iter().find(|&&operation| !has(operation)) {
+        None => Ok(()),
+        Some(&operation) => Err(lacking(operation)),
+    }
+}
+
+fn lacking(operation: LayerOperation) -> BackendError {
     BackendError::Unsupported {
         feature: operation.feature().to_owned(),
         device: CudaBackend::NAME,

@@ -82,9 +82,7 @@ impl Backend for CudaBackend {
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
         // What is certain to fail fails before gigabytes are on their way.
-        if let Some(&operation) = network.needs.first() {
-            return Err(super::layers::lacking(operation));
-        }
+        super::layers::check(network)?;
         crate::KvStore::check(kv)?;
         if limits.max_batch_tokens > MAX_STEP_TOKENS {
             return Err(BackendError::Unsupported {

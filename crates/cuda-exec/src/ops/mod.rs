@@ -8,6 +8,7 @@ mod attention;
 mod elementwise;
 mod embed;
 mod experts;
+mod layers;
 mod linear;
 mod norm;
 mod recurrence;
@@ -167,6 +168,7 @@ pub struct Ops {
     scale_by_position: Kernel,
     gather: Kernel,
     scale_logits: Kernel,
+    layers: layers::LayerKernels,
     rope_kv: [Kernel; 2],
     rope: Kernel,
     /// By the type of the store, then by 1, 2, 4 and 8 heads a thread block.
@@ -212,6 +214,7 @@ impl Ops {
             scale_by_position: device.kernel("elementwise", "scale_by_position")?,
             gather: device.kernel("elementwise", "gather")?,
             scale_logits: device.kernel("elementwise", "scale_logits")?,
+            layers: layers::LayerKernels::load(device)?,
             rope_kv: [
                 device.kernel("rope_kv", "rope_kv_f16")?,
                 device.kernel("rope_kv", "rope_kv_f32")?,
@@ -251,6 +254,9 @@ impl Ops {
         Ok(())
     }
 }
+
+/// Rows of a grid along y or z.
+const MAX_GRID_ROWS: usize = 65_535;
 
 /// Launches of elementwise kernels: 256 threads, one element each, rows along y.
 fn elementwise_grid(width: usize, n_rows: usize) -> [usize; 3] {

@@ -5,6 +5,7 @@ mod attention;
 mod bench;
 mod embed;
 mod experts;
+mod layers;
 mod matvec;
 mod norm;
 mod planted;

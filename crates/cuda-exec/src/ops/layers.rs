@@ -1,0 +1,103 @@
+//! Operations that few networks need. Kernels: `layers.cu`.
+//!
+//! Separate from the other small operations as their trait is. Invariant: as its parent's.
+
+use tokenmill_backend::Xielu;
+
+use super::{MAX_GRID_ROWS, Ops, QuantizedMut, elementwise_grid};
+use crate::{Args, Device, Kernel, LaunchShape, View, ViewMut, error::Result};
+
+/// The kernels.
+#[derive(Debug)]
+pub(super) struct LayerKernels {
+    take_columns: Kernel,
+    join: Kernel,
+    xielu: Kernel,
+}
+
+impl LayerKernels {
+    pub(super) fn load(device: &Device) -> Result<Self> {
+        Ok(Self {
+            take_columns: device.kernel("layers", "take_columns")?,
+            join: device.kernel("layers", "join")?,
+            xielu: device.kernel("layers", "xielu")?,
+        })
+    }
+}
+
+impl Ops {
+    /// Copies columns: `output[r] = input[r][first..first + width]`; `input: [n_rows, row_width]`.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    pub fn take_columns(
+        &self,
+        input: View<'_, f32>,
+        [n_rows, row_width]: [usize; 2],
+        [first, width]: [usize; 2],
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let args = Args::new()
+            .read(input.range(0..n_rows * row_width)?)
+            .count(row_width)
+            .count(first)
+            .count(width)
+            .write(output.range(0..n_rows * width)?);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.layers.take_columns, shape, &args)
+    }
+
+    /// Joins rows: `output[r] = [left[r], right[r]]`, the widths being those of the two.
+    ///
+    /// # Errors
+    /// As [`Self::take_columns`].
+    pub fn join(
+        &self,
+        n_rows: usize,
+        [left, right]: [View<'_, f32>; 2],
+        widths: [usize; 2],
+        output: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let width = widths[0] + widths[1];
+        let mut output = output.range(0..n_rows * width)?;
+        // Rows of heads are more than a grid has.
+        for first in (0..n_rows).step_by(MAX_GRID_ROWS) {
+            let end = (first + MAX_GRID_ROWS).min(n_rows);
+            let args = Args::new()
+                .read(left.range(first * widths[0]..end * widths[0])?)
+                .read(right.range(first * widths[1]..end * widths[1])?)
+                .count(widths[0])
+                .count(width)
+                .write(output.reborrow().range(first * width..end * width)?);
+            let shape = LaunchShape::new(elementwise_grid(width, end - first), 256);
+            self.device.launch(self.layers.join, shape, &args)?;
+        }
+        Ok(())
+    }
+
+    /// Applies [`Xielu`] in place, `[n_rows, width]`, and quantizes where asked.
+    ///
+    /// # Errors
+    /// As [`Self::take_columns`].
+    pub fn xielu(
+        &self,
+        xielu: Xielu,
+        [n_rows, width]: [usize; 2],
+        rows: ViewMut<'_, f32>,
+        quantized: Option<QuantizedMut<'_>>,
+    ) -> Result<()> {
+        let quantized = quantized.map(|rows| rows.rows(0, n_rows, width)).transpose()?;
+        let (bytes, scales) = QuantizedMut::split(quantized);
+        let args = Args::new()
+            .write(rows.range(0..n_rows * width)?)
+            .float(xielu.alpha_p)
+            .float(xielu.alpha_n)
+            .float(xielu.beta)
+            .float(xielu.eps)
+            .count(width)
+            .write_or_null(bytes)
+            .write_or_null(scales);
+        let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
+        self.device.launch(self.layers.xielu, shape, &args)
+    }
+}

@@ -1,0 +1,91 @@
+//! Columns, joined rows and xIELU against plain loops.
+
+use tokenmill_backend::Xielu;
+use tokenmill_ptx_sim::Arguments;
+use tokenmill_testkit::Random;
+
+use crate::bench::{NULL, Sim, assert_close};
+
+#[test]
+fn columns_are_copied_and_rows_joined() {
+    for [n_rows, first, width, behind] in [[1, 0, 1, 0], [3, 5, 300, 2], [2, 256, 256, 0]] {
+        let row_width = first + width + behind;
+        let mut random = Random::new(row_width as u64);
+        let mut sim = Sim::new();
+        let x = random.values(n_rows * row_width);
+        let y = sim.room(4 * n_rows * width);
+        let arguments = Arguments::new()
+            .ptr(sim.f32s(&x))
+            .i32(row_width as i32)
+            .i32(first as i32)
+            .i32(width as i32)
+            .ptr(y);
+        let grid = [width.div_ceil(256), n_rows, 1];
+        sim.launch("layers", "take_columns", grid, 256, 0, &arguments);
+        let taken: Vec<f32> = (x.chunks(row_width))
+            .flat_map(|row| row[first..first + width].to_vec())
+            .collect();
+        assert_eq!(sim.read_f32s(y, n_rows * width), taken);
+
+        let other_width = behind + 1;
+        let other = random.values(n_rows * other_width);
+        let joined = sim.room(4 * n_rows * (width + other_width));
+        let arguments = Arguments::new()
+            .ptr(y)
+            .ptr(sim.f32s(&other))
+            .i32(width as i32)
+            .i32((width + other_width) as i32)
+            .ptr(joined);
+        let grid = [(width + other_width).div_ceil(256), n_rows, 1];
+        sim.launch("layers", "join", grid, 256, 0, &arguments);
+        let expected: Vec<f32> = (taken.chunks(width).zip(other.chunks(other_width)))
+            .flat_map(|(left, right)| [left, right].concat())
+            .collect();
+        assert_eq!(sim.read_f32s(joined, n_rows * (width + other_width)), expected);
+    }
+}
+
+#[test]
+fn xielu_is_its_formula_on_either_side_of_its_bound() {
+    for eps in [-1e-6, -0.25] {
+        let xielu = Xielu::from_trained(0.4, -0.9, 0.5, eps);
+        let (n_rows, width) = (2, 320);
+        let mut random = Random::new(9);
+        let mut sim = Sim::new();
+        let mut x: Vec<f32> = (random.values(n_rows * width).iter()).map(|x| x * 8.0).collect();
+        x[..4].copy_from_slice(&[0.0, -1e-7, 1e-7, -100.0]);
+        x[width] = f32::NAN;
+        let rows = sim.f32s(&x);
+        let quantized = sim.room_quantized(n_rows, width);
+        let mut arguments = Arguments::new().ptr(rows);
+        for number in [xielu.alpha_p, xielu.alpha_n, xielu.beta, xielu.eps] {
+            arguments = arguments.f32(number);
+        }
+        let quantizes = eps == -0.25;
+        let arguments = (arguments.i32(width as i32))
+            .ptr(if quantizes { quantized.bytes } else { NULL })
+            .ptr(if quantizes { quantized.scales } else { NULL });
+        let grid = [width.div_ceil(256), n_rows, 1];
+        sim.launch("layers", "xielu", grid, 256, 0, &arguments);
+        let mut found = sim.read_f32s(rows, n_rows * width);
+        assert!(found[width].is_nan());
+        (found[width], x[width]) = (0.0, 0.0);
+        let expected: Vec<(f64, f64)> = (x.iter())
+            .map(|&x| {
+                let value = f64::from(xielu.apply(x));
+                (value, 1.0 + value.abs())
+            })
+            .collect();
+        let expected: Vec<(f64, f64)> = (expected.into_iter().enumerate())
+            .map(|(at, value)| if at == width { (0.0, 1.0) } else { value })
+            .collect();
+        assert_close(&found, &expected, 2e-7, "xIELU");
+        if quantizes {
+            let rounded = sim.dequantized(&quantized, 1, width);
+            for (x, rounded) in found.iter().zip(rounded) {
+                // Half a step of a group whose peak is below 100.
+                assert!((f64::from(*x) - rounded).abs() < 0.5);
+            }
+        }
+    }
+}
