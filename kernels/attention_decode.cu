@@ -12,7 +12,9 @@
 //   seq_of [n_tokens] u32; seq_starts (or null), page_starts [n_seqs + 1], pages [..] u32; store as kv.cuh says; partial
 //   [n_tokens, n_heads, n_splits, dim_v + 2] f32 (sums, then max and denominator); counters [n_tokens, gridDim.x] u32, zero
 //   before the first launch and again after every launch. outq, outs: optional quantized rows of out (dim_v a multiple of 32).
-// Shared, dynamic: 4 G max(256 + row_k, 4 row_v) bytes with rows as kv.cuh rounds them; dim_k and dim_v at most 256. Loads of K and V are 16 bytes a lane, neighbouring lanes neighbouring bytes.
+// Rows of V are stride_v numbers apart: those of kv.cuh, or latent rows, where V is K and a value the beginning of a key.
+// Shared, dynamic: 4 G max(256 + row_k, 4 row_v) bytes with rows as kv.cuh rounds them, or 4 G (256 + max(row_k, 4 row_v)) where row_v
+// is more than 256. Loads of K and V are 16 bytes a lane, neighbouring lanes neighbouring bytes.
 // Measured on the simulator only: bench/runs.
 #include "kv.cuh"
 #include "q8.cuh"
@@ -51,7 +53,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
                       const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,
                       const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks, const float* slopes,
                       float scale, float cap, int window, int n_heads, int n_kv_heads,
-                      int dim_k, int dim_v, float* partial, uint32_t* counters) {
+                      int dim_k, int dim_v, int stride_v, float* partial, uint32_t* counters) {
     extern __shared__ float shared[];
     __shared__ float maxima[G], sums[G];
     __shared__ bool is_last;
@@ -147,38 +149,43 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
         for (int i = lane; i < n; i += WARP) scores[h * SPLIT + i] = 0.0f;
     __syncthreads();
 
-    // Values: each group of lanes walks over its own rows of V; then the groups of a warp add up, then the warps.
+    // Values: each group of lanes walks over its own rows of V; then the groups of a warp add up, then the warps. A warp has as many
+    // columns at once as its lanes load, so wide rows take several passes, and their sums lie behind the scores.
+    float* sums_of_warps = row_v > 8 * WARP ? shared + G * SPLIT : shared;  // [WARPS][G][row_v]
     {
         const int chunks = row_v / 8, lanes = lanes_of_row(chunks), rows = WARP / lanes;
-        const int sub = lane % lanes;
-        float acc[G][8] = {};
-        if (sub < chunks) {
 #pragma unroll 1
-            for (int j = begin + warp * rows + lane / lanes; j < end; j += WARPS * rows) {
-                float v[8];
-                load8(v_store + kv_index(table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, row_v) + sub * 8, v);
+        for (int sub = lane % lanes; sub - lane % lanes < chunks; sub += lanes) {
+            float acc[G][8] = {};
+            if (sub < chunks) {
+#pragma unroll 1
+                for (int j = begin + warp * rows + lane / lanes; j < end; j += WARPS * rows) {
+                    float v[8];
+                    load8(v_store + kv_index(table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, stride_v) + sub * 8, v);
 #pragma unroll
-                for (int h = 0; h < G; h++) {
-                    float e = scores[h * SPLIT + j - begin];
+                    for (int h = 0; h < G; h++) {
+                        float e = scores[h * SPLIT + j - begin];
 #pragma unroll
-                    for (int d = 0; d < 8; d++) acc[h][d] += e * v[d];
+                        for (int d = 0; d < 8; d++) acc[h][d] += e * v[d];
+                    }
                 }
             }
-        }
 #pragma unroll 1
-        for (int m = lanes; m < WARP; m *= 2) {
+            for (int m = lanes; m < WARP; m *= 2) {
 #pragma unroll
-            for (int h = 0; h < G; h++)
+                for (int h = 0; h < G; h++)
 #pragma unroll
-                for (int d = 0; d < 8; d++) acc[h][d] += __shfl_xor_sync(FULL_WARP, acc[h][d], m);
-        }
-        __syncthreads();  // The scores are no longer needed: their place becomes [WARPS][G][row_v].
-        if (lane < lanes && sub < chunks) {
+                    for (int d = 0; d < 8; d++) acc[h][d] += __shfl_xor_sync(FULL_WARP, acc[h][d], m);
+            }
+            // Of narrow rows the sums take the place of the scores, which are no longer needed.
+            if (sums_of_warps == shared) __syncthreads();
+            if (lane < lanes && sub < chunks) {
 #pragma unroll
-            for (int h = 0; h < G; h++) {
-                float4* to = (float4*)(shared + (warp * G + h) * row_v) + sub;
-                to[0] = make_float4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
-                to[chunks] = make_float4(acc[h][4], acc[h][5], acc[h][6], acc[h][7]);
+                for (int h = 0; h < G; h++) {
+                    float4* to = (float4*)(sums_of_warps + (warp * G + h) * row_v) + sub;
+                    to[0] = make_float4(acc[h][0], acc[h][1], acc[h][2], acc[h][3]);
+                    to[chunks] = make_float4(acc[h][4], acc[h][5], acc[h][6], acc[h][7]);
+                }
             }
         }
     }
@@ -187,7 +194,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
     auto split_sum = [&](int h, int d) {
         float sum = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) sum += shared[(w * G + h) * row_v + split_index(d, row_v)];
+        for (int w = 0; w < WARPS; w++) sum += sums_of_warps[(w * G + h) * row_v + split_index(d, row_v)];
         return sum;
     };
     const int first_split = first_visible / SPLIT, last_split = (context - 1) / SPLIT;
@@ -252,11 +259,10 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
         attention_##NAME##_g##G(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,        \
                                 const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,           \
                                 const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks,             \
-                                const float* slopes,                                                                       \
-                                float scale, float cap, int window, int n_heads, int n_kv_heads, int dim_k, int dim_v,     \
-                                float* partial, uint32_t* counters) {                                                      \
+                                const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads,      \
+                                int dim_k, int dim_v, int stride_v, float* partial, uint32_t* counters) {                  \
         attention<T, G>(q, out, outq, outs, positions, seq_of, seq_starts, page_starts, pages, k_store, v_store, sinks,    \
-                        slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, partial, counters);                         \
+                        slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, stride_v, partial, counters);       \
     }
 
 ATTENTION(f16, __half, 1)

@@ -15,67 +15,11 @@
 // Shared: 2 * 64 * (D + 8) * 2 bytes, dynamic: 18432 (D = 64) and 34816 (D = 128). Values arrive by asynchronous copies while the
 // scores are computed, and the next keys while they are weighted. Measured on the simulator only: bench/runs.
 #include "kv.cuh"
+#include "mma.cuh"
 
 constexpr int TILE = 64;    // positions of a tile
 constexpr int ROWS = 128;   // query rows of a thread block
 constexpr int THREADS = 256;
-
-DEVICE uint32_t shared_address(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
-
-// Copies 16 bytes asynchronously, or zeros where `is_there` is false.
-DEVICE void copy16(void* to, const void* from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0));
-}
-DEVICE void copy_commit() { asm volatile("cp.async.commit_group;"); }
-DEVICE void copy_wait() { asm volatile("cp.async.wait_group 0;"); }
-
-DEVICE void load_matrices(uint32_t (&r)[4], const __half* p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p)));
-}
-DEVICE void load_matrices_transposed(uint32_t (&r)[4], const __half* p) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(shared_address(p)));
-}
-DEVICE void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// Two numbers as f16 pairs: rounded, and what rounding left.
-DEVICE void split(float x, float y, uint32_t& value, uint32_t& rest) {
-    __half2 high = __floats2half2_rn(x, y);
-    float2 back = __half22float2(high);
-    __half2 low = __floats2half2_rn(x - back.x, y - back.y);
-    value = *(uint32_t*)&high;
-    rest = *(uint32_t*)&low;
-}
-
-// Values d and d + 1 of a row of `dim`; d is even, and what lies beyond the row is zero.
-DEVICE float2 load_pair(const float* row, int d, int dim) {
-    if (d + 1 < dim && dim % 2 == 0) return *(const float2*)(row + d);
-    return make_float2(d < dim ? row[d] : 0.0f, d + 1 < dim ? row[d + 1] : 0.0f);
-}
-DEVICE void store_pair(float* row, int d, int dim, float x, float y) {
-    if (d + 1 < dim && dim % 2 == 0) {
-        *(float2*)(row + d) = make_float2(x, y);
-    } else {
-        if (d < dim) row[d] = x;
-        if (d + 1 < dim) row[d + 1] = y;
-    }
-}
-
-DEVICE float row_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 1));
-    return fmaxf(x, __shfl_xor_sync(FULL_WARP, x, 2));
-}
-DEVICE float row_sum(float x) {
-    x += __shfl_xor_sync(FULL_WARP, x, 1);
-    return x + __shfl_xor_sync(FULL_WARP, x, 2);
-}
 
 template <int D>
 DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,

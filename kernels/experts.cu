@@ -4,7 +4,8 @@
 //
 // experts_mM  grid: (ceil(n_out / 8), runs, 1 or 2 matrices of one input); block: 128. A warp computes 2 rows for up to M choices.
 // Shapes: w [n_experts * n_out, n_in] as formats/planes.cuh says; x quantized as q8.cuh says, a row for each row of the step where
-// `rows` is given, else one for each choice; y [n_choices, n_out] f32; runs and starts as route.cu writes them.
+// `rows` is given, else one for each choice; y [n_choices, n_out] f32; runs and starts as route.cu writes them, or matrices of heads
+// (experts.cuh), whose grid has n_experts * ceil(n_head_rows / M) runs.
 // Alignment: weights 256 bytes, x and y 16 bytes. No shared memory. Measured on the simulator only.
 #include HEADER
 #include "experts.cuh"
@@ -21,10 +22,10 @@ struct ChosenRows {
 };
 
 template <class F, int M>
-DEVICE void experts(const ExpertJob& job, int n_experts, int n_out, int n_in, const uint2* runs, const uint32_t* starts,
-                    const uint32_t* rows, const int8_t* xq, const Q8Scale* xs) {
+DEVICE void experts(const ExpertJob& job, int n_experts, int n_head_rows, int n_out, int n_in, const uint2* runs,
+                    const uint32_t* starts, const uint32_t* rows, const int8_t* xq, const Q8Scale* xs) {
     Run run;
-    if (!find_run<M>(runs, starts, run)) return;
+    if (!find_run<M>(runs, starts, n_experts, n_head_rows, run)) return;
     int row = (blockIdx.x * (int)(blockDim.x / WARP) + (int)threadIdx.x / WARP) * ROWS;
     if (row >= n_out) return;
     ChosenRows<M> x = {xq, xs, n_in};
@@ -42,11 +43,11 @@ DEVICE void experts(const ExpertJob& job, int n_experts, int n_out, int n_in, co
 #define EXPERTS(M)                                                                                                         \
     KERNEL __launch_bounds__(128, 1)                                                                                       \
         experts_m##M(const uint8_t* w0, const uint8_t* w1, const float* bias0, const float* bias1, float* y0, float* y1,   \
-                     int n_experts, int n_out, int n_in, const uint2* runs, const uint32_t* starts, const uint32_t* rows,  \
-                     const int8_t* xq, const Q8Scale* xs) {                                                                \
+                     int n_experts, int n_head_rows, int n_out, int n_in, const uint2* runs, const uint32_t* starts,       \
+                     const uint32_t* rows, const int8_t* xq, const Q8Scale* xs) {                                          \
         ExpertJob job = {w0, bias0, y0};                                                                                   \
         if (blockIdx.z == 1) job = {w1, bias1, y1};                                                                        \
-        experts<FORMAT, M>(job, n_experts, n_out, n_in, runs, starts, rows, xq, xs);                                       \
+        experts<FORMAT, M>(job, n_experts, n_head_rows, n_out, n_in, runs, starts, rows, xq, xs);                          \
     }
 
 EXPERTS(1)

@@ -2,6 +2,9 @@
 //
 // A choice is a row that goes to an expert; choices are sorted by expert (route.cu). A run is up to M neighbouring choices of one
 // expert, so an expert's weights are read once for M of its rows. A thread block without a run returns.
+//
+// Matrices of heads are experts of which every row's head h goes to matrix h: choices are [n_head_rows, n_experts], and a run is M of
+// a head's rows, `n_experts` apart. There are no lists then: runs, starts and rows are null, and n_head_rows is not 0.
 #pragma once
 #include "reduce.cuh"
 
@@ -14,22 +17,30 @@ struct ExpertJob {
 };
 
 struct Run {
-    int expert, first, n;  // the choices first .. first + n - 1
+    int expert, first, n, step;  // the choices first, first + step .. first + (n - 1) step
+
+    __device__ __forceinline__ int choice(int m) const { return first + m * step; }
 };
 
 // The run of this thread block; false where there is none.
 template <int M>
-DEVICE bool find_run(const uint2* runs, const uint32_t* starts, Run& run) {
+DEVICE bool find_run(const uint2* runs, const uint32_t* starts, int n_experts, int n_head_rows, Run& run) {
+    if (n_head_rows > 0) {
+        int row = (int)blockIdx.y / n_experts * M;
+        run.expert = (int)blockIdx.y % n_experts, run.first = row * n_experts + run.expert;
+        run.n = min(M, n_head_rows - row), run.step = n_experts;
+        return run.n > 0;
+    }
     uint2 found = __ldg(runs + blockIdx.y);
     if (found.x == NO_RUN) return false;
-    run.expert = (int)found.x, run.first = (int)found.y;
+    run.expert = (int)found.x, run.first = (int)found.y, run.step = 1;
     run.n = min(M, (int)__ldg(starts + run.expert + 1) - run.first);
     return true;
 }
 
 // The row that choice m of a run reads; choices beyond the last repeat it.
 DEVICE int row_of(const Run& run, const uint32_t* rows, int m) {
-    int choice = run.first + min(m, run.n - 1);
+    int choice = run.choice(min(m, run.n - 1));
     return rows ? (int)__ldg(rows + choice) : choice;
 }
 
@@ -44,7 +55,7 @@ DEVICE void write_choices(const ExpertJob& job, const Run& run, int row, int n_o
             if (lane == r * M + m && row + r < n_out && m < run.n) {
                 float sum = acc[r][m];
                 if (job.bias) sum += job.bias[(size_t)run.expert * n_out + row + r];
-                job.y[(size_t)(run.first + m) * n_out + row + r] = sum;
+                job.y[(size_t)run.choice(m) * n_out + row + r] = sum;
             }
         }
     }

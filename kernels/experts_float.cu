@@ -4,7 +4,8 @@
 //
 // experts_mM  grid: (ceil(n_out / 8), runs, 1 or 2 matrices of one input); block: 128. A warp computes 2 rows for up to M choices.
 // Shapes: w [n_experts * n_out, n_in] with rows padded to 16 bytes (formats/float.cuh); x f32, a row for each row of the step where
-// `rows` is given, else one for each choice; y [n_choices, n_out] f32; runs and starts as route.cu writes them.
+// `rows` is given, else one for each choice; y [n_choices, n_out] f32; runs and starts as route.cu writes them, or matrices of heads
+// (experts.cuh), whose grid has n_experts * ceil(n_head_rows / M) runs.
 // Alignment: weights 16 bytes; x too where n_in is a multiple of 4. No shared memory. Measured on the simulator only.
 #include "experts.cuh"
 #include "matvec_float.cuh"
@@ -19,10 +20,10 @@ struct ChosenRows {
 };
 
 template <class F, int M>
-DEVICE void experts(const ExpertJob& job, int n_out, int n_in, const uint2* runs, const uint32_t* starts, const uint32_t* rows,
-                    const float* values) {
+DEVICE void experts(const ExpertJob& job, int n_experts, int n_head_rows, int n_out, int n_in, const uint2* runs,
+                    const uint32_t* starts, const uint32_t* rows, const float* values) {
     Run run;
-    if (!find_run<M>(runs, starts, run)) return;
+    if (!find_run<M>(runs, starts, n_experts, n_head_rows, run)) return;
     int row = (blockIdx.x * (int)(blockDim.x / WARP) + (int)threadIdx.x / WARP) * ROWS;
     if (row >= n_out) return;
     ChosenRows<M> x = {values, n_in};
@@ -39,11 +40,11 @@ DEVICE void experts(const ExpertJob& job, int n_out, int n_in, const uint2* runs
 #define EXPERTS(M)                                                                                                         \
     KERNEL __launch_bounds__(128, 1)                                                                                       \
         experts_m##M(const uint8_t* w0, const uint8_t* w1, const float* bias0, const float* bias1, float* y0, float* y1,   \
-                     int, int n_out, int n_in, const uint2* runs, const uint32_t* starts, const uint32_t* rows,            \
-                     const float* x) {                                                                                     \
+                     int n_experts, int n_head_rows, int n_out, int n_in, const uint2* runs, const uint32_t* starts,       \
+                     const uint32_t* rows, const float* x) {                                                               \
         ExpertJob job = {w0, bias0, y0};                                                                                   \
         if (blockIdx.z == 1) job = {w1, bias1, y1};                                                                        \
-        experts<FORMAT, M>(job, n_out, n_in, runs, starts, rows, x);                                                       \
+        experts<FORMAT, M>(job, n_experts, n_head_rows, n_out, n_in, runs, starts, rows, x);                               \
     }
 
 EXPERTS(1)

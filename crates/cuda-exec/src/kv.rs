@@ -1,7 +1,8 @@
 //! [`KvStore`]: keys and values in pages on the device, with a host tier in pinned memory.
 //!
 //! Separate from attention, which reads it. A layer has two arrays, keys and values, `[n_pages, n_kv_heads, 16, row]`
-//! with a row rounded up to 8 numbers, so a page of a layer is one run of bytes (`kernels/kv.cuh`). Pages move on the
+//! with a row rounded up to 8 numbers, so a page of a layer is one run of bytes (`kernels/kv.cuh`); a layer whose values are in its
+//! keys has one. Pages move on the
 //! transfer stream, in parallel with the computation. Invariant: moves come after the work queued before them, and the work queued
 //! after [`KvStore::await_pages`] named a page comes after the moves of that page.
 
@@ -9,9 +10,9 @@ use tokenmill_backend::{KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageCopy};
 
 use crate::{Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, error::Result};
 
-/// Bytes of a page's keys and of its values.
+/// Bytes of a page's keys and of the values that are stored by themselves.
 fn layer_page_bytes(shape: KvLayerShape, ty: KvType) -> [usize; 2] {
-    [shape.head_dim_k, shape.head_dim_v]
+    [shape.head_dim_k, shape.own_value_dim()]
         .map(|dim| shape.n_kv_heads * PAGE_TOKENS * ty.head_bytes(dim.next_multiple_of(8)))
 }
 
@@ -19,7 +20,19 @@ fn layer_page_bytes(shape: KvLayerShape, ty: KvType) -> [usize; 2] {
 struct Layer {
     shape: KvLayerShape,
     k: Buffer<u8>,
-    v: Buffer<u8>,
+    /// `None` where values are in the keys.
+    v: Option<Buffer<u8>>,
+}
+
+impl Layer {
+    /// The arrays that there are, with the bytes of a page of each.
+    fn arrays(&mut self, ty: KvType) -> impl Iterator<Item = (&mut Buffer<u8>, usize)> {
+        let n_bytes = layer_page_bytes(self.shape, ty);
+        [Some(&mut self.k), self.v.as_mut()]
+            .into_iter()
+            .zip(n_bytes)
+            .filter_map(|(buffer, n_bytes)| Some((buffer?, n_bytes)))
+    }
 }
 
 /// A layer's pages, to read.
@@ -28,6 +41,7 @@ pub struct KvLayer<'a> {
     pub(crate) ty: KvType,
     pub(crate) shape: KvLayerShape,
     pub(crate) k: View<'a, u8>,
+    /// The keys where values are in them.
     pub(crate) v: View<'a, u8>,
 }
 
@@ -37,7 +51,8 @@ pub struct KvLayerMut<'a> {
     pub(crate) ty: KvType,
     pub(crate) shape: KvLayerShape,
     pub(crate) k: ViewMut<'a, u8>,
-    pub(crate) v: ViewMut<'a, u8>,
+    /// `None` where values are in the keys.
+    pub(crate) v: Option<ViewMut<'a, u8>>,
 }
 
 /// Keys and values of all layers.
@@ -76,7 +91,11 @@ impl KvStore {
             layers.push(Layer {
                 shape,
                 k: zeroed(k_bytes * n_pages)?,
-                v: zeroed(v_bytes * n_pages)?,
+                v: if shape.has_values_in_keys {
+                    None
+                } else {
+                    Some(zeroed(v_bytes * n_pages)?)
+                },
             });
         }
         let page_bytes = Self::page_bytes(layout);
@@ -100,11 +119,6 @@ impl KvStore {
     /// [`CudaExecError::Unsupported`] where a head is too wide or a type is not stored.
     pub fn check(layout: &KvLayout) -> Result<()> {
         for shape in &layout.layers {
-            if shape.has_values_in_keys {
-                return Err(CudaExecError::Unsupported {
-                    feature: "latent attention".to_owned(),
-                });
-            }
             check_head_dims(shape.head_dim_k, shape.head_dim_v)?;
         }
         match (layout.key_type, layout.value_type) {
@@ -129,7 +143,7 @@ impl KvStore {
             ty: self.ty,
             shape: layer.shape,
             k: layer.k.view(),
-            v: layer.v.view(),
+            v: layer.v.as_ref().unwrap_or(&layer.k).view(),
         }
     }
 
@@ -140,7 +154,7 @@ impl KvStore {
             ty: self.ty,
             shape: layer.shape,
             k: layer.k.view_mut(),
-            v: layer.v.view_mut(),
+            v: layer.v.as_mut().map(Buffer::view_mut),
         }
     }
 
@@ -219,8 +233,7 @@ impl KvStore {
         } = self;
         let mut offset = 0;
         for layer in layers {
-            let bytes = layer_page_bytes(layer.shape, *ty);
-            for (buffer, n_bytes) in [&mut layer.k, &mut layer.v].into_iter().zip(bytes) {
+            for (buffer, n_bytes) in layer.arrays(*ty) {
                 let of = |page: u32| page as usize * n_bytes..(page as usize + 1) * n_bytes;
                 let on_host = |host_page: u32| {
                     let start = host_page as usize * *page_bytes + offset;
@@ -250,7 +263,7 @@ impl KvStore {
 }
 
 /// Widest head of the kernels.
-const MAX_HEAD_DIM: usize = 256;
+const MAX_HEAD_DIM: usize = 1024;
 
 /// Says whether the kernels take heads of these widths.
 pub(crate) fn check_head_dims(dim_k: usize, dim_v: usize) -> Result<()> {
@@ -271,7 +284,7 @@ mod tests {
     use super::*;
     use crate::driver::simulated;
 
-    const SHAPES: [KvLayerShape; 2] = [
+    const SHAPES: [KvLayerShape; 3] = [
         KvLayerShape {
             n_kv_heads: 2,
             head_dim_k: 12,
@@ -283,6 +296,12 @@ mod tests {
             head_dim_k: 8,
             head_dim_v: 24,
             has_values_in_keys: false,
+        },
+        KvLayerShape {
+            n_kv_heads: 1,
+            head_dim_k: 20,
+            head_dim_v: 12,
+            has_values_in_keys: true,
         },
     ];
 
@@ -303,8 +322,7 @@ mod tests {
     fn fill(store: &mut KvStore, page: usize, seed: u8) {
         let device = store.device.clone();
         for layer in &mut store.layers {
-            let bytes = layer_page_bytes(layer.shape, store.ty);
-            for (buffer, n_bytes) in [&mut layer.k, &mut layer.v].into_iter().zip(bytes) {
+            for (buffer, n_bytes) in layer.arrays(store.ty) {
                 let values: Vec<u8> = (0..n_bytes).map(|i| (i as u8).wrapping_mul(seed)).collect();
                 let range = page * n_bytes..(page + 1) * n_bytes;
                 device
@@ -317,16 +335,13 @@ mod tests {
     fn read(store: &mut KvStore, page: usize) -> Vec<u8> {
         store.await_pages(&[page as u32]).unwrap();
         let mut bytes = Vec::new();
-        for layer in &store.layers {
-            let [k_bytes, v_bytes] = layer_page_bytes(layer.shape, store.ty);
-            for (buffer, n_bytes) in [(&layer.k, k_bytes), (&layer.v, v_bytes)] {
+        let KvStore {
+            device, ty, layers, ..
+        } = store;
+        for layer in layers {
+            for (buffer, n_bytes) in layer.arrays(*ty) {
                 let range = page * n_bytes..(page + 1) * n_bytes;
-                bytes.extend(
-                    store
-                        .device
-                        .download(buffer.view().range(range).unwrap())
-                        .unwrap(),
-                );
+                bytes.extend(device.download(buffer.view().range(range).unwrap()).unwrap());
             }
         }
         bytes

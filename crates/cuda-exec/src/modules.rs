@@ -21,12 +21,13 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 12] = [
+const PLAIN: [(&str, &str, &[&str]); 13] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
     ("delta_net", "delta_net.cu", &[]),
     ("elementwise", "elementwise.cu", &[]),
+    ("latent_attention", "latent_attention.cu", &[]),
     ("layers", "layers.cu", &[]),
     ("norm", "norm.cu", &[]),
     ("rope_kv", "rope_kv.cu", &[]),

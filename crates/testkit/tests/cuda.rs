@@ -18,7 +18,7 @@ const CUDA: Subject<CudaBackend> = Subject {
     company: Company::Within(0.1),
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
     has_states: true,
-    has_latent_rows: false,
+    has_latent_rows: true,
     has_layer_operations: false,
 };
 

@@ -368,6 +368,10 @@ fn attention_arguments(
     for n in [n_heads, n_kv_heads, HEAD_DIM, HEAD_DIM] {
         arguments = arguments.i32(n as i32);
     }
+    if is_decode {
+        // How far rows of values are apart.
+        arguments = arguments.i32(HEAD_DIM as i32);
+    }
     Ok(Attention { arguments, stores })
 }
 

@@ -23,18 +23,12 @@ impl CudaBackend {
     ) -> Result<(), BackendError> {
         self.epoch += 1;
         self.device.reserve("the model", self.check_fit(limits, plan)?)?;
-        let [n_heads, dim_v] = widest_attention(network);
+        let attention = attention_needs(network, limits);
         let device = &self.device;
         self.workspace = Some(Workspace {
             inputs: StepInputs::new(device, limits)?,
             results: Results::new(device, limits)?,
-            attention: crate::AttentionScratch::new(
-                device,
-                limits.max_batch_tokens,
-                limits.n_ctx.div_ceil(PAGE_TOKENS),
-                n_heads,
-                dim_v,
-            )?,
+            attention: crate::AttentionScratch::new(device, limits.max_batch_tokens, attention)?,
             argmax: crate::ArgmaxScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
             picked: device.upload("sampling", &vec![0; PickedLayout::new(limits).n_words()])?,
             picked_layout: PickedLayout::new(limits),
@@ -69,10 +63,9 @@ impl CudaBackend {
 
     /// Device memory of the workspace.
     pub(super) fn size_of_workspace(network: &NetworkShape, limits: &ExecutorLimits) -> usize {
-        let [n_heads, dim_v] = widest_attention(network);
-        let max_pages = limits.n_ctx.div_ceil(PAGE_TOKENS);
+        let attention = attention_needs(network, limits);
         StepInputs::device_bytes(limits)
-            + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, max_pages, n_heads, dim_v)
+            + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, attention)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
             + crate::buffer_bytes::<u32>(limits.max_logit_rows)
@@ -151,11 +144,8 @@ impl CudaBackend {
     }
 }
 
-/// Query heads and width of a value head, the largest product of both.
-fn widest_attention(network: &NetworkShape) -> [usize; 2] {
-    (network.layers.iter())
-        .filter_map(|layer| layer.attention)
-        .map(|attention| [attention.n_heads, attention.head_dim_v])
-        .max_by_key(|[n_heads, dim_v]| n_heads * (dim_v + 2))
-        .unwrap_or([1, 1])
+/// What the network's attention writes on its way. Layers with matrices of heads have latent rows.
+fn attention_needs(network: &NetworkShape, limits: &ExecutorLimits) -> crate::ScratchNeeds {
+    let layers = (network.layers.iter()).filter_map(|layer| Some((layer.attention?, layer.heads.is_some())));
+    crate::ScratchNeeds::of(layers, limits.n_ctx.div_ceil(PAGE_TOKENS))
 }

@@ -5,8 +5,8 @@
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
-    KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
-    PageGroup, Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape,
+    KvLayerShape, KvLayout, Linear, LinearJob, MatrixData, Memory, MemoryPlan, NetworkShape, Norm, NormKind,
+    PageCopy, PageGroup, Rope, RopeStoreKv, Routed, RowSet, SamplingMode, StateLayout, StepOutput, StepShape,
     StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
@@ -84,6 +84,9 @@ impl Backend for CudaBackend {
         // What is certain to fail fails before gigabytes are on their way.
         super::layers::check(network)?;
         crate::KvStore::check(kv)?;
+        if kv.layers.iter().any(|layer| layer.has_values_in_keys) {
+            self.ops.load_latent()?;
+        }
         if limits.max_batch_tokens > MAX_STEP_TOKENS {
             return Err(BackendError::Unsupported {
                 feature: format!(
@@ -283,11 +286,19 @@ impl Backend for CudaBackend {
             attention: scratch,
             ..
         } = prepared(&mut self.workspace);
-        // The kernel quantizes whole warps of a head.
-        let head_dim_v = self.kv_heads[attention.layer_idx].head_dim_v;
-        let width = attention.n_heads * head_dim_v;
+        // The kernel quantizes whole warps of a head. What latent attention gives is read by a matrix of each head.
+        let KvLayerShape {
+            head_dim_v,
+            has_values_in_keys,
+            ..
+        } = self.kv_heads[attention.layer_idx];
+        let rows = if has_values_in_keys {
+            [shape.n_tokens * attention.n_heads, head_dim_v]
+        } else {
+            [shape.n_tokens, attention.n_heads * head_dim_v]
+        };
         let (values, form) = if head_dim_v.is_multiple_of(32) {
-            output.write_both([shape.n_tokens, width])
+            output.write_both(rows)
         } else {
             (output.write(), None)
         };

@@ -1,8 +1,8 @@
 //! Paged attention. Kernels: `attention_decode.cu`, and `attention_prefill.cu` for runs of tokens.
 
-use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
+use tokenmill_backend::{Attention, AttentionShape, KvType, PAGE_TOKENS};
 
-use super::{Ops, QuantizedMut, check_multiple, kv_code};
+use super::{Ops, QuantizedMut, check_multiple, kv_code, latent};
 use crate::{
     Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut,
     error::Result,
@@ -13,6 +13,10 @@ use crate::{
 const SPLIT_TOKENS: usize = 256;
 /// Query heads of one thread block, by kernel.
 const HEADS_OF_KERNEL: [usize; 4] = [1, 2, 4, 8];
+/// Dynamic shared memory that a kernel has without asking for more.
+const MAX_SHARED_BYTES: usize = 48 << 10;
+/// Columns of a value beyond which its sums have a place of their own.
+const WIDE_VALUE: usize = 256;
 /// Bytes of partial results that a launch may write; a longer step is cut into several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
 
@@ -33,6 +37,13 @@ pub struct AttentionStep<'a> {
     pub runs: Option<TokenRuns<'a>>,
 }
 
+impl AttentionStep<'_> {
+    /// Splits of the longest context, as attention over latent rows makes them.
+    pub(super) fn latent_splits(&self, n_heads: usize) -> usize {
+        latent::n_splits(self.max_pages * PAGE_TOKENS, n_heads)
+    }
+}
+
 /// The tokens of sequences that have several.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenRuns<'a> {
@@ -45,23 +56,50 @@ pub struct TokenRuns<'a> {
 /// Partial results and counters, shared by all layers.
 #[derive(Debug)]
 pub struct AttentionScratch {
-    partial: Buffer<f32>,
+    pub(super) partial: Buffer<f32>,
     counters: Buffer<u32>,
 }
 
+/// What the attention of a network needs of the scratch, the most of its layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScratchNeeds {
+    /// Numbers of a token's partial results.
+    token_len: usize,
+    /// Query heads.
+    n_heads: usize,
+}
+
+impl ScratchNeeds {
+    /// Those of layers of these shapes, with contexts of up to `max_pages` pages. A shape comes with whether it is that of latent
+    /// rows.
+    pub fn of(layers: impl Iterator<Item = (AttentionShape, bool)>, max_pages: usize) -> Self {
+        let none = Self {
+            token_len: 1,
+            n_heads: 1,
+        };
+        layers.fold(none, |most, (shape, is_latent)| {
+            let n_heads = shape.n_heads;
+            let n_latent = if is_latent {
+                latent::n_splits(max_pages * PAGE_TOKENS, n_heads)
+            } else {
+                0
+            };
+            let n_splits = n_splits(max_pages).max(n_latent);
+            Self {
+                token_len: most.token_len.max(n_heads * n_splits * (shape.head_dim_v + 2)),
+                n_heads: most.n_heads.max(n_heads),
+            }
+        })
+    }
+}
+
 impl AttentionScratch {
-    /// Allocates for steps of up to `max_tokens` tokens and contexts of up to `max_pages` pages.
+    /// Allocates for steps of up to `max_tokens` tokens.
     ///
     /// # Errors
     /// A [`CudaExecError`](crate::CudaExecError): `OutOfMemory`, `Unsupported` where a head is too wide, or the driver's.
-    pub fn new(
-        device: &Device,
-        max_tokens: usize,
-        max_pages: usize,
-        n_heads: usize,
-        dim_v: usize,
-    ) -> Result<Self> {
-        let [n_partial, n_counters] = Self::lens(max_tokens, max_pages, n_heads, dim_v);
+    pub fn new(device: &Device, max_tokens: usize, needs: ScratchNeeds) -> Result<Self> {
+        let [n_partial, n_counters] = Self::lens(max_tokens, needs);
         let mut counters = device.alloc("attention", n_counters)?;
         device.zero(Stream::Compute, &counters.view_mut())?;
         Ok(Self {
@@ -71,13 +109,13 @@ impl AttentionScratch {
     }
 
     /// Device memory of such scratch.
-    pub fn device_bytes(max_tokens: usize, max_pages: usize, n_heads: usize, dim_v: usize) -> usize {
-        let [n_partial, n_counters] = Self::lens(max_tokens, max_pages, n_heads, dim_v);
+    pub fn device_bytes(max_tokens: usize, needs: ScratchNeeds) -> usize {
+        let [n_partial, n_counters] = Self::lens(max_tokens, needs);
         crate::driver::buffer_bytes::<f32>(n_partial) + crate::driver::buffer_bytes::<u32>(n_counters)
     }
 
-    fn lens(max_tokens: usize, max_pages: usize, n_heads: usize, dim_v: usize) -> [usize; 2] {
-        let token_len = n_heads * n_splits(max_pages) * (dim_v + 2);
+    fn lens(max_tokens: usize, needs: ScratchNeeds) -> [usize; 2] {
+        let ScratchNeeds { token_len, n_heads } = needs;
         [
             (max_tokens * token_len).min((MAX_PARTIAL_BYTES / 4).max(token_len)),
             max_tokens * n_heads,
@@ -114,6 +152,28 @@ pub(super) fn load_prefill(device: &Device) -> Result<[Kernel; 2]> {
         )
     };
     Ok([load(narrow)?, load(wide)?])
+}
+
+/// Dynamic shared memory of a thread block of so many query heads.
+fn decode_shared_bytes(n_heads: usize, dim_k: usize, dim_v: usize) -> usize {
+    let row = |dim: usize| dim.next_multiple_of(8);
+    let (row_k, row_v) = (row(dim_k), row(dim_v));
+    4 * n_heads
+        * if row_v > WIDE_VALUE {
+            SPLIT_TOKENS + row_k.max(4 * row_v)
+        } else {
+            (SPLIT_TOKENS + row_k).max(4 * row_v)
+        }
+}
+
+/// The kernel that takes a group of query heads at once, or as many as fit.
+fn variant(group: usize, dim_k: usize, dim_v: usize) -> usize {
+    let holds =
+        |&heads: &usize| heads >= group || decode_shared_bytes(2 * heads, dim_k, dim_v) > MAX_SHARED_BYTES;
+    HEADS_OF_KERNEL
+        .iter()
+        .position(holds)
+        .unwrap_or(HEADS_OF_KERNEL.len() - 1)
 }
 
 /// Whether the kernels for runs take heads of this shape: they read half precision only, and do not quantize their output.
@@ -163,7 +223,8 @@ impl Ops {
     }
 
     /// Attends from each token's query to its sequence's stored keys and values, up to its own position where it is causal:
-    /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked.
+    /// `q: [T, n_heads, dim_k]`, `output: [T, n_heads, dim_v]`, quantized too where asked: a row is a token, and a head of one where
+    /// the values are in the keys, since a matrix of each head reads it.
     ///
     /// # Errors
     /// A [`CudaExecError`](crate::CudaExecError): `Unsupported` where a head is too wide, `Bounds`, or the driver's.
@@ -185,7 +246,21 @@ impl Ops {
         for of_heads in [&attention.sinks, &attention.slopes].into_iter().flatten() {
             of_heads.view().range(0..n_heads)?;
         }
-        if let Some(runs) = step.runs.filter(|_| takes_runs(ty, dim_k, dim_v)) {
+        if shape.has_values_in_keys {
+            let is_done =
+                self.latent_attention(attention, step, kv, q, &mut output, &mut quantized, scratch)?;
+            if is_done {
+                return Ok(());
+            }
+        }
+        let mut heads_quantized = None;
+        if shape.has_values_in_keys {
+            heads_quantized = quantized.take();
+        }
+        if let Some(runs) = step
+            .runs
+            .filter(|_| !shape.has_values_in_keys && takes_runs(ty, dim_k, dim_v))
+        {
             self.attention_of_runs(attention, step, runs, kv, q, output.reborrow())?;
             return match quantized {
                 Some(rows) => {
@@ -198,15 +273,13 @@ impl Ops {
         // A sequence of one token sees itself alone, whatever the direction.
         let seq_starts = (step.runs.filter(|_| !attention.is_causal)).map(|runs| runs.seq_starts);
         let group = n_heads / n_kv_heads;
-        let variant = (HEADS_OF_KERNEL.iter())
-            .position(|&heads| heads >= group)
-            .unwrap_or(HEADS_OF_KERNEL.len() - 1);
+        let variant = variant(group, dim_k, dim_v);
         let heads = HEADS_OF_KERNEL[variant];
         let kernel = self.attention[kv_code(ty)][variant];
         let n_blocks_x = n_kv_heads * group.div_ceil(heads);
         let n_splits = n_splits(step.max_pages);
-        let row = |dim: usize| dim.next_multiple_of(8);
-        let shared_bytes = 4 * heads * (SPLIT_TOKENS + row(dim_k)).max(4 * row(dim_v));
+        let stride_v = if shape.has_values_in_keys { dim_k } else { dim_v }.next_multiple_of(8);
+        let shared_bytes = decode_shared_bytes(heads, dim_k, dim_v);
         let n_tokens = step.positions.len();
         let token_len = n_heads * n_splits * (dim_v + 2);
         // A grid has at most 65535 thread blocks along z.
@@ -242,11 +315,36 @@ impl Ops {
                 .count(n_kv_heads)
                 .count(dim_k)
                 .count(dim_v)
+                .count(stride_v)
                 .write(scratch.partial.view_mut().range(0..n_here * token_len)?)
                 .write(scratch.counters.view_mut().range(0..n_here * n_blocks_x)?);
             let shape = LaunchShape::new([n_blocks_x, n_splits, n_here], 128).with_shared_bytes(shared_bytes);
             self.device.launch(kernel, shape, &args)?;
         }
-        Ok(())
+        match heads_quantized {
+            Some(rows) => self.quantize(n_tokens * n_heads, dim_v, output.as_view(), rows),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_block_takes_as_many_heads_as_fit() {
+        let heads = |group, dim_k, dim_v| HEADS_OF_KERNEL[variant(group, dim_k, dim_v)];
+        assert_eq!(heads(1, 128, 128), 1);
+        assert_eq!(heads(6, 128, 128), 8);
+        assert_eq!(heads(16, 256, 256), 8);
+        assert_eq!(heads(8, 512, 512), 4);
+        assert_eq!(heads(128, 576, 512), 4);
+        assert_eq!(heads(2, 1024, 1024), 2);
+        for dims in [[128, 128], [256, 256], [576, 512], [1024, 1024], [1024, 8]] {
+            let [dim_k, dim_v] = dims;
+            let bytes = decode_shared_bytes(heads(64, dim_k, dim_v), dim_k, dim_v);
+            assert!(bytes <= MAX_SHARED_BYTES, "{dims:?}");
+        }
     }
 }

@@ -232,6 +232,8 @@ impl Ops {
             .write_or_null(output()?)
             .write_or_null(output()?)
             .count(counts.n_experts)
+            // Rows go to experts as the lists say.
+            .count(0)
             .count(n_out)
             .count(n_in)
             .read(routes.runs.view().range(0..2 * counts.max_runs())?)
@@ -242,7 +244,7 @@ impl Ops {
             let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
                 feature: "product of quantized weights with f32 rows".to_owned(),
             })?;
-            let rows = quantized.rows(n_input_rows, n_in)?;
+            let rows = quantized.rows(0, n_input_rows, n_in)?;
             args.read(rows.bytes).read(rows.scales)
         } else {
             args.read(input.floats.range(0..n_input_rows * n_in)?)

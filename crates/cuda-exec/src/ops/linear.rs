@@ -72,7 +72,7 @@ fn with_input<'a>(args: Args<'a>, matrix: &Matrix, input: &LinearInput<'a>) -> R
         let quantized = input.quantized.ok_or(CudaExecError::Unsupported {
             feature: "product of quantized weights with f32 rows".to_owned(),
         })?;
-        let rows = quantized.rows(n_rows, n_in)?;
+        let rows = quantized.rows(0, n_rows, n_in)?;
         Ok(args.read(rows.bytes).read(rows.scales))
     } else {
         Ok(args.read(input.floats.range(0..n_rows * n_in)?))

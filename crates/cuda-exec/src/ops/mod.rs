@@ -8,6 +8,7 @@ mod attention;
 mod elementwise;
 mod embed;
 mod experts;
+mod latent;
 mod layers;
 mod linear;
 mod norm;
@@ -29,7 +30,7 @@ use crate::{
 };
 
 pub use argmax::{ArgmaxScratch, NO_TOKEN};
-pub use attention::{AttentionScratch, AttentionStep, TokenRuns};
+pub use attention::{AttentionScratch, AttentionStep, ScratchNeeds, TokenRuns};
 pub use embed::TokenIds;
 pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
 pub use linear::{GatedProduct, LinearInput, Product};
@@ -142,12 +143,13 @@ impl<'a> QuantizedMut<'a> {
 }
 
 impl QuantizedView<'_> {
-    /// The first `n_rows` rows of `width` values.
-    fn rows(self, n_rows: usize, width: usize) -> Result<Self> {
+    /// Rows `first..first + n_rows` of `width` values.
+    fn rows(self, first: usize, n_rows: usize, width: usize) -> Result<Self> {
         check_multiple("the width of quantized rows", width, 32)?;
+        let end = first + n_rows;
         Ok(Self {
-            bytes: self.bytes.range(0..n_rows * width)?,
-            scales: self.scales.range(0..n_rows * width / 32)?,
+            bytes: self.bytes.range(first * width..end * width)?,
+            scales: self.scales.range(first * width / 32..end * width / 32)?,
         })
     }
 }
@@ -177,6 +179,8 @@ pub struct Ops {
     argmax_combine: Kernel,
     /// For heads of up to 64 and of up to 128 values.
     attention_prefill: [Kernel; 2],
+    /// For latent rows, where they were asked for.
+    latent: Option<latent::LatentKernels>,
     sample_rows: Kernel,
     route_rows: Kernel,
     sort_choices: Kernel,
@@ -224,6 +228,7 @@ impl Ops {
             argmax_partial: device.kernel("argmax", "argmax_partial")?,
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
             attention_prefill: attention::load_prefill(device)?,
+            latent: None,
             sample_rows: device.kernel("sample", "sample_rows")?,
             route_rows: device.kernel("route", "route_rows")?,
             sort_choices: device.kernel("route", "sort_choices")?,

@@ -1,6 +1,6 @@
 //! Norms, alone and with the residual addition, and quantization of rows. Kernels: `norm.cu`.
 
-use super::{Ops, QuantizedMut, check_multiple, elementwise_grid};
+use super::{MAX_GRID_ROWS, Ops, QuantizedMut, check_multiple, elementwise_grid};
 use tokenmill_backend::{Norm, NormKind};
 
 use crate::{Args, Buffer, LaunchShape, View, ViewMut, error::Result};
@@ -131,16 +131,19 @@ impl Ops {
         input: View<'_, f32>,
         output: QuantizedMut<'_>,
     ) -> Result<()> {
-        let QuantizedMut { bytes, scales } = output.rows(0, n_rows, width)?;
-        let args = Args::new()
-            .read(input.range(0..n_rows * width)?)
-            .count(width)
-            .write(bytes)
-            .write(scales);
-        self.device.launch(
-            self.quantize_rows,
-            LaunchShape::new(elementwise_grid(width, n_rows), 256),
-            &args,
-        )
+        let mut output = output.rows(0, n_rows, width)?;
+        // Rows of heads are more than a grid has.
+        for first in (0..n_rows).step_by(MAX_GRID_ROWS) {
+            let end = (first + MAX_GRID_ROWS).min(n_rows);
+            let QuantizedMut { bytes, scales } = output.reborrow().rows(first, end - first, width)?;
+            let args = Args::new()
+                .read(input.range(first * width..end * width)?)
+                .count(width)
+                .write(bytes)
+                .write(scales);
+            let shape = LaunchShape::new(elementwise_grid(width, end - first), 256);
+            self.device.launch(self.quantize_rows, shape, &args)?;
+        }
+        Ok(())
     }
 }

@@ -3,13 +3,20 @@
 use super::{Ops, check_multiple, kv_code};
 use tokenmill_backend::{Rope, RopeStyle};
 
-use crate::{Args, Buffer, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
+use crate::{Args, Buffer, CudaExecError, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
 
 /// The kernels' code for the pairs that are rotated.
 fn code(style: RopeStyle) -> usize {
     match style {
         RopeStyle::Norm => 0,
         RopeStyle::Neox => 1,
+    }
+}
+
+/// What is said of values that a layer has no room for.
+fn values_in_keys() -> CudaExecError {
+    CudaExecError::Unsupported {
+        feature: "a store of values where they are in the keys".to_owned(),
     }
 }
 
@@ -55,6 +62,7 @@ impl Ops {
         let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
         let norm =
             |norm: Option<View<'_, f32>>| norm.map(|norm| norm.range(0..dim_k)).transpose().map(|_| ());
+        let v = v.ok_or_else(values_in_keys)?;
         norm(targets.norms[0])?;
         norm(targets.norms[1])?;
         let inv_freqs = rope
@@ -94,19 +102,38 @@ impl Ops {
         [k, v]: [View<'_, f32>; 2],
         kv: KvLayerMut<'_>,
     ) -> Result<()> {
+        let len = places.positions.len() * kv.shape.n_kv_heads * kv.shape.head_dim_v;
+        if kv.v.is_none() {
+            return Err(values_in_keys());
+        }
+        self.store(places, k, Some(v.range(0..len)?), kv)
+    }
+
+    /// Stores keys `[T, ..]` as they are, in a layer whose values are in its keys.
+    ///
+    /// # Errors
+    /// As [`Self::rope_kv`].
+    pub fn store_keys(&self, places: StepPlaces<'_>, k: View<'_, f32>, kv: KvLayerMut<'_>) -> Result<()> {
+        self.store(places, k, None, kv)
+    }
+
+    fn store(
+        &self,
+        places: StepPlaces<'_>,
+        k: View<'_, f32>,
+        v: Option<View<'_, f32>>,
+        kv: KvLayerMut<'_>,
+    ) -> Result<()> {
         let n_tokens = places.positions.len();
-        let KvLayerMut {
-            ty,
-            shape,
-            k: k_store,
-            v: v_store,
-        } = kv;
+        let shape = kv.shape;
         let k_len = n_tokens * shape.n_kv_heads * shape.head_dim_k;
-        // Without queries, norms and frequencies the kernel writes back the keys it read.
+        let n_of_head = if v.is_some() { 2 } else { 1 };
+        // Without queries, norms and frequencies the kernel writes back the keys it read, and without thread blocks for values it
+        // reads none.
         let args = Args::new()
             .read_or_null::<f32>(None)
             .read(k.range(0..k_len)?)
-            .read(v.range(0..n_tokens * shape.n_kv_heads * shape.head_dim_v)?)
+            .read_or_null(v)
             .read(places.positions)
             .read(places.slots.range(0..n_tokens)?)
             .read_or_null::<f32>(None)
@@ -120,11 +147,11 @@ impl Ops {
             .count(shape.n_kv_heads)
             .count(shape.head_dim_k)
             .count(shape.head_dim_v)
-            .write(k_store)
-            .write(v_store);
-        let shape =
-            LaunchShape::new([2 * shape.n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * shape.head_dim_k);
-        self.device.launch(self.rope_kv[kv_code(ty)], shape, &args)
+            .write(kv.k)
+            .write_or_null(kv.v);
+        let grid = [n_of_head * shape.n_kv_heads, n_tokens, 1];
+        let launch = LaunchShape::new(grid, 32).with_shared_bytes(4 * shape.head_dim_k);
+        self.device.launch(self.rope_kv[kv_code(kv.ty)], launch, &args)
     }
 
     /// Rotates the heads of rows `[T, row_width]` in place.

@@ -26,6 +26,8 @@ struct Case {
     has_sinks: bool,
     has_slopes: bool,
     quantizes: bool,
+    /// Whether values are the beginnings of keys.
+    in_keys: bool,
     /// Whether the kernel for many query rows runs: the tokens of a sequence are consecutive then.
     is_prefill: bool,
 }
@@ -45,6 +47,7 @@ impl Case {
             has_sinks: false,
             has_slopes: false,
             quantizes: false,
+            in_keys: false,
             is_prefill: false,
         }
     }
@@ -138,10 +141,19 @@ fn check(case: &Case) -> Counters {
     let sinks = random.values(n_heads);
     let slopes: Vec<f32> = random.values(n_heads).iter().map(|slope| slope.abs()).collect();
     let (k_bytes, k) = store(&mut random, n_pages, n_kv_heads, dim_k, case.is_half);
-    let (v_bytes, v) = store(&mut random, n_pages, n_kv_heads, dim_v, case.is_half);
+    let (v_bytes, v) = if case.in_keys {
+        (Vec::new(), k.clone())
+    } else {
+        store(&mut random, n_pages, n_kv_heads, dim_v, case.is_half)
+    };
 
     let group = n_heads / n_kv_heads;
-    let g = [1, 2, 4, 8].into_iter().find(|&g| g >= group).unwrap_or(8);
+    let most = if dim_v > 256 { 4 } else { 8 };
+    let g = [1, 2, 4, 8]
+        .into_iter()
+        .find(|&g| g >= group)
+        .unwrap_or(8)
+        .min(most);
     let longest_context = case
         .positions
         .iter()
@@ -158,6 +170,7 @@ fn check(case: &Case) -> Counters {
     let counters = sim.u32s(&vec![0; n_tokens * grid[0]]);
     let positions: Vec<u32> = case.positions.iter().map(|p| p.unwrap_or(u32::MAX)).collect();
     let (row_k, row_v) = (dim_k.next_multiple_of(8), dim_v.next_multiple_of(8));
+    let stride_v = if case.in_keys { row_k } else { row_v };
     let mut arguments = Arguments::new().ptr(sim.f32s(&q)).ptr(out);
     if !case.is_prefill {
         arguments = arguments
@@ -167,6 +180,8 @@ fn check(case: &Case) -> Counters {
     let seq_starts: Vec<u32> = (0..=case.n_seqs())
         .map(|seq| case.seq_of.iter().filter(|&&s| (s as usize) < seq).count() as u32)
         .collect();
+    let keys = sim.bytes(&k_bytes);
+    let values = if case.in_keys { keys } else { sim.bytes(&v_bytes) };
     arguments = arguments.ptr(sim.u32s(&positions));
     if !case.is_prefill {
         arguments = arguments.ptr(sim.u32s(&case.seq_of));
@@ -179,8 +194,8 @@ fn check(case: &Case) -> Counters {
         })
         .ptr(sim.u32s(&starts))
         .ptr(sim.u32s(&table))
-        .ptr(sim.bytes(&k_bytes))
-        .ptr(sim.bytes(&v_bytes))
+        .ptr(keys)
+        .ptr(values)
         .ptr(if case.has_sinks { sim.f32s(&sinks) } else { NULL })
         .ptr(if case.has_slopes { sim.f32s(&slopes) } else { NULL })
         .f32(scale)
@@ -206,8 +221,12 @@ fn check(case: &Case) -> Counters {
             &arguments,
         )
     } else {
-        let arguments = arguments.ptr(partial).ptr(counters);
-        let shared = 4 * g * (256 + row_k).max(4 * row_v);
+        let arguments = arguments.i32(stride_v as i32).ptr(partial).ptr(counters);
+        let shared = if row_v > 256 {
+            4 * g * (256 + row_k.max(4 * row_v))
+        } else {
+            4 * g * (256 + row_k).max(4 * row_v)
+        };
         let kernel = format!("attention_{}_g{g}", if case.is_half { "f16" } else { "f32" });
         sim.launch("attention_decode", &kernel, grid, 128, shared, &arguments)
     };
@@ -262,7 +281,7 @@ fn check(case: &Case) -> Counters {
             for d in 0..dim_v {
                 let sum: f64 = (first..context)
                     .zip(&scores)
-                    .map(|(j, s)| s.exp() * f64::from(v[row_of(j, head, row_v) + d]))
+                    .map(|(j, s)| s.exp() * f64::from(v[row_of(j, head, stride_v) + d]))
                     .sum();
                 expected[token * width + head * dim_v + d].0 = sum / denominator;
             }
@@ -299,6 +318,34 @@ fn heads_of_any_width_in_either_type() {
                 dims,
                 is_half,
                 ..Case::new(&[20, 290], 4, 2, 0)
+            });
+        }
+    }
+}
+
+#[test]
+fn heads_wider_than_what_a_warp_loads_at_once() {
+    for (dims, n_heads) in [([512, 512], 8), ([264, 520], 2), ([1024, 1024], 2)] {
+        for is_half in [true, false] {
+            check(&Case {
+                dims,
+                is_half,
+                quantizes: dims[1] % 32 == 0,
+                ..Case::new(&[5, 290], n_heads, 1, 0)
+            });
+        }
+    }
+}
+
+#[test]
+fn values_may_be_the_beginnings_of_keys() {
+    for (dims, n_heads) in [([37, 21], 4), ([96, 80], 1), ([576, 512], 6)] {
+        for is_half in [true, false] {
+            check(&Case {
+                dims,
+                is_half,
+                in_keys: true,
+                ..Case::new(&[0, 300], n_heads, 1, 0)
             });
         }
     }

@@ -328,7 +328,7 @@ fn check_products(
     for address in [first, second, NULL, device_bias, outputs[0], outputs[1]] {
         arguments = arguments.ptr(address);
     }
-    for n in [n_experts, n_out, n_in] {
+    for n in [n_experts, 0, n_out, n_in] {
         arguments = arguments.i32(n as i32);
     }
     let rows = if is_by_choice { NULL } else { sorted.rows };

@@ -5,6 +5,7 @@ mod attention;
 mod bench;
 mod embed;
 mod experts;
+mod latent;
 mod layers;
 mod matvec;
 mod norm;
