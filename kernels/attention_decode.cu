@@ -1,6 +1,6 @@
 // Paged attention, one query row a thread block and split over the context; the last thread block of a row combines.
 //
-// For token t at position p, head h and its KV head g, over positions j from max(0, p + 1 - window) to p:
+// For token t at position p, head h and its KV head g, over positions j from max(0, p + 1 - window), in chunks from p - p % window, to p:
 //   s[j] = scale * dot(q[t][h], k[j][g]) - slopes[h] * |p - j|, then cap * tanh(s / cap) where cap > 0;
 //   out[t][h] = sum_j exp(s[j] - m) v[j][g] / (sum_j exp(s[j] - m) + exp(sinks[h] - m)).
 // With seq_starts (both directions) j goes on to p + window - 1, or to the sequence's last position; sequences then begin at 0.
@@ -53,7 +53,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
                       const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,
                       const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks, const float* slopes,
                       float scale, float cap, int window, int n_heads, int n_kv_heads,
-                      int dim_k, int dim_v, int stride_v, float* partial, uint32_t* counters) {
+                      int dim_k, int dim_v, int stride_v, int is_chunked, float* partial, uint32_t* counters) {
     extern __shared__ float shared[];
     __shared__ float maxima[G], sums[G];
     __shared__ bool is_last;
@@ -68,7 +68,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
         return;
     }
     int context = position + 1;
-    const int first_visible = window > 0 ? max(0, context - window) : 0;
+    const int first_visible = first_seen(position, window, is_chunked);
     if (seq_starts) {
         int seq = seq_of[token], length = seq_starts[seq + 1] - seq_starts[seq];
         context = window > 0 ? min(length, (int)position + window) : length;
@@ -260,9 +260,10 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
                                 const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,           \
                                 const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks,             \
                                 const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads,      \
-                                int dim_k, int dim_v, int stride_v, float* partial, uint32_t* counters) {                  \
+                                int dim_k, int dim_v, int stride_v, int is_chunked, float* partial, uint32_t* counters) {  \
         attention<T, G>(q, out, outq, outs, positions, seq_of, seq_starts, page_starts, pages, k_store, v_store, sinks,    \
-                        slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, stride_v, partial, counters);       \
+                        slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, stride_v, is_chunked, partial,      \
+                        counters);                                                                                         \
     }
 
 ATTENTION(f16, __half, 1)

@@ -1,7 +1,7 @@
 // Paged attention of many query rows, flash style on tensor cores, for f16 stores.
 //
-// The formula is that of attention_decode.cu: causal, or in both directions where `both` is 1; optional window, cap,
-// slopes and sinks.
+// The formula is that of attention_decode.cu: causal, or in both directions where `both` is 1; optional window
+// or chunks, cap, slopes and sinks.
 // attention_prefill_d64, _d128: heads of up to 64 or 128 values.
 //   grid: (n_kv_heads, ceil(longest run of tokens * group / 128), n_seqs) where group = n_heads / n_kv_heads; block: 256.
 //   A row is a token of one sequence with one of the query heads that share a KV head, heads fastest; a thread block takes 128
@@ -25,7 +25,7 @@ template <int D>
 DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,
                               const uint32_t* page_starts, const uint32_t* pages, const __half* k_store,
                               const __half* v_store, const float* sinks, const float* slopes, float scale, float cap,
-                              int window, int both,
+                              int window, int is_chunked, int both,
                               int n_heads, int n_kv_heads, int dim_k, int dim_v) {
     constexpr int STRIDE = D + 8;
     extern __shared__ __align__(16) __half shared[];
@@ -50,12 +50,12 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
     auto last_seen = [&](int p) { return both ? (window > 0 ? min(length - 1, p + window - 1) : length - 1) : p; };
     const int last = last_seen(position0 + (row0 + min(n_rows, ROWS) - 1) / group);
     // Pages before the oldest position that the first token sees may be gone.
-    const int oldest = window > 0 ? max(0, (int)position0 + row0 / group + 1 - window) : 0;
+    const int oldest = first_seen((int)position0 + row0 / group, window, is_chunked);
     const int begin = oldest / TILE * TILE;
 
     // A lane's two rows: whether they are there, their head and position, and where they stand in the queries and outputs.
     bool is_there[2];
-    int head[2], position[2];
+    int head[2], position[2], first_position[2];
     size_t place[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -63,6 +63,7 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
         is_there[r] = row < n_rows;
         head[r] = g_kv * group + (row0 + row) % group;
         position[r] = position0 + token;
+        first_position[r] = first_seen(position[r], window, is_chunked);
         place[r] = (size_t)(first + token) * n_heads + head[r];
     }
     uint32_t queries[D / 16][4], rests[D / 16][4];
@@ -120,7 +121,7 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int j = base + n * 8 + 2 * t + i % 2;
-                bool is_seen = j <= last_seen(position[i / 2]) && (window <= 0 || j > position[i / 2] - window);
+                bool is_seen = j <= last_seen(position[i / 2]) && j >= first_position[i / 2];
                 float biased = s[n][i] - slope[i / 2] * fabsf((float)(position[i / 2] - j));
                 float x = cap > 0.0f ? cap * tanhf(biased / cap) : biased;
                 s[n][i] = is_seen ? x : -INFINITY;
@@ -188,10 +189,10 @@ DEVICE void attention_prefill(const float* q, float* out, const uint32_t* positi
         attention_prefill_d##D(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_starts,       \
                                const uint32_t* page_starts, const uint32_t* pages, const __half* k_store,               \
                                const __half* v_store, const float* sinks, const float* slopes, float scale, float cap,  \
-                               int window, int both,                                                                    \
+                               int window, int is_chunked, int both,                                                    \
                                int n_heads, int n_kv_heads, int dim_k, int dim_v) {                                     \
         attention_prefill<D>(q, out, positions, seq_starts, page_starts, pages, k_store, v_store, sinks, slopes, scale, cap, \
-                             window, both, n_heads, n_kv_heads, dim_k, dim_v);                                          \
+                             window, is_chunked, both, n_heads, n_kv_heads, dim_k, dim_v);                                          \
     }
 
 ATTENTION_PREFILL(64)

@@ -9,6 +9,13 @@ constexpr int PAGE = 16;
 
 DEVICE int kv_row(int head_dim) { return (head_dim + 7) / 8 * 8; }
 
+// The first position that a query at `position` sees: where the window begins that ends there, or where the chunk of the window's length
+// begins that the position lies in. A window of 0 sees all.
+DEVICE int first_seen(int position, int window, int is_chunked) {
+    if (window <= 0) return 0;
+    return is_chunked ? position - position % window : max(0, position + 1 - window);
+}
+
 // Index of the first element of a slot's row.
 DEVICE size_t kv_index(uint32_t slot, int head, int n_kv_heads, int row) {
     return (((size_t)(slot / PAGE) * n_kv_heads + head) * PAGE + slot % PAGE) * row;

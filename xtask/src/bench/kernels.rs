@@ -363,14 +363,14 @@ fn attention_arguments(
         .f32(0.0);
     arguments = arguments.i32(window as i32);
     if !is_decode {
-        arguments = arguments.i32(0);
+        arguments = arguments.i32(0).i32(0);
     }
     for n in [n_heads, n_kv_heads, HEAD_DIM, HEAD_DIM] {
         arguments = arguments.i32(n as i32);
     }
     if is_decode {
         // How far rows of values are apart.
-        arguments = arguments.i32(HEAD_DIM as i32);
+        arguments = arguments.i32(HEAD_DIM as i32).i32(0);
     }
     Ok(Attention { arguments, stores })
 }

@@ -52,7 +52,12 @@ impl LayerOperations for CudaBackend {
 
 /// Says whether the device has all that a network needs.
 pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
-    let has = |operation| matches!(operation, LayerOperation::TakeColumns | LayerOperation::Xielu);
+    let has = |operation| {
+        matches!(
+            operation,
+            LayerOperation::TakeColumns | LayerOperation::Xielu | LayerOperation::Chunks
+        )
+    };
     match network.needs.iter().find(|&&operation| !has(operation)) {
         None => Ok(()),
         Some(&operation) => Err(lacking(operation)),

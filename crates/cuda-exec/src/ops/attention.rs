@@ -212,6 +212,7 @@ impl Ops {
             .float(attention.scale)
             .float(attention.softcap.unwrap_or(0.0))
             .count(attention.window.unwrap_or(0))
+            .count(usize::from(attention.is_chunked))
             .count(usize::from(!attention.is_causal))
             .count(n_heads)
             .count(n_kv_heads)
@@ -316,6 +317,7 @@ impl Ops {
                 .count(dim_k)
                 .count(dim_v)
                 .count(stride_v)
+                .count(usize::from(attention.is_chunked))
                 .write(scratch.partial.view_mut().range(0..n_here * token_len)?)
                 .write(scratch.counters.view_mut().range(0..n_here * n_blocks_x)?);
             let shape = LaunchShape::new([n_blocks_x, n_splits, n_here], 128).with_shared_bytes(shared_bytes);
@@ -331,6 +333,26 @@ impl Ops {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scratch_holds_what_any_layer_needs() {
+        let shape = |n_heads, head_dim_v| AttentionShape {
+            n_heads,
+            n_kv_heads: n_heads,
+            head_dim_k: head_dim_v,
+            head_dim_v,
+        };
+        let needs = |layers: &[(AttentionShape, bool)], max_pages| {
+            let ScratchNeeds { token_len, n_heads } = ScratchNeeds::of(layers.iter().copied(), max_pages);
+            [token_len, n_heads]
+        };
+        // The widest results and the most heads are those of different layers.
+        let layers = [(shape(8, 512), false), (shape(32, 64), false)];
+        assert_eq!(needs(&layers, 16), [8 * 514, 32]);
+        // Latent rows have more splits: 1024 positions by 128, and by 256.
+        assert_eq!(needs(&[(shape(16, 512), true)], 64), [16 * 8 * 514, 16]);
+        assert_eq!(needs(&[(shape(16, 512), false)], 64), [16 * 4 * 514, 16]);
+    }
 
     #[test]
     fn a_thread_block_takes_as_many_heads_as_fit() {

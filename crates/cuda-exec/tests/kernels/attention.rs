@@ -20,6 +20,8 @@ struct Case {
     dims: [usize; 2],
     is_half: bool,
     window: usize,
+    /// Whether windows lie one after the other.
+    is_chunked: bool,
     /// Whether tokens see those after them too, up to the last of their sequence.
     both: bool,
     cap: f32,
@@ -42,6 +44,7 @@ impl Case {
             dims: [dim, dim],
             is_half: true,
             window: 0,
+            is_chunked: false,
             both: false,
             cap: 0.0,
             has_sinks: false,
@@ -202,7 +205,9 @@ fn check(case: &Case) -> Counters {
         .f32(case.cap);
     arguments = arguments.i32(case.window as i32);
     if case.is_prefill {
-        arguments = arguments.i32(i32::from(case.both));
+        arguments = arguments
+            .i32(i32::from(case.is_chunked))
+            .i32(i32::from(case.both));
     }
     for n in [n_heads, n_kv_heads, dim_k, dim_v] {
         arguments = arguments.i32(n as i32);
@@ -221,7 +226,10 @@ fn check(case: &Case) -> Counters {
             &arguments,
         )
     } else {
-        let arguments = arguments.i32(stride_v as i32).ptr(partial).ptr(counters);
+        let arguments = (arguments.i32(stride_v as i32))
+            .i32(i32::from(case.is_chunked))
+            .ptr(partial)
+            .ptr(counters);
         let shared = if row_v > 256 {
             4 * g * (256 + row_k.max(4 * row_v))
         } else {
@@ -240,7 +248,9 @@ fn check(case: &Case) -> Counters {
             continue;
         };
         let mut context = position as usize + 1;
-        let first = if case.window > 0 {
+        let first = if case.is_chunked {
+            position as usize / case.window * case.window
+        } else if case.window > 0 {
             context.saturating_sub(case.window)
         } else {
             0
@@ -359,6 +369,13 @@ fn windows_caps_sinks_and_quantized_output() {
         window: 300,
         ..base()
     });
+    for window in [1, 64, 300] {
+        check(&Case {
+            window,
+            is_chunked: true,
+            ..base()
+        });
+    }
     check(&Case { cap: 0.5, ..base() });
     check(&Case {
         has_sinks: true,
@@ -427,6 +444,13 @@ fn runs_of_tokens_attend_like_single_ones() {
 fn runs_of_tokens_have_windows_caps_and_sinks() {
     let base = || Case::prefill(&[(0, 30), (200, 70)], 4, 1, 64);
     check(&Case { window: 20, ..base() });
+    for window in [1, 24, 100] {
+        check(&Case {
+            window,
+            is_chunked: true,
+            ..base()
+        });
+    }
     check(&Case {
         window: 100,
         ..base()

@@ -213,6 +213,7 @@ fn a_missing_wait_for_an_asynchronous_copy_is_found() {
             .f32(0.0)
             .i32(0)
             .i32(0)
+            .i32(0)
             .i32(1)
             .i32(1)
             .i32(DIM as i32)
