@@ -1,18 +1,20 @@
 // Which experts each row goes to, the rows of each expert, and the sum of what experts gave.
 //
 // route_rows    s = softmax(l) or sigmoid(l); the n_used largest of s + choice_bias, of equal ones the first, within the best groups
-//               where there are groups; weights scale * expert_scales * s, divided by their sum where normalized.
+//               where there are groups; weights scale * expert_scales * s, with s divided by the sum of the chosen s where normalized.
 //               grid: n_rows; block: 32. logits [n_rows, n_experts] f32; experts, weights [n_rows, n_used], best first.
-// sort_choices  sorts the choices by expert, those of an expert by row. grid: 1; block: 1024. places [n_choices]: where each choice
-//               comes to stand; rows [n_choices]: the row of each sorted choice; starts [n_experts + 1]; runs [n_runs]: expert and first
-//               sorted choice of each run of up to run_len choices, NO_RUN behind the last.
+// sort_choices  sorts the choices by expert, those of an expert by row. grid: ceil(n_experts / 8); block: 256. Each thread block counts
+//               the choices of all experts; then a warp places those of one expert. places [n_choices]: where each choice comes to
+//               stand; rows [n_choices]: the row of each sorted choice; starts [n_experts + 1]; runs [n_runs]: expert and first sorted
+//               choice of each run of up to run_len choices, NO_RUN behind the last.
+// weigh_choices choices[places[c]] *= weights[c], in place, for each choice c. grid: (ceil(width / 256), n_choices); block: 256.
 // combine       out[r] = carried + sum_i weights[r][i] * choices[places[r][i]], in the order of i. grid: (ceil(width / 256), n_rows);
 //               block: 256. carry 0: nothing, 1: out[r], 2: out[r] * sigmoid(gate[r]).
-// Up to 1024 experts. Shared: 12 KiB, 8 KiB, none. Measured on the simulator only.
+// Up to 1024 experts. Shared: 12 KiB, 4 KiB, none, none. Measured on the simulator only.
 #include "experts.cuh"
 
 constexpr int MAX_EXPERTS = 1024;
-constexpr uint32_t OUT = 0, CHOSEN = 0xffffffffu;
+constexpr uint32_t OUT = 0;  // the key of what cannot be chosen any more, behind that of every number
 
 // The largest of n keys, of equal ones the first, and its index. All lanes of a warp get it.
 DEVICE int best_key(const uint32_t* keys, int n) {
@@ -62,7 +64,7 @@ KERNEL __launch_bounds__(32)
         }
         __syncwarp();
         for (int i = 0; i < n_used_groups; i++) {
-            // Chosen groups are marked behind all others until the search is over.
+            // A chosen group is OUT for the rest of the search, and by that known afterwards.
             int group = best_key(group_keys, n_groups);
             __syncwarp();
             if (lane == 0) group_keys[group] = OUT;
@@ -93,62 +95,52 @@ KERNEL __launch_bounds__(32)
     }
 }
 
-KERNEL __launch_bounds__(1024)
+DEVICE uint32_t warp_sum(uint32_t x) {
+#pragma unroll
+    for (int m = WARP / 2; m > 0; m /= 2) x += __shfl_xor_sync(FULL_WARP, x, m);
+    return x;
+}
+
+KERNEL __launch_bounds__(256)
     sort_choices(const uint32_t* experts, int n_choices, int n_used, int n_experts, int run_len, int n_runs, uint32_t* places,
                  uint32_t* rows, uint32_t* starts, uint2* runs) {
-    __shared__ uint32_t first[MAX_EXPERTS];
-    __shared__ uint32_t first_run[MAX_EXPERTS];
-    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, n_warps = blockDim.x / WARP;
-    for (int expert = warp; expert < n_experts; expert += n_warps) {
-        uint32_t count = 0;
-        for (int at = 0; at < n_choices; at += WARP) {
-            bool is_own = at + lane < n_choices && experts[at + lane] == (uint32_t)expert;
-            count += __popc(__ballot_sync(FULL_WARP, is_own));
-        }
-        if (lane == 0) first[expert] = count;
-    }
+    __shared__ uint32_t counts[MAX_EXPERTS];
+    int lane = threadIdx.x % WARP, expert = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    for (int i = threadIdx.x; i < n_experts; i += blockDim.x) counts[i] = 0;
     __syncthreads();
-    // Counts become starts: a lane adds up neighbouring experts, the warp adds up lanes.
-    if (warp == 0) {
-        int n_each = (n_experts + WARP - 1) / WARP, begin = min(lane * n_each, n_experts), end = min(begin + n_each, n_experts);
-        uint32_t own = 0, own_runs = 0;
-        for (int e = begin; e < end; e++) own += first[e], own_runs += (first[e] + run_len - 1) / run_len;
-        uint32_t before = 0, runs_before = 0;
-        for (int other = 0; other < WARP; other++) {
-            uint32_t count = __shfl_sync(FULL_WARP, own, other), count_runs = __shfl_sync(FULL_WARP, own_runs, other);
-            if (other < lane) before += count, runs_before += count_runs;
-        }
-        for (int e = begin; e < end; e++) {
-            uint32_t count = first[e];
-            first[e] = before, first_run[e] = runs_before;
-            before += count, runs_before += (count + run_len - 1) / run_len;
-        }
-    }
+    for (int at = threadIdx.x; at < n_choices; at += blockDim.x) atomicAdd(&counts[experts[at]], 1u);
     __syncthreads();
-    for (int i = threadIdx.x; i <= n_experts; i += blockDim.x) starts[i] = i < n_experts ? first[i] : n_choices;
-    int end_of_runs = 0;
-    for (int expert = warp; expert < n_experts; expert += n_warps) {
-        uint32_t next = first[expert];
-        uint32_t end = expert + 1 < n_experts ? first[expert + 1] : n_choices;
-        if (next == end) continue;
-        for (uint32_t run = lane; next + run * run_len < end; run += WARP) {
-            runs[first_run[expert] + run] = make_uint2(expert, next + run * run_len);
-        }
-        for (int at = 0; at < n_choices; at += WARP) {
-            bool is_own = at + lane < n_choices && experts[at + lane] == (uint32_t)expert;
-            uint32_t own = __ballot_sync(FULL_WARP, is_own);
-            if (is_own) {
-                uint32_t place = next + __popc(own & ((1u << lane) - 1));
-                places[at + lane] = place;
-                rows[place] = (at + lane) / n_used;
-            }
-            next += __popc(own);
-        }
+    if (expert >= n_experts) return;
+    // Choices, and runs, of the experts before this one.
+    uint32_t first = 0, first_run = 0;
+    for (int i = lane; i < expert; i += WARP) first += counts[i], first_run += (counts[i] + run_len - 1) / run_len;
+    first = warp_sum(first), first_run = warp_sum(first_run);
+    uint32_t end = first + counts[expert], end_run = first_run + (counts[expert] + run_len - 1) / run_len;
+    if (lane == 0) starts[expert] = first;
+    for (uint32_t run = first_run + lane; run < end_run; run += WARP) {
+        runs[run] = make_uint2(expert, first + (run - first_run) * run_len);
     }
-    // Behind the last expert's runs there are none.
-    uint32_t last = n_experts - 1, last_count = n_choices - first[last];
-    end_of_runs = first_run[last] + (last_count + run_len - 1) / run_len;
-    for (int run = end_of_runs + threadIdx.x; run < n_runs; run += blockDim.x) runs[run] = make_uint2(NO_RUN, 0);
+    if (expert == n_experts - 1) {
+        if (lane == 0) starts[n_experts] = n_choices;
+        for (uint32_t run = end_run + lane; run < n_runs; run += WARP) runs[run] = make_uint2(NO_RUN, 0);
+    }
+#pragma unroll 4
+    for (int base = 0; base < n_choices && first < end; base += WARP) {
+        int at = base + lane;
+        bool is_own = at < n_choices && experts[at] == (uint32_t)expert;
+        uint32_t own = __ballot_sync(FULL_WARP, is_own);
+        if (is_own) {
+            uint32_t place = first + __popc(own & ((1u << lane) - 1));
+            places[at] = place;
+            rows[place] = at / n_used;
+        }
+        first += __popc(own);
+    }
+}
+
+KERNEL __launch_bounds__(256) weigh_choices(float* choices, const float* weights, const uint32_t* places, int width) {
+    int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < width) choices[(size_t)places[blockIdx.y] * width + i] *= weights[blockIdx.y];
 }
 
 KERNEL __launch_bounds__(256)

@@ -19,6 +19,7 @@ const CUDA: Subject<CudaBackend> = Subject {
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
     has_states: true,
     has_latent_rows: true,
+    // It has some of them: `parity_sim` and the tests of its kernels cover those.
     has_layer_operations: false,
 };
 

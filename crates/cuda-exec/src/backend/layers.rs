@@ -42,11 +42,14 @@ impl LayerOperations for CudaBackend {
 
     fn weigh_choices(
         &mut self,
-        _: Routed<'_, Self>,
-        _: usize,
-        _: &mut CudaBuffer,
+        routed: Routed<'_, Self>,
+        width: usize,
+        choices: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::WeighChoices))
+        let n_choices = routed.n_choices();
+        Ok(self
+            .ops
+            .weigh_choices(routed.routes, n_choices, width, choices.write())?)
     }
 }
 
@@ -55,7 +58,10 @@ pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
     let has = |operation| {
         matches!(
             operation,
-            LayerOperation::TakeColumns | LayerOperation::Xielu | LayerOperation::Chunks
+            LayerOperation::TakeColumns
+                | LayerOperation::Xielu
+                | LayerOperation::WeighChoices
+                | LayerOperation::Chunks
         )
     };
     match network.needs.iter().find(|&&operation| !has(operation)) {
@@ -64,7 +70,7 @@ pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
     }
 }
 
-fn lacking(operation: LayerOperation) -> BackendError {
+pub(super) fn lacking(operation: LayerOperation) -> BackendError {
     BackendError::Unsupported {
         feature: operation.feature().to_owned(),
         device: CudaBackend::NAME,

@@ -175,7 +175,7 @@ impl Ops {
             .write(routes.rows.view_mut().range(0..n_choices)?)
             .write(routes.starts.view_mut().range(0..n_experts + 1)?)
             .write(routes.runs.view_mut().range(0..2 * counts.max_runs())?);
-        let shape = LaunchShape::new([1, 1, 1], 1024);
+        let shape = LaunchShape::new([n_experts.div_ceil(8), 1, 1], 256);
         self.device.launch(self.sort_choices, shape, &args)
     }
 
@@ -251,6 +251,26 @@ impl Ops {
         };
         let grid = [n_out.div_ceil(8), counts.max_runs(), n_products];
         self.device.launch(kernel, LaunchShape::new(grid, 128), &args)
+    }
+
+    /// Multiplies the row of each choice by its weight, `[n_choices, width]`.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`], or the driver's.
+    pub fn weigh_choices(
+        &self,
+        routes: &DeviceRoutes,
+        n_choices: usize,
+        width: usize,
+        choices: ViewMut<'_, f32>,
+    ) -> Result<()> {
+        let args = Args::new()
+            .write(choices.range(0..n_choices * width)?)
+            .read(routes.weights.view().range(0..n_choices)?)
+            .read(routes.places.view().range(0..n_choices)?)
+            .count(width);
+        let shape = LaunchShape::new(elementwise_grid(width, n_choices), 256);
+        self.device.launch(self.weigh_choices, shape, &args)
     }
 
     /// Adds up the choices of each row; see [`ExpertOperations::combine`](tokenmill_backend::ExpertOperations::combine). `choices: [n_choices, width]`.

@@ -184,6 +184,7 @@ pub struct Ops {
     sample_rows: Kernel,
     route_rows: Kernel,
     sort_choices: Kernel,
+    weigh_choices: Kernel,
     combine_choices: Kernel,
     /// Of recurrent layers, where they were asked for.
     recurrent: Option<recurrence::RecurrentKernels>,
@@ -232,6 +233,7 @@ impl Ops {
             sample_rows: device.kernel("sample", "sample_rows")?,
             route_rows: device.kernel("route", "route_rows")?,
             sort_choices: device.kernel("route", "sort_choices")?,
+            weigh_choices: device.kernel("route", "weigh_choices")?,
             combine_choices: device.kernel("route", "combine")?,
             recurrent: None,
             pairs: [None; PAIRS.len()],

@@ -235,7 +235,8 @@ fn sort(sim: &mut Sim, experts: &[u32], n_used: usize, n_experts: usize, run_len
     for list in [places, rows, starts, runs] {
         arguments = arguments.ptr(list);
     }
-    sim.launch("route", "sort_choices", [1, 1, 1], 1024, 0, &arguments);
+    let grid = [n_experts.div_ceil(8), 1, 1];
+    sim.launch("route", "sort_choices", grid, 256, 0, &arguments);
     Sorted {
         n_choices,
         n_runs,
@@ -448,4 +449,29 @@ fn what_experts_gave_is_weighed_and_added_to_what_was_there() {
             &format!("carry {carry}"),
         );
     }
+}
+
+#[test]
+fn rows_of_choices_are_weighed_where_they_stand() {
+    let (n_choices, width) = (7, 300);
+    let mut random = Random::new(34);
+    let mut sim = Sim::new();
+    let (choices, weights) = (random.values(n_choices * width), random.values(n_choices));
+    let mut places: Vec<u32> = (0..n_choices as u32).collect();
+    random.shuffle(&mut places);
+    let rows = sim.f32s(&choices);
+    let arguments = Arguments::new()
+        .ptr(rows)
+        .ptr(sim.f32s(&weights))
+        .ptr(sim.u32s(&places))
+        .i32(width as i32);
+    let grid = [width.div_ceil(256), n_choices, 1];
+    sim.launch("route", "weigh_choices", grid, 256, 0, &arguments);
+    let mut expected = choices;
+    for (&place, weight) in places.iter().zip(weights) {
+        for x in &mut expected[place as usize * width..][..width] {
+            *x *= weight;
+        }
+    }
+    assert_eq!(sim.read_f32s(rows, n_choices * width), expected);
 }
