@@ -19,8 +19,17 @@ pub(super) struct ChannelShape {
     pub(super) head_end: &'static str,
     /// What ends a message.
     pub(super) closers: &'static [&'static str],
-    /// Where a message with this head goes.
-    pub(super) route: fn(&str) -> Option<Route<'_>>,
+    /// How a head says where its message goes.
+    pub(super) family: ChannelFamily,
+}
+
+/// The families that write messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChannelFamily {
+    /// gpt-oss: channels, and recipients of calls.
+    Harmony,
+    /// A head is a tool, or `all` for the reader.
+    Functionary,
 }
 
 /// Where a message goes.
@@ -167,7 +176,7 @@ impl Channels {
             return self.no_head(text, opener);
         };
         let n = opener + at + shape.head_end.len();
-        match (shape.route)(rest[..at].trim()) {
+        match shape.family.route(rest[..at].trim()) {
             Some(Route::Text) => self.state = State::Text,
             Some(Route::Reasoning) => self.state = State::Reasoning,
             Some(Route::Call(name)) if calls.tools.contains(name) => {
@@ -213,8 +222,19 @@ impl Channels {
     }
 }
 
+impl ChannelFamily {
+    /// Where a message with this head goes.
+    fn route(self, head: &str) -> Option<Route<'_>> {
+        match (self, head) {
+            (Self::Harmony, head) => harmony_route(head),
+            (Self::Functionary, "all") => Some(Route::Text),
+            (Self::Functionary, name) => Some(Route::Call(name)),
+        }
+    }
+}
+
 /// The head of a message: a channel, and a recipient where it is a call's.
-pub(super) fn harmony_route(head: &str) -> Option<Route<'_>> {
+fn harmony_route(head: &str) -> Option<Route<'_>> {
     let recipient = head.split_once("to=").map(|(_, rest)| {
         rest.split(|c: char| c.is_whitespace() || c == '<')
             .next()
@@ -232,14 +252,5 @@ pub(super) fn harmony_route(head: &str) -> Option<Route<'_>> {
         "analysis" => Some(Route::Reasoning),
         "final" | "commentary" => Some(Route::Text),
         _ => None,
-    }
-}
-
-/// The head of a message is a tool, or `all` for the reader.
-#[expect(clippy::unnecessary_wraps, reason = "the table takes functions of one type")]
-pub(super) fn functionary_route(head: &str) -> Option<Route<'_>> {
-    match head {
-        "all" => Some(Route::Text),
-        name => Some(Route::Call(name)),
     }
 }

@@ -9,7 +9,8 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | `format` | the table of formats, and how a template's source tells which it is |
+//! | `format` | how a template's source tells which format it is |
+//! | `families` | the table of formats |
 //! | `thinking` | the table of tags that stand around reasoning |
 //! | `parser` | text, reasoning and marks; hands over to the bodies |
 //! | `json_body`, `named_body`, `tagged_body`, `literal_body` | the four shapes that calls have |
@@ -19,6 +20,7 @@
 //! | `tool_set` | the tools that were offered |
 
 mod channels;
+mod families;
 mod format;
 mod grammar;
 mod json_body;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{Opening, Part, Piece, ReplyFormat, ReplyParser, ToolSet, format::FORMATS};
+use super::{Opening, Part, Piece, ReplyFormat, ReplyParser, ToolSet, families::FORMATS};
 
 fn tools() -> Arc<ToolSet> {
     let weather = json!({"type": "object", "properties": {

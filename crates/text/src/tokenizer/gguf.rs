@@ -21,11 +21,11 @@ use super::{
     limits,
     normalize::{BertNormalizer, Normalizer},
     pre_tokenizers::{self, Spelling},
-    split::{Behavior, METASPACE, Pattern, Step},
+    split::{METASPACE, Step},
     spm::Spm,
     unigram::Unigram,
     vocab::{END_MARKS, TokenKind, Vocab},
-    wordpiece::WordPiece,
+    wordpiece::{WordPiece, bert_steps, wordpiece_piece},
 };
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -436,35 +436,6 @@ fn read_wordpiece(source: &Source<'_>) -> Result<Parts, TokenizerError> {
             ..Defaults::default()
         },
     })
-}
-
-/// BERT's splitter: words and single punctuation characters.
-pub(super) fn bert_steps() -> Result<Vec<Step>, TokenizerError> {
-    Ok(vec![
-        Step::Pattern(Pattern::new(r"\s+", Behavior::Removed, false)?),
-        Step::Pattern(Pattern::new(r"[\p{P}!-/:-@\[-`{-\~]", Behavior::Isolated, false)?),
-    ])
-}
-
-/// What a token that begins a word decodes to: a space before it, but none before punctuation and the like.
-pub(super) fn wordpiece_piece(word: &str) -> Vec<u8> {
-    const CLEANUP: &[(&str, &str)] = &[
-        (" .", "."),
-        (" ?", "?"),
-        (" !", "!"),
-        (" ,", ","),
-        (" ' ", "'"),
-        (" n't", "n't"),
-        (" 'm", "'m"),
-        (" do not", " don't"),
-        (" 's", "'s"),
-        (" 've", "'ve"),
-        (" 're", "'re"),
-    ];
-    CLEANUP
-        .iter()
-        .fold(format!(" {word}"), |text, (from, to)| text.replace(from, to))
-        .into_bytes()
 }
 
 fn read_unigram(source: &Source<'_>) -> Result<Parts, TokenizerError> {

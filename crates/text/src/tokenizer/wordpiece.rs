@@ -3,7 +3,11 @@
 //! Separate from the merging models because it is greedy from the left. Invariant: a word gives either tokens that
 //! cover it or the one unknown token.
 
-use super::key_map::KeyMap;
+use super::{
+    key_map::KeyMap,
+    split::{Behavior, Pattern, Step},
+};
+use crate::TokenizerError;
 
 /// BERT's encoding of words.
 #[derive(Debug)]
@@ -57,4 +61,33 @@ impl WordPiece {
             start = end;
         }
     }
+}
+
+/// BERT's splitter: words and single punctuation characters.
+pub(crate) fn bert_steps() -> Result<Vec<Step>, TokenizerError> {
+    Ok(vec![
+        Step::Pattern(Pattern::new(r"\s+", Behavior::Removed, false)?),
+        Step::Pattern(Pattern::new(r"[\p{P}!-/:-@\[-`{-\~]", Behavior::Isolated, false)?),
+    ])
+}
+
+/// What a token that begins a word decodes to: a space before it, but none before punctuation and the like.
+pub(crate) fn wordpiece_piece(word: &str) -> Vec<u8> {
+    const CLEANUP: &[(&str, &str)] = &[
+        (" .", "."),
+        (" ?", "?"),
+        (" !", "!"),
+        (" ,", ","),
+        (" ' ", "'"),
+        (" n't", "n't"),
+        (" 'm", "'m"),
+        (" do not", " don't"),
+        (" 's", "'s"),
+        (" 've", "'ve"),
+        (" 're", "'re"),
+    ];
+    CLEANUP
+        .iter()
+        .fold(format!(" {word}"), |text, (from, to)| text.replace(from, to))
+        .into_bytes()
 }

@@ -19,8 +19,8 @@ use serde_json::Value;
 
 use super::{
     ReplyFormat, ToolSet,
-    channels::ChannelShape,
-    format::{HARMONY_OPENER, Shape},
+    channels::{ChannelFamily, ChannelShape},
+    format::Shape,
     json_body::JsonShape,
     literal_body::LiteralShape,
     named_body::NamedShape,
@@ -228,7 +228,7 @@ impl Form<'_> {
                 marks.anywhere(section);
                 marks.anywhere(opener);
             }
-            Shape::Channels(shape) if shape.opener == HARMONY_OPENER => {
+            Shape::Channels(shape) if shape.family == ChannelFamily::Harmony => {
                 marks.anywhere("<|channel|>commentary to=functions.");
                 marks.anywhere("<|start|>assistant to=functions.");
                 if self.opens_head {
@@ -272,11 +272,10 @@ impl Form<'_> {
         offers: &[Offer<'_>],
         rules: &mut Rules<'_>,
     ) -> Result<String, Refusal> {
-        let mut tails = Vec::new();
-        for (tool_idx, offer) in offers.iter().enumerate() {
-            let arguments = arguments::json(offer, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+        let tail = any_of(offers, rules, |offer, rules| {
+            let arguments = arguments::json(offer, rules)?;
             let name = rules.text(&Value::from(offer.name).to_string());
-            tails.push(if shape.is_keyed_by_name {
+            Ok(if shape.is_keyed_by_name {
                 format!("{name} S? \":\" S? {arguments}")
             } else {
                 // Without a mark, families differ in the key, and a model that begins a call by itself has its own.
@@ -288,9 +287,8 @@ impl Form<'_> {
                 let keys = keys.iter().map(|key| rules.text(&Value::from(*key).to_string()));
                 let key = format!("({})", keys.collect::<Vec<_>>().join(" | "));
                 format!("{name} S? \",\" S? {key} S? \":\" S? {arguments}")
-            });
-        }
-        let tail = rules.rule(&tails.join("\n  | "));
+            })
+        })?;
         let head = if shape.is_keyed_by_name {
             String::new()
         } else {
@@ -338,15 +336,13 @@ impl Form<'_> {
         let opener = rules.mark(shape.opener);
         let separator = rules.mark(shape.arguments);
         let closer = rules.mark(shape.closers.first().copied().unwrap_or_default());
-        let mut calls = Vec::new();
-        for (tool_idx, offer) in offers.iter().enumerate() {
-            let arguments = arguments::json(offer, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+        let calls = any_of(offers, rules, |offer, rules| {
+            let arguments = arguments::json(offer, rules)?;
             let heads: Vec<String> = (shape.heads.iter())
                 .map(|head| rules.head(head, offer.name))
                 .collect();
-            calls.push(format!("({}) {separator} {arguments}", heads.join(" | ")));
-        }
-        let calls = rules.rule(&calls.join("\n  | "));
+            Ok(format!("({}) {separator} {arguments}", heads.join(" | ")))
+        })?;
         let space = if closer.starts_with("\"```") {
             "\"\\n\"?"
         } else {
@@ -379,17 +375,14 @@ impl Form<'_> {
         offers: &[Offer<'_>],
         rules: &mut Rules<'_>,
     ) -> Result<String, Refusal> {
-        let mut calls = Vec::new();
-        for (tool_idx, offer) in offers.iter().enumerate() {
-            let arguments =
-                arguments::tagged(offer, shape, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+        let calls = any_of(offers, rules, |offer, rules| {
+            let arguments = arguments::tagged(offer, shape, rules)?;
             let head = rules.mark(&format!(
                 "{}{}{}{}",
                 shape.opener, offer.name, shape.name_end, shape.opener_end
             ));
-            calls.push(format!("{head} S? {arguments}"));
-        }
-        let calls = rules.rule(&calls.join("\n  | "));
+            Ok(format!("{head} S? {arguments}"))
+        })?;
         let closer = rules.mark(shape.closer);
         let call = rules.rule(&format!("{calls} {closer}"));
         let row = self.row(&call, "S?");
@@ -402,16 +395,13 @@ impl Form<'_> {
         offers: &[Offer<'_>],
         rules: &mut Rules<'_>,
     ) -> Result<String, Refusal> {
-        let mut calls = Vec::new();
-        for (tool_idx, offer) in offers.iter().enumerate() {
-            let arguments =
-                literals::arguments(offer, shape, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+        let call = any_of(offers, rules, |offer, rules| {
+            let arguments = literals::arguments(offer, shape, rules)?;
             let (open, close) = shape.brackets;
             let head = rules.text(&format!("{}{}{open}", shape.prefix, offer.name));
             let close = rules.text(&close.to_string());
-            calls.push(format!("{head} {arguments} {close}"));
-        }
-        let call = rules.rule(&calls.join("\n  | "));
+            Ok(format!("{head} {arguments} {close}"))
+        })?;
         let opener = rules.mark(shape.openers.first().copied().unwrap_or_default());
         let closer = rules.mark(shape.closers.first().copied().unwrap_or_default());
         if shape.is_list {
@@ -428,12 +418,11 @@ impl Form<'_> {
         offers: &[Offer<'_>],
         rules: &mut Rules<'_>,
     ) -> Result<String, Refusal> {
-        let is_harmony = shape.opener == HARMONY_OPENER;
-        let mut calls = Vec::new();
-        for (tool_idx, offer) in offers.iter().enumerate() {
-            let arguments = arguments::json(offer, rules).map_err(|reason| Refusal { tool_idx, reason })?;
+        let is_harmony = shape.family == ChannelFamily::Harmony;
+        let calls = any_of(offers, rules, |offer, rules| {
+            let arguments = arguments::json(offer, rules)?;
             let name = rules.text(offer.name);
-            calls.push(if is_harmony {
+            Ok(if is_harmony {
                 let channel = rules.mark("<|channel|>commentary");
                 let json = rules.mark("<|constrain|>json");
                 let message = rules.mark(shape.head_end);
@@ -441,9 +430,8 @@ impl Form<'_> {
             } else {
                 let line = rules.text(&format!("{}{}", offer.name, shape.head_end));
                 format!("{line} {arguments}")
-            });
-        }
-        let calls = rules.rule(&calls.join("\n  | "));
+            })
+        })?;
         if is_harmony {
             let to = rules.mark("<|channel|>commentary to=functions.");
             let next = rules.mark("<|start|>assistant");
@@ -469,4 +457,17 @@ impl Form<'_> {
             format!("{opener} {row}")
         })
     }
+}
+
+/// Adds the rule of a call of any tool, each as `call` writes it; returns its name.
+fn any_of<'c>(
+    offers: &[Offer<'_>],
+    rules: &mut Rules<'c>,
+    call: impl Fn(&Offer<'_>, &mut Rules<'c>) -> Result<String, String>,
+) -> Result<String, Refusal> {
+    let mut calls = Vec::with_capacity(offers.len());
+    for (tool_idx, offer) in offers.iter().enumerate() {
+        calls.push(call(offer, rules).map_err(|reason| Refusal { tool_idx, reason })?);
+    }
+    Ok(rules.rule(&calls.join("\n  | ")))
 }

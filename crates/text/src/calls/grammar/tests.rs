@@ -8,7 +8,7 @@ use tokenmill_gguf::{Metadata, StringArray};
 use super::{CallFormError, ToolChoice};
 use crate::{
     Tokenizer,
-    calls::{Opening, Part, ReplyFormat, ReplyParser, ToolSet, format::FORMATS},
+    calls::{Opening, Part, ReplyFormat, ReplyParser, ToolSet, families::FORMATS},
     constraint::{Constraint, ConstraintCompiler, ConstraintMatcher, ControlTokens},
 };
 

@@ -10,10 +10,11 @@ use crate::{
     tokenizer::{
         byte_level,
         charsmap::{Charsmap, Matching},
-        gguf, limits,
+        limits,
         normalize::{BertNormalizer, Normalizer},
         split::{Behavior, METASPACE, Pattern, Prepend, Step, WordRule},
         vocab::TokenKind,
+        wordpiece::{bert_steps, wordpiece_piece},
     },
 };
 
@@ -282,7 +283,7 @@ impl PreTokenizerPart {
                 };
                 out.steps.push(Step::Metaspace { prepend, split });
             }
-            Self::BertPreTokenizer => out.steps.extend(gguf::bert_steps()?),
+            Self::BertPreTokenizer => out.steps.extend(bert_steps()?),
             Self::Whitespace => out.steps.push(Step::Pattern(Pattern::new(
                 r"\w+|[^\w\s]+",
                 Behavior::Removed,
@@ -513,7 +514,7 @@ impl Spelling {
         if let Some((prefix, cleanup)) = &self.wordpiece {
             return match text.strip_prefix(prefix.as_str()) {
                 Some(rest) => rest.as_bytes().to_vec(),
-                None if *cleanup => gguf::wordpiece_piece(text),
+                None if *cleanup => wordpiece_piece(text),
                 None => format!(" {text}").into_bytes(),
             };
         }
