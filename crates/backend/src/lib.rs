@@ -91,7 +91,7 @@ pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};
-pub use streams::{MIN_MEAN_SQUARE, StreamOperations, StreamsShape};
+pub use streams::{MAX_STREAMS, MIN_MEAN_SQUARE, StreamOperations, StreamsShape};
 
 /// The examples of the README.
 #[cfg(doctest)]

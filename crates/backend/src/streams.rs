@@ -83,3 +83,6 @@ pub struct StreamsShape {
 
 /// The least mean of squares that [`StreamOperations::match_magnitudes`] divides by the root of.
 pub const MIN_MEAN_SQUARE: f32 = 1e-5;
+
+/// Streams, the first with the others, that a network has at most: more than any that was published.
+pub const MAX_STREAMS: usize = 16;

@@ -44,9 +44,11 @@ pub struct ModelOptions {
     pub max_batch_seqs: usize,
     /// Logit rows a batch may have.
     pub max_logit_rows: usize,
-    /// KV pages; `None` takes enough for one sequence of full length.
+    /// KV pages; `None` takes enough for one sequence of full length. With [`WindowPages::Own`], a model whose layers all have a
+    /// window takes no more than [`WindowPages::Own`] says.
     pub n_pages: Option<usize>,
-    /// Pages of the host tier, to which pages of the pool can be moved.
+    /// Pages of the host tier, to which pages of the pool can be moved; as many again where layers with a window have pages of their
+    /// own.
     pub n_host_pages: usize,
     /// The pages of layers with a sliding window.
     pub window_pages: WindowPages,
@@ -324,7 +326,7 @@ fn limits(descriptor: &Descriptor, options: &ModelOptions) -> Result<ExecutorLim
         window_group: window_group.map(|(window, n_pages)| WindowGroup {
             window,
             n_pages,
-            n_host_pages: options.n_host_pages.min(n_pages),
+            n_host_pages: options.n_host_pages,
         }),
         pooling: descriptor.pooling.as_ref().map(|pooling| pooling.kind),
         is_encoder,

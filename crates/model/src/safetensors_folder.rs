@@ -12,7 +12,7 @@ use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 use crate::{
     Descriptor, HeadLayer, LoadError, RowFactors, WeightInfo, WeightSource, WeightTensor,
     arch::{Change, HfLayout, Share, UNUSED},
-    tensor_view::{Joined, Mapped, Mxfp4, Reordered, Stored, Transposed},
+    tensor_view::{Filled, Joined, Mapped, Mxfp4, Reordered, Stored, Transposed},
 };
 
 /// The tensors of all `.safetensors` files of a folder.
@@ -274,10 +274,11 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
                 .ok_or("a tensor is absurdly large")?;
             info.dims.pop();
             info.dims.push(descriptor.n_vocab);
-            let rest = std::iter::repeat_n(0, descriptor.n_vocab - n_rows);
-            Box::new(Reordered {
+            // The vocabulary's size has not been compared with a tensor yet: nothing is allocated for it.
+            Box::new(Filled {
                 source: bytes,
-                order: (0..n_rows).chain(rest).collect(),
+                n_rows,
+                n_all_rows: descriptor.n_vocab,
                 row_bytes,
             })
         }
@@ -300,15 +301,18 @@ fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Result<Entry,
             })
         }
         Change::UngroupQkv => {
-            let order = ungrouped_rows(descriptor).unwrap_or_default();
+            let expected = descriptor.attentions().next().map_or(0, |attention| {
+                let n_heads = (attention.n_kv_heads.saturating_mul(2)).saturating_add(attention.n_heads);
+                n_heads.saturating_mul(attention.head_dim_k)
+            });
             let n_rows = info.dims.last().copied().unwrap_or(0);
-            if order.len() != n_rows || n_rows == 0 {
+            if expected != n_rows || n_rows == 0 {
                 return Err(format!(
-                    "tensor `{}` has {n_rows} rows, expected {}, the queries, keys and values of all heads",
-                    info.name,
-                    order.len()
+                    "tensor `{}` has {n_rows} rows, expected {expected}, the queries, keys and values of all heads",
+                    info.name
                 ));
             }
+            let order = ungrouped_rows(descriptor).unwrap_or_default();
             Box::new(Reordered {
                 source: bytes,
                 order,

@@ -1,7 +1,7 @@
-//! Tensors that a folder stores in another form: read piece by piece, converted on the way.
+//! Tensors that a file or a folder stores in another form: read piece by piece, converted on the way.
 //!
-//! Separate from the folder, which decides what a tensor is made of. Invariant: no view holds a whole tensor in memory; a
-//! read costs in proportion to what is read.
+//! Separate from the sources, which decide what a tensor is made of. Invariant: no view holds a whole tensor in memory. A read
+//! costs in proportion to what is read; where rows are quantized, to the whole rows that it touches.
 
 use std::{io, sync::Arc};
 
@@ -44,6 +44,15 @@ pub(crate) struct Reordered {
     pub(crate) source: Box<dyn ReadAt>,
     /// Of each row, which one of the source it is.
     pub(crate) order: Vec<usize>,
+    pub(crate) row_bytes: usize,
+}
+
+/// A matrix of `n_rows` rows with more rows behind them, which repeat the first.
+pub(crate) struct Filled {
+    pub(crate) source: Box<dyn ReadAt>,
+    pub(crate) n_rows: usize,
+    /// Rows with those that repeat the first.
+    pub(crate) n_all_rows: usize,
     pub(crate) row_bytes: usize,
 }
 
@@ -220,8 +229,22 @@ impl ReadAt for Reordered {
     }
 }
 
+impl ReadAt for Filled {
+    fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        for_each_unit(offset, out, self.row_bytes, |row, start, out| {
+            if row >= self.n_all_rows {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let row = if row < self.n_rows { row } else { 0 };
+            (self.source).read_exact_at((row * self.row_bytes + start) as u64, out)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokenmill_gguf::TensorType;
+
     use super::*;
 
     /// A source in memory.
@@ -271,6 +294,13 @@ mod tests {
             row_bytes: 2,
         };
         check(&reordered, &[4, 5, 0, 1, 2, 3]);
+        let filled = Filled {
+            source: source(2..6),
+            n_rows: 2,
+            n_all_rows: 4,
+            row_bytes: 2,
+        };
+        check(&filled, &[2, 3, 4, 5, 2, 3, 2, 3]);
         let transposed = Transposed {
             source: source(0..24),
             n_rows: 3,
@@ -300,6 +330,21 @@ mod tests {
             part_bytes: 2,
         };
         check(&part_of_each, &[1, 2, 5, 6, 9, 10]);
+        // Two rows of one Q8_0 block each: a scale in half precision and 32 numbers.
+        let block = |scale: f32, first: i8| {
+            let scale = half::f16::from_f32(scale).to_le_bytes().into_iter();
+            scale.chain((first..first + 32).map(|number| number as u8))
+        };
+        let dequantized = Dequantized {
+            source: source(block(0.5, -16).chain(block(2.0, 1))),
+            format: Format::of(TensorType::Q8_0).unwrap(),
+            n_cols: 32,
+            row_bytes: 34,
+        };
+        let first = (-16..16_i8).map(|number| 0.5 * f32::from(number));
+        let second = (1..33_i8).map(|number| 2.0 * f32::from(number));
+        let expected: Vec<u8> = first.chain(second).flat_map(f32::to_le_bytes).collect();
+        check(&dequantized, &expected);
         let mapped = Mapped {
             source: source(0..6),
             decode: |byte| f32::from(byte[0]),

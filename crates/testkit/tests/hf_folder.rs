@@ -140,6 +140,85 @@ fn heads_of_other_widths_than_their_rope_are_refused() {
     );
 }
 
+#[test]
+fn a_size_of_the_vocabulary_beyond_the_weights_allocates_nothing() {
+    let header = r#"{"model.embed_tokens_per_layer.weight": {"dtype": "BF16", "shape": [1, 1], "data_offsets": [0, 2]}}"#;
+    for n_vocab in ["4000000000000000000", "100000000000"] {
+        let config = CONFIG.replace("LlamaForCausalLM", "Gemma3nForCausalLM").replace(
+            "\"vocab_size\": 4",
+            &format!("\"num_kv_shared_layers\": 0, \"vocab_size\": {n_vocab}"),
+        );
+        assert_eq!(
+            message(&config, &safetensors(header, &[0; 2])),
+            "tensor `token_embd.weight` is missing"
+        );
+    }
+}
+
+/// The network of a folder without weights, whose configuration says this instead of the count of layers.
+fn network(class: &str, more: &str) -> Descriptor {
+    let folder = tempfile::tempdir().unwrap();
+    let config = (CONFIG.replace("LlamaForCausalLM", class)).replace("\"num_hidden_layers\": 1", more);
+    let config_path = folder.path().join("config.json");
+    std::fs::write(&config_path, config).unwrap();
+    std::fs::write(folder.path().join("model.safetensors"), safetensors("{}", &[])).unwrap();
+    let model = Model::from_hf(folder.path(), &config_path).unwrap();
+    model.descriptor().clone()
+}
+
+#[test]
+fn gemma3n_has_the_defaults_of_its_class() {
+    let class = "Gemma3nForCausalLM";
+    let attention = |layer: &LayerDescriptor| layer.mixer.attention().unwrap().clone();
+    let default = network(class, "\"num_hidden_layers\": 20");
+    let sharing: Vec<bool> = (default.layers.iter().map(attention))
+        .map(|attention| attention.shares_kv_of.is_some())
+        .collect();
+    assert_eq!(sharing, [[false; 5], [true; 5], [true; 5], [true; 5]].concat());
+    let windows: Vec<_> = (default.layers.iter().map(attention))
+        .map(|attention| attention.window)
+        .collect();
+    assert_eq!(windows[..5], [Some(512), Some(512), Some(512), Some(512), None]);
+    let first = attention(&default.layers[0]);
+    assert_eq!((first.n_kv_heads, first.head_dim_k), (2, 256));
+    assert_eq!(
+        [&default.ropes[0], &default.ropes[1]].map(|rope| rope.base),
+        [1e6, 1e4]
+    );
+    let said = network(
+        class,
+        r#""num_hidden_layers": 20, "num_kv_shared_layers": 15, "sliding_window": 512, "num_key_value_heads": 2, "head_dim": 256,
+            "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0"#,
+    );
+    assert_eq!(said, default);
+    let other = network(
+        class,
+        r#""num_hidden_layers": 5, "num_kv_shared_layers": 0, "sliding_window": 64, "num_key_value_heads": 1"#,
+    );
+    let first = attention(&other.layers[0]);
+    assert_eq!(
+        (first.shares_kv_of, first.window, first.n_kv_heads),
+        (None, Some(64), 1)
+    );
+}
+
+#[test]
+fn llama4_may_have_no_experts() {
+    let layers = r#""num_hidden_layers": 4, "intermediate_size_mlp": 24, "no_rope_layers": [1, 1, 1, 1], "num_local_experts": 0"#;
+    for no_layer in ["\"moe_layers\": []", "\"interleave_moe_layer_step\": 0"] {
+        let dense = network("Llama4ForCausalLM", &format!("{layers}, {no_layer}"));
+        let widths: Vec<_> = (dense.layers.iter())
+            .map(|layer| {
+                (
+                    layer.ffn.moe().is_none(),
+                    layer.ffn.dense().map(|dense| dense.n_ff),
+                )
+            })
+            .collect();
+        assert_eq!(widths, [(true, Some(24)); 4], "{no_layer}");
+    }
+}
+
 /// The network of a folder of latent attention and experts, whose configuration says this in addition.
 fn latent_network(class: &str, more: &str) -> Descriptor {
     let folder = tempfile::tempdir().unwrap();

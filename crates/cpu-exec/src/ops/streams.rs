@@ -2,7 +2,7 @@
 //!
 //! Separate from the element-wise passes because each row has factors of its own. Invariant: a row is computed by one thread.
 
-use tokenmill_backend::{MIN_MEAN_SQUARE, StreamsShape};
+use tokenmill_backend::{MAX_STREAMS, MIN_MEAN_SQUARE, StreamsShape};
 
 use crate::{Host, pool::Columns};
 
@@ -63,7 +63,7 @@ fn mean_square(row: &[f32]) -> f32 {
 /// [`StreamOperations`](tokenmill_backend::StreamOperations::predict_streams).
 ///
 /// # Panics
-/// When there are fewer rows than the shape says, or more than 16 streams.
+/// When there are fewer rows than the shape says, or more than [`MAX_STREAMS`] streams.
 pub fn predict_streams(
     host: &Host,
     shape: StreamsShape,
@@ -101,9 +101,6 @@ pub fn predict_streams(
             }
         });
 }
-
-/// More streams than any network has.
-const MAX_STREAMS: usize = 16;
 
 /// Corrects all streams by a layer's result, which stands in `first`; see
 /// [`StreamOperations`](tokenmill_backend::StreamOperations::correct_streams).

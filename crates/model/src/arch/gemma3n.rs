@@ -4,6 +4,7 @@
 //!
 //! Source: transformers, `models/gemma3n/modeling_gemma3n.py`; llama.cpp, `src/models/gemma3n.cpp`.
 
+use serde_json::json;
 use tokenmill_backend::{Activation, RopeStyle};
 use tokenmill_gguf::{Array, Value};
 
@@ -109,6 +110,15 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
 }
 
 fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
+    // The class's own defaults, which its files may leave out.
+    let config = &config.with_defaults(&[
+        ("num_kv_shared_layers", json!(15)),
+        ("sliding_window", json!(512)),
+        ("num_key_value_heads", json!(2)),
+        ("head_dim", json!(256)),
+        ("rope_theta", json!(1_000_000.0)),
+        ("rope_local_base_freq", json!(LOCAL_BASE)),
+    ]);
     let mut descriptor = config.decoder()?;
     let n_layers = descriptor.layers.len();
     config.set_windows(&mut descriptor, |layer_idx| (layer_idx + 1) % PERIOD != 0)?;

@@ -149,7 +149,7 @@ fn set_mixers(
     net: KimiDeltaDescriptor,
     latent: &LatentDescriptor,
 ) {
-    // Nothing turns.
+    // No layer has rotary positions.
     descriptor.ropes.clear();
     for (layer, &is_recurrent) in descriptor.layers.iter_mut().zip(is_recurrent) {
         layer.mixer = if is_recurrent {

@@ -51,7 +51,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
 
 fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
     let mut descriptor = config.decoder(RopeStyle::Norm)?;
-    let mut moe = config.moe(false)?;
+    let n_experts = config.n_experts()?;
     let window = config.opt_usize("attention.sliding_window")?;
     // A window of 0 stands for a model that has neither chunks nor layers without positions.
     let has_chunks = window != Some(0);
@@ -61,14 +61,18 @@ fn from_gguf(config: &GgufConfig<'_>) -> Result<Descriptor, LoadError> {
         }
         config.set_windows(&mut descriptor, PERIOD)?;
     }
-    let has_norm = moe.router.n_experts != N_EXPERTS_WITHOUT_NORM;
+    let has_norm = n_experts != N_EXPERTS_WITHOUT_NORM;
     for layer in &mut descriptor.layers {
         let attention = layer.attention_mut();
         let has_rope = !has_chunks || attention.window.is_some();
         set_attention(attention, has_rope, has_norm, Some((TEMPERATURE, CHUNK)));
     }
-    set_moe(&mut moe);
-    config.set_experts(&mut descriptor, &moe)?;
+    // Small models have none.
+    if n_experts > 0 {
+        let mut moe = config.moe(false)?;
+        set_moe(&mut moe);
+        config.set_experts(&mut descriptor, &moe)?;
+    }
     Ok(descriptor)
 }
 
@@ -106,20 +110,19 @@ fn from_hf(config: &HfConfig) -> Result<Descriptor, LoadError> {
         (attention.qkv_bias, attention.output_bias) = (bias, bias);
         set_attention(attention, has_rope[layer_idx], has_norm, temperature);
     }
-    let mut moe = config.moe(false)?;
-    set_moe(&mut moe);
-    if let Some(with_experts) = config.counts("moe_layers")? {
-        set_experts(&mut descriptor, &moe, |layer_idx| {
-            with_experts.contains(&layer_idx)
-        });
-    } else {
-        let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
-        if step == 0 {
-            return Err(config.wrong("interleave_moe_layer_step", "a count above 0"));
-        }
-        set_experts(&mut descriptor, &moe, |layer_idx| {
-            (layer_idx + 1).is_multiple_of(step)
-        });
+    // A step of 0 stands for a model without experts.
+    let step = config.opt_usize("interleave_moe_layer_step")?.unwrap_or(1);
+    let listed = config.counts("moe_layers")?;
+    let has_experts: Vec<bool> = (0..n_layers)
+        .map(|layer_idx| match &listed {
+            Some(listed) => listed.contains(&layer_idx),
+            None => step > 0 && (layer_idx + 1).is_multiple_of(step),
+        })
+        .collect();
+    if has_experts.contains(&true) {
+        let mut moe = config.moe(false)?;
+        set_moe(&mut moe);
+        set_experts(&mut descriptor, &moe, |layer_idx| has_experts[layer_idx]);
     }
     Ok(descriptor)
 }

@@ -22,7 +22,8 @@ pub use recurrent::{
 };
 
 use tokenmill_backend::{
-    Activation, HeadsShape, KvLayerShape, LayerOperation, LayerShape, NetworkShape, NormKind, StateLayerShape,
+    Activation, HeadsShape, KvLayerShape, LayerOperation, LayerShape, MAX_STREAMS, NetworkShape, NormKind,
+    StateLayerShape,
 };
 
 use crate::{
@@ -551,9 +552,6 @@ impl Descriptor {
         windows?.into_iter().max()
     }
 }
-
-/// More streams than any network has.
-const MAX_STREAMS: usize = 16;
 
 /// Larger widths than this are taken for nonsense: sums of products of such numbers could overflow.
 const MAX_WIDTH: usize = 1 << 24;

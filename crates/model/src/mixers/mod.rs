@@ -164,7 +164,7 @@ impl<B: Backend> Mixer<B> {
                 let buffers = buffers
                     .kimi_delta
                     .as_mut()
-                    .expect("allocated for such delta nets");
+                    .expect("allocated for Kimi delta nets");
                 net.mix(backend, shape, rows, buffers, wants_output)
             }
             Self::Ssm(ssm) => {
