@@ -44,6 +44,16 @@ pub struct EngineStats {
     pub scheduler: SchedulerCounters,
     /// What the page pool has done.
     pub pool: PoolCounters,
+    /// What the pool of the layers with a window has done, where these are a group of their own.
+    pub window_pool: PoolCounters,
+}
+
+impl EngineStats {
+    /// The share of the pages that sequences hold, 0 to 1: that of the group which is fuller, since a sequence needs room in both.
+    pub fn kv_usage(&self) -> f64 {
+        let share = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
+        share(self.n_pages_in_use, self.n_pages).max(share(self.n_window_pages_in_use, self.n_window_pages))
+    }
 }
 
 /// Figures that the core counts itself.
@@ -95,6 +105,7 @@ impl Board {
             failed_steps: tally.failed_steps,
             scheduler: scheduler.counters(),
             pool: pool.counters(),
+            window_pool: window_pool.map(PagePool::counters).unwrap_or_default(),
         };
     }
 
@@ -110,5 +121,26 @@ impl Board {
             .step_times
             .lock()
             .expect("nothing panics while it holds this lock"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usage_is_that_of_the_fuller_group() {
+        let stats = |window_pages_in_use| EngineStats {
+            n_pages: 100,
+            n_pages_in_use: 25,
+            n_window_pages: 8,
+            n_window_pages_in_use: window_pages_in_use,
+            ..EngineStats::default()
+        };
+        assert_eq!(
+            [stats(0), stats(1), stats(8)].map(|stats| stats.kv_usage()),
+            [0.25, 0.25, 1.0]
+        );
+        assert_eq!(EngineStats::default().kv_usage(), 0.0);
     }
 }

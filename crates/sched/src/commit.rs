@@ -91,7 +91,7 @@ impl Scheduler {
                 }
                 group
                     .pool
-                    .release(std::mem::replace(page, ForwardBatch::UNMAPPED_PAGE));
+                    .release_left(std::mem::replace(page, ForwardBatch::UNMAPPED_PAGE));
             }
         }
         let is_prompt_done = sequence.n_committed + 1 >= sequence.n_prompt;

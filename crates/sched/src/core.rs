@@ -2,7 +2,7 @@
 //!
 //! Separate from the loop so that tests drive it step by step with a clock of their own. A step is three statements,
 //! see [`Core::step`]. Invariants: results are committed in the order in which steps were submitted; every sequence of
-//! the scheduler has a lane here and every lane a sequence. Events are sent in `events.rs`.
+//! the scheduler has a lane here and every lane a sequence. Events are sent in `publish.rs`.
 
 use std::{
     collections::{HashMap, VecDeque},

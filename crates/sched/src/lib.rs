@@ -10,7 +10,7 @@
 //! | plan | integers decide who computes which tokens on which KV pages | [`Scheduler`], [`PagePool`] |
 //! | batch | the plan becomes a [`ForwardBatch`](tokenmill_backend::ForwardBatch), and runs | `batch_builder.rs` |
 //! | masks | workers compute which tokens a constrained sequence may continue with | [`TokenConstraint`], `masks.rs` |
-//! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `commit.rs`, `events.rs` |
+//! | commit | sampled tokens are appended, whole pages enter the prefix cache, events go out | `commit.rs`, `publish.rs` |
 //!
 //! The key decision is that the scheduler and the page pool are integers only: no tensor, no clock, no thread, no I/O.
 //! So every decision can be replayed and a million requests simulated in a minute, and nothing above the executor knows

@@ -45,6 +45,20 @@ impl LruList {
         self.links[index as usize].older != ABSENT
     }
 
+    /// Puts `index` in as the oldest.
+    pub(crate) fn push_oldest(&mut self, index: u32) {
+        debug_assert!(!self.contains(index), "page {index} is idle twice");
+        let end = self.end();
+        let oldest = self.links[end as usize].newer;
+        self.links[index as usize] = Link {
+            older: end,
+            newer: oldest,
+        };
+        self.links[oldest as usize].older = index;
+        self.links[end as usize].newer = index;
+        self.len += 1;
+    }
+
     /// Puts `index` in as the newest.
     pub(crate) fn push(&mut self, index: u32) {
         debug_assert!(!self.contains(index), "page {index} is idle twice");
@@ -94,8 +108,10 @@ mod tests {
         }
         assert!(list.remove(0) && !list.remove(0));
         list.push(0);
+        assert!(list.remove(3));
+        list.push_oldest(3);
         let order: Vec<u32> = std::iter::from_fn(|| list.pop()).collect();
-        assert_eq!(order, [2, 3, 1, 0]);
+        assert_eq!(order, [3, 2, 1, 0]);
         assert_eq!(list.len(), 0);
     }
 }

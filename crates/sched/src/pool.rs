@@ -9,6 +9,8 @@
 //! | in use | 1 or more | perhaps | page tables of sequences |
 //! | idle | 0 | yes | `idle`, oldest first |
 //!
+//! Pages that left a window count as oldest, the latest of them first.
+//!
 //! Idle pages are the prefix cache: they stay until their place is needed, then move to the host tier (where there is
 //! one) or are forgotten. Invariants: a page with a key is never written again; a key is in one place only.
 
@@ -37,6 +39,8 @@ pub struct PagePool {
 struct Page {
     n_refs: u32,
     key: Option<PageKey>,
+    /// Its last holder gave it back because it had left the window, and no sequence has taken it since.
+    has_left_window: bool,
 }
 
 #[derive(Debug)]
@@ -164,7 +168,10 @@ impl PagePool {
             (self.pages[page as usize].n_refs, self.pages[page as usize].key),
             (0, None)
         );
-        self.pages[page as usize].n_refs = 1;
+        self.pages[page as usize] = Page {
+            n_refs: 1,
+            ..Page::default()
+        };
         Some(page)
     }
 
@@ -172,6 +179,7 @@ impl PagePool {
     pub(crate) fn retain(&mut self, page: u32) {
         self.idle.remove(page);
         self.pages[page as usize].n_refs += 1;
+        self.pages[page as usize].has_left_window = false;
     }
 
     /// Takes a reference away; the last one makes the page idle, or free where it has no key.
@@ -182,6 +190,16 @@ impl PagePool {
             (0, Some(_)) => self.idle.push(page),
             (0, None) => self.free.push(page),
             _ => {}
+        }
+    }
+
+    /// As [`Self::release`], of a page that the sequence's next token does not see. Only a prompt that parts from this one near
+    /// here can use it again, so it makes room before the pages that sequences ended with.
+    pub(crate) fn release_left(&mut self, page: u32) {
+        self.release(page);
+        if self.idle.remove(page) {
+            self.idle.push_oldest(page);
+            self.pages[page as usize].has_left_window = true;
         }
     }
 
@@ -317,18 +335,29 @@ impl PagePool {
         copies.append(&mut self.copies);
     }
 
-    /// Empties the page idle longest: into the host tier where there is one, else its content is gone.
+    /// Empties the oldest idle page: into the host tier where it has room, else its content is gone.
     fn evict(&mut self) -> Option<u32> {
         let page = self.idle.pop()?;
         let key = self.pages[page as usize]
             .key
             .take()
             .expect("an idle page has a key");
-        match self.host_page() {
+        let has_left_window = std::mem::take(&mut self.pages[page as usize].has_left_window);
+        // No page of the host tier is forgotten for one that left its window.
+        let host_page = if has_left_window {
+            self.host.free.pop()
+        } else {
+            self.host_page()
+        };
+        match host_page {
             Some(host_page) => {
                 self.copies.push(PageCopy::Download { page, host_page });
                 self.host.keys[host_page as usize] = Some(key);
-                self.host.used.push(host_page);
+                if has_left_window {
+                    self.host.used.push_oldest(host_page);
+                } else {
+                    self.host.used.push(host_page);
+                }
                 if let Some(cached) = self.index.get_mut(&key) {
                     cached.place = Place::Host(host_page);
                 }

@@ -170,6 +170,7 @@ fn preemption_and_the_host_tier_change_no_bit() {
             stats.scheduler.preemptions > 0 || has_windows_alone,
             "{name}: {stats:?}"
         );
+        assert!(stats.pool.downloads > 0, "{name}: {stats:?}");
         assert_eq!(
             (stats.n_pages_in_use, stats.n_window_pages_in_use),
             (0, 0),
@@ -206,6 +207,55 @@ fn pages_of_windows_do_not_grow_with_the_context() {
         let output = engine.generate(&prompt, &sampled(1, 30)).unwrap();
         assert_eq!(output.generated.len(), 30, "{name}");
     }
+}
+
+#[test]
+fn two_conversations_in_turn_keep_their_windows() {
+    for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {
+        let model = model(*change);
+        if !name.contains("window") || has_states(&model) {
+            continue;
+        }
+        // As many pages of windows as the model asks for: each prompt is longer than they are together.
+        let options = ModelOptions {
+            n_pages: None,
+            max_batch_seqs: 1,
+            ..ample()
+        };
+        let engine = Engine::start(executor(&model, &options, 2), EngineConfig::default());
+        let mut random = Random::new(300 + kind as u64);
+        let mut conversations = [0; 2].map(|_| (random_tokens(&mut random, 400), 0));
+        for turn in 0..4 {
+            for (tokens, n_held) in &mut conversations {
+                let output = engine.generate(tokens, &sampled(turn, 5)).unwrap();
+                let whole_pages = *n_held / PAGE * PAGE;
+                assert_eq!(output.usage.cached_tokens, whole_pages, "{name}, turn {turn}");
+                *n_held = output.tokens.len() - 1;
+                *tokens = output.tokens;
+                tokens.extend(random_tokens(&mut random, 12));
+            }
+        }
+        let stats = engine.stats();
+        assert!(
+            stats.pool.evictions + stats.window_pool.evictions > 0,
+            "{name}: {stats:?}"
+        );
+    }
+}
+
+#[test]
+fn the_host_tier_has_as_many_pages_for_windows_as_for_other_layers() {
+    let model = model(|descriptor| descriptor.layers[0].attention_mut().window = Some(24));
+    let options = ModelOptions {
+        n_host_pages: 100,
+        max_batch_seqs: 1,
+        ..ample()
+    };
+    let engine = Engine::start(executor(&model, &options, 1), EngineConfig::default());
+    let limits = engine.limits();
+    let of_windows = limits.window_group.unwrap();
+    assert!(of_windows.n_pages < 100);
+    assert_eq!((limits.n_host_pages, of_windows.n_host_pages), (100, 100));
 }
 
 #[test]
