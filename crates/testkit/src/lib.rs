@@ -11,9 +11,7 @@
 //!     make: |_n_threads| NaiveBackend::new(),
 //!     company: Company::Bits,
 //!     stores: |_| true,
-//!     has_states: true,
-//!     has_latent_rows: true,
-//!     has_layer_operations: true,
+//!     lacks: &[],
 //! };
 //! conformance::only_the_rows_asked_for_come_back(&subject);
 //! conformance::a_row_that_is_not_finite_fails_alone(&subject);
@@ -22,7 +20,6 @@
 
 mod comparisons;
 pub mod conformance;
-mod encoders;
 mod expert_variants;
 pub mod fake_executor;
 pub mod generate;

@@ -11,27 +11,21 @@ const CPU: Subject<CpuBackend> = Subject {
     make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
-    has_states: true,
-    has_latent_rows: true,
-    has_layer_operations: true,
+    lacks: &[],
 };
 
 const SCALAR: Subject<CpuBackend> = Subject {
     make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
-    has_states: true,
-    has_latent_rows: true,
-    has_layer_operations: true,
+    lacks: &[],
 };
 
 const NAIVE: Subject<NaiveBackend> = Subject {
     make: |_| NaiveBackend::new(),
     company: Company::Bits,
     stores: |_| true,
-    has_states: true,
-    has_latent_rows: true,
-    has_layer_operations: true,
+    lacks: &[],
 };
 
 macro_rules! suite {

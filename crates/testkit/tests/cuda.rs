@@ -17,10 +17,7 @@ const CUDA: Subject<CudaBackend> = Subject {
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
     company: Company::Within(0.1),
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
-    has_states: true,
-    has_latent_rows: true,
-    // It has some of them: `parity_sim` and the tests of its kernels cover those.
-    has_layer_operations: false,
+    lacks: CudaBackend::LACKS,
 };
 
 macro_rules! suite {

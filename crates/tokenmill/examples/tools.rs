@@ -22,11 +22,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         ..TextParams::default()
     };
     let mut answer = model.chat(&conversation, &params)?;
+    conversation = conversation.answer(&answer);
     for call in &answer.calls {
         let arguments: Value = serde_json::from_str(&call.arguments)?;
         let sum = arguments["x"].as_f64().unwrap_or(0.0) + arguments["y"].as_f64().unwrap_or(0.0);
         println!("{}({}) = {sum}", call.name, call.arguments);
-        conversation = conversation.answer(&answer).result(call, sum.to_string());
+        conversation = conversation.result(call, sum.to_string());
     }
     if !answer.calls.is_empty() {
         answer = model.chat(&conversation, &params)?;

@@ -53,18 +53,22 @@ impl LayerOperations for CudaBackend {
     }
 }
 
+impl CudaBackend {
+    /// Operations that it lacks: a network that needs one of them is refused by name when it is loaded.
+    pub const LACKS: &'static [LayerOperation] = &[
+        LayerOperation::ChannelDecays,
+        LayerOperation::CutBelow,
+        LayerOperation::Streams,
+    ];
+}
+
 /// Says whether the device has all that a network needs.
 pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
-    let has = |operation| {
-        matches!(
-            operation,
-            LayerOperation::TakeColumns
-                | LayerOperation::Xielu
-                | LayerOperation::WeighChoices
-                | LayerOperation::Chunks
-        )
-    };
-    match network.needs.iter().find(|&&operation| !has(operation)) {
+    match network
+        .needs
+        .iter()
+        .find(|need| CudaBackend::LACKS.contains(need))
+    {
         None => Ok(()),
         Some(&operation) => Err(lacking(operation)),
     }

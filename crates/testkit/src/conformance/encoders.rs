@@ -12,9 +12,12 @@ use tokenmill_model::{
     PooledOutput, PoolingDescriptor, Presence, build,
 };
 
+use super::{
+    compare::{assert_close, assert_same_bits},
+    subject::{Company, Subject},
+};
 use crate::{
     NaiveBackend,
-    conformance::{Company, Subject, assert_close, assert_same_bits},
     generate::{ids, run},
     random::Random,
     tiny_model::{TinyModel, tiny_llama},

@@ -3,71 +3,32 @@
 //! Through networks rather than operation by operation, so that a backend may fuse as it likes. Each function is one
 //! claim and panics where it does not hold; a backend's test file calls them all. The naive backend is the oracle.
 
+mod compare;
+mod encoders;
+mod scene;
+mod subject;
+
 use tokenmill_backend::{
-    Backend, Executor, ForwardBatch, KvType, PAGE_TOKENS, PageCopy, PageGroup, RowOutput, SampleRow,
-    SamplingParams, SeqState, StateSave, TokenSource,
+    Backend, Executor, ForwardBatch, KvType, PageCopy, PageGroup, RowOutput, SampleRow, SamplingParams,
+    SeqState, StateSave, TokenSource,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{FfnDescriptor, ModelExecutor, ModelOptions, WindowPages, build};
+use tokenmill_model::{FfnDescriptor, ModelExecutor};
 
 use crate::{
     EXPERT_VARIANTS, NaiveBackend,
-    expert_variants::EXPERT_LAYER_VARIANTS,
     generate::{ids, run},
-    latent_variants::LATENT_VARIANTS,
     random::Random,
     tiny_experts,
     tiny_model::{TinyModel, tiny_llama},
-    variants::{LAYER_VARIANTS, STATE_VARIANTS, VARIANTS, Variant, random_variant},
+    variants::{VARIANTS, Variant, random_variant},
 };
 
-pub use crate::encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
+pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
+pub use subject::{Company, Subject};
 
-/// A backend under test.
-pub struct Subject<B> {
-    /// Makes the backend with a number of threads, where it has any.
-    pub make: fn(n_threads: usize) -> B,
-    /// What a row may differ by, depending on the other rows of its step.
-    pub company: Company,
-    /// Whether it stores keys and values in these types; what it does not is left out.
-    pub stores: fn([KvType; 2]) -> bool,
-    /// Whether it runs recurrent layers; where it does not, networks with them are left out.
-    pub has_states: bool,
-    /// Whether it runs latent attention; where it does not, networks with it are left out.
-    pub has_latent_rows: bool,
-    /// Whether it has the operations that few networks need; where it has not, networks with them are left out.
-    pub has_layer_operations: bool,
-}
-
-impl<B> Subject<B> {
-    fn state_variants(&self) -> &'static [Variant] {
-        if self.has_states { STATE_VARIANTS } else { &[] }
-    }
-
-    /// Networks with layers that not every backend has.
-    fn more_variants(&self) -> Vec<Variant> {
-        let latent = if self.has_latent_rows {
-            LATENT_VARIANTS
-        } else {
-            &[]
-        };
-        let layers = if self.has_layer_operations {
-            [LAYER_VARIANTS, EXPERT_LAYER_VARIANTS].concat()
-        } else {
-            Vec::new()
-        };
-        [self.state_variants(), latent, &layers].concat()
-    }
-}
-
-/// What a row may differ by, depending on the other rows of its step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Company {
-    /// Nothing.
-    Bits,
-    /// This much in a logit.
-    Within(f32),
-}
+use compare::{assert_close, assert_same_bits, assert_similar};
+use scene::{Scene, load, load_with};
 
 /// How far f32 arithmetic in another order may be off: logits are of size 1 to 10, so this is some ten roundings.
 const F32_TOLERANCE: f32 = 2e-4;
@@ -466,198 +427,14 @@ fn sample(params: &std::sync::Arc<SamplingParams>, history: std::ops::Range<u32>
     })
 }
 
-const N_PAGES: usize = 24;
-
-fn load<B: Backend>(model: &TinyModel, backend: B, kv_type: KvType) -> ModelExecutor<B> {
-    load_with(model, backend, [kv_type, kv_type])
-}
-
-fn load_with<B: Backend>(model: &TinyModel, backend: B, [keys, values]: [KvType; 2]) -> ModelExecutor<B> {
-    let options = ModelOptions {
-        max_batch_tokens: 128,
-        max_batch_seqs: 4,
-        max_logit_rows: 128,
-        n_pages: Some(N_PAGES),
-        window_pages: WindowPages::Own,
-        kv_type: keys,
-        kv_value_type: Some(values),
-        ..Default::default()
-    };
-    build(&model.descriptor, model, backend, &options, &mut |_| {}).expect("a tiny model loads")
-}
-
-/// A few sequences, their pages, and the steps in which their tokens are fed.
-#[derive(Clone, Debug)]
-struct Scene {
-    sequences: Vec<Vec<u32>>,
-    /// Of each group, the pages of each sequence.
-    pages: [Vec<Vec<u32>>; PageGroup::ALL.len()],
-    /// For each step, how many tokens of which sequences.
-    steps: Vec<Vec<(usize, usize)>>,
-}
-
-impl Scene {
-    /// Three sequences of random lengths in shuffled pages, in ragged steps.
-    fn random(random: &mut Random, n_vocab: usize) -> Self {
-        let sequences: Vec<Vec<u32>> = (0..3)
-            .map(|_| {
-                let len = 1 + random.below(60);
-                (0..len).map(|_| random.below(n_vocab) as u32).collect()
-            })
-            .collect();
-        let scene = Self {
-            pages: Default::default(),
-            steps: Vec::new(),
-            sequences,
-        };
-        scene.rescheduled(random)
-    }
-
-    /// The same sequences in other pages and steps.
-    fn rescheduled(&self, random: &mut Random) -> Self {
-        let mut left: Vec<usize> = self.sequences.iter().map(Vec::len).collect();
-        let mut steps = Vec::new();
-        while left.iter().any(|&n| n > 0) {
-            let mut order: Vec<usize> = (0..left.len()).filter(|&seq_idx| left[seq_idx] > 0).collect();
-            random.shuffle(&mut order);
-            order.truncate(1 + random.below(order.len()));
-            let step: Vec<_> = (order.into_iter())
-                .map(|seq_idx| {
-                    let most = if random.below(2) == 0 { 1 } else { left[seq_idx] };
-                    let n_tokens = 1 + random.below(most);
-                    left[seq_idx] -= n_tokens;
-                    (seq_idx, n_tokens)
-                })
-                .collect();
-            steps.push(step);
-        }
-        Self {
-            pages: self.shuffled_pages(random),
-            steps,
-            sequences: self.sequences.clone(),
-        }
-    }
-
-    /// The same sequences, one after the other, each in one step.
-    fn alone(&self, random: &mut Random) -> Self {
-        Self {
-            pages: self.shuffled_pages(random),
-            steps: (self.sequences.iter().enumerate())
-                .map(|(seq_idx, tokens)| vec![(seq_idx, tokens.len())])
-                .collect(),
-            sequences: self.sequences.clone(),
-        }
-    }
-
-    fn shuffled_pages(&self, random: &mut Random) -> [Vec<Vec<u32>>; PageGroup::ALL.len()] {
-        PageGroup::ALL.map(|_| {
-            let mut free: Vec<u32> = (0..N_PAGES as u32).collect();
-            random.shuffle(&mut free);
-            (self.sequences.iter())
-                .map(|tokens| free.split_off(free.len() - tokens.len().div_ceil(PAGE_TOKENS)))
-                .collect()
-        })
-    }
-
-    /// A sequence's page table in a group at a step that begins at `first`: pages that no token sees any more are gone.
-    fn table(&self, executor: &dyn Executor, group: PageGroup, seq_idx: usize, first: usize) -> Vec<u32> {
-        let window = executor.limits().group(group).and_then(|limits| limits.window);
-        let n_gone = window.map_or(0, |window| (first + 1).saturating_sub(window) / PAGE_TOKENS);
-        let mut table = self.pages[group.index()][seq_idx].clone();
-        table[..n_gone].fill(ForwardBatch::UNMAPPED_PAGE);
-        table
-    }
-
-    /// A sequence's state moves between two slots of its own.
-    fn state(&self, seq_idx: usize, step_idx: usize) -> SeqState {
-        let slot = |idx: usize| (2 * seq_idx + idx % 2) as u32;
-        let is_in = |step: &&Vec<(usize, usize)>| step.iter().any(|&(other, _)| other == seq_idx);
-        let n_before = self.steps[..step_idx].iter().filter(is_in).count();
-        SeqState {
-            from: slot(n_before),
-            to: slot(n_before + 1),
-            save: None,
-        }
-    }
-
-    /// The logits of every token: a row for each, sequence after sequence.
-    fn play(&self, executor: &mut dyn Executor) -> Vec<Vec<f32>> {
-        let n_vocab = executor.limits().n_vocab;
-        let mut logits: Vec<Vec<Vec<f32>>> = vec![Vec::new(); self.sequences.len()];
-        let has_states = executor.limits().n_states > 0;
-        for (step_idx, step) in self.steps.iter().enumerate() {
-            let mut batch = ForwardBatch::default();
-            for &(seq_idx, n_tokens) in step {
-                let first = logits[seq_idx].len();
-                let tokens = &self.sequences[seq_idx][first..first + n_tokens];
-                let table = |group| self.table(executor, group, seq_idx, first);
-                batch.push_sequence(ids(tokens), first as u32, &table(PageGroup::Main));
-                if executor.limits().window_group.is_some() {
-                    batch.push_window_pages(&table(PageGroup::Window));
-                }
-                if has_states {
-                    batch.states.push(self.state(seq_idx, step_idx));
-                }
-            }
-            batch.logit_rows = (0..batch.n_tokens() as u32).collect();
-            batch.outputs = vec![RowOutput::Logits; batch.n_tokens()];
-            let output = run(executor, &batch).expect("a valid batch");
-            let mut rows = output.logits.chunks_exact(n_vocab).map(<[f32]>::to_vec);
-            for &(seq_idx, n_tokens) in step {
-                logits[seq_idx].extend(rows.by_ref().take(n_tokens));
-            }
-        }
-        logits.into_iter().flatten().collect()
-    }
-}
-
-#[track_caller]
-pub(crate) fn assert_close(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>], tolerance: f32) {
-    assert_eq!(expected.len(), found.len(), "{case}");
-    for (row, (expected, found)) in expected.iter().zip(found).enumerate() {
-        assert_eq!(expected.len(), found.len(), "{case}");
-        for (column, (a, b)) in expected.iter().zip(found).enumerate() {
-            // Written so that NaN fails.
-            let is_close = (a - b).abs() <= tolerance;
-            assert!(is_close, "{case}: row {row}, column {column}: {b} instead of {a}");
-        }
-    }
-}
-
-/// Checks the root mean square difference, relative to that of `expected`.
-#[track_caller]
-fn assert_similar(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>], limit: f64) {
-    let (mut difference, mut size) = (0.0, 0.0);
-    for (expected, found) in expected.iter().zip(found) {
-        assert_eq!(expected.len(), found.len(), "{case}");
-        for (a, b) in expected.iter().zip(found) {
-            difference += f64::from(a - b).powi(2);
-            size += f64::from(*a).powi(2);
-        }
-    }
-    let relative = (difference / size).sqrt();
-    assert!(
-        relative <= limit,
-        "{case}: off by {relative:.2e}, the limit is {limit:.0e}"
-    );
-}
-
-#[track_caller]
-pub(crate) fn assert_same_bits(case: &str, expected: &[Vec<f32>], found: &[Vec<f32>]) {
-    for (row, (expected, found)) in expected.iter().zip(found).enumerate() {
-        for (column, (a, b)) in expected.iter().zip(found).enumerate() {
-            assert!(
-                a.to_bits() == b.to_bits(),
-                "{case}: row {row}, column {column}: {b} instead of {a}"
-            );
-        }
-    }
-    assert_eq!(expected.len(), found.len(), "{case}");
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        expert_variants::EXPERT_LAYER_VARIANTS,
+        latent_variants::LATENT_VARIANTS,
+        variants::{LAYER_VARIANTS, STATE_VARIANTS},
+    };
 
     #[test]
     fn every_variant_changes_what_the_oracle_says() {
