@@ -1,7 +1,7 @@
 """Frameworks for agents against `tokenmill serve demo`. In a loop the demo model calls a tool, the framework runs it, and the
 model answers with the result; whole and streamed. Where a framework asks for objects, one is asked for too.
 
-Names of frameworks as arguments run these only. npm's `ai` package runs where TOKENMILL_AI_SDK names the folder it is in.
+Names of frameworks as arguments run these only. What is missing is skipped, and is a failure where it was named, or where CI=true. npm's `ai` package runs where TOKENMILL_AI_SDK names the folder it is in.
 """
 
 import asyncio
@@ -27,6 +27,10 @@ from server import Server
 
 QUESTION = "What is 3 + 4?"
 CALLED = []
+
+
+class Missing(Exception):
+    """What a test needs is not here."""
 
 
 def add_numbers(x: int, y: int) -> int:
@@ -199,17 +203,25 @@ def litellm(url):
 def ai_sdk(url):
     folder = os.environ.get("TOKENMILL_AI_SDK")
     if folder is None:
-        print("skipped: ai is not installed")
-        return
+        raise Missing("TOKENMILL_AI_SDK names no folder with npm's ai")
     subprocess.run(["node", "loop.mjs", url], cwd=folder, check=True, timeout=60)
 
 
 if __name__ == "__main__":
     tests = [langchain, llama_index, pydantic_ai, openai_agents, instructor, litellm, lm_eval_task, ai_sdk]
-    wanted = sys.argv[1:] or [test.__name__ for test in tests]
+    known = {test.__name__: test for test in tests}
+    named = sys.argv[1:]
+    unknown = [name for name in named if name not in known]
+    if unknown:
+        raise SystemExit(f"there is no {', '.join(unknown)}; there are {', '.join(known)}")
     with Server() as server:
-        for test in tests:
-            if test.__name__ in wanted:
-                began = time.monotonic()
-                test(server.url)
-                print(f"ok: {test.__name__} in {time.monotonic() - began:.0f} s", flush=True)
+        for name in named or known:
+            began = time.monotonic()
+            try:
+                known[name](server.url)
+            except Missing as missing:
+                if named or os.environ.get("CI") == "true":
+                    raise SystemExit(f"failed: {name}: {missing}") from missing
+                print(f"skipped: {name}: {missing}", flush=True)
+            else:
+                print(f"ok: {name} in {time.monotonic() - began:.0f} s", flush=True)

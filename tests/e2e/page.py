@@ -7,6 +7,7 @@ import importlib.util
 import json
 import pathlib
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from server import ROOT, Server
+from server import BINARY, ROOT, Server
 
 chromium, driver_path = shutil.which("chromium"), shutil.which("chromedriver")
 if not (chromium and driver_path):
@@ -302,18 +303,25 @@ def without_key():
 
 ADD = """[{"type": "function", "function": {"name": "add_numbers", "description": "Adds two numbers.", "parameters": {
 "type": "object", "properties": {"x": {"type": "integer"}, "y": {"type": "integer"}}, "required": ["x", "y"]}}}]"""
-# The next answer has reasoning and code.
-THINKING = """
-const fast = window.fetch;
+# The next answer is these events, and a reason to end; "refused" is a refusal.
+SCRIPTED = """
+const before = window.fetch;
 window.fetch = async (path, options) => {
-  if (!options?.body) return fast(path, options);
-  window.fetch = fast;
-  const deltas = [{ reasoning_content: "Hm, " }, { reasoning_content: "well." }, { content: "```py\\nif a: # b\\n```\\n" }];
+  if (!options?.body) return before(path, options);
+  window.fetch = before;
+  const [deltas, reason] = %s;
+  if (reason === "refused") return Response.json({ error: { message: "busy" } }, { status: 429 });
   const events = deltas.map((delta) => ({ choices: [{ delta }] }));
+  events.push({ choices: [{ delta: {}, finish_reason: reason }] });
   events.push({ choices: [], timings: { predicted_per_second: 9 }, usage: { completion_tokens: 3, total_tokens: 9 } });
   return new Response(events.map((event) => `data: ${JSON.stringify(event)}\\n\\n`).join(""));
 };
 """
+
+
+def script(page, deltas, reason):
+    """The next request is answered with these deltas."""
+    page.execute_script(SCRIPTED % json.dumps([deltas, reason]))
 
 
 def press(page, text):
@@ -344,6 +352,28 @@ def changing(page):
     page.refresh()
     is_answered(page, 1)
     assert asked(page) == ["What is 2 + 2?"], asked(page)
+    # A reload knows which message is edited.
+    press(page, "Edit")
+    page.refresh()
+    until(page, "the message is still edited", lambda: find(page, "#editing").is_displayed())
+    ask(page, "!", Keys.ENTER)
+    is_answered(page, 1)
+    assert asked(page) == ["What is 2 + 2?!"], asked(page)
+    # An edit that was sent and is left for another conversation replaces nothing there.
+    press(page, "Edit")
+    page.execute_script(LATE)
+    ask(page, "", Keys.ENTER)
+    until(page, "it waits", lambda: find(page, "#stop").is_enabled())
+    find(page, "#clear").click()
+    until(page, "it is stopped", lambda: is_idle(page))
+    assert find(page, "#prompt").get_attribute("value") == "What is 2 + 2?!"
+    assert not find(page, "#editing").is_displayed()
+    # Neither does one that was not sent, whose text stays with its conversation.
+    entries(page)[0][0].click()
+    find(page, "#prompt").clear()
+    press(page, "Edit")
+    find(page, "#clear").click()
+    assert find(page, "#prompt").get_attribute("value") == "" and not find(page, "#editing").is_displayed()
 
 
 def tools(page):
@@ -358,7 +388,12 @@ def tools(page):
     is_answered(page, 1)
     call = find(page, ".call").text
     assert "add_numbers" in call and '"x": 3' in call, call
+    # What cannot be sent stays in the form.
+    script(page, [], "refused")
     find(page, ".results textarea").send_keys("7")
+    press(page, "Send results")
+    until(page, "the refusal is shown", lambda: "busy" in find(page, "#error").text and is_idle(page))
+    assert find(page, ".results textarea").get_attribute("value") == "7"
     accessible(page)
     page.save_screenshot(shots / "call-dark.png")
     press(page, "Send results")
@@ -370,7 +405,8 @@ def tools(page):
     until(page, "the tools are refused", lambda: "not JSON" in find(page, "#error").text)
     assert find(page, "#prompt").get_attribute("value") == "Hm?"
     page.execute_script("arguments[0].value = ''", find(page, "#tools"))
-    page.execute_script(THINKING)
+    code = {"content": "```py\nif a: # b\n```\n"}
+    script(page, [{"reasoning_content": "Hm, "}, {"reasoning_content": "well."}, code], "stop")
     ask(page, "", Keys.ENTER)
     is_answered(page, 3)
     fold = find(page, ".reasoning")
@@ -385,7 +421,37 @@ def tools(page):
     page.save_screenshot(shots / "card-dark.png")
     accessible(page)
     find(page, "#about summary").click()
-    # What is exported is what `tokenmill chat` loads.
+    exporting(page)
+    find(page, "#settings summary").click()
+    find(page, "#defaults").click()
+    find(page, "#settings summary").click()
+
+
+def cut_answers(page):
+    """A call that was cut is not kept; an answer that was cut while the model reasoned did not end at once."""
+    find(page, "#clear").click()
+    start = {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "add_numbers", "arguments": '{"x": 3, "te'}}]}
+    script(page, [{"content": "Hm."}, start], "length")
+    ask(page, "What is 3 + 4?", Keys.ENTER)
+    is_answered(page, 1)
+    assert "not complete" in answers(page)[0].text, answers(page)[0].text
+    assert not page.find_elements(By.CSS_SELECTOR, ".call, .results")
+    ask(page, "And now?", Keys.ENTER)
+    is_answered(page, 2)
+    script(page, [{"reasoning_content": "Hm, "}], "length")
+    ask(page, "Think.", Keys.ENTER)
+    is_answered(page, 3)
+    note = answers(page)[2].text
+    assert "longest length" in note and "at once" not in note, note
+    script(page, [], "stop")
+    ask(page, "Nothing?", Keys.ENTER)
+    is_answered(page, 4)
+    assert "at once" in answers(page)[3].text, answers(page)[3].text
+    find(page, "#clear").click()
+
+
+def exporting(page):
+    """What is exported is what `tokenmill chat` loads."""
     page.execute_script("URL.createObjectURL = (file) => { file.text().then((text) => (window.exported = text)); return '#'; }")
     find(page, "#export").click()
     until(page, "a file is offered", lambda: page.execute_script("return window.exported"))
@@ -393,9 +459,10 @@ def tools(page):
     roles = [message["role"] for message in exported]
     assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant"], roles
     assert exported[1]["tool_calls"][0]["id"] == exported[2]["tool_call_id"]
-    find(page, "#settings summary").click()
-    find(page, "#defaults").click()
-    find(page, "#settings summary").click()
+    file = ROOT / "target/e2e-conversation.json"
+    file.write_text(page.execute_script("return window.exported"))
+    chat = subprocess.run([BINARY, "chat", "demo"], input=f"/load {file}\n/bye\n", capture_output=True, text=True, timeout=60)
+    assert chat.returncode == 0 and "exchanges loaded" in chat.stderr, (chat.returncode, chat.stderr)
 
 
 def markup_is_text(page):
@@ -513,6 +580,7 @@ with Server() as server:
         failing(page)
         changing(page)
         tools(page)
+        cut_answers(page)
         markup_is_text(page)
         stopping(page)
         engine_view(page, server.url)

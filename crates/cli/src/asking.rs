@@ -1,6 +1,6 @@
 //! [`Asking`]: the options of a conversation, and its prompt.
 //!
-//! Separate because `run` and `chat` have them alike. Invariant: what is given is read and parsed before a model is loaded.
+//! Separate because `run` and `chat` have the same ones. Invariant: what is given is read and parsed before a model is loaded.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub(crate) struct AskingArgs {
     /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model
     #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
     pub(crate) reasoning_budget: Limit,
-    /// Do not show the model's reasoning, which else goes to standard error, dimmed on a terminal
+    /// Do not show the model's reasoning, which else goes to standard error, dimmed on a terminal; JSON has it all the same
     #[arg(long)]
     pub(crate) hide_reasoning: bool,
 }

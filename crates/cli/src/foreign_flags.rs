@@ -54,7 +54,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--reasoning-format", "--chat-template-kwargs"],
-        "reasoning is always given apart from the answer; `chat` sets a variable of the template with /set, and requests to `serve` with \
+        "a conversation's reasoning is always given apart from the answer; `chat` sets a variable of the template with /set, and requests to `serve` with \
          `chat_template_kwargs`",
     ),
     (
@@ -267,7 +267,7 @@ const VLLM: &[Row] = &[
     ),
     (
         &["--reasoning-parser", "--enable-reasoning"],
-        "reasoning is always given apart from the answer, in the format of the chat template",
+        "a conversation's reasoning is always given apart from the answer, in the format of the chat template",
     ),
     (
         &["--speculative-config", "--speculative-model"],

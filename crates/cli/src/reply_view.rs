@@ -5,7 +5,7 @@
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use console::style;
+use console::{Term, style};
 use tokenmill::{Answer, Delta, Part, ToolCall};
 
 use crate::{failure::Failure, output, visible::visible_lines, wrap::Wrap};
@@ -23,8 +23,8 @@ pub(crate) struct ReplyView {
 }
 
 /// Columns of a terminal; a file or a pipe gets lines as they are.
-fn n_columns(is_terminal: bool) -> Option<usize> {
-    let size = is_terminal.then(|| console::Term::stdout().size_checked());
+fn n_columns(is_terminal: bool, terminal: &Term) -> Option<usize> {
+    let size = is_terminal.then(|| terminal.size_checked());
     size.flatten().map(|(_, n_columns)| n_columns.into())
 }
 
@@ -33,7 +33,7 @@ impl ReplyView {
         Self {
             shows_reasoning,
             reasoning: None,
-            text: Wrap::new(n_columns(output::is_terminal())),
+            text: Wrap::new(n_columns(output::is_terminal(), &Term::stdout())),
             is_line_start: true,
             open: ToolCall::default(),
         }
@@ -113,7 +113,7 @@ impl ReplyView {
         }
         let is_terminal = io::stderr().is_terminal();
         let is_first = self.reasoning.is_none();
-        let wrap = (self.reasoning).get_or_insert_with(|| Wrap::new(n_columns(is_terminal)));
+        let wrap = (self.reasoning).get_or_insert_with(|| Wrap::new(n_columns(is_terminal, &Term::stderr())));
         let mark = if is_first { "[reasoning] " } else { "" };
         write_reasoning(&wrap.push(&format!("{mark}{text}")), is_terminal);
     }
@@ -135,7 +135,7 @@ fn write_reasoning(text: &str, is_terminal: bool) {
     let _unwritten = io::stderr().lock().write_all(text.as_bytes());
 }
 
-/// A call, for people and for programs: an arrow, the tool's name, its arguments as JSON.
+/// A call, for people: an arrow, the tool's name, its arguments as JSON.
 fn call_line(call: &ToolCall) -> String {
     format!("-> {} {}", call.name, call.arguments)
 }

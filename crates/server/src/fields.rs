@@ -1,6 +1,6 @@
 //! The table of request fields of each endpoint, and the check of a body against it.
 //!
-//! A parameter that is accepted and ignored is a bug that stays unseen. So every field of an official API stands in a
+//! A parameter that is accepted and ignored is a bug that stays unseen, unless its table says so. So every field of an official API stands in a
 //! table with what becomes of it, whatever is in no table is refused by name, and the documentation is printed from
 //! the same tables.
 
@@ -18,6 +18,8 @@ pub enum Support {
     Yes,
     /// Accepted; it describes the request and changes nothing about the answer, by the official definition.
     Label,
+    /// Accepted, whatever its value, and without any effect; says why.
+    Ignored(&'static str),
     /// Refused unless its value asks for what happens anyway; says what is missing, or what to use instead.
     Refused(&'static str),
     /// Accepted with these values, written as JSON, which ask for what happens anyway; refused with any other.
@@ -45,7 +47,7 @@ impl Support {
                 .any(|text| serde_json::from_str::<Value>(text).is_ok_and(|listed| listed == *value))
         };
         match self {
-            Self::Yes | Self::Label => None,
+            Self::Yes | Self::Label | Self::Ignored(_) => None,
             Self::Refused(why) => (!asks_for_nothing(value)).then_some(why),
             Self::Only { values, why } => (!value.is_null() && !is_among(values)).then_some(why),
             Self::AllBut { values, why } => is_among(values).then_some(why),
@@ -78,6 +80,15 @@ pub const fn label(name: &'static str) -> Field {
     Field {
         name,
         support: Support::Label,
+        note: "",
+    }
+}
+
+/// A field that is accepted because clients send it, and that has no effect.
+pub const fn ignored(name: &'static str, why: &'static str) -> Field {
+    Field {
+        name,
+        support: Support::Ignored(why),
         note: "",
     }
 }
@@ -258,6 +269,7 @@ pub fn markdown_table(fields: &[Field]) -> String {
                 "accepted".to_owned(),
                 "describes the request, changes nothing about the answer",
             ),
+            Support::Ignored(why) => ("ignored".to_owned(), why),
             Support::Refused(why) => ("refused (400)".to_owned(), why),
             Support::Only { values, why } => (format!("only {}", code_list(values)), why),
             Support::AllBut { values, why } => (format!("all but {}", code_list(values)), why),

@@ -33,9 +33,29 @@ const REPOSITORY_MARKS: [&str; 5] = [
 ];
 const FILE_MARKS: [&str; 2] = ["<|file_sep|>", "<file_sep>"];
 
+/// Puts other files into a prompt, behind the token that begins a text. Of their tokens the last `n_most` are kept, as
+/// llama.cpp does: editors send the newest file last.
+pub(crate) fn with_extra(
+    tokenizer: &Tokenizer,
+    mut prompt: Vec<u32>,
+    extra: &[ExtraText],
+    n_most: usize,
+) -> Vec<u32> {
+    let mut tokens = extra_context(tokenizer, extra);
+    tokens.drain(..tokens.len().saturating_sub(n_most));
+    let at = usize::from(beginning(tokenizer).is_some());
+    prompt.splice(at..at, tokens);
+    prompt
+}
+
+/// The token that begins a text, where the model has its texts begin with one.
+fn beginning(tokenizer: &Tokenizer) -> Option<u32> {
+    tokenizer.bos().filter(|_| tokenizer.adds_bos())
+}
+
 /// Other files, as the families that know files were trained to read them before the file with the gap; for the others,
 /// between lines that say so. Source: llama.cpp `tools/server`, `format_infill`.
-pub(crate) fn extra_context(tokenizer: &Tokenizer, extra: &[ExtraText]) -> Vec<u32> {
+fn extra_context(tokenizer: &Tokenizer, extra: &[ExtraText]) -> Vec<u32> {
     if extra.is_empty() {
         return Vec::new();
     }
@@ -87,7 +107,6 @@ pub(crate) fn infill_prompt(
     field: &str,
     prefix: &str,
     suffix: &str,
-    extra: &[ExtraText],
 ) -> Result<Vec<u32>, ApiError> {
     let Some([before, after, middle]) = marks(tokenizer) else {
         return Err(ApiError::UnsupportedField {
@@ -99,11 +118,7 @@ pub(crate) fn infill_prompt(
         add_special: false,
         parse_special: false,
     };
-    let mut tokens: Vec<u32> = (tokenizer.bos())
-        .filter(|_| tokenizer.adds_bos())
-        .into_iter()
-        .collect();
-    tokens.extend(extra_context(tokenizer, extra));
+    let mut tokens: Vec<u32> = beginning(tokenizer).into_iter().collect();
     tokens.push(before);
     tokens.extend(tokenizer.encode(prefix, plain));
     tokens.push(after);
@@ -140,11 +155,11 @@ mod tests {
         let known = tokenizer(&MARKS[0]);
         assert!(has_marks(&known));
         assert_eq!(
-            infill_prompt(&known, "suffix", "a", "ba", &[]).expect("a prompt"),
+            infill_prompt(&known, "suffix", "a", "ba").expect("a prompt"),
             [2, 0, 3, 1, 0, 4]
         );
         let unknown = tokenizer(&MARKS[0][..2]);
-        let error = infill_prompt(&unknown, "suffix", "a", "b", &[]).expect_err("a mark is missing");
+        let error = infill_prompt(&unknown, "suffix", "a", "b").expect_err("a mark is missing");
         assert_eq!((error.status(), error.param()), (400, Some("suffix")));
         let marks = [&MARKS[0][..], &["<|repo_name|>", "<|file_sep|>"]].concat();
         let of_files = tokenizer(&marks);
@@ -152,7 +167,11 @@ mod tests {
             text: "b".to_owned(),
             filename: "a".to_owned(),
         }];
-        let prompt = infill_prompt(&of_files, "suffix", "a", "b", &extra).expect("a prompt");
+        let alone = infill_prompt(&of_files, "suffix", "a", "b").expect("a prompt");
+        let prompt = with_extra(&of_files, alone.clone(), &extra, 100);
+        let cut = with_extra(&of_files, alone.clone(), &extra, 3);
+        assert_eq!(cut, prompt[prompt.len() - alone.len() - 3..], "the end is kept");
+        assert_eq!(with_extra(&of_files, alone.clone(), &extra, 0), alone);
         // The vocabulary has the letters a and b only: of "myproject" and "filename" an a is left.
         let kept: Vec<u32> = prompt.into_iter().filter(|&id| id < 7).collect();
         let [before, after, middle, repository, file] = [2, 3, 4, 5, 6];

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::{
     ApiError,
-    fields::{Body, Field, label, only, refused, yes},
+    fields::{Body, Field, ignored, label, only, refused, yes},
     line_bounds::LineBounds,
     openai::{Stop, TokenLimit},
 };
@@ -84,15 +84,23 @@ pub const FIELDS: &[Field] = &[
     ),
     yes(
         "samplers",
-        "samplers that are not named are off; those named stand in the order of this server, which is llama.cpp's default; `infill` changes nothing",
+        "a list of names; samplers that are not named are off; those named must stand in the order of this server, which is \
+         llama.cpp's default: another order is refused (400), and so are letters (`\"kpt\"`); `infill`, `xtc`, `top_n_sigma` and \
+         `adaptive_p` change nothing",
     ),
     yes("n_indent", "ends the answer at a line that is indented by less"),
     yes(
         "t_max_predict_ms",
         "ends the answer at the first line break after this time; 0 and -1 are no limit",
     ),
-    yes("t_max_prompt_ms", "changes nothing, as in llama.cpp"),
-    yes("id_slot", "changes nothing: sequences have no fixed place"),
+    ignored(
+        "t_max_prompt_ms",
+        "as in llama.cpp; `--request-timeout` bounds a request",
+    ),
+    ignored(
+        "id_slot",
+        "sequences have no fixed place; prefixes are found in the cache wherever they ran",
+    ),
     refused(
         "sse_ping_interval",
         "a silent stream has a comment every 10 seconds",
@@ -126,7 +134,8 @@ pub const INFILL_FIELDS: &[Field] = &[
     yes("prompt", "the beginning of the text between"),
     yes(
         "input_extra",
-        "other files, as objects with `text` and `filename`, which go before the prompt",
+        "other files, as objects with `text` and `filename`, which go before the prompt; they get what the prompt and `n_predict` \
+         (a quarter of the context, if that is silent) leave of the context, and the last of them are kept",
     ),
 ];
 
@@ -194,6 +203,11 @@ impl CompletionRequest {
     /// Most tokens to generate.
     pub(crate) fn max_tokens(&self) -> Option<u32> {
         self.n_predict.and_then(TokenLimit::at_most)
+    }
+
+    /// How much of a context of `n_ctx` tokens is kept free for the answer.
+    pub(crate) fn n_answer(&self, n_ctx: usize) -> usize {
+        self.max_tokens().map_or(n_ctx / 4, |n| n as usize)
     }
 
     /// Where its lines end the answer.

@@ -76,7 +76,8 @@ pub(crate) fn finish_reason(end: &TextEnd) -> &'static str {
     match (end.stopped_by, end.finished.reason) {
         _ if ends_in_calls(end) => "tool_calls",
         (None, FinishReason::Length) => "length",
-        // Only the client's own disconnect cancels, and then there is no reader.
+        // A client that is gone cancels, and has no reader. A line that ends an answer of `/infill` cancels too; that endpoint
+        // reports its end in its own words.
         (Some(_), _) | (None, FinishReason::Stop | FinishReason::Cancelled) => "stop",
     }
 }

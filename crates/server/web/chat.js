@@ -9,6 +9,7 @@ import { Turn } from "./turn.js";
 
 const OPEN = "tokenmill.open";
 const DRAFT = "tokenmill.draft";
+const EDITED = "tokenmill.edited";
 const $ = (id) => document.getElementById(id);
 
 /** The conversation shown; each tab has its own. */
@@ -17,6 +18,8 @@ let open = "";
 let running = null;
 /** The place of the message that is edited, or `null`. */
 let edited = null;
+/** Results of tools that could not be sent, for the form. */
+let unsent = [];
 
 function scrollToEnd() {
   scrollTo(0, document.documentElement.scrollHeight);
@@ -34,7 +37,7 @@ function nodesOf(message, at, messages) {
   if (message.role === "assistant" && message.content) buttons.push(copyButton(message.content));
   if (message.role === "assistant" && isLast) buttons.push(button("Regenerate", "Answer again", () => start([], at)));
   const nodes = [messageNode(message), actions(...buttons)];
-  if (isLast && message.calls) nodes.push(resultsForm(message.calls, (results) => start(results)));
+  if (isLast && message.calls) nodes.push(resultsForm(message.calls, unsent, (results) => start(results)));
   return nodes;
 }
 
@@ -64,6 +67,8 @@ function openConversation(id) {
   sessionStorage.setItem(OPEN, id);
   $("rate").textContent = "";
   $("error").textContent = "";
+  // The text of a message that is edited belongs to its conversation.
+  if (edited !== null) setDraft("");
   stopEditing();
   redraw();
   scrollToEnd();
@@ -72,15 +77,21 @@ function openConversation(id) {
 /** Puts a message back into the box; what was said after it goes when it is sent. */
 function edit(at) {
   if (running) return;
-  edited = at;
-  $("editing").hidden = false;
+  setEdited(at);
   setDraft(read(open)[at].content);
   $("prompt").focus();
 }
 
 function stopEditing() {
-  edited = null;
-  $("editing").hidden = true;
+  setEdited(null);
+}
+
+/** Says which message is edited; a reload finds it as it finds the draft. */
+function setEdited(at) {
+  edited = at;
+  $("editing").hidden = at === null;
+  if (at === null) sessionStorage.removeItem(EDITED);
+  else keep(EDITED, at);
 }
 
 function setDraft(text) {
@@ -89,10 +100,14 @@ function setDraft(text) {
 }
 
 function keepDraft(text) {
+  keep(DRAFT, text);
+}
+
+function keep(name, value) {
   try {
-    sessionStorage.setItem(DRAFT, text);
+    sessionStorage.setItem(name, value);
   } catch {
-    // The storage is full; the draft holds until a reload.
+    // The storage is full; the value holds until a reload.
   }
 }
 
@@ -163,15 +178,15 @@ function ended(turn, failure) {
   else $("prompt").focus();
 }
 
-function giveBack({ added, nKept }) {
+/** Gives back what could not be sent: a message to the box, results of tools to their form. */
+function giveBack({ id, added, nKept }) {
+  unsent = added.filter(({ role }) => role === "tool");
   const content = added.find(({ role }) => role === "user")?.content;
   if (content === undefined) return;
   const later = $("prompt").value;
   setDraft(later.trim() ? `${content}\n${later}` : content);
-  if (nKept !== undefined) {
-    edited = nKept;
-    $("editing").hidden = false;
-  }
+  // The place is one of the turn's conversation; another may be open by now.
+  if (nKept !== undefined && id === open) setEdited(nKept);
 }
 
 function store(turn) {
@@ -229,8 +244,10 @@ export function startChat() {
   // The browser would put the old place back before the messages are drawn.
   history.scrollRestoration = "manual";
   startList({ select: openConversation, removed: (id) => id === open && openConversation(fresh()) });
+  const wasEdited = sessionStorage.getItem(EDITED);
   openConversation(sessionStorage.getItem(OPEN) ?? newest());
   $("prompt").value = sessionStorage.getItem(DRAFT) ?? "";
+  if (wasEdited !== null && read(open)[wasEdited]?.role === "user") setEdited(Number(wasEdited));
   $("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     send();

@@ -71,6 +71,16 @@ function showReasoning(place, text, isOver) {
   place.querySelector(".plain").textContent = text;
 }
 
+/** Whether a call has a name, and arguments that are an object. */
+export function isWhole({ name, arguments: json }) {
+  try {
+    const given = JSON.parse(json);
+    return name !== "" && given !== null && typeof given === "object" && !Array.isArray(given);
+  } catch {
+    return false;
+  }
+}
+
 /** Arguments on several lines; as they are while they are not complete. */
 function indented(json) {
   try {
@@ -101,13 +111,14 @@ export function copyButton(text) {
   return node;
 }
 
-/** A form for the results of calls; `sent` gets them as messages. */
-export function resultsForm(calls, sent) {
+/** A form for the results of calls; `sent` gets them as messages. `typed` has those that could not be sent before. */
+export function resultsForm(calls, typed, sent) {
   const form = element("form", "results", "");
   const inputs = calls.map((call) => {
     const label = element("label", "quiet", `Result of ${call.name}`);
     const input = document.createElement("textarea");
     input.rows = 1;
+    input.value = typed.find(({ id }) => id === call.id)?.content ?? "";
     label.append(input);
     form.append(label);
     return input;

@@ -1,6 +1,6 @@
 // One request and its answer as it streams in: what comes, its figures, and why it ended.
 
-import { element, messageNode, update } from "./messages.js";
+import { element, isWhole, messageNode, update } from "./messages.js";
 import { model } from "./model.js";
 import { headers } from "./settings.js";
 import { errorOf, events } from "./sse.js";
@@ -81,15 +81,14 @@ export class Turn {
 
   /** Whether anything came that is worth keeping. */
   hasAnswer() {
-    return Boolean(this.text || this.reasoning || this.calls.length || this.timings);
+    return Boolean(this.nArrived || this.timings);
   }
 
   /** The answer as it is stored. */
   reply() {
     const message = { role: "assistant", content: this.text, note: this.note, n_tokens: this.usage?.total_tokens ?? 0 };
     if (this.reasoning) message.reasoning = this.reasoning;
-    // A call whose answer was cut is none that can be made.
-    if (this.calls.length && this.timings) message.calls = this.calls;
+    if (this.calls.length) message.calls = this.calls;
     return message;
   }
 
@@ -141,13 +140,23 @@ export class Turn {
     return [...why, figures.join(", ")].filter(Boolean).join(" ");
   }
 
+  /** Leaves out the calls that cannot be made: a request that holds one is refused. */
+  dropCutCalls() {
+    const whole = this.calls.filter(isWhole);
+    if (whole.length < Object.keys(this.calls).length) this.notes.push("A call that is not complete was left out.");
+    this.calls = whole;
+  }
+
   /** Ends the turn, once. */
   end(failure) {
     if (this.isOver) return;
     this.isOver = true;
     cancelAnimationFrame(this.frame);
     if (this.hasAnswer()) {
-      if (!this.text && !this.calls.length) this.notes.push("The model ended its answer at once.");
+      this.dropCutCalls();
+      if (!this.text && !this.reasoning && !this.calls.length && !this.notes.length) {
+        this.notes.push("The model ended its answer at once.");
+      }
       this.note = this.summary(this.usage?.total_tokens ?? 0);
       this.draw();
       this.setNote(this.note);

@@ -110,6 +110,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("control tokens come from the chat template; leave `--special` out"),
         );
     }
+    if !is_chat && args.asking.hide_reasoning {
+        return Err(Failure::usage(
+            "`--hide-reasoning` needs a conversation: a text that is continued is shown as it is",
+        )
+        .hint("add `--chat`, or leave `--hide-reasoning` out"));
+    }
     let constraint = args.constraint.constraint()?;
     let asking = args.asking.read()?;
     let model = session::open(&args.model, &args.load, args.parallel, asking.template)?;
@@ -119,7 +125,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
     let asked = if is_chat {
         check_template(model.words())?;
-        let message = json!({"role": "user", "content": prompt});
+        // A pipe and a file end with a line break that belongs to no message.
+        let content = prompt
+            .strip_suffix('\n')
+            .map_or(prompt.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
+        let message = json!({"role": "user", "content": content});
         let messages = with_system(args.asking.system.as_deref(), &[message]);
         asking::prompt(&model, messages, asking.tools.as_ref(), &Map::new())?
     } else {
@@ -148,12 +158,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // Samples that come side by side are shown one after the other, when all are complete.
     let streams = !args.json && args.parallel == 1;
     let mut is_first = true;
+    let mut is_shown = false;
     let mut view = ReplyView::new(!args.asking.hide_reasoning);
     let answers = session::generate(&model, prompt_ids, &params, &interrupt, &mut |piece| {
         if !streams {
             return Ok(());
         }
         if is_chat {
+            is_shown = true;
             return view.show(piece);
         }
         // The prompt is shown once it is known to have been accepted.
@@ -161,7 +173,12 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             output::print(&prompt)?;
         }
         output::print_generated(&piece.text)
-    })?;
+    });
+    // The last word and the end of the line, also where the rest failed.
+    if is_chat && streams && (is_shown || answers.is_ok()) {
+        view.finish()?;
+    }
+    let answers = answers?;
     let report = |answer: &Answer| Report::new(answer, params.max_tokens);
     if args.json {
         let mut reply = json!({
@@ -184,13 +201,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             }
         }
         output::print_json(&reply)?;
-    } else if is_chat && streams {
-        view.finish()?;
-    } else if streams {
+    } else if streams && !is_chat {
         // Where nothing was generated, the prompt has not been shown yet.
         let echo = if is_first && !args.no_echo { &prompt } else { "" };
         output::print(&format!("{echo}\n"))?;
-    } else {
+    } else if !streams {
         let echo = if args.no_echo || is_chat { "" } else { &prompt };
         for (sample, answer) in (1..).zip(&answers) {
             output::print(&format!("--- {sample} of {}\n{echo}", answers.len()))?;

@@ -142,7 +142,7 @@ fn encode_prompts(app: &App, prompts: Vec<OnePrompt>, suffix: &str) -> Result<Ve
     }
     let encode = |prompt| match prompt {
         OnePrompt::Text(text) if !suffix.is_empty() => {
-            infill_prompt(app.model.tokenizer(), "suffix", &text, suffix, &[])
+            infill_prompt(app.model.tokenizer(), "suffix", &text, suffix)
         }
         OnePrompt::Text(text) => Ok(app.model.encode_text(&text, true)),
         OnePrompt::Tokens(_) if !suffix.is_empty() => {

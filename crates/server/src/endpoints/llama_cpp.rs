@@ -17,7 +17,7 @@ use crate::{
     app::Call,
     constraints::asked,
     fields::{Body, Field},
-    infill::infill_prompt,
+    infill::{infill_prompt, with_extra},
     line_bounds::LineBounds,
     llama_cpp::{CompletionRequest, RawPrompt, defaults, with_defaults},
     openai::Stop,
@@ -55,13 +55,17 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
         "input_suffix",
         &request.input_prefix,
         &request.input_suffix,
-        &request.input_extra,
     )?;
     match &request.prompt {
         None => {}
         Some(RawPrompt::Text(text)) => tokens.extend(app.model.encode_text(text, false)),
         Some(RawPrompt::Tokens(ids)) => tokens.extend(ids),
     }
+    let n_taken = tokens
+        .len()
+        .saturating_add(request.n_answer(app.engine().limits().n_ctx));
+    let n_most = app.engine().limits().n_ctx.saturating_sub(n_taken);
+    let tokens = with_extra(tokenizer, tokens, &request.input_extra, n_most);
     answer(app, &call, &body, &request, tokens).await
 }
 

@@ -22,7 +22,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 20] {
+); 22] {
     [
         (
             "/v1/chat/completions",
@@ -52,6 +52,18 @@ fn posts() -> [(
         (
             "/v1/rerank",
             "Rank documents by how well they answer a query",
+            tables::rerank(),
+            &["query", "documents"],
+        ),
+        (
+            "/v1/reranking",
+            "The same as `/v1/rerank`",
+            tables::rerank(),
+            &["query", "documents"],
+        ),
+        (
+            "/v2/rerank",
+            "The same as `/v1/rerank`",
             tables::rerank(),
             &["query", "documents"],
         ),
@@ -137,7 +149,7 @@ fn posts() -> [(
     ]
 }
 
-const GETS: [(&str, &str); 18] = [
+const GETS: [(&str, &str); 19] = [
     ("/v1/models", "List the names of the served model"),
     ("/v1/models/{name}", "Describe one of them"),
     (
@@ -157,6 +169,7 @@ const GETS: [(&str, &str); 18] = [
     ("/livez", "Whether the engine shows signs of life"),
     ("/readyz", "Whether a request sent now would be taken"),
     ("/health", "The same in the words of llama.cpp"),
+    ("/v1/health", "The same as `/health`"),
     ("/openapi.json", "This description"),
     ("/", "The web page"),
 ];
@@ -218,11 +231,12 @@ fn property(field: &Field) -> Value {
     let description = match field.support {
         Support::Yes => field.note.to_owned(),
         Support::Label => "accepted; changes nothing about the answer".to_owned(),
+        Support::Ignored(why) => format!("ignored: {why}"),
         Support::Refused(why) => format!("refused: {why}"),
         Support::Only { values, why } => format!("only {}: {why}", values.join(", ")),
         Support::AllBut { values, why } => format!("all but {}: {why}", values.join(", ")),
     };
-    json!({ "description": description, "deprecated": !matches!(field.support, Support::Yes | Support::Label) })
+    json!({ "description": description, "deprecated": !matches!(field.support, Support::Yes | Support::Label | Support::Ignored(_)) })
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! llama.cpp's own API over a socket.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::server::{Setup, TestServer};
@@ -153,7 +155,9 @@ async fn the_model_is_described_and_refusals_name_the_field() {
 async fn a_gap_is_filled_as_editors_ask_for_it() {
     let setup = Setup {
         fills: true,
-        says: Some("return a;\n    }\nfn b() {}\n".to_owned()),
+        // Far more than is asked for, and not at once.
+        says: Some(format!("return a;\n    }}\nfn b() {{}}\n{}", "x\n".repeat(900))),
+        step_time: Duration::from_millis(2),
         ..Setup::default()
     };
     let Some(server) = TestServer::start_with(setup).await else {
@@ -164,11 +168,20 @@ async fn a_gap_is_filled_as_editors_ask_for_it() {
         "input_extra": [{ "text": "fn c() {}\n", "time": [1, 2], "filename": "c.rs" }],
         "n_predict": 64, "n_indent": 4, "top_k": 40, "top_p": 0.99, "stream": false, "id_slot": 0, "seed": 1,
         "samplers": ["top_k", "top_p", "infill"], "cache_prompt": true, "t_max_prompt_ms": 500, "t_max_predict_ms": 60000,
-        "response_fields": ["content", "timings/prompt_n", "timings/predicted_ms", "truncated", "tokens_cached"],
+        "response_fields": ["content", "timings/prompt_n", "timings/predicted_ms", "truncated", "tokens_evaluated"],
     });
     let answer = server.post_ok("/infill", &body).await;
     assert_eq!(answer["content"], "return a;\n    }\n", "{answer}");
-    assert!(answer["timings/prompt_n"].as_u64() > Some(10), "{answer}");
+    let mut alone = body.clone();
+    alone["input_extra"] = json!([]);
+    // A request is known by its seed.
+    alone["seed"] = json!(4);
+    let alone = server.post_ok("/infill", &alone).await;
+    let n_tokens = |answer: &Value| answer["tokens_evaluated"].as_u64().expect("a count");
+    assert!(
+        n_tokens(&answer) >= n_tokens(&alone) + 10,
+        "the other file is in the prompt: {answer} {alone}"
+    );
     assert_eq!(answer.as_object().map(serde_json::Map::len), Some(5), "{answer}");
 
     // What comes behind the line is not streamed either.
@@ -183,6 +196,33 @@ async fn a_gap_is_filled_as_editors_ask_for_it() {
         text.push_str(event["content"].as_str().unwrap_or_default());
     }
     assert_eq!(text, answer["content"]);
+
+    // More of other files than fits: their beginning is left out, and the answer has its place.
+    let mut crowded = body.clone();
+    crowded["input_extra"] = json!([{ "text": "fn c() {}\n".repeat(1000), "filename": "c.rs" }]);
+    crowded["seed"] = json!(3);
+    let crowded = server.post_ok("/infill", &crowded).await;
+    assert_eq!(crowded["content"], answer["content"]);
+    let props = server.get("/props").await.json();
+    let n_ctx = props["default_generation_settings"]["n_ctx"].as_u64();
+    assert_eq!(Some(n_tokens(&crowded) + 64), n_ctx);
+
+    // The line ends the computing too, and so does the time.
+    for (seed, field, value, shown) in [
+        (5, "n_indent", 4, "return a;\n    }\n"),
+        (6, "t_max_predict_ms", 1, "return a;\n"),
+    ] {
+        let mut endless =
+            json!({ "input_prefix": "fn a() {\n", "input_suffix": "\n}\n", "n_predict": -1, "seed": seed });
+        endless[field] = json!(value);
+        let ended = server.post_ok("/infill", &endless).await;
+        assert_eq!(
+            (&ended["content"], &ended["stop_type"]),
+            (&json!(shown), &json!("limit")),
+            "{field}"
+        );
+        assert!(ended["tokens_predicted"].as_u64() < Some(900), "{field} {ended}");
+    }
 
     // llama.vim warms the cache with requests for nothing.
     let nothing = json!({ "input_prefix": "", "input_suffix": "", "prompt": "", "n_predict": 0, "temperature": 0.0,

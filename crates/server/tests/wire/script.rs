@@ -2,7 +2,11 @@
 //!
 //! A request is known by its seed. Its first sampled token is the script's first, and so on; then the text ends.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    thread,
+    time::Duration,
+};
 
 use tokenmill_backend::{
     Executor, ExecutorLimits, ForwardBatch, PageCopy, PageGroup, RowOutput, SampledToken, StepError,
@@ -14,6 +18,7 @@ pub(crate) struct Script {
     limits: ExecutorLimits,
     tokens: Vec<u32>,
     end_id: u32,
+    step_time: Duration,
     /// Where each request's answer begins, by its seed.
     starts: HashMap<u64, u32>,
     n_steps: u64,
@@ -22,7 +27,13 @@ pub(crate) struct Script {
 }
 
 impl Script {
-    pub(crate) fn new(n_vocab: usize, end_id: u32, n_pages: usize, tokens: Vec<u32>) -> Self {
+    pub(crate) fn new(
+        n_vocab: usize,
+        end_id: u32,
+        n_pages: usize,
+        tokens: Vec<u32>,
+        step_time: Duration,
+    ) -> Self {
         let limits = ExecutorLimits {
             n_vocab,
             n_embd: 8,
@@ -42,6 +53,7 @@ impl Script {
             limits,
             tokens,
             end_id,
+            step_time,
             starts: HashMap::new(),
             n_steps: 0,
             n_sampled: 0,
@@ -50,6 +62,7 @@ impl Script {
     }
 
     fn run(&mut self, batch: &ForwardBatch) -> StepOutput {
+        thread::sleep(self.step_time);
         let mut output = StepOutput::default();
         output.top_starts.push(0);
         for (&row, wanted) in batch.logit_rows.iter().zip(&batch.outputs) {

@@ -50,6 +50,8 @@ pub(crate) struct Setup {
     pub(crate) template: Option<String>,
     /// Says this to every request instead of computing.
     pub(crate) says: Option<String>,
+    /// How long each step of what is said takes.
+    pub(crate) step_time: Duration,
     /// Has a vocabulary with the marks of a gap, and no network.
     pub(crate) fills: bool,
     /// One more name of the model.
@@ -77,7 +79,13 @@ impl TestServer {
             let tokenizer = words.tokenizer();
             let end_id = tokenizer.end_of_generation().first().copied().unwrap_or(0);
             let tokens = words.encode_text(text, false);
-            Box::new(Script::new(tokenizer.n_vocab(), end_id, n_pages, tokens))
+            Box::new(Script::new(
+                tokenizer.n_vocab(),
+                end_id,
+                n_pages,
+                tokens,
+                setup.step_time,
+            ))
         } else if setup.babbles {
             let tokenizer = words.tokenizer();
             let end_id = tokenizer.end_of_generation()[0];

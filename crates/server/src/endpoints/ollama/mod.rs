@@ -93,13 +93,7 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
             let reason = "contradicts `raw`, `system` and `think`";
             return Err(ApiError::invalid("suffix", reason));
         }
-        let tokens = infill_prompt(
-            app.model.tokenizer(),
-            "suffix",
-            &request.prompt,
-            &request.suffix,
-            &[],
-        )?;
+        let tokens = infill_prompt(app.model.tokenizer(), "suffix", &request.prompt, &request.suffix)?;
         return Ok(Prompt::of_text(tokens));
     }
     let has_template = app.model.chat_template().is_some();
