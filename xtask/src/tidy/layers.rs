@@ -118,7 +118,7 @@ const ORACLES: [(&str, &[&str]); 3] = [
         "tokenmill-sched",
         &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
     ),
-    ("tokenmill-model", &["tokenmill-cpu-exec", "tokenmill-quant"]),
+    ("tokenmill-model", &["tokenmill-cpu-exec"]),
     (
         "tokenmill-server",
         &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],
@@ -235,8 +235,9 @@ mod tests {
         check("tokenmill-cuda-exec", "tokenmill-cuda-exec", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Development, true);
         check("tokenmill-model", "tokenmill-testkit", Normal, false);
-        check("tokenmill-model", "tokenmill-quant", Normal, false);
-        check("tokenmill-model", "tokenmill-quant", Development, true);
+        check("tokenmill-model", "tokenmill-quant", Normal, true);
+        check("tokenmill-model", "tokenmill-cpu-exec", Normal, false);
+        check("tokenmill-model", "tokenmill-cpu-exec", Development, true);
         check("tokenmill-cuda-exec", "tokenmill-ptx-sim", Normal, false);
         check("tokenmill-cuda-exec", "tokenmill-quant", Normal, true);
     }
