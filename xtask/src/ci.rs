@@ -114,7 +114,12 @@ fn check_packages() -> anyhow::Result<()> {
     let target_dir = folder.to_string_lossy().into_owned();
     let mut args = vec!["package", "--workspace", "--no-verify", "--allow-dirty"];
     args.extend(["--target-dir", &target_dir]);
-    for private in ["xtask", "tokenmill-testkit", "tokenmill-sim-driver"] {
+    for private in [
+        "xtask",
+        "tokenmill-python",
+        "tokenmill-testkit",
+        "tokenmill-sim-driver",
+    ] {
         args.extend(["--exclude", private]);
     }
     let result = cargo(&args, None);

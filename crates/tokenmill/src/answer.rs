@@ -128,9 +128,9 @@ impl TextStream {
     }
 }
 
-/// What came of each sample so far.
+/// What came of each sample so far, for callers that read the events of a stream themselves.
 #[derive(Debug)]
-pub(crate) struct Gathered(Vec<SoFar>);
+pub struct Gathered(Vec<SoFar>);
 
 #[derive(Clone, Debug, Default)]
 struct SoFar {
@@ -165,11 +165,16 @@ impl SoFar {
 }
 
 impl Gathered {
-    pub(crate) fn new(n_samples: usize) -> Self {
+    /// Nothing yet of `n_samples` samples.
+    pub fn new(n_samples: usize) -> Self {
         Self(vec![SoFar::default(); n_samples])
     }
 
-    pub(crate) fn take(&mut self, event: TextEvent) -> Result<(), Error> {
+    /// Adds an event of the stream.
+    ///
+    /// # Errors
+    /// Why a sample failed.
+    pub fn take(&mut self, event: TextEvent) -> Result<(), Error> {
         match event {
             TextEvent::Delta(delta) => {
                 let sample = &mut self.0[delta.sample as usize];
@@ -185,7 +190,11 @@ impl Gathered {
         Ok(())
     }
 
-    pub(crate) fn answers(self) -> Result<Vec<Answer>, Error> {
+    /// The answers, in the order of the samples.
+    ///
+    /// # Errors
+    /// [`EngineError::Stopped`] where a sample has no end.
+    pub fn answers(self) -> Result<Vec<Answer>, Error> {
         Ok(self.samples()?.into_iter().map(Answer::from).collect())
     }
 

@@ -93,7 +93,7 @@ mod tool_writing;
 mod wait;
 mod words;
 
-pub use answer::{Answer, Sample, ToolCall};
+pub use answer::{Answer, Gathered, Sample, ToolCall};
 pub use conversation::{Conversation, Turn};
 pub use device::{Compute, Device, DeviceError, load};
 pub use dry_breakers::DRY_BREAKERS;
@@ -114,8 +114,9 @@ pub use rerank::{RankWords, Scores};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
 pub use tokenmill_model::LoadProgress;
-pub use tokenmill_sched::{FinishReason, Timings, Usage};
+pub use tokenmill_sched::{Canceller, FinishReason, Timings, Usage};
 pub use tokenmill_text::{
+    DecodeOptions,
     calls::{CallFormError, Part, ToolChoice, ToolSet},
     constraint::{Constraint, ConstraintError, ConstraintKind},
     template::ChatMessage as Message,

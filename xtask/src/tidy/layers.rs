@@ -20,7 +20,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 17] = [
+const LAYERS: [Layer; 18] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
@@ -67,6 +67,7 @@ const LAYERS: [Layer; 17] = [
             "tokenmill-gguf",
         ],
     ),
+    layer("tokenmill-python", &["tokenmill"]),
     layer("tokenmill-cli", PRODUCT),
     layer("tokenmill-testkit", PRODUCT),
     layer("tokenmill-ptx-sim", &[]),

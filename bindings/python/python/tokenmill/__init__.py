@@ -1,0 +1,35 @@
+"""Run quantized language models in the process: GGUF and safetensors, on the CPU or an NVIDIA GPU.
+
+    from tokenmill import Model
+
+    model = Model("demo")
+    print(model.complete("Once upon a time", max_tokens=16).text)
+"""
+
+from ._native import (
+    Answer,
+    Error,
+    LoadError,
+    Model,
+    Piece,
+    RequestError,
+    ScoredToken,
+    Stream,
+    ToolCall,
+    Usage,
+    __version__,
+)
+
+__all__ = [
+    "Answer",
+    "Error",
+    "LoadError",
+    "Model",
+    "Piece",
+    "RequestError",
+    "ScoredToken",
+    "Stream",
+    "ToolCall",
+    "Usage",
+    "__version__",
+]

@@ -1,0 +1,157 @@
+"""The types of the compiled module."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any, AsyncIterator, Iterator, Mapping, Sequence, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Unpack
+
+__version__: str
+
+Message = Mapping[str, Any]
+
+class Params(TypedDict, total=False):
+    """How tokens are chosen, and when an answer ends. Without any, the likeliest token is taken each time."""
+
+    max_tokens: int | None
+    min_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    typical_p: float | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    penalty_last_n: int | None
+    seed: int | None
+    logprobs: int | None
+    logit_bias: Mapping[int, float] | None
+    stop: str | Sequence[str] | None
+    schema: Mapping[str, Any] | bool | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
+    thinking_budget: int | None
+    ignore_eos: bool | None
+    timeout: float | None
+
+class Error(Exception): ...
+class LoadError(Error): ...
+class RequestError(Error): ...
+
+class ToolCall:
+    @property
+    def id(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def arguments(self) -> str: ...
+
+class ScoredToken:
+    @property
+    def id(self) -> int: ...
+    @property
+    def logprob(self) -> float | None: ...
+    @property
+    def top(self) -> list[tuple[int, float]]: ...
+
+class Usage:
+    @property
+    def prompt_tokens(self) -> int: ...
+    @property
+    def cached_tokens(self) -> int: ...
+    @property
+    def completion_tokens(self) -> int: ...
+    @property
+    def reasoning_tokens(self) -> int: ...
+
+class Answer:
+    @property
+    def text(self) -> str: ...
+    @property
+    def reasoning(self) -> str: ...
+    @property
+    def calls(self) -> list[ToolCall]: ...
+    @property
+    def tokens(self) -> list[ScoredToken]: ...
+    @property
+    def finish_reason(self) -> str: ...
+    @property
+    def usage(self) -> Usage: ...
+    @property
+    def seconds_to_first_token(self) -> float: ...
+    @property
+    def seconds(self) -> float: ...
+
+class Piece:
+    @property
+    def text(self) -> str: ...
+    @property
+    def reasoning(self) -> str: ...
+    @property
+    def tokens(self) -> list[ScoredToken]: ...
+
+class Stream:
+    def __iter__(self) -> Iterator[Piece]: ...
+    def __next__(self) -> Piece: ...
+    def __aiter__(self) -> AsyncIterator[Piece]: ...
+    def answer(self) -> Answer: ...
+    def cancel(self) -> None: ...
+
+class Model:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        context: int | None = None,
+        sequences: int | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        kv_type: str | None = None,
+        chat_template: str | None = None,
+    ) -> None: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_vocab(self) -> int: ...
+    def complete(self, prompt: str, **params: Unpack[Params]) -> Answer: ...
+    def stream(self, prompt: str, **params: Unpack[Params]) -> Stream: ...
+    def batch(self, prompts: Sequence[str], **params: Unpack[Params]) -> list[Answer | RequestError]: ...
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        **params: Unpack[Params],
+    ) -> Answer: ...
+    def chat_stream(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+        **params: Unpack[Params],
+    ) -> Stream: ...
+    def embed(self, texts: str | Sequence[str]) -> npt.NDArray[np.float32]: ...
+    def rerank(self, query: str, documents: Sequence[str]) -> npt.NDArray[np.float32]: ...
+    def logits(self, prompt: str | Sequence[int]) -> npt.NDArray[np.float32]: ...
+    def tokenize(self, text: str, *, special: bool = True) -> list[int]: ...
+    def detokenize(self, tokens: Sequence[int]) -> str: ...
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> str: ...

@@ -1,0 +1,199 @@
+//! Answers as Python objects: plain data that cannot be changed.
+//!
+//! Invariant: field names are the library's own, so that its documentation holds here too.
+
+use pyo3::prelude::*;
+use tokenmill::FinishReason;
+
+/// A tool that the model calls.
+#[pyclass(frozen, get_all, module = "tokenmill")]
+#[derive(Clone)]
+pub(crate) struct ToolCall {
+    /// What the result is sent back with.
+    id: String,
+    /// The tool.
+    name: String,
+    /// The arguments, a JSON object as text.
+    arguments: String,
+}
+
+#[pymethods]
+impl ToolCall {
+    fn __repr__(&self) -> String {
+        format!("ToolCall(name={:?}, arguments={:?})", self.name, self.arguments)
+    }
+}
+
+/// A token with its log-probability.
+#[pyclass(frozen, get_all, module = "tokenmill")]
+#[derive(Clone)]
+pub(crate) struct ScoredToken {
+    /// The token.
+    id: u32,
+    /// Its log-probability; `None` unless `logprobs` was given.
+    logprob: Option<f32>,
+    /// The likeliest tokens in its place with their log-probabilities.
+    top: Vec<(u32, f32)>,
+}
+
+impl From<tokenmill::ScoredToken> for ScoredToken {
+    fn from(token: tokenmill::ScoredToken) -> Self {
+        Self {
+            id: token.id,
+            logprob: token.logprob,
+            top: token.top.iter().map(|top| (top.id, top.logprob)).collect(),
+        }
+    }
+}
+
+/// The tokens that an answer took.
+#[pyclass(frozen, get_all, module = "tokenmill")]
+#[derive(Clone)]
+#[expect(
+    clippy::struct_field_names,
+    reason = "the names that the library and OpenAI's API have"
+)]
+pub(crate) struct Usage {
+    /// Tokens of the prompt.
+    prompt_tokens: usize,
+    /// Those of them that were in the prefix cache.
+    cached_tokens: usize,
+    /// Tokens generated.
+    completion_tokens: usize,
+    /// Those of them that are reasoning.
+    reasoning_tokens: usize,
+}
+
+#[pymethods]
+impl Usage {
+    fn __repr__(&self) -> String {
+        format!(
+            "Usage(prompt_tokens={}, cached_tokens={}, completion_tokens={}, reasoning_tokens={})",
+            self.prompt_tokens, self.cached_tokens, self.completion_tokens, self.reasoning_tokens
+        )
+    }
+}
+
+/// A finished answer.
+#[pyclass(frozen, module = "tokenmill")]
+pub(crate) struct Answer(tokenmill::Answer);
+
+impl From<tokenmill::Answer> for Answer {
+    fn from(answer: tokenmill::Answer) -> Self {
+        Self(answer)
+    }
+}
+
+#[pymethods]
+impl Answer {
+    /// The text; neither reasoning nor calls are part of it.
+    #[getter]
+    fn text(&self) -> &str {
+        &self.0.text
+    }
+
+    /// What the model thought before, where its format tells.
+    #[getter]
+    fn reasoning(&self) -> &str {
+        &self.0.reasoning
+    }
+
+    /// The tools that it calls.
+    #[getter]
+    fn calls(&self) -> Vec<ToolCall> {
+        let call = |call: &tokenmill::ToolCall| ToolCall {
+            id: call.id.clone(),
+            name: call.name.clone(),
+            arguments: call.arguments.clone(),
+        };
+        self.0.calls.iter().map(call).collect()
+    }
+
+    /// The tokens of the text.
+    #[getter]
+    fn tokens(&self) -> Vec<ScoredToken> {
+        self.0.tokens.iter().cloned().map(ScoredToken::from).collect()
+    }
+
+    /// Why it ended: `stop`, `length`, `tool_calls` or `cancelled`.
+    #[getter]
+    fn finish_reason(&self) -> &'static str {
+        match self.0.finish {
+            FinishReason::Stop if !self.0.calls.is_empty() => "tool_calls",
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        }
+    }
+
+    /// What it took.
+    #[getter]
+    fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: self.0.usage.prompt_tokens,
+            cached_tokens: self.0.usage.cached_tokens,
+            completion_tokens: self.0.usage.completion_tokens,
+            reasoning_tokens: self.0.reasoning_tokens,
+        }
+    }
+
+    /// Seconds from the request to its first token.
+    #[getter]
+    fn seconds_to_first_token(&self) -> f64 {
+        self.0.timings.first_token.as_secs_f64()
+    }
+
+    /// Seconds from the request to its end.
+    #[getter]
+    fn seconds(&self) -> f64 {
+        self.0.timings.total.as_secs_f64()
+    }
+
+    fn __str__(&self) -> &str {
+        &self.0.text
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Answer(text={:?}, finish_reason={:?})",
+            self.0.text,
+            self.finish_reason()
+        )
+    }
+}
+
+/// The next piece of an answer.
+#[pyclass(frozen, get_all, module = "tokenmill")]
+pub(crate) struct Piece {
+    /// More text; may be empty.
+    text: String,
+    /// More reasoning; may be empty.
+    reasoning: String,
+    /// The tokens that became text.
+    tokens: Vec<ScoredToken>,
+}
+
+impl From<tokenmill::Delta> for Piece {
+    fn from(delta: tokenmill::Delta) -> Self {
+        let reasoning = delta.parts.iter().filter_map(|part| match part {
+            tokenmill::Part::Reasoning(text) => Some(text.as_str()),
+            _ => None,
+        });
+        Self {
+            reasoning: reasoning.collect(),
+            text: delta.text,
+            tokens: delta.tokens.into_iter().map(ScoredToken::from).collect(),
+        }
+    }
+}
+
+#[pymethods]
+impl Piece {
+    fn __str__(&self) -> &str {
+        &self.text
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Piece(text={:?}, reasoning={:?})", self.text, self.reasoning)
+    }
+}

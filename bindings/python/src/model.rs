@@ -1,0 +1,257 @@
+//! A loaded model as a Python object.
+//!
+//! Each method reads its arguments, starts a request, and waits for it with the interpreter free. Invariant: a model is
+//! shared by all threads of the program, and their requests share the steps of one engine.
+
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    prelude::*,
+    types::{PyDict, PyString},
+};
+use serde_json::Value;
+use tokenmill::{Conversation, DecodeOptions, LoadOptions, TextParams, ToolChoice};
+
+use crate::{answer::Answer, error, json, params, stream::Stream};
+
+/// A loaded model.
+///
+/// `path` is a GGUF file, a folder with one, a Hugging Face folder with safetensors, or `demo`, a small model inside the
+/// package.
+#[pyclass(frozen, module = "tokenmill")]
+pub(crate) struct Model(tokenmill::Model);
+
+#[pymethods]
+impl Model {
+    #[new]
+    #[pyo3(signature = (path, *, context=None, sequences=None, device="auto", threads=None, kv_type=None, chat_template=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
+    fn new(
+        py: Python<'_>,
+        path: std::path::PathBuf,
+        context: Option<usize>,
+        sequences: Option<usize>,
+        device: &str,
+        threads: Option<usize>,
+        kv_type: Option<&str>,
+        chat_template: Option<String>,
+    ) -> PyResult<Self> {
+        let mut options = LoadOptions {
+            n_ctx: context,
+            chat_template,
+            ..LoadOptions::default()
+        };
+        options.compute.device = (device.parse()).map_err(|error| value_error("device", &error))?;
+        options.compute.n_threads = threads;
+        if let Some(sequences) = sequences {
+            options.n_seqs = sequences;
+        }
+        if let Some(kv_type) = kv_type {
+            options.kv_type = kv_type.parse().map_err(|error| value_error("kv_type", &error))?;
+        }
+        py.detach(|| options.load(path)).map(Self).map_err(error::load)
+    }
+
+    /// The name of the file or folder.
+    #[getter]
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// Where it computes.
+    #[getter]
+    fn device(&self) -> String {
+        self.0.device().to_string()
+    }
+
+    /// Tokens of a context.
+    #[getter]
+    fn n_ctx(&self) -> usize {
+        self.0.n_ctx()
+    }
+
+    /// Tokens of the vocabulary.
+    #[getter]
+    fn n_vocab(&self) -> usize {
+        self.0.engine().limits().n_vocab
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Model({:?}, device={:?})", self.name(), self.device())
+    }
+
+    /// Continues a text.
+    #[pyo3(signature = (prompt, **params))]
+    fn complete(&self, py: Python<'_>, prompt: &str, params: Option<&Bound<'_, PyDict>>) -> PyResult<Answer> {
+        only(self.stream(py, prompt, params)?.answers(py)?)
+    }
+
+    /// Continues a text, piece by piece.
+    #[pyo3(signature = (prompt, **params))]
+    fn stream(&self, py: Python<'_>, prompt: &str, params: Option<&Bound<'_, PyDict>>) -> PyResult<Stream> {
+        let params = params::read(params)?;
+        py.detach(|| self.0.stream(prompt, &params))
+            .map(Stream::new)
+            .map_err(error::request)
+    }
+
+    /// Continues many texts side by side; an element is an `Answer`, or the `RequestError` of that text.
+    #[pyo3(signature = (prompts, **params))]
+    fn batch<'py>(
+        &self,
+        py: Python<'py>,
+        prompts: Vec<String>,
+        params: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let params = params::read(params)?;
+        let answers = py.detach(|| self.0.batch(&prompts, &params));
+        let result = |answer| match answer {
+            Ok(answer) => Ok(Bound::new(py, Answer::from(answer))?.into_any()),
+            Err(refused) => Ok(error::request(refused).into_value(py).into_bound(py).into_any()),
+        };
+        answers.into_iter().map(result).collect()
+    }
+
+    /// Answers a conversation.
+    #[pyo3(signature = (messages, *, tools=None, tool_choice=None, template_variables=None, **params))]
+    fn chat(
+        &self,
+        py: Python<'_>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        tool_choice: Option<&str>,
+        template_variables: Option<&Bound<'_, PyAny>>,
+        params: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Answer> {
+        let stream = self.chat_stream(py, messages, tools, tool_choice, template_variables, params)?;
+        only(stream.answers(py)?)
+    }
+
+    /// Answers a conversation, piece by piece.
+    #[pyo3(signature = (messages, *, tools=None, tool_choice=None, template_variables=None, **params))]
+    fn chat_stream(
+        &self,
+        py: Python<'_>,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        tool_choice: Option<&str>,
+        template_variables: Option<&Bound<'_, PyAny>>,
+        params: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Stream> {
+        let conversation = conversation(messages, tools, tool_choice, template_variables)?;
+        let params: TextParams = params::read(params)?;
+        py.detach(|| self.0.chat_stream(conversation, &params))
+            .map(Stream::new)
+            .map_err(error::request)
+    }
+
+    /// One vector of length 1 for each text: an array of float32, `[len(texts), n_embd]`.
+    fn embed<'py>(&self, py: Python<'py>, texts: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let texts: Vec<String> = match texts.cast::<PyString>() {
+            Ok(text) => vec![text.to_string()],
+            Err(_) => texts.extract()?,
+        };
+        let rows = py.detach(|| self.0.embed(&texts)).map_err(error::request)?;
+        Ok(PyArray2::from_vec2(py, &rows)?)
+    }
+
+    /// How well each document answers the query: an array of float32 between 0 and 1, `[len(documents)]`.
+    fn rerank<'py>(
+        &self,
+        py: Python<'py>,
+        query: &str,
+        documents: Vec<String>,
+    ) -> PyResult<Bound<'py, PyArray1<f32>>> {
+        let scores = py
+            .detach(|| self.0.rerank(query, &documents))
+            .map_err(error::request)?;
+        Ok(PyArray1::from_vec(py, scores))
+    }
+
+    /// The logits behind every token of a text or of a list of tokens: an array of float32, `[n_tokens, n_vocab]`.
+    fn logits<'py>(
+        &self,
+        py: Python<'py>,
+        prompt: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyArray2<f32>>> {
+        let tokens = match prompt.cast::<PyString>() {
+            Ok(text) => self.0.words().encode_text(&text.to_string(), true),
+            Err(_) => prompt.extract()?,
+        };
+        let values = py
+            .detach(|| self.0.engine().forward_batch(&tokens))
+            .map_err(error::request)?;
+        let n_vocab = values.len() / tokens.len();
+        PyArray1::from_vec(py, values).reshape([tokens.len(), n_vocab])
+    }
+
+    /// The tokens of a text. `special` adds what the model puts before a text, such as a token that begins it.
+    #[pyo3(signature = (text, *, special=true))]
+    fn tokenize(&self, text: &str, special: bool) -> Vec<u32> {
+        self.0.words().encode_text(text, special)
+    }
+
+    /// The text of tokens, special ones left out.
+    fn detokenize(&self, tokens: Vec<u32>) -> PyResult<String> {
+        let n_vocab = self.n_vocab();
+        if let Some(token) = tokens.iter().find(|&&token| token as usize >= n_vocab) {
+            return Err(PyValueError::new_err(format!(
+                "token {token} is not one of {n_vocab}"
+            )));
+        }
+        Ok(self
+            .0
+            .words()
+            .tokenizer()
+            .decode(&tokens, DecodeOptions::default()))
+    }
+
+    /// The text that the model reads for a conversation.
+    #[pyo3(signature = (messages, *, tools=None, template_variables=None))]
+    fn render_chat(
+        &self,
+        messages: &Bound<'_, PyAny>,
+        tools: Option<&Bound<'_, PyAny>>,
+        template_variables: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<String> {
+        let conversation = conversation(messages, tools, None, template_variables)?;
+        self.0.words().render_chat(&conversation).map_err(error::request)
+    }
+}
+
+/// The conversation of these arguments.
+fn conversation(
+    messages: &Bound<'_, PyAny>,
+    tools: Option<&Bound<'_, PyAny>>,
+    tool_choice: Option<&str>,
+    template_variables: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Conversation> {
+    let Value::Array(messages) = json::from_python("messages", messages)? else {
+        return Err(PyTypeError::new_err("messages: must be a list"));
+    };
+    let mut conversation = Conversation::from_json(messages);
+    if let Some(tools) = tools {
+        conversation = conversation.tools(json::from_python("tools", tools)?);
+    }
+    conversation.tool_choice = match tool_choice {
+        None | Some("auto") => ToolChoice::Auto,
+        Some("required") => ToolChoice::Required,
+        Some(name) => ToolChoice::Named(name.to_owned()),
+    };
+    if let Some(variables) = template_variables {
+        let Value::Object(variables) = json::from_python("template_variables", variables)? else {
+            return Err(PyTypeError::new_err("template_variables: must be a dict"));
+        };
+        conversation.variables = variables;
+    }
+    Ok(conversation)
+}
+
+/// The answer of a request for one.
+fn only(answers: Vec<Answer>) -> PyResult<Answer> {
+    (answers.into_iter().next()).ok_or_else(|| error::RequestError::new_err("the request gave no answer"))
+}
+
+fn value_error(name: &str, error: &dyn std::fmt::Display) -> PyErr {
+    PyValueError::new_err(format!("{name}: {error}"))
+}
