@@ -50,6 +50,7 @@ mod descriptor;
 mod error;
 mod ffn;
 mod forward;
+mod fp8;
 mod layer_embeddings;
 mod loader;
 mod mixers;
@@ -76,7 +77,7 @@ pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
-pub use weights::{WeightInfo, WeightSource, WeightTensor};
+pub use weights::{StoredForm, WeightInfo, WeightSource, WeightTensor};
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -119,8 +119,9 @@ impl Model {
     /// # Errors
     /// As [`Self::open`].
     pub fn from_hf(folder: &Path, config: &Path) -> Result<Self, LoadError> {
-        let (descriptor, layout) = arch::describe_hf(&HfConfig::open(config)?)?;
-        let weights = SafetensorsFolder::open(folder, layout, &descriptor)?;
+        let config = HfConfig::open(config)?;
+        let (descriptor, layout) = arch::describe_hf(&config)?;
+        let weights = SafetensorsFolder::open(folder, layout, &descriptor, config.fp8_scales()?)?;
         Ok(Self {
             descriptor,
             weights: Weights::Safetensors(weights),

@@ -11,7 +11,8 @@ use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
 
 use crate::{
     Descriptor, HeadLayer, LoadError, RowFactors, WeightInfo, WeightSource, WeightTensor,
-    arch::{Change, HfLayout, Share, UNUSED},
+    arch::{Change, Fp8Scales, HfLayout, Share, UNUSED},
+    fp8::{Fp8, Fp8Part, is_activation_scale, scaled_weight},
     tensor_view::{Filled, Joined, Mapped, Mxfp4, Reordered, Stored, Transposed},
 };
 
@@ -32,7 +33,20 @@ type StoredTensors = BTreeMap<String, BTreeMap<Share, StoredTensor>>;
 struct StoredTensor {
     hf_name: String,
     info: WeightInfo,
-    bytes: Stored,
+    bytes: Box<dyn ReadAt>,
+    /// Whether it is bytes that stand for floats, which have scales elsewhere.
+    is_fp8: bool,
+}
+
+/// The headers of a folder's files, as far as they are read.
+struct Headers<'a> {
+    layout: &'a HfLayout,
+    descriptor: &'a Descriptor,
+    /// What the scales of weights in FP8 belong to, where the configuration has such weights.
+    fp8_scales: Option<Fp8Scales>,
+    tensors: StoredTensors,
+    /// Scales of weights in FP8, by the names that the files give to the weights.
+    scales: BTreeMap<String, StoredTensor>,
 }
 
 /// Larger headers than this are taken for nonsense, as the format's own reader does.
@@ -40,7 +54,12 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl SafetensorsFolder {
     /// Reads the headers of all `.safetensors` files.
-    pub(crate) fn open(folder: &Path, layout: &HfLayout, descriptor: &Descriptor) -> Result<Self, LoadError> {
+    pub(crate) fn open(
+        folder: &Path,
+        layout: &HfLayout,
+        descriptor: &Descriptor,
+        fp8_scales: Option<Fp8Scales>,
+    ) -> Result<Self, LoadError> {
         let cannot_list = |source| LoadError::Read {
             path: folder.to_owned(),
             source,
@@ -62,10 +81,16 @@ impl SafetensorsFolder {
                 reason: "there is no .safetensors file beside config.json".to_owned(),
             });
         }
-        let mut stored = StoredTensors::new();
+        let mut headers = Headers {
+            layout,
+            descriptor,
+            fp8_scales,
+            tensors: StoredTensors::new(),
+            scales: BTreeMap::new(),
+        };
         for path in paths {
             let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
-            read_header(&Arc::new(file), layout, None, descriptor, &mut stored)?;
+            headers.read(&Arc::new(file), None)?;
         }
         for layer in descriptor.pooling.iter().flat_map(|pooling| &pooling.head) {
             // Matrices of sentence-transformers have folders of their own.
@@ -74,7 +99,7 @@ impl SafetensorsFolder {
             {
                 let path = folder.join(format!("{number}_Dense/model.safetensors"));
                 let file = RegularFile::open(&path).map_err(|source| LoadError::Read { path, source })?;
-                read_header(&Arc::new(file), layout, Some(name), descriptor, &mut stored)?;
+                headers.read(&Arc::new(file), Some(name))?;
             }
         }
         let bad = |reason| LoadError::BadConfig {
@@ -82,7 +107,7 @@ impl SafetensorsFolder {
             reason,
         };
         let mut tensors = BTreeMap::new();
-        for (name, parts) in stored {
+        for (name, parts) in headers.into_tensors().map_err(bad)? {
             let mut entry = join(parts).map_err(bad)?;
             for change in layout.changes_of(&name) {
                 entry = apply(change, entry, descriptor).map_err(bad)?;
@@ -103,10 +128,7 @@ fn join(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
     let n_parts = parts.len();
     if let Some(StoredTensor { info, bytes, .. }) = parts.remove(&Share::Whole) {
         return match parts.first_key_value() {
-            None => Ok(Entry {
-                info,
-                bytes: Box::new(bytes),
-            }),
+            None => Ok(Entry { info, bytes }),
             Some((_, other)) => Err(format!("tensor `{}` is there whole and in parts", other.hf_name)),
         };
     }
@@ -133,13 +155,16 @@ fn join(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
                 info.dims
             ));
         }
-        bytes.push(Box::new(part.bytes));
+        bytes.push(part.bytes);
     }
     let part_bytes = info.n_bytes;
     info.dims.push(n_parts);
     info.n_bytes = part_bytes
         .checked_mul(n_parts)
         .ok_or("a tensor is absurdly large")?;
+    if let Some(stored) = &mut info.stored {
+        stored.n_bytes *= n_parts;
+    }
     Ok(Entry {
         info,
         bytes: Box::new(Joined {
@@ -178,10 +203,11 @@ fn mxfp4(mut parts: BTreeMap<Share, StoredTensor>) -> Result<Entry, String> {
             ty: TensorType::MXFP4,
             dims,
             n_bytes: blocks.info.n_bytes + scales.info.n_bytes,
+            stored: None,
         },
         bytes: Box::new(Mxfp4 {
-            blocks: Box::new(blocks.bytes),
-            scales: Box::new(scales.bytes),
+            blocks: blocks.bytes,
+            scales: scales.bytes,
         }),
     })
 }
@@ -381,96 +407,172 @@ fn ungrouped_rows(descriptor: &Descriptor) -> Option<Vec<usize>> {
     Some(queries_and_keys.chain(rows_of(queries + 1..group)).collect())
 }
 
-/// Adds the tensors of a file: those of the network, or of the `module` behind it that a matrix is all of.
-fn read_header(
-    file: &Arc<RegularFile>,
-    layout: &HfLayout,
-    module: Option<&str>,
-    descriptor: &Descriptor,
-    tensors: &mut StoredTensors,
-) -> Result<(), LoadError> {
-    let path = file.path();
-    let cannot_read = |source| LoadError::Read {
-        path: path.to_owned(),
-        source,
-    };
-    let bad = |reason: String| LoadError::BadConfig {
-        path: path.to_owned(),
-        reason,
-    };
-    let file_len = file.n_bytes();
-    if file_len < 8 {
-        return Err(bad(format!(
-            "a file of {file_len} bytes has no header; fetch it again"
-        )));
-    }
-    let mut header_len = [0; 8];
-    file.read_exact_at(0, &mut header_len).map_err(cannot_read)?;
-    let header_len = u64::from_le_bytes(header_len);
-    if header_len > MAX_HEADER_BYTES.min(file_len - 8) {
-        return Err(bad(format!(
-            "a header of {header_len} bytes does not fit the file"
-        )));
-    }
-    let mut header = vec![0; header_len as usize];
-    file.read_exact_at(8, &mut header).map_err(cannot_read)?;
-    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;
-    let data_start = 8 + header_len;
-    for (hf_name, info) in metadata.tensors() {
-        // The names of layers that nothing reads are their own.
-        let is_ignorable =
-            (layout.layer_idx(&hf_name)).is_some_and(|layer_idx| descriptor.ignores_layer(layer_idx));
-        if layout.ignores(&hf_name) || is_ignorable {
-            continue;
-        }
-        let name = match module {
-            None => layout.gguf_name(&hf_name),
-            Some(module) => {
-                (hf_name.strip_prefix("linear.")).map(|part| (format!("{module}.{part}"), Share::Whole))
-            }
+impl Headers<'_> {
+    /// Adds the tensors of a file: those of the network, or of the `module` behind it that a matrix is all of.
+    fn read(&mut self, file: &Arc<RegularFile>, module: Option<&str>) -> Result<(), LoadError> {
+        let Self {
+            layout, descriptor, ..
+        } = *self;
+        let path = file.path();
+        let cannot_read = |source| LoadError::Read {
+            path: path.to_owned(),
+            source,
         };
-        let (name, share) = name.ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
-        if name.ends_with(UNUSED) {
-            continue;
-        }
-        let ty = match info.dtype {
-            Dtype::F32 => TensorType::F32,
-            Dtype::F16 => TensorType::F16,
-            Dtype::BF16 => TensorType::BF16,
-            Dtype::U8 if matches!(share, Share::Blocks | Share::Scales) => TensorType::I8,
-            other => {
-                return Err(bad(format!(
-                    "tensor `{hf_name}` has type {other:?}, expected F32, F16 or BF16"
-                )));
-            }
+        let bad = |reason: String| LoadError::BadConfig {
+            path: path.to_owned(),
+            reason,
         };
-        let (start, end) = info.data_offsets;
-        if data_start.saturating_add(end as u64) > file_len {
-            return Err(bad(format!("tensor `{hf_name}` ends behind the end of the file")));
-        }
-        let tensor = StoredTensor {
-            info: WeightInfo {
-                name: name.clone(),
-                ty,
-                dims: info.shape.iter().rev().copied().collect(),
-                n_bytes: end - start,
-            },
-            bytes: Stored {
-                file: Arc::clone(file),
-                offset: data_start + start as u64,
-            },
-            hf_name,
-        };
-        let others = tensors.entry(name).or_default();
-        if let Some(other) = others.get(&share) {
+        let file_len = file.n_bytes();
+        if file_len < 8 {
             return Err(bad(format!(
-                "tensors `{}` and `{}` have one place in the network",
-                other.hf_name, tensor.hf_name
+                "a file of {file_len} bytes has no header; fetch it again"
             )));
         }
-        others.insert(share, tensor);
+        let mut header_len = [0; 8];
+        file.read_exact_at(0, &mut header_len).map_err(cannot_read)?;
+        let header_len = u64::from_le_bytes(header_len);
+        if header_len > MAX_HEADER_BYTES.min(file_len - 8) {
+            return Err(bad(format!(
+                "a header of {header_len} bytes does not fit the file"
+            )));
+        }
+        let mut header = vec![0; header_len as usize];
+        file.read_exact_at(8, &mut header).map_err(cannot_read)?;
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| bad(error.to_string()))?;
+        let data_start = 8 + header_len;
+        for (hf_name, info) in metadata.tensors() {
+            // The names of layers that nothing reads are their own.
+            let is_ignorable =
+                (layout.layer_idx(&hf_name)).is_some_and(|layer_idx| descriptor.ignores_layer(layer_idx));
+            if layout.ignores(&hf_name) || is_ignorable {
+                continue;
+            }
+            let stored = |name: &str, ty, is_fp8| -> Result<StoredTensor, LoadError> {
+                let (start, end) = info.data_offsets;
+                if data_start.saturating_add(end as u64) > file_len {
+                    return Err(bad(format!("tensor `{hf_name}` ends behind the end of the file")));
+                }
+                Ok(StoredTensor {
+                    info: WeightInfo {
+                        name: name.to_owned(),
+                        ty,
+                        dims: info.shape.iter().rev().copied().collect(),
+                        n_bytes: end - start,
+                        stored: None,
+                    },
+                    bytes: Box::new(Stored {
+                        file: Arc::clone(file),
+                        offset: data_start + start as u64,
+                    }),
+                    hf_name: hf_name.clone(),
+                    is_fp8,
+                })
+            };
+            let twice = |other: &StoredTensor| {
+                // The format's reader gives the tensors of a file in no order.
+                let mut names = [&other.hf_name, &hf_name];
+                names.sort();
+                bad(format!(
+                    "tensors `{}` and `{}` have one place in the network",
+                    names[0], names[1]
+                ))
+            };
+            if self.fp8_scales.is_some() {
+                if let Some(weight) = scaled_weight(&hf_name) {
+                    let ty = match info.dtype {
+                        Dtype::F32 => TensorType::F32,
+                        Dtype::F16 => TensorType::F16,
+                        Dtype::BF16 => TensorType::BF16,
+                        other => {
+                            return Err(bad(format!(
+                                "tensor `{hf_name}` has type {other:?}, expected F32, F16 or BF16"
+                            )));
+                        }
+                    };
+                    let scales = stored(weight, ty, false)?;
+                    if let Some(other) = self.scales.insert(weight.to_owned(), scales) {
+                        return Err(twice(&other));
+                    }
+                    continue;
+                }
+                if is_activation_scale(&hf_name) {
+                    continue;
+                }
+            }
+            let name = match module {
+                None => layout.gguf_name(&hf_name),
+                Some(module) => {
+                    (hf_name.strip_prefix("linear.")).map(|part| (format!("{module}.{part}"), Share::Whole))
+                }
+            };
+            let (name, share) = name.ok_or_else(|| bad(format!("tensor `{hf_name}` has an unknown name")))?;
+            if name.ends_with(UNUSED) {
+                continue;
+            }
+            let (ty, is_fp8) = match info.dtype {
+                Dtype::F32 => (TensorType::F32, false),
+                Dtype::F16 => (TensorType::F16, false),
+                Dtype::BF16 => (TensorType::BF16, false),
+                Dtype::U8 if matches!(share, Share::Blocks | Share::Scales) => (TensorType::I8, false),
+                Dtype::F8_E4M3 if self.fp8_scales.is_some() => (TensorType::I8, true),
+                Dtype::F8_E4M3 => {
+                    return Err(bad(format!(
+                        "tensor `{hf_name}` has type F8_E4M3, but `quantization_config` in config.json does not have the \
+                     `quant_method` fp8"
+                    )));
+                }
+                other => {
+                    let expected = match self.fp8_scales {
+                        Some(_) => "F32, F16, BF16 or F8_E4M3",
+                        None => "F32, F16 or BF16",
+                    };
+                    return Err(bad(format!(
+                        "tensor `{hf_name}` has type {other:?}, expected {expected}"
+                    )));
+                }
+            };
+            let tensor = stored(&name, ty, is_fp8)?;
+            let others = self.tensors.entry(name).or_default();
+            if let Some(other) = others.get(&share) {
+                return Err(twice(other));
+            }
+            others.insert(share, tensor);
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// The tensors, those in FP8 with their scales.
+    fn into_tensors(mut self) -> Result<StoredTensors, String> {
+        let parts = self.tensors.values_mut().flat_map(BTreeMap::values_mut);
+        for part in parts.filter(|part| part.is_fp8) {
+            let name = &part.hf_name;
+            let (Some(kind), Some(scales)) = (self.fp8_scales, self.scales.remove(name)) else {
+                return Err(format!(
+                    "tensor `{name}` has type F8_E4M3, and `{name}_scale_inv` or `{name}_scale` is missing"
+                ));
+            };
+            let codes = std::mem::replace(&mut part.bytes, Box::new(&[][..]));
+            let weight = Fp8Part {
+                hf_name: name,
+                info: &part.info,
+                bytes: codes,
+            };
+            let scales = Fp8Part {
+                hf_name: &scales.hf_name,
+                info: &scales.info,
+                bytes: scales.bytes,
+            };
+            let (info, view) = Fp8::new(weight, scales, kind)?;
+            (part.info, part.bytes, part.is_fp8) = (info, Box::new(view), false);
+        }
+        match self.scales.into_values().next() {
+            None => Ok(self.tensors),
+            Some(scales) => Err(format!(
+                "tensor `{}` is there, but `{}` is not, or not in F8_E4M3",
+                scales.hf_name, scales.info.name
+            )),
+        }
+    }
 }
 
 impl WeightSource for SafetensorsFolder {

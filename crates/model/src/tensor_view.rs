@@ -158,7 +158,7 @@ impl ReadAt for Stored {
 
 /// Calls `read` with the index of each unit of `unit_bytes` that a read touches, the part of it that is wanted, and where
 /// that goes.
-fn for_each_unit(
+pub(crate) fn for_each_unit(
     offset: u64,
     out: &mut [u8],
     unit_bytes: usize,

@@ -26,8 +26,29 @@ pub struct WeightInfo {
     pub ty: TensorType,
     /// Its dimensions, the contiguous one first.
     pub dims: Vec<usize>,
-    /// Bytes it takes in its file.
+    /// Bytes it takes in this type.
     pub n_bytes: usize,
+    /// How its file stores it, where that is in a type which is converted while it is read.
+    pub stored: Option<StoredForm>,
+}
+
+/// The form in which a file stores a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredForm {
+    /// The type's name there.
+    pub type_name: &'static str,
+    /// Bytes it takes there, those of its scales included.
+    pub n_bytes: usize,
+}
+
+impl WeightInfo {
+    /// The form in which the file stores it.
+    pub fn stored_form(&self) -> StoredForm {
+        self.stored.unwrap_or(StoredForm {
+            type_name: self.ty.name(),
+            n_bytes: self.n_bytes,
+        })
+    }
 }
 
 /// A tensor of a [`WeightSource`].
@@ -48,6 +69,7 @@ impl From<&TensorInfo> for WeightInfo {
             ty: info.ty,
             dims: info.dims.clone(),
             n_bytes: info.n_bytes,
+            stored: None,
         }
     }
 }

@@ -246,6 +246,7 @@ impl WeightSource for TinyModel {
                 ty: tensor.ty,
                 dims: tensor.dims.clone(),
                 n_bytes: tensor.bytes.len(),
+                stored: None,
             })
             .collect()
     }

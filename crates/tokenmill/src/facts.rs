@@ -32,7 +32,8 @@ impl ModelFacts {
         let mut bytes_of: BTreeMap<&'static str, u64> = BTreeMap::new();
         for info in network.weights().infos() {
             n_params += info.dims.iter().map(|&dim| dim as u64).product::<u64>();
-            *bytes_of.entry(info.ty.name()).or_default() += info.n_bytes as u64;
+            let stored = info.stored_form();
+            *bytes_of.entry(stored.type_name).or_default() += stored.n_bytes as u64;
         }
         let descriptor = network.descriptor();
         Self {

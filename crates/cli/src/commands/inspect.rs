@@ -108,7 +108,7 @@ impl Inspection {
         Ok(Self {
             name: source.name(),
             n_parts: 1,
-            file_bytes: tensors.iter().map(|info| info.n_bytes as u64).sum(),
+            file_bytes: tensors.iter().map(|info| info.stored_form().n_bytes as u64).sum(),
             metadata: metadata.collect(),
             plan: plan(&model, load)?,
             tensors,
@@ -119,14 +119,15 @@ impl Inspection {
         self.tensors.iter().map(n_elements).sum()
     }
 
-    /// For each type: tensors, elements, bytes; the most bytes first.
-    fn types(&self) -> Vec<(&'static str, [usize; 3])> {
-        let mut types: BTreeMap<&'static str, [usize; 3]> = BTreeMap::new();
+    /// For each type in the files, and the one that it is loaded as: tensors, elements, bytes; the most bytes first.
+    fn types(&self) -> Vec<([&'static str; 2], [usize; 3])> {
+        let mut types: BTreeMap<[&'static str; 2], [usize; 3]> = BTreeMap::new();
         for tensor in &self.tensors {
-            let row = types.entry(tensor.ty.name()).or_default();
+            let stored = tensor.stored_form();
+            let row = types.entry([stored.type_name, tensor.ty.name()]).or_default();
             row[0] += 1;
             row[1] += n_elements(tensor);
-            row[2] += tensor.n_bytes;
+            row[2] += stored.n_bytes;
         }
         let mut types: Vec<_> = types.into_iter().collect();
         types.sort_by_key(|(_, row)| std::cmp::Reverse(row[2]));
@@ -143,19 +144,29 @@ impl Inspection {
             .tensors
             .iter()
             .map(|tensor| {
-                json!({
+                let stored = tensor.stored_form();
+                let mut row = json!({
                     "name": tensor.name,
-                    "type": tensor.ty.name(),
+                    "type": stored.type_name,
                     "dims": tensor.dims,
-                    "bytes": tensor.n_bytes,
-                })
+                    "bytes": stored.n_bytes,
+                });
+                if tensor.stored.is_some() {
+                    row["loaded_as"] = tensor.ty.name().into();
+                }
+                row
             })
             .collect();
         let types: Vec<Json> = self
             .types()
             .into_iter()
-            .map(|(name, [n_tensors, n_elements, n_bytes])| {
-                json!({"type": name, "tensors": n_tensors, "elements": n_elements, "bytes": n_bytes})
+            .map(|([name, loaded_as], [n_tensors, n_elements, n_bytes])| {
+                let mut row =
+                    json!({"type": name, "tensors": n_tensors, "elements": n_elements, "bytes": n_bytes});
+                if loaded_as != name {
+                    row["loaded_as"] = loaded_as.into();
+                }
+                row
             })
             .collect();
         let memory = match &self.plan {
@@ -202,11 +213,16 @@ impl Inspection {
             self.tensors_text(&mut text);
         }
         line(&mut text, format_args!("\nTypes"));
-        for (name, [n_tensors, n_elements, n_bytes]) in self.types() {
+        for ([name, loaded_as], [n_tensors, n_elements, n_bytes]) in self.types() {
+            let conversion = if loaded_as == name {
+                String::new()
+            } else {
+                format!(", loaded as {loaded_as}")
+            };
             line(
                 &mut text,
                 format_args!(
-                    "  {name:<8} {n_tensors:>5} tensors  {:>9} elements  {:>10}  {:.2} bits each",
+                    "  {name:<8} {n_tensors:>5} tensors  {:>9} elements  {:>10}  {:.2} bits each{conversion}",
                     count(n_elements),
                     size(n_bytes),
                     n_bytes as f64 * 8.0 / n_elements as f64
@@ -231,14 +247,15 @@ impl Inspection {
         line(text, format_args!("\nTensors"));
         for tensor in &self.tensors {
             let dims: Vec<String> = tensor.dims.iter().map(usize::to_string).collect();
+            let stored = tensor.stored_form();
             line(
                 text,
                 format_args!(
                     "  {:<32} {:<8} {:>20}  {:>10}",
                     visible(&tensor.name),
-                    tensor.ty.name(),
+                    stored.type_name,
                     dims.join(" x "),
-                    size(tensor.n_bytes)
+                    size(stored.n_bytes)
                 ),
             );
         }

@@ -159,6 +159,79 @@ fn tokenize_takes_vocabularies_and_tokenizer_json() {
     );
 }
 
+/// A folder of one layer, whose matrices are in FP8 with a scale each. All numbers are 0.
+fn fp8_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "hidden_size": 32, "intermediate_size": 32,
+        "max_position_embeddings": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "rms_norm_eps": 1e-5,
+        "vocab_size": 4, "tie_word_embeddings": true, "quantization_config": {"quant_method": "fp8"},
+    });
+    fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    let mut add = |name: &str, dtype: &str, shape: Value, n_bytes: usize| {
+        let row = json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + n_bytes]});
+        header.insert(format!("model.{name}"), row);
+        end += n_bytes;
+    };
+    add("embed_tokens.weight", "F32", json!([4, 32]), 512);
+    add("norm.weight", "F32", json!([32]), 128);
+    for name in ["input_layernorm", "post_attention_layernorm"] {
+        add(&format!("layers.0.{name}.weight"), "F32", json!([32]), 128);
+    }
+    for name in [
+        "self_attn.q",
+        "self_attn.k",
+        "self_attn.v",
+        "self_attn.o",
+        "mlp.gate",
+        "mlp.up",
+        "mlp.down",
+    ] {
+        let name = format!("layers.0.{name}_proj.weight");
+        add(&name, "F8_E4M3", json!([32, 32]), 1024);
+        add(&format!("{name}_scale"), "F32", json!([]), 4);
+    }
+    let header = Value::Object(header).to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    bytes.resize(bytes.len() + end, 0);
+    fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+    folder
+}
+
+#[test]
+fn inspect_tells_the_type_in_the_files_from_the_one_that_is_loaded() {
+    let folder = fp8_folder();
+    let text = tokenmill(["inspect", arg(folder.path()), "--summary"]).ok();
+    let row = text
+        .lines()
+        .find(|line| line.contains("F8_E4M3"))
+        .unwrap_or_default();
+    assert!(
+        row.contains("7 tensors") && row.ends_with("8.03 bits each, loaded as BF16"),
+        "{text}"
+    );
+    let json = tokenmill(["inspect", arg(folder.path()), "--json"]).ok();
+    let json: Value = serde_json::from_str(&json).unwrap();
+    let of_type = |ty: &str| {
+        json["types"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .find(|row| row["type"] == ty)
+            .unwrap()
+    };
+    assert_eq!(of_type("F8_E4M3")["bytes"], 7 * 1028);
+    assert_eq!(of_type("F8_E4M3")["loaded_as"], "BF16");
+    assert_eq!(of_type("F32").get("loaded_as"), None);
+    assert_eq!(json["file_bytes"], 7 * 1028 + 512 + 3 * 128);
+    assert!(
+        json["memory"]["weights_bytes"].as_u64().unwrap() >= 7 * 2048,
+        "{json}"
+    );
+}
+
 #[test]
 fn a_hugging_face_folder_is_a_model() {
     let mut comparisons = Comparisons::of("commands on a folder");

@@ -142,6 +142,11 @@ impl HfConfig {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
+    /// Whether there is a value, null too.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.values.contains_key(key)
+    }
+
     /// A count that may be there.
     pub(super) fn opt_usize(&self, key: &str) -> Result<Option<usize>, LoadError> {
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());

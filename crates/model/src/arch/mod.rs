@@ -37,6 +37,7 @@ mod granitemoe;
 mod hf_config;
 mod hf_experts;
 mod hf_layout;
+mod hf_quantization;
 mod hf_recurrent;
 mod hf_rope;
 mod hunyuan_dense;
@@ -77,6 +78,7 @@ use crate::{Descriptor, LoadError};
 use gguf_config::GgufConfig;
 pub(crate) use hf_config::HfConfig;
 pub(crate) use hf_layout::{Change, HfLayout, Share, UNUSED};
+pub(crate) use hf_quantization::Fp8Scales;
 
 /// One architecture.
 struct Architecture {
