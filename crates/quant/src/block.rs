@@ -15,8 +15,8 @@ pub trait Block: Pod {
     /// Decodes the block into `out`, which has [`LEN`](Self::LEN) values.
     fn dequantize(&self, out: &mut [f32]);
 
-    /// Whether values can be encoded. The formats of two bits and fewer that point into grids need an importance matrix, which no
-    /// encoder here takes.
+    /// Whether values can be encoded without an importance matrix. The formats of two bits and fewer that point into grids need
+    /// one.
     const HAS_ENCODER: bool = true;
 
     /// Encodes [`LEN`](Self::LEN) values, as ggml's `quantize_row_*_ref` does without an importance matrix.
@@ -26,6 +26,45 @@ pub trait Block: Pod {
     fn quantize(_values: &[f32]) -> Self {
         unreachable!("a format without an encoder is not asked to encode")
     }
+
+    /// Encodes [`LEN`](Self::LEN) values, as ggml does with an importance matrix. Formats whose encoder has no use for one encode as
+    /// without.
+    fn quantize_weighted(values: &[f32], _importance: &Importance<'_>) -> Self {
+        Self::quantize(values)
+    }
+}
+
+/// What an importance matrix says of the values of a block.
+#[derive(Clone, Copy, Debug)]
+pub struct Importance<'a> {
+    /// Of each value of the block, the mean square of the numbers that it is multiplied with.
+    pub values: &'a [f32],
+    /// Mean of the squares of the values of the whole row.
+    pub row_mean_square: f32,
+}
+
+impl Importance<'_> {
+    /// The weights of errors in a block of `N` values, of formats whose blocks are groups.
+    pub(crate) fn row_weights<const N: usize>(&self, values: &[f32; N]) -> [f32; N] {
+        self.weights(0, values, self.row_mean_square)
+    }
+
+    /// The weights of errors in a group of `N` values, the blocks' groups being numbered: the importance of a value times the
+    /// root of its square plus `mean_square`.
+    pub(crate) fn weights<const N: usize>(
+        &self,
+        group: usize,
+        values: &[f32; N],
+        mean_square: f32,
+    ) -> [f32; N] {
+        let importance = &self.values[group * N..][..N];
+        std::array::from_fn(|i| importance[i] * (mean_square + values[i] * values[i]).sqrt())
+    }
+}
+
+/// Sum of the squares of values, in their order.
+pub(crate) fn sum_of_squares(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |sum, x| sum + x * x)
 }
 
 /// A block of quants, taken apart: what executors lay out for their kernels, so that only a format's own file knows the
@@ -86,6 +125,19 @@ impl<Q> BlockParts<Q> {
 pub(crate) fn dequantize_blocks<B: Block>(blocks: &[B], out: &mut [f32]) {
     for (block, out) in blocks.iter().zip(out.chunks_exact_mut(B::LEN)) {
         block.dequantize(out);
+    }
+}
+
+/// Encodes the blocks of one row; `values` has exactly their values, and `importance` as many.
+pub(crate) fn quantize_weighted_blocks<B: Block>(values: &[f32], importance: &[f32], blocks: &mut [B]) {
+    let row_mean_square = sum_of_squares(values) / values.len() as f32;
+    let importance = importance.chunks_exact(B::LEN);
+    for ((block, values), importance) in blocks.iter_mut().zip(values.chunks_exact(B::LEN)).zip(importance) {
+        let importance = Importance {
+            values: importance,
+            row_mean_square,
+        };
+        *block = B::quantize_weighted(values, &importance);
     }
 }
 

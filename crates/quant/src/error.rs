@@ -9,8 +9,8 @@ pub enum QuantError {
     /// The table has no row for this type: its tensors can be listed, not computed.
     #[error("tensor type {} cannot be computed by this version; convert the model to another type", .0.name())]
     UnsupportedType(TensorType),
-    /// Values cannot be encoded in this type, only decoded.
-    #[error("no values can be encoded as {}, which takes an importance matrix; use IQ3_S or Q2_K", .0.name())]
+    /// Values cannot be encoded in this type without an importance matrix.
+    #[error("{} takes an importance matrix; give one, or use IQ3_S or Q2_K", .0.name())]
     NoEncoder(TensorType),
     /// A row does not consist of whole blocks.
     #[error("a row of {found} values is not a whole number of {format} blocks of {block_len}")]
@@ -38,6 +38,14 @@ pub enum QuantError {
         /// Bytes the row takes.
         expected: usize,
         /// Bytes given.
+        found: usize,
+    },
+    /// An importance matrix does not have a number for each value.
+    #[error("a row of {n_values} values has {found} numbers of importance")]
+    ImportanceLength {
+        /// Values in the row.
+        n_values: usize,
+        /// Numbers of importance given.
         found: usize,
     },
     /// A name that is no instruction set.

@@ -5,7 +5,7 @@
 
 use tokenmill_gguf::TensorType;
 
-use crate::block::quantize_blocks;
+use crate::block::{quantize_blocks, quantize_weighted_blocks};
 use crate::formats;
 use crate::{Block, CpuFeatures, QuantBlock, QuantError, simd};
 
@@ -27,6 +27,9 @@ static FORMATS: &[Format] = for_each_format!(table);
 /// Encodes a row.
 type Quantize = fn(&[f32], &mut [u8]);
 
+/// Encodes a row whose values have an importance each.
+type QuantizeWeighted = fn(&[f32], &[f32], &mut [u8]);
+
 /// A weight format: sizes, and functions over rows of bytes.
 #[derive(Debug)]
 pub struct Format {
@@ -36,6 +39,7 @@ pub struct Format {
     block_bytes: usize,
     dequantize: fn(CpuFeatures, &[u8], &mut [f32]),
     quantize: Option<Quantize>,
+    quantize_weighted: QuantizeWeighted,
     set_scales: Option<fn(&mut [u8], f32, f32)>,
 }
 
@@ -53,6 +57,9 @@ impl Format {
                 Some(|values, bytes| quantize_blocks(values, bytemuck::cast_slice_mut::<u8, B>(bytes)))
             } else {
                 None
+            },
+            quantize_weighted: |values, importance, bytes| {
+                quantize_weighted_blocks(values, importance, bytemuck::cast_slice_mut::<u8, B>(bytes));
             },
             set_scales: None,
         }
@@ -98,7 +105,7 @@ impl Format {
         self.set_scales.is_none()
     }
 
-    /// Whether rows can be encoded.
+    /// Whether rows can be encoded without an importance matrix.
     pub const fn has_encoder(&self) -> bool {
         self.quantize.is_some()
     }
@@ -188,6 +195,28 @@ impl Format {
         self.check_bytes(values.len(), bytes.len())?;
         let quantize = self.quantize.ok_or(QuantError::NoEncoder(self.ty))?;
         quantize(values, bytes);
+        Ok(())
+    }
+
+    /// Encodes a row as ggml does with an importance matrix: `importance` has a number for each value, the mean square of what
+    /// it is multiplied with.
+    ///
+    /// # Errors
+    /// Those of [`row_bytes`](Self::row_bytes), [`QuantError::ByteLength`], and [`QuantError::ImportanceLength`].
+    pub fn quantize_row_weighted(
+        &self,
+        values: &[f32],
+        importance: &[f32],
+        bytes: &mut [u8],
+    ) -> Result<(), QuantError> {
+        self.check_bytes(values.len(), bytes.len())?;
+        if importance.len() != values.len() {
+            return Err(QuantError::ImportanceLength {
+                n_values: values.len(),
+                found: importance.len(),
+            });
+        }
+        (self.quantize_weighted)(values, importance, bytes);
         Ok(())
     }
 }

@@ -43,7 +43,7 @@ mod scale_search;
 )]
 mod simd;
 
-pub use block::{Block, BlockParts, QuantBlock};
+pub use block::{Block, BlockParts, Importance, QuantBlock};
 pub use cpu_features::{CpuFeatures, Isa};
 pub use error::QuantError;
 pub use float::F16Bits;

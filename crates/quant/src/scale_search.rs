@@ -6,7 +6,7 @@
 //! there to the bit.
 //!
 //! Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`nearest_int`, `make_qx_quants`, `make_q3_quants`,
-//! `make_qkx2_quants`).
+//! `make_qkx2_quants`, `make_qkx3_quants`, `make_qp_quants`).
 
 /// Below this, a group of weights counts as all zero.
 pub(crate) const GROUP_MAX_EPS: f32 = 1e-15;
@@ -56,9 +56,14 @@ impl Fit {
     }
 }
 
-/// Finds a signed scale for `-bound..bound` by trying 18 others around the obvious one. Each value is weighted by its
-/// square. `quants` are written with `bound` added.
-pub(crate) fn search_symmetric(bound: i32, values: &[f32], quants: &mut [i8]) -> f32 {
+/// The weights of values where nothing is known of them: their squares.
+pub(crate) fn squares<const N: usize>(values: &[f32; N]) -> [f32; N] {
+    values.map(|x| x * x)
+}
+
+/// Finds a signed scale for `-bound..bound` by trying 18 others around the obvious one. `quants` are written with `bound`
+/// added; of a group of zeros they are 0.
+pub(crate) fn search_symmetric(bound: i32, values: &[f32], weights: &[f32], quants: &mut [i8]) -> f32 {
     let (magnitude, extreme) = greatest_magnitude(values);
     if magnitude < GROUP_MAX_EPS {
         quants.fill(0);
@@ -67,8 +72,8 @@ pub(crate) fn search_symmetric(bound: i32, values: &[f32], quants: &mut [i8]) ->
     let quant = |inverse: f32, x: f32| nearest_int(inverse * x).clamp(-bound, bound - 1);
     let fit = |inverse: f32| {
         let mut fit = Fit::default();
-        for &x in values {
-            fit.add(x * x, x, quant(inverse, x) as f32);
+        for (&x, &weight) in values.iter().zip(weights) {
+            fit.add(weight, x, quant(inverse, x) as f32);
         }
         fit
     };
@@ -141,6 +146,73 @@ pub(crate) fn search_coordinates(bound: i32, values: &[f32], quants: &mut [i8]) 
     if fit.quant_quant > 0.0 { fit.scale() } else { 0.0 }
 }
 
+/// Finds a scale for quants in `0..=max_quant` of values that are not negative: the best of nine around the obvious one, then one
+/// quant at a time is moved while that lowers the error.
+///
+/// Where a value is negative nonetheless, its quant wraps around, as in the reference.
+pub(crate) fn search_positive(max_quant: i32, values: &[f32], weights: &[f32], quants: &mut [u8]) -> f32 {
+    let max = values.iter().fold(0.0, |max, &x| if max > x { max } else { x });
+    if max < GROUP_MAX_EPS {
+        quants.fill(0);
+        return 0.0;
+    }
+    let mut inverse = max_quant as f32 / max;
+    let mut best = squared_error(values, weights, 1.0 / inverse, |x| {
+        f32::from(nearest_int(inverse * x) as u8)
+    });
+    for step in (-4..=4).filter(|&step| step != 0) {
+        let tried = (0.1 * step as f32 + max_quant as f32) / max;
+        let error = squared_error(values, weights, 1.0 / tried, |x| {
+            nearest_int(tried * x).min(max_quant) as f32
+        });
+        if error < best {
+            (best, inverse) = (error, tried);
+        }
+    }
+    let mut fit = Fit::default();
+    for ((q, &x), &weight) in quants.iter_mut().zip(values).zip(weights) {
+        let quant = nearest_int(inverse * x).min(max_quant);
+        *q = quant as u8;
+        fit.add(weight, x, quant as f32);
+    }
+    for _ in 0..5 {
+        let mut is_changed = false;
+        for ((q, &x), &weight) in quants.iter_mut().zip(values).zip(weights) {
+            let mut moved = fit.without(weight, x, f32::from(*q));
+            if !(moved.value_quant > 0.0 && moved.quant_quant > 0.0) {
+                continue;
+            }
+            let new = nearest_int(x * moved.quant_quant / moved.value_quant).min(max_quant);
+            if new == i32::from(*q) {
+                continue;
+            }
+            moved.add(weight, x, new as f32);
+            if moved.value_quant * moved.value_quant * fit.quant_quant
+                > fit.value_quant * fit.value_quant * moved.quant_quant
+            {
+                *q = new as u8;
+                fit = moved;
+                is_changed = true;
+            }
+        }
+        if !is_changed {
+            break;
+        }
+    }
+    if fit.quant_quant > 0.0 { fit.scale() } else { 0.0 }
+}
+
+/// The weighted squared error of quants with a scale.
+#[inline(always)]
+fn squared_error(values: &[f32], weights: &[f32], scale: f32, quant: impl Fn(f32) -> f32) -> f32 {
+    let mut error = 0.0;
+    for (&x, &weight) in values.iter().zip(weights) {
+        let difference = x - scale * quant(x);
+        error += weight * difference * difference;
+    }
+    error
+}
+
 /// Which scales [`search_with_min`] tries, and how it measures the error.
 pub(crate) struct MinSearch {
     /// The greatest quant.
@@ -153,6 +225,31 @@ pub(crate) struct MinSearch {
     pub(crate) n_steps: i32,
     /// How a deviation counts.
     pub(crate) error: ErrorMeasure,
+    /// How quants come to lie in their range.
+    pub(crate) rounding: Rounding,
+}
+
+impl MinSearch {
+    /// The search where an importance matrix gives the weights.
+    pub(crate) const fn weighted(max_quant: i32) -> Self {
+        Self {
+            max_quant,
+            first: -0.9,
+            step: 0.05,
+            n_steps: 36,
+            error: ErrorMeasure::Squared,
+            rounding: Rounding::OfClamped,
+        }
+    }
+}
+
+/// How quants come to lie in their range. The two differ for values that are too great for [`nearest_int`].
+#[derive(Clone, Copy)]
+pub(crate) enum Rounding {
+    /// Values are rounded, then clamped.
+    ThenClamp,
+    /// Values are clamped, then rounded.
+    OfClamped,
 }
 
 /// How a deviation counts.
@@ -208,7 +305,12 @@ pub(crate) fn search_with_min<const N: usize>(
     let quantize = |inverse: f32, min: f32| {
         let mut tried = [0; N];
         for (q, &x) in tried.iter_mut().zip(values) {
-            *q = nearest_int(inverse * (x - min)).clamp(0, max_quant) as u8;
+            let scaled = inverse * (x - min);
+            *q = match search.rounding {
+                Rounding::ThenClamp => nearest_int(scaled).clamp(0, max_quant) as u8,
+                Rounding::OfClamped if scaled > 0.0 => nearest_int(scaled.min(max_quant as f32)) as u8,
+                Rounding::OfClamped => 0,
+            };
         }
         tried
     };
@@ -281,16 +383,26 @@ mod tests {
     #[test]
     fn zeros_get_no_scale() {
         let mut quants = [1; 16];
-        assert_eq!(search_symmetric(32, &[0.0; 16], &mut quants), 0.0);
+        assert_eq!(search_symmetric(32, &[0.0; 16], &[1.0; 16], &mut quants), 0.0);
         assert_eq!(quants, [0; 16]);
         assert_eq!(search_coordinates(4, &[1e-16; 16], &mut quants), 0.0);
+    }
+
+    #[test]
+    fn positive_values_on_a_grid_are_found_exactly() {
+        let values: [f32; 16] = std::array::from_fn(|i| 0.25 * i as f32);
+        let mut quants = [0; 16];
+        assert_eq!(search_positive(15, &values, &[1.0; 16], &mut quants), 0.25);
+        assert_eq!(quants, std::array::from_fn(|i| i as u8));
+        assert_eq!(search_positive(15, &[0.0; 16], &[1.0; 16], &mut quants), 0.0);
+        assert_eq!(quants, [0; 16]);
     }
 
     #[test]
     fn values_on_a_grid_are_found_exactly() {
         let values: [f32; 16] = std::array::from_fn(|i| 0.25 * (i as f32 - 8.0));
         let mut quants = [0; 16];
-        assert_eq!(search_symmetric(8, &values, &mut quants), 0.25);
+        assert_eq!(search_symmetric(8, &values, &squares(&values), &mut quants), 0.25);
         assert_eq!(quants, std::array::from_fn(|i| i as i8));
     }
 }

@@ -5,8 +5,10 @@ use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use super::eights::digits_of;
-use super::iq1_s::{GRID, dequantize};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use super::grid_search::{greatest, stored_scale};
+use super::iq1_s::{GRID, LEVELS, NEARBY, ascending, dequantize, levels_of, to_grid};
+use crate::block::sum_of_squares;
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 256 weights of 3 levels, 56 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -23,6 +25,75 @@ pub struct BlockIQ1M {
 }
 
 const _: () = assert!(size_of::<BlockIQ1M>() == 56 && align_of::<BlockIQ1M>() == 1);
+
+/// A group of smaller values than this counts as all zero.
+const GROUP_MAX_EPS: f32 = 1e-7;
+
+/// The best split of 16 sorted values into three levels, the two eights having a shift each.
+struct Split {
+    scale: f32,
+    score: f32,
+    bounds: [usize; 2],
+    /// Which of [`LEVELS`] each eight takes.
+    shifts: [usize; 2],
+}
+
+impl Split {
+    /// Tries all splits, by the sums of weight and of weight times value up to each place.
+    ///
+    /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq1_m_impl`).
+    fn search(values: &[f32; 16], weights: &[f32; 16], order: &[usize; 16]) -> Option<Self> {
+        // For each eight; levels are 1 apart, so that two sums tell a split apart.
+        let (mut sums_x, mut sums_w) = ([[0.0_f32; 17]; 2], [[0.0_f32; 17]; 2]);
+        for (j, &i) in order.iter().enumerate() {
+            for eight in 0..2 {
+                let (x, w) = if i / 8 == eight {
+                    (weights[i] * values[i], weights[i])
+                } else {
+                    (0.0, 0.0)
+                };
+                sums_x[eight][j + 1] = sums_x[eight][j] + x;
+                sums_w[eight][j + 1] = sums_w[eight][j] + w;
+            }
+        }
+        let steps = LEVELS.map(|level| {
+            let squares = level.map(|x| x * x);
+            [squares[0] - squares[1], squares[1] - squares[2]]
+        });
+        let mut best: Option<Self> = None;
+        for first in 0..=16 {
+            for second in first..=16 {
+                // By eight and by shift.
+                let (mut value_quant, mut quant_quant) = ([[0.0; 2]; 2], [[0.0; 2]; 2]);
+                for eight in 0..2 {
+                    let (x, w) = (&sums_x[eight], &sums_w[eight]);
+                    let sum = x[first] + x[second];
+                    for shift in 0..2 {
+                        let high = LEVELS[shift][2];
+                        value_quant[eight][shift] = x[16] * high - sum;
+                        quant_quant[eight][shift] =
+                            w[16] * high * high + w[first] * steps[shift][0] + w[second] * steps[shift][1];
+                    }
+                }
+                for shifts in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+                    let value_quant = value_quant[0][shifts[0]] + value_quant[1][shifts[1]];
+                    let quant_quant = quant_quant[0][shifts[0]] + quant_quant[1][shifts[1]];
+                    let score = best.as_ref().map_or(f32::MIN, |best| best.score);
+                    if quant_quant > 0.0 && value_quant * value_quant > score * quant_quant {
+                        let scale = value_quant / quant_quant;
+                        best = Some(Self {
+                            scale,
+                            score: scale * value_quant,
+                            bounds: [first, second],
+                            shifts,
+                        });
+                    }
+                }
+            }
+        }
+        best
+    }
+}
 
 impl BlockIQ1M {
     /// What the groups' scales are multiples of.
@@ -61,6 +132,63 @@ impl Block for BlockIQ1M {
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
         dequantize(self.scale(), self.group_bytes(), &self.unpack(), out);
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mean_square = 2.0 * sum_of_squares(values) / 256.0;
+        let (groups, _) = values.as_chunks::<16>();
+        let mut block = Self::zeroed();
+        let (mut scales, mut shifts, mut places) = ([0.0; 16], [[0; 2]; 16], [[0_u16; 2]; 16]);
+        for (g, values) in groups.iter().enumerate() {
+            let weights = importance.weights(g, values, mean_square);
+            if greatest(&values.map(f32::abs)) < GROUP_MAX_EPS {
+                continue;
+            }
+            let order = ascending(values);
+            let Some(best) = Split::search(values, &weights, &order) else {
+                continue;
+            };
+            let levels: [[u8; 8]; 2] = bytemuck::cast(levels_of(&order, best.bounds, best.scale));
+            shifts[g] = best
+                .shifts
+                .map(|shift| if best.scale < 0.0 { 1 - shift } else { shift });
+            (places[g], scales[g]) = to_grid(
+                &levels,
+                &shifts[g].map(|shift| &LEVELS[shift]),
+                &bytemuck::cast(*values),
+                &bytemuck::cast(weights),
+                best.scale.abs(),
+            );
+            for (k, place) in places[g].into_iter().enumerate() {
+                block.eights[2 * g + k] = place as u8;
+                block.high_bits[g] |= ((place >> 8) << (4 * k)) as u8;
+            }
+        }
+        let max_scale = greatest(&scales);
+        if max_scale == 0.0 {
+            return block;
+        }
+        let mut scale = max_scale / 15.0;
+        let inverse = 1.0 / scale;
+        let (mut value_quant, mut quant_quant) = (0.0, 0.0);
+        for (g, values) in groups.iter().enumerate() {
+            let stored = stored_scale(inverse, scales[g], 7);
+            let word = u16::from_le_bytes(block.scales[g / 4]) | u16::from(stored) << (3 * (g % 4));
+            block.scales[g / 4] = word.to_le_bytes();
+            block.high_bits[g] |= (shifts[g][0] << 3 | shifts[g][1] << 7) as u8;
+            let weights = importance.weights(g, values, mean_square);
+            for (i, (x, weight)) in values.iter().zip(weights).enumerate() {
+                let level = NEARBY.point(places[g][i / 8])[i % 8];
+                let quant = LEVELS[shifts[g][i / 8]][usize::from(level)] * f32::from(2 * stored + 1);
+                value_quant += weight * quant * x;
+                quant_quant += weight * quant * quant;
+            }
+        }
+        if quant_quant > 0.0 {
+            scale = value_quant / quant_quant;
+        }
+        block.set_scales(scale * 1.1125, 0.0);
+        block
     }
 }
 

@@ -5,12 +5,16 @@
 //! eights of quants the grid has 2,048. IQ1_M shares all of this but where its bits lie and how many weights share a scale
 //! and a shift: the parts of both have a byte for each 16 weights, as IQ1_M has them.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use super::eights::{SET_WORDS, digits_of, eights_of};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use super::grid_search::{Grid, greatest, stored_scale};
+use crate::block::sum_of_squares;
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// The grid as a set; see [`eights_of`].
 ///
@@ -47,6 +51,129 @@ const GRID_SET: [u64; SET_WORDS] = [
 
 /// The eights of the grid.
 pub(super) const GRID: [u16; 2048] = eights_of(&GRID_SET);
+
+/// The grid with the points around what is not on it.
+pub(super) static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 3));
+
+/// What the three levels stand for, shifted up and shifted down.
+pub(super) const LEVELS: [[f32; 3]; 2] = [[-0.875, 0.125, 1.125], [-1.125, -0.125, 0.875]];
+
+/// A group of smaller values than this counts as all zero.
+const GROUP_MAX_EPS: f32 = 1e-12;
+
+/// The order of values, ascending and otherwise as they lie.
+pub(super) fn ascending<const N: usize>(values: &[f32; N]) -> [usize; N] {
+    let mut order = std::array::from_fn(|i| i);
+    order.sort_by(|&a, &b| {
+        values[a]
+            .partial_cmp(&values[b])
+            .unwrap_or(std::cmp::Ordering::Equal)
+    });
+    order
+}
+
+/// The points for the levels of eights, of which each stands for other numbers, and the scale: of points that are not those
+/// levels, what fits best.
+pub(super) fn to_grid<const K: usize>(
+    levels: &[[u8; 8]; K],
+    stands_for: &[&[f32; 3]; K],
+    values: &[[f32; 8]; K],
+    weights: &[[f32; 8]; K],
+    scale: f32,
+) -> ([u16; K], f32) {
+    let found: [(u16, bool); K] = std::array::from_fn(|k| {
+        NEARBY.nearest(&levels[k], |point| {
+            let mut error = 0.0;
+            for i in 0..8 {
+                let difference = scale * stands_for[k][usize::from(point[i])] - values[k][i];
+                error += weights[k][i] * difference * difference;
+            }
+            error
+        })
+    });
+    let places = found.map(|(place, _)| place);
+    if found.iter().all(|&(_, is_on_grid)| is_on_grid) {
+        return (places, scale);
+    }
+    let (mut value_quant, mut quant_quant) = (0.0, 0.0);
+    for k in 0..K {
+        for (i, &level) in NEARBY.point(places[k]).iter().enumerate() {
+            let (weight, quant) = (weights[k][i], stands_for[k][usize::from(level)]);
+            value_quant += weight * quant * values[k][i];
+            quant_quant += weight * quant * quant;
+        }
+    }
+    let is_better = value_quant > 0.0 && quant_quant > 0.0;
+    (
+        places,
+        if is_better {
+            value_quant / quant_quant
+        } else {
+            scale
+        },
+    )
+}
+
+/// The best split of sorted values into the three levels: the first `bounds[0]` take the lowest, those from
+/// `bounds[1]` on the highest.
+struct Split {
+    scale: f32,
+    score: f32,
+    bounds: [usize; 2],
+    /// Which of [`LEVELS`] they take.
+    shift: usize,
+}
+
+impl Split {
+    /// Tries all splits of 32 values.
+    fn search(values: &[f32; 32], weights: &[f32; 32], order: &[usize; 32]) -> Option<Self> {
+        let (mut sums_x, mut sums_w) = ([0.0_f32; 33], [0.0_f32; 33]);
+        for (j, &i) in order.iter().enumerate() {
+            sums_x[j + 1] = sums_x[j] + weights[i] * values[i];
+            sums_w[j + 1] = sums_w[j] + weights[i];
+        }
+        let mut best: Option<Self> = None;
+        for first in 0..=32 {
+            for second in first..=32 {
+                let parts = |sums: &[f32; 33]| {
+                    [
+                        sums[first] - sums[0],
+                        sums[second] - sums[first],
+                        sums[32] - sums[second],
+                    ]
+                };
+                let (x, w) = (parts(&sums_x), parts(&sums_w));
+                for (shift, level) in LEVELS.iter().enumerate() {
+                    let value_quant = x[0] * level[0] + x[1] * level[1] + x[2] * level[2];
+                    let quant_quant =
+                        w[0] * level[0] * level[0] + w[1] * level[1] * level[1] + w[2] * level[2] * level[2];
+                    let score = best.as_ref().map_or(f32::MIN, |best| best.score);
+                    if quant_quant > 0.0 && value_quant * value_quant > score * quant_quant {
+                        let scale = value_quant / quant_quant;
+                        best = Some(Self {
+                            scale,
+                            score: scale * value_quant,
+                            bounds: [first, second],
+                            shift,
+                        });
+                    }
+                }
+            }
+        }
+        best
+    }
+}
+
+/// The levels of values in `order`: those before `bounds[0]` are low, those from `bounds[1]` on high. With a negative scale they
+/// change places.
+pub(super) fn levels_of<const N: usize>(order: &[usize; N], bounds: [usize; 2], scale: f32) -> [u8; N] {
+    let mut levels = [0; N];
+    for (j, &i) in order.iter().enumerate() {
+        let level = u8::from(j >= bounds[0]) + u8::from(j >= bounds[1]);
+        levels[i] = if scale < 0.0 { 2 - level } else { level };
+    }
+    levels
+}
 
 /// 256 weights of 3 levels, 50 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -111,6 +238,54 @@ impl Block for BlockIQ1S {
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
         dequantize(self.scale, self.group_bytes(), &self.unpack(), out);
+    }
+
+    /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq1_s_impl`).
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mean_square = 2.0 * sum_of_squares(values) / 256.0;
+        let mut block = Self::zeroed();
+        let (mut scales, mut shifts) = ([0.0; 8], [0; 8]);
+        for (g, values) in values.as_chunks::<32>().0.iter().enumerate() {
+            let weights = importance.weights(g, values, mean_square);
+            if greatest(&values.map(f32::abs)) < GROUP_MAX_EPS {
+                continue;
+            }
+            let order = ascending(values);
+            let Some(best) = Split::search(values, &weights, &order) else {
+                continue;
+            };
+            let levels: [[u8; 8]; 4] = bytemuck::cast(levels_of(&order, best.bounds, best.scale));
+            shifts[g] = if best.scale < 0.0 {
+                1 - best.shift
+            } else {
+                best.shift
+            };
+            let (places, scale) = to_grid(
+                &levels,
+                &[&LEVELS[shifts[g]]; 4],
+                &bytemuck::cast(*values),
+                &bytemuck::cast(weights),
+                best.scale.abs(),
+            );
+            let mut high_bits = 0;
+            for (k, place) in places.into_iter().enumerate() {
+                block.eights[4 * g + k] = place as u8;
+                high_bits |= place >> 8 << (3 * k);
+            }
+            block.groups[g] = high_bits.to_le_bytes();
+            scales[g] = scale;
+        }
+        let max_scale = greatest(&scales);
+        if max_scale == 0.0 {
+            return block;
+        }
+        let scale = max_scale / 15.0;
+        block.scale = F16Bits::from_f32(scale * 1.125);
+        for g in 0..8 {
+            let stored = stored_scale(1.0 / scale, scales[g], 7) | (shifts[g] as u8) << 3;
+            block.groups[g][1] |= stored << 4;
+        }
+        block
     }
 }
 

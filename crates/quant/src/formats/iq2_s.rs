@@ -1,12 +1,17 @@
 //! IQ2_S: IQ2_XS with a grid of 1,024 eights and a bit for every sign; 2.5625 bits a weight.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use super::eights::{SET_WORDS, eights_of};
+use super::grid_search::{Grid, greatest, split_signs, stored_scale};
+use super::iq2_xs::SEARCH;
 use super::iq2_xxs::{CODEBOOK, dequantize, signed};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// The grid as a set; see [`eights_of`].
 ///
@@ -43,6 +48,12 @@ const GRID_SET: [u64; SET_WORDS] = [
 
 /// The eights of the grid.
 const GRID: [u16; 1024] = eights_of(&GRID_SET);
+
+/// The grid with the points around what is not on it.
+static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 1));
+
+/// A group of smaller values than this counts as all zero.
+const GROUP_MAX_EPS: f32 = 1e-8;
 
 /// 256 weights of 3 magnitudes and a sign, 82 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -89,6 +100,41 @@ impl Block for BlockIQ2S {
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
         dequantize(self.scale, self.scale_pairs(), &self.unpack(), out);
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mean_square = 2.0 * sum_of_squares(values) / 256.0;
+        let mut block = Self::zeroed();
+        let mut scales = [0.0; 16];
+        for (g, values) in values.as_chunks::<16>().0.iter().enumerate() {
+            let weights: [[f32; 8]; 2] = bytemuck::cast(importance.weights(g, values, mean_square));
+            let values: [[f32; 8]; 2] = bytemuck::cast(*values);
+            let split = values.map(|eight| split_signs(&eight));
+            let magnitudes = split.map(|(magnitudes, _)| magnitudes);
+            let max = greatest(magnitudes.as_flattened());
+            if max < GROUP_MAX_EPS {
+                continue;
+            }
+            let (scale, places) = NEARBY.search(&SEARCH, &magnitudes, &weights, max, max / 5.0);
+            let flip = if scale < 0.0 { 0xff } else { 0 };
+            for k in 0..2 {
+                let i = 2 * g + k;
+                block.eights[i] = places[k] as u8;
+                block.high_bits[i / 4] |= ((places[k] >> 8) << (2 * (i % 4))) as u8;
+                block.signs[i] = split[k].1 ^ flip;
+            }
+            scales[g] = scale.abs();
+        }
+        let max_scale = greatest(&scales);
+        if max_scale == 0.0 {
+            return block;
+        }
+        let scale = max_scale / 31.0;
+        block.scale = F16Bits::from_f32(scale * 0.9875);
+        for (g, group_scale) in scales.into_iter().enumerate() {
+            block.group_scales[g / 2] |= stored_scale(1.0 / scale, group_scale, 15) << (4 * (g % 2));
+        }
+        block
     }
 }
 

@@ -1,12 +1,17 @@
 //! IQ2_XS: IQ2_XXS with a grid of 512 eights and a scale for each 16 weights; 2.3125 bits a weight.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use super::eights::{SET_WORDS, eights_of, even_signs};
+use super::grid_search::{Grid, Refit, Search, greatest, split_even_signs, stored_scale};
 use super::iq2_xxs::{CODEBOOK, dequantize, signed};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::scale_search::GROUP_MAX_EPS;
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// The grid as a set; see [`eights_of`].
 ///
@@ -43,6 +48,16 @@ const GRID_SET: [u64; SET_WORDS] = [
 
 /// The eights of the grid.
 const GRID: [u16; 512] = eights_of(&GRID_SET);
+
+/// The grid with the points around what is not on it.
+static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 2));
+
+/// How IQ2_XS and IQ2_S search the scale of 16 weights.
+pub(super) const SEARCH: Search = Search {
+    step: 0.1,
+    n_steps: 9,
+    refit: Refit::OffGrid,
+};
 
 /// 256 weights of 3 magnitudes and a sign, 74 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -85,6 +100,38 @@ impl Block for BlockIQ2XS {
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
         dequantize(self.scale, self.scale_pairs(), &self.unpack(), out);
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mean_square = sum_of_squares(values) / 256.0;
+        let mut block = Self::zeroed();
+        let mut scales = [0.0; 16];
+        for (g, values) in values.as_chunks::<16>().0.iter().enumerate() {
+            let weights: [[f32; 8]; 2] = bytemuck::cast(importance.weights(g, values, mean_square));
+            let values: [[f32; 8]; 2] = bytemuck::cast(*values);
+            let split: [_; 2] = std::array::from_fn(|k| split_even_signs(&values[k], &weights[k]));
+            let magnitudes = split.map(|(magnitudes, _)| magnitudes);
+            let max = greatest(magnitudes.as_flattened());
+            if max < GROUP_MAX_EPS {
+                continue;
+            }
+            let (scale, places) = NEARBY.search(&SEARCH, &magnitudes, &weights, max, max / 5.0);
+            let flip = if scale < 0.0 { 0x7f } else { 0 };
+            for k in 0..2 {
+                block.eights[2 * g + k] = (places[k] | u16::from(split[k].1 ^ flip) << 9).to_le_bytes();
+            }
+            scales[g] = scale.abs();
+        }
+        let max_scale = greatest(&scales);
+        if max_scale == 0.0 {
+            return Self::zeroed();
+        }
+        let scale = max_scale / 31.0;
+        block.scale = F16Bits::from_f32(scale);
+        for (g, group_scale) in scales.into_iter().enumerate() {
+            block.group_scales[g / 2] |= stored_scale(1.0 / scale, group_scale, 15) << (4 * (g % 2));
+        }
+        block
     }
 }
 

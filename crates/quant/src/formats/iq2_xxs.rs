@@ -4,12 +4,17 @@
 //! A weight of group `g` is `scale * (2 * scales[g] + 1) / 8 * CODEBOOK[quant]`. Of the 6,561 eights of magnitudes the grid has 256. The
 //! other IQ2 formats share all of this but where their bits lie and how large their grids are.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use super::eights::{SET_WORDS, digits_of, eights_of, even_signs};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use super::grid_search::{Grid, Refit, Search, greatest, split_even_signs, stored_scale};
+use crate::block::sum_of_squares;
+use crate::scale_search::{GROUP_MAX_EPS, search_positive};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// The grid as a set; see [`eights_of`].
 ///
@@ -46,6 +51,9 @@ const GRID_SET: [u64; SET_WORDS] = [
 
 /// The eights of the grid.
 const GRID: [u16; 256] = eights_of(&GRID_SET);
+
+/// The grid with the points around what is not on it.
+static NEARBY: LazyLock<Grid<8>> = LazyLock::new(|| Grid::new(&GRID, 2, 2));
 
 /// What a digit of the grid with its sign, which is bit 2, stands for; see [`QuantBlock::CODEBOOK`].
 pub(super) const CODEBOOK: [i8; 16] = [8, 25, 43, 0, -8, -25, -43, 0, 0, 0, 0, 0, 0, 0, 0, 0];
@@ -116,6 +124,47 @@ impl Block for BlockIQ2XXS {
     #[inline(always)]
     fn dequantize(&self, out: &mut [f32]) {
         dequantize(self.scale, self.scale_pairs(), &self.unpack(), out);
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        const SEARCH: Search = Search {
+            step: 0.1,
+            n_steps: 6,
+            refit: Refit::All,
+        };
+        let mean_square = sum_of_squares(values) / 256.0;
+        let mut block = Self::zeroed();
+        let mut scales = [0.0; 8];
+        for (g, values) in values.as_chunks::<32>().0.iter().enumerate() {
+            let weights: [[f32; 8]; 4] = bytemuck::cast(importance.weights(g, values, mean_square));
+            let values: [[f32; 8]; 4] = bytemuck::cast(*values);
+            let split: [_; 4] = std::array::from_fn(|k| split_even_signs(&values[k], &weights[k]));
+            let magnitudes = split.map(|(magnitudes, _)| magnitudes);
+            if greatest(magnitudes.as_flattened()) < GROUP_MAX_EPS {
+                continue;
+            }
+            let mut quants = [0; 32];
+            let first = search_positive(4, magnitudes.as_flattened(), weights.as_flattened(), &mut quants);
+            let max = first * 3.0;
+            if max <= 0.0 {
+                continue;
+            }
+            let (scale, places) = NEARBY.search(&SEARCH, &magnitudes, &weights, max, first);
+            let flip = if scale < 0.0 { 0x7f } else { 0 };
+            let signs = (split.iter().rev()).fold(0, |word, (_, signs)| word << 7 | u32::from(signs ^ flip));
+            block.groups[g] = [places.map(|place| place as u8), signs.to_le_bytes()];
+            scales[g] = scale.abs();
+        }
+        let max_scale = greatest(&scales);
+        if max_scale == 0.0 {
+            return Self::zeroed();
+        }
+        let scale = max_scale / 31.0;
+        block.scale = F16Bits::from_f32(scale);
+        for ([_, word], group_scale) in block.groups.iter_mut().zip(scales) {
+            word[3] |= stored_scale(1.0 / scale, group_scale, 15) << 4;
+        }
+        block
     }
 }
 

@@ -4,12 +4,16 @@
 //! A weight of group `g` is `scale * (2 * scales[g] + 1) * (2 * quant + 1)` or its negative; a quant is in 0..=7. Of the 4,096
 //! fours of quants the grid has 512, so that nine bits say which four it is.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
-use crate::scale_search::nearest_int;
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use super::grid_search::{Grid, Refit, Search, greatest, split_signs, stored_scale};
+use crate::block::sum_of_squares;
+use crate::scale_search::squares;
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// The grid as a set: bit `u % 64` of word `u / 64` says that the four `u` is in it, whose quant `i` is bits `3 * i..`.
 ///
@@ -36,6 +40,9 @@ const GRID_SET: [u64; 64] = [
 
 /// The fours of the grid: what the nine bits index.
 const GRID: [u16; 512] = fours_of(&GRID_SET);
+
+/// The grid with the points around what is not on it.
+static NEARBY: LazyLock<Grid<4>> = LazyLock::new(|| Grid::new(&GRID, 7, 3));
 
 /// The fours of a set, ascending.
 pub(super) const fn fours_of<const N: usize>(set: &[u64; 64]) -> [u16; N] {
@@ -104,131 +111,51 @@ impl BlockIQ3S {
         }
         unpacked
     }
-}
 
-/// The four of the grid that is best for magnitudes: of those that are nearest to `four`, at one of the three least distances,
-/// the one with the least weighted error.
-///
-/// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`iq3xs_init_impl`, `iq3_find_best_neighbour`).
-fn best_neighbour(four: u16, magnitudes: &[f32; 4], weights: &[f32; 4], scale: f32) -> u16 {
-    let quants = quants_of(four);
-    let distances = GRID.map(|point| {
-        let differences = quants_of(point).into_iter().zip(quants);
-        differences
-            .map(|(a, b)| (i32::from(a) - i32::from(b)).pow(2))
-            .sum::<i32>()
-    });
-    let (mut best, mut least_error) = (GRID[0], f32::MAX);
-    let mut below = -1;
-    for _ in 0..3 {
-        let Some(distance) = distances.into_iter().filter(|&distance| distance > below).min() else {
-            break;
-        };
-        below = distance;
-        for (&point, _) in GRID.iter().zip(distances).filter(|(_, found)| *found == distance) {
-            let mut error = 0.0;
-            for (i, quant) in quants_of(point).into_iter().enumerate() {
-                let difference = scale * f32::from(2 * quant + 1) - magnitudes[i];
-                error += weights[i] * difference * difference;
-            }
-            if error < least_error {
-                (best, least_error) = (point, error);
-            }
-        }
-    }
-    best
-}
-
-/// A group of 32 while its scale is searched.
-struct Group {
-    magnitudes: [[f32; 4]; 8],
-    /// The weight of each error in a fit: the value's square.
-    weights: [[f32; 4]; 8],
-}
-
-/// A scale and the fours that it gives.
-#[derive(Clone, Copy)]
-struct Fit {
-    fours: [u16; 8],
-    is_on_grid: bool,
-}
-
-impl Group {
-    fn new(values: &[f32; 32]) -> Self {
-        let fours: [[f32; 4]; 8] = bytemuck::cast(*values);
-        Self {
-            magnitudes: fours.map(|four| four.map(|x| if x >= 0.0 { x } else { -x })),
-            weights: fours.map(|four| four.map(|x| x * x)),
-        }
-    }
-
-    /// The fours for a scale, all of the grid.
-    fn fit(&self, inverse: f32, scale: f32) -> Fit {
-        let mut is_on_grid = true;
-        let fours = std::array::from_fn(|k| {
-            let quants = self.magnitudes[k].map(|x| nearest_int(0.5 * (inverse * x - 1.0)).clamp(0, 7));
-            let four = quants
-                .into_iter()
-                .rev()
-                .fold(0, |four, quant| four << 3 | quant as u16);
-            if GRID.binary_search(&four).is_ok() {
-                return four;
-            }
-            is_on_grid = false;
-            best_neighbour(four, &self.magnitudes[k], &self.weights[k].map(f32::sqrt), scale)
-        });
-        Fit { fours, is_on_grid }
-    }
-
-    /// Weighted sums over the group: of value times quant, and of the quant's square.
-    fn sums(&self, fours: &[u16; 8]) -> (f32, f32) {
-        let (mut value_quant, mut quant_quant) = (0.0, 0.0);
-        for (k, &four) in fours.iter().enumerate() {
-            for (i, quant) in quants_of(four).into_iter().enumerate() {
-                let (weight, quant) = (self.weights[k][i], f32::from(2 * quant + 1));
-                value_quant += weight * self.magnitudes[k][i] * quant;
-                quant_quant += weight * quant * quant;
-            }
-        }
-        (value_quant, quant_quant)
-    }
-
-    /// Finds the scale: the best of 19 around the obvious one. `None` where all values are zero.
+    /// Encodes values as the reference does, with a fault that it has: a group of zeros takes no place, so that the groups after it
+    /// are stored one too early. `weights` gives those of errors in a group.
     ///
     /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq3_s_impl`).
-    fn search(&self) -> Option<(f32, [u16; 8])> {
-        let mut max = self.magnitudes[0][0];
-        for &x in self.magnitudes.as_flattened() {
-            if x > max {
-                max = x;
-            }
-        }
-        if max == 0.0 {
-            return None;
-        }
-        let (mut best, mut scale) = (0.0, max / 15.0);
-        let mut found = Fit {
-            fours: [0; 8],
-            is_on_grid: false,
+    fn encode(values: &[f32], weights: impl Fn(usize, &[f32; 32]) -> [f32; 32]) -> Self {
+        const SEARCH: Search = Search {
+            step: 0.2,
+            n_steps: 9,
+            refit: Refit::AllIfOneOff,
         };
-        for step in -9..=9 {
-            let inverse = (15.0 + step as f32 * 0.2) / max;
-            let fit = self.fit(inverse, 1.0 / inverse);
-            let (value_quant, quant_quant) = self.sums(&fit.fours);
-            if quant_quant > 0.0 && value_quant * value_quant > best * quant_quant {
-                scale = value_quant / quant_quant;
-                best = scale * value_quant;
-                found = fit;
+        let mut block = Self::zeroed();
+        let mut scales = [0.0; 8];
+        let mut place = 0;
+        for (g, values) in values.as_chunks::<32>().0.iter().enumerate() {
+            let weights: [[f32; 4]; 8] = bytemuck::cast(weights(g, values));
+            let values: [[f32; 8]; 4] = bytemuck::cast(*values);
+            let split = values.map(|eight| split_signs(&eight));
+            let magnitudes: [[f32; 4]; 8] = bytemuck::cast(split.map(|(magnitudes, _)| magnitudes));
+            let max = greatest(magnitudes.as_flattened());
+            if max == 0.0 {
+                continue;
             }
-        }
-        if !found.is_on_grid && scale > 0.0 {
-            found = self.fit(1.0 / scale, scale);
-            let (value_quant, quant_quant) = self.sums(&found.fours);
-            if quant_quant > 0.0 {
-                scale = value_quant / quant_quant;
+            let (scale, points) = NEARBY.search(&SEARCH, &magnitudes, &weights, max, max / 15.0);
+            let flip = if scale < 0.0 { 0xff } else { 0 };
+            for (k, point) in points.into_iter().enumerate() {
+                block.fours[8 * place + k] = point as u8;
+                block.high_bits[g] |= ((point >> 8) << k) as u8;
             }
+            for (signs, (_, found)) in block.signs[4 * place..].iter_mut().zip(split) {
+                *signs = found ^ flip;
+            }
+            scales[g] = scale.abs();
+            place += 1;
         }
-        Some((scale, found.fours))
+        let max_scale = greatest(&scales);
+        if max_scale == 0.0 {
+            return Self::zeroed();
+        }
+        let scale = max_scale / 31.0;
+        block.scale = F16Bits::from_f32(scale * 1.033);
+        for (g, group_scale) in scales.into_iter().enumerate() {
+            block.group_scales[g / 2] |= stored_scale(1.0 / scale, group_scale, 15) << (4 * (g % 2));
+        }
+        block
     }
 }
 
@@ -247,43 +174,13 @@ impl Block for BlockIQ3S {
         }
     }
 
-    /// Encodes as the reference does, with a fault that it has: a group of zeros takes no place, so that the groups after it
-    /// are stored one too early.
     fn quantize(values: &[f32]) -> Self {
-        let mut block = Self::zeroed();
-        let (groups, _) = values.as_chunks::<32>();
-        let mut scales = [0.0; 8];
-        let mut place = 0;
-        for (g, values) in groups.iter().enumerate() {
-            let Some((scale, fours)) = Group::new(values).search() else {
-                continue;
-            };
-            scales[g] = scale;
-            for (k, four) in fours.into_iter().enumerate() {
-                let index = GRID.binary_search(&four).expect("fits are of the grid");
-                block.fours[8 * place + k] = index as u8;
-                block.high_bits[g] |= ((index >> 8) << k) as u8;
-            }
-            for (i, x) in values.iter().enumerate() {
-                let is_positive = *x >= 0.0;
-                block.signs[4 * place + i / 8] |= u8::from(!is_positive) << (i % 8);
-            }
-            place += 1;
-        }
-        let max_scale = scales
-            .into_iter()
-            .fold(0.0, |max, scale| if scale > max { scale } else { max });
-        if max_scale == 0.0 {
-            return Self::zeroed();
-        }
-        let scale = max_scale / 31.0;
-        block.scale = F16Bits::from_f32(scale * 1.033);
-        let inverse = 1.0 / scale;
-        for (g, scale) in scales.into_iter().enumerate() {
-            let group_scale = nearest_int(0.5 * (inverse * scale - 1.0)).clamp(0, 15) as u8;
-            block.group_scales[g / 2] |= group_scale << (4 * (g % 2));
-        }
-        block
+        Self::encode(values, |_, group| squares(group))
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mean_square = 2.0 * sum_of_squares(values) / 256.0;
+        Self::encode(values, |g, group| importance.weights(g, group, mean_square))
     }
 }
 

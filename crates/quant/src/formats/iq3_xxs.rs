@@ -3,13 +3,17 @@
 //!
 //! A weight of group `g` is `scale * (2 * scales[g] + 1) / 4 * CODEBOOK[quant]`. Of the 4,096 fours of magnitudes the grid has 256.
 
+use std::sync::LazyLock;
+
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use super::eights::even_signs;
+use super::grid_search::{Grid, Refit, Search, greatest, split_even_signs, stored_scale};
 use super::iq3_s::{fours_of, quants_of};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// The grid as a set; see [`fours_of`].
 ///
@@ -36,6 +40,12 @@ const GRID_SET: [u64; 64] = [
 
 /// The fours of the grid.
 const GRID: [u16; 256] = fours_of(&GRID_SET);
+
+/// The grid with the points around what is not on it.
+static NEARBY: LazyLock<Grid<4>> = LazyLock::new(|| Grid::new(&GRID, 7, 2));
+
+/// A group of smaller values than this counts as all zero.
+const GROUP_MAX_EPS: f32 = 1e-8;
 
 /// What a quant with its sign stands for; see [`QuantBlock::CODEBOOK`].
 const CODEBOOK: [i8; 16] = [
@@ -92,6 +102,47 @@ impl Block for BlockIQ3XXS {
                 *out = scale * f32::from(CODEBOOK[usize::from(quant)]);
             }
         }
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        const SEARCH: Search = Search {
+            step: 0.2,
+            n_steps: 15,
+            refit: Refit::OffGrid,
+        };
+        let mean_square = 2.0 * sum_of_squares(values) / 256.0;
+        let mut block = Self::zeroed();
+        let mut scales = [0.0; 8];
+        for (g, values) in values.as_chunks::<32>().0.iter().enumerate() {
+            let weights = importance.weights(g, values, mean_square);
+            let eight_weights: [[f32; 8]; 4] = bytemuck::cast(weights);
+            let values: [[f32; 8]; 4] = bytemuck::cast(*values);
+            let split: [_; 4] = std::array::from_fn(|k| split_even_signs(&values[k], &eight_weights[k]));
+            let magnitudes: [[f32; 4]; 8] = bytemuck::cast(split.map(|(magnitudes, _)| magnitudes));
+            let max = greatest(magnitudes.as_flattened());
+            if max < GROUP_MAX_EPS {
+                continue;
+            }
+            let (scale, places) =
+                NEARBY.search(&SEARCH, &magnitudes, &bytemuck::cast(weights), max, max / 15.0);
+            let flip = if scale < 0.0 { 0x7f } else { 0 };
+            let signs = (split.iter().rev()).fold(0, |word, (_, signs)| word << 7 | u32::from(signs ^ flip));
+            block.signs_and_scales[g] = signs.to_le_bytes();
+            for (four, place) in block.fours[8 * g..].iter_mut().zip(places) {
+                *four = place as u8;
+            }
+            scales[g] = scale.abs();
+        }
+        let max_scale = greatest(&scales);
+        if max_scale == 0.0 {
+            return Self::zeroed();
+        }
+        let scale = max_scale / 31.0;
+        block.scale = F16Bits::from_f32(scale * 1.0125);
+        for (word, group_scale) in block.signs_and_scales.iter_mut().zip(scales) {
+            word[3] |= stored_scale(1.0 / scale, group_scale, 15) << 4;
+        }
+        block
     }
 }
 

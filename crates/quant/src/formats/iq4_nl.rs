@@ -6,8 +6,9 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::q4_0::{pack_4_bits, unpack_4_bits};
-use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude, squares};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// What the quants of IQ4_NL and IQ4_XS stand for, ascending.
 pub(super) const CODEBOOK: [i8; 16] = [
@@ -38,19 +39,18 @@ pub(super) fn nearest_quant(x: f32) -> u8 {
     CODEBOOK.windows(2).filter(|pair| is_above(pair)).count() as u8
 }
 
-/// Finds the scale of a group of 32: the best of 16 around the obvious one, each value weighted by its square.
+/// Finds the scale of a group of 32: the best of 16 around the obvious one.
 ///
 /// Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`quantize_row_iq4_nl_impl`).
-pub(super) fn search_scale(values: &[f32; 32]) -> f32 {
+pub(super) fn search_scale(values: &[f32; 32], weights: &[f32; 32]) -> f32 {
     let (magnitude, extreme) = greatest_magnitude(values);
     if magnitude < GROUP_MAX_EPS {
         return 0.0;
     }
     let fit = |inverse: f32| {
         let (mut value_quant, mut quant_quant) = (0.0, 0.0);
-        for &x in values {
+        for (&x, &weight) in values.iter().zip(weights) {
             let quant = f32::from(CODEBOOK[usize::from(nearest_quant(inverse * x))]);
-            let weight = x * x;
             value_quant += weight * quant * x;
             quant_quant += weight * quant * quant;
         }
@@ -80,6 +80,15 @@ impl BlockIQ4NL {
     pub fn unpack(&self) -> [i8; 32] {
         look_up(&CODEBOOK, &self.quants)
     }
+
+    fn encode(values: &[f32; 32], weights: &[f32; 32]) -> Self {
+        let scale = search_scale(values, weights);
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        Self {
+            scale: F16Bits::from_f32(scale),
+            quants: pack_4_bits(&values.map(|x| nearest_quant(inverse * x))),
+        }
+    }
 }
 
 impl Block for BlockIQ4NL {
@@ -97,12 +106,13 @@ impl Block for BlockIQ4NL {
     /// Encodes as ggml's `ggml_quantize_chunk` does; its `quantize_row_iq4_nl_ref` searches less.
     fn quantize(values: &[f32]) -> Self {
         let values: &[f32; 32] = values.try_into().expect("a block has 32 values");
-        let scale = search_scale(values);
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        Self {
-            scale: F16Bits::from_f32(scale),
-            quants: pack_4_bits(&values.map(|x| nearest_quant(inverse * x))),
-        }
+        Self::encode(values, &squares(values))
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let values: &[f32; 32] = values.try_into().expect("a block has 32 values");
+        let mean_square = sum_of_squares(values) * (2.0 / 32.0);
+        Self::encode(values, &importance.weights(0, values, mean_square))
     }
 }
 

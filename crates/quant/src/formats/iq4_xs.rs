@@ -9,8 +9,9 @@ use tokenmill_gguf::TensorType;
 use super::SUPERBLOCK_LEN;
 use super::iq4_nl::{CODEBOOK, look_up, nearest_quant, search_scale};
 use super::q4_0::{pack_4_bits, unpack_4_bits};
-use crate::scale_search::{greatest_magnitude, nearest_int};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::scale_search::{greatest_magnitude, nearest_int, squares};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 256 weights of 4 bits, 136 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -40,26 +41,11 @@ impl BlockIQ4XS {
         }
         scales
     }
-}
 
-impl Block for BlockIQ4XS {
-    const TYPE: TensorType = TensorType::IQ4_XS;
-    const LEN: usize = SUPERBLOCK_LEN;
-
-    #[inline(always)]
-    fn dequantize(&self, out: &mut [f32]) {
-        let scales = self.unpack_scales();
-        for (g, (out, quants)) in out.chunks_exact_mut(32).zip(&self.quants).enumerate() {
-            let scale = self.scale.to_f32() * f32::from(scales[g]);
-            for (out, value) in out.iter_mut().zip(look_up(&CODEBOOK, quants)) {
-                *out = scale * f32::from(value);
-            }
-        }
-    }
-
-    fn quantize(values: &[f32]) -> Self {
+    /// Encodes values; `weights` gives those of errors in a group.
+    fn encode(values: &[f32], weights: impl Fn(usize, &[f32; 32]) -> [f32; 32]) -> Self {
         let (groups, _) = values.as_chunks::<32>();
-        let found: [f32; 8] = std::array::from_fn(|g| search_scale(&groups[g]));
+        let found: [f32; 8] = std::array::from_fn(|g| search_scale(&groups[g], &weights(g, &groups[g])));
         let scale = -greatest_magnitude(&found).1 / 32.0;
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
 
@@ -79,6 +65,31 @@ impl Block for BlockIQ4XS {
         }
         block.scales_high = scales_high.to_le_bytes();
         block
+    }
+}
+
+impl Block for BlockIQ4XS {
+    const TYPE: TensorType = TensorType::IQ4_XS;
+    const LEN: usize = SUPERBLOCK_LEN;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let scales = self.unpack_scales();
+        for (g, (out, quants)) in out.chunks_exact_mut(32).zip(&self.quants).enumerate() {
+            let scale = self.scale.to_f32() * f32::from(scales[g]);
+            for (out, value) in out.iter_mut().zip(look_up(&CODEBOOK, quants)) {
+                *out = scale * f32::from(value);
+            }
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        Self::encode(values, |_, group| squares(group))
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mean_square = sum_of_squares(values) * (2.0 / 256.0);
+        Self::encode(values, |g, group| importance.weights(g, group, mean_square))
     }
 }
 

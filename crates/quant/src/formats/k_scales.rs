@@ -9,7 +9,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use crate::F16Bits;
-use crate::scale_search::{ScaleMin, nearest_int};
+use crate::scale_search::{ScaleMin, nearest_int, search_positive};
 
 /// Eight scales and eight minima of 6 bits each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -75,6 +75,18 @@ impl QuantizedScales {
                 groups.map(|group| quantize(inverse(max_scale), group.scale)),
                 groups.map(|group| quantize(inverse(max_min), group.min)),
             ),
+        }
+    }
+
+    /// Rounds scales and minima of groups that have the weights `sums` to multiples that fit all of them best.
+    pub(super) fn weighted(groups: &[ScaleMin; 8], sums: &[f32; 8]) -> Self {
+        let (mut scales, mut mins) = ([0; 8], [0; 8]);
+        let scale = search_positive(63, &groups.map(|group| group.scale), sums, &mut scales);
+        let min = search_positive(63, &groups.map(|group| group.min), sums, &mut mins);
+        Self {
+            scale: F16Bits::from_f32(scale),
+            min: F16Bits::from_f32(min),
+            group_scales: KScales::pack(scales, mins),
         }
     }
 

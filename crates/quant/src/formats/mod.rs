@@ -5,6 +5,7 @@
 //! faster kernel reads them, or the parts that [`QuantBlock`](crate::QuantBlock) gives. Numbers that span bytes are little-endian.
 
 mod eights;
+mod grid_search;
 mod k_scales;
 
 macro_rules! modules {

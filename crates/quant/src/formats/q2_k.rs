@@ -6,8 +6,11 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
-use crate::scale_search::{ErrorMeasure, MinSearch, ScaleMin, nearest_int, search_with_min};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::scale_search::{
+    ErrorMeasure, MinSearch, Rounding, ScaleMin, nearest_int, search_positive, search_with_min,
+};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 256 weights of 2 bits, 84 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -53,6 +56,34 @@ impl BlockQ2K {
     pub fn unpack(&self) -> [u8; SUPERBLOCK_LEN] {
         unpack_2_bits(&self.quants)
     }
+
+    /// Encodes values with the scales that were found. Groups whose scale became zero keep the quants that they have.
+    fn with_scales(
+        values: &[f32],
+        scale: F16Bits,
+        min: F16Bits,
+        group_scales: [u8; 16],
+        mut quants: [u8; SUPERBLOCK_LEN],
+    ) -> Self {
+        let (groups, _) = values.as_chunks::<16>();
+        let (group_quants, _) = quants.as_chunks_mut::<16>();
+        for (g, (values, quants)) in groups.iter().zip(group_quants).enumerate() {
+            let scale = scale.to_f32() * f32::from(group_scales[g] & 0xf);
+            if scale == 0.0 {
+                continue;
+            }
+            let min = min.to_f32() * f32::from(group_scales[g] >> 4);
+            for (quant, x) in quants.iter_mut().zip(values) {
+                *quant = nearest_int((x + min) / scale).clamp(0, 3) as u8;
+            }
+        }
+        Self {
+            group_scales,
+            quants: pack_2_bits(&quants),
+            scale,
+            min,
+        }
+    }
 }
 
 impl Block for BlockQ2K {
@@ -78,6 +109,7 @@ impl Block for BlockQ2K {
             step: 0.1,
             n_steps: 15,
             error: ErrorMeasure::Absolute,
+            rounding: Rounding::ThenClamp,
         };
         let mut quants = [0; SUPERBLOCK_LEN];
         let (groups, _) = values.as_chunks::<16>();
@@ -116,22 +148,27 @@ impl Block for BlockQ2K {
         let group_scales =
             found.map(|group| quantize(max_scale, group.scale) | quantize(max_min, group.min) << 4);
 
-        for (g, (values, quants)) in groups.iter().zip(group_quants).enumerate() {
-            let scale = scale.to_f32() * f32::from(group_scales[g] & 0xf);
-            if scale == 0.0 {
-                continue;
-            }
-            let min = min.to_f32() * f32::from(group_scales[g] >> 4);
-            for (quant, x) in quants.iter_mut().zip(values) {
-                *quant = nearest_int((x + min) / scale).clamp(0, 3) as u8;
-            }
-        }
-        Self {
-            group_scales,
-            quants: pack_2_bits(&quants),
-            scale,
-            min,
-        }
+        Self::with_scales(values, scale, min, group_scales, quants)
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        const SEARCH: MinSearch = MinSearch::weighted(3);
+        let mean_square = sum_of_squares(values) / 256.0;
+        let mut quants = [0; SUPERBLOCK_LEN];
+        let (groups, _) = values.as_chunks::<16>();
+        let (group_quants, _) = quants.as_chunks_mut::<16>();
+        let mut sums = [0.0; 16];
+        let found: [ScaleMin; 16] = std::array::from_fn(|g| {
+            let weights = importance.weights(g, &groups[g], mean_square);
+            sums[g] = weights.iter().sum();
+            search_with_min(&SEARCH, &groups[g], &weights, &mut group_quants[g])
+        });
+        let (mut scales, mut mins) = ([0; 16], [0; 16]);
+        let scale = search_positive(15, &found.map(|group| group.scale), &sums, &mut scales);
+        let min = search_positive(15, &found.map(|group| group.min), &sums, &mut mins);
+        let group_scales = std::array::from_fn(|g| scales[g] | mins[g] << 4);
+        let (scale, min) = (F16Bits::from_f32(scale), F16Bits::from_f32(min));
+        Self::with_scales(values, scale, min, group_scales, quants)
     }
 }
 

@@ -7,8 +7,9 @@ use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
 use super::q2_k::{pack_2_bits, unpack_2_bits};
-use crate::scale_search::{greatest_magnitude, nearest_int, search_coordinates};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::scale_search::{greatest_magnitude, nearest_int, search_coordinates, search_symmetric};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 256 weights of 3 bits, 110 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -61,6 +62,33 @@ impl BlockQ3K {
         }
         bytes
     }
+
+    /// Encodes values with the scales that were found. Groups whose scale became zero keep the quants that they have.
+    fn with_scales(
+        values: &[f32],
+        scale: F16Bits,
+        group_scales: [i8; 16],
+        mut quants: [[i8; 16]; 16],
+    ) -> Self {
+        let (groups, _) = values.as_chunks::<16>();
+        for ((values, quants), &group_scale) in groups.iter().zip(&mut quants).zip(&group_scales) {
+            let scale = scale.to_f32() * f32::from(group_scale);
+            if scale == 0.0 {
+                continue;
+            }
+            for (quant, x) in quants.iter_mut().zip(values) {
+                *quant = nearest_int(x / scale).clamp(-4, 3) as i8 + 4;
+            }
+        }
+
+        let quants: [u8; SUPERBLOCK_LEN] = bytemuck::cast(quants);
+        Self {
+            high_bits: std::array::from_fn(|i| (0..8).fold(0, |bits, k| bits | quants[32 * k + i] >> 2 << k)),
+            quants: pack_2_bits(&quants),
+            group_scales: Self::pack_scales(group_scales),
+            scale,
+        }
+    }
 }
 
 impl Block for BlockQ3K {
@@ -90,23 +118,22 @@ impl Block for BlockQ3K {
             scale = F16Bits::from_f32(1.0 / inverse);
             group_scales = found.map(|x| (nearest_int(inverse * x) as i8).clamp(-32, 31));
         }
-        for ((values, quants), &group_scale) in groups.iter().zip(&mut quants).zip(&group_scales) {
-            let scale = scale.to_f32() * f32::from(group_scale);
-            if scale == 0.0 {
-                continue;
-            }
-            for (quant, x) in quants.iter_mut().zip(values) {
-                *quant = nearest_int(x / scale).clamp(-4, 3) as i8 + 4;
-            }
-        }
+        Self::with_scales(values, scale, group_scales, quants)
+    }
 
-        let quants: [u8; SUPERBLOCK_LEN] = bytemuck::cast(quants);
-        Self {
-            high_bits: std::array::from_fn(|i| (0..8).fold(0, |bits, k| bits | quants[32 * k + i] >> 2 << k)),
-            quants: pack_2_bits(&quants),
-            group_scales: Self::pack_scales(group_scales),
-            scale,
-        }
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mean_square = 2.0 * sum_of_squares(values) / 256.0;
+        let (groups, _) = values.as_chunks::<16>();
+        let (mut quants, mut sums) = ([[0_i8; 16]; 16], [0.0; 16]);
+        let found: [f32; 16] = std::array::from_fn(|g| {
+            let weights = importance.weights(g, &groups[g], mean_square);
+            sums[g] = weights.iter().sum();
+            search_symmetric(4, &groups[g], &weights, &mut quants[g])
+        });
+        let mut group_scales = [0; 16];
+        let scale = search_symmetric(32, &found, &sums, &mut group_scales);
+        let group_scales = group_scales.map(|scale| scale - 32);
+        Self::with_scales(values, F16Bits::from_f32(scale), group_scales, quants)
     }
 }
 

@@ -5,8 +5,8 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use crate::scale_search::greatest_magnitude;
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::scale_search::{greatest_magnitude, search_symmetric};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 32 weights of 4 bits, 18 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -63,6 +63,16 @@ impl Block for BlockQ4_0 {
         Self {
             scale: F16Bits::from_f32(scale),
             quants: std::array::from_fn(|i| quant(values[i]) | quant(values[i + 16]) << 4),
+        }
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let values: &[f32; 32] = values.try_into().expect("a block has 32 values");
+        let mut quants = [0; 32];
+        let scale = search_symmetric(8, values, &importance.row_weights(values), &mut quants);
+        Self {
+            scale: F16Bits::from_f32(scale),
+            quants: pack_4_bits(&bytemuck::cast(quants)),
         }
     }
 }

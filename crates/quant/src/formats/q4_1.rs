@@ -5,8 +5,9 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use super::q4_0::unpack_4_bits;
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use super::q4_0::{pack_4_bits, unpack_4_bits};
+use crate::scale_search::{MinSearch, search_with_min};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 32 weights of 4 bits with a minimum, 20 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -65,6 +66,18 @@ impl Block for BlockQ4_1 {
             scale: F16Bits::from_f32(scale),
             min: F16Bits::from_f32(min),
             quants: std::array::from_fn(|i| quant(values[i]) | quant(values[i + 16]) << 4),
+        }
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let values: &[f32; 32] = values.try_into().expect("a block has 32 values");
+        let mut quants = [0; 32];
+        let search = MinSearch::weighted(15);
+        let found = search_with_min(&search, values, &importance.row_weights(values), &mut quants);
+        Self {
+            scale: F16Bits::from_f32(found.scale),
+            min: F16Bits::from_f32(-found.min),
+            quants: pack_4_bits(&quants),
         }
     }
 }

@@ -7,8 +7,9 @@ use tokenmill_gguf::TensorType;
 
 use super::k_scales::QuantizedScales;
 use super::{KScales, SUPERBLOCK_LEN};
-use crate::scale_search::{ErrorMeasure, MinSearch, ScaleMin, search_with_min};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::block::sum_of_squares;
+use crate::scale_search::{ErrorMeasure, MinSearch, Rounding, ScaleMin, search_with_min};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 256 weights of 4 bits, 144 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -44,6 +45,28 @@ pub(super) fn search_groups(search: &MinSearch, values: &[f32], quants: &mut [u8
     std::array::from_fn(|g| search_with_min(search, &groups[g], &importance(&groups[g]), &mut quants[g]))
 }
 
+/// Finds and rounds scale and minimum of each group of 32 with the weights that an importance matrix gives, then the quants.
+pub(super) fn quantize_groups(
+    max_quant: i32,
+    values: &[f32],
+    importance: &Importance<'_>,
+    quants: &mut [u8; 256],
+) -> QuantizedScales {
+    let search = MinSearch::weighted(max_quant);
+    let mean_square = 2.0 * sum_of_squares(values) / 256.0;
+    let (groups, _) = values.as_chunks::<32>();
+    let mut sums = [0.0; 8];
+    let (group_quants, _) = quants.as_chunks_mut::<32>();
+    let found = std::array::from_fn(|g| {
+        let weights = importance.weights(g, &groups[g], mean_square);
+        sums[g] = weights.iter().sum();
+        search_with_min(&search, &groups[g], &weights, &mut group_quants[g])
+    });
+    let scales = QuantizedScales::weighted(&found, &sums);
+    scales.requantize(max_quant, values, quants);
+    scales
+}
+
 impl BlockQ4K {
     /// The quants in row order, in 0..=15.
     #[inline(always)]
@@ -56,6 +79,18 @@ impl BlockQ4K {
             }
         }
         quants
+    }
+
+    fn pack(scales: &QuantizedScales, quants: &[u8; SUPERBLOCK_LEN]) -> Self {
+        Self {
+            scale: scales.scale,
+            min: scales.min,
+            group_scales: scales.group_scales,
+            quants: std::array::from_fn(|i| {
+                let low = i / 32 * 64 + i % 32;
+                quants[low] | quants[low + 32] << 4
+            }),
+        }
     }
 }
 
@@ -83,19 +118,18 @@ impl Block for BlockQ4K {
             step: 0.1,
             n_steps: 20,
             error: ErrorMeasure::Squared,
+            rounding: Rounding::ThenClamp,
         };
         let mut quants = [0; SUPERBLOCK_LEN];
         let scales = QuantizedScales::new(&search_groups(&SEARCH, values, &mut quants));
         scales.requantize(SEARCH.max_quant, values, &mut quants);
-        Self {
-            scale: scales.scale,
-            min: scales.min,
-            group_scales: scales.group_scales,
-            quants: std::array::from_fn(|i| {
-                let low = i / 32 * 64 + i % 32;
-                quants[low] | quants[low + 32] << 4
-            }),
-        }
+        Self::pack(&scales, &quants)
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mut quants = [0; SUPERBLOCK_LEN];
+        let scales = quantize_groups(15, values, importance, &mut quants);
+        Self::pack(&scales, &quants)
     }
 }
 

@@ -5,8 +5,8 @@
 use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
-use crate::scale_search::greatest_magnitude;
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::scale_search::{greatest_magnitude, search_symmetric};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 32 weights of 5 bits, 22 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -66,6 +66,18 @@ impl Block for BlockQ5_0 {
         let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         let quant = |x: f32| ((x * inverse + 16.5) as i32 as i8).min(31) as u8;
         let (quants, high_bits) = pack_5_bits(&std::array::from_fn(|i| quant(values[i])));
+        Self {
+            scale: F16Bits::from_f32(scale),
+            high_bits,
+            quants,
+        }
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let values: &[f32; 32] = values.try_into().expect("a block has 32 values");
+        let mut quants = [0; 32];
+        let scale = search_symmetric(16, values, &importance.row_weights(values), &mut quants);
+        let (quants, high_bits) = pack_5_bits(&bytemuck::cast(quants));
         Self {
             scale: F16Bits::from_f32(scale),
             high_bits,

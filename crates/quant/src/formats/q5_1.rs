@@ -7,7 +7,8 @@ use tokenmill_gguf::TensorType;
 
 use super::q4_1::range;
 use super::q5_0::{pack_5_bits, unpack_5_bits};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::scale_search::{MinSearch, search_with_min};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 32 weights of 5 bits with a minimum, 24 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -54,6 +55,20 @@ impl Block for BlockQ5_1 {
         Self {
             scale: F16Bits::from_f32(scale),
             min: F16Bits::from_f32(min),
+            high_bits,
+            quants,
+        }
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let values: &[f32; 32] = values.try_into().expect("a block has 32 values");
+        let mut quants = [0; 32];
+        let search = MinSearch::weighted(31);
+        let found = search_with_min(&search, values, &importance.row_weights(values), &mut quants);
+        let (quants, high_bits) = pack_5_bits(&quants);
+        Self {
+            scale: F16Bits::from_f32(found.scale),
+            min: F16Bits::from_f32(-found.min),
             high_bits,
             quants,
         }

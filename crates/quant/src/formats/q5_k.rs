@@ -6,10 +6,10 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::k_scales::QuantizedScales;
-use super::q4_k::search_groups;
+use super::q4_k::{quantize_groups, search_groups};
 use super::{KScales, SUPERBLOCK_LEN};
-use crate::scale_search::{ErrorMeasure, MinSearch};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::scale_search::{ErrorMeasure, MinSearch, Rounding};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 256 weights of 5 bits, 176 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -48,6 +48,19 @@ impl BlockQ5K {
         }
         quants
     }
+
+    fn pack(scales: &QuantizedScales, quants: &[u8; SUPERBLOCK_LEN]) -> Self {
+        Self {
+            scale: scales.scale,
+            min: scales.min,
+            group_scales: scales.group_scales,
+            high_bits: std::array::from_fn(|i| (0..8).fold(0, |bits, g| bits | quants[32 * g + i] >> 4 << g)),
+            quants: std::array::from_fn(|i| {
+                let low = i / 32 * 64 + i % 32;
+                quants[low] & 0xf | (quants[low + 32] & 0xf) << 4
+            }),
+        }
+    }
 }
 
 impl Block for BlockQ5K {
@@ -74,20 +87,18 @@ impl Block for BlockQ5K {
             step: 0.1,
             n_steps: 15,
             error: ErrorMeasure::Squared,
+            rounding: Rounding::ThenClamp,
         };
         let mut quants = [0; SUPERBLOCK_LEN];
         let scales = QuantizedScales::new(&search_groups(&SEARCH, values, &mut quants));
         scales.requantize(SEARCH.max_quant, values, &mut quants);
-        Self {
-            scale: scales.scale,
-            min: scales.min,
-            group_scales: scales.group_scales,
-            high_bits: std::array::from_fn(|i| (0..8).fold(0, |bits, g| bits | quants[32 * g + i] >> 4 << g)),
-            quants: std::array::from_fn(|i| {
-                let low = i / 32 * 64 + i % 32;
-                quants[low] & 0xf | (quants[low + 32] & 0xf) << 4
-            }),
-        }
+        Self::pack(&scales, &quants)
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let mut quants = [0; SUPERBLOCK_LEN];
+        let scales = quantize_groups(31, values, importance, &mut quants);
+        Self::pack(&scales, &quants)
     }
 }
 

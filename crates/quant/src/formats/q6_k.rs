@@ -6,8 +6,8 @@ use bytemuck::{Pod, Zeroable};
 use tokenmill_gguf::TensorType;
 
 use super::SUPERBLOCK_LEN;
-use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude, nearest_int, search_symmetric};
-use crate::{Block, BlockParts, F16Bits, QuantBlock};
+use crate::scale_search::{GROUP_MAX_EPS, greatest_magnitude, nearest_int, search_symmetric, squares};
+use crate::{Block, BlockParts, F16Bits, Importance, QuantBlock};
 
 /// 256 weights of 6 bits, 210 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
@@ -55,27 +55,14 @@ impl BlockQ6K {
         });
         (low_bits, high_bits)
     }
-}
 
-impl Block for BlockQ6K {
-    const TYPE: TensorType = TensorType::Q6_K;
-    const LEN: usize = SUPERBLOCK_LEN;
-
-    #[inline(always)]
-    fn dequantize(&self, out: &mut [f32]) {
-        let quants = self.unpack();
-        for (g, (out, quants)) in out.chunks_exact_mut(16).zip(quants.chunks_exact(16)).enumerate() {
-            let scale = self.scale.to_f32() * f32::from(self.group_scales[g]);
-            for (out, &quant) in out.iter_mut().zip(quants) {
-                *out = scale * f32::from(quant as i8 - 32);
-            }
-        }
-    }
-
-    fn quantize(values: &[f32]) -> Self {
+    /// Encodes values; `weights` gives those of errors in a group.
+    fn encode(values: &[f32], weights: impl Fn(usize, &[f32; 16]) -> [f32; 16]) -> Self {
         let (groups, _) = values.as_chunks::<16>();
         let mut quants = [[0_i8; 16]; 16];
-        let found: [f32; 16] = std::array::from_fn(|g| search_symmetric(32, &groups[g], &mut quants[g]));
+        let found: [f32; 16] = std::array::from_fn(|g| {
+            search_symmetric(32, &groups[g], &weights(g, &groups[g]), &mut quants[g])
+        });
 
         let (magnitude, extreme) = greatest_magnitude(&found);
         if magnitude < GROUP_MAX_EPS {
@@ -101,6 +88,31 @@ impl Block for BlockQ6K {
             group_scales,
             scale,
         }
+    }
+}
+
+impl Block for BlockQ6K {
+    const TYPE: TensorType = TensorType::Q6_K;
+    const LEN: usize = SUPERBLOCK_LEN;
+
+    #[inline(always)]
+    fn dequantize(&self, out: &mut [f32]) {
+        let quants = self.unpack();
+        for (g, (out, quants)) in out.chunks_exact_mut(16).zip(quants.chunks_exact(16)).enumerate() {
+            let scale = self.scale.to_f32() * f32::from(self.group_scales[g]);
+            for (out, &quant) in out.iter_mut().zip(quants) {
+                *out = scale * f32::from(quant as i8 - 32);
+            }
+        }
+    }
+
+    fn quantize(values: &[f32]) -> Self {
+        Self::encode(values, |_, group| squares(group))
+    }
+
+    fn quantize_weighted(values: &[f32], importance: &Importance<'_>) -> Self {
+        let (groups, _) = importance.values.as_chunks::<16>();
+        Self::encode(values, |g, _| groups[g])
     }
 }
 

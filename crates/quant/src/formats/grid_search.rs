@@ -1,0 +1,270 @@
+//! [`Grid`]: the points of a format's grid, and the search for the scale with which a group of values lies best on them.
+//!
+//! Separate because seven formats round to a grid when they encode. What is not on the grid goes to one of the points nearby, which
+//! a table lists: finding them costs much more than looking them up. Invariant: every float operation happens in the reference's
+//! order, and points that are equally good are tried in its order.
+//!
+//! Source: ggml-org/llama.cpp, `ggml/src/ggml-quants.c` (`iq2xs_init_impl`, `iq2_find_best_neighbour`, `quantize_row_iq2_xs_impl` and
+//! the like for other formats).
+
+use crate::scale_search::nearest_int;
+
+/// Points of `D` digits, and for each code that is none of them the points nearby.
+#[derive(Debug)]
+pub(super) struct Grid<const D: usize> {
+    points: Vec<[u8; D]>,
+    max_digit: u8,
+    /// By code.
+    places: Vec<Place>,
+    /// Points that [`Place::Near`] speaks of.
+    nearby: Vec<u16>,
+}
+
+/// Where a code is.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// It is this point of the grid.
+    On(u16),
+    /// It is none; `len` points from `first` on are nearest.
+    Near { first: u32, len: u16 },
+}
+
+/// How the scale of a group is searched.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Search {
+    /// Offset to the next inverse scale that is tried.
+    pub(super) step: f32,
+    /// How many are tried below the obvious one, and above it.
+    pub(super) n_steps: i32,
+    /// What is rounded once more with the scale that was found.
+    pub(super) refit: Refit,
+}
+
+/// What is rounded once more with the scale that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refit {
+    /// The codes that were not on the grid.
+    OffGrid,
+    /// All codes, where one was not on the grid.
+    AllIfOneOff,
+    /// All codes.
+    All,
+}
+
+impl<const D: usize> Grid<D> {
+    /// Bits of a digit in a code.
+    const BITS: usize = if D == 8 { 2 } else { 3 };
+
+    /// Makes the tables of a grid whose points are given as codes, digit `i` in the bits from `i` times their number on. Of the points
+    /// around a code that is none, those at the `n_distances` least distances are nearby.
+    pub(super) fn new(codes: &[u16], max_digit: u8, n_distances: usize) -> Self {
+        let digits =
+            |code: usize| std::array::from_fn(|i| (code >> (Self::BITS * i) & ((1 << Self::BITS) - 1)) as u8);
+        let points: Vec<[u8; D]> = codes.iter().map(|&code| digits(usize::from(code))).collect();
+        let mut nearby = Vec::new();
+        let mut by_distance = vec![Vec::new(); D * usize::from(max_digit).pow(2) + 1];
+        let nowhere = Place::Near { first: 0, len: 0 };
+        let mut places = vec![nowhere; 1 << (Self::BITS * D)];
+        for (place, &code) in codes.iter().enumerate() {
+            places[usize::from(code)] = Place::On(place as u16);
+        }
+        for (code, place) in places.iter_mut().enumerate() {
+            let own: [u8; D] = digits(code);
+            if matches!(place, Place::On(_)) || own.iter().any(|&digit| digit > max_digit) {
+                continue;
+            }
+            for (idx, point) in points.iter().enumerate() {
+                let squares = own
+                    .iter()
+                    .zip(point)
+                    .map(|(a, b)| usize::from(a.abs_diff(*b)).pow(2));
+                by_distance[squares.sum::<usize>()].push(idx as u16);
+            }
+            let first = nearby.len();
+            for list in by_distance
+                .iter()
+                .filter(|list| !list.is_empty())
+                .take(n_distances)
+            {
+                nearby.extend(list);
+            }
+            *place = Place::Near {
+                first: first as u32,
+                len: (nearby.len() - first) as u16,
+            };
+            by_distance.iter_mut().for_each(Vec::clear);
+        }
+        Self {
+            points,
+            max_digit,
+            places,
+            nearby,
+        }
+    }
+
+    /// The digits of a point.
+    pub(super) fn point(&self, place: u16) -> &[u8; D] {
+        &self.points[usize::from(place)]
+    }
+
+    /// The point with these digits, or of those nearby the first with the least `error`. And whether it has these digits.
+    pub(super) fn nearest(&self, digits: &[u8; D], error: impl Fn(&[u8; D]) -> f32) -> (u16, bool) {
+        let code = (digits.iter().rev()).fold(0, |code, &digit| code << Self::BITS | usize::from(digit));
+        match self.places[code] {
+            Place::On(place) => (place, true),
+            Place::Near { first, len } => {
+                let nearby = &self.nearby[first as usize..][..usize::from(len)];
+                let (mut best, mut least) = (nearby[0], f32::MAX);
+                for &place in nearby {
+                    let error = error(self.point(place));
+                    if error < least {
+                        (best, least) = (place, error);
+                    }
+                }
+                (best, false)
+            }
+        }
+    }
+
+    /// Finds the scale of a group of magnitudes, and their points. A digit stands for twice it plus 1. The greatest magnitude is
+    /// `max`; where no scale fits, it is `first_scale`.
+    pub(super) fn search<const K: usize>(
+        &self,
+        search: &Search,
+        magnitudes: &[[f32; D]; K],
+        weights: &[[f32; D]; K],
+        max: f32,
+        first_scale: f32,
+    ) -> (f32, [u16; K]) {
+        let max_digit = i32::from(self.max_digit);
+        let roots = weights.map(|weights| weights.map(f32::sqrt));
+        let round = |k: usize, inverse: f32, scale: f32| {
+            let digits =
+                magnitudes[k].map(|x| nearest_int(0.5 * (inverse * x - 1.0)).clamp(0, max_digit) as u8);
+            self.nearest(&digits, |point| {
+                let mut error = 0.0;
+                for i in 0..D {
+                    let difference = scale * f32::from(2 * point[i] + 1) - magnitudes[k][i];
+                    error += roots[k][i] * difference * difference;
+                }
+                error
+            })
+        };
+        // Sums of weight * value * quant and weight * quant^2.
+        let sums = |places: &[u16; K]| {
+            let (mut value_quant, mut quant_quant) = (0.0, 0.0);
+            for k in 0..K {
+                let point = self.point(places[k]);
+                for i in 0..D {
+                    let (weight, quant) = (weights[k][i], f32::from(2 * point[i] + 1));
+                    value_quant += weight * magnitudes[k][i] * quant;
+                    quant_quant += weight * quant * quant;
+                }
+            }
+            (value_quant, quant_quant)
+        };
+
+        let (mut scale, mut best) = (first_scale, 0.0);
+        let mut places = [0; K];
+        let mut are_on_grid = [search.refit == Refit::OffGrid; K];
+        for step in -search.n_steps..=search.n_steps {
+            let inverse = ((2 * max_digit + 1) as f32 + step as f32 * search.step) / max;
+            let tried: [(u16, bool); K] = std::array::from_fn(|k| round(k, inverse, 1.0 / inverse));
+            let tried_places = tried.map(|(place, _)| place);
+            let (value_quant, quant_quant) = sums(&tried_places);
+            if quant_quant > 0.0 && value_quant * value_quant > best * quant_quant {
+                scale = value_quant / quant_quant;
+                best = scale * value_quant;
+                (places, are_on_grid) = (tried_places, tried.map(|(_, is_on_grid)| is_on_grid));
+            }
+        }
+        let is_refitted = search.refit == Refit::All || are_on_grid.contains(&false);
+        if is_refitted && scale > 0.0 {
+            for k in 0..K {
+                if search.refit != Refit::OffGrid || !are_on_grid[k] {
+                    places[k] = round(k, 1.0 / scale, scale).0;
+                }
+            }
+            let (value_quant, quant_quant) = sums(&places);
+            if quant_quant > 0.0 {
+                scale = value_quant / quant_quant;
+            }
+        }
+        (scale, places)
+    }
+}
+
+/// The magnitudes of values, and their signs: bit `i` says that value `i` is negative.
+pub(super) fn split_signs(values: &[f32; 8]) -> ([f32; 8], u8) {
+    let is_negative = values.map(|x| u8::from(x < 0.0));
+    let magnitudes = std::array::from_fn(|i| {
+        if is_negative[i] == 1 {
+            -values[i]
+        } else {
+            values[i]
+        }
+    });
+    (magnitudes, (0..8).fold(0, |signs, i| signs | is_negative[i] << i))
+}
+
+/// The same with an even number of minuses, of which seven bits are kept. Where it is odd, the value that counts least has its sign
+/// flipped, and so a negative magnitude.
+pub(super) fn split_even_signs(values: &[f32; 8], weights: &[f32; 8]) -> ([f32; 8], u8) {
+    let (mut magnitudes, mut signs) = split_signs(values);
+    if signs.count_ones() % 2 == 1 {
+        let cost = |i: usize| weights[i] * values[i] * values[i];
+        let least = (1..8).fold(0, |least, i| if cost(i) < cost(least) { i } else { least });
+        magnitudes[least] = -magnitudes[least];
+        signs ^= 1 << least;
+    }
+    (magnitudes, signs & 0x7f)
+}
+
+/// The greatest of some magnitudes.
+pub(super) fn greatest(magnitudes: &[f32]) -> f32 {
+    (magnitudes.iter()).fold(magnitudes[0], |max, &x| if max > x { max } else { x })
+}
+
+/// What a group's scale is stored as: the `n` for which `2 * n + 1` multiplies the block's scale.
+pub(super) fn stored_scale(inverse: f32, scale: f32, max: i32) -> u8 {
+    nearest_int(0.5 * (inverse * scale - 1.0)).clamp(0, max) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_off_the_grid_goes_to_the_best_point_nearby() {
+        // The points 0000, 1111 and 7777.
+        let grid = Grid::<4>::new(&[0, 0o1111, 0o7777], 7, 2);
+        let distance_to_seven = |point: &[u8; 4]| f32::from(7 - point[0]);
+        assert_eq!(grid.nearest(&[1; 4], distance_to_seven), (1, true));
+        // 7777 is at the third distance from here.
+        assert_eq!(grid.nearest(&[1, 0, 0, 0], distance_to_seven), (1, false));
+        assert_eq!(grid.nearest(&[5, 5, 5, 5], distance_to_seven), (2, false));
+        assert_eq!(grid.point(2), &[7; 4]);
+    }
+
+    #[test]
+    fn values_on_the_grid_are_found_exactly() {
+        let grid = Grid::<4>::new(&[0, 0o1234, 0o7777], 7, 2);
+        let search = Search {
+            step: 0.2,
+            n_steps: 9,
+            refit: Refit::AllIfOneOff,
+        };
+        let values = [[4.5, 3.5, 2.5, 1.5], [7.5; 4]];
+        let (scale, places) = grid.search(&search, &values, &[[1.0; 4]; 2], 7.5, 1.0);
+        assert_eq!((scale, places), (0.5, [1, 2]));
+    }
+
+    #[test]
+    fn an_odd_number_of_minuses_costs_the_least_value_its_sign() {
+        let values = [1.0, -2.0, 3.0, 0.5, 4.0, 5.0, 6.0, 7.0];
+        let (magnitudes, signs) = split_even_signs(&values, &[1.0; 8]);
+        assert_eq!(magnitudes, [1.0, 2.0, 3.0, -0.5, 4.0, 5.0, 6.0, 7.0]);
+        assert_eq!(signs, 0b1010);
+        assert_eq!(split_signs(&values).1, 0b10);
+    }
+}
