@@ -406,7 +406,17 @@ def make_templates(_full):
                 file.write(json.dumps(golden, ensure_ascii=False) + "\n")
 
 
-MAKERS = {"parity": make_parity, "vectors": make_vectors, "tokenizers": make_tokenizers, "templates": make_templates}
+def make_quantize(full):
+    target = HERE / "parity2/quantize"
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in ("llama.json", "imatrix-llama.gguf"):
+        shutil.copyfile(full / "parity2/quantize" / name, target / name)
+    # The numbers of model-F32.gguf have 8 significant bits, so that half the bytes hold them.
+    shutil.copyfile(full / "parity/llama/model-BF16.gguf", target / "llama-BF16.gguf")
+
+
+MAKERS = {"parity": make_parity, "quantize": make_quantize, "vectors": make_vectors, "tokenizers": make_tokenizers, "templates": make_templates}
 
 
 def main():

@@ -38,13 +38,16 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 38] = [
+const ROWS: [Row; 42] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
     row("decoded blocks", "ggml, gguf-py", 24),
     row("encoded blocks", "ggml", 18),
     row("mixes of types", "llama.cpp", 0),
+    row("quantized llama", "llama-quantize", 54),
+    row("quantized mixtral", "llama-quantize", 0),
+    row("quantized wp4m", "llama-quantize", 0),
     row("tokenizer.json", "tokenizers", 505),
     row("random text", "tokenizers", 1500),
     row("tokenizers of tiny models", "tokenizers", 100),
@@ -79,6 +82,7 @@ const ROWS: [Row; 38] = [
         "no reference: a folder by transformers",
         6,
     ),
+    row("folders quantized while they load", "the folder as it is", 1),
     row(
         "experts on a GPU",
         "the CPU: greedy text of files by llama.cpp",

@@ -24,6 +24,7 @@ const LAYERS: [Layer; 18] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
+    layer("tokenmill-convert", &["tokenmill-quant", "tokenmill-gguf"]),
     layer("tokenmill-backend", &["tokenmill-gguf"]),
     layer("tokenmill-cpu-kernels", &["tokenmill-quant", "tokenmill-gguf"]),
     layer(
@@ -63,6 +64,7 @@ const LAYERS: [Layer; 18] = [
             "tokenmill-backend",
             "tokenmill-cpu-exec",
             "tokenmill-cuda-exec",
+            "tokenmill-convert",
             "tokenmill-quant",
             "tokenmill-gguf",
         ],
@@ -100,6 +102,7 @@ const PRODUCT: &[&str] = &[
     "tokenmill-chart",
     "tokenmill-gguf",
     "tokenmill-quant",
+    "tokenmill-convert",
     "tokenmill-backend",
     "tokenmill-cpu-exec",
     "tokenmill-cuda-exec",

@@ -1,0 +1,293 @@
+//! [`ImportanceMatrix`]: how much each input of each matrix matters, measured on a text.
+//!
+//! Separate from the work because it comes from a file of its own, in llama.cpp's GGUF form or its older one. Invariant: all numbers
+//! are finite, and of an entry there are as many as the file has for it; whether they fit a model is for the work to say.
+//!
+//! Source: ggml-org/llama.cpp, `tools/imatrix/README.md`, `tools/quantize/quantize.cpp`.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
+
+use tokenmill_gguf::{GgufFile, TensorType};
+
+use crate::ConvertError;
+
+/// Larger files than this are taken for nonsense: the largest models' have some hundred megabytes.
+const MAX_BYTES: u64 = 4 << 30;
+
+/// The mean squares of the inputs of a model's matrices.
+#[derive(Clone, Debug)]
+pub struct ImportanceMatrix {
+    /// By the tensor's name: a number for each column, of all experts one after the other.
+    entries: HashMap<String, Vec<f32>>,
+    /// The texts that it was measured on.
+    datasets: Vec<String>,
+    n_chunks: Option<u32>,
+    path: PathBuf,
+}
+
+impl ImportanceMatrix {
+    /// Reads a file: GGUF, or llama.cpp's older form.
+    ///
+    /// # Errors
+    /// [`ConvertError::Io`] and [`ConvertError::NoImportanceMatrix`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, ConvertError> {
+        let path = path.as_ref();
+        let io_error = |source| ConvertError::Io {
+            what: "read",
+            path: path.to_owned(),
+            source,
+        };
+        let bad = |reason: String| ConvertError::NoImportanceMatrix {
+            path: path.to_owned(),
+            reason,
+        };
+        let n_bytes = std::fs::metadata(path).map_err(io_error)?.len();
+        if n_bytes > MAX_BYTES {
+            return Err(bad(format!("it has {n_bytes} bytes, which is far too many")));
+        }
+        let mut magic = [0; 4];
+        let is_gguf = std::fs::File::open(path)
+            .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut magic))
+            .is_ok_and(|()| &magic == b"GGUF");
+        let read = if is_gguf {
+            read_gguf(&GgufFile::open(path).map_err(|error| bad(error.to_string()))?)
+        } else {
+            read_old(&std::fs::read(path).map_err(io_error)?)
+        };
+        let (entries, datasets, n_chunks) = read.map_err(bad)?;
+        if entries.is_empty() {
+            return Err(bad("it has no entries".to_owned()));
+        }
+        if let Some((name, _)) = (entries.iter()).find(|(_, numbers)| numbers.iter().any(|x| !x.is_finite()))
+        {
+            return Err(bad(format!("`{name}` has numbers that are not finite")));
+        }
+        Ok(Self {
+            entries,
+            datasets,
+            n_chunks,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The numbers of a tensor.
+    pub fn get(&self, name: &str) -> Option<&[f32]> {
+        self.entries.get(name).map(Vec::as_slice)
+    }
+
+    /// The names of the tensors that have numbers, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// How many tensors have numbers.
+    pub fn n_entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The texts that it was measured on.
+    pub fn datasets(&self) -> &[String] {
+        &self.datasets
+    }
+
+    /// The chunks of text that it was measured on, where the file says so.
+    pub fn n_chunks(&self) -> Option<u32> {
+        self.n_chunks
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Entries, texts and chunks.
+type Contents = (HashMap<String, Vec<f32>>, Vec<String>, Option<u32>);
+
+/// Reads sums of squares and how many there were: `NAME.in_sum2` and `NAME.counts`.
+fn read_gguf(file: &GgufFile) -> Result<Contents, String> {
+    const SUMS: &str = ".in_sum2";
+    let metadata = file.metadata();
+    let text = |error: tokenmill_gguf::GgufError| error.to_string();
+    match metadata.opt_str("general.type").map_err(text)? {
+        Some("imatrix") => {}
+        _ => return Err("`general.type` is not `imatrix`; the file is a model".to_owned()),
+    }
+    let floats = |name: &str| -> Result<(Vec<f32>, Vec<usize>), String> {
+        let tensor = file
+            .tensor(name)
+            .ok_or_else(|| format!("tensor `{name}` is missing"))?;
+        if tensor.info.ty != TensorType::F32 {
+            return Err(format!(
+                "tensor `{name}` has type {}, expected F32",
+                tensor.info.ty
+            ));
+        }
+        let mut bytes = vec![0; tensor.bytes.len()];
+        tensor
+            .bytes
+            .read_into(0, &mut bytes)
+            .map_err(|error| error.to_string())?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        Ok((
+            numbers.iter().map(|&x| f32::from_le_bytes(x)).collect(),
+            tensor.info.dims.clone(),
+        ))
+    };
+    let mut entries = HashMap::new();
+    for info in file.tensors() {
+        let Some(name) = info.name.strip_suffix(SUMS) else {
+            continue;
+        };
+        let (mut sums, dims) = floats(&info.name)?;
+        let (counts, _) = floats(&format!("{name}.counts"))?;
+        if counts.is_empty() || sums.len() != dims[0] * counts.len() {
+            return Err(format!(
+                "`{name}` has {} sums and {} counts, expected {} sums for each",
+                sums.len(),
+                counts.len(),
+                dims[0]
+            ));
+        }
+        for (sums, &count) in sums.chunks_exact_mut(dims[0]).zip(&counts) {
+            for sum in sums {
+                // An expert that no token came to: all its inputs count alike.
+                *sum = if count > 0.0 { *sum / count } else { 1.0 };
+            }
+        }
+        entries.insert(name.to_owned(), sums);
+    }
+    let datasets = metadata.opt_string_array("imatrix.datasets").map_err(text)?;
+    let datasets = datasets.map_or_else(Vec::new, |names| names.iter().map(str::to_owned).collect());
+    let n_chunks = metadata.opt_u32("imatrix.chunk_count").map_err(text)?;
+    Ok((entries, datasets, n_chunks))
+}
+
+/// Reads the older form: a number of entries, of each its name, the number of calls, and numbers multiplied by it; then perhaps the
+/// chunks and the name of the text.
+fn read_old(bytes: &[u8]) -> Result<Contents, String> {
+    let mut rest = bytes;
+    let short = || "it ends too early".to_owned();
+    let mut entries = HashMap::new();
+    let n_entries = take_i32(&mut rest).ok_or_else(short)?;
+    if !(1..=1_000_000).contains(&n_entries) {
+        return Err(format!(
+            "it begins with {n_entries}, which is no number of entries"
+        ));
+    }
+    for _ in 0..n_entries {
+        let name = take_text(&mut rest).ok_or_else(short)?;
+        let n_calls = take_i32(&mut rest).ok_or_else(short)?;
+        let n_numbers = take_i32(&mut rest).ok_or_else(short)?;
+        let n_numbers = usize::try_from(n_numbers).map_err(|_| short())?;
+        let (numbers, tail) = rest
+            .split_at_checked(n_numbers.saturating_mul(4))
+            .ok_or_else(short)?;
+        rest = tail;
+        let divisor = if n_calls > 0 { n_calls as f32 } else { 1.0 };
+        let numbers = numbers
+            .as_chunks::<4>()
+            .0
+            .iter()
+            .map(|&x| f32::from_le_bytes(x) / divisor);
+        entries.insert(name, numbers.collect());
+    }
+    let n_chunks = take_i32(&mut rest).and_then(|n| u32::try_from(n).ok());
+    let datasets = take_text(&mut rest).into_iter().collect();
+    Ok((entries, datasets, n_chunks))
+}
+
+fn take_i32(rest: &mut &[u8]) -> Option<i32> {
+    let (number, tail) = rest.split_first_chunk::<4>()?;
+    *rest = tail;
+    Some(i32::from_le_bytes(*number))
+}
+
+fn take_text(rest: &mut &[u8]) -> Option<String> {
+    let len = usize::try_from(take_i32(rest)?).ok()?;
+    let (text, tail) = rest.split_at_checked(len)?;
+    *rest = tail;
+    String::from_utf8(text.to_vec()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_gguf::GgufWriter;
+
+    use super::*;
+
+    fn old_form(n_calls: i32, numbers: &[f32]) -> Vec<u8> {
+        let name = b"blk.0.attn_q.weight";
+        let mut bytes = 1_i32.to_le_bytes().to_vec();
+        bytes.extend((name.len() as i32).to_le_bytes());
+        bytes.extend(name);
+        bytes.extend(n_calls.to_le_bytes());
+        bytes.extend((numbers.len() as i32).to_le_bytes());
+        bytes.extend(numbers.iter().flat_map(|x| x.to_le_bytes()));
+        bytes.extend(7_i32.to_le_bytes());
+        bytes.extend(4_i32.to_le_bytes());
+        bytes.extend(b"wiki");
+        bytes
+    }
+
+    #[test]
+    fn the_older_form_is_read_whole_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("imatrix.dat");
+        let bytes = old_form(2, &[1.0, 4.0]);
+        std::fs::write(&path, &bytes).unwrap();
+        let matrix = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!(matrix.get("blk.0.attn_q.weight"), Some(&[0.5, 2.0][..]));
+        assert_eq!(
+            (matrix.n_chunks(), matrix.datasets()),
+            (Some(7), &["wiki".to_owned()][..])
+        );
+        // Without the text and the chunks it is whole, too; with less it is not.
+        let n_needed = bytes.len() - 12;
+        for len in 0..bytes.len() {
+            std::fs::write(&path, &bytes[..len]).unwrap();
+            assert_eq!(ImportanceMatrix::open(&path).is_ok(), len >= n_needed, "{len}");
+        }
+        std::fs::write(&path, old_form(1, &[f32::NAN])).unwrap();
+        let error = ImportanceMatrix::open(&path).unwrap_err().to_string();
+        assert!(
+            error.ends_with("`blk.0.attn_q.weight` has numbers that are not finite"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn sums_are_divided_by_the_counts_of_each_expert() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("imatrix.gguf");
+        let write = |kind: &str, n_counts: u64| {
+            let mut writer = GgufWriter::new();
+            writer.metadata_mut().insert("general.type", kind).unwrap();
+            writer
+                .add_tensor("x.weight.in_sum2", TensorType::F32, &[2, 2])
+                .unwrap();
+            writer
+                .add_tensor("x.weight.counts", TensorType::F32, &[1, n_counts])
+                .unwrap();
+            let mut out = writer
+                .write_header(std::fs::File::create(&path).unwrap())
+                .unwrap();
+            let bytes = |numbers: &[f32]| numbers.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+            out.write(&bytes(&[2.0, 4.0, 5.0, 6.0])).unwrap();
+            out.write(&bytes(&[2.0, 0.0, 3.0][..n_counts as usize])).unwrap();
+            out.finish().unwrap();
+            ImportanceMatrix::open(&path)
+        };
+        assert_eq!(
+            write("imatrix", 2).unwrap().get("x.weight"),
+            Some(&[1.0, 2.0, 1.0, 1.0][..])
+        );
+        let error = write("imatrix", 3).unwrap_err().to_string();
+        assert!(error.contains("has 4 sums and 3 counts"), "{error}");
+        let error = write("model", 2).unwrap_err().to_string();
+        assert!(error.ends_with("the file is a model"), "{error}");
+    }
+}

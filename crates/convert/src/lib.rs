@@ -1,0 +1,39 @@
+//! The mill: from a model file to a smaller one.
+//!
+//! [`Quantizer`] reads a GGUF file and writes another whose tensors have fewer bits. A [`Recipe`] says which: a [`Preset`] such as
+//! `Q4_K_M`, and exceptions by tensor. An [`ImportanceMatrix`] says which weights matter most. [`choose`] is the choice of types alone,
+//! for models that are quantized while they load.
+//!
+//! The key decision: what llama.cpp does, to the byte. Types, fallbacks, the order of tensors and the numbers in them are the same as
+//! there, so that whoever knows a file's name knows the file.
+//!
+//! ```
+//! use tokenmill_convert::{ModelFacts, Preset, Recipe, TensorShape, choose};
+//! use tokenmill_gguf::TensorType;
+//!
+//! let tensor = TensorShape { name: "blk.0.attn_q.weight", ty: TensorType::F16, dims: &[256, 256] };
+//! let choices = choose(&ModelFacts::default(), &Recipe::new(Preset::Q4_K_M), false, &[tensor])?;
+//! assert_eq!(choices[0].ty, TensorType::Q4_K);
+//! # Ok::<(), tokenmill_convert::ConvertError>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod choice;
+mod error;
+mod importance;
+mod output_file;
+mod preset;
+mod quantizer;
+mod role;
+mod rows;
+
+pub use choice::{Choice, ModelFacts, Recipe, TensorShape, choose};
+pub use error::ConvertError;
+pub use importance::ImportanceMatrix;
+pub use preset::Preset;
+pub use quantizer::{Progress, Quantizer, Summary};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,442 @@
+//! [`Quantizer`]: a GGUF file in, a GGUF file out.
+//!
+//! Here file, choice and numbers meet. Invariants: at most some tens of megabytes of a tensor are in memory at a time, whatever its
+//! size; the output is there whole or not at all.
+
+use std::{
+    io::{BufWriter, Write},
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use tokenmill_gguf::{GgufError, GgufFile, GgufWriter, Metadata, TensorDataWriter, TensorView, Value};
+use tokenmill_quant::{Format, QuantError};
+
+use crate::{
+    Choice, ConvertError, ImportanceMatrix, ModelFacts, Recipe, TensorShape,
+    choice::{choose, is_float, reference_order},
+    output_file::OutputFile,
+    rows::Conversion,
+};
+
+/// Bytes of a tensor that are converted at a time: some seconds of the slowest type, after which the work can be stopped.
+const SLAB_BYTES: usize = 8 << 20;
+
+/// The version of the blocks' layouts that llama.cpp counts.
+const QUANTIZATION_VERSION: u32 = 2;
+
+/// Longest text that llama.cpp keeps of the importance matrix's names.
+const MAX_NAME_BYTES: usize = 127;
+
+/// Quantizes an opened file.
+#[derive(Debug)]
+pub struct Quantizer<'a> {
+    file: &'a GgufFile,
+    recipe: Recipe,
+    importance: Option<&'a ImportanceMatrix>,
+    allows_requantize: bool,
+    keeps_split: bool,
+    n_threads: usize,
+}
+
+/// How far the work has come.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// Bytes of the input that are done.
+    pub n_bytes_done: usize,
+    /// Bytes of all its tensors.
+    pub n_bytes_total: usize,
+    /// The tensor that is worked on.
+    pub tensor: &'a str,
+}
+
+/// What was written, or would be.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Summary {
+    /// The files.
+    pub paths: Vec<PathBuf>,
+    /// Tensors.
+    pub n_tensors: usize,
+    /// Bytes of all tensors before.
+    pub n_bytes_before: usize,
+    /// Bytes of all tensors after.
+    pub n_bytes_after: usize,
+    /// Values of all tensors.
+    pub n_values: usize,
+    /// Tensors that got another type because their rows are not whole blocks, with their choice.
+    pub fallbacks: Vec<(String, Choice)>,
+    /// Tensors that were quantized without the importance that the matrix has for others. Embeddings are not among them: matrices
+    /// have no entry for them.
+    pub without_importance: Vec<String>,
+}
+
+/// A tensor and what it becomes.
+struct Planned<'a> {
+    view: TensorView<'a>,
+    choice: Choice,
+    importance: Option<&'a [f32]>,
+}
+
+impl<'a> Quantizer<'a> {
+    /// Begins with a file and what it shall become, on as many threads as there are processors.
+    pub fn new(file: &'a GgufFile, recipe: Recipe) -> Self {
+        Self {
+            file,
+            recipe,
+            importance: None,
+            allows_requantize: false,
+            keeps_split: false,
+            n_threads: std::thread::available_parallelism().map_or(1, usize::from),
+        }
+    }
+
+    /// Weighs errors by an importance matrix.
+    #[must_use]
+    pub fn importance(mut self, matrix: &'a ImportanceMatrix) -> Self {
+        self.importance = Some(matrix);
+        self
+    }
+
+    /// Lets tensors that are quantized already be quantized again, which loses more than doing it once.
+    #[must_use]
+    pub fn allow_requantize(mut self) -> Self {
+        self.allows_requantize = true;
+        self
+    }
+
+    /// Writes as many parts as the input has, each with its tensors.
+    #[must_use]
+    pub fn keep_split(mut self) -> Self {
+        self.keeps_split = true;
+        self
+    }
+
+    /// Sets the threads.
+    #[must_use]
+    pub fn threads(mut self, n_threads: usize) -> Self {
+        self.n_threads = n_threads.max(1);
+        self
+    }
+
+    /// Says what would be written, without doing it. All that can be refused before the first weight is read is refused here.
+    ///
+    /// # Errors
+    /// [`ConvertError`]: what does not go together.
+    pub fn plan(&self) -> Result<Summary, ConvertError> {
+        let planned = self.planned()?;
+        let mut summary = Summary {
+            n_tensors: planned.len(),
+            ..Summary::default()
+        };
+        for tensor in &planned {
+            let info = tensor.view.info;
+            let row_bytes = tensor.choice.ty.row_bytes(info.row_len()).unwrap_or(0);
+            summary.n_values += info.n_elements();
+            summary.n_bytes_before += info.n_bytes;
+            summary.n_bytes_after += row_bytes * info.n_rows();
+            if tensor.choice.instead_of.is_some() {
+                summary.fallbacks.push((info.name.clone(), tensor.choice));
+            }
+            let lacks_importance = self.importance.is_some()
+                && tensor.importance.is_none()
+                && tensor.choice.ty != info.ty
+                && !is_embedding(&info.name);
+            if lacks_importance {
+                summary.without_importance.push(info.name.clone());
+            }
+        }
+        Ok(summary)
+    }
+
+    /// Writes the file, or its parts, next to it and renames it at the end. `on_progress` may stop the work.
+    ///
+    /// # Errors
+    /// [`ConvertError`]: what does not go together, what cannot be read or written, and weights that are no numbers. No file is
+    /// left then.
+    pub fn write(
+        &self,
+        path: impl AsRef<Path>,
+        on_progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
+    ) -> Result<Summary, ConvertError> {
+        let path = path.as_ref();
+        let mut summary = self.plan()?;
+        let mut planned = self.planned()?;
+        let n_parts = if self.keeps_split { self.file.n_parts() } else { 1 };
+        if n_parts == 1 {
+            planned
+                .sort_by(|a, b| reference_order(&a.view.info.name).cmp(&reference_order(&b.view.info.name)));
+        }
+        let mut done = 0;
+        let mut finished = Vec::new();
+        for part in 0..n_parts {
+            let path = if n_parts == 1 {
+                path.to_owned()
+            } else {
+                part_path(path, part, n_parts)
+            };
+            let tensors: Vec<&Planned<'_>> = (planned.iter())
+                .filter(|tensor| n_parts == 1 || tensor.view.info.part == part)
+                .collect();
+            let metadata = self.metadata(part, n_parts, planned.len())?;
+            let mut report = |name: &str, n_bytes: usize| {
+                done += n_bytes;
+                let progress = Progress {
+                    n_bytes_done: done,
+                    n_bytes_total: summary.n_bytes_before,
+                    tensor: name,
+                };
+                match on_progress(progress) {
+                    ControlFlow::Continue(()) => Ok(()),
+                    ControlFlow::Break(()) => Err(ConvertError::Stopped),
+                }
+            };
+            finished.push(self.write_part(&path, metadata, &tensors, &mut report)?);
+            summary.paths.push(path);
+        }
+        // Parts get their names together, so that a failure leaves none of them.
+        finished.into_iter().try_for_each(OutputFile::finish)?;
+        Ok(summary)
+    }
+
+    fn write_part(
+        &self,
+        path: &Path,
+        metadata: Metadata,
+        tensors: &[&Planned<'_>],
+        report: &mut dyn FnMut(&str, usize) -> Result<(), ConvertError>,
+    ) -> Result<OutputFile, ConvertError> {
+        let mut writer = GgufWriter::with_metadata(metadata);
+        for tensor in tensors {
+            let info = tensor.view.info;
+            let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
+            writer.add_tensor(&info.name, tensor.choice.ty, &dims)?;
+        }
+        let write_error = |error| match error {
+            GgufError::Write { reason } => ConvertError::Io {
+                what: "write",
+                path: path.to_owned(),
+                source: reason,
+            },
+            other => other.into(),
+        };
+        let output = BufWriter::with_capacity(1 << 20, OutputFile::create(path)?);
+        let mut out = writer.write_header(output).map_err(write_error)?;
+        let mut slab = Vec::new();
+        for tensor in tensors {
+            let name = &tensor.view.info.name;
+            tensor
+                .write(self.n_threads, &mut slab, &mut out, &mut |n_bytes| {
+                    report(name, n_bytes)
+                })
+                .map_err(|error| match error {
+                    ConvertError::Gguf(error) => write_error(error),
+                    other => other,
+                })?;
+        }
+        let output = out.finish().map_err(write_error)?;
+        output.into_inner().map_err(|error| ConvertError::Io {
+            what: "write",
+            path: path.to_owned(),
+            source: error.into_error(),
+        })
+    }
+
+    /// The tensors in the order of the input, with what they become.
+    fn planned(&self) -> Result<Vec<Planned<'a>>, ConvertError> {
+        let model = ModelFacts::of(self.file.metadata())?;
+        let infos: Vec<_> = self.file.tensors().collect();
+        let shapes: Vec<TensorShape<'_>> = infos.iter().map(|&info| info.into()).collect();
+        let choices = choose(&model, &self.recipe, self.importance.is_some(), &shapes)?;
+        let mut planned = Vec::with_capacity(infos.len());
+        for (info, choice) in infos.into_iter().zip(choices) {
+            let view = self.file.tensor(&info.name).expect("the file lists it");
+            let importance = self.importance_of(&view, &choice)?;
+            planned.push(Planned {
+                view,
+                choice,
+                importance,
+            });
+        }
+        if let Some(matrix) = self.importance
+            && !matrix.names().any(|name| self.file.tensor(name).is_some())
+        {
+            return Err(ConvertError::OtherModel {
+                n_entries: matrix.n_entries(),
+            });
+        }
+        for tensor in &planned {
+            tensor.check(self.allows_requantize)?;
+        }
+        Ok(planned)
+    }
+
+    fn importance_of(
+        &self,
+        view: &TensorView<'_>,
+        choice: &Choice,
+    ) -> Result<Option<&'a [f32]>, ConvertError> {
+        let info = view.info;
+        if choice.ty == info.ty {
+            return Ok(None);
+        }
+        let Some(numbers) = self.importance.and_then(|matrix| matrix.get(&info.name)) else {
+            return Ok(None);
+        };
+        let expected = info.row_len() * n_matrices(view);
+        if numbers.len() == expected {
+            Ok(Some(numbers))
+        } else if is_embedding(&info.name) {
+            Ok(None)
+        } else {
+            Err(ConvertError::ImportanceShape {
+                name: info.name.clone(),
+                expected,
+                found: numbers.len(),
+            })
+        }
+    }
+
+    /// The metadata of a part: that of the input with what has changed, at its end as in the reference.
+    fn metadata(&self, part: usize, n_parts: usize, n_tensors: usize) -> Result<Metadata, ConvertError> {
+        const SPLIT_KEYS: [&str; 3] = ["split.no", "split.count", "split.tensors.count"];
+        let mut new: Vec<(&str, Value)> = Vec::new();
+        if part == 0 {
+            new.push(("general.quantization_version", QUANTIZATION_VERSION.into()));
+            new.push(("general.file_type", self.recipe.preset.file_type().into()));
+        }
+        if let (Some(matrix), 0) = (self.importance, part) {
+            new.push((
+                "quantize.imatrix.file",
+                cut(&matrix.path().to_string_lossy()).into(),
+            ));
+            if let Some(dataset) = matrix.datasets().first() {
+                new.push(("quantize.imatrix.dataset", cut(dataset).into()));
+            }
+            new.push((
+                "quantize.imatrix.entries_count",
+                (matrix.n_entries() as u32).into(),
+            ));
+            if let Some(n_chunks) = matrix.n_chunks().filter(|&n_chunks| n_chunks > 0) {
+                new.push(("quantize.imatrix.chunks_count", n_chunks.into()));
+            }
+        }
+        if n_parts > 1 {
+            new.push(("split.no", (part as u16).into()));
+            new.push(("split.count", (n_parts as u16).into()));
+            new.push(("split.tensors.count", (n_tensors as i32).into()));
+        }
+        let mut metadata = Metadata::new();
+        if part == 0 {
+            for (key, value) in self.file.metadata().iter() {
+                let is_replaced = new.iter().any(|(new, _)| *new == key);
+                if !is_replaced && !SPLIT_KEYS.contains(&key) {
+                    metadata.insert(key, value.clone())?;
+                }
+            }
+        }
+        for (key, value) in new {
+            metadata.insert(key, value)?;
+        }
+        Ok(metadata)
+    }
+}
+
+impl Planned<'_> {
+    /// Refuses what cannot be done, before any weight is read.
+    fn check(&self, allows_requantize: bool) -> Result<(), ConvertError> {
+        let info = self.view.info;
+        if self.choice.ty == info.ty {
+            return Ok(());
+        }
+        if !is_float(info.ty) && !allows_requantize {
+            return Err(ConvertError::Requantized {
+                name: info.name.clone(),
+                ty: info.ty,
+            });
+        }
+        let quant = |source: QuantError| ConvertError::Quant {
+            name: info.name.clone(),
+            source,
+        };
+        Format::of(info.ty).map_err(quant)?;
+        let format = Format::of(self.choice.ty).map_err(quant)?;
+        let lacks_importance =
+            self.importance.is_none() && (self.choice.needs_importance || !format.has_encoder());
+        if lacks_importance {
+            return Err(ConvertError::NeedsImportance {
+                name: info.name.clone(),
+                ty: self.choice.ty,
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes the tensor slab by slab.
+    fn write<W: Write>(
+        &self,
+        n_threads: usize,
+        slab: &mut Vec<u8>,
+        out: &mut TensorDataWriter<W>,
+        report: &mut dyn FnMut(usize) -> Result<(), ConvertError>,
+    ) -> Result<(), ConvertError> {
+        let info = self.view.info;
+        let read_error = |source| ConvertError::ReadTensor {
+            name: info.name.clone(),
+            source,
+        };
+        if self.choice.ty == info.ty {
+            for start in (0..info.n_bytes).step_by(SLAB_BYTES) {
+                let end = info.n_bytes.min(start + SLAB_BYTES);
+                out.write(self.view.bytes.read(start..end, slab).map_err(read_error)?)?;
+                report(end - start)?;
+            }
+            return Ok(());
+        }
+        let quant = |source: QuantError| ConvertError::Quant {
+            name: info.name.clone(),
+            source,
+        };
+        let conversion = Conversion {
+            name: &info.name,
+            bytes: self.view.bytes,
+            from: Format::of(info.ty).map_err(quant)?,
+            to: Format::of(self.choice.ty).map_err(quant)?,
+            row_len: info.row_len(),
+            rows_per_matrix: info.n_rows() / n_matrices(&self.view),
+            importance: self.importance,
+        };
+        let (from_bytes, to_bytes) = conversion.row_bytes()?;
+        let slab_rows = (SLAB_BYTES / from_bytes.max(to_bytes)).max(1);
+        for first in (0..info.n_rows()).step_by(slab_rows) {
+            let n_rows = slab_rows.min(info.n_rows() - first);
+            slab.resize(n_rows * to_bytes, 0);
+            conversion.convert(first, slab, n_threads)?;
+            out.write(slab)?;
+            report(n_rows * from_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Matrices of a tensor: one for each expert.
+fn n_matrices(view: &TensorView<'_>) -> usize {
+    view.info.dims.iter().skip(2).product()
+}
+
+/// Whether a tensor is one that importance matrices have no entry for.
+fn is_embedding(name: &str) -> bool {
+    matches!(name, "token_embd.weight" | "per_layer_token_embd.weight")
+}
+
+/// The beginning of a text, as much as the reference keeps.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_NAME_BYTES)]
+}
+
+/// The path of a part of a split file: `model.gguf` becomes `model-00001-of-00003.gguf`.
+fn part_path(path: &Path, part: usize, n_parts: usize) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+    path.with_file_name(format!("{stem}-{:05}-of-{n_parts:05}.gguf", part + 1))
+}

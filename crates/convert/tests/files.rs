@@ -1,0 +1,177 @@
+//! Files in and out: parts, matrices of other models, work that is stopped, disks that are full.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, Progress, Quantizer, Recipe};
+use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
+
+/// Continues to the end.
+fn whole(_: Progress<'_>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
+fn floats(n: usize) -> Vec<u8> {
+    (0..n)
+        .flat_map(|i| (i as f32 * 0.37).sin().to_le_bytes())
+        .collect()
+}
+
+/// Writes a file with some matrices of 64 columns and 8 rows, as part `part` of `n_parts`.
+fn write_model(path: &Path, names: &[&str], part: u16, n_parts: u16, n_tensors: i32) {
+    let mut writer = GgufWriter::new();
+    let metadata = writer.metadata_mut();
+    if part == 0 {
+        metadata.insert("general.architecture", "llama").unwrap();
+        metadata.insert("general.file_type", 0_u32).unwrap();
+        metadata.insert("llama.block_count", 2_u32).unwrap();
+    }
+    if n_parts > 1 {
+        metadata.insert("split.no", part).unwrap();
+        metadata.insert("split.count", n_parts).unwrap();
+        metadata.insert("split.tensors.count", n_tensors).unwrap();
+    }
+    for name in names {
+        writer.add_tensor(name, TensorType::F32, &[64, 8]).unwrap();
+    }
+    let mut out = writer.write_header(fs::File::create(path).unwrap()).unwrap();
+    for _ in names {
+        out.write(&floats(64 * 8)).unwrap();
+    }
+    out.finish().unwrap();
+}
+
+const NAMES: [&str; 3] = ["token_embd.weight", "blk.1.attn_q.weight", "blk.0.attn_q.weight"];
+
+fn model(folder: &Path) -> PathBuf {
+    let path = folder.join("model.gguf");
+    write_model(&path, &NAMES, 0, 1, 3);
+    path
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn parts_are_joined_or_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let part = |no: usize| folder.path().join(format!("m-{no:05}-of-00002.gguf"));
+    write_model(&part(1), &NAMES[..2], 0, 2, 3);
+    write_model(&part(2), &NAMES[2..], 1, 2, 3);
+    let file = GgufFile::open(part(1)).unwrap();
+    let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q8_0)).threads(2);
+
+    let joined = folder.path().join("joined.gguf");
+    quantizer.write(&joined, &mut whole).unwrap();
+    let one = GgufFile::open(&joined).unwrap();
+    assert_eq!(one.n_parts(), 1);
+    assert!(one.metadata().get("split.count").is_none());
+    let order: Vec<&str> = one.tensors().map(|info| info.name.as_str()).collect();
+    assert_eq!(
+        order,
+        ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.attn_q.weight"]
+    );
+
+    let kept = quantizer
+        .keep_split()
+        .write(folder.path().join("kept.gguf"), &mut whole)
+        .unwrap();
+    assert_eq!(kept.paths[1], folder.path().join("kept-00002-of-00002.gguf"));
+    let two = GgufFile::open(&kept.paths[0]).unwrap();
+    assert_eq!(two.n_parts(), 2);
+    assert_eq!(two.metadata().u32("general.file_type").unwrap(), 7);
+    for info in one.tensors() {
+        let bytes_of = |file: &GgufFile| {
+            let view = file.tensor(&info.name).unwrap();
+            let mut bytes = vec![0; view.bytes.len()];
+            view.bytes.read_into(0, &mut bytes).unwrap();
+            bytes
+        };
+        assert_eq!(bytes_of(&one), bytes_of(&two), "{}", info.name);
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = GgufFile::open(model(folder.path())).unwrap();
+    let bytes = [1, 2, 5].map(|n_threads| {
+        let path = folder.path().join(format!("{n_threads}.gguf"));
+        let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q4_0)).threads(n_threads);
+        quantizer.write(&path, &mut whole).unwrap();
+        fs::read(path).unwrap()
+    });
+    assert!(bytes[0] == bytes[1] && bytes[0] == bytes[2]);
+}
+
+#[test]
+fn stopped_work_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = GgufFile::open(model(folder.path())).unwrap();
+    let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q8_0));
+    let mut n_calls = 0;
+    let result = quantizer.write(folder.path().join("out.gguf"), &mut |progress: Progress<'_>| {
+        n_calls += 1;
+        assert!(progress.n_bytes_done <= progress.n_bytes_total);
+        if n_calls == 2 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
+    assert!(matches!(result, Err(ConvertError::Stopped)), "{result:?}");
+    assert_eq!(names(folder.path()), ["model.gguf"]);
+    let result = quantizer.write(folder.path().join("no/such/folder/out.gguf"), &mut whole);
+    assert!(
+        result.unwrap_err().to_string().starts_with("cannot create "),
+        "a missing folder"
+    );
+}
+
+#[test]
+fn a_matrix_of_another_model_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = GgufFile::open(model(folder.path())).unwrap();
+    let path = folder.path().join("imatrix.gguf");
+    let refusal = |name: &str, n_columns: u64| {
+        let mut writer = GgufWriter::new();
+        writer.metadata_mut().insert("general.type", "imatrix").unwrap();
+        writer
+            .add_tensor(&format!("{name}.in_sum2"), TensorType::F32, &[n_columns, 1])
+            .unwrap();
+        writer
+            .add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, 1])
+            .unwrap();
+        let mut out = writer.write_header(fs::File::create(&path).unwrap()).unwrap();
+        out.write(&floats(n_columns as usize)).unwrap();
+        out.write(&1_f32.to_le_bytes()).unwrap();
+        out.finish().unwrap();
+        let matrix = ImportanceMatrix::open(&path).unwrap();
+        let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q4_0)).importance(&matrix);
+        let summary = quantizer.plan();
+        summary
+            .map(|summary| summary.without_importance)
+            .map_err(|error| error.to_string())
+    };
+    assert_eq!(
+        refusal("blk.7.attn_q.weight", 64).unwrap_err(),
+        "the importance matrix belongs to another model: none of its 1 entries has the name of a tensor"
+    );
+    assert_eq!(
+        refusal("blk.0.attn_q.weight", 32).unwrap_err(),
+        "the importance matrix belongs to another model: tensor `blk.0.attn_q.weight` needs 64 numbers and has 32"
+    );
+    assert_eq!(
+        refusal("blk.0.attn_q.weight", 64).unwrap(),
+        ["blk.1.attn_q.weight"]
+    );
+}
