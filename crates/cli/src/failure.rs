@@ -7,6 +7,7 @@ use std::{env, error::Error as _, fmt::Display, io, path::Path, process::ExitCod
 
 use tokenmill::Error;
 use tokenmill_backend::{BackendError, MemoryPlan, RowError, StepError};
+use tokenmill_convert::ConvertError;
 use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
@@ -181,6 +182,28 @@ fn gguf_hint(error: &GgufError) -> Option<String> {
         GgufError::NotGguf { looks_like, .. } if !looks_like.contains(';') => Some(WHAT_MODEL_IS.to_owned()),
         GgufError::InFile { reason, .. } => gguf_hint(reason),
         _ => None,
+    }
+}
+
+impl From<ConvertError> for Failure {
+    fn from(error: ConvertError) -> Self {
+        let message = error.to_string();
+        match error {
+            ConvertError::Gguf(error) => error.into(),
+            ConvertError::Io {
+                what: "read",
+                path,
+                source,
+            } => Self::unreadable(&path, &source),
+            ConvertError::Io { path, source, .. } => Self::unwritable(path.display(), &source),
+            ConvertError::Stopped => Self::interrupted(),
+            ConvertError::UnknownPreset { .. }
+            | ConvertError::BadPattern { .. }
+            | ConvertError::SameFile { .. } => Self::usage(message),
+            ConvertError::Requantized { .. } => Self::input(message).hint("--allow-requantize allows it"),
+            ConvertError::NeedsImportance { .. } => Self::input(message).hint("--imatrix FILE gives one"),
+            _ => Self::input(message),
+        }
     }
 }
 

@@ -25,8 +25,8 @@ const COMMANDS: &[Row] = &[
         "no server runs in the background; `tokenmill serve MODEL` runs until Ctrl-C and shows its work on its web page",
     ),
     (
-        &["create", "push", "convert", "quantize"],
-        "models are not made here; llama.cpp's tools convert and quantize",
+        &["create", "push", "convert"],
+        "`tokenmill quantize` makes GGUF files smaller; llama.cpp's tools convert to GGUF, and Hugging Face folders run as they are",
     ),
     (
         &["generate", "complete", "cli"],

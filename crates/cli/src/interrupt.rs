@@ -66,6 +66,11 @@ impl Interrupt {
         Ok(Self(state))
     }
 
+    /// Whether it was pressed and not forgotten.
+    pub(crate) fn is_pressed(&self) -> bool {
+        self.0.is_set.load(Ordering::SeqCst)
+    }
+
     /// Forgets that it was pressed.
     pub(crate) fn clear(&self) {
         self.0.is_set.store(false, Ordering::SeqCst);

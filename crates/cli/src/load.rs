@@ -6,6 +6,7 @@ use std::{
     env,
     io::{self, IsTerminal as _},
     path::Path,
+    str::FromStr,
     thread,
     time::Duration,
 };
@@ -16,6 +17,7 @@ use clap::{
 };
 use tokenmill::{
     Compute, Device, KvCache, KvType, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model, ModelSource,
+    Preset,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_quant::CpuFeatures;
@@ -61,6 +63,10 @@ pub(crate) struct LoadArgs {
     /// Where to compute: auto, cpu, cuda or cuda:N; auto takes the first GPU that can [default: auto]
     #[arg(long, value_name = "DEVICE")]
     device: Option<Device>,
+    /// Quantize the weights of a Hugging Face folder while they load, to q8_0, q4_k_m or another type that needs no
+    /// importance matrix
+    #[arg(long, value_name = "TYPE", value_parser = Preset::from_str)]
+    quantize: Option<Preset>,
     /// Layers on the GPU: all, 0, or auto, which leaves it to --device [short: -ngl]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
     gpu_layers: String,
@@ -105,6 +111,7 @@ impl LoadArgs {
             kv_type: self.cache_type_k,
             kv_value_type: Some(self.cache_type_v),
             compute: self.compute()?,
+            quantize: self.quantize,
             ..LoadOptions::default()
         })
     }
@@ -196,7 +203,7 @@ const LONG_LOAD: Duration = Duration::from_secs(1);
 /// As [`LoadOptions::load`].
 pub(crate) fn load(path: &Path, options: &LoadOptions) -> Result<Model, Failure> {
     let source = ModelSource::find(path)?;
-    load_opened(&source, &source.open_network()?, options)
+    load_opened(&source, &options.open_network(&source)?, options)
 }
 
 /// Loads an opened model, as [`load`] does.

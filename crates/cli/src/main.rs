@@ -53,7 +53,8 @@ use failure::Failure;
         tokenmill chat model.gguf\n  \
         tokenmill serve model.gguf --port 8080\n  \
         tokenmill batch model.gguf requests.jsonl results.jsonl\n  \
-        tokenmill inspect model.gguf\n\n\
+        tokenmill inspect model.gguf\n  \
+        tokenmill quantize model-f16.gguf model-q4_k_m.gguf q4_k_m\n\n\
         Exit codes:\n  \
         0    success, also when the reader of the output went away\n  \
         1    the work failed: the model or the system\n  \
@@ -95,6 +96,7 @@ commands! {
     ApplyTemplate => apply_template;
     Batch => batch;
     Perplexity => perplexity;
+    Quantize => quantize;
     Bench => bench;
     BenchServe => bench_serve;
     Devices => devices;

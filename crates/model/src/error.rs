@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use tokenmill_backend::BackendError;
-use tokenmill_gguf::GgufError;
+use tokenmill_gguf::{GgufError, TensorType};
 
 /// Why a model could not be opened or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -33,6 +33,18 @@ pub enum LoadError {
         path: PathBuf,
         /// Why.
         source: std::io::Error,
+    },
+    /// A tensor cannot be loaded in the type that was asked for.
+    #[error("tensor `{name}` of type {} with rows of {row_len} cannot be quantized as {}", from.name(), to.name())]
+    NotEncodable {
+        /// The tensor.
+        name: String,
+        /// The type that the folder has it in.
+        from: TensorType,
+        /// The type that was asked for.
+        to: TensorType,
+        /// Length of its rows.
+        row_len: usize,
     },
     /// No such architecture in the table.
     #[error("architecture `{found}` is not supported; supported are {}", supported.join(", "))]

@@ -47,6 +47,7 @@ mod activations;
 mod alt_up;
 mod arch;
 mod descriptor;
+mod encoded;
 mod error;
 mod ffn;
 mod forward;

@@ -3,13 +3,13 @@
 //! Separate from the executor because a model can be described and planned without loading it. Invariant: opening reads
 //! headers only, and what [`Model::plan`] says is what [`Model::load_on`] allocates.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use tokenmill_backend::{
     Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, PageGroup,
     StateLayout, WindowGroup,
 };
-use tokenmill_gguf::GgufFile;
+use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
     Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
@@ -146,6 +146,20 @@ impl Model {
         match &self.weights {
             Weights::Gguf(file) => file,
             Weights::Safetensors(folder) => folder,
+        }
+    }
+
+    /// Gives tensors of a folder other types, by GGUF name: they are encoded in them while they load.
+    ///
+    /// # Errors
+    /// [`LoadError::NotEncodable`]: a type without an encoder, or rows that are not whole blocks of it.
+    ///
+    /// # Panics
+    /// If the model is a GGUF file.
+    pub fn encode_weights(&mut self, types: &BTreeMap<String, TensorType>) -> Result<(), LoadError> {
+        match &mut self.weights {
+            Weights::Safetensors(folder) => folder.encode(types),
+            Weights::Gguf(_) => panic!("the tensors of a file load as they are"),
         }
     }
 

@@ -7,10 +7,12 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use safetensors::{Dtype, tensor::Metadata};
 use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
+use tokenmill_quant::Format;
 
 use crate::{
     Descriptor, HeadLayer, LoadError, WeightInfo, WeightSource, WeightTensor,
     arch::{Fp8Scales, HfLayout, Share, UNUSED},
+    encoded::Encoded,
     fp8::{Fp8, Fp8Part, is_activation_scale, scaled_weight},
     tensor_view::{Joined, Mxfp4, Stored},
 };
@@ -123,6 +125,41 @@ impl SafetensorsFolder {
             tensors.insert(name, entry);
         }
         Ok(Self { tensors })
+    }
+
+    /// Gives tensors other types, in which they are read.
+    pub(crate) fn encode(&mut self, types: &BTreeMap<String, TensorType>) -> Result<(), LoadError> {
+        for (name, &to) in types {
+            let Some(mut entry) = self.tensors.remove(name) else {
+                continue;
+            };
+            let (from, row_len) = (entry.info.ty, entry.info.dims[0]);
+            let formats = Format::of(from).ok().zip(Format::of(to).ok());
+            let is_encodable = |(from, to): &(&Format, &Format)| {
+                from.is_float() && to.has_encoder() && row_len.is_multiple_of(to.block_len())
+            };
+            let Some((from_format, to_format)) = formats.filter(is_encodable) else {
+                return Err(LoadError::NotEncodable {
+                    name: name.clone(),
+                    from,
+                    to,
+                    row_len,
+                });
+            };
+            let info = &mut entry.info;
+            info.stored = Some(info.stored_form());
+            info.n_bytes = info.n_bytes / (row_len * from_format.block_bytes())
+                * (row_len / to_format.block_len() * to_format.block_bytes());
+            info.ty = to;
+            entry.bytes = Box::new(Encoded {
+                source: entry.bytes,
+                from: from_format,
+                to: to_format,
+                n_cols: row_len,
+            });
+            self.tensors.insert(name.clone(), entry);
+        }
+        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@
 use std::{io, path::PathBuf};
 
 use tokenmill_backend::{BackendError, MemoryPlan};
+use tokenmill_convert::{ConvertError, Preset};
 use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
 use tokenmill_sched::EngineError;
@@ -73,6 +74,22 @@ pub enum Error {
         /// Why.
         source: TokenizerError,
     },
+    /// A file is to be quantized while it loads.
+    #[error(
+        "only the weights of a folder are quantized while they load; `tokenmill quantize` makes a smaller file of a GGUF file"
+    )]
+    QuantizesFile,
+    /// A preset of few bits, while a model loads.
+    #[error(
+        "{preset} needs an importance matrix, and none is used while a model loads; take Q4_K_M or Q8_0, say"
+    )]
+    NeedsImportance {
+        /// The preset.
+        preset: Preset,
+    },
+    /// Types cannot be chosen for a model's tensors.
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
     /// A vocabulary wider than the network.
     #[error("the tokenizer has {n_tokens} tokens, but the network only {n_rows}")]
     VocabularyTooWide {

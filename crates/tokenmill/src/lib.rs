@@ -42,6 +42,8 @@
 //! | find the documents that answer a query | [`Model::rerank`] | a score for each |
 //! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
 //! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
+//! | quantize a folder's weights while they load | [`LoadOptions::quantize`] | a smaller, faster [`Model`] |
+//! | make a smaller GGUF file | the crate `tokenmill_convert` | a file |
 //! | compute on a backend of your own | [`LoadOptions::load_on`] | a [`Model`] like any other |
 //!
 //! [`Model::device`] says where the model computes and why a GPU was passed over, [`Model::memory`] what it takes, and
@@ -85,6 +87,7 @@ mod loaded;
 mod machine_memory;
 mod model;
 mod model_source;
+mod quantized;
 mod reply;
 mod reply_reader;
 mod rerank;
@@ -113,6 +116,7 @@ pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
+pub use tokenmill_convert::Preset;
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_sched::{Canceller, FinishReason, Timings, Usage};
 pub use tokenmill_text::{

@@ -6,11 +6,13 @@
 use std::path::Path;
 
 use tokenmill_backend::{Backend, Executor, KvType, MemoryPlan, PAGE_TOKENS};
+use tokenmill_convert::Preset;
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig};
 
 use crate::{
     Compute, Device, Error, Loaded, LoadedDevice, Model, ModelFacts, ModelSource, ModelWords, device,
+    quantized,
 };
 
 /// The context where nothing else is said, unless the model was made for less.
@@ -55,6 +57,8 @@ pub struct LoadOptions {
     pub max_queued_tokens: usize,
     /// A chat template in the place of the model's own.
     pub chat_template: Option<String>,
+    /// What the weights of a Hugging Face folder are quantized to while they load; `None` loads them as they are.
+    pub quantize: Option<Preset>,
 }
 
 impl Default for LoadOptions {
@@ -73,6 +77,7 @@ impl Default for LoadOptions {
             max_queued: engine.max_queued,
             max_queued_tokens: engine.max_queued_tokens,
             chat_template: None,
+            quantize: None,
         }
     }
 }
@@ -113,16 +118,35 @@ impl LoadOptions {
         self
     }
 
+    /// Sets what the weights of a Hugging Face folder are quantized to while they load.
+    #[must_use]
+    pub fn quantize(mut self, preset: Preset) -> Self {
+        self.quantize = Some(preset);
+        self
+    }
+
+    /// Opens the network of a source, to load it with these options; only headers are read.
+    ///
+    /// # Errors
+    /// As [`ModelSource::open_network`], [`Error::QuantizesFile`], and [`Error::NeedsImportance`].
+    pub fn open_network(&self, source: &ModelSource) -> Result<Network, Error> {
+        let mut network = source.open_network()?;
+        if let Some(preset) = self.quantize {
+            quantized::quantize(&mut network, preset)?;
+        }
+        Ok(network)
+    }
+
     /// Opens and loads the model at `path`: a GGUF file, a folder with one, a Hugging Face folder, or `demo`.
     ///
     /// # Errors
     /// [`Error`]: what is wrong with the files, the options or the device.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Model, Error> {
         let source = ModelSource::find(path)?;
-        self.load_opened(&source, &source.open_network()?, &mut |_| {})
+        self.load_opened(&source, &self.open_network(&source)?, &mut |_| {})
     }
 
-    /// Loads an opened model, and says how far it has come.
+    /// Loads a model that [`Self::open_network`] opened, and says how far it has come.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -155,7 +179,7 @@ impl LoadOptions {
         tokenmill_model::ModelExecutor<B>: Send,
     {
         let source = ModelSource::find(path)?;
-        let network = source.open_network()?;
+        let network = self.open_network(&source)?;
         let words = self.words(&source, &network)?;
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         let plan = network.plan(&backend, &options)?;

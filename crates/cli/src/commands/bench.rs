@@ -199,8 +199,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::usage("`--repetitions 0` measures nothing"));
     }
     let source = ModelSource::find(&args.model)?;
-    let model = source.open_network()?;
     let mut choices = args.options(&tests)?;
+    let model = choices.open_network(&source)?;
     choices.compute.is_traced = args.gpu_trace;
     let options = ModelOptions {
         // The tests number pages by hand.

@@ -11,6 +11,7 @@ pub(crate) mod devices;
 pub(crate) mod doctor;
 pub(crate) mod inspect;
 pub(crate) mod perplexity;
+pub(crate) mod quantize;
 pub(crate) mod run;
 pub(crate) mod serve;
 pub(crate) mod tokenize;

@@ -55,7 +55,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     let source = ModelSource::find(&args.model)?;
     let text = read_text(&args.file)?;
-    let network = source.open_network()?;
+    let choices = args.load.options()?;
+    let network = choices.open_network(&source)?;
     let tokenizer = source.tokenizer(network.gguf())?;
     let n_ctx = match args.load.n_ctx_given() {
         None => DEFAULT_CTX,
@@ -83,7 +84,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let options = LoadOptions {
         n_ctx: Some(n_ctx),
         max_logit_rows: Some(MAX_LOGIT_ROWS),
-        ..args.load.options()?
+        ..choices
     };
     let mut scorer = Scorer {
         model: load_opened(&source, &network, &options)?,

@@ -23,6 +23,7 @@ fn every_command_explains_itself_with_examples() {
         "apply-template",
         "batch",
         "perplexity",
+        "quantize",
         "bench",
         "bench-serve",
         "devices",

@@ -15,6 +15,7 @@ mod help;
 mod interrupt;
 mod options;
 mod perplexity;
+mod quantize;
 mod shapes;
 mod support;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,260 @@
+//! `quantize`: a GGUF file to a smaller one.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    str::FromStr,
+    thread,
+};
+
+use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, Quantizer, Recipe, Summary};
+use tokenmill_gguf::{GgufFile, TensorType};
+
+use crate::{
+    failure::Failure,
+    interrupt::Interrupt,
+    note::note,
+    numbers::{count, size},
+    output, progress,
+    visible::visible,
+};
+
+/// Make a smaller model file.
+#[derive(clap::Args)]
+#[command(after_help = after_help())]
+pub(crate) struct Args {
+    /// The GGUF file to read, best in F32, BF16 or F16; of a split one any part
+    input: PathBuf,
+    /// The GGUF file to write; it appears when it is whole
+    output: PathBuf,
+    /// What to make, a type from the list below
+    #[arg(value_name = "TYPE", value_parser = Preset::from_str)]
+    preset: Preset,
+    /// Importance matrix: which weights matter most, as llama-imatrix writes it
+    #[arg(long, value_name = "FILE")]
+    imatrix: Option<PathBuf>,
+    /// Type of the tensors in whose names a regular expression is found; may be given several times, the first that fits counts
+    #[arg(long, value_name = "NAME=TYPE", value_parser = TypeByName::from_str)]
+    tensor_type: Vec<TypeByName>,
+    /// File with NAME=TYPE for many tensors, separated by spaces or lines
+    #[arg(long, value_name = "FILE")]
+    tensor_type_file: Option<PathBuf>,
+    /// Type of the output projection
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    output_tensor_type: Option<TensorType>,
+    /// Type of the embeddings of tokens
+    #[arg(long, value_name = "TYPE", value_parser = tensor_type)]
+    token_embedding_type: Option<TensorType>,
+    /// Give all tensors the same type, without more bits where they count
+    #[arg(long)]
+    pure: bool,
+    /// Leave the output projection as it is
+    #[arg(long)]
+    leave_output_tensor: bool,
+    /// Quantize tensors again that are quantized already; this loses more than quantizing the original
+    #[arg(long)]
+    allow_requantize: bool,
+    /// Write as many files as the input has, OUTPUT-00001-of-N.gguf and so on
+    #[arg(long)]
+    keep_split: bool,
+    /// Say how large the result will be, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Threads [default: one for each processor]
+    #[arg(short, long, value_name = "N", value_parser = count)]
+    threads: Option<usize>,
+}
+
+/// The types with what they are for, and examples.
+fn after_help() -> String {
+    let mut text = "Types, with bits per weight:\n".to_owned();
+    for preset in Preset::ALL {
+        let _ = writeln!(text, "  {:<10} {}", preset.name(), preset.about());
+    }
+    text + "\nExamples:\n  \
+        tokenmill quantize model-f16.gguf model-q4_k_m.gguf q4_k_m\n  \
+        tokenmill quantize model-f16.gguf model-iq3_xs.gguf iq3_xs --imatrix model.imatrix.gguf\n  \
+        tokenmill quantize model-f16.gguf out.gguf q4_k_m --tensor-type ffn_down=q6_K --tensor-type 'blk\\.(0|1)\\.=q8_0'\n\n\
+        The result is that of llama-quantize to the byte. Rows that a type's blocks do not divide take a type with smaller \
+        blocks.\nQuantize an original: what is quantized already has lost what is to be kept."
+}
+
+/// A type for tensors, by a regular expression for their names.
+#[derive(Debug, Clone)]
+struct TypeByName {
+    pattern: String,
+    ty: TensorType,
+}
+
+impl FromStr for TypeByName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.rsplit_once('=') {
+            Some((pattern, ty)) if !pattern.is_empty() => Ok(Self {
+                pattern: pattern.to_owned(),
+                ty: tensor_type(ty)?,
+            }),
+            _ => Err("expected a name and a type, such as ffn_down=q6_K".to_owned()),
+        }
+    }
+}
+
+/// Reads the name of a tensor type, in upper or lower case.
+fn tensor_type(name: &str) -> Result<TensorType, String> {
+    TensorType::from_name(name).ok_or_else(|| {
+        let known = tokenmill_quant::Format::all()
+            .iter()
+            .map(tokenmill_quant::Format::name);
+        format!(
+            "`{name}` is no type of tensor; known are {}",
+            known.collect::<Vec<_>>().join(", ")
+        )
+    })
+}
+
+impl Args {
+    fn recipe(&self) -> Result<Recipe, Failure> {
+        let mut recipe = Recipe::new(self.preset);
+        recipe.is_pure = self.pure;
+        recipe.keeps_output = self.leave_output_tensor;
+        recipe.output_type = self.output_tensor_type;
+        recipe.embedding_type = self.token_embedding_type;
+        let mut by_name = self.tensor_type.clone();
+        if let Some(path) = &self.tensor_type_file {
+            let text = fs::read_to_string(path).map_err(|error| Failure::unreadable(path, &error))?;
+            for word in text.split_whitespace() {
+                let entry = word
+                    .parse::<TypeByName>()
+                    .map_err(|error| Failure::input(format!("{}: `{word}`: {error}", path.display())))?;
+                by_name.push(entry);
+            }
+        }
+        for TypeByName { pattern, ty } in by_name {
+            recipe = recipe.with_tensor_type(&pattern, ty)?;
+        }
+        Ok(recipe)
+    }
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    if args.threads == Some(0) {
+        return Err(Failure::usage("`-t 0` leaves nothing to work with"));
+    }
+    if args.input.is_dir() {
+        return Err(Failure::input(format!("{} is a folder, and not a GGUF file", args.input.display()))
+            .hint("`run`, `chat` and `serve` quantize the model of a folder while they load it, with --quantize TYPE"));
+    }
+    let recipe = args.recipe()?;
+    let file = GgufFile::open(&args.input)?;
+    if !args.dry_run {
+        refuse_to_overwrite_the_input(&args.input, &args.output)?;
+    }
+    let matrix = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
+    let n_threads = args
+        .threads
+        .unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
+    let mut quantizer = Quantizer::new(&file, recipe).threads(n_threads);
+    if let Some(matrix) = &matrix {
+        quantizer = quantizer.importance(matrix);
+    }
+    if args.allow_requantize {
+        quantizer = quantizer.allow_requantize();
+    }
+    if args.keep_split {
+        quantizer = quantizer.keep_split();
+    }
+    if args.dry_run {
+        let summary = quantizer.plan()?;
+        tell_about(&summary);
+        return output::print_line(&format!("{} would be {}", args.preset, sizes(&summary)));
+    }
+    let interrupt = Interrupt::install()?;
+    let bar = progress::bytes("quantizing");
+    let result = quantizer.write(&args.output, &mut |progress| {
+        progress::set_bytes(&bar, progress.n_bytes_done, progress.n_bytes_total);
+        bar.set_message(visible(progress.tensor).into_owned());
+        if interrupt.is_pressed() {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
+    });
+    bar.finish_and_clear();
+    let summary = result?;
+    tell_about(&summary);
+    for path in &summary.paths {
+        output::print_line(&format!("wrote {}", path.display()))?;
+    }
+    output::print_line(&format!("{} takes {}", args.preset, sizes(&summary)))
+}
+
+/// Refuses an output that is the input, under whatever name.
+fn refuse_to_overwrite_the_input(input: &Path, output: &Path) -> Result<(), Failure> {
+    let is_same = match (fs::canonicalize(input), fs::canonicalize(output)) {
+        (Ok(input), Ok(output)) => input == output,
+        _ => false,
+    };
+    if output.is_dir() {
+        return Err(Failure::usage(format!(
+            "{} is a folder; name a file in it",
+            output.display()
+        )));
+    }
+    if is_same {
+        return Err(ConvertError::SameFile {
+            path: output.to_owned(),
+        }
+        .into());
+    }
+    Ok(())
+}
+
+/// The sizes before and after, in words.
+fn sizes(summary: &Summary) -> String {
+    let bits = summary.n_bytes_after as f64 * 8.0 / summary.n_values.max(1) as f64;
+    format!(
+        "{}, {bits:.2} bits a weight; the original takes {}",
+        size(summary.n_bytes_after),
+        size(summary.n_bytes_before)
+    )
+}
+
+/// Says where tensors became something else than was asked for.
+fn tell_about(summary: &Summary) {
+    if let [(name, choice), ..] = &summary.fallbacks[..] {
+        note!(
+            "{} of {} tensors have rows that the blocks of their type do not divide, and took another: `{}` is {} instead of {}",
+            summary.fallbacks.len(),
+            summary.n_tensors,
+            visible(name),
+            choice.ty,
+            choice.instead_of.map_or("", TensorType::name),
+        );
+    }
+    if let [name, ..] = &summary.without_importance[..] {
+        note!(
+            "the importance matrix has nothing for {} tensors, such as `{}`; they are quantized without it",
+            summary.without_importance.len(),
+            visible(name),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_by_name_has_both() {
+        let entry: TypeByName = r"blk\.[0-9]=q6_k".parse().unwrap();
+        assert_eq!(
+            (entry.pattern.as_str(), entry.ty),
+            (r"blk\.[0-9]", TensorType::Q6_K)
+        );
+        for wrong in ["ffn_down", "=q8_0", "ffn_down=q9"] {
+            assert!(wrong.parse::<TypeByName>().is_err(), "{wrong}");
+        }
+    }
+}

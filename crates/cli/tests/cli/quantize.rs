@@ -1,0 +1,173 @@
+//! `quantize`, and `--quantize` of the commands that load: what is written, what is refused, what is left behind.
+
+use std::{fs, path::Path};
+
+use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_testkit::{Comparisons, TinyModel, tiny_llama};
+
+use crate::support::{arg, tokenmill};
+
+/// A model in F32 whose rows the blocks of Q8_0 divide, and some other types' do not.
+fn model(folder: &Path) -> std::path::PathBuf {
+    let path = folder.join("model.gguf");
+    let model = TinyModel::random(tiny_llama(), TensorType::F32, 1);
+    fs::write(&path, model.to_gguf().unwrap()).unwrap();
+    path
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn quantize_writes_a_file_that_says_what_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (model(folder.path()), folder.path().join("out.gguf"));
+    let text = tokenmill(["quantize", arg(&input), arg(&output), "q8_0", "-t", "2"]).ok();
+    assert!(
+        text.starts_with(&format!("wrote {}\nQ8_0 takes ", output.display())),
+        "{text}"
+    );
+    let file = GgufFile::open(&output).unwrap();
+    assert_eq!(file.metadata().u32("general.file_type").unwrap(), 7);
+    assert_eq!(
+        file.tensor("blk.0.attn_q.weight").unwrap().info.ty,
+        TensorType::Q8_0
+    );
+    assert_eq!(
+        file.tensor("blk.0.attn_norm.weight").unwrap().info.ty,
+        TensorType::F32
+    );
+    assert!(
+        tokenmill(["inspect", arg(&output), "--summary"])
+            .ok()
+            .contains("Q8_0")
+    );
+
+    // A dry run says the same and writes nothing.
+    let other = folder.path().join("other.gguf");
+    let dry = tokenmill(["quantize", arg(&input), arg(&other), "q8_0", "--dry-run"]).ok();
+    assert_eq!(
+        dry.strip_prefix("Q8_0 would be "),
+        text.lines()
+            .nth(1)
+            .and_then(|line| line.strip_prefix("Q8_0 takes "))
+            .map(|sizes| format!("{sizes}\n"))
+            .as_deref()
+    );
+    let given = [
+        "--tensor-type",
+        "ffn_down=f16",
+        "--token-embedding-type",
+        "bf16",
+        "--pure",
+    ];
+    tokenmill([&["quantize", arg(&input), arg(&other), "q8_0"][..], &given].concat()).ok();
+    let file = GgufFile::open(&other).unwrap();
+    assert_eq!(
+        file.tensor("blk.0.ffn_down.weight").unwrap().info.ty,
+        TensorType::F16
+    );
+    assert_eq!(
+        file.tensor("token_embd.weight").unwrap().info.ty,
+        TensorType::BF16
+    );
+    assert_eq!(names(folder.path()), ["model.gguf", "other.gguf", "out.gguf"]);
+}
+
+#[test]
+fn what_quantize_refuses_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (model(folder.path()), folder.path().join("out.gguf"));
+    let refused = |more: &[&str], code: i32| {
+        tokenmill([&["quantize", arg(&input), arg(&output)][..], more].concat()).failed(code)
+    };
+    let line = refused(&["iq2_xs"], 3);
+    assert!(
+        line.contains("importance matrix") && line.ends_with("(hint: --imatrix FILE gives one)"),
+        "{line}"
+    );
+    let line = refused(&["q8_0", "--imatrix", arg(&input)], 3);
+    assert!(line.contains("is no importance matrix"), "{line}");
+    assert!(refused(&["q8_0", "--tensor-type", "(=q8_0"], 2).contains("is no regular expression"));
+    assert!(
+        tokenmill(["quantize", arg(&input), arg(&output), "q9"])
+            .stderr
+            .contains("known are Q1_0")
+    );
+    let line = tokenmill(["quantize", arg(&input), arg(&input), "q8_0"]).failed(2);
+    assert!(line.contains("is the input"), "{line}");
+    let line = tokenmill(["quantize", arg(folder.path()), arg(&output), "q8_0"]).failed(3);
+    assert!(line.contains("is a folder"), "{line}");
+
+    // A weight that is no number, in the last tensor.
+    let mut broken = TinyModel::random(tiny_llama(), TensorType::F32, 1);
+    let file = GgufFile::open(&input).unwrap();
+    let n = file.tensor("blk.0.ffn_up.weight").unwrap().info.n_elements();
+    let mut values = vec![0.5; n];
+    values[n - 1] = f32::NAN;
+    broken.set("blk.0.ffn_up.weight", &values);
+    let path = folder.path().join("broken.gguf");
+    fs::write(&path, broken.to_gguf().unwrap()).unwrap();
+    let line = tokenmill(["quantize", arg(&path), arg(&output), "q8_0"]).failed(3);
+    assert!(
+        line.contains("tensor `blk.0.ffn_up.weight` has NaN at row"),
+        "{line}"
+    );
+
+    // What is quantized is quantized again only where that is allowed.
+    tokenmill(["quantize", arg(&input), arg(&output), "q8_0"]).ok();
+    let again = folder.path().join("again.gguf");
+    let line = tokenmill(["quantize", arg(&output), arg(&again), "q4_0"]).failed(3);
+    assert!(
+        line.contains("is quantized already, as Q8_0") && line.contains("--allow-requantize"),
+        "{line}"
+    );
+    tokenmill([
+        "quantize",
+        arg(&output),
+        arg(&again),
+        "q4_0",
+        "--allow-requantize",
+    ])
+    .ok();
+    assert_eq!(
+        names(folder.path()),
+        ["again.gguf", "broken.gguf", "model.gguf", "out.gguf"]
+    );
+}
+
+#[test]
+fn a_folder_is_quantized_while_it_loads() {
+    let mut comparisons = Comparisons::of("folders quantized while they load");
+    let Some(folder) = comparisons.find("parity/qwen2/hf") else {
+        return;
+    };
+    let run = |more: &[&str]| {
+        let args = [
+            "run",
+            arg(&folder),
+            "Hello",
+            "-n",
+            "12",
+            "--temp",
+            "0",
+            "-c",
+            "64",
+        ];
+        tokenmill([&args[..], more].concat()).ok()
+    };
+    // Eight bits hold what the model says; the text of fewer is another matter.
+    assert_eq!(run(&["--quantize", "q8_0"]), run(&[]));
+    assert!(!run(&["--quantize", "q4_k_m"]).is_empty());
+    comparisons.compared(1);
+    let line = tokenmill(["run", arg(&folder), "Hello", "--quantize", "iq2_xs"]).failed(3);
+    assert!(line.contains("needs an importance matrix"), "{line}");
+    let line = tokenmill(["run", "demo", "Hello", "--quantize", "q8_0"]).failed(3);
+    assert!(line.contains("only the weights of a folder"), "{line}");
+}
