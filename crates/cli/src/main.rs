@@ -97,6 +97,7 @@ commands! {
     Batch => batch;
     Perplexity => perplexity;
     Quantize => quantize;
+    Imatrix => imatrix;
     Bench => bench;
     BenchServe => bench_serve;
     Devices => devices;

@@ -21,6 +21,7 @@
 mod choice;
 mod error;
 mod importance;
+mod importance_sums;
 mod output_file;
 mod preset;
 mod quantizer;
@@ -30,6 +31,7 @@ mod rows;
 pub use choice::{Choice, ModelFacts, Recipe, TensorShape, choose};
 pub use error::ConvertError;
 pub use importance::ImportanceMatrix;
+pub use importance_sums::ImportanceSums;
 pub use preset::Preset;
 pub use quantizer::{Progress, Quantizer, Summary};
 

@@ -22,6 +22,8 @@ pub struct Matrix {
     memory: TileMemory,
     /// Of the host it was packed for; no result depends on them.
     features: CpuFeatures,
+    /// The tensor's name, where products are observed.
+    name: Option<Box<str>>,
 }
 
 impl Matrix {
@@ -116,6 +118,7 @@ impl Matrix {
             tile_bytes,
             memory,
             features: host.features(),
+            name: None,
         })
     }
 
@@ -126,6 +129,16 @@ impl Matrix {
         // A tile has less than eight times the bytes of its rows, and than twice where rows are long.
         ty.row_bytes(n_cols)?.checked_mul(8 * TILE_ROWS)?;
         ops.tile_bytes(n_cols).checked_mul(n_rows.div_ceil(TILE_ROWS))
+    }
+
+    /// Keeps the tensor's name.
+    pub(crate) fn set_name(&mut self, name: &str) {
+        self.name = Some(name.into());
+    }
+
+    /// The tensor's name, where it was kept.
+    pub(crate) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
     }
 
     /// The type the weights had in the file.

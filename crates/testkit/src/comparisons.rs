@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 42] = [
+const ROWS: [Row; 43] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -48,6 +48,7 @@ const ROWS: [Row; 42] = [
     row("quantized llama", "llama-quantize", 54),
     row("quantized mixtral", "llama-quantize", 0),
     row("quantized wp4m", "llama-quantize", 0),
+    row("importance matrices", "llama-imatrix", 0),
     row("tokenizer.json", "tokenizers", 505),
     row("random text", "tokenizers", 1500),
     row("tokenizers of tiny models", "tokenizers", 100),

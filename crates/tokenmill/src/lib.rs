@@ -43,6 +43,7 @@
 //! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
 //! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
 //! | quantize a folder's weights while they load | [`LoadOptions::quantize`] | a smaller, faster [`Model`] |
+//! | measure which weights matter most | [`ImportanceRun`] | an importance matrix |
 //! | make a smaller GGUF file | the crate `tokenmill_convert` | a file |
 //! | compute on a backend of your own | [`LoadOptions::load_on`] | a [`Model`] like any other |
 //!
@@ -82,6 +83,7 @@ mod error;
 mod facts;
 mod forward_passes;
 mod gpu;
+mod importance;
 mod load_options;
 mod loaded;
 mod machine_memory;
@@ -106,6 +108,7 @@ pub use facts::ModelFacts;
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
+pub use importance::ImportanceRun;
 pub use load_options::{KvCache, LoadOptions};
 pub use loaded::{Loaded, LoadedDevice};
 pub use machine_memory::{available_bytes, check_memory, machine_bytes};

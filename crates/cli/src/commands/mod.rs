@@ -9,6 +9,7 @@ pub(crate) mod completions;
 pub(crate) mod detokenize;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod perplexity;
 pub(crate) mod quantize;

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// What to make, a type from the list below
     #[arg(value_name = "TYPE", value_parser = Preset::from_str)]
     preset: Preset,
-    /// Importance matrix: which weights matter most, as llama-imatrix writes it
+    /// Importance matrix: which weights matter most, as `imatrix` or llama-imatrix writes it
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
     /// Type of the tensors in whose names a regular expression is found; may be given several times, the first that fits counts

@@ -24,6 +24,7 @@ fn every_command_explains_itself_with_examples() {
         "batch",
         "perplexity",
         "quantize",
+        "imatrix",
         "bench",
         "bench-serve",
         "devices",

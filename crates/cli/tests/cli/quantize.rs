@@ -143,6 +143,54 @@ fn what_quantize_refuses_leaves_nothing() {
 }
 
 #[test]
+fn a_matrix_that_was_measured_here_is_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = folder.path().join("text.txt");
+    fs::write(&text, "Once upon a time there was a bear. ".repeat(20)).unwrap();
+    let matrix = folder.path().join("demo.imatrix.gguf");
+    let said = tokenmill([
+        "imatrix",
+        "demo",
+        arg(&text),
+        arg(&matrix),
+        "-c",
+        "32",
+        "--chunks",
+        "2",
+    ])
+    .ok();
+    assert!(said.ends_with("measured on 2 chunks of 32 tokens\n"), "{said}");
+    let matrix = tokenmill_convert::ImportanceMatrix::open(&matrix).unwrap();
+    assert_eq!(matrix.n_chunks(), Some(2));
+    assert!(
+        matrix
+            .get("blk.0.attn_q.weight")
+            .is_some_and(|numbers| numbers.iter().all(|x| *x > 0.0))
+    );
+
+    let short = folder.path().join("short.txt");
+    fs::write(&short, "Once").unwrap();
+    let line = tokenmill([
+        "imatrix",
+        "demo",
+        arg(&short),
+        arg(&matrix.path().with_extension("other")),
+    ])
+    .failed(3);
+    assert!(line.contains("but a chunk has 512"), "{line}");
+    let line = tokenmill([
+        "imatrix",
+        "demo",
+        arg(&text),
+        arg(matrix.path()),
+        "--device",
+        "cuda",
+    ])
+    .failed(2);
+    assert!(line.contains("on the CPU only"), "{line}");
+}
+
+#[test]
 fn a_folder_is_quantized_while_it_loads() {
     let mut comparisons = Comparisons::of("folders quantized while they load");
     let Some(folder) = comparisons.find("parity/qwen2/hf") else {

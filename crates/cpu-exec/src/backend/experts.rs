@@ -40,11 +40,13 @@ impl ExpertOperations for CpuBackend {
         input: ExpertInput<'_, Vec<f32>>,
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
+        let input = expert_rows(input, routed, experts.n_in);
+        self.show_choices(&experts.matrix, routed.routes, input);
         crate::experts_linear(
             &self.host,
             &mut self.workspace,
             routed.routes,
-            expert_rows(input, routed, experts.n_in),
+            input,
             (&experts.matrix, values_of(experts.bias.as_ref())),
             &mut output[..routed.n_choices() * experts.n_out],
         );

@@ -15,10 +15,12 @@ impl LatentOperations for CpuBackend {
         input: &Vec<f32>,
         output: &mut Vec<f32>,
     ) -> Result<(), BackendError> {
+        let input = &input[..n_rows * n_heads * heads.n_in];
+        self.show_heads(&heads.matrix, n_heads, input);
         crate::heads_linear(
             &self.host,
             &mut self.workspace,
-            &input[..n_rows * n_heads * heads.n_in],
+            input,
             &heads.matrix,
             &mut output[..n_rows * n_heads * heads.n_out],
         );

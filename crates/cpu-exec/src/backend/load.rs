@@ -18,6 +18,13 @@ impl Memory for CpuBackend {
         let (host, n_experts) = (&self.host, n_experts(data.usage));
         let n_rows = data.n_out / n_experts;
         let packed = crate::Matrix::pack_experts(host, data.ty, n_experts, n_rows, data.n_in, data.bytes);
+        let is_observed = self.input_observer.is_some();
+        let packed = packed.map(|mut matrix| {
+            if is_observed {
+                matrix.set_name(data.name);
+            }
+            matrix
+        });
         packed.map_err(|error| match error {
             crate::CpuExecError::Quant(_) => BackendError::UnsupportedType {
                 tensor: data.name.to_owned(),

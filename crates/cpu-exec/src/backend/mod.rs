@@ -5,6 +5,7 @@
 
 mod angles;
 mod experts;
+mod inputs;
 mod latent;
 mod layers;
 mod load;
@@ -24,6 +25,7 @@ use tokenmill_quant::{CpuFeatures, format};
 use angles::StepAngles;
 pub use experts::RouteObserver;
 use experts::expert_rows;
+pub use inputs::{InputObserver, ProductInput};
 use load::{n_experts, workspace_sizes};
 
 /// The CPU.
@@ -42,6 +44,7 @@ pub struct CpuBackend {
     n_vectors: usize,
     angles: Vec<StepAngles>,
     route_observer: Option<RouteObserver>,
+    input_observer: Option<InputObserver>,
 }
 
 /// The pages of a group of layers.
@@ -78,6 +81,7 @@ impl CpuBackend {
             n_vectors: 0,
             angles: Vec::new(),
             route_observer: None,
+            input_observer: None,
         })
     }
 
@@ -381,6 +385,7 @@ impl Backend for CpuBackend {
             return Ok(());
         };
         let input = &input[..n_rows * first.linear.n_in];
+        self.show_rows(jobs.iter().map(|job| &job.linear.matrix), input);
         let (host, workspace) = (&*self.host, &mut self.workspace);
         // Arrays rather than a list, so that nothing is allocated.
         match jobs {
@@ -412,10 +417,12 @@ impl Backend for CpuBackend {
         up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
         let (gate_linear, up_linear) = (gate.linear, up.linear);
+        let input = &input[..n_rows * gate_linear.n_in];
+        self.show_rows([&gate_linear.matrix, &up_linear.matrix].into_iter(), input);
         crate::linear_gated(
             &self.host,
             &mut self.workspace,
-            &input[..n_rows * gate_linear.n_in],
+            input,
             (&gate_linear.matrix, values_of(gate_linear.bias.as_ref())),
             (&up_linear.matrix, values_of(up_linear.bias.as_ref())),
             activation,
@@ -433,11 +440,14 @@ impl Backend for CpuBackend {
         up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
         let (gate_linear, up_linear) = (gate.linear, up.linear);
+        let input = expert_rows(input, routed, gate_linear.n_in);
+        self.show_choices(&gate_linear.matrix, routed.routes, input);
+        self.show_choices(&up_linear.matrix, routed.routes, input);
         crate::experts_gated(
             &self.host,
             &mut self.workspace,
             routed.routes,
-            expert_rows(input, routed, gate_linear.n_in),
+            input,
             (&gate_linear.matrix, values_of(gate_linear.bias.as_ref())),
             (&up_linear.matrix, values_of(up_linear.bias.as_ref())),
             activation,

@@ -1,0 +1,103 @@
+//! `imatrix`: which weights matter most, measured on a text, for `quantize --imatrix`.
+//!
+//! The text is cut into chunks of the context's length, each computed by itself. Source: `imatrix` in llama.cpp, `tools/imatrix`.
+
+use std::path::PathBuf;
+
+use tokenmill::{Device, ImportanceRun, LoadOptions, ModelSource};
+use tokenmill_text::EncodeOptions;
+
+use crate::{
+    failure::Failure, input::read_text, interrupt, load::LoadArgs, numbers::Limit, output, progress,
+};
+
+/// Context where nothing else is said, as in llama.cpp.
+const DEFAULT_CTX: usize = 512;
+
+/// Rows of logits computed at a time; each takes four bytes for each token of the vocabulary.
+const MAX_LOGIT_ROWS: usize = 64;
+
+/// Measure on a text which weights of a model matter most.
+#[derive(clap::Args)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk, each computed by itself [default: 512]")))]
+#[command(after_help = "Examples:\n  \
+    tokenmill imatrix model-f16.gguf calibration.txt model.imatrix.gguf\n  \
+    tokenmill imatrix model-f16.gguf calibration.txt model.imatrix.gguf -c 256 --chunks 200\n  \
+    tokenmill quantize model-f16.gguf model-iq3_xs.gguf iq3_xs --imatrix model.imatrix.gguf\n\n\
+    The text should be of the kind that the model will read and write, some 100,000 tokens of it; more helps little.\n\
+    The file is what llama-imatrix writes, and llama-quantize takes it, too.")]
+pub(crate) struct Args {
+    /// A GGUF file, best in F32, BF16 or F16, a Hugging Face folder, or `demo`
+    model: PathBuf,
+    /// The text
+    file: PathBuf,
+    /// The importance matrix to write, a GGUF file
+    output: PathBuf,
+    /// Chunks to compute; -1 takes all
+    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
+    chunks: Limit,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    interrupt::ends_at_once()?;
+    if let Device::Cuda { .. } = args.load.device()? {
+        return Err(Failure::usage("an importance matrix is measured on the CPU only")
+            .hint("leave out --device and -ngl"));
+    }
+    let text = read_text(&args.file)?;
+    let source = ModelSource::find(&args.model)?;
+    let tokenizer = source.tokenizer(source.open_gguf()?.as_ref())?;
+    let n_ctx = match args.load.n_ctx_given() {
+        None | Some(0) => DEFAULT_CTX,
+        Some(n_ctx) => n_ctx,
+    };
+    let ids = tokenizer.encode(&text, EncodeOptions::default());
+    let n_chunks_max = ids.len() / n_ctx;
+    let n_chunks = args.chunks.bound().map_or(n_chunks_max, |n| n.min(n_chunks_max));
+    if n_chunks_max == 0 {
+        return Err(Failure::input(format!(
+            "the text has {} tokens, but a chunk has {n_ctx}",
+            ids.len()
+        ))
+        .hint("give a longer text, or shorter chunks with -c"));
+    }
+    if n_chunks == 0 {
+        return Err(Failure::usage("`--chunks 0` leaves nothing to measure"));
+    }
+    let options = LoadOptions {
+        n_ctx: Some(n_ctx),
+        max_logit_rows: Some(MAX_LOGIT_ROWS),
+        ..args.load.options()?
+    };
+    let mut run = ImportanceRun::open(&args.model, &options)?;
+    let bar = progress::steps("measuring", n_chunks as u64);
+    for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
+        let mut chunk = chunk.to_vec();
+        if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
+            chunk[0] = bos;
+        }
+        run.add(chunk)?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let sums = run.sums();
+    if let Some(tensor) = sums.not_finite() {
+        return Err(
+            Failure::work(format!("what tensor `{tensor}` is multiplied with is not finite"))
+                .hint("the file's weights may be damaged; fetch the file again"),
+        );
+    }
+    sums.write(
+        &args.output,
+        &args.file.to_string_lossy(),
+        n_chunks as u32,
+        n_ctx as u32,
+    )?;
+    output::print_line(&format!(
+        "wrote {}: {} tensors, measured on {n_chunks} chunks of {n_ctx} tokens",
+        args.output.display(),
+        sums.n_entries()
+    ))
+}

@@ -1,0 +1,164 @@
+//! [`ImportanceSums`]: what an importance matrix is made of while a text is computed.
+//!
+//! Separate from the matrix that is read: this one grows. Invariant: sums are kept in double precision, so that the order of a long
+//! text's tokens does not matter, and an entry keeps its shape.
+//!
+//! Source: ggml-org/llama.cpp, `tools/imatrix/imatrix.cpp` (the form of the file).
+
+use std::{collections::BTreeMap, io::BufWriter, path::Path};
+
+use tokenmill_gguf::{GgufError, GgufWriter, StringArray, TensorType};
+
+use crate::{ConvertError, output_file::OutputFile};
+
+/// Sums of the squares of what each matrix is multiplied with.
+#[derive(Clone, Debug, Default)]
+pub struct ImportanceSums {
+    /// By the tensor's name.
+    entries: BTreeMap<String, Entry>,
+}
+
+/// The sums of a tensor's matrices.
+#[derive(Clone, Debug)]
+struct Entry {
+    n_columns: usize,
+    /// `[n_matrices, n_columns]`.
+    sums: Vec<f64>,
+    /// Rows that each matrix was multiplied with.
+    counts: Vec<f64>,
+}
+
+impl ImportanceSums {
+    /// Starts without entries.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds `rows`, `[n, n_columns]`, that matrix `matrix_idx` of the `n_matrices` of a tensor was multiplied with. Tensors that are in no
+    /// layer are left out, as in llama.cpp.
+    ///
+    /// # Panics
+    /// If a tensor has another shape than before, or there is no such matrix.
+    pub fn add(
+        &mut self,
+        tensor: &str,
+        n_matrices: usize,
+        matrix_idx: usize,
+        n_columns: usize,
+        rows: &[f32],
+    ) {
+        if !tensor.starts_with("blk.") || n_columns == 0 {
+            return;
+        }
+        if !self.entries.contains_key(tensor) {
+            let entry = Entry {
+                n_columns,
+                sums: vec![0.0; n_matrices * n_columns],
+                counts: vec![0.0; n_matrices],
+            };
+            self.entries.insert(tensor.to_owned(), entry);
+        }
+        let entry = self.entries.get_mut(tensor).expect("it was put there");
+        assert!(
+            entry.n_columns == n_columns && entry.counts.len() == n_matrices,
+            "a tensor keeps its shape"
+        );
+        let sums = &mut entry.sums[matrix_idx * n_columns..][..n_columns];
+        for row in rows.chunks_exact(n_columns) {
+            for (sum, &x) in sums.iter_mut().zip(row) {
+                *sum += f64::from(x) * f64::from(x);
+            }
+            entry.counts[matrix_idx] += 1.0;
+        }
+    }
+
+    /// How many tensors have sums.
+    pub fn n_entries(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The first tensor whose sums are no numbers.
+    pub fn not_finite(&self) -> Option<&str> {
+        let mut entries = self.entries.iter();
+        let found = entries.find(|(_, entry)| entry.sums.iter().any(|sum| !sum.is_finite()));
+        found.map(|(name, _)| name.as_str())
+    }
+
+    /// Writes the importance matrix, in GGUF form: measured on `n_chunks` of `chunk_tokens` tokens of a text called `dataset`.
+    ///
+    /// # Errors
+    /// [`ConvertError::Io`] and [`ConvertError::Gguf`].
+    pub fn write(
+        &self,
+        path: impl AsRef<Path>,
+        dataset: &str,
+        n_chunks: u32,
+        chunk_tokens: u32,
+    ) -> Result<(), ConvertError> {
+        let path = path.as_ref();
+        let mut writer = GgufWriter::new();
+        let metadata = writer.metadata_mut();
+        metadata.insert("general.type", "imatrix")?;
+        metadata.insert("imatrix.datasets", [dataset].into_iter().collect::<StringArray>())?;
+        metadata.insert("imatrix.chunk_count", n_chunks)?;
+        metadata.insert("imatrix.chunk_size", chunk_tokens)?;
+        for (name, entry) in &self.entries {
+            let n_matrices = entry.counts.len() as u64;
+            let dims = [entry.n_columns as u64, n_matrices];
+            writer.add_tensor(&format!("{name}.in_sum2"), TensorType::F32, &dims)?;
+            writer.add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, n_matrices])?;
+        }
+        let write_error = |error| match error {
+            GgufError::Write { reason } => ConvertError::Io {
+                what: "write",
+                path: path.to_owned(),
+                source: reason,
+            },
+            other => other.into(),
+        };
+        let mut out = writer
+            .write_header(BufWriter::new(OutputFile::create(path)?))
+            .map_err(write_error)?;
+        for entry in self.entries.values() {
+            for numbers in [&entry.sums, &entry.counts] {
+                let bytes: Vec<u8> = numbers.iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
+                out.write(&bytes).map_err(write_error)?;
+            }
+        }
+        let output = out.finish().map_err(write_error)?;
+        let file = output.into_inner().map_err(|error| ConvertError::Io {
+            what: "write",
+            path: path.to_owned(),
+            source: error.into_error(),
+        })?;
+        file.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ImportanceMatrix;
+
+    #[test]
+    fn what_is_written_reads_back_as_means_of_squares() {
+        let mut sums = ImportanceSums::new();
+        sums.add("blk.0.attn_q.weight", 1, 0, 2, &[1.0, 2.0, 3.0, 4.0]);
+        sums.add("blk.0.ffn_up_exps.weight", 2, 1, 1, &[3.0]);
+        sums.add("output.weight", 1, 0, 2, &[1.0, 1.0]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("imatrix.gguf");
+        sums.write(&path, "wiki.txt", 3, 512).unwrap();
+        let matrix = ImportanceMatrix::open(&path).unwrap();
+        assert_eq!((matrix.n_entries(), sums.not_finite()), (2, None));
+        assert_eq!(matrix.get("blk.0.attn_q.weight"), Some(&[5.0, 10.0][..]));
+        // No row went to the first expert.
+        assert_eq!(matrix.get("blk.0.ffn_up_exps.weight"), Some(&[1.0, 9.0][..]));
+        assert_eq!(
+            (matrix.n_chunks(), matrix.datasets()),
+            (Some(3), &["wiki.txt".to_owned()][..])
+        );
+        sums.add("blk.0.attn_q.weight", 1, 0, 2, &[f32::INFINITY, 0.0]);
+        assert_eq!(sums.not_finite(), Some("blk.0.attn_q.weight"));
+    }
+}

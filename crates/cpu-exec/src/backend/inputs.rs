@@ -1,0 +1,96 @@
+//! The inputs of products, shown to whoever measures them.
+//!
+//! Separate because only a measurement looks at them. Invariant: nothing is shown, and no tensor's name is kept, where nobody asked
+//! before the weights were loaded.
+
+use tokenmill_backend::ExpertInput;
+
+use super::CpuBackend;
+use crate::{Matrix, Routes};
+
+/// Rows that a tensor's matrix is multiplied with in a step.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductInput<'a> {
+    /// The tensor.
+    pub tensor: &'a str,
+    /// Matrices of the tensor: one for each expert, or for each head where heads have matrices of their own.
+    pub n_matrices: usize,
+    /// Which of them it is.
+    pub matrix_idx: usize,
+    /// Numbers in a row.
+    pub width: usize,
+    /// The rows, `[n_rows, width]`.
+    pub rows: &'a [f32],
+}
+
+/// Sees the inputs of each product; see [`CpuBackend::observe_inputs`].
+pub type InputObserver = Box<dyn FnMut(ProductInput<'_>) + Send>;
+
+impl CpuBackend {
+    /// Shows what matrices are multiplied with to `observer`, step by step: what an importance matrix is made of. To be set before a
+    /// model is loaded, since the tensors' names are kept then.
+    pub fn observe_inputs(&mut self, observer: InputObserver) {
+        self.input_observer = Some(observer);
+    }
+
+    /// Shows the rows that matrices are multiplied with.
+    pub(super) fn show_rows<'a>(&mut self, matrices: impl Iterator<Item = &'a Matrix>, rows: &[f32]) {
+        let Some(observe) = &mut self.input_observer else {
+            return;
+        };
+        for matrix in matrices {
+            if let Some(tensor) = matrix.name() {
+                observe(ProductInput {
+                    tensor,
+                    n_matrices: 1,
+                    matrix_idx: 0,
+                    width: matrix.n_cols(),
+                    rows,
+                });
+            }
+        }
+    }
+
+    /// Shows the rows that each expert's matrix is multiplied with.
+    pub(super) fn show_choices(&mut self, matrix: &Matrix, routes: &Routes, input: ExpertInput<'_, [f32]>) {
+        let (Some(observe), Some(tensor)) = (&mut self.input_observer, matrix.name()) else {
+            return;
+        };
+        let width = matrix.n_cols();
+        let mut show = |matrix_idx: usize, rows: &[f32]| {
+            observe(ProductInput {
+                tensor,
+                n_matrices: matrix.n_experts(),
+                matrix_idx,
+                width,
+                rows,
+            });
+        };
+        for (expert, choices) in routes.in_use() {
+            match input {
+                ExpertInput::Choices(rows) => show(expert, &rows[choices.start * width..choices.end * width]),
+                ExpertInput::Rows(rows) => {
+                    for &row in &routes.rows()[choices] {
+                        show(expert, &rows[row as usize * width..][..width]);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Shows the rows that each head's matrix is multiplied with; `rows` is `[n_rows, n_heads, width]`.
+    pub(super) fn show_heads(&mut self, matrix: &Matrix, n_heads: usize, rows: &[f32]) {
+        let (Some(observe), Some(tensor)) = (&mut self.input_observer, matrix.name()) else {
+            return;
+        };
+        for (idx, row) in rows.chunks_exact(matrix.n_cols()).enumerate() {
+            observe(ProductInput {
+                tensor,
+                n_matrices: n_heads,
+                matrix_idx: idx % n_heads,
+                width: matrix.n_cols(),
+                rows: row,
+            });
+        }
+    }
+}

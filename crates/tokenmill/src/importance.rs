@@ -1,0 +1,78 @@
+//! [`ImportanceRun`]: measures on a text how much each input of each matrix matters.
+//!
+//! Separate from models that answer: this one is loaded on a CPU that shows what it multiplies. Invariant: each chunk is computed as if it
+//! were the only one, and all its tokens count.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tokenmill_convert::ImportanceSums;
+use tokenmill_sched::{Event, ForwardParams, ForwardRows};
+
+use crate::{Error, LoadOptions, Model};
+
+/// A model on the CPU, and what was measured so far.
+#[derive(Debug)]
+pub struct ImportanceRun {
+    model: Model,
+    sums: Arc<Mutex<ImportanceSums>>,
+}
+
+impl ImportanceRun {
+    /// Loads the model at `path` on the CPU.
+    ///
+    /// # Errors
+    /// As [`LoadOptions::load`].
+    pub fn open(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self, Error> {
+        let sums = Arc::new(Mutex::new(ImportanceSums::new()));
+        let mut backend = options.compute.cpu_backend()?;
+        let shared = Arc::clone(&sums);
+        backend.observe_inputs(Box::new(move |input| {
+            // It is taken apart for the heads, and a file has it whole.
+            if input.tensor.ends_with("attn_kv_b.weight") {
+                return;
+            }
+            let mut sums = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            sums.add(
+                input.tensor,
+                input.n_matrices,
+                input.matrix_idx,
+                input.width,
+                input.rows,
+            );
+        }));
+        Ok(Self {
+            model: options.load_on(path, backend)?,
+            sums,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Computes a chunk of tokens.
+    ///
+    /// # Errors
+    /// [`Error::Engine`].
+    pub fn add(&mut self, tokens: Vec<u32>) -> Result<(), Error> {
+        let params = ForwardParams {
+            uses_prefix_cache: false,
+            ..ForwardParams::new(ForwardRows::Logits, 0)
+        };
+        for event in self.model.engine().submit_forward(tokens, params)? {
+            if let Event::Failed { error, .. } = event {
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// What was measured.
+    pub fn sums(&self) -> ImportanceSums {
+        self.sums.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
