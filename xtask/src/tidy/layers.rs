@@ -23,6 +23,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
 const LAYERS: [Layer; 18] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
+    layer("tokenmill-hub", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
     layer("tokenmill-convert", &["tokenmill-quant", "tokenmill-gguf"]),
     layer("tokenmill-backend", &["tokenmill-gguf"]),
@@ -67,6 +68,7 @@ const LAYERS: [Layer; 18] = [
             "tokenmill-convert",
             "tokenmill-quant",
             "tokenmill-gguf",
+            "tokenmill-hub",
         ],
     ),
     layer("tokenmill-python", &["tokenmill"]),
@@ -101,6 +103,7 @@ const LAYERS: [Layer; 18] = [
 const PRODUCT: &[&str] = &[
     "tokenmill-chart",
     "tokenmill-gguf",
+    "tokenmill-hub",
     "tokenmill-quant",
     "tokenmill-convert",
     "tokenmill-backend",

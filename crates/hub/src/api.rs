@@ -1,0 +1,367 @@
+//! [`Hub`]: what the Hub is asked, and what its refusals mean.
+//!
+//! Separate from the requests because statuses and headers have meanings of their own here. Invariant: what an answer says is checked
+//! before it names a file or a folder.
+
+use std::{collections::BTreeSet, sync::atomic::AtomicBool};
+
+use serde_json::Value;
+
+use crate::{
+    HubError, HubSettings, ModelName, PullObserver,
+    http::{Ask, Client, Reply, bad_answer, encode, without_query},
+    model_name::is_relative_path,
+    retry::{Attempts, Fault},
+};
+
+/// The longest list of files that is read. The largest repositories have lists of some megabytes.
+const MAX_LIST_BYTES: u64 = 64 << 20;
+/// How often a question is asked.
+const MAX_TRIES: u32 = 4;
+
+/// The Hub, asked about models.
+pub(crate) struct Hub<'a> {
+    pub(crate) client: Client,
+    settings: &'a HubSettings,
+    observer: &'a dyn PullObserver,
+}
+
+/// What a repository holds at one commit.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) commit: String,
+    pub(crate) files: Vec<ListedFile>,
+}
+
+/// A file of a list; what the list says of it besides its path depends on the server.
+#[derive(Debug, Clone)]
+pub(crate) struct ListedFile {
+    pub(crate) path: String,
+    pub(crate) n_bytes: Option<u64>,
+    etag: Option<String>,
+}
+
+/// A file that can be downloaded.
+#[derive(Debug, Clone)]
+pub(crate) struct RemoteFile {
+    pub(crate) path: String,
+    pub(crate) url: String,
+    pub(crate) etag: String,
+    pub(crate) n_bytes: u64,
+}
+
+impl<'a> Hub<'a> {
+    pub(crate) fn new(settings: &'a HubSettings, observer: &'a dyn PullObserver) -> Result<Self, HubError> {
+        Ok(Self {
+            client: Client::new(settings)?,
+            settings,
+            observer,
+        })
+    }
+
+    /// Lists a repository.
+    pub(crate) fn list(&self, name: &ModelName) -> Result<Listing, HubError> {
+        let revision = encode(name.revision().unwrap_or("main"), false);
+        let path = format!("api/models/{}/revision/{revision}?blobs=true", name.repository());
+        let url = format!("{}/{path}", self.settings.endpoint);
+        let bytes = match self.get(&url, name) {
+            Err(HubError::NotFound {
+                name: typed, host, ..
+            }) => {
+                let near = self.near(name);
+                return Err(HubError::NotFound {
+                    name: typed,
+                    host,
+                    near,
+                });
+            }
+            bytes => bytes?,
+        };
+        let list: Value = serde_json::from_slice(&bytes)
+            .map_err(|error| bad_answer(&url, format!("it is no JSON: {error}")))?;
+        let commit = list["sha"].as_str().unwrap_or_default();
+        if !is_commit(commit) {
+            return Err(bad_answer(&url, "it names no commit"));
+        }
+        let files = list["siblings"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let files = files
+            .iter()
+            .map(|file| listed(file).map_err(|reason| bad_answer(&url, reason)));
+        Ok(Listing {
+            commit: commit.to_owned(),
+            files: files.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// What is needed to download a file; the server is asked only for what its list does not say.
+    pub(crate) fn file(
+        &self,
+        name: &ModelName,
+        commit: &str,
+        file: &ListedFile,
+    ) -> Result<RemoteFile, HubError> {
+        let url = self.url_of(name, commit, &file.path);
+        let (etag, n_bytes) = match (&file.etag, file.n_bytes) {
+            (Some(etag), Some(n_bytes)) => (etag.clone(), n_bytes),
+            _ => self.head(&url, name, commit, file)?,
+        };
+        Ok(RemoteFile {
+            path: file.path.clone(),
+            url,
+            etag,
+            n_bytes,
+        })
+    }
+
+    /// The etag and the size of a file, from the endpoint itself.
+    pub(crate) fn head(
+        &self,
+        url: &str,
+        name: &ModelName,
+        commit: &str,
+        file: &ListedFile,
+    ) -> Result<(String, u64), HubError> {
+        let reply = self.ask(url, Ask::Head, name)?;
+        if reply.header("x-repo-commit").is_some_and(|found| found != commit) {
+            return Err(HubError::Changed {
+                file: file.path.clone(),
+            });
+        }
+        let is_redirect = (300..400).contains(&reply.status);
+        let size = reply
+            .header("x-linked-size")
+            .and_then(|text| text.trim().parse().ok());
+        let n_bytes = size
+            .or_else(|| reply.content_length().filter(|_| !is_redirect))
+            .or(file.n_bytes)
+            .ok_or_else(|| bad_answer(url, "it does not say how large the file is"))?;
+        let etag = reply.etag().unwrap_or_default();
+        if !is_blob_name(etag) {
+            return Err(bad_answer(url, "its etag cannot name a file"));
+        }
+        Ok((etag.to_owned(), n_bytes))
+    }
+
+    /// A small file's text, in memory.
+    pub(crate) fn read(&self, name: &ModelName, commit: &str, path: &str) -> Result<Vec<u8>, HubError> {
+        self.get(&self.url_of(name, commit, path), name)
+    }
+
+    fn url_of(&self, name: &ModelName, commit: &str, path: &str) -> String {
+        let endpoint = &self.settings.endpoint;
+        format!(
+            "{endpoint}/{}/resolve/{commit}/{}",
+            name.repository(),
+            encode(path, true)
+        )
+    }
+
+    fn get(&self, url: &str, name: &ModelName) -> Result<Vec<u8>, HubError> {
+        self.attempts().run(|| {
+            let reply = self.client.send(url, Ask::Whole)?;
+            self.judge(reply, name)?.into_bytes(MAX_LIST_BYTES)
+        })
+    }
+
+    fn ask(&self, url: &str, ask: Ask, name: &ModelName) -> Result<Reply, HubError> {
+        self.attempts()
+            .run(|| self.judge(self.client.send(url, ask)?, name))
+    }
+
+    fn attempts(&self) -> Attempts<'a> {
+        static NEVER: AtomicBool = AtomicBool::new(false);
+        Attempts::new(self.settings.retry_pause, self.observer, &NEVER).at_most(MAX_TRIES)
+    }
+
+    /// Lets answers through and says what a refusal means.
+    pub(crate) fn judge(&self, reply: Reply, name: &ModelName) -> Result<Reply, Fault> {
+        if reply.status < 400 {
+            return Ok(reply);
+        }
+        let reason = reply.header("x-error-message").unwrap_or_default().to_owned();
+        let host = self.client.host().to_owned();
+        let repository = name.repository();
+        let not_found = || HubError::NotFound {
+            name: repository.clone(),
+            host: host.clone(),
+            near: Vec::new(),
+        };
+        let gated = || HubError::Gated {
+            name: repository.clone(),
+            page: format!("{}/{repository}", self.settings.endpoint),
+            reason: if reason.is_empty() {
+                "its conditions must be accepted first".to_owned()
+            } else {
+                reason.clone()
+            },
+            had_token: self.client.has_token(),
+        };
+        let error = match (reply.status, reply.header("x-error-code")) {
+            (401 | 403, Some("GatedRepo")) => gated(),
+            (401 | 404, Some("RepoNotFound")) => not_found(),
+            (404, Some("RevisionNotFound")) => HubError::NoRevision {
+                name: repository,
+                revision: name.revision().unwrap_or("main").to_owned(),
+            },
+            (401, _) if self.client.has_token() => HubError::BadToken { host, reason },
+            // Without a token the Hub does not say whether a repository exists.
+            (401, _) => not_found(),
+            (403, _) if reason.to_lowercase().contains("gated") => gated(),
+            (404, None) if reply.url.contains("/api/models/") => not_found(),
+            _ => return Err(refusal(&reply)),
+        };
+        Err(error.into())
+    }
+
+    /// Repositories whose names are near a name that does not exist; none where the server does not search.
+    fn near(&self, name: &ModelName) -> Vec<String> {
+        const MAX_NEAR: usize = 3;
+        let word = name
+            .short_name()
+            .split(['-', '_', '.'])
+            .next()
+            .unwrap_or_default();
+        let mut found = BTreeSet::new();
+        for query in [
+            format!("search={}", encode(name.short_name(), false)),
+            format!(
+                "author={}&search={}",
+                encode(name.owner(), false),
+                encode(word, false)
+            ),
+            format!("author={}", encode(name.owner(), false)),
+        ] {
+            let url = format!("{}/api/models?{query}&limit=50", self.settings.endpoint);
+            // A suggestion is no work that must succeed.
+            let list = (self.client.send(&url, Ask::Whole).ok())
+                .filter(|reply| reply.status == 200)
+                .and_then(|reply| reply.into_bytes(MAX_LIST_BYTES).ok())
+                .and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok());
+            let models = list
+                .as_ref()
+                .and_then(Value::as_array)
+                .map(Vec::as_slice)
+                .unwrap_or_default();
+            let ids = models
+                .iter()
+                .filter_map(|model| model["id"].as_str().or(model["modelId"].as_str()));
+            found.extend(
+                ids.filter(|id| id.parse::<ModelName>().is_ok())
+                    .map(str::to_owned),
+            );
+            if !found.is_empty() {
+                break;
+            }
+        }
+        let typed = name.repository().to_lowercase();
+        let mut near: Vec<(usize, String)> = found
+            .into_iter()
+            .map(|id| (distance(&typed, &id.to_lowercase()), id))
+            .collect();
+        near.sort();
+        near.into_iter().take(MAX_NEAR).map(|(_, id)| id).collect()
+    }
+}
+
+/// What a status means that says nothing about the repository.
+pub(crate) fn refusal(reply: &Reply) -> Fault {
+    let url = without_query(&reply.url).to_owned();
+    let after = reply.retry_after();
+    let error = match reply.status {
+        429 => HubError::TooManyRequests {
+            host: reply.host().to_owned(),
+            after,
+        },
+        408 | 500..=599 => HubError::ServerFailed {
+            url,
+            status: reply.status,
+            n_tries: 1,
+        },
+        status => {
+            return Fault::Final(HubError::Refused {
+                url,
+                status,
+                reason: reply.header("x-error-message").unwrap_or_default().to_owned(),
+            });
+        }
+    };
+    Fault::Again { error, after }
+}
+
+/// Whether a text is a commit, which names a folder.
+pub(crate) fn is_commit(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether an etag can name a file.
+fn is_blob_name(etag: &str) -> bool {
+    (1..=128).contains(&etag.len())
+        && !etag.starts_with(['.', '-'])
+        && etag
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+}
+
+/// Reads an entry of a list.
+fn listed(file: &Value) -> Result<ListedFile, String> {
+    let path = file["rfilename"].as_str().unwrap_or_default();
+    if !is_relative_path(path) {
+        return Err(format!("it lists a file `{path}`, which leads out of the folder"));
+    }
+    let large = &file["lfs"];
+    // A large file's etag is its SHA-256, any other's is what Git calls it.
+    let etag = large["sha256"].as_str().or(if large.is_null() {
+        file["blobId"].as_str()
+    } else {
+        None
+    });
+    Ok(ListedFile {
+        path: path.to_owned(),
+        n_bytes: large["size"].as_u64().or_else(|| file["size"].as_u64()),
+        etag: etag.filter(|etag| is_blob_name(etag)).map(str::to_owned),
+    })
+}
+
+/// How many letters are different between two words (Levenshtein's distance).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (a_idx, a) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = a_idx + 1;
+        for (b_idx, b) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(a != *b);
+            diagonal = row[b_idx + 1];
+            row[b_idx + 1] = replaced.min(diagonal + 1).min(row[b_idx] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_list_cannot_name_what_lies_outside() {
+        for path in ["../x", "/etc/passwd", "a/../../x", "", "a\\b", "c:x", "a//b"] {
+            assert!(listed(&json!({"rfilename": path})).is_err(), "{path}");
+        }
+        let large = json!({"rfilename": "a", "size": 1, "blobId": "p", "lfs": {"sha256": "s", "size": 9}});
+        let file = listed(&large).unwrap();
+        assert_eq!((file.etag.as_deref(), file.n_bytes), (Some("s"), Some(9)));
+        let small = listed(&json!({"rfilename": "a", "size": 1, "blobId": "g"})).unwrap();
+        assert_eq!((small.etag.as_deref(), small.n_bytes), (Some("g"), Some(1)));
+        let hostile = listed(&json!({"rfilename": "a", "size": 1, "blobId": "../x"})).unwrap();
+        assert_eq!(hostile.etag, None);
+    }
+
+    #[test]
+    fn near_names_differ_in_few_letters() {
+        assert_eq!(distance("kitten", "sitting"), 3);
+        assert_eq!(distance("", "ab"), 2);
+        assert_eq!(distance("ab", "ab"), 0);
+    }
+}

@@ -1,0 +1,322 @@
+//! [`download`]: one file of a repository, over several connections, into a blob of the cache.
+//!
+//! Separate from what a request consists of: here are the parts, the connections and the hash. Invariants: a blob has its name only
+//! when it is whole and its hash is as announced; what is hashed is what is on the disk, since no byte is written twice.
+
+use std::{
+    io::Read as _,
+    path::Path,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use crate::{
+    HubError, HubSettings, ModelName, PullEvent,
+    api::{Hub, RemoteFile, refusal},
+    digest::Digest,
+    http::{Ask, Reply, bad_answer, broken_body, plain_etag},
+    incomplete::Incomplete,
+    observer::Tally,
+    retry::{Attempts, Fault},
+};
+
+/// Bytes that are read from a connection at once.
+const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes that count as progress, so that a server cannot keep a download alive byte by byte.
+const PROGRESS_BYTES: u64 = 64 << 10;
+
+/// Downloads a file that is locked, and makes it the blob `target`. What is there of it at `incomplete` is kept.
+///
+/// # Errors
+/// [`HubError::Changed`] and [`HubError::Damaged`] where nothing of it is kept; else what has arrived stays.
+pub(crate) fn download(
+    hub: &Hub<'_>,
+    name: &ModelName,
+    file: &RemoteFile,
+    settings: &HubSettings,
+    tally: &Tally<'_>,
+    incomplete: &Path,
+    target: &Path,
+) -> Result<(), HubError> {
+    let incomplete = Incomplete::open(incomplete, file.n_bytes, settings.part_bytes)?;
+    tally.add(incomplete.done_bytes());
+    let transfer = Transfer {
+        hub,
+        name,
+        file,
+        settings,
+        tally,
+        incomplete: &incomplete,
+        location: Mutex::default(),
+        seen_etag: Mutex::default(),
+        is_aborted: AtomicBool::new(false),
+    };
+    match transfer.run() {
+        Ok(()) => {
+            incomplete.finish(target)?;
+            tally.observer.event(PullEvent::Checked { file: &file.path });
+            Ok(())
+        }
+        Err(error @ (HubError::Changed { .. } | HubError::Damaged { .. })) => {
+            tally.take_back(incomplete.done_bytes());
+            incomplete.discard()?;
+            Err(error)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+struct Transfer<'a> {
+    hub: &'a Hub<'a>,
+    name: &'a ModelName,
+    file: &'a RemoteFile,
+    settings: &'a HubSettings,
+    tally: &'a Tally<'a>,
+    incomplete: &'a Incomplete,
+    /// Where redirects led, so that not every part asks the endpoint.
+    location: Mutex<Option<String>>,
+    /// The etag of the first answer, where the announced one is no hash.
+    seen_etag: Mutex<Option<String>>,
+    /// Set where the download ends early.
+    is_aborted: AtomicBool,
+}
+
+/// Parts from the first to the one before the second, which one connection downloads.
+type Span = (usize, usize);
+
+impl Transfer<'_> {
+    fn run(&self) -> Result<(), HubError> {
+        let spans = self.spans()?;
+        let n_workers = self.settings.n_connections.clamp(1, spans.len().max(1));
+        let next = AtomicUsize::new(0);
+        let first_error = Mutex::new(None);
+        let fail = |error: HubError| {
+            // The error first: what the others say when they are told to end is not the reason.
+            lock(&first_error).get_or_insert(error);
+            self.is_aborted.store(true, Ordering::Relaxed);
+        };
+        let found = thread::scope(|scope| {
+            for _ in 0..n_workers {
+                scope.spawn(|| {
+                    while let Some(span) = spans.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        if self.is_aborted.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        if let Err(error) = self.fetch(*span) {
+                            return fail(error);
+                        }
+                    }
+                });
+            }
+            self.hash().unwrap_or_else(|error| {
+                fail(error);
+                None
+            })
+        });
+        if let Some(error) = lock(&first_error).take() {
+            return Err(error);
+        }
+        match found {
+            Some(found) if found != self.file.etag => Err(HubError::Damaged {
+                file: self.file.path.clone(),
+                expected: self.file.etag.clone(),
+                found,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// What is to be downloaded: each missing part for itself, or, from a server that gives no parts, all from the first that is
+    /// missing.
+    fn spans(&self) -> Result<Vec<Span>, HubError> {
+        let missing = self.incomplete.missing();
+        let n_parts = self.incomplete.n_parts();
+        match missing[..] {
+            [first, _, ..] if !self.gives_parts()? => {
+                self.tally.take_back(self.incomplete.forget_from(first)?);
+                Ok(vec![(first, n_parts)])
+            }
+            _ => Ok(missing.into_iter().map(|part| (part, part + 1)).collect()),
+        }
+    }
+
+    /// Whether the server gives parts of the file.
+    fn gives_parts(&self) -> Result<bool, HubError> {
+        self.attempts().run(|| {
+            let reply = self.ask(Ask::Range(0, 1))?;
+            self.first_byte(&reply).map(|_| reply.status == 206)
+        })
+    }
+
+    fn attempts(&self) -> Attempts<'_> {
+        Attempts::new(self.settings.retry_pause, self.tally.observer, &self.is_aborted)
+    }
+
+    /// Downloads parts, and continues after each interruption where it came.
+    fn fetch(&self, (first, end_part): Span) -> Result<(), HubError> {
+        let mut at = self.incomplete.start_of(first);
+        let mut part = first;
+        let mut attempts = self.attempts();
+        let mut counted_from = at;
+        while part < end_part {
+            let Err(fault) = self.receive(&mut at, &mut part, end_part) else {
+                continue;
+            };
+            if at >= counted_from + PROGRESS_BYTES {
+                counted_from = at;
+                attempts.reset();
+            }
+            attempts.failed(fault)?;
+        }
+        Ok(())
+    }
+
+    /// Receives bytes of one answer, from `at` to the end of the last part.
+    fn receive(&self, at: &mut u64, part: &mut usize, end_part: usize) -> Result<(), Fault> {
+        let end = self.incomplete.end_of(end_part - 1);
+        let is_whole = *at == 0 && end == self.file.n_bytes;
+        let reply = self.ask(if is_whole {
+            Ask::Whole
+        } else {
+            Ask::Range(*at, end)
+        })?;
+        let url = reply.url.clone();
+        let first_byte = self.first_byte(&reply)?;
+        let mut to_skip = at
+            .checked_sub(first_byte)
+            .ok_or_else(|| bad_answer(&url, "it is another part of the file than was asked for"))?;
+        let mut reader = reply.into_reader();
+        let mut buffer = vec![0; BUFFER_BYTES];
+        while *at < end {
+            if self.is_aborted.load(Ordering::Relaxed) {
+                // What the others failed at is the error that is told.
+                return Err(early_end(&url));
+            }
+            let n_wanted = (to_skip + end - *at).min(BUFFER_BYTES as u64) as usize;
+            let n_read = match reader.read(&mut buffer[..n_wanted]) {
+                Ok(0) => return Err(early_end(&url)),
+                Ok(n_read) => n_read,
+                Err(error) => return Err(broken_body(&url, error)),
+            };
+            let n_skipped = to_skip.min(n_read as u64);
+            to_skip -= n_skipped;
+            let bytes = &buffer[n_skipped as usize..n_read];
+            self.incomplete.write(bytes, *at)?;
+            *at += bytes.len() as u64;
+            self.tally.add(bytes.len() as u64);
+            while *part < end_part && *at >= self.incomplete.end_of(*part) {
+                self.incomplete.mark(*part)?;
+                *part += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for bytes of the file, where an earlier answer came from if that still answers.
+    fn ask(&self, ask: Ask) -> Result<Reply, Fault> {
+        let known = lock(&self.location).clone();
+        let url = known.as_deref().unwrap_or(&self.file.url);
+        let asked = self
+            .hub
+            .client
+            .send(url, ask)
+            .and_then(|reply| match reply.status {
+                200 | 206 => Ok(reply),
+                416 => Err(self.changed().into()),
+                // What a redirect leads to knows nothing of the repository. A signed address ends after some time.
+                401 | 403 | 404 | 410 if known.is_some() => Err(Fault::again(HubError::Refused {
+                    status: reply.status,
+                    reason: String::new(),
+                    url: self.file.url.clone(),
+                })),
+                400.. if !self.hub.client.is_own(&reply.url) => Err(refusal(&reply)),
+                400.. => match self.hub.judge(reply, self.name) {
+                    Err(fault) => Err(fault),
+                    Ok(reply) => Err(refusal(&reply)),
+                },
+                status => Err(bad_answer(&reply.url, format!("its status is {status}")).into()),
+            });
+        match asked {
+            Ok(reply) => {
+                if reply.url != self.file.url {
+                    *lock(&self.location) = Some(reply.url.clone());
+                }
+                Ok(reply)
+            }
+            Err(fault) => {
+                *lock(&self.location) = None;
+                Err(fault)
+            }
+        }
+    }
+
+    /// Checks that an answer is about the file that was announced, and gives the place of its first byte.
+    fn first_byte(&self, reply: &Reply) -> Result<u64, Fault> {
+        let is_direct = reply.url == self.file.url;
+        let announced = reply
+            .linked_etag
+            .as_deref()
+            .or(if is_direct { reply.etag() } else { None });
+        if announced.is_some_and(|etag| etag != self.file.etag) || !self.is_etag_the_same(reply) {
+            return Err(self.changed().into());
+        }
+        if reply.status == 200 {
+            return match reply.content_length() {
+                Some(n_bytes) if n_bytes != self.file.n_bytes => Err(self.changed().into()),
+                _ => Ok(0),
+            };
+        }
+        let (first, last, total) = reply
+            .content_range()
+            .ok_or_else(|| bad_answer(&reply.url, "a part of the file does not say which"))?;
+        if total.is_some_and(|total| total != self.file.n_bytes) || last >= self.file.n_bytes {
+            return Err(self.changed().into());
+        }
+        Ok(first)
+    }
+
+    /// Whether an etag of a server that announces no hash stays the same.
+    fn is_etag_the_same(&self, reply: &Reply) -> bool {
+        let is_hashed = !matches!(Digest::of_etag(&self.file.etag, 0), Digest::Unknown);
+        let Some(etag) = reply.header("etag").map(plain_etag).filter(|_| !is_hashed) else {
+            return true;
+        };
+        lock(&self.seen_etag).get_or_insert_with(|| etag.to_owned()) == etag
+    }
+
+    fn changed(&self) -> HubError {
+        HubError::Changed {
+            file: self.file.path.clone(),
+        }
+    }
+
+    /// Hashes the file from its beginning as its parts arrive; `None` where it has no hash or does not become whole.
+    fn hash(&self) -> Result<Option<String>, HubError> {
+        let mut digest = Digest::of_etag(&self.file.etag, self.file.n_bytes);
+        let mut buffer = vec![0; BUFFER_BYTES];
+        for part in 0..self.incomplete.n_parts() {
+            if !self.incomplete.wait_for(part, &self.is_aborted) {
+                return Ok(None);
+            }
+            let (mut at, end) = (self.incomplete.start_of(part), self.incomplete.end_of(part));
+            while at < end {
+                let bytes = &mut buffer[..(end - at).min(BUFFER_BYTES as u64) as usize];
+                self.incomplete.read(bytes, at)?;
+                digest.update(bytes);
+                at += bytes.len() as u64;
+            }
+        }
+        Ok(digest.finish())
+    }
+}
+
+fn early_end(url: &str) -> Fault {
+    broken_body(url, std::io::ErrorKind::UnexpectedEof.into())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,338 @@
+//! [`Cache`]: the folders of `huggingface_hub`'s cache.
+//!
+//! Separate because other programs read and write the same folders. Invariant: names, links, references and locks are as
+//! `huggingface_hub` makes them.
+//!
+//! ```text
+//! models--OWNER--REPOSITORY/blobs/ETAG                  a file's bytes
+//! models--OWNER--REPOSITORY/refs/REVISION               the commit of a branch or a tag
+//! models--OWNER--REPOSITORY/snapshots/COMMIT/PATH       -> ../../blobs/ETAG
+//! .locks/models--OWNER--REPOSITORY/ETAG.lock            locked while the blob is written
+//! ```
+//!
+//! Source: <https://huggingface.co/docs/hub/local-cache>.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use crate::{HubError, ModelName, api::is_commit};
+
+/// What tells programs for backups that a folder can be had again.
+const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of models.\n";
+
+/// The folders of one repository in the cache.
+#[derive(Debug, Clone)]
+pub(crate) struct Cache {
+    root: PathBuf,
+    folder_name: String,
+}
+
+/// A file of a snapshot.
+#[derive(Debug, Clone)]
+pub(crate) struct Entry {
+    /// Its path in the snapshot, with slashes.
+    pub(crate) path: String,
+    pub(crate) n_bytes: u64,
+    /// The link, or the file itself where the system has no links.
+    pub(crate) pointer: PathBuf,
+}
+
+impl Cache {
+    pub(crate) fn of(root: &Path, name: &ModelName) -> Self {
+        Self {
+            root: root.to_owned(),
+            folder_name: name.folder_name(),
+        }
+    }
+
+    /// The repository's folder.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.root.join(&self.folder_name)
+    }
+
+    pub(crate) fn blob(&self, etag: &str) -> PathBuf {
+        self.folder().join("blobs").join(etag)
+    }
+
+    /// Where a blob is written until it is whole. Other programs have names of their own for theirs, and continue none of ours.
+    pub(crate) fn incomplete(&self, etag: &str) -> PathBuf {
+        self.folder()
+            .join("blobs")
+            .join(format!("{etag}.tokenmill.incomplete"))
+    }
+
+    pub(crate) fn snapshot(&self, commit: &str) -> PathBuf {
+        self.folder().join("snapshots").join(commit)
+    }
+
+    /// The folder of the repository's locks.
+    pub(crate) fn locks(&self) -> PathBuf {
+        self.root.join(".locks").join(&self.folder_name)
+    }
+
+    /// Makes the folders that a download writes to.
+    pub(crate) fn prepare(&self) -> Result<(), HubError> {
+        for folder in [self.folder().join("blobs"), self.locks()] {
+            fs::create_dir_all(&folder).map_err(HubError::file("write", folder))?;
+        }
+        let tag = self.root.join("CACHEDIR.TAG");
+        if !tag.exists() {
+            // Without it the cache works all the same.
+            let _unwritten = fs::write(&tag, TAG);
+        }
+        Ok(())
+    }
+
+    /// Locks a blob; `on_wait` is called once where another program has it. The lock ends with the file that is given. On a file
+    /// system without locks there is none.
+    pub(crate) fn lock(&self, etag: &str, on_wait: impl FnOnce()) -> Result<Option<File>, HubError> {
+        const PAUSE: Duration = Duration::from_millis(100);
+        let path = self.locks().join(format!("{etag}.lock"));
+        let file = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path);
+        let file = file.map_err(HubError::file("write", &path))?;
+        let mut on_wait = Some(on_wait);
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Some(file)),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
+                    return Ok(None);
+                }
+                Err(TryLockError::Error(error)) => return Err(HubError::file("lock", &path)(error)),
+            }
+            if let Some(on_wait) = on_wait.take() {
+                on_wait();
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    /// Links a file of a snapshot to its blob.
+    pub(crate) fn link(&self, commit: &str, path: &str, etag: &str) -> Result<(), HubError> {
+        let pointer = self.snapshot(commit).join(path);
+        let folder = pointer.parent().expect("a file of a snapshot lies in a folder");
+        fs::create_dir_all(folder).map_err(HubError::file("write", folder))?;
+        let up = "../".repeat(path.split('/').count() + 1);
+        let target = format!("{up}blobs/{etag}");
+        if fs::read_link(&pointer).is_ok_and(|found| found == Path::new(&target)) {
+            return Ok(());
+        }
+        // Renamed into its place, so that a program that looks sees the old link or the new one.
+        let aside = folder.join(format!(".{etag}.link"));
+        let _left_over = fs::remove_file(&aside);
+        place(Path::new(&target), &self.blob(etag), &aside)
+            .and_then(|()| fs::rename(&aside, &pointer))
+            .map_err(HubError::file("write", &pointer))
+    }
+
+    /// Writes what commit a branch or a tag is.
+    pub(crate) fn write_ref(&self, revision: &str, commit: &str) -> Result<(), HubError> {
+        if revision == commit || self.read_ref(revision).as_deref() == Some(commit) {
+            return Ok(());
+        }
+        let path = self.folder().join("refs").join(revision);
+        let folder = path.parent().expect("a reference lies in a folder");
+        let aside = folder.join(format!(".{commit}.tmp"));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&aside, commit))
+            .and_then(|()| fs::rename(&aside, &path))
+            .map_err(HubError::file("write", &path))
+    }
+
+    /// The commit of a branch or a tag.
+    pub(crate) fn read_ref(&self, revision: &str) -> Option<String> {
+        let commit = fs::read_to_string(self.folder().join("refs").join(revision)).ok()?;
+        let commit = commit.trim();
+        is_commit(commit).then(|| commit.to_owned())
+    }
+
+    /// All references with their commits.
+    pub(crate) fn refs(&self) -> Vec<(String, String)> {
+        let folder = self.folder().join("refs");
+        let names = files_below(&folder).into_iter().map(|(path, _)| path);
+        names
+            .filter_map(|name| Some((name.clone(), self.read_ref(&name)?)))
+            .collect()
+    }
+
+    /// The commits of the snapshots, the newest folder first.
+    pub(crate) fn commits(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder().join("snapshots"))
+            .into_iter()
+            .flatten();
+        let mut commits: Vec<_> = entries
+            .filter_map(Result::ok)
+            .filter_map(|entry| {
+                let changed = entry.metadata().ok()?.modified().ok()?;
+                Some((
+                    changed,
+                    entry
+                        .file_name()
+                        .into_string()
+                        .ok()
+                        .filter(|name| is_commit(name))?,
+                ))
+            })
+            .collect();
+        commits.sort();
+        commits.into_iter().rev().map(|(_, commit)| commit).collect()
+    }
+
+    /// The files of a snapshot whose blobs are there.
+    pub(crate) fn entries(&self, commit: &str) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = files_below(&self.snapshot(commit))
+            .into_iter()
+            .filter_map(|(path, pointer)| {
+                let metadata = fs::metadata(&pointer).ok().filter(fs::Metadata::is_file)?;
+                let n_bytes = metadata.len();
+                Some(Entry {
+                    path,
+                    n_bytes,
+                    pointer,
+                })
+            })
+            .collect();
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        entries
+    }
+
+    /// The blob that a file of a snapshot is a link to; `None` where it is a link to anything else, or no link.
+    pub(crate) fn blob_of(&self, pointer: &Path) -> Option<PathBuf> {
+        let target = fs::read_link(pointer).ok()?;
+        let is_blob = target.parent()?.file_name()? == "blobs";
+        is_blob.then(|| {
+            target
+                .file_name()
+                .map(|name| self.folder().join("blobs").join(name))
+        })?
+    }
+}
+
+/// The files and links below a folder, with their paths in it.
+fn files_below(folder: &Path) -> Vec<(String, PathBuf)> {
+    // Models have folders in folders in rare cases, and a hostile one has no end.
+    const MAX_DEPTH: usize = 8;
+    let mut files = Vec::new();
+    let mut folders = vec![(String::new(), folder.to_owned(), 0)];
+    while let Some((prefix, folder, depth)) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().filter_map(Result::ok) {
+            let (Ok(kind), Ok(name)) = (entry.file_type(), entry.file_name().into_string()) else {
+                continue;
+            };
+            let path = format!("{prefix}{name}");
+            if kind.is_dir() && depth < MAX_DEPTH {
+                folders.push((format!("{path}/"), entry.path(), depth + 1));
+            } else if !kind.is_dir() {
+                files.push((path, entry.path()));
+            }
+        }
+    }
+    files
+}
+
+#[cfg(unix)]
+fn place(target: &Path, _blob: &Path, link: &Path) -> io::Result<()> {
+    std::os::unix::fs::symlink(target, link)
+}
+
+/// Many accounts of Windows may make no links; then the file itself lies in the snapshot, as `huggingface_hub` does it.
+#[cfg(windows)]
+fn place(target: &Path, blob: &Path, link: &Path) -> io::Result<()> {
+    let target = target.to_string_lossy().replace('/', "\\");
+    std::os::windows::fs::symlink_file(target, link).or_else(|_| fs::rename(blob, link))
+}
+
+/// Bytes that are free where a folder lies or will lie; `None` where the system does not say.
+#[cfg(unix)]
+pub(crate) fn free_bytes(folder: &Path) -> Option<u64> {
+    let there = folder.ancestors().find(|ancestor| ancestor.exists())?;
+    let disk = rustix::fs::statvfs(there).ok()?;
+    disk.f_bavail.checked_mul(disk.f_frsize)
+}
+
+/// Bytes that are free where a folder lies; not known on this system.
+#[cfg(not(unix))]
+pub(crate) fn free_bytes(_folder: &Path) -> Option<u64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMIT: &str = "0123456789012345678901234567890123456789";
+
+    fn cache(folder: &tempfile::TempDir) -> Cache {
+        let cache = Cache::of(folder.path(), &"a/b".parse().unwrap());
+        cache.prepare().unwrap();
+        cache
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_are_relative_at_every_depth() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(&folder);
+        fs::write(cache.blob("e"), "x").unwrap();
+        for (path, target) in [("m", "../../blobs/e"), ("sub/m", "../../../blobs/e")] {
+            cache.link(COMMIT, path, "e").unwrap();
+            cache.link(COMMIT, path, "e").unwrap();
+            let pointer = cache.snapshot(COMMIT).join(path);
+            assert_eq!(fs::read_link(&pointer).unwrap(), Path::new(target));
+            assert_eq!(fs::read_to_string(&pointer).unwrap(), "x");
+            assert_eq!(cache.blob_of(&pointer), Some(cache.blob("e")));
+        }
+        let paths: Vec<String> = cache
+            .entries(COMMIT)
+            .into_iter()
+            .map(|entry| entry.path)
+            .collect();
+        assert_eq!(paths, ["m", "sub/m"]);
+        fs::remove_file(cache.blob("e")).unwrap();
+        assert!(cache.entries(COMMIT).is_empty(), "a link to nothing is no file");
+    }
+
+    #[test]
+    fn references_name_commits() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(&folder);
+        cache.write_ref("refs/pr/1", COMMIT).unwrap();
+        assert_eq!(cache.refs(), [("refs/pr/1".to_owned(), COMMIT.to_owned())]);
+        cache.write_ref(COMMIT, COMMIT).unwrap();
+        assert_eq!(cache.refs().len(), 1);
+        fs::write(cache.folder().join("refs/x"), "../../etc").unwrap();
+        assert_eq!(cache.read_ref("x"), None);
+    }
+
+    #[test]
+    fn a_lock_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(&folder);
+        let first = cache.lock("e", || panic!("it is free")).unwrap();
+        let mut waited = false;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                thread::sleep(Duration::from_millis(300));
+                drop(first);
+            });
+            cache.lock("e", || waited = true).unwrap();
+        });
+        assert!(waited);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn free_space_is_known_before_the_folder_exists() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(free_bytes(&folder.path().join("no/such/folder")).is_some_and(|n_bytes| n_bytes > 0));
+    }
+}

@@ -1,0 +1,323 @@
+//! [`Variant`]: the models that a repository's GGUF files make up, and which of them is taken.
+//!
+//! Separate from downloads because names and sizes decide. Invariant: the choice depends on nothing but these, the wish and the
+//! memory, so that the same question gets the same answer from a server and from the cache.
+
+use std::collections::BTreeMap;
+
+use crate::{HubError, ModelName, model_type::GgufName};
+
+/// A model of a repository: one type, in one file or in several parts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Variant {
+    /// The type as it stands in the name, such as `Q4_K_M`; else the name of the file.
+    pub label: String,
+    /// Paths of its files, the first part first.
+    pub files: Vec<String>,
+    /// Their bytes.
+    pub n_bytes: u64,
+    /// The first part that is missing.
+    pub(crate) missing: Option<String>,
+}
+
+/// A variant that was taken, and why where nothing was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Choice {
+    pub(crate) variant: Variant,
+    pub(crate) why: Option<String>,
+}
+
+/// Types from the one that is taken first. Most people want Q4_K_M; what follows is near it in size, then larger.
+const PREFERENCE: [&str; 26] = [
+    "Q4_K_M",
+    "UD-Q4_K_XL",
+    "Q4_K_L",
+    "Q4_K_S",
+    "Q4_K",
+    "IQ4_XS",
+    "IQ4_NL",
+    "MXFP4",
+    "MXFP4_MOE",
+    "Q4_0",
+    "Q4_1",
+    "Q4",
+    "NVFP4",
+    "Q5_K_M",
+    "UD-Q5_K_XL",
+    "Q5_K_S",
+    "Q5_0",
+    "Q6_K",
+    "Q8_0",
+    "Q3_K_L",
+    "Q3_K_M",
+    "UD-Q3_K_XL",
+    "BF16",
+    "F16",
+    "FP16",
+    "F32",
+];
+
+/// A name without its part, and the sizes of the parts that there are.
+type Group<'a> = (GgufName<'a>, BTreeMap<u32, u64>);
+
+/// The models that files make up; `files` are paths with sizes.
+pub(crate) fn variants(files: &[(String, u64)]) -> Vec<Variant> {
+    let mut groups: BTreeMap<(&str, u32), Group<'_>> = BTreeMap::new();
+    for (path, n_bytes) in files {
+        let Some(name) = GgufName::of(path).filter(GgufName::is_model) else {
+            continue;
+        };
+        let (no, count) = name.part;
+        let (_, parts) = groups
+            .entry((name.stem, count))
+            .or_insert_with(|| (name, BTreeMap::new()));
+        parts.insert(no, *n_bytes);
+    }
+    let mut variants: Vec<Variant> = groups
+        .into_values()
+        .map(|(name, parts)| {
+            let missing = (1..=name.part.1).find(|no| !parts.contains_key(no));
+            Variant {
+                label: name.ty.clone().unwrap_or_else(|| name.path_of_part(1)),
+                files: parts.keys().map(|no| name.path_of_part(*no)).collect(),
+                n_bytes: parts.values().sum(),
+                missing: missing.map(|no| name.path_of_part(no)),
+            }
+        })
+        .collect();
+    variants.sort_by(|a, b| (a.n_bytes, &a.label).cmp(&(b.n_bytes, &b.label)));
+    variants
+}
+
+/// Takes the variant that a name wishes, or the preferred one of those that fit into `memory_bytes`.
+///
+/// # Errors
+/// Where nothing is as wished, or nothing fits; each names what there is.
+pub(crate) fn choose(
+    variants: &[Variant],
+    name: &ModelName,
+    memory_bytes: Option<u64>,
+) -> Result<Choice, HubError> {
+    let repository = name.repository();
+    let choice = match name.wanted() {
+        Some(wanted) => Choice {
+            variant: wished(variants, wanted, repository)?.clone(),
+            why: None,
+        },
+        None => preferred(variants, repository, memory_bytes)?,
+    };
+    match &choice.variant.missing {
+        Some(missing) => Err(HubError::MissingPart {
+            name: name.repository(),
+            missing: missing.clone(),
+        }),
+        None => Ok(choice),
+    }
+}
+
+fn wished<'a>(variants: &'a [Variant], wanted: &str, name: String) -> Result<&'a Variant, HubError> {
+    let with_end = format!("{wanted}.gguf");
+    let is_file = |variant: &&Variant| {
+        (variant.files.iter())
+            .any(|file| file == wanted || *file == with_end || file.ends_with(&format!("/{wanted}")))
+    };
+    let has_label = |label: &str| label.eq_ignore_ascii_case(wanted);
+    let labelled: Vec<&Variant> = variants
+        .iter()
+        .filter(|variant| has_label(&variant.label))
+        .collect();
+    // Dynamic quantizations of a type stand next to the plain one or in place of it.
+    let dynamic = || {
+        let variants = variants.iter();
+        variants.filter(|variant| variant.label.strip_prefix("UD-").is_some_and(has_label))
+    };
+    let found = match variants.iter().find(is_file) {
+        Some(variant) => vec![variant],
+        None if labelled.is_empty() => dynamic().collect(),
+        None => labelled,
+    };
+    match found[..] {
+        [variant] => Ok(variant),
+        [] => Err(HubError::NoSuchType {
+            name,
+            wanted: wanted.to_owned(),
+            there: variants.iter().map(|variant| variant.label.clone()).collect(),
+        }),
+        _ => Err(HubError::SeveralOfType {
+            name,
+            wanted: wanted.to_owned(),
+            files: found.iter().map(|variant| variant.files[0].clone()).collect(),
+        }),
+    }
+}
+
+/// What a loaded model takes, as far as it can be said before it is there: its weights, and a tenth and 256 MiB for keys, values and
+/// activations.
+fn memory_of(n_bytes: u64) -> u64 {
+    n_bytes.saturating_add(n_bytes / 10).saturating_add(256 << 20)
+}
+
+fn preferred(variants: &[Variant], name: String, memory_bytes: Option<u64>) -> Result<Choice, HubError> {
+    let fits = |variant: &&Variant| memory_bytes.is_none_or(|bytes| memory_of(variant.n_bytes) <= bytes);
+    let rank = |variant: &Variant| {
+        let place = PREFERENCE.iter().position(|ty| *ty == variant.label);
+        place.unwrap_or(PREFERENCE.len())
+    };
+    let whole = || variants.iter().filter(|variant| variant.missing.is_none());
+    let Some(first) = whole().min_by_key(|variant| rank(variant)) else {
+        // Without a whole one, the error says which part is missing.
+        return variants.first().map_or_else(
+            || Err(HubError::NothingToOpen { name: name.clone() }),
+            |variant| {
+                let variant = variant.clone();
+                Ok(Choice { variant, why: None })
+            },
+        );
+    };
+    if fits(&first) {
+        let why = match (whole().count(), first.label.as_str()) {
+            (1, _) => "it is the only one".to_owned(),
+            (_, "Q4_K_M") => "small and good for its size, and it fits into the memory".to_owned(),
+            _ => {
+                "there is no Q4_K_M, and of the others it is the nearest that fits into the memory".to_owned()
+            }
+        };
+        return Ok(Choice {
+            variant: first.clone(),
+            why: Some(why),
+        });
+    }
+    // The best that fits is the largest: fewer bits cost quality.
+    if let Some(variant) = whole().filter(fits).max_by_key(|variant| variant.n_bytes) {
+        return Ok(Choice {
+            variant: variant.clone(),
+            why: Some(format!(
+                "the largest that fits into the memory; {} does not",
+                first.label
+            )),
+        });
+    }
+    let smallest = whole().min_by_key(|variant| variant.n_bytes).unwrap_or(first);
+    Err(HubError::NothingFits {
+        name,
+        smallest: smallest.label.clone(),
+        n_bytes: smallest.n_bytes,
+        memory_bytes: memory_bytes.unwrap_or(u64::MAX),
+    })
+}
+
+/// The encoder of images of a repository: the one in 16 bits where there are several, next to nothing else.
+pub(crate) fn projector(files: &[(String, u64)]) -> Option<String> {
+    let rank = |ty: &str| {
+        let order = ["F16", "FP16", "BF16", "Q8_0", "F32"];
+        order.iter().position(|known| *known == ty).unwrap_or(order.len())
+    };
+    (files.iter())
+        .filter_map(|(path, _)| Some((path, GgufName::of(path).filter(GgufName::is_projector)?)))
+        .min_by_key(|(path, name)| (rank(name.ty.as_deref().unwrap_or_default()), path.as_str()))
+        .map(|(path, _)| path.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn files(sizes: &[(&str, u64)]) -> Vec<(String, u64)> {
+        sizes
+            .iter()
+            .map(|(path, n_bytes)| ((*path).to_owned(), *n_bytes))
+            .collect()
+    }
+
+    fn repository() -> Vec<Variant> {
+        variants(&files(&[
+            ("README.md", 1),
+            ("m-Q2_K.gguf", GIB),
+            ("m-Q4_K_M.gguf", 2 * GIB),
+            ("m-Q8_0.gguf", 4 * GIB),
+            ("mmproj-F16.gguf", GIB),
+            ("F16/m-F16-00001-of-00002.gguf", 4 * GIB),
+            ("F16/m-F16-00002-of-00002.gguf", 3 * GIB),
+        ]))
+    }
+
+    fn chosen(name: &str, memory_bytes: Option<u64>) -> Result<Choice, String> {
+        let name: ModelName = name.parse().unwrap();
+        choose(&repository(), &name, memory_bytes).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn parts_are_one_variant() {
+        let labels: Vec<String> = repository().into_iter().map(|variant| variant.label).collect();
+        assert_eq!(labels, ["Q2_K", "Q4_K_M", "Q8_0", "F16"]);
+        let f16 = chosen("a/b:f16", None).unwrap().variant;
+        assert_eq!(
+            f16.files,
+            ["F16/m-F16-00001-of-00002.gguf", "F16/m-F16-00002-of-00002.gguf"]
+        );
+        assert_eq!(f16.n_bytes, 7 * GIB);
+    }
+
+    #[test]
+    fn q4_k_m_is_taken_where_it_fits_and_else_the_largest_that_does() {
+        let check = |memory_bytes: Option<u64>, label: &str, why: &str| {
+            let choice = chosen("a/b", memory_bytes).unwrap();
+            assert_eq!(choice.variant.label, label);
+            let reason = choice.why.unwrap();
+            assert!(reason.contains(why), "{reason}");
+        };
+        check(None, "Q4_K_M", "small and good");
+        check(Some(64 * GIB), "Q4_K_M", "small and good");
+        check(Some(2 * GIB), "Q2_K", "Q4_K_M does not");
+        let error = chosen("a/b", Some(GIB)).unwrap_err();
+        assert!(error.contains("the smallest, Q2_K"), "{error}");
+    }
+
+    #[test]
+    fn a_wish_is_a_type_or_a_file() {
+        for wish in ["a/b:q8_0", "a/b:m-Q8_0.gguf", "a/b:m-Q8_0"] {
+            assert_eq!(chosen(wish, Some(1)).unwrap().variant.label, "Q8_0", "{wish}");
+        }
+        assert_eq!(
+            chosen("a/b:Q5_K_M", None).unwrap_err(),
+            "`a/b` has no `Q5_K_M`; it has Q2_K, Q4_K_M, Q8_0, F16"
+        );
+        let name: ModelName = "a/b:Q4_K_XL".parse().unwrap();
+        let dynamic = variants(&files(&[("m-UD-Q4_K_XL.gguf", 1), ("m-UD-Q4_K_M.gguf", 1)]));
+        assert_eq!(choose(&dynamic, &name, None).unwrap().variant.label, "UD-Q4_K_XL");
+        let twice = variants(&files(&[("m-1b-Q8_0.gguf", 1), ("m-3b-Q8_0.gguf", 1)]));
+        let error = choose(&twice, &name.with_wanted("Q8_0"), None).unwrap_err();
+        assert!(
+            error.to_string().ends_with("m-1b-Q8_0.gguf, m-3b-Q8_0.gguf"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_missing_part_is_named() {
+        let name: ModelName = "a/b".parse().unwrap();
+        let broken = variants(&files(&[
+            ("m-Q8_0-00001-of-00003.gguf", 1),
+            ("m-Q8_0-00003-of-00003.gguf", 1),
+        ]));
+        let error = choose(&broken, &name, None).unwrap_err().to_string();
+        assert!(error.ends_with("m-Q8_0-00002-of-00003.gguf"), "{error}");
+        assert!(matches!(
+            choose(&[], &name, None),
+            Err(HubError::NothingToOpen { .. })
+        ));
+    }
+
+    #[test]
+    fn of_several_projectors_one_in_16_bits_is_taken() {
+        let there = files(&[
+            ("mmproj-BF16.gguf", 1),
+            ("mmproj-F16.gguf", 1),
+            ("mmproj-F32.gguf", 1),
+        ]);
+        assert_eq!(projector(&there).as_deref(), Some("mmproj-F16.gguf"));
+        assert_eq!(projector(&files(&[("m.gguf", 1)])), None);
+    }
+}

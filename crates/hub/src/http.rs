@@ -1,0 +1,383 @@
+//! [`Client`]: requests over HTTP, one at a time and blocking.
+//!
+//! Separate because only this file knows the HTTP library. Invariants: redirects are followed here, so that the token goes to the
+//! endpoint's origin alone; a reply has a bounded head; nothing is waited for longer than the patience.
+
+use std::{fmt::Write as _, io, sync::OnceLock, time::Duration};
+
+use ureq::{
+    Agent, Body, Error,
+    http::{HeaderMap, Response, header::LOCATION},
+    tls::{Certificate, RootCerts, TlsConfig},
+};
+
+use crate::{HubError, HubSettings, HubToken, retry::Fault};
+
+/// Redirects of one request.
+const MAX_REDIRECTS: usize = 10;
+/// How long a connection may take to be made.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(15);
+const USER_AGENT: &str = concat!("tokenmill/", env!("CARGO_PKG_VERSION"));
+
+/// Sends requests.
+#[derive(Debug)]
+pub(crate) struct Client {
+    agent: Agent,
+    origin: String,
+    token: Option<HubToken>,
+}
+
+/// What a request asks for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Ask {
+    /// The head of a file, without its body, from the endpoint's own origin.
+    Head,
+    /// All of it.
+    Whole,
+    /// Bytes from the first up to and without the second.
+    Range(u64, u64),
+}
+
+/// What a server answered.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    /// Where the answer came from, behind all redirects.
+    pub(crate) url: String,
+    pub(crate) status: u16,
+    headers: HeaderMap,
+    body: Body,
+    /// The etag that the endpoint gave with a redirect to the file.
+    pub(crate) linked_etag: Option<String>,
+}
+
+impl Client {
+    pub(crate) fn new(settings: &HubSettings) -> Result<Self, HubError> {
+        settings.check()?;
+        let origin = origin(&settings.endpoint).ok_or_else(|| HubError::BadEndpoint {
+            endpoint: settings.endpoint.clone(),
+        })?;
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .timeout_connect(Some(CONNECT_PATIENCE))
+            .timeout_recv_response(Some(settings.patience))
+            .timeout_per_read(Some(settings.patience))
+            .timeout_per_write(Some(settings.patience))
+            .max_idle_connections_per_host(settings.n_connections)
+            .user_agent(USER_AGENT)
+            // The sizes that servers tell are those of the files as they are.
+            .accept_encoding("identity")
+            .tls_config(TlsConfig::builder().root_certs(roots()).build())
+            .build();
+        Ok(Self {
+            agent: Agent::new_with_config(config),
+            origin: origin.to_owned(),
+            token: settings.token.clone(),
+        })
+    }
+
+    /// Whether requests to the endpoint carry a token.
+    pub(crate) fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// The endpoint's host.
+    pub(crate) fn host(&self) -> &str {
+        host(&self.origin)
+    }
+
+    /// Sends a request and follows redirects. [`Ask::Head`] follows none to another origin: what the endpoint says of the file stands
+    /// in the redirect itself.
+    pub(crate) fn send(&self, url: &str, ask: Ask) -> Result<Reply, Fault> {
+        let mut url = url.to_owned();
+        let mut linked_etag = None;
+        for _ in 0..=MAX_REDIRECTS {
+            let response = self.send_once(&url, ask).map_err(|error| fault(&url, error))?;
+            let (head, body) = response.into_parts();
+            let reply = Reply {
+                url,
+                status: head.status.as_u16(),
+                headers: head.headers,
+                body,
+                linked_etag: linked_etag.take(),
+            };
+            if !matches!(reply.status, 301 | 302 | 303 | 307 | 308) {
+                return Ok(reply);
+            }
+            let target = self.target(&reply)?;
+            let is_own = self.is_own(&target);
+            if matches!(ask, Ask::Head) && !is_own {
+                return Ok(reply);
+            }
+            linked_etag = reply.linked_etag.or_else(|| {
+                let etag = reply.headers.get("x-linked-etag")?.to_str().ok()?;
+                Some(plain_etag(etag).to_owned())
+            });
+            url = target;
+        }
+        Err(bad_answer(
+            &url,
+            format!("it leads through more than {MAX_REDIRECTS} redirects"),
+        )
+        .into())
+    }
+
+    fn send_once(&self, url: &str, ask: Ask) -> Result<Response<Body>, Error> {
+        let mut request = match ask {
+            Ask::Head => self.agent.head(url),
+            Ask::Whole => self.agent.get(url),
+            Ask::Range(from, to) => {
+                let last = to.saturating_sub(1);
+                self.agent
+                    .get(url)
+                    .header("range", format!("bytes={from}-{last}"))
+            }
+        };
+        if let Some(token) = self.token.as_ref().filter(|_| self.is_own(url)) {
+            request = request.header("authorization", format!("Bearer {}", token.text()));
+        }
+        request.call()
+    }
+
+    /// Whether an address is one of the endpoint.
+    pub(crate) fn is_own(&self, url: &str) -> bool {
+        origin(url).is_some_and(|origin| origin.eq_ignore_ascii_case(&self.origin))
+    }
+
+    /// Where a redirect leads.
+    fn target(&self, reply: &Reply) -> Result<String, HubError> {
+        let location = reply.headers.get(LOCATION).and_then(|value| value.to_str().ok());
+        let location = location.ok_or_else(|| bad_answer(&reply.url, "a redirect says no address"))?;
+        let target = join(&reply.url, location).ok_or_else(|| {
+            bad_answer(
+                &reply.url,
+                format!("it leads to `{location}`, which is no web address"),
+            )
+        })?;
+        if self.origin.starts_with("https://") && target.starts_with("http://") {
+            let reason = format!("it leads to {target}, which is not encrypted");
+            return Err(bad_answer(&reply.url, reason));
+        }
+        Ok(target)
+    }
+}
+
+impl Reply {
+    /// The host that answered.
+    pub(crate) fn host(&self) -> &str {
+        host(&self.url)
+    }
+
+    /// A header, where it is text.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name)?.to_str().ok()
+    }
+
+    /// The etag without its quotes.
+    pub(crate) fn etag(&self) -> Option<&str> {
+        self.header("x-linked-etag")
+            .or_else(|| self.header("etag"))
+            .map(plain_etag)
+    }
+
+    /// The length of the body as the head says it.
+    pub(crate) fn content_length(&self) -> Option<u64> {
+        self.header("content-length")?.trim().parse().ok()
+    }
+
+    /// The first byte, the last byte and the size of the file that `Content-Range` says.
+    pub(crate) fn content_range(&self) -> Option<(u64, u64, Option<u64>)> {
+        let (range, total) = self
+            .header("content-range")?
+            .strip_prefix("bytes ")?
+            .split_once('/')?;
+        let (first, last) = range.split_once('-')?;
+        Some((
+            first.trim().parse().ok()?,
+            last.trim().parse().ok()?,
+            total.trim().parse().ok(),
+        ))
+    }
+
+    /// How long the server wants to be left alone.
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
+        let seconds = self
+            .header("retry-after")
+            .and_then(|text| text.trim().parse().ok());
+        // The Hub says it as `"api";r=0;t=55`.
+        let reset = || {
+            let mut fields = self.header("ratelimit")?.split([';', ',']);
+            fields.find_map(|field| field.trim().strip_prefix("t=")?.parse().ok())
+        };
+        seconds.or_else(reset).map(Duration::from_secs)
+    }
+
+    /// The body, to be read.
+    pub(crate) fn into_reader(self) -> impl io::Read {
+        self.body.into_reader()
+    }
+
+    /// The body, of at most `max_bytes`.
+    pub(crate) fn into_bytes(self, max_bytes: u64) -> Result<Vec<u8>, Fault> {
+        let Self { url, body, .. } = self;
+        let bytes = body.into_with_config().limit(max_bytes).read_to_vec();
+        bytes.map_err(|error| match error {
+            Error::BodyExceedsLimit(_) => {
+                bad_answer(&url, format!("it has more than {max_bytes} bytes")).into()
+            }
+            error => fault(&url, error),
+        })
+    }
+}
+
+/// An answer that cannot be used.
+pub(crate) fn bad_answer(url: &str, reason: impl Into<String>) -> HubError {
+    HubError::BadAnswer {
+        url: without_query(url).to_owned(),
+        reason: reason.into(),
+    }
+}
+
+/// A connection that broke while a body was read.
+pub(crate) fn broken_body(url: &str, error: io::Error) -> Fault {
+    fault(url, error.into())
+}
+
+/// An address without what stands behind its question mark, which signs a redirect and is hundreds of characters long.
+pub(crate) fn without_query(url: &str) -> &str {
+    url.split(['?', '#']).next().unwrap_or_default()
+}
+
+/// An etag without quotes and without the mark of a weak one.
+pub(crate) fn plain_etag(etag: &str) -> &str {
+    etag.trim().trim_start_matches("W/").trim_matches('"')
+}
+
+/// Says why there is no answer, and whether another attempt may have one.
+fn fault(url: &str, error: Error) -> Fault {
+    let host = host(url).to_owned();
+    let (reason, may_pass) = match error {
+        Error::HostNotFound => ("its address is not known".to_owned(), true),
+        Error::ConnectionFailed => ("no connection".to_owned(), true),
+        Error::Timeout(_) => ("nothing arrived in time".to_owned(), true),
+        Error::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            ("the connection ended too early".to_owned(), true)
+        }
+        Error::Io(error) => (error.to_string(), true),
+        Error::Protocol(_) | Error::BodyStalled => {
+            ("the answer is not HTTP, or ended too early".to_owned(), true)
+        }
+        error => (error.to_string(), false),
+    };
+    let error = HubError::NoConnection { host, reason };
+    if may_pass {
+        Fault::again(error)
+    } else {
+        Fault::Final(error)
+    }
+}
+
+/// The certificates that the system trusts, which may include a company's own; Mozilla's where it has none, as in small containers.
+fn roots() -> RootCerts {
+    static ROOTS: OnceLock<RootCerts> = OnceLock::new();
+    let load = || {
+        let found = rustls_native_certs::load_native_certs().certs;
+        if found.is_empty() {
+            return RootCerts::WebPki;
+        }
+        RootCerts::from(
+            found
+                .iter()
+                .map(|certificate| Certificate::from_der(certificate).to_owned()),
+        )
+    };
+    ROOTS.get_or_init(load).clone()
+}
+
+/// Scheme, host and port of an address.
+fn origin(url: &str) -> Option<&str> {
+    let start = url.find("://")? + "://".len();
+    let end = url[start..]
+        .find(['/', '?', '#'])
+        .map_or(url.len(), |at| start + at);
+    Some(&url[..end])
+}
+
+fn host(url: &str) -> &str {
+    let origin = origin(url).unwrap_or(url);
+    origin.split_once("://").map_or(origin, |(_, host)| host)
+}
+
+/// The address that a redirect's `location` means on the page `base`; `None` where it is no web address.
+fn join(base: &str, location: &str) -> Option<String> {
+    let is_web = |url: &str| {
+        ["http://", "https://"].iter().any(|scheme| {
+            url.get(..scheme.len())
+                .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+        })
+    };
+    let origin = origin(base)?;
+    if is_web(location) {
+        Some(location.to_owned())
+    } else if location.contains("://") || location.is_empty() {
+        None
+    } else if let Some(rest) = location.strip_prefix("//") {
+        Some(format!("{}//{rest}", &origin[..=origin.find(':')?]))
+    } else if location.starts_with('/') {
+        Some(format!("{origin}{location}"))
+    } else {
+        let folder = without_query(base)
+            .rsplit_once('/')
+            .map_or(base, |(folder, _)| folder);
+        Some(format!("{folder}/{location}"))
+    }
+}
+
+/// Writes a path or a revision so that it can stand in an address. A slash stays only where `keeps_slashes`.
+pub(crate) fn encode(text: &str, keeps_slashes: bool) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        let is_plain =
+            byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keeps_slashes && byte == b'/';
+        if is_plain {
+            out.push(char::from(byte));
+        } else {
+            write!(out, "%{byte:02X}").expect("writing to a string does not fail");
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn redirects_lead_to_web_addresses_only() {
+        let base = "https://hub.example/a/b?x=1";
+        let check = |location: &str, expected: Option<&str>| {
+            assert_eq!(join(base, location).as_deref(), expected, "{location}");
+        };
+        check("https://cdn.example/c", Some("https://cdn.example/c"));
+        check("/c?y", Some("https://hub.example/c?y"));
+        check("//cdn.example/c", Some("https://cdn.example/c"));
+        check("c", Some("https://hub.example/a/c"));
+        check("file:///etc/passwd", None);
+        check("", None);
+    }
+
+    #[test]
+    fn an_origin_has_scheme_host_and_port() {
+        assert_eq!(origin("http://h:80/x?y"), Some("http://h:80"));
+        assert_eq!(origin("http://h?x"), Some("http://h"));
+        assert_eq!(origin("x"), None);
+        assert_ne!(origin("http://h@evil/x"), origin("http://h/x"));
+    }
+
+    #[test]
+    fn paths_are_encoded() {
+        assert_eq!(encode("a b/ü#?.gguf", true), "a%20b/%C3%BC%23%3F.gguf");
+        assert_eq!(encode("refs/pr/1", false), "refs%2Fpr%2F1");
+        assert_eq!(plain_etag("W/\"x\""), "x");
+    }
+}

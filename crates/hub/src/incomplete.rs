@@ -1,0 +1,292 @@
+//! [`Incomplete`]: a file that is being downloaded, and which parts of it are there.
+//!
+//! Separate because parts arrive in any order and an interruption may come at any time. Invariants: while parts are missing the file is
+//! longer than the one it becomes, since a table of its parts stands behind its end, so that it never has the size of a whole file; a
+//! part is marked after its bytes are written and is never written again.
+//!
+//! ```text
+//! | bytes of the file, with holes | MAGIC | size of a part, 8 bytes | a byte for each part: 0 or 1 |
+//! ```
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::HubError;
+
+const MAGIC: &[u8; 8] = b"TMPARTS1";
+const HEAD_BYTES: u64 = 16;
+/// Parts of a file. More would make a table that is worth a file of its own.
+const MAX_PARTS: u64 = 1 << 20;
+
+/// A file that is being downloaded.
+#[derive(Debug)]
+pub(crate) struct Incomplete {
+    file: File,
+    path: PathBuf,
+    n_bytes: u64,
+    part_bytes: u64,
+    is_done: Mutex<Vec<bool>>,
+    more_done: Condvar,
+}
+
+impl Incomplete {
+    /// Opens a file that an earlier download left, or begins one. The parts of an earlier download keep their size.
+    pub(crate) fn open(path: &Path, n_bytes: u64, part_bytes: u64) -> Result<Self, HubError> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)
+            .map_err(HubError::file("write", path))?;
+        let of = |part_bytes: u64, is_done: Vec<bool>, file: File| Self {
+            file,
+            path: path.to_owned(),
+            n_bytes,
+            part_bytes,
+            is_done: Mutex::new(is_done),
+            more_done: Condvar::new(),
+        };
+        let part_bytes = part_bytes.max(1).max(n_bytes.div_ceil(MAX_PARTS));
+        if let Some((part_bytes, is_done)) = left_by_earlier(&file, n_bytes) {
+            return Ok(of(part_bytes, is_done, file));
+        }
+        let n_parts = n_bytes.div_ceil(part_bytes);
+        let begin = || {
+            file.set_len(0)?;
+            file.set_len(n_bytes + HEAD_BYTES + n_parts)?;
+            write_all_at(&file, MAGIC, n_bytes)?;
+            write_all_at(&file, &part_bytes.to_le_bytes(), n_bytes + 8)
+        };
+        begin().map_err(HubError::file("write", path))?;
+        Ok(of(part_bytes, vec![false; n_parts as usize], file))
+    }
+
+    /// The numbers of the parts that are missing.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        let is_done = self.lock();
+        (0..is_done.len()).filter(|&part| !is_done[part]).collect()
+    }
+
+    /// How many parts there are.
+    pub(crate) fn n_parts(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Bytes of the parts that are there.
+    pub(crate) fn done_bytes(&self) -> u64 {
+        let is_done = self.lock();
+        let done = (0..is_done.len()).filter(|&part| is_done[part]);
+        done.map(|part| self.end_of(part) - self.start_of(part)).sum()
+    }
+
+    /// Where a part begins.
+    pub(crate) fn start_of(&self, part: usize) -> u64 {
+        part as u64 * self.part_bytes
+    }
+
+    /// Where a part ends.
+    pub(crate) fn end_of(&self, part: usize) -> u64 {
+        self.n_bytes.min((part as u64 + 1) * self.part_bytes)
+    }
+
+    /// Writes bytes of a part that is not marked yet.
+    pub(crate) fn write(&self, bytes: &[u8], at: u64) -> Result<(), HubError> {
+        write_all_at(&self.file, bytes, at).map_err(HubError::file("write", &self.path))
+    }
+
+    /// Reads bytes of parts that are marked.
+    pub(crate) fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), HubError> {
+        read_exact_at(&self.file, bytes, at).map_err(HubError::file("read", &self.path))
+    }
+
+    /// Marks a part whose bytes are written.
+    pub(crate) fn mark(&self, part: usize) -> Result<(), HubError> {
+        self.write(&[1], self.n_bytes + HEAD_BYTES + part as u64)?;
+        self.lock()[part] = true;
+        self.more_done.notify_all();
+        Ok(())
+    }
+
+    /// Forgets all parts from `first` on; gives their bytes that were there.
+    pub(crate) fn forget_from(&self, first: usize) -> Result<u64, HubError> {
+        let mut is_done = self.lock();
+        let mut n_bytes = 0;
+        for part in first..is_done.len() {
+            if std::mem::take(&mut is_done[part]) {
+                n_bytes += self.end_of(part) - self.start_of(part);
+                self.write(&[0], self.n_bytes + HEAD_BYTES + part as u64)?;
+            }
+        }
+        Ok(n_bytes)
+    }
+
+    /// Waits until a part is there; `false` where the download ended without it.
+    pub(crate) fn wait_for(&self, part: usize, is_aborted: &AtomicBool) -> bool {
+        let mut is_done = self.lock();
+        while !is_done[part] {
+            if is_aborted.load(Ordering::Relaxed) {
+                return false;
+            }
+            let waited = self.more_done.wait_timeout(is_done, Duration::from_millis(100));
+            (is_done, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        true
+    }
+
+    /// Makes it the whole file that it has become, at `target`. It is on the disk before it has its name.
+    pub(crate) fn finish(self, target: &Path) -> Result<(), HubError> {
+        let Self {
+            file, path, n_bytes, ..
+        } = self;
+        file.set_len(n_bytes)
+            .and_then(|()| file.sync_all())
+            .map_err(HubError::file("write", &path))?;
+        drop(file);
+        fs::rename(&path, target).map_err(HubError::file("write", target))
+    }
+
+    /// Takes it away.
+    pub(crate) fn discard(self) -> Result<(), HubError> {
+        fs::remove_file(&self.path).map_err(HubError::file("remove", &self.path))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<bool>> {
+        self.is_done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Bytes that an earlier download of a file left at `path`.
+pub(crate) fn bytes_left_at(path: &Path, n_bytes: u64) -> u64 {
+    let Some((part_bytes, is_done)) = File::open(path)
+        .ok()
+        .and_then(|file| left_by_earlier(&file, n_bytes))
+    else {
+        return 0;
+    };
+    let ends =
+        (1..=is_done.len() as u64).map(|part| n_bytes.min(part * part_bytes) - (part - 1) * part_bytes);
+    ends.zip(is_done)
+        .filter(|(_, is_done)| *is_done)
+        .map(|(n_bytes, _)| n_bytes)
+        .sum()
+}
+
+/// The size of the parts and which are there, from the table of an earlier download.
+fn left_by_earlier(file: &File, n_bytes: u64) -> Option<(u64, Vec<bool>)> {
+    let length = file.metadata().ok()?.len();
+    let n_parts = length.checked_sub(n_bytes.checked_add(HEAD_BYTES)?)?;
+    let mut head = [0; HEAD_BYTES as usize];
+    if n_parts > MAX_PARTS {
+        return None;
+    }
+    read_exact_at(file, &mut head, n_bytes).ok()?;
+    let part_bytes = u64::from_le_bytes(head[8..].try_into().ok()?);
+    if &head[..8] != MAGIC || part_bytes == 0 || n_bytes.div_ceil(part_bytes) != n_parts {
+        return None;
+    }
+    let mut marks = vec![0; n_parts as usize];
+    read_exact_at(file, &mut marks, n_bytes + HEAD_BYTES).ok()?;
+    Some((part_bytes, marks.iter().map(|mark| *mark == 1).collect()))
+}
+
+#[cfg(unix)]
+fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, at)
+}
+
+#[cfg(unix)]
+fn read_exact_at(file: &File, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, at)
+}
+
+#[cfg(windows)]
+fn write_all_at(file: &File, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let n_written = std::os::windows::fs::FileExt::seek_write(file, bytes, at)?;
+        if n_written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        bytes = &bytes[n_written..];
+        at += n_written as u64;
+    }
+    Ok(())
+}
+
+#[cfg(windows)]
+fn read_exact_at(file: &File, mut bytes: &mut [u8], mut at: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let n_read = std::os::windows::fs::FileExt::seek_read(file, bytes, at)?;
+        if n_read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        bytes = &mut bytes[n_read..];
+        at += n_read as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_earlier_download_is_continued_with_its_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.incomplete");
+        let first = Incomplete::open(&path, 10, 4).unwrap();
+        assert_eq!(first.missing(), [0, 1, 2]);
+        first.write(b"efgh", 4).unwrap();
+        first.mark(1).unwrap();
+        drop(first);
+        assert_ne!(fs::metadata(&path).unwrap().len(), 10);
+        assert_eq!(bytes_left_at(&path, 10), 4);
+        let second = Incomplete::open(&path, 10, 1).unwrap();
+        assert_eq!((second.missing(), second.done_bytes()), (vec![0, 2], 4));
+        second.write(b"abcd", 0).unwrap();
+        second.write(b"ij", 8).unwrap();
+        second.mark(0).unwrap();
+        second.mark(2).unwrap();
+        assert!(second.wait_for(2, &AtomicBool::new(true)));
+        let target = folder.path().join("x");
+        second.finish(&target).unwrap();
+        assert_eq!(fs::read(&target).unwrap(), b"abcdefghij");
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_of_another_size_begins_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.incomplete");
+        for left in [
+            &b""[..],
+            b"abcdefghij",
+            b"something else that is longer than the file",
+        ] {
+            fs::write(&path, left).unwrap();
+            assert_eq!(bytes_left_at(&path, 10), 0);
+            assert_eq!(Incomplete::open(&path, 10, 4).unwrap().missing().len(), 3);
+        }
+        assert_eq!(Incomplete::open(&path, 0, 4).unwrap().missing().len(), 0);
+    }
+
+    #[test]
+    fn parts_that_are_forgotten_are_missing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Incomplete::open(&folder.path().join("x"), 10, 4).unwrap();
+        for part in 0..3 {
+            file.mark(part).unwrap();
+        }
+        assert_eq!(file.forget_from(1).unwrap(), 6);
+        assert_eq!(file.missing(), [1, 2]);
+        assert!(!file.wait_for(1, &AtomicBool::new(true)));
+    }
+}

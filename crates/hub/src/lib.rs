@@ -1,0 +1,56 @@
+//! Models by name: from `OWNER/REPOSITORY[:TYPE]` to files on this machine.
+//!
+//! [`pull`] asks the Hugging Face Hub what a repository holds, picks a file that fits into the memory, downloads it over several
+//! connections and puts it into the cache of `huggingface_hub`. [`find_stored`] finds a model that is there already and asks no
+//! server. [`stored_models`] lists what is there, [`Removal`] takes it away.
+//!
+//! ```no_run
+//! use tokenmill_hub::{HubSettings, ModelName, PullWishes, pull};
+//!
+//! let settings = HubSettings::from_variables(|name| std::env::var(name).ok());
+//! let name: ModelName = "bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M".parse()?;
+//! let model = pull(&name, &PullWishes::default(), &settings, &())?;
+//! println!("{}", model.path.display());
+//! # Ok::<(), tokenmill_hub::HubError>(())
+//! ```
+//!
+//! # The key decision
+//!
+//! A snapshot's links are made when all files of a request are whole and checked, and not before: neither a download that ended
+//! early nor a file with a wrong hash is ever found by a program that looks into the cache. What has arrived stays in files that end
+//! in `.tokenmill.incomplete`, from which the next pull continues.
+//!
+//! # What is trusted
+//!
+//! Nothing that a server says. Paths, hashes and sizes are checked before they name files; the token goes to the endpoint and to no
+//! other host; bodies have limits, retries have bounds and reads have timeouts.
+#![forbid(unsafe_code)]
+
+mod api;
+mod blob;
+mod cache;
+mod choice;
+mod digest;
+mod error;
+mod http;
+mod incomplete;
+mod model_name;
+mod model_type;
+mod observer;
+mod pull;
+mod retry;
+mod settings;
+mod stored;
+
+pub use choice::Variant;
+pub use error::HubError;
+pub use model_name::ModelName;
+pub use observer::{PullEvent, PullObserver};
+pub use pull::{PullPlan, PullWishes, PulledModel, find_stored, plan, pull};
+pub use settings::{HubSettings, HubToken};
+pub use stored::{Removal, StoredModel, stored_models};
+
+/// The example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,0 +1,148 @@
+//! What the name of a GGUF file says: the type of its weights, and which part of a model it is.
+//!
+//! Separate because nothing but names is looked at: a repository is listed before anything of it is downloaded. Invariant: a type is
+//! only what a quantizer writes into names; other words of a name are never taken for one.
+
+/// A GGUF file's name, taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct GgufName<'a> {
+    /// The path without the part and without `.gguf`.
+    pub(crate) stem: &'a str,
+    /// Number of the part from 1, and number of parts; one of one for a whole model.
+    pub(crate) part: (u32, u32),
+    /// The type of the weights, such as `Q4_K_M`, where the name has one.
+    pub(crate) ty: Option<String>,
+}
+
+impl<'a> GgufName<'a> {
+    /// Takes a path apart; `None` for a file that is no GGUF file.
+    pub(crate) fn of(path: &'a str) -> Option<Self> {
+        let whole = path
+            .strip_suffix(".gguf")
+            .or_else(|| path.strip_suffix(".GGUF"))?;
+        let (stem, part) = split_part(whole);
+        let (folder, file) = stem.rsplit_once('/').unwrap_or(("", stem));
+        let folder = folder.rsplit('/').next().unwrap_or_default();
+        let ty = type_in(file).or_else(|| type_in(folder));
+        Some(Self { stem, part, ty })
+    }
+
+    /// The path of another part.
+    pub(crate) fn path_of_part(&self, no: u32) -> String {
+        match self.part.1 {
+            1 => format!("{}.gguf", self.stem),
+            count => format!("{}-{no:05}-of-{count:05}.gguf", self.stem),
+        }
+    }
+
+    /// Whether this is the encoder of images that goes with a model.
+    pub(crate) fn is_projector(&self) -> bool {
+        self.file().to_lowercase().contains("mmproj")
+    }
+
+    /// Whether this is a file that a model can be opened from.
+    pub(crate) fn is_model(&self) -> bool {
+        let file = self.file().to_lowercase();
+        !self.is_projector() && !file.contains("imatrix")
+    }
+
+    fn file(&self) -> &str {
+        self.stem.rsplit('/').next().unwrap_or_default()
+    }
+}
+
+/// Takes `-00001-of-00003` off a name.
+fn split_part(whole: &str) -> (&str, (u32, u32)) {
+    let number = |text: &str| {
+        let is_number = text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+        is_number.then(|| text.parse().ok()).flatten()
+    };
+    let parts = whole.rsplit_once("-of-").and_then(|(before, count)| {
+        let (stem, no) = before.rsplit_once('-')?;
+        Some((stem, number(no)?, number(count)?))
+    });
+    match parts {
+        Some((stem, no, count)) if count > 1 && (1..=count).contains(&no) => (stem, (no, count)),
+        _ => (whole, (1, 1)),
+    }
+}
+
+/// The last type that stands in a name, in capitals.
+fn type_in(name: &str) -> Option<String> {
+    let words: Vec<&str> = name.split(['-', '.']).collect();
+    (0..words.len()).rev().find_map(|word_idx| {
+        let word = words[word_idx].to_uppercase();
+        // Some names join the words of a model by underscores, as types do.
+        let starts = (word.match_indices('_').map(|(at, _)| at + 1)).collect::<Vec<_>>();
+        let ty = [0]
+            .into_iter()
+            .chain(starts)
+            .map(|start| &word[start..])
+            .find(|text| is_type(text))?;
+        let is_dynamic = word_idx > 0 && words[word_idx - 1].eq_ignore_ascii_case("UD");
+        Some(if is_dynamic {
+            format!("UD-{ty}")
+        } else {
+            ty.to_owned()
+        })
+    })
+}
+
+/// Whether a text in capitals is a type of weights.
+fn is_type(text: &str) -> bool {
+    const FLOATS: [&str; 8] = ["F16", "F32", "BF16", "FP16", "FP32", "FP8", "MXFP4", "NVFP4"];
+    /// What follows the bits of a quantized type.
+    const ENDS: [&str; 18] = [
+        "0", "1", "2", "3", "4", "8", "K", "S", "M", "L", "XS", "XXS", "XL", "XXL", "NL", "MOE", "R4", "R8",
+    ];
+    let mut parts = text.split('_');
+    let first = parts.next().unwrap_or_default();
+    let bits = first.strip_prefix(['I', 'T']).unwrap_or(first).strip_prefix('Q');
+    let is_quantized =
+        bits.is_some_and(|bits| bits.len() == 1 && bits.bytes().all(|byte| byte.is_ascii_digit()));
+    (is_quantized || FLOATS.contains(&first)) && parts.all(|part| ENDS.contains(&part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(path: &str, ty: Option<&str>, part: (u32, u32)) {
+        let name = GgufName::of(path).unwrap();
+        assert_eq!((name.ty.as_deref(), name.part), (ty, part), "{path}");
+    }
+
+    #[test]
+    fn names_say_type_and_part() {
+        check("Llama-3.2-1B-Instruct-Q4_K_M.gguf", Some("Q4_K_M"), (1, 1));
+        check("qwen2.5-0.5b-instruct-q8_0.gguf", Some("Q8_0"), (1, 1));
+        check("tinyllama-1.1b-chat-v1.0.Q2_K.gguf", Some("Q2_K"), (1, 1));
+        check("model-BF16.gguf", Some("BF16"), (1, 1));
+        check("gpt-oss-20b-mxfp4.gguf", Some("MXFP4"), (1, 1));
+        check("x-UD-IQ2_XXS.gguf", Some("UD-IQ2_XXS"), (1, 1));
+        check("x-UD-Q4_K_XL-00002-of-00003.gguf", Some("UD-Q4_K_XL"), (2, 3));
+        check("bitnet-TQ1_0.gguf", Some("TQ1_0"), (1, 1));
+        check("my_model_Q5_K_S.gguf", Some("Q5_K_S"), (1, 1));
+        check("Q4_K_M/model-00001-of-00002.gguf", Some("Q4_K_M"), (1, 2));
+        check("Qwen3-0.6B.gguf", None, (1, 1));
+        check("QwQ-32B.gguf", None, (1, 1));
+        check("one-of-many.gguf", None, (1, 1));
+        assert_eq!(GgufName::of("config.json"), None);
+    }
+
+    #[test]
+    fn projectors_and_importance_matrices_are_no_models() {
+        assert!(GgufName::of("mmproj-model-f16.gguf").unwrap().is_projector());
+        assert!(!GgufName::of("sub/mmproj-BF16.gguf").unwrap().is_model());
+        assert!(!GgufName::of("imatrix_unsloth.gguf").unwrap().is_model());
+        assert!(GgufName::of("mmproj/model-Q8_0.gguf").unwrap().is_model());
+    }
+
+    #[test]
+    fn parts_have_siblings() {
+        let name = GgufName::of("a/m-00002-of-00003.gguf").unwrap();
+        assert_eq!(name.path_of_part(1), "a/m-00001-of-00003.gguf");
+        assert_eq!(GgufName::of("m.gguf").unwrap().path_of_part(1), "m.gguf");
+    }
+}

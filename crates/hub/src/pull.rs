@@ -1,0 +1,401 @@
+//! [`pull`]: from a name to a model on this machine; [`plan`] says before what that takes.
+//!
+//! Separate from the transfer of one file because a model is several. Invariant: the links of a snapshot are made when all files of the
+//! request are there, so that a model that can be found is whole.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    HubError, HubSettings, ModelName, PullEvent, PullObserver, Variant,
+    api::{Hub, ListedFile, RemoteFile},
+    blob,
+    cache::{Cache, Entry, free_bytes},
+    choice::{choose, projector, variants},
+    incomplete::bytes_left_at,
+    model_name::is_relative_path,
+    observer::Tally,
+};
+
+/// What of a repository is wished, besides what the name says.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct PullWishes {
+    /// The memory that a model has to fit into where the name says no type; `None` takes any size.
+    pub memory_bytes: Option<u64>,
+    /// Whether the encoder of images comes with a model that has one.
+    pub with_projector: bool,
+}
+
+impl Default for PullWishes {
+    fn default() -> Self {
+        Self {
+            memory_bytes: None,
+            with_projector: true,
+        }
+    }
+}
+
+/// What a pull will do.
+#[derive(Debug)]
+pub struct PullPlan {
+    name: ModelName,
+    commit: String,
+    files: Vec<(ListedFile, RemoteFile)>,
+    opens: Option<String>,
+    /// What is taken: the type of a GGUF file, or `safetensors`.
+    pub label: String,
+    /// Why it is taken, where the name does not say it.
+    pub why: Option<String>,
+    /// Bytes of all files.
+    pub total_bytes: u64,
+    /// Bytes that are to be downloaded.
+    pub missing_bytes: u64,
+}
+
+/// A model that is on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PulledModel {
+    /// What to open: the first GGUF file, or a folder.
+    pub path: PathBuf,
+    /// The type of a GGUF file, or `safetensors`.
+    pub label: String,
+    /// The commit that it is of.
+    pub commit: String,
+    /// Its bytes.
+    pub n_bytes: u64,
+}
+
+/// What models of safetensors are called among types.
+const SAFETENSORS: &str = "safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Gets a model: what of it is not in the cache is downloaded.
+///
+/// # Errors
+/// [`HubError`]. What has arrived stays, and the next call continues from there.
+pub fn pull(
+    name: &ModelName,
+    wishes: &PullWishes,
+    settings: &HubSettings,
+    observer: &dyn PullObserver,
+) -> Result<PulledModel, HubError> {
+    plan(name, wishes, settings, observer)?.fetch(settings, observer)
+}
+
+/// Asks the server what there is, and says what a pull would do.
+///
+/// # Errors
+/// A model that does not exist, has no such type, fits into no memory, or cannot be asked for.
+pub fn plan(
+    name: &ModelName,
+    wishes: &PullWishes,
+    settings: &HubSettings,
+    observer: &dyn PullObserver,
+) -> Result<PullPlan, HubError> {
+    if settings.is_offline {
+        return Err(HubError::Offline {
+            name: name.to_string(),
+        });
+    }
+    let hub = Hub::new(settings, observer)?;
+    let list = hub.list(name)?;
+    let sizes: Vec<(String, u64)> = list
+        .files
+        .iter()
+        .map(|file| (file.path.clone(), file.n_bytes.unwrap_or(0)))
+        .collect();
+    let found = variants(&sizes);
+    let (paths, opens, label, why) = if found.is_empty() {
+        if let Some(wanted) = name
+            .wanted()
+            .filter(|wanted| !wanted.eq_ignore_ascii_case(SAFETENSORS))
+        {
+            return Err(HubError::NoSuchType {
+                name: name.repository(),
+                wanted: wanted.to_owned(),
+                there: vec!["no GGUF files".to_owned()],
+            });
+        }
+        let paths = folder_files(&hub, name, &list.commit, &sizes)?;
+        (paths, None, SAFETENSORS.to_owned(), None)
+    } else {
+        let choice = choose(&found, name, wishes.memory_bytes)?;
+        let Variant { label, files, .. } = choice.variant;
+        let opens = files.first().cloned();
+        let beside = projector(&sizes).filter(|_| wishes.with_projector);
+        (
+            files.into_iter().chain(beside).collect(),
+            opens,
+            label,
+            choice.why,
+        )
+    };
+    let wanted: BTreeSet<String> = paths.into_iter().collect();
+    let files = (list.files.into_iter().filter(|file| wanted.contains(&file.path)))
+        .map(|file| Ok((hub.file(name, &list.commit, &file)?, file)))
+        .map(|found| found.map(|(remote, file)| (file, remote)))
+        .collect::<Result<Vec<_>, HubError>>()?;
+    let cache = Cache::of(&settings.cache, name);
+    let missing = files
+        .iter()
+        .filter(|(_, file)| !is_there(&cache, &list.commit, file));
+    let missing_bytes = missing.map(|(_, file)| {
+        file.n_bytes
+            .saturating_sub(bytes_left_at(&cache.incomplete(&file.etag), file.n_bytes))
+    });
+    Ok(PullPlan {
+        name: name.clone(),
+        opens,
+        label,
+        why,
+        total_bytes: files
+            .iter()
+            .map(|(_, file)| file.n_bytes)
+            .fold(0, u64::saturating_add),
+        missing_bytes: missing_bytes.fold(0, u64::saturating_add),
+        commit: list.commit,
+        files,
+    })
+}
+
+/// The files of a folder of safetensors: the weights, and what stands next to them.
+fn folder_files(
+    hub: &Hub<'_>,
+    name: &ModelName,
+    commit: &str,
+    files: &[(String, u64)],
+) -> Result<Vec<String>, HubError> {
+    let has = |path: &str| files.iter().any(|(known, _)| known == path);
+    let nothing = || HubError::NothingToOpen {
+        name: name.repository(),
+    };
+    if !has("config.json") {
+        return Err(nothing());
+    }
+    let weights: Vec<String> = if has(INDEX) {
+        let parts = parts_of_index(&hub.read(name, commit, INDEX)?);
+        if let Some(missing) = parts.iter().find(|part| !has(part)) {
+            return Err(HubError::MissingPart {
+                name: name.repository(),
+                missing: missing.clone(),
+            });
+        }
+        parts.into_iter().collect()
+    } else {
+        let is_weights = |path: &&String| {
+            path.ends_with(".safetensors") && !path.contains('/') && !path.starts_with("consolidated")
+        };
+        let all: Vec<String> = files
+            .iter()
+            .map(|(path, _)| path)
+            .filter(is_weights)
+            .cloned()
+            .collect();
+        match all.iter().find(|path| *path == "model.safetensors") {
+            Some(one) => vec![one.clone()],
+            None => all,
+        }
+    };
+    if weights.is_empty() {
+        return Err(nothing());
+    }
+    let is_side = |path: &str| {
+        let is_at_root = !path.contains('/');
+        let is_text = [".json", ".jinja", ".txt"].iter().any(|end| path.ends_with(end));
+        is_at_root && (is_text || path == "tokenizer.model") || path == "1_Pooling/config.json"
+    };
+    let side = files
+        .iter()
+        .map(|(path, _)| path)
+        .filter(|path| is_side(path))
+        .cloned();
+    Ok(side.chain(weights).collect())
+}
+
+/// The files that an index of safetensors names.
+fn parts_of_index(bytes: &[u8]) -> BTreeSet<String> {
+    let index: Value = serde_json::from_slice(bytes).unwrap_or_default();
+    let map = index["weight_map"].as_object();
+    let parts = map
+        .into_iter()
+        .flat_map(|map| map.values())
+        .filter_map(Value::as_str);
+    parts
+        .filter(|part| is_relative_path(part))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Whether a file's bytes are in the cache.
+fn is_there(cache: &Cache, commit: &str, file: &RemoteFile) -> bool {
+    let has_size =
+        |path: &Path| fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == file.n_bytes);
+    let pointer = cache.snapshot(commit).join(&file.path);
+    // Where there are no links, the file itself lies in the snapshot.
+    has_size(&cache.blob(&file.etag)) || !pointer.is_symlink() && has_size(&pointer)
+}
+
+impl PullPlan {
+    /// What is pulled, with its type.
+    pub fn full_name(&self) -> ModelName {
+        match &self.opens {
+            Some(_) if self.name.wanted().is_none() => self.name.with_wanted(&self.label),
+            _ => self.name.clone(),
+        }
+    }
+
+    /// How many files it has.
+    pub fn n_files(&self) -> usize {
+        self.files.len()
+    }
+
+    /// Downloads what is missing, checks it, and puts the model into the cache.
+    ///
+    /// # Errors
+    /// [`HubError`]. What has arrived stays, and the next call continues from there.
+    pub fn fetch(
+        mut self,
+        settings: &HubSettings,
+        observer: &dyn PullObserver,
+    ) -> Result<PulledModel, HubError> {
+        let cache = Cache::of(&settings.cache, &self.name);
+        if let Some(free_bytes) =
+            free_bytes(&settings.cache).filter(|free_bytes| *free_bytes < self.missing_bytes)
+        {
+            return Err(HubError::NoSpace {
+                folder: settings.cache.clone(),
+                needed_bytes: self.missing_bytes,
+                free_bytes,
+            });
+        }
+        cache.prepare()?;
+        let hub = Hub::new(settings, observer)?;
+        let tally = Tally::new(self.total_bytes, observer);
+        for (listed, file) in &mut self.files {
+            let fetched = fetch_file(&hub, &self.name, &cache, &self.commit, file, settings, &tally);
+            let Err(error @ (HubError::Changed { .. } | HubError::Damaged { .. })) = fetched else {
+                fetched?;
+                continue;
+            };
+            // Once again, with what the server says of the file now.
+            observer.event(PullEvent::Restarting {
+                file: &file.path,
+                reason: &error.to_string(),
+            });
+            (file.etag, file.n_bytes) = hub.head(&file.url, &self.name, &self.commit, listed)?;
+            fetch_file(&hub, &self.name, &cache, &self.commit, file, settings, &tally)?;
+        }
+        for (_, file) in &self.files {
+            cache.link(&self.commit, &file.path, &file.etag)?;
+        }
+        cache.write_ref(self.name.revision().unwrap_or("main"), &self.commit)?;
+        let snapshot = cache.snapshot(&self.commit);
+        Ok(PulledModel {
+            path: match &self.opens {
+                Some(file) => snapshot.join(file),
+                None => snapshot,
+            },
+            label: self.label,
+            commit: self.commit,
+            n_bytes: self.total_bytes,
+        })
+    }
+}
+
+/// Makes a file's blob, unless it is there.
+fn fetch_file(
+    hub: &Hub<'_>,
+    name: &ModelName,
+    cache: &Cache,
+    commit: &str,
+    file: &RemoteFile,
+    settings: &HubSettings,
+    tally: &Tally<'_>,
+) -> Result<(), HubError> {
+    if is_there(cache, commit, file) {
+        tally.add(file.n_bytes);
+        return Ok(());
+    }
+    let on_wait = || tally.observer.event(PullEvent::Waiting { file: &file.path });
+    let _locked = cache.lock(&file.etag, on_wait)?;
+    // Another program may have had the lock and made the blob.
+    if is_there(cache, commit, file) {
+        tally.add(file.n_bytes);
+        return Ok(());
+    }
+    let (incomplete, target) = (cache.incomplete(&file.etag), cache.blob(&file.etag));
+    blob::download(hub, name, file, settings, tally, &incomplete, &target)
+}
+
+/// Finds a model that is in the cache, and whole there; no server is asked.
+///
+/// The branch `main` counts where the name has no revision, then older snapshots.
+pub fn find_stored(name: &ModelName, wishes: &PullWishes, settings: &HubSettings) -> Option<PulledModel> {
+    let cache = Cache::of(&settings.cache, name);
+    commits_of(&cache, name).into_iter().find_map(|commit| {
+        let entries = cache.entries(&commit);
+        let sizes: Vec<(String, u64)> = entries
+            .iter()
+            .map(|entry| (entry.path.clone(), entry.n_bytes))
+            .collect();
+        let snapshot = cache.snapshot(&commit);
+        if let Ok(choice) = choose(&variants(&sizes), name, wishes.memory_bytes) {
+            return Some(PulledModel {
+                path: snapshot.join(&choice.variant.files[0]),
+                label: choice.variant.label,
+                commit,
+                n_bytes: choice.variant.n_bytes,
+            });
+        }
+        let is_wished = name
+            .wanted()
+            .is_none_or(|wanted| wanted.eq_ignore_ascii_case(SAFETENSORS));
+        let n_bytes = folder_bytes(&entries).filter(|_| is_wished)?;
+        Some(PulledModel {
+            path: snapshot,
+            label: SAFETENSORS.to_owned(),
+            commit,
+            n_bytes,
+        })
+    })
+}
+
+/// The commits that a name may mean, the likeliest first.
+pub(crate) fn commits_of(cache: &Cache, name: &ModelName) -> Vec<String> {
+    let revision = name.revision();
+    let first = cache.read_ref(revision.unwrap_or("main"));
+    let others = cache.commits().into_iter().filter(|commit| match revision {
+        // A commit may be shortened, as Git has it.
+        Some(revision) => revision.len() >= 7 && commit.starts_with(revision),
+        None => true,
+    });
+    let mut commits: Vec<String> = first.iter().cloned().collect();
+    commits.extend(others.filter(|commit| Some(commit) != first.as_ref()));
+    commits
+}
+
+/// Bytes of a folder of safetensors; `None` where a snapshot is none, or is not whole.
+pub(crate) fn folder_bytes(entries: &[Entry]) -> Option<u64> {
+    let find = |path: &str| entries.iter().find(|entry| entry.path == path);
+    find("config.json")?;
+    let weights: Vec<&Entry> = entries
+        .iter()
+        .filter(|entry| entry.path.ends_with(".safetensors"))
+        .collect();
+    if weights.is_empty() {
+        return None;
+    }
+    if let Some(index) = find(INDEX) {
+        let parts = parts_of_index(&fs::read(&index.pointer).ok()?);
+        if !parts.iter().all(|part| find(part).is_some()) {
+            return None;
+        }
+    }
+    Some(entries.iter().map(|entry| entry.n_bytes).sum())
+}

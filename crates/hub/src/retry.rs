@@ -1,0 +1,173 @@
+//! [`Fault`] and [`Attempts`]: what is tried again, how often, and after which pause.
+//!
+//! Separate because requests and parts of files are tried again by the same rules. Invariant: the number of attempts without progress
+//! is bounded, and so is every pause.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{HubError, PullEvent, PullObserver};
+
+/// How often a part of a file is tried without progress.
+const MAX_TRIES: u32 = 6;
+/// The longest pause of ours.
+const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause that a server may ask for.
+const MAX_ASKED_PAUSE: Duration = Duration::from_mins(2);
+
+/// Why an attempt failed.
+pub(crate) enum Fault {
+    /// Another attempt may succeed, after the pause that the server asked for.
+    Again {
+        error: HubError,
+        after: Option<Duration>,
+    },
+    /// No other attempt would.
+    Final(HubError),
+}
+
+impl Fault {
+    /// A fault that may pass.
+    pub(crate) fn again(error: HubError) -> Self {
+        Self::Again { error, after: None }
+    }
+}
+
+impl From<HubError> for Fault {
+    fn from(error: HubError) -> Self {
+        Self::Final(error)
+    }
+}
+
+/// Counts attempts.
+pub(crate) struct Attempts<'a> {
+    n_failed: u32,
+    max_tries: u32,
+    pause: Duration,
+    observer: &'a dyn PullObserver,
+    is_aborted: &'a AtomicBool,
+}
+
+impl<'a> Attempts<'a> {
+    /// No attempt yet; `pause` is the first. Where `is_aborted` becomes true, no pause is waited for.
+    pub(crate) fn new(pause: Duration, observer: &'a dyn PullObserver, is_aborted: &'a AtomicBool) -> Self {
+        Self {
+            n_failed: 0,
+            max_tries: MAX_TRIES,
+            pause,
+            observer,
+            is_aborted,
+        }
+    }
+
+    /// Makes fewer attempts: what a person waits for should say soon that there is no network.
+    pub(crate) fn at_most(self, max_tries: u32) -> Self {
+        Self { max_tries, ..self }
+    }
+
+    /// Something was achieved: what fails from here is counted from the start.
+    pub(crate) fn reset(&mut self) {
+        self.n_failed = 0;
+    }
+
+    /// Waits before the next attempt.
+    ///
+    /// # Errors
+    /// Where no other attempt is made.
+    pub(crate) fn failed(&mut self, fault: Fault) -> Result<(), HubError> {
+        let (error, after) = match fault {
+            Fault::Again { error, after } => (error, after),
+            Fault::Final(error) => return Err(error),
+        };
+        self.n_failed += 1;
+        if self.n_failed >= self.max_tries
+            || self.is_aborted.load(Ordering::Relaxed)
+            || after.is_some_and(|after| after > MAX_ASKED_PAUSE)
+        {
+            return Err(match error {
+                HubError::ServerFailed { url, status, .. } => HubError::ServerFailed {
+                    url,
+                    status,
+                    n_tries: self.n_failed,
+                },
+                error => error,
+            });
+        }
+        let own = self.pause.saturating_mul(1 << (self.n_failed - 1)).min(MAX_PAUSE);
+        let pause = after.unwrap_or(own);
+        self.observer.event(PullEvent::Retrying {
+            reason: &error.to_string(),
+            pause,
+        });
+        let until = Instant::now() + pause;
+        while let Some(left) = until.checked_duration_since(Instant::now()) {
+            if self.is_aborted.load(Ordering::Relaxed) {
+                return Err(error);
+            }
+            thread::sleep(left.min(Duration::from_millis(50)));
+        }
+        Ok(())
+    }
+
+    /// Works until it succeeds.
+    ///
+    /// # Errors
+    /// Where no other attempt is made.
+    pub(crate) fn run<T>(mut self, mut work: impl FnMut() -> Result<T, Fault>) -> Result<T, HubError> {
+        loop {
+            match work() {
+                Ok(value) => return Ok(value),
+                Err(fault) => self.failed(fault)?,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn broken() -> HubError {
+        HubError::NoConnection {
+            host: "h".to_owned(),
+            reason: "r".to_owned(),
+        }
+    }
+
+    #[test]
+    fn attempts_are_bounded_and_a_final_fault_is_the_last() {
+        let is_aborted = AtomicBool::new(false);
+        let attempts = || Attempts::new(Duration::ZERO, &(), &is_aborted);
+        let mut n_tries = 0;
+        let result: Result<(), _> = attempts().run(|| {
+            n_tries += 1;
+            Err(Fault::again(broken()))
+        });
+        assert!(result.is_err());
+        assert_eq!(n_tries, MAX_TRIES);
+        let result: Result<(), _> = attempts().run(|| {
+            n_tries += 1;
+            Err(broken().into())
+        });
+        assert!(result.is_err());
+        assert_eq!(n_tries, MAX_TRIES + 1);
+    }
+
+    #[test]
+    fn a_server_cannot_ask_for_hours() {
+        let is_aborted = AtomicBool::new(false);
+        let mut attempts = Attempts::new(Duration::ZERO, &(), &is_aborted);
+        let after = Some(Duration::from_hours(1));
+        assert!(
+            attempts
+                .failed(Fault::Again {
+                    error: broken(),
+                    after
+                })
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! [`HubSettings`]: where the Hub is, where files go, and how patient a download is.
+//!
+//! Separate because a program reads them from its environment, and this crate reads none. Invariant: names and defaults are those of
+//! `huggingface_hub`, so that both find the same cache and the same token.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::HubError;
+
+/// Where the Hub is, where files go, and how patient a download is.
+#[derive(Clone, Debug)]
+pub struct HubSettings {
+    /// Address of the Hub or of a mirror, without a slash at its end.
+    pub endpoint: String,
+    /// The cache.
+    pub cache: PathBuf,
+    /// The access token, for private and restricted repositories.
+    pub token: Option<HubToken>,
+    /// Whether no server is asked.
+    pub is_offline: bool,
+    /// Connections at once for a large file.
+    pub n_connections: usize,
+    /// Bytes of a part: what one request asks for, and what at most is downloaded again after an interruption.
+    pub part_bytes: u64,
+    /// The first pause before something is tried again; it doubles from one failure to the next.
+    pub retry_pause: Duration,
+    /// How long nothing may arrive before a connection counts as broken.
+    pub patience: Duration,
+}
+
+/// An access token. It is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HubToken(String);
+
+impl HubToken {
+    /// Takes a token; `None` for an empty text, and for one that cannot stand in a header.
+    pub fn new(text: &str) -> Option<Self> {
+        let text = text.trim();
+        let is_usable = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic());
+        is_usable.then(|| Self(text.to_owned()))
+    }
+
+    /// The token.
+    pub(crate) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for HubToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HubToken(hidden)")
+    }
+}
+
+impl HubSettings {
+    /// Settings with a cache, and else the defaults.
+    pub fn with_cache(cache: impl Into<PathBuf>) -> Self {
+        Self {
+            endpoint: "https://huggingface.co".to_owned(),
+            cache: cache.into(),
+            token: None,
+            is_offline: false,
+            n_connections: 8,
+            part_bytes: 16 << 20,
+            retry_pause: Duration::from_secs(1),
+            patience: Duration::from_secs(30),
+        }
+    }
+
+    /// Settings as `huggingface_hub` reads them: `HF_ENDPOINT`, `HF_HUB_CACHE`, `HF_HOME`, `HF_TOKEN`, `HF_TOKEN_PATH` and
+    /// `HF_HUB_OFFLINE`. `variable` gives the value of a variable of the environment.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let filled = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let user_home = filled("HOME").or_else(|| filled("USERPROFILE"));
+        let user_home = PathBuf::from(user_home.unwrap_or_else(|| ".".to_owned()));
+        let path = |name: &str| filled(name).map(|value| expand(&value, &user_home));
+        let home = path("HF_HOME").unwrap_or_else(|| {
+            let caches = path("XDG_CACHE_HOME").unwrap_or_else(|| user_home.join(".cache"));
+            caches.join("huggingface")
+        });
+        let cache = path("HF_HUB_CACHE")
+            .or_else(|| path("HUGGINGFACE_HUB_CACHE"))
+            .unwrap_or_else(|| home.join("hub"));
+        let token = filled("HF_TOKEN")
+            .or_else(|| filled("HUGGING_FACE_HUB_TOKEN"))
+            .or_else(|| fs::read_to_string(path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"))).ok());
+        let defaults = Self::with_cache(cache);
+        Self {
+            endpoint: match filled("HF_ENDPOINT") {
+                Some(endpoint) => endpoint.trim_end_matches('/').to_owned(),
+                None => defaults.endpoint,
+            },
+            token: token.as_deref().and_then(HubToken::new),
+            is_offline: filled("HF_HUB_OFFLINE")
+                .or_else(|| filled("TRANSFORMERS_OFFLINE"))
+                .is_some_and(|value| is_true(&value)),
+            ..defaults
+        }
+    }
+
+    /// Checks what a request begins with.
+    pub(crate) fn check(&self) -> Result<(), HubError> {
+        let is_address = ["http://", "https://"].iter().any(|scheme| {
+            let host = self.endpoint.strip_prefix(scheme);
+            host.is_some_and(|host| !host.is_empty() && !host.starts_with('/'))
+        });
+        if is_address {
+            return Ok(());
+        }
+        Err(HubError::BadEndpoint {
+            endpoint: self.endpoint.clone(),
+        })
+    }
+}
+
+/// What `huggingface_hub` takes as a yes.
+fn is_true(value: &str) -> bool {
+    ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str())
+}
+
+/// Puts the home folder of the user for `~`.
+fn expand(value: &str, user_home: &Path) -> PathBuf {
+    match value.strip_prefix('~') {
+        Some("") => user_home.to_owned(),
+        Some(rest) if rest.starts_with('/') => user_home.join(rest.trim_start_matches('/')),
+        _ => PathBuf::from(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)]) -> HubSettings {
+        HubSettings::from_variables(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_cache_is_that_of_huggingface_hub() {
+        let check = |variables: &[(&str, &str)], expected: &str| {
+            assert_eq!(of(variables).cache, Path::new(expected), "{variables:?}");
+        };
+        check(&[("HOME", "/u")], "/u/.cache/huggingface/hub");
+        check(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/c")], "/c/huggingface/hub");
+        check(&[("HOME", "/u"), ("HF_HOME", "~/hf")], "/u/hf/hub");
+        check(&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/x")], "/x");
+        check(&[("HOME", "/u"), ("HF_HOME", "")], "/u/.cache/huggingface/hub");
+    }
+
+    #[test]
+    fn a_token_is_read_and_never_shown() {
+        let home = tempfile::tempdir().unwrap();
+        fs::write(home.path().join("token"), "hf_file\r\n").unwrap();
+        let home = home.path().to_str().unwrap();
+        let from_file = of(&[("HF_HOME", home)]);
+        assert_eq!(from_file.token.as_ref().map(HubToken::text), Some("hf_file"));
+        assert!(!format!("{from_file:?}").contains("hf_file"));
+        let both = of(&[("HF_HOME", home), ("HF_TOKEN", " hf_env ")]);
+        assert_eq!(both.token.as_ref().map(HubToken::text), Some("hf_env"));
+        assert_eq!(HubToken::new("a\nb"), None);
+    }
+
+    #[test]
+    fn an_endpoint_is_an_address_without_a_slash() {
+        let settings = of(&[("HF_ENDPOINT", "http://127.0.0.1:1/"), ("HF_HUB_OFFLINE", "yes")]);
+        assert_eq!(settings.endpoint, "http://127.0.0.1:1");
+        assert!(settings.is_offline && settings.check().is_ok());
+        assert!(of(&[("HF_ENDPOINT", "huggingface.co")]).check().is_err());
+        assert!(!of(&[("HF_HUB_OFFLINE", "0")]).is_offline);
+    }
+}

@@ -1,0 +1,268 @@
+//! [`stored_models`] and [`Removal`]: what is in the cache, and how it is taken away.
+//!
+//! Separate from downloads because no server is asked. Invariant: a removal touches the folders of one repository only, and no blob
+//! that another file of a snapshot is a link to.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use crate::{
+    HubError, HubSettings, ModelName,
+    cache::{Cache, Entry},
+    choice::{Variant, choose, variants},
+    pull::{commits_of, folder_bytes},
+};
+
+/// A model in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredModel {
+    /// How it is asked for.
+    pub name: ModelName,
+    /// The type of a GGUF file, or `safetensors`.
+    pub label: String,
+    /// Its bytes.
+    pub n_bytes: u64,
+    /// When it was read last, as far as the system keeps that.
+    pub last_used: Option<SystemTime>,
+    /// What to open.
+    pub path: PathBuf,
+    /// The commit that it is of.
+    pub commit: String,
+}
+
+/// Lists the models in the cache by name. The same files in several snapshots are listed once.
+///
+/// # Errors
+/// A cache that cannot be read. One that does not exist is empty.
+pub fn stored_models(settings: &HubSettings) -> Result<Vec<StoredModel>, HubError> {
+    let mut models = Vec::new();
+    if !settings.cache.exists() {
+        return Ok(models);
+    }
+    let folders = fs::read_dir(&settings.cache).map_err(HubError::file("read", &settings.cache))?;
+    let names = folders.filter_map(|entry| ModelName::of_folder(entry.ok()?.file_name().to_str()?));
+    for name in names {
+        let cache = Cache::of(&settings.cache, &name);
+        let mut seen = BTreeSet::new();
+        for commit in commits_of(&cache, &name) {
+            let snapshot = cache.snapshot(&commit);
+            for (variant, is_folder) in models_in(&cache.entries(&commit)) {
+                let paths: Vec<PathBuf> = variant.files.iter().map(|file| snapshot.join(file)).collect();
+                let blobs: Vec<_> = paths.iter().map(|path| cache.blob_of(path)).collect();
+                if !seen.insert((variant.label.clone(), blobs)) {
+                    continue;
+                }
+                models.push(StoredModel {
+                    name: if is_folder {
+                        name.clone()
+                    } else {
+                        name.with_wanted(&variant.label)
+                    },
+                    last_used: paths.iter().filter_map(|path| last_used(path)).max(),
+                    path: if is_folder {
+                        snapshot.clone()
+                    } else {
+                        paths[0].clone()
+                    },
+                    label: variant.label,
+                    n_bytes: variant.n_bytes,
+                    commit: commit.clone(),
+                });
+            }
+        }
+    }
+    models.sort_by_key(|model| model.name.to_string().to_lowercase());
+    Ok(models)
+}
+
+/// The whole models of a snapshot, and whether each is a folder.
+fn models_in(entries: &[Entry]) -> Vec<(Variant, bool)> {
+    let mut models: Vec<(Variant, bool)> = variants_of(entries)
+        .into_iter()
+        .filter(|variant| variant.missing.is_none())
+        .map(|variant| (variant, false))
+        .collect();
+    if let Some(n_bytes) = folder_bytes(entries) {
+        let variant = Variant {
+            label: "safetensors".to_owned(),
+            files: entries.iter().map(|entry| entry.path.clone()).collect(),
+            n_bytes,
+            missing: None,
+        };
+        models.push((variant, true));
+    }
+    models
+}
+
+fn variants_of(entries: &[Entry]) -> Vec<Variant> {
+    let sizes: Vec<(String, u64)> = entries
+        .iter()
+        .map(|entry| (entry.path.clone(), entry.n_bytes))
+        .collect();
+    variants(&sizes)
+}
+
+fn last_used(path: &Path) -> Option<SystemTime> {
+    let metadata = fs::metadata(path).ok()?;
+    metadata.accessed().ok().max(metadata.modified().ok())
+}
+
+/// What a removal takes away.
+#[derive(Debug)]
+pub struct Removal {
+    cache: Cache,
+    pointers: Vec<PathBuf>,
+    blobs: Vec<PathBuf>,
+    takes_all: bool,
+    /// Models that will be gone.
+    pub labels: Vec<String>,
+    /// Bytes that will be free.
+    pub freed_bytes: u64,
+}
+
+impl Removal {
+    /// Finds what a name means in the cache: a type, all of a revision, or the whole repository.
+    ///
+    /// # Errors
+    /// [`HubError::NotStored`], [`HubError::NoSuchType`] and [`HubError::SeveralOfType`].
+    pub fn of(name: &ModelName, settings: &HubSettings) -> Result<Self, HubError> {
+        let cache = Cache::of(&settings.cache, name);
+        let snapshots: BTreeMap<String, Vec<Entry>> = cache
+            .commits()
+            .into_iter()
+            .map(|commit| (commit.clone(), cache.entries(&commit)))
+            .collect();
+        let chosen: BTreeSet<String> = if name.revision().is_some() {
+            commits_of(&cache, name).into_iter().collect()
+        } else {
+            snapshots.keys().cloned().collect()
+        };
+        if !cache.folder().is_dir() || name.revision().is_some() && chosen.is_empty() {
+            return Err(HubError::NotStored {
+                name: name.to_string(),
+            });
+        }
+        let (mut removed, mut kept) = (Vec::new(), Vec::new());
+        let mut labels = BTreeSet::new();
+        let mut refused = None;
+        for (commit, entries) in &snapshots {
+            let taken = if chosen.contains(commit) {
+                taken_of(name, entries)
+            } else {
+                Ok(Vec::new())
+            };
+            let taken = taken.unwrap_or_else(|error| {
+                refused = Some(error);
+                Vec::new()
+            });
+            let is_taken = |entry: &Entry| taken.contains(&entry.path);
+            for (model, _) in models_in(entries) {
+                if model.files.iter().all(|file| taken.contains(file)) {
+                    labels.insert(model.label);
+                }
+            }
+            removed.extend(entries.iter().filter(|entry| is_taken(entry)).cloned());
+            kept.extend(entries.iter().filter(|entry| !is_taken(entry)).cloned());
+        }
+        // A type need not be in every snapshot, but in one.
+        if let Some(error) = refused.filter(|_| removed.is_empty()) {
+            return Err(error);
+        }
+        let kept_blobs: BTreeSet<PathBuf> = kept
+            .iter()
+            .filter_map(|entry| cache.blob_of(&entry.pointer))
+            .collect();
+        let blobs: BTreeSet<PathBuf> = (removed.iter().filter_map(|entry| cache.blob_of(&entry.pointer)))
+            .filter(|blob| !kept_blobs.contains(blob))
+            .collect();
+        let takes_all = kept.is_empty() && chosen.len() == snapshots.len();
+        let of_pointers = removed
+            .iter()
+            .filter(|entry| !entry.pointer.is_symlink())
+            .map(|entry| entry.n_bytes);
+        let freed_bytes = if takes_all {
+            folder_size(&cache.folder())
+        } else {
+            blobs.iter().map(|blob| size(blob)).chain(of_pointers).sum()
+        };
+        Ok(Self {
+            cache,
+            pointers: removed.into_iter().map(|entry| entry.pointer).collect(),
+            blobs: blobs.into_iter().collect(),
+            takes_all,
+            labels: labels.into_iter().collect(),
+            freed_bytes,
+        })
+    }
+
+    /// Takes it away: links first, so that nothing that is found lacks its bytes.
+    ///
+    /// # Errors
+    /// A file that cannot be removed.
+    pub fn apply(self) -> Result<(), HubError> {
+        for path in self.pointers.iter().chain(&self.blobs) {
+            remove(path)?;
+        }
+        let folder = self.cache.folder();
+        if self.takes_all {
+            fs::remove_dir_all(&folder).map_err(HubError::file("remove", &folder))?;
+            // Locks of nothing are in no one's way.
+            let _left = fs::remove_dir_all(self.cache.locks());
+            return Ok(());
+        }
+        for commit in self.cache.commits() {
+            if self.cache.entries(&commit).is_empty() {
+                let snapshot = self.cache.snapshot(&commit);
+                fs::remove_dir_all(&snapshot).map_err(HubError::file("remove", &snapshot))?;
+            }
+        }
+        let commits = self.cache.commits();
+        for (revision, commit) in self.cache.refs() {
+            if !commits.contains(&commit) {
+                remove(&folder.join("refs").join(revision))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The files of a snapshot that a name means.
+fn taken_of(name: &ModelName, entries: &[Entry]) -> Result<Vec<String>, HubError> {
+    let all = || entries.iter().map(|entry| entry.path.clone()).collect();
+    if name.wanted().is_none_or(|wanted| wanted == "safetensors") {
+        return Ok(all());
+    }
+    let there = variants_of(entries);
+    let taken = choose(&there, name, None)?.variant;
+    // With the last model goes what stood next to it.
+    let has_others = there.len() > 1;
+    Ok(if has_others { taken.files } else { all() })
+}
+
+fn remove(path: &Path) -> Result<(), HubError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(HubError::file("remove", path)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn size(path: &Path) -> u64 {
+    fs::symlink_metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+/// Bytes of the files below a folder; links are not followed.
+fn folder_size(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let sizes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => folder_size(&entry.path()),
+        Ok(kind) if kind.is_file() => size(&entry.path()),
+        _ => 0,
+    });
+    sizes.sum()
+}

@@ -1,0 +1,125 @@
+//! The cache: models that are found without a server, lists, removals.
+
+use std::fs;
+
+use tokenmill_hub::{HubError, ModelName, PullWishes, Removal, find_stored, stored_models};
+
+use crate::{
+    server::{COMMIT, FakeHub, noise},
+    transfers::pull_from,
+};
+
+fn hub() -> FakeHub {
+    FakeHub::with(&[
+        ("m-Q4_K_M.gguf", noise(4_000, 1)),
+        ("m-Q8_0-00001-of-00002.gguf", noise(5_000, 2)),
+        ("m-Q8_0-00002-of-00002.gguf", noise(6_000, 3)),
+    ])
+}
+
+fn stored(hub: &FakeHub, name: &str) -> Option<String> {
+    let found = find_stored(&name.parse().unwrap(), &PullWishes::default(), &hub.settings());
+    found.map(|model| model.label)
+}
+
+#[test]
+fn what_was_pulled_is_found_without_a_server() {
+    let hub = hub();
+    assert_eq!(stored(&hub, "org/model-GGUF"), None);
+    pull_from(&hub, "org/model-GGUF:Q8_0").unwrap();
+    let n_requests = hub.requests().len();
+    assert_eq!(stored(&hub, "org/model-GGUF").as_deref(), Some("Q8_0"));
+    assert_eq!(stored(&hub, "org/model-GGUF:Q4_K_M"), None);
+    assert_eq!(stored(&hub, "org/model-GGUF@v1"), None);
+    assert_eq!(
+        stored(&hub, &format!("org/model-GGUF@{COMMIT}:q8_0")).as_deref(),
+        Some("Q8_0")
+    );
+    assert_eq!(stored(&hub, "org/model-GGUF@0123456").as_deref(), Some("Q8_0"));
+    pull_from(&hub, "org/model-GGUF@v1:Q4_K_M").unwrap();
+    assert_eq!(stored(&hub, "org/model-GGUF@v1").as_deref(), Some("Q4_K_M"));
+    let second = hub
+        .cache
+        .path()
+        .join("models--org--model-GGUF/snapshots")
+        .join(COMMIT);
+    fs::remove_file(second.join("m-Q8_0-00002-of-00002.gguf")).unwrap();
+    assert_eq!(stored(&hub, "org/model-GGUF:Q8_0"), None, "a part is missing");
+    assert!(n_requests < hub.requests().len());
+}
+
+#[test]
+fn the_list_has_names_types_and_sizes() {
+    let hub = hub();
+    assert_eq!(stored_models(&hub.settings()).unwrap(), []);
+    pull_from(&hub, "org/model-GGUF:Q8_0").unwrap();
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    let models = stored_models(&hub.settings()).unwrap();
+    let rows: Vec<_> = models
+        .iter()
+        .map(|model| (model.name.to_string(), model.n_bytes))
+        .collect();
+    assert_eq!(
+        rows,
+        [
+            ("org/model-GGUF:Q4_K_M".to_owned(), 4_000),
+            ("org/model-GGUF:Q8_0".to_owned(), 11_000)
+        ]
+    );
+    assert!(
+        models
+            .iter()
+            .all(|model| model.last_used.is_some() && model.path.exists())
+    );
+}
+
+#[test]
+#[cfg(unix)]
+fn a_removal_leaves_what_other_snapshots_use() {
+    let hub = hub();
+    pull_from(&hub, "org/model-GGUF:Q8_0").unwrap();
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    // Another snapshot with the first part.
+    let folder = hub.cache.path().join("models--org--model-GGUF");
+    let other = folder.join("snapshots/aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa");
+    fs::create_dir(&other).unwrap();
+    let first = fs::read_link(
+        folder
+            .join("snapshots")
+            .join(COMMIT)
+            .join("m-Q8_0-00001-of-00002.gguf"),
+    )
+    .unwrap();
+    std::os::unix::fs::symlink(first, other.join("part.bin")).unwrap();
+
+    let name: ModelName = format!("org/model-GGUF@{COMMIT}:Q8_0").parse().unwrap();
+    let removal = Removal::of(&name, &hub.settings()).unwrap();
+    assert_eq!(
+        (removal.freed_bytes, removal.labels.as_slice()),
+        (6_000, ["Q8_0".to_owned()].as_slice())
+    );
+    removal.apply().unwrap();
+    assert_eq!(fs::read(other.join("part.bin")).unwrap().len(), 5_000);
+    assert_eq!(stored(&hub, "org/model-GGUF").as_deref(), Some("Q4_K_M"));
+
+    let whole = Removal::of(&"org/model-GGUF".parse().unwrap(), &hub.settings()).unwrap();
+    whole.apply().unwrap();
+    assert!(!folder.exists());
+    assert!(!hub.cache.path().join(".locks/models--org--model-GGUF").exists());
+    let gone = Removal::of(&"org/model-GGUF".parse().unwrap(), &hub.settings());
+    assert!(matches!(gone, Err(HubError::NotStored { .. })));
+}
+
+#[test]
+fn the_last_model_takes_the_rest_of_its_snapshot_along() {
+    let hub = hub();
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    let wrong = Removal::of(&"org/model-GGUF:Q8_0".parse().unwrap(), &hub.settings());
+    assert!(matches!(wrong, Err(HubError::NoSuchType { .. })));
+    Removal::of(&"org/model-GGUF:Q4_K_M".parse().unwrap(), &hub.settings())
+        .unwrap()
+        .apply()
+        .unwrap();
+    assert!(stored_models(&hub.settings()).unwrap().is_empty());
+    assert!(!hub.cache.path().join("models--org--model-GGUF").exists());
+}

@@ -1,0 +1,212 @@
+//! Servers that do wrong: the file ends whole and checked, or the message says what is the matter and nothing looks whole.
+
+use std::{fs, time::Duration};
+
+use tokenmill_hub::{HubError, HubSettings, PullWishes, pull};
+
+use crate::{
+    server::{FakeHub, Fault, NAME, Request, etag, noise},
+    transfers::pull_from,
+};
+
+fn hub() -> (FakeHub, Vec<u8>) {
+    let bytes = noise(300_000, 1);
+    (FakeHub::with(&[("m-Q8_0.gguf", bytes.clone())]), bytes)
+}
+
+/// A fault at the first so many requests for bytes; the file ends whole.
+#[track_caller]
+fn passes(n_requests: usize, fault: &Fault) {
+    let (hub, bytes) = hub();
+    hub.at_first_bytes(n_requests, fault.clone());
+    let model = pull_from(&hub, NAME).unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+    assert_eq!(fs::read(model.path).unwrap(), bytes, "{fault:?}");
+    assert_eq!(hub.blobs(), [etag(&bytes)].into(), "{fault:?}");
+}
+
+/// A fault at every request that `is_meant`; the message has `text`, and nothing looks whole.
+#[track_caller]
+fn fails(is_meant: fn(&Request) -> bool, fault: &Fault, text: &str) {
+    let (hub, _) = hub();
+    let given = fault.clone();
+    hub.on(move |request| is_meant(request).then(|| given.clone()));
+    let error = pull_from(&hub, NAME)
+        .expect_err("a fault that stays is an error")
+        .to_string();
+    assert!(error.contains(text), "{fault:?}: {error}");
+    assert!(hub.shows_nothing(), "{fault:?}: {:?}", hub.blobs());
+}
+
+#[test]
+fn faults_that_pass_end_in_a_whole_file() {
+    passes(4, &Fault::Cut(10_000));
+    passes(3, &Fault::Cut(0));
+    passes(3, &Fault::Status(503, ""));
+    passes(3, &Fault::Status(429, "Retry-After: 0\r\n"));
+    passes(2, &Fault::Status(500, ""));
+    passes(2, &Fault::Noise);
+}
+
+#[test]
+fn faults_that_stay_are_told() {
+    let at_bytes: fn(&Request) -> bool = Request::is_for_bytes;
+    let at_list: fn(&Request) -> bool = |request| request.path.starts_with("/api/models/");
+    fails(at_bytes, &Fault::Cut(100), "the connection ended too early");
+    fails(
+        at_bytes,
+        &Fault::Status(502, ""),
+        "failed with status 502, 6 times",
+    );
+    fails(at_bytes, &Fault::Status(416, ""), "was changed on the server");
+    fails(at_bytes, &Fault::Status(403, ""), "was refused with status 403");
+    fails(at_bytes, &Fault::LongerBy(5), "was changed on the server");
+    fails(at_bytes, &Fault::OtherPart, "another part of the file");
+    fails(at_bytes, &Fault::OtherBytes, "arrived damaged");
+    fails(
+        at_bytes,
+        &Fault::Status(429, "Retry-After: 4000\r\n"),
+        "no more requests for 4000 seconds",
+    );
+    fails(at_bytes, &Fault::Redirect("file:///etc/passwd"), "no web address");
+    fails(
+        at_bytes,
+        &Fault::Redirect("/far/m-Q8_0.gguf"),
+        "more than 10 redirects",
+    );
+    fails(
+        at_list,
+        &Fault::Status(500, ""),
+        "failed with status 500, 4 times",
+    );
+    fails(at_list, &Fault::Status(401, ""), "or it is private");
+    fails(
+        at_list,
+        &Fault::Status(403, "X-Error-Code: GatedRepo\r\nX-Error-Message: ask first\r\n"),
+        "ask first",
+    );
+    fails(
+        at_list,
+        &Fault::Status(403, "X-Error-Message: no\r\n"),
+        "status 403: no",
+    );
+    fails(at_list, &Fault::Cut(10), "cannot be reached");
+    fails(at_list, &Fault::Noise, "not HTTP");
+}
+
+#[test]
+fn a_file_that_changes_midway_is_downloaded_again_from_its_beginning() {
+    for n_bytes in [280_000, 300_000, 320_000] {
+        let (hub, _) = hub();
+        let newer = noise(n_bytes, 2);
+        let given = newer.clone();
+        let mut n_asked = 0;
+        hub.on(move |request| {
+            n_asked += usize::from(request.is_for_bytes());
+            (n_asked == 3).then(|| Fault::Replace("m-Q8_0.gguf", given.clone()))
+        });
+        let mut settings = hub.settings();
+        settings.n_connections = 1;
+        let model = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &()).unwrap();
+        assert_eq!(fs::read(model.path).unwrap(), newer, "{n_bytes} bytes");
+        assert_eq!(hub.blobs(), [etag(&newer)].into());
+    }
+}
+
+#[test]
+fn an_address_that_ends_is_asked_for_again() {
+    let (hub, bytes) = hub();
+    let mut n_asked = 0;
+    hub.on(move |request| {
+        n_asked += usize::from(request.is_for_bytes());
+        (request.is_for_bytes() && n_asked == 3).then_some(Fault::Status(403, ""))
+    });
+    let mut settings = hub.settings();
+    settings.n_connections = 1;
+    let model = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &()).unwrap();
+    assert_eq!(fs::read(model.path).unwrap(), bytes);
+    let n_redirects = hub
+        .requests()
+        .iter()
+        .filter(|request| request.path.contains("/resolve/"))
+        .count();
+    assert_eq!(n_redirects, 2);
+}
+
+#[test]
+fn a_token_that_is_not_accepted_is_told() {
+    let (hub, _) = hub();
+    hub.needs_token("right");
+    let mut settings = hub.settings();
+    settings.token = tokenmill_hub::HubToken::new("wrong");
+    let error = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &()).unwrap_err();
+    assert!(matches!(error, HubError::BadToken { .. }), "{error}");
+}
+
+#[test]
+fn a_server_that_falls_silent_is_not_waited_for() {
+    let (hub, bytes) = hub();
+    hub.at_first_bytes(1, Fault::Silent(Duration::from_secs(3)));
+    let mut settings = hub.settings();
+    settings.patience = Duration::from_millis(300);
+    let began = std::time::Instant::now();
+    let model = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &()).unwrap();
+    assert_eq!(fs::read(model.path).unwrap(), bytes);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+}
+
+#[test]
+fn no_network_is_told_with_the_host() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = HubSettings::with_cache(folder.path());
+    settings.retry_pause = Duration::from_millis(1);
+    // A port that was free a moment ago.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    settings.endpoint = format!("http://{address}");
+    let error = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with(&format!("{address} cannot be reached: ")),
+        "{error}"
+    );
+    settings.is_offline = true;
+    let error = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "`org/model-GGUF` is not in the cache, and downloads are switched off"
+    );
+}
+
+#[test]
+fn what_an_earlier_download_left_is_not_trusted() {
+    let (hub, bytes) = hub();
+    hub.at_first_bytes(1, Fault::Status(403, ""));
+    let mut settings = hub.settings();
+    settings.n_connections = 1;
+    let pull = || pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &());
+    assert!(pull().is_err());
+    // Parts marked as there whose bytes are not: the hash finds it, and all is downloaded again.
+    let path = hub.cache.path().join("models--org--model-GGUF/blobs");
+    let path = path.join(format!("{}.tokenmill.incomplete", etag(&bytes)));
+    let mut left = fs::read(&path).unwrap();
+    let n_bytes = left.len();
+    left[n_bytes - 5..].fill(1);
+    fs::write(&path, left).unwrap();
+    assert_eq!(fs::read(pull().unwrap().path).unwrap(), bytes);
+}
+
+#[test]
+#[cfg(unix)]
+fn a_cache_that_cannot_be_written_is_told() {
+    let (hub, _) = hub();
+    let mut settings = hub.settings();
+    let file = hub.cache.path().join("file");
+    fs::write(&file, "").unwrap();
+    settings.cache = file.join("below");
+    let error = pull(&NAME.parse().unwrap(), &PullWishes::default(), &settings, &()).unwrap_err();
+    assert!(matches!(error, HubError::File { .. }), "{error}");
+}
