@@ -70,6 +70,7 @@
 //!
 //! - `cuda` (default): computes on NVIDIA GPUs.
 //! - `demo` (default): the model `demo`, 3.8 MB.
+//! - `hub`: the module `hub` gets models by name from the Hugging Face Hub; [`Model::open`] takes the path that it gives.
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -83,6 +84,8 @@ mod error;
 mod facts;
 mod forward_passes;
 mod gpu;
+#[cfg(feature = "hub")]
+pub mod hub;
 mod importance;
 mod load_options;
 mod loaded;

@@ -234,13 +234,25 @@ impl ModelSource {
         }
     }
 
-    /// What to call it.
+    /// What to call it. A folder of Hugging Face's cache is named for a commit, so its repository is its name.
     pub fn name(&self) -> String {
         let path = self.path();
+        if let Some(repository) = repository_of_snapshot(path) {
+            return repository;
+        }
         (path.file_name().unwrap_or(path.as_os_str()))
             .to_string_lossy()
             .into_owned()
     }
+}
+
+/// `OWNER/REPOSITORY` of a path that ends in `models--OWNER--REPOSITORY/snapshots/COMMIT`.
+fn repository_of_snapshot(path: &Path) -> Option<String> {
+    let snapshots = path.parent()?;
+    let folder = snapshots.parent()?.file_name()?.to_str()?;
+    let is_snapshot = snapshots.file_name()? == "snapshots";
+    let repository = folder.strip_prefix("models--").filter(|_| is_snapshot)?;
+    Some(repository.replacen("--", "/", 1))
 }
 
 /// The tokenizer of a `tokenizer.json`.
@@ -329,6 +341,17 @@ mod tests {
         assert!(is_later_part("m-00002-of-00003.gguf"));
         assert!(!is_later_part("m-00001-of-00003.gguf"));
         assert!(!is_later_part("one-of-many.gguf"));
+    }
+
+    #[test]
+    fn a_snapshot_is_called_by_its_repository() {
+        let name = |path: &str| ModelSource::Folder(path.into()).name();
+        assert_eq!(name("/c/models--a--b-1/snapshots/0123"), "a/b-1");
+        assert_eq!(name("/c/b/snapshots/0123"), "0123");
+        assert_eq!(
+            ModelSource::File("/c/models--a--b/snapshots/0123/m.gguf".into()).name(),
+            "m.gguf"
+        );
     }
 
     #[test]
