@@ -91,6 +91,11 @@ impl Failure {
         )
     }
 
+    /// There is no room for what was to be written.
+    pub(crate) fn output(message: impl Into<String>) -> Self {
+        Self::new(FailureKind::Output, message)
+    }
+
     /// A GPU was asked for and cannot be used.
     pub(crate) fn device(message: impl Into<String>) -> Self {
         Self::new(FailureKind::Device, message)

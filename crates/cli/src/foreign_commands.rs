@@ -4,21 +4,23 @@
 
 use std::path::Path;
 
+use tokenmill::hub::ModelName;
+
 use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
 
 /// Names of a command, and what to do instead.
 type Row = (&'static [&'static str], &'static str);
 
 const COMMANDS: &[Row] = &[
-    (&["pull", "download", "fetch", "get"], HOW_TO_FETCH),
+    (&["download", "fetch", "get"], HOW_TO_FETCH),
     (
-        &["list", "ls", "models"],
-        "models are plain files, and no list of them is kept; `tokenmill inspect MODEL` describes one",
+        &["ls", "models"],
+        "`tokenmill list` shows the models that were downloaded",
     ),
     (&["show", "info"], "`tokenmill inspect MODEL` describes a model"),
     (
-        &["rm", "remove", "delete", "cp", "mv"],
-        "models are plain files; use the system's commands for files",
+        &["remove", "delete", "cp", "mv"],
+        "`tokenmill rm NAME` removes a downloaded model; other models are plain files",
     ),
     (
         &["ps", "stop", "status"],
@@ -39,7 +41,11 @@ const COMMANDS: &[Row] = &[
 /// Whether a model was named where a command is expected.
 fn is_model(word: &str) -> bool {
     let path = Path::new(word);
-    word == "demo" || path.exists() || path.extension().is_some_and(|extension| extension == "gguf")
+    let is_name = word.parse::<ModelName>().is_ok();
+    word == "demo"
+        || is_name
+        || path.exists()
+        || path.extension().is_some_and(|extension| extension == "gguf")
 }
 
 /// What to answer to a command that does not exist; `None` where the parser's own answer, which may name a similar command,

@@ -4,12 +4,14 @@
 //! not know the flag itself, and a flag in it is refused, never ignored.
 //! Source: `common/arg.cpp` of llama.cpp and `vllm serve --help`, for the names.
 
-use crate::{failure::Failure, missing_model::HOW_TO_FETCH};
+use crate::failure::Failure;
 
 /// Names of a flag, and what to do instead.
 type Row = (&'static [&'static str], &'static str);
 
 const NOTHING_TO_SWITCH: &str = "it is always so here; there is nothing to switch";
+const NAMED_AS_MODEL: &str =
+    "a name of the Hugging Face Hub stands in the place of the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
 const NOT_YET: &str = "there is no such thing here yet";
 
 const LLAMA_CPP: &[Row] = &[
@@ -91,7 +93,7 @@ const LLAMA_CPP: &[Row] = &[
             "-mu",
             "--model-url",
         ],
-        HOW_TO_FETCH,
+        NAMED_AS_MODEL,
     ),
     (
         &["--jinja", "-cb", "--cont-batching", "-kvu", "--kv-unified"],
@@ -260,7 +262,11 @@ const VLLM: &[Row] = &[
         &["--tokenizer", "--tokenizer-mode"],
         "the tokenizer is the one of the model's file or folder",
     ),
-    (&["--revision", "--download-dir"], HOW_TO_FETCH),
+    (
+        &["--revision"],
+        "the revision is a part of the name: OWNER/REPOSITORY@REVISION",
+    ),
+    (&["--download-dir"], "HF_HUB_CACHE names the folder of downloads"),
     (
         &["--enable-auto-tool-choice", "--tool-call-parser"],
         "requests with `tools` need no flag: the format of calls is that of the chat template",

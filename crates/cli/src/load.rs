@@ -25,6 +25,7 @@ use tokenmill_quant::CpuFeatures;
 use crate::{
     failure::Failure,
     memory_words::{plan_text, warning},
+    model_name::FetchArgs,
     note::note,
     numbers::count,
     progress,
@@ -70,6 +71,8 @@ pub(crate) struct LoadArgs {
     /// Layers on the GPU: all, 0, or auto, which leaves it to --device [short: -ngl]
     #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
     gpu_layers: String,
+    #[command(flatten)]
+    pub(crate) fetch: FetchArgs,
 }
 
 /// Takes the names of the types that keys and values can be stored in.

@@ -19,6 +19,7 @@ mod interrupt;
 mod load;
 mod memory_words;
 mod missing_model;
+mod model_name;
 mod note;
 mod numbers;
 mod output;
@@ -47,10 +48,12 @@ use failure::Failure;
     max_term_width = 100,
     propagate_version = true,
     after_help = "MODEL is a GGUF file, a folder with one, a Hugging Face folder (config.json, safetensors files and\n\
-        tokenizer.json), or `demo`, a small model built into the program.\n\n\
+        tokenizer.json), OWNER/REPOSITORY[:TYPE] of the Hugging Face Hub, which is downloaded at the first use, or `demo`,\n\
+        a small model built into the program.\n\n\
         Examples:\n  \
         tokenmill run demo \"Once upon a time\"\n  \
         tokenmill chat model.gguf\n  \
+        tokenmill chat ggml-org/gemma-3-1b-it-GGUF\n  \
         tokenmill serve model.gguf --port 8080\n  \
         tokenmill batch model.gguf requests.jsonl results.jsonl\n  \
         tokenmill inspect model.gguf\n  \
@@ -90,6 +93,9 @@ commands! {
     Run => run;
     Chat => chat;
     Serve => serve;
+    Pull => pull;
+    List => list;
+    Rm => rm;
     Inspect => inspect;
     Tokenize => tokenize;
     Detokenize => detokenize;

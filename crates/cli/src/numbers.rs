@@ -107,6 +107,11 @@ pub(crate) fn size(n_bytes: usize) -> String {
     format!("{value:.2} GiB")
 }
 
+/// A size of a file with a unit.
+pub(crate) fn size_of(n_bytes: u64) -> String {
+    size(usize::try_from(n_bytes).unwrap_or(usize::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

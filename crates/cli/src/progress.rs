@@ -21,6 +21,21 @@ pub(crate) fn set_bytes(bar: &ProgressBar, n_done: usize, n_total: usize) {
     bar.set_position(n_done as u64);
 }
 
+/// A bar for a transfer. It shows nothing before [`begin_transfer`].
+pub(crate) fn transfer(what: &str) -> ProgressBar {
+    let bar = ProgressBar::no_length().with_message(what.to_owned());
+    bar.with_style(style(
+        "{msg} {wide_bar:.cyan} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    ))
+}
+
+/// Begins to show a bar of [`transfer`]. Speed and rest are counted from here: what was there before came at no speed.
+pub(crate) fn begin_transfer(bar: &ProgressBar, n_total: u64) {
+    bar.set_length(n_total);
+    bar.reset_eta();
+    bar.enable_steady_tick(Duration::from_millis(200));
+}
+
 /// A bar that counts steps.
 pub(crate) fn steps(what: &str, total: u64) -> ProgressBar {
     show(

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tokenmill::{ModelSource, utc_now};
 use tokenmill_text::template::{ChatTemplate, CivilTime, RenderOptions};
 
-use crate::{failure::Failure, input::read_text, output};
+use crate::{failure::Failure, input::read_text, model_name::FetchArgs, output};
 
 /// Render a chat template.
 #[derive(clap::Args)]
@@ -14,7 +14,7 @@ use crate::{failure::Failure, input::read_text, output};
     tokenmill apply-template demo --context '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'\n  \
     tokenmill apply-template --template chat.jinja --context conversation.json --now 2024-07-26")]
 pub(crate) struct Args {
-    /// A model whose template is rendered
+    /// A model whose template is rendered, or OWNER/REPOSITORY[:TYPE] of the Hub
     #[arg(required_unless_present = "template", conflicts_with = "template")]
     model: Option<PathBuf>,
     /// A file with a template
@@ -27,6 +27,8 @@ pub(crate) struct Args {
     /// The time that strftime_now sees, such as 2024-07-26 or 2024-07-26T13:45:00 [default: the time, in UTC]
     #[arg(long, value_name = "DATE")]
     now: Option<CivilTime>,
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
@@ -34,7 +36,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let source = match (&args.template, &args.model) {
         (Some(path), _) => read_text(path)?,
         (None, Some(model)) => {
-            let source = ModelSource::find(model)?;
+            let source = ModelSource::find(args.fetch.resolve(model)?)?;
             let gguf = source.open_gguf()?;
             let tokenizer = source.tokenizer(gguf.as_ref())?;
             let files = source.chat_files(gguf.as_ref(), &tokenizer)?;

@@ -62,7 +62,7 @@ const REFRESH: Duration = Duration::from_millis(500);
     OUTPUT gets one line for each, in the order in which they are done. Where it has some already, only the others are\n\
     answered: a stopped command resumes when it is run again. A line that cannot be answered gets its reason.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// Requests, one JSON object a line
     input: PathBuf,

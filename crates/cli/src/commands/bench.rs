@@ -38,7 +38,7 @@ use crate::{
     pp512 is a prompt of 512 tokens, tg128 a generation of 128, tg64x8 one of 64 tokens in each of 8 sequences side by\n\
     side, in tokens per second of all together.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// Lengths of prompts; 0 leaves the test out
     #[arg(
@@ -198,7 +198,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if args.repetitions == 0 {
         return Err(Failure::usage("`--repetitions 0` measures nothing"));
     }
-    let source = ModelSource::find(&args.model)?;
+    let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let mut choices = args.options(&tests)?;
     let model = choices.open_network(&source)?;
     choices.compute.is_traced = args.gpu_trace;

@@ -46,7 +46,7 @@ use crate::{
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
     While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// Tokens of an answer; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
@@ -64,7 +64,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
-    let model = session::open(&args.model, &args.load, 1, asking.template)?;
+    let path = args.load.fetch.resolve(&args.model)?;
+    let model = session::open(&path, &args.load, 1, asking.template)?;
     check_template(model.words())?;
     let params = args.sampling.params(model.words(), model.n_ctx())?;
     let mut chat = Chat {

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use serde_json::json;
 use tokenmill_text::DecodeOptions;
 
-use crate::{commands::tokenize::open, failure::Failure, input::read_stdin, output, visible::visible_lines};
+use crate::{
+    commands::tokenize::open, failure::Failure, input::read_stdin, model_name::FetchArgs, output,
+    visible::visible_lines,
+};
 
 /// Turn token ids into text.
 #[derive(clap::Args)]
@@ -14,7 +17,8 @@ use crate::{commands::tokenize::open, failure::Failure, input::read_stdin, outpu
     tokenmill tokenize demo \"Once upon a time\" --ids | tokenmill detokenize demo\n  \
     tokenmill detokenize tokenizer.json 15496 11 995 --json")]
 pub(crate) struct Args {
-    /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these, or `demo`
+    /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these,
+    /// OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// The ids; read from standard input where there are none, separated by spaces or commas
     ids: Vec<String>,
@@ -24,10 +28,12 @@ pub(crate) struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let tokenizer = open(&args.model)?;
+    let tokenizer = open(&args.fetch.resolve(&args.model)?)?;
     let text = if args.ids.is_empty() {
         read_stdin()?
     } else {

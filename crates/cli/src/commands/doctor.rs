@@ -35,7 +35,7 @@ use crate::{
     With a model it says what memory the model takes and whether it fits. Exit code 5 where --device names a GPU that \
     cannot be used.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -148,7 +148,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         }
     };
     if let Some(path) = &args.model {
-        let model = ModelSource::find(path)?.open_network()?;
+        let model = ModelSource::find(args.load.fetch.resolve(path)?)?.open_network()?;
         found.plan(&model, args, gpu)?;
     }
     let preferred = gpus.preferred();

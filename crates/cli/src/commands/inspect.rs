@@ -24,7 +24,7 @@ const MAX_SHOWN_CHARS: usize = 80;
     tokenmill inspect model.gguf --summary -c 8192\n  \
     tokenmill inspect model.gguf --json | jq .metadata")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// Leave out the lists of metadata and tensors
     #[arg(long, conflicts_with = "json")]
@@ -49,7 +49,7 @@ struct Inspection {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let source = ModelSource::find(&args.model)?;
+    let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let inspection = match source.open_gguf()? {
         Some(file) => Inspection::of_gguf(source.name(), file, &args.load)?,
         None => Inspection::of_folder(&source, &args.load)?,

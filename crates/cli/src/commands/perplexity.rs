@@ -37,7 +37,7 @@ const MIN_CTX: usize = 4;
     tokenmill perplexity model.gguf wiki.test.raw -c 512 --chunks 64 --json\n\n\
     The figure compares with that of llama.cpp's perplexity for the same -c and --chunks.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// The text
     file: PathBuf,
@@ -53,7 +53,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
-    let source = ModelSource::find(&args.model)?;
+    let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let text = read_text(&args.file)?;
     let choices = args.load.options()?;
     let network = choices.open_network(&source)?;

@@ -36,7 +36,7 @@ use crate::{
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// The prompt; read from standard input if neither PROMPT nor --file is given
     #[arg(conflicts_with = "file")]
@@ -78,10 +78,11 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // A model that is not there is said before a prompt is waited for.
-    ModelSource::find(&args.model)?.check()?;
+    let path = args.load.fetch.resolve(&args.model)?;
+    ModelSource::find(&path)?.check()?;
     let prompt = match (&args.prompt, &args.file) {
         (Some(prompt), _) => prompt.clone(),
-        (None, Some(path)) => read_text(path)?,
+        (None, Some(file)) => read_text(file)?,
         (None, None) if io::stdin().is_terminal() => {
             return Err(Failure::usage("there is no prompt")
                 .hint("write it behind the model, pipe it in, or talk with `tokenmill chat`"));
@@ -118,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let constraint = args.constraint.constraint()?;
     let asking = args.asking.read()?;
-    let model = session::open(&args.model, &args.load, args.parallel, asking.template)?;
+    let model = session::open(&path, &args.load, args.parallel, asking.template)?;
     let tokenizer = model.words().tokenizer();
     let sampling = args.sampling.params(model.words(), model.n_ctx())?;
     let seed = sampling.seed;

@@ -51,7 +51,7 @@ const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
     The web page is at /, the figures are at /metrics. TOKENMILL_API_KEY holds a key as --api-key does; RUST_LOG sets\n\
     what is logged.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// Address to listen on, or a name such as localhost; of several addresses, the first IPv4 one
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
@@ -325,7 +325,7 @@ pub(crate) fn load_app(
     options.host_kv_tokens = seats.host_kv_tokens;
     options.max_queued = seats.max_queued;
     options.max_queued_tokens = seats.max_queued_tokens;
-    let model = load(model, &options)?;
+    let model = load(&load_args.fetch.resolve(model)?, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");
     }

@@ -12,6 +12,7 @@ use tokenmill_text::{EncodeOptions, Tokenizer};
 use crate::{
     failure::Failure,
     input::{read_stdin, read_text},
+    model_name::FetchArgs,
     output,
 };
 
@@ -23,7 +24,8 @@ use crate::{
     echo -n Hello | tokenmill tokenize tokenizer.json")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of the command line")]
 pub(crate) struct Args {
-    /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these, or `demo`
+    /// A GGUF file (one with a vocabulary only will do), a tokenizer.json, a folder with one of these,
+    /// OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// The text; read from standard input where neither TEXT nor --file is given
     #[arg(conflicts_with = "file")]
@@ -43,10 +45,12 @@ pub(crate) struct Args {
     /// Find control tokens written out in the text, such as <|im_end|>
     #[arg(long)]
     special: bool,
+    #[command(flatten)]
+    fetch: FetchArgs,
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let tokenizer = open(&args.model)?;
+    let tokenizer = open(&args.fetch.resolve(&args.model)?)?;
     let text = match (&args.text, &args.file) {
         (Some(text), _) => text.clone(),
         (None, Some(path)) => read_text(path)?,

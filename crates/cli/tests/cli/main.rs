@@ -11,6 +11,7 @@ mod demo;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod help;
+mod hub;
 #[cfg(target_os = "linux")]
 mod interrupt;
 mod options;

@@ -117,9 +117,12 @@ fn flags_of_llama_cpp_are_answered_by_name() {
 fn commands_of_other_programs_are_answered_by_name() {
     let lines: Vec<String> = [
         "pull llama3",
-        "list",
+        "download llama3",
+        "models",
         "show llama3",
         "rm llama3",
+        "remove llama3",
+        "no-owner/model-GGUF",
         "ps",
         "llama3",
         "no-such-file.gguf",

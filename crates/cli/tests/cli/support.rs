@@ -52,6 +52,13 @@ impl Outcome {
     }
 }
 
+/// No test asks a server that is not its own, and none finds the models of whoever runs it.
+const WITHOUT_NETWORK: [(&str, &str); 3] = [
+    ("HF_HUB_OFFLINE", "1"),
+    ("HF_HUB_CACHE", "no-such-cache"),
+    ("HF_TOKEN", ""),
+];
+
 /// The program, with an environment that is the same everywhere.
 pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tokenmill"));
@@ -59,6 +66,7 @@ pub(crate) fn command<S: AsRef<std::ffi::OsStr>>(args: impl IntoIterator<Item = 
         .args(args)
         .env("NO_COLOR", "1")
         .env_remove("RUST_BACKTRACE")
+        .envs(WITHOUT_NETWORK)
         .stdin(Stdio::null());
     command
 }
@@ -96,6 +104,7 @@ pub(crate) fn on_terminal(args: &[&str], input: &str) -> Option<String> {
         .args(["--quiet", "--return", "--command", &line, "/dev/null"])
         .env("NO_COLOR", "1")
         .env("TERM", "xterm")
+        .envs(WITHOUT_NETWORK)
         .env("XDG_STATE_HOME", home.path())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

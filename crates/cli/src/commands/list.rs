@@ -1,0 +1,103 @@
+//! `list`: the models that were downloaded.
+
+use std::{
+    fmt::Write as _,
+    time::{Duration, SystemTime},
+};
+
+use serde_json::{Value, json};
+use tokenmill::hub::{self, StoredModel};
+
+use crate::{failure::Failure, model_name::settings, note::note, numbers::size_of, output, visible::visible};
+
+/// List the models that were downloaded.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill list\n  \
+    tokenmill list --json | jq -r '.[].name'\n\n\
+    It shows what other programs have put into the cache of Hugging Face, too. `tokenmill inspect NAME` describes a model,\n\
+    `tokenmill rm NAME` removes one.")]
+pub(crate) struct Args {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let settings = settings();
+    let models = hub::stored_models(&settings)?;
+    if args.json {
+        return output::print_json(&models.iter().map(to_json).collect());
+    }
+    if models.is_empty() {
+        note!(
+            "{}",
+            visible(&format!(
+                "no models in {}; `tokenmill pull OWNER/REPOSITORY` downloads one",
+                settings.cache.display()
+            ))
+        );
+        return Ok(());
+    }
+    let names: Vec<String> = models.iter().map(|model| model.name.to_string()).collect();
+    let width = names.iter().map(String::len).max().unwrap_or(0).max("NAME".len());
+    let mut table = format!("{:<width$}  {:<11}  {:>10}  LAST USED\n", "NAME", "TYPE", "SIZE");
+    for (name, model) in names.iter().zip(&models) {
+        let used = model.last_used.map_or_else(|| "unknown".to_owned(), ago);
+        writeln!(
+            table,
+            "{name:<width$}  {:<11}  {:>10}  {used}",
+            model.label,
+            size_of(model.n_bytes)
+        )
+        .expect("writing to a string does not fail");
+    }
+    output::print(&table)
+}
+
+fn to_json(model: &StoredModel) -> Value {
+    let since_1970 = |time: SystemTime| {
+        time.duration_since(SystemTime::UNIX_EPOCH)
+            .ok()
+            .map(|time| time.as_secs())
+    };
+    json!({
+        "name": model.name.to_string(),
+        "type": model.label,
+        "bytes": model.n_bytes,
+        "last_used": model.last_used.and_then(since_1970),
+        "commit": model.commit,
+        "path": model.path.to_string_lossy(),
+    })
+}
+
+/// How long ago a time was, in words.
+fn ago(time: SystemTime) -> String {
+    let past = time.elapsed().unwrap_or(Duration::ZERO);
+    let hours = past.as_secs() / 3600;
+    match (hours, hours / 24) {
+        (0, _) => "less than an hour ago".to_owned(),
+        (1, _) => "1 hour ago".to_owned(),
+        (hours, 0) => format!("{hours} hours ago"),
+        (_, 1) => "yesterday".to_owned(),
+        (_, days) => format!("{days} days ago"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_told_in_words() {
+        let check = |hours: u64, expected: &str| {
+            let time = SystemTime::now() - Duration::from_secs(3600 * hours + 60);
+            assert_eq!(ago(time), expected);
+        };
+        check(0, "less than an hour ago");
+        check(1, "1 hour ago");
+        check(23, "23 hours ago");
+        check(24, "yesterday");
+        check(72, "3 days ago");
+    }
+}

@@ -1,0 +1,92 @@
+//! `pull`: downloads a model by its name.
+
+use serde_json::json;
+use tokenmill::hub::{self, ModelName, PulledModel};
+
+use crate::{
+    failure::Failure,
+    interrupt,
+    model_name::{FetchArgs, Watcher, fetch, wishes},
+    note::note,
+    numbers::size_of,
+    output,
+    visible::visible,
+};
+
+/// Download a model from the Hugging Face Hub.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill pull ggml-org/gemma-3-1b-it-GGUF\n  \
+    tokenmill pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0\n  \
+    tokenmill pull Qwen/Qwen3-0.6B@main\n  \
+    tokenmill chat ggml-org/gemma-3-1b-it-GGUF\n\n\
+    Without a TYPE it is Q4_K_M, or what there is near it, if it fits into the memory; else the largest that does.\n\
+    Repositories without GGUF files give a folder of safetensors. A pull that was interrupted continues where it was.\n\n\
+    Models lie in the cache of Hugging Face's own programs, which find them there: HF_HUB_CACHE, or hub in HF_HOME\n\
+    [default: ~/.cache/huggingface/hub]. HF_TOKEN, or the file `token` in HF_HOME, holds an access token for private\n\
+    and restricted models. HF_ENDPOINT names a mirror.")]
+pub(crate) struct Args {
+    /// OWNER/REPOSITORY[@REVISION][:TYPE], or the address of its page; for TYPE also the name of a file
+    model: ModelName,
+    /// Leave out the encoder of images (mmproj) that some models have
+    #[arg(long)]
+    no_projector: bool,
+    /// Show what would be downloaded, and download nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    // What has arrived is on the disk, and the next pull continues there.
+    interrupt::ends_at_once()?;
+    let settings = FetchArgs::default().settings();
+    let mut wishes = wishes();
+    wishes.with_projector = !args.no_projector;
+    let watcher = Watcher::new();
+    let plan = hub::plan(&args.model, &wishes, &settings, &watcher)?;
+    let name = plan.full_name();
+    let (total_bytes, missing_bytes) = (plan.total_bytes, plan.missing_bytes);
+    let because = plan
+        .why
+        .as_ref()
+        .map_or_else(String::new, |why| format!(" ({why})"));
+    let rest = match missing_bytes {
+        0 => "nothing is missing".to_owned(),
+        _ if missing_bytes == total_bytes => "all to be downloaded".to_owned(),
+        _ => format!("{} to be downloaded", size_of(missing_bytes)),
+    };
+    let files = if plan.n_files() == 1 {
+        "1 file".to_owned()
+    } else {
+        format!("{} files", plan.n_files())
+    };
+    note!(
+        "{}",
+        visible(&format!(
+            "{name}{because}: {files}, {}, {rest}",
+            size_of(total_bytes)
+        ))
+    );
+    if args.dry_run {
+        return Ok(());
+    }
+    let PulledModel { path, commit, .. } = fetch(plan, &settings, &watcher)?;
+    if args.json {
+        return output::print_json(&json!({
+            "name": name.to_string(),
+            "path": path.to_string_lossy(),
+            "commit": commit,
+            "bytes": total_bytes,
+            "downloaded_bytes": missing_bytes,
+        }));
+    }
+    output::print_line(&path.to_string_lossy())?;
+    note!(
+        "{}",
+        visible(&format!("`tokenmill chat {name}` converses with it"))
+    );
+    Ok(())
+}

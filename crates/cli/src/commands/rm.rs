@@ -1,0 +1,46 @@
+//! `rm`: removes a downloaded model.
+
+use tokenmill::hub::{ModelName, Removal};
+
+use crate::{
+    failure::Failure,
+    model_name::{is_agreed, settings},
+    note::note,
+    numbers::size_of,
+    visible::visible,
+};
+
+/// Remove a model that was downloaded.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill rm bartowski/Llama-3.2-1B-Instruct-GGUF:Q8_0\n  \
+    tokenmill rm bartowski/Llama-3.2-1B-Instruct-GGUF --yes\n\n\
+    Without a TYPE it removes all that is there of the repository. What other revisions use stays.")]
+pub(crate) struct Args {
+    /// OWNER/REPOSITORY[@REVISION][:TYPE], as `tokenmill list` shows it
+    model: ModelName,
+    /// Do not ask
+    #[arg(long)]
+    yes: bool,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let removal = Removal::of(&args.model, &settings())?;
+    let models = match removal.labels.as_slice() {
+        [] => String::new(),
+        labels => format!(" ({})", labels.join(", ")),
+    };
+    let freed = size_of(removal.freed_bytes);
+    let name = &args.model;
+    if !args.yes && !is_agreed(&format!("Remove {name}{models}, {freed}?"))? {
+        return Err(
+            Failure::usage(format!("`{name}` is still there")).hint("`--yes` removes it without asking")
+        );
+    }
+    removal.apply()?;
+    note!(
+        "{}",
+        visible(&format!("removed {name}{models}; {freed} are free again"))
+    );
+    Ok(())
+}

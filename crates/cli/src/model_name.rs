@@ -1,0 +1,320 @@
+//! [`FetchArgs`]: from what stands for MODEL to a path, with a download in between where it is a name.
+//!
+//! Separate because every command that takes a model takes names. Invariants: what exists as a file or a folder is never taken for a
+//! name; nothing is downloaded without a yes, on the terminal or as an option.
+
+use std::{
+    env,
+    io::{self, IsTerminal as _, Write as _},
+    path::{Path, PathBuf},
+    sync::Once,
+};
+
+use clap::Args;
+use indicatif::ProgressBar;
+use tokenmill::{
+    hub::{HubError, HubSettings, ModelName, PullEvent, PullObserver, PullPlan, PullWishes, PulledModel},
+    machine_bytes,
+};
+
+use crate::{failure::Failure, note::note, numbers::size_of, progress, visible::visible};
+
+/// What may be downloaded for a command.
+#[derive(Args, Debug, Clone, Default)]
+#[command(next_help_heading = "Models by name")]
+pub(crate) struct FetchArgs {
+    /// Download a model that is named and not on this machine without asking
+    #[arg(long)]
+    yes: bool,
+    /// Download nothing; also HF_HUB_OFFLINE=1
+    #[arg(long)]
+    offline: bool,
+}
+
+impl FetchArgs {
+    /// The path of what stands for MODEL. A model that is named, and is not in the cache, is downloaded.
+    ///
+    /// # Errors
+    /// A name that means nothing, a download that fails, or no yes to one.
+    pub(crate) fn resolve(&self, model: &Path) -> Result<PathBuf, Failure> {
+        let Some(name) = hub_name(model)? else {
+            return Ok(model.to_owned());
+        };
+        let settings = self.settings();
+        let wishes = wishes();
+        if let Some(found) = tokenmill::hub::find_stored(&name, &wishes, &settings) {
+            return Ok(found.path);
+        }
+        let watcher = Watcher::new();
+        let plan = tokenmill::hub::plan(&name, &wishes, &settings, &watcher)?;
+        if !self.yes {
+            ask_for(&plan)?;
+        }
+        Ok(fetch(plan, &settings, &watcher)?.path)
+    }
+
+    /// The settings of the environment and of these options.
+    pub(crate) fn settings(&self) -> HubSettings {
+        let mut settings = settings();
+        settings.is_offline |= self.offline;
+        settings
+    }
+}
+
+/// The settings of the environment.
+pub(crate) fn settings() -> HubSettings {
+    HubSettings::from_variables(|name| env::var(name).ok())
+}
+
+/// What of a repository is wished on this machine.
+pub(crate) fn wishes() -> PullWishes {
+    let mut wishes = PullWishes::default();
+    wishes.memory_bytes = machine_bytes();
+    wishes
+}
+
+/// The name that stands for MODEL; `None` where it is a path.
+///
+/// # Errors
+/// What says by itself that it is a name, and is none.
+fn hub_name(model: &Path) -> Result<Option<ModelName>, Failure> {
+    let Some(text) = model.to_str() else {
+        return Ok(None);
+    };
+    if ModelName::is_marked(text) {
+        return Ok(Some(text.parse()?));
+    }
+    let is_file_name = !text.contains(':')
+        && (model.extension())
+            .and_then(|extension| extension.to_str())
+            .is_some_and(|extension| matches!(extension, "gguf" | "safetensors" | "json" | "bin"));
+    let owner = text.split('/').next().unwrap_or_default();
+    if model.exists() || is_file_name || Path::new(owner).exists() {
+        return Ok(None);
+    }
+    Ok(text.parse().ok())
+}
+
+/// Asks on the terminal whether a model is to be downloaded.
+///
+/// # Errors
+/// A no, and no terminal to ask on.
+fn ask_for(plan: &PullPlan) -> Result<(), Failure> {
+    let name = plan.full_name();
+    if plan.missing_bytes == 0 {
+        return Ok(());
+    }
+    let n_bytes = size_of(plan.missing_bytes);
+    let question = match &plan.why {
+        Some(why) => format!("Download {name}, {n_bytes} ({why})?"),
+        None => format!("Download {name}, {n_bytes}?"),
+    };
+    if is_agreed(&question)? {
+        return Ok(());
+    }
+    Err(
+        Failure::input(format!("`{name}` is not on this machine")).hint(format!(
+            "`tokenmill pull {name}` downloads it, {n_bytes}; `--yes` does so here"
+        )),
+    )
+}
+
+/// Asks a question that is answered with yes or no; nothing but yes is a yes. Without a terminal it is no.
+///
+/// # Errors
+/// A terminal that cannot be read.
+pub(crate) fn is_agreed(question: &str) -> Result<bool, Failure> {
+    let mut stderr = io::stderr();
+    if !io::stdin().is_terminal() || !stderr.is_terminal() {
+        return Ok(false);
+    }
+    // What cannot be shown is not answered either.
+    let _unwritten = write!(stderr, "{} [y/N] ", visible(question));
+    let mut answer = String::new();
+    io::stdin()
+        .read_line(&mut answer)
+        .map_err(|error| Failure::input(format!("cannot read the answer: {error}")))?;
+    Ok(matches!(answer.trim().to_lowercase().as_str(), "y" | "yes"))
+}
+
+/// Downloads with a progress bar.
+///
+/// # Errors
+/// As [`PullPlan::fetch`].
+pub(crate) fn fetch(
+    plan: PullPlan,
+    settings: &HubSettings,
+    watcher: &Watcher,
+) -> Result<PulledModel, Failure> {
+    let pulled = plan.fetch(settings, watcher);
+    watcher.bar.finish_and_clear();
+    Ok(pulled?)
+}
+
+/// Shows a download on standard error.
+pub(crate) struct Watcher {
+    bar: ProgressBar,
+    began: Once,
+}
+
+impl Watcher {
+    /// A bar that is not shown before something arrives.
+    pub(crate) fn new() -> Self {
+        Self {
+            bar: progress::transfer("downloading"),
+            began: Once::new(),
+        }
+    }
+
+    fn say(&self, text: &str) {
+        self.bar.suspend(|| note!("{}", visible(text)));
+    }
+}
+
+impl PullObserver for Watcher {
+    fn event(&self, event: PullEvent<'_>) {
+        match event {
+            PullEvent::Progress {
+                done_bytes,
+                total_bytes,
+            } => {
+                self.began
+                    .call_once(|| progress::begin_transfer(&self.bar, total_bytes));
+                self.bar.set_position(done_bytes);
+            }
+            PullEvent::Waiting { file } => self.say(&format!("waiting: another program downloads {file}")),
+            PullEvent::Retrying { reason, pause } => {
+                let seconds = pause.as_secs_f64();
+                self.say(&format!("{reason}; trying again in {seconds:.0} s"));
+            }
+            PullEvent::Restarting { file, reason } => {
+                self.say(&format!("{reason}; {file} is downloaded again"));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl From<HubError> for Failure {
+    fn from(error: HubError) -> Self {
+        let message = error.to_string();
+        match error {
+            HubError::BadName { .. } => {
+                Self::usage(message).hint("write OWNER/REPOSITORY, as in `ggml-org/gemma-3-1b-it-GGUF:Q4_K_M`")
+            }
+            HubError::BadEndpoint { .. } => Self::usage(message).hint("HF_ENDPOINT names it"),
+            HubError::Offline { .. } => {
+                Self::input(message).hint("leave out `--offline` and HF_HUB_OFFLINE, or see `tokenmill list`")
+            }
+            HubError::NotFound { .. } => {
+                Self::input(message).hint("check the name; a private model needs an access token in HF_TOKEN")
+            }
+            HubError::NoRevision { .. } => Self::input(message).hint("a revision is a branch, a tag or a commit"),
+            HubError::NoSuchType { name, there, .. } => {
+                let first = there.first().filter(|label| !label.contains(' '));
+                let example = first.map_or_else(|| name.clone(), |label| format!("{name}:{label}"));
+                Self::input(message).hint(format!("write it as `{example}`"))
+            }
+            HubError::SeveralOfType { name, files, .. } => {
+                Self::input(message).hint(format!("write it as `{name}:{}`", files[0]))
+            }
+            HubError::NothingToOpen { .. } => {
+                Self::input(message).hint("look for a repository with GGUF in its name")
+            }
+            HubError::NothingFits {
+                name,
+                smallest,
+                n_bytes,
+                memory_bytes,
+            } => Self::input(format!(
+                "no file of `{name}` fits into {} of memory; the smallest, {smallest}, has {}",
+                size_of(memory_bytes),
+                size_of(n_bytes)
+            ))
+            .hint(format!(
+                "`{name}:{smallest}` takes it all the same; a model with fewer parameters will be faster"
+            )),
+            HubError::Gated { page, had_token, .. } => Self::input(message).hint(if had_token {
+                format!("ask for access on {page}, with the account of the token in HF_TOKEN")
+            } else {
+                format!("ask for access on {page}, then set HF_TOKEN to an access token of your account")
+            }),
+            HubError::BadToken { .. } => Self::input(message)
+                .hint("make another at https://huggingface.co/settings/tokens and set HF_TOKEN, or leave it unset"),
+            HubError::TooManyRequests { .. } => {
+                Self::work(message).hint("wait, or set HF_TOKEN: accounts have higher limits; the next pull continues")
+            }
+            HubError::NoConnection { .. } => Self::work(message).hint(
+                "check the network; HF_ENDPOINT names a mirror, `tokenmill list` shows what is here; the next pull \
+                 continues",
+            ),
+            HubError::ServerFailed { .. } | HubError::Changed { .. } | HubError::Damaged { .. } => {
+                Self::work(message).hint("try again; a pull continues with what has arrived")
+            }
+            HubError::Refused { .. } | HubError::BadAnswer { .. } => {
+                Self::work(message).hint("HF_ENDPOINT and a proxy decide which server answers")
+            }
+            HubError::NoSpace {
+                folder,
+                needed_bytes,
+                free_bytes,
+            } => Self::output(format!(
+                "{} has room for {}, and {} are needed",
+                folder.display(),
+                size_of(free_bytes),
+                size_of(needed_bytes)
+            ))
+            .hint("`tokenmill rm NAME` makes room, HF_HUB_CACHE names another folder"),
+            HubError::File { action, path, source } => {
+                let failure = match action {
+                    "write" => Self::unwritable(path.display(), &source),
+                    _ => Self::input(message),
+                };
+                match source.kind() {
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => failure
+                        .hint("`tokenmill rm NAME` makes room, HF_HUB_CACHE names another folder; the next pull continues"),
+                    _ => failure,
+                }
+            }
+            HubError::NotStored { .. } => Self::input(message).hint("`tokenmill list` shows what is there"),
+            _ => Self::work(message),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_and_folders_are_never_names() {
+        let check = |text: &str, is_name: bool| {
+            let found = hub_name(Path::new(text));
+            assert_eq!(found.map_or(true, |name| name.is_some()), is_name, "{text}");
+        };
+        for name in [
+            "no-owner/repo-GGUF",
+            "no-owner/repo:Q4_K_M",
+            "no-owner/repo:x.gguf",
+            "hf://src/x",
+            "hf:x",
+        ] {
+            check(name, true);
+        }
+        // Tests run in the crate's folder.
+        for path in [
+            "demo",
+            "src",
+            "src/main.rs",
+            "src/none",
+            "a.gguf",
+            "no-owner/a.gguf",
+            "./a/b",
+            "/a/b",
+            "a/b/c",
+            "",
+        ] {
+            check(path, false);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Models by name, without a network: what is in the cache, and what is said about the rest. `tests/e2e/models.py` downloads.
+
+use std::{fs, path::Path, process::Command};
+
+use tempfile::TempDir;
+
+use crate::support::{DEMO_GGUF, Outcome, arg, command};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A cache with the demo model as `org/demo-GGUF:Q8_0`, as `huggingface_hub` leaves it.
+fn cache() -> TempDir {
+    let cache = tempfile::tempdir().unwrap();
+    let folder = cache.path().join("models--org--demo-GGUF");
+    let snapshot = folder.join("snapshots").join(COMMIT);
+    for folder in [&folder.join("blobs"), &folder.join("refs"), &snapshot] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    fs::write(folder.join("blobs/etag"), DEMO_GGUF).unwrap();
+    fs::write(folder.join("refs/main"), COMMIT).unwrap();
+    link("../../blobs/etag", &snapshot.join("demo-Q8_0.gguf"));
+    cache
+}
+
+#[cfg(unix)]
+fn link(target: &str, path: &Path) {
+    std::os::unix::fs::symlink(target, path).unwrap();
+}
+
+#[cfg(windows)]
+fn link(target: &str, path: &Path) {
+    std::os::windows::fs::symlink_file(target, path).unwrap();
+}
+
+fn in_cache(cache: &TempDir, args: &[&str]) -> Command {
+    let mut command = command(args);
+    command.env("HF_HUB_CACHE", cache.path());
+    command
+}
+
+fn outcome(cache: &TempDir, args: &[&str]) -> Outcome {
+    Outcome::of(&in_cache(cache, args).output().expect("the program starts"))
+}
+
+#[test]
+fn a_model_in_the_cache_runs_by_its_name() {
+    let cache = cache();
+    let by_file = outcome(
+        &cache,
+        &["run", "demo", "Once upon a time", "-n", "8", "--temp", "0"],
+    )
+    .ok();
+    for name in [
+        "org/demo-GGUF",
+        "org/demo-GGUF:q8_0",
+        "hf://org/demo-GGUF",
+        "org/demo-GGUF@main:demo-Q8_0.gguf",
+    ] {
+        let text = outcome(
+            &cache,
+            &["run", name, "Once upon a time", "-n", "8", "--temp", "0"],
+        )
+        .ok();
+        assert_eq!(text, by_file, "{name}");
+    }
+    let ids = outcome(&cache, &["tokenize", "org/demo-GGUF", "Once", "--ids"]).ok();
+    assert_eq!(ids, outcome(&cache, &["tokenize", "demo", "Once", "--ids"]).ok());
+    assert!(
+        outcome(&cache, &["inspect", "org/demo-GGUF", "--summary"])
+            .ok()
+            .contains("demo-Q8_0.gguf")
+    );
+}
+
+#[test]
+fn the_cache_is_listed_and_emptied() {
+    let cache = cache();
+    let table = outcome(&cache, &["list"]).ok();
+    let row = table.lines().nth(1).unwrap();
+    assert!(
+        row.starts_with("org/demo-GGUF:Q8_0  Q8_0") && row.contains("MiB"),
+        "{table}"
+    );
+    let json: serde_json::Value = serde_json::from_str(&outcome(&cache, &["list", "--json"]).ok()).unwrap();
+    assert_eq!(json[0]["name"], "org/demo-GGUF:Q8_0");
+    assert_eq!(json[0]["bytes"], DEMO_GGUF.len());
+    assert!(Path::new(json[0]["path"].as_str().unwrap()).exists());
+
+    let kept = outcome(&cache, &["rm", "org/demo-GGUF"]).failed(2);
+    assert_eq!(
+        kept,
+        "error: `org/demo-GGUF` is still there (hint: `--yes` removes it without asking)"
+    );
+    let wrong = outcome(&cache, &["rm", "org/demo-GGUF:Q4_K_M", "--yes"]).failed(3);
+    assert!(wrong.contains("it has Q8_0"), "{wrong}");
+    assert_eq!(outcome(&cache, &["rm", "org/demo-GGUF:Q8_0", "--yes"]).ok(), "");
+    assert!(!cache.path().join("models--org--demo-GGUF").exists());
+    let gone = outcome(&cache, &["rm", "org/demo-GGUF", "--yes"]).failed(3);
+    assert!(gone.contains("is not in the cache"), "{gone}");
+    assert_eq!(outcome(&cache, &["list"]).ok(), "");
+}
+
+#[test]
+fn names_that_cannot_be_had_are_one_line() {
+    let cache = cache();
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("mine")).unwrap();
+    let path = folder.path().join("mine/model");
+    let lines = [
+        outcome(&cache, &["run", "no-owner/model-GGUF", "Hi"]).failed(3),
+        outcome(&cache, &["chat", "org/demo-GGUF:Q4_K_M"]).failed(3),
+        outcome(&cache, &["pull", "org/demo-GGUF"]).failed(3),
+        outcome(&cache, &["run", "hf://no-repository", "Hi"]).failed(2),
+        outcome(&cache, &["pull", "no-repository"])
+            .stderr
+            .lines()
+            .next()
+            .unwrap()
+            .to_owned(),
+        outcome(&cache, &["run", arg(&path), "Hi"])
+            .failed(3)
+            .replace(arg(folder.path()), "DIR"),
+    ];
+    insta::assert_snapshot!(lines.join("\n"));
+}
+
+#[test]
+fn without_a_network_the_host_is_named() {
+    let cache = cache();
+    let mut command = in_cache(&cache, &["pull", "org/other-GGUF"]);
+    // A port that no program listens on.
+    command
+        .env("HF_HUB_OFFLINE", "0")
+        .env("HF_ENDPOINT", "http://127.0.0.1:9");
+    let outcome = Outcome::of(&command.output().unwrap());
+    assert_eq!(outcome.code, 1, "{}", outcome.stderr);
+    let last = outcome.stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("error: 127.0.0.1:9 cannot be reached: "),
+        "{last}"
+    );
+    assert!(last.contains("(hint: check the network; "), "{last}");
+}
