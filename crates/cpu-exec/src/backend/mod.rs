@@ -396,8 +396,14 @@ impl Backend for CpuBackend {
                 input,
                 &mut [target(a, n_rows), target(b, n_rows)],
             ),
-            [a, b, c, rest @ ..] => {
-                let mut targets = [target(a, n_rows), target(b, n_rows), target(c, n_rows)];
+            [a, b, c] => crate::linear_group(
+                host,
+                workspace,
+                input,
+                &mut [target(a, n_rows), target(b, n_rows), target(c, n_rows)],
+            ),
+            [a, b, c, d, rest @ ..] => {
+                let mut targets = [a, b, c, d].map(|job| target(job, n_rows));
                 crate::linear_group(host, workspace, input, &mut targets);
                 for job in rest {
                     crate::linear_group(host, workspace, input, &mut [target(job, n_rows)]);
