@@ -61,14 +61,20 @@ impl<B: NibblesBlock> Nibbles<B> {
     /// Packs the quants of 32 columns of a row.
     #[inline(always)]
     fn pack_quants(quants: &[u8; SUB_COLS], row_idx: usize, out: &mut [u8]) {
-        let packed: [u8; 16] = std::array::from_fn(|i| quants[i] & 0xf | quants[i + 16] << 4);
+        let mut packed = [0; 16];
+        for i in 0..16 {
+            packed[i] = quants[i] & 0xf | quants[i + 16] << 4;
+        }
         let (words, _) = out.as_chunks_mut::<4>();
         for (j, word) in packed.as_chunks::<4>().0.iter().enumerate() {
             words[TILE_ROWS * j + row_idx] = *word;
         }
         if Self::HAS_FIFTH {
-            words[TILE_ROWS * 4 + row_idx] =
-                std::array::from_fn(|b| (0..8).fold(0, |byte, g| byte | (quants[4 * g + b] >> 4) << g));
+            let mut fifth = 0;
+            for (g, four) in quants.as_chunks::<4>().0.iter().enumerate() {
+                fifth |= (u32::from_le_bytes(*four) >> 4 & 0x0101_0101) << g;
+            }
+            words[TILE_ROWS * 4 + row_idx] = fifth.to_le_bytes();
         }
     }
 
@@ -118,12 +124,14 @@ impl<B: NibblesBlock> QuantTile for Nibbles<B> {
     fn pack(rows: &[&[B]; TILE_ROWS], out: &mut [u8]) {
         let block_subs = B::LEN / SUB_COLS;
         let (quants, scales) = out.split_at_mut(rows[0].len() * block_subs * Self::QUANT_BYTES);
-        for (row_idx, row) in rows.iter().enumerate() {
-            let outs = quants.chunks_exact_mut(block_subs * Self::QUANT_BYTES);
-            for (index, (block, out)) in row.iter().zip(outs).enumerate() {
-                let block = block.parts();
-                let subs = block.quants.as_ref().as_chunks().0.iter();
-                for (quants, out) in subs.zip(out.chunks_exact_mut(Self::QUANT_BYTES)) {
+        // Blocks outside: what is written stays in the nearest cache until all rows have come to it.
+        let outs = quants.chunks_exact_mut(block_subs * Self::QUANT_BYTES);
+        for (index, out) in outs.enumerate() {
+            for (row_idx, row) in rows.iter().enumerate() {
+                let block = row[index].parts();
+                let (subs, _) = block.quants.as_ref().as_chunks();
+                for (sub, quants) in subs.iter().enumerate() {
+                    let out = &mut out[sub * Self::QUANT_BYTES..][..Self::QUANT_BYTES];
                     Self::pack_quants(quants, row_idx, out);
                 }
                 Self::pack_scales(&block, index, row_idx, scales);
