@@ -4,6 +4,8 @@
 //! of the columns, one group of channels in every slot, belongs to one thread. Invariant: a step reads a slot before its
 //! sequence's first token and writes slots that no other sequence of the step touches, as the batch was checked for.
 
+use std::ops::Range;
+
 use tokenmill_backend::{ForwardBatch, SeqState, StateLayout};
 
 use tokenmill_cpu_kernels::MAX_LANES;
@@ -65,7 +67,7 @@ impl StateStore {
 
 /// A sequence's tokens and slots.
 pub(crate) struct Run {
-    pub(crate) tokens: std::ops::Range<usize>,
+    pub(crate) tokens: Range<usize>,
     /// Where the state is before the first token; `None` for zeros.
     pub(crate) from: Option<usize>,
     pub(crate) to: usize,
@@ -102,6 +104,25 @@ impl<'a> StepStates<'a> {
     }
 }
 
+impl Run {
+    /// The tokens in blocks of at most `max_tokens`, which end where a snapshot is kept; each with the snapshot's slot, if
+    /// there is one behind it.
+    pub(crate) fn blocks(&self, max_tokens: usize) -> impl Iterator<Item = (Range<usize>, Option<usize>)> {
+        let (end, save) = (self.tokens.end, self.save);
+        let mut first = self.tokens.start;
+        std::iter::from_fn(move || {
+            let start = first;
+            let save = save.filter(|&(token, _)| start <= token);
+            first = end.min(start + max_tokens);
+            if let Some((token, _)) = save {
+                first = first.min(token + 1);
+            }
+            let slot = save.and_then(|(token, slot)| (token + 1 == first).then_some(slot));
+            (start < end).then_some((start..first, slot))
+        })
+    }
+}
+
 /// Brings the state before a sequence's first token to the slot that is written.
 pub(crate) fn begin(states: &mut Patch<'_, f32>, run: &Run) {
     match run.from {
@@ -111,7 +132,38 @@ pub(crate) fn begin(states: &mut Patch<'_, f32>, run: &Run) {
     }
 }
 
-/// Channels that a step of a recurrence takes at a time, where `width` of them belong together.
+/// Tokens that one pass of a recurrence takes.
+pub(crate) const RUN_TOKENS: usize = 16;
+
+/// Channels that lie next to each other in a recurrence's state, where `width` of them belong together.
 pub(crate) fn lanes_of(width: usize) -> usize {
     (1 << width.trailing_zeros().min(31)).min(MAX_LANES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_end_where_a_snapshot_is_kept() {
+        let check = |tokens: Range<usize>, save, expected: &[(Range<usize>, Option<usize>)]| {
+            let run = Run {
+                tokens,
+                from: None,
+                to: 0,
+                save,
+            };
+            assert_eq!(run.blocks(4).collect::<Vec<_>>(), expected);
+        };
+        check(3..3, None, &[]);
+        check(3..12, None, &[(3..7, None), (7..11, None), (11..12, None)]);
+        check(
+            3..12,
+            Some((8, 5)),
+            &[(3..7, None), (7..9, Some(5)), (9..12, None)],
+        );
+        check(3..8, Some((6, 5)), &[(3..7, Some(5)), (7..8, None)]);
+        check(3..5, Some((3, 5)), &[(3..4, Some(5)), (4..5, None)]);
+        check(0..4, Some((3, 5)), &[(0..4, Some(5))]);
+    }
 }

@@ -10,7 +10,7 @@
 //! | a weight format: packing, products, rows | [`TileOps`], one for each tensor type; [`TileMemory`] for its tiles |
 //! | activations as bytes | [`ActivationBlock`] |
 //! | attention over a page type | [`PageOps`], of which there are [`F32_PAGES`], [`F16_PAGES`] and [`Q8_0_PAGES`]; [`softmax`] between the two |
-//! | a token's step of a recurrent layer | [`conv_row`], [`delta_step`], [`ssm_step`] |
+//! | some tokens of a recurrent layer | [`conv_run`], [`delta_run`], [`ssm_run`] |
 //! | functions of values | [`ActivationOps`], [`SILU`] and its like; [`soft_cap`] |
 //! | the machine's limits | [`read_bytes`], [`multiply_bytes`] |
 //!
@@ -52,7 +52,9 @@ pub use activation::{
 pub use activation_block::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
 pub use attention::{F16_PAGES, F32_PAGES, PageOps, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS};
 pub use limits::{multiply_bytes, read_bytes};
-pub use recurrence::{Decays, DeltaStep, MAX_LANES, SsmStep, conv_row, delta_step, ssm_step};
+pub use recurrence::{
+    ConvRun, Decays, DeltaRun, MAX_LANES, MAX_TAPS, Rows, SsmRun, conv_run, delta_run, ssm_run,
+};
 pub use reduction::PAIR_ROWS;
 pub use simd::TILE_ROWS;
 pub use softmax::softmax;

@@ -1,23 +1,26 @@
-//! [`delta_net`]: the gated delta rule, token by token.
+//! [`delta_net`]: the gated delta rule.
 //!
-//! Threads share the columns of the value heads, of which each has its own part of every state: no sum goes across threads,
-//! and one order serves prompts and decoding alike.
+//! Threads share the columns of the value heads, of which each has its own part of every state: no sum goes across threads.
+//! A thread takes the tokens of its columns in blocks, so that their part of the state stays in its nearest cache; one order
+//! of operations serves prompts and decoding alike.
 
 use tokenmill_backend::{DeltaNet, DeltaNetRows};
-use tokenmill_cpu_kernels::{DeltaStep, delta_step};
+use tokenmill_cpu_kernels::{DeltaRun, MAX_LANES, Rows, delta_run};
 
 use crate::{
     Host, StateStore, StepStates,
     pool::Columns,
-    states::{begin, lanes_of},
+    states::{RUN_TOKENS, begin, lanes_of},
 };
 
-use super::ssm_scan::softplus;
+use super::{norm::lane_sum, ssm_scan::softplus};
 
 /// Tokens that one thread prepares at a time.
 const TOKEN_BLOCK: usize = 8;
 /// Added to a sum of squares before its root divides.
 const EPS: f32 = 1e-6;
+/// Groups of columns that one thread takes, where a head has as many: they share the loads of queries and keys.
+const N_GROUPS: usize = 2;
 
 /// Runs the rule over each sequence's rows; see [`DeltaNet`]. `output`: `[n_tokens, n_v_heads * head_dim_v]`.
 ///
@@ -38,40 +41,52 @@ pub fn delta_net(
     let (dim_k, dim_v) = (net.head_dim_k, net.head_dim_v);
     let (qkv_width, v_width) = (net.qkv_width(), net.n_v_heads * dim_v);
     let n_lanes = lanes_of(dim_v);
+    let has_groups = dim_v.is_multiple_of(N_GROUPS * n_lanes);
+    let n_columns = if has_groups { N_GROUPS * n_lanes } else { n_lanes };
+    let n_decays = net.decays_of_head();
     let layer = states.layer(net.state_idx);
     assert_eq!(layer.matrix_len, v_width * dim_k, "states of a delta rule");
     let parts = (
-        Columns::new(&mut layer.matrix, layer.matrix_len, n_lanes * dim_k),
-        Columns::new(output, v_width, n_lanes),
+        Columns::new(&mut layer.matrix, layer.matrix_len, n_columns * dim_k),
+        Columns::new(output, v_width, n_columns),
     );
     host.pool()
         .for_each_part(parts, |part_idx, (mut states, mut output)| {
-            let column = part_idx * n_lanes;
+            let column = part_idx * n_columns;
             let v_head = column / dim_v;
             let q_start = net.key_head(v_head) * dim_k;
             let k_start = net.n_k_heads * dim_k + q_start;
             let v_start = 2 * net.n_k_heads * dim_k + column;
+            let mut out = [0.0; RUN_TOKENS * N_GROUPS * MAX_LANES];
             for run in step.runs() {
                 begin(&mut states, &run);
-                for token_idx in run.tokens {
-                    let row = &qkv[token_idx * qkv_width..][..qkv_width];
-                    let gate_idx = token_idx * net.n_v_heads + v_head;
-                    let n_decays = net.decays_of_head();
-                    delta_step(
+                for (tokens, snapshot) in run.blocks(RUN_TOKENS) {
+                    let qkv = |start: usize, width| {
+                        Rows::new(&qkv[tokens.start * qkv_width + start..], qkv_width, width)
+                    };
+                    let gate_idx = tokens.start * net.n_v_heads + v_head;
+                    let out = &mut out[..tokens.len() * n_columns];
+                    delta_run(
                         host.features(),
-                        DeltaStep {
+                        DeltaRun {
                             state: states.row(run.to),
-                            q: &row[q_start..][..dim_k],
-                            k: &row[k_start..][..dim_k],
-                            v: &row[v_start..][..n_lanes],
-                            decays: &decays[gate_idx * n_decays..][..n_decays],
-                            rate: rates[gate_idx],
-                            out: output.row(token_idx),
+                            n_lanes,
+                            q: qkv(q_start, dim_k),
+                            k: qkv(k_start, dim_k),
+                            v: qkv(v_start, n_columns),
+                            decays: Rows::new(
+                                &decays[gate_idx * n_decays..],
+                                net.n_v_heads * n_decays,
+                                n_decays,
+                            ),
+                            rates: Rows::new(&rates[gate_idx..], net.n_v_heads, 1),
+                            out,
                         },
                     );
-                    if let Some((last, slot)) = run.save
-                        && last == token_idx
-                    {
+                    for (token_idx, row) in tokens.zip(out.chunks_exact(n_columns)) {
+                        output.row(token_idx).copy_from_slice(row);
+                    }
+                    if let Some(slot) = snapshot {
                         states.copy_row(run.to, slot);
                     }
                 }
@@ -98,7 +113,7 @@ fn prepare(host: &Host, net: &DeltaNet<&[f32]>, qkv: &mut [f32], alpha: &mut [f3
                 let k = &mut rest[..net.n_k_heads * dim_k];
                 for (heads, scale) in [(q, q_scale), (k, 1.0)] {
                     for head in heads.chunks_exact_mut(dim_k) {
-                        let squares: f32 = head.iter().map(|x| x * x).sum();
+                        let squares = lane_sum(head, |x| x * x);
                         let factor = scale / (squares + EPS).sqrt();
                         for x in head {
                             *x *= factor;

@@ -10,7 +10,8 @@ const LANES: usize = 16;
 /// Rows per chunk, so that a decode step's few rows stay on the calling thread.
 const ROWS_PER_CHUNK: usize = 4;
 
-fn lane_sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+/// Adds up `f` of all values.
+pub(super) fn lane_sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let (whole, rest) = x.as_chunks::<LANES>();
     for chunk in whole {

@@ -1,18 +1,31 @@
 //! [`short_conv`]: a causal convolution of a few rows, channel by channel.
+//!
+//! Threads share the channels in blocks. A block's state is its last rows, `[n_taps - 1, n]`, oldest first.
 
 use tokenmill_backend::ShortConv;
-use tokenmill_cpu_kernels::conv_row;
+use tokenmill_cpu_kernels::{ConvRun, MAX_TAPS, Rows, conv_run};
 
 use crate::{
     Host, StateStore, StepStates,
     pool::Columns,
-    states::{Run, begin},
+    states::{RUN_TOKENS, begin},
 };
 
+/// The most channels that one thread takes.
+const MAX_BLOCK: usize = 64;
+/// Values of the rows before a sequence's first token that a block has at most.
+const MAX_PAST: usize = 256;
+
 /// Channels that one thread takes.
-const BLOCK: usize = 64;
-/// The most rows that a value is made of.
-const MAX_TAPS: usize = 16;
+fn block_of(n_past: usize) -> usize {
+    const NARROW: usize = MAX_PAST / (MAX_TAPS - 1);
+    if n_past * MAX_BLOCK <= MAX_PAST {
+        MAX_BLOCK
+    } else {
+        // Whole vectors.
+        NARROW / 16 * 16
+    }
+}
 
 /// Convolves each sequence's rows; see [`ShortConv`]. `input`, `output`: `[n_tokens, n_channels]`.
 ///
@@ -30,73 +43,80 @@ pub fn short_conv(
     assert!((2..=MAX_TAPS).contains(&n_taps), "a convolution of {n_taps} taps");
     assert_eq!(input.len(), output.len(), "inputs and outputs of a convolution");
     let n_past = n_taps - 1;
+    let block = block_of(n_past);
     let layer = states.layer(conv.state_idx);
     assert_eq!(layer.conv_len, n_channels * n_past, "states of a convolution");
     let parts = (
-        Columns::new(&mut layer.conv, layer.conv_len, BLOCK * n_past),
-        Columns::new(output, n_channels, BLOCK),
+        Columns::new(&mut layer.conv, layer.conv_len, block * n_past),
+        Columns::new(output, n_channels, block),
     );
     host.pool()
         .for_each_part(parts, |part_idx, (mut states, mut output)| {
-            let first = part_idx * BLOCK;
-            let n = BLOCK.min(n_channels - first);
-            let input_row = |token_idx: usize| &input[token_idx * n_channels + first..][..n];
-            let mut weights = [0.0; BLOCK * MAX_TAPS];
-            for (c, taps) in conv.weight[first * n_taps..]
-                .chunks_exact(n_taps)
-                .take(n)
-                .enumerate()
-            {
-                for (tap, weight) in taps.iter().enumerate() {
-                    weights[tap * n + c] = *weight;
-                }
-            }
+            let first = part_idx * block;
+            let n = block.min(n_channels - first);
+            let weights = tap_rows(&conv.weight[first * n_taps..][..n * n_taps], n_taps);
             let bias = conv.bias.map(|bias| &bias[first..first + n]);
+            let input = |token_idx: usize| &input[token_idx * n_channels + first..];
+            let (mut past, mut out) = ([0.0; MAX_PAST], [0.0; RUN_TOKENS * MAX_BLOCK]);
             for run in step.runs() {
                 begin(&mut states, &run);
-                let past = past_rows(states.row(run.to), n, n_past);
-                // The row `back` rows before a token.
-                let row = |token_idx: usize, back: usize| match token_idx.checked_sub(back) {
-                    Some(idx) if idx >= run.tokens.start => input_row(idx),
-                    _ => {
-                        let age = back - (token_idx - run.tokens.start);
-                        &past[(n_past - age) * n..][..n]
+                for (tokens, snapshot) in run.blocks(RUN_TOKENS) {
+                    past[..n_past * n].copy_from_slice(states.row(run.to));
+                    let rows = Rows::new(input(tokens.start), n_channels, n);
+                    let out = &mut out[..tokens.len() * n];
+                    conv_run(
+                        host.features(),
+                        n_taps,
+                        ConvRun {
+                            weights: Rows::new(&weights, n, n),
+                            bias,
+                            has_silu: conv.has_silu,
+                            past: Rows::new(&past, n, n),
+                            rows,
+                            out,
+                        },
+                    );
+                    for (token_idx, row) in tokens.clone().zip(out.chunks_exact(n)) {
+                        output.row(token_idx).copy_from_slice(row);
                     }
-                };
-                let mut remember = |token_idx: usize, slot: usize| {
-                    for (tap, back) in (0..n_past).rev().enumerate() {
-                        let values = row(token_idx, back);
-                        let state = states.row(slot);
-                        for (c, value) in values.iter().enumerate() {
-                            state[c * n_past + tap] = *value;
-                        }
+                    let kept = states.row(run.to).chunks_exact_mut(n);
+                    for (tap, kept) in kept.enumerate() {
+                        // Of the rows before the block and those of the block, the last ones.
+                        let row_idx = tokens.len() + tap;
+                        kept.copy_from_slice(match row_idx.checked_sub(n_past) {
+                            Some(row_idx) => &input(tokens.start + row_idx)[..n],
+                            None => &past[row_idx * n..][..n],
+                        });
                     }
-                };
-                for token_idx in run.tokens.clone() {
-                    let mut rows = [&[][..]; MAX_TAPS];
-                    for (tap, back) in (0..n_taps).rev().enumerate() {
-                        rows[tap] = row(token_idx, back);
+                    if let Some(slot) = snapshot {
+                        states.copy_row(run.to, slot);
                     }
-                    let (weights, rows) = (&weights[..n_taps * n], &rows[..n_taps]);
-                    let out = output.row(token_idx);
-                    conv_row(host.features(), weights, rows, bias, conv.has_silu, out);
                 }
-                let Run { tokens, to, save, .. } = &run;
-                if let Some((token_idx, slot)) = *save {
-                    remember(token_idx, slot);
-                }
-                remember(tokens.end - 1, *to);
             }
         });
 }
 
-/// The rows before a sequence's first token, `[n_past, n]`, oldest first, from a state `[n, n_past]`.
-fn past_rows(state: &[f32], n: usize, n_past: usize) -> [f32; BLOCK * MAX_TAPS] {
-    let mut past = [0.0; BLOCK * MAX_TAPS];
-    for (c, taps) in state.chunks_exact(n_past).enumerate() {
-        for (tap, value) in taps.iter().enumerate() {
-            past[tap * n + c] = *value;
+/// Turns `[n, n_taps]` into `[n_taps, n]`.
+fn tap_rows(weight: &[f32], n_taps: usize) -> [f32; MAX_BLOCK * MAX_TAPS] {
+    let n = weight.len() / n_taps;
+    let mut rows = [0.0; MAX_BLOCK * MAX_TAPS];
+    for (c, taps) in weight.chunks_exact(n_taps).enumerate() {
+        for (tap, weight) in taps.iter().enumerate() {
+            rows[tap * n + c] = *weight;
         }
     }
-    past
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_before_a_block_fit_with_any_number_of_taps() {
+        for n_past in 1..MAX_TAPS {
+            let block = block_of(n_past);
+            assert!(block > 0 && block * n_past <= MAX_PAST, "{n_past} rows");
+        }
+    }
 }

@@ -1,14 +1,15 @@
-//! [`ssm_scan`]: selective state space models, Mamba and Mamba 2, token by token.
+//! [`ssm_scan`]: selective state space models, Mamba and Mamba 2.
 //!
-//! Threads share the channels, of which each has its own part of every state; one order serves prompts and decoding alike.
+//! Threads share the channels, of which each has its own part of every state, and take the tokens in blocks, as in a delta
+//! net; one order of operations serves prompts and decoding alike.
 
-use tokenmill_backend::{SsmRows, SsmScan};
-use tokenmill_cpu_kernels::{Decays, MAX_LANES, SsmStep, ssm_step};
+use tokenmill_backend::{Columns as Of, SsmRows, SsmScan};
+use tokenmill_cpu_kernels::{Decays, MAX_LANES, Rows, SsmRun, ssm_run};
 
 use crate::{
     Host, StateStore, StepStates,
     pool::Columns,
-    states::{begin, lanes_of},
+    states::{RUN_TOKENS, begin, lanes_of},
 };
 
 /// Step sizes that one thread prepares at a time.
@@ -47,52 +48,68 @@ pub fn ssm_scan(
         .for_each_part(parts, |part_idx, (mut states, mut output)| {
             let channel = part_idx * n_lanes;
             let group_start = channel / group_width * n_state;
-            let of_lanes = |value: &dyn Fn(usize) -> f32| {
-                let mut lanes = [0.0; MAX_LANES];
-                for (lane, out) in lanes[..n_lanes].iter_mut().enumerate() {
-                    *out = value((channel + lane) / head_dim);
-                }
-                lanes
+            let mut skip = [0.0; MAX_LANES];
+            let of_lanes = |lanes: &mut [f32], value: &dyn Fn(usize) -> f32| {
+                fill_lanes(&mut lanes[..n_lanes], channel, head_dim, value);
             };
-            let skip = of_lanes(&|head| scan.skip[head]);
-            let a = of_lanes(&|head| scan.a[head]);
+            of_lanes(&mut skip, &|head| scan.skip[head]);
+            let mut out = [0.0; RUN_TOKENS * MAX_LANES];
+            let (mut dts, mut decays) = (out, out);
             for run in step.runs() {
                 begin(&mut states, &run);
-                for token_idx in run.tokens {
-                    let dts = of_lanes(&|head| dt[token_idx * n_heads + head]);
-                    let mut decays = [0.0; MAX_LANES];
-                    let decays = if scan.has_own_decays {
-                        Decays::OfStates {
-                            a: &scan.a[channel..],
-                            stride: n_heads,
+                for (tokens, snapshot) in run.blocks(RUN_TOKENS) {
+                    for (i, token_idx) in tokens.clone().enumerate() {
+                        let dt = &dt[token_idx * n_heads..][..n_heads];
+                        of_lanes(&mut dts[i * n_lanes..], &|head| dt[head]);
+                        if !scan.has_own_decays {
+                            let decay = |head: usize| (dt[head] * scan.a[head]).exp();
+                            of_lanes(&mut decays[i * n_lanes..], &decay);
                         }
-                    } else {
-                        for (decay, (dt, a)) in decays.iter_mut().zip(dts.iter().zip(&a)) {
-                            *decay = (dt * a).exp();
-                        }
-                        Decays::OfChannels(&decays[..n_lanes])
-                    };
-                    ssm_step(
+                    }
+                    let out = &mut out[..tokens.len() * n_lanes];
+                    ssm_run(
                         host.features(),
-                        SsmStep {
+                        SsmRun {
                             state: states.row(run.to),
-                            x: x.part(token_idx, channel, n_lanes),
-                            dt: &dts[..n_lanes],
-                            decays,
+                            x: rows_of(&x, tokens.start, channel, n_lanes),
+                            dt: Rows::new(&dts, n_lanes, n_lanes),
+                            decays: if scan.has_own_decays {
+                                Decays::OfStates(Rows::new(&scan.a[channel..], n_heads, n_lanes))
+                            } else {
+                                Decays::OfChannels(Rows::new(&decays, n_lanes, n_lanes))
+                            },
                             skip: &skip[..n_lanes],
-                            b: b.part(token_idx, group_start, n_state),
-                            c: c.part(token_idx, group_start, n_state),
-                            out: output.row(token_idx),
+                            b: rows_of(&b, tokens.start, group_start, n_state),
+                            c: rows_of(&c, tokens.start, group_start, n_state),
+                            out,
                         },
                     );
-                    if let Some((last, slot)) = run.save
-                        && last == token_idx
-                    {
+                    for (token_idx, row) in tokens.zip(out.chunks_exact(n_lanes)) {
+                        output.row(token_idx).copy_from_slice(row);
+                    }
+                    if let Some(slot) = snapshot {
                         states.copy_row(run.to, slot);
                     }
                 }
             }
         });
+}
+
+/// Some columns of a buffer's rows, from row `first_row` on.
+fn rows_of<'a>(columns: &Of<'a, [f32]>, first_row: usize, start: usize, width: usize) -> Rows<'a> {
+    let first = first_row * columns.row_width + columns.first + start;
+    Rows::new(&columns.rows[first..], columns.row_width, width)
+}
+
+/// Writes the value of each lane's head, where lanes are the channels from `channel` on; a head's value is computed once.
+fn fill_lanes(lanes: &mut [f32], channel: usize, head_dim: usize, value: &dyn Fn(usize) -> f32) {
+    let mut first = 0;
+    while first < lanes.len() {
+        let head = (channel + first) / head_dim;
+        let end = lanes.len().min((head + 1) * head_dim - channel);
+        lanes[first..end].fill(value(head));
+        first = end;
+    }
 }
 
 /// `ln(1 + exp(x))`, which is `x` itself where the difference is below a rounding.

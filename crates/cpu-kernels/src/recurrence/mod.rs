@@ -1,0 +1,114 @@
+//! [`conv_run`], [`delta_run`], [`ssm_run`]: some tokens of a recurrent layer, for some neighbouring channels.
+//!
+//! Separate from the products because a state is read, changed and written at every token. A run takes several tokens of one
+//! sequence, so that the part of the state that it works on stays in the nearest cache. A state is kept as `[n, n_lanes]`:
+//! the channels are the lanes, so that no sum goes across lanes. Invariant: sums over `n` add elements `4 i + k` to sum `k` in
+//! order, then `(0 + 1) + (2 + 3)`, so a run's results are those of its tokens one at a time; a lane depends on its own
+//! channel alone.
+
+mod conv;
+mod delta;
+mod ssm;
+
+pub use conv::{ConvRun, MAX_TAPS, conv_run};
+pub use delta::{DeltaRun, delta_run};
+pub use ssm::{Decays, SsmRun, ssm_run};
+
+use crate::simd::{Simd, TILE_ROWS};
+
+/// The most channels that lie next to each other in a state.
+pub const MAX_LANES: usize = TILE_ROWS;
+/// Running sums that a sum over a state's rows is made of.
+const N_SUMS: usize = 4;
+
+/// Rows of equal width at equal distances, such as some columns of a buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    values: &'a [f32],
+    stride: usize,
+    width: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Rows of `width` values, each `stride` values behind the last; the first begins the slice.
+    ///
+    /// # Panics
+    /// When rows would overlap.
+    pub fn new(values: &'a [f32], stride: usize, width: usize) -> Self {
+        assert!(
+            width > 0 && width <= stride,
+            "rows of {width} values at distances of {stride}"
+        );
+        Self {
+            values,
+            stride,
+            width,
+        }
+    }
+
+    /// Rows there are.
+    fn n_rows(&self) -> usize {
+        match self.values.len().checked_sub(self.width) {
+            Some(rest) => rest / self.stride + 1,
+            None => 0,
+        }
+    }
+
+    fn row(&self, row_idx: usize) -> &'a [f32] {
+        &self.values[row_idx * self.stride..][..self.width]
+    }
+
+    /// Where a row begins.
+    ///
+    /// # Safety
+    /// There is such a row.
+    #[inline(always)]
+    unsafe fn ptr(&self, row_idx: usize) -> *const f32 {
+        debug_assert!(row_idx < self.n_rows(), "row {row_idx}");
+        // SAFETY: the row is inside the slice.
+        unsafe { self.values.as_ptr().add(row_idx * self.stride) }
+    }
+}
+
+/// Adds the running sums of lanes.
+#[inline(always)]
+fn fold<const N: usize>([a, b, c, d]: [[f32; N]; N_SUMS]) -> [f32; N] {
+    let mut sum = [0.0; N];
+    for lane in 0..N {
+        sum[lane] = (a[lane] + b[lane]) + (c[lane] + d[lane]);
+    }
+    sum
+}
+
+/// The same of a vector.
+///
+/// # Safety
+/// The features of `S` are there.
+#[inline(always)]
+unsafe fn fold_vector<S: Simd>([a, b, c, d]: [S::F; N_SUMS]) -> S::F {
+    // SAFETY: the caller vouches for the features.
+    unsafe { S::add(S::add(a, b), S::add(c, d)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(super) fn values(n: usize, seed: usize) -> Vec<f32> {
+        let value = |i: usize| ((i * 37 + seed * 101) % 97) as f32 / 48.0 - 1.0;
+        (0..n).map(value).collect()
+    }
+
+    #[test]
+    fn rows_end_where_their_slice_does() {
+        let values = values(10, 1);
+        for (stride, width, expected) in [(4, 2, 3), (4, 3, 2), (4, 4, 2), (10, 10, 1), (11, 11, 0)] {
+            assert_eq!(
+                Rows::new(&values, stride, width).n_rows(),
+                expected,
+                "{width} of {stride}"
+            );
+        }
+        assert_eq!(Rows::new(&values, 4, 2).row(2), &values[8..]);
+    }
+}
