@@ -13,7 +13,7 @@ mod plan;
 use std::ops::Range;
 
 pub(crate) use plan::AttentionScratch;
-use plan::Item;
+use plan::{Item, group_len};
 
 use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
 use tokenmill_cpu_kernels::{F16_PAGES, F32_PAGES, PageOps, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS, softmax};
@@ -97,7 +97,7 @@ pub fn attention(
         head_dim_k: shape.head_dim_k,
         head_dim_v: shape.head_dim_v,
         has_values_in_keys: shape.has_values_in_keys,
-        group_len: n_heads / shape.n_kv_heads,
+        group_len: group_len(n_heads, shape.n_kv_heads),
         key_type,
         value_type,
     };
@@ -106,7 +106,7 @@ pub fn attention(
         attention: AttentionScratch { plan, parts },
         ..
     } = workspace;
-    plan.make(&job, shape.n_kv_heads);
+    plan.make(&job);
     let part_len = job.part_len();
     let parts = grown(parts, plan.n_parts * part_len);
     let out_cols = n_heads * shape.head_dim_v;
@@ -172,6 +172,7 @@ struct Job<'a> {
     head_dim_k: usize,
     head_dim_v: usize,
     has_values_in_keys: bool,
+    /// Query heads of an item, which share a key and value head.
     group_len: usize,
     key_type: KvType,
     value_type: KvType,
@@ -197,6 +198,12 @@ impl Job<'_> {
         let seen = |token_idx| self.seen_by_token(seq_idx, token_idx);
         // Both ends ascend with the position.
         seen(tokens.start).start..seen(tokens.end - 1).end
+    }
+
+    /// The key and value head of an item's query heads.
+    fn kv_head(&self, item: &Item) -> usize {
+        let n_kv_heads = self.store.shape(self.layer_idx).n_kv_heads;
+        item.group_idx * self.group_len / (self.params.n_heads / n_kv_heads)
     }
 
     fn n_rows(&self, item: &Item) -> usize {
@@ -290,7 +297,7 @@ impl Job<'_> {
             .enumerate()
         {
             let token_start = (item.first_token + i) * self.params.n_heads * head_dim;
-            let group = &self.q[token_start + item.kv_head_idx * group_dim..][..group_dim];
+            let group = &self.q[token_start + item.group_idx * group_dim..][..group_dim];
             if query_dim == head_dim {
                 rows.copy_from_slice(group);
                 continue;
@@ -327,7 +334,7 @@ impl Job<'_> {
 
         let mut pages: [&[u8]; SPLIT_PAGES] = [&[]; SPLIT_PAGES];
         for (page, &id) in pages.iter_mut().zip(table) {
-            *page = self.store.key_page(self.layer_idx, item.kv_head_idx, id);
+            *page = self.store.key_page(self.layer_idx, self.kv_head(item), id);
         }
         let (ops, keys) = (page_ops(self.key_type), &pages[..table.len()]);
         let row_dim = if self.has_values_in_keys {
@@ -349,7 +356,7 @@ impl Job<'_> {
             } else {
                 let scores = &mut weights[..n_positions];
                 if let Some(slopes) = self.params.slopes {
-                    let head = item.kv_head_idx * self.group_len + row_idx % self.group_len;
+                    let head = item.group_idx * self.group_len + row_idx % self.group_len;
                     let token_idx = item.first_token + row_idx / self.group_len;
                     let distance_of_first = (self.batch.positions[token_idx] as f32) - first_position as f32;
                     // The scores are scaled with the softmax.
@@ -365,7 +372,7 @@ impl Job<'_> {
         }
 
         for (page, &id) in pages.iter_mut().zip(table) {
-            *page = self.store.value_page(self.layer_idx, item.kv_head_idx, id);
+            *page = self.store.value_page(self.layer_idx, self.kv_head(item), id);
         }
         let pages = &pages[..table.len()];
         let add = |weights: &[f32], tokens: Range<usize>, parts: &mut [f32]| {
@@ -410,7 +417,7 @@ impl Job<'_> {
         let mut sum = head[1];
         let mut factor = 1.0;
         if let Some(sinks) = self.params.sinks {
-            let sink = sinks[item.kv_head_idx * self.group_len + row_idx % self.group_len];
+            let sink = sinks[item.group_idx * self.group_len + row_idx % self.group_len];
             let max = head[0].max(sink);
             factor = (head[0] - max).exp();
             sum = sum * factor + (sink - max).exp();

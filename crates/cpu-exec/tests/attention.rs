@@ -276,6 +276,25 @@ fn values_may_be_the_beginnings_of_keys() {
 }
 
 #[test]
+fn heads_that_share_one_key_head_match_the_exact_result() {
+    let sinks: Vec<f32> = (0..24).map(|head| head as f32 * 0.2 - 2.0).collect();
+    for (n_kv_heads, n_heads, has_values_in_keys) in [(1, 16, true), (1, 20, false), (2, 24, false)] {
+        let shape = KvLayerShape {
+            n_kv_heads,
+            has_values_in_keys,
+            ..SHAPE
+        };
+        let scene = Scene::new(shape, n_heads, &[1, 50, 300]);
+        let params = Attention {
+            sinks: Some(&sinks[..n_heads]),
+            ..causal(n_heads)
+        };
+        check(&scene, &params, &[1, 20, 1]);
+        check(&scene, &params, &[1, 1, 30]);
+    }
+}
+
+#[test]
 fn windows_caps_and_sinks_match_the_exact_result() {
     let scene = Scene::new(SHAPE, 4, &[30, 100]);
     let sinks = [0.5, -1.0, 3.0, 0.0f32];

@@ -30,7 +30,7 @@ impl AttentionScratch {
         head_dim_k: usize,
         head_dim_v: usize,
     ) -> WorkspaceSizes {
-        let group_len = (n_heads / n_kv_heads).max(1);
+        let group_len = group_len(n_heads, n_kv_heads);
         let many = block_tokens(usize::MAX, group_len);
         let block_tokens = many.max(MAX_SPLIT_TOKENS).min(step.max_tokens);
         let n_splits = step.n_ctx.div_ceil(SPLIT_TOKENS);
@@ -51,7 +51,7 @@ impl AttentionScratch {
         WorkspaceSizes {
             // Queries may be filled up to whole loads.
             thread_values: item_len(block_tokens * group_len, padded_dim(head_dim_k), head_dim_v),
-            attention_items: n_blocks * n_kv_heads + n_parts / group_len,
+            attention_items: n_blocks * (n_heads / group_len) + n_parts / group_len,
             attention_parts: n_parts * part_len(head_dim_v),
             ..WorkspaceSizes::default()
         }
@@ -88,6 +88,25 @@ const MAX_SPLIT_TOKENS: usize = 8;
 /// them, or of their heads, for all threads.
 const MAX_PARTS: usize = 1 << 16;
 
+/// Query heads of an item: those that share a key and value head, or, where few heads have keys, some of them, so that one
+/// token of a short context has work for all threads.
+pub(super) fn group_len(n_heads: usize, n_kv_heads: usize) -> usize {
+    /// With so many heads with keys, they are enough.
+    const ENOUGH_KV_HEADS: usize = 4;
+    let n_sharing = (n_heads / n_kv_heads).max(1);
+    if n_kv_heads >= ENOUGH_KV_HEADS || n_sharing <= MAX_GROUP_LEN {
+        return n_sharing;
+    }
+    (MIN_GROUP_LEN..=MAX_GROUP_LEN)
+        .rev()
+        .find(|&len| n_sharing.is_multiple_of(len))
+        .unwrap_or(n_sharing)
+}
+
+/// Query heads of an item where others share their keys too: kernels take four rows at a time.
+const MIN_GROUP_LEN: usize = 4;
+const MAX_GROUP_LEN: usize = 8;
+
 /// Tokens of a block, in a sequence of `n_tokens` new ones.
 fn block_tokens(n_tokens: usize, group_len: usize) -> usize {
     if n_tokens <= MAX_SPLIT_TOKENS {
@@ -108,12 +127,12 @@ pub(super) struct Plan {
     pub(super) n_parts: usize,
 }
 
-/// One piece of work: some consecutive tokens of a sequence, and the query heads that share a key and value head.
+/// One piece of work: some consecutive tokens of a sequence, and a group of query heads that share a key and value head.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Item {
     pub(super) first_token: usize,
     pub(super) n_tokens: usize,
-    pub(super) kv_head_idx: usize,
+    pub(super) group_idx: usize,
     pub(super) seq_idx: usize,
     /// First split that a token sees, and the end of those seen.
     pub(super) first_split: usize,
@@ -126,7 +145,8 @@ pub(super) struct Item {
 
 impl Plan {
     /// Lists the items of a step, in the order of tokens, heads and splits.
-    pub(super) fn make(&mut self, job: &Job<'_>, n_kv_heads: usize) {
+    pub(super) fn make(&mut self, job: &Job<'_>) {
+        let n_groups = job.params.n_heads / job.group_len;
         self.items.clear();
         self.outs.clear();
         self.parts.clear();
@@ -142,15 +162,15 @@ impl Plan {
                 let seen = job.seen_by(seq_idx, first_token..first_token + n_tokens);
                 let (first_split, end_split) = (seen.start / SPLIT_TOKENS, seen.end.div_ceil(SPLIT_TOKENS));
                 let n_splits = end_split - first_split;
-                let n_split_parts = n_splits * n_tokens * job.group_len * n_kv_heads;
+                let n_split_parts = n_splits * n_tokens * job.params.n_heads;
                 let is_split = tokens.len() <= MAX_SPLIT_TOKENS
                     && n_splits > 1
                     && self.n_parts + n_split_parts <= MAX_PARTS;
-                for kv_head_idx in 0..n_kv_heads {
+                for group_idx in 0..n_groups {
                     let item = Item {
                         first_token,
                         n_tokens,
-                        kv_head_idx,
+                        group_idx,
                         seq_idx,
                         first_split,
                         end_split,
@@ -182,7 +202,7 @@ impl Plan {
             let group_cols = job.group_len * job.head_dim_v;
             out = Rect {
                 rows: item.first_token..item.first_token + item.n_tokens,
-                cols: item.kv_head_idx * group_cols..(item.kv_head_idx + 1) * group_cols,
+                cols: item.group_idx * group_cols..(item.group_idx + 1) * group_cols,
             };
         }
         if item.split.is_some() {
@@ -195,5 +215,29 @@ impl Plan {
         self.items.push(item);
         self.outs.push(out);
         self.parts.push(parts);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_that_share_one_key_head_are_cut_into_groups() {
+        let check = |n_heads, n_kv_heads, expected| {
+            assert_eq!(
+                group_len(n_heads, n_kv_heads),
+                expected,
+                "{n_heads} over {n_kv_heads}"
+            );
+        };
+        check(64, 8, 8);
+        check(128, 4, 32);
+        check(14, 2, 7);
+        check(16, 1, 8);
+        check(128, 1, 8);
+        check(20, 1, 5);
+        check(71, 1, 71);
+        check(1, 1, 1);
     }
 }
