@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .hint("leave out --device and -ngl"));
     }
     let text = read_text(&args.file)?;
-    let source = ModelSource::find(&args.model)?;
+    let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let tokenizer = source.tokenizer(source.open_gguf()?.as_ref())?;
     let n_ctx = match args.load.n_ctx_given() {
         None | Some(0) => DEFAULT_CTX,
