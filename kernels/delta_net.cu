@@ -3,12 +3,16 @@
 // delta_net: for value head h with key head g, with q and k scaled to length 1 (x / sqrt(sum(x^2) + 1e-6)) and q by 1 / sqrt(dim_k):
 //     decay = exp(a[h] * softplus(alpha[h] + dt_bias[h]))      rate = sigmoid(beta[h])
 //     S = decay * S;  S = S + k (rate * (v - S^T k))^T;  y[h] = S^T q
+// delta_net_channels: the same where each row S[i], a channel of the key, has its own decay: alpha[h][i] and dt_bias[h][i] for alpha[h] and
+// dt_bias[h].
 //   grid: (n_v_heads * ceil(dim_v / (256 / lanes)), n_seqs); block: 256. A column of S has `lanes` neighbouring lanes, a power of two, each
 //   of which keeps 16 of its dim_k values in registers: dim_k <= 16 lanes. A thread block has columns of one head: it scales 8 tokens' q
-//   and k at a time, a warp each, into shared memory, where all its columns read them.
-//   qkv [n_tokens, 2 n_k_heads dim_k + n_v_heads dim_v] f32; alpha, beta [n_tokens, n_v_heads]; a, dt_bias [n_v_heads]; y [n_tokens,
-//   n_v_heads dim_v]; matrices [n_v_heads, dim_v, dim_k] `state_start` floats into each slot. Key heads: grouped h / (n_v / n_k), tiled h % n_k.
-// Shared: 1 KiB times lanes, dynamic, and 64 bytes. Alignment: 4 bytes; states 16 bytes where dim_k is a multiple of 4. Measured on the
+//   and k at a time, a warp each, into shared memory, where all its columns read them. Decays of channels go there too: of 4 tokens at a
+//   time, a warp each for q and k and a warp each for the decays.
+//   qkv [n_tokens, 2 n_k_heads dim_k + n_v_heads dim_v] f32; alpha [n_tokens, n_v_heads], of channels [n_tokens, n_v_heads, dim_k]; beta
+//   [n_tokens, n_v_heads]; a [n_v_heads]; dt_bias [n_v_heads], of channels [n_v_heads, dim_k]; y [n_tokens, n_v_heads dim_v]; matrices
+//   [n_v_heads, dim_v, dim_k] `state_start` floats into each slot. Key heads: grouped h / (n_v / n_k), tiled h % n_k.
+// Shared: 1 KiB times lanes, dynamic, and 64 bytes; of channels 768 bytes times lanes, and 16 bytes. Alignment: 4 bytes; states 16 bytes where dim_k is a multiple of 4. Measured on the
 // simulator only.
 //
 // Bytes: a sequence reads and writes its state once a step, 8 n_v_heads dim_k dim_v; that is what limits a decode step, by DRAM, and each
@@ -17,13 +21,14 @@
 // cycles, of which the last sum overlaps with the next token; the warps of an SM hide it for one another.
 #include "states.cuh"
 
-constexpr int R = 16, G = R / 4, TOKENS = 8;
+constexpr int R = 16, G = R / 4;
 
-KERNEL __launch_bounds__(256, 2)
-    delta_net(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v, int is_tiled,
-              int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states, float* state,
-              int stride, int state_start, float* y) {
-    // [TOKENS][2][R * lanes]: queries and keys.
+template <bool OF_CHANNELS>
+DEVICE void run_rule(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,
+                     int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states,
+                     float* state, int stride, int state_start, float* y) {
+    constexpr int TOKENS = OF_CHANNELS ? 4 : 8, PARTS = OF_CHANNELS ? 3 : 2;
+    // [TOKENS][PARTS][R * lanes]: queries, keys, and decays of channels.
     extern __shared__ __align__(16) float scaled[];
     __shared__ float decays[TOKENS], rates[TOKENS];
     int columns = blockDim.x / lanes, blocks_per_head = (dim_v + columns - 1) / columns, padded = R * lanes;
@@ -57,22 +62,33 @@ KERNEL __launch_bounds__(256, 2)
     float next_v = values[(size_t)run.first * qkv_width];
     for (uint32_t at = run.first; at < run.end; at += TOKENS) {
         __syncthreads();
-        uint32_t own = at + warp;
-        if (own < run.end) {
-            int i = threadIdx.x % WARP;
+        int place = warp % TOKENS;
+        uint32_t own = at + place;
+        bool has_rows = !OF_CHANNELS || warp < TOKENS, has_gates = !OF_CHANNELS || warp >= TOKENS;
+        int i = threadIdx.x % WARP;
+        float* parts = scaled + PARTS * place * padded;
+        if (has_rows && own < run.end) {
             for (int part = 0; part < 2; part++) {
                 const float* row = qkv + (size_t)own * qkv_width + part * qk_width + key_head * dim_k;
                 float squares = 0.0f;
                 for (int k = i; k < dim_k; k += WARP) squares += row[k] * row[k];
                 float factor = 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
                 if (part == 0) factor *= 1.0f / sqrtf((float)dim_k);
-                float* out = scaled + (2 * warp + part) * padded;
+                float* out = parts + part * padded;
                 for (int k = i; k < padded; k += WARP) out[k] = k < dim_k ? row[k] * factor : 0.0f;
             }
+        }
+        if (has_gates && own < run.end) {
+            size_t gate = (size_t)own * n_v_heads + head;
+            if (OF_CHANNELS) {
+                const float *alphas = alpha + gate * dim_k, *biases = dt_bias + (size_t)head * dim_k;
+                for (int k = i; k < padded; k += WARP) {
+                    parts[2 * padded + k] = k < dim_k ? expf(a[head] * softplus(alphas[k] + biases[k])) : 0.0f;
+                }
+            }
             if (i == 0) {
-                size_t gate = (size_t)own * n_v_heads + head;
-                decays[warp] = expf(a[head] * softplus(alpha[gate] + dt_bias[head]));
-                rates[warp] = 1.0f / (1.0f + expf(-beta[gate]));
+                if (!OF_CHANNELS) decays[place] = expf(a[head] * softplus(alpha[gate] + dt_bias[head]));
+                rates[place] = 1.0f / (1.0f + expf(-beta[gate]));
             }
         }
         __syncthreads();
@@ -80,14 +96,15 @@ KERNEL __launch_bounds__(256, 2)
 #pragma unroll 1
         for (int i = 0; i < n; i++) {
             uint32_t token = at + i;
-            const float4* q = reinterpret_cast<const float4*>(scaled + 2 * i * padded) + lane;
-            const float4* k = reinterpret_cast<const float4*>(scaled + (2 * i + 1) * padded) + lane;
-            float v = next_v, decay = decays[i], recalled = 0.0f, answer = 0.0f;
+            const float4* q = reinterpret_cast<const float4*>(scaled + PARTS * i * padded) + lane;
+            const float4* k = reinterpret_cast<const float4*>(scaled + (PARTS * i + 1) * padded) + lane;
+            const float4* own_decays = reinterpret_cast<const float4*>(scaled + (PARTS * i + 2) * padded) + lane;
+            float v = next_v, decay = OF_CHANNELS ? 0.0f : decays[i], recalled = 0.0f, answer = 0.0f;
             if (token + 1 < run.end) next_v = values[(size_t)(token + 1) * qkv_width];
 #pragma unroll
             for (int g = 0; g < G; g++) {
-                float4 key = k[g * lanes];
-                s[g].x *= decay, s[g].y *= decay, s[g].z *= decay, s[g].w *= decay;
+                float4 key = k[g * lanes], d = OF_CHANNELS ? own_decays[g * lanes] : make_float4(decay, decay, decay, decay);
+                s[g].x *= d.x, s[g].y *= d.y, s[g].z *= d.z, s[g].w *= d.w;
                 recalled += s[g].x * key.x + s[g].y * key.y + s[g].z * key.z + s[g].w * key.w;
             }
             float change = rates[i] * (v - lanes_sum(recalled, lanes));
@@ -104,3 +121,15 @@ KERNEL __launch_bounds__(256, 2)
     }
     keep(s, run.slots.to);
 }
+
+#define RULE(NAME, OF_CHANNELS)                                                                                                   \
+    KERNEL __launch_bounds__(256, 2)                                                                                              \
+        NAME(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,         \
+             int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states,   \
+             float* state, int stride, int state_start, float* y) {                                                               \
+        run_rule<OF_CHANNELS>(qkv, alpha, beta, n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, lanes, a, dt_bias, seq_starts,      \
+                              states, state, stride, state_start, y);                                                             \
+    }
+
+RULE(delta_net, false)
+RULE(delta_net_channels, true)

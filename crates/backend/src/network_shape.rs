@@ -23,6 +23,8 @@ pub struct LayerShape {
     pub heads: Option<HeadsShape>,
     /// Width of the widest row, other than a hidden state, that one of its matrices reads.
     pub widest_input: usize,
+    /// Values of a row of its recurrent matrices: what a channel keeps. 0 where it has none.
+    pub state_row: usize,
     /// Its experts, if it has any.
     pub experts: Option<ExpertsShape>,
 }
@@ -73,8 +75,6 @@ pub enum LayerOperation {
     WeighChoices,
     /// [`Attention::is_chunked`](crate::Attention::is_chunked).
     Chunks,
-    /// [`DeltaDecays::OfChannels`](crate::DeltaDecays::OfChannels).
-    ChannelDecays,
     /// [`LayerOperations::cut_below`](crate::LayerOperations::cut_below).
     CutBelow,
     /// [`StreamOperations`](crate::StreamOperations).
@@ -89,7 +89,6 @@ impl LayerOperation {
             Self::Xielu => "the activation xIELU",
             Self::WeighChoices => "experts whose input is weighed",
             Self::Chunks => "attention in chunks",
-            Self::ChannelDecays => "delta nets that decay channel by channel",
             Self::CutBelow => "activations that are sparse by their spread",
             Self::Streams => "several streams of hidden states",
         }

@@ -237,18 +237,6 @@ pub(crate) const LAYER_VARIANTS: &[Variant] = &[
         all(d, |layer| layer.has_output_scale = true);
         d.layers[0].norms = NormPlacement::PreAndPost;
     }),
-    ("a delta net that decays channel by channel", |d| {
-        d.layers[0].mixer = MixerDescriptor::KimiDelta(KIMI_DELTA);
-    }),
-    ("delta nets that decay channel by channel", |d| {
-        all(d, |layer| {
-            layer.mixer = MixerDescriptor::KimiDelta(KimiDeltaDescriptor {
-                n_heads: 2,
-                head_dim: 20,
-                n_taps: 2,
-            });
-        });
-    }),
     ("several streams", |d| {
         d.alt_up = Some(ALT_UP);
     }),
@@ -370,6 +358,18 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
     ("a delta net and gated attention", |d| {
         d.layers[0].mixer = MixerDescriptor::DeltaNet(DELTA_NET);
         d.layers[1].attention_mut().output_gate = Some(OutputGate::InQuery);
+    }),
+    ("a delta net that decays channel by channel", |d| {
+        d.layers[0].mixer = MixerDescriptor::KimiDelta(KIMI_DELTA);
+    }),
+    ("delta nets that decay channel by channel", |d| {
+        all(d, |layer| {
+            layer.mixer = MixerDescriptor::KimiDelta(KimiDeltaDescriptor {
+                n_heads: 2,
+                head_dim: 20,
+                n_taps: 2,
+            });
+        });
     }),
 ];
 

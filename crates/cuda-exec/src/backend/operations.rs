@@ -84,6 +84,9 @@ impl Backend for CudaBackend {
         // What is certain to fail fails before gigabytes are on their way.
         super::layers::check(network)?;
         crate::KvStore::check(kv)?;
+        for layer in &network.layers {
+            crate::check_state_row(layer.state_row)?;
+        }
         if kv.layers.iter().any(|layer| layer.has_values_in_keys) {
             self.ops.load_latent()?;
         }

@@ -34,7 +34,7 @@ pub use attention::{AttentionScratch, AttentionStep, ScratchNeeds, TokenRuns};
 pub use embed::TokenIds;
 pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
 pub use linear::{GatedProduct, LinearInput, Product};
-pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
+pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns, check_state_row};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
 

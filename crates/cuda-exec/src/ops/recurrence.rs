@@ -3,7 +3,7 @@
 //! Their kernels are loaded for networks that have states only. Invariant: where a state is, the step's inputs say, so a launch depends on
 //! counts only and is captured like any other.
 
-use tokenmill_backend::{DeltaNet, KeyHeads, ShortConv, SsmScan};
+use tokenmill_backend::{DeltaDecays, DeltaNet, KeyHeads, ShortConv, SsmScan};
 
 use super::{Ops, check_equal};
 use crate::{
@@ -17,8 +17,10 @@ const CONV_TOKENS: usize = 32;
 const CONV_CHANNELS: usize = 128;
 /// Threads of a thread block of a recurrence.
 const THREADS: usize = 256;
-/// Tokens whose queries and keys a thread block of a delta rule keeps.
-const NET_TOKENS: usize = 8;
+/// Rows of the width of a key that a thread block of a delta rule keeps: the queries and keys of 8 tokens; with decays of channels, those
+/// of 4 tokens and their decays.
+const NET_ROWS: usize = 8 * 2;
+const NET_ROWS_OF_CHANNELS: usize = 4 * 3;
 /// Lanes of a warp: what a channel's values are shared by at most.
 const MAX_LANES: usize = 32;
 /// Values of a state that a lane keeps.
@@ -35,7 +37,8 @@ pub(super) struct RecurrentKernels {
     short_conv: [Kernel; 2],
     /// With one decay for a head and with one for each index of a state; each for short states and for others.
     ssm_scan: [[Kernel; 2]; 2],
-    delta_net: Kernel,
+    /// With one decay for a head and with one for each channel of a key.
+    delta_net: [Kernel; 2],
 }
 
 impl RecurrentKernels {
@@ -55,7 +58,10 @@ impl RecurrentKernels {
                     device.kernel("ssm_scan", "ssm_scan_own_r16")?,
                 ],
             ],
-            delta_net: device.kernel("delta_net", "delta_net")?,
+            delta_net: [
+                device.kernel("delta_net", "delta_net")?,
+                device.kernel("delta_net", "delta_net_channels")?,
+            ],
         })
     }
 }
@@ -122,21 +128,30 @@ pub struct ScanRows<'a> {
 pub struct NetRows<'a> {
     /// Queries, keys and values, `[n_tokens, qkv_width]`.
     pub qkv: View<'a, f32>,
-    /// `[n_tokens, n_v_heads]`.
+    /// `[n_tokens, n_v_heads]`, or `[n_tokens, n_v_heads, head_dim_k]` with decays of channels.
     pub alpha: View<'a, f32>,
     /// `[n_tokens, n_v_heads]`.
     pub beta: View<'a, f32>,
 }
 
-/// The lanes that share a channel's state of `len` values, a power of two.
-fn lanes_of(len: usize, lane_len: usize, what: &str) -> Result<usize> {
-    let n_lanes = len.div_ceil(lane_len).max(1).next_power_of_two();
-    if n_lanes <= MAX_LANES {
-        return Ok(n_lanes);
+/// Says whether the kernels take recurrent matrices with rows of `len` values.
+///
+/// # Errors
+/// [`CudaExecError::Unsupported`].
+pub fn check_state_row(len: usize) -> Result<()> {
+    let most = MAX_LANES * LANE_LEN;
+    if len <= most {
+        return Ok(());
     }
     Err(CudaExecError::Unsupported {
-        feature: format!("{what} of {len} values, only of up to {}", MAX_LANES * lane_len),
+        feature: format!("recurrent states with rows of {len} values, only of up to {most}"),
     })
+}
+
+/// The lanes that share a channel's state of `len` values, a power of two.
+fn lanes_of(len: usize, lane_len: usize) -> Result<usize> {
+    check_state_row(len)?;
+    Ok(len.div_ceil(lane_len).max(1).next_power_of_two())
 }
 
 impl Ops {
@@ -223,7 +238,7 @@ impl Ops {
         )?;
         let is_long = n_state > SHORT_STATE;
         let lane_len = if is_long { LANE_LEN } else { SHORT_LANE_LEN };
-        let n_lanes = lanes_of(n_state, lane_len, "states")?;
+        let n_lanes = lanes_of(n_state, lane_len)?;
         let n_tokens = step.n_tokens;
         let ScanRows { x, b, c, dt } = rows;
         let group_width = scan.n_groups * n_state;
@@ -280,11 +295,12 @@ impl Ops {
         let (n_v_heads, dim_k, dim_v) = (net.n_v_heads, net.head_dim_k, net.head_dim_v);
         let n_values = n_v_heads * dim_v;
         check_equal("states of a delta rule", layer.shape.matrix_len, n_values * dim_k)?;
-        let n_lanes = lanes_of(dim_k, LANE_LEN, "keys of a delta rule")?;
+        let n_lanes = lanes_of(dim_k, LANE_LEN)?;
         let n_tokens = step.n_tokens;
+        let n_decays = n_v_heads * net.decays_of_head();
         let args = Args::new()
             .read(rows.qkv.range(0..n_tokens * net.qkv_width())?)
-            .read(rows.alpha.range(0..n_tokens * n_v_heads)?)
+            .read(rows.alpha.range(0..n_tokens * n_decays)?)
             .read(rows.beta.range(0..n_tokens * n_v_heads)?)
             .count(net.n_k_heads)
             .count(n_v_heads)
@@ -293,7 +309,7 @@ impl Ops {
             .count(usize::from(net.key_heads == KeyHeads::Tiled))
             .count(n_lanes)
             .read(net.a.range(0..n_v_heads)?)
-            .read(net.dt_bias.range(0..n_v_heads)?)
+            .read(net.dt_bias.range(0..n_decays)?)
             .read(step.seq_starts)
             .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?)
             .write(layer.slots)
@@ -301,9 +317,14 @@ impl Ops {
             .count(layer.matrix_start)
             .write(output.range(0..n_tokens * n_values)?);
         let n_blocks = n_v_heads * dim_v.div_ceil(THREADS / n_lanes);
-        let shared_bytes = NET_TOKENS * 2 * LANE_LEN * n_lanes * size_of::<f32>();
+        let [of_heads, of_channels] = self.recurrent().delta_net;
+        let (kernel, n_kept_rows) = match net.decays {
+            DeltaDecays::OfHeads => (of_heads, NET_ROWS),
+            DeltaDecays::OfChannels => (of_channels, NET_ROWS_OF_CHANNELS),
+        };
+        let shared_bytes = n_kept_rows * LANE_LEN * n_lanes * size_of::<f32>();
         let shape =
             LaunchShape::new([n_blocks, step.n_seqs, 1], THREADS as u32).with_shared_bytes(shared_bytes);
-        self.device.launch(self.recurrent().delta_net, shape, &args)
+        self.device.launch(kernel, shape, &args)
     }
 }

@@ -362,27 +362,35 @@ fn state_space_models_scan_their_tokens() {
 
 #[test]
 fn delta_rules_recall_and_correct() {
-    for (n_k_heads, n_v_heads, dim_k, dim_v, is_tiled) in [
-        (2, 4, 12, 16, false),
-        (2, 4, 12, 6, true),
-        (1, 2, 128, 40, false),
-        (2, 2, 30, 9, false),
-        (1, 1, 260, 8, false),
+    // Key heads, value heads, their widths, whether they are tiled, and whether each channel of a key has its own decay.
+    for (n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, is_of_channels) in [
+        (2, 4, 12, 16, false, false),
+        (2, 4, 12, 6, true, false),
+        (1, 2, 128, 40, false, false),
+        (2, 2, 30, 9, false, false),
+        (1, 1, 260, 8, false, false),
+        (2, 2, 16, 16, false, true),
+        (2, 4, 30, 9, true, true),
+        (1, 2, 128, 40, false, true),
+        (1, 1, 260, 8, false, true),
+        (1, 1, 512, 3, false, true),
+        (1, 1, 1, 1, false, true),
     ] {
+        let n_decays = if is_of_channels { dim_k } else { 1 };
         let mut random = Random::new(dim_k as u64);
         let (qk_width, v_width) = (n_k_heads * dim_k, n_v_heads * dim_v);
         let qkv_width = 2 * qk_width + v_width;
         let qkv = random.values(N_TOKENS * qkv_width);
         let (alpha, beta) = (
-            random.values(N_TOKENS * n_v_heads),
+            random.values(N_TOKENS * n_v_heads * n_decays),
             random.values(N_TOKENS * n_v_heads),
         );
         let a: Vec<f32> = random.values(n_v_heads).iter().map(|a| -a.abs()).collect();
-        let dt_bias = random.values(n_v_heads);
+        let dt_bias = random.values(n_v_heads * n_decays);
         let (state_start, stride) = (128, 128 + (v_width * dim_k).next_multiple_of(64));
         let lanes = usize::next_power_of_two(dim_k.div_ceil(16));
         Layer {
-            name: format!("{n_v_heads} heads of {dim_v}, keys of {dim_k}"),
+            name: format!("{n_v_heads} heads of {dim_v}, keys of {dim_k}, {n_decays} decays"),
             out_width: v_width,
             state_len: v_width * dim_k,
             state_start,
@@ -390,7 +398,7 @@ fn delta_rules_recall_and_correct() {
             launch: &|sim, step, slots, y| {
                 let rows = step.rows(sim, &qkv, qkv_width);
                 let (alpha, beta) = (
-                    step.rows(sim, &alpha, n_v_heads),
+                    step.rows(sim, &alpha, n_v_heads * n_decays),
                     step.rows(sim, &beta, n_v_heads),
                 );
                 let [seq_starts, records] = step.device(sim);
@@ -413,8 +421,13 @@ fn delta_rules_recall_and_correct() {
                     .i32(state_start as i32)
                     .ptr(y);
                 let grid = [n_v_heads * dim_v.div_ceil(256 / lanes), step.n_seqs(), 1];
-                let shared_bytes = 8 * 2 * 16 * lanes * 4;
-                sim.launch("delta_net", "delta_net", grid, 256, shared_bytes, &arguments);
+                let (kernel, n_kept_rows) = if is_of_channels {
+                    ("delta_net_channels", 12)
+                } else {
+                    ("delta_net", 16)
+                };
+                let shared_bytes = n_kept_rows * 16 * lanes * 4;
+                sim.launch("delta_net", kernel, grid, 256, shared_bytes, &arguments);
             },
             token: &|state, token| {
                 let row = f64s(&qkv[token * qkv_width..][..qkv_width]);
@@ -432,13 +445,16 @@ fn delta_rules_recall_and_correct() {
                     };
                     let (q, k) = (unit(key_head * dim_k), unit(qk_width + key_head * dim_k));
                     let gate = token * n_v_heads + head;
-                    let alpha = f64::from(alpha[gate]) + f64::from(dt_bias[head]);
-                    let decay = (f64::from(a[head]) * softplus(alpha)).exp();
+                    let biases = &dt_bias[head * n_decays..][..n_decays];
+                    let decays: Vec<f64> = (alpha[gate * n_decays..].iter().zip(biases))
+                        .map(|(&alpha, &bias)| softplus(f64::from(alpha) + f64::from(bias)))
+                        .map(|rate| (f64::from(a[head]) * rate).exp())
+                        .collect();
                     let rate = sigmoid(f64::from(beta[gate]));
                     for j in 0..dim_v {
                         let column = head * dim_v + j;
                         let state = &mut state[column * dim_k..][..dim_k];
-                        for value in state.iter_mut() {
+                        for (value, decay) in state.iter_mut().zip(decays.iter().cycle()) {
                             *value *= decay;
                         }
                         let recalled: f64 = state.iter().zip(&k).map(|(s, k)| s * k).sum();

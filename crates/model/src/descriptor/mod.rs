@@ -449,6 +449,7 @@ impl Descriptor {
                         .max(layer.ffn.widest_input())
                         .max(self.layer_embeddings.map_or(0, |embeddings| embeddings.width))
                         .max(self.alt_up.map_or(0, |alt_up| alt_up.laurel_rank)),
+                    state_row: layer.mixer.state_row(),
                     experts: layer.ffn.moe().map(MoeDescriptor::shape),
                 })
                 .collect(),
@@ -460,15 +461,12 @@ impl Descriptor {
     fn needs(&self) -> Vec<LayerOperation> {
         let dense = || self.layers.iter().filter_map(|layer| layer.ffn.dense());
         let has_xielu = dense().any(|dense| dense.xielu.is_some());
-        let has_channel_decays =
-            (self.layers.iter()).any(|layer| matches!(layer.mixer, MixerDescriptor::KimiDelta(_)));
         let has_cutoff = dense().any(|dense| dense.cutoff.is_some());
         [
             (
                 LayerOperation::TakeColumns,
                 self.layer_embeddings.is_some() || self.alt_up.is_some(),
             ),
-            (LayerOperation::ChannelDecays, has_channel_decays),
             (LayerOperation::Streams, self.alt_up.is_some()),
             (LayerOperation::CutBelow, has_cutoff),
             (LayerOperation::Xielu, has_xielu),

@@ -1,10 +1,13 @@
 //! Recurrent states: planned to the byte, and captured with the steps that change them.
 
-use tokenmill_backend::KeyHeads;
+use tokenmill_backend::{BackendError, KeyHeads};
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
-    DeltaGates, DeltaNetDescriptor, MixerDescriptor, Presence, ShortConvDescriptor, SsmDescriptor, SsmKind,
+    DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor, SsmDescriptor,
+    SsmKind, build,
 };
+use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{TinyModel, tiny_llama};
 
 use crate::scene::{OnGpu, advance, assert_same_bits, options, sequences};
@@ -88,4 +91,35 @@ fn a_state_does_not_depend_on_the_sequences_beside_it() {
             assert!((a - b).abs() <= 1e-4, "step {step}: {b} instead of {a}");
         }
     }
+}
+
+#[test]
+fn a_state_with_rows_too_long_is_refused_before_anything_is_uploaded() {
+    let load = |head_dim_k| {
+        let mut descriptor = tiny_llama();
+        descriptor.layers[0].mixer = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
+            n_k_heads: 1,
+            n_v_heads: 1,
+            head_dim_k,
+            head_dim_v: 4,
+            n_taps: 2,
+            key_heads: KeyHeads::Grouped,
+            gates: DeltaGates::Apart,
+        });
+        let model = TinyModel::random(descriptor, TensorType::F32, 31);
+        let simulator = Simulator::new(&SimOptions::default());
+        let backend = CudaBackend::new(simulator.device()).unwrap();
+        let loaded = build(&model.descriptor, &model, backend, &options(), &mut |_| {});
+        (loaded.err(), simulator)
+    };
+    assert!(load(512).0.is_none());
+    let (error, simulator) = load(513);
+    let Some(LoadError::Backend(error @ BackendError::Unsupported { .. })) = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(
+        error.to_string(),
+        "the CUDA backend does not support recurrent states with rows of 513 values, only of up to 512"
+    );
+    assert_eq!(simulator.copy_counts(), (0, 0));
 }
