@@ -1,9 +1,10 @@
 // Paged attention, one query row a thread block and split over the context; the last thread block of a row combines.
 //
-// For token t at position p, head h and its KV head g, over positions j from max(0, p + 1 - window), in chunks from p - p % window, to p:
+// For token t at position p, head h and its KV head g, over positions j from first to p; first is max(0, p + 1 - window), or p - p % window
+// where windows are chunks:
 //   s[j] = scale * dot(q[t][h], k[j][g]) - slopes[h] * |p - j|, then cap * tanh(s / cap) where cap > 0;
 //   out[t][h] = sum_j exp(s[j] - m) v[j][g] / (sum_j exp(s[j] - m) + exp(sinks[h] - m)).
-// With seq_starts (both directions) j goes on to p + window - 1, or to the sequence's last position; sequences then begin at 0.
+// With seq_starts (both directions) the last j is p + window - 1, or to the sequence's last position; sequences then begin at 0.
 // attention_{f16,f32}_gG: G query heads (1, 2, 4, 8) that share a KV head in one thread block.
 //   grid: (n_kv_heads * ceil(group / G), n_splits, n_tokens); block: 128. n_splits >= ceil(longest context / 256) and may be
 //   larger: a split without positions returns at once, so a grid captured for a bucket serves every length below it.

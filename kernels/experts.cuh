@@ -3,7 +3,7 @@
 // A choice is a row that goes to an expert; choices are sorted by expert (route.cu). A run is up to M neighbouring choices of one
 // expert, so an expert's weights are read once for M of its rows. A thread block without a run returns.
 //
-// Matrices of heads are experts of which every row's head h goes to matrix h: choices are [n_head_rows, n_experts], and a run is M of
+// Matrices of heads are multiplied as experts are: head h of every row goes to matrix h. Choices are [n_head_rows, n_experts], and a run is M of
 // a head's rows, `n_experts` apart. There are no lists then: runs, starts and rows are null, and n_head_rows is not 0.
 #pragma once
 #include "reduce.cuh"

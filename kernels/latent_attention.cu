@@ -6,13 +6,16 @@
 //   query rows a thread block. A query row is a token with one of its heads, heads fastest; so a thread block that has all heads of a
 //   token reads each latent row once for all of them.
 //   grid: (ceil(query rows of the longest run / R), n_splits, runs); block: 128 or 256.
-//   seq_starts null (decode): a run is one token, the run's sequence is seq_of[run], and thread blocks share its context: each has a
-//     split of it, and writes sums, maximum and denominator to partial [n_tokens, n_heads, n_splits, dim_v + 2] f32 for latent_combine.
-//   seq_starts given (prefill): a run is a sequence, n_splits is 1, and results go to out.
+//   A run is a sequence, from token seq_starts[run] to the next run's; where seq_starts is null (decode), a run is token `run`. The
+//   sequence of a token is seq_of[token].
+//   out null: runs of one token, whose context thread blocks share: each has a split of it, and writes sums, maximum and denominator to
+//     partial [runs, n_heads, n_splits, dim_v + 2] f32 for latent_combine. Longer runs are passed over.
+//   out given: n_splits is 1, and results go to out. Runs shorter than min_tokens are passed over: those of one token, where another
+//     launch has them.
 //   A split has max(min_split, context / 64 rounded up to a tile) positions: a number that depends on the token's own position alone,
 //   so neither the grid nor the batch changes a result. Thread blocks without rows or positions return at once.
-// latent_combine: adds up the splits of a token's head; optionally quantizes (dim_v a multiple of 32), a row being a head.
-//   grid: (n_heads, n_tokens, ceil(dim_v / 128)); block: 128. Shared: 264 bytes.
+// latent_combine: adds up the splits of a head of runs of one token; optionally quantizes (dim_v a multiple of 32), a row being a head.
+//   grid: (n_heads, runs, ceil(dim_v / 128)); block: 128. Shared: 264 bytes.
 // Shapes: q [n_tokens, n_heads, dim_k], out [n_tokens, n_heads, dim_v] f32; positions [n_tokens] u32 (0xffffffff: padding, zeros are
 //   written), consecutive within a sequence; page_starts [n_seqs + 1], pages [..] u32; store as kv.cuh says, one KV head.
 //
@@ -47,7 +50,7 @@ template <int KS, int VT, int R>
 DEVICE void latent_attention(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_of,
                              const uint32_t* seq_starts, const uint32_t* page_starts, const uint32_t* pages,
                              const __half* store, float scale, int n_heads, int dim_k, int dim_v, int min_split,
-                             float* partial) {
+                             int min_tokens, float* partial) {
     constexpr int D = SLICES * KS * 16, STRIDE = D + 8, THREADS = R / 16 * SLICES * WARP, CHUNKS = D / 8;
     extern __shared__ __align__(16) __half shared[];
     __half(*tiles)[TILE][STRIDE] = (__half(*)[TILE][STRIDE])shared;
@@ -56,23 +59,23 @@ DEVICE void latent_attention(const float* q, float* out, const uint32_t* positio
     const int first = seq_starts ? (int)seq_starts[run] : run;
     const int n_tokens = seq_starts ? (int)seq_starts[run + 1] - first : 1;
     const int n_rows = n_tokens * n_heads - row0;
-    if (n_rows <= 0) return;
+    if (n_rows <= 0 || (out ? n_tokens < min_tokens : n_tokens > 1)) return;
     const uint32_t position0 = positions[first];
     if (position0 == 0xffffffffu) {
         // A split row of padding becomes zeros in latent_combine.
-        if (seq_starts) {
+        if (out) {
             float* rows = out + ((size_t)first * n_heads + row0) * dim_v;
             for (int i = threadIdx.x; i < min(n_rows, R) * dim_v; i += THREADS) rows[i] = 0.0f;
         }
         return;
     }
     int begin = 0, end = (int)position0 + (row0 + min(n_rows, R) - 1) / n_heads + 1;
-    if (!seq_starts) {
+    if (!out) {
         int len = split_len(end, min_split);
         begin = blockIdx.y * len, end = min(end, begin + len);
         if (begin >= end) return;
     }
-    const uint32_t* table = pages + page_starts[seq_starts ? run : (int)seq_of[run]];
+    const uint32_t* table = pages + page_starts[seq_of[first]];
     const int thread = threadIdx.x, lane = thread % WARP, t = lane % 4;
     const int slice = thread / WARP % SLICES, row_group = thread / WARP / SLICES;
     const int row_k = kv_row(dim_k);
@@ -219,8 +222,9 @@ DEVICE void latent_attention(const float* q, float* out, const uint32_t* positio
         if (!is_there[r]) continue;
         float* to = out + place[r] * dim_v;
         float divisor = denominator;
-        if (!seq_starts) {
-            to = partial + (place[r] * gridDim.y + blockIdx.y) * (dim_v + 2);
+        if (!out) {
+            size_t of_run = place[r] - (size_t)first * n_heads + (size_t)run * n_heads;
+            to = partial + (of_run * gridDim.y + blockIdx.y) * (dim_v + 2);
             divisor = 1.0f;
             if (slice == 0 && t == 0) to[dim_v] = top[r], to[dim_v + 1] = denominator;
         }
@@ -235,9 +239,9 @@ DEVICE void latent_attention(const float* q, float* out, const uint32_t* positio
         latent_d##D##_r##R(const float* q, float* out, const uint32_t* positions, const uint32_t* seq_of,                \
                            const uint32_t* seq_starts, const uint32_t* page_starts, const uint32_t* pages,               \
                            const __half* store, float scale, int n_heads, int dim_k, int dim_v, int min_split,           \
-                           float* partial) {                                                                             \
+                           int min_tokens, float* partial) {                                                             \
         latent_attention<KS, VT, R>(q, out, positions, seq_of, seq_starts, page_starts, pages, store, scale, n_heads,    \
-                                    dim_k, dim_v, min_split, partial);                                                   \
+                                    dim_k, dim_v, min_split, min_tokens, partial);                                       \
     }
 
 LATENT(128, 2, 4, 16)
@@ -246,13 +250,15 @@ LATENT(576, 9, 16, 16)
 LATENT(576, 9, 16, 32)
 
 KERNEL __launch_bounds__(128)
-    latent_combine(const float* partial, const uint32_t* positions, int n_splits, int min_split, int dim_v, float* out,
-                   int8_t* outq, Q8Scale* outs) {
+    latent_combine(const float* partial, const uint32_t* positions, const uint32_t* seq_starts, int n_splits, int min_split,
+                   int dim_v, float* out, int8_t* outq, Q8Scale* outs) {
     __shared__ float weights[MAX_SPLITS];
     __shared__ float total;
-    const int token = blockIdx.y, d = blockIdx.z * blockDim.x + threadIdx.x, lane = threadIdx.x % WARP;
+    const int run = blockIdx.y, d = blockIdx.z * blockDim.x + threadIdx.x, lane = threadIdx.x % WARP;
+    const int token = seq_starts ? (int)seq_starts[run] : run;
+    if (seq_starts && (int)seq_starts[run + 1] - token != 1) return;
     const size_t row = (size_t)token * gridDim.x + blockIdx.x;
-    const float* records = partial + row * n_splits * (dim_v + 2);
+    const float* records = partial + ((size_t)run * gridDim.x + blockIdx.x) * n_splits * (dim_v + 2);
     const uint32_t position = positions[token];
     int n = 0;
     if (position != 0xffffffffu) {

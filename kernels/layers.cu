@@ -1,10 +1,12 @@
-// Operations that few networks need: columns of rows, rows joined, and xIELU.
+// Operations that few networks need: columns of rows, rows joined, xIELU, and rows cut by their spread.
 //
 // take_columns  y[r] = x[r][first .. first + width]; x [n_rows, row_width] f32.
 // join          y[r] = [a[r], b[r]]; a [n_rows, width_a], b [n_rows, width - width_a] f32.
 // xielu         rows = x > 0 ? alpha_p x^2 + beta x : alpha_n (exp(min(x, eps)) - 1 - x) + beta x, in place; optionally quantized to
 //               (yq, ys) (width a multiple of 32).
-// All: grid (ceil(width / 256), n_rows); block 256; rows of `width` f32. No shared memory. Measured on the simulator only.
+// cut_below     rows[r] = max(rows[r] - (mean + cutoff sqrt(variance)), 0), in place, both being those of rows[r].
+// All: rows of `width` f32; block 256. Grid (ceil(width / 256), n_rows) without shared memory; cut_below: grid n_rows, 32 bytes of
+// shared memory. Measured on the simulator only.
 #include "q8.cuh"
 
 KERNEL __launch_bounds__(256) take_columns(const float* x, int row_width, int first, int width, float* y) {
@@ -31,4 +33,22 @@ KERNEL __launch_bounds__(256)
     float value = x > 0.0f ? alpha_p * x * x + beta * x : (expm1f(bounded) - x) * alpha_n + beta * x;
     rows[at] = value;
     if (yq) quantize_group(value, q8_row(yq, blockIdx.y, width), q8_scales(ys, blockIdx.y, width), i / WARP, width / WARP);
+}
+
+KERNEL __launch_bounds__(256) cut_below(float* rows, float cutoff, int width) {
+    __shared__ float partial[8];
+    float* row = rows + (size_t)blockIdx.x * width;
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < width; i += blockDim.x) sum += row[i];
+    float mean = block_sum(sum, partial) / width;
+    // A second pass over the row avoids cancellation.
+#pragma unroll 1
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        float x = row[i] - mean;
+        squares += x * x;
+    }
+    float least = mean + cutoff * sqrtf(block_sum(squares, partial) / width);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < width; i += blockDim.x) row[i] = fmaxf(row[i] - least, 0.0f);
 }

@@ -6,9 +6,9 @@
 //   [n_taps - 1, n_channels] in each slot, oldest row first. The first thread block of a channel alone reads and writes the state.
 // Shared: none. Alignment: 4 bytes, records 16 bytes. Measured on the simulator only.
 //
-// Bytes: a token moves 8 n_channels, and a thread block's 32 tokens read n_taps - 1 rows more, which the block before has in L2; a sequence
-// reads and writes 4 n_channels (n_taps - 1) of state. A prompt is limited by DRAM (8 bytes for some 2 n_taps operations), a decode
-// step of few sequences by the latency of one load and one store: all loads of a thread are independent.
+// Bytes: a token moves 8 n_channels, and a thread block's 32 tokens read n_taps - 1 more rows, from L2, since the previous thread block reads
+// them too; a sequence reads and writes 4 n_channels (n_taps - 1) of state. A prompt is limited by DRAM (8 bytes for about 2 n_taps
+// operations), a decode step of few sequences by the latency of one load and one store: all loads of a thread are independent.
 #include "states.cuh"
 
 constexpr int TOKENS = 32, BATCH = 8;

@@ -34,7 +34,7 @@ DEVICE void scan(ScanRows rows, int n_heads, int head_dim, int n_groups, int n_s
     int width = n_heads * head_dim, lane = threadIdx.x % lanes, first_lane = threadIdx.x % WARP - lane;
     int channel = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
     bool is_inside = channel < width;
-    // Lanes behind the last channel compute that one and write nothing: the sums need whole warps.
+    // Surplus lanes repeat the last channel without storing, because the shuffles need whole warps.
     channel = min(channel, width - 1);
     int head = channel / head_dim, group = head / (n_heads / n_groups);
     Run run = run_of(seq_starts, states, blockIdx.y);

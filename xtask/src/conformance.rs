@@ -71,7 +71,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 },
                 company: Company::Bits,
                 stores: |_| true,
-                lacks: &[],
             },
             &args.filter,
         ),
@@ -83,7 +82,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 },
                 company: GPU_COMPANY,
                 stores: stores_on_gpu,
-                lacks: CudaBackend::LACKS,
             },
             &args.filter,
         ),
@@ -99,7 +97,6 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     },
                     company: GPU_COMPANY,
                     stores: stores_on_gpu,
-                    lacks: CudaBackend::LACKS,
                 },
                 &args.filter,
             )

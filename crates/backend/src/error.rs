@@ -49,7 +49,7 @@ pub enum BackendError {
         needed_bytes.div_ceil(1 << 20),
         weights_bytes.div_ceil(1 << 20),
         (needed_bytes.saturating_sub(*free_bytes)).div_ceil(1 << 20),
-        what_fits(*kv_tokens, *fitting_kv_tokens)
+        what_fits([*needed_bytes, *free_bytes, *states_bytes], *kv_tokens, *fitting_kv_tokens)
     )]
     DoesNotFit {
         /// Bytes of the plan, and what the driver needs in addition.
@@ -58,6 +58,8 @@ pub enum BackendError {
         free_bytes: u64,
         /// Bytes of the weights alone.
         weights_bytes: u64,
+        /// Bytes of the recurrent states of all sequences, snapshots included.
+        states_bytes: u64,
         /// Tokens whose keys and values were to be stored.
         kv_tokens: usize,
         /// Tokens for which there would be room.
@@ -95,9 +97,18 @@ pub enum BackendError {
     },
 }
 
-fn what_fits(kv_tokens: usize, fitting_kv_tokens: usize) -> String {
+fn what_fits(
+    [needed_bytes, free_bytes, states_bytes]: [u64; 3],
+    kv_tokens: usize,
+    fitting_kv_tokens: usize,
+) -> String {
     if fitting_kv_tokens > 0 {
         format!("keys and values of {fitting_kv_tokens} tokens would fit instead of {kv_tokens}")
+    } else if states_bytes > needed_bytes.saturating_sub(free_bytes) {
+        format!(
+            "{} MiB are for the recurrent states of the sequences; run fewer of them at a time",
+            states_bytes >> 20
+        )
     } else {
         "no context would fit; use a file with smaller weights".to_owned()
     }

@@ -1,8 +1,6 @@
-//! [`LayerOperations`]: operations that few networks need, and a backend may lack.
+//! [`LayerOperations`]: operations that few networks need.
 //!
-//! Separate from the operations that every backend has. Invariant: a network says which of them it needs
-//! ([`NetworkShape::needs`](crate::NetworkShape::needs)) before a weight is loaded, so that a backend which lacks one refuses the
-//! load, not a step.
+//! Separate from the operations of every network. Invariant: rows do not depend on each other.
 
 use crate::{BackendError, Columns, Memory, Routed};
 

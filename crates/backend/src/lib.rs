@@ -76,7 +76,7 @@ pub use limits::{ExecutorLimits, GroupLimits, WindowGroup};
 pub use measure::Measure;
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
-pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, LayerOperation, LayerShape, NetworkShape};
+pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, LayerShape, NetworkShape};
 pub use operands::{
     Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
     Temperature,

@@ -3,6 +3,8 @@
 //! Separate because a backend prepares for a network before it has any weight of it. Invariant: numbers only, so that a
 //! backend knows no architecture.
 
+use crate::StateLayerShape;
+
 /// The widths of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkShape {
@@ -10,8 +12,8 @@ pub struct NetworkShape {
     pub n_embd: usize,
     /// The layers, first to last.
     pub layers: Vec<LayerShape>,
-    /// The operations it needs that a backend may lack.
-    pub needs: Vec<LayerOperation>,
+    /// Whether it needs [`StreamOperations`](crate::StreamOperations).
+    pub has_streams: bool,
 }
 
 /// The widths of a layer.
@@ -23,8 +25,10 @@ pub struct LayerShape {
     pub heads: Option<HeadsShape>,
     /// Width of the widest row, other than a hidden state, that one of its matrices reads.
     pub widest_input: usize,
-    /// Values of a row of its recurrent matrices: what a channel keeps. 0 where it has none.
-    pub state_row: usize,
+    /// Whether its keys and values are latent rows.
+    pub has_latent_rows: bool,
+    /// What a sequence's state holds for it, where it is recurrent.
+    pub state: Option<StateLayerShape>,
     /// Its experts, if it has any.
     pub experts: Option<ExpertsShape>,
 }
@@ -62,35 +66,4 @@ pub struct AttentionShape {
     pub head_dim_k: usize,
     /// Width of a value head.
     pub head_dim_v: usize,
-}
-
-/// An operation of [`LayerOperations`](crate::LayerOperations), or a variant of another, as a network's need of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LayerOperation {
-    /// [`LayerOperations::take_columns`](crate::LayerOperations::take_columns).
-    TakeColumns,
-    /// [`LayerOperations::xielu`](crate::LayerOperations::xielu).
-    Xielu,
-    /// [`LayerOperations::weigh_choices`](crate::LayerOperations::weigh_choices).
-    WeighChoices,
-    /// [`Attention::is_chunked`](crate::Attention::is_chunked).
-    Chunks,
-    /// [`LayerOperations::cut_below`](crate::LayerOperations::cut_below).
-    CutBelow,
-    /// [`StreamOperations`](crate::StreamOperations).
-    Streams,
-}
-
-impl LayerOperation {
-    /// What has it, for messages.
-    pub fn feature(self) -> &'static str {
-        match self {
-            Self::TakeColumns => "networks with embeddings of each layer",
-            Self::Xielu => "the activation xIELU",
-            Self::WeighChoices => "experts whose input is weighed",
-            Self::Chunks => "attention in chunks",
-            Self::CutBelow => "activations that are sparse by their spread",
-            Self::Streams => "several streams of hidden states",
-        }
-    }
 }

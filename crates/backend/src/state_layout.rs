@@ -20,6 +20,8 @@ pub struct StateLayerShape {
     pub conv_len: usize,
     /// What its recurrence carries on: one matrix for each head. 0 for a convolution alone.
     pub matrix_len: usize,
+    /// Values of a row of those matrices: what a channel of the recurrence keeps. 0 for a convolution alone.
+    pub matrix_row: usize,
 }
 
 impl StateLayout {

@@ -21,7 +21,7 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 13] = [
+const PLAIN: [(&str, &str, &[&str]); 14] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
@@ -35,6 +35,7 @@ const PLAIN: [(&str, &str, &[&str]); 13] = [
     ("sample", "sample.cu", &["-fmad=false"]),
     ("short_conv", "short_conv.cu", &[]),
     ("ssm_scan", "ssm_scan.cu", &[]),
+    ("streams", "streams.cu", &[]),
 ];
 
 /// Modules that every weight type has, with the sources for quantized and for float weights.

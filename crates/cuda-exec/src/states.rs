@@ -7,7 +7,7 @@
 
 use tokenmill_backend::{SeqState, StateLayerShape, StateLayout};
 
-use crate::{Buffer, Device, ViewMut, error::Result};
+use crate::{Buffer, CudaExecError, Device, ViewMut, driver::MAX_COUNT, error::Result, ops::check_state_row};
 
 /// Parts of a slot have a multiple of these values: 256 bytes.
 const PART_LEN: usize = 64;
@@ -65,11 +65,29 @@ fn slot_len(shape: StateLayerShape) -> usize {
 }
 
 impl StateSlots {
+    /// Says whether kernels take the states of such a layer.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Unsupported`] where a row or a slot is too long.
+    pub fn check(shape: StateLayerShape) -> Result<()> {
+        check_state_row(shape.matrix_row)?;
+        let len = slot_len(shape);
+        if len <= MAX_COUNT {
+            return Ok(());
+        }
+        Err(CudaExecError::Unsupported {
+            feature: format!("recurrent states of {len} values in a layer, only of up to {MAX_COUNT}"),
+        })
+    }
+
     /// Allocates the slots. They hold nothing: a sequence begins without reading its slot.
     ///
     /// # Errors
-    /// [`CudaExecError::OutOfMemory`](crate::CudaExecError::OutOfMemory), or the driver's.
+    /// As [`Self::check`], [`CudaExecError::OutOfMemory`], or the driver's.
     pub fn new(device: &Device, layout: &StateLayout) -> Result<Self> {
+        for &shape in &layout.layers {
+            Self::check(shape)?;
+        }
         let layers = layout.layers.iter().map(|&shape| {
             let len = slot_len(shape).saturating_mul(layout.n_states);
             Ok(Layer {
@@ -100,5 +118,31 @@ impl StateSlots {
             stride: slot_len(layer.shape),
             matrix_start,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slot_whose_values_kernels_cannot_count_is_refused() {
+        let check = |matrix_len, matrix_row| {
+            StateSlots::check(StateLayerShape {
+                conv_len: 64,
+                matrix_len,
+                matrix_row,
+            })
+        };
+        check((1 << 31) - 128, 512).unwrap();
+        for len in [(1 << 31) - 64, 1 << 32, usize::MAX] {
+            let error = check(len, 512).unwrap_err().to_string();
+            assert!(
+                error.contains("values in a layer, only of up to 2147483647"),
+                "{error}"
+            );
+        }
+        let error = check(1 << 20, 513).unwrap_err().to_string();
+        assert!(error.contains("rows of 513 values"), "{error}");
     }
 }

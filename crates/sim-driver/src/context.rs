@@ -25,7 +25,7 @@ use crate::{
     machine::GpuSpec,
 };
 
-/// The dynamic shared memory a kernel has without asking for more.
+/// The shared memory a kernel has without asking for more, what it declares itself included.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
 
 /// A kernel of a module.
@@ -34,6 +34,7 @@ struct Function {
     module: usize,
     name: String,
     param_bytes: Vec<usize>,
+    /// Shared memory that a launch may add to what the kernel declares itself.
     max_shared_bytes: u32,
 }
 
@@ -244,7 +245,7 @@ impl Context {
                 module: index,
                 name: name.to_owned(),
                 param_bytes: kernel.param_bytes(),
-                max_shared_bytes: SHARED_BYTES_UNASKED,
+                max_shared_bytes: SHARED_BYTES_UNASKED.saturating_sub(kernel.static_shared_bytes() as u32),
             },
         );
         Ok(function)

@@ -26,6 +26,12 @@ pub(crate) const LATENT_VARIANTS: &[Variant] = &[
             latent.head_dim_v = 18;
         });
     }),
+    ("latent rows of more than 128 values", |d| {
+        all(d, |latent| {
+            latent.kv_rank = 160;
+            latent.n_heads = 2;
+        });
+    }),
     ("wide latent rows of one head", |d| {
         all(d, |latent| {
             latent.n_heads = 1;

@@ -11,7 +11,6 @@
 //!     make: |_n_threads| NaiveBackend::new(),
 //!     company: Company::Bits,
 //!     stores: |_| true,
-//!     lacks: &[],
 //! };
 //! conformance::only_the_rows_asked_for_come_back(&subject);
 //! conformance::a_row_that_is_not_finite_fails_alone(&subject);

@@ -299,7 +299,19 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
         };
         all(d, |layer| layer.mixer = MixerDescriptor::DeltaNet(net));
     }),
+    ("a delta net of wide keys", |d| {
+        d.layers[1].mixer = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
+            head_dim_k: 36,
+            ..DELTA_NET
+        });
+    }),
     ("Mamba 2", |d| d.layers[1].mixer = MixerDescriptor::Ssm(MAMBA_2)),
+    ("Mamba 2 with long states", |d| {
+        d.layers[0].mixer = MixerDescriptor::Ssm(SsmDescriptor {
+            n_state: 40,
+            ..MAMBA_2
+        });
+    }),
     ("Mamba 2 in groups, without norm", |d| {
         let ssm = SsmDescriptor {
             kind: SsmKind::Mamba2 { has_norm: false },

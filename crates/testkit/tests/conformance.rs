@@ -11,21 +11,18 @@ const CPU: Subject<CpuBackend> = Subject {
     make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
-    lacks: &[],
 };
 
 const SCALAR: Subject<CpuBackend> = Subject {
     make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
-    lacks: &[],
 };
 
 const NAIVE: Subject<NaiveBackend> = Subject {
     make: |_| NaiveBackend::new(),
     company: Company::Bits,
     stores: |_| true,
-    lacks: &[],
 };
 
 macro_rules! suite {

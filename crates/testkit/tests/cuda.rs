@@ -17,7 +17,6 @@ const CUDA: Subject<CudaBackend> = Subject {
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
     company: Company::Within(0.1),
     stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
-    lacks: CudaBackend::LACKS,
 };
 
 macro_rules! suite {

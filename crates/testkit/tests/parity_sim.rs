@@ -21,8 +21,8 @@ const SIM: ParityDevice = ParityDevice {
 };
 
 /// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, experts, each kind of
-/// recurrent layer, and what few networks have: latent rows, embeddings of each layer, xIELU, chunks.
-const CASES: [(&str, &str, KvType); 20] = [
+/// recurrent layer, and what few networks have: latent rows, embeddings of each layer, several streams, xIELU, chunks.
+const CASES: [(&str, &str, KvType); 21] = [
     ("parity/llama", "F32", KvType::F16),
     ("parity/llama", "BF16", KvType::F32),
     ("parity/llama", "Q4_K_M", KvType::F32),
@@ -41,6 +41,7 @@ const CASES: [(&str, &str, KvType); 20] = [
     ("parity/kimi_linear", "F32", KvType::F32),
     ("parity/deepseek_v3", "F32", KvType::F16),
     ("parity/gemma4", "F32", KvType::F32),
+    ("parity2/gemma3n", "F32", KvType::F32),
     ("parity2/apertus", "F32", KvType::F32),
     ("parity2/llama4_chunked", "F32", KvType::F16),
 ];

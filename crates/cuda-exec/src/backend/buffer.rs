@@ -22,7 +22,7 @@ use super::CudaBackend;
 /// Values that are quantized together.
 const GROUP: usize = 32;
 /// Rows beyond this width are logits; no matrix takes them, so they have no twin.
-const MAX_WIDTH: usize = 1 << 16;
+pub(super) const MAX_TWIN_WIDTH: usize = 1 << 16;
 
 /// An activation buffer.
 pub struct CudaBuffer {
@@ -34,7 +34,7 @@ pub struct CudaBuffer {
 }
 
 fn has_twin(width: usize) -> bool {
-    width > 0 && width.is_multiple_of(GROUP) && width <= MAX_WIDTH
+    width > 0 && width.is_multiple_of(GROUP) && width <= MAX_TWIN_WIDTH
 }
 
 impl CudaBuffer {

@@ -1,11 +1,8 @@
 //! The operations that few networks need.
 //!
-//! Separate because they are a trait of their own. Invariant: a network that needs one which is not here is refused when it is
-//! loaded.
+//! Separate because they are a trait of their own. Invariant: as its parent's, only the choice of launches stands here.
 
-use tokenmill_backend::{
-    Backend, BackendError, Columns, LayerOperation, LayerOperations, NetworkShape, Routed, Xielu,
-};
+use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Xielu};
 
 use super::{CudaBackend, CudaBuffer};
 
@@ -36,8 +33,14 @@ impl LayerOperations for CudaBackend {
         Ok(self.ops.xielu(xielu, [n_rows, width], values, form)?)
     }
 
-    fn cut_below(&mut self, _: f32, _: usize, _: usize, _: &mut CudaBuffer) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::CutBelow))
+    fn cut_below(
+        &mut self,
+        cutoff: f32,
+        n_rows: usize,
+        width: usize,
+        rows: &mut CudaBuffer,
+    ) -> Result<(), BackendError> {
+        Ok(self.ops.cut_below(cutoff, [n_rows, width], rows.write())?)
     }
 
     fn weigh_choices(
@@ -50,33 +53,5 @@ impl LayerOperations for CudaBackend {
         Ok(self
             .ops
             .weigh_choices(routed.routes, n_choices, width, choices.write())?)
-    }
-}
-
-impl CudaBackend {
-    /// Operations that it lacks: a network that needs one of them is refused by name when it is loaded.
-    pub const LACKS: &'static [LayerOperation] = &[
-        LayerOperation::ChannelDecays,
-        LayerOperation::CutBelow,
-        LayerOperation::Streams,
-    ];
-}
-
-/// Says whether the device has all that a network needs.
-pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
-    match network
-        .needs
-        .iter()
-        .find(|need| CudaBackend::LACKS.contains(need))
-    {
-        None => Ok(()),
-        Some(&operation) => Err(lacking(operation)),
-    }
-}
-
-pub(super) fn lacking(operation: LayerOperation) -> BackendError {
-    BackendError::Unsupported {
-        feature: operation.feature().to_owned(),
-        device: CudaBackend::NAME,
     }
 }

@@ -8,7 +8,7 @@ use tokenmill_backend::{
     NetworkShape, PAGE_TOKENS, StateLayout,
 };
 
-use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace};
+use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace, buffer::MAX_TWIN_WIDTH};
 
 /// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.
 const DRIVER_BYTES: u64 = 128 << 20;
@@ -28,7 +28,12 @@ impl CudaBackend {
         self.workspace = Some(Workspace {
             inputs: StepInputs::new(device, limits)?,
             results: Results::new(device, limits)?,
-            attention: crate::AttentionScratch::new(device, limits.max_batch_tokens, attention)?,
+            attention: crate::AttentionScratch::new(
+                device,
+                limits.max_batch_tokens,
+                limits.max_batch_seqs,
+                attention,
+            )?,
             argmax: crate::ArgmaxScratch::new(device, limits.max_logit_rows, limits.n_vocab)?,
             picked: device.upload("sampling", &vec![0; PickedLayout::new(limits).n_words()])?,
             picked_layout: PickedLayout::new(limits),
@@ -56,6 +61,7 @@ impl CudaBackend {
             needed_bytes: with_driver(needed_bytes),
             free_bytes,
             weights_bytes: plan.weights_bytes as u64,
+            states_bytes: plan.states_bytes as u64,
             kv_tokens: limits.n_pages * PAGE_TOKENS,
             fitting_kv_tokens: room / plan.kv_page_bytes.max(1) * PAGE_TOKENS,
         })
@@ -65,7 +71,7 @@ impl CudaBackend {
     pub(super) fn size_of_workspace(network: &NetworkShape, limits: &ExecutorLimits) -> usize {
         let attention = attention_needs(network, limits);
         StepInputs::device_bytes(limits)
-            + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, attention)
+            + crate::AttentionScratch::device_bytes(limits.max_batch_tokens, limits.max_batch_seqs, attention)
             + crate::ArgmaxScratch::device_bytes(limits.max_logit_rows, limits.n_vocab)
             + crate::buffer_bytes::<u32>(PickedLayout::new(limits).n_words())
             + crate::buffer_bytes::<u32>(limits.max_logit_rows)
@@ -144,8 +150,72 @@ impl CudaBackend {
     }
 }
 
-/// What the network's attention writes on its way. Layers with matrices of heads have latent rows.
+/// Says whether the device has all that a network needs, since a load is refused before anything is uploaded.
+pub(super) fn check(network: &NetworkShape) -> Result<(), BackendError> {
+    for layer in &network.layers {
+        if let Some(state) = layer.state {
+            crate::StateSlots::check(state)?;
+        }
+        let Some(heads) = layer.heads else {
+            continue;
+        };
+        crate::ops::check_heads(heads.n_heads)?;
+        // Quantized matrices of heads read the quantized form of the rows of all heads.
+        let width = heads.n_heads.saturating_mul(heads.widest_input);
+        if width > MAX_TWIN_WIDTH {
+            return Err(BackendError::Unsupported {
+                feature: format!(
+                    "matrices of {} heads that read rows of {} values (at most {MAX_TWIN_WIDTH} values together)",
+                    heads.n_heads, heads.widest_input
+                ),
+                device: CudaBackend::NAME,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// What the network's attention writes on its way.
 fn attention_needs(network: &NetworkShape, limits: &ExecutorLimits) -> crate::ScratchNeeds {
-    let layers = (network.layers.iter()).filter_map(|layer| Some((layer.attention?, layer.heads.is_some())));
+    let layers = (network.layers.iter()).filter_map(|layer| Some((layer.attention?, layer.has_latent_rows)));
     crate::ScratchNeeds::of(layers, limits.n_ctx.div_ceil(PAGE_TOKENS))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_backend::{HeadsShape, LayerShape};
+
+    use super::*;
+
+    #[test]
+    fn heads_that_a_step_could_not_multiply_are_refused_at_load() {
+        let load = |n_heads, widest_input| {
+            let layer = LayerShape {
+                attention: None,
+                heads: Some(HeadsShape {
+                    n_heads,
+                    widest_input,
+                    widest_output: 1,
+                }),
+                widest_input: 64,
+                has_latent_rows: true,
+                state: None,
+                experts: None,
+            };
+            let network = NetworkShape {
+                n_embd: 64,
+                layers: vec![layer],
+                has_streams: false,
+            };
+            check(&network).map_err(|error| error.to_string())
+        };
+        assert_eq!(load(128, 512), Ok(()));
+        assert_eq!(load(65_535, 1), Ok(()));
+        let refused = |n_heads, widest_input, expected: &str| {
+            let error = load(n_heads, widest_input).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        };
+        refused(129, 512, "matrices of 129 heads that read rows of 512 values");
+        refused(65_536, 1, "matrices of 65536 heads");
+    }
 }

@@ -82,10 +82,10 @@ impl Backend for CudaBackend {
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
         // What is certain to fail fails before gigabytes are on their way.
-        super::layers::check(network)?;
+        super::load::check(network)?;
         crate::KvStore::check(kv)?;
-        for layer in &network.layers {
-            crate::check_state_row(layer.state_row)?;
+        if network.has_streams {
+            self.ops.load_streams()?;
         }
         if kv.layers.iter().any(|layer| layer.has_values_in_keys) {
             self.ops.load_latent()?;

@@ -38,6 +38,8 @@ pub(super) struct StepInputs {
     output_rows: Vec<u32>,
     /// Tokens of the sequence that has most in the current step.
     longest_run: usize,
+    /// Whether a sequence has one token there.
+    has_single_run: bool,
 }
 
 /// Where the parts of the array start.
@@ -130,6 +132,7 @@ impl StepInputs {
             n_main_pages: 0,
             output_rows: Vec::new(),
             longest_run: 0,
+            has_single_run: false,
         })
     }
 
@@ -155,10 +158,14 @@ impl StepInputs {
             sampling,
             ..StepShape::of(batch)
         });
-        self.longest_run = (batch.seq_starts.windows(2))
-            .map(|pair| (pair[1] - pair[0]) as usize)
-            .max()
-            .unwrap_or(0);
+        let run_lens = || {
+            batch
+                .seq_starts
+                .windows(2)
+                .map(|pair| (pair[1] - pair[0]) as usize)
+        };
+        self.longest_run = run_lens().max().unwrap_or(0);
+        self.has_single_run = run_lens().any(|len| len == 1);
         let layout = Layout::of(&shape, &self.limits);
         self.layout = layout;
         let staging = &mut self.staging[self.n_steps % 2];
@@ -356,6 +363,7 @@ impl StepInputs {
                 Some(crate::TokenRuns {
                     seq_starts: self.seq_starts()?,
                     longest: self.longest_run,
+                    has_single: self.has_single_run,
                 })
             } else {
                 None

@@ -1,66 +1,74 @@
-//! The operations on streams: none yet, which a load says.
+//! The operations on streams of hidden states.
 //!
-//! Separate because they are a trait of their own.
+//! Separate because they are a trait of their own. Invariant: as its parent's, only the choice of launches stands here.
 
-use tokenmill_backend::{BackendError, LayerOperation, StreamOperations, StreamsShape};
+use tokenmill_backend::{BackendError, StreamOperations, StreamsShape};
 
-use super::{CudaBackend, CudaBuffer, layers::lacking};
+use super::{CudaBackend, CudaBuffer};
 
 impl StreamOperations for CudaBackend {
     fn repeat_rows(
         &mut self,
-        _: StreamsShape,
-        _: &CudaBuffer,
-        _: &mut CudaBuffer,
+        shape: StreamsShape,
+        rows: &CudaBuffer,
+        output: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::Streams))
+        Ok(self.ops.repeat_rows(shape, rows.read(), output.write())?)
     }
 
     fn match_magnitudes(
         &mut self,
-        _: StreamsShape,
-        _: &CudaBuffer,
-        _: &mut CudaBuffer,
+        shape: StreamsShape,
+        first: &CudaBuffer,
+        others: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::Streams))
+        Ok(self.ops.match_magnitudes(shape, first.read(), others.write())?)
     }
 
     fn predict_streams(
         &mut self,
-        _: StreamsShape,
-        _: &CudaBuffer,
-        _: &mut CudaBuffer,
-        _: &mut CudaBuffer,
+        shape: StreamsShape,
+        factors: &CudaBuffer,
+        first: &mut CudaBuffer,
+        others: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::Streams))
+        Ok(self
+            .ops
+            .predict_streams(shape, factors.read(), first.write(), others.write())?)
     }
 
     fn correct_streams(
         &mut self,
-        _: StreamsShape,
-        _: &CudaBuffer,
-        _: &CudaBuffer,
-        _: &mut CudaBuffer,
-        _: &mut CudaBuffer,
+        shape: StreamsShape,
+        factors: &CudaBuffer,
+        predicted: &CudaBuffer,
+        first: &mut CudaBuffer,
+        others: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::Streams))
+        Ok(self.ops.correct_streams(
+            shape,
+            factors.read(),
+            predicted.read(),
+            first.write(),
+            others.write(),
+        )?)
     }
 
     fn add_to_others(
         &mut self,
-        _: StreamsShape,
-        _: &CudaBuffer,
-        _: &mut CudaBuffer,
+        shape: StreamsShape,
+        rows: &CudaBuffer,
+        others: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::Streams))
+        Ok(self.ops.add_to_others(shape, rows.read(), others.write())?)
     }
 
     fn multiply_by_row(
         &mut self,
-        _: StreamsShape,
-        _: &crate::Buffer<f32>,
-        _: &mut CudaBuffer,
+        shape: StreamsShape,
+        row: &crate::Buffer<f32>,
+        rows: &mut CudaBuffer,
     ) -> Result<(), BackendError> {
-        Err(lacking(LayerOperation::Streams))
+        Ok(self.ops.multiply_by_row(shape, row.view(), rows.write())?)
     }
 }

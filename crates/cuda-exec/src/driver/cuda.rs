@@ -350,7 +350,7 @@ impl Driver {
         Ok(Some(handle(function)))
     }
 
-    /// Lets a kernel be launched with more dynamic shared memory than [`SHARED_BYTES_UNASKED`](super::SHARED_BYTES_UNASKED).
+    /// Lets a kernel be launched with more dynamic shared memory than [`UNASKED_SHARED_BYTES`](super::UNASKED_SHARED_BYTES).
     pub(super) fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()> {
         self.enter("preparing a kernel")?;
         let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32;

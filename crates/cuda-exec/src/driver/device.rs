@@ -14,8 +14,8 @@ use std::{
 use bytemuck::Pod;
 
 use super::{
-    Api, Args, Buffer, Buffers, DeviceInfo, Handle, Kernel, LaunchShape, Pinned, SHARED_BYTES_UNASKED,
-    Stream, View, ViewMut, cuda::Driver, memory::Arena,
+    Api, Args, Buffer, Buffers, DeviceInfo, Handle, Kernel, LaunchShape, Pinned, Stream,
+    UNASKED_SHARED_BYTES, View, ViewMut, cuda::Driver, memory::Arena,
 };
 use crate::{CudaExecError, error::Result, modules};
 
@@ -221,7 +221,7 @@ impl Device {
     /// As [`Self::kernel`], or the driver's where the device has less.
     pub fn kernel_with_shared_bytes(&self, module: &str, kernel: &str, n_bytes: usize) -> Result<Kernel> {
         let found = self.kernel(module, kernel)?;
-        if n_bytes > SHARED_BYTES_UNASKED {
+        if n_bytes > UNASKED_SHARED_BYTES {
             self.shared.driver.allow_shared_bytes(found.function, n_bytes)?;
         }
         Ok(found)
@@ -262,6 +262,7 @@ impl Device {
         if shape.grid.contains(&0) {
             return Ok(());
         }
+        args.check()?;
         self.shared.n_launches.fetch_add(1, SeqCst);
         self.shared
             .driver

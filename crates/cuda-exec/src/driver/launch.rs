@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 
 use super::{Handle, View, ViewMut};
+use crate::error::{CudaExecError, Result};
 
 /// A kernel, ready to launch.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +45,9 @@ impl LaunchShape {
     }
 }
 
+/// Counts that kernels take at most: they are `int`s.
+pub(crate) const MAX_COUNT: usize = i32::MAX as usize;
+
 /// More arguments than any kernel here has.
 const MAX_ARGS: usize = 32;
 
@@ -52,6 +56,8 @@ const MAX_ARGS: usize = 32;
 pub struct Args<'a> {
     values: [u64; MAX_ARGS],
     len: usize,
+    /// A count that no kernel takes.
+    too_large: Option<usize>,
     buffers: PhantomData<&'a ()>,
 }
 
@@ -67,6 +73,7 @@ impl<'a> Args<'a> {
         Self {
             values: [0; MAX_ARGS],
             len: 0,
+            too_large: None,
             buffers: PhantomData,
         }
     }
@@ -99,10 +106,25 @@ impl<'a> Args<'a> {
         self.push(view.map_or(0, |view| view.address()))
     }
 
-    /// Appends an `int` that is a count.
+    /// Appends an `int` that is a count. One beyond [`MAX_COUNT`] is an error of the launch.
     #[must_use]
-    pub fn count(self, value: usize) -> Self {
+    pub fn count(mut self, value: usize) -> Self {
+        if value > MAX_COUNT {
+            self.too_large = Some(value);
+        }
         self.push(value as u32 as u64)
+    }
+
+    /// Says whether every count is one that kernels take.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.too_large {
+            None => Ok(()),
+            Some(found) => Err(CudaExecError::Shape {
+                what: "a count of a kernel",
+                found,
+                expected: format!("at most {MAX_COUNT}"),
+            }),
+        }
     }
 
     /// Appends a float.
@@ -125,5 +147,20 @@ impl<'a> Args<'a> {
             *pointer = std::ptr::from_ref(value).cast_mut().cast();
         }
         pointers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_count_that_is_no_int_fails_the_launch() {
+        assert_eq!(Args::new().count(MAX_COUNT).count(3).check(), Ok(()));
+        let error = Args::new().count(MAX_COUNT + 1).count(3).check();
+        assert!(
+            matches!(error, Err(CudaExecError::Shape { found, .. }) if found == 1 << 31),
+            "{error:?}"
+        );
     }
 }

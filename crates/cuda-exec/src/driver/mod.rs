@@ -24,6 +24,7 @@ use crate::{CudaExecError, error::Result};
 pub use api::Api;
 pub use device::{Device, Fence};
 pub use graph::{Capture, Graph};
+pub(crate) use launch::MAX_COUNT;
 pub use launch::{Args, Kernel, LaunchShape};
 pub use memory::{Buffer, SharedView, View, ViewMut, buffer_bytes};
 pub use pinned::Pinned;
@@ -34,8 +35,8 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
-/// Dynamic shared memory that every kernel may have.
-pub(crate) const SHARED_BYTES_UNASKED: usize = 48 << 10;
+/// Dynamic shared memory that every kernel may have: 48 KiB, less than 128 bytes of which a kernel declares itself.
+pub(crate) const UNASKED_SHARED_BYTES: usize = (48 << 10) - 128;
 
 /// One of the two queues of work that a device has here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,6 +5,7 @@ use tokenmill_backend::{Attention, AttentionShape, KvType, PAGE_TOKENS};
 use super::{Ops, QuantizedMut, check_multiple, kv_code, latent};
 use crate::{
     Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut,
+    driver::{MAX_COUNT, UNASKED_SHARED_BYTES},
     error::Result,
     kv::{KvLayer, check_head_dims},
 };
@@ -13,12 +14,12 @@ use crate::{
 const SPLIT_TOKENS: usize = 256;
 /// Query heads of one thread block, by kernel.
 const HEADS_OF_KERNEL: [usize; 4] = [1, 2, 4, 8];
-/// Dynamic shared memory that a kernel has without asking for more.
-const MAX_SHARED_BYTES: usize = 48 << 10;
 /// Columns of a value beyond which its sums have a place of their own.
 const WIDE_VALUE: usize = 256;
 /// Bytes of partial results that a launch may write; a longer step is cut into several launches.
 const MAX_PARTIAL_BYTES: usize = 64 << 20;
+/// The same over latent rows, whose partial results are wide and of all heads: 15 tokens of 128 heads with the longest context.
+const MAX_LATENT_PARTIAL_BYTES: usize = 256 << 20;
 
 /// The sequences of a step's tokens.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +52,8 @@ pub struct TokenRuns<'a> {
     pub seq_starts: View<'a, u32>,
     /// Tokens of the longest run.
     pub longest: usize,
+    /// Whether a run has one token.
+    pub has_single: bool,
 }
 
 /// Partial results and counters, shared by all layers.
@@ -65,6 +68,8 @@ pub struct AttentionScratch {
 pub struct ScratchNeeds {
     /// Numbers of a token's partial results.
     token_len: usize,
+    /// The same over latent rows.
+    latent_len: usize,
     /// Query heads.
     n_heads: usize,
 }
@@ -75,18 +80,20 @@ impl ScratchNeeds {
     pub fn of(layers: impl Iterator<Item = (AttentionShape, bool)>, max_pages: usize) -> Self {
         let none = Self {
             token_len: 1,
+            latent_len: 0,
             n_heads: 1,
         };
         layers.fold(none, |most, (shape, is_latent)| {
             let n_heads = shape.n_heads;
+            let len = |n_splits: usize| n_heads * n_splits * (shape.head_dim_v + 2);
             let n_latent = if is_latent {
                 latent::n_splits(max_pages * PAGE_TOKENS, n_heads)
             } else {
                 0
             };
-            let n_splits = n_splits(max_pages).max(n_latent);
             Self {
-                token_len: most.token_len.max(n_heads * n_splits * (shape.head_dim_v + 2)),
+                token_len: most.token_len.max(len(n_splits(max_pages))),
+                latent_len: most.latent_len.max(len(n_latent)),
                 n_heads: most.n_heads.max(n_heads),
             }
         })
@@ -94,12 +101,12 @@ impl ScratchNeeds {
 }
 
 impl AttentionScratch {
-    /// Allocates for steps of up to `max_tokens` tokens.
+    /// Allocates for steps of up to `max_tokens` tokens and `max_seqs` sequences.
     ///
     /// # Errors
     /// A [`CudaExecError`](crate::CudaExecError): `OutOfMemory`, `Unsupported` where a head is too wide, or the driver's.
-    pub fn new(device: &Device, max_tokens: usize, needs: ScratchNeeds) -> Result<Self> {
-        let [n_partial, n_counters] = Self::lens(max_tokens, needs);
+    pub fn new(device: &Device, max_tokens: usize, max_seqs: usize, needs: ScratchNeeds) -> Result<Self> {
+        let [n_partial, n_counters] = Self::lens(max_tokens, max_seqs, needs);
         let mut counters = device.alloc("attention", n_counters)?;
         device.zero(Stream::Compute, &counters.view_mut())?;
         Ok(Self {
@@ -109,15 +116,23 @@ impl AttentionScratch {
     }
 
     /// Device memory of such scratch.
-    pub fn device_bytes(max_tokens: usize, needs: ScratchNeeds) -> usize {
-        let [n_partial, n_counters] = Self::lens(max_tokens, needs);
+    pub fn device_bytes(max_tokens: usize, max_seqs: usize, needs: ScratchNeeds) -> usize {
+        let [n_partial, n_counters] = Self::lens(max_tokens, max_seqs, needs);
         crate::driver::buffer_bytes::<f32>(n_partial) + crate::driver::buffer_bytes::<u32>(n_counters)
     }
 
-    fn lens(max_tokens: usize, needs: ScratchNeeds) -> [usize; 2] {
-        let ScratchNeeds { token_len, n_heads } = needs;
+    fn lens(max_tokens: usize, max_seqs: usize, needs: ScratchNeeds) -> [usize; 2] {
+        let ScratchNeeds {
+            token_len,
+            latent_len,
+            n_heads,
+        } = needs;
+        let bounded =
+            |n_rows: usize, len: usize, max_bytes: usize| (n_rows * len).min((max_bytes / 4).max(len));
+        // Over latent rows only sequences with one token in the step have partial results.
+        let latent = bounded(max_seqs.min(max_tokens), latent_len, MAX_LATENT_PARTIAL_BYTES);
         [
-            (max_tokens * token_len).min((MAX_PARTIAL_BYTES / 4).max(token_len)),
+            bounded(max_tokens, token_len, MAX_PARTIAL_BYTES).max(latent),
             max_tokens * n_heads,
         ]
     }
@@ -168,12 +183,18 @@ fn decode_shared_bytes(n_heads: usize, dim_k: usize, dim_v: usize) -> usize {
 
 /// The kernel that takes a group of query heads at once, or as many as fit.
 fn variant(group: usize, dim_k: usize, dim_v: usize) -> usize {
-    let holds =
-        |&heads: &usize| heads >= group || decode_shared_bytes(2 * heads, dim_k, dim_v) > MAX_SHARED_BYTES;
+    let holds = |&heads: &usize| {
+        heads >= group || decode_shared_bytes(2 * heads, dim_k, dim_v) > UNASKED_SHARED_BYTES
+    };
     HEADS_OF_KERNEL
         .iter()
         .position(holds)
         .unwrap_or(HEADS_OF_KERNEL.len() - 1)
+}
+
+/// The window as kernels take it; 0 for none. One beyond every position is as good as none.
+fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
+    attention.window.unwrap_or(0).min(MAX_COUNT)
 }
 
 /// Whether the kernels for runs take heads of this shape: they read half precision only, and do not quantize their output.
@@ -211,7 +232,7 @@ impl Ops {
             .read_or_null(attention.slopes.as_ref().map(Buffer::view))
             .float(attention.scale)
             .float(attention.softcap.unwrap_or(0.0))
-            .count(attention.window.unwrap_or(0))
+            .count(window_of(attention))
             .count(usize::from(attention.is_chunked))
             .count(usize::from(!attention.is_causal))
             .count(n_heads)
@@ -311,7 +332,7 @@ impl Ops {
                 .read_or_null(attention.slopes.as_ref().map(Buffer::view))
                 .float(attention.scale)
                 .float(attention.softcap.unwrap_or(0.0))
-                .count(attention.window.unwrap_or(0))
+                .count(window_of(attention))
                 .count(n_heads)
                 .count(n_kv_heads)
                 .count(dim_k)
@@ -343,15 +364,18 @@ mod tests {
             head_dim_v,
         };
         let needs = |layers: &[(AttentionShape, bool)], max_pages| {
-            let ScratchNeeds { token_len, n_heads } = ScratchNeeds::of(layers.iter().copied(), max_pages);
-            [token_len, n_heads]
+            let needs = ScratchNeeds::of(layers.iter().copied(), max_pages);
+            [needs.token_len, needs.latent_len, needs.n_heads]
         };
         // The widest results and the most heads are those of different layers.
         let layers = [(shape(8, 512), false), (shape(32, 64), false)];
-        assert_eq!(needs(&layers, 16), [8 * 514, 32]);
+        assert_eq!(needs(&layers, 16), [8 * 514, 0, 32]);
         // Latent rows have more splits: 1024 positions by 128, and by 256.
-        assert_eq!(needs(&[(shape(16, 512), true)], 64), [16 * 8 * 514, 16]);
-        assert_eq!(needs(&[(shape(16, 512), false)], 64), [16 * 4 * 514, 16]);
+        assert_eq!(
+            needs(&[(shape(16, 512), true)], 64),
+            [16 * 4 * 514, 16 * 8 * 514, 16]
+        );
+        assert_eq!(needs(&[(shape(16, 512), false)], 64), [16 * 4 * 514, 0, 16]);
     }
 
     #[test]
@@ -363,10 +387,23 @@ mod tests {
         assert_eq!(heads(8, 512, 512), 4);
         assert_eq!(heads(128, 576, 512), 4);
         assert_eq!(heads(2, 1024, 1024), 2);
-        for dims in [[128, 128], [256, 256], [576, 512], [1024, 1024], [1024, 8]] {
+        // What the kernel declares by itself must fit too: 80 bytes of that for 8 heads, 48 of that for 4.
+        assert_eq!(decode_shared_bytes(8, 320, 320), 48 << 10);
+        assert_eq!(heads(5, 320, 320), 4);
+        assert_eq!(decode_shared_bytes(4, 704, 704), 48 << 10);
+        assert_eq!(heads(3, 704, 704), 2);
+        for dims in [
+            [128, 128],
+            [256, 256],
+            [320, 320],
+            [576, 512],
+            [704, 704],
+            [1024, 1024],
+            [1024, 8],
+        ] {
             let [dim_k, dim_v] = dims;
             let bytes = decode_shared_bytes(heads(64, dim_k, dim_v), dim_k, dim_v);
-            assert!(bytes <= MAX_SHARED_BYTES, "{dims:?}");
+            assert!(bytes <= UNASKED_SHARED_BYTES, "{dims:?}");
         }
     }
 }

@@ -52,6 +52,19 @@ fn shared_bytes(dim: usize, n_rows: usize) -> usize {
     2 * TILE * (dim + 8) * 2 + n_rows * 4 * (TILE + 8) * 4
 }
 
+/// Says whether a launch takes the matrices of so many heads.
+///
+/// # Errors
+/// [`CudaExecError::Unsupported`].
+pub(crate) fn check_heads(n_heads: usize) -> Result<()> {
+    if n_heads <= MAX_GRID_ROWS {
+        return Ok(());
+    }
+    Err(CudaExecError::Unsupported {
+        feature: format!("matrices of {n_heads} heads (at most {MAX_GRID_ROWS})"),
+    })
+}
+
 /// Positions of a split at least: so many that partial results are less than half of what is read.
 fn min_split(n_heads: usize) -> usize {
     (8 * n_heads).next_multiple_of(TILE).clamp(64, 1024)
@@ -78,6 +91,15 @@ fn variant(attention: &Attention<Buffer<f32>>, ty: KvType, shape: KvLayerShape) 
     }
     let fits = |[dim_k, dim_v]: &[usize; 2]| shape.head_dim_k <= *dim_k && shape.head_dim_v <= *dim_v;
     WIDTHS.iter().position(fits)
+}
+
+/// Runs whose contexts are split between thread blocks.
+#[derive(Clone, Copy)]
+struct SplitRuns<'a> {
+    variant: usize,
+    /// Where runs begin among the tokens, `[n_runs + 1]`; only those of one token are computed. `None` where each token is a run.
+    seq_starts: Option<View<'a, u32>>,
+    n_runs: usize,
 }
 
 /// The arguments that decoding and prefill have in common.
@@ -126,76 +148,133 @@ impl Ops {
         let Some(variant) = variant(attention, kv.ty, kv.shape) else {
             return Ok(false);
         };
-        let [few, many] = kernels.attention[variant];
-        let dim = WIDTHS[variant][0];
         let n_heads = attention.n_heads;
         let (dim_k, dim_v) = (kv.shape.head_dim_k, kv.shape.head_dim_v);
         let n_tokens = step.positions.len();
-        let [q_width, out_width] = [dim_k, dim_v].map(|dim| n_heads * dim);
-        if let Some(runs) = step.runs {
+        let Some(runs) = step.runs else {
+            let split = SplitRuns {
+                variant,
+                seq_starts: None,
+                n_runs: n_tokens,
+            };
+            self.split_latent_attention(split, attention, step, kv, q, output, quantized, scratch)?;
+            return Ok(true);
+        };
+        // One thread block would walk a long context alone for the few rows of a token.
+        if runs.has_single {
+            let split = SplitRuns {
+                variant,
+                seq_starts: Some(runs.seq_starts),
+                n_runs: runs.seq_starts.len() - 1,
+            };
+            self.split_latent_attention(split, attention, step, kv, q, output, &mut None, scratch)?;
+        }
+        let min_tokens = if runs.has_single { 2 } else { 1 };
+        if runs.longest >= min_tokens {
+            let [_, many] = kernels.attention[variant];
             let args = Args::new()
-                .read(q.range(0..n_tokens * q_width)?)
-                .write(output.reborrow().range(0..n_tokens * out_width)?)
+                .read(q.range(0..n_tokens * n_heads * dim_k)?)
+                .write(output.reborrow().range(0..n_tokens * n_heads * dim_v)?)
                 .read(step.positions)
-                .read_or_null::<u32>(None)
+                .read(step.seq_of)
                 .read(runs.seq_starts);
-            let args = with_store(args, attention, *step, kv).write_or_null::<f32>(None);
+            let args = with_store(args, attention, *step, kv)
+                .count(min_tokens)
+                .write_or_null::<f32>(None);
             let n_rows = QUERY_ROWS[1];
             let grid = [
                 (runs.longest * n_heads).div_ceil(n_rows),
                 1,
                 runs.seq_starts.len() - 1,
             ];
-            let launch =
-                LaunchShape::new(grid, 8 * n_rows as u32).with_shared_bytes(shared_bytes(dim, n_rows));
+            let shared_bytes = shared_bytes(WIDTHS[variant][0], n_rows);
+            let launch = LaunchShape::new(grid, 8 * n_rows as u32).with_shared_bytes(shared_bytes);
             self.device.launch(many, launch, &args)?;
-            if let Some(rows) = quantized {
-                self.quantize(n_tokens * n_heads, dim_v, output.as_view(), rows.reborrow())?;
-            }
-            return Ok(true);
         }
+        if let Some(rows) = quantized {
+            self.quantize(n_tokens * n_heads, dim_v, output.as_view(), rows.reborrow())?;
+        }
+        Ok(true)
+    }
+
+    /// Attends from runs of one token, whose contexts are split between thread blocks.
+    fn split_latent_attention(
+        &self,
+        split: SplitRuns<'_>,
+        attention: &Attention<Buffer<f32>>,
+        step: &AttentionStep<'_>,
+        kv: KvLayer<'_>,
+        q: View<'_, f32>,
+        output: &mut ViewMut<'_, f32>,
+        quantized: &mut Option<QuantizedMut<'_>>,
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        let SplitRuns {
+            variant,
+            seq_starts,
+            n_runs,
+        } = split;
+        let kernels = self.latent.as_ref().expect("the caller has found them");
+        let n_heads = attention.n_heads;
+        let (dim_k, dim_v) = (kv.shape.head_dim_k, kv.shape.head_dim_v);
+        let n_tokens = step.positions.len();
+        let [few, many] = kernels.attention[variant];
         let (kernel, n_rows) = if n_heads <= QUERY_ROWS[0] {
             (few, QUERY_ROWS[0])
         } else {
             (many, QUERY_ROWS[1])
         };
         let n_splits = step.latent_splits(n_heads);
-        let token_len = n_heads * n_splits * (dim_v + 2);
-        let n_at_once = (scratch.partial.len() / token_len).clamp(1, MAX_GRID_ROWS);
-        for first in (0..n_tokens).step_by(n_at_once) {
-            let end = (first + n_at_once).min(n_tokens);
+        let run_len = n_heads * n_splits * (dim_v + 2);
+        let n_at_once = (scratch.partial.len() / run_len).clamp(1, self.max_grid_rows);
+        for first in (0..n_runs).step_by(n_at_once) {
+            let end = (first + n_at_once).min(n_runs);
             let n_here = end - first;
-            let positions = step.positions.range(first..end)?;
-            let partial = scratch.partial.view_mut().range(0..n_here * token_len)?;
+            // Runs of a list may be any tokens of the step.
+            let tokens = if seq_starts.is_some() {
+                0..n_tokens
+            } else {
+                first..end
+            };
+            let seq_starts = seq_starts
+                .map(|starts| starts.range(first..end + 1))
+                .transpose()?;
+            let of_tokens = |width: usize| tokens.start * width..tokens.end * width;
+            let positions = step.positions.range(tokens.clone())?;
             let args = Args::new()
-                .read(q.range(first * q_width..end * q_width)?)
+                .read(q.range(of_tokens(n_heads * dim_k))?)
                 .write_or_null::<f32>(None)
                 .read(positions)
-                .read(step.seq_of.range(first..end)?)
-                .read_or_null::<u32>(None);
-            let args = with_store(args, attention, *step, kv).write(partial);
+                .read(step.seq_of.range(tokens.clone())?)
+                .read_or_null(seq_starts);
+            let partial = scratch.partial.view_mut().range(0..n_here * run_len)?;
+            let args = with_store(args, attention, *step, kv).count(1).write(partial);
             let grid = [n_heads.div_ceil(n_rows), n_splits, n_here];
-            let launch =
-                LaunchShape::new(grid, 8 * n_rows as u32).with_shared_bytes(shared_bytes(dim, n_rows));
+            let shared_bytes = shared_bytes(WIDTHS[variant][0], n_rows);
+            let launch = LaunchShape::new(grid, 8 * n_rows as u32).with_shared_bytes(shared_bytes);
             self.device.launch(kernel, launch, &args)?;
             let rows = match quantized {
-                Some(rows) => Some(rows.reborrow().rows(first * n_heads, n_here * n_heads, dim_v)?),
+                Some(rows) => {
+                    let of_heads = tokens.len() * n_heads;
+                    Some(rows.reborrow().rows(tokens.start * n_heads, of_heads, dim_v)?)
+                }
                 None => None,
             };
             let (bytes, scales) = QuantizedMut::split(rows);
             let args = Args::new()
-                .read(scratch.partial.view().range(0..n_here * token_len)?)
+                .read(scratch.partial.view().range(0..n_here * run_len)?)
                 .read(positions)
+                .read_or_null(seq_starts)
                 .count(n_splits)
                 .count(min_split(n_heads))
                 .count(dim_v)
-                .write(output.reborrow().range(first * out_width..end * out_width)?)
+                .write(output.reborrow().range(of_tokens(n_heads * dim_v))?)
                 .write_or_null(bytes)
                 .write_or_null(scales);
             let launch = LaunchShape::new([n_heads, n_here, dim_v.div_ceil(128)], 128);
             self.device.launch(kernels.combine, launch, &args)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Multiplies each head's part of each row by the head's matrix: `output[r][h] = matrix[h] * input[r][h]`; `input: [n_rows, n_heads,
@@ -227,7 +306,8 @@ impl Ops {
         })?;
         let variant = n_rows.next_power_of_two().trailing_zeros().min(3) as usize;
         let run_len = 1 << variant;
-        let n_at_once = MAX_GRID_ROWS / n_heads * run_len;
+        check_heads(n_heads)?;
+        let n_at_once = (self.max_grid_rows / n_heads).max(1) * run_len;
         for first in (0..n_rows).step_by(n_at_once) {
             let end = (first + n_at_once).min(n_rows);
             let n_here = end - first;

@@ -4,8 +4,8 @@
 
 use tokenmill_backend::Xielu;
 
-use super::{MAX_GRID_ROWS, Ops, QuantizedMut, elementwise_grid};
-use crate::{Args, Device, Kernel, LaunchShape, View, ViewMut, error::Result};
+use super::{Ops, QuantizedMut, elementwise_grid};
+use crate::{Args, CudaExecError, Device, Kernel, LaunchShape, View, ViewMut, error::Result};
 
 /// The kernels.
 #[derive(Debug)]
@@ -13,6 +13,7 @@ pub(super) struct LayerKernels {
     take_columns: Kernel,
     join: Kernel,
     xielu: Kernel,
+    cut_below: Kernel,
 }
 
 impl LayerKernels {
@@ -21,6 +22,7 @@ impl LayerKernels {
             take_columns: device.kernel("layers", "take_columns")?,
             join: device.kernel("layers", "join")?,
             xielu: device.kernel("layers", "xielu")?,
+            cut_below: device.kernel("layers", "cut_below")?,
         })
     }
 }
@@ -29,7 +31,7 @@ impl Ops {
     /// Copies columns: `output[r] = input[r][first..first + width]`; `input: [n_rows, row_width]`.
     ///
     /// # Errors
-    /// [`CudaExecError::Bounds`](crate::CudaExecError::Bounds), or the driver's.
+    /// [`CudaExecError::Bounds`], or the driver's.
     pub fn take_columns(
         &self,
         input: View<'_, f32>,
@@ -37,6 +39,12 @@ impl Ops {
         [first, width]: [usize; 2],
         output: ViewMut<'_, f32>,
     ) -> Result<()> {
+        if first + width > row_width {
+            return Err(CudaExecError::Bounds {
+                range: first..first + width,
+                len: row_width,
+            });
+        }
         let args = Args::new()
             .read(input.range(0..n_rows * row_width)?)
             .count(row_width)
@@ -61,8 +69,8 @@ impl Ops {
         let width = widths[0] + widths[1];
         let mut output = output.range(0..n_rows * width)?;
         // Rows of heads are more than a grid has.
-        for first in (0..n_rows).step_by(MAX_GRID_ROWS) {
-            let end = (first + MAX_GRID_ROWS).min(n_rows);
+        for first in (0..n_rows).step_by(self.max_grid_rows) {
+            let end = (first + self.max_grid_rows).min(n_rows);
             let args = Args::new()
                 .read(left.range(first * widths[0]..end * widths[0])?)
                 .read(right.range(first * widths[1]..end * widths[1])?)
@@ -99,5 +107,19 @@ impl Ops {
             .write_or_null(scales);
         let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
         self.device.launch(self.layers.xielu, shape, &args)
+    }
+
+    /// Takes from each row what lies above its spread, in place, `[n_rows, width]`; see
+    /// [`LayerOperations`](tokenmill_backend::LayerOperations::cut_below).
+    ///
+    /// # Errors
+    /// As [`Self::take_columns`].
+    pub fn cut_below(&self, cutoff: f32, [n_rows, width]: [usize; 2], rows: ViewMut<'_, f32>) -> Result<()> {
+        let args = Args::new()
+            .write(rows.range(0..n_rows * width)?)
+            .float(cutoff)
+            .count(width);
+        let shape = LaunchShape::new([n_rows, 1, 1], 256);
+        self.device.launch(self.layers.cut_below, shape, &args)
     }
 }

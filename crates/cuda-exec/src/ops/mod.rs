@@ -5,6 +5,8 @@
 
 mod argmax;
 mod attention;
+#[cfg(test)]
+mod cut_launches;
 mod elementwise;
 mod embed;
 mod experts;
@@ -15,6 +17,7 @@ mod norm;
 mod recurrence;
 mod rope_kv;
 mod sample;
+mod streams;
 
 use std::mem::size_of;
 
@@ -33,8 +36,10 @@ pub use argmax::{ArgmaxScratch, NO_TOKEN};
 pub use attention::{AttentionScratch, AttentionStep, ScratchNeeds, TokenRuns};
 pub use embed::TokenIds;
 pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
+pub(crate) use latent::check_heads;
 pub use linear::{GatedProduct, LinearInput, Product};
-pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns, check_state_row};
+pub(crate) use recurrence::check_state_row;
+pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
 
@@ -154,7 +159,7 @@ impl QuantizedView<'_> {
     }
 }
 
-/// The kernels that every model needs, loaded, and those that were asked for.
+/// The kernels without a weight type, loaded; of some only those that were asked for.
 #[derive(Debug)]
 pub struct Ops {
     device: Device,
@@ -171,6 +176,8 @@ pub struct Ops {
     gather: Kernel,
     scale_logits: Kernel,
     layers: layers::LayerKernels,
+    /// Of streams, where they were asked for.
+    streams: Option<streams::StreamKernels>,
     rope_kv: [Kernel; 2],
     rope: Kernel,
     /// By the type of the store, then by 1, 2, 4 and 8 heads a thread block.
@@ -190,6 +197,8 @@ pub struct Ops {
     recurrent: Option<recurrence::RecurrentKernels>,
     /// Products by matrices of two types, as far as they were asked for; in the order of [`PAIRS`].
     pairs: [Option<[Kernel; 4]>; PAIRS.len()],
+    /// Rows of a grid along y or z at most; a launch of more is cut.
+    max_grid_rows: usize,
 }
 
 impl Ops {
@@ -220,6 +229,7 @@ impl Ops {
             gather: device.kernel("elementwise", "gather")?,
             scale_logits: device.kernel("elementwise", "scale_logits")?,
             layers: layers::LayerKernels::load(device)?,
+            streams: None,
             rope_kv: [
                 device.kernel("rope_kv", "rope_kv_f16")?,
                 device.kernel("rope_kv", "rope_kv_f32")?,
@@ -237,6 +247,7 @@ impl Ops {
             combine_choices: device.kernel("route", "combine")?,
             recurrent: None,
             pairs: [None; PAIRS.len()],
+            max_grid_rows: MAX_GRID_ROWS,
             device: device.clone(),
         })
     }
@@ -262,8 +273,8 @@ impl Ops {
     }
 }
 
-/// Rows of a grid along y or z.
-const MAX_GRID_ROWS: usize = 65_535;
+/// Rows of a grid along y or z at most.
+pub(crate) const MAX_GRID_ROWS: usize = 65_535;
 
 /// Launches of elementwise kernels: 256 threads, one element each, rows along y.
 fn elementwise_grid(width: usize, n_rows: usize) -> [usize; 3] {

@@ -1,6 +1,6 @@
 //! Norms, alone and with the residual addition, and quantization of rows. Kernels: `norm.cu`.
 
-use super::{MAX_GRID_ROWS, Ops, QuantizedMut, check_multiple, elementwise_grid};
+use super::{Ops, QuantizedMut, check_multiple, elementwise_grid};
 use tokenmill_backend::{Norm, NormKind};
 
 use crate::{Args, Buffer, LaunchShape, View, ViewMut, error::Result};
@@ -133,8 +133,8 @@ impl Ops {
     ) -> Result<()> {
         let mut output = output.rows(0, n_rows, width)?;
         // Rows of heads are more than a grid has.
-        for first in (0..n_rows).step_by(MAX_GRID_ROWS) {
-            let end = (first + MAX_GRID_ROWS).min(n_rows);
+        for first in (0..n_rows).step_by(self.max_grid_rows) {
+            let end = (first + self.max_grid_rows).min(n_rows);
             let QuantizedMut { bytes, scales } = output.reborrow().rows(first, end - first, width)?;
             let args = Args::new()
                 .read(input.range(first * width..end * width)?)

@@ -5,7 +5,7 @@
 
 use tokenmill_backend::{DeltaDecays, DeltaNet, KeyHeads, ShortConv, SsmScan};
 
-use super::{Ops, check_equal};
+use super::{Ops, check_equal, check_multiple};
 use crate::{
     Args, CudaExecError, Device, Kernel, LaunchShape, StateLayerMut, View, ViewMut, error::Result,
     states::SLOT_RECORD_WORDS,
@@ -101,7 +101,9 @@ impl<'a> ColumnsView<'a> {
                 len: self.row_width,
             });
         }
-        self.rows.range(self.first..n_rows * self.row_width)
+        // A step without tokens has no row to begin in.
+        let end = n_rows * self.row_width;
+        self.rows.range(self.first.min(end)..end)
     }
 
     /// Whether four values of a row from a multiple of four on lie at a multiple of 16 bytes.
@@ -138,7 +140,7 @@ pub struct NetRows<'a> {
 ///
 /// # Errors
 /// [`CudaExecError::Unsupported`].
-pub fn check_state_row(len: usize) -> Result<()> {
+pub(crate) fn check_state_row(len: usize) -> Result<()> {
     let most = MAX_LANES * LANE_LEN;
     if len <= most {
         return Ok(());
@@ -236,6 +238,7 @@ impl Ops {
             layer.shape.matrix_len,
             width * n_state,
         )?;
+        check_multiple("the number of heads", n_heads, scan.n_groups)?;
         let is_long = n_state > SHORT_STATE;
         let lane_len = if is_long { LANE_LEN } else { SHORT_LANE_LEN };
         let n_lanes = lanes_of(n_state, lane_len)?;
@@ -295,6 +298,7 @@ impl Ops {
         let (n_v_heads, dim_k, dim_v) = (net.n_v_heads, net.head_dim_k, net.head_dim_v);
         let n_values = n_v_heads * dim_v;
         check_equal("states of a delta rule", layer.shape.matrix_len, n_values * dim_k)?;
+        check_multiple("the number of value heads", n_v_heads, net.n_k_heads)?;
         let n_lanes = lanes_of(dim_k, LANE_LEN)?;
         let n_tokens = step.n_tokens;
         let n_decays = n_v_heads * net.decays_of_head();
@@ -326,5 +330,108 @@ impl Ops {
         let shape =
             LaunchShape::new([n_blocks, step.n_seqs, 1], THREADS as u32).with_shared_bytes(shared_bytes);
         self.device.launch(kernel, shape, &args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_lie_inside_their_rows_and_a_step_may_have_none() {
+        let device = crate::driver::simulated(&tokenmill_sim_driver::Simulator::new(
+            &tokenmill_sim_driver::SimOptions::default(),
+        ));
+        let rows = device.upload("rows", &[0.0f32; 20]).unwrap();
+        let columns = |first| ColumnsView {
+            rows: rows.view(),
+            row_width: 10,
+            first,
+        };
+        assert_eq!(columns(4).values(2, 6).unwrap().len(), 16);
+        assert_eq!(columns(4).values(0, 6).unwrap().len(), 0);
+        assert!(columns(5).values(2, 6).is_err());
+    }
+
+    #[test]
+    fn heads_that_do_not_divide_are_refused() {
+        let device = crate::driver::simulated(&tokenmill_sim_driver::Simulator::new(
+            &tokenmill_sim_driver::SimOptions::default(),
+        ));
+        let mut ops = Ops::load(&device).unwrap();
+        ops.load_recurrence().unwrap();
+        let values = device.upload("values", &[0.0f32; 256]).unwrap();
+        let words = device.upload("words", &[0u32; 8]).unwrap();
+        let mut output = device.alloc("output", 256).unwrap();
+        let step = StateRuns {
+            seq_starts: words.view(),
+            slots: words.view(),
+            n_seqs: 1,
+            n_tokens: 1,
+            longest: 1,
+        };
+        let layout = tokenmill_backend::StateLayout {
+            layers: vec![tokenmill_backend::StateLayerShape {
+                conv_len: 0,
+                matrix_len: 3 * 4 * 4,
+                matrix_row: 4,
+            }],
+            n_states: 1,
+        };
+        let mut states = crate::StateSlots::new(&device, &layout).unwrap();
+        let view = values.view();
+        let columns = ColumnsView {
+            rows: view,
+            row_width: 64,
+            first: 0,
+        };
+        let scan = SsmScan {
+            state_idx: 0,
+            n_heads: 3,
+            head_dim: 4,
+            n_groups: 2,
+            n_state: 4,
+            a: view,
+            has_own_decays: false,
+            skip: view,
+            dt_bias: view,
+        };
+        let rows = ScanRows {
+            x: columns,
+            b: columns,
+            c: columns,
+            dt: view,
+        };
+        let refused = ops.ssm_scan(&scan, step, states.layer_mut(0), rows, output.view_mut());
+        assert!(
+            matches!(refused, Err(CudaExecError::Shape { found: 3, .. })),
+            "{refused:?}"
+        );
+        let net = DeltaNet {
+            state_idx: 0,
+            n_k_heads: 2,
+            n_v_heads: 3,
+            head_dim_k: 4,
+            head_dim_v: 4,
+            key_heads: KeyHeads::Grouped,
+            decays: DeltaDecays::OfHeads,
+            a: view,
+            dt_bias: view,
+        };
+        let rows = NetRows {
+            qkv: view,
+            alpha: view,
+            beta: view,
+        };
+        let refused = ops.delta_net(&net, step, states.layer_mut(0), rows, output.view_mut());
+        assert!(
+            matches!(refused, Err(CudaExecError::Shape { found: 3, .. })),
+            "{refused:?}"
+        );
+        let refused = ops.take_columns(view, [2, 10], [5, 6], output.view_mut());
+        assert!(
+            matches!(refused, Err(CudaExecError::Bounds { .. })),
+            "{refused:?}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Columns, joined rows and xIELU against plain loops.
+//! Columns, joined rows, xIELU and rows cut by their spread against plain loops.
 
 use tokenmill_backend::Xielu;
 use tokenmill_ptx_sim::Arguments;
@@ -86,6 +86,31 @@ fn xielu_is_its_formula_on_either_side_of_its_bound() {
                 // Half a step of a group whose peak is below 100.
                 assert!((f64::from(*x) - rounded).abs() < 0.5);
             }
+        }
+    }
+}
+
+#[test]
+fn rows_keep_what_lies_above_their_spread() {
+    for [n_rows, width] in [[1, 1], [3, 5], [2, 700]] {
+        for cutoff in [1.6449, 0.0] {
+            let mut random = Random::new(width as u64);
+            let mut sim = Sim::new();
+            let x = random.values(n_rows * width);
+            let rows = sim.f32s(&x);
+            let arguments = Arguments::new().ptr(rows).f32(cutoff).i32(width as i32);
+            sim.launch("layers", "cut_below", [n_rows, 1, 1], 256, 0, &arguments);
+            let expected: Vec<(f64, f64)> = (x.chunks(width))
+                .flat_map(|row| {
+                    let mean = |f: &dyn Fn(f64) -> f64| {
+                        row.iter().map(|&x| f(f64::from(x))).sum::<f64>() / width as f64
+                    };
+                    let center = mean(&|x| x);
+                    let least = center + f64::from(cutoff) * mean(&|x| (x - center).powi(2)).sqrt();
+                    row.iter().map(move |&x| ((f64::from(x) - least).max(0.0), 2.0))
+                })
+                .collect();
+            assert_close(&sim.read_f32s(rows, x.len()), &expected, 1e-6, "cut rows");
         }
     }
 }

@@ -13,3 +13,4 @@ mod planted;
 mod recurrence;
 mod rope;
 mod sample;
+mod streams;

@@ -72,7 +72,7 @@ fn replaced(text: &str, from: &str, to: &str) -> String {
     text.replacen(from, to, 1)
 }
 
-/// Replaces every occurrence; all barriers of the module are `add_norm`'s.
+/// Replaces every occurrence.
 fn replaced_all(text: &str, from: &str, to: &str) -> String {
     assert!(text.contains(from), "the kernel has no `{from}` any more");
     text.replace(from, to)
@@ -85,6 +85,7 @@ fn the_kernel_as_it_ships_has_none() {
 
 #[test]
 fn a_missing_barrier_is_a_race_between_warps() {
+    // Those of the other kernels go too, which does not matter here.
     let found = findings(&RIGHT, |text| replaced_all(text, "bar.sync \t0;", ""));
     let is_race = |kind: &FindingKind| {
         matches!(
@@ -234,4 +235,61 @@ fn a_missing_wait_for_an_asynchronous_copy_is_found() {
             .any(|kind| matches!(kind, FindingKind::UnfinishedCopy { .. })),
         "{found:?}"
     );
+}
+
+#[test]
+fn a_missing_barrier_between_the_scores_of_warps_is_a_race() {
+    const DIM: usize = 64;
+    const N_HEADS: usize = 4;
+    let run = |plant: &dyn Fn(&str) -> String| -> Vec<FindingKind> {
+        let text = modules::ptx("latent_attention").expect("a module of that name");
+        let mut memory = DeviceMemory::new();
+        let module = Module::load(&plant(&text), &mut memory).expect("the changed text is PTX");
+        let mut words = |values: &[u32]| {
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            memory.alloc_with(&bytes).expect("a little memory")
+        };
+        let [q, store] = [N_HEADS * DIM, 3 * 16 * DIM / 2].map(|n_words| words(&vec![0; n_words]));
+        let partial = words(&vec![0; N_HEADS * (DIM + 2)]);
+        // One token at position 39, whose context takes two tiles.
+        let [positions, seq_of, page_starts, pages] =
+            [&[39u32][..], &[0], &[0, 3], &[2, 0, 1]].map(&mut words);
+        let arguments = Arguments::new()
+            .ptr(q)
+            .ptr(NULL)
+            .ptr(positions)
+            .ptr(seq_of)
+            .ptr(NULL)
+            .ptr(page_starts)
+            .ptr(pages)
+            .ptr(store)
+            .f32(0.125)
+            .i32(N_HEADS as i32)
+            .i32(DIM as i32)
+            .i32(DIM as i32)
+            .i32(64)
+            .i32(1)
+            .ptr(partial);
+        let mut config = LaunchConfig::new([1, 1, 1], [128, 1, 1]);
+        config.shared_bytes = 2 * 32 * (128 + 8) * 2 + 16 * 160 * 4;
+        let kernel = module.kernel("latent_d128_r16").expect("the kernel is there");
+        let report = launch(kernel, &memory, &config, &arguments).expect("a launch that fits");
+        report.findings.into_iter().map(|finding| finding.kind).collect()
+    };
+    assert_eq!(run(&unchanged), []);
+    let found = run(&|text| {
+        // The second barrier of the kernel's loop stands between the scores and their sums.
+        let start = text.find(".entry latent_d128_r16(").expect("the kernel is there");
+        let mut barriers = text[start..].match_indices("bar.sync \t0;");
+        let (at, barrier) = barriers.nth(1).expect("the loop has two");
+        let (before, after) = text.split_at(start + at);
+        format!("{before}{}", &after[barrier.len()..])
+    });
+    let is_race = |kind: &FindingKind| {
+        matches!(
+            kind,
+            FindingKind::SharedRace { .. } | FindingKind::UninitializedRead { .. }
+        )
+    };
+    assert!(found.iter().any(is_race), "{found:?}");
 }

@@ -99,16 +99,6 @@ impl MixerDescriptor {
         }
     }
 
-    /// Values of a row of its recurrent matrices; 0 where it has none.
-    pub(super) fn state_row(&self) -> usize {
-        match self {
-            Self::None | Self::Attention(_) | Self::Latent(_) | Self::ShortConv(_) => 0,
-            Self::DeltaNet(net) => net.head_dim_k,
-            Self::KimiDelta(net) => net.head_dim,
-            Self::Ssm(ssm) | Self::Both { ssm, .. } => ssm.n_state,
-        }
-    }
-
     /// Width of a row that the mixer gives to its output projection; of two, the wider.
     pub fn output_width(&self) -> usize {
         match self {

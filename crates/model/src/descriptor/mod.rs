@@ -22,8 +22,7 @@ pub use recurrent::{
 };
 
 use tokenmill_backend::{
-    Activation, HeadsShape, KvLayerShape, LayerOperation, LayerShape, MAX_STREAMS, NetworkShape, NormKind,
-    StateLayerShape,
+    Activation, HeadsShape, KvLayerShape, LayerShape, MAX_STREAMS, NetworkShape, NormKind, StateLayerShape,
 };
 
 use crate::{
@@ -449,39 +448,13 @@ impl Descriptor {
                         .max(layer.ffn.widest_input())
                         .max(self.layer_embeddings.map_or(0, |embeddings| embeddings.width))
                         .max(self.alt_up.map_or(0, |alt_up| alt_up.laurel_rank)),
-                    state_row: layer.mixer.state_row(),
+                    has_latent_rows: layer.mixer.latent().is_some(),
+                    state: layer.mixer.state_shape(),
                     experts: layer.ffn.moe().map(MoeDescriptor::shape),
                 })
                 .collect(),
-            needs: self.needs(),
+            has_streams: self.alt_up.is_some(),
         }
-    }
-
-    /// The operations that few networks need.
-    fn needs(&self) -> Vec<LayerOperation> {
-        let dense = || self.layers.iter().filter_map(|layer| layer.ffn.dense());
-        let has_xielu = dense().any(|dense| dense.xielu.is_some());
-        let has_cutoff = dense().any(|dense| dense.cutoff.is_some());
-        [
-            (
-                LayerOperation::TakeColumns,
-                self.layer_embeddings.is_some() || self.alt_up.is_some(),
-            ),
-            (LayerOperation::Streams, self.alt_up.is_some()),
-            (LayerOperation::CutBelow, has_cutoff),
-            (LayerOperation::Xielu, has_xielu),
-            (
-                LayerOperation::WeighChoices,
-                (self.layers.iter()).any(|layer| layer.ffn.moe().is_some_and(|moe| moe.weighs_input)),
-            ),
-            (
-                LayerOperation::Chunks,
-                self.attentions().any(|attention| attention.is_chunked),
-            ),
-        ]
-        .into_iter()
-        .filter_map(|(operation, is_needed)| is_needed.then_some(operation))
-        .collect()
     }
 
     /// The shapes of the KV store's layers. Layers of an encoder need keys and values only while they run, so those of one

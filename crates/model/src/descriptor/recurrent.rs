@@ -53,6 +53,7 @@ impl DeltaNetDescriptor {
         StateLayerShape {
             conv_len: self.qkv_width() * (self.n_taps - 1),
             matrix_len: self.v_width() * self.head_dim_k,
+            matrix_row: self.head_dim_k,
         }
     }
 
@@ -99,6 +100,7 @@ impl KimiDeltaDescriptor {
         StateLayerShape {
             conv_len: 3 * self.width() * (self.n_taps - 1),
             matrix_len: self.width() * self.head_dim,
+            matrix_row: self.head_dim,
         }
     }
 
@@ -170,6 +172,7 @@ impl SsmDescriptor {
         StateLayerShape {
             conv_len: self.conv_width() * (self.n_taps - 1),
             matrix_len: self.inner_width() * self.n_state,
+            matrix_row: self.n_state,
         }
     }
 
@@ -222,6 +225,7 @@ impl ShortConvDescriptor {
         StateLayerShape {
             conv_len: self.n_channels * (self.n_taps - 1),
             matrix_len: 0,
+            matrix_row: 0,
         }
     }
 

@@ -17,11 +17,13 @@ use tokenmill_model::{FfnDescriptor, ModelExecutor};
 
 use crate::{
     EXPERT_VARIANTS, NaiveBackend,
+    expert_variants::EXPERT_LAYER_VARIANTS,
     generate::{ids, run},
+    latent_variants::LATENT_VARIANTS,
     random::Random,
     tiny_experts,
     tiny_model::{TinyModel, tiny_llama},
-    variants::{VARIANTS, Variant, random_variant},
+    variants::{LAYER_VARIANTS, STATE_VARIANTS, VARIANTS, Variant, random_variant},
 };
 
 pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
@@ -33,10 +35,21 @@ use scene::{Scene, load, load_with};
 /// How far f32 arithmetic in another order may be off: logits are of size 1 to 10, so this is some ten roundings.
 const F32_TOLERANCE: f32 = 2e-4;
 
+/// Networks beyond those of attention and dense layers: with states, latent rows, or operations that few need.
+fn more_variants() -> Vec<Variant> {
+    [
+        STATE_VARIANTS,
+        LATENT_VARIANTS,
+        LAYER_VARIANTS,
+        EXPERT_LAYER_VARIANTS,
+    ]
+    .concat()
+}
+
 /// Every feature of a descriptor, alone and in combinations, gives the oracle's logits, in f32 and with f32 KV.
 pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(1);
-    let more = subject.more_variants();
+    let more = more_variants();
     let mut cases: Vec<_> = (VARIANTS.iter().chain(&more))
         .map(|(name, change)| {
             let mut descriptor = tiny_llama();
@@ -92,6 +105,16 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let found = scene.play(&mut load_with(&model, (subject.make)(2), kv_types));
         let case = format!("{} with {kv_types:?} KV", ty.name());
         assert_similar(&case, &expected, &found, limit);
+    }
+    // Latent rows in half precision may have kernels of their own.
+    for (name, change) in LATENT_VARIANTS {
+        let mut descriptor = tiny_llama();
+        change(&mut descriptor);
+        let model = TinyModel::random(descriptor, TensorType::F32, 4);
+        let scene = Scene::random(&mut random, model.descriptor.n_vocab);
+        let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F16));
+        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F16));
+        assert_similar(name, &expected, &found, half);
     }
 }
 
@@ -170,7 +193,7 @@ pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>
 /// number of threads.
 pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(5);
-    let more_variants = subject.more_variants();
+    let more_variants = more_variants();
     for case in 0..12 + more_variants.len() {
         let is_more = (1..=more_variants.len()).contains(&case);
         let ty = [
@@ -351,7 +374,7 @@ pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subjec
 /// A sequence that continues from a snapshot gets what it got before, whoever has used its slot since.
 pub fn snapshots_hold_the_state_between_two_tokens<B: Backend>(subject: &Subject<B>) {
     let mut random = Random::new(21);
-    for (name, change) in subject.more_variants() {
+    for (name, change) in more_variants() {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
         if descriptor.state_layers().next().is_none() {
@@ -430,11 +453,6 @@ fn sample(params: &std::sync::Arc<SamplingParams>, history: std::ops::Range<u32>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        expert_variants::EXPERT_LAYER_VARIANTS,
-        latent_variants::LATENT_VARIANTS,
-        variants::{LAYER_VARIANTS, STATE_VARIANTS},
-    };
 
     #[test]
     fn every_variant_changes_what_the_oracle_says() {

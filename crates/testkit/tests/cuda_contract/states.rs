@@ -4,8 +4,8 @@ use tokenmill_backend::{BackendError, KeyHeads};
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
-    DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, Presence, ShortConvDescriptor, SsmDescriptor,
-    SsmKind, build,
+    DeltaGates, DeltaNetDescriptor, LoadError, MixerDescriptor, ModelOptions, Presence, ShortConvDescriptor,
+    SsmDescriptor, SsmKind, build,
 };
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{TinyModel, tiny_llama};
@@ -120,6 +120,29 @@ fn a_state_with_rows_too_long_is_refused_before_anything_is_uploaded() {
     assert_eq!(
         error.to_string(),
         "the CUDA backend does not support recurrent states with rows of 513 values, only of up to 512"
+    );
+    assert_eq!(simulator.copy_counts(), (0, 0));
+}
+
+#[test]
+fn states_that_do_not_fit_are_named_as_what_is_too_large() {
+    let simulator = Simulator::new(&SimOptions {
+        total_bytes: 400 << 20,
+    });
+    let backend = CudaBackend::new(simulator.device()).unwrap();
+    let model = hybrid();
+    let many = ModelOptions {
+        n_states: Some(1 << 18),
+        ..options()
+    };
+    let error = build(&model.descriptor, &model, backend, &many, &mut |_| {}).err();
+    let Some(LoadError::Backend(error @ BackendError::DoesNotFit { .. })) = error else {
+        panic!("{error:?}");
+    };
+    let message = error.to_string();
+    assert!(
+        message.contains("MiB are for the recurrent states of the sequences; run fewer of them at a time"),
+        "{message}"
     );
     assert_eq!(simulator.copy_counts(), (0, 0));
 }
