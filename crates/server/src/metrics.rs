@@ -73,11 +73,14 @@ struct EngineFigures {
     kv_usage: FloatGauge,
     kv_pages_in_use: Gauge,
     kv_pages_cached: Gauge,
+    window_pages: Gauge,
+    window_pages_in_use: Gauge,
     heartbeat_age: FloatGauge,
     prompt_tokens: Counter,
     generated_tokens: Counter,
     cached_tokens: Counter,
     evicted_pages: Counter,
+    evicted_window_pages: Counter,
     preemptions: Counter,
     steps: Counter,
     failed_steps: Counter,
@@ -119,7 +122,7 @@ impl Metrics {
         let shared = [
             ("requests_running", "num_requests_running", "Sequences that take part in steps", gauge(&engine.running)),
             ("requests_waiting", "num_requests_waiting", "Sequences that wait to begin", gauge(&engine.waiting)),
-            ("kv_usage_ratio", "kv_cache_usage_perc", "Share of the KV pages that sequences hold, 0 to 1", Figure::FloatGauge(engine.kv_usage.clone())),
+            ("kv_usage_ratio", "kv_cache_usage_perc", "Share of the KV pages that sequences hold, 0 to 1; of layers with a window and of others, the larger share", Figure::FloatGauge(engine.kv_usage.clone())),
             ("prompt_tokens", "prompt_tokens", "Prompt tokens of sequences that began", counter(&engine.prompt_tokens)),
             ("generated_tokens", "generation_tokens", "Tokens generated", counter(&engine.generated_tokens)),
             ("prefix_cache_hit_tokens", "prefix_cache_hits", "Prompt tokens found in the prefix cache", counter(&engine.cached_tokens)),
@@ -138,7 +141,10 @@ impl Metrics {
         let own = [
             ("kv_pages_in_use", "KV pages that sequences hold", gauge(&engine.kv_pages_in_use)),
             ("kv_pages_cached", "KV pages that only the prefix cache holds", gauge(&engine.kv_pages_cached)),
+            ("window_pages", "KV pages of layers with a window, where these have pages of their own", gauge(&engine.window_pages)),
+            ("window_pages_in_use", "Of them, those that sequences hold", gauge(&engine.window_pages_in_use)),
             ("prefix_cache_evicted_pages", "Cached pages forgotten to make room", counter(&engine.evicted_pages)),
+            ("prefix_cache_evicted_window_pages", "Cached pages of layers with a window forgotten to make room", counter(&engine.evicted_window_pages)),
             ("engine_heartbeat_age_seconds", "Time since the engine's last sign of life", Figure::FloatGauge(engine.heartbeat_age.clone())),
             ("engine_steps", "Steps of the engine", counter(&engine.steps)),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
@@ -210,16 +216,18 @@ impl EngineFigures {
         let (n_queued, _) = engine.queued();
         self.running.set(stats.n_running as i64);
         self.waiting.set(n_queued.max(stats.n_waiting) as i64);
-        self.kv_usage
-            .set(stats.n_pages_in_use as f64 / stats.n_pages.max(1) as f64);
+        self.kv_usage.set(stats.kv_usage());
         self.kv_pages_in_use.set(stats.n_pages_in_use as i64);
         self.kv_pages_cached.set(stats.n_pages_idle as i64);
+        self.window_pages.set(stats.n_window_pages as i64);
+        self.window_pages_in_use.set(stats.n_window_pages_in_use as i64);
         self.heartbeat_age.set(engine.heartbeat_age().as_secs_f64());
         let set = |counter: &Counter, value: u64| counter.inner().store(value, Ordering::Relaxed);
         set(&self.prompt_tokens, stats.scheduler.prompt_tokens);
         set(&self.generated_tokens, stats.generated_tokens);
         set(&self.cached_tokens, stats.scheduler.cached_tokens);
         set(&self.evicted_pages, stats.pool.evictions);
+        set(&self.evicted_window_pages, stats.window_pool.evictions);
         set(&self.preemptions, stats.scheduler.preemptions);
         set(&self.steps, stats.scheduler.steps);
         set(&self.failed_steps, stats.failed_steps);

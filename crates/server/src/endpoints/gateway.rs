@@ -35,7 +35,7 @@ pub(crate) async fn loads(State(app): State<Arc<App>>) -> Response {
         "num_total_reqs": stats.n_running + n_waiting,
         "num_used_tokens": stats.n_pages_in_use * PAGE_TOKENS,
         "max_total_num_tokens": engine.limits().kv_tokens(),
-        "token_usage": share(stats.n_pages_in_use as f64, stats.n_pages as f64),
+        "token_usage": stats.kv_usage(),
         "cache_hit_rate": share(counters.cached_tokens as f64, counters.prompt_tokens as f64),
         "utilization": share(stats.n_running as f64, max_running as f64),
         "max_running_requests": max_running,
