@@ -13,7 +13,7 @@ use axum::{
     routing::{MethodRouter, post},
 };
 use serde::de::DeserializeOwned;
-use tokenmill::{ConstraintKind, Error, Prompt, TextParams, TextStream};
+use tokenmill::{ConstraintError, ConstraintKind, Error, Prompt, TextParams, TextStream};
 use tokenmill_sched::Engine;
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
@@ -137,7 +137,7 @@ impl Call {
         mut params: TextParams,
     ) -> Result<TextStream, ApiError> {
         let words = app.model.model().words();
-        params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget);
+        params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget)?;
         params.reader = prompt.reader;
         self.generate(app, vec![prompt.tokens], &params).await
     }
@@ -156,11 +156,18 @@ impl Call {
         let Some(constraint) = &params.constraint else {
             return app.model.generate(prompts, params);
         };
-        let field = asking_field(constraint.kind(), self.asked.as_ref(), self.budget_field);
+        let kind = constraint.kind();
+        let field = |error: &ConstraintError| {
+            asking_field(
+                error.kind().unwrap_or(kind),
+                self.asked.as_ref(),
+                self.budget_field,
+            )
+        };
         let (app, params) = (Arc::clone(app), params.clone());
         let begun = spawn_blocking(move || app.model.model().generate(prompts, &params)).await;
         match begun {
-            Ok(Err(Error::Constraint(error))) => Err(refusal(field, &error)),
+            Ok(Err(Error::Constraint(error))) => Err(refusal(field(&error), &error)),
             Ok(begun) => Ok(begun?),
             Err(error) => Err(ApiError::Internal {
                 reason: error.to_string(),

@@ -200,7 +200,7 @@ impl From<Error> for ApiError {
             Error::MakesNoEmbeddings | Error::RanksNothing => Self::invalid("model", error.to_string()),
             Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),
             Error::UnknownTool { .. } => Self::invalid("tool_choice", error.to_string()),
-            Error::CallForm(error) => Self::invalid("tools", error.to_string()),
+            Error::CallForm(_) | Error::ShapeOrCalls { .. } => Self::invalid("tools", error.to_string()),
             Error::NotContinuable => Self::Template {
                 reason: "it does not end in the last message's text, which so cannot be continued".to_owned(),
             },

@@ -160,6 +160,15 @@ pub enum Error {
     /// Calls cannot be held to their schemas in the model's format.
     #[error(transparent)]
     CallForm(#[from] CallFormError),
+    /// An answer cannot be either calls of the tools that are offered or of a shape.
+    #[error(
+        "in the call format `{family}`, calls of these tools cannot be told from an answer in a shape or cannot be held to \
+         their schemas; leave out the tools or the shape, require a call, or drop `strict`"
+    )]
+    ShapeOrCalls {
+        /// The family whose calls these are.
+        family: &'static str,
+    },
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),

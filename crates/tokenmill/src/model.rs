@@ -194,7 +194,7 @@ impl Model {
     ) -> Result<TextStream, Error> {
         let prompt = self.words().prompt(&conversation.into())?;
         let params = TextParams {
-            constraint: (self.words()).held_to(&prompt, params.constraint.clone(), params.thinking_budget),
+            constraint: (self.words()).held_to(&prompt, params.constraint.clone(), params.thinking_budget)?,
             reader: prompt.reader,
             ..params.clone()
         };

@@ -231,27 +231,35 @@ impl ModelWords {
 
     /// What the answer to a prompt is held to, of all that asks for it: a constraint, calls of tools, and the tokens that its
     /// reasoning may take. The template tells how the model thinks, and the prompt's end whether it has begun to. Calls that
-    /// are required go before the constraint, which holds for text; without them, the constraint holds for all of the answer.
+    /// are required go before the constraint; where they are not, the answer is either calls or a text of the constraint.
+    ///
+    /// # Errors
+    /// [`Error::ShapeOrCalls`] where the two cannot be told apart, or the calls cannot be held to anything.
     pub fn held_to(
         &self,
         prompt: &Prompt,
         constraint: Option<Constraint>,
         thinking_budget: Option<u32>,
-    ) -> Option<Constraint> {
+    ) -> Result<Option<Constraint>, Error> {
         let (constraint, holds) = match (constraint, &prompt.calls) {
             (_, Some(calls)) if prompt.is_call_required => (calls.clone(), Holds::Calls),
-            (Some(constraint), _) => (constraint, Holds::Text),
+            (Some(constraint), Some(calls)) => {
+                let family = (self.replies.as_ref()).map_or("generic", |replies| replies.format.name());
+                let either = constraint.or_calls(calls);
+                (either.ok_or(Error::ShapeOrCalls { family })?, Holds::Text)
+            }
+            (Some(constraint), None) => (constraint, Holds::Text),
             (None, Some(calls)) => (calls.clone(), Holds::Nothing),
             (None, None) => (Constraint::anything(), Holds::Nothing),
         };
         let is_anything = constraint == Constraint::anything();
         let budget = thinking_budget.map(|n_tokens| n_tokens as usize);
         let Some(replies) = (self.replies.as_ref()).filter(|_| !is_anything || budget.is_some()) else {
-            return (!is_anything).then_some(constraint);
+            return Ok((!is_anything).then_some(constraint));
         };
         let tail = self.tail(&prompt.tokens);
         let held = constraint::after_reasoning(constraint, holds, budget, &replies.format, &tail);
-        (held != Constraint::anything()).then_some(held)
+        Ok((held != Constraint::anything()).then_some(held))
     }
 
     /// The text of a prompt's end, with its control tokens.

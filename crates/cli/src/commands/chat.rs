@@ -235,7 +235,7 @@ impl Chat {
                 &prompt,
                 self.constraint.clone(),
                 self.reasoning_budget.max_tokens(),
-            ),
+            )?,
             reader: prompt.reader.clone(),
             ..TextParams::default()
         };

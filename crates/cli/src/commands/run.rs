@@ -149,7 +149,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         n: args.parallel,
         constraint: if is_chat {
             let budget = args.asking.reasoning_budget.max_tokens();
-            model.words().held_to(&asked, constraint, budget)
+            model.words().held_to(&asked, constraint, budget)?
         } else {
             constraint
         },

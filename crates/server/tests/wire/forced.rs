@@ -199,6 +199,71 @@ async fn choices_that_cannot_be_are_refused_by_their_field() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_answer_with_tools_and_a_shape_is_one_or_the_other() {
+    let shape = json!({ "type": "json_schema", "json_schema": { "name": "person", "schema": {
+        "type": "object", "properties": { "name": { "enum": ["Ada", "Bob"] } }, "required": ["name"], "additionalProperties": false } } });
+    // What a call begins with, the demo model would hardly write by itself.
+    for (family, signs, end, lure) in [
+        ("hermes", "<tool_call>", "", "<"),
+        ("hermes", "<tool_call></think>", "<think>", "<"),
+        ("llama", "<|python_tag|>", "", "{"),
+        ("mistral", "[TOOL_CALLS] [ARGS]", "", "["),
+        ("qwen3-coder", "<function= <parameter=", "", "<"),
+    ] {
+        let Some(server) = start(signs, end).await else {
+            return;
+        };
+        let lure = server
+            .post_ok("/tokenize", &json!({ "content": lure, "add_special": false }))
+            .await;
+        let lure = lure["tokens"]
+            .as_array()
+            .expect("tokens")
+            .last()
+            .expect("a token")
+            .to_string();
+        let (mut n_calls, mut n_shaped) = (0, 0);
+        for seed in 0..40 {
+            let mut asked =
+                body(&json!({ "response_format": shape, "parallel_tool_calls": false, "seed": seed }));
+            if seed % 2 == 1 {
+                asked["logit_bias"] = json!({ lure.as_str(): 30 });
+            }
+            if !end.is_empty() {
+                asked["thinking_budget"] = json!(3);
+            }
+            let whole = server.post_ok(CHAT, &asked).await;
+            let choice = &whole["choices"][0];
+            match choice["finish_reason"].as_str() {
+                Some("tool_calls") => {
+                    assert!(!calls_of(&whole).is_empty(), "{family}: {whole}");
+                    assert_eq!(choice["message"]["content"], Value::Null, "{family}: {whole}");
+                    n_calls += 1;
+                }
+                Some("stop") => {
+                    let text = choice["message"]["content"].as_str().expect("a text");
+                    let person: Value =
+                        serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {whole}"));
+                    assert!(
+                        person["name"] == "Ada" || person["name"] == "Bob",
+                        "{family}: {whole}"
+                    );
+                    n_shaped += 1;
+                }
+                _ => panic!("{family}: {whole}"),
+            }
+            if n_calls > 0 && n_shaped > 0 {
+                break;
+            }
+        }
+        assert!(
+            n_calls > 0 && n_shaped > 0,
+            "{family}: {n_calls} calls, {n_shaped} texts"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn reasoning_ends_with_its_budget_and_the_answer_follows() {
     let Some(server) = start("</think>", "<think>").await else {
         return;

@@ -16,6 +16,7 @@ use llguidance::{Matcher, ParserFactory, api::ParserLimits};
 use toktrie::InferenceCapabilities;
 
 use super::{
+    alternatives::{Alternatives, Told},
     error::{ConstraintError, ConstraintKind, first_line},
     finite::has_finite_text,
     grammar::Constraint,
@@ -84,6 +85,10 @@ struct Prototype(Mutex<Matcher>);
 pub struct CompiledConstraint {
     /// None for text that is free from its beginning to its end.
     prototype: Option<Arc<Prototype>>,
+    /// Of calls that the text may be instead.
+    calls: Option<Arc<Prototype>>,
+    /// What such calls begin with.
+    call_starts: Arc<[String]>,
     vocabulary: Arc<Vocabulary>,
     lead: Arc<LeadPlan>,
     is_lenient: bool,
@@ -150,6 +155,21 @@ impl ConstraintCompiler {
     /// [`ConstraintError`]: what cannot be enforced, or which limit it exceeds.
     pub fn compile(&self, constraint: &Constraint) -> Result<CompiledConstraint, ConstraintError> {
         let deadline = Instant::now() + self.shared.limits.compile_time;
+        let mut compiled = self.compile_by(constraint, deadline)?;
+        if let Some((calls, told)) = constraint.alternative() {
+            compiled.calls = self.compile_by(&calls, deadline)?.prototype;
+            if let Told::ByStart(starts) = told {
+                compiled.call_starts = starts.as_slice().into();
+            }
+        }
+        Ok(compiled)
+    }
+
+    fn compile_by(
+        &self,
+        constraint: &Constraint,
+        deadline: Instant,
+    ) -> Result<CompiledConstraint, ConstraintError> {
         let mut constraint = Cow::Borrowed(constraint);
         loop {
             let relaxed = constraint.relaxed();
@@ -190,8 +210,14 @@ impl ConstraintCompiler {
             Some(made)
         };
         Ok(CompiledConstraint {
-            lead: Arc::new(self.shared.lead(constraint.begin(), prototype.is_some())),
+            lead: Arc::new((self.shared).lead(
+                constraint.begin(),
+                prototype.is_some(),
+                constraint.alternative().is_some(),
+            )),
             prototype,
+            calls: None,
+            call_starts: Arc::default(),
             vocabulary: Arc::clone(&self.shared.vocabulary),
             is_lenient: constraint.is_lenient(),
         })
@@ -279,9 +305,9 @@ impl Shared {
     }
 
     /// What comes first, in tokens.
-    fn lead(&self, begin: &Begin, has_grammar: bool) -> LeadPlan {
+    fn lead(&self, begin: &Begin, has_grammar: bool, has_alternative: bool) -> LeadPlan {
         let vocabulary = &self.vocabulary;
-        let is_free = !has_grammar || !begin.marks.is_empty();
+        let is_free = !has_grammar || !begin.marks.is_empty() && !has_alternative;
         let thoughts = begin.thoughts.as_ref();
         let opens = match thoughts.map(|thoughts| &thoughts.open) {
             None => OpenPlan::Never,
@@ -359,10 +385,14 @@ impl Drop for Place<'_> {
 impl CompiledConstraint {
     /// Begins a sample. `end_ids` are the tokens that may end it.
     pub fn matcher(&self, end_ids: &[u32]) -> ConstraintMatcher {
-        let matcher = (self.prototype.as_ref()).map(|prototype| lock(&prototype.0).deep_clone());
+        let begin = |prototype: &Arc<Prototype>| lock(&prototype.0).deep_clone();
+        let grammars = (self.prototype.as_ref()).map(|prototype| {
+            let matchers = [Some(prototype), self.calls.as_ref()].into_iter().flatten();
+            Alternatives::new(matchers.map(begin), Arc::clone(&self.call_starts))
+        });
         let lead = Arc::clone(&self.lead);
         ConstraintMatcher::new(
-            matcher,
+            grammars,
             Arc::clone(&self.vocabulary),
             end_ids,
             lead,

@@ -111,6 +111,28 @@ pub enum ConstraintError {
     },
 }
 
+impl ConstraintError {
+    /// What the refused constraint is written in, where the error is about one.
+    pub fn kind(&self) -> Option<ConstraintKind> {
+        match self {
+            Self::TooLarge { kind, .. }
+            | Self::TooDeep { kind, .. }
+            | Self::TooSlow { kind, .. }
+            | Self::Refused { kind, .. }
+            | Self::Nothing { kind } => Some(*kind),
+            Self::Gbnf { .. } => Some(ConstraintKind::Gbnf),
+            Self::Busy { .. } | Self::Vocabulary { .. } | Self::Step { .. } => None,
+        }
+    }
+}
+
+/// What a library said about a step.
+pub(super) fn step_error(error: &impl fmt::Display) -> ConstraintError {
+    ConstraintError::Step {
+        reason: first_line(&error.to_string()),
+    }
+}
+
 /// The first line of what a library said, without the backtrace of a panic that it caught, of bounded length.
 pub(super) fn first_line(message: &str) -> String {
     let message = message.trim();

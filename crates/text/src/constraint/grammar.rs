@@ -9,6 +9,7 @@ use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
 
 use super::{
+    alternatives::Told,
     compiler::ConstraintLimits,
     error::{ConstraintError, ConstraintKind},
     gbnf,
@@ -24,6 +25,8 @@ const JSON_SPACE: &str = r"[ \t\n\r]{1,100}";
 pub struct Constraint {
     language: Language,
     begin: Begin,
+    /// Calls that the text may be instead.
+    calls: Option<CallGrammar>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +50,8 @@ pub(crate) struct CallGrammar {
     pub(crate) relaxed: Option<String>,
     /// Whether calls that cannot be constrained come without a constraint.
     pub(crate) is_optional: bool,
+    /// How calls are told from a text of a shape, where they can be.
+    pub(crate) told: Option<Told>,
 }
 
 impl Constraint {
@@ -54,6 +59,7 @@ impl Constraint {
         Self {
             language,
             begin: Begin::default(),
+            calls: None,
         }
     }
 
@@ -124,6 +130,29 @@ impl Constraint {
         Self::new(Language::Calls(grammar))
     }
 
+    /// Lets the text be calls instead, as `calls` says that were not required; `None` where those cannot be told from a text of
+    /// this constraint, or are held to nothing.
+    #[must_use]
+    pub fn or_calls(mut self, calls: &Self) -> Option<Self> {
+        let Language::Calls(grammar) = &calls.language else {
+            return None;
+        };
+        if *grammar.told.as_ref()? == Told::ByMark {
+            self.begin.marks.clone_from(&calls.begin.marks);
+        }
+        self.calls = Some(CallGrammar {
+            is_optional: false,
+            ..grammar.clone()
+        });
+        Some(self)
+    }
+
+    /// The calls that the text may be instead, and how they are told from it.
+    pub(super) fn alternative(&self) -> Option<(Self, &Told)> {
+        let grammar = self.calls.as_ref()?;
+        Some((Self::calls(grammar.clone()), grammar.told.as_ref()?))
+    }
+
     /// Lets what stands between `open` and `close` come first, wherever `open` stands, in text that is free until a mark.
     #[must_use]
     pub fn thinks_between(mut self, open: impl Into<String>, close: impl Into<String>) -> Self {
@@ -186,7 +215,7 @@ impl Constraint {
             Some(relaxed) => Language::Calls(CallGrammar {
                 exact: relaxed.clone(),
                 relaxed: None,
-                is_optional: grammar.is_optional,
+                ..grammar.clone()
             }),
             None if grammar.is_optional => Language::Any,
             None => return None,
@@ -194,6 +223,7 @@ impl Constraint {
         Some(Self {
             language,
             begin: self.begin.clone(),
+            calls: None,
         })
     }
 

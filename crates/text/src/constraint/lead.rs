@@ -1,4 +1,5 @@
-//! [`Lead`]: what comes before a constrained text: a model's thoughts, which may have a budget, then text up to a call.
+//! [`Lead`]: what comes before a constrained text: a model's thoughts, which may have a budget, then text up to a call. Where the
+//! constrained text is a shape or a call, and each has its mark, thoughts are searched for both.
 //!
 //! Separate from the matcher because none of it needs a grammar: it looks at the text of tokens only. Invariants: what is
 //! remembered of the text is as long as the longest mark; once thoughts have had their budget, the tokens that end them come
@@ -12,7 +13,8 @@ use super::marker::Marker;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Begin {
     pub(super) thoughts: Option<Thoughts>,
-    /// Marks that the constrained text begins with. Where there are any, other text may come first, and the end too.
+    /// Marks that calls begin with. Where there are any, other text may come first, and the end too, unless the text is to have
+    /// a shape where it is no call.
     pub(super) marks: Vec<Mark>,
 }
 
@@ -81,6 +83,13 @@ pub(super) enum OpenPlan {
     Always(Arc<[u32]>),
 }
 
+impl LeadPlan {
+    /// Whether a mark in the thoughts begins a call, and their end a text of a shape.
+    pub(super) fn seeks_calls(&self) -> bool {
+        !self.is_free && !self.marks.is_empty() && self.close.is_some()
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct BudgetPlan {
     pub(super) n_tokens: usize,
@@ -101,7 +110,11 @@ pub(super) struct Lead {
 enum State {
     /// Nothing came. Thoughts or the constrained text follow.
     Fresh,
-    Thinking(Marker),
+    Thinking {
+        close: Marker,
+        /// What waits for calls in thoughts.
+        watch: Option<Watch>,
+    },
     /// These tokens come; then thoughts begin or end.
     Forced {
         ids: Arc<[u32]>,
@@ -147,7 +160,7 @@ pub(super) enum Pushed {
 impl Lead {
     pub(super) fn new(plan: Arc<LeadPlan>) -> Self {
         let state = match (&plan.opens, &plan.close) {
-            (OpenPlan::Begun, Some(close)) => State::Thinking(close.clone()),
+            (OpenPlan::Begun, Some(close)) => Self::thinking(&plan, close),
             (OpenPlan::Always(ids), _) => State::Forced {
                 ids: Arc::clone(ids),
                 n_done: 0,
@@ -163,27 +176,21 @@ impl Lead {
         }
     }
 
+    /// The state at the beginning of thoughts.
+    fn thinking(plan: &LeadPlan, close: &Marker) -> State {
+        State::Thinking {
+            close: close.clone(),
+            watch: plan.seeks_calls().then(|| Watch::new(plan)),
+        }
+    }
+
     /// The state behind thoughts, or where there are none.
     fn after(plan: &LeadPlan) -> State {
-        if !plan.is_free {
-            return State::Over;
+        if plan.is_free {
+            State::Free(Watch::new(plan))
+        } else {
+            State::Over
         }
-        let thoughts = match &plan.opens {
-            OpenPlan::Text(mark) => Some(mark),
-            _ => None,
-        };
-        let all = plan.marks.iter().map(|(mark, _)| mark).chain(thoughts);
-        let mut watch = Watch {
-            start: Some(Vec::new()),
-            anywhere: Vec::new(),
-            is_after_end: false,
-        };
-        for (idx, mark) in all.enumerate() {
-            if !mark.is_at_start {
-                watch.anywhere.push((idx, Marker::new(&mark.text)));
-            }
-        }
-        State::Free(watch)
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -199,7 +206,7 @@ impl Lead {
                 _ => Allowed::Grammar(&[]),
             },
             State::Forced { ids, n_done, .. } => Allowed::Only(ids[*n_done]),
-            State::Thinking(_) => match &plan.budget {
+            State::Thinking { .. } => match &plan.budget {
                 Some(budget) if self.n_thoughts >= budget.n_tokens => Allowed::Only(budget.end[0]),
                 _ => Allowed::Any { ends, but: &[] },
             },
@@ -222,7 +229,7 @@ impl Lead {
                 if let (OpenPlan::Tokens(ids), Some(close)) = (&plan.opens, &plan.close)
                     && ids.contains(&id)
                 {
-                    self.state = State::Thinking(close.clone());
+                    self.state = Self::thinking(&plan, close);
                     return Pushed::Lead;
                 }
                 self.state = State::Over;
@@ -234,12 +241,12 @@ impl Lead {
                     return Pushed::Lead;
                 }
                 if *opens && let Some(close) = &plan.close {
-                    self.state = State::Thinking(close.clone());
+                    self.state = Self::thinking(&plan, close);
                     return Pushed::Lead;
                 }
                 self.leave(&[])
             }
-            State::Thinking(close) => {
+            State::Thinking { .. } => {
                 let budget = plan.budget.as_ref();
                 if let Some(budget) = budget.filter(|budget| self.n_thoughts >= budget.n_tokens)
                     && id == budget.end[0]
@@ -255,10 +262,7 @@ impl Lead {
                     return Pushed::Lead;
                 }
                 self.n_thoughts += 1;
-                match close.push(bytes) {
-                    Some(behind) => self.leave(&behind),
-                    None => Pushed::Lead,
-                }
+                self.think(bytes)
             }
             State::Free(watch) => {
                 watch.is_after_end = false;
@@ -267,6 +271,20 @@ impl Lead {
                     Some((idx, behind)) => self.found(idx, behind),
                 }
             }
+        }
+    }
+
+    /// Takes in a text of thoughts.
+    fn think(&mut self, bytes: &[u8]) -> Pushed {
+        let State::Thinking { close, watch } = &mut self.state else {
+            return Pushed::Lead;
+        };
+        let call = (watch.as_mut()).and_then(|watch| watch.push(bytes, &self.plan));
+        let closed = close.push(bytes);
+        match (call, closed) {
+            (Some((idx, behind)), _) => self.found(idx, behind),
+            (None, Some(behind)) => self.leave(&behind),
+            (None, None) => Pushed::Lead,
         }
     }
 
@@ -290,6 +308,16 @@ impl Lead {
 
     /// What began with a mark is no call: waits for the next mark, which may begin in the text behind this one.
     pub(super) fn resume(&mut self, behind: &[u8]) -> Pushed {
+        if let (true, Some(close)) = (self.plan.seeks_calls(), &self.plan.close) {
+            self.state = Self::thinking(&self.plan, close);
+            if let State::Thinking {
+                watch: Some(watch), ..
+            } = &mut self.state
+            {
+                watch.start = None;
+            }
+            return self.think(behind);
+        }
         self.state = Self::after(&self.plan);
         let plan = Arc::clone(&self.plan);
         let State::Free(watch) = &mut self.state else {
@@ -311,17 +339,29 @@ impl Lead {
         let Some(close) = &plan.close else {
             return Pushed::Lead;
         };
-        let mut close = close.clone();
-        let closed = close.push(&behind);
-        self.state = State::Thinking(close);
-        match closed {
-            Some(behind) => self.leave(&behind),
-            None => Pushed::Lead,
-        }
+        self.state = Self::thinking(&plan, close);
+        self.think(&behind)
     }
 }
 
 impl Watch {
+    /// Waits for the marks of a plan, and for what begins thoughts in free text.
+    fn new(plan: &LeadPlan) -> Self {
+        let thoughts = match &plan.opens {
+            OpenPlan::Text(mark) => Some(mark),
+            _ => None,
+        };
+        let all = plan.marks.iter().map(|(mark, _)| mark).chain(thoughts);
+        let anywhere = all.enumerate().filter(|(_, mark)| !mark.is_at_start);
+        Self {
+            start: Some(Vec::new()),
+            anywhere: anywhere
+                .map(|(idx, mark)| (idx, Marker::new(&mark.text)))
+                .collect(),
+            is_after_end: false,
+        }
+    }
+
     /// Takes in text; returns the mark that is complete, by its place in the plan, and what stands behind it.
     fn push(&mut self, bytes: &[u8], plan: &LeadPlan) -> Option<(usize, Vec<u8>)> {
         if let Some(start) = &mut self.start {

@@ -6,10 +6,9 @@
 
 use std::{fmt, sync::Arc};
 
-use llguidance::Matcher;
-
 use super::{
-    error::{ConstraintError, first_line},
+    alternatives::{Alternatives, CALLS, SHAPE},
+    error::ConstraintError,
     lead::{Allowed, Lead, LeadPlan, Pushed},
     vocabulary::Vocabulary,
 };
@@ -17,7 +16,7 @@ use super::{
 /// One sample's way through a constraint.
 pub struct ConstraintMatcher {
     /// None where there is no grammar.
-    matcher: Option<Matcher>,
+    grammars: Option<Alternatives>,
     vocabulary: Arc<Vocabulary>,
     end_ids: Box<[u32]>,
     plan: Arc<LeadPlan>,
@@ -56,14 +55,14 @@ impl fmt::Debug for ConstraintMatcher {
 
 impl ConstraintMatcher {
     pub(super) fn new(
-        matcher: Option<Matcher>,
+        grammars: Option<Alternatives>,
         vocabulary: Arc<Vocabulary>,
         end_ids: &[u32],
         plan: Arc<LeadPlan>,
         is_lenient: bool,
     ) -> Self {
         Self {
-            matcher,
+            grammars,
             vocabulary,
             end_ids: end_ids.into(),
             lead: Lead::new(Arc::clone(&plan)),
@@ -134,16 +133,17 @@ impl ConstraintMatcher {
         words.fill(0);
         let n_tokens = self.vocabulary.n_tokens;
         if !self.is_complete {
-            let Some(matcher) = &mut self.matcher else {
+            let Some(grammars) = &mut self.grammars else {
                 self.fill_all(words, true);
                 return Ok(());
             };
-            let mask = matcher.compute_mask().map_err(|error| step_error(&error))?;
-            for (word, &bits) in words.iter_mut().zip(mask.as_slice()) {
-                *word = bits;
+            let (mask, may_end) = grammars.mask(n_tokens)?;
+            if let Some(mask) = &mask {
+                for (word, &bits) in words.iter_mut().zip(mask.as_slice()) {
+                    *word = bits;
+                }
             }
             clear_from(words, n_tokens);
-            let may_end = mask.is_allowed(n_tokens as u32);
             if words.iter().any(|&word| word != 0) {
                 self.set_ends(words, may_end);
                 return Ok(());
@@ -210,13 +210,18 @@ impl ConstraintMatcher {
         let (mut mark, mut behind) = (mark, behind);
         loop {
             let is_mark = !mark.is_empty();
-            let untouched = (self.matcher.as_ref().filter(|_| is_mark)).map(Matcher::deep_clone);
+            let untouched = (self.grammars.as_ref().filter(|_| is_mark)).map(Alternatives::deep_clone);
+            if self.plan.seeks_calls()
+                && let Some(grammars) = &mut self.grammars
+            {
+                grammars.keep_only(if is_mark { CALLS } else { SHAPE });
+            }
             mark.extend(self.vocabulary.text_tokens(&behind));
             let begun = self.consume(&mark);
             if begun.is_ok() || !is_mark {
                 return begun;
             }
-            self.matcher = untouched;
+            self.grammars = untouched;
             self.is_complete = false;
             match self.lead.resume(&behind) {
                 Pushed::Begins(next, rest) => (mark, behind) = (next, rest),
@@ -226,9 +231,9 @@ impl ConstraintMatcher {
     }
 
     fn consume(&mut self, ids: &[u32]) -> Result<(), ConstraintError> {
-        if let Some(matcher) = &mut self.matcher {
-            matcher.consume_tokens(ids).map_err(|error| step_error(&error))?;
-            self.is_complete = matcher.is_stopped();
+        if let Some(grammars) = &mut self.grammars {
+            grammars.consume(ids, &self.vocabulary)?;
+            self.is_complete = grammars.is_stopped();
         }
         Ok(())
     }
@@ -251,11 +256,9 @@ impl ConstraintMatcher {
             // The token of an end never reached the grammar.
             let n_in_grammar = n_tokens - usize::from(std::mem::take(&mut self.has_ended));
             self.is_complete = false;
-            if let Some(matcher) = &mut self.matcher {
-                matcher
-                    .rollback(n_in_grammar)
-                    .map_err(|error| step_error(&error))?;
-                self.is_complete = matcher.is_stopped();
+            if let Some(grammars) = &mut self.grammars {
+                grammars.rollback(n_in_grammar)?;
+                self.is_complete = grammars.is_stopped();
             }
             if self.n_inside == 0 && self.before.is_empty() {
                 self.lead = Lead::new(Arc::clone(&self.plan));
@@ -268,8 +271,8 @@ impl ConstraintMatcher {
                 reason: format!("{n_tokens} tokens are taken back, and there are fewer"),
             });
         };
-        if let Some(matcher) = &mut self.matcher {
-            matcher.reset().map_err(|error| step_error(&error))?;
+        if let Some(grammars) = &mut self.grammars {
+            grammars.reset()?;
         }
         self.n_inside = 0;
         (self.is_complete, self.has_ended) = (false, false);
@@ -300,11 +303,5 @@ fn clear_from(words: &mut [u32], first: usize) {
     }
     if let Some(rest) = words.get_mut(first / 32 + 1..) {
         rest.fill(0);
-    }
-}
-
-fn step_error(error: &impl fmt::Display) -> ConstraintError {
-    ConstraintError::Step {
-        reason: first_line(&error.to_string()),
     }
 }

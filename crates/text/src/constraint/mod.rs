@@ -21,6 +21,7 @@
 //! # }
 //! ```
 
+mod alternatives;
 mod compiler;
 mod controls;
 mod error;
@@ -33,6 +34,7 @@ mod matcher;
 mod schema;
 mod vocabulary;
 
+pub(crate) use alternatives::Told;
 pub use compiler::{CompiledConstraint, ConstraintCompiler, ConstraintLimits};
 pub use controls::ControlTokens;
 pub(crate) use controls::Segment;

@@ -26,7 +26,7 @@ use super::{
     named_body::NamedShape,
     tagged_body::TaggedShape,
 };
-use crate::constraint::{CallGrammar, Constraint, ControlTokens, Mark};
+use crate::constraint::{CallGrammar, Constraint, ControlTokens, Mark, Told};
 
 /// Which calls an answer is to hold.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,6 +160,7 @@ impl ReplyFormat {
             exact,
             relaxed,
             is_optional,
+            told: is_auto.then(|| form.told(&offers(Hold::Relaxed))).flatten(),
         });
         Ok(if is_auto {
             constraint.begins_at(form.marks(&offers(Hold::Relaxed)))
@@ -200,7 +201,8 @@ impl Form<'_> {
             }
             Shape::Channels(shape) => self.channels(shape, offers, &mut rules)?,
         };
-        // Space before the first call is the model's way to begin a line, but not to begin a head.
+        // Space before the first call is the model's way to begin a line, but not to begin a head. Where the answer may be a
+        // text of a shape instead, which begins without space, it would settle for a call before anything is said.
         let has_heads = self.format.has_heads();
         Ok(rules.finish(&start, !self.is_auto && !has_heads))
     }
@@ -245,6 +247,38 @@ impl Form<'_> {
             }
         }
         marks.0
+    }
+
+    /// How calls are told from an answer in a shape. Where strict calls have no mark, other JSON may read as one.
+    fn told(&self, offers: &[Offer<'_>]) -> Option<Told> {
+        let mut starts: Vec<String> = Vec::new();
+        match self.format.calls.shape {
+            Shape::Channels(shape) if shape.family == ChannelFamily::Harmony => return Some(Told::ByMark),
+            Shape::JsonOrLiteral(..) if self.has_strict => return None,
+            Shape::Channels(shape) => {
+                for offer in offers {
+                    starts.push(format!("{}{{", offer.name));
+                    starts.push(format!("{}{}{{", shape.opener, offer.name));
+                }
+            }
+            Shape::JsonOrLiteral(shape, _) => {
+                starts.extend(shape.openers.iter().map(|&opener| opener.to_owned()));
+                for offer in offers {
+                    for key in [shape.keys.1, "arguments"] {
+                        let name = Value::from(offer.name);
+                        starts.push(format!("{{\"{}\":{name},\"{key}\":", shape.keys.0));
+                    }
+                }
+            }
+            _ => {
+                let marks = self.marks(offers).into_iter();
+                starts.extend(marks.filter(|mark| !mark.is_at_start).map(|mark| mark.text));
+            }
+        }
+        for start in &mut starts {
+            start.retain(|c| !c.is_ascii_whitespace());
+        }
+        Some(Told::ByStart(starts))
     }
 
     fn json_marks(&self, shape: &JsonShape, marks: &mut Marks) {

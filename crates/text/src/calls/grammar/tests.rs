@@ -1,5 +1,7 @@
 //! Whatever a grammar of calls allows is read back by the parser of its row, with arguments of the schema.
 
+mod shapes;
+
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -260,20 +262,31 @@ fn walk_of<'t>(
     let controls = ControlTokens::of(tokenizer);
     let format = format(name);
     let constraint = format.constraint(&tools, choice, is_single, &controls, opens_head(name))?;
+    Ok(walk_along(&constraint, name, tokenizer, compiler, seed))
+}
+
+fn walk_along<'t>(
+    constraint: &Constraint,
+    name: &str,
+    tokenizer: &'t Tokenizer,
+    compiler: &ConstraintCompiler,
+    seed: u64,
+) -> Walk<'t> {
     let compiled = compiler
-        .compile(&constraint)
+        .compile(constraint)
         .unwrap_or_else(|error| panic!("{name}: {error}: {constraint:?}"));
-    let parser = ReplyParser::new(&format, Arc::new(tools), Opening::default());
+    let tools = ToolSet::from_openai(&tools());
+    let parser = ReplyParser::new(&format(name), Arc::new(tools), Opening::default());
     let mut ends: Vec<String> = parser.marks().into_iter().map(str::to_owned).collect();
     ends.extend(ends.clone().iter().map(|end| format!("\n{end}")));
     ends.extend(["\"", "\"}", "}", "]", "\"}}", "]]>"].map(str::to_owned));
-    Ok(Walk {
+    Walk {
         tokenizer,
         matcher: compiled.matcher(&[256]),
         dice: Dice(seed.wrapping_mul(0x9e37_79b9) + 1),
         ends,
         text: Vec::new(),
-    })
+    }
 }
 
 #[test]

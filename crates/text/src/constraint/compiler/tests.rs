@@ -320,6 +320,7 @@ fn a_constraint_and_what_comes_in_its_place_share_the_limit_of_time() {
         exact: "start: \"a\"".to_owned(),
         relaxed: Some("start: \"b\"".to_owned()),
         is_optional: false,
+        told: None,
     });
     let started = Instant::now();
     assert!(compiler.compile(&calls).is_err());

@@ -1,0 +1,200 @@
+//! [`Alternatives`]: the grammars that a text may follow: a shape, and calls of tools instead of it.
+//!
+//! Separate from the matcher, which knows what comes before a grammar. Invariants: a text follows one grammar at least; a text
+//! that is a call follows the grammar of calls alone, so that no shape loosens the schema of a tool.
+
+use std::sync::Arc;
+
+use llguidance::Matcher;
+use toktrie::SimpleVob;
+
+use super::{
+    error::{ConstraintError, step_error},
+    vocabulary::Vocabulary,
+};
+
+/// The place of the grammar that was asked for, and of that of calls.
+pub(super) const SHAPE: usize = 0;
+pub(super) const CALLS: usize = 1;
+
+/// How a call is told from a text of a shape.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Told {
+    /// By how it begins, without white space.
+    ByStart(Vec<String>),
+    /// By its marks, in an answer that has marks around each of its parts.
+    ByMark,
+}
+
+/// One or two grammars, and how far a text has come in each.
+pub(super) struct Alternatives {
+    branches: Vec<Branch>,
+    /// What a call begins with, without white space.
+    starts: Arc<[String]>,
+    /// Tokens so far, where there are two grammars.
+    ids: Vec<u32>,
+}
+
+struct Branch {
+    matcher: Matcher,
+    /// How many tokens of the text it took, where the text has left it.
+    left_at: Option<usize>,
+    /// Whether it was ruled out from the beginning.
+    is_closed: bool,
+}
+
+impl Branch {
+    fn is_open(&self) -> bool {
+        self.left_at.is_none() && !self.is_closed
+    }
+}
+
+impl Alternatives {
+    /// Begins a text. The grammar that was asked for stands at [`SHAPE`], one of calls behind it.
+    pub(super) fn new(matchers: impl IntoIterator<Item = Matcher>, starts: Arc<[String]>) -> Self {
+        let branches = matchers.into_iter().map(|matcher| Branch {
+            matcher,
+            left_at: None,
+            is_closed: false,
+        });
+        Self {
+            branches: branches.collect(),
+            starts,
+            ids: Vec::new(),
+        }
+    }
+
+    pub(super) fn deep_clone(&self) -> Self {
+        let branches = self.branches.iter().map(|branch| Branch {
+            matcher: branch.matcher.deep_clone(),
+            ..*branch
+        });
+        Self {
+            branches: branches.collect(),
+            starts: Arc::clone(&self.starts),
+            ids: self.ids.clone(),
+        }
+    }
+
+    /// Rules out all grammars but the one at `idx`, where there are two.
+    pub(super) fn keep_only(&mut self, idx: usize) {
+        if idx < self.branches.len() {
+            for (other, branch) in self.branches.iter_mut().enumerate() {
+                branch.is_closed = other != idx;
+            }
+        }
+    }
+
+    /// The tokens that may come next, if any, and whether the text may end; `n_tokens` are in the vocabulary.
+    pub(super) fn mask(&mut self, n_tokens: usize) -> Result<(Option<SimpleVob>, bool), ConstraintError> {
+        let mut all: Option<SimpleVob> = None;
+        let mut may_end = false;
+        for branch in self.branches.iter_mut().filter(|branch| branch.is_open()) {
+            if branch.matcher.is_stopped() {
+                may_end = true;
+                continue;
+            }
+            let mask = branch
+                .matcher
+                .compute_mask()
+                .map_err(|error| step_error(&error))?;
+            may_end |= mask.is_allowed(n_tokens as u32);
+            match &mut all {
+                Some(all) => all.or(&mask),
+                None => all = Some(mask),
+            }
+        }
+        Ok((all, may_end))
+    }
+
+    /// Takes in tokens.
+    pub(super) fn consume(&mut self, ids: &[u32], vocabulary: &Vocabulary) -> Result<(), ConstraintError> {
+        match &mut self.branches[..] {
+            [only] => only
+                .matcher
+                .consume_tokens(ids)
+                .map_err(|error| step_error(&error)),
+            _ => ids.iter().try_for_each(|&id| self.consume_one(id, vocabulary)),
+        }
+    }
+
+    fn consume_one(&mut self, id: u32, vocabulary: &Vocabulary) -> Result<(), ConstraintError> {
+        let n_before = self.ids.len();
+        self.ids.push(id);
+        let mut n_open = self.branches.iter().filter(|branch| branch.is_open()).count();
+        // Calls first: whether the text is one decides for the others.
+        for idx in (0..self.branches.len()).rev() {
+            let is_ruled_out = idx == SHAPE
+                && n_open > 1
+                && self.branches.get(CALLS).is_some_and(Branch::is_open)
+                && self.is_call(vocabulary);
+            let branch = &mut self.branches[idx];
+            if !branch.is_open() {
+                continue;
+            }
+            // The last one says itself what is wrong.
+            if n_open > 1 {
+                let takes = !is_ruled_out
+                    && !branch.matcher.is_stopped()
+                    && (branch.matcher.validate_tokens(&[id])).map_err(|error| step_error(&error))? == 1;
+                if !takes {
+                    branch.left_at = Some(n_before);
+                    n_open -= 1;
+                    continue;
+                }
+            }
+            branch
+                .matcher
+                .consume_tokens(&[id])
+                .map_err(|error| step_error(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the text begins as calls only do.
+    fn is_call(&self, vocabulary: &Vocabulary) -> bool {
+        let n_longest = self.starts.iter().map(String::len).max().unwrap_or(0);
+        let bytes = self.ids.iter().flat_map(|&id| vocabulary.bytes_of(id));
+        let text: Vec<u8> = bytes
+            .copied()
+            .filter(|byte| !byte.is_ascii_whitespace())
+            .take(n_longest)
+            .collect();
+        self.starts.iter().any(|start| text.starts_with(start.as_bytes()))
+    }
+
+    /// Whether the text is complete and nothing may follow it.
+    pub(super) fn is_stopped(&self) -> bool {
+        let mut open = self.branches.iter().filter(|branch| branch.is_open());
+        open.all(|branch| branch.matcher.is_stopped())
+    }
+
+    /// Takes back the newest tokens.
+    pub(super) fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintError> {
+        let back = |matcher: &mut Matcher, n: usize| matcher.rollback(n).map_err(|error| step_error(&error));
+        if let [only] = &mut self.branches[..] {
+            return back(&mut only.matcher, n_tokens);
+        }
+        let n_left = self.ids.len().saturating_sub(n_tokens);
+        let n_now = self.ids.len();
+        self.ids.truncate(n_left);
+        for branch in self.branches.iter_mut().filter(|branch| !branch.is_closed) {
+            let n_taken = branch.left_at.unwrap_or(n_now);
+            if n_taken >= n_left {
+                back(&mut branch.matcher, n_taken - n_left)?;
+                branch.left_at = None;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins again.
+    pub(super) fn reset(&mut self) -> Result<(), ConstraintError> {
+        self.ids.clear();
+        for branch in &mut self.branches {
+            (branch.left_at, branch.is_closed) = (None, false);
+            branch.matcher.reset().map_err(|error| step_error(&error))?;
+        }
+        Ok(())
+    }
+}
