@@ -32,6 +32,7 @@ mod parser;
 mod tagged_body;
 mod thinking;
 mod tool_set;
+mod value_kinds;
 
 #[cfg(test)]
 mod tests;

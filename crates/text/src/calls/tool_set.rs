@@ -5,6 +5,8 @@
 
 use serde_json::Value;
 
+use super::value_kinds::{ValueKinds, Written};
+
 /// The tools that a request offers: names, and schemas of their parameters.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolSet(Vec<Tool>);
@@ -61,36 +63,73 @@ impl ToolSet {
         self.0.iter().any(|tool| tool.name == name)
     }
 
-    /// Whether an argument is a text by its schema; `None` where the schema does not say.
-    pub(super) fn takes_text(&self, name: &str, key: &str) -> Option<bool> {
+    /// What the schema of an argument lets through; `None` where it is not named.
+    fn kinds(&self, name: &str, key: &str) -> Option<ValueKinds> {
         let tool = self.0.iter().find(|tool| tool.name == name)?;
         let argument = tool.schema.get("properties")?.get(key)?;
-        match argument.get("type") {
-            Some(Value::String(kind)) => Some(kind == "string"),
-            Some(Value::Array(kinds)) if !kinds.iter().any(|kind| kind == "string") => Some(false),
-            None if argument.get("enum").is_some() => {
-                let values = argument["enum"].as_array()?;
-                values.iter().all(Value::is_string).then_some(true)
-            }
-            _ => None,
+        Some(ValueKinds::of(argument))
+    }
+
+    /// Whether an argument is a text by its schema; `None` where it may be one or not.
+    pub(super) fn takes_text(&self, name: &str, key: &str) -> Option<bool> {
+        match self.kinds(name, key)?.written() {
+            Written::Text => Some(true),
+            Written::Json => Some(false),
+            Written::Either => None,
         }
     }
 
-    /// An argument written as bare text, as JSON.
+    /// An argument written as bare text, as JSON. Where it may be a text, other values must be of a kind that it may have.
     pub(super) fn argument_json(&self, name: &str, key: &str, text: &str) -> String {
         let as_text = || Value::from(text).to_string();
         let trimmed = text.trim();
-        match self.takes_text(name, key) {
-            Some(true) => as_text(),
-            of_schema => match trimmed {
-                "True" if of_schema.is_some() => "true".to_owned(),
-                "False" if of_schema.is_some() => "false".to_owned(),
-                "None" if of_schema.is_some() => "null".to_owned(),
+        let kinds = self.kinds(name, key);
+        match kinds.map(ValueKinds::written) {
+            Some(Written::Text) => as_text(),
+            Some(Written::Json) => match trimmed {
+                "True" => "true".to_owned(),
+                "False" => "false".to_owned(),
+                "None" => "null".to_owned(),
                 _ => match serde_json::from_str::<Value>(trimmed) {
                     Ok(_) => trimmed.to_owned(),
                     Err(_) => as_text(),
                 },
             },
+            Some(Written::Either) | None => match serde_json::from_str::<Value>(trimmed) {
+                Ok(value) if kinds.is_none_or(|kinds| kinds.include(&value)) => trimmed.to_owned(),
+                _ => as_text(),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_bare_argument_is_read_as_its_schema_allows() {
+        let tools = ToolSet::from_openai(&json!([{"function": {"name": "f", "parameters": {"properties": {
+            "open": {}, "id": {"type": ["string", "integer"]}, "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "on": {"type": "boolean"}, "text": {"type": "string"}}}}}]));
+        for (key, text, json) in [
+            ("open", "true", "true"),
+            ("open", "{\"a\": 1}", "{\"a\": 1}"),
+            ("open", "so it is", "\"so it is\""),
+            ("id", "7", "7"),
+            ("id", "seven", "\"seven\""),
+            ("id", "true", "\"true\""),
+            ("id", "7.5", "\"7.5\""),
+            ("note", "null", "null"),
+            ("note", "5", "\"5\""),
+            ("note", "\"quoted\"", "\"quoted\""),
+            ("on", "True", "true"),
+            ("text", "5", "\"5\""),
+            ("unnamed", "5", "5"),
+        ] {
+            assert_eq!(tools.argument_json("f", key, text), json, "{key}: {text}");
         }
     }
 }

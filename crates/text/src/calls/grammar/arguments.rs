@@ -10,7 +10,10 @@ use super::{
     rules::{Rules, quoted},
 };
 use crate::{
-    calls::tagged_body::{MAX_NAME_BYTES, TaggedShape},
+    calls::{
+        tagged_body::{MAX_NAME_BYTES, TaggedShape},
+        value_kinds::{ValueKinds, Written},
+    },
     constraint::{is_deeper_than, prepared},
 };
 
@@ -45,6 +48,19 @@ const TEXT: [&str; 14] = [
     "pattern",
     "minLength",
     "maxLength",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "deprecated",
+    "$comment",
+    "readOnly",
+    "writeOnly",
+];
+
+/// Keywords that say which kinds of values there may be, or nothing of them.
+const NOTES: [&str; 9] = [
+    "type",
     "title",
     "description",
     "default",
@@ -178,9 +194,6 @@ pub(super) fn tagged(
     }
     let mut all = String::new();
     for argument in arguments_of(offer, rules)? {
-        let line = if shape.is_on_own_lines { "\n" } else { "" };
-        let is_text = is_text(&argument.schema);
-        let value_end = format!("{line}{}", shape.value_end);
         let key = argument.key.as_str();
         if key.len() > MAX_NAME_BYTES {
             return Err(format!(
@@ -190,49 +203,95 @@ pub(super) fn tagged(
         if key.contains(shape.key_end) || key.trim() != key || key.is_empty() {
             return Err(format!("an argument is called {}", Value::from(key)));
         }
-        let head = format!(
-            "{}{key}{}{}",
-            shape.argument,
-            shape.key_end,
-            if is_text {
-                shape.attributes.0
-            } else {
-                shape.attributes.1
-            },
-        );
-        let space = if shape.value.is_empty() || shape.has_attributes {
-            ""
-        } else {
-            "S?"
+        let is_exact = offer.hold == Hold::Exact;
+        let forms = match ValueKinds::of(&argument.schema).written() {
+            Written::Text => bare(&argument, offer.hold, shape, rules)?,
+            // All that such a text can be, the parser reads as a value that the schema lets through.
+            Written::Either if !is_exact || names_kinds_only(&argument.schema, MAX_DEPTH) => {
+                let text = Argument {
+                    key: argument.key.clone(),
+                    schema: json!({"type": "string"}),
+                    is_required: argument.is_required,
+                };
+                let text = bare(&text, offer.hold, shape, rules)?;
+                if shape.has_attributes || shape.has_cdata {
+                    format!("{text} | {}", as_json(&argument, offer.hold, shape, rules)?)
+                } else {
+                    text
+                }
+            }
+            Written::Json | Written::Either => as_json(&argument, offer.hold, shape, rules)?,
         };
-        let (head, mark) = if shape.has_attributes {
-            (rules.mark(&format!("{head}{}", shape.value)), String::new())
-        } else {
-            (rules.mark(&head), rules.mark(shape.value))
-        };
-        let value = if is_text && shape.has_cdata {
-            let body = text(&argument.schema, offer.hold, &[shape.value_end, "]]>"])?;
-            rules.bounded("<![CDATA[", &body, &format!("]]>{value_end}"))
-        } else if is_text {
-            let body = text(&argument.schema, offer.hold, &[shape.value_end])?;
-            rules.bounded(line, &body, &value_end)
-        } else {
-            let schema = match offer.hold {
-                Hold::Exact => argument.schema.clone(),
-                Hold::Relaxed => relaxed(&argument.schema),
-            };
-            format!(
-                "{} {} {}",
-                quoted(line),
-                value(&schema, rules)?,
-                rules.mark(&value_end)
-            )
-        };
-        let argument_rule = rules.rule(&format!("{head} {space} {mark} {value} S?"));
+        let argument_rule = rules.rule(&forms);
         all.push_str(&argument_rule);
         all.push_str(if argument.is_required { " " } else { "? " });
     }
     Ok(all)
+}
+
+/// An argument as bare text.
+fn bare(
+    argument: &Argument,
+    hold: Hold,
+    shape: &TaggedShape,
+    rules: &mut Rules<'_>,
+) -> Result<String, String> {
+    let line = line_of(shape);
+    let value_end = format!("{line}{}", shape.value_end);
+    let value = if shape.has_cdata {
+        let body = text(&argument.schema, hold, &[shape.value_end, "]]>"])?;
+        rules.bounded("<![CDATA[", &body, &format!("]]>{value_end}"))
+    } else {
+        let body = text(&argument.schema, hold, &[shape.value_end])?;
+        rules.bounded(line, &body, &value_end)
+    };
+    let begin = begin_value(&argument.key, shape, shape.attributes.0, rules);
+    Ok(format!("{begin} {value} S?"))
+}
+
+/// An argument as JSON.
+fn as_json(
+    argument: &Argument,
+    hold: Hold,
+    shape: &TaggedShape,
+    rules: &mut Rules<'_>,
+) -> Result<String, String> {
+    let line = line_of(shape);
+    let schema = match hold {
+        Hold::Exact => argument.schema.clone(),
+        Hold::Relaxed => relaxed(&argument.schema),
+    };
+    let value = value(&schema, rules)?;
+    let begin = begin_value(&argument.key, shape, shape.attributes.1, rules);
+    let value_end = rules.mark(&format!("{line}{}", shape.value_end));
+    Ok(format!("{begin} {} {value} {value_end} S?", quoted(line)))
+}
+
+fn line_of(shape: &TaggedShape) -> &'static str {
+    if shape.is_on_own_lines { "\n" } else { "" }
+}
+
+/// What stands before a value.
+fn begin_value(key: &str, shape: &TaggedShape, attributes: &str, rules: &Rules<'_>) -> String {
+    let head = format!("{}{key}{}{attributes}", shape.argument, shape.key_end);
+    if shape.has_attributes {
+        return rules.mark(&format!("{head}{}", shape.value));
+    }
+    let space = if shape.value.is_empty() { "" } else { "S?" };
+    format!("{} {space} {}", rules.mark(&head), rules.mark(shape.value))
+}
+
+/// Whether a schema says which kinds of values there may be, and nothing more.
+fn names_kinds_only(schema: &Value, depth: usize) -> bool {
+    let Value::Object(fields) = schema else {
+        return *schema == Value::Bool(true);
+    };
+    depth > 0
+        && fields.iter().all(|(keyword, of)| match keyword.as_str() {
+            "anyOf" => (of.as_array())
+                .is_some_and(|choices| choices.iter().all(|choice| names_kinds_only(choice, depth - 1))),
+            keyword => NOTES.contains(&keyword),
+        })
 }
 
 /// What is left of a schema that is not enforced: the type.
@@ -240,15 +299,6 @@ pub(super) fn relaxed(schema: &Value) -> Value {
     match schema.get("type") {
         Some(kind) => json!({ "type": kind }),
         None => json!({}),
-    }
-}
-
-/// Whether an argument is written as bare text, as the parser reads it.
-fn is_text(schema: &Value) -> bool {
-    match schema.get("type") {
-        Some(kind) => kind == "string",
-        None => (schema.get("enum").and_then(Value::as_array))
-            .is_some_and(|values| values.iter().all(Value::is_string)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Whatever a grammar of calls allows is read back by the parser of its row, with arguments of the schema.
 
+mod open_values;
 mod shapes;
 
 use std::sync::Arc;

@@ -1,0 +1,152 @@
+//! [`ValueKinds`]: which kinds of JSON values a schema lets through.
+//!
+//! Separate because the parser and the grammar of calls with bare arguments must answer alike: is this argument a text, is it
+//! JSON, or can it be both? Invariant: a schema that is not understood lets all kinds through.
+
+use serde_json::Value;
+
+/// Kinds of JSON values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ValueKinds(u8);
+
+/// How an argument is written where it stands alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// As it is: it can only be a text.
+    Text,
+    /// As JSON: it can be no text.
+    Json,
+    /// A text as it is, anything else as JSON.
+    Either,
+}
+
+const NULL: u8 = 1;
+const BOOLEAN: u8 = 2;
+const INTEGER: u8 = 4;
+const FRACTION: u8 = 8;
+const STRING: u8 = 16;
+const ARRAY: u8 = 32;
+const OBJECT: u8 = 64;
+const ALL: u8 = 127;
+
+/// Nesting of `anyOf` that is looked into.
+const MAX_DEPTH: usize = 8;
+
+impl ValueKinds {
+    /// The kinds that `schema` lets through.
+    pub(super) fn of(schema: &Value) -> Self {
+        Self(kinds(schema, MAX_DEPTH))
+    }
+
+    pub(super) fn written(self) -> Written {
+        match (self.0 & STRING != 0, self.0 & !STRING != 0) {
+            (true, false) => Written::Text,
+            (true, true) => Written::Either,
+            (false, _) => Written::Json,
+        }
+    }
+
+    /// Whether they include that of `value`.
+    pub(super) fn include(self, value: &Value) -> bool {
+        let kind = kind_of(value);
+        self.0 & kind != 0
+    }
+}
+
+fn kinds(schema: &Value, depth: usize) -> u8 {
+    let Some(fields) = schema.as_object().filter(|_| depth > 0) else {
+        return ALL;
+    };
+    let mut allowed = match fields.get("type") {
+        Some(Value::String(name)) => named(name),
+        Some(Value::Array(names)) => {
+            (names.iter().filter_map(Value::as_str).map(named)).fold(0, |all, kind| all | kind)
+        }
+        _ => ALL,
+    };
+    if let Some(only) = fields.get("const") {
+        allowed &= kind_of(only);
+    }
+    if let Some(values) = fields.get("enum").and_then(Value::as_array) {
+        allowed &= values.iter().map(kind_of).fold(0, |all, kind| all | kind);
+    }
+    for keyword in ["anyOf", "oneOf"] {
+        if let Some(choices) = fields.get(keyword).and_then(Value::as_array) {
+            allowed &= choices
+                .iter()
+                .map(|choice| kinds(choice, depth - 1))
+                .fold(0, |all, kind| all | kind);
+        }
+    }
+    allowed
+}
+
+fn named(name: &str) -> u8 {
+    match name {
+        "null" => NULL,
+        "boolean" => BOOLEAN,
+        "integer" => INTEGER,
+        "number" => INTEGER | FRACTION,
+        "string" => STRING,
+        "array" => ARRAY,
+        "object" => OBJECT,
+        _ => ALL,
+    }
+}
+
+fn kind_of(value: &Value) -> u8 {
+    match value {
+        Value::Null => NULL,
+        Value::Bool(_) => BOOLEAN,
+        Value::Number(number) if number.as_f64().is_some_and(|number| number.fract() == 0.0) => INTEGER,
+        Value::Number(_) => FRACTION,
+        Value::String(_) => STRING,
+        Value::Array(_) => ARRAY,
+        Value::Object(_) => OBJECT,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_schema_says_how_its_values_are_written() {
+        for (schema, written) in [
+            (json!({"type": "string"}), Written::Text),
+            (json!({"type": ["string"], "maxLength": 3}), Written::Text),
+            (json!({"enum": ["a", "b"]}), Written::Text),
+            (json!({"const": "a"}), Written::Text),
+            (
+                json!({"anyOf": [{"type": "string"}, {"const": "a"}]}),
+                Written::Text,
+            ),
+            (json!({"type": ["string", "null"], "enum": ["a"]}), Written::Text),
+            (json!({"type": "integer"}), Written::Json),
+            (json!({"type": ["array", "object"]}), Written::Json),
+            (json!({"enum": [1, null]}), Written::Json),
+            (json!({"type": ["string", "null"]}), Written::Either),
+            (
+                json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}),
+                Written::Either,
+            ),
+            (json!({"enum": ["a", 1]}), Written::Either),
+            (json!({}), Written::Either),
+            (json!(true), Written::Either),
+            (json!({"$ref": "#/$defs/a"}), Written::Either),
+            (json!({"type": "text"}), Written::Either),
+        ] {
+            assert_eq!(ValueKinds::of(&schema).written(), written, "{schema}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_integers_however_they_are_written() {
+        let integer = ValueKinds::of(&json!({"type": ["integer", "string"]}));
+        assert!(integer.include(&json!(3)) && integer.include(&json!(3.0)));
+        assert!(!integer.include(&json!(3.5)) && !integer.include(&json!(true)));
+        assert!(ValueKinds::of(&json!({"type": "number"})).include(&json!(3.5)));
+    }
+}
