@@ -30,6 +30,8 @@ pub struct ServerConfig {
     pub body_timeout: Duration,
     /// Longest time that a client may take nothing of what is written to it.
     pub write_timeout: Duration,
+    /// How often a stream in which nothing happens is sent a sign of life.
+    pub keep_alive: Duration,
     /// Longest time from arrival to the end of an answer; `None` is unbounded.
     pub request_timeout: Option<Duration>,
     /// Longest wait in the queue; `None` is unbounded.
@@ -79,6 +81,7 @@ impl Default for ServerConfig {
             header_timeout: Duration::from_secs(75),
             body_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_mins(1),
+            keep_alive: Duration::from_secs(10),
             request_timeout: None,
             queue_timeout: None,
             heartbeat_timeout: Duration::from_secs(30),

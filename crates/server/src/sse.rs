@@ -15,7 +15,7 @@ use axum::{
     http::{HeaderValue, header},
     response::{
         IntoResponse, Response,
-        sse::{Event, KeepAlive, Sse},
+        sse::{Event, Sse},
     },
 };
 use futures_util::{Stream, StreamExt as _};
@@ -26,9 +26,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokenmill::{TextEvent, TextStream};
 
 use crate::{ApiError, App, app::Call, reply::Meter, request_id::RequestId};
-
-/// A comment is sent this often while there is nothing to say, so that proxies keep the connection.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// How an endpoint writes its stream.
 pub(crate) trait EventFormat: Send + 'static {
@@ -80,17 +77,17 @@ pub(crate) fn stream_response(
     stream: TextStream,
     format: impl EventFormat,
 ) -> Response {
-    let events = events(app, call, stream, format).map(|event| {
-        let sent = Event::default().data(event.data);
-        Ok::<_, Infallible>(match event.name {
-            Some(name) => sent.event(name),
-            None => sent,
+    let events = events(app, call, stream, format).map(|sent| {
+        Ok::<_, Infallible>(match sent {
+            Sent::Event(OneEvent {
+                name: Some(name),
+                data,
+            }) => Event::default().data(data).event(name),
+            Sent::Event(OneEvent { name: None, data }) => Event::default().data(data),
+            Sent::Silence => Event::default().comment(""),
         })
     });
-    let response = Sse::new(events)
-        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
-        .into_response();
-    unbuffered(response)
+    unbuffered(Sse::new(events).into_response())
 }
 
 /// Streams a generation in a format, one line of JSON for each event. Such a stream has no comments, and Ollama's clients take an
@@ -101,23 +98,14 @@ pub(crate) fn line_response(
     stream: TextStream,
     format: impl EventFormat,
 ) -> Response {
-    let lines = events(app, call, stream, format).map(|event| event.data + "\n");
-    let lines = with_keep_alive(lines, KEEP_ALIVE).map(Ok::<_, Infallible>);
+    let lines = events(app, call, stream, format).map(|sent| {
+        Ok::<_, Infallible>(match sent {
+            Sent::Event(event) => event.data + "\n",
+            Sent::Silence => " ".to_owned(),
+        })
+    });
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
     unbuffered((kind, Body::from_stream(lines)).into_response())
-}
-
-/// Puts a space between lines wherever nothing comes for `interval`.
-fn with_keep_alive(
-    lines: impl Stream<Item = String> + Send + 'static,
-    interval: Duration,
-) -> impl Stream<Item = String> + Send + 'static {
-    futures_util::stream::unfold(Box::pin(lines), move |mut lines| async move {
-        match timeout(interval, lines.next()).await {
-            Ok(line) => Some((line?, lines)),
-            Err(_) => Some((" ".to_owned(), lines)),
-        }
-    })
 }
 
 /// Proxies that buffer would hold tokens back.
@@ -127,13 +115,20 @@ fn unbuffered(mut response: Response) -> Response {
     response
 }
 
+/// What a client is sent.
+enum Sent {
+    Event(OneEvent),
+    /// Nothing came for a while: a sign of life.
+    Silence,
+}
+
 /// The events of a generation in a format.
 fn events(
     app: &App,
     call: &Call,
     stream: TextStream,
     format: impl EventFormat,
-) -> impl Stream<Item = OneEvent> + Send + 'static {
+) -> impl Stream<Item = Sent> + Send + 'static {
     let meter = Meter::new(app, call, stream.n_samples());
     let pace = Arc::new(Pace::default());
     tokio::spawn(end_stalled(
@@ -150,6 +145,7 @@ fn events(
         request_id: call.id.clone(),
         waiting: Events::default(),
         has_ended: false,
+        keep_alive: app.config.keep_alive,
     };
     writer.format.begin(&mut writer.waiting);
     futures_util::stream::unfold(writer, |mut writer| async move {
@@ -220,14 +216,20 @@ struct Writer<F> {
     request_id: RequestId,
     waiting: Events,
     has_ended: bool,
+    /// Longest silence.
+    keep_alive: Duration,
 }
 
 impl<F: EventFormat> Writer<F> {
-    async fn next(&mut self) -> Option<OneEvent> {
+    /// What is sent next. Signs of life count as events do: a client that takes none is behind.
+    async fn next(&mut self) -> Option<Sent> {
         self.pace.set(PaceState::Reading);
-        let event = self.next_event().await;
+        let sent = match timeout(self.keep_alive, self.next_event()).await {
+            Ok(event) => event.map(Sent::Event),
+            Err(_) => Some(Sent::Silence),
+        };
         self.pace.set(PaceState::Behind(Instant::now()));
-        event
+        sent
     }
 
     async fn next_event(&mut self) -> Option<OneEvent> {
@@ -260,31 +262,5 @@ impl<F: EventFormat> Writer<F> {
                 Some(event) => self.format.take(&event, &mut self.waiting),
             }
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn silence_between_lines_has_spaces() {
-        let late = futures_util::stream::unfold(0, |n_sent| async move {
-            tokio::time::sleep(Duration::from_millis(if n_sent == 1 { 100 } else { 0 })).await;
-            (n_sent < 3).then(|| (format!("{{\"n\":{n_sent}}}\n"), n_sent + 1))
-        });
-        let sent: String = with_keep_alive(late, Duration::from_millis(20)).collect().await;
-        assert!(
-            sent.starts_with("{\"n\":0}\n ") && sent.ends_with("{\"n\":2}\n"),
-            "{sent:?}"
-        );
-        let numbers: Vec<u64> = (sent.lines())
-            .map(|line| {
-                serde_json::from_str::<Value>(line).expect("a line of JSON")["n"]
-                    .as_u64()
-                    .expect("a number")
-            })
-            .collect();
-        assert_eq!(numbers, [0, 1, 2]);
     }
 }

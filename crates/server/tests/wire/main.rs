@@ -21,6 +21,7 @@ mod refusals;
 mod script;
 mod server;
 mod shapes;
+mod silence;
 #[cfg(feature = "otel")]
 mod traces;
 mod wire;
