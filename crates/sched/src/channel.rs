@@ -83,6 +83,11 @@ impl<T> Sender<T> {
         self.shared.wake(waker);
         is_full
     }
+
+    /// Whether the receiver is behind, as [`Self::send`] last said.
+    pub(crate) fn is_full(&self) -> bool {
+        self.shared.with(|state| state.was_full)
+    }
 }
 
 impl<T> Drop for Sender<T> {

@@ -8,6 +8,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 use crate::{
     arena::SeqId,
     outcome::{End, Outcome, RowResult, SeqSummary},
+    page_events::Lineage,
     plan::{PlannedRow, StepPlan},
     scheduler::Scheduler,
     sequence::{Stage, Work},
@@ -76,8 +77,12 @@ impl Scheduler {
             for page_idx in sequence.n_registered..n_whole {
                 let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
                 let key = sequence.page_keys[page_idx];
+                let lineage = Lineage {
+                    parent: page_idx.checked_sub(1).map(|idx| sequence.page_keys[idx]),
+                    salt: sequence.salt,
+                };
                 for (group, pages) in self.groups.iter_mut().zip(&sequence.tables) {
-                    group.pool.register(pages[page_idx], key, tokens);
+                    group.pool.register(pages[page_idx], key, tokens, lineage);
                 }
             }
             sequence.n_registered = n_whole;

@@ -24,6 +24,7 @@ use crate::{
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
     outcome::{End, Outcome, RowResult},
+    page_events::PageEventSender,
     params::EngineConfig,
     plan::{PlannedOutput, PlannedRow, StepPlan},
     queue_gauge::{Place, QueueGauge},
@@ -51,6 +52,8 @@ pub(crate) struct Core {
     lost: Option<StepError>,
     pub(crate) tally: Tally,
     pub(crate) queue: QueueGauge,
+    /// Where the changes of the prefix cache go, where they are read.
+    page_events: Option<PageEventSender>,
 
     // Reused from step to step.
     batch: ForwardBatch,
@@ -114,6 +117,7 @@ impl Core {
             lost: None,
             tally: Tally::default(),
             queue,
+            page_events: None,
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
             results: Vec::new(),
@@ -123,6 +127,12 @@ impl Core {
         };
         core.board.publish(&core.scheduler, core.tally);
         core
+    }
+
+    /// Sends the changes of the prefix cache there from now on.
+    pub(crate) fn send_page_events(&mut self, to: PageEventSender) {
+        self.scheduler.tell_page_events();
+        self.page_events = Some(to);
     }
 
     /// Whether there is nothing to do and nothing on its way.
@@ -170,6 +180,12 @@ impl Core {
             mailbox.change_queue(returned, left);
         }
         self.publish_stats();
+        if let Some(sender) = &mut self.page_events {
+            let events = self.scheduler.take_page_events();
+            if !events.is_empty() {
+                sender.send(events);
+            }
+        }
     }
 
     pub(crate) fn publish_stats(&mut self) {

@@ -16,6 +16,7 @@ use crate::{
     event::{Event, FinishReason, Finished, RequestId, Timings, Usage},
     generation::Generation,
     mailbox::{Command, EngineState, Intent, Mailbox, QueueLimits},
+    page_events::{PageEvents, page_events},
     params::{EngineConfig, ForwardParams, GenerateParams},
     submission::{Job, Submission, check_forward, check_generate},
     sync::{Arc, Mutex, mpsc, thread},
@@ -41,6 +42,7 @@ struct Inner {
     board: Arc<Board>,
     epoch: Instant,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
+    page_events: Mutex<Option<PageEvents>>,
 }
 
 impl Engine {
@@ -67,6 +69,7 @@ impl Engine {
         });
         let board = Arc::new(Board::default());
         let epoch = Instant::now();
+        let (page_sender, page_events) = config.max_page_event_batches.map(page_events).unzip();
         let (ready, built) = mpsc::channel();
         let thread = {
             let (mailbox, board, config) = (Arc::clone(&mailbox), Arc::clone(&board), config.clone());
@@ -81,7 +84,10 @@ impl Engine {
                     }
                 };
                 let _ = ready.send(Ok(executor.limits().clone()));
-                let core = Core::new(Box::new(executor), config, Arc::clone(&board));
+                let mut core = Core::new(Box::new(executor), config, Arc::clone(&board));
+                if let Some(sender) = page_sender {
+                    core.send_page_events(sender);
+                }
                 serve(core, &mailbox, &board, epoch);
                 drop(end);
             })
@@ -104,6 +110,7 @@ impl Engine {
                 board,
                 epoch,
                 thread: Mutex::new(Some(thread)),
+                page_events: Mutex::new(page_events),
             }),
         })
     }
@@ -227,6 +234,13 @@ impl Engine {
 
     pub(crate) fn board(&self) -> &Board {
         &self.inner.board
+    }
+
+    /// The changes of the prefix cache, for the first who asks; `None` for others, and where
+    /// [`EngineConfig::max_page_event_batches`] asks for none.
+    pub fn take_page_events(&self) -> Option<PageEvents> {
+        let mut events = self.inner.page_events.lock();
+        events.as_mut().ok().and_then(|events| events.take())
     }
 
     /// Empties the prefix cache.

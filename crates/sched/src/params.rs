@@ -129,6 +129,8 @@ pub struct EngineConfig {
     pub steps_in_flight: Option<usize>,
     /// Whether the prefix cache is used at all.
     pub uses_prefix_cache: bool,
+    /// Batches of [`PageEvent`](crate::PageEvent)s that wait for their reader at most; `None` makes no events.
+    pub max_page_event_batches: Option<usize>,
     /// Told apart in the prefix cache: weights and whatever else changes K and V.
     pub model_salt: u64,
 }
@@ -144,6 +146,7 @@ impl Default for EngineConfig {
             stream_buffer: 256,
             steps_in_flight: None,
             uses_prefix_cache: true,
+            max_page_event_batches: None,
             model_salt: 0,
         }
     }

@@ -16,9 +16,14 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use tokenmill_backend::{PAGE_TOKENS, PageCopy};
+use tokenmill_backend::{PAGE_TOKENS, PageCopy, PageGroup};
 
-use crate::{lru::LruList, prefix::PageKey, states::StatePool};
+use crate::{
+    lru::LruList,
+    page_events::{Lineage, PageEvent, PageJournal, PageTier},
+    prefix::PageKey,
+    states::StatePool,
+};
 
 /// Counts pages, keeps the prefix cache and lists the copies to make.
 #[derive(Debug)]
@@ -31,6 +36,8 @@ pub struct PagePool {
     evicted: Ghosts,
     copies: Vec<PageCopy>,
     counters: PoolCounters,
+    /// Where the changes of the prefix cache are told.
+    journal: Option<Box<PageJournal>>,
     /// A snapshot goes when its page goes.
     pub(crate) states: StatePool,
 }
@@ -119,7 +126,20 @@ impl PagePool {
             },
             copies: Vec::new(),
             counters: PoolCounters::default(),
+            journal: None,
             states: StatePool::new(n_states),
+        }
+    }
+
+    /// Tells the changes of the prefix cache from now on, as those of `group`.
+    pub(crate) fn keep_journal(&mut self, group: PageGroup) {
+        self.journal = Some(Box::new(PageJournal::new(group)));
+    }
+
+    /// Moves the changes of the prefix cache to the end of `events`.
+    pub(crate) fn take_events(&mut self, events: &mut Vec<PageEvent>) {
+        if let Some(journal) = &mut self.journal {
+            journal.take(events);
         }
     }
 
@@ -226,11 +246,14 @@ impl PagePool {
     }
 
     /// Lets a whole page that holds `tokens` be found by `key` from now on, unless another page already is.
-    pub(crate) fn register(&mut self, page: u32, key: PageKey, tokens: &[u32]) {
+    pub(crate) fn register(&mut self, page: u32, key: PageKey, tokens: &[u32], lineage: Lineage) {
         if self.pages[page as usize].key.is_some() || self.index.contains_key(&key) {
             return;
         }
         let tokens = tokens.try_into().expect("a whole page of tokens");
+        if let Some(journal) = &mut self.journal {
+            journal.stored(key, tokens, lineage);
+        }
         let place = Place::Pool(page);
         self.index.insert(key, Cached { place, tokens });
         self.pages[page as usize].key = Some(key);
@@ -290,9 +313,7 @@ impl PagePool {
         self.host.keys[host_page as usize] = None;
         self.host.free.push(host_page);
         self.pages[page as usize].key = Some(key);
-        if let Some(cached) = self.index.get_mut(&key) {
-            cached.place = Place::Pool(page);
-        }
+        self.settle(key, Place::Pool(page));
         self.counters.host_hits += 1;
         page
     }
@@ -302,6 +323,7 @@ impl PagePool {
         if let Some(key) = self.pages[page as usize].key.take() {
             self.index.remove(&key);
             self.states.forget(key);
+            self.tell_removed(key, PageTier::Pool);
             if self.idle.remove(page) {
                 self.free.push(page);
             }
@@ -313,12 +335,13 @@ impl PagePool {
         if let Some(key) = self.host.keys[host_page as usize].take() {
             self.host.used.remove(host_page);
             self.host.free.push(host_page);
-            self.drop_key(key);
+            self.drop_key(key, PageTier::Host);
         }
     }
 
-    /// Empties the prefix cache, host tier included; pages in use stay with their holders.
-    pub fn forget_all(&mut self) {
+    /// Empties the prefix cache, host tier included; pages in use stay with their holders. The caller tells it.
+    pub(crate) fn forget_all(&mut self) {
+        let mut journal = self.journal.take();
         for page in 0..self.pages.len() as u32 {
             self.forget(page);
         }
@@ -328,6 +351,10 @@ impl PagePool {
         }
         self.index.clear();
         self.states.forget_all();
+        if let Some(journal) = &mut journal {
+            journal.forget_lineages();
+        }
+        self.journal = journal;
     }
 
     /// Moves the copies that the executor has to make before the next step into `copies`, in order.
@@ -358,12 +385,10 @@ impl PagePool {
                 } else {
                     self.host.used.push(host_page);
                 }
-                if let Some(cached) = self.index.get_mut(&key) {
-                    cached.place = Place::Host(host_page);
-                }
+                self.settle(key, Place::Host(host_page));
                 self.counters.downloads += 1;
             }
-            None => self.drop_key(key),
+            None => self.drop_key(key, PageTier::Pool),
         }
         Some(page)
     }
@@ -377,15 +402,46 @@ impl PagePool {
         let key = self.host.keys[host_page as usize]
             .take()
             .expect("a used host page has a key");
-        self.drop_key(key);
+        self.drop_key(key, PageTier::Host);
         Some(host_page)
     }
 
-    fn drop_key(&mut self, key: PageKey) {
+    /// A cached page has moved to the other tier.
+    fn settle(&mut self, key: PageKey, place: Place) {
+        let Some(cached) = self.index.get_mut(&key) else {
+            return;
+        };
+        cached.place = place;
+        if let Some(journal) = &mut self.journal {
+            let tier = match place {
+                Place::Pool(_) => PageTier::Pool,
+                Place::Host(_) => PageTier::Host,
+            };
+            journal.moved(key, cached.tokens, tier);
+        }
+    }
+
+    fn tell_removed(&mut self, key: PageKey, tier: PageTier) {
+        if let Some(journal) = &mut self.journal {
+            journal.removed(key, tier);
+        }
+    }
+
+    fn drop_key(&mut self, key: PageKey, tier: PageTier) {
         self.index.remove(&key);
         self.states.forget(key);
+        self.tell_removed(key, tier);
         self.evicted.insert(key);
         self.counters.evictions += 1;
+    }
+
+    /// The pages that can be found.
+    #[cfg(test)]
+    pub(crate) fn cached(&self) -> impl Iterator<Item = (PageKey, PageTier)> {
+        self.index.iter().map(|(&key, cached)| match cached.place {
+            Place::Pool(_) => (key, PageTier::Pool),
+            Place::Host(_) => (key, PageTier::Host),
+        })
     }
 
     /// Checks every invariant against the page tables of all sequences.

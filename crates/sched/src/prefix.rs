@@ -14,6 +14,13 @@ use tokenmill_backend::{PAGE_TOKENS, PageGroup};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageKey(u128);
 
+impl PageKey {
+    /// Half of its bits: enough to tell the pages of a cache apart, and not to prove that two are equal.
+    pub(crate) fn low_bits(self) -> u64 {
+        self.0 as u64
+    }
+}
+
 /// Computes [`PageKey`]s.
 ///
 /// The hash is keyed with random numbers drawn when the hasher is made, so that a client who chooses prompts cannot

@@ -16,6 +16,7 @@ use crate::{
     arena::{Arena, SeqId},
     group::Group,
     outcome::{End, Outcome},
+    page_events::PageEvent,
     plan::StepPlan,
     pool::PagePool,
     prefix::PrefixHasher,
@@ -86,6 +87,8 @@ pub struct Scheduler {
     /// Inputs that each of `running` has to plan.
     wants: Vec<usize>,
     pub(crate) counters: SchedulerCounters,
+    /// Changes of the prefix cache that were not taken yet, where they are told.
+    page_events: Option<Vec<PageEvent>>,
 }
 
 impl Scheduler {
@@ -121,6 +124,7 @@ impl Scheduler {
             shares: Vec::new(),
             wants: Vec::new(),
             counters: SchedulerCounters::default(),
+            page_events: None,
         }
     }
 
@@ -534,8 +538,34 @@ impl Scheduler {
 
     /// Empties the prefix cache: its pages are not to be trusted.
     pub fn forget_cache(&mut self) {
+        self.collect_page_events();
         for group in &mut self.groups {
             group.pool.forget_all();
+        }
+        if let Some(events) = &mut self.page_events {
+            events.push(PageEvent::Cleared);
+        }
+    }
+
+    /// Tells the changes of the prefix cache from now on.
+    pub(crate) fn tell_page_events(&mut self) {
+        self.page_events = Some(Vec::new());
+        for (group, of) in self.groups.iter_mut().zip(PageGroup::ALL) {
+            group.pool.keep_journal(of);
+        }
+    }
+
+    /// The changes of the prefix cache since they were last taken.
+    pub(crate) fn take_page_events(&mut self) -> Vec<PageEvent> {
+        self.collect_page_events();
+        self.page_events.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    fn collect_page_events(&mut self) {
+        if let Some(events) = &mut self.page_events {
+            for group in &mut self.groups {
+                group.pool.take_events(events);
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use crate::keys::ApiKeys;
+use crate::{keys::ApiKeys, kv_events::KvEventsConfig};
 
 /// How a server listens, whom it answers and what it bears.
 #[derive(Clone, Debug)]
@@ -48,6 +48,8 @@ pub struct ServerConfig {
     pub max_prompts: usize,
     /// Connections held open at once.
     pub max_connections: usize,
+    /// Where the events of the KV cache are published, if they are.
+    pub kv_events: Option<KvEventsConfig>,
 }
 
 /// Where a server listens.
@@ -90,6 +92,7 @@ impl Default for ServerConfig {
             max_n: 128,
             max_prompts: 256,
             max_connections: 4096,
+            kv_events: None,
         }
     }
 }

@@ -20,6 +20,7 @@ mod foreign;
 mod infill;
 mod intake;
 mod keys;
+pub mod kv_events;
 mod line_bounds;
 pub mod llama_cpp;
 mod metrics;

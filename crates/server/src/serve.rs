@@ -25,6 +25,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
+    task::JoinHandle,
 };
 use tokio_rustls::{
     TlsAcceptor,
@@ -35,7 +36,7 @@ use tokio_rustls::{
 };
 use tower::ServiceExt as _;
 
-use crate::{App, Listen, TlsFiles, router, write_timeout::WriteTimeout};
+use crate::{App, Listen, TlsFiles, kv_events::KvEvents, router, write_timeout::WriteTimeout};
 
 /// Longest wait for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,6 +76,7 @@ pub struct Server {
     app: Arc<App>,
     socket: Socket,
     tls: Option<TlsAcceptorBox>,
+    kv_events: Option<KvEvents>,
 }
 
 /// How a drained server ended.
@@ -122,7 +124,19 @@ impl Server {
                 Socket::Unix(UnixListener::bind(path).map_err(failed(path.display().to_string()))?)
             }
         };
-        Ok(Self { app, socket, tls })
+        let kv_events = match app.config.kv_events.clone() {
+            Some(config) => {
+                let opened = KvEvents::open(config).await;
+                Some(opened.map_err(|(address, source)| ServeError::Listen { address, source })?)
+            }
+            None => None,
+        };
+        Ok(Self {
+            app,
+            socket,
+            tls,
+            kv_events,
+        })
     }
 
     /// Where it listens, with the port that the system chose where port 0 was asked for.
@@ -144,6 +158,7 @@ impl Server {
     /// Accepts connections until the shutdown begins, then lets running answers finish within the drain time.
     pub async fn run(self) -> Drained {
         let app = self.app;
+        let _publisher = self.kv_events.map(|kv_events| Publisher::start(kv_events, &app));
         let router = router(Arc::clone(&app));
         let mut http = Builder::new(TokioExecutor::new());
         http.http1()
@@ -201,6 +216,31 @@ impl Server {
         match tokio::time::timeout(app.config.drain_timeout, graceful.shutdown()).await {
             Ok(()) => Drained::Whole,
             Err(_) => Drained::Cut,
+        }
+    }
+}
+
+/// The task that publishes the KV cache's events; dropping it ends the task.
+struct Publisher(Option<JoinHandle<()>>);
+
+impl Publisher {
+    fn start(kv_events: KvEvents, app: &App) -> Self {
+        let engine = app.engine();
+        let limits = engine.limits().clone();
+        let Some(events) = engine.take_page_events() else {
+            tracing::warn!("the engine tells no events of the KV cache, so none are published");
+            return Self(None);
+        };
+        Self(Some(tokio::spawn(
+            async move { kv_events.run(events, &limits).await },
+        )))
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        if let Some(task) = &self.0 {
+            task.abort();
         }
     }
 }
@@ -266,7 +306,7 @@ impl Connection {
 
 /// Removes the socket file of a server that is gone; one that answers stays, and binding then fails.
 #[cfg(unix)]
-fn remove_stale_socket(path: &std::path::Path) {
+pub(crate) fn remove_stale_socket(path: &std::path::Path) {
     use std::os::unix::fs::FileTypeExt;
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
     if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {

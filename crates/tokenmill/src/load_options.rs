@@ -55,6 +55,8 @@ pub struct LoadOptions {
     pub max_queued: usize,
     /// Prompt tokens that may wait to begin.
     pub max_queued_tokens: usize,
+    /// Batches of changes of the prefix cache that wait for their reader, who takes them from the engine; `None` makes none.
+    pub max_page_event_batches: Option<usize>,
     /// A chat template in the place of the model's own.
     pub chat_template: Option<String>,
     /// What the weights of a Hugging Face folder are quantized to while they load; `None` loads them as they are.
@@ -76,6 +78,7 @@ impl Default for LoadOptions {
             compute: Compute::default(),
             max_queued: engine.max_queued,
             max_queued_tokens: engine.max_queued_tokens,
+            max_page_event_batches: None,
             chat_template: None,
             quantize: None,
         }
@@ -243,6 +246,7 @@ impl LoadOptions {
             max_step_tokens: self.max_step_tokens.max(self.n_seqs),
             max_queued: self.max_queued,
             max_queued_tokens: self.max_queued_tokens,
+            max_page_event_batches: self.max_page_event_batches,
             ..EngineConfig::default()
         };
         let engine = Engine::start(executor, config);

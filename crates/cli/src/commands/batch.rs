@@ -97,6 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         host_kv_tokens: 0,
         max_queued: usize::MAX,
         max_queued_tokens: usize::MAX,
+        max_page_event_batches: None,
     };
     let config = ServerConfig::default();
     let app = Arc::new(load_app(&args.model, &args.load, &seats, &[], config)?);

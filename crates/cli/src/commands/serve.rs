@@ -23,6 +23,7 @@ use tokenmill_sched::{EngineError, EngineState};
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
     ApiKeys, App, Drained, Listen, ServeError, ServedModel, Server, ServerConfig, TlsFiles,
+    kv_events::KvEventsConfig,
 };
 #[cfg(not(feature = "otel"))]
 use tracing_subscriber::layer::Identity;
@@ -85,6 +86,10 @@ pub(crate) struct Args {
     /// Model name for clients; may be repeated, responses carry the first [default: the file's name]
     #[arg(long, value_name = "NAME")]
     served_model_name: Vec<String>,
+    /// Publish over ZeroMQ what the prefix cache gets and loses, for routers that look for it. JSON with vLLM's keys
+    /// (`{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "…"}`); docs/serving.md has them all
+    #[arg(long, value_name = "JSON", value_parser = kv_events)]
+    kv_events_config: Option<KvEvents>,
     #[command(flatten)]
     limits: Limits,
     /// How requests are logged on standard error
@@ -185,6 +190,15 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "expected more than 0 seconds".to_owned())
 }
 
+/// A configuration, or the word that nothing is published.
+#[derive(Debug, Clone)]
+struct KvEvents(Option<KvEventsConfig>);
+
+fn kv_events(text: &str) -> Result<KvEvents, String> {
+    let config = KvEventsConfig::from_json(text);
+    config.map(KvEvents).map_err(|error| error.to_string())
+}
+
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -215,6 +229,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 impl Args {
+    /// Where the KV cache's events are published, if they are.
+    fn kv_events(&self) -> Option<KvEventsConfig> {
+        self.kv_events_config.as_ref().and_then(|config| config.0.clone())
+    }
+
     /// Where to listen.
     fn listen(&self) -> Result<Listen, Failure> {
         #[cfg(unix)]
@@ -261,6 +280,7 @@ impl Args {
             queue_timeout: self.limits.queue_timeout,
             heartbeat_timeout: self.limits.heartbeat_timeout,
             drain_timeout: self.limits.drain_timeout,
+            kv_events: self.kv_events(),
             ..ServerConfig::default()
         })
     }
@@ -285,6 +305,7 @@ impl Args {
             host_kv_tokens: limits.kv_host_tokens.map_or(0, |n| n as usize),
             max_queued: limits.max_queued_requests,
             max_queued_tokens: limits.max_queued_tokens,
+            max_page_event_batches: self.kv_events().map(|config| config.max_queue_size),
         };
         load_app(&self.model, &self.load, &seats, &self.served_model_name, config)
     }
@@ -304,6 +325,8 @@ pub(crate) struct Seats {
     pub(crate) max_queued: usize,
     /// Prompt tokens that may wait.
     pub(crate) max_queued_tokens: usize,
+    /// Batches of changes of the prefix cache that may wait to be published, where they are.
+    pub(crate) max_page_event_batches: Option<usize>,
 }
 
 /// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as its
@@ -325,6 +348,7 @@ pub(crate) fn load_app(
     options.host_kv_tokens = seats.host_kv_tokens;
     options.max_queued = seats.max_queued;
     options.max_queued_tokens = seats.max_queued_tokens;
+    options.max_page_event_batches = seats.max_page_event_batches;
     let model = load(&load_args.fetch.resolve(model)?, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");

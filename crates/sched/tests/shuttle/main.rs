@@ -50,6 +50,8 @@ mod mask_workers;
 mod masks;
 #[path = "../../src/outcome.rs"]
 mod outcome;
+#[path = "../../src/page_events.rs"]
+mod page_events;
 #[path = "../../src/params.rs"]
 mod params;
 #[path = "../../src/plan.rs"]

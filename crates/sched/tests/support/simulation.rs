@@ -6,7 +6,10 @@
 //! and that no page is held. `PROPTEST_CASES` sets the number of cases; a case has 20 requests on average. With
 //! `--nocapture` the totals are printed.
 
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeSet, HashMap},
+};
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use tokenmill_backend::{ExecutorLimits, SamplingParams, WindowGroup};
@@ -22,7 +25,9 @@ use crate::{
     event::{Event, FinishReason},
     generation::Generation,
     mailbox::{Mailbox, QueueLimits},
+    page_events::{PageEvent, PageEvents, PageTier, page_events},
     params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams},
+    prefix::PageKey,
     submission::{Job, Submission, check_forward, check_generate},
     sync::Arc,
 };
@@ -436,6 +441,51 @@ impl Totals {
     }
 }
 
+/// What a reader of page events knows.
+#[derive(Debug, Default)]
+struct KnownPages {
+    pages: BTreeSet<(usize, u64, PageTier)>,
+    /// All keys that ever were told.
+    keys: HashMap<u64, PageKey>,
+}
+
+impl KnownPages {
+    /// Takes the events of a step in and compares with what the pools hold.
+    fn check(&mut self, events: &mut PageEvents, core: &Core) {
+        for event in events.try_next().unwrap_or_default() {
+            match event {
+                PageEvent::Stored(page) => {
+                    let hasher = &core.scheduler.hasher;
+                    let parent = page.parent.map(|parent| self.keys[&parent]);
+                    let key = hasher.next(parent.unwrap_or_else(|| hasher.root(page.salt)), &page.tokens);
+                    assert_eq!(page.key, key.low_bits(), "{page:?}");
+                    self.keys.insert(page.key, key);
+                    let is_new = self.pages.insert((page.group.index(), page.key, page.tier));
+                    assert!(is_new, "{page:?} is stored once");
+                }
+                PageEvent::Removed { key, group, tier } => {
+                    assert!(
+                        self.pages.remove(&(group.index(), key, tier)),
+                        "{key:?} was there"
+                    );
+                }
+                PageEvent::Cleared => self.pages.clear(),
+            }
+        }
+        let pools = [Some(core.scheduler.pool()), core.scheduler.window_pool()];
+        let pools = pools.into_iter().flatten().enumerate();
+        let cached = pools.flat_map(|(group, pool)| {
+            pool.cached()
+                .map(move |(key, tier)| (group, key.low_bits(), tier))
+        });
+        assert_eq!(
+            self.pages,
+            cached.collect(),
+            "a reader knows the pages that can be found"
+        );
+    }
+}
+
 /// Runs all callers to their end.
 fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
     let mailbox = Mailbox::new(QueueLimits {
@@ -448,6 +498,9 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         world.config.clone(),
         Arc::new(Board::default()),
     );
+    let (page_sender, mut page_events) = page_events(8);
+    core.send_page_events(page_sender);
+    let mut known_pages = KnownPages::default();
     let mut visits: Vec<Visit<'_>> = Vec::new();
     let mut commands = Vec::new();
     let now_us = Cell::new(0);
@@ -480,6 +533,7 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         assert!(n_idle_steps < 200, "a request is forgotten: {:?}", core.scheduler);
         core.publish(&mailbox);
         core.scheduler.assert_consistent();
+        known_pages.check(&mut page_events, &core);
         let is_lost = core.lost().is_some();
         if is_lost {
             mailbox.close(EngineError::Stopped);

@@ -14,6 +14,8 @@ mod encoders;
 mod forced;
 mod generation;
 mod http2;
+#[cfg(unix)]
+mod kv_events;
 mod llama_cpp;
 mod ollama;
 mod operations;

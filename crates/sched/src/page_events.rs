@@ -1,0 +1,223 @@
+//! [`PageEvent`]: which pages the prefix cache got and lost, for those that route requests to where their prefix lies.
+//!
+//! Separate from the pool, which does the same whether or not events are read. Invariants: a reader that applies all events
+//! knows exactly the pages that can be found; one that falls behind is told so by [`PageEvent::Cleared`], and never holds up
+//! the engine.
+
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    task::{Context, Poll},
+};
+
+use tokenmill_backend::{PAGE_TOKENS, PageGroup};
+
+use crate::{
+    channel::{Receiver, Sender, channel},
+    prefix::PageKey,
+};
+
+/// A change of the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageEvent {
+    /// A page can be found from now on.
+    Stored(StoredPage),
+    /// A page cannot be found there any more.
+    Removed {
+        /// Half of the bits of the page's key.
+        key: u64,
+        /// The layers whose page it was.
+        group: PageGroup,
+        /// Where it lay.
+        tier: PageTier,
+    },
+    /// No page of any group can be found, or changes went untold: what was known is void.
+    Cleared,
+}
+
+/// A page of the prefix cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredPage {
+    /// Half of the bits of its key. Keys are drawn for each engine, so they mean nothing outside of it.
+    pub key: u64,
+    /// The same of the page before it; `None` for the first of a sequence.
+    pub parent: Option<u64>,
+    /// The salt of the requests that can find it.
+    pub salt: u64,
+    /// The tokens that it holds.
+    pub tokens: [u32; PAGE_TOKENS],
+    /// The layers whose page it is.
+    pub group: PageGroup,
+    /// Where it lies.
+    pub tier: PageTier,
+}
+
+/// Where a page of the prefix cache lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PageTier {
+    /// The pool that steps compute on.
+    Pool,
+    /// The second cache, in main memory.
+    Host,
+}
+
+/// What a page follows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lineage {
+    pub(crate) parent: Option<PageKey>,
+    pub(crate) salt: u64,
+}
+
+/// The changes of one pool since they were last taken.
+#[derive(Debug)]
+pub(crate) struct PageJournal {
+    group: PageGroup,
+    events: Vec<PageEvent>,
+    /// Of pages that can be found, for when they move between the tiers.
+    lineages: HashMap<PageKey, Lineage>,
+}
+
+impl PageJournal {
+    pub(crate) fn new(group: PageGroup) -> Self {
+        Self {
+            group,
+            events: Vec::new(),
+            lineages: HashMap::new(),
+        }
+    }
+
+    /// A page of the pool got its name.
+    pub(crate) fn stored(&mut self, key: PageKey, tokens: [u32; PAGE_TOKENS], lineage: Lineage) {
+        self.lineages.insert(key, lineage);
+        self.lies_in(key, tokens, PageTier::Pool);
+    }
+
+    /// A page moved to `tier`.
+    pub(crate) fn moved(&mut self, key: PageKey, tokens: [u32; PAGE_TOKENS], tier: PageTier) {
+        self.lies_in(key, tokens, tier);
+        let from = match tier {
+            PageTier::Pool => PageTier::Host,
+            PageTier::Host => PageTier::Pool,
+        };
+        self.left(key, from);
+    }
+
+    /// A page lost its name.
+    pub(crate) fn removed(&mut self, key: PageKey, tier: PageTier) {
+        self.lineages.remove(&key);
+        self.left(key, tier);
+    }
+
+    /// Forgets what the pages followed, all of which are gone.
+    pub(crate) fn forget_lineages(&mut self) {
+        self.lineages.clear();
+    }
+
+    /// Moves the changes to the end of `events`.
+    pub(crate) fn take(&mut self, events: &mut Vec<PageEvent>) {
+        events.append(&mut self.events);
+    }
+
+    fn lies_in(&mut self, key: PageKey, tokens: [u32; PAGE_TOKENS], tier: PageTier) {
+        let Lineage { parent, salt } = self.lineages[&key];
+        self.events.push(PageEvent::Stored(StoredPage {
+            key: key.low_bits(),
+            parent: parent.map(PageKey::low_bits),
+            salt,
+            tokens,
+            group: self.group,
+            tier,
+        }));
+    }
+
+    fn left(&mut self, key: PageKey, tier: PageTier) {
+        self.events.push(PageEvent::Removed {
+            key: key.low_bits(),
+            group: self.group,
+            tier,
+        });
+    }
+}
+
+/// Makes the stream of events that holds `n_batches` at most.
+pub(crate) fn page_events(n_batches: usize) -> (PageEventSender, PageEvents) {
+    let (sender, receiver) = channel(n_batches);
+    let sender = PageEventSender {
+        sender,
+        has_left_out: false,
+    };
+    (sender, PageEvents(receiver))
+}
+
+/// The engine's end of the stream.
+#[derive(Debug)]
+pub(crate) struct PageEventSender {
+    sender: Sender<Vec<PageEvent>>,
+    /// Changes went untold since the reader fell behind.
+    has_left_out: bool,
+}
+
+impl PageEventSender {
+    /// Sends a batch, unless the reader is behind.
+    pub(crate) fn send(&mut self, mut events: Vec<PageEvent>) {
+        if self.sender.is_full() {
+            self.has_left_out = true;
+            return;
+        }
+        if std::mem::take(&mut self.has_left_out) {
+            events.insert(0, PageEvent::Cleared);
+        }
+        self.sender.send(events);
+    }
+}
+
+/// The changes of the prefix cache, a batch for each step that made some. It ends with the engine.
+#[derive(Debug)]
+pub struct PageEvents(Receiver<Vec<PageEvent>>);
+
+impl PageEvents {
+    /// The next batch, if one is there; never waits.
+    pub fn try_next(&mut self) -> Option<Vec<PageEvent>> {
+        self.0.try_recv()?.item
+    }
+
+    /// Waits for the next batch without blocking the thread; `None` after the last.
+    pub async fn next_batch(&mut self) -> Option<Vec<PageEvent>> {
+        poll_fn(|context| self.poll_batch(context)).await
+    }
+
+    /// Polls for the next batch; `None` after the last.
+    pub fn poll_batch(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<PageEvent>>> {
+        self.0.poll_recv(context).map(|received| received.item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_that_fell_behind_is_told_to_begin_again() {
+        let (mut sender, mut events) = page_events(2);
+        let batch = |key: u64| {
+            vec![PageEvent::Removed {
+                key,
+                group: PageGroup::Main,
+                tier: PageTier::Pool,
+            }]
+        };
+        for idx in 0..4 {
+            sender.send(batch(idx));
+        }
+        assert_eq!(events.try_next(), Some(batch(0)));
+        assert_eq!(events.try_next(), Some(batch(1)));
+        assert_eq!(events.try_next(), None, "the others were left out");
+        sender.send(batch(4));
+        let [cleared, rest @ ..] = &events.try_next().expect("a batch")[..] else {
+            panic!("an empty batch");
+        };
+        assert_eq!((*cleared, rest), (PageEvent::Cleared, &batch(4)[..]));
+        sender.send(batch(5));
+        assert_eq!(events.try_next(), Some(batch(5)));
+    }
+}

@@ -1,0 +1,131 @@
+//! [`Socket`]: the connections of a ZeroMQ socket, whether it waits for them or makes one.
+//!
+//! Separate from what is said on them. Invariant: connections are bounded, and each has shaken hands in time before it counts.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+
+use super::{config::Endpoint, zmtp::shake_hands};
+use crate::write_timeout::WriteTimeout;
+
+/// Peers of a socket.
+const MAX_PEERS: usize = 64;
+
+/// Longest handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A peer that takes nothing for so long is left.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The first and the longest wait before a connection is made again.
+const FIRST_RETRY: Duration = Duration::from_millis(100);
+const LAST_RETRY: Duration = Duration::from_secs(5);
+
+/// A stream of bytes to a peer.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// What a peer is talked to with.
+pub(super) type PeerStream = WriteTimeout<Box<dyn Stream>>;
+
+/// Types of ZeroMQ sockets: our own, and those of peers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kind {
+    pub(super) own: &'static str,
+    pub(super) peers: &'static [&'static str],
+}
+
+/// A socket that is bound, where it waits for its peers.
+#[derive(Debug)]
+pub(super) enum Socket {
+    Tcp(TcpListener),
+    #[cfg(unix)]
+    Unix(tokio::net::UnixListener),
+    Connects(String),
+}
+
+impl Socket {
+    pub(super) async fn open(endpoint: &Endpoint) -> io::Result<Self> {
+        Ok(match endpoint {
+            Endpoint::Bind(address) => Self::Tcp(TcpListener::bind(address).await?),
+            Endpoint::Connect(address) => Self::Connects(address.clone()),
+            #[cfg(unix)]
+            Endpoint::BindUnix(path) => {
+                crate::serve::remove_stale_socket(path);
+                Self::Unix(tokio::net::UnixListener::bind(path)?)
+            }
+        })
+    }
+
+    /// The port that the system chose, where it chose one.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            _ => None,
+        }
+    }
+
+    /// Lets `talk` speak with every peer, side by side. Dropping the future ends all of it.
+    pub(super) async fn serve<F>(self, kind: Kind, talk: impl Fn(PeerStream) -> F + Clone + Send + 'static)
+    where
+        F: Future<Output = io::Result<()>> + Send,
+    {
+        let places = Arc::new(Semaphore::new(MAX_PEERS));
+        let mut peers = JoinSet::new();
+        let mut retry = FIRST_RETRY;
+        loop {
+            while peers.try_join_next().is_some() {}
+            let place = Arc::clone(&places).acquire_owned().await;
+            let place = place.expect("the semaphore is never closed");
+            let Ok(stream) = self.next().await else {
+                sleep(retry).await;
+                retry = (retry * 2).min(LAST_RETRY);
+                continue;
+            };
+            retry = FIRST_RETRY;
+            let talk = talk.clone();
+            let peer = async move {
+                let _place = place;
+                let mut stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
+                let hands = shake_hands(&mut stream, kind.own, kind.peers);
+                let ended = match timeout(HANDSHAKE_TIMEOUT, hands).await {
+                    Ok(Ok(())) => talk(stream).await,
+                    Ok(Err(error)) => Err(error),
+                    Err(late) => Err(late.into()),
+                };
+                note_end(&ended);
+            };
+            if let Self::Connects(_) = self {
+                peer.await;
+                sleep(FIRST_RETRY).await;
+            } else {
+                peers.spawn(peer);
+            }
+        }
+    }
+
+    async fn next(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
+            #[cfg(unix)]
+            Self::Unix(listener) => Box::new(listener.accept().await?.0),
+            Self::Connects(address) => Box::new(TcpStream::connect(address).await?),
+        })
+    }
+}
+
+fn note_end(ended: &io::Result<()>) {
+    if let Err(error) = ended
+        && error.kind() != io::ErrorKind::UnexpectedEof
+    {
+        tracing::debug!(%error, "a reader of the KV cache's events is gone");
+    }
+}
