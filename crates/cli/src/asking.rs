@@ -23,9 +23,9 @@ pub(crate) struct AskingArgs {
     /// Use this template instead of the model's
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
-    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model
-    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
-    pub(crate) reasoning_budget: Limit,
+    /// Tokens that the model's reasoning may take, then the end of it is written; -1 leaves that to the model [default: -1]
+    #[arg(long, value_name = "N")]
+    pub(crate) reasoning_budget: Option<Limit>,
     /// Do not show the model's reasoning, which else goes to standard error, dimmed on a terminal; JSON has it all the same
     #[arg(long)]
     pub(crate) hide_reasoning: bool,
@@ -44,7 +44,12 @@ impl AskingArgs {
         self.system.is_some()
             || self.tools.is_some()
             || self.template.is_some()
-            || self.reasoning_budget != Limit::Unbounded
+            || self.reasoning_budget.is_some()
+    }
+
+    /// The budget of the reasoning.
+    pub(crate) fn reasoning_budget(&self) -> Limit {
+        self.reasoning_budget.unwrap_or(Limit::Unbounded)
     }
 
     /// Reads the files.

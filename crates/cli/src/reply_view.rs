@@ -47,7 +47,7 @@ impl ReplyView {
         for part in &delta.parts {
             match part {
                 Part::Text(text) => self.show_text(text)?,
-                Part::Reasoning(text) => self.show_reasoning(text),
+                Part::Reasoning(text) => self.show_reasoning(text)?,
                 Part::CallStart { name, .. } => self.open.name.clone_from(name),
                 Part::Arguments { delta, .. } => self.open.arguments.push_str(delta),
                 Part::CallEnd { .. } => {
@@ -71,7 +71,7 @@ impl ReplyView {
     /// As [`Self::show`].
     pub(crate) fn show_whole(&mut self, answer: &Answer) -> Result<(), Failure> {
         if !answer.reasoning.is_empty() {
-            self.show_reasoning(&answer.reasoning);
+            self.show_reasoning(&answer.reasoning)?;
         }
         self.show_text(&answer.text)?;
         answer.calls.iter().try_for_each(|call| self.show_call(call))
@@ -107,15 +107,22 @@ impl ReplyView {
         output::print_generated(&format!("{rest}{before}{}", call_line(call)))
     }
 
-    fn show_reasoning(&mut self, text: &str) {
+    fn show_reasoning(&mut self, text: &str) -> Result<(), Failure> {
         if !self.shows_reasoning {
-            return;
+            return Ok(());
         }
         let is_terminal = io::stderr().is_terminal();
+        // On a terminal that shows both, text that came before gets its last word and the end of its line.
+        if is_terminal && output::is_terminal() && self.reasoning.is_none() && !self.is_line_start {
+            let rest = self.text.finish();
+            self.is_line_start = true;
+            output::print_generated(&format!("{rest}\n"))?;
+        }
         let is_first = self.reasoning.is_none();
         let wrap = (self.reasoning).get_or_insert_with(|| Wrap::new(n_columns(is_terminal, &Term::stderr())));
         let mark = if is_first { "[reasoning] " } else { "" };
         write_reasoning(&wrap.push(&format!("{mark}{text}")), is_terminal);
+        Ok(())
     }
 
     fn end_reasoning(&mut self) {

@@ -36,6 +36,20 @@ pub struct Answer {
     pub timings: Timings,
 }
 
+impl Answer {
+    /// As a message of a conversation, with its reasoning and its calls, in the form of OpenAI's messages.
+    pub fn to_message(&self) -> Value {
+        let mut message = json!({"role": "assistant", "content": self.text});
+        if !self.reasoning.is_empty() {
+            message["reasoning_content"] = self.reasoning.as_str().into();
+        }
+        if !self.calls.is_empty() {
+            message["tool_calls"] = self.calls.iter().map(ToolCall::to_openai).collect();
+        }
+        message
+    }
+}
+
 /// A call of a tool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCall {

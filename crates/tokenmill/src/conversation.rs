@@ -92,14 +92,7 @@ impl Conversation {
     /// Adds an answer of the model, with its calls and its reasoning.
     #[must_use]
     pub fn answer(mut self, answer: &Answer) -> Self {
-        let mut message = json!({"role": "assistant", "content": answer.text});
-        if !answer.reasoning.is_empty() {
-            message["reasoning_content"] = answer.reasoning.as_str().into();
-        }
-        if !answer.calls.is_empty() {
-            message["tool_calls"] = answer.calls.iter().map(ToolCall::to_openai).collect();
-        }
-        self.messages.push(message);
+        self.messages.push(answer.to_message());
         self
     }
 
@@ -157,4 +150,47 @@ pub(crate) fn without_strict(tools: &Value) -> Value {
         }
     }
     tools
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_sched::{FinishReason, Timings, Usage};
+
+    use super::*;
+    use crate::Message;
+
+    #[test]
+    fn results_of_two_calls_follow_one_answer() {
+        let call = |id: &str| ToolCall {
+            id: id.to_owned(),
+            name: "add".to_owned(),
+            arguments: "{}".to_owned(),
+        };
+        let answer = Answer {
+            text: String::new(),
+            reasoning: "Both.".to_owned(),
+            calls: vec![call("a"), call("b")],
+            tokens: Vec::new(),
+            finish: FinishReason::Stop,
+            stopped_by: None,
+            usage: Usage::default(),
+            reasoning_tokens: 1,
+            timings: Timings::default(),
+        };
+        let mut conversation = Conversation::new([Message::user("Both?")]).answer(&answer);
+        for call in &answer.calls {
+            conversation = conversation.result(call, "7");
+        }
+        let of = |key: &str| -> Vec<Value> {
+            let messages = conversation.messages.iter();
+            messages.map(|message| message[key].clone()).collect()
+        };
+        assert_eq!(of("role"), ["user", "assistant", "tool", "tool"]);
+        assert_eq!(
+            of("tool_call_id"),
+            [json!(null), json!(null), json!("a"), json!("b")]
+        );
+        assert_eq!(conversation.messages[1], answer.to_message());
+        assert_eq!(of("reasoning_content")[1], "Both.");
+    }
 }

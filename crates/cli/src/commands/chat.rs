@@ -11,7 +11,7 @@ mod saved;
 use std::{fs, path::PathBuf};
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, Constraint, Model, TextParams, ToolCall};
+use tokenmill::{Answer, Constraint, Model, TextParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;
@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
         n_predict: args.n_predict,
-        reasoning_budget: args.asking.reasoning_budget,
+        reasoning_budget: args.asking.reasoning_budget(),
         shows_reasoning: !args.asking.hide_reasoning,
         constraint,
     };
@@ -135,18 +135,6 @@ fn nothing_said() -> Failure {
     Failure::usage("nothing has been said yet")
 }
 
-/// An answer as a message of the conversation.
-fn to_message(answer: &Answer) -> Value {
-    let mut message = json!({"role": "assistant", "content": answer.text});
-    if !answer.reasoning.is_empty() {
-        message["reasoning_content"] = answer.reasoning.as_str().into();
-    }
-    if !answer.calls.is_empty() {
-        message["tool_calls"] = answer.calls.iter().map(ToolCall::to_openai).collect();
-    }
-    message
-}
-
 /// A conversation and how it is held.
 struct Chat {
     system: Option<String>,
@@ -183,6 +171,9 @@ impl Chat {
             let call = (open.next()).ok_or_else(|| Failure::usage("the model waits for no tool's answer"))?;
             message["tool_call_id"] = call["id"].clone();
             message["name"] = call["function"]["name"].clone();
+        } else {
+            // The first result was given, so the answer waits for the others.
+            self.check_whole()?;
         }
         self.messages.push(message);
         if let Some(next) = open.next().filter(|_| role == "tool") {
@@ -196,7 +187,7 @@ impl Chat {
         match self.answer(model, interrupt) {
             Ok(answer) => {
                 self.attached.clear();
-                self.messages.push(to_message(&answer));
+                self.messages.push(answer.to_message());
                 Ok(())
             }
             Err(failure) => {
@@ -206,13 +197,27 @@ impl Chat {
         }
     }
 
+    /// Checks that no exchange waits for results of tools.
+    fn check_whole(&self) -> Result<(), Failure> {
+        match saved::open_calls(&self.messages).first() {
+            Some(call) if self.messages.last().is_some_and(|last| last["role"] == "tool") => {
+                let name = visible(call["function"]["name"].as_str().unwrap_or_default());
+                Err(
+                    Failure::usage(format!("the model waits for the result of {name} too"))
+                        .hint("/tool TEXT gives it, /undo takes the exchange back"),
+                )
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Another answer to the last message.
     fn again(&mut self, model: &Model, interrupt: &Interrupt) -> Result<(), Failure> {
         let before = (self.messages).pop_if(|message| message["role"] == "assistant");
         let before = before.ok_or_else(|| Failure::usage("there is no answer yet"))?;
         let result = self.answer(model, interrupt);
         self.messages.push(match &result {
-            Ok(answer) => to_message(answer),
+            Ok(answer) => answer.to_message(),
             Err(_) => before,
         });
         result.map(|_| ())
@@ -313,6 +318,7 @@ impl Chat {
                 Ok(())
             }
             Line::Save(path) => {
+                self.check_whole()?;
                 let text = format!("{:#}\n", json!({"messages": self.transcript()}));
                 fs::write(path, text).map_err(|error| Failure::unwritable(path.display(), &error))?;
                 note!("[saved to {}]", path.display());

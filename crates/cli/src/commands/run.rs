@@ -60,7 +60,7 @@ pub(crate) struct Args {
     /// Find control tokens written out in the prompt, such as <|im_end|>
     #[arg(long)]
     special: bool,
-    /// Print only what is generated, not the prompt before it
+    /// Print only what is generated, not the prompt before it; of a conversation the prompt is never printed
     #[arg(long, alias = "no-display-prompt", conflicts_with = "json")]
     no_echo: bool,
     /// Print one JSON object when the text is complete
@@ -148,7 +148,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         stops,
         n: args.parallel,
         constraint: if is_chat {
-            let budget = args.asking.reasoning_budget.max_tokens();
+            let budget = args.asking.reasoning_budget().max_tokens();
             model.words().held_to(&asked, constraint, budget)?
         } else {
             constraint

@@ -115,6 +115,27 @@ fn a_call_is_shown_and_answered() {
 }
 
 #[test]
+fn an_exchange_that_waits_for_results_is_neither_saved_nor_talked_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let (talk, saved) = (folder.path().join("talk.json"), folder.path().join("saved.json"));
+    let call = |id: &str| serde_json::json!({"id": id, "type": "function", "function": {"name": "add_numbers", "arguments": "{}"}});
+    let messages = serde_json::json!({"messages": [{"role": "user", "content": "Both?"},
+        {"role": "assistant", "content": "", "tool_calls": [call("a"), call("b")]}]});
+    fs::write(&talk, messages.to_string()).unwrap();
+    let begun = format!("/load {}\n/tool 7\n", talk.display());
+    for rest in [format!("/save {}\n", saved.display()), "Well?\n".to_owned()] {
+        let outcome = chat(&[], &format!("{begun}{rest}"));
+        assert_eq!(outcome.code, 2, "{}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains("waits for the result of add_numbers too"),
+            "{}",
+            outcome.stderr
+        );
+    }
+    assert!(!saved.exists());
+}
+
+#[test]
 fn run_asks_through_the_template_and_shows_calls_and_reasoning() {
     let folder = tempfile::tempdir().unwrap();
     let (tools, template) = (
