@@ -1,12 +1,14 @@
 //! `bench-serve`: loads a server with completions and measures what its clients would feel.
 //!
-//! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in [`chart`].
+//! Here are the options and the load; one request is in [`client`], figures in [`report`], the drawing in [`chart`], chats of
+//! several kinds in [`mix`].
 //! Any server with OpenAI's `/v1/completions` can be measured, so that peers are compared with the same tool.
 //! Invariants: every number that is reported was measured on this side of the socket; an interrupted load reports what was
 //! measured until then, and says so.
 
 mod chart;
 mod client;
+mod mix;
 mod report;
 
 use std::{
@@ -23,6 +25,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use self::{
     client::{Measured, Target, measure},
+    mix::{Bound, Comparison, Mix, Plan},
     report::{Bounds, Report},
 };
 use crate::{
@@ -32,11 +35,16 @@ use crate::{
     signals::{Kind, Signals},
 };
 
+/// Where completions are asked for.
+const COMPLETIONS: &str = "/v1/completions";
+
 /// Measure a server under load.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tokenmill bench-serve http://127.0.0.1:8080 --concurrency 8 --requests 64\n  \
-    tokenmill bench-serve http://127.0.0.1:8080 --rate 4 --requests 200 --ttft-bound 500 --inter-token-bound 50\n\n\
+    tokenmill bench-serve http://127.0.0.1:8080 --rate 4 --requests 200 --ttft-bound 500 --inter-token-bound 50\n  \
+    tokenmill bench-serve http://127.0.0.1:8080 --mix plain=7,json=1 --against-plain\n  \
+    tokenmill bench-serve http://127.0.0.1:8080 --mix plain=8,json=3,tools=3,reasoning=2 --seconds 120 --live\n\n\
     With --concurrency each client sends its next request when its last is answered (closed loop); with --rate requests\n\
     come at random times whatever the server does (open loop). Ctrl-C ends the load and reports what was measured until then.")]
 pub(crate) struct Args {
@@ -78,6 +86,22 @@ pub(crate) struct Args {
     /// A request is good only if its tokens come within this many milliseconds of each other on average
     #[arg(long, value_name = "MS", value_parser = positive)]
     inter_token_bound: Option<f64>,
+    /// Streams side by side that chat instead, by kind: plain, json (held to a schema), tools (required calls), reasoning (with a
+    /// budget); reports the gaps between the pieces of each kind's answers
+    #[arg(long, value_name = "KIND=N,…", conflicts_with_all = ["concurrency", "rate", "ttft_bound", "inter_token_bound", "svg"])]
+    mix: Option<Mix>,
+    /// Let the streams of --mix ask again for so long, not for --requests in all
+    #[arg(long, value_name = "S", requires = "mix", value_parser = positive)]
+    seconds: Option<f64>,
+    /// Take turns with as many plain streams, and report the ratio of tokens/s
+    #[arg(long, requires = "mix")]
+    against_plain: bool,
+    /// Turns of --against-plain
+    #[arg(long, value_name = "N", default_value_t = 3, requires = "against_plain", value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
+    /// Print a line each second with the longest gap of each kind
+    #[arg(long, requires = "mix")]
+    live: bool,
     /// Write every measurement to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -100,6 +124,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .map_err(|error| Failure::work(format!("cannot start the network threads: {error}")))?;
     for path in [&args.json, &args.svg].into_iter().flatten() {
         check_writable(path)?;
+    }
+    if let Some(mix) = &args.mix {
+        return runtime.block_on(run_mix(args, mix));
     }
     let Load {
         measured,
@@ -143,6 +170,94 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::work("no request was answered"));
     }
     Ok(())
+}
+
+/// Runs streams of several kinds, and reports what they felt.
+async fn run_mix(args: &Args, mix: &Mix) -> Result<(), Failure> {
+    let mut presses = Signals::catch(Kind::Interrupt)
+        .map_err(|error| Failure::work(format!("cannot handle Ctrl-C: {error}")))?;
+    let target = Target::new(&args.url, args.api_key.clone(), args.model.clone()).await?;
+    let target = Arc::new(target);
+    let (seed, n_words) = (args.seed, args.prompt_words);
+    let words = move |number| words(seed, number, n_words);
+    let n_streams = mix.n_streams();
+    let plan = Plan {
+        mix: mix.clone(),
+        until: match args.seconds {
+            Some(seconds) => Bound::Time(Duration::from_secs_f64(seconds)),
+            None => Bound::Requests(args.requests.div_ceil(n_streams)),
+        },
+        max_tokens: args.max_tokens,
+        is_live: args.live,
+    };
+    // Grammars are compiled once, and kept.
+    let warmup = Plan {
+        mix: mix.one_of_each(),
+        until: Bound::Requests(1),
+        is_live: false,
+        ..plan.clone()
+    };
+    let warm = mix::run(&target, &warmup, &mut presses, 1 << 60, words).await;
+    if !warm.is_whole {
+        return Err(Failure::interrupted());
+    }
+    if let Some(error) = warm.first_error() {
+        return Err(Failure::work(format!("the server does not answer: {error}")));
+    }
+    let mut comparison = Comparison::default();
+    let mut runs = Vec::new();
+    let n_rounds = if args.against_plain { args.rounds } else { 1 };
+    let mut is_whole = true;
+    for round in 0..n_rounds {
+        let first = u64::from(round) << 40;
+        let mut plain = None;
+        if args.against_plain {
+            let of = Comparison::plain(&plan);
+            let run = mix::run(&target, &of, &mut presses, first | 1 << 39, words).await;
+            if let Some(error) = run.first_error() {
+                return Err(Failure::work(format!("a plain stream failed: {error}")));
+            }
+            is_whole &= run.is_whole;
+            plain = Some(run);
+        }
+        if is_whole {
+            let run = mix::run(&target, &plan, &mut presses, first, words).await;
+            output::print(&run.table(mix))?;
+            is_whole &= run.is_whole;
+            if let Some(plain) = plain.filter(|_| is_whole) {
+                comparison.add(&plain, &run);
+            }
+            runs.push(run);
+        }
+        if !is_whole {
+            note!("interrupted: what was measured until then is reported");
+            break;
+        }
+    }
+    let has_ratio = args.against_plain && !comparison.is_empty();
+    if has_ratio {
+        output::print(&format!("\n{}", comparison.line()))?;
+    }
+    if let Some(path) = &args.json {
+        let json = serde_json::json!({
+            "url": args.url,
+            "prompt_words": args.prompt_words,
+            "max_tokens": args.max_tokens,
+            "seed": args.seed,
+            "runs": runs.iter().map(|run| run.to_json(mix)).collect::<Vec<_>>(),
+            "interrupted": !is_whole,
+            "against_plain": has_ratio.then(|| comparison.to_json()),
+        });
+        fs::write(path, format!("{json:#}\n"))
+            .map_err(|error| Failure::unwritable(path.display(), &error))?;
+    }
+    if !is_whole {
+        return Err(Failure::interrupted());
+    }
+    match runs.iter().find_map(|run| run.first_error()) {
+        Some(error) => Err(Failure::work(format!("a stream failed: {error}"))),
+        None => Ok(()),
+    }
 }
 
 /// Opens a file for writing and leaves it as it is, so that no measured load is lost.
@@ -203,12 +318,8 @@ async fn prepare(args: &Args) -> Result<(Arc<Target>, Arc<Vec<String>>), Failure
     let target = Target::new(&args.url, args.api_key.clone(), args.model.clone()).await?;
     let target = Arc::new(target);
     for index in 0..args.warmup {
-        let warmup = measure(
-            &target,
-            &args.body(&target, u64::from(index) << 32),
-            Duration::ZERO,
-        )
-        .await;
+        let body = args.body(&target, u64::from(index) << 32);
+        let warmup = measure(&target, COMPLETIONS, &body, Duration::ZERO, &mut |_| {}).await;
         if let Some(error) = warmup.error {
             return Err(Failure::work(format!("the server does not answer: {error}")));
         }
@@ -235,7 +346,7 @@ fn start_clients(
             let (target, bodies, ended) = (Arc::clone(target), Arc::clone(bodies), ended.clone());
             clients.spawn(async move {
                 tokio::time::sleep_until((began + due).into()).await;
-                let one = measure(&target, &bodies[index], due).await;
+                let one = measure(&target, COMPLETIONS, &bodies[index], due, &mut |_| {}).await;
                 // After an interrupted load there is no receiver any more.
                 let _interrupted = ended.send(one);
             });
@@ -248,7 +359,7 @@ fn start_clients(
             let next = Arc::clone(&next);
             clients.spawn(async move {
                 while let Some(body) = bodies.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let one = measure(&target, body, began.elapsed()).await;
+                    let one = measure(&target, COMPLETIONS, body, began.elapsed(), &mut |_| {}).await;
                     let _interrupted = ended.send(one);
                 }
             });
@@ -260,17 +371,9 @@ fn start_clients(
 impl Args {
     /// A request whose prompt is a function of the seed and `index`.
     fn body(&self, target: &Target, index: u64) -> String {
-        const WORDS: [&str; 16] = [
-            "river", "stone", "garden", "winter", "lantern", "music", "engine", "cloud", "paper", "forest",
-            "market", "silver", "window", "bridge", "letter", "harbour",
-        ];
-        let mut random = Random(self.seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let words: Vec<&str> = (0..self.prompt_words)
-            .map(|_| WORDS[(random.next() >> 60) as usize])
-            .collect();
         let mut body = serde_json::json!({
             "model": target.model(),
-            "prompt": format!("{index} {}", words.join(" ")),
+            "prompt": words(self.seed, index, self.prompt_words),
             "max_tokens": self.max_tokens,
             "temperature": 0,
             "stream": true,
@@ -281,6 +384,19 @@ impl Args {
         }
         body.to_string()
     }
+}
+
+/// A prompt that is a function of the seed and `index`, and begins like no other.
+fn words(seed: u64, index: u64, n_words: u32) -> String {
+    const WORDS: [&str; 16] = [
+        "river", "stone", "garden", "winter", "lantern", "music", "engine", "cloud", "paper", "forest",
+        "market", "silver", "window", "bridge", "letter", "harbour",
+    ];
+    let mut random = Random(seed ^ index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let words: Vec<&str> = (0..n_words)
+        .map(|_| WORDS[(random.next() >> 60) as usize])
+        .collect();
+    format!("{index} {}", words.join(" "))
 }
 
 /// SplitMix64.

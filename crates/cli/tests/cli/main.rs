@@ -14,6 +14,8 @@ mod help;
 mod hub;
 #[cfg(target_os = "linux")]
 mod interrupt;
+#[cfg(target_os = "linux")]
+mod mix;
 mod options;
 mod perplexity;
 mod quantize;

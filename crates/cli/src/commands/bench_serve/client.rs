@@ -144,21 +144,33 @@ impl Target {
     }
 }
 
-/// Sends a request and measures its answer.
-pub(super) async fn measure(target: &Target, body: &str, sent: Duration) -> Measured {
+/// Sends a request and measures its answer. `on_gap` is told the time since the piece before, as each piece comes.
+pub(super) async fn measure(
+    target: &Target,
+    path: &str,
+    body: &str,
+    sent: Duration,
+    on_gap: &mut (dyn FnMut(Duration) + Send),
+) -> Measured {
     let mut measured = Measured {
         sent,
         ..Measured::default()
     };
-    if let Err(error) = try_measure(target, body, &mut measured).await {
+    if let Err(error) = try_measure(target, path, body, &mut measured, on_gap).await {
         measured.error = Some(error);
     }
     measured
 }
 
-async fn try_measure(target: &Target, body: &str, measured: &mut Measured) -> Result<(), String> {
+async fn try_measure(
+    target: &Target,
+    path: &str,
+    body: &str,
+    measured: &mut Measured,
+    on_gap: &mut (dyn FnMut(Duration) + Send),
+) -> Result<(), String> {
     let mut sender = target.connect().await?;
-    let request = target.request("POST", "/v1/completions", body.to_owned())?;
+    let request = target.request("POST", path, body.to_owned())?;
     let began = Instant::now();
     let response = sender.send_request(request).await.map_err(|e| e.to_string())?;
     if response.status() != 200 {
@@ -166,7 +178,7 @@ async fn try_measure(target: &Target, body: &str, measured: &mut Measured) -> Re
         let text = response.into_body().collect().await.map_err(|e| e.to_string())?;
         return Err(format!("{status}: {}", String::from_utf8_lossy(&text.to_bytes())));
     }
-    read_stream(response, began, measured).await?;
+    read_stream(response, began, measured, on_gap).await?;
     measured.total = began.elapsed();
     if measured.completion_tokens == 0 {
         measured.completion_tokens = measured.pieces.len() as u64;
@@ -178,6 +190,7 @@ async fn read_stream(
     response: Response<Incoming>,
     began: Instant,
     measured: &mut Measured,
+    on_gap: &mut (dyn FnMut(Duration) + Send),
 ) -> Result<(), String> {
     let mut body = response.into_body();
     let mut buffer = Vec::new();
@@ -199,11 +212,11 @@ async fn read_stream(
             if let Some(message) = event["error"]["message"].as_str() {
                 return Err(message.to_owned());
             }
-            if event["choices"][0]["text"]
-                .as_str()
-                .is_some_and(|text| !text.is_empty())
-            {
+            if is_piece(&event["choices"][0]) {
                 measured.first.get_or_insert(now);
+                if let Some(&before) = measured.pieces.last() {
+                    on_gap(now.saturating_sub(before));
+                }
                 measured.pieces.push(now);
             }
             if event["timings"].is_object() {
@@ -216,4 +229,14 @@ async fn read_stream(
         }
     }
     Err("the stream was cut".to_owned())
+}
+
+/// Whether an event has something of an answer: text, or of a chat also reasoning or a piece of a call.
+fn is_piece(choice: &Value) -> bool {
+    let is_text = |value: &Value| value.as_str().is_some_and(|text| !text.is_empty());
+    let delta = &choice["delta"];
+    is_text(&choice["text"])
+        || is_text(&delta["content"])
+        || is_text(&delta["reasoning_content"])
+        || delta["tool_calls"].is_array()
 }

@@ -33,7 +33,7 @@ pub(super) struct Report {
 pub(super) struct Distribution(Vec<f64>);
 
 impl Distribution {
-    fn new(mut values: Vec<f64>) -> Self {
+    pub(super) fn new(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         Self(values)
     }
@@ -67,15 +67,15 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
+/// The times between the pieces of an answer, in milliseconds.
+pub(super) fn gaps(one: &Measured) -> Vec<f64> {
+    let pairs = one.pieces.windows(2);
+    pairs.map(|pair| ms(pair[1].saturating_sub(pair[0]))).collect()
+}
+
 impl Report {
     pub(super) fn new(measured: &[Measured], wall: Duration, bounds: Bounds) -> Self {
         let answered: Vec<&Measured> = measured.iter().filter(|one| one.error.is_none()).collect();
-        let gaps = |one: &Measured| -> Vec<f64> {
-            one.pieces
-                .windows(2)
-                .map(|pair| ms(pair[1].saturating_sub(pair[0])))
-                .collect()
-        };
         let is_within = |one: &&&Measured| {
             let first = one.first.map_or(f64::INFINITY, ms);
             // From the first text to the last, so that a server which sends several tokens at once gains nothing.
