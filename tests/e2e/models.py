@@ -87,7 +87,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def answer(self):
         hub = self.server
-        hub.log.append((self.command, self.path, dict(self.headers)))
+        hub.log.append((self.command, self.path, self.headers))
         path = self.path.split("?")[0]
         if path.startswith("/api/models/" + REPOSITORY):
             siblings = []
