@@ -124,8 +124,25 @@ const LLAMA_CPP: &[Row] = &[
         "adapters cannot be applied here yet; merge them into the model",
     ),
     (
-        &["-md", "--model-draft", "--draft", "--draft-max", "--draft-min"],
-        "drafts by a second model are not there yet",
+        &["-md", "--model-draft"],
+        "drafts by a second model are not there yet; `--spec ngram` guesses from the text so far, without one",
+    ),
+    (
+        &[
+            "--draft",
+            "--draft-max",
+            "--draft-n",
+            "--spec-draft-n-max",
+            "--draft-min",
+            "--draft-n-min",
+            "--draft-p-min",
+            "--spec-type",
+            "-lcs",
+            "-lcd",
+            "--lookup-cache-static",
+            "--lookup-cache-dynamic",
+        ],
+        "`--spec auto|off|ngram` says whether tokens are guessed ahead from the text so far, `--spec-max N` how many at most",
     ),
     (
         &[
@@ -276,8 +293,13 @@ const VLLM: &[Row] = &[
         "a conversation's reasoning is always given apart from the answer, in the format of the chat template",
     ),
     (
-        &["--speculative-config", "--speculative-model"],
-        "drafts by a second model are not there yet",
+        &[
+            "--speculative-config",
+            "-sc",
+            "--speculative-model",
+            "--num-speculative-tokens",
+        ],
+        "`--spec ngram --spec-max N` is the method `ngram` with N tokens; drafts by a second model are not there yet",
     ),
     (
         &["--enable-lora", "--lora-modules"],

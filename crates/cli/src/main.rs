@@ -28,6 +28,7 @@ mod reply_view;
 mod sampling;
 mod session;
 mod signals;
+mod speculation;
 mod visible;
 mod wrap;
 

@@ -13,6 +13,7 @@ use crate::{
     failure::Failure,
     interrupt::Interrupt,
     load::{LoadArgs, load},
+    speculation::SpeculationArgs,
 };
 
 /// Loads a model for `n_samples` samples side by side, each with a context of its own.
@@ -22,6 +23,7 @@ use crate::{
 pub(crate) fn open(
     path: &Path,
     args: &LoadArgs,
+    speculation: &SpeculationArgs,
     n_samples: u32,
     chat_template: Option<String>,
 ) -> Result<Model, Failure> {
@@ -29,6 +31,7 @@ pub(crate) fn open(
     options.n_seqs = n_samples as usize;
     options.kv_cache = KvCache::Contexts(n_samples as usize);
     options.chat_template = chat_template;
+    options.speculation = speculation.speculation();
     load(path, &options)
 }
 
@@ -71,6 +74,9 @@ pub(crate) struct Report {
     n_cached: usize,
     /// Tokens generated.
     n_generated: usize,
+    /// Tokens guessed ahead, and those among them that were right.
+    n_drafted: usize,
+    n_accepted: usize,
     /// Time until the first token.
     prompt_time: Duration,
     /// Time for the tokens after the first.
@@ -88,6 +94,8 @@ impl Report {
             n_prompt: usage.prompt_tokens - usage.cached_tokens,
             n_cached: usage.cached_tokens,
             n_generated: usage.completion_tokens,
+            n_drafted: usage.drafted_tokens,
+            n_accepted: usage.accepted_tokens,
             prompt_time: timings.first_token,
             generation_time: timings.total.saturating_sub(timings.first_token),
         }
@@ -119,8 +127,12 @@ impl Report {
             };
             return format!("[prompt {prompt}{cached}; {what}{reason}]");
         }
+        let guessed = match self.n_accepted {
+            0 => String::new(),
+            n => format!(" ({n} guessed ahead)"),
+        };
         format!(
-            "[prompt {prompt}{cached}, {} tokens/s; answer {}, {} tokens/s; first after {:.0} ms{reason}]",
+            "[prompt {prompt}{cached}, {} tokens/s; answer {}{guessed}, {} tokens/s; first after {:.0} ms{reason}]",
             rate(self.n_prompt, self.prompt_time),
             n_tokens(self.n_generated),
             rate(self.n_generated.saturating_sub(1), self.generation_time),
@@ -139,6 +151,8 @@ impl Report {
             "prompt_ms": ms(self.prompt_time),
             "prompt_per_second": per_second(self.n_prompt, self.prompt_time),
             "predicted_n": self.n_generated,
+            "draft_n": self.n_drafted,
+            "draft_n_accepted": self.n_accepted,
             "predicted_ms": ms(self.generation_time),
             "predicted_per_second": per_second(self.n_generated.saturating_sub(1), self.generation_time),
         })

@@ -9,7 +9,8 @@ use std::{
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use tokenmill_backend::ExecutorLimits;
 use tokenmill_sched::{
-    Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqSpec, StepBudget, StepPlan, Work,
+    Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqSpec, Speculation, StepBudget,
+    StepPlan, Work,
 };
 
 const N_RUNNING: usize = 256;
@@ -35,6 +36,7 @@ fn scheduler() -> Scheduler {
         max_running: N_RUNNING,
         max_step_tokens: 2048,
         model_salt: 0,
+        speculation: Speculation::Off,
     })
 }
 

@@ -14,12 +14,12 @@ use crate::{
     scheduler::Scheduler,
 };
 
-/// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples,
+/// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples after so many inputs,
 /// and `mask_of` its mask, where it is constrained.
 pub(crate) fn build_batch<'m>(
     scheduler: &Scheduler,
     plan: &StepPlan,
-    params_of: impl Fn(&PlannedRow) -> Arc<SamplingParams>,
+    params_of: impl Fn(&PlannedRow, u32) -> Arc<SamplingParams>,
     mask_of: impl Fn(&PlannedRow) -> Option<&'m [u32]>,
     batch: &mut ForwardBatch,
 ) {
@@ -28,16 +28,19 @@ pub(crate) fn build_batch<'m>(
     for row in &plan.rows {
         let tokens = scheduler.tokens_of(row.seq).expect("a planned sequence is alive");
         let (first, end) = (row.first_position as usize, row.end() as usize);
+        let (draft, sure_end) = (plan.draft_of(row), row.sure_end());
         let pages = |group| {
             let pages = (scheduler.pages_of(row.seq, group)).expect("a planned sequence is alive");
             &pages[..end.div_ceil(PAGE_TOKENS)]
         };
-        let known = tokens[first..end.min(tokens.len())]
+        let known = tokens[first..(sure_end as usize).min(tokens.len())]
             .iter()
             .copied()
             .map(TokenSource::Id);
         let pending = row.pending_row.map(TokenSource::SampledRow);
-        batch.push_sequence(known.chain(pending), row.first_position, pages(PageGroup::Main));
+        let guessed = draft.iter().copied().map(TokenSource::Id);
+        let inputs = known.chain(pending).chain(guessed);
+        batch.push_sequence(inputs, row.first_position, pages(PageGroup::Main));
         if limits.window_group.is_some() {
             batch.push_window_pages(pages(PageGroup::Window));
         }
@@ -46,8 +49,14 @@ pub(crate) fn build_batch<'m>(
         match row.output {
             PlannedOutput::Nothing => {}
             PlannedOutput::Sample => {
-                let sample = sample_row(params_of(row), tokens, mask_of(row), batch);
-                batch.want_last(RowOutput::Sample(sample));
+                for n_guessed in 0..=draft.len() {
+                    let params = params_of(row, sure_end + n_guessed as u32);
+                    let sample = sample_row(params, tokens, &draft[..n_guessed], mask_of(row), batch);
+                    batch
+                        .logit_rows
+                        .push(n_tokens - 1 - (draft.len() - n_guessed) as u32);
+                    batch.outputs.push(RowOutput::Sample(sample));
+                }
             }
             PlannedOutput::Logits { n_rows } => {
                 batch.logit_rows.extend(n_tokens - n_rows..n_tokens);
@@ -62,9 +71,11 @@ pub(crate) fn build_batch<'m>(
     }
 }
 
+/// The record of a row that samples after `tokens` and the guesses of `draft`.
 fn sample_row(
     params: Arc<SamplingParams>,
     tokens: &[u32],
+    draft: &[u32],
     mask: Option<&[u32]>,
     batch: &mut ForwardBatch,
 ) -> SampleRow {
@@ -73,11 +84,11 @@ fn sample_row(
         batch.mask_words.extend_from_slice(words);
         start
     });
-    let n_history = params.history_len().min(tokens.len());
+    let n_guessed = params.history_len().min(draft.len());
+    let n_known = (params.history_len() - n_guessed).min(tokens.len());
     let start = batch.history.len() as u32;
-    batch
-        .history
-        .extend_from_slice(&tokens[tokens.len() - n_history..]);
+    batch.history.extend_from_slice(&tokens[tokens.len() - n_known..]);
+    batch.history.extend_from_slice(&draft[draft.len() - n_guessed..]);
     SampleRow {
         params,
         history: start..batch.history.len() as u32,

@@ -19,14 +19,6 @@ pub(crate) enum Cause<'a> {
 }
 
 impl Cause<'_> {
-    /// The logit row of a row of the step.
-    pub(crate) fn logit_row(self, row: usize) -> usize {
-        match self {
-            Self::Step(plan) => plan.rows[row].first_logit_row as usize,
-            _ => unreachable!("tokens come from a step that is done"),
-        }
-    }
-
     /// Why the step failed.
     pub(crate) fn step_error(self) -> EngineError {
         match self {

@@ -9,40 +9,109 @@ use crate::{
     arena::SeqId,
     outcome::{End, Outcome, RowResult, SeqSummary},
     page_events::Lineage,
-    plan::{PlannedRow, StepPlan},
+    plan::{PlannedOutput, PlannedRow, StepPlan},
     scheduler::Scheduler,
     sequence::{Stage, Work},
 };
 
 impl Scheduler {
-    /// Takes in the results of a step, one for each row of its plan, in the order in which steps were planned.
+    /// Takes in the results of a step, in the order in which steps were planned: one for each row of its plan, and one more for
+    /// each token of the row's draft.
     pub fn commit(&mut self, plan: &StepPlan, results: &[RowResult], outcomes: &mut Vec<Outcome>) {
-        for (idx, (row, &result)) in plan.rows.iter().zip(results).enumerate() {
+        let mut results = results;
+        for row in &plan.rows {
+            let (of_row, rest) = results.split_at(1 + row.draft.len());
+            results = rest;
             let Some(sequence) = self.sequences.get_mut(row.seq) else {
                 continue;
             };
-            if result == RowResult::Failed {
-                self.distrust_pages(row.seq);
-                self.end(row.seq, End::RowFailed, outcomes);
-                continue;
-            }
-            if sequence.stay == row.stay && sequence.stage != Stage::Waiting {
-                sequence.n_committed = row.end() as usize;
-                self.settle_pages(row.seq);
-                self.settle_state(row);
-            }
-            let end = match result {
-                RowResult::Token(id) => self.commit_token(row.seq, idx, id, outcomes),
-                _ => self.commit_inputs(row.seq, row.end() as usize),
-            };
-            match end {
+            sequence.n_pending -= usize::from(row.output == PlannedOutput::Sample);
+            match self.commit_row(row, plan.draft_of(row), of_row, outcomes) {
                 Some(end) => self.end(row.seq, end, outcomes),
                 None => self.queue_if_eligible(row.seq),
             }
         }
     }
 
-    fn commit_token(&mut self, seq: SeqId, row: usize, id: u32, outcomes: &mut Vec<Outcome>) -> Option<End> {
+    /// Commits a row's inputs and the token sampled after them; then, as long as the draft says the same token, the draft's inputs one
+    /// by one, each as a step of its own would have.
+    fn commit_row(
+        &mut self,
+        row: &PlannedRow,
+        draft: &[u32],
+        results: &[RowResult],
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<End> {
+        let sequence = &self.sequences[row.seq];
+        let is_here = sequence.stay == row.stay && sequence.stage != Stage::Waiting;
+        let n_right = (draft.iter().zip(results))
+            .take_while(|&(&guess, &result)| result == RowResult::Token(guess))
+            .count();
+        // A recurrent state that has seen a wrong guess is of no use: the next step computes the right ones again.
+        let is_kept = row.state.is_none() || n_right == draft.len();
+        if is_here && !is_kept {
+            self.drop_states(row);
+        }
+        let mut n_accepted = 0;
+        let end = loop {
+            let result = results[n_accepted];
+            if result == RowResult::Failed {
+                self.distrust_pages(row.seq);
+                break Some(End::RowFailed);
+            }
+            let n_inputs = row.sure_end() as usize + n_accepted;
+            if is_here && is_kept {
+                let sequence = &mut self.sequences[row.seq];
+                sequence.n_committed = n_inputs;
+                sequence.n_planned = sequence.n_planned.max(n_inputs);
+                self.settle_pages(row.seq);
+                if n_accepted == draft.len() {
+                    self.settle_state(row);
+                }
+            }
+            let RowResult::Token(id) = result else {
+                break self.commit_inputs(row.seq, n_inputs);
+            };
+            let logit_row = row.first_logit_row + n_accepted as u32;
+            if let Some(end) = self.commit_token(row.seq, logit_row, id, outcomes) {
+                break Some(end);
+            }
+            if draft.get(n_accepted) != Some(&id) {
+                break None;
+            }
+            n_accepted += 1;
+        };
+        if row.output == PlannedOutput::Sample {
+            self.note_draft(row.seq, draft.len(), n_accepted, results[0]);
+        }
+        end
+    }
+
+    /// Counts a draft, and lets the sequence learn from it.
+    fn note_draft(&mut self, seq: SeqId, n_drafted: usize, n_accepted: usize, first: RowResult) {
+        let sequence = &mut self.sequences[seq];
+        let Some(drafter) = &mut sequence.drafter else {
+            return;
+        };
+        let sampled = match first {
+            RowResult::Token(id) => Some(id),
+            _ => None,
+        };
+        drafter.observe(n_drafted, n_accepted, sampled, &mut self.acceptance);
+        if n_drafted > 0 {
+            sequence.n_drafted += n_drafted;
+            sequence.n_accepted += n_accepted;
+            self.counters.drafts.add(n_drafted, n_accepted);
+        }
+    }
+
+    fn commit_token(
+        &mut self,
+        seq: SeqId,
+        logit_row: u32,
+        id: u32,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<End> {
         let sequence = &mut self.sequences[seq];
         let Work::Generate {
             max_len,
@@ -51,12 +120,11 @@ impl Scheduler {
         else {
             unreachable!("only a sequence that generates samples");
         };
-        sequence.n_pending -= 1;
         if stop_tokens.contains(&id) {
             return Some(End::Stop);
         }
         sequence.tokens.push(id);
-        outcomes.push(Outcome::Token { seq, row, id });
+        outcomes.push(Outcome::Token { seq, logit_row, id });
         (sequence.tokens.len() >= max_len).then_some(End::Length)
     }
 
@@ -105,7 +173,19 @@ impl Scheduler {
         }
     }
 
-    /// Lets the snapshot that a row has taken be found by others, and releases the one that it began from.
+    /// Goes back to the state before a row, whose inputs are then planned again.
+    fn drop_states(&mut self, row: &PlannedRow) {
+        let sequence = &mut self.sequences[row.seq];
+        sequence.n_planned = row.first_position as usize;
+        let save = row.state.and_then(|state| state.save).map(|save| save.slot);
+        sequence.saves.retain(|&slot| Some(slot) != save);
+        for slot in sequence.spare.take().into_iter().chain(save) {
+            self.groups[0].pool.states.release(slot);
+        }
+    }
+
+    /// Lets the snapshot that a row has taken be found by others, and releases the one that it began from. The state after a draft
+    /// becomes the sequence's own.
     fn settle_state(&mut self, row: &PlannedRow) {
         let Some(SeqState { from, to, save }) = row.state else {
             return;
@@ -115,8 +195,15 @@ impl Scheduler {
         if from != to && sequence.state_from.take().is_some() {
             pool.states.release(from);
         }
-        let Some(save) = save else { return };
         let sequence = &mut self.sequences[row.seq];
+        // A row before that of the draft may still be on its way.
+        if sequence.spare == Some(to) {
+            sequence.spare = None;
+            if let Some(old) = sequence.state.replace(to) {
+                pool.states.release(old);
+            }
+        }
+        let Some(save) = save else { return };
         sequence.saves.retain(|&slot| slot != save.slot);
         let n_pages = save.n_tokens as usize / PAGE_TOKENS;
         self.ensure_page_keys(row.seq, n_pages);
@@ -199,6 +286,8 @@ impl Scheduler {
                 n_generated: sequence.tokens.len() - sequence.n_prompt,
                 n_cached: sequence.n_cached,
                 miss: sequence.miss,
+                n_drafted: sequence.n_drafted,
+                n_accepted: sequence.n_accepted,
                 has_begun: sequence.stay > 0,
             },
         });

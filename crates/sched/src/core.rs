@@ -19,6 +19,7 @@ use crate::{
     board::{Board, Tally},
     cause::Cause,
     channel::Sender,
+    drafting::Speculation,
     event::{Event, RequestId},
     lane_mask::LaneMask,
     mailbox::{Command, Mailbox},
@@ -96,11 +97,18 @@ struct Step {
 
 impl Core {
     pub(crate) fn new(executor: Box<dyn Executor>, config: EngineConfig, board: sync::Arc<Board>) -> Self {
+        let n_steps = config
+            .steps_in_flight
+            .unwrap_or_else(|| executor.steps_in_flight());
         let scheduler = Scheduler::new(SchedulerConfig {
             limits: executor.limits().clone(),
             max_running: config.max_running,
             max_step_tokens: config.max_step_tokens,
             model_salt: config.model_salt,
+            speculation: match config.speculation {
+                Speculation::Auto { .. } if n_steps > 1 => Speculation::Off,
+                speculation => speculation,
+            },
         });
         let queue = QueueGauge::new(config.max_queued);
         let core = Self {
@@ -291,11 +299,11 @@ impl Core {
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let (n_decode, n_prompts) = (self.scheduler.n_decoding(), self.scheduler.n_prompts());
         let max_stall_percent = self.config.max_stall_percent;
-        let budget = StepBudget {
-            prefill_beside_decode: self
-                .board
-                .with_step_times(|times| times.grant_prefill(n_decode, n_prompts, max_stall_percent)),
-        };
+        let is_weighed = matches!(self.scheduler.config().speculation, Speculation::Auto { .. });
+        let budget = self.board.with_step_times(|times| StepBudget {
+            prefill_beside_decode: times.grant_prefill(n_decode, n_prompts, max_stall_percent),
+            draft_times: is_weighed.then(|| times.draft_times(n_decode)).flatten(),
+        });
         self.scheduler.plan(budget, &mut plan);
         for &seq in &plan.admitted {
             self.note_beginning(seq, now_us);
@@ -318,11 +326,11 @@ impl Core {
             return true;
         }
         let lanes = &self.lanes;
-        let params_of = |row: &PlannedRow| {
+        let params_of = |row: &PlannedRow, n_inputs: u32| {
             let lane = lanes[row.seq.slot()]
                 .as_ref()
                 .expect("a planned sequence has a lane");
-            let opening = lane.opening.as_ref().filter(|opening| row.end() < opening.end);
+            let opening = lane.opening.as_ref().filter(|opening| n_inputs < opening.end);
             let params = opening
                 .map(|opening| &opening.sampling)
                 .or(lane.sampling.as_ref());
@@ -396,9 +404,15 @@ impl Core {
             return true;
         }
         let n_decode = plan.n_decode_rows();
-        let n_prefill_tokens = plan.n_tokens() - n_decode;
-        self.board
-            .with_step_times(|times| times.observe(n_decode, n_prefill_tokens, took_us));
+        let n_drafted = plan.drafts.len();
+        let n_prefill_tokens = plan.n_tokens() - n_decode - n_drafted;
+        self.board.with_step_times(|times| {
+            if n_drafted == 0 {
+                times.observe(n_decode, n_prefill_tokens, took_us);
+            } else if n_prefill_tokens == 0 {
+                times.observe_drafts(n_decode + n_drafted, took_us);
+            }
+        });
         self.send_rows(&plan);
         self.read_results(&plan);
         self.scheduler.commit(&plan, &self.results, &mut self.outcomes);
@@ -411,14 +425,17 @@ impl Core {
     fn read_results(&mut self, plan: &StepPlan) {
         self.results.clear();
         for row in &plan.rows {
-            self.results.push(match row.output {
-                PlannedOutput::Sample => match self.output.sampled[row.first_logit_row as usize] {
+            if row.output != PlannedOutput::Sample {
+                self.results.push(RowResult::Advanced);
+                continue;
+            }
+            for logit_row in row.first_logit_row..row.first_logit_row + row.n_logit_rows() {
+                self.results.push(match self.output.sampled[logit_row as usize] {
                     Some(Ok(token)) => RowResult::Token(token.id),
                     Some(Err(_)) => RowResult::Failed,
-                    None => panic!("the executor has no result for logit row {}", row.first_logit_row),
-                },
-                _ => RowResult::Advanced,
-            });
+                    None => panic!("the executor has no result for logit row {logit_row}"),
+                });
+            }
         }
     }
 

@@ -100,6 +100,10 @@ pub struct Usage {
     pub cache_miss: Option<MissReason>,
     /// Tokens generated; a stop token is not counted.
     pub completion_tokens: usize,
+    /// Tokens that were guessed ahead and verified.
+    pub drafted_tokens: usize,
+    /// Those among them that were what was sampled; each saved a step.
+    pub accepted_tokens: usize,
 }
 
 /// Times of a sample.

@@ -23,8 +23,8 @@ pub enum Outcome {
     Token {
         /// The sequence.
         seq: SeqId,
-        /// The row of the plan that it comes from.
-        row: usize,
+        /// The logit row of the step that it comes from.
+        logit_row: u32,
         /// The token.
         id: u32,
     },
@@ -78,6 +78,10 @@ pub struct SeqSummary {
     pub n_cached: usize,
     /// Why no more came from there.
     pub miss: Option<MissReason>,
+    /// Tokens of its drafts.
+    pub n_drafted: usize,
+    /// Those among them that were accepted.
+    pub n_accepted: usize,
     /// Whether it ever began.
     pub has_begun: bool,
 }

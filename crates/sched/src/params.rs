@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokenmill_backend::SamplingParams;
 
-use crate::constraint::ConstraintSource;
+use crate::{constraint::ConstraintSource, drafting::Speculation};
 
 /// Most samples of one prompt that a request may ask for.
 pub const MAX_SAMPLES: u32 = 128;
@@ -133,6 +133,9 @@ pub struct EngineConfig {
     pub max_page_event_batches: Option<usize>,
     /// Told apart in the prefix cache: weights and whatever else changes K and V.
     pub model_salt: u64,
+    /// Whether sequences guess tokens ahead. [`Speculation::Auto`] does nothing with two steps in flight, where a sequence that
+    /// guesses would have to wait for its tokens.
+    pub speculation: Speculation,
 }
 
 impl Default for EngineConfig {
@@ -148,6 +151,7 @@ impl Default for EngineConfig {
             uses_prefix_cache: true,
             max_page_event_batches: None,
             model_salt: 0,
+            speculation: Speculation::Off,
         }
     }
 }

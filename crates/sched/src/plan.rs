@@ -4,7 +4,7 @@
 //! [`ForwardBatch`](tokenmill_backend::ForwardBatch) and later commits its results. Invariant: a sequence has at most one
 //! row, and rows are in the order of rank.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use tokenmill_backend::{PageCopy, PageGroup, SeqState};
 
@@ -17,6 +17,8 @@ pub struct StepPlan {
     pub copies: [Vec<PageCopy>; PageGroup::ALL.len()],
     /// One entry for each sequence that takes part.
     pub rows: Vec<PlannedRow>,
+    /// Draft tokens of all rows, see [`PlannedRow::draft`].
+    pub drafts: Vec<u32>,
     /// Sequences that began or resumed.
     pub admitted: Vec<SeqId>,
     /// Sequences that gave their pages back and wait again.
@@ -32,10 +34,13 @@ pub struct PlannedRow {
     pub stay: u32,
     /// Position of the first input token.
     pub first_position: u32,
-    /// Number of input tokens.
+    /// Number of input tokens, those of the draft included.
     pub n_tokens: u32,
     /// The last input is not known yet: it is what this logit row of the step before samples.
     pub pending_row: Option<u32>,
+    /// Its last inputs that are guessed, as a range of [`StepPlan::drafts`]. A token is sampled before each of them too, and what
+    /// follows a guess counts only where it was right.
+    pub draft: Range<u32>,
     /// What is read of it.
     pub output: PlannedOutput,
     /// Index of the first of its logit rows among those of the step.
@@ -73,9 +78,14 @@ impl PlannedRow {
     pub fn n_logit_rows(&self) -> u32 {
         match self.output {
             PlannedOutput::Nothing | PlannedOutput::Hidden { .. } => 0,
-            PlannedOutput::Sample => 1,
+            PlannedOutput::Sample => 1 + self.draft.len() as u32,
             PlannedOutput::Logits { n_rows } => n_rows,
         }
+    }
+
+    /// The position after the last input that is not guessed.
+    pub(crate) fn sure_end(&self) -> u32 {
+        self.end() - self.draft.len() as u32
     }
 }
 
@@ -84,6 +94,7 @@ impl StepPlan {
     pub fn clear(&mut self) {
         self.copies.iter_mut().for_each(Vec::clear);
         self.rows.clear();
+        self.drafts.clear();
         self.admitted.clear();
         self.preempted.clear();
     }
@@ -103,9 +114,17 @@ impl StepPlan {
         self.rows.iter().map(|row| row.n_tokens as usize).sum()
     }
 
-    /// Rows of one token.
+    /// Rows of one token, drafts not counted.
     pub fn n_decode_rows(&self) -> usize {
-        self.rows.iter().filter(|row| row.n_tokens == 1).count()
+        self.rows
+            .iter()
+            .filter(|row| row.sure_end() - row.first_position == 1)
+            .count()
+    }
+
+    /// The guessed inputs of a row.
+    pub fn draft_of(&self, row: &PlannedRow) -> &[u32] {
+        &self.drafts[row.draft.start as usize..row.draft.end as usize]
     }
 }
 
@@ -135,10 +154,16 @@ impl fmt::Display for StepPlan {
             if let Some(pending) = row.pending_row {
                 write!(f, ", last token from row {pending}")?;
             }
+            if !row.draft.is_empty() {
+                write!(f, ", draft {:?}", self.draft_of(row))?;
+            }
             let first = row.first_logit_row;
             match row.output {
                 PlannedOutput::Nothing => {}
-                PlannedOutput::Sample => write!(f, " -> sample in row {first}")?,
+                PlannedOutput::Sample if row.draft.is_empty() => write!(f, " -> sample in row {first}")?,
+                PlannedOutput::Sample => {
+                    write!(f, " -> sample in rows {first}..{}", first + row.n_logit_rows())?;
+                }
                 PlannedOutput::Logits { n_rows } => {
                     write!(f, " -> logits in rows {first}..{}", first + n_rows)?;
                 }

@@ -43,8 +43,8 @@ impl Core {
         let mut outcomes = std::mem::take(&mut self.outcomes);
         for outcome in outcomes.drain(..) {
             match outcome {
-                Outcome::Token { seq, row, id } => {
-                    self.send_token(seq, cause.logit_row(row), id, now_us);
+                Outcome::Token { seq, logit_row, id } => {
+                    self.send_token(seq, logit_row as usize, id, now_us);
                 }
                 Outcome::Ended { seq, end, summary } => self.send_end(seq, end, summary, cause, now_us),
             }
@@ -123,6 +123,8 @@ impl Core {
                     cached_tokens: summary.n_cached,
                     cache_miss: summary.miss,
                     completion_tokens: summary.n_generated,
+                    drafted_tokens: summary.n_drafted,
+                    accepted_tokens: summary.n_accepted,
                 },
                 timings: lane.stopwatch.finish(now_us),
             })
@@ -166,10 +168,12 @@ impl Core {
             .iter()
             .find(|row| row.seq == seq)
             .expect("the row that failed");
-        match self.output.sampled[row.first_logit_row as usize] {
-            Some(Err(error)) => error,
-            _ => unreachable!("the row failed for a reason"),
-        }
+        // Of a draft, the first that failed is that which was reached.
+        let first = row.first_logit_row as usize;
+        let of_row = &self.output.sampled[first..first + row.n_logit_rows() as usize];
+        (of_row.iter())
+            .find_map(|sampled| sampled.and_then(Result::err))
+            .expect("the row failed for a reason")
     }
 
     /// Sends an event and pauses its request when the consumer is behind.

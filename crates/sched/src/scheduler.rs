@@ -14,6 +14,7 @@ use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, St
 
 use crate::{
     arena::{Arena, SeqId},
+    drafting::{Acceptance, DraftCounters, DraftRoom, DraftTimes, Drafter, Speculation},
     group::Group,
     outcome::{End, Outcome},
     page_events::PageEvent,
@@ -34,6 +35,8 @@ pub struct SchedulerConfig {
     pub max_step_tokens: usize,
     /// Told apart in the prefix cache: weights and whatever else changes K and V.
     pub model_salt: u64,
+    /// Whether sequences guess tokens ahead. Constrained ones do not.
+    pub speculation: Speculation,
 }
 
 /// How much one step may compute.
@@ -41,12 +44,15 @@ pub struct SchedulerConfig {
 pub struct StepBudget {
     /// Prefill tokens of a step in which some sequence decodes; at least 1 is used.
     pub prefill_beside_decode: usize,
+    /// How long the step takes with drafts. Without it, drafts that are weighed have no tokens.
+    pub draft_times: Option<DraftTimes>,
 }
 
 impl StepBudget {
     /// No limit but the size of a step.
     pub const FULL: Self = Self {
         prefill_beside_decode: usize::MAX,
+        draft_times: None,
     };
 }
 
@@ -65,6 +71,8 @@ pub struct SchedulerCounters {
     pub cached_tokens: u64,
     /// Sequences that began, by why no more of them was cached, in the order of [`MissReason::ALL`].
     pub misses: [u64; MissReason::ALL.len()],
+    /// What became of drafts.
+    pub drafts: DraftCounters,
 }
 
 /// Plans steps; see the module.
@@ -86,6 +94,8 @@ pub struct Scheduler {
     shares: Vec<usize>,
     /// Inputs that each of `running` has to plan.
     wants: Vec<usize>,
+    /// What was seen of all sequences' drafts.
+    pub(crate) acceptance: Acceptance,
     pub(crate) counters: SchedulerCounters,
     /// Changes of the prefix cache that were not taken yet, where they are told.
     page_events: Option<Vec<PageEvent>>,
@@ -123,6 +133,7 @@ impl Scheduler {
             next_arrival: 0,
             shares: Vec::new(),
             wants: Vec::new(),
+            acceptance: Acceptance::default(),
             counters: SchedulerCounters::default(),
             page_events: None,
         }
@@ -148,7 +159,10 @@ impl Scheduler {
             "it fits the pools"
         );
 
+        let may_draft =
+            self.speculates() && !spec.is_constrained && matches!(spec.work, Work::Generate { .. });
         let mut sequence = Sequence::new(spec, self.next_arrival);
+        sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance));
         self.next_arrival += 1;
         let leader = sequence
             .fork_of
@@ -170,7 +184,8 @@ impl Scheduler {
         plan.clear();
         self.admit(budget, plan);
         self.share_step(budget);
-        self.fill_rows(plan);
+        let drafts = self.draft_room(&self.shares, budget.draft_times);
+        self.fill_rows(drafts, plan);
         for (group, copies) in self.groups.iter_mut().zip(&mut plan.copies) {
             group.pool.take_copies(copies);
         }
@@ -236,7 +251,7 @@ impl Scheduler {
 
     /// Gives every running sequence its row, in the order of rank. Where pages run out, sequences after it give theirs
     /// back: they have no row yet.
-    fn fill_rows(&mut self, plan: &mut StepPlan) {
+    fn fill_rows(&mut self, mut drafts: DraftRoom, plan: &mut StepPlan) {
         let mut logit_rows_left = self.config.limits.max_logit_rows;
         let mut idx = 0;
         while let Some(&id) = self.running.get(idx) {
@@ -255,8 +270,11 @@ impl Scheduler {
             };
             if n_tokens > 0 {
                 let first_logit_row = self.config.limits.max_logit_rows - logit_rows_left;
-                let save = self.plan_snapshot(id, n_tokens);
-                let row = self.sequences[id].plan_row(id, n_tokens, first_logit_row as u32, save);
+                // The row's own token takes one, and so does each sequence after it.
+                let n_draft_rows = logit_rows_left.saturating_sub(n_after + 1);
+                let draft = self.plan_draft(id, n_tokens, n_draft_rows, &mut drafts, &mut plan.drafts);
+                let save = self.plan_snapshot(id, n_tokens + draft.len());
+                let row = self.sequences[id].plan_row(id, n_tokens, draft, first_logit_row as u32, save);
                 logit_rows_left -= row.n_logit_rows() as usize;
                 self.counters.planned_tokens += u64::from(row.n_tokens);
                 plan.rows.push(row);
@@ -304,7 +322,7 @@ impl Scheduler {
 
     /// Extends a sequence's page tables for its next `want` inputs as far as pages are available, and makes the pages
     /// that it writes next its own. Returns for how many inputs there is room.
-    fn grow(&mut self, id: SeqId, want: usize) -> usize {
+    pub(crate) fn grow(&mut self, id: SeqId, want: usize) -> usize {
         let sequence = &mut self.sequences[id];
         let first = sequence.n_planned;
         let mut room = want;
@@ -459,7 +477,11 @@ impl Scheduler {
     /// What steps on their way write to these slots comes before what later steps do.
     fn release_states(&mut self, id: SeqId) {
         let sequence = &mut self.sequences[id];
-        let slots = [sequence.state.take(), sequence.state_from.take()];
+        let slots = [
+            sequence.state.take(),
+            sequence.state_from.take(),
+            sequence.spare.take(),
+        ];
         for slot in slots.into_iter().flatten().chain(sequence.saves.drain(..)) {
             self.groups[0].pool.states.release(slot);
         }
@@ -586,7 +608,7 @@ impl Scheduler {
             .pool
             .states
             .assert_consistent(sequences.flat_map(|sequence| {
-                let slots = [sequence.state, sequence.state_from];
+                let slots = [sequence.state, sequence.state_from, sequence.spare];
                 slots.into_iter().flatten().chain(sequence.saves.iter().copied())
             }));
         assert!(

@@ -3,12 +3,13 @@
 //! Separate from the scheduler so that what a sequence still needs is derived in one place instead of stored.
 //! Invariant: `n_committed <= n_planned <= n_inputs()`, and its page tables reach `n_planned`.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::{cmp::Reverse, ops::Range, sync::Arc};
 
 use tokenmill_backend::{PAGE_TOKENS, PageGroup, SeqState, StateSave};
 
 use crate::{
     arena::SeqId,
+    drafting::Drafter,
     plan::{PlannedOutput, PlannedRow},
     prefix::PageKey,
     states::SNAPSHOT_INTERVAL,
@@ -169,6 +170,8 @@ pub(crate) struct Sequence {
     pub(crate) state_from: Option<u32>,
     /// Inputs before that row.
     pub(crate) n_restored: usize,
+    /// The slot that takes the state after a draft on its way: the own slot stays as it is until the draft is known to be right.
+    pub(crate) spare: Option<u32>,
     /// Slots that rows on their way fill with snapshots.
     pub(crate) saves: Vec<u32>,
     /// The newest snapshot taken while it decodes; the next one takes its place.
@@ -180,6 +183,12 @@ pub(crate) struct Sequence {
     /// Tokens that came from the prefix cache when it began.
     pub(crate) n_cached: usize,
     pub(crate) miss: Option<MissReason>,
+    /// Guesses its next tokens, where it may. It then never runs ahead of what is sampled.
+    pub(crate) drafter: Option<Drafter>,
+    /// Tokens of its drafts.
+    pub(crate) n_drafted: usize,
+    /// Those among them that were accepted.
+    pub(crate) n_accepted: usize,
 }
 
 impl Sequence {
@@ -215,12 +224,16 @@ impl Sequence {
             state: None,
             state_from: None,
             n_restored: 0,
+            spare: None,
             saves: Vec::new(),
             rolling: None,
             n_pending: 0,
             pending_row: 0,
             n_cached: 0,
             miss: None,
+            drafter: None,
+            n_drafted: 0,
+            n_accepted: 0,
         }
     }
 
@@ -233,6 +246,8 @@ impl Sequence {
     pub(crate) fn n_to_plan(&self) -> usize {
         match self.work {
             Work::Generate { max_len, .. } if self.n_inputs() >= max_len => 0,
+            // A draft begins with a token that is known, and how far its step gets is not.
+            _ if self.drafter.is_some() && self.n_pending > 0 => 0,
             // The last input is that which samples.
             _ if self.masking == Masking::Awaited => (self.n_inputs() - self.n_planned).saturating_sub(1),
             _ => self.n_inputs() - self.n_planned,
@@ -302,11 +317,12 @@ impl Sequence {
         }
     }
 
-    /// Plans the next `n_tokens` inputs.
+    /// Plans the next `n_tokens` inputs and the guesses of `draft` behind them.
     pub(crate) fn plan_row(
         &mut self,
         id: SeqId,
         n_tokens: usize,
+        draft: Range<u32>,
         first_logit_row: u32,
         save: Option<StateSave>,
     ) -> PlannedRow {
@@ -317,8 +333,9 @@ impl Sequence {
             seq: id,
             stay: self.stay,
             first_position: first as u32,
-            n_tokens: n_tokens as u32,
+            n_tokens: (n_tokens + draft.len()) as u32,
             pending_row: (end > self.tokens.len()).then_some(self.pending_row),
+            draft,
             output,
             first_logit_row,
             state: self.state.map(|own| SeqState {
@@ -326,7 +343,7 @@ impl Sequence {
                     .state_from
                     .filter(|_| first == self.n_restored)
                     .unwrap_or(own),
-                to: own,
+                to: self.spare.unwrap_or(own),
                 save,
             }),
         };

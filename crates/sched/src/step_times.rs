@@ -3,6 +3,8 @@
 //! Separate because two parts live off it: the size of prefill chunks while sequences decode, and the answer to how
 //! much a batch gains. Invariant: every figure comes from steps that ran; where none did, there is no answer.
 
+use crate::drafting::{DraftTimes, MAX_STEP_DRAFTS};
+
 /// Moving averages over the steps seen, in microseconds, held in 1/256 so that integers do.
 #[derive(Clone, Debug, Default)]
 pub struct StepTimes {
@@ -12,7 +14,17 @@ pub struct StepTimes {
     prefill_token: Average,
     /// Prefill tokens granted last, which limits how fast the grant grows.
     granted: usize,
+    /// By number of rows, those of drafts included: steps with drafts.
+    drafted: Vec<Average>,
+    /// Steps seen that did nothing but decode.
+    n_steps: u32,
 }
+
+/// Steps after which a time is no longer taken to hold: contexts have grown, or others use the machine.
+const MAX_AGE: u32 = 512;
+
+/// Rows of drafts cost at least this part of a step each as long as as many were not measured.
+const UNMEASURED_DIVISOR: u64 = 16;
 
 /// Prefill tokens in a step with decode rows before anything is measured.
 const FIRST_GRANT: usize = 32;
@@ -27,6 +39,8 @@ const N_TRUSTED: u32 = 8;
 struct Average {
     n_seen: u32,
     us_by_256: u64,
+    /// The step it was last seen in.
+    seen_at: u32,
 }
 
 impl Average {
@@ -73,14 +87,53 @@ impl StepTimes {
             return;
         }
         if n_prefill_tokens == 0 {
-            if self.decode.len() <= n_decode {
-                self.decode.resize(n_decode + 1, Average::default());
-            }
-            self.decode[n_decode].add_limited(us * 256);
+            add_step(&mut self.decode, n_decode, us, &mut self.n_steps);
         } else if let Some(decode_us_by_256) = self.decode_us_by_256(n_decode) {
             let more = (us * 256).saturating_sub(decode_us_by_256);
             self.prefill_token.add(more / n_prefill_tokens as u64);
         }
+    }
+
+    /// Takes a step of `n_rows` rows in, some of which are those of drafts, and how long it took.
+    pub(crate) fn observe_drafts(&mut self, n_rows: usize, us: u64) {
+        add_step(&mut self.drafted, n_rows, us, &mut self.n_steps);
+    }
+
+    /// How long a step of `n_decode` sequences takes with drafts: between the numbers of rows that were measured it is
+    /// interpolated, and beyond them it rises as before, but not by less than is assumed of rows that were not measured. `None`
+    /// until the step without drafts has been measured, lately.
+    pub(crate) fn draft_times(&self, n_decode: usize) -> Option<DraftTimes> {
+        let age = |average: &Average| self.n_steps.wrapping_sub(average.seen_at);
+        let base = self.decode.get(n_decode)?;
+        if base.n_seen == 0 || age(base) >= MAX_AGE {
+            return None;
+        }
+        let base = base.us_by_256.max(1);
+        let measured = |n_drafted: usize| {
+            let average = self.drafted.get(n_decode + n_drafted)?;
+            // One step may have lost its processor: what was seen a few times only is tried again sooner.
+            let max_age = MAX_AGE >> 5_u32.saturating_sub(average.n_seen);
+            let is_fresh = average.n_seen > 0 && age(average) < max_age;
+            is_fresh.then(|| average.us_by_256.max(base))
+        };
+        let mut times = [256; MAX_STEP_DRAFTS + 1];
+        let (mut last, mut last_us) = (0, base);
+        let relative = |us: u64| u32::try_from(us * 256 / base).unwrap_or(u32::MAX);
+        for n_drafted in 1..=MAX_STEP_DRAFTS {
+            let Some(us) = measured(n_drafted) else {
+                continue;
+            };
+            let whole = (n_drafted - last) as u64;
+            for (done, time) in (1..).zip(&mut times[last + 1..=n_drafted]) {
+                *time = relative((last_us * (whole - done) + us * done) / whole);
+            }
+            (last, last_us) = (n_drafted, us);
+        }
+        let row_us = ((last_us - base) / last.max(1) as u64).max(base / UNMEASURED_DIVISOR);
+        for (n_more, time) in (1..).zip(&mut times[last + 1..]) {
+            *time = relative(last_us + row_us * n_more);
+        }
+        Some(DraftTimes(times))
     }
 
     /// Prefill tokens that a step of `n_decode` decode rows can take without becoming more than `max_stall_percent`
@@ -147,6 +200,20 @@ impl StepTimes {
     }
 }
 
+/// Adds the time of a step to that of its number of rows. What was seen too long ago is forgotten.
+fn add_step(averages: &mut Vec<Average>, n_rows: usize, us: u64, n_steps: &mut u32) {
+    *n_steps = n_steps.wrapping_add(1);
+    if averages.len() <= n_rows {
+        averages.resize(n_rows + 1, Average::default());
+    }
+    let average = &mut averages[n_rows];
+    if n_steps.wrapping_sub(average.seen_at) >= MAX_AGE {
+        average.n_seen = 0;
+    }
+    average.add_limited(us * 256);
+    average.seen_at = *n_steps;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,6 +271,40 @@ mod tests {
             average.add_limited(256_000);
         }
         assert!(average.get().unwrap() > 250_000, "{average:?}");
+    }
+
+    #[test]
+    fn times_with_drafts_come_from_the_steps_that_had_some() {
+        let mut times = StepTimes::default();
+        times.observe_drafts(4, 1500);
+        assert_eq!(times.draft_times(1), None, "a step without was not measured");
+        times.observe(1, 0, 1000);
+        let DraftTimes(with) = times.draft_times(1).unwrap();
+        // Three draft tokens take half a step, a third of that each, and so do more.
+        assert_eq!([with[0], with[1], with[3], with[6]], [256, 298, 384, 511]);
+        // What is not measured is not free.
+        times.observe_drafts(4, 1000);
+        for _ in 0..64 {
+            times.observe_drafts(4, 1000);
+        }
+        let DraftTimes(with) = times.draft_times(1).unwrap();
+        assert!(with[3] < 260 && with[4] >= with[3] + 15, "{with:?}");
+    }
+
+    #[test]
+    fn a_time_without_drafts_is_measured_again_now_and_then() {
+        let mut times = StepTimes::default();
+        times.observe(1, 0, 1000);
+        for n_seen in 1.. {
+            times.observe_drafts(3, 1100);
+            if times.draft_times(1).is_none() {
+                assert_eq!(n_seen, MAX_AGE);
+                break;
+            }
+        }
+        times.observe(1, 0, 3000);
+        let DraftTimes(with) = times.draft_times(1).unwrap();
+        assert_eq!(with[2], 256, "the old time has no part in the new one");
     }
 
     #[test]

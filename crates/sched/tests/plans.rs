@@ -4,7 +4,8 @@ use std::{collections::VecDeque, fmt::Write, sync::Arc};
 
 use tokenmill_backend::{ExecutorLimits, PageGroup};
 use tokenmill_sched::{
-    Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqId, SeqSpec, StepBudget, StepPlan, Work,
+    Outcome, PlannedOutput, RowResult, Scheduler, SchedulerConfig, SeqId, SeqSpec, Speculation, StepBudget,
+    StepPlan, Work,
 };
 
 /// A scheduler whose every sampled token is 7, and a record of what it plans.
@@ -19,6 +20,15 @@ struct Trace {
 
 impl Trace {
     fn new(n_pages: usize, max_running: usize, change: impl FnOnce(&mut ExecutorLimits)) -> Self {
+        Self::with_speculation(n_pages, max_running, Speculation::Off, change)
+    }
+
+    fn with_speculation(
+        n_pages: usize,
+        max_running: usize,
+        speculation: Speculation,
+        change: impl FnOnce(&mut ExecutorLimits),
+    ) -> Self {
         let mut limits = ExecutorLimits {
             n_vocab: 100,
             n_embd: 8,
@@ -41,6 +51,7 @@ impl Trace {
                 max_running,
                 max_step_tokens: 64,
                 model_salt: 0,
+                speculation,
             }),
             budget: StepBudget::FULL,
             steps_in_flight: 1,
@@ -104,9 +115,9 @@ impl Trace {
         let results: Vec<RowResult> = plan
             .rows
             .iter()
-            .map(|row| match row.output {
-                PlannedOutput::Sample => RowResult::Token(7),
-                _ => RowResult::Advanced,
+            .flat_map(|row| match row.output {
+                PlannedOutput::Sample => vec![RowResult::Token(7); 1 + row.draft.len()],
+                _ => vec![RowResult::Advanced],
             })
             .collect();
         let mut news = Vec::new();
@@ -162,6 +173,7 @@ fn long_prompt_beside_a_stream() -> String {
     let mut trace = Trace::new(32, 8, |_| {});
     trace.budget = StepBudget {
         prefill_beside_decode: 24,
+        ..StepBudget::FULL
     };
     trace.submit([1, 2, 3], 6);
     trace.steps(2);
@@ -260,6 +272,16 @@ fn a_second_step_is_planned_while_the_first_runs() {
     let mut trace = Trace::new(8, 8, |_| {});
     trace.steps_in_flight = 2;
     trace.submit(0..5, 3);
+    insta::assert_snapshot!(trace.finish());
+}
+
+#[test]
+fn drafts_are_verified_in_one_step_and_what_is_wrong_is_computed_again() {
+    let speculation = Speculation::Ngram { max_draft: 3 };
+    let mut trace = Trace::with_speculation(8, 8, speculation, |_| {});
+    trace.steps_in_flight = 2;
+    trace.submit([1, 2, 3, 1, 2], 12);
+    trace.submit([4, 7, 7, 4, 7], 6);
     insta::assert_snapshot!(trace.finish());
 }
 

@@ -46,6 +46,11 @@ struct FinishedLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PositionLabels {
+    position: usize,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CacheLabels {
     block_size: usize,
     num_gpu_blocks: usize,
@@ -84,6 +89,11 @@ struct EngineFigures {
     preemptions: Counter,
     steps: Counter,
     failed_steps: Counter,
+    drafts: Counter,
+    draft_tokens: Counter,
+    accepted_tokens: Counter,
+    /// By the place in the draft.
+    accepted_at: Family<PositionLabels, Counter>,
 }
 
 impl Metrics {
@@ -128,6 +138,10 @@ impl Metrics {
             ("prefix_cache_hit_tokens", "prefix_cache_hits", "Prompt tokens found in the prefix cache", counter(&engine.cached_tokens)),
             ("prefix_cache_queried_tokens", "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", counter(&engine.prompt_tokens)),
             ("preemptions", "num_preemptions", "Sequences that gave their pages back to others", counter(&engine.preemptions)),
+            ("drafts", "spec_decode_num_drafts", "Drafts that were verified", counter(&engine.drafts)),
+            ("draft_tokens", "spec_decode_num_draft_tokens", "Tokens of drafts", counter(&engine.draft_tokens)),
+            ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "Draft tokens that were what was sampled", counter(&engine.accepted_tokens)),
+            ("accepted_draft_tokens_per_position", "spec_decode_num_accepted_tokens_per_pos", "The same, by their place in the draft", Figure::ByPosition(engine.accepted_at.clone())),
             ("requests_finished", "request_success", "Samples that ended, by reason", Figure::Finished(self.finished.clone())),
             ("time_to_first_token_seconds", "time_to_first_token_seconds", "From submission to the first token", histogram(&self.first_token)),
             ("inter_token_seconds", "inter_token_latency_seconds", "Between two tokens of a sample", histogram(&self.inter_token)),
@@ -231,6 +245,15 @@ impl EngineFigures {
         set(&self.preemptions, stats.scheduler.preemptions);
         set(&self.steps, stats.scheduler.steps);
         set(&self.failed_steps, stats.failed_steps);
+        let drafts = stats.scheduler.drafts;
+        set(&self.drafts, drafts.drafts);
+        set(&self.draft_tokens, drafts.draft_tokens);
+        set(&self.accepted_tokens, drafts.accepted_tokens);
+        let max_draft = engine.config().speculation.max_draft();
+        for (position, &n_accepted) in drafts.accepted_at[..max_draft].iter().enumerate() {
+            let counter = self.accepted_at.get_or_create(&PositionLabels { position });
+            set(&counter, n_accepted);
+        }
     }
 }
 
@@ -241,6 +264,7 @@ enum Figure {
     Counter(Counter),
     Histogram(Histogram),
     Finished(Family<FinishedLabels, Counter>),
+    ByPosition(Family<PositionLabels, Counter>),
 }
 
 impl Figure {
@@ -251,6 +275,7 @@ impl Figure {
             Self::Counter(metric) => registry.register(name, help, metric.clone()),
             Self::Histogram(metric) => registry.register(name, help, metric.clone()),
             Self::Finished(metric) => registry.register(name, help, metric.clone()),
+            Self::ByPosition(metric) => registry.register(name, help, metric.clone()),
         }
     }
 }

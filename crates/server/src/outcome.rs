@@ -96,7 +96,7 @@ pub(crate) fn timings(end: &TextEnd) -> Value {
     let decode = total.saturating_sub(first_token).as_secs_f64();
     let n_after_first = usage.completion_tokens.saturating_sub(1);
     let rate = |n: usize, seconds: f64| if seconds > 0.0 { n as f64 / seconds } else { 0.0 };
-    json!({
+    let mut timings = json!({
         "queued_ms": queued.as_secs_f64() * 1e3,
         "cache_n": usage.cached_tokens,
         "prompt_n": n_computed,
@@ -105,5 +105,10 @@ pub(crate) fn timings(end: &TextEnd) -> Value {
         "predicted_n": usage.completion_tokens,
         "predicted_ms": decode * 1e3,
         "predicted_per_second": rate(n_after_first, decode),
-    })
+    });
+    if usage.drafted_tokens > 0 {
+        timings["draft_n"] = usage.drafted_tokens.into();
+        timings["draft_n_accepted"] = usage.accepted_tokens.into();
+    }
+    timings
 }

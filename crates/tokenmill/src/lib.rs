@@ -124,7 +124,7 @@ pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
 pub use tokenmill_convert::Preset;
 pub use tokenmill_model::LoadProgress;
-pub use tokenmill_sched::{Canceller, FinishReason, Timings, Usage};
+pub use tokenmill_sched::{Canceller, FinishReason, Speculation, Timings, Usage};
 pub use tokenmill_text::{
     DecodeOptions,
     calls::{CallFormError, Part, ToolChoice, ToolSet},

@@ -8,7 +8,7 @@ use std::path::Path;
 use tokenmill_backend::{Backend, Executor, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_convert::Preset;
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions, WindowPages};
-use tokenmill_sched::{Engine, EngineConfig};
+use tokenmill_sched::{Engine, EngineConfig, Speculation};
 
 use crate::{
     Compute, Device, Error, Loaded, LoadedDevice, Model, ModelFacts, ModelSource, ModelWords, device,
@@ -43,7 +43,7 @@ pub struct LoadOptions {
     pub host_kv_tokens: usize,
     /// Tokens computed in one step.
     pub max_step_tokens: usize,
-    /// Rows of logits that one step computes; `None` takes one for each sequence.
+    /// Rows of logits that one step computes; `None` takes one for each sequence, and what their drafts may need.
     pub max_logit_rows: Option<usize>,
     /// Type of the stored keys.
     pub kv_type: KvType,
@@ -61,6 +61,8 @@ pub struct LoadOptions {
     pub chat_template: Option<String>,
     /// What the weights of a Hugging Face folder are quantized to while they load; `None` loads them as they are.
     pub quantize: Option<Preset>,
+    /// Whether tokens are guessed ahead. What is generated is the same.
+    pub speculation: Speculation,
 }
 
 impl Default for LoadOptions {
@@ -81,6 +83,9 @@ impl Default for LoadOptions {
             max_page_event_batches: None,
             chat_template: None,
             quantize: None,
+            speculation: Speculation::Auto {
+                max_draft: Speculation::DEFAULT_MAX_DRAFT,
+            },
         }
     }
 }
@@ -138,6 +143,13 @@ impl LoadOptions {
             quantized::quantize(&mut network, preset)?;
         }
         Ok(network)
+    }
+
+    /// Sets whether tokens are guessed ahead.
+    #[must_use]
+    pub fn speculation(mut self, speculation: Speculation) -> Self {
+        self.speculation = speculation;
+        self
     }
 
     /// Opens and loads the model at `path`: a GGUF file, a folder with one, a Hugging Face folder, or `demo`.
@@ -215,7 +227,8 @@ impl LoadOptions {
             n_ctx: Some(n_ctx),
             max_batch_tokens: self.max_step_tokens.max(self.n_seqs),
             max_batch_seqs: self.n_seqs,
-            max_logit_rows: self.max_logit_rows.unwrap_or(self.n_seqs),
+            max_logit_rows: (self.max_logit_rows)
+                .unwrap_or_else(|| self.n_seqs + self.speculation.draft_rows(self.n_seqs)),
             n_pages: Some(kv_tokens.div_ceil(PAGE_TOKENS)),
             n_host_pages: self.host_kv_tokens.div_ceil(PAGE_TOKENS),
             window_pages: WindowPages::Own,
@@ -247,6 +260,7 @@ impl LoadOptions {
             max_queued: self.max_queued,
             max_queued_tokens: self.max_queued_tokens,
             max_page_event_batches: self.max_page_event_batches,
+            speculation: self.speculation,
             ..EngineConfig::default()
         };
         let engine = Engine::start(executor, config);

@@ -41,6 +41,7 @@ use crate::{
     load::LoadArgs,
     note::note,
     progress,
+    speculation::SpeculationArgs,
 };
 
 /// Requests in hand for each sequence computed, so that one is ready when a sequence ends.
@@ -75,6 +76,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     kv_cache_tokens: Option<u32>,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -98,6 +101,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_queued: usize::MAX,
         max_queued_tokens: usize::MAX,
         max_page_event_batches: None,
+        speculation: args.speculation.speculation(),
     };
     let config = ServerConfig::default();
     let app = Arc::new(load_app(&args.model, &args.load, &seats, &[], config)?);

@@ -34,6 +34,7 @@ use crate::{
     reply_view::ReplyView,
     sampling::SamplingArgs,
     session::{self, Report},
+    speculation::SpeculationArgs,
     visible::{visible, visible_lines},
 };
 
@@ -58,6 +59,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -65,7 +68,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
     let path = args.load.fetch.resolve(&args.model)?;
-    let model = session::open(&path, &args.load, 1, asking.template)?;
+    let model = session::open(&path, &args.load, &args.speculation, 1, asking.template)?;
     check_template(model.words())?;
     let params = args.sampling.params(model.words(), model.n_ctx())?;
     let mut chat = Chat {

@@ -23,6 +23,7 @@ use crate::{
     reply_view::ReplyView,
     sampling::SamplingArgs,
     session::{self, Report, finish_name, line_of_all},
+    speculation::SpeculationArgs,
 };
 
 /// Continue a prompt, or answer it through the model's chat template.
@@ -73,6 +74,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     sampling: SamplingArgs,
     #[command(flatten)]
+    speculation: SpeculationArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -119,7 +122,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let constraint = args.constraint.constraint()?;
     let asking = args.asking.read()?;
-    let model = session::open(&path, &args.load, args.parallel, asking.template)?;
+    let model = session::open(
+        &path,
+        &args.load,
+        &args.speculation,
+        args.parallel,
+        asking.template,
+    )?;
     let tokenizer = model.words().tokenizer();
     let sampling = args.sampling.params(model.words(), model.n_ctx())?;
     let seed = sampling.seed;

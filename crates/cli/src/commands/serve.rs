@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{KvCache, LoadOptions};
+use tokenmill::{KvCache, LoadOptions, Speculation};
 use tokenmill_backend::StepError;
 use tokenmill_sched::{EngineError, EngineState};
 #[cfg(feature = "otel")]
@@ -35,6 +35,7 @@ use crate::{
     note::note,
     numbers::count,
     signals::{Kind, Signals},
+    speculation::SpeculationArgs,
     visible::visible,
 };
 
@@ -95,6 +96,8 @@ pub(crate) struct Args {
     /// How requests are logged on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
+    #[command(flatten)]
+    speculation: SpeculationArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -306,6 +309,7 @@ impl Args {
             max_queued: limits.max_queued_requests,
             max_queued_tokens: limits.max_queued_tokens,
             max_page_event_batches: self.kv_events().map(|config| config.max_queue_size),
+            speculation: self.speculation.speculation(),
         };
         load_app(&self.model, &self.load, &seats, &self.served_model_name, config)
     }
@@ -327,6 +331,8 @@ pub(crate) struct Seats {
     pub(crate) max_queued_tokens: usize,
     /// Batches of changes of the prefix cache that may wait to be published, where they are.
     pub(crate) max_page_event_batches: Option<usize>,
+    /// Whether tokens are guessed ahead.
+    pub(crate) speculation: Speculation,
 }
 
 /// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as its
@@ -349,6 +355,7 @@ pub(crate) fn load_app(
     options.max_queued = seats.max_queued;
     options.max_queued_tokens = seats.max_queued_tokens;
     options.max_page_event_batches = seats.max_page_event_batches;
+    options.speculation = seats.speculation;
     let model = load(&load_args.fetch.resolve(model)?, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");

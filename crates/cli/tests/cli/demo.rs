@@ -51,6 +51,27 @@ fn built_in_model_generates_llama_cpps_ids() {
 }
 
 #[test]
+fn guessing_ahead_changes_no_answer() {
+    let text = "The cat sat on the mat. The dog sat on the mat. The cat sat";
+    for sampling in [["--temp", "0"], ["--temp", "0.7"]] {
+        let run = |spec: &[&str]| -> Value {
+            let args = [
+                &["run", "demo", text, "-n", "60", "-s", "5", "--json"],
+                &sampling[..],
+                spec,
+            ];
+            serde_json::from_str(&tokenmill(args.concat()).ok()).unwrap()
+        };
+        let plain = run(&["--spec", "off"]);
+        assert_eq!(plain["timings"]["draft_n"], 0);
+        assert_eq!(run(&[])["ids"], plain["ids"]);
+        let guessing = run(&["--spec", "ngram", "--spec-max", "5"]);
+        assert_eq!(guessing["ids"], plain["ids"]);
+        assert!(guessing["timings"]["draft_n"].as_u64() > Some(0), "{guessing}");
+    }
+}
+
+#[test]
 fn f16_model_generates_transformers_ids() {
     let mut comparisons = Comparisons::of("the program's token ids");
     let Some(model) = comparisons.find("../demo-model/tokenmill-demo-F16.gguf") else {

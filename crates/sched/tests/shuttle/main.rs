@@ -28,6 +28,8 @@ mod commit;
 mod constraint;
 #[path = "../../src/core.rs"]
 mod core;
+#[path = "../../src/drafting.rs"]
+mod drafting;
 #[path = "../../src/engine.rs"]
 mod engine;
 #[path = "../../src/error.rs"]
@@ -48,6 +50,8 @@ mod mailbox;
 mod mask_workers;
 #[path = "../../src/masks.rs"]
 mod masks;
+#[path = "../../src/ngram.rs"]
+mod ngram;
 #[path = "../../src/outcome.rs"]
 mod outcome;
 #[path = "../../src/page_events.rs"]

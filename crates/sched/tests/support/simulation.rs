@@ -21,6 +21,7 @@ use crate::{
     board::Board,
     channel::channel,
     core::Core,
+    drafting::Speculation,
     error::EngineError,
     event::{Event, FinishReason},
     generation::Generation,
@@ -79,7 +80,9 @@ impl World {
                 pooling: None,
                 is_encoder: false,
                 n_states: rarely(genes[3], 2, 1, 20).unwrap_or(0),
-                max_logit_rows: max_running + pick(genes[6], 0, 4),
+                max_logit_rows: max_running + pick(genes[6], 0, 4) + pick(genes[6] / 4, 0, 32),
+                // With few tokens to choose from, many drafts are right.
+                n_vocab: [32, 2, 3, 5][pick(genes[7] / 8, 0, 4)],
                 ..limits(pick(genes[0], 1, 30))
             },
             config: EngineConfig {
@@ -88,6 +91,11 @@ impl World {
                 stream_buffer: pick(genes[7], 1, 8),
                 steps_in_flight: Some(pick(genes[8], 1, 3)),
                 uses_prefix_cache: rarely(genes[9], 8, 0, 1).is_none(),
+                speculation: match (genes[8] / 2 % 4, pick(genes[8] / 8, 1, 20)) {
+                    (0, _) => Speculation::Off,
+                    (1, max_draft) => Speculation::Auto { max_draft },
+                    (_, max_draft) => Speculation::Ngram { max_draft },
+                },
                 ..EngineConfig::default()
             },
             faults: Faults {
@@ -133,14 +141,17 @@ struct Caller {
 const STEP_US: u64 = 1000;
 
 impl Caller {
-    fn new(genes: &Genes) -> Self {
+    fn new(genes: &Genes, n_vocab: usize) -> Self {
         let len = pick(genes[0], 1, if genes[1] % 4 == 3 { 140 } else { 40 });
-        let prompt = prompt(
+        let mut prompt = prompt(
             u64::from(genes[2] % 3),
             u64::from(genes[3]),
             pick(genes[4], 0, 100),
             len,
         );
+        for id in &mut prompt {
+            *id %= n_vocab as u32;
+        }
         let (queue_timeout, deadline) = (rarely(genes[13], 16, 0, 100), rarely(genes[13], 15, 0, 200));
         let after = |steps: usize| std::time::Duration::from_micros(steps as u64 * STEP_US);
         let cache_salt = u64::from(genes[5] % 8 == 7);
@@ -286,6 +297,7 @@ impl<'a> Visit<'a> {
                 assert_eq!(finished.usage.completion_tokens, self.tokens[sample].len());
                 assert_eq!(finished.timings.tokens.len(), self.tokens[sample].len());
                 assert!(finished.usage.cached_tokens < self.caller.prompt.len());
+                assert!(finished.usage.accepted_tokens <= self.tokens[sample].len() || self.has_stopped);
                 self.check_end(sample, finished.reason, world);
             }
             Event::Failed { sample, error } => {
@@ -412,6 +424,9 @@ struct Totals {
     evictions: u64,
     host_hits: u64,
     copies_on_write: u64,
+    drafts: u64,
+    draft_tokens: u64,
+    accepted_tokens: u64,
 }
 
 impl Totals {
@@ -438,6 +453,9 @@ impl Totals {
         self.evictions += pool.evictions;
         self.host_hits += pool.host_hits;
         self.copies_on_write += pool.duplicates;
+        self.drafts += scheduler.drafts.drafts;
+        self.draft_tokens += scheduler.drafts.draft_tokens;
+        self.accepted_tokens += scheduler.drafts.accepted_tokens;
     }
 }
 
@@ -505,7 +523,9 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
     let mut commands = Vec::new();
     let now_us = Cell::new(0);
     let n_arrivals = 60;
-    // Longer than callers stay away between two reads or before they come.
+    // Longer than callers stay away between two reads or before they come, or take to read what a step with drafts left them at
+    // once: four samples may have a whole draft each, and be read event by event every twelve steps.
+    let max_idle_steps = 200 + 12 * 4 * world.config.speculation.max_draft();
     let mut n_idle_steps = 0;
     // Far more steps than the work needs, slow readers included: whoever is not done by then starves.
     let patience =
@@ -530,7 +550,11 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
             now_us.get()
         });
         n_idle_steps = if has_advanced { 0 } else { n_idle_steps + 1 };
-        assert!(n_idle_steps < 200, "a request is forgotten: {:?}", core.scheduler);
+        assert!(
+            n_idle_steps < max_idle_steps,
+            "a request is forgotten: {:?}",
+            core.scheduler
+        );
         core.publish(&mailbox);
         core.scheduler.assert_consistent();
         known_pages.check(&mut page_events, &core);
@@ -600,11 +624,18 @@ fn every_request_ends_as_if_it_were_alone() {
     let totals = RefCell::new(Totals::default());
     let result = TestRunner::new(config).run(&cases, |(world, callers)| {
         let world = World::new(&world);
-        let callers: Vec<Caller> = callers.iter().map(Caller::new).collect();
+        let callers: Vec<Caller> = callers
+            .iter()
+            .map(|genes| Caller::new(genes, world.limits.n_vocab))
+            .collect();
         simulate(&world, &callers, &mut totals.borrow_mut());
         Ok(())
     });
     eprintln!("{:#?}", totals.borrow());
+    assert!(
+        totals.borrow().cases < 100 || totals.borrow().accepted_tokens > 100,
+        "drafts are part of it"
+    );
     if let Err(error) = result {
         panic!("{error}");
     }

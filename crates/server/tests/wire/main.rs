@@ -24,6 +24,7 @@ mod script;
 mod server;
 mod shapes;
 mod silence;
+mod speculation;
 #[cfg(feature = "otel")]
 mod traces;
 mod wire;

@@ -1,0 +1,428 @@
+//! Drafting: how many tokens a sequence that decodes guesses, so that one step verifies them all.
+//!
+//! Separate from the scheduler, which plans any draft alike. A draft is the tokens behind an earlier occurrence of the sequence's
+//! newest tokens. It never changes what is generated: each row of a draft samples with the key of its own position, and
+//! counts only while the draft before it is what was sampled. So all that is decided here is what a step costs. Invariant: a
+//! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
+
+use std::ops::Range;
+
+use tokenmill_backend::PAGE_TOKENS;
+
+use crate::{
+    arena::SeqId,
+    ngram::{Match, NgramIndex, followed_by},
+    scheduler::Scheduler,
+    sequence::{Sequence, Work},
+};
+
+/// The longest draft that can be asked for.
+pub const MAX_DRAFT: usize = 32;
+
+/// Draft tokens of all sequences in a step, where their number is weighed.
+pub(crate) const MAX_STEP_DRAFTS: usize = 32;
+
+/// Whether sequences guess tokens ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Speculation {
+    /// None does.
+    Off,
+    /// Where the measured step times say that it pays.
+    Auto {
+        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        max_draft: usize,
+    },
+    /// Wherever the newest tokens occurred before, as many as there is room for.
+    Ngram {
+        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        max_draft: usize,
+    },
+}
+
+impl Speculation {
+    /// The longest draft unless another is asked for.
+    pub const DEFAULT_MAX_DRAFT: usize = 16;
+
+    /// Draft tokens of a sequence at most.
+    pub fn max_draft(self) -> usize {
+        match self {
+            Self::Off => 0,
+            Self::Auto { max_draft } | Self::Ngram { max_draft } => max_draft.min(MAX_DRAFT),
+        }
+    }
+
+    /// Draft rows that a step of `n_seqs` sequences is worth having room for.
+    pub fn draft_rows(self, n_seqs: usize) -> usize {
+        n_seqs.saturating_mul(self.max_draft()).min(MAX_STEP_DRAFTS)
+    }
+}
+
+/// How long a step takes with draft tokens in it, in 1/256 of the same step without: entry `n` is that of `n` draft tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftTimes(pub [u32; MAX_STEP_DRAFTS + 1]);
+
+/// What became of drafts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DraftCounters {
+    /// Drafts verified.
+    pub drafts: u64,
+    /// Tokens in them.
+    pub draft_tokens: u64,
+    /// Those among them that were what was sampled.
+    pub accepted_tokens: u64,
+    /// The same by their place in the draft.
+    pub accepted_at: [u64; MAX_DRAFT],
+}
+
+impl DraftCounters {
+    pub(crate) fn add(&mut self, n_drafted: usize, n_accepted: usize) {
+        self.drafts += 1;
+        self.draft_tokens += n_drafted as u64;
+        self.accepted_tokens += n_accepted as u64;
+        for count in &mut self.accepted_at[..n_accepted] {
+            *count += 1;
+        }
+    }
+}
+
+/// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer.
+const N_CLASSES: usize = 4;
+
+/// Certainty, in the unit of [`Acceptance`].
+const ONE: u64 = 1 << 16;
+
+/// How often the token behind a match of each class was the one sampled, in 1/65536, as a moving average.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Acceptance([u64; N_CLASSES]);
+
+impl Default for Acceptance {
+    /// What is assumed before anything was seen.
+    fn default() -> Self {
+        Self([ONE / 5, ONE * 2 / 5, ONE * 3 / 5, ONE * 4 / 5])
+    }
+}
+
+impl Acceptance {
+    fn class(match_len: usize) -> usize {
+        match match_len {
+            0..4 => 0,
+            4..8 => 1,
+            8..16 => 2,
+            _ => 3,
+        }
+    }
+
+    fn of(&self, match_len: usize) -> u64 {
+        self.0[Self::class(match_len)]
+    }
+
+    /// Takes an observation in, which counts for one part in `weight`.
+    fn observe(&mut self, match_len: usize, is_accepted: bool, weight: u64) {
+        let average = &mut self.0[Self::class(match_len)];
+        let seen = if is_accepted { ONE - ONE / 64 } else { 0 };
+        *average = (*average * (weight - 1) + seen) / weight;
+    }
+}
+
+/// What a sequence that drafts knows.
+#[derive(Debug)]
+pub(crate) struct Drafter {
+    index: NgramIndex,
+    acceptance: Acceptance,
+    /// The newest match, and the token behind it.
+    guess: Option<(Match, u32)>,
+}
+
+impl Drafter {
+    /// A drafter that assumes of its sequence what others were like.
+    pub(crate) fn new(acceptance: Acceptance) -> Self {
+        Self {
+            index: NgramIndex::default(),
+            acceptance,
+            guess: None,
+        }
+    }
+
+    /// Looks the newest of `tokens` up.
+    fn find(&mut self, tokens: &[u32]) -> Option<Match> {
+        let found = self.index.find(tokens);
+        self.guess = found.map(|found| (found, followed_by(tokens, found, 0, &[])));
+        found
+    }
+
+    /// Takes in what was sampled after the newest tokens: `n_accepted` tokens of a draft of `n_drafted`, or, where there was no
+    /// draft, the token `sampled`, which tells how a draft would have fared.
+    pub(crate) fn observe(
+        &mut self,
+        n_drafted: usize,
+        n_accepted: usize,
+        sampled: Option<u32>,
+        shared: &mut Acceptance,
+    ) {
+        let Some((found, first)) = self.guess.take() else {
+            return;
+        };
+        let mut note = |match_len: usize, is_accepted: bool| {
+            self.acceptance.observe(match_len, is_accepted, 16);
+            shared.observe(match_len, is_accepted, 128);
+        };
+        if n_drafted == 0 {
+            if let Some(sampled) = sampled {
+                note(found.len, sampled == first);
+            }
+            return;
+        }
+        for offset in 0..n_drafted.min(n_accepted + 1) {
+            note(found.len + offset, offset < n_accepted);
+        }
+    }
+}
+
+/// What a step has been given so far, and what else fits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DraftRoom {
+    /// How long the step takes with drafts; `None` where every draft is as long as fits.
+    pub(crate) times: Option<DraftTimes>,
+    /// Draft tokens that still fit.
+    pub(crate) n_left: usize,
+    /// Draft tokens planned.
+    pub(crate) n_planned: usize,
+    /// Tokens that the step is expected to give, in 1/65536.
+    pub(crate) expected: u64,
+}
+
+impl DraftRoom {
+    /// A step without room for drafts.
+    pub(crate) const NONE: Self = Self {
+        times: None,
+        n_left: 0,
+        n_planned: 0,
+        expected: 0,
+    };
+
+    /// A step of `n_rows` rows that sample, with room for `n_left` draft tokens.
+    pub(crate) fn new(times: Option<DraftTimes>, n_left: usize, n_rows: usize) -> Self {
+        Self {
+            times,
+            n_left,
+            n_planned: 0,
+            expected: n_rows as u64 * ONE,
+        }
+    }
+
+    /// The length of a draft, at most `max`, with which the step gives the most tokens in its time: `likelihood` is that of the draft
+    /// token at an offset, given those before it, and rows of the draft are computed `n_costs` times. Less than a fortieth more is
+    /// not worth it, since times are measured.
+    fn best_len(&self, max: usize, n_costs: u64, likelihood: impl Fn(usize) -> u64) -> (usize, u64) {
+        let max = max.min(self.n_left);
+        let Some(DraftTimes(times)) = self.times else {
+            return (max, 0);
+        };
+        let max = max.min(MAX_STEP_DRAFTS - self.n_planned);
+        let time_without = u64::from(times[self.n_planned]);
+        let (mut best_len, mut best_gain) = (0, 0);
+        let (mut best_expected, mut best_time) = (self.expected / 40 * 41, time_without);
+        let (mut reach, mut gain) = (ONE, 0);
+        for len in 1..=max {
+            reach = reach * likelihood(len - 1) / ONE;
+            gain += reach;
+            let with_draft = u64::from(times[self.n_planned + len]);
+            let time = time_without + with_draft.saturating_sub(time_without) * n_costs;
+            if (self.expected + gain) * best_time > best_expected * time {
+                (best_len, best_gain) = (len, gain);
+                (best_expected, best_time) = (self.expected + gain, time);
+            }
+        }
+        (best_len, best_gain)
+    }
+
+    /// Takes a draft of `len` tokens, which are expected to give `gain`.
+    fn take(&mut self, len: usize, gain: u64) {
+        self.n_left -= len;
+        self.n_planned += len;
+        self.expected += gain;
+    }
+}
+
+/// A draft that is worth having, not yet written.
+#[derive(Clone, Copy, Debug)]
+struct Choice {
+    found: Match,
+    len: usize,
+    gain: u64,
+}
+
+/// Chooses the draft of a sequence, of `max_draft` tokens at most.
+fn choose(sequence: &mut Sequence, max_draft: usize, room: &DraftRoom) -> Option<Choice> {
+    let (Some(drafter), Work::Generate { max_len, .. }) = (&mut sequence.drafter, &sequence.work) else {
+        return None;
+    };
+    let tokens = &sequence.tokens;
+    // One token is sampled behind the last of the draft.
+    let max = max_draft.min(max_len - tokens.len() - 1);
+    let found = drafter.find(tokens)?;
+    let acceptance = drafter.acceptance;
+    // Behind a wrong guess a recurrent state is computed again.
+    let n_costs = if sequence.state.is_some() { 2 } else { 1 };
+    let (len, gain) = room.best_len(max, n_costs, |offset| acceptance.of(found.len + offset));
+    (len > 0).then_some(Choice { found, len, gain })
+}
+
+impl Scheduler {
+    /// Whether sequences of this model guess tokens ahead.
+    pub(crate) fn speculates(&self) -> bool {
+        self.config.speculation != Speculation::Off
+    }
+
+    /// Room for the drafts of a step whose sequences have been given `shares` of inputs. Beside prompts there is none: their tokens
+    /// use the step better.
+    pub(crate) fn draft_room(&self, shares: &[usize], times: Option<DraftTimes>) -> DraftRoom {
+        let has_prompt = (self.running.iter().zip(shares)).any(|(&id, &share)| {
+            let sequence = &self.sequences[id];
+            share > 1 && sequence.n_planned + 1 < sequence.n_prompt
+        });
+        if !self.speculates() || has_prompt {
+            return DraftRoom::NONE;
+        }
+        let n_rows: usize = shares.iter().sum();
+        let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
+        match (self.config.speculation, times) {
+            (Speculation::Ngram { .. }, _) => DraftRoom::new(None, n_left, n_rows),
+            (_, Some(_)) => DraftRoom::new(times, n_left, n_rows),
+            _ => DraftRoom::NONE,
+        }
+    }
+
+    /// Guesses what follows the next `n_tokens` inputs of a sequence, and gets the guesses a place where there is room. Appends them to
+    /// `drafts` and returns where they are.
+    pub(crate) fn plan_draft(
+        &mut self,
+        id: SeqId,
+        n_tokens: usize,
+        n_logit_rows: usize,
+        room: &mut DraftRoom,
+        drafts: &mut Vec<u32>,
+    ) -> Range<u32> {
+        let start = drafts.len();
+        let nothing = start as u32..start as u32;
+        let max_draft = self.config.speculation.max_draft().min(n_logit_rows);
+        let sequence = &mut self.sequences[id];
+        let max_draft = match sequence.state {
+            // A page ends with a snapshot, which a row has one of.
+            Some(_) => {
+                max_draft.min(sequence.tokens.len().next_multiple_of(PAGE_TOKENS) - sequence.tokens.len())
+            }
+            None => max_draft,
+        };
+        let is_decode = n_tokens == 1 && sequence.n_planned + 1 == sequence.tokens.len();
+        if !is_decode || max_draft == 0 || room.n_left == 0 {
+            return nothing;
+        }
+        let Some(Choice { found, len, gain }) = choose(sequence, max_draft, room) else {
+            return nothing;
+        };
+        let fitting = len.min(self.grow_for_draft(id, len));
+        if fitting == 0 || !self.has_spare(id) {
+            return nothing;
+        }
+        room.take(fitting, gain * fitting as u64 / len as u64);
+        let tokens = &self.sequences[id].tokens;
+        for offset in 0..fitting {
+            let id = followed_by(tokens, found, offset, &drafts[start..]);
+            drafts.push(id);
+        }
+        start as u32..drafts.len() as u32
+    }
+
+    /// Gets a slot for the state after a draft, where the model has states. Returns whether the draft has all it needs.
+    fn has_spare(&mut self, id: SeqId) -> bool {
+        let sequence = &mut self.sequences[id];
+        if sequence.state.is_none() {
+            return true;
+        }
+        sequence.spare = self.groups[0].pool.states.allocate();
+        sequence.spare.is_some()
+    }
+
+    /// Extends a sequence's page tables for a draft behind its next input, unless other running sequences may need the pages. Returns
+    /// for how many tokens of the draft there is room.
+    fn grow_for_draft(&mut self, id: SeqId, len: usize) -> usize {
+        let sequence = &self.sequences[id];
+        let n_mapped = (sequence.tables[..self.groups.len()].iter())
+            .map(|pages| pages.len() * PAGE_TOKENS)
+            .min()
+            .unwrap_or(0);
+        let n_inputs = n_mapped - sequence.n_planned;
+        let n_pages = (1 + len).div_ceil(PAGE_TOKENS);
+        let is_rich =
+            (self.groups.iter()).all(|group| group.pool.n_available() >= n_pages + self.running.len());
+        let n_inputs = if n_inputs > len || !is_rich {
+            n_inputs
+        } else {
+            self.grow(id, 1 + len)
+        };
+        n_inputs.saturating_sub(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Times of a step in which each draft token adds `percent`.
+    fn times(percent: u32) -> DraftTimes {
+        DraftTimes(std::array::from_fn(|n| 256 + 256 * percent * n as u32 / 100))
+    }
+
+    fn best_len(percent: u32, n_rows: usize, likelihood_percent: u64) -> usize {
+        let room = DraftRoom::new(Some(times(percent)), 40, n_rows);
+        room.best_len(16, 1, |_| ONE * likelihood_percent / 100).0
+    }
+
+    #[test]
+    fn a_draft_is_as_long_as_it_pays() {
+        assert_eq!(best_len(0, 1, 50), 16);
+        assert_eq!(best_len(10, 1, 5), 0);
+        assert_eq!(best_len(10, 1, 100), 16);
+        let some = best_len(10, 1, 60);
+        assert!((1..=4).contains(&some), "{some}");
+        assert!(best_len(10, 1, 90) > some);
+    }
+
+    #[test]
+    fn the_more_a_step_gives_anyway_the_less_a_draft_pays() {
+        // A row that costs a tenth of a step is cheap for one sequence and dear for eight, whose step gives eight tokens.
+        assert!(best_len(10, 1, 70) > 0);
+        assert_eq!(best_len(10, 8, 70), 0);
+        assert!(best_len(10, 8, 98) > 0);
+    }
+
+    #[test]
+    fn drafts_fill_the_room_where_times_are_not_weighed() {
+        let mut room = DraftRoom::new(None, 20, 2);
+        let (len, gain) = room.best_len(16, 1, |_| 0);
+        room.take(len, gain);
+        assert_eq!((len, room.best_len(16, 1, |_| 0).0), (16, 4));
+    }
+
+    #[test]
+    fn acceptance_follows_what_was_sampled_with_and_without_a_draft() {
+        let mut shared = Acceptance::default();
+        let mut drafter = Drafter::new(shared);
+        let tokens = [1, 2, 3, 1, 2];
+        let before = drafter.acceptance.of(2);
+        drafter.find(&tokens);
+        drafter.observe(0, 0, Some(3), &mut shared);
+        let after = drafter.acceptance.of(2);
+        assert!(after > before);
+        drafter.find(&tokens);
+        drafter.observe(0, 0, Some(4), &mut shared);
+        assert!(drafter.acceptance.of(2) < after);
+        for _ in 0..100 {
+            drafter.find(&tokens);
+            drafter.observe(4, 4, None, &mut shared);
+        }
+        assert!(drafter.acceptance.of(2) > ONE * 9 / 10 && drafter.acceptance.of(4) > ONE * 9 / 10);
+        assert!(shared.of(4) > Acceptance::default().of(4));
+    }
+}

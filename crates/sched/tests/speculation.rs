@@ -1,0 +1,259 @@
+//! Speculation on a real network: drafts change how many steps a request takes, and no bit of what it gives.
+//!
+//! Random requests, alone without drafts and in company with them, for every kind of memory a network can have: greedy and sampled,
+//! with penalties, log-probabilities, stop tokens, constraints, several samples, cancels, and pools too small for all.
+
+use tokenmill_backend::{Executor, SamplingParams};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
+use tokenmill_sched::{
+    ConstraintFailure, ConstraintSource, Engine, EngineConfig, EngineError, Event, FinishReason,
+    GenerateParams, Speculation, Token, TokenConstraint,
+};
+use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
+
+const NGRAM: Speculation = Speculation::Ngram { max_draft: 7 };
+
+fn model(change: fn(&mut Descriptor)) -> TinyModel {
+    let mut descriptor = tiny_llama();
+    change(&mut descriptor);
+    TinyModel::random(descriptor, TensorType::F32, 47)
+}
+
+fn executor(model: &TinyModel, n_pages: usize, n_threads: usize) -> impl Executor + Send + use<> + 'static {
+    let has_states = model.descriptor.state_layers().next().is_some();
+    let options = ModelOptions {
+        n_ctx: Some(256),
+        max_batch_tokens: 128,
+        max_batch_seqs: 8,
+        max_logit_rows: 24,
+        n_pages: Some(n_pages),
+        n_host_pages: 4,
+        n_states: has_states.then_some(20),
+        window_pages: WindowPages::Own,
+        ..ModelOptions::default()
+    };
+    let backend = CpuBackend::new(Some(n_threads), tokenmill_quant::CpuFeatures::detect());
+    build(&model.descriptor, model, backend.unwrap(), &options, &mut |_| {}).unwrap()
+}
+
+fn engine(model: &TinyModel, n_pages: usize, speculation: Speculation) -> Engine {
+    let config = EngineConfig {
+        speculation,
+        ..EngineConfig::default()
+    };
+    Engine::start(executor(model, n_pages, 2), config)
+}
+
+/// Token `n` of a sample is congruent to `n` modulo 3.
+struct Thirds(u32);
+
+impl TokenConstraint for Thirds {
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+        words.fill(0);
+        for id in (self.0 % 3..words.len() as u32 * 32).step_by(3) {
+            words[id as usize / 32] |= 1 << (id % 32);
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, token: u32) -> Result<(), ConstraintFailure> {
+        assert_eq!(token % 3, self.0 % 3, "each token comes once, in order");
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        false
+    }
+
+    fn rollback(&mut self, n_tokens: usize) -> Result<(), ConstraintFailure> {
+        self.0 -= n_tokens as u32;
+        Ok(())
+    }
+}
+
+struct Request {
+    prompt: Vec<u32>,
+    params: GenerateParams,
+    /// It is cancelled after so many tokens of its first sample.
+    cancels_after: Option<usize>,
+}
+
+/// Prompts that repeat themselves, most of which begin alike, and all kinds of parameters.
+fn request(random: &mut Random, shared: &[u32]) -> Request {
+    let n_vocab = tiny_llama().n_vocab;
+    let mut prompt = shared[..random.below(shared.len())].to_vec();
+    let phrase: Vec<u32> = (0..=random.below(6))
+        .map(|_| random.below(n_vocab) as u32)
+        .collect();
+    for _ in 0..=random.below(5) {
+        prompt.extend(&phrase);
+    }
+    let mut sampling = match random.below(3) {
+        0 => SamplingParams::default(),
+        1 => SamplingParams {
+            temperature: 0.2,
+            seed: random.below(1000) as u64,
+            n_logprobs: Some(2),
+            ..SamplingParams::default()
+        },
+        _ => SamplingParams {
+            temperature: 0.5,
+            top_k: 3,
+            repeat_penalty: 1.05,
+            frequency_penalty: 0.02,
+            penalty_last_n: 12,
+            seed: random.below(1000) as u64,
+            n_logprobs: Some(1),
+            ..SamplingParams::default()
+        },
+    };
+    if random.below(2) == 0 {
+        // A text of few words, in which many guesses are right.
+        sampling.logit_bias = phrase.iter().take(3).map(|&id| (id, 30.0)).collect();
+    }
+    let stop_tokens = (0..random.below(3))
+        .map(|_| random.below(n_vocab) as u32)
+        .collect();
+    Request {
+        prompt,
+        params: GenerateParams {
+            sampling,
+            max_tokens: Some(1 + random.below(40)),
+            min_tokens: random.below(4) * random.below(6),
+            stop_tokens,
+            constraint: (random.below(8) == 0).then(|| ConstraintSource::new(|| Box::new(Thirds(0)))),
+            n_samples: if random.below(6) == 0 { 3 } else { 1 },
+            ..GenerateParams::default()
+        },
+        cancels_after: (random.below(6) == 0).then(|| 1 + random.below(10)),
+    }
+}
+
+/// What a sample gives: its tokens with their log-probabilities, as bits, and how it ends.
+type Given = (Vec<Vec<u32>>, Option<Result<FinishReason, EngineError>>);
+
+fn bits(token: &Token) -> Vec<u32> {
+    let likeliest = token.top.iter().flat_map(|top| [top.id, top.logprob.to_bits()]);
+    let own = [token.id, token.logprob.map_or(0, f32::to_bits)];
+    own.into_iter().chain(likeliest).collect()
+}
+
+/// Runs requests side by side and reads their events in turn.
+fn run(engine: &Engine, requests: &[Request], cancels: bool) -> Vec<Vec<Given>> {
+    let mut given: Vec<Vec<Given>> = (requests.iter())
+        .map(|request| vec![Given::default(); request.params.n_samples as usize])
+        .collect();
+    let mut generations: Vec<_> = (requests.iter())
+        .map(|request| {
+            engine
+                .submit(request.prompt.clone(), request.params.clone())
+                .unwrap()
+        })
+        .collect();
+    while generations.iter().any(|generation| !generation.has_ended()) {
+        for ((generation, request), samples) in generations.iter_mut().zip(requests).zip(&mut given) {
+            let Some(event) = generation.next() else {
+                continue;
+            };
+            match event {
+                Event::Token(token) => {
+                    let sample = &mut samples[token.sample as usize];
+                    sample.0.push(bits(&token));
+                    if cancels && token.sample == 0 && request.cancels_after == Some(sample.0.len()) {
+                        generation.cancel();
+                    }
+                }
+                Event::Finished(end) => {
+                    let sample = &mut samples[end.sample as usize];
+                    assert_eq!(end.usage.completion_tokens, sample.0.len());
+                    assert!(end.usage.accepted_tokens <= end.usage.drafted_tokens.min(sample.0.len()));
+                    sample.1 = Some(Ok(end.reason));
+                }
+                Event::Failed { sample, error } => samples[sample as usize].1 = Some(Err(error)),
+                Event::Rows(_) => unreachable!("nothing asks for rows"),
+            }
+        }
+    }
+    given
+}
+
+fn assert_same(name: &str, found: &[Vec<Given>], expected: &[Vec<Given>]) {
+    for (idx, (found, expected)) in found.iter().flatten().zip(expected.iter().flatten()).enumerate() {
+        if found.1 == Some(Ok(FinishReason::Cancelled)) {
+            assert!(expected.0.starts_with(&found.0), "{name}, sample {idx}");
+        } else {
+            assert_eq!(found, expected, "{name}, sample {idx}");
+        }
+    }
+}
+
+#[test]
+fn drafts_change_no_bit_for_any_kind_of_memory() {
+    for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {
+        let model = model(*change);
+        let mut random = Random::new(kind as u64);
+        let shared: Vec<u32> = (0..70)
+            .map(|_| random.below(tiny_llama().n_vocab) as u32)
+            .collect();
+        let requests: Vec<Request> = (0..80).map(|_| request(&mut random, &shared)).collect();
+        let alone = Engine::start(
+            executor(&model, 32, 1),
+            EngineConfig {
+                uses_prefix_cache: false,
+                max_running: 1,
+                ..EngineConfig::default()
+            },
+        );
+        let expected = run(&alone, &requests, false);
+        // Room for all, and room for little more than one.
+        for (n_pages, speculation) in [
+            (100, NGRAM),
+            (14, NGRAM),
+            (100, Speculation::Auto { max_draft: 16 }),
+        ] {
+            let engine = engine(&model, n_pages, speculation);
+            let found = run(&engine, &requests, true);
+            assert_same(name, &found, &expected);
+            let stats = engine.stats();
+            assert_eq!(
+                (stats.n_pages_in_use, stats.n_window_pages_in_use),
+                (0, 0),
+                "{name}"
+            );
+            let drafts = stats.scheduler.drafts;
+            if speculation == NGRAM {
+                assert!(drafts.accepted_tokens > 0, "{name}: {drafts:?}");
+                assert!(drafts.draft_tokens > drafts.accepted_tokens, "{name}: {drafts:?}");
+            }
+            eprintln!("{name}, {n_pages} pages: {drafts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_repeating_text_takes_a_fraction_of_the_steps() {
+    let model = model(|_| {});
+    let params = GenerateParams {
+        max_tokens: Some(120),
+        sampling: SamplingParams {
+            // Whatever the network says, the token after 5 is 5.
+            logit_bias: vec![(5, 1e6)],
+            ..SamplingParams::default()
+        },
+        ..GenerateParams::default()
+    };
+    let steps = |speculation| {
+        let engine = engine(&model, 32, speculation);
+        let output = engine.generate(&[1, 2, 3], &params).unwrap();
+        assert_eq!(output.tokens[3..], [5; 120]);
+        (engine.stats().scheduler.steps, output.usage)
+    };
+    let (plain, usage) = steps(Speculation::Off);
+    assert_eq!((plain, usage.drafted_tokens), (120, 0));
+    let (with_drafts, usage) = steps(NGRAM);
+    assert!(with_drafts < 20, "{with_drafts} steps");
+    assert_eq!(usage.accepted_tokens as u64, plain - with_drafts);
+}
