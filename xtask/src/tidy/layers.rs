@@ -20,7 +20,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 18] = [
+const LAYERS: [Layer; 20] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
     layer("tokenmill-hub", &[]),

@@ -24,6 +24,7 @@ use crate::{
 /// Make a smaller model file.
 #[derive(clap::Args)]
 #[command(after_help = after_help())]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
     /// The GGUF file to read, best in F32, BF16 or F16; of a split one any part
     input: PathBuf,
