@@ -5,136 +5,16 @@
 //!
 //! Source: ggml-org/llama.cpp, `src/llama-quant.cpp` (`llama_tensor_get_type`, `tensor_type_fallback`, `tensor_requires_imatrix`).
 
-use regex::Regex;
-use tokenmill_gguf::{Metadata, TensorInfo, TensorType};
+use tokenmill_gguf::TensorType;
 
 use crate::{
-    ConvertError, Preset,
+    ConvertError, ModelShape, Preset, Recipe, TensorShape,
     role::{self, Role},
 };
 
-/// What is wanted of a quantized file.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct Recipe {
-    /// The kind of file.
-    pub preset: Preset,
-    /// Gives every tensor the preset's default type, without the exceptions of its mixture.
-    pub is_pure: bool,
-    /// Leaves the output projection as it is.
-    pub keeps_output: bool,
-    /// The type of the output projection.
-    pub output_type: Option<TensorType>,
-    /// The type of the embeddings of tokens.
-    pub embedding_type: Option<TensorType>,
-    /// Types of tensors by a regular expression that is searched in their names; the first that is found counts.
-    pub tensor_types: Vec<(Regex, TensorType)>,
-}
-
-impl Recipe {
-    /// A preset as it is.
-    pub fn new(preset: Preset) -> Self {
-        Self {
-            preset,
-            is_pure: false,
-            keeps_output: false,
-            output_type: None,
-            embedding_type: None,
-            tensor_types: Vec::new(),
-        }
-    }
-
-    /// Adds a type for the tensors in whose names `pattern` is found.
-    ///
-    /// # Errors
-    /// [`ConvertError::BadPattern`].
-    pub fn with_tensor_type(mut self, pattern: &str, ty: TensorType) -> Result<Self, ConvertError> {
-        let regex = Regex::new(pattern).map_err(|source| ConvertError::BadPattern {
-            pattern: pattern.to_owned(),
-            source: Box::new(source),
-        })?;
-        self.tensor_types.push((regex, ty));
-        Ok(self)
-    }
-}
-
-/// What the rules ask about a model.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ModelFacts {
-    /// Its architecture.
-    pub architecture: String,
-    /// Layers, with those for drafts.
-    pub n_layers: usize,
-    /// Experts in a layer; 0 without.
-    pub n_experts: usize,
-    /// Heads of the first layer.
-    pub n_heads: usize,
-    /// Heads of keys and values of the first layer.
-    pub n_kv_heads: usize,
-}
-
-impl ModelFacts {
-    /// Reads them from a file's metadata.
-    ///
-    /// # Errors
-    /// [`ConvertError::Gguf`]: keys that are missing or have another type.
-    pub fn of(metadata: &Metadata) -> Result<Self, ConvertError> {
-        let architecture = metadata.str("general.architecture")?.to_owned();
-        let key = |name: &str| format!("{architecture}.{name}");
-        let first = |name: &str| -> Result<Option<usize>, ConvertError> {
-            let numbers = metadata.opt_u32_per_layer(&key(name), 1)?;
-            Ok(numbers.map(|numbers| numbers[0] as usize))
-        };
-        let n_heads = first("attention.head_count")?.unwrap_or(0);
-        Ok(Self {
-            n_layers: metadata.opt_usize(&key("block_count"))?.unwrap_or(0),
-            n_experts: metadata.opt_usize(&key("expert_count"))?.unwrap_or(0),
-            n_heads,
-            n_kv_heads: first("attention.head_count_kv")?.unwrap_or(n_heads),
-            architecture,
-        })
-    }
-
-    /// Heads that share keys and values.
-    fn group_size(&self) -> usize {
-        self.n_heads.checked_div(self.n_kv_heads).unwrap_or(0)
-    }
-
-    /// Whether it has the shape of a 70B model, whose values are few.
-    fn is_70b(&self) -> bool {
-        let is_known = match self.architecture.as_str() {
-            "llama" => self.n_heads != self.n_kv_heads,
-            "qwen2" | "deci" => true,
-            _ => false,
-        };
-        is_known && self.n_layers == 80
-    }
-}
-
-/// A tensor as a choice sees it.
-#[derive(Clone, Copy, Debug)]
-pub struct TensorShape<'a> {
-    /// Its GGUF name.
-    pub name: &'a str,
-    /// The type it has.
-    pub ty: TensorType,
-    /// Its dimensions, the contiguous one first.
-    pub dims: &'a [usize],
-}
-
-impl<'a> From<&'a TensorInfo> for TensorShape<'a> {
-    fn from(info: &'a TensorInfo) -> Self {
-        Self {
-            name: &info.name,
-            ty: info.ty,
-            dims: &info.dims,
-        }
-    }
-}
-
 /// What a tensor becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct TypeChoice {
     /// Its new type.
     pub ty: TensorType,
     /// The type it should have had, where its rows are not whole blocks of that.
@@ -158,11 +38,11 @@ fn layer_of(name: &str) -> Option<usize> {
 /// # Errors
 /// [`ConvertError::NoFallback`] and [`ConvertError::PartialBlocks`].
 pub fn choose(
-    model: &ModelFacts,
+    model: &ModelShape,
     recipe: &Recipe,
     has_importance: bool,
     tensors: &[TensorShape<'_>],
-) -> Result<Vec<Choice>, ConvertError> {
+) -> Result<Vec<TypeChoice>, ConvertError> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_key(|&idx| reference_order(tensors[idx].name));
     let count = |role| {
@@ -194,7 +74,7 @@ pub fn choose(
 
 /// The rules, with what they count.
 struct Rules<'a> {
-    model: &'a ModelFacts,
+    model: &'a ModelShape,
     recipe: &'a Recipe,
     has_importance: bool,
     /// Whether the embeddings are the output projection, too.
@@ -213,7 +93,7 @@ fn gets_more_bits(layer_idx: usize, n_layers: usize) -> bool {
 }
 
 impl Rules<'_> {
-    fn choose(&mut self, tensor: &TensorShape<'_>) -> Result<Choice, ConvertError> {
+    fn choose(&mut self, tensor: &TensorShape<'_>) -> Result<TypeChoice, ConvertError> {
         let n_dims = tensor
             .dims
             .iter()
@@ -223,7 +103,7 @@ impl Rules<'_> {
         let is_kept =
             !role::is_quantized(tensor.name, n_dims) || self.recipe.keeps_output && role == Role::Output;
         if is_kept {
-            return Ok(Choice {
+            return Ok(TypeChoice {
                 ty: tensor.ty,
                 instead_of: None,
                 needs_importance: false,
@@ -250,7 +130,7 @@ impl Rules<'_> {
                 row_len: tensor.dims[0],
             });
         }
-        Ok(Choice {
+        Ok(TypeChoice {
             ty,
             instead_of: (ty != wanted).then_some(wanted),
             needs_importance: self.needs_importance(role, ty),
@@ -566,13 +446,13 @@ fn fitting(tensor: &TensorShape<'_>, wanted: TensorType) -> Result<TensorType, C
 mod tests {
     use super::*;
 
-    fn choice(preset: Preset, name: &str, dims: &[usize]) -> Choice {
-        let model = ModelFacts {
+    fn choice(preset: Preset, name: &str, dims: &[usize]) -> TypeChoice {
+        let model = ModelShape {
             architecture: "llama".to_owned(),
             n_layers: 16,
             n_heads: 8,
             n_kv_heads: 2,
-            ..ModelFacts::default()
+            ..ModelShape::default()
         };
         let tensors = [
             TensorShape {
@@ -600,7 +480,7 @@ mod tests {
             let found = choice(Preset::Q4_K_M, name, &[row_len, 4]);
             assert_eq!((found.ty, found.instead_of), (ty, instead_of), "{row_len}");
         }
-        let model = ModelFacts::default();
+        let model = ModelShape::default();
         let tensor = TensorShape {
             name,
             ty: TensorType::F32,
@@ -620,9 +500,9 @@ mod tests {
             ty: TensorType::F32,
             dims: &[256, 256],
         });
-        let model = ModelFacts {
+        let model = ModelShape {
             n_layers: 2,
-            ..ModelFacts::default()
+            ..ModelShape::default()
         };
         let found = choose(&model, &recipe, false, &tensors).unwrap();
         assert_eq!(found[0].ty, TensorType::Q8_0);

@@ -5,8 +5,6 @@ use std::{io, path::PathBuf};
 use tokenmill_gguf::{GgufError, TensorType};
 use tokenmill_quant::QuantError;
 
-use crate::Preset;
-
 /// Why a model was not converted. No output file was left behind.
 ///
 /// A message is whole: where an error has another below it, the message includes that one's.
@@ -14,10 +12,12 @@ use crate::Preset;
 #[non_exhaustive]
 pub enum ConvertError {
     /// A name that is no preset.
-    #[error("`{name}` is no type of file; known are {}", Preset::ALL.iter().map(|preset| preset.name()).collect::<Vec<_>>().join(", "))]
+    #[error("`{name}` is no type of file; known are {}", known.join(", "))]
     UnknownPreset {
         /// The name.
         name: String,
+        /// The names of all presets.
+        known: Vec<&'static str>,
     },
     /// A pattern for names of tensors that is no regular expression.
     #[error("`{pattern}` is no regular expression: {source}")]

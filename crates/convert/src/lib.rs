@@ -8,11 +8,11 @@
 //! there, so that whoever knows a file's name knows the file.
 //!
 //! ```
-//! use tokenmill_convert::{ModelFacts, Preset, Recipe, TensorShape, choose};
+//! use tokenmill_convert::{ModelShape, Preset, Recipe, TensorShape, choose};
 //! use tokenmill_gguf::TensorType;
 //!
 //! let tensor = TensorShape { name: "blk.0.attn_q.weight", ty: TensorType::F16, dims: &[256, 256] };
-//! let choices = choose(&ModelFacts::default(), &Recipe::new(Preset::Q4_K_M), false, &[tensor])?;
+//! let choices = choose(&ModelShape::default(), &Recipe::new(Preset::Q4_K_M), false, &[tensor])?;
 //! assert_eq!(choices[0].ty, TensorType::Q4_K);
 //! # Ok::<(), tokenmill_convert::ConvertError>(())
 //! ```
@@ -25,15 +25,17 @@ mod importance_sums;
 mod output_file;
 mod preset;
 mod quantizer;
+mod recipe;
 mod role;
 mod rows;
 
-pub use choice::{Choice, ModelFacts, Recipe, TensorShape, choose};
+pub use choice::{TypeChoice, choose};
 pub use error::ConvertError;
 pub use importance::ImportanceMatrix;
 pub use importance_sums::ImportanceSums;
 pub use preset::Preset;
-pub use quantizer::{Progress, Quantizer, Summary};
+pub use quantizer::{QuantizeProgress, QuantizeSummary, Quantizer};
+pub use recipe::{ModelShape, Recipe, TensorShape};
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -70,7 +70,7 @@ impl Write for OutputFile {
 impl Drop for OutputFile {
     fn drop(&mut self) {
         if let Some(aside) = &self.aside {
-            // Nobody can be told here, and the error that led here is told.
+            // There is no caller to tell here, and the error that led here is told.
             let _ = fs::remove_file(aside);
         }
     }

@@ -114,6 +114,7 @@ impl FromStr for Preset {
             .map(|(_, preset)| preset)
             .ok_or_else(|| ConvertError::UnknownPreset {
                 name: name.to_owned(),
+                known: Self::ALL.iter().map(|preset| preset.name()).collect(),
             })
     }
 }

@@ -13,7 +13,7 @@ use tokenmill_gguf::{GgufError, GgufFile, GgufWriter, Metadata, TensorDataWriter
 use tokenmill_quant::{Format, QuantError};
 
 use crate::{
-    Choice, ConvertError, ImportanceMatrix, ModelFacts, Recipe, TensorShape,
+    ConvertError, ImportanceMatrix, ModelShape, Recipe, TensorShape, TypeChoice,
     choice::{choose, is_float, reference_order},
     output_file::OutputFile,
     rows::Conversion,
@@ -41,7 +41,7 @@ pub struct Quantizer<'a> {
 
 /// How far the work has come.
 #[derive(Clone, Copy, Debug)]
-pub struct Progress<'a> {
+pub struct QuantizeProgress<'a> {
     /// Bytes of the input that are done.
     pub n_bytes_done: usize,
     /// Bytes of all its tensors.
@@ -53,7 +53,7 @@ pub struct Progress<'a> {
 /// What was written, or would be.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Summary {
+pub struct QuantizeSummary {
     /// The files.
     pub paths: Vec<PathBuf>,
     /// Tensors.
@@ -65,7 +65,7 @@ pub struct Summary {
     /// Values of all tensors.
     pub n_values: usize,
     /// Tensors that got another type because their rows are not whole blocks, with their choice.
-    pub fallbacks: Vec<(String, Choice)>,
+    pub fallbacks: Vec<(String, TypeChoice)>,
     /// Tensors that were quantized without the importance that the matrix has for others. Embeddings are not among them: matrices
     /// have no entry for them.
     pub without_importance: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Summary {
 /// A tensor and what it becomes.
 struct Planned<'a> {
     view: TensorView<'a>,
-    choice: Choice,
+    choice: TypeChoice,
     importance: Option<&'a [f32]>,
 }
 
@@ -123,11 +123,11 @@ impl<'a> Quantizer<'a> {
     ///
     /// # Errors
     /// [`ConvertError`]: what does not go together.
-    pub fn plan(&self) -> Result<Summary, ConvertError> {
+    pub fn plan(&self) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned()?;
-        let mut summary = Summary {
+        let mut summary = QuantizeSummary {
             n_tensors: planned.len(),
-            ..Summary::default()
+            ..QuantizeSummary::default()
         };
         for tensor in &planned {
             let info = tensor.view.info;
@@ -157,8 +157,8 @@ impl<'a> Quantizer<'a> {
     pub fn write(
         &self,
         path: impl AsRef<Path>,
-        on_progress: &mut dyn FnMut(Progress<'_>) -> ControlFlow<()>,
-    ) -> Result<Summary, ConvertError> {
+        on_progress: &mut dyn FnMut(QuantizeProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<QuantizeSummary, ConvertError> {
         let path = path.as_ref();
         let mut summary = self.plan()?;
         let mut planned = self.planned()?;
@@ -181,7 +181,7 @@ impl<'a> Quantizer<'a> {
             let metadata = self.metadata(part, n_parts, planned.len())?;
             let mut report = |name: &str, n_bytes: usize| {
                 done += n_bytes;
-                let progress = Progress {
+                let progress = QuantizeProgress {
                     n_bytes_done: done,
                     n_bytes_total: summary.n_bytes_before,
                     tensor: name,
@@ -244,7 +244,7 @@ impl<'a> Quantizer<'a> {
 
     /// The tensors in the order of the input, with what they become.
     fn planned(&self) -> Result<Vec<Planned<'a>>, ConvertError> {
-        let model = ModelFacts::of(self.file.metadata())?;
+        let model = ModelShape::of(self.file.metadata())?;
         let infos: Vec<_> = self.file.tensors().collect();
         let shapes: Vec<TensorShape<'_>> = infos.iter().map(|&info| info.into()).collect();
         let choices = choose(&model, &self.recipe, self.importance.is_some(), &shapes)?;
@@ -274,7 +274,7 @@ impl<'a> Quantizer<'a> {
     fn importance_of(
         &self,
         view: &TensorView<'_>,
-        choice: &Choice,
+        choice: &TypeChoice,
     ) -> Result<Option<&'a [f32]>, ConvertError> {
         let info = view.info;
         if choice.ty == info.ty {

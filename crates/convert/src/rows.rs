@@ -13,7 +13,7 @@ use crate::ConvertError;
 /// Values that a thread takes at a time, rounded up to rows.
 const PIECE_VALUES: usize = 1 << 16;
 
-/// Greater values than this may have scales that half precision cannot hold: what became of them is looked at.
+/// Greater values than this may have scales that half precision cannot hold: the result is looked at.
 const SAFE_MAGNITUDE: f32 = 30_000.0;
 
 /// A tensor that is converted.

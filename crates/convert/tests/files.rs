@@ -6,11 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, Progress, Quantizer, Recipe};
+use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeProgress, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 
 /// Continues to the end.
-fn whole(_: Progress<'_>) -> ControlFlow<()> {
+fn whole(_: QuantizeProgress<'_>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -119,15 +119,18 @@ fn stopped_work_leaves_nothing() {
     let file = GgufFile::open(model(folder.path())).unwrap();
     let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q8_0));
     let mut n_calls = 0;
-    let result = quantizer.write(folder.path().join("out.gguf"), &mut |progress: Progress<'_>| {
-        n_calls += 1;
-        assert!(progress.n_bytes_done <= progress.n_bytes_total);
-        if n_calls == 2 {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    });
+    let result = quantizer.write(
+        folder.path().join("out.gguf"),
+        &mut |progress: QuantizeProgress<'_>| {
+            n_calls += 1;
+            assert!(progress.n_bytes_done <= progress.n_bytes_total);
+            if n_calls == 2 {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        },
+    );
     assert!(matches!(result, Err(ConvertError::Stopped)), "{result:?}");
     assert_eq!(names(folder.path()), ["model.gguf"]);
     let result = quantizer.write(folder.path().join("no/such/folder/out.gguf"), &mut whole);

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use tokenmill_convert::{ModelFacts, Preset, Recipe, TensorShape, choose};
+use tokenmill_convert::{ModelShape, Preset, Recipe, TensorShape, choose};
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, Model as Network};
 use tokenmill_quant::Format;
@@ -43,7 +43,7 @@ pub(crate) fn quantize(network: &mut Network, preset: Preset) -> Result<(), Erro
 }
 
 /// What the choice of types asks about a network.
-fn facts(descriptor: &Descriptor) -> ModelFacts {
+fn facts(descriptor: &Descriptor) -> ModelShape {
     let attention = descriptor.layers.iter().find_map(|layer| layer.mixer.attention());
     let latent = descriptor.layers.iter().find_map(|layer| layer.mixer.latent());
     let (n_heads, n_kv_heads) = match (attention, latent) {
@@ -53,7 +53,7 @@ fn facts(descriptor: &Descriptor) -> ModelFacts {
         (None, None) => (0, 0),
     };
     let experts = descriptor.layers.iter().find_map(|layer| layer.ffn.moe());
-    ModelFacts {
+    ModelShape {
         architecture: descriptor.arch.clone(),
         n_layers: descriptor.layers.len(),
         n_experts: experts.map_or(0, |experts| experts.router.n_experts),

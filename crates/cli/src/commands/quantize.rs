@@ -9,7 +9,7 @@ use std::{
     thread,
 };
 
-use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, Quantizer, Recipe, Summary};
+use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
@@ -213,7 +213,7 @@ fn refuse_to_overwrite_the_input(input: &Path, output: &Path) -> Result<(), Fail
 }
 
 /// The sizes before and after, in words.
-fn sizes(summary: &Summary) -> String {
+fn sizes(summary: &QuantizeSummary) -> String {
     let bits = summary.n_bytes_after as f64 * 8.0 / summary.n_values.max(1) as f64;
     format!(
         "{}, {bits:.2} bits a weight; the original takes {}",
@@ -223,7 +223,7 @@ fn sizes(summary: &Summary) -> String {
 }
 
 /// Says where tensors became something else than was asked for.
-fn tell_about(summary: &Summary) {
+fn tell_about(summary: &QuantizeSummary) {
     if let [(name, choice), ..] = &summary.fallbacks[..] {
         note!(
             "{} of {} tensors have rows that the blocks of their type do not divide, and took another: `{}` is {} instead of {}",

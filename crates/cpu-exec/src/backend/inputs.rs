@@ -1,7 +1,7 @@
 //! The inputs of products, shown to whoever measures them.
 //!
-//! Separate because only a measurement looks at them. Invariant: nothing is shown, and no tensor's name is kept, where nobody asked
-//! before the weights were loaded.
+//! Separate because only a measurement looks at them. Invariant: nothing is shown, and no tensor's name is kept, unless it was
+//! asked for before the weights were loaded.
 
 use tokenmill_backend::ExpertInput;
 
