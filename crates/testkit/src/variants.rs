@@ -299,19 +299,7 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
         };
         all(d, |layer| layer.mixer = MixerDescriptor::DeltaNet(net));
     }),
-    ("a delta net of wide keys", |d| {
-        d.layers[1].mixer = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
-            head_dim_k: 36,
-            ..DELTA_NET
-        });
-    }),
     ("Mamba 2", |d| d.layers[1].mixer = MixerDescriptor::Ssm(MAMBA_2)),
-    ("Mamba 2 with long states", |d| {
-        d.layers[0].mixer = MixerDescriptor::Ssm(SsmDescriptor {
-            n_state: 40,
-            ..MAMBA_2
-        });
-    }),
     ("Mamba 2 in groups, without norm", |d| {
         let ssm = SsmDescriptor {
             kind: SsmKind::Mamba2 { has_norm: false },
@@ -381,6 +369,22 @@ pub(crate) const STATE_VARIANTS: &[Variant] = &[
                 head_dim: 20,
                 n_taps: 2,
             });
+        });
+    }),
+];
+
+/// Sizes beyond what a kernel for small ones takes.
+pub(crate) const WIDE_VARIANTS: &[Variant] = &[
+    ("a delta net of wide keys", |d| {
+        d.layers[1].mixer = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
+            head_dim_k: 36,
+            ..DELTA_NET
+        });
+    }),
+    ("Mamba 2 with long states", |d| {
+        d.layers[0].mixer = MixerDescriptor::Ssm(SsmDescriptor {
+            n_state: 40,
+            ..MAMBA_2
         });
     }),
 ];

@@ -19,11 +19,11 @@ use crate::{
     EXPERT_VARIANTS, NaiveBackend,
     expert_variants::EXPERT_LAYER_VARIANTS,
     generate::{ids, run},
-    latent_variants::LATENT_VARIANTS,
+    latent_variants::{LATENT_VARIANTS, WIDE_LATENT_VARIANTS},
     random::Random,
     tiny_experts,
     tiny_model::{TinyModel, tiny_llama},
-    variants::{LAYER_VARIANTS, STATE_VARIANTS, VARIANTS, Variant, random_variant},
+    variants::{LAYER_VARIANTS, STATE_VARIANTS, VARIANTS, Variant, WIDE_VARIANTS, random_variant},
 };
 
 pub use encoders::{encoded_texts_do_not_depend_on_company, encoders_agree_with_the_oracle};
@@ -42,6 +42,8 @@ fn more_variants() -> Vec<Variant> {
         LATENT_VARIANTS,
         LAYER_VARIANTS,
         EXPERT_LAYER_VARIANTS,
+        WIDE_VARIANTS,
+        WIDE_LATENT_VARIANTS,
     ]
     .concat()
 }
@@ -107,7 +109,7 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         assert_similar(&case, &expected, &found, limit);
     }
     // Latent rows in half precision may have kernels of their own.
-    for (name, change) in LATENT_VARIANTS {
+    for (name, change) in LATENT_VARIANTS.iter().chain(WIDE_LATENT_VARIANTS) {
         let mut descriptor = tiny_llama();
         change(&mut descriptor);
         let model = TinyModel::random(descriptor, TensorType::F32, 4);
@@ -468,6 +470,8 @@ mod tests {
             (tiny_llama(), LATENT_VARIANTS),
             (tiny_llama(), STATE_VARIANTS),
             (tiny_llama(), LAYER_VARIANTS),
+            (tiny_llama(), WIDE_VARIANTS),
+            (tiny_llama(), WIDE_LATENT_VARIANTS),
             (tiny_experts(), EXPERT_VARIANTS),
             (tiny_experts(), EXPERT_LAYER_VARIANTS),
         ] {
