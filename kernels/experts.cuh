@@ -1,7 +1,8 @@
 // Runs of choices: which rows a thread block multiplies by which expert's matrix.
 //
 // A choice is a row that goes to an expert; choices are sorted by expert (route.cu). A run is up to M neighbouring choices of one
-// expert, so an expert's weights are read once for M of its rows. A thread block without a run returns.
+// expert, so an expert's weights are read once for M of its rows: 1 to 8 by products of rows, 16 or 64 by tiles. A thread block without a
+// run returns.
 //
 // Matrices of heads are multiplied as experts are: head h of every row goes to matrix h. Choices are [n_head_rows, n_experts], and a run is M of
 // a head's rows, `n_experts` apart. There are no lists then: runs, starts and rows are null, and n_head_rows is not 0.
@@ -60,3 +61,16 @@ DEVICE void write_choices(const ExpertJob& job, const Run& run, int row, int n_o
         }
     }
 }
+
+// The rows of x that a tile of an expert's matrix is multiplied by.
+struct ChosenTile {
+    Run run;
+    const uint32_t* rows;
+
+    __device__ __forceinline__ bool has(int i) const { return i < run.n; }
+    __device__ __forceinline__ int source(int i) const {
+        int choice = run.choice(i);
+        return rows ? (int)__ldg(rows + choice) : choice;
+    }
+    __device__ __forceinline__ int target(int i) const { return run.choice(i); }
+};

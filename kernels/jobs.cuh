@@ -1,4 +1,4 @@
-// Several matrices of one input in one launch: which of them a thread block works on.
+// Several matrices of one input in one launch: which of them a thread block works on, and by which rows it multiplies.
 #pragma once
 #include "reduce.cuh"
 
@@ -18,3 +18,12 @@ DEVICE Job pick_job(Job a, Job b, Job c, int rows, int& block) {
     block -= blocks_b;
     return c;
 }
+
+// Neighbouring rows of x, as tiles take them: whether one is there, which row of x it is, and which row of y takes its result.
+struct Rows {
+    int first, n_rows;
+
+    __device__ __forceinline__ bool has(int i) const { return first + i < n_rows; }
+    __device__ __forceinline__ int source(int i) const { return first + i; }
+    __device__ __forceinline__ int target(int i) const { return first + i; }
+};

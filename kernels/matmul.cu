@@ -6,176 +6,10 @@
 // matmul_n16   64 weight rows by 16 rows of x a thread block of 128; grid: (sum over jobs of ceil(n_out / 64), ceil(n_rows / 16)).
 //              Up to three matrices of one input are one launch; jobs without rows have n_out 0.
 // Shapes: w as formats/planes.cuh says; x quantized as q8.cuh says, [n_rows, n_in]; y [n_rows, n_out] f32.
-// Weights are unpacked to signed bytes in shared memory, 128 columns at a time, while the next are loaded; a warp multiplies 16
-// rows of them with all tokens of the tile (mma m16n8k32 s8, m16n8k16 where scales are by 16) and scales each group's sums.
-// Shared: static, 40 KiB at most. Alignment: weights 256 bytes, x 16 bytes. Measured on the simulator only: bench/runs.
+// Shared: static, as tiles.cuh says. Alignment: weights 256 bytes, x 16 bytes. Measured on the simulator only: bench/runs.
 #include HEADER
 #include "jobs.cuh"
-#include "q8.cuh"
-
-constexpr int STEP = 4;                 // groups of a step
-constexpr int STRIDE = STEP * 8 + 4;    // words of a row in shared memory; the padding spreads rows over the banks
-constexpr int SUBS = 32 / FORMAT::SUB;  // scales of a group
-constexpr int SCALES = SUBS * (FORMAT::SIGNED ? 1 : 2);  // and offsets
-
-DEVICE void mma(int (&c)[4], int a0, int a1, int a2, int a3, int b0, int b1) {
-    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-DEVICE void mma(int (&c)[4], int a0, int a1, int b0) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3},{%4,%5},{%6},{%0,%1,%2,%3};"
-                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-                 : "r"(a0), "r"(a1), "r"(b0));
-}
-
-// Neighbouring floats to shared memory and from it, in one access.
-template <int N>
-DEVICE void store_floats(float* to, const float (&from)[4]) {
-    if (N == 1) *to = from[0];
-    if (N == 2) *(float2*)to = make_float2(from[0], from[1]);
-    if (N == 4) *(float4*)to = make_float4(from[0], from[1], from[2], from[3]);
-}
-
-template <int N>
-DEVICE void load_floats(const float* from, float (&to)[N]) {
-    if constexpr (N == 1) {
-        to[0] = *from;
-    } else if constexpr (N == 2) {
-        float2 two = *(const float2*)from;
-        to[0] = two.x, to[1] = two.y;
-    } else {
-        float4 four = *(const float4*)from;
-        to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
-    }
-}
-
-template <class F, int WARPS, int TILES>
-DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq, const Q8Scale* xs, int n_in, int n_rows) {
-    constexpr int THREADS = WARPS * WARP, ROWS = WARPS * 16, TOKENS = TILES * 8;
-    constexpr int W_LOADS = ROWS * STEP / THREADS, X_LOADS = (TOKENS * STEP * 2 + THREADS - 1) / THREADS;
-    __shared__ __align__(16) int weights[ROWS][STRIDE];
-    __shared__ __align__(16) int inputs[TOKENS][STRIDE];
-    // Those of a group lie together and go in as one; the padding puts the groups of a token into different banks.
-    __shared__ __align__(16) float weight_scales[ROWS][STEP * SCALES];
-    __shared__ __align__(16) float2 input_scales[STEP][TOKENS * SUBS + 4];  // scale, scale * sum
-    const int thread = threadIdx.x, lane = thread % WARP, warp = thread / WARP;
-    const int g = lane / 4, t = lane % 4;
-    const int groups = n_in / GROUP, n_out = job.n_out, first_row = block * ROWS;
-    const F f(job.w, (size_t)n_out * groups);
-
-    typename F::Raw raw[W_LOADS];
-    uint4 bytes[X_LOADS];
-    auto load = [&](int step) {
-#pragma unroll
-        for (int i = 0; i < W_LOADS; i++) {
-            int local = (thread + i * THREADS) / STEP, group = step + thread % STEP;
-            int row = min(first_row + local, n_out - 1);
-            if (group < groups) raw[i] = f.load((size_t)row * groups + group);
-        }
-#pragma unroll
-        for (int i = 0; i < X_LOADS; i++) {
-            int index = thread + i * THREADS;
-            int token = first_token + index / (STEP * 2), half = index / STEP % 2, group = step + index % STEP;
-            bytes[i] = make_uint4(0, 0, 0, 0);
-            if (index < TOKENS * STEP * 2 && token < n_rows && group < groups)
-                bytes[i] = __ldg((const uint4*)q8_row(xq, token, n_in) + half * groups + group);
-        }
-    };
-    auto store = [&](int step) {
-#pragma unroll
-        for (int i = 0; i < W_LOADS; i++) {
-            int local = (thread + i * THREADS) / STEP, slot = thread % STEP;
-            int v[8] = {};
-            float2 so[2] = {};
-            if (step + slot < groups) {
-                F::words(raw[i], v);
-                so[0] = F::scale(raw[i], 0);
-                if (SUBS == 2) so[1] = F::scale(raw[i], 1);
-            }
-            *(int4*)&weights[local][slot * 8] = make_int4(v[0], v[1], v[2], v[3]);
-            *(int4*)&weights[local][slot * 8 + 4] = make_int4(v[4], v[5], v[6], v[7]);
-            const float scales[4] = {so[0].x, F::SIGNED ? so[1].x : so[0].y, so[1].x, so[1].y};
-            store_floats<SCALES>(&weight_scales[local][slot * SCALES], scales);
-        }
-#pragma unroll
-        for (int i = 0; i < X_LOADS; i++) {
-            int index = thread + i * THREADS;
-            int local = index / (STEP * 2), half = index / STEP % 2, slot = index % STEP;
-            if (index < TOKENS * STEP * 2) *(uint4*)&inputs[local][slot * 8 + half * 4] = bytes[i];
-        }
-        for (int index = thread; index < TOKENS * STEP; index += THREADS) {
-            int local = index / STEP, slot = index % STEP, token = first_token + local;
-            Q8Scale record = {0.0f, 0, 0};
-            if (token < n_rows && step + slot < groups) {
-                uint2 two = __ldg((const uint2*)q8_scales(xs, token, n_in) + step + slot);
-                record.scale = __uint_as_float(two.x);
-                record.sum_low = (short)two.y, record.sum_high = (short)(two.y >> 16);
-            }
-            int sum = SUBS == 1 ? record.sum_low + record.sum_high : record.sum_low;
-            const float scales[4] = {record.scale, record.scale * (float)sum, record.scale,
-                                     record.scale * (float)record.sum_high};
-            store_floats<2 * SUBS>((float*)&input_scales[slot][local * SUBS], scales);
-        }
-    };
-
-    float acc[TILES][4] = {};
-    const int row0 = warp * 16 + g, row1 = row0 + 8;
-    load(0);
-#pragma unroll 1
-    for (int step = 0; step < groups; step += STEP) {
-        __syncthreads();
-        store(step);
-        __syncthreads();
-        if (step + STEP < groups) load(step + STEP);
-#pragma unroll 1
-        for (int slot = 0; slot < STEP; slot++) {
-            int a0 = weights[row0][slot * 8 + t], a1 = weights[row1][slot * 8 + t];
-            int a2 = weights[row0][slot * 8 + 4 + t], a3 = weights[row1][slot * 8 + 4 + t];
-            float scales0[SCALES], scales1[SCALES];
-            load_floats(&weight_scales[row0][slot * SCALES], scales0);
-            load_floats(&weight_scales[row1][slot * SCALES], scales1);
-#pragma unroll
-            for (int s = 0; s < SUBS; s++) {
-                constexpr int EACH = SCALES / SUBS;
-                float2 so0 = make_float2(scales0[EACH * s], scales0[EACH * s + EACH - 1]);
-                float2 so1 = make_float2(scales1[EACH * s], scales1[EACH * s + EACH - 1]);
-#pragma unroll
-                for (int n = 0; n < TILES; n++) {
-                    int c[4] = {};
-                    const int* input = inputs[n * 8 + g] + slot * 8 + t;
-                    if (SUBS == 1) {
-                        mma(c, a0, a1, a2, a3, input[0], input[4]);
-                    } else {
-                        mma(c, s == 0 ? a0 : a2, s == 0 ? a1 : a3, input[4 * s]);
-                    }
-                    const float2* input_scale = &input_scales[slot][(n * 8 + 2 * t) * SUBS + s];
-                    float2 x0 = input_scale[0], x1 = input_scale[SUBS];
-                    acc[n][0] += so0.x * x0.x * (float)c[0];
-                    acc[n][1] += so0.x * x1.x * (float)c[1];
-                    acc[n][2] += so1.x * x0.x * (float)c[2];
-                    acc[n][3] += so1.x * x1.x * (float)c[3];
-                    if (!F::SIGNED) {
-                        acc[n][0] += so0.y * x0.y;
-                        acc[n][1] += so0.y * x1.y;
-                        acc[n][2] += so1.y * x0.y;
-                        acc[n][3] += so1.y * x1.y;
-                    }
-                }
-            }
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < TILES; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            int row = first_row + (i < 2 ? row0 : row1), token = first_token + n * 8 + 2 * t + i % 2;
-            if (row < n_out && token < n_rows)
-                job.y[(size_t)token * n_out + row] = job.bias ? acc[n][i] + job.bias[row] : acc[n][i];
-        }
-    }
-}
+#include "tiles.cuh"
 
 #define MATMUL(NAME, WARPS, TILES)                                                                              \
     KERNEL __launch_bounds__(WARPS * 32, 1)                                                                     \
@@ -184,7 +18,9 @@ DEVICE void matmul(const Job& job, int block, int first_token, const int8_t* xq,
              int n_rows, const int8_t* xq, const Q8Scale* xs) {                                                 \
         int block = blockIdx.x;                                                                                 \
         Job job = pick_job({w0, y0, bias0, n0}, {w1, y1, bias1, n1}, {w2, y2, bias2, n2}, WARPS * 16, block);    \
-        matmul<FORMAT, WARPS, TILES>(job, block, blockIdx.y * TILES * 8, xq, xs, n_in, n_rows);                 \
+        TileMatrix matrix = {job.w, (size_t)job.n_out, 0, job.n_out, job.bias};                                 \
+        Rows rows = {(int)blockIdx.y * TILES * 8, n_rows};                                                      \
+        multiply_tile<FORMAT, WARPS, TILES>(matrix, block, rows, xq, xs, n_in, job.y);                          \
     }
 
 MATMUL(matmul_n64, 8, 8)

@@ -39,8 +39,48 @@ pub(crate) struct MatrixKernels {
     pub(crate) gated: Option<[Kernel; 4]>,
     /// For more rows, the smaller tile first.
     pub(crate) matmul: Option<[Tiled; 2]>,
+    pub(crate) experts: Option<ExpertKernels>,
+}
+
+/// The kernels for experts' weights of one type.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertKernels {
     /// For runs of up to 1, 2, 4 and 8 rows of an expert.
-    pub(crate) experts: Option<[Kernel; 4]>,
+    few: [Kernel; 4],
+    /// For longer runs, the shorter first.
+    tiles: [Tiled; 2],
+}
+
+impl ExpertKernels {
+    fn load(device: &Device, suffix: &str, takes_quantized_input: bool) -> Result<Self> {
+        let module = format!("experts_{suffix}");
+        let kernel = |size: &str| device.kernel(&module, &format!("experts_{size}"));
+        let tiled = |kernel, n_threads, tile| Tiled {
+            kernel,
+            n_threads,
+            tile,
+        };
+        let [small, large] = [kernel("n16")?, kernel("n64")?];
+        Ok(Self {
+            few: [kernel("m1")?, kernel("m2")?, kernel("m4")?, kernel("m8")?],
+            tiles: if takes_quantized_input {
+                [tiled(small, 128, [64, 16]), tiled(large, 256, [128, 64])]
+            } else {
+                [tiled(small, 256, [64, 16]), tiled(large, 256, [64, 64])]
+            },
+        })
+    }
+
+    /// The kernel for runs of up to `run_len` rows: 1, 2, 4, 8, 16 or 64.
+    pub(crate) fn of_runs(&self, run_len: usize) -> Tiled {
+        (self.tiles.into_iter())
+            .find(|tiled| tiled.tile[1] == run_len)
+            .unwrap_or_else(|| Tiled {
+                kernel: self.few[run_len.trailing_zeros() as usize],
+                n_threads: 128,
+                tile: [8, run_len],
+            })
+    }
 }
 
 /// A kernel that multiplies tiles, one a thread block.
@@ -109,18 +149,21 @@ impl MatrixKernels {
             };
             Ok([only, only])
         };
-        let sizes_of = |module: &str, prefix: &str| -> Result<[Kernel; 4]> {
+        let sizes = |prefix: &str| -> Result<[Kernel; 4]> {
             Ok([
-                device.kernel(module, &format!("{prefix}_m1"))?,
-                device.kernel(module, &format!("{prefix}_m2"))?,
-                device.kernel(module, &format!("{prefix}_m4"))?,
-                device.kernel(module, &format!("{prefix}_m8"))?,
+                device.kernel(&matvec, &format!("{prefix}_m1"))?,
+                device.kernel(&matvec, &format!("{prefix}_m2"))?,
+                device.kernel(&matvec, &format!("{prefix}_m4"))?,
+                device.kernel(&matvec, &format!("{prefix}_m8"))?,
             ])
         };
-        let sizes = |prefix: &str| sizes_of(&matvec, prefix);
         Ok(Self {
             experts: if usage.is_of_experts {
-                Some(sizes_of(&format!("experts_{suffix}"), "experts")?)
+                Some(ExpertKernels::load(
+                    device,
+                    suffix,
+                    layout.takes_quantized_input(),
+                )?)
             } else {
                 None
             },

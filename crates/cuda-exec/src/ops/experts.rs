@@ -83,14 +83,17 @@ impl RouteCounts {
         self.n_rows * self.n_used
     }
 
-    /// Choices of a run at most: as many rows as an expert has on average, or somewhat more.
+    /// Choices of a run at most: as many rows as an expert has on average, or somewhat more, up to those of the largest tile.
     fn run_len(self) -> usize {
         let n_choices = self.n_choices();
+        let is_average = |len: usize| n_choices <= len * self.n_experts;
         match self.n_rows {
             0..=1 => 1,
-            _ if n_choices <= self.n_experts => 2,
-            _ if n_choices <= 4 * self.n_experts => 4,
-            _ => 8,
+            _ if is_average(1) => 2,
+            _ if is_average(4) => 4,
+            _ if is_average(8) => 8,
+            _ if is_average(32) => 16,
+            _ => 64,
         }
     }
 
@@ -213,7 +216,7 @@ impl Ops {
         let kernels = matrix.kernels.experts.ok_or(CudaExecError::Unsupported {
             feature: "product of experts' matrices that were not loaded for it".to_owned(),
         })?;
-        let kernel = kernels[counts.run_len().trailing_zeros() as usize];
+        let tiled = kernels.of_runs(counts.run_len());
         let n_products = products.len();
         let second = products.get(1).map(|product| (product.matrix, product.bias));
         let first_bias = products[0].bias;
@@ -249,8 +252,9 @@ impl Ops {
         } else {
             args.read(input.floats.range(0..n_input_rows * n_in)?)
         };
-        let grid = [n_out.div_ceil(8), counts.max_runs(), n_products];
-        self.device.launch(kernel, LaunchShape::new(grid, 128), &args)
+        let grid = [n_out.div_ceil(tiled.tile[0]), counts.max_runs(), n_products];
+        let shape = LaunchShape::new(grid, tiled.n_threads);
+        self.device.launch(tiled.kernel, shape, &args)
     }
 
     /// Multiplies the row of each choice by its weight, `[n_choices, width]`.
@@ -303,5 +307,29 @@ impl Ops {
             .write(output.range(0..n_rows * width)?);
         let shape = LaunchShape::new(elementwise_grid(width, n_rows), 256);
         self.device.launch(self.combine_choices, shape, &args)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_as_long_as_an_experts_rows() {
+        let of = |n_rows, n_used, n_experts| {
+            let counts = RouteCounts {
+                n_rows,
+                n_used,
+                n_experts,
+            };
+            [counts.run_len(), counts.max_runs()]
+        };
+        assert_eq!(of(1, 8, 128), [1, 8]);
+        assert_eq!(of(8, 8, 128), [2, 64]);
+        assert_eq!(of(64, 8, 128), [4, 128 + 128]);
+        assert_eq!(of(128, 8, 128), [8, 128 + 128]);
+        // 16 and 128 rows of each expert: its weights are read about once and about twice.
+        assert_eq!(of(256, 8, 128), [16, 128 + 128]);
+        assert_eq!(of(2048, 8, 128), [64, 128 + 256]);
     }
 }

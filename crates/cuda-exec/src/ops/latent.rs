@@ -304,8 +304,12 @@ impl Ops {
         let kernels = matrix.kernels.experts.ok_or(CudaExecError::Unsupported {
             feature: "product of heads' matrices that were not loaded for it".to_owned(),
         })?;
-        let variant = n_rows.next_power_of_two().trailing_zeros().min(3) as usize;
-        let run_len = 1 << variant;
+        let run_len = match n_rows {
+            0..=8 => n_rows.next_power_of_two(),
+            9..=16 => 16,
+            _ => 64,
+        };
+        let tiled = kernels.of_runs(run_len);
         check_heads(n_heads)?;
         let n_at_once = (self.max_grid_rows / n_heads).max(1) * run_len;
         for first in (0..n_rows).step_by(n_at_once) {
@@ -335,9 +339,13 @@ impl Ops {
             } else {
                 args.read(floats.range(len(n_in))?)
             };
-            let grid = [n_out.div_ceil(8), n_heads * n_here.div_ceil(run_len), 1];
-            let launch = LaunchShape::new(grid, 128);
-            self.device.launch(kernels[variant], launch, &args)?;
+            let grid = [
+                n_out.div_ceil(tiled.tile[0]),
+                n_heads * n_here.div_ceil(run_len),
+                1,
+            ];
+            let launch = LaunchShape::new(grid, tiled.n_threads);
+            self.device.launch(tiled.kernel, launch, &args)?;
         }
         Ok(())
     }

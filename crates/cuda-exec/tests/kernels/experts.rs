@@ -303,6 +303,17 @@ fn choices_are_sorted_by_expert_and_cut_into_runs() {
     }
 }
 
+/// The kernel for runs of so many choices, the rows of a matrix that its thread block has, and its threads.
+pub(crate) fn kernel_of_runs(ty: TensorType, run_len: usize) -> (String, usize, usize) {
+    match run_len {
+        16 if is_float(ty) => ("experts_n16".to_owned(), 64, 256),
+        16 => ("experts_n16".to_owned(), 64, 128),
+        64 if is_float(ty) => ("experts_n64".to_owned(), 64, 256),
+        64 => ("experts_n64".to_owned(), 128, 256),
+        few => (format!("experts_m{few}"), 8, 128),
+    }
+}
+
 /// Multiplies the choices of `n_rows` rows by two matrices of each expert, and compares with a plain loop.
 fn check_products(
     ty: TensorType,
@@ -337,15 +348,9 @@ fn check_products(
         arguments = arguments.ptr(list);
     }
     let module = format!("experts_{}", type_suffix(ty).unwrap());
-    let grid = [n_out.div_ceil(8), sorted.n_runs, 2];
-    sim.launch(
-        &module,
-        &format!("experts_m{run_len}"),
-        grid,
-        128,
-        0,
-        &input.append(arguments),
-    );
+    let (kernel, tile, n_threads) = kernel_of_runs(ty, run_len);
+    let grid = [n_out.div_ceil(tile), sorted.n_runs, 2];
+    sim.launch(&module, &kernel, grid, n_threads, 0, &input.append(arguments));
     let places = sim.read_u32s(sorted.places, n_choices);
     for job in 0..2 {
         let mut expected = vec![(0.0, 0.0); n_choices * n_out];
@@ -376,6 +381,8 @@ fn products_of_experts_of_every_type_match_a_plain_loop() {
         check_products(ty, 2, true, 2, 16, block);
         check_products(ty, 4, false, 5, 1, 5 * block);
         check_products(ty, 8, true, 13, 10, 2 * block.max(128));
+        check_products(ty, 16, true, 11, 70, block.max(32));
+        check_products(ty, 64, false, 40, 9, 2 * block.max(32));
     }
 }
 
@@ -384,6 +391,8 @@ fn float_rows_of_experts_may_have_any_length() {
     for ty in types().filter(|&ty| is_float(ty)) {
         for n_in in [1, 7, 30, 257] {
             check_products(ty, 4, false, 3, 5, n_in);
+            check_products(ty, 16, false, 9, 5, n_in);
+            check_products(ty, 64, true, 50, 66, n_in);
         }
     }
 }

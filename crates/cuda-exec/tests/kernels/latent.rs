@@ -8,6 +8,7 @@ use tokenmill_testkit::Random;
 
 use crate::{
     bench::{NULL, Sim, assert_close, random_matrix, types},
+    experts::kernel_of_runs,
     matvec::{TOLERANCE, dot, upload},
 };
 
@@ -266,10 +267,10 @@ fn check_heads(ty: TensorType, run_len: usize, n_rows: usize, n_heads: usize, n_
         arguments = arguments.i32(n as i32);
     }
     let arguments = arguments.ptr(NULL).ptr(NULL).ptr(NULL);
-    let grid = [n_out.div_ceil(8), n_heads * n_rows.div_ceil(run_len), 1];
+    let (kernel, tile, n_threads) = kernel_of_runs(ty, run_len);
+    let grid = [n_out.div_ceil(tile), n_heads * n_rows.div_ceil(run_len), 1];
     let module = format!("experts_{}", type_suffix(ty).unwrap());
-    let kernel = format!("experts_m{run_len}");
-    sim.launch(&module, &kernel, grid, 128, 0, &input.append(arguments));
+    sim.launch(&module, &kernel, grid, n_threads, 0, &input.append(arguments));
     let expected: Vec<(f64, f64)> = (0..n_rows * n_heads * n_out)
         .map(|at| {
             let (part, row) = (at / n_out, at % n_out);
@@ -286,6 +287,8 @@ fn each_head_has_a_matrix_of_its_own() {
         let n_in = 2 * ty.block_len().max(32);
         check_heads(ty, 1, 1, 3, 9, n_in);
         check_heads(ty, 8, 11, 2, 10, n_in);
+        check_heads(ty, 16, 18, 2, 10, n_in);
+        check_heads(ty, 64, 70, 2, 3, n_in);
     }
     check_heads(TensorType::F32, 2, 2, 5, 7, 21);
     check_heads(TensorType::F16, 4, 3, 1, 1, 30);
