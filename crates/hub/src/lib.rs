@@ -1,6 +1,6 @@
 //! Models by name: from `OWNER/REPOSITORY[:TYPE]` to files on this machine.
 //!
-//! [`pull`] asks the Hugging Face Hub what a repository holds, picks a file that fits into the memory, downloads it over several
+//! [`pull()`] asks the Hugging Face Hub what a repository holds, picks a file that fits into the memory, downloads it over several
 //! connections and puts it into the cache of `huggingface_hub`. [`find_stored`] finds a model that is there already and asks no
 //! server. [`stored_models`] lists what is there, [`Removal`] takes it away.
 //!
