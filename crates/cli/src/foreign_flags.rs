@@ -124,7 +124,7 @@ const LLAMA_CPP: &[Row] = &[
         "adapters cannot be applied here yet; merge them into the model",
     ),
     (
-        &["-md", "--model-draft"],
+        &["-md", "--model-draft", "--spec-draft-model"],
         "drafts by a second model are not there yet; `--spec ngram` guesses from the text so far, without one",
     ),
     (
@@ -136,7 +136,11 @@ const LLAMA_CPP: &[Row] = &[
             "--draft-min",
             "--draft-n-min",
             "--draft-p-min",
+            "--spec-draft-n-min",
+            "--spec-draft-p-min",
             "--spec-type",
+            "--spec-ngram-size-n",
+            "--spec-ngram-size-m",
             "-lcs",
             "-lcd",
             "--lookup-cache-static",

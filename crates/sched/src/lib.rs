@@ -41,6 +41,7 @@ mod channel;
 mod commit;
 mod constraint;
 mod core;
+mod draft_plan;
 mod drafting;
 mod engine;
 mod error;

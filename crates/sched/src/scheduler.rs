@@ -71,7 +71,7 @@ pub struct SchedulerCounters {
     pub cached_tokens: u64,
     /// Sequences that began, by why no more of them was cached, in the order of [`MissReason::ALL`].
     pub misses: [u64; MissReason::ALL.len()],
-    /// What became of drafts.
+    /// The results of drafts.
     pub drafts: DraftCounters,
 }
 

@@ -28,6 +28,8 @@ mod commit;
 mod constraint;
 #[path = "../../src/core.rs"]
 mod core;
+#[path = "../../src/draft_plan.rs"]
+mod draft_plan;
 #[path = "../../src/drafting.rs"]
 mod drafting;
 #[path = "../../src/engine.rs"]
