@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, fmt::Write, path::PathBuf, time::Instant};
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelSource};
+use tokenmill::{KvCache, KvType, LoadOptions, LoadedDevice, ModelSource, Speculation};
 use tokenmill_backend::DeviceTimes;
 use tokenmill_model::{Model, ModelOptions, WeightInfo, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig, Throughput};
@@ -339,6 +339,8 @@ impl Args {
             n_ctx: Some(n_ctx),
             n_seqs,
             kv_cache: KvCache::Contexts(n_seqs),
+            // Nothing is guessed here, so that no memory is taken for it.
+            speculation: Speculation::Off,
             ..self.load.options()?
         })
     }
