@@ -46,6 +46,8 @@ mod sse;
 mod stored;
 pub mod tables;
 mod tools;
+#[cfg(unix)]
+mod unix_socket;
 mod write_timeout;
 
 pub use app::App;

@@ -36,6 +36,8 @@ use tokio_rustls::{
 };
 use tower::ServiceExt as _;
 
+#[cfg(unix)]
+use crate::unix_socket::listen_unix;
 use crate::{App, Listen, TlsFiles, kv_events::KvEvents, router, write_timeout::WriteTimeout};
 
 /// Longest wait for a TLS handshake.
@@ -120,8 +122,7 @@ impl Server {
             ),
             #[cfg(unix)]
             Listen::Unix(path) => {
-                remove_stale_socket(path);
-                Socket::Unix(UnixListener::bind(path).map_err(failed(path.display().to_string()))?)
+                Socket::Unix(listen_unix(path).map_err(failed(path.display().to_string()))?)
             }
         };
         let kv_events = match app.config.kv_events.clone() {
@@ -301,16 +302,6 @@ impl Connection {
             _ = connection => {}
             () = first_request => {}
         }
-    }
-}
-
-/// Removes the socket file of a server that is gone; one that answers stays, and binding then fails.
-#[cfg(unix)]
-pub(crate) fn remove_stale_socket(path: &std::path::Path) {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
-    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
-        let _ = std::fs::remove_file(path);
     }
 }
 

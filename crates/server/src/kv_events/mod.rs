@@ -3,7 +3,7 @@
 //! A router that knows them sends a request to the replica that has its prefix. Separate from HTTP, with which it shares
 //! nothing. Each batch of the engine is a message of three frames: the topic, a number that counts up in 8 bytes, and
 //! the [payload](payload). Who missed some asks the second socket for all from a number on. Invariants: a
-//! slow reader holds up nobody; what is kept for it is bounded.
+//! slow reader holds up neither the engine nor other readers; what is kept for it is bounded.
 
 mod config;
 mod payload;
@@ -107,8 +107,8 @@ impl KvEvents {
             while let Some(batch) = events.next_batch().await {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 let payload = Bytes::from(payloads.write(now, &batch));
-                // Without a subscriber there is nobody to send to.
-                let _nobody = messages.send(message(&[&topic, &number.to_be_bytes(), &payload]));
+                // It fails where there is no subscriber.
+                let _unsent = messages.send(message(&[&topic, &number.to_be_bytes(), &payload]));
                 lock(&kept).push(number, payload, self.config.buffer_steps);
                 number += 1;
             }

@@ -58,10 +58,7 @@ impl Socket {
             Endpoint::Bind(address) => Self::Tcp(TcpListener::bind(address).await?),
             Endpoint::Connect(address) => Self::Connects(address.clone()),
             #[cfg(unix)]
-            Endpoint::BindUnix(path) => {
-                crate::serve::remove_stale_socket(path);
-                Self::Unix(tokio::net::UnixListener::bind(path)?)
-            }
+            Endpoint::BindUnix(path) => Self::Unix(crate::unix_socket::listen_unix(path)?),
         })
     }
 

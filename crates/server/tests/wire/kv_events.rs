@@ -150,13 +150,13 @@ async fn a_subscriber_is_told_and_can_ask_again() {
         }
         assert_eq!(asker.message().await, [&b""[..], &[0xff; 8], b""]);
     }
-    // Nobody else was sent anything: the first message of the other subscriber is the answer to its question.
+    // The other subscriber was sent nothing: its first message is the answer to its question.
     other.send(4, b"\x04PING\0\x10").await;
     assert_eq!(other.frame().await, (4, b"\x04PONG".to_vec()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn peers_that_break_the_protocol_are_left_and_nobody_else() {
+async fn peers_that_break_the_protocol_are_left_and_no_others() {
     let folder = tempfile::tempdir().unwrap();
     let Some(server) = start(folder.path()).await else {
         return;

@@ -1,0 +1,21 @@
+//! [`listen_unix`]: listens on a UNIX socket in the place of a server that is gone.
+//!
+//! Separate because the API and the events of the KV cache do so alike. Invariant: a socket that answers stays.
+
+use std::{
+    fs, io,
+    os::unix::{fs::FileTypeExt as _, net::UnixStream},
+    path::Path,
+};
+
+use tokio::net::UnixListener;
+
+/// Listens on `path`. The socket file of a server that is gone is removed; with one that answers, this fails.
+pub(crate) fn listen_unix(path: &Path) -> io::Result<UnixListener> {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket());
+    if is_socket && UnixStream::connect(path).is_err() {
+        // What cannot be removed is in the way of what follows, which then says so.
+        let _ = fs::remove_file(path);
+    }
+    UnixListener::bind(path)
+}
