@@ -3,7 +3,9 @@
 //! Separate from the publisher because it is read before there is a model. Invariant: a key that is not known and a value that
 //! cannot be obeyed are refused by name.
 
-use std::{fmt, path::PathBuf};
+use std::fmt;
+#[cfg(unix)]
+use std::path::PathBuf;
 
 use serde::Deserialize;
 
