@@ -180,6 +180,26 @@ pub(crate) fn bytes_left_at(path: &Path, n_bytes: u64) -> u64 {
         .sum()
 }
 
+/// Bytes that the disk must have free for a file to become whole at `path`: what an earlier download wrote has its room already, also
+/// where it wrote only the beginning of a part.
+pub(crate) fn room_needed(path: &Path, n_bytes: u64) -> u64 {
+    let taken_bytes = fs::metadata(path).map_or(0, |metadata| taken_bytes(&metadata));
+    n_bytes.saturating_sub(taken_bytes)
+}
+
+/// Bytes of the disk that a file takes; its holes take none.
+#[cfg(unix)]
+fn taken_bytes(metadata: &fs::Metadata) -> u64 {
+    const BLOCK_BYTES: u64 = 512;
+    std::os::unix::fs::MetadataExt::blocks(metadata).saturating_mul(BLOCK_BYTES)
+}
+
+/// Bytes of the disk that a file takes; the system does not say.
+#[cfg(not(unix))]
+fn taken_bytes(_metadata: &fs::Metadata) -> u64 {
+    0
+}
+
 /// The size of the parts and which are there, from the table of an earlier download.
 fn left_by_earlier(file: &File, n_bytes: u64) -> Option<(u64, Vec<bool>)> {
     let length = file.metadata().ok()?.len();
@@ -276,6 +296,22 @@ mod tests {
             assert_eq!(Incomplete::open(&path, 10, 4).unwrap().missing().len(), 3);
         }
         assert_eq!(Incomplete::open(&path, 0, 4).unwrap().missing().len(), 0);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn what_was_written_has_its_room_already() {
+        const MIB: usize = 1 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x");
+        assert_eq!(room_needed(&path, 4 << 20), 4 << 20);
+        let file = Incomplete::open(&path, 4 << 20, 2 << 20).unwrap();
+        // The beginning of the second part: no part is whole.
+        file.write(&vec![1; MIB], 2 << 20).unwrap();
+        file.file.sync_all().unwrap();
+        assert_eq!(bytes_left_at(&path, 4 << 20), 0);
+        let needed_bytes = room_needed(&path, 4 << 20);
+        assert!((2 << 20..=3 << 20).contains(&needed_bytes), "{needed_bytes}");
     }
 
     #[test]

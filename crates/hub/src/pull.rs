@@ -17,7 +17,7 @@ use crate::{
     blob,
     cache::{Cache, Entry, free_bytes},
     choice::{choose, projector, variants},
-    incomplete::bytes_left_at,
+    incomplete::{bytes_left_at, room_needed},
     model_name::is_relative_path,
     observer::Tally,
 };
@@ -265,12 +265,15 @@ impl PullPlan {
         observer: &dyn PullObserver,
     ) -> Result<PulledModel, HubError> {
         let cache = Cache::of(&settings.cache, &self.name);
-        if let Some(free_bytes) =
-            free_bytes(&settings.cache).filter(|free_bytes| *free_bytes < self.missing_bytes)
+        let absent = (self.files.iter()).filter(|(_, file)| !is_there(&cache, &self.commit, file));
+        let needed_bytes = absent
+            .map(|(_, file)| room_needed(&cache.incomplete(&file.etag), file.n_bytes))
+            .fold(0, u64::saturating_add);
+        if let Some(free_bytes) = free_bytes(&settings.cache).filter(|free_bytes| *free_bytes < needed_bytes)
         {
             return Err(HubError::NoSpace {
                 folder: settings.cache.clone(),
-                needed_bytes: self.missing_bytes,
+                needed_bytes,
                 free_bytes,
             });
         }
