@@ -7,10 +7,13 @@
 
 use tokenmill_backend::{SeqState, StateLayerShape, StateLayout};
 
-use crate::{Buffer, CudaExecError, Device, ViewMut, driver::MAX_COUNT, error::Result, ops::check_state_row};
+use crate::{Buffer, CudaExecError, Device, ViewMut, driver::MAX_COUNT, error::Result};
 
 /// Parts of a slot have a multiple of these values: 256 bytes.
 const PART_LEN: usize = 64;
+
+/// Values of a row of a recurrent matrix that kernels take at most: 32 lanes keep 16 each.
+pub(crate) const MAX_ROW: usize = 512;
 
 /// Words of the record that tells kernels where a sequence's state is.
 pub const SLOT_RECORD_WORDS: usize = 4;
@@ -28,6 +31,16 @@ pub(crate) fn slot_record(
         [first_token + (save.n_tokens - 1 - first_position), save.slot]
     });
     [from, state.to, save_after, save]
+}
+
+/// Says whether the kernels take recurrent matrices with rows of `len` values.
+pub(crate) fn check_row(len: usize) -> Result<()> {
+    if len <= MAX_ROW {
+        return Ok(());
+    }
+    Err(CudaExecError::Unsupported {
+        feature: format!("recurrent states with rows of {len} values, only of up to {MAX_ROW}"),
+    })
 }
 
 /// States of all layers.
@@ -70,7 +83,7 @@ impl StateSlots {
     /// # Errors
     /// [`CudaExecError::Unsupported`] where a row or a slot is too long.
     pub fn check(shape: StateLayerShape) -> Result<()> {
-        check_state_row(shape.matrix_row)?;
+        check_row(shape.matrix_row)?;
         let len = slot_len(shape);
         if len <= MAX_COUNT {
             return Ok(());

@@ -38,7 +38,6 @@ pub use embed::TokenIds;
 pub use experts::{CarriedRows, DeviceRoutes, ExpertRows, RouteCounts};
 pub(crate) use latent::check_heads;
 pub use linear::{GatedProduct, LinearInput, Product};
-pub(crate) use recurrence::check_state_row;
 pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};

@@ -7,8 +7,9 @@ use tokenmill_backend::{DeltaDecays, DeltaNet, KeyHeads, ShortConv, SsmScan};
 
 use super::{Ops, check_equal, check_multiple};
 use crate::{
-    Args, CudaExecError, Device, Kernel, LaunchShape, StateLayerMut, View, ViewMut, error::Result,
-    states::SLOT_RECORD_WORDS,
+    Args, CudaExecError, Device, Kernel, LaunchShape, StateLayerMut, View, ViewMut,
+    error::Result,
+    states::{MAX_ROW, SLOT_RECORD_WORDS, check_row},
 };
 
 /// Tokens that a thread of a convolution takes.
@@ -29,6 +30,8 @@ const LANE_LEN: usize = 16;
 const SHORT_LANE_LEN: usize = 4;
 /// States up to this length are short.
 const SHORT_STATE: usize = 32;
+
+const _: () = assert!(MAX_LANES * LANE_LEN == MAX_ROW);
 
 /// The kernels of recurrent layers.
 #[derive(Clone, Copy, Debug)]
@@ -136,23 +139,9 @@ pub struct NetRows<'a> {
     pub beta: View<'a, f32>,
 }
 
-/// Says whether the kernels take recurrent matrices with rows of `len` values.
-///
-/// # Errors
-/// [`CudaExecError::Unsupported`].
-pub(crate) fn check_state_row(len: usize) -> Result<()> {
-    let most = MAX_LANES * LANE_LEN;
-    if len <= most {
-        return Ok(());
-    }
-    Err(CudaExecError::Unsupported {
-        feature: format!("recurrent states with rows of {len} values, only of up to {most}"),
-    })
-}
-
 /// The lanes that share a channel's state of `len` values, a power of two.
 fn lanes_of(len: usize, lane_len: usize) -> Result<usize> {
-    check_state_row(len)?;
+    check_row(len)?;
     Ok(len.div_ceil(lane_len).max(1).next_power_of_two())
 }
 
