@@ -83,7 +83,11 @@ const ROWS: [Row; 43] = [
         "no reference: a folder by transformers",
         6,
     ),
-    row("folders quantized while they load", "the folder as it is", 1),
+    row(
+        "folders quantized while they load",
+        "the quantized file of the same model",
+        2,
+    ),
     row(
         "experts on a GPU",
         "the CPU: greedy text of files by llama.cpp",

@@ -11,9 +11,8 @@ use tokenmill_text::EncodeOptions;
 const CHUNK_TOKENS: usize = 256;
 const N_CHUNKS: usize = 40;
 
-/// Greatest relative distance of a mean of squares: keys and values are stored in half precision on both sides, and added up in
-/// another order.
-const TOLERANCE: f32 = 0.01;
+/// Greatest relative distance of a mean of squares, four times what was seen: floats are added up in another order.
+const TOLERANCE: f32 = 1e-4;
 
 #[test]
 fn means_of_squares_are_those_of_the_reference() {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_gguf::{GgufFile, GgufWriter, TensorType};
 use tokenmill_testkit::{Comparisons, TinyModel, tiny_llama};
 
 use crate::support::{arg, tokenmill};
@@ -87,7 +87,18 @@ fn what_quantize_refuses_leaves_nothing() {
     let refused = |more: &[&str], code: i32| {
         tokenmill([&["quantize", arg(&input), arg(&output)][..], more].concat()).failed(code)
     };
-    let line = refused(&["iq2_xs"], 3);
+    // Rows of 256, which the blocks of few bits divide.
+    let wide = folder.path().join("wide.gguf");
+    let mut writer = GgufWriter::new();
+    let metadata = writer.metadata_mut();
+    metadata.insert("general.architecture", "llama").unwrap();
+    writer
+        .add_tensor("blk.0.attn_q.weight", TensorType::F32, &[256, 2])
+        .unwrap();
+    let mut out = writer.write_header(fs::File::create(&wide).unwrap()).unwrap();
+    out.write(&[0; 2048]).unwrap();
+    out.finish().unwrap();
+    let line = tokenmill(["quantize", arg(&wide), arg(&output), "iq2_xs"]).failed(3);
     assert!(
         line.contains("importance matrix") && line.ends_with("(hint: --imatrix FILE gives one)"),
         "{line}"
@@ -138,7 +149,7 @@ fn what_quantize_refuses_leaves_nothing() {
     .ok();
     assert_eq!(
         names(folder.path()),
-        ["again.gguf", "broken.gguf", "model.gguf", "out.gguf"]
+        ["again.gguf", "broken.gguf", "model.gguf", "out.gguf", "wide.gguf"]
     );
 }
 
@@ -193,27 +204,26 @@ fn a_matrix_that_was_measured_here_is_taken() {
 #[test]
 fn a_folder_is_quantized_while_it_loads() {
     let mut comparisons = Comparisons::of("folders quantized while they load");
-    let Some(folder) = comparisons.find("parity/qwen2/hf") else {
+    let paths = (
+        comparisons.find("parity/qwen2/hf"),
+        comparisons.find("parity/qwen2/model-F32.gguf"),
+    );
+    let (Some(folder), Some(file)) = paths else {
         return;
     };
-    let run = |more: &[&str]| {
-        let args = [
-            "run",
-            arg(&folder),
-            "Hello",
-            "-n",
-            "12",
-            "--temp",
-            "0",
-            "-c",
-            "64",
-        ];
+    let run = |model: &Path, more: &[&str]| {
+        let args = ["run", arg(model), "Hello", "-n", "12", "--temp", "0", "-c", "64"];
         tokenmill([&args[..], more].concat()).ok()
     };
-    // Eight bits hold what the model says; the text of fewer is another matter.
-    assert_eq!(run(&["--quantize", "q8_0"]), run(&[]));
-    assert!(!run(&["--quantize", "q4_k_m"]).is_empty());
-    comparisons.compared(1);
+    // The folder has the numbers of the file, so that the weights, and the text, are those of the quantized file.
+    let quantized = tempfile::tempdir().unwrap();
+    for preset in ["q8_0", "q4_k_m"] {
+        let path = quantized.path().join(preset).with_extension("gguf");
+        tokenmill(["quantize", arg(&file), arg(&path), preset]).ok();
+        let expected = run(&path, &[]);
+        assert_eq!(run(&folder, &["--quantize", preset]), expected, "{preset}");
+        comparisons.compared(1);
+    }
     let line = tokenmill(["run", arg(&folder), "Hello", "--quantize", "iq2_xs"]).failed(3);
     assert!(line.contains("needs an importance matrix"), "{line}");
     let line = tokenmill(["run", "demo", "Hello", "--quantize", "q8_0"]).failed(3);
