@@ -178,6 +178,13 @@ impl Examination {
     /// What memory a model takes on each device.
     fn plan(&mut self, model: &Model, args: &Args, gpu: Option<Gpu>) -> Result<(), Failure> {
         let choices = args.load.options()?;
+        if choices.quantize.is_some() {
+            return Err(
+                Failure::usage("`--quantize` does nothing here: a model is weighed as it is").hint(
+                    "`tokenmill inspect FOLDER --quantize TYPE` says what it takes when it is quantized",
+                ),
+            );
+        }
         let options = choices.network_options(model.descriptor().n_ctx_train)?;
         let cpu = (choices.compute.cpu_backend())
             .and_then(|backend| model.plan(&backend, &options))

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, fmt::Write, path::PathBuf};
 
 use serde_json::{Value as Json, json};
-use tokenmill::ModelSource;
+use tokenmill::{Error, ModelSource};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_gguf::{Array, GgufFile, Value};
 use tokenmill_model::{Model, ModelOptions, WeightInfo};
@@ -63,6 +63,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl Inspection {
     fn of_gguf(name: String, file: GgufFile, load: &LoadArgs) -> Result<Self, Failure> {
+        if load.options()?.quantize.is_some() {
+            return Err(Error::QuantizesFile.into());
+        }
         let metadata = file.metadata().iter();
         let metadata = metadata
             .map(|(key, value)| {
@@ -91,7 +94,7 @@ impl Inspection {
 
     /// Of a Hugging Face folder: its configuration stands for the metadata.
     fn of_folder(source: &ModelSource, load: &LoadArgs) -> Result<Self, Failure> {
-        let model = source.open_network()?;
+        let model = load.options()?.open_network(source)?;
         let tensors = model.weights().infos();
         let config = source.config_json()?;
         let metadata = config.as_object().into_iter().flatten().map(|(key, value)| {
