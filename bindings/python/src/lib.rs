@@ -4,6 +4,7 @@
 //! easier to say in Python: asynchronous iteration and the plug-in for `llm`. Invariant: no thread waits for the engine
 //! while it holds the interpreter.
 
+#![forbid(unsafe_code)]
 #![expect(
     clippy::needless_pass_by_value,
     reason = "Python's lists become vectors, which these functions own"

@@ -53,7 +53,7 @@ pub use activation_block::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
 pub use attention::{F16_PAGES, F32_PAGES, PageOps, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS};
 pub use limits::{multiply_bytes, read_bytes};
 pub use recurrence::{
-    ConvRun, Decays, DeltaRun, MAX_LANES, MAX_TAPS, Rows, SsmRun, conv_run, delta_run, ssm_run,
+    ConvRun, Decays, DeltaRun, MAX_LANES, MAX_TAPS, SsmRun, StridedRows, conv_run, delta_run, ssm_run,
 };
 pub use reduction::PAIR_ROWS;
 pub use simd::TILE_ROWS;

@@ -5,7 +5,7 @@
 //! of operations serves prompts and decoding alike.
 
 use tokenmill_backend::{DeltaNet, DeltaNetRows};
-use tokenmill_cpu_kernels::{DeltaRun, MAX_LANES, Rows, delta_run};
+use tokenmill_cpu_kernels::{DeltaRun, MAX_LANES, StridedRows, delta_run};
 
 use crate::{
     Host, StateStore, StepStates,
@@ -62,7 +62,7 @@ pub fn delta_net(
                 begin(&mut states, &run);
                 for (tokens, snapshot) in run.blocks(RUN_TOKENS) {
                     let qkv = |start: usize, width| {
-                        Rows::new(&qkv[tokens.start * qkv_width + start..], qkv_width, width)
+                        StridedRows::new(&qkv[tokens.start * qkv_width + start..], qkv_width, width)
                     };
                     let gate_idx = tokens.start * net.n_v_heads + v_head;
                     let out = &mut out[..tokens.len() * n_columns];
@@ -74,12 +74,12 @@ pub fn delta_net(
                             q: qkv(q_start, dim_k),
                             k: qkv(k_start, dim_k),
                             v: qkv(v_start, n_columns),
-                            decays: Rows::new(
+                            decays: StridedRows::new(
                                 &decays[gate_idx * n_decays..],
                                 net.n_v_heads * n_decays,
                                 n_decays,
                             ),
-                            rates: Rows::new(&rates[gate_idx..], net.n_v_heads, 1),
+                            rates: StridedRows::new(&rates[gate_idx..], net.n_v_heads, 1),
                             out,
                         },
                     );

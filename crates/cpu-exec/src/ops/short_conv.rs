@@ -3,7 +3,7 @@
 //! Threads share the channels in blocks. A block's state is its last rows, `[n_taps - 1, n]`, oldest first.
 
 use tokenmill_backend::ShortConv;
-use tokenmill_cpu_kernels::{ConvRun, MAX_TAPS, Rows, conv_run};
+use tokenmill_cpu_kernels::{ConvRun, MAX_TAPS, StridedRows, conv_run};
 
 use crate::{
     Host, StateStore, StepStates,
@@ -62,16 +62,16 @@ pub fn short_conv(
                 begin(&mut states, &run);
                 for (tokens, snapshot) in run.blocks(RUN_TOKENS) {
                     past[..n_past * n].copy_from_slice(states.row(run.to));
-                    let rows = Rows::new(input(tokens.start), n_channels, n);
+                    let rows = StridedRows::new(input(tokens.start), n_channels, n);
                     let out = &mut out[..tokens.len() * n];
                     conv_run(
                         host.features(),
                         n_taps,
                         ConvRun {
-                            weights: Rows::new(&weights, n, n),
+                            weights: StridedRows::new(&weights, n, n),
                             bias,
                             has_silu: conv.has_silu,
-                            past: Rows::new(&past, n, n),
+                            past: StridedRows::new(&past, n, n),
                             rows,
                             out,
                         },

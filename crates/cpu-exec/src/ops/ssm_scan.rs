@@ -4,7 +4,7 @@
 //! net; one order of operations serves prompts and decoding alike.
 
 use tokenmill_backend::{Columns as Of, SsmRows, SsmScan};
-use tokenmill_cpu_kernels::{Decays, MAX_LANES, Rows, SsmRun, ssm_run};
+use tokenmill_cpu_kernels::{Decays, MAX_LANES, SsmRun, StridedRows, ssm_run};
 
 use crate::{
     Host, StateStore, StepStates,
@@ -72,11 +72,11 @@ pub fn ssm_scan(
                         SsmRun {
                             state: states.row(run.to),
                             x: rows_of(&x, tokens.start, channel, n_lanes),
-                            dt: Rows::new(&dts, n_lanes, n_lanes),
+                            dt: StridedRows::new(&dts, n_lanes, n_lanes),
                             decays: if scan.has_own_decays {
-                                Decays::OfStates(Rows::new(&scan.a[channel..], n_heads, n_lanes))
+                                Decays::OfStates(StridedRows::new(&scan.a[channel..], n_heads, n_lanes))
                             } else {
-                                Decays::OfChannels(Rows::new(&decays, n_lanes, n_lanes))
+                                Decays::OfChannels(StridedRows::new(&decays, n_lanes, n_lanes))
                             },
                             skip: &skip[..n_lanes],
                             b: rows_of(&b, tokens.start, group_start, n_state),
@@ -96,9 +96,9 @@ pub fn ssm_scan(
 }
 
 /// Some columns of a buffer's rows, from row `first_row` on.
-fn rows_of<'a>(columns: &Of<'a, [f32]>, first_row: usize, start: usize, width: usize) -> Rows<'a> {
+fn rows_of<'a>(columns: &Of<'a, [f32]>, first_row: usize, start: usize, width: usize) -> StridedRows<'a> {
     let first = first_row * columns.row_width + columns.first + start;
-    Rows::new(&columns.rows[first..], columns.row_width, width)
+    StridedRows::new(&columns.rows[first..], columns.row_width, width)
 }
 
 /// Writes the value of each lane's head, where lanes are the channels from `channel` on; a head's value is computed once.

@@ -7,7 +7,7 @@ use crate::{
     simd::{Kernel, Simd, dispatch},
 };
 
-use super::Rows;
+use super::StridedRows;
 
 /// The most rows that a value is made of.
 pub const MAX_TAPS: usize = 16;
@@ -16,15 +16,15 @@ pub const MAX_TAPS: usize = 16;
 #[derive(Debug)]
 pub struct ConvRun<'a> {
     /// `[n_taps, n]`, the newest row's factors last.
-    pub weights: Rows<'a>,
+    pub weights: StridedRows<'a>,
     /// `[n]`; absent means 0.
     pub bias: Option<&'a [f32]>,
     /// Whether the result goes through SiLU.
     pub has_silu: bool,
     /// The `n_taps - 1` rows before the first, oldest first.
-    pub past: Rows<'a>,
+    pub past: StridedRows<'a>,
     /// `[n_rows, n]`.
-    pub rows: Rows<'a>,
+    pub rows: StridedRows<'a>,
     /// `[n_rows, n]`.
     pub out: &'a mut [f32],
 }
@@ -79,7 +79,7 @@ pub fn conv_run(features: CpuFeatures, n_taps: usize, run: ConvRun<'_>) {
 }
 
 struct ConvRow<'a> {
-    weights: Rows<'a>,
+    weights: StridedRows<'a>,
     bias: Option<&'a [f32]>,
     read: &'a [&'a [f32]],
     out: &'a mut [f32],
@@ -133,11 +133,11 @@ mod tests {
                 features,
                 n_taps,
                 ConvRun {
-                    weights: Rows::new(&weights, n, n),
+                    weights: StridedRows::new(&weights, n, n),
                     bias: has_bias.then_some(&bias[..]),
                     has_silu: true,
-                    past: Rows::new(&rows[first..], n + 2, n),
-                    rows: Rows::new(&rows[first + n_past * (n + 2)..], n + 2, n),
+                    past: StridedRows::new(&rows[first..], n + 2, n),
+                    rows: StridedRows::new(&rows[first + n_past * (n + 2)..], n + 2, n),
                     out,
                 },
             );
@@ -169,11 +169,11 @@ mod tests {
             CpuFeatures::detect(),
             2,
             ConvRun {
-                weights: Rows::new(&[10.0, 100.0], 1, 1),
+                weights: StridedRows::new(&[10.0, 100.0], 1, 1),
                 bias: Some(&[0.5]),
                 has_silu: false,
-                past: Rows::new(&[1.0], 1, 1),
-                rows: Rows::new(&[2.0, 3.0], 1, 1),
+                past: StridedRows::new(&[1.0], 1, 1),
+                rows: StridedRows::new(&[2.0, 3.0], 1, 1),
                 out: &mut out,
             },
         );

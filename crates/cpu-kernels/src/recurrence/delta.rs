@@ -8,7 +8,7 @@ use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, dispatch};
 
-use super::{MAX_LANES, N_SUMS, Rows, fold, fold_vector};
+use super::{MAX_LANES, N_SUMS, StridedRows, fold, fold_vector};
 
 /// Some tokens of the gated delta rule, for some columns of a value head.
 #[derive(Debug)]
@@ -18,15 +18,15 @@ pub struct DeltaRun<'a> {
     /// Columns of a group; 1, 2, 4, 8 or 16.
     pub n_lanes: usize,
     /// Queries, normalized and scaled, `[n_tokens, head_dim_k]`.
-    pub q: Rows<'a>,
+    pub q: StridedRows<'a>,
     /// Keys, normalized.
-    pub k: Rows<'a>,
+    pub k: StridedRows<'a>,
     /// Columns of the values, `[n_tokens, n_groups * n_lanes]`.
-    pub v: Rows<'a>,
+    pub v: StridedRows<'a>,
     /// What is kept of the state: one factor, or one for each row, `[n_tokens, 1]` or `[n_tokens, head_dim_k]`.
-    pub decays: Rows<'a>,
+    pub decays: StridedRows<'a>,
     /// How much of a value's error is written, `[n_tokens, 1]`.
-    pub rates: Rows<'a>,
+    pub rates: StridedRows<'a>,
     /// The same columns of the output, `[n_tokens, n_groups * n_lanes]`.
     pub out: &'a mut [f32],
 }
@@ -164,11 +164,11 @@ impl Kernel for DeltaWide<'_> {
 #[derive(Clone, Copy)]
 struct DeltaVectors<'a> {
     state: *mut f32,
-    q: Rows<'a>,
-    k: Rows<'a>,
-    v: Rows<'a>,
-    decays: Rows<'a>,
-    rates: Rows<'a>,
+    q: StridedRows<'a>,
+    k: StridedRows<'a>,
+    v: StridedRows<'a>,
+    decays: StridedRows<'a>,
+    rates: StridedRows<'a>,
     column: usize,
     out: *mut f32,
     n_tokens: usize,
@@ -347,7 +347,7 @@ mod tests {
         let mut out = vec![0.0; n_tokens * n_columns];
         for (i, out) in out.chunks_mut(n_each * n_columns).enumerate() {
             let first = i * n_each;
-            let part = |start: usize, width| Rows::new(&qkv[first * stride + start..], stride, width);
+            let part = |start: usize, width| StridedRows::new(&qkv[first * stride + start..], stride, width);
             delta_run(
                 features,
                 DeltaRun {
@@ -356,8 +356,8 @@ mod tests {
                     q: part(0, dim_k),
                     k: part(dim_k, dim_k),
                     v: part(2 * dim_k, n_columns),
-                    decays: Rows::new(&decays[first * n_decays..], n_decays, n_decays),
-                    rates: Rows::new(&rates[first..], 1, 1),
+                    decays: StridedRows::new(&decays[first * n_decays..], n_decays, n_decays),
+                    rates: StridedRows::new(&rates[first..], 1, 1),
                     out,
                 },
             );
@@ -397,7 +397,7 @@ mod tests {
             let mut state = vec![0.0; dim_k * 16];
             let qkv = values(3 * (2 * dim_k + 16), 9);
             let stride = 2 * dim_k + 16;
-            let part = |start: usize, width| Rows::new(&qkv[start..], stride, width);
+            let part = |start: usize, width| StridedRows::new(&qkv[start..], stride, width);
             let mut out = vec![0.0; 3 * 16];
             delta_run(
                 CpuFeatures::detect(),
@@ -407,8 +407,8 @@ mod tests {
                     q: part(0, dim_k),
                     k: part(dim_k, dim_k),
                     v: part(2 * dim_k, 16),
-                    decays: Rows::new(&[0.9, 0.8, 0.7], 1, 1),
-                    rates: Rows::new(&[0.5, 0.4, 0.3], 1, 1),
+                    decays: StridedRows::new(&[0.9, 0.8, 0.7], 1, 1),
+                    rates: StridedRows::new(&[0.5, 0.4, 0.3], 1, 1),
                     out: &mut out,
                 },
             );
@@ -429,11 +429,11 @@ mod tests {
             DeltaRun {
                 state: &mut state,
                 n_lanes: 2,
-                q: Rows::new(&key, 4, 4),
-                k: Rows::new(&key, 4, 4),
-                v: Rows::new(&[3.0, -7.0], 2, 2),
-                decays: Rows::new(&[0.5], 1, 1),
-                rates: Rows::new(&[1.0], 1, 1),
+                q: StridedRows::new(&key, 4, 4),
+                k: StridedRows::new(&key, 4, 4),
+                v: StridedRows::new(&[3.0, -7.0], 2, 2),
+                decays: StridedRows::new(&[0.5], 1, 1),
+                rates: StridedRows::new(&[1.0], 1, 1),
                 out: &mut out,
             },
         );

@@ -23,13 +23,13 @@ const N_SUMS: usize = 4;
 
 /// Rows of equal width at equal distances, such as some columns of a buffer.
 #[derive(Clone, Copy, Debug)]
-pub struct Rows<'a> {
+pub struct StridedRows<'a> {
     values: &'a [f32],
     stride: usize,
     width: usize,
 }
 
-impl<'a> Rows<'a> {
+impl<'a> StridedRows<'a> {
     /// Rows of `width` values, each `stride` values behind the last; the first begins the slice.
     ///
     /// # Panics
@@ -104,11 +104,11 @@ mod tests {
         let values = values(10, 1);
         for (stride, width, expected) in [(4, 2, 3), (4, 3, 2), (4, 4, 2), (10, 10, 1), (11, 11, 0)] {
             assert_eq!(
-                Rows::new(&values, stride, width).n_rows(),
+                StridedRows::new(&values, stride, width).n_rows(),
                 expected,
                 "{width} of {stride}"
             );
         }
-        assert_eq!(Rows::new(&values, 4, 2).row(2), &values[8..]);
+        assert_eq!(StridedRows::new(&values, 4, 2).row(2), &values[8..]);
     }
 }

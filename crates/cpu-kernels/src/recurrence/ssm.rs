@@ -7,7 +7,7 @@ use crate::{
     simd::{Kernel, Simd, dispatch},
 };
 
-use super::{MAX_LANES, N_SUMS, Rows, fold, fold_vector};
+use super::{MAX_LANES, N_SUMS, StridedRows, fold, fold_vector};
 
 /// Some tokens of a state space model, for some channels of one group.
 #[derive(Debug)]
@@ -15,17 +15,17 @@ pub struct SsmRun<'a> {
     /// `[n_state, n_lanes]`; the channels are 1, 2, 4, 8 or 16.
     pub state: &'a mut [f32],
     /// The channels, `[n_tokens, n_lanes]`.
-    pub x: Rows<'a>,
+    pub x: StridedRows<'a>,
     /// Each channel's step size, `[n_tokens, n_lanes]`.
-    pub dt: Rows<'a>,
+    pub dt: StridedRows<'a>,
     /// What is kept of the state.
     pub decays: Decays<'a>,
     /// Each channel's part of `x` that goes into the output as it is, `[n_lanes]`.
     pub skip: &'a [f32],
     /// Writes to the state, `[n_tokens, n_state]`.
-    pub b: Rows<'a>,
+    pub b: StridedRows<'a>,
     /// Reads from it.
-    pub c: Rows<'a>,
+    pub c: StridedRows<'a>,
     /// The same channels of the output, `[n_tokens, n_lanes]`.
     pub out: &'a mut [f32],
 }
@@ -34,9 +34,9 @@ pub struct SsmRun<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Decays<'a> {
     /// One factor for each channel, `[n_tokens, n_lanes]`.
-    OfChannels(Rows<'a>),
+    OfChannels(StridedRows<'a>),
     /// `exp(dt * a)`, with a row for each index of the state, `[n_state, n_lanes]`.
-    OfStates(Rows<'a>),
+    OfStates(StridedRows<'a>),
 }
 
 /// Takes the tokens in turn.
@@ -171,12 +171,12 @@ impl Kernel for SsmWide<'_> {
 /// A vector of channels. `state` and `out` point to it in their first row, of [`MAX_LANES`] values each.
 struct SsmVector<'a> {
     state: *mut f32,
-    x: Rows<'a>,
-    dt: Rows<'a>,
+    x: StridedRows<'a>,
+    dt: StridedRows<'a>,
     decays: Decays<'a>,
     skip: &'a [f32],
-    b: Rows<'a>,
-    c: Rows<'a>,
+    b: StridedRows<'a>,
+    c: StridedRows<'a>,
     first_lane: usize,
     out: *mut f32,
     n_tokens: usize,
@@ -282,8 +282,9 @@ mod tests {
         let mut out = vec![0.0; n_tokens * n_lanes];
         for (i, out) in out.chunks_mut(n_each * n_lanes).enumerate() {
             let first = i * n_each;
-            let part = |start: usize, part_width| Rows::new(&xbc[first * width + start..], width, part_width);
-            let lanes = |values| Rows::new(values, n_lanes, n_lanes);
+            let part =
+                |start: usize, part_width| StridedRows::new(&xbc[first * width + start..], width, part_width);
+            let lanes = |values| StridedRows::new(values, n_lanes, n_lanes);
             ssm_run(
                 features,
                 SsmRun {
@@ -291,7 +292,7 @@ mod tests {
                     x: part(0, n_lanes),
                     dt: lanes(&dt[first * n_lanes..]),
                     decays: if has_own_decays {
-                        Decays::OfStates(Rows::new(&a, n_lanes + 3, n_lanes))
+                        Decays::OfStates(StridedRows::new(&a, n_lanes + 3, n_lanes))
                     } else {
                         Decays::OfChannels(lanes(&decays[first * n_lanes..]))
                     },
