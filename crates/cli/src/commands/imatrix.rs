@@ -27,7 +27,7 @@ const MAX_LOGIT_ROWS: usize = 64;
     The text should be of the kind that the model will read and write, some 100,000 tokens of it; more helps little.\n\
     The file is what llama-imatrix writes, and llama-quantize takes it, too.")]
 pub(crate) struct Args {
-    /// A GGUF file, best in F32, BF16 or F16, a Hugging Face folder, or `demo`
+    /// A GGUF file, best in F32, BF16 or F16, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
     /// The text
     file: PathBuf,
@@ -47,7 +47,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             .hint("leave out --device and -ngl"));
     }
     let text = read_text(&args.file)?;
-    let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
+    let path = args.load.fetch.resolve(&args.model)?;
+    let source = ModelSource::find(&path)?;
     let tokenizer = source.tokenizer(source.open_gguf()?.as_ref())?;
     let n_ctx = match args.load.n_ctx_given() {
         None | Some(0) => DEFAULT_CTX,
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_logit_rows: Some(MAX_LOGIT_ROWS),
         ..args.load.options()?
     };
-    let mut run = ImportanceRun::open(&args.model, &options)?;
+    let mut run = ImportanceRun::open(&path, &options)?;
     let bar = progress::steps("measuring", n_chunks as u64);
     for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
         let mut chunk = chunk.to_vec();

@@ -70,6 +70,21 @@ fn a_model_in_the_cache_runs_by_its_name() {
             .ok()
             .contains("demo-Q8_0.gguf")
     );
+    let folder = tempfile::tempdir().unwrap();
+    let [text, matrix] = ["text.txt", "imatrix.gguf"].map(|name| folder.path().join(name));
+    fs::write(&text, "Once upon a time there was a bear. ".repeat(20)).unwrap();
+    let measured = [
+        "imatrix",
+        "org/demo-GGUF",
+        arg(&text),
+        arg(&matrix),
+        "-c",
+        "32",
+        "--chunks",
+        "1",
+    ];
+    outcome(&cache, &measured).ok();
+    assert!(matrix.exists());
 }
 
 #[test]
