@@ -71,7 +71,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ))
     );
     if args.dry_run {
-        return Ok(());
+        return if args.json {
+            output::print_json(&json!({
+                "name": name.to_string(),
+                "bytes": total_bytes,
+                "missing_bytes": missing_bytes,
+            }))
+        } else {
+            Ok(())
+        };
     }
     let PulledModel { path, commit, .. } = fetch(plan, &settings, &watcher)?;
     if args.json {
