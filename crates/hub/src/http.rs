@@ -154,7 +154,7 @@ impl Client {
                 format!("it leads to `{location}`, which is no web address"),
             )
         })?;
-        if self.origin.starts_with("https://") && target.starts_with("http://") {
+        if is_encrypted(&self.origin) && !is_encrypted(&target) {
             let reason = format!("it leads to {target}, which is not encrypted");
             return Err(bad_answer(&reply.url, reason));
         }
@@ -303,6 +303,16 @@ fn origin(url: &str) -> Option<&str> {
     Some(&url[..end])
 }
 
+/// Whether an address begins with `https://`, in any case of letters.
+fn is_encrypted(url: &str) -> bool {
+    begins_with(url, "https://")
+}
+
+fn begins_with(url: &str, scheme: &str) -> bool {
+    url.get(..scheme.len())
+        .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
+}
+
 fn host(url: &str) -> &str {
     let origin = origin(url).unwrap_or(url);
     origin.split_once("://").map_or(origin, |(_, host)| host)
@@ -310,14 +320,8 @@ fn host(url: &str) -> &str {
 
 /// The address that a redirect's `location` means on the page `base`; `None` where it is no web address.
 fn join(base: &str, location: &str) -> Option<String> {
-    let is_web = |url: &str| {
-        ["http://", "https://"].iter().any(|scheme| {
-            url.get(..scheme.len())
-                .is_some_and(|start| start.eq_ignore_ascii_case(scheme))
-        })
-    };
     let origin = origin(base)?;
-    if is_web(location) {
+    if begins_with(location, "http://") || begins_with(location, "https://") {
         Some(location.to_owned())
     } else if location.contains("://") || location.is_empty() {
         None
@@ -372,6 +376,7 @@ mod tests {
         assert_eq!(origin("http://h?x"), Some("http://h"));
         assert_eq!(origin("x"), None);
         assert_ne!(origin("http://h@evil/x"), origin("http://h/x"));
+        assert!(is_encrypted("HTTPS://h") && !is_encrypted("HTTP://h"));
     }
 
     #[test]
