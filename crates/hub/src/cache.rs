@@ -119,6 +119,10 @@ impl Cache {
     /// Links a file of a snapshot to its blob.
     pub(crate) fn link(&self, commit: &str, path: &str, etag: &str) -> Result<(), HubError> {
         let pointer = self.snapshot(commit).join(path);
+        // Where there are no links, the file itself lies in the snapshot, and no blob is left to link to.
+        if !self.blob(etag).exists() && !pointer.is_symlink() && pointer.is_file() {
+            return Ok(());
+        }
         let folder = pointer.parent().expect("a file of a snapshot lies in a folder");
         fs::create_dir_all(folder).map_err(HubError::file("write", folder))?;
         let up = "../".repeat(path.split('/').count() + 1);
@@ -299,6 +303,17 @@ mod tests {
         assert_eq!(paths, ["m", "sub/m"]);
         fs::remove_file(cache.blob("e")).unwrap();
         assert!(cache.entries(COMMIT).is_empty(), "a link to nothing is no file");
+    }
+
+    #[test]
+    fn a_file_that_lies_in_a_snapshot_itself_is_left_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(&folder);
+        let pointer = cache.snapshot(COMMIT).join("m");
+        fs::create_dir_all(cache.snapshot(COMMIT)).unwrap();
+        fs::write(&pointer, "x").unwrap();
+        cache.link(COMMIT, "m", "e").unwrap();
+        assert_eq!(fs::read_to_string(&pointer).unwrap(), "x");
     }
 
     #[test]
