@@ -8,6 +8,7 @@
 //! models--OWNER--REPOSITORY/refs/REVISION               the commit of a branch or a tag
 //! models--OWNER--REPOSITORY/snapshots/COMMIT/PATH       -> ../../blobs/ETAG
 //! .locks/models--OWNER--REPOSITORY/ETAG.lock            locked while the blob is written
+//! .locks/models--OWNER--REPOSITORY/COMMIT.lock          locked while a snapshot's links are made; by this crate only
 //! ```
 //!
 //! Source: <https://huggingface.co/docs/hub/local-cache>.
@@ -88,11 +89,11 @@ impl Cache {
         Ok(())
     }
 
-    /// Locks a blob; `on_wait` is called once where another program has it. The lock ends with the file that is given. On a file
-    /// system without locks there is none.
-    pub(crate) fn lock(&self, etag: &str, on_wait: impl FnOnce()) -> Result<Option<File>, HubError> {
+    /// Locks a blob by its etag, or the links of a snapshot by its commit; `on_wait` is called once where another program has it. The
+    /// lock ends with the file that is given. On a file system without locks there is none.
+    pub(crate) fn lock(&self, what: &str, on_wait: impl FnOnce()) -> Result<Option<File>, HubError> {
         const PAUSE: Duration = Duration::from_millis(100);
-        let path = self.locks().join(format!("{etag}.lock"));
+        let path = self.locks().join(format!("{what}.lock"));
         let file = File::options()
             .create(true)
             .truncate(false)

@@ -294,6 +294,8 @@ impl PullPlan {
             (file.etag, file.n_bytes) = hub.head(&file.url, &self.name, &self.commit, listed)?;
             fetch_file(&hub, &self.name, &cache, &self.commit, file, settings, &tally)?;
         }
+        // Two programs that make the same links at once would rename each other's away.
+        let _locked = cache.lock(&self.commit, || ())?;
         for (_, file) in &self.files {
             cache.link(&self.commit, &file.path, &file.etag)?;
         }
