@@ -6,8 +6,10 @@
 /// A GGUF file's name, taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GgufName<'a> {
-    /// The path without the part and without `.gguf`.
+    /// The path without the part and without its end.
     pub(crate) stem: &'a str,
+    /// The end, in small or in capital letters.
+    end: &'static str,
     /// Number of the part from 1, and number of parts; one of one for a whole model.
     pub(crate) part: (u32, u32),
     /// The type of the weights, such as `Q4_K_M`, where the name has one.
@@ -17,21 +19,21 @@ pub(crate) struct GgufName<'a> {
 impl<'a> GgufName<'a> {
     /// Takes a path apart; `None` for a file that is no GGUF file.
     pub(crate) fn of(path: &'a str) -> Option<Self> {
-        let whole = path
-            .strip_suffix(".gguf")
-            .or_else(|| path.strip_suffix(".GGUF"))?;
+        let end = [".gguf", ".GGUF"].into_iter().find(|end| path.ends_with(end))?;
+        let whole = &path[..path.len() - end.len()];
         let (stem, part) = split_part(whole);
         let (folder, file) = stem.rsplit_once('/').unwrap_or(("", stem));
         let folder = folder.rsplit('/').next().unwrap_or_default();
         let ty = type_in(file).or_else(|| type_in(folder));
-        Some(Self { stem, part, ty })
+        Some(Self { stem, end, part, ty })
     }
 
     /// The path of another part.
     pub(crate) fn path_of_part(&self, no: u32) -> String {
+        let Self { stem, end, .. } = self;
         match self.part.1 {
-            1 => format!("{}.gguf", self.stem),
-            count => format!("{}-{no:05}-of-{count:05}.gguf", self.stem),
+            1 => format!("{stem}{end}"),
+            count => format!("{stem}-{no:05}-of-{count:05}{end}"),
         }
     }
 
@@ -143,6 +145,8 @@ mod tests {
     fn parts_have_siblings() {
         let name = GgufName::of("a/m-00002-of-00003.gguf").unwrap();
         assert_eq!(name.path_of_part(1), "a/m-00001-of-00003.gguf");
-        assert_eq!(GgufName::of("m.gguf").unwrap().path_of_part(1), "m.gguf");
+        for path in ["m.gguf", "m.GGUF"] {
+            assert_eq!(GgufName::of(path).unwrap().path_of_part(1), path);
+        }
     }
 }
