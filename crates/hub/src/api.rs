@@ -16,6 +16,8 @@ use crate::{
 
 /// The longest list of files that is read. The largest repositories have lists of some megabytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
+/// What is said to be larger is no file: sums of sizes, and what stands behind a file's end, stay numbers.
+const MAX_FILE_BYTES: u64 = 1 << 50;
 /// How often a question is asked.
 const MAX_TRIES: u32 = 4;
 
@@ -134,6 +136,7 @@ impl<'a> Hub<'a> {
         let n_bytes = size
             .or_else(|| reply.content_length().filter(|_| !is_redirect))
             .or(file.n_bytes)
+            .filter(|n_bytes| *n_bytes <= MAX_FILE_BYTES)
             .ok_or_else(|| bad_answer(url, "it does not say how large the file is"))?;
         let etag = reply.etag().unwrap_or_default();
         if !is_blob_name(etag) {
@@ -315,9 +318,10 @@ fn listed(file: &Value) -> Result<ListedFile, String> {
     } else {
         None
     });
+    let n_bytes = large["size"].as_u64().or_else(|| file["size"].as_u64());
     Ok(ListedFile {
         path: path.to_owned(),
-        n_bytes: large["size"].as_u64().or_else(|| file["size"].as_u64()),
+        n_bytes: n_bytes.filter(|n_bytes| *n_bytes <= MAX_FILE_BYTES),
         etag: etag.filter(|etag| is_blob_name(etag)).map(str::to_owned),
     })
 }
@@ -356,6 +360,8 @@ mod tests {
         assert_eq!((small.etag.as_deref(), small.n_bytes), (Some("g"), Some(1)));
         let hostile = listed(&json!({"rfilename": "a", "size": 1, "blobId": "../x"})).unwrap();
         assert_eq!(hostile.etag, None);
+        let endless = listed(&json!({"rfilename": "a", "size": u64::MAX, "blobId": "g"})).unwrap();
+        assert_eq!(endless.n_bytes, None);
     }
 
     #[test]

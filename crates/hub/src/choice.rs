@@ -80,7 +80,7 @@ pub(crate) fn variants(files: &[(String, u64)]) -> Vec<Variant> {
             Variant {
                 label: name.ty.clone().unwrap_or_else(|| name.path_of_part(1)),
                 files: parts.keys().map(|no| name.path_of_part(*no)).collect(),
-                n_bytes: parts.values().sum(),
+                n_bytes: parts.values().copied().fold(0, u64::saturating_add),
                 missing: missing.map(|no| name.path_of_part(no)),
             }
         })
