@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{HubError, ModelName, api::is_commit};
+use crate::{HubError, ModelName, api::is_commit, model_type::GgufName};
 
 /// What tells programs for backups that a folder can be had again.
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# This folder is a cache of models.\n";
@@ -41,6 +41,13 @@ pub(crate) struct Entry {
     pub(crate) n_bytes: u64,
     /// The link, or the file itself where the system has no links.
     pub(crate) pointer: PathBuf,
+}
+
+impl Entry {
+    /// Whether its name is that of a GGUF file.
+    pub(crate) fn is_gguf(&self) -> bool {
+        GgufName::of(&self.path).is_some()
+    }
 }
 
 impl Cache {

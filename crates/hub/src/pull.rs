@@ -72,7 +72,7 @@ pub struct PulledModel {
 }
 
 /// What models of safetensors are called among types.
-const SAFETENSORS: &str = "safetensors";
+pub(crate) const SAFETENSORS: &str = "safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Gets a model: what of it is not in the cache is downloaded.
@@ -402,5 +402,7 @@ pub(crate) fn folder_bytes(entries: &[Entry]) -> Option<u64> {
             return None;
         }
     }
-    Some(entries.iter().map(|entry| entry.n_bytes).sum())
+    // GGUF files may lie next to a folder's, and are models of their own.
+    let own = entries.iter().filter(|entry| !entry.is_gguf());
+    Some(own.map(|entry| entry.n_bytes).sum())
 }

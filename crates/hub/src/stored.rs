@@ -14,7 +14,7 @@ use crate::{
     HubError, HubSettings, ModelName,
     cache::{Cache, Entry},
     choice::{Variant, choose, variants},
-    pull::{commits_of, folder_bytes},
+    pull::{SAFETENSORS, commits_of, folder_bytes},
 };
 
 /// A model in the cache.
@@ -88,8 +88,10 @@ fn models_in(entries: &[Entry]) -> Vec<(Variant, bool)> {
         .collect();
     if let Some(n_bytes) = folder_bytes(entries) {
         let variant = Variant {
-            label: "safetensors".to_owned(),
-            files: entries.iter().map(|entry| entry.path.clone()).collect(),
+            label: SAFETENSORS.to_owned(),
+            files: (entries.iter().filter(|entry| !entry.is_gguf()))
+                .map(|entry| entry.path.clone())
+                .collect(),
             n_bytes,
             missing: None,
         };
@@ -233,13 +235,18 @@ impl Removal {
 /// The files of a snapshot that a name means.
 fn taken_of(name: &ModelName, entries: &[Entry]) -> Result<Vec<String>, HubError> {
     let all = || entries.iter().map(|entry| entry.path.clone()).collect();
-    if name.wanted().is_none_or(|wanted| wanted == "safetensors") {
-        return Ok(all());
-    }
     let there = variants_of(entries);
+    let has_folder = folder_bytes(entries).is_some();
+    let Some(wanted) = name.wanted() else {
+        return Ok(all());
+    };
+    if wanted.eq_ignore_ascii_case(SAFETENSORS) && (has_folder || there.is_empty()) {
+        let of_folder = entries.iter().filter(|entry| !entry.is_gguf());
+        return Ok(of_folder.map(|entry| entry.path.clone()).collect());
+    }
     let taken = choose(&there, name, None)?.variant;
     // With the last model goes what stood next to it.
-    let has_others = there.len() > 1;
+    let has_others = there.len() > 1 || has_folder;
     Ok(if has_others { taken.files } else { all() })
 }
 

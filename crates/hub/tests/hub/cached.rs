@@ -111,6 +111,27 @@ fn a_removal_leaves_what_other_snapshots_use() {
 }
 
 #[test]
+fn a_folder_and_a_file_of_one_snapshot_are_removed_apart() {
+    let hub = hub();
+    let pulled = pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    // As a download of the whole repository by another program leaves it.
+    let snapshot = pulled.path.parent().unwrap();
+    fs::write(snapshot.join("config.json"), "{}").unwrap();
+    fs::write(snapshot.join("model.safetensors"), noise(7_000, 4)).unwrap();
+    let remove = |name: &str| {
+        let removal = Removal::of(&name.parse().unwrap(), &hub.settings()).unwrap();
+        let labels = removal.labels.clone();
+        removal.apply().unwrap();
+        labels
+    };
+    assert_eq!(remove("org/model-GGUF:Q4_K_M"), ["Q4_K_M"]);
+    assert!(!pulled.path.exists() && snapshot.join("model.safetensors").exists());
+    pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
+    assert_eq!(remove("org/model-GGUF:SafeTensors"), ["safetensors"]);
+    assert!(pulled.path.exists() && !snapshot.join("config.json").exists());
+}
+
+#[test]
 fn the_last_model_takes_the_rest_of_its_snapshot_along() {
     let hub = hub();
     pull_from(&hub, "org/model-GGUF:Q4_K_M").unwrap();
