@@ -4,6 +4,7 @@
 //! size; the output is there whole or not at all.
 
 use std::{
+    fs,
     io::{BufWriter, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -160,21 +161,22 @@ impl<'a> Quantizer<'a> {
         on_progress: &mut dyn FnMut(QuantizeProgress<'_>) -> ControlFlow<()>,
     ) -> Result<QuantizeSummary, ConvertError> {
         let path = path.as_ref();
+        let n_parts = if self.keeps_split { self.file.n_parts() } else { 1 };
+        let paths: Vec<PathBuf> = if n_parts == 1 {
+            vec![path.to_owned()]
+        } else {
+            (0..n_parts).map(|part| part_path(path, part, n_parts)).collect()
+        };
+        self.check_outputs(&paths)?;
         let mut summary = self.plan()?;
         let mut planned = self.planned()?;
-        let n_parts = if self.keeps_split { self.file.n_parts() } else { 1 };
         if n_parts == 1 {
             planned
                 .sort_by(|a, b| reference_order(&a.view.info.name).cmp(&reference_order(&b.view.info.name)));
         }
         let mut done = 0;
         let mut finished = Vec::new();
-        for part in 0..n_parts {
-            let path = if n_parts == 1 {
-                path.to_owned()
-            } else {
-                part_path(path, part, n_parts)
-            };
+        for (part, path) in paths.iter().enumerate() {
             let tensors: Vec<&Planned<'_>> = (planned.iter())
                 .filter(|tensor| n_parts == 1 || tensor.view.info.part == part)
                 .collect();
@@ -191,12 +193,24 @@ impl<'a> Quantizer<'a> {
                     ControlFlow::Break(()) => Err(ConvertError::Stopped),
                 }
             };
-            finished.push(self.write_part(&path, metadata, &tensors, &mut report)?);
-            summary.paths.push(path);
+            finished.push(self.write_part(path, metadata, &tensors, &mut report)?);
         }
+        summary.paths = paths;
         // Parts get their names together, so that a failure leaves none of them.
         finished.into_iter().try_for_each(OutputFile::finish)?;
         Ok(summary)
+    }
+
+    /// Refuses an output that is a file of the input, under whatever name.
+    fn check_outputs(&self, outputs: &[PathBuf]) -> Result<(), ConvertError> {
+        let inputs: Vec<PathBuf> = (self.file.paths())
+            .filter_map(|path| fs::canonicalize(path).ok())
+            .collect();
+        let is_input = |path: &&PathBuf| fs::canonicalize(path).is_ok_and(|path| inputs.contains(&path));
+        match outputs.iter().find(is_input) {
+            Some(path) => Err(ConvertError::SameFile { path: path.clone() }),
+            None => Ok(()),
+        }
     }
 
     fn write_part(

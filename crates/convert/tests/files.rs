@@ -89,6 +89,17 @@ fn parts_are_joined_or_kept() {
     let two = GgufFile::open(&kept.paths[0]).unwrap();
     assert_eq!(two.n_parts(), 2);
     assert_eq!(two.metadata().u32("general.file_type").unwrap(), 7);
+    // The parts of the input itself, by the name that they have together, and one of them.
+    let before = fs::read(part(2)).unwrap();
+    let quantizer = Quantizer::new(&file, Recipe::new(Preset::Q8_0));
+    let joined_onto_a_part = quantizer.write(part(2), &mut whole);
+    let kept_as_before = quantizer
+        .keep_split()
+        .write(folder.path().join("m.gguf"), &mut whole);
+    for result in [joined_onto_a_part, kept_as_before] {
+        assert!(matches!(result, Err(ConvertError::SameFile { .. })), "{result:?}");
+    }
+    assert_eq!(fs::read(part(2)).unwrap(), before);
     for info in one.tensors() {
         let bytes_of = |file: &GgufFile| {
             let view = file.tensor(&info.name).unwrap();

@@ -184,6 +184,11 @@ impl GgufFile {
         self.parts.len()
     }
 
+    /// Paths of the files that are read, in the order of the parts; none of maps and of memory.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.parts.iter().filter_map(|part| part.storage.path())
+    }
+
     /// Bytes of all files together.
     pub fn n_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.storage.n_bytes()).sum()

@@ -6,7 +6,7 @@
     reason = "mapping a file is unsafe: the file may change under the map"
 )]
 
-use std::io;
+use std::{io, path::Path};
 
 use memmap2::Mmap;
 
@@ -32,6 +32,14 @@ impl Storage {
         // SAFETY: the map is read-only, and the caller keeps others from changing the file.
         let map = unsafe { Mmap::map(file.file())? };
         Ok(Self::Map(map))
+    }
+
+    /// The path of a file that is read.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::File(file) => Some(file.path()),
+            Self::Map(_) | Self::Memory(_) => None,
+        }
     }
 
     /// How many bytes there are.

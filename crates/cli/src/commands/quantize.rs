@@ -1,15 +1,8 @@
 //! `quantize`: a GGUF file to a smaller one.
 
-use std::{
-    fmt::Write as _,
-    fs,
-    ops::ControlFlow,
-    path::{Path, PathBuf},
-    str::FromStr,
-    thread,
-};
+use std::{fmt::Write as _, fs, ops::ControlFlow, path::PathBuf, str::FromStr, thread};
 
-use tokenmill_convert::{ConvertError, ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
+use tokenmill_convert::{ImportanceMatrix, Preset, QuantizeSummary, Quantizer, Recipe};
 use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
@@ -150,8 +143,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let recipe = args.recipe()?;
     let file = GgufFile::open(&args.input)?;
-    if !args.dry_run {
-        refuse_to_overwrite_the_input(&args.input, &args.output)?;
+    if !args.dry_run && args.output.is_dir() {
+        return Err(Failure::usage(format!(
+            "{} is a folder; name a file in it",
+            args.output.display()
+        )));
     }
     let matrix = args.imatrix.as_ref().map(ImportanceMatrix::open).transpose()?;
     let n_threads = args
@@ -189,27 +185,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         output::print_line(&format!("wrote {}", path.display()))?;
     }
     output::print_line(&format!("{} takes {}", args.preset, sizes(&summary)))
-}
-
-/// Refuses an output that is the input, under whatever name.
-fn refuse_to_overwrite_the_input(input: &Path, output: &Path) -> Result<(), Failure> {
-    let is_same = match (fs::canonicalize(input), fs::canonicalize(output)) {
-        (Ok(input), Ok(output)) => input == output,
-        _ => false,
-    };
-    if output.is_dir() {
-        return Err(Failure::usage(format!(
-            "{} is a folder; name a file in it",
-            output.display()
-        )));
-    }
-    if is_same {
-        return Err(ConvertError::SameFile {
-            path: output.to_owned(),
-        }
-        .into());
-    }
-    Ok(())
 }
 
 /// The sizes before and after, in words.
