@@ -293,6 +293,13 @@ impl Headers<'_> {
                 continue;
             }
             let stored = |name: &str, ty, is_fp8| -> Result<StoredTensor, LoadError> {
+                // What divides by a length of rows, or lists rows, need not ask whether there are any bytes.
+                if info.shape.contains(&0) {
+                    return Err(bad(format!(
+                        "tensor `{hf_name}` has shape {:?}, which holds nothing",
+                        info.shape
+                    )));
+                }
                 let (start, end) = info.data_offsets;
                 if data_start.saturating_add(end as u64) > file_len {
                     return Err(bad(format!("tensor `{hf_name}` ends behind the end of the file")));

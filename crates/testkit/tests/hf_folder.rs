@@ -349,6 +349,10 @@ fn broken_weights_are_named() {
         &safetensors(&header.replace("[8]", "[9]"), &[0; 32]),
         "model.safetensors: ",
     );
+    check(
+        &safetensors(&header.replace("[8]", "[0, 8]").replace("32]", "0]"), &[]),
+        "model.safetensors: tensor `model.norm.weight` has shape [0, 8], which holds nothing",
+    );
 }
 
 #[test]
