@@ -89,7 +89,7 @@ struct Rules<'a> {
 /// The layers that get more bits: the first and the last eighth, and every third between.
 fn gets_more_bits(layer_idx: usize, n_layers: usize) -> bool {
     let eighth = n_layers / 8;
-    layer_idx < eighth || layer_idx >= 7 * n_layers / 8 || (layer_idx - eighth) % 3 == 2
+    layer_idx < eighth || layer_idx >= n_layers.saturating_mul(7) / 8 || (layer_idx - eighth) % 3 == 2
 }
 
 impl Rules<'_> {
@@ -390,7 +390,7 @@ impl Rules<'_> {
 
     fn gate_or_up(&self, layer_idx: usize, default: TensorType) -> TensorType {
         let n_layers = self.model.n_layers;
-        let is_middle = layer_idx >= n_layers / 8 && layer_idx < 7 * n_layers / 8;
+        let is_middle = layer_idx >= n_layers / 8 && layer_idx < n_layers.saturating_mul(7) / 8;
         if self.recipe.preset == Preset::IQ3_XS && is_middle {
             TensorType::IQ3_XXS
         } else {
