@@ -1,7 +1,7 @@
 //! [`ImportanceMatrix`]: how much each input of each matrix matters, measured on a text.
 //!
 //! Separate from the work because it comes from a file of its own, in llama.cpp's GGUF form or its older one. Invariant: all numbers
-//! are finite, and of an entry there are as many as the file has for it; whether they fit a model is for the work to say.
+//! are finite and not negative, and of an entry there are as many as the file has for it; whether they fit a model is for the work to say.
 //!
 //! Source: ggml-org/llama.cpp, `tools/imatrix/README.md`, `tools/quantize/quantize.cpp`.
 
@@ -61,9 +61,10 @@ impl ImportanceMatrix {
         if entries.is_empty() {
             return Err(bad("it has no entries".to_owned()));
         }
-        if let Some((name, _)) = (entries.iter()).find(|(_, numbers)| numbers.iter().any(|x| !x.is_finite()))
-        {
-            return Err(bad(format!("`{name}` has numbers that are not finite")));
+        for (name, numbers) in &entries {
+            if let Some(number) = numbers.iter().find(|x| !x.is_finite() || **x < 0.0) {
+                return Err(bad(format!("`{name}` has {number}, which is no mean of squares")));
+            }
         }
         Ok(Self {
             entries,
@@ -251,12 +252,12 @@ mod tests {
             std::fs::write(&path, &bytes[..len]).unwrap();
             assert_eq!(ImportanceMatrix::open(&path).is_ok(), len >= n_needed, "{len}");
         }
-        std::fs::write(&path, old_form(1, &[f32::NAN])).unwrap();
-        let error = ImportanceMatrix::open(&path).unwrap_err().to_string();
-        assert!(
-            error.ends_with("`blk.0.attn_q.weight` has numbers that are not finite"),
-            "{error}"
-        );
+        for (number, text) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-1.5, "-1.5")] {
+            std::fs::write(&path, old_form(1, &[1.0, number])).unwrap();
+            let error = ImportanceMatrix::open(&path).unwrap_err().to_string();
+            let end = format!("`blk.0.attn_q.weight` has {text}, which is no mean of squares");
+            assert!(error.ends_with(&end), "{error}");
+        }
     }
 
     #[test]

@@ -166,7 +166,8 @@ fn a_matrix_of_another_model_is_refused() {
             .add_tensor(&format!("{name}.counts"), TensorType::F32, &[1, 1])
             .unwrap();
         let mut out = writer.write_header(fs::File::create(&path).unwrap()).unwrap();
-        out.write(&floats(n_columns as usize)).unwrap();
+        out.write(&1_f32.to_le_bytes().repeat(n_columns as usize))
+            .unwrap();
         out.write(&1_f32.to_le_bytes()).unwrap();
         out.finish().unwrap();
         let matrix = ImportanceMatrix::open(&path).unwrap();
