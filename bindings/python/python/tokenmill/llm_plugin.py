@@ -1,6 +1,6 @@
 """Models of tokenmill in the command `llm`: `llm -m tokenmill/demo "Once upon a time"`.
 
-A model is named by its path behind `tokenmill/`. Those of the folders in TOKENMILL_MODELS are listed by `llm models`.
+A model is named by its file, without the folder and `.gguf`, behind `tokenmill/`. It is found in the folders of TOKENMILL_MODELS.
 """
 
 from __future__ import annotations
