@@ -39,7 +39,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         );
         return Ok(());
     }
-    let names: Vec<String> = models.iter().map(|model| model.name.to_string()).collect();
+    // Files of the cache are named by whoever made the repository.
+    let names: Vec<String> = (models.iter())
+        .map(|model| visible(&model.name.to_string()).into_owned())
+        .collect();
     let width = names.iter().map(String::len).max().unwrap_or(0).max("NAME".len());
     let mut table = format!("{:<width$}  {:<11}  {:>10}  LAST USED\n", "NAME", "TYPE", "SIZE");
     for (name, model) in names.iter().zip(&models) {
@@ -47,7 +50,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         writeln!(
             table,
             "{name:<width$}  {:<11}  {:>10}  {used}",
-            model.label,
+            visible(&model.label),
             size_of(model.n_bytes)
         )
         .expect("writing to a string does not fail");
