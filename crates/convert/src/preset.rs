@@ -23,7 +23,7 @@ macro_rules! presets {
         }
 
         impl Preset {
-            /// Every preset, the one with the fewest bits first.
+            /// Every preset, roughly from the fewest bits to the most.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
             /// Its name.
