@@ -155,7 +155,7 @@ impl Client {
             )
         })?;
         if is_encrypted(&self.origin) && !is_encrypted(&target) {
-            let reason = format!("it leads to {target}, which is not encrypted");
+            let reason = format!("it leads to {}, which is not encrypted", without_query(&target));
             return Err(bad_answer(&reply.url, reason));
         }
         Ok(target)
