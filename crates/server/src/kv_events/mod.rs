@@ -148,9 +148,15 @@ impl Kept {
         }
     }
 
-    fn from(&self, number: u64) -> Vec<(u64, Bytes)> {
-        let start = self.batches.partition_point(|&(kept, _)| kept < number);
-        self.batches.iter().skip(start).cloned().collect()
+    /// The first batch from a number on.
+    fn first_from(&self, number: u64) -> Option<(u64, Bytes)> {
+        let at = self.batches.partition_point(|&(kept, _)| kept < number);
+        self.batches.get(at).cloned()
+    }
+
+    /// The number of the next batch, where there was one.
+    fn end(&self) -> u64 {
+        self.batches.back().map_or(0, |&(newest, _)| newest + 1)
     }
 }
 
@@ -256,12 +262,35 @@ async fn replay(mut stream: PeerStream, kept: Arc<Mutex<Kept>>) -> io::Result<()
         let Ok(number) = <[u8; 8]>::try_from(&number[..]) else {
             return Err(zmtp::broken("its request has no number of 8 bytes"));
         };
-        let batches = lock(&kept).from(u64::from_be_bytes(number));
-        for (number, payload) in batches {
+        // One at a time, so that a slow peer keeps no batch that others have forgotten.
+        let (mut next, end) = (u64::from_be_bytes(number), lock(&kept).end());
+        while next < end {
+            let first = lock(&kept).first_from(next);
+            let Some((number, payload)) = first else {
+                break;
+            };
             let bytes = message(&[delimiter, &number.to_be_bytes(), &payload]);
             stream.write_all(&bytes).await?;
+            next = number + 1;
         }
         stream.write_all(&message(&[delimiter, &END, b""])).await?;
         stream.flush().await?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_batches_are_forgotten_first() {
+        let mut kept = Kept::default();
+        assert_eq!((kept.first_from(0), kept.end()), (None, 0));
+        for number in 0..5 {
+            kept.push(number, Bytes::from_static(b"batch"), 3);
+        }
+        let from = |number| kept.first_from(number).map(|(number, _)| number);
+        assert_eq!([0, 2, 3, 5].map(from), [Some(2), Some(2), Some(3), None]);
+        assert_eq!((kept.end(), kept.n_bytes), (5, 15));
     }
 }
