@@ -127,7 +127,8 @@ impl Report {
             };
             return format!("[prompt {prompt}{cached}; {what}{reason}]");
         }
-        let guessed = match self.n_accepted {
+        // Tokens behind a stop string may have been guessed too; they are no part of the answer.
+        let guessed = match self.n_accepted.min(self.n_generated) {
             0 => String::new(),
             n => format!(" ({n} guessed ahead)"),
         };
