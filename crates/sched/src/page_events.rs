@@ -139,7 +139,7 @@ impl PageJournal {
     }
 }
 
-/// Makes the stream of events that holds `n_batches` at most.
+/// Makes the stream of events that holds `n_batches` at most, and a word that more are left out.
 pub(crate) fn page_events(n_batches: usize) -> (PageEventSender, PageEvents) {
     let (sender, receiver) = channel(n_batches);
     let sender = PageEventSender {
@@ -153,20 +153,20 @@ pub(crate) fn page_events(n_batches: usize) -> (PageEventSender, PageEvents) {
 #[derive(Debug)]
 pub(crate) struct PageEventSender {
     sender: Sender<Vec<PageEvent>>,
-    /// Changes went untold since the reader fell behind.
+    /// The reader fell behind and was told so; changes go untold until it has caught up.
     has_left_out: bool,
 }
 
 impl PageEventSender {
-    /// Sends a batch, unless the reader is behind.
-    pub(crate) fn send(&mut self, mut events: Vec<PageEvent>) {
+    /// Sends a batch, unless the reader is behind. It is told so at once, since nothing may change for long after that.
+    pub(crate) fn send(&mut self, events: Vec<PageEvent>) {
         if self.sender.is_full() {
-            self.has_left_out = true;
+            if !std::mem::replace(&mut self.has_left_out, true) {
+                self.sender.send(vec![PageEvent::Cleared]);
+            }
             return;
         }
-        if std::mem::take(&mut self.has_left_out) {
-            events.insert(0, PageEvent::Cleared);
-        }
+        self.has_left_out = false;
         self.sender.send(events);
     }
 }
@@ -211,12 +211,10 @@ mod tests {
         }
         assert_eq!(events.try_next(), Some(batch(0)));
         assert_eq!(events.try_next(), Some(batch(1)));
+        assert_eq!(events.try_next(), Some(vec![PageEvent::Cleared]));
         assert_eq!(events.try_next(), None, "the others were left out");
         sender.send(batch(4));
-        let [cleared, rest @ ..] = &events.try_next().expect("a batch")[..] else {
-            panic!("an empty batch");
-        };
-        assert_eq!((*cleared, rest), (PageEvent::Cleared, &batch(4)[..]));
+        assert_eq!(events.try_next(), Some(batch(4)));
         sender.send(batch(5));
         assert_eq!(events.try_next(), Some(batch(5)));
     }
