@@ -111,12 +111,18 @@ impl Socket {
 
     async fn next(&self) -> io::Result<Box<dyn Stream>> {
         Ok(match self {
-            Self::Tcp(listener) => Box::new(listener.accept().await?.0),
+            Self::Tcp(listener) => at_once(listener.accept().await?.0)?,
             #[cfg(unix)]
             Self::Unix(listener) => Box::new(listener.accept().await?.0),
-            Self::Connects(address) => Box::new(TcpStream::connect(address).await?),
+            Self::Connects(address) => at_once(TcpStream::connect(address).await?)?,
         })
     }
+}
+
+/// A stream whose messages, which are small, leave at once.
+fn at_once(stream: TcpStream) -> io::Result<Box<dyn Stream>> {
+    stream.set_nodelay(true)?;
+    Ok(Box::new(stream))
 }
 
 fn note_end(ended: &io::Result<()>) {
