@@ -2,8 +2,8 @@
 //!
 //! Only the choice of launches stands here; the kernels' own files have the rest. One file a subject: what a load does
 //! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
-//! ([`operations`]; on experts in [`experts`], on recurrent states in [`recurrence`], on latent rows in [`latent`], on streams in [`streams`], and those few networks need in
-//! [`layers`]), activations ([`buffer`]). Values of a step go up in one copy
+//! ([`operations`]; on experts in [`experts`], on recurrent states in [`recurrence`], on latent rows in [`latent`], on streams in [`streams`], and those that few networks need
+//! in [`layers`]), activations ([`buffer`]). Values of a step go up in one copy
 //! ([`step`]), results come down behind the step and are waited for once ([`results`]). Invariant: everything is
 //! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.

@@ -35,7 +35,8 @@ pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
 /// The oldest GPUs that the kernels run on.
 pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 
-/// Dynamic shared memory that every kernel may have: 48 KiB, less than 128 bytes of which a kernel declares itself.
+/// Dynamic shared memory that every kernel may have without asking: 48 KiB less 128 bytes, since what a kernel declares itself counts
+/// too, and no kernel with dynamic memory declares more than that.
 pub(crate) const UNASKED_SHARED_BYTES: usize = (48 << 10) - 128;
 
 /// One of the two queues of work that a device has here.

@@ -304,8 +304,7 @@ impl Ops {
         let shared_bytes = decode_shared_bytes(heads, dim_k, dim_v);
         let n_tokens = step.positions.len();
         let token_len = n_heads * n_splits * (dim_v + 2);
-        // A grid has at most 65535 thread blocks along z.
-        let n_at_once = (scratch.partial.len() / token_len).clamp(1, 65535);
+        let n_at_once = (scratch.partial.len() / token_len).clamp(1, self.max_grid_rows);
         let out_width = n_heads * dim_v;
         for first in (0..n_tokens).step_by(n_at_once) {
             let end = (first + n_at_once).min(n_tokens);

@@ -1,8 +1,8 @@
 //! Attention over latent rows, and products with the matrices of heads. Kernels: `latent_attention.cu`, and `experts.cu` for the
 //! products.
 //!
-//! Separate because only latent attention has them. Invariant: a token's row is split by its own position alone, so its result
-//! depends neither on the grid nor on the batch.
+//! Separate because only latent attention has them. Invariant: the context of a run of one token is split by its position alone, so
+//! its result depends neither on the grid nor on the other runs of the step.
 
 use tokenmill_backend::{Attention, KvLayerShape, KvType};
 
