@@ -1,6 +1,6 @@
 //! The operations that few networks need on the host.
 //!
-//! Separate because other backends may lack them. Invariant: as its parent's, only slicing stands here.
+//! Separate because they are a trait of their own. Invariant: as its parent's, only slicing stands here.
 
 use tokenmill_backend::{BackendError, Columns, LayerOperations, Routed, Xielu};
 

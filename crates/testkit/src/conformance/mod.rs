@@ -209,7 +209,7 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
         let kv_type = [KvType::F16, KvType::F32][case % 2];
         let (name, descriptor) = match case {
             0 => ("plain".to_owned(), tiny_llama()),
-            // A layer of each kind that a backend may lack, among the others.
+            // One of those networks after the other, among the plain and the random ones.
             _ if is_more => {
                 let (name, change) = more_variants[case - 1];
                 let mut descriptor = tiny_llama();
