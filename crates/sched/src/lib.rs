@@ -56,6 +56,8 @@ mod masks;
 mod ngram;
 mod outcome;
 mod page_events;
+#[cfg(test)]
+mod page_events_tests;
 mod params;
 mod plan;
 mod pool;
