@@ -1,6 +1,6 @@
 //! Compares whole models with what llama-quantize made of them: types, shapes and the bytes of every tensor.
 
-use std::{ops::ControlFlow, path::Path};
+use std::{fmt::Write, ops::ControlFlow, path::Path};
 
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -43,10 +43,10 @@ fn recipe_of(key: &str) -> (Recipe, bool) {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    (Sha256::digest(bytes).iter()).fold(String::new(), |mut text, byte| {
+        write!(text, "{byte:02x}").expect("a string takes any text");
+        text
+    })
 }
 
 /// Compares the tensors of a file with their rows in the reference, and says which differ.
