@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_gguf::{GgufFile, ReadAt as _, RegularFile, TensorType};
 
 use crate::ConvertError;
 
@@ -44,18 +44,22 @@ impl ImportanceMatrix {
             path: path.to_owned(),
             reason,
         };
-        let n_bytes = std::fs::metadata(path).map_err(io_error)?.len();
+        // A device has no length and no end.
+        let file = RegularFile::open(path).map_err(io_error)?;
+        let n_bytes = file.n_bytes();
         if n_bytes > MAX_BYTES {
             return Err(bad(format!("it has {n_bytes} bytes, which is far too many")));
         }
         let mut magic = [0; 4];
-        let is_gguf = std::fs::File::open(path)
-            .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut magic))
+        let is_gguf = file
+            .read_exact_at(0, &mut magic)
             .is_ok_and(|()| &magic == b"GGUF");
         let read = if is_gguf {
             read_gguf(&GgufFile::open(path).map_err(|error| bad(error.to_string()))?)
         } else {
-            read_old(&std::fs::read(path).map_err(io_error)?)
+            let mut bytes = vec![0; n_bytes as usize];
+            file.read_exact_at(0, &mut bytes).map_err(io_error)?;
+            read_old(&bytes)
         };
         let (entries, datasets, n_chunks) = read.map_err(bad)?;
         if entries.is_empty() {
