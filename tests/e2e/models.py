@@ -159,6 +159,8 @@ class Place:
 
 
 with Place() as place:
+    planned = json.loads(place.run("pull", REPOSITORY + ":f16", "--dry-run", "--json").stdout)
+    assert planned == {"name": REPOSITORY + ":f16", "bytes": len(WEIGHTS), "missing_bytes": len(WEIGHTS)}, planned
     done = place.run("pull", REPOSITORY + ":f16")
     path = pathlib.Path(done.stdout.strip())
     assert path == place.snapshot("demo-F16.gguf") and path.read_bytes() == WEIGHTS, done.stdout
