@@ -2,9 +2,13 @@
 //!
 //! The text is cut into chunks of the context's length, each computed by itself. Source: `imatrix` in llama.cpp, `tools/imatrix`.
 
-use std::path::PathBuf;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use tokenmill::{Device, ImportanceRun, LoadOptions, ModelSource};
+use tokenmill_convert::ConvertError;
 use tokenmill_text::EncodeOptions;
 
 use crate::{
@@ -48,6 +52,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     let text = read_text(&args.file)?;
     let path = args.load.fetch.resolve(&args.model)?;
+    if let Ok(output) = fs::canonicalize(&args.output) {
+        let is_output = |input: &Path| fs::canonicalize(input).is_ok_and(|input| input == output);
+        if is_output(&path) || is_output(&args.file) {
+            let path = args.output.clone();
+            return Err(ConvertError::SameFile { path }.into());
+        }
+    }
     let source = ModelSource::find(&path)?;
     let tokenizer = source.tokenizer(source.open_gguf()?.as_ref())?;
     let n_ctx = match args.load.n_ctx_given() {

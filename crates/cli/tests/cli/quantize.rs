@@ -199,6 +199,10 @@ fn a_matrix_that_was_measured_here_is_taken() {
     ])
     .failed(2);
     assert!(line.contains("on the CPU only"), "{line}");
+    let before = fs::read(&text).unwrap();
+    let line = tokenmill(["imatrix", "demo", arg(&text), arg(&text), "-c", "32"]).failed(2);
+    assert!(line.contains("is the input"), "{line}");
+    assert_eq!(fs::read(&text).unwrap(), before);
 }
 
 #[test]
