@@ -12,6 +12,9 @@ use std::{
 
 use crate::ConvertError;
 
+/// Names that are tried where others are taken.
+const MAX_TAKEN: u32 = 1000;
+
 /// A file that is written under another name and gets its own at the end.
 #[derive(Debug)]
 pub(crate) struct OutputFile {
@@ -25,17 +28,30 @@ impl OutputFile {
     /// Begins a file next to where it will lie.
     pub(crate) fn create(path: &Path) -> Result<Self, ConvertError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let aside = path.with_file_name(format!(".{name}.{}.incomplete", process::id()));
-        let file = File::create_new(&aside).map_err(|source| ConvertError::Io {
-            what: "create",
-            path: path.to_owned(),
-            source,
-        })?;
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-            aside: Some(aside),
-        })
+        // What a killed process left may have the number that this one has, as in a container.
+        let mut n_taken = 0;
+        loop {
+            let aside = path.with_file_name(format!(".{name}.{}-{n_taken}.incomplete", process::id()));
+            match File::create_new(&aside) {
+                Ok(file) => {
+                    return Ok(Self {
+                        file,
+                        path: path.to_owned(),
+                        aside: Some(aside),
+                    });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n_taken < MAX_TAKEN => {
+                    n_taken += 1;
+                }
+                Err(source) => {
+                    return Err(ConvertError::Io {
+                        what: "create",
+                        path: path.to_owned(),
+                        source,
+                    });
+                }
+            }
+        }
     }
 
     /// Brings the bytes to the disk and gives the file its name.
@@ -88,6 +104,8 @@ mod tests {
         let mut file = OutputFile::create(&path).unwrap();
         file.write_all(b"part").unwrap();
         assert!(!path.exists());
+        // Another of the same name and process.
+        drop(OutputFile::create(&path).unwrap());
         drop(file);
         assert_eq!(n_files(), 0);
         let mut file = OutputFile::create(&path).unwrap();
