@@ -171,7 +171,8 @@ fn folder_files(
     commit: &str,
     files: &[(String, u64)],
 ) -> Result<Vec<String>, HubError> {
-    let has = |path: &str| files.iter().any(|(known, _)| known == path);
+    let known: BTreeSet<&str> = files.iter().map(|(path, _)| path.as_str()).collect();
+    let has = |path: &str| known.contains(path);
     let nothing = || HubError::NothingToOpen {
         name: name.repository(),
     };
