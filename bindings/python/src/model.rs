@@ -230,11 +230,12 @@ fn conversation(
         return Err(PyTypeError::new_err("messages: must be a list"));
     };
     let mut conversation = Conversation::from_json(messages);
-    if let Some(tools) = tools {
+    // Tools that must not be called are not offered.
+    if let Some(tools) = tools.filter(|_| tool_choice != Some("none")) {
         conversation = conversation.tools(json::from_python("tools", tools)?);
     }
     conversation.tool_choice = match tool_choice {
-        None | Some("auto") => ToolChoice::Auto,
+        None | Some("auto" | "none") => ToolChoice::Auto,
         Some("required") => ToolChoice::Required,
         Some(name) => ToolChoice::Named(name.to_owned()),
     };

@@ -110,6 +110,9 @@ def test_tools_are_called_and_answered(model):
 def test_a_tool_can_be_demanded(model):
     answer = model.chat([{"role": "user", "content": "Hello"}], tools=TOOLS, tool_choice="required", max_tokens=128)
     assert [call.name for call in answer.calls] == ["add_numbers"]
+    assert model.chat(QUESTION, tools=TOOLS, tool_choice="none", max_tokens=32).calls == []
+    with pytest.raises(RequestError, match="subtract"):
+        model.chat(QUESTION, tools=TOOLS, tool_choice="subtract")
 
 
 def test_answers_in_a_shape(model):

@@ -41,9 +41,14 @@ impl FetchArgs {
             return Ok(model.to_owned());
         };
         let settings = self.settings();
-        let wishes = wishes();
-        if let Some(found) = tokenmill::hub::find_stored(&name, &wishes, &settings) {
-            return Ok(found.path);
+        let mut wishes = wishes();
+        // Nothing here reads images yet, so what is downloaded in passing leaves their encoder out.
+        wishes.with_projector = false;
+        match tokenmill::hub::find_stored(&name, &wishes, &settings) {
+            Ok(Some(found)) => return Ok(found.path),
+            Err(error) if settings.is_offline => return Err(error.into()),
+            // Another type may fit.
+            Ok(None) | Err(_) => {}
         }
         let watcher = Watcher::new();
         let plan = tokenmill::hub::plan(&name, &wishes, &settings, &watcher)?;
@@ -248,7 +253,10 @@ impl From<HubError> for Failure {
                 "check the network; HF_ENDPOINT names a mirror, `tokenmill list` shows what is here; the next pull \
                  continues",
             ),
-            HubError::ServerFailed { .. } | HubError::Changed { .. } | HubError::Damaged { .. } => {
+            HubError::ServerFailed { .. }
+            | HubError::Changed { .. }
+            | HubError::Damaged { .. }
+            | HubError::Vanished { .. } => {
                 Self::work(message).hint("try again; a pull continues with what has arrived")
             }
             HubError::Refused { .. } | HubError::BadAnswer { .. } => {

@@ -22,6 +22,12 @@ pub enum HubError {
         /// The address.
         endpoint: String,
     },
+    /// A file that another program removed while the model was pulled.
+    #[error("`{file}` was removed by another program while the model was pulled")]
+    Vanished {
+        /// The file.
+        file: String,
+    },
     /// A model that is not in the cache while downloads are switched off.
     #[error("`{name}` is not in the cache, and downloads are switched off")]
     Offline {

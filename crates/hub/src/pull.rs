@@ -302,6 +302,11 @@ impl PullPlan {
         }
         cache.write_ref(self.name.revision().unwrap_or("main"), &self.commit)?;
         let snapshot = cache.snapshot(&self.commit);
+        if let Some((_, gone)) = (self.files.iter()).find(|(_, file)| !snapshot.join(&file.path).exists()) {
+            return Err(HubError::Vanished {
+                file: gone.path.clone(),
+            });
+        }
         Ok(PulledModel {
             path: match &self.opens {
                 Some(file) => snapshot.join(file),
@@ -342,34 +347,50 @@ fn fetch_file(
 /// Finds a model that is in the cache, and whole there; no server is asked.
 ///
 /// The branch `main` counts where the name has no revision, then older snapshots.
-pub fn find_stored(name: &ModelName, wishes: &PullWishes, settings: &HubSettings) -> Option<PulledModel> {
+///
+/// # Errors
+/// [`HubError::NothingFits`] and [`HubError::SeveralOfType`] where that is why none of those that are there is taken.
+pub fn find_stored(
+    name: &ModelName,
+    wishes: &PullWishes,
+    settings: &HubSettings,
+) -> Result<Option<PulledModel>, HubError> {
     let cache = Cache::of(&settings.cache, name);
-    commits_of(&cache, name).into_iter().find_map(|commit| {
+    let mut refused = None;
+    for commit in commits_of(&cache, name) {
         let entries = cache.entries(&commit);
         let sizes: Vec<(String, u64)> = entries
             .iter()
             .map(|entry| (entry.path.clone(), entry.n_bytes))
             .collect();
         let snapshot = cache.snapshot(&commit);
-        if let Ok(choice) = choose(&variants(&sizes), name, wishes.memory_bytes) {
-            return Some(PulledModel {
-                path: snapshot.join(&choice.variant.files[0]),
-                label: choice.variant.label,
-                commit,
-                n_bytes: choice.variant.n_bytes,
-            });
+        match choose(&variants(&sizes), name, wishes.memory_bytes) {
+            Ok(choice) => {
+                return Ok(Some(PulledModel {
+                    path: snapshot.join(&choice.variant.files[0]),
+                    label: choice.variant.label,
+                    commit,
+                    n_bytes: choice.variant.n_bytes,
+                }));
+            }
+            Err(error @ (HubError::NothingFits { .. } | HubError::SeveralOfType { .. })) => {
+                refused.get_or_insert(error);
+            }
+            Err(_) => {}
         }
         let is_wished = name
             .wanted()
             .is_none_or(|wanted| wanted.eq_ignore_ascii_case(SAFETENSORS));
-        let n_bytes = folder_bytes(&entries).filter(|_| is_wished)?;
-        Some(PulledModel {
-            path: snapshot,
-            label: SAFETENSORS.to_owned(),
-            commit,
-            n_bytes,
-        })
-    })
+        if let Some(n_bytes) = folder_bytes(&entries).filter(|_| is_wished) {
+            return Ok(Some(PulledModel {
+                path: snapshot,
+                label: SAFETENSORS.to_owned(),
+                commit,
+                n_bytes,
+            }));
+        }
+    }
+    refused.map_or(Ok(None), Err)
 }
 
 /// The commits that a name may mean, the likeliest first.

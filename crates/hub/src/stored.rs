@@ -206,14 +206,19 @@ impl Removal {
     /// # Errors
     /// A file that cannot be removed.
     pub fn apply(self) -> Result<(), HubError> {
+        self.cache.prepare()?;
+        // A pull of such a file is waited for.
+        let names = (self.blobs.iter()).filter_map(|blob| blob.file_name()?.to_str());
+        let _locked = names
+            .map(|name| self.cache.lock(name, || ()))
+            .collect::<Result<Vec<_>, _>>()?;
         for path in self.pointers.iter().chain(&self.blobs) {
             remove(path)?;
         }
         let folder = self.cache.folder();
         if self.takes_all {
             fs::remove_dir_all(&folder).map_err(HubError::file("remove", &folder))?;
-            // Locks of nothing are in no one's way.
-            let _left = fs::remove_dir_all(self.cache.locks());
+            // The locks stay: another program may wait at one, and would then hold another file than the next.
             return Ok(());
         }
         for commit in self.cache.commits() {
