@@ -294,7 +294,10 @@ impl Model {
         let tokenizer = self.words().tokenizer();
         let stream = TextStream::new(generations, params.n, tokenizer, &params.stops);
         Ok(match &params.reader {
-            Some(reader) => stream.reading(reader),
+            Some(reader) => {
+                let is_either = params.constraint.as_ref().is_some_and(Constraint::may_be_calls);
+                stream.reading(reader, is_either)
+            }
             None => stream,
         })
     }

@@ -108,11 +108,17 @@ impl TextStream {
         }
     }
 
-    /// Reads reasoning and tool calls out of the samples, of which no token was taken yet.
-    pub(crate) fn reading(mut self, reader: &ReplyReader) -> Self {
+    /// Reads reasoning and tool calls out of the samples, of which no token was taken yet. `is_either`: a sample is calls or a text
+    /// of a shape, in which marks of calls are text.
+    pub(crate) fn reading(mut self, reader: &ReplyReader, is_either: bool) -> Self {
         for sample in &mut self.samples {
             sample.decoder = sample.decoder.clone().showing(Arc::clone(&reader.shown));
-            sample.parser = Some(reader.parser.clone());
+            let parser = reader.parser.clone();
+            sample.parser = Some(if is_either {
+                parser.calls_at_start()
+            } else {
+                parser
+            });
             sample.max_calls = reader.is_single_call.then_some(1);
         }
         self

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::{
-    Calls, Found, Part, Piece, ReplyFormat, Step, ToolSet, begins_with,
+    Calls, Found, Part, Piece, ReplyFormat, Step, ToolSet, begins_with, begins_with_any,
     channels::{Channels, Flow},
     find_first,
     format::Shape,
@@ -61,6 +61,17 @@ pub struct ReplyParser {
     channels: Option<Channels>,
     /// Marks that begin calls; none where no tools are offered.
     openers: Vec<&'static str>,
+    place: Place,
+}
+
+/// Where the first call may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Anywhere,
+    /// Where the text does.
+    Start,
+    /// Nowhere: the text has begun as one without calls.
+    Nowhere,
 }
 
 #[derive(Clone, Debug)]
@@ -129,7 +140,16 @@ impl ReplyParser {
             source: String::new(),
             is_after_mark: false,
             channels,
+            place: Place::Anywhere,
         }
+    }
+
+    /// Takes for calls only what the text begins with, and other calls behind that: for answers that are either calls or a text of a
+    /// shape, in which marks of calls are text.
+    #[must_use]
+    pub fn calls_at_start(mut self) -> Self {
+        self.place = Place::Start;
+        self
     }
 
     /// Marks that stand in answers of this format; tokens that are parts of them belong to the text.
@@ -333,6 +353,19 @@ impl ReplyParser {
             if is_all {
                 return false;
             }
+        }
+        if self.place == Place::Start && self.calls.call_idx == 0 {
+            let marks: Vec<&str> = (self.openers.iter().chain(self.format.calls.wrappers).copied()).collect();
+            match begins_with_any(self.held.trim_start(), &marks, is_last).0 {
+                Found::Yes => {}
+                Found::Unknown => return false,
+                Found::No => self.place = Place::Nowhere,
+            }
+        }
+        if self.place == Place::Nowhere {
+            let n_text = self.held.len();
+            self.emit_text(n_text, out);
+            return false;
         }
         let marks = || self.openers.iter().chain(self.format.calls.wrappers).copied();
         let Some((at, mark)) = find_first(&self.held, marks()) else {

@@ -147,6 +147,11 @@ impl Constraint {
         Some(self)
     }
 
+    /// Whether the text may be calls instead.
+    pub fn may_be_calls(&self) -> bool {
+        self.calls.is_some()
+    }
+
     /// The calls that the text may be instead, and how they are told from it.
     pub(super) fn alternative(&self) -> Option<(Self, &Told)> {
         let grammar = self.calls.as_ref()?;

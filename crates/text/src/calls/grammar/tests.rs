@@ -168,12 +168,20 @@ impl Walk<'_> {
 
 /// What an answer's calls are: names and arguments; and its text.
 fn read(name: &str, answer: &str) -> (Vec<(String, Value)>, String) {
+    read_with(parser(name), name, answer)
+}
+
+/// A parser of answers that are offered the tools of these tests.
+fn parser(name: &str) -> ReplyParser {
     let tools = Arc::new(ToolSet::from_openai(&tools()));
     let opening = Opening {
         is_head: opens_head(name),
         ..Opening::default()
     };
-    let mut parser = ReplyParser::new(&format(name), tools, opening);
+    ReplyParser::new(&format(name), tools, opening)
+}
+
+fn read_with(mut parser: ReplyParser, name: &str, answer: &str) -> (Vec<(String, Value)>, String) {
     let mut pieces = parser.push(answer);
     pieces.extend(parser.finish());
     let (mut calls, mut text, mut arguments, mut called) =

@@ -4,7 +4,7 @@
 
 use super::{
     CallFormError, Constraint, ConstraintCompiler, ControlTokens, FORMATS, ToolChoice, ToolSet, Value, Walk,
-    check_arguments, format, json, opener, opens_head, read, tokenizer, tools, walk_along,
+    check_arguments, format, json, opener, opens_head, parser, read, read_with, tokenizer, tools, walk_along,
 };
 use crate::constraint::Segment;
 
@@ -89,6 +89,29 @@ fn an_answer_is_a_call_or_has_the_shape_in_every_format() {
             }
         }
     }
+}
+
+#[test]
+fn marks_of_calls_inside_a_shape_are_text() {
+    for row in FORMATS
+        .iter()
+        .filter(|row| !["harmony", "llama"].contains(&row.name))
+    {
+        let inside = format!("{{\"note\": \"{}weather\"}}", opener(row.name));
+        let (calls, text) = read_with(parser(row.name).calls_at_start(), row.name, &inside);
+        assert_eq!((calls.len(), text.as_str()), (0, inside.as_str()), "{}", row.name);
+    }
+    let call = "<tool_call>{\"name\": \"now\", \"arguments\": {}}</tool_call>";
+    let (calls, text) = read_with(
+        parser("hermes").calls_at_start(),
+        "hermes",
+        &format!("{call}\n{call}"),
+    );
+    assert_eq!(
+        (calls.len(), text.trim()),
+        (2, ""),
+        "calls at the start are calls"
+    );
 }
 
 #[test]
