@@ -31,7 +31,7 @@ pub(crate) fn open(
     options.n_seqs = n_samples as usize;
     options.kv_cache = KvCache::Contexts(n_samples as usize);
     options.chat_template = chat_template;
-    options.speculation = speculation.speculation();
+    options.speculation = speculation.speculation()?;
     load(path, &options)
 }
 

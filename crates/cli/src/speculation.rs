@@ -6,6 +6,8 @@ use clap::{Args, ValueEnum};
 use tokenmill::Speculation;
 use tokenmill_sched::MAX_DRAFT;
 
+use crate::failure::Failure;
+
 /// Whether tokens are guessed ahead.
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Speculation")]
@@ -14,9 +16,10 @@ pub(crate) struct SpeculationArgs {
     #[arg(long, value_enum, default_value_t = Drafter::Auto, value_name = "KIND")]
     spec: Drafter,
     /// Tokens guessed in a row at most
-    #[arg(long, value_name = "N", default_value_t = Speculation::DEFAULT_MAX_DRAFT as u32,
-        value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT as i64))]
-    spec_max: u32,
+    ///
+    /// [default: 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT as i64))]
+    spec_max: Option<u32>,
 }
 
 /// What guesses tokens.
@@ -32,12 +35,18 @@ enum Drafter {
 
 impl SpeculationArgs {
     /// The option of a load.
-    pub(crate) fn speculation(&self) -> Speculation {
-        let max_draft = self.spec_max as usize;
+    ///
+    /// # Errors
+    /// A length of what is not guessed.
+    pub(crate) fn speculation(&self) -> Result<Speculation, Failure> {
+        let max_draft = (self.spec_max).map_or(Speculation::DEFAULT_MAX_DRAFT, |n_tokens| n_tokens as usize);
         match self.spec {
-            Drafter::Off => Speculation::Off,
-            Drafter::Auto => Speculation::Auto { max_draft },
-            Drafter::Ngram => Speculation::Ngram { max_draft },
+            Drafter::Off if self.spec_max.is_some() => {
+                Err(Failure::usage("`--spec-max` does nothing with `--spec off`"))
+            }
+            Drafter::Off => Ok(Speculation::Off),
+            Drafter::Auto => Ok(Speculation::Auto { max_draft }),
+            Drafter::Ngram => Ok(Speculation::Ngram { max_draft }),
         }
     }
 }

@@ -309,7 +309,7 @@ impl Args {
             max_queued: limits.max_queued_requests,
             max_queued_tokens: limits.max_queued_tokens,
             max_page_event_batches: self.kv_events().map(|config| config.max_queue_size),
-            speculation: self.speculation.speculation(),
+            speculation: self.speculation.speculation()?,
         };
         load_app(&self.model, &self.load, &seats, &self.served_model_name, config)
     }

@@ -213,6 +213,10 @@ fn an_option_that_would_do_nothing_is_refused() {
         refused("serve demo --kv-cache-tokens 1", 2),
         @"error: `--kv-cache-tokens 1` is less than one context of 512 tokens (hint: give 512 or more, or a shorter context with -c)"
     );
+    insta::assert_snapshot!(
+        refused("run demo x --spec off --spec-max 4", 2),
+        @"error: `--spec-max` does nothing with `--spec off`"
+    );
 }
 
 #[test]
