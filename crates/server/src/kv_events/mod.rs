@@ -1,8 +1,8 @@
-//! [`KvEvents`]: tells routers which prefixes the KV cache holds, over ZeroMQ as vLLM does.
+//! Tells routers which prefixes the KV cache holds, over ZeroMQ as vLLM does.
 //!
 //! A router that knows them sends a request to the replica that has its prefix. Separate from HTTP, with which it shares
 //! nothing. Each batch of the engine is a message of three frames: the topic, a number that counts up in 8 bytes, and
-//! the [payload](payload). Who missed some asks the second socket for all from a number on. Invariants: a
+//! the payload (`payload.rs`). Who missed some asks the second socket for all from a number on. Invariants: a
 //! slow reader holds up neither the engine nor other readers; what is kept for it is bounded.
 
 mod config;
