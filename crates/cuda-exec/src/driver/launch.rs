@@ -106,7 +106,7 @@ impl<'a> Args<'a> {
         self.push(view.map_or(0, |view| view.address()))
     }
 
-    /// Appends an `int` that is a count. One beyond [`MAX_COUNT`] is an error of the launch.
+    /// Appends an `int` that is a count. One beyond `i32::MAX` is an error of the launch.
     #[must_use]
     pub fn count(mut self, value: usize) -> Self {
         if value > MAX_COUNT {
