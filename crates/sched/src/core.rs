@@ -189,10 +189,12 @@ impl Core {
         }
         self.publish_stats();
         if let Some(sender) = &mut self.page_events {
-            let events = self.scheduler.take_page_events();
-            if !events.is_empty() {
-                sender.send(events);
-            }
+            let events = if sender.begins_again() {
+                self.scheduler.restate_page_events()
+            } else {
+                self.scheduler.take_page_events()
+            };
+            sender.send(events);
         }
     }
 

@@ -73,6 +73,9 @@ mod submission;
 mod sync;
 
 #[cfg(test)]
+#[path = "../tests/support/known_pages.rs"]
+mod known_pages;
+#[cfg(test)]
 #[path = "../tests/support/simulation.rs"]
 mod simulation;
 

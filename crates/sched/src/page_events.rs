@@ -1,11 +1,11 @@
 //! [`PageEvent`]: which pages the prefix cache got and lost, for those that route requests to where their prefix lies.
 //!
 //! Separate from the pool, which does the same whether or not events are read. Invariants: a reader that applies all events
-//! knows exactly the pages that can be found; one that falls behind is told so by [`PageEvent::Cleared`], and never holds up
-//! the engine.
+//! knows exactly the pages that can be found; one that falls behind is told so by [`PageEvent::Cleared`], is told all pages
+//! anew once it has caught up, and never holds up the engine.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     future::poll_fn,
     task::{Context, Poll},
 };
@@ -113,6 +113,26 @@ impl PageJournal {
         self.lineages.clear();
     }
 
+    /// Tells every page that can be found, as if stored just now, in place of the changes so far: a page comes after the one
+    /// that it follows. `place` says what a page holds and where it lies.
+    pub(crate) fn restate(&mut self, place: impl Fn(PageKey) -> ([u32; PAGE_TOKENS], PageTier)) {
+        self.events.clear();
+        let mut told = HashSet::with_capacity(self.lineages.len());
+        let mut chain = Vec::new();
+        let keys: Vec<PageKey> = self.lineages.keys().copied().collect();
+        for key in keys {
+            let mut next = Some(key);
+            while let Some(key) = next.filter(|key| self.lineages.contains_key(key) && told.insert(*key)) {
+                chain.push(key);
+                next = self.lineages[&key].parent;
+            }
+            for key in chain.drain(..).rev() {
+                let (tokens, tier) = place(key);
+                self.lies_in(key, tokens, tier);
+            }
+        }
+    }
+
     /// Moves the changes to the end of `events`.
     pub(crate) fn take(&mut self, events: &mut Vec<PageEvent>) {
         events.append(&mut self.events);
@@ -164,10 +184,14 @@ impl PageEventSender {
             if !std::mem::replace(&mut self.has_left_out, true) {
                 self.sender.send(vec![PageEvent::Cleared]);
             }
-            return;
+        } else if !events.is_empty() {
+            self.sender.send(events);
         }
-        self.has_left_out = false;
-        self.sender.send(events);
+    }
+
+    /// Whether a reader that had fallen behind has caught up since: what is sent next has to be all pages.
+    pub(crate) fn begins_again(&mut self) -> bool {
+        !self.sender.is_full() && std::mem::take(&mut self.has_left_out)
     }
 }
 

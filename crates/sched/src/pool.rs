@@ -70,6 +70,15 @@ enum Place {
     Host(u32),
 }
 
+impl Place {
+    fn tier(self) -> PageTier {
+        match self {
+            Self::Pool(_) => PageTier::Pool,
+            Self::Host(_) => PageTier::Host,
+        }
+    }
+}
+
 /// What it takes to use a cached page again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hit {
@@ -134,6 +143,16 @@ impl PagePool {
     /// Tells the changes of the prefix cache from now on, as those of `group`.
     pub(crate) fn keep_journal(&mut self, group: PageGroup) {
         self.journal = Some(Box::new(PageJournal::new(group)));
+    }
+
+    /// Tells all pages that can be found, in place of the changes since they were last taken.
+    pub(crate) fn restate_events(&mut self) {
+        if let Some(journal) = &mut self.journal {
+            journal.restate(|key| {
+                let cached = &self.index[&key];
+                (cached.tokens, cached.place.tier())
+            });
+        }
     }
 
     /// Moves the changes of the prefix cache to the end of `events`.
@@ -413,11 +432,7 @@ impl PagePool {
         };
         cached.place = place;
         if let Some(journal) = &mut self.journal {
-            let tier = match place {
-                Place::Pool(_) => PageTier::Pool,
-                Place::Host(_) => PageTier::Host,
-            };
-            journal.moved(key, cached.tokens, tier);
+            journal.moved(key, cached.tokens, place.tier());
         }
     }
 
@@ -438,10 +453,8 @@ impl PagePool {
     /// The pages that can be found.
     #[cfg(test)]
     pub(crate) fn cached(&self) -> impl Iterator<Item = (PageKey, PageTier)> {
-        self.index.iter().map(|(&key, cached)| match cached.place {
-            Place::Pool(_) => (key, PageTier::Pool),
-            Place::Host(_) => (key, PageTier::Host),
-        })
+        let cached = self.index.iter();
+        cached.map(|(&key, cached)| (key, cached.place.tier()))
     }
 
     /// Checks every invariant against the page tables of all sequences.

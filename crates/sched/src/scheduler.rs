@@ -577,6 +577,17 @@ impl Scheduler {
         }
     }
 
+    /// All pages of the prefix cache, in place of the changes since they were last taken.
+    pub(crate) fn restate_page_events(&mut self) -> Vec<PageEvent> {
+        for group in &mut self.groups {
+            group.pool.restate_events();
+        }
+        if let Some(events) = &mut self.page_events {
+            events.clear();
+        }
+        self.take_page_events()
+    }
+
     /// The changes of the prefix cache since they were last taken.
     pub(crate) fn take_page_events(&mut self) -> Vec<PageEvent> {
         self.collect_page_events();

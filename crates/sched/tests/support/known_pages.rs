@@ -1,0 +1,72 @@
+//! [`KnownPages`]: a reader of page events, and what it knows of the prefix cache.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::{
+    core::Core,
+    page_events::{PageEvent, PageEvents, PageTier},
+    prefix::PageKey,
+};
+
+/// What a reader of page events knows.
+#[derive(Debug, Default)]
+pub(crate) struct KnownPages {
+    pages: BTreeSet<(usize, u64, PageTier)>,
+    /// All keys that ever were told.
+    keys: HashMap<u64, PageKey>,
+    n_times_behind: u64,
+}
+
+impl KnownPages {
+    /// How often it had fallen behind.
+    pub(crate) fn n_times_behind(&self) -> u64 {
+        self.n_times_behind
+    }
+
+    /// Takes in all events that wait and compares with what the pools hold.
+    pub(crate) fn check(&mut self, events: &mut PageEvents, core: &Core) {
+        let waiting: Vec<PageEvent> = std::iter::from_fn(|| events.try_next()).flatten().collect();
+        for event in &waiting {
+            match *event {
+                PageEvent::Stored(page) => {
+                    let hasher = &core.scheduler.hasher;
+                    let parent = match page.parent {
+                        Some(parent) => self.keys.get(&parent).copied(),
+                        None => Some(hasher.root(page.salt)),
+                    };
+                    // What follows a page that went untold cannot be named.
+                    if let Some(parent) = parent {
+                        let key = hasher.next(parent, &page.tokens);
+                        assert_eq!(page.key, key.low_bits(), "{page:?}");
+                        self.keys.insert(page.key, key);
+                    }
+                    let is_new = self.pages.insert((page.group.index(), page.key, page.tier));
+                    assert!(is_new, "{page:?} is stored once");
+                }
+                PageEvent::Removed { key, group, tier } => {
+                    assert!(
+                        self.pages.remove(&(group.index(), key, tier)),
+                        "{key:?} was there"
+                    );
+                }
+                PageEvent::Cleared => self.pages.clear(),
+            }
+        }
+        // It fell behind, and is told all pages after the next step.
+        if waiting.last() == Some(&PageEvent::Cleared) {
+            self.n_times_behind += 1;
+            return;
+        }
+        let pools = [Some(core.scheduler.pool()), core.scheduler.window_pool()];
+        let pools = pools.into_iter().flatten().enumerate();
+        let cached = pools.flat_map(|(group, pool)| {
+            pool.cached()
+                .map(move |(key, tier)| (group, key.low_bits(), tier))
+        });
+        assert_eq!(
+            self.pages,
+            cached.collect(),
+            "a reader knows the pages that can be found"
+        );
+    }
+}
