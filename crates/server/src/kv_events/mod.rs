@@ -3,7 +3,8 @@
 //! A router that knows them sends a request to the replica that has its prefix. Separate from HTTP, with which it shares
 //! nothing. Each batch of the engine is a message of three frames: the topic, a number that counts up in 8 bytes, and
 //! the payload (`payload.rs`). Who missed some asks the second socket for all from a number on. Invariants: a
-//! slow reader holds up neither the engine nor other readers; what is kept for it is bounded.
+//! slow reader holds up neither the engine nor other readers; there is one copy of what is kept for all of them, bounded in
+//! messages and in bytes.
 
 mod config;
 mod payload;
@@ -22,7 +23,7 @@ use tokenmill_backend::ExecutorLimits;
 use tokenmill_sched::PageEvents;
 use tokio::{
     io::{AsyncRead, AsyncWriteExt as _, split},
-    sync::{broadcast, mpsc},
+    sync::{mpsc, watch},
 };
 
 pub use self::config::{Endpoint, EventEncoding, KvEventsConfig, KvEventsError};
@@ -38,7 +39,7 @@ const MAX_TOPIC_BYTES: u64 = 1024;
 /// Topics of a subscriber.
 const MAX_TOPICS: usize = 64;
 
-/// Bytes that are kept to be asked for again.
+/// Bytes of batches that are kept, for slow subscribers and to be asked for again.
 const MAX_KEPT_BYTES: usize = 256 << 20;
 
 /// What ends the answer to a request for old batches.
@@ -66,6 +67,17 @@ pub(crate) struct KvEvents {
 struct Kept {
     batches: VecDeque<(u64, Bytes)>,
     n_bytes: usize,
+    /// The number of the next batch.
+    end: u64,
+}
+
+/// What a subscriber of `hwm` messages at most reads.
+struct Published {
+    kept: Arc<Mutex<Kept>>,
+    /// The number of the next batch, after each one.
+    end: watch::Receiver<u64>,
+    topic: Arc<[u8]>,
+    hwm: u64,
 }
 
 impl KvEvents {
@@ -98,31 +110,38 @@ impl KvEvents {
 
     /// Publishes until the events end. Dropping the future closes all connections.
     pub(crate) async fn run(self, mut events: PageEvents, limits: &ExecutorLimits) {
-        let (messages, _) = broadcast::channel(self.config.hwm);
+        let (told, end) = watch::channel(0);
         let topic: Arc<[u8]> = self.config.topic.as_bytes().into();
         let kept = Arc::new(Mutex::new(Kept::default()));
         let payloads = Payloads::new(self.config.encoding, limits);
+        let n_kept = self.config.buffer_steps.max(self.config.hwm);
         let publish = async {
-            let mut number: u64 = 0;
             while let Some(batch) = events.next_batch().await {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 let payload = Bytes::from(payloads.write(now, &batch));
-                // It fails where there is no subscriber.
-                let _unsent = messages.send(message(&[&topic, &number.to_be_bytes(), &payload]));
-                lock(&kept).push(number, payload, self.config.buffer_steps);
-                number += 1;
+                let end = lock(&kept).push(payload, n_kept);
+                told.send_replace(end);
             }
         };
         let to_subscribers = {
-            let (messages, topic) = (messages.clone(), Arc::clone(&topic));
-            let talk = move |stream| send_messages(stream, messages.subscribe(), Arc::clone(&topic));
+            let (kept, hwm) = (Arc::clone(&kept), self.config.hwm as u64);
+            let talk = move |stream| {
+                let published = Published {
+                    kept: Arc::clone(&kept),
+                    end: end.clone(),
+                    topic: Arc::clone(&topic),
+                    hwm,
+                };
+                send_messages(stream, published)
+            };
             self.publishes.serve(PUBLISHES, talk)
         };
         let to_askers = async {
             match self.replays {
                 Some(socket) => {
                     let kept = Arc::clone(&kept);
-                    let talk = move |stream| replay(stream, Arc::clone(&kept));
+                    let n_batches = self.config.buffer_steps as u64;
+                    let talk = move |stream| replay(stream, Arc::clone(&kept), n_batches);
                     socket.serve(REPLAYS, talk).await;
                 }
                 None => std::future::pending().await,
@@ -137,15 +156,18 @@ impl KvEvents {
 }
 
 impl Kept {
-    fn push(&mut self, number: u64, payload: Bytes, n_batches: usize) {
+    /// Adds a batch and returns the number of the next one.
+    fn push(&mut self, payload: Bytes, n_batches: usize) -> u64 {
         self.n_bytes += payload.len();
-        self.batches.push_back((number, payload));
+        self.batches.push_back((self.end, payload));
+        self.end += 1;
         while self.batches.len() > n_batches || self.n_bytes > MAX_KEPT_BYTES {
             let Some((_, oldest)) = self.batches.pop_front() else {
                 break;
             };
             self.n_bytes -= oldest.len();
         }
+        self.end
     }
 
     /// The first batch from a number on.
@@ -153,45 +175,56 @@ impl Kept {
         let at = self.batches.partition_point(|&(kept, _)| kept < number);
         self.batches.get(at).cloned()
     }
-
-    /// The number of the next batch, where there was one.
-    fn end(&self) -> u64 {
-        self.batches.back().map_or(0, |&(newest, _)| newest + 1)
-    }
 }
 
 fn lock(kept: &Mutex<Kept>) -> std::sync::MutexGuard<'_, Kept> {
     kept.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+impl Published {
+    /// Waits for a batch after those before `next`, and returns the number after the last; `None` where no more come.
+    async fn wait(&mut self, next: u64) -> Option<u64> {
+        self.end.wait_for(|&end| end > next).await.ok().map(|end| *end)
+    }
+
+    /// The batch `next`, or the oldest that is kept for a subscriber which was too slow and has missed some. It can ask for
+    /// those by their numbers.
+    fn first_from(&self, next: u64) -> Option<(u64, Bytes)> {
+        let kept = lock(&self.kept);
+        kept.first_from(next.max(kept.end.saturating_sub(self.hwm)))
+    }
+}
+
 /// Sends a subscriber what it asks for.
-async fn send_messages(
-    stream: PeerStream,
-    mut messages: broadcast::Receiver<Bytes>,
-    topic: Arc<[u8]>,
-) -> io::Result<()> {
+async fn send_messages(stream: PeerStream, mut published: Published) -> io::Result<()> {
+    let mut next = *published.end.borrow();
     let (mut reader, mut writer) = split(stream);
     let topics = Mutex::new(Vec::new());
     let (answer, mut answers) = mpsc::channel::<Vec<u8>>(1);
     let read = async { read_topics(&mut reader, &topics, &answer).await };
     let write = async {
         loop {
-            let (is_wanted, bytes) = tokio::select! {
-                Some(answer) = answers.recv() => (true, Bytes::from(answer)),
-                received = messages.recv() => match received {
-                    Ok(message) => {
-                        let topics = topics.lock().unwrap_or_else(PoisonError::into_inner);
-                        (topics.iter().any(|wanted: &Vec<u8>| topic.starts_with(wanted)), message)
+            let bytes = tokio::select! {
+                Some(answer) = answers.recv() => Bytes::from(answer),
+                waited = published.wait(next) => {
+                    let Some(end) = waited else {
+                        return Ok(());
+                    };
+                    let Some((number, payload)) = published.first_from(next) else {
+                        // Too large to be kept.
+                        next = end;
+                        continue;
+                    };
+                    next = number + 1;
+                    let topics = topics.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !topics.iter().any(|wanted: &Vec<u8>| published.topic.starts_with(wanted)) {
+                        continue;
                     }
-                    // It was too slow and has missed some, whose numbers it can ask for.
-                    Err(broadcast::error::RecvError::Lagged(_)) => continue,
-                    Err(broadcast::error::RecvError::Closed) => return Ok(()),
-                },
+                    message(&[&published.topic, &number.to_be_bytes(), &payload])
+                }
             };
-            if is_wanted {
-                writer.write_all(&bytes).await?;
-                writer.flush().await?;
-            }
+            writer.write_all(&bytes).await?;
+            writer.flush().await?;
         }
     };
     tokio::select! {
@@ -233,8 +266,8 @@ async fn read_topics(
     }
 }
 
-/// Sends old batches to those who ask for them: each request is an empty frame and a number.
-async fn replay(mut stream: PeerStream, kept: Arc<Mutex<Kept>>) -> io::Result<()> {
+/// Sends the last `n_batches` to those who ask for them: each request is an empty frame and the first number.
+async fn replay(mut stream: PeerStream, kept: Arc<Mutex<Kept>>, n_batches: u64) -> io::Result<()> {
     loop {
         let mut frames: Vec<Vec<u8>> = Vec::new();
         loop {
@@ -263,7 +296,8 @@ async fn replay(mut stream: PeerStream, kept: Arc<Mutex<Kept>>) -> io::Result<()
             return Err(zmtp::broken("its request has no number of 8 bytes"));
         };
         // One at a time, so that a slow peer keeps no batch that others have forgotten.
-        let (mut next, end) = (u64::from_be_bytes(number), lock(&kept).end());
+        let end = lock(&kept).end;
+        let mut next = u64::from_be_bytes(number).max(end.saturating_sub(n_batches));
         while next < end {
             let first = lock(&kept).first_from(next);
             let Some((number, payload)) = first else {
@@ -285,12 +319,36 @@ mod tests {
     #[test]
     fn the_oldest_batches_are_forgotten_first() {
         let mut kept = Kept::default();
-        assert_eq!((kept.first_from(0), kept.end()), (None, 0));
+        assert_eq!((kept.first_from(0), kept.end), (None, 0));
         for number in 0..5 {
-            kept.push(number, Bytes::from_static(b"batch"), 3);
+            assert_eq!(kept.push(Bytes::from_static(b"batch"), 3), number + 1);
         }
         let from = |number| kept.first_from(number).map(|(number, _)| number);
         assert_eq!([0, 2, 3, 5].map(from), [Some(2), Some(2), Some(3), None]);
-        assert_eq!((kept.end(), kept.n_bytes), (5, 15));
+        assert_eq!((kept.end, kept.n_bytes), (5, 15));
+    }
+
+    #[tokio::test]
+    async fn a_slow_subscriber_misses_what_is_beyond_its_bound() {
+        let kept = Arc::new(Mutex::new(Kept::default()));
+        let (told, end) = watch::channel(0);
+        let topic = Arc::from(&b""[..]);
+        let mut published = Published {
+            kept: Arc::clone(&kept),
+            end,
+            topic,
+            hwm: 2,
+        };
+        for _ in 0..5 {
+            told.send_replace(lock(&kept).push(Bytes::from_static(b"batch"), 10));
+        }
+        assert_eq!(published.wait(0).await, Some(5));
+        let from = |number| published.first_from(number).map(|(number, _)| number);
+        assert_eq!([0, 2, 4, 5].map(from), [Some(3), Some(3), Some(4), None]);
+        drop(told);
+        assert_eq!(
+            (published.wait(4).await, published.wait(5).await),
+            (Some(5), None)
+        );
     }
 }
