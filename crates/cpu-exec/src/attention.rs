@@ -202,8 +202,13 @@ impl Job<'_> {
 
     /// The key and value head of an item's query heads.
     fn kv_head(&self, item: &Item) -> usize {
+        item.group_idx / self.n_sharing_groups()
+    }
+
+    /// Groups of query heads that share a key and value head.
+    fn n_sharing_groups(&self) -> usize {
         let n_kv_heads = self.store.shape(self.layer_idx).n_kv_heads;
-        item.group_idx * self.group_len / (self.params.n_heads / n_kv_heads)
+        self.params.n_heads / n_kv_heads / self.group_len
     }
 
     fn n_rows(&self, item: &Item) -> usize {
@@ -259,10 +264,11 @@ impl Job<'_> {
     fn fold_splits(&self, item: &Item, parts: &[f32], scratch: &mut Vec<f32>, out: &mut Patch<'_, f32>) {
         let n_rows = self.n_rows(item);
         let part_len = self.part_len();
+        let split_len = self.n_sharing_groups() * n_rows;
         let folded = grown(scratch, part_len);
         for row_idx in 0..n_rows {
             for split_idx in 0..item.end_split - item.first_split {
-                let part = &parts[(item.part_idx + split_idx * n_rows + row_idx) * part_len..][..part_len];
+                let part = &parts[(item.part_idx + split_idx * split_len + row_idx) * part_len..][..part_len];
                 if split_idx == 0 {
                     folded.copy_from_slice(part);
                 } else {

@@ -139,14 +139,17 @@ pub(super) struct Item {
     pub(super) end_split: usize,
     /// The split to compute; all of them, one after the other, where there is none.
     pub(super) split: Option<usize>,
-    /// The first of the item's parts: `[splits][rows]`, of which a split's item writes its rows.
+    /// The first of the item's parts, of which it writes one for each row. In the end they are
+    /// `[splits][groups that share keys][rows]`.
     pub(super) part_idx: usize,
 }
 
 impl Plan {
-    /// Lists the items of a step, in the order of tokens, heads and splits.
+    /// Lists the items of a step, in the order of tokens, heads with keys, splits, and groups that share those keys: a thread
+    /// that reads a split for one group has it in its cache for the next.
     pub(super) fn make(&mut self, job: &Job<'_>) {
         let n_groups = job.params.n_heads / job.group_len;
+        let n_sharing = job.n_sharing_groups();
         self.items.clear();
         self.outs.clear();
         self.parts.clear();
@@ -166,30 +169,32 @@ impl Plan {
                 let is_split = tokens.len() <= MAX_SPLIT_TOKENS
                     && n_splits > 1
                     && self.n_parts + n_split_parts <= MAX_PARTS;
-                for group_idx in 0..n_groups {
-                    let item = Item {
-                        first_token,
-                        n_tokens,
-                        group_idx,
-                        seq_idx,
-                        first_split,
-                        end_split,
-                        split: None,
-                        part_idx: self.n_parts,
-                    };
-                    if is_split {
-                        for split in first_split..end_split {
+                let item = |group_idx| Item {
+                    first_token,
+                    n_tokens,
+                    group_idx,
+                    seq_idx,
+                    first_split,
+                    end_split,
+                    split: None,
+                    part_idx: 0,
+                };
+                if !is_split {
+                    (0..n_groups).for_each(|group_idx| self.push(job, item(group_idx)));
+                    continue;
+                }
+                for first_group in (0..n_groups).step_by(n_sharing) {
+                    for split in first_split..end_split {
+                        for group_idx in first_group..first_group + n_sharing {
                             self.push(
                                 job,
                                 Item {
                                     split: Some(split),
                                     part_idx: self.n_parts,
-                                    ..item
+                                    ..item(group_idx)
                                 },
                             );
                         }
-                    } else {
-                        self.push(job, item);
                     }
                 }
             }
