@@ -66,7 +66,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let outcomes = match args.device {
         DeviceChoice::Cpu => check(
             &Subject {
-                make: |n_threads| {
+                make: |n_threads, _| {
                     CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
                 },
                 company: Company::Bits,
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         ),
         DeviceChoice::Sim => check(
             &Subject {
-                make: |_| {
+                make: |_, _| {
                     let device = Simulator::new(&SimOptions::default()).device();
                     CudaBackend::new(device).expect("the simulator loads the kernels")
                 },
@@ -91,7 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
             }
             check(
                 &Subject {
-                    make: |_| {
+                    make: |_, _| {
                         let device = Device::open(0).expect("the GPU was opened before");
                         CudaBackend::new(device).expect("the driver loads the kernels")
                     },

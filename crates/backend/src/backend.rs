@@ -25,7 +25,7 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Activation, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
     ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob, MemoryPlan, NetworkShape,
-    Norm, PageCopy, PageGroup, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, StateLayout,
+    Norm, PageCopy, PageGroup, Part, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, Side, StateLayout,
     StepOutput, StepShape, StepTrace, StreamOperations, Temperature,
 };
 
@@ -49,6 +49,20 @@ pub trait Backend:
 
     /// Device memory that an allocation takes; `usize::MAX` where it is beyond that.
     fn bytes_of(&self, allocation: &Allocation<'_>) -> usize;
+
+    /// Whether the backend is made of two, of which each has some parts of the network.
+    fn is_split(&self) -> bool {
+        false
+    }
+
+    /// Memory that an allocation of a part takes on a side. A backend that is not split has everything on [`Side::Device`].
+    fn bytes_at(&self, side: Side, part: Part, allocation: &Allocation<'_>) -> usize {
+        let _ = part;
+        match side {
+            Side::Device => self.bytes_of(allocation),
+            Side::Host => 0,
+        }
+    }
 
     /// Called once, before anything else is asked of the backend: with the widths of the network, the largest step, the
     /// KV store, and the memory planned for all of them.

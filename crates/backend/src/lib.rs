@@ -49,10 +49,12 @@ mod memory_plan;
 mod network_shape;
 mod operands;
 mod page_group;
+mod part;
 mod pooling;
 mod recurrence;
 mod sampler;
 mod sampling_params;
+mod split;
 mod state_layout;
 mod step_shape;
 mod step_trace;
@@ -76,18 +78,22 @@ pub use limits::{ExecutorLimits, GroupLimits, WindowGroup};
 pub use measure::Measure;
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
-pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, LayerShape, NetworkShape};
+pub use network_shape::{
+    AttentionShape, ExpertsShape, HeadsShape, KvStoreOfLayer, LayerShape, NetworkShape,
+};
 pub use operands::{
     Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
     Temperature,
 };
 pub use page_group::PageGroup;
+pub use part::{Part, Side};
 pub use pooling::Pooling;
 pub use recurrence::{
     Columns, DeltaDecays, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,
 };
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
+pub use split::SplitOperations;
 pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};

@@ -3,18 +3,34 @@
 //! Separate from the memory that it stands for because it asks a backend what things take. Invariant: it counts what the load
 //! asks for and nothing else.
 
-use crate::{Allocation, Backend, BackendError, MatrixData, Memory};
+use std::collections::BTreeMap;
+
+use crate::{Allocation, Backend, BackendError, MatrixData, Memory, Part, Side};
 
 /// Adds up what a load would take on a backend.
 pub struct Measure<'a, B> {
     backend: &'a B,
+    side: Side,
+    part: Part,
     n_bytes: usize,
+    by_part: BTreeMap<Part, usize>,
 }
 
 impl<'a, B: Backend> Measure<'a, B> {
-    /// Begins with nothing.
-    pub fn new(backend: &'a B) -> Self {
-        Self { backend, n_bytes: 0 }
+    /// Begins with nothing, to weigh what a side of the backend gets.
+    pub fn new(backend: &'a B, side: Side) -> Self {
+        Self {
+            backend,
+            side,
+            part: Part::Common,
+            n_bytes: 0,
+            by_part: BTreeMap::new(),
+        }
+    }
+
+    /// Bytes of each part that there is.
+    pub fn by_part(&self) -> &BTreeMap<Part, usize> {
+        &self.by_part
     }
 
     /// Bytes so far; `usize::MAX` where the sum is beyond it.
@@ -23,7 +39,10 @@ impl<'a, B: Backend> Measure<'a, B> {
     }
 
     fn add(&mut self, allocation: Allocation<'_>) {
-        self.n_bytes = self.n_bytes.saturating_add(self.backend.bytes_of(&allocation));
+        let n_bytes = self.backend.bytes_at(self.side, self.part, &allocation);
+        self.n_bytes = self.n_bytes.saturating_add(n_bytes);
+        let of_part = self.by_part.entry(self.part).or_default();
+        *of_part = of_part.saturating_add(n_bytes);
     }
 }
 
@@ -32,6 +51,10 @@ impl<B: Backend> Memory for Measure<'_, B> {
     type Vector = ();
     type Buffer = ();
     type Routes = ();
+
+    fn enter(&mut self, part: Part) {
+        self.part = part;
+    }
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<(), BackendError> {
         let MatrixData {

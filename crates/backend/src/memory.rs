@@ -5,7 +5,7 @@
 
 use tokenmill_gguf::{TensorBytes, TensorType};
 
-use crate::{BackendError, ExecutorLimits, KvLayout, NetworkShape, StateLayout};
+use crate::{BackendError, ExecutorLimits, KvLayout, NetworkShape, Part, StateLayout};
 
 /// Where a network's weights and buffers are: a device, or a scale.
 pub trait Memory: Sized {
@@ -17,6 +17,11 @@ pub trait Memory: Sized {
     type Buffer;
     /// Which experts each row of a step goes to, with what weight, and what the operations on experts need to know of it.
     type Routes;
+
+    /// Says which part of the network the next allocations, or the next operations, belong to.
+    fn enter(&mut self, part: Part) {
+        let _ = part;
+    }
 
     /// Takes a weight matrix `[n_out, n_in]`, rows contiguous, in the file's type.
     ///

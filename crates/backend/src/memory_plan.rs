@@ -2,7 +2,7 @@
 //!
 //! Separate because it is known before anything is allocated: it can be printed, and refused.
 
-/// The memory a load will take.
+/// The memory a load will take, on the device where there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
     /// Weights, in the form the backend holds them.
@@ -27,6 +27,8 @@ pub struct MemoryPlan {
     pub activations_bytes: usize,
     /// What the backend needs besides these.
     pub workspace_bytes: usize,
+    /// Of a backend made of two, the host's memory, which none of these counts.
+    pub on_host: Option<Box<MemoryPlan>>,
 }
 
 impl MemoryPlan {

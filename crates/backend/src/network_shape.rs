@@ -17,7 +17,7 @@ pub struct NetworkShape {
 }
 
 /// The widths of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerShape {
     /// Its attention, if it has one.
     pub attention: Option<AttentionShape>,
@@ -27,10 +27,21 @@ pub struct LayerShape {
     pub widest_input: usize,
     /// Whether its keys and values are latent rows.
     pub has_latent_rows: bool,
+    /// The layer of the KV store that it reads, if it reads any.
+    pub kv: Option<KvStoreOfLayer>,
     /// What a sequence's state holds for it, where it is recurrent.
     pub state: Option<StateLayerShape>,
     /// Its experts, if it has any.
     pub experts: Option<ExpertsShape>,
+}
+
+/// Which layer of the KV store a layer of the network reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvStoreOfLayer {
+    /// Its index in the store.
+    pub idx: usize,
+    /// Whether the layer writes it, and does not only read what another one wrote.
+    pub is_owner: bool,
 }
 
 /// The sizes of a layer's experts.

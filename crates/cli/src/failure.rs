@@ -498,6 +498,7 @@ mod tests {
             n_states: 0,
             activations_bytes: 1 << 20,
             workspace_bytes: 0,
+            on_host: None,
         };
         insta::assert_snapshot!(
             not_enough_memory(&plan, (8 << 20) - 1).line(),

@@ -58,7 +58,7 @@ mod workspace;
 mod zeroed;
 
 pub use attention::{AttentionBatch, attention};
-pub use backend::{CpuBackend, CpuVector, InputObserver, ProductInput, RouteObserver};
+pub use backend::{AwakeThreads, CpuBackend, CpuVector, InputObserver, ProductInput, RouteObserver};
 pub use error::CpuExecError;
 pub use experts::{combine, experts_gated, experts_linear, heads_linear, weigh_choices};
 pub use host::Host;

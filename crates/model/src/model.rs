@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use tokenmill_backend::{
     Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, PageGroup,
-    StateLayout, WindowGroup,
+    Part, Side, StateLayout, WindowGroup,
 };
 use tokenmill_gguf::{GgufFile, TensorType};
 
@@ -218,21 +218,58 @@ fn plan<B: Backend>(
 ) -> Result<MemoryPlan, LoadError> {
     descriptor.validate()?;
     let limits = limits(descriptor, options)?;
-    let mut weights = Measure::new(backend);
+    let on_host = if backend.is_split() {
+        Some(Box::new(plan_of_side(descriptor, source, backend, options, &limits, Side::Host)?))
+    } else {
+        None
+    };
+    Ok(MemoryPlan {
+        on_host,
+        ..plan_of_side(descriptor, source, backend, options, &limits, Side::Device)?
+    })
+}
+
+fn plan_of_side<B: Backend>(
+    descriptor: &Descriptor,
+    source: &dyn WeightSource,
+    backend: &B,
+    options: &ModelOptions,
+    limits: &ExecutorLimits,
+    side: Side,
+) -> Result<MemoryPlan, LoadError> {
+    let mut weights = Measure::new(backend, side);
     Network::load(descriptor, source, limits.n_ctx, &mut weights, &mut |_| {})?;
-    let mut activations = Measure::new(backend);
-    Activations::alloc(descriptor, &limits, &mut activations)?;
-    let mut group_bytes = [0; PageGroup::ALL.len()];
-    for (n_bytes, layout) in (group_bytes.iter_mut()).zip(kv_layout(descriptor, &limits, options).by_group())
-    {
-        *n_bytes = backend.bytes_of(&Allocation::KvPage(&layout));
+    let mut activations = Measure::new(backend, side);
+    Activations::alloc(descriptor, limits, &mut activations)?;
+    let mut group_bytes = [0usize; PageGroup::ALL.len()];
+    let kv = kv_layout(descriptor, limits, options);
+    for (kv_idx, (&layer, &group)) in kv.layers.iter().zip(&kv.groups).enumerate() {
+        let layout = KvLayout {
+            layers: vec![layer],
+            groups: vec![group],
+            ..kv.clone()
+        };
+        let n_bytes = backend.bytes_at(side, Part::Kv(kv_idx), &Allocation::KvPage(&layout));
+        let of_group = &mut group_bytes[group.index()];
+        *of_group = of_group.saturating_add(n_bytes);
     }
     let [kv_page_bytes, window_page_bytes] = group_bytes;
     let n_pages = limits.n_pages + limits.n_host_pages;
     let n_window_pages = limits
         .window_group
         .map_or(0, |group| group.n_pages + group.n_host_pages);
-    let state_bytes = backend.bytes_of(&Allocation::State(&state_layout(descriptor, &limits)));
+    let states = state_layout(descriptor, limits);
+    let state_bytes = (states.layers.iter().enumerate())
+        .map(|(state_idx, &layer)| {
+            let layout = StateLayout {
+                layers: vec![layer],
+                n_states: states.n_states,
+            };
+            backend.bytes_at(side, Part::State(state_idx), &Allocation::State(&layout))
+        })
+        .fold(0, usize::saturating_add);
+    let shape = descriptor.shape();
+    let workspace = Allocation::Workspace(&shape, limits);
     Ok(MemoryPlan {
         states_bytes: state_bytes.saturating_mul(limits.n_states),
         state_bytes,
@@ -245,7 +282,8 @@ fn plan<B: Backend>(
         window_page_bytes,
         n_window_pages,
         activations_bytes: activations.n_bytes(),
-        workspace_bytes: backend.bytes_of(&Allocation::Workspace(&descriptor.shape(), &limits)),
+        workspace_bytes: backend.bytes_at(side, Part::Common, &workspace),
+        on_host: None,
     })
 }
 

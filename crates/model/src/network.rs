@@ -4,7 +4,7 @@
 //! the shape that the descriptor implies; every tensor of the source was used, since an ignored one would mean wrong
 //! output; vectors are finite.
 
-use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Rope};
+use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Part, Rope};
 
 use crate::{
     Descriptor, EmbeddingNorm, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor, NormPlacement,
@@ -99,17 +99,21 @@ impl<M: Memory> Network<M> {
         } else {
             MatrixUsage::Embedding
         };
+        // The bias of a tied head is used with the head alone; looking up an embedding adds none.
+        loader.memory.enter(Part::Output);
+        let tied_bias = if is_tied {
+            loader.vector("output.bias", n_vocab, descriptor.head_bias)?
+        } else {
+            None
+        };
+        loader.memory.enter(Part::Input);
         let token_embd = Linear {
             matrix: loader.matrix("token_embd.weight", n_vocab, n_embd, usage)?,
-            // The bias of a tied head is used with the head alone; looking up an embedding adds none.
-            bias: if is_tied {
-                loader.vector("output.bias", n_vocab, descriptor.head_bias)?
-            } else {
-                None
-            },
+            bias: tied_bias,
             n_out: n_vocab,
             n_in: n_embd,
         };
+        loader.memory.enter(Part::Common);
         let ropes = (descriptor.ropes.iter())
             .map(|rope| load_rope(rope, loader))
             .collect::<Result<_, _>>()?;
@@ -125,12 +129,19 @@ impl<M: Memory> Network<M> {
                 Layer::load(place, layer, loader)
             })
             .collect::<Result<_, _>>()?;
+        loader.memory.enter(Part::Output);
         let has_head = descriptor.head != OutputHead::None;
         let output = if is_tied || !has_head {
             None
         } else {
             Some(loader.linear("output", n_vocab, n_embd, descriptor.head_bias)?)
         };
+        let output_norm = loader.norm_if(descriptor.has_output_norm, "output_norm")?;
+        let pooler = match &descriptor.pooling {
+            Some(pooling) => Some(Pooler::load(pooling, loader)?),
+            None => None,
+        };
+        loader.memory.enter(Part::Input);
         let positions = match descriptor.n_learned_positions {
             Some(n_positions) => Some(loader.table("position_embd.weight", n_positions, n_embd)?),
             None => None,
@@ -158,11 +169,8 @@ impl<M: Memory> Network<M> {
             ropes,
             layers,
             residual_scale: descriptor.residual_scale,
-            output_norm: loader.norm_if(descriptor.has_output_norm, "output_norm")?,
-            pooler: match &descriptor.pooling {
-                Some(pooling) => Some(Pooler::load(pooling, loader)?),
-                None => None,
-            },
+            output_norm,
+            pooler,
             has_head,
             output,
             logit_scale: descriptor.logit_scale,
@@ -213,13 +221,17 @@ impl<M: Memory> Layer<M> {
                 Ok(None)
             }
         };
+        loader.memory.enter(Part::Mixer(place.layer_idx));
         Ok(Self {
             mixer_norm: loader.norm_if(has_mixer && norms.has_pre_mixer(), &place.name(mixer_norm))?,
             mixer: Mixer::load(place, &layer.mixer, loader)?,
             mixer_post_norm: post_norm(has_mixer, "post_attention_norm", loader)?,
             mixer_sum_norm: loader.norm_if(has_mixer && is_after_sum, &place.name("attn_output_norm"))?,
             residual: layer.residual,
-            ffn_norm: loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?,
+            ffn_norm: {
+                loader.memory.enter(Part::Ffn(place.layer_idx));
+                loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?
+            },
             ffn: Ffn::load(place, &layer.ffn, loader)?,
             ffn_post_norm: post_norm(has_ffn, "post_ffw_norm", loader)?,
             ffn_sum_norm: loader.norm_if(has_ffn && is_after_sum, &place.name("layer_output_norm"))?,

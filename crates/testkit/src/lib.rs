@@ -8,7 +8,7 @@
 //! use tokenmill_testkit::{NaiveBackend, conformance::{self, Company, Subject}};
 //!
 //! let subject = Subject {
-//!     make: |_n_threads| NaiveBackend::new(),
+//!     make: |_n_threads, _network| NaiveBackend::new(),
 //!     company: Company::Bits,
 //!     stores: |_| true,
 //! };

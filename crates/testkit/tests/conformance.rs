@@ -8,19 +8,19 @@ use tokenmill_testkit::{
 };
 
 const CPU: Subject<CpuBackend> = Subject {
-    make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
+    make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
 };
 
 const SCALAR: Subject<CpuBackend> = Subject {
-    make: |n_threads| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
+    make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
     company: Company::Bits,
     stores: |_| true,
 };
 
 const NAIVE: Subject<NaiveBackend> = Subject {
-    make: |_| NaiveBackend::new(),
+    make: |_, _| NaiveBackend::new(),
     company: Company::Bits,
     stores: |_| true,
 };

@@ -9,7 +9,7 @@ use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, Subject};
 
 const CUDA: Subject<CudaBackend> = Subject {
-    make: |_| {
+    make: |_, _| {
         let device = Simulator::new(&SimOptions::default()).device();
         CudaBackend::new(device).expect("the simulator loads the kernels")
     },

@@ -161,6 +161,7 @@ mod tests {
             n_states: 0,
             activations_bytes: 1 << 20,
             workspace_bytes: 0,
+            on_host: None,
         };
         assert!(check_memory(&plan, None).is_ok());
         assert!(check_memory(&plan, Some(8 << 20)).is_ok());
@@ -185,6 +186,7 @@ mod tests {
             n_states: 0,
             activations_bytes: 1 << 20,
             workspace_bytes: 0,
+            on_host: None,
         };
         assert!(check_available(&plan, None).is_ok());
         assert!(check_available(&plan, Some(2 << 20)).is_ok());

@@ -20,7 +20,7 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 20] = [
+const LAYERS: [Layer; 21] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
     layer("tokenmill-hub", &[]),
@@ -46,6 +46,7 @@ const LAYERS: [Layer; 20] = [
         "tokenmill-model",
         &["tokenmill-backend", "tokenmill-quant", "tokenmill-gguf"],
     ),
+    layer("tokenmill-placed", &["tokenmill-backend", "tokenmill-gguf"]),
     layer("tokenmill-sched", &["tokenmill-backend"]),
     layer(
         "tokenmill-server",
@@ -65,6 +66,7 @@ const LAYERS: [Layer; 20] = [
             "tokenmill-backend",
             "tokenmill-cpu-exec",
             "tokenmill-cuda-exec",
+            "tokenmill-placed",
             "tokenmill-convert",
             "tokenmill-quant",
             "tokenmill-gguf",
@@ -109,6 +111,7 @@ const PRODUCT: &[&str] = &[
     "tokenmill-backend",
     "tokenmill-cpu-exec",
     "tokenmill-cuda-exec",
+    "tokenmill-placed",
     "tokenmill-text",
     "tokenmill-model",
     "tokenmill-sched",
@@ -120,7 +123,17 @@ const PRODUCT: &[&str] = &[
 const DEV_ONLY: [&str; 3] = ["tokenmill-testkit", "tokenmill-ptx-sim", "tokenmill-sim-driver"];
 
 /// Crates that another crate's tests use: requests are served by a real network.
-const ORACLES: [(&str, &[&str]); 3] = [
+const ORACLES: [(&str, &[&str]); 4] = [
+    (
+        "tokenmill-placed",
+        &[
+            "tokenmill-model",
+            "tokenmill-sched",
+            "tokenmill-cpu-exec",
+            "tokenmill-cuda-exec",
+            "tokenmill-quant",
+        ],
+    ),
     (
         "tokenmill-sched",
         &["tokenmill-model", "tokenmill-cpu-exec", "tokenmill-quant"],

@@ -10,6 +10,7 @@ mod latent;
 mod layers;
 mod load;
 mod recurrence;
+mod split;
 mod streams;
 
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use angles::StepAngles;
 pub use experts::RouteObserver;
 use experts::expert_rows;
 pub use inputs::{InputObserver, ProductInput};
+pub use split::AwakeThreads;
 use load::{n_experts, workspace_sizes};
 
 /// The CPU.
@@ -104,6 +106,15 @@ impl CpuBackend {
     /// Bytes that are held for operations to use while they run: what the plan of the memory calls workspace.
     pub fn held_workspace_bytes(&self) -> usize {
         self.workspace.n_bytes()
+    }
+
+    /// Lets as many threads take part as a step of this shape is computed with.
+    fn set_width(&self, shape: &StepShape) {
+        self.host.pool().set_width(if shape.n_tokens > shape.n_seqs {
+            self.n_prefill_threads
+        } else {
+            self.n_decode_threads
+        });
     }
 
     fn normalize(&mut self, norm: &Norm<CpuVector>, rows: &mut [f32]) {
@@ -216,12 +227,8 @@ impl Backend for CpuBackend {
         shape: StepShape,
         mut body: impl FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
+        self.set_width(&shape);
         let host = Arc::clone(&self.host);
-        host.pool().set_width(if shape.n_tokens > shape.n_seqs {
-            self.n_prefill_threads
-        } else {
-            self.n_decode_threads
-        });
         let _entered = host.pool().enter();
         body(self, shape)
     }

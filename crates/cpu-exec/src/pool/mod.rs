@@ -163,11 +163,20 @@ impl Pool {
 
     /// Keeps the workers awake between jobs until the guard is dropped; a forward pass holds one.
     pub fn enter(&self) -> Entered<'_> {
+        self.hold();
+        Entered { pool: self }
+    }
+
+    /// As [`Pool::enter`], until as many calls of [`Pool::release`].
+    pub(crate) fn hold(&self) {
         self.shared.n_entered.fetch_add(1, Ordering::SeqCst);
         if self.shared.width.load(Ordering::Relaxed) > 1 {
             self.shared.gate.wake_sleepers();
         }
-        Entered { pool: self }
+    }
+
+    pub(crate) fn release(&self) {
+        self.shared.n_entered.fetch_sub(1, Ordering::SeqCst);
     }
 
     /// Calls `f(worker_idx, chunk_idx)` once for every chunk and returns when all calls have. No two calls that run at
@@ -309,7 +318,7 @@ pub struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.pool.shared.n_entered.fetch_sub(1, Ordering::SeqCst);
+        self.pool.release();
     }
 }
 

@@ -199,6 +199,7 @@ mod tests {
                 }),
                 widest_input: 64,
                 has_latent_rows: true,
+                kv: None,
                 state: None,
                 experts: None,
             };

@@ -18,6 +18,7 @@ mod recurrence;
 mod results;
 mod run;
 mod sampling;
+mod split;
 mod step;
 mod streams;
 mod trace;
@@ -49,6 +50,7 @@ pub struct CudaBackend {
     epoch: u64,
     uses_graphs: bool,
     tracer: Option<Tracer>,
+    border: split::Border,
 }
 
 /// What steps need besides weights, activations and KV.
@@ -84,6 +86,7 @@ impl CudaBackend {
             epoch: 0,
             uses_graphs: true,
             tracer: None,
+            border: split::Border::default(),
             device,
         })
     }

@@ -15,7 +15,7 @@ use crate::modules::type_suffix;
 
 use super::{
     CudaBackend, CudaBuffer, Sources, Workspace, prepared,
-    trace::{Moment, Tracer},
+    trace::Tracer,
 };
 
 /// Tokens of a step: some grids have a thread block for each along y, and a grid has no more there.
@@ -119,17 +119,7 @@ impl Backend for CudaBackend {
     }
 
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
-        self.mark(Moment::Begun)?;
-        let workspace = prepared(&mut self.workspace);
-        let kv = self.kv.as_mut().expect("the KV store was allocated at load");
-        let sampling = workspace.inputs.device_mode(batch);
-        workspace.results.begin(batch, sampling);
-        let shape = workspace.inputs.begin(batch, sampling, &mut workspace.results)?;
-        for (group, store) in kv.iter_mut() {
-            store.await_pages(workspace.inputs.pages(group))?;
-        }
-        self.mark(Moment::Uploaded)?;
-        Ok(shape)
+        self.begin_counted(batch, true)
     }
 
     fn run_step(

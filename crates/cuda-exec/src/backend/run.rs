@@ -4,7 +4,7 @@
 //! was just captured is replayed; a capture that fails leaves the step to eager launches and its shape is not tried again;
 //! a lost device is never retried.
 
-use tokenmill_backend::{BackendError, Phase, StepShape};
+use tokenmill_backend::{BackendError, ForwardBatch, Phase, StepShape};
 
 use super::{CudaBackend, prepared, trace::Moment};
 
@@ -42,6 +42,26 @@ impl CudaBackend {
                 }
             },
         }
+        self.queue_results(shape)
+    }
+
+    /// Takes the values of a step; `pads` says whether its counts may be padded.
+    pub(super) fn begin_counted(&mut self, batch: &ForwardBatch, pads: bool) -> Result<StepShape, BackendError> {
+        self.mark(Moment::Begun)?;
+        let workspace = prepared(&mut self.workspace);
+        let kv = self.kv.as_mut().expect("the KV store was allocated at load");
+        let sampling = workspace.inputs.device_mode(batch);
+        workspace.results.begin(batch, sampling);
+        let shape = (workspace.inputs).begin(batch, sampling, pads, &mut workspace.results)?;
+        for (group, store) in kv.iter_mut() {
+            store.await_pages(workspace.inputs.pages(group))?;
+        }
+        self.mark(Moment::Uploaded)?;
+        Ok(shape)
+    }
+
+    /// Queues the copies of a step's results behind it.
+    pub(super) fn queue_results(&mut self, shape: StepShape) -> Result<(), BackendError> {
         self.mark(Moment::Computed)?;
         let workspace = prepared(&mut self.workspace);
         workspace.results.queue(&workspace.picked)?;

@@ -145,19 +145,21 @@ impl StepInputs {
         sampling::device_mode(batch, &self.limits)
     }
 
-    /// Writes the values of a batch and queues their copy. The shape is padded.
+    /// Writes the values of a batch and queues their copy. The shape's pages are padded, and with `pads` its counts.
     pub(super) fn begin(
         &mut self,
         batch: &ForwardBatch,
         sampling: SamplingMode,
+        pads: bool,
         results: &mut Results,
     ) -> Result<StepShape, BackendError> {
         self.collect_pages(batch);
         self.collect_rows(batch);
-        let shape = self.padded(&StepShape {
+        let counted = StepShape {
             sampling,
             ..StepShape::of(batch)
-        });
+        };
+        let shape = self.padded(&counted, pads);
         let run_lens = || {
             batch
                 .seq_starts
@@ -277,8 +279,8 @@ impl StepInputs {
         self.output_rows.dedup();
     }
 
-    /// Pads a decode step to its bucket. Counts that are equal stay so, since the forward pass branches on it.
-    fn padded(&self, shape: &StepShape) -> StepShape {
+    /// Pads contexts and, with `pads`, a decode step to its bucket. Counts that are equal stay so, since the forward pass branches on it.
+    fn padded(&self, shape: &StepShape, pads: bool) -> StepShape {
         let longest = (self.page_starts.windows(2))
             .map(|pair| (pair[1] - pair[0]) as usize)
             .max()
@@ -286,7 +288,7 @@ impl StepInputs {
         let n_splits = longest.div_ceil(SPLIT_PAGES).max(1).next_power_of_two();
         let max_pages = (n_splits * SPLIT_PAGES).min(self.limits.n_ctx.div_ceil(PAGE_TOKENS));
         let mut padded = StepShape { max_pages, ..*shape };
-        if shape.phase != Phase::Decode || shape.n_tokens == 0 {
+        if !pads || shape.phase != Phase::Decode || shape.n_tokens == 0 {
             return padded;
         }
         let bucket = bucket(shape.n_tokens);

@@ -22,7 +22,7 @@ pub use recurrent::{
 };
 
 use tokenmill_backend::{
-    Activation, HeadsShape, KvLayerShape, LayerShape, MAX_STREAMS, NetworkShape, NormKind, StateLayerShape,
+    Activation, HeadsShape, KvLayerShape, KvStoreOfLayer, LayerShape, MAX_STREAMS, NetworkShape, NormKind, StateLayerShape,
 };
 
 use crate::{
@@ -440,8 +440,8 @@ impl Descriptor {
         });
         NetworkShape {
             n_embd: self.n_embd,
-            layers: (self.layers.iter())
-                .map(|layer| LayerShape {
+            layers: (self.layers.iter().enumerate())
+                .map(|(layer_idx, layer)| LayerShape {
                     attention: layer.mixer.attention_shape(),
                     heads: (layer.mixer.latent().map(LatentDescriptor::heads_shape)).or(stream_heads),
                     widest_input: (layer.mixer.widest_input())
@@ -449,6 +449,10 @@ impl Descriptor {
                         .max(self.layer_embeddings.map_or(0, |embeddings| embeddings.width))
                         .max(self.alt_up.map_or(0, |alt_up| alt_up.laurel_rank)),
                     has_latent_rows: layer.mixer.latent().is_some(),
+                    kv: layer.mixer.kv_shape().map(|_| KvStoreOfLayer {
+                        idx: self.kv_idx(layer_idx),
+                        is_owner: layer.mixer.shares_kv_of().is_none(),
+                    }),
                     state: layer.mixer.state_shape(),
                     experts: layer.ffn.moe().map(MoeDescriptor::shape),
                 })

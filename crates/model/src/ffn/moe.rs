@@ -13,7 +13,7 @@
 
 use tokenmill_backend::{
     Activation, Backend, BackendError, Carried, ExecutorLimits, ExpertInput, Linear, LinearJob, Memory,
-    Routed, Router,
+    Part, Routed, Router,
 };
 
 use crate::{
@@ -25,6 +25,7 @@ use super::{DenseBuffers, DenseFfn};
 
 /// The weights of experts.
 pub(crate) struct MoeFfn<M: Memory> {
+    layer_idx: usize,
     logits: Linear<M::Matrix, M::Vector>,
     router: Router<M::Vector>,
     activation: Activation,
@@ -82,6 +83,7 @@ impl<M: Memory> MoeFfn<M> {
             let all = RowsOf::all(n_ff);
             (name("ffn_gate_exps"), name("ffn_up_exps"), all, all)
         };
+        loader.memory.enter(Part::Experts(place.layer_idx));
         let gate = if moe.is_gated {
             Some(loader.experts(&gate_name, n_experts, gate_rows, n_embd, bias)?)
         } else {
@@ -89,6 +91,13 @@ impl<M: Memory> MoeFfn<M> {
         };
         let up = loader.experts(&up_name, n_experts, up_rows, n_embd, bias)?;
         let down = loader.experts(&name("ffn_down_exps"), n_experts, RowsOf::all(n_embd), n_ff, bias)?;
+        let choice_bias = loader.vector(&name("exp_probs_b.bias"), n_experts, choice_bias)?;
+        let expert_scales = loader.vector(
+            &name("ffn_down_exps.scale"),
+            n_experts,
+            moe.router.expert_scales,
+        )?;
+        loader.memory.enter(Part::Ffn(place.layer_idx));
         let shared = match &moe.shared {
             None => None,
             Some(shared) => Some(Shared {
@@ -101,20 +110,17 @@ impl<M: Memory> MoeFfn<M> {
             }),
         };
         Ok(Self {
+            layer_idx: place.layer_idx,
             logits: loader.linear(&name("ffn_gate_inp"), n_experts, n_embd, router_bias)?,
             router: Router {
                 n_experts,
                 n_used,
                 score: moe.router.score,
-                choice_bias: loader.vector(&name("exp_probs_b.bias"), n_experts, choice_bias)?,
+                choice_bias,
                 groups: moe.router.groups,
                 is_normalized: moe.router.is_normalized,
                 scale: moe.router.scale,
-                expert_scales: loader.vector(
-                    &name("ffn_down_exps.scale"),
-                    n_experts,
-                    moe.router.expert_scales,
-                )?,
+                expert_scales,
             },
             activation: moe.activation,
             weighs_input: moe.weighs_input,
@@ -146,6 +152,7 @@ impl<B: Backend> MoeFfn<B> {
             shared_gate,
         } = buffers;
         backend.linear(&self.logits, router_input, n_rows, logits)?;
+        backend.enter(Part::Experts(self.layer_idx));
         backend.route(&self.router, n_rows, logits, routes)?;
         let routed = Routed {
             routes: &*routes,
@@ -180,6 +187,7 @@ impl<B: Backend> MoeFfn<B> {
             up
         };
         backend.experts_linear(&self.down, routed, ExpertInput::Choices(inside), down)?;
+        backend.enter(Part::Ffn(self.layer_idx));
         let carried = match &self.shared {
             None => Carried::Nothing,
             Some(shared) => {
@@ -195,7 +203,10 @@ impl<B: Backend> MoeFfn<B> {
                 }
             }
         };
-        backend.combine(routed, self.down.n_out, down, carried, output)
+        backend.enter(Part::Experts(self.layer_idx));
+        backend.combine(routed, self.down.n_out, down, carried, output)?;
+        backend.enter(Part::Ffn(self.layer_idx));
+        Ok(())
     }
 }
 

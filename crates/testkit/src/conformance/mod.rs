@@ -65,7 +65,7 @@ pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, TensorType::F32, 3);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F32));
+        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32));
         assert_close(&name, &expected, &found, F32_TOLERANCE);
     }
 }
@@ -104,7 +104,7 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor.clone(), ty, 4);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load_with(&model, NaiveBackend::new(), kv_types));
-        let found = scene.play(&mut load_with(&model, (subject.make)(2), kv_types));
+        let found = scene.play(&mut load_with(&model, (subject.make)(2, &model.descriptor.shape()), kv_types));
         let case = format!("{} with {kv_types:?} KV", ty.name());
         assert_similar(&case, &expected, &found, limit);
     }
@@ -115,7 +115,7 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, TensorType::F32, 4);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F16));
-        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F16));
+        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F16));
         assert_similar(name, &expected, &found, half);
     }
 }
@@ -130,7 +130,7 @@ pub fn experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, TensorType::F32, 22);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F32));
+        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32));
         assert_close(name, &expected, &found, F32_TOLERANCE);
     }
 }
@@ -159,7 +159,7 @@ pub fn rounded_experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         }
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(&model, (subject.make)(2), KvType::F32));
+        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32));
         // As for dense networks: activations of 8 bits.
         let limit = if format.is_float() { 1e-3 } else { 0.1 };
         assert_similar(ty.name(), &expected, &found, limit);
@@ -174,10 +174,10 @@ pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene
             .alone(&mut random)
-            .play(&mut load(&model, (subject.make)(1), KvType::F32));
+            .play(&mut load(&model, (subject.make)(1, &model.descriptor.shape()), KvType::F32));
         for n_threads in [1, 2, 3] {
             let company = scene.rescheduled(&mut random);
-            let found = company.play(&mut load(&model, (subject.make)(n_threads), KvType::F32));
+            let found = company.play(&mut load(&model, (subject.make)(n_threads, &model.descriptor.shape()), KvType::F32));
             let name = format!("experts in {}, {n_threads} threads", ty.name());
             match subject.company {
                 Company::Bits => assert_same_bits(&name, &expected, &found),
@@ -223,10 +223,10 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, ty, 6);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let alone = scene.alone(&mut random);
-        let expected = alone.play(&mut load(&model, (subject.make)(1), kv_type));
+        let expected = alone.play(&mut load(&model, (subject.make)(1, &model.descriptor.shape()), kv_type));
         for n_threads in [1, 2, 3, 5] {
             let company = scene.rescheduled(&mut random);
-            let found = company.play(&mut load(&model, (subject.make)(n_threads), kv_type));
+            let found = company.play(&mut load(&model, (subject.make)(n_threads, &model.descriptor.shape()), kv_type));
             let name = format!("{name} in {}, {n_threads} threads", ty.name());
             match subject.company {
                 Company::Bits => assert_same_bits(&name, &expected, &found),
@@ -247,7 +247,7 @@ pub fn only_the_rows_asked_for_come_back<B: Backend>(subject: &Subject<B>) {
         batch.logit_rows = logit_rows.to_vec();
         batch.outputs = vec![RowOutput::Logits; logit_rows.len()];
         batch.hidden_rows = hidden_rows.to_vec();
-        run(&mut load(&model, (subject.make)(2), KvType::F32), &batch).unwrap()
+        run(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32), &batch).unwrap()
     };
     let everything: Vec<u32> = (0..20).collect();
     let all = ask(&everything, &everything);
@@ -288,7 +288,7 @@ pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
 
     // One step at a time, every token known.
     let mut expected: Vec<Vec<u32>> = vec![Vec::new(); 2];
-    let mut executor = load(&model, (subject.make)(2), KvType::F32);
+    let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
     for step in 0..n_steps {
         let mut batch = ForwardBatch::default();
         for (seq_idx, prompt) in prompts.iter().enumerate() {
@@ -309,7 +309,7 @@ pub fn sampled_rows_feed_the_next_step<B: Backend>(subject: &Subject<B>) {
 
     // Always one step ahead: the newest token is known only to the device.
     let mut found: Vec<Vec<u32>> = vec![Vec::new(); 2];
-    let mut executor = load(&model, (subject.make)(2), KvType::F32);
+    let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
     let mut open = None;
     for step in 0..=n_steps {
         let next = (step < n_steps).then(|| {
@@ -348,7 +348,7 @@ pub fn copied_pages_hold_what_they_were_copied_from<B: Backend>(subject: &Subjec
         let mut descriptor = tiny_llama();
         descriptor.layers[0].attention_mut().window = has_window.then_some(20);
         let model = TinyModel::random(descriptor, TensorType::F32, 10);
-        let mut executor = load(&model, (subject.make)(1), KvType::F16);
+        let mut executor = load(&model, (subject.make)(1, &model.descriptor.shape()), KvType::F16);
         let play = |executor: &mut ModelExecutor<B>, first: usize, end, main: [u32; 2], window: [u32; 2]| {
             let mut batch = ForwardBatch::default();
             batch.push_sequence(ids(&tokens[first..end]), first as u32, &main);
@@ -383,7 +383,7 @@ pub fn snapshots_hold_the_state_between_two_tokens<B: Backend>(subject: &Subject
             continue;
         }
         let model = TinyModel::random(descriptor, TensorType::F32, 14);
-        let mut executor = load(&model, (subject.make)(2), KvType::F32);
+        let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
         let tokens: Vec<u32> = (0..40).map(|_| random.below(90) as u32).collect();
         let mut play = |first: usize, end: usize, state: SeqState| {
             let mut batch = ForwardBatch::default();
@@ -432,7 +432,7 @@ pub fn a_row_that_is_not_finite_fails_alone<B: Backend>(subject: &Subject<B>) {
     let mut embedding: Vec<f32> = (0..n_vocab * n_embd).map(|i| (i % 13) as f32 - 6.0).collect();
     embedding[5 * n_embd] = f32::NAN;
     model.set("token_embd.weight", &embedding);
-    let mut executor = load(&model, (subject.make)(2), KvType::F32);
+    let mut executor = load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32);
     let mut batch = ForwardBatch::default();
     let params = std::sync::Arc::new(SamplingParams::default());
     for (page, token) in [(0, 4), (1, 5), (2, 6)] {

@@ -2,12 +2,12 @@
 //!
 //! Separate because decoders and encoders are tried on the same subjects. Invariant: every subject is tried with every network.
 
-use tokenmill_backend::KvType;
+use tokenmill_backend::{KvType, NetworkShape};
 
 /// A backend under test.
 pub struct Subject<B> {
-    /// Makes the backend with a number of threads, where it has any.
-    pub make: fn(n_threads: usize) -> B,
+    /// Makes the backend for a network, with a number of threads where it has any.
+    pub make: fn(n_threads: usize, network: &NetworkShape) -> B,
     /// What a row may differ by, depending on the other rows of its step.
     pub company: Company,
     /// Whether it stores keys and values in these types; what it does not is left out.

@@ -1,0 +1,77 @@
+//! What a GPU offers to be one of two that compute a network together.
+//!
+//! Separate because a GPU that has the network for itself needs none of it. Values cross the border through pinned memory: down,
+//! the host waits for the copy; up, it goes on and the copy follows in order. Invariant: there is pinned memory for one piece each
+//! way, made at the first step and kept.
+
+use std::ops::Range;
+
+use tokenmill_backend::{BackendError, ForwardBatch, SplitOperations, StepShape};
+
+use super::{CudaBackend, CudaBuffer};
+
+/// Pinned memory for what crosses the border.
+#[derive(Default)]
+pub(super) struct Border {
+    down: Option<crate::Pinned<f32>>,
+    /// Used in turn, so that the host can write the next piece while the device reads the last.
+    up: [Option<crate::Pinned<f32>>; 2],
+    n_up: usize,
+}
+
+impl SplitOperations for CudaBackend {
+    type Entered = ();
+
+    fn begin_part(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
+        self.begin_counted(batch, false)
+    }
+
+    fn enter_step(&mut self, _: &StepShape) {}
+
+    fn end_part(&mut self, shape: &StepShape, samples: bool) -> Result<(), BackendError> {
+        if samples {
+            self.queue_results(*shape)?;
+        }
+        Ok(())
+    }
+
+    fn show_values(
+        &mut self,
+        buffer: &CudaBuffer,
+        range: Range<usize>,
+        see: &mut dyn FnMut(&[f32]) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let len = range.len();
+        let pinned = room(&self.device, &mut self.border.down, len)?;
+        pinned.download(crate::Stream::Compute, buffer.read().range(range)?, 0..len)?;
+        see(&pinned.host()?[..len])
+    }
+
+    fn fill_values(
+        &mut self,
+        buffer: &mut CudaBuffer,
+        range: Range<usize>,
+        write: &mut dyn FnMut(&mut [f32]) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let len = range.len();
+        let turn = self.border.n_up % 2;
+        self.border.n_up += 1;
+        let pinned = room(&self.device, &mut self.border.up[turn], len)?;
+        write(&mut pinned.host()?[..len])?;
+        let target = buffer.write().range(range)?;
+        pinned.upload(crate::Stream::Compute, 0..len, &target)?;
+        Ok(())
+    }
+}
+
+/// Pinned memory for `len` values; more is made where there is less.
+fn room<'a>(
+    device: &crate::Device,
+    pinned: &'a mut Option<crate::Pinned<f32>>,
+    len: usize,
+) -> Result<&'a mut crate::Pinned<f32>, BackendError> {
+    if pinned.as_ref().is_none_or(|pinned| pinned.len() < len) {
+        *pinned = Some(device.alloc_pinned(len.next_power_of_two())?);
+    }
+    Ok(pinned.as_mut().expect("made above"))
+}

@@ -1,0 +1,45 @@
+//! A backend made of two: parts of a network on the host, the rest on a device.
+//!
+//! A network that does not fit on a device is computed by both. [`Placement`] says which side has which part: whole layers, mixers
+//! or feed-forward networks of layers, experts. Keys, values and recurrent states are where their layer's mixer is. [`Placed`] is
+//! a [`Backend`](tokenmill_backend::Backend) like any other: the forward pass, the scheduler and the prefix cache notice nothing,
+//! and page numbers mean the same on both sides.
+//!
+//! **The key decision:** the forward pass says which part comes next, [`Placed`] runs its operations on the part's side, and
+//! buffers are copied when an operation reads on one side what the other wrote. So a border is wherever two neighbouring
+//! parts lie apart, and costs a copy of the rows of hidden states that cross it; there is no second forward pass.
+//!
+//! ```
+//! use tokenmill_backend::{AttentionShape, KvStoreOfLayer, LayerShape, NetworkShape, Side};
+//! use tokenmill_placed::Placement;
+//!
+//! let layer = |idx| LayerShape {
+//!     attention: Some(AttentionShape { n_heads: 4, n_kv_heads: 2, head_dim_k: 8, head_dim_v: 8 }),
+//!     kv: Some(KvStoreOfLayer { idx, is_owner: true }),
+//!     ..LayerShape::default()
+//! };
+//! let network = NetworkShape { n_embd: 32, layers: (0..4).map(layer).collect(), has_streams: false };
+//!
+//! // The last three layers on the device, and the first with its keys and values on the host.
+//! let placement = Placement::last_layers(&network, 3);
+//! assert_eq!(placement.layers()[0].mixer, Side::Host);
+//! assert_eq!(placement.layers()[1].mixer, Side::Device);
+//! ```
+#![forbid(unsafe_code)]
+
+mod buffer;
+mod experts;
+mod kept;
+mod latent;
+mod layers;
+mod operations;
+mod placed;
+mod placement;
+mod recurrence;
+mod step;
+mod streams;
+
+pub use buffer::PlacedBuffer;
+pub use kept::Kept;
+pub use placed::{Placed, PlacedRoutes};
+pub use placement::{LayerPlacement, Placement};

@@ -1,0 +1,351 @@
+//! [`Placed`]: the two backends, what each has, and where the next operation runs.
+//!
+//! Separate from the operations, which all follow one rule: an operation runs on the side of the part that was entered last, or
+//! where its weights are, where these are on the other side alone. Invariant: a side is asked for nothing that the placement
+//! does not give it, so it allocates for its own parts only.
+
+use std::collections::VecDeque;
+
+use tokenmill_backend::{
+    Allocation, BackendError, ForwardBatch, KvLayerShape, KvLayout, MatrixData, MatrixUsage, Memory,
+    PageGroup, Part, Side, SplitOperations, StateLayout, StepOutput, StepShape,
+};
+
+use crate::{
+    Kept, Placement, PlacedBuffer,
+    buffer::copy,
+    placement::Sides,
+};
+
+/// A backend made of two: parts of a network on `H`, the host, and the rest on `D`, the device.
+pub struct Placed<H: SplitOperations, D: SplitOperations> {
+    pub(crate) host: H,
+    pub(crate) device: D,
+    pub(crate) placement: Placement,
+    /// The part whose allocations or operations come next, and where they are.
+    part: Part,
+    pub(crate) now: Side,
+    /// Tokens of the current step.
+    pub(crate) n_tokens: usize,
+    /// The current step as each side counts it.
+    pub(crate) shapes: [Option<StepShape>; 2],
+    /// Shapes of the layers of the KV store, and their numbers on each side.
+    pub(crate) kv_shapes: Vec<KvLayerShape>,
+    kv_places: Vec<[usize; 2]>,
+    /// The page groups of each side.
+    pub(crate) groups: [Vec<PageGroup>; 2],
+    /// Numbers of the layers of the store of states on their sides.
+    state_places: Vec<usize>,
+    pub(crate) results: Results,
+}
+
+/// Results that were taken from the device before anybody asked for them, since the host needed their tokens.
+#[derive(Default)]
+pub(crate) struct Results {
+    /// Steps that ran and were not taken.
+    pub(crate) n_open: usize,
+    pub(crate) taken: VecDeque<Result<StepOutput, BackendError>>,
+    /// The tokens of the newest step that was taken, 0 where a row has none.
+    pub(crate) newest: Vec<u32>,
+    pub(crate) spare: Option<StepOutput>,
+    /// The current step's batch, with the ids of its tokens.
+    pub(crate) batch: ForwardBatch,
+}
+
+/// Runs an operation on a side: `$own` is its backend, `$of` picks its weights and buffers.
+macro_rules! on_side {
+    ($self:ident, $side:expr, |$own:ident, $of:ident| $run:expr) => {
+        match $side {
+            Side::Host => {
+                let ($own, $of) = (&mut $self.host, OfHost);
+                $run
+            }
+            Side::Device => {
+                let ($own, $of) = (&mut $self.device, OfDevice);
+                $run
+            }
+        }
+    };
+}
+pub(crate) use on_side;
+
+impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
+    /// Joins two backends that have no weights yet.
+    pub fn new(host: H, device: D, placement: Placement) -> Self {
+        Self {
+            host,
+            device,
+            placement,
+            part: Part::Common,
+            now: Side::Device,
+            n_tokens: 0,
+            shapes: [None; 2],
+            kv_shapes: Vec::new(),
+            kv_places: Vec::new(),
+            groups: [Vec::new(), Vec::new()],
+            state_places: Vec::new(),
+            results: Results::default(),
+        }
+    }
+
+    /// What each side has.
+    pub fn placement(&self) -> &Placement {
+        &self.placement
+    }
+
+    /// The host's backend.
+    pub fn host(&self) -> &H {
+        &self.host
+    }
+
+    /// The device's backend.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Brings the first values of a buffer to a side.
+    pub(crate) fn bring(
+        &mut self,
+        side: Side,
+        buffer: &PlacedBuffer<H::Buffer, D::Buffer>,
+        n_values: usize,
+    ) -> Result<(), BackendError> {
+        let n_missing = buffer.n_missing(side, n_values);
+        if n_missing == 0 {
+            return Ok(());
+        }
+        let (Some(on_host), Some(on_device)) = (&buffer.host, &buffer.device) else {
+            return Err(crate::buffer::absent());
+        };
+        copy((&mut self.host, on_host), (&mut self.device, on_device), side, n_missing)?;
+        buffer.brought(n_missing);
+        Ok(())
+    }
+
+    /// Where an operation with a weight runs.
+    pub(crate) fn side_of<A, B>(&self, weight: Option<&Kept<A, B>>) -> Side {
+        match weight {
+            Some(weight) if !weight.is_on(self.now) => self.now.other(),
+            _ => self.now,
+        }
+    }
+
+    /// The side and the number there of a layer of the KV store.
+    pub(crate) fn kv_place(&self, kv_idx: usize) -> (Side, usize) {
+        let side = self.placement.side(Part::Kv(kv_idx), self.n_tokens, self.now);
+        (side, self.kv_places[kv_idx][side as usize])
+    }
+
+    /// The side and the number there of a layer of the store of states.
+    pub(crate) fn state_place(&self, state_idx: usize) -> (Side, usize) {
+        let side = self.placement.side(Part::State(state_idx), self.n_tokens, self.now);
+        (side, self.state_places[state_idx])
+    }
+
+    /// The current step as a side counts it.
+    pub(crate) fn shape_on(&self, side: Side) -> StepShape {
+        self.shapes[side as usize].expect("operations follow the beginning of a step")
+    }
+
+    /// The layers of the KV store that a side has; numbers them.
+    pub(crate) fn kv_layout_of(&self, side: Side, layout: &KvLayout) -> KvLayout {
+        let is_here = |kv_idx: &usize| self.placement.sides(Part::Kv(*kv_idx)).has(side);
+        let here: Vec<usize> = (0..layout.layers.len()).filter(is_here).collect();
+        KvLayout {
+            layers: here.iter().map(|&kv_idx| layout.layers[kv_idx]).collect(),
+            groups: here.iter().map(|&kv_idx| layout.groups[kv_idx]).collect(),
+            ..layout.clone()
+        }
+    }
+
+    /// Takes what the stores hold and numbers their layers on their sides.
+    pub(crate) fn number_kv(&mut self, layout: &KvLayout) {
+        self.kv_shapes.clone_from(&layout.layers);
+        let mut counts = [0; 2];
+        self.kv_places = (0..layout.layers.len())
+            .map(|kv_idx| {
+                let place = counts;
+                for side in Side::ALL {
+                    counts[side as usize] += usize::from(self.placement.sides(Part::Kv(kv_idx)).has(side));
+                }
+                place
+            })
+            .collect();
+    }
+
+    /// The layers of the store of states that a side has.
+    pub(crate) fn state_layout_of(&self, side: Side, layout: &StateLayout) -> StateLayout {
+        let is_here = |state_idx: &usize| self.placement.sides(Part::State(*state_idx)).has(side);
+        StateLayout {
+            layers: ((0..layout.layers.len()).filter(is_here))
+                .map(|state_idx| layout.layers[state_idx])
+                .collect(),
+            n_states: layout.n_states,
+        }
+    }
+
+    pub(crate) fn number_states(&mut self, layout: &StateLayout) {
+        let mut counts = [0; 2];
+        self.state_places = (0..layout.layers.len())
+            .map(|state_idx| {
+                let side = self.placement.side(Part::State(state_idx), 0, Side::Device) as usize;
+                counts[side] += 1;
+                counts[side] - 1
+            })
+            .collect();
+    }
+
+    /// The sides that have a matrix: those of its part, and of a token embedding that is the head too, both's.
+    fn sides_of_matrix(&self, part: Part, usage: MatrixUsage) -> Sides {
+        match usage {
+            MatrixUsage::Tied => self.placement.sides(part).with(Side::Device),
+            _ => self.placement.sides(part),
+        }
+    }
+
+    /// What of a matrix's uses is a side's.
+    fn usage_on(&self, side: Side, part: Part, usage: MatrixUsage) -> MatrixUsage {
+        match usage {
+            MatrixUsage::Tied if !self.placement.sides(part).has(Side::Device) => match side {
+                Side::Host => MatrixUsage::Embedding,
+                Side::Device => MatrixUsage::Linear,
+            },
+            other => other,
+        }
+    }
+
+    /// Memory that an allocation of a part takes on a side.
+    pub(crate) fn bytes_on(&self, side: Side, part: Part, allocation: &Allocation<'_>) -> usize {
+        let bytes_of = |allocation: &Allocation<'_>| match side {
+            Side::Host => self.host.bytes_of(allocation),
+            Side::Device => self.device.bytes_of(allocation),
+        };
+        let is_here = match *allocation {
+            Allocation::Matrix { usage, .. } => self.sides_of_matrix(part, usage),
+            _ => self.placement.sides(part),
+        };
+        if !is_here.has(side) {
+            return 0;
+        }
+        match *allocation {
+            Allocation::Matrix {
+                ty,
+                n_out,
+                n_in,
+                usage,
+            } => bytes_of(&Allocation::Matrix {
+                ty,
+                n_out,
+                n_in,
+                usage: self.usage_on(side, part, usage),
+            }),
+            Allocation::Workspace(network, limits) => {
+                bytes_of(&Allocation::Workspace(&self.placement.network_of(side, network), limits))
+            }
+            _ => bytes_of(allocation),
+        }
+    }
+
+    /// Makes something on each side that has it.
+    fn on_sides<A, B>(
+        &mut self,
+        sides: Sides,
+        on_host: impl FnOnce(&mut H) -> Result<A, BackendError>,
+        on_device: impl FnOnce(&mut D) -> Result<B, BackendError>,
+    ) -> Result<(Option<A>, Option<B>), BackendError> {
+        let host = if sides.has(Side::Host) {
+            Some(on_host(&mut self.host)?)
+        } else {
+            None
+        };
+        let device = if sides.has(Side::Device) {
+            Some(on_device(&mut self.device)?)
+        } else {
+            None
+        };
+        Ok((host, device))
+    }
+}
+
+/// The routes of a step's rows, on the side where they were made.
+pub struct PlacedRoutes<A, B> {
+    host: Option<A>,
+    device: Option<B>,
+}
+
+impl<A, B> PlacedRoutes<A, B> {
+    pub(crate) fn host(&self) -> Result<&A, BackendError> {
+        self.host.as_ref().ok_or_else(crate::buffer::absent)
+    }
+
+    pub(crate) fn device(&self) -> Result<&B, BackendError> {
+        self.device.as_ref().ok_or_else(crate::buffer::absent)
+    }
+
+    pub(crate) fn host_mut(&mut self) -> Result<&mut A, BackendError> {
+        self.host.as_mut().ok_or_else(crate::buffer::absent)
+    }
+
+    pub(crate) fn device_mut(&mut self) -> Result<&mut B, BackendError> {
+        self.device.as_mut().ok_or_else(crate::buffer::absent)
+    }
+}
+
+impl<H: SplitOperations, D: SplitOperations> Memory for Placed<H, D> {
+    type Matrix = Kept<H::Matrix, D::Matrix>;
+    type Vector = Kept<H::Vector, D::Vector>;
+    type Buffer = PlacedBuffer<H::Buffer, D::Buffer>;
+    type Routes = PlacedRoutes<H::Routes, D::Routes>;
+
+    fn enter(&mut self, part: Part) {
+        self.part = part;
+        self.now = self.placement.side(part, self.n_tokens, self.now);
+    }
+
+    fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError> {
+        let part = self.part;
+        let of = |side| MatrixData {
+            usage: self.usage_on(side, part, data.usage),
+            ..*data
+        };
+        let (host, device) = (of(Side::Host), of(Side::Device));
+        let (host, device) = self.on_sides(
+            self.sides_of_matrix(part, data.usage),
+            |own| own.upload_matrix(&host),
+            |own| own.upload_matrix(&device),
+        )?;
+        Ok(Kept::new(host, device))
+    }
+
+    fn upload_vector(&mut self, values: &[f32]) -> Result<Self::Vector, BackendError> {
+        let (host, device) = self.on_sides(
+            self.placement.sides(self.part),
+            |own| own.upload_vector(values),
+            |own| own.upload_vector(values),
+        )?;
+        Ok(Kept::new(host, device))
+    }
+
+    fn alloc(&mut self, max_rows: usize, width: usize) -> Result<Self::Buffer, BackendError> {
+        let (host, device) = self.on_sides(
+            self.placement.sides(self.part),
+            |own| own.alloc(max_rows, width),
+            |own| own.alloc(max_rows, width),
+        )?;
+        Ok(PlacedBuffer::new(host, device))
+    }
+
+    fn alloc_routes(
+        &mut self,
+        max_rows: usize,
+        n_experts: usize,
+        n_used: usize,
+    ) -> Result<Self::Routes, BackendError> {
+        let (host, device) = self.on_sides(
+            self.placement.sides(self.part),
+            |own| own.alloc_routes(max_rows, n_experts, n_used),
+            |own| own.alloc_routes(max_rows, n_experts, n_used),
+        )?;
+        Ok(PlacedRoutes { host, device })
+    }
+}

@@ -1,0 +1,99 @@
+//! How a step begins, runs and is read on both sides.
+//!
+//! Separate from the operations because it decides nothing about them. Both sides get the values of a step. The device samples;
+//! the host, which makes rows of tokens where it has the first layer, needs the ids of tokens that the device sampled a step
+//! before. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
+
+use tokenmill_backend::{
+    BackendError, ForwardBatch, Part, Side, SplitOperations, StepOutput, StepShape, TokenSource,
+};
+
+use crate::Placed;
+
+impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
+    pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
+        self.n_tokens = batch.n_tokens();
+        let is_known = |token: &TokenSource| matches!(token, TokenSource::Id(_));
+        let host = if batch.tokens.iter().all(is_known) {
+            self.host.begin_part(batch)?
+        } else {
+            self.take_all();
+            let results = &mut self.results;
+            if let Some(Err(error)) = results.taken.back() {
+                return Err(BackendError::Failed {
+                    operation: "a step whose tokens come from the one before",
+                    source: error.to_string().into(),
+                });
+            }
+            results.batch.copy_from(batch);
+            for token in &mut results.batch.tokens {
+                if let TokenSource::SampledRow(row) = *token {
+                    *token = TokenSource::Id(results.newest[row as usize]);
+                }
+            }
+            self.host.begin_part(&results.batch)?
+        };
+        let device = self.device.begin_part(batch)?;
+        self.shapes = [Some(host), Some(device)];
+        Ok(device)
+    }
+
+    pub(crate) fn run(
+        &mut self,
+        shape: StepShape,
+        body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        let shapes = Side::ALL.map(|side| self.shape_on(side));
+        let _entered = (self.host.enter_step(&shapes[0]), self.device.enter_step(&shapes[1]));
+        self.now = self.placement.side(Part::Input, self.n_tokens, Side::Device);
+        body(self, shape)?;
+        self.host.end_part(&shapes[0], false)?;
+        self.device.end_part(&shapes[1], true)?;
+        self.results.n_open += 1;
+        Ok(())
+    }
+
+    /// Takes the results of all steps from the device.
+    fn take_all(&mut self) {
+        while self.results.n_open > 0 {
+            self.results.n_open -= 1;
+            let mut output = self.results.spare.take().unwrap_or_default();
+            let taken = match self.device.read(&mut output) {
+                Ok(()) => {
+                    self.results.note_tokens(&output);
+                    Ok(output)
+                }
+                Err(error) => Err(error),
+            };
+            self.results.taken.push_back(taken);
+        }
+    }
+
+    pub(crate) fn read_step(&mut self, output: &mut StepOutput) -> Result<(), BackendError> {
+        match self.results.taken.pop_front() {
+            Some(Ok(mut taken)) => {
+                std::mem::swap(output, &mut taken);
+                self.results.spare = Some(taken);
+                Ok(())
+            }
+            Some(Err(error)) => Err(error),
+            None => {
+                self.results.n_open = self.results.n_open.saturating_sub(1);
+                self.device.read(output)?;
+                self.results.note_tokens(output);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl crate::placed::Results {
+    fn note_tokens(&mut self, output: &StepOutput) {
+        self.newest.clear();
+        let ids = (output.sampled.iter()).map(|sampled| match sampled {
+            Some(Ok(token)) => token.id,
+            _ => 0,
+        });
+        self.newest.extend(ids);
+    }
+}

@@ -1,0 +1,193 @@
+//! Every split of networks of four layers gives the logits of the network in one piece, on two backends of the host to the bit.
+
+use tokenmill_backend::{Executor, KeyHeads, KvType, Side};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_model::{
+    DeltaGates, DeltaNetDescriptor, Descriptor, MixerDescriptor, Model, ModelOptions, build,
+};
+use tokenmill_placed::{LayerPlacement, Placed, Placement};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_testkit::{
+    Random, TinyModel,
+    generate::{all_logits, greedy},
+    tiny_experts, tiny_llama,
+};
+
+const N_LAYERS: usize = 4;
+
+fn cpu() -> CpuBackend {
+    CpuBackend::new(Some(2), CpuFeatures::detect()).expect("a few threads")
+}
+
+fn cuda() -> CudaBackend {
+    let device = Simulator::new(&SimOptions::default()).device();
+    CudaBackend::new(device).expect("the simulator loads the kernels")
+}
+
+/// Four layers like the first.
+fn deepened(mut descriptor: Descriptor) -> Descriptor {
+    descriptor.layers.truncate(1);
+    let layer = descriptor.layers[0].clone();
+    descriptor.layers.resize(N_LAYERS, layer);
+    descriptor
+}
+
+/// As Qwen3.5: three layers of delta nets, then one of attention.
+fn hybrid() -> Descriptor {
+    let mut descriptor = deepened(tiny_llama());
+    for layer in &mut descriptor.layers[..N_LAYERS - 1] {
+        layer.mixer = MixerDescriptor::DeltaNet(DeltaNetDescriptor {
+            n_k_heads: 2,
+            n_v_heads: 4,
+            head_dim_k: 8,
+            head_dim_v: 8,
+            n_taps: 4,
+            key_heads: KeyHeads::Grouped,
+            gates: DeltaGates::Apart,
+        });
+    }
+    descriptor
+}
+
+fn networks() -> [(&'static str, Descriptor); 3] {
+    [
+        ("llama", deepened(tiny_llama())),
+        ("qwen3moe", deepened(tiny_experts())),
+        ("qwen35", hybrid()),
+    ]
+}
+
+fn options() -> ModelOptions {
+    ModelOptions {
+        max_batch_tokens: 64,
+        max_batch_seqs: 4,
+        max_logit_rows: 64,
+        kv_type: KvType::F16,
+        ..ModelOptions::default()
+    }
+}
+
+/// All placements of whole layers in order, then every choice of halves for one layer, then random ones.
+fn placements(n_random: usize) -> Vec<Vec<LayerPlacement>> {
+    let side = |is_device| if is_device { Side::Device } else { Side::Host };
+    let mut all: Vec<_> = (0..=N_LAYERS)
+        .map(|first| {
+            (0..N_LAYERS)
+                .map(|layer_idx| LayerPlacement::whole(side(layer_idx >= first)))
+                .collect()
+        })
+        .collect();
+    for bits in 0..8 {
+        let one = LayerPlacement {
+            mixer: side(bits & 1 > 0),
+            ffn: side(bits & 2 > 0),
+            experts: side(bits & 4 > 0),
+        };
+        all.push(vec![one; N_LAYERS]);
+    }
+    let mut random = Random::new(9);
+    for _ in 0..n_random {
+        let mut one = || LayerPlacement {
+            mixer: side(random.below(2) == 0),
+            ffn: side(random.below(2) == 0),
+            experts: side(random.below(2) == 0),
+        };
+        all.push((0..N_LAYERS).map(|_| one()).collect());
+    }
+    all
+}
+
+/// Logits of a prompt, and tokens that follow another.
+fn outcome(executor: &mut dyn Executor) -> (Vec<u32>, Vec<u32>) {
+    let prompt: Vec<u32> = (0..21).map(|idx| (idx * 7 + 3) % 96).collect();
+    let logits = all_logits(executor, &prompt).unwrap();
+    let tokens = greedy(executor, &prompt[..5], 12).unwrap();
+    (logits.iter().map(|logit| logit.to_bits()).collect(), tokens)
+}
+
+#[test]
+fn every_split_of_four_layers_computes_the_bits_of_the_whole() {
+    for (name, descriptor) in networks() {
+        let model = TinyModel::random(descriptor, TensorType::Q8_0, 5);
+        let mut whole = build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap();
+        let expected = outcome(&mut whole);
+        for layers in placements(20) {
+            let placement = Placement::new(&model.descriptor.shape(), layers.clone());
+            let backend = Placed::new(cpu(), cpu(), placement);
+            let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+            assert_eq!(outcome(&mut split), expected, "{name}: {layers:?}");
+        }
+    }
+}
+
+#[test]
+fn every_threshold_gives_the_same_tokens() {
+    let place = LayerPlacement {
+        mixer: Side::Host,
+        ffn: Side::Device,
+        experts: Side::Device,
+    };
+    for (name, descriptor) in networks() {
+        let model = TinyModel::random(descriptor, TensorType::F16, 5);
+        let mut whole = build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap();
+        let (_, expected) = outcome(&mut whole);
+        for n_tokens in [1, 2, 32, usize::MAX] {
+            let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
+            let backend = Placed::new(cpu(), cpu(), placement.with_min_device_tokens(n_tokens));
+            let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+            assert_eq!(outcome(&mut split).1, expected, "{name}: {n_tokens}");
+        }
+    }
+}
+
+#[test]
+fn splits_with_the_simulated_gpu_give_the_tokens_of_the_whole() {
+    for (name, descriptor) in networks() {
+        // Exact weights: the two sides add in different orders, and round nothing to 8 bits.
+        let model = TinyModel::random(descriptor, TensorType::F16, 5);
+        let tokens = |executor: &mut dyn Executor| greedy(executor, &[5, 17, 33, 2, 80], 6).unwrap();
+        let expected = tokens(&mut build(&model.descriptor, &model, cpu(), &options(), &mut |_| {}).unwrap());
+        for layers in placements(2) {
+            let placement = Placement::new(&model.descriptor.shape(), layers.clone());
+            let backend = Placed::new(cpu(), cuda(), placement);
+            let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+            assert_eq!(tokens(&mut split), expected, "{name}: {layers:?}");
+        }
+    }
+}
+
+#[test]
+fn a_side_allocates_for_its_own_parts() {
+    let model = TinyModel::random(deepened(tiny_llama()), TensorType::Q8_0, 5);
+    let bytes = model.to_gguf().unwrap();
+    let opened = Model::from_gguf(GgufFile::from_bytes(&bytes).unwrap()).unwrap();
+    let plan = |layers: Vec<LayerPlacement>| {
+        let placement = Placement::new(&model.descriptor.shape(), layers);
+        opened.plan(&Placed::new(cpu(), cpu(), placement), &options()).unwrap()
+    };
+    let on_device = plan(vec![LayerPlacement::whole(Side::Device); N_LAYERS]);
+    let on_host = plan(vec![LayerPlacement::whole(Side::Host); N_LAYERS]);
+    let [host, all_host] = [&on_device, &on_host].map(|plan| plan.on_host.as_deref().expect("two sides"));
+    assert_eq!((host.kv_bytes, on_host.kv_bytes), (0, 0));
+    assert_eq!(on_device.kv_bytes, all_host.kv_bytes);
+    let mut half = vec![LayerPlacement::whole(Side::Device); N_LAYERS];
+    half[0] = LayerPlacement::whole(Side::Host);
+    half[1] = half[0];
+    let half = plan(half);
+    assert_eq!(half.kv_bytes, half.on_host.as_deref().unwrap().kv_bytes);
+    assert_eq!(half.kv_bytes * 2, on_device.kv_bytes);
+    let without_ffn = plan(vec![
+        LayerPlacement {
+            ffn: Side::Host,
+            ..LayerPlacement::whole(Side::Device)
+        };
+        N_LAYERS
+    ]);
+    // Three matrices, 96 by 64, 34 bytes for each 32 weights.
+    let ffn_bytes = N_LAYERS * 3 * 96 * 64 / 32 * 34;
+    let moved = on_device.weights_bytes - without_ffn.weights_bytes;
+    assert!(moved >= ffn_bytes, "{moved} of {ffn_bytes}");
+}
