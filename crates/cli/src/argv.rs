@@ -8,9 +8,11 @@ use std::ffi::OsString;
 use crate::{failure::Failure, foreign_flags};
 
 /// Short flags of llama.cpp with their long names here.
-const SHORT_FLAGS: [(&str, &str); 8] = [
+const SHORT_FLAGS: [(&str, &str); 10] = [
     ("-tb", "--threads-batch"),
     ("-ngl", "--gpu-layers"),
+    ("-cmoe", "--cpu-moe"),
+    ("-ncmoe", "--n-cpu-moe"),
     ("-np", "--parallel"),
     ("-ub", "--ubatch-size"),
     ("-ctk", "--cache-type-k"),

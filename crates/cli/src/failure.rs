@@ -251,6 +251,11 @@ impl From<Error> for Failure {
                     None => failure,
                 }
             }
+            Error::SplitTooLarge { .. } => Self::device(error.to_string())
+                .hint("`-ngl auto` takes as many layers as fit, and a smaller context is `-c N`"),
+            Error::NoExperts => {
+                Self::usage(error.to_string()).hint("leave out --cpu-moe, --n-cpu-moe and --place experts")
+            }
             Error::NotEnoughMemory { plan, machine_bytes } => not_enough_memory(&plan, machine_bytes),
             Error::WeightsTooLarge {
                 weights_bytes,

@@ -156,12 +156,12 @@ const LLAMA_CPP: &[Row] = &[
             "--main-gpu",
             "-ts",
             "--tensor-split",
-            "-ot",
-            "--override-tensor",
-            "-cmoe",
-            "--cpu-moe",
         ],
-        "a model is on one device as a whole; `--device cpu` or `--device cuda:N` says which",
+        "a model is on one GPU, `--device cuda:N` says which, and on the CPU",
+    ),
+    (
+        &["-ot", "--override-tensor"],
+        "`--cpu-moe`, `--n-cpu-moe N` and `--place ffn=gpu,attn=cpu` say what is where",
     ),
     (
         &["-nkvo", "--no-kv-offload"],

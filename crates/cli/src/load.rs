@@ -16,8 +16,8 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    Compute, Device, KvCache, KvType, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model, ModelSource,
-    Preset,
+    Compute, Device, DeviceLayers, KvCache, KvType, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model,
+    ModelSource, PartsRequest, PlacementRequest, Preset, SplitObserver, SplitPlan,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_quant::CpuFeatures;
@@ -68,9 +68,22 @@ pub(crate) struct LoadArgs {
     /// importance matrix
     #[arg(long, value_name = "TYPE", value_parser = Preset::from_str)]
     quantize: Option<Preset>,
-    /// Layers on the GPU: all, 0, or auto, which leaves it to --device [short: -ngl]
-    #[arg(long, alias = "n-gpu-layers", value_name = "N", default_value = "auto")]
-    gpu_layers: String,
+    /// Layers on the GPU, the last ones: a number, all, or auto, which takes as many as fit; the CPU computes the others
+    /// [default: all, or auto without --device] [short: -ngl]
+    #[arg(long, alias = "n-gpu-layers", value_name = "N")]
+    gpu_layers: Option<String>,
+    /// Keep the experts of all layers on the CPU [short: -cmoe]
+    #[arg(long)]
+    cpu_moe: bool,
+    /// Keep the experts of the first N layers on the CPU [short: -ncmoe]
+    #[arg(long, value_name = "N", value_parser = count, conflicts_with = "cpu_moe")]
+    n_cpu_moe: Option<usize>,
+    /// Place parts of the GPU's layers, a list of attn, ffn and experts, each =gpu or =cpu, such as ffn=gpu,attn=cpu
+    #[arg(long, value_name = "LIST", value_parser = PartsRequest::from_str)]
+    place: Option<PartsRequest>,
+    /// Let the CPU compute the GPU's feed-forward networks too, in steps of fewer than N tokens
+    #[arg(long, value_name = "N", value_parser = count)]
+    gpu_batch: Option<usize>,
     #[command(flatten)]
     pub(crate) fetch: FetchArgs,
 }
@@ -130,7 +143,40 @@ impl LoadArgs {
             n_prefill_threads: self.threads_batch,
             is_traced: false,
             cpu_features: self.cpu_features()?,
+            placement: self.placement()?,
+            on_split: Some(SplitObserver(say_split)),
         })
+    }
+
+    /// What of the model the GPU gets.
+    fn placement(&self) -> Result<PlacementRequest, Failure> {
+        Ok(PlacementRequest {
+            layers: match self.gpu_layers.as_deref() {
+                None => DeviceLayers::All,
+                Some("auto") => DeviceLayers::Auto,
+                Some(number) if is_every_layer(number) => DeviceLayers::All,
+                Some(number) => DeviceLayers::Last(n_layers(number)?),
+            },
+            n_host_experts: if self.cpu_moe {
+                usize::MAX
+            } else {
+                self.n_cpu_moe.unwrap_or(0)
+            },
+            parts: self.place.unwrap_or_default(),
+            min_device_tokens: self.gpu_batch.unwrap_or(1).max(1),
+        })
+    }
+
+    /// The flag that gives parts of the GPU's layers to the CPU, where there is one.
+    fn parting_flag(&self) -> Option<&'static str> {
+        [
+            (self.cpu_moe, "--cpu-moe"),
+            (self.n_cpu_moe.is_some(), "--n-cpu-moe"),
+            (self.place.is_some(), "--place"),
+            (self.gpu_batch.is_some(), "--gpu-batch"),
+        ]
+        .into_iter()
+        .find_map(|(is_given, flag)| is_given.then_some(flag))
     }
 
     /// Where to compute.
@@ -138,26 +184,37 @@ impl LoadArgs {
     /// # Errors
     /// Numbers of layers that no device gets, and options that contradict each other.
     pub(crate) fn device(&self) -> Result<Device, Failure> {
+        let layers = self.gpu_layers.as_deref();
         let contradiction = |device: &str| {
-            Failure::usage(format!(
-                "`-ngl {}` and `--device {device}` contradict each other",
-                self.gpu_layers
-            ))
+            let flag = match layers {
+                Some(number) if number != "auto" => format!("-ngl {number}"),
+                _ => self.parting_flag().unwrap_or("-ngl auto").to_owned(),
+            };
+            Failure::usage(format!("`{flag}` and `--device {device}` contradict each other"))
         };
-        match (self.gpu_layers.as_str(), self.device) {
+        let first_gpu = Device::Cuda { ordinal: 0 };
+        match (layers, self.device) {
+            (None | Some("auto"), Some(Device::Cpu)) if self.parting_flag().is_some() => Err(contradiction("cpu")),
+            (None | Some("auto"), None) if self.parting_flag().is_some() => Ok(first_gpu),
             // Without a driver there is nothing to try, and nothing to say about it.
-            ("auto", None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
-            ("auto", device) => Ok(device.unwrap_or(Device::Auto)),
-            ("0", Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
-            ("0", _) => Ok(Device::Cpu),
-            (number, device) if is_every_layer(number) => match device {
-                Some(Device::Cpu) => Err(contradiction("cpu")),
-                device => Ok(device.unwrap_or(Device::Cuda { ordinal: 0 })),
+            (None | Some("auto"), None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
+            (None | Some("auto"), device) => Ok(device.unwrap_or(Device::Auto)),
+            (Some("0"), Some(Device::Cuda { .. })) => Err(contradiction("cuda")),
+            (Some("0"), _) => match self.parting_flag() {
+                Some(flag) => Err(Failure::usage(format!(
+                    "`-ngl 0` and `{flag}` contradict each other: the GPU has no layers"
+                ))),
+                None => Ok(Device::Cpu),
             },
-            (number, _) => Err(Failure::usage(format!(
-                "`-ngl {number}` asks for some layers on the GPU, and this version places all or none there"
-            ))
-            .hint("say `-ngl all` or `-ngl 0`")),
+            (Some(number), device) => {
+                if !is_every_layer(number) {
+                    n_layers(number)?;
+                }
+                match device {
+                    Some(Device::Cpu) => Err(contradiction("cpu")),
+                    device => Ok(device.unwrap_or(first_gpu)),
+                }
+            }
         }
     }
 
@@ -195,6 +252,13 @@ impl LoadArgs {
 /// Whether a number of layers means all of them. No model has this many, and 99 is what people write for "all".
 fn is_every_layer(number: &str) -> bool {
     number == "all" || number.parse().is_ok_and(|n: usize| n >= 99)
+}
+
+/// A number of layers.
+fn n_layers(number: &str) -> Result<usize, Failure> {
+    (number.parse()).map_err(|_| {
+        Failure::usage(format!("`-ngl {number}` is no number of layers")).hint("say a number, `all` or `auto`")
+    })
 }
 
 /// Loading kernels for this long is mentioned: the driver was probably compiling them.
@@ -267,12 +331,23 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
         LoadedDevice::Cpu {
             passed_over: Some(reason),
         } => tell(&format!("computing on the CPU: {reason}")),
-        LoadedDevice::Cuda { kernels_took, .. } => {
+        LoadedDevice::Cuda { kernels_took, .. } | LoadedDevice::Split { kernels_took, .. } => {
             if let Some(text) = about_long_load(*kernels_took) {
                 tell(&text);
             }
         }
         _ => {}
+    }
+}
+
+/// Says what of a model will be where, before it is loaded.
+fn say_split(plan: &SplitPlan) {
+    for line in plan.to_string().lines() {
+        if tracing::dispatcher::has_been_set() {
+            tracing::info!("{line}");
+        } else {
+            note!("{}", visible(line));
+        }
     }
 }
 
@@ -339,8 +414,15 @@ mod tests {
         check(&["--gpu-layers", "all", "--device", "cuda"], first);
         check(&["--gpu-layers", "0", "--device", "cuda"], None);
         check(&["--gpu-layers", "all", "--device", "cpu"], None);
-        check(&["--gpu-layers", "12"], None);
+        check(&["--gpu-layers", "12"], first);
+        check(&["--gpu-layers", "12", "--device", "cpu"], None);
         check(&["--gpu-layers=-1"], None);
+        check(&["--gpu-layers", "many"], None);
+        check(&["--cpu-moe"], first);
+        check(&["--cpu-moe", "--device", "cpu"], None);
+        check(&["--cpu-moe", "--gpu-layers", "0"], None);
+        check(&["--place", "ffn=gpu,attn=cpu", "--device", "cuda:1"], Some(Device::Cuda { ordinal: 1 }));
+        check(&["--gpu-batch", "32", "--gpu-layers", "auto"], first);
     }
 
     #[test]

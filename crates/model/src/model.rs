@@ -171,6 +171,22 @@ impl Model {
         plan(&self.descriptor, self.weights(), backend, options)
     }
 
+    /// What the weights of each part will take on a side of `backend`.
+    ///
+    /// # Errors
+    /// [`LoadError`]: what is wrong with the weights.
+    pub fn weights_by_part<B: Backend>(
+        &self,
+        backend: &B,
+        options: &ModelOptions,
+        side: Side,
+    ) -> Result<BTreeMap<Part, usize>, LoadError> {
+        let limits = limits(&self.descriptor, options)?;
+        let mut weights = Measure::new(backend, side);
+        Network::load(&self.descriptor, self.weights(), limits.n_ctx, &mut weights, &mut |_| {})?;
+        Ok(weights.by_part().clone())
+    }
+
     /// Loads the network on a backend.
     ///
     /// # Errors

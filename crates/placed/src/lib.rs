@@ -36,6 +36,7 @@ mod operations;
 mod placed;
 mod placement;
 mod recurrence;
+mod request;
 mod step;
 mod streams;
 
@@ -43,3 +44,4 @@ pub use buffer::PlacedBuffer;
 pub use kept::Kept;
 pub use placed::{Placed, PlacedRoutes};
 pub use placement::{LayerPlacement, Placement};
+pub use request::{DeviceLayers, PartsRequest, PartsRequestError, PlacementRequest};

@@ -88,6 +88,11 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
+    /// Places the network anew. To be called before a load.
+    pub fn set_placement(&mut self, placement: Placement) {
+        self.placement = placement;
+    }
+
     /// What each side has.
     pub fn placement(&self) -> &Placement {
         &self.placement

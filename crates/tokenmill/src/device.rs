@@ -5,12 +5,14 @@
 
 use std::str::FromStr;
 
+use tokenmill_backend::BackendError;
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
+use tokenmill_placed::{DeviceLayers, PartsRequest, PlacementRequest};
 use tokenmill_quant::CpuFeatures;
 
 use crate::{
-    Error, gpu,
+    Error, SplitObserver, gpu,
     loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
 };
@@ -70,6 +72,10 @@ pub struct Compute {
     pub is_traced: bool,
     /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
     pub cpu_features: CpuFeatures,
+    /// What of the model the GPU gets, where there is one; the CPU computes the rest.
+    pub placement: PlacementRequest,
+    /// Is shown the plan of a load that is split, before anything is loaded.
+    pub on_split: Option<SplitObserver>,
 }
 
 impl Default for Compute {
@@ -80,6 +86,8 @@ impl Default for Compute {
             n_prefill_threads: None,
             is_traced: false,
             cpu_features: CpuFeatures::detect(),
+            placement: PlacementRequest::default(),
+            on_split: None,
         }
     }
 }
@@ -101,7 +109,8 @@ impl Compute {
 /// Loads a network on the device that `compute` chooses, and says where that is.
 ///
 /// # Errors
-/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, and
+/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::SplitTooLarge`]
+/// and [`Error::NoExperts`] where not what was asked for can be on it, and
 /// [`Error::NotEnoughMemory`] of a load on the CPU that is larger than the machine's memory.
 pub fn load(
     model: &Model,
@@ -111,17 +120,49 @@ pub fn load(
 ) -> Result<Loaded, Error> {
     match compute.device {
         Device::Cpu => load_on_cpu(model, options, compute, None, on_progress),
-        Device::Cuda { ordinal } => gpu::load(model, ordinal, compute.is_traced, options, on_progress),
+        Device::Cuda { ordinal } => load_on_gpu(model, ordinal, options, compute, on_progress),
         Device::Auto => {
-            match gpu::load(model, 0, compute.is_traced, options, on_progress) {
+            let loaded = match load_on_gpu(model, 0, options, compute, on_progress) {
+                // What does not fit as a whole is split.
+                Err(Error::Gpu(BackendError::DoesNotFit { .. })) if compute.placement.is_whole() => {
+                    let compute = Compute {
+                        placement: PlacementRequest {
+                            layers: DeviceLayers::Auto,
+                            ..compute.placement
+                        },
+                        ..compute.clone()
+                    };
+                    gpu::load_split(model, 0, options, &compute, on_progress)
+                }
+                loaded => loaded,
+            };
+            match loaded {
                 Ok(loaded) => Ok(loaded),
-                Err(reason @ Error::Gpu(_)) => {
+                Err(reason @ (Error::Gpu(_) | Error::SplitTooLarge { .. })) => {
                     load_on_cpu(model, options, compute, Some(reason), on_progress)
                 }
                 // The file is at fault, and would be on any device.
                 Err(error) => Err(error),
             }
         }
+    }
+}
+
+fn load_on_gpu(
+    model: &Model,
+    ordinal: usize,
+    options: &ModelOptions,
+    compute: &Compute,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
+    let n_layers = model.descriptor().layers.len();
+    let is_whole = compute.placement.is_whole()
+        || matches!(compute.placement, PlacementRequest { layers: DeviceLayers::Last(n), n_host_experts: 0, parts, min_device_tokens: 1 }
+            if n >= n_layers && parts == PartsRequest::default());
+    if is_whole {
+        gpu::load(model, ordinal, compute.is_traced, options, on_progress)
+    } else {
+        gpu::load_split(model, ordinal, options, compute, on_progress)
     }
 }
 

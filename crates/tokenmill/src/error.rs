@@ -104,6 +104,30 @@ pub enum Error {
     /// The GPU that was asked for cannot be used, or not for this model.
     #[error("the GPU cannot be used: {0}")]
     Gpu(#[source] BackendError),
+    /// What was to be on the GPU is larger than its memory.
+    #[error(
+        "the GPU has {} MiB free and needs {} MiB for its part of the model: {} MiB are missing; {}",
+        free_bytes >> 20,
+        needed_bytes.div_ceil(1 << 20),
+        (needed_bytes.saturating_sub(*free_bytes)).div_ceil(1 << 20),
+        match fitting_layers {
+            0 => "no layer would fit".to_owned(),
+            n => format!("{n} of {n_layers} layers would fit"),
+        }
+    )]
+    SplitTooLarge {
+        /// Bytes that its part takes.
+        needed_bytes: u64,
+        /// Bytes that a model may take.
+        free_bytes: u64,
+        /// Layers that would fit, the last ones.
+        fitting_layers: usize,
+        /// Layers there are.
+        n_layers: usize,
+    },
+    /// Experts were to be kept on the CPU, and the model has none.
+    #[error("the model has no experts that could be kept on the CPU")]
+    NoExperts,
     /// A load on the CPU that is larger than the memory of the machine.
     #[error("the model needs {} bytes of memory, and this machine has {machine_bytes}", plan.total_bytes())]
     NotEnoughMemory {

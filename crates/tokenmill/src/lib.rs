@@ -61,7 +61,8 @@
 //! # The crates below
 //!
 //! This crate joins [`tokenmill_model`] (files to networks), [`tokenmill_text`] (text to tokens), [`tokenmill_sched`] (many
-//! requests, one engine) and the backends `tokenmill_cpu_exec` and `tokenmill_cuda_exec` behind the seam
+//! requests, one engine) and the backends `tokenmill_cpu_exec`, `tokenmill_cuda_exec` and [`tokenmill_placed`], which is made of
+//! both, behind the seam
 //! [`tokenmill_backend`]. Each is useful alone, and [`ModelSource`], [`ModelWords`] and [`load`] give the parts that the
 //! front door is made of. The HTTP server `tokenmill-server` and the program `tokenmill` open and run models through this
 //! crate, and name types of those below it.
@@ -96,6 +97,7 @@ mod quantized;
 mod reply;
 mod reply_reader;
 mod rerank;
+mod split_plan;
 mod text_stream;
 mod tool_writing;
 mod wait;
@@ -120,10 +122,12 @@ pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
 pub use reply::Prompt;
 pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};
+pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
-pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams};
+pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
 pub use tokenmill_convert::Preset;
 pub use tokenmill_model::LoadProgress;
+pub use tokenmill_placed::{DeviceLayers, PartsRequest, PlacementRequest};
 pub use tokenmill_sched::{Canceller, FinishReason, Speculation, Timings, Usage};
 pub use tokenmill_text::{
     DecodeOptions,

@@ -37,6 +37,19 @@ pub enum LoadedDevice {
         /// What the driver took to load the kernels; it compiles them where a machine loads them for the first time.
         kernels_took: Duration,
     },
+    /// On a GPU and the CPU.
+    Split {
+        /// The GPU's number.
+        ordinal: usize,
+        /// Its name.
+        name: String,
+        /// What the driver took to load the kernels.
+        kernels_took: Duration,
+        /// Layers with their mixer on the GPU.
+        n_gpu_layers: usize,
+        /// Layers there are.
+        n_layers: usize,
+    },
     /// On a backend of the caller's own.
     Own,
 }
@@ -46,6 +59,13 @@ impl fmt::Display for LoadedDevice {
         match self {
             Self::Cpu { .. } => f.write_str("CPU"),
             Self::Own => f.write_str("a backend of the caller's own"),
+            Self::Split {
+                ordinal,
+                name,
+                n_gpu_layers,
+                n_layers,
+                ..
+            } => write!(f, "GPU {ordinal} ({name}) with {n_gpu_layers} of {n_layers} layers, and CPU"),
             Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
         }
     }

@@ -219,6 +219,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         n_threads: args.load.n_threads(),
         backend: match loaded.device {
             LoadedDevice::Cuda { .. } => "CUDA",
+            LoadedDevice::Split { .. } => "CUDA+CPU",
             _ => "CPU",
         },
         n_depth: args.n_depth,

@@ -23,7 +23,7 @@ fn driver_folder() -> &'static TempDir {
 }
 
 /// The program on a machine with a driver, as `machine` describes it.
-fn with_driver(machine: &str, args: &[&str]) -> Command {
+pub(crate) fn with_driver(machine: &str, args: &[&str]) -> Command {
     let mut command = command(args);
     command
         .env("LD_LIBRARY_PATH", driver_folder().path())
@@ -32,7 +32,7 @@ fn with_driver(machine: &str, args: &[&str]) -> Command {
     command
 }
 
-fn run(mut command: Command) -> Outcome {
+pub(crate) fn run(mut command: Command) -> Outcome {
     Outcome::of(&command.output().expect("the program starts"))
 }
 

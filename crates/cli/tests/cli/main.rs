@@ -20,6 +20,7 @@ mod options;
 mod perplexity;
 mod quantize;
 mod shapes;
+mod split;
 mod support;
 #[cfg(target_os = "linux")]
 mod terminal;

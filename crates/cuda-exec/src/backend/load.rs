@@ -14,6 +14,14 @@ use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspac
 const DRIVER_BYTES: u64 = 128 << 20;
 
 impl CudaBackend {
+    /// Bytes of device memory that a plan may take now.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn room_bytes(&self) -> Result<u64, crate::CudaExecError> {
+        Ok(self.device.free_bytes()?.saturating_sub(DRIVER_BYTES))
+    }
+
     /// Takes the planned memory in one piece and makes what steps need besides weights, activations and KV.
     pub(super) fn make_workspace(
         &mut self,

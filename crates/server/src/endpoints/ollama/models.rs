@@ -41,11 +41,13 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
 /// The model in memory under its first name, as `/api/ps`.
 pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
     let model = app.model.model();
-    let n_bytes = model.memory().map_or(0, |plan| plan.total_bytes() as u64);
-    let is_on_gpu = matches!(model.device(), LoadedDevice::Cuda { .. });
+    let own_bytes = model.memory().map_or(0, |plan| plan.total_bytes() as u64);
+    let on_host = model.memory().and_then(|plan| plan.on_host.as_deref());
+    let n_bytes = own_bytes + on_host.map_or(0, |plan| plan.total_bytes() as u64);
+    let is_on_gpu = matches!(model.device(), LoadedDevice::Cuda { .. } | LoadedDevice::Split { .. });
     let mut running = entry(&app, app.model.name());
     running["size"] = n_bytes.into();
-    running["size_vram"] = if is_on_gpu { n_bytes } else { 0 }.into();
+    running["size_vram"] = if is_on_gpu { own_bytes } else { 0 }.into();
     running["context_length"] = app.engine().limits().n_ctx.into();
     running["expires_at"] = NEVER.into();
     Json(json!({ "models": [running] })).into_response()

@@ -1,0 +1,99 @@
+//! Models that are split over the GPU and the CPU: the flags, the plan and the refusals. The GPU is the simulated one.
+
+use tokenmill_testkit::Comparisons;
+
+use crate::{
+    gpu::{run, with_driver},
+    support::{arg, tokenmill},
+};
+
+const GREEDY: [&str; 9] = ["run", "demo", "Once upon a time", "--temp", "0", "-n", "8", "-c", "64"];
+
+#[test]
+fn every_split_continues_as_the_cpu_does() {
+    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
+    for flags in [
+        &["-ngl", "1"][..],
+        &["-ngl", "2", "--device", "cuda:0"],
+        &["--place", "ffn=gpu,attn=cpu"],
+        &["--place", "ffn=cpu,attn=gpu"],
+        &["--place", "ffn=gpu,attn=cpu", "--gpu-batch", "4"],
+        &["--place", "attn=cpu", "--gpu-batch", "1000000"],
+    ] {
+        let outcome = run(with_driver("", &[&GREEDY[..], flags].concat()));
+        assert!(outcome.stderr.contains("split as asked for; GPU 0 "), "{flags:?}: {}", outcome.stderr);
+        assert_eq!(outcome.ok(), expected, "{flags:?}");
+    }
+}
+
+#[test]
+fn the_plan_says_what_is_where_before_the_load() {
+    let outcome = run(with_driver("", &[&GREEDY[..], &["-ngl", "2"]].concat()));
+    for row in ["token embedding", "keys and values", "steps", "all", "head"] {
+        assert!(outcome.stderr.contains(row), "{row}: {}", outcome.stderr);
+    }
+    let all = |place: &str| outcome.stderr.lines().filter(|line| line.contains(&format!("  {place}  "))).count();
+    assert!(all("GPU") >= 4 && all("CPU") >= 4, "{}", outcome.stderr);
+    outcome.ok();
+}
+
+#[test]
+fn more_layers_than_there_are_are_all_of_them() {
+    let outcome = run(with_driver("", &[&GREEDY[..], &["-ngl", "98"]].concat()));
+    assert!(!outcome.stderr.contains("split"), "{}", outcome.stderr);
+    outcome.ok();
+}
+
+#[test]
+fn auto_takes_as_many_layers_as_fit() {
+    let expected = tokenmill([&GREEDY[..], &["--device", "cpu"]].concat()).ok();
+    let mut found_split = false;
+    // The driver keeps 128 MiB; what is left of the machine's decides.
+    for machine in ["mib=131", "mib=132", "mib=133", "mib=134"] {
+        for flags in [&["-ngl", "auto", "--device", "cuda"][..], &[]] {
+            let outcome = run(with_driver(machine, &[&GREEDY[..], flags].concat()));
+            if outcome.stderr.contains("split since GPU 0 ") {
+                found_split = true;
+                assert_eq!(outcome.ok(), expected, "{machine} {flags:?}");
+            }
+        }
+    }
+    assert!(found_split, "one of the machines is too small for all layers and large enough for one");
+}
+
+#[test]
+fn what_cannot_be_split_is_refused_in_one_line() {
+    let check = |machine: &str, flags: &[&str], code: i32, parts: &[&str]| {
+        let line = run(with_driver(machine, &[&GREEDY[..], flags].concat())).failed(code);
+        assert!(parts.iter().all(|part| line.contains(part)), "{flags:?}: {line}");
+    };
+    check("", &["--cpu-moe"], 2, &["the model has no experts that could be kept on the CPU"]);
+    check("", &["--n-cpu-moe", "1"], 2, &["the model has no experts"]);
+    check("", &["--place", "norm=gpu"], 2, &["`norm` is no part of a layer"]);
+    check("", &["--place", "ffn=tpu"], 2, &["`tpu` is no place"]);
+    check("", &["-ngl", "many"], 2, &["`-ngl many` is no number of layers"]);
+    check("", &["-ngl", "0", "--place", "ffn=gpu"], 2, &["`-ngl 0` and `--place` contradict each other"]);
+    check("", &["-ngl", "2", "--device", "cpu"], 2, &["`-ngl 2` and `--device cpu` contradict each other"]);
+    check(
+        "mib=130",
+        &["-ngl", "2", "-c", "60000"],
+        5,
+        &["2 MiB free", "are missing", "layer", "would fit"],
+    );
+}
+
+#[test]
+fn experts_on_the_cpu_continue_as_without() {
+    let mut comparisons = Comparisons::of("experts on a GPU and the CPU");
+    let Some(file) = comparisons.find("parity/mixtral/model-F32.gguf") else {
+        return;
+    };
+    let greedy = ["run", arg(&file), "Once", "--temp", "0", "-n", "8", "-c", "64"];
+    let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
+    for flags in [&["-cmoe"][..], &["-ncmoe", "1"], &["--place", "experts=cpu"]] {
+        let outcome = run(with_driver("", &[&greedy[..], flags].concat()));
+        assert!(outcome.stderr.contains("experts"), "{flags:?}: {}", outcome.stderr);
+        assert_eq!(outcome.ok(), expected, "{flags:?}");
+        comparisons.compared(1);
+    }
+}

@@ -1,0 +1,266 @@
+//! [`PlacementRequest`]: what somebody asked to have on the device, and the placements that this leaves to choose from.
+//!
+//! Separate from the placement because a request is made before the network is known. Invariant: placements of higher levels have
+//! less on the device, so the first level that fits can be searched for.
+
+use std::str::FromStr;
+
+use tokenmill_backend::{NetworkShape, Side};
+
+use crate::{LayerPlacement, Placement};
+
+/// How many layers the device gets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceLayers {
+    /// All, or the load is refused.
+    #[default]
+    All,
+    /// So many, the last ones; as many as there are, where that is less.
+    Last(usize),
+    /// As many as fit.
+    Auto,
+}
+
+/// What is asked of a placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlacementRequest {
+    /// Layers on the device.
+    pub layers: DeviceLayers,
+    /// Layers, from the first on, whose experts the host keeps.
+    pub n_host_experts: usize,
+    /// Parts of the device's layers that go elsewhere.
+    pub parts: PartsRequest,
+    /// Tokens of a step from which on the device computes the feed-forward networks that it has; more than 1 gives them to both
+    /// sides.
+    pub min_device_tokens: usize,
+}
+
+impl Default for PlacementRequest {
+    fn default() -> Self {
+        Self {
+            layers: DeviceLayers::All,
+            n_host_experts: 0,
+            parts: PartsRequest::default(),
+            min_device_tokens: 1,
+        }
+    }
+}
+
+impl PlacementRequest {
+    /// Whether everything is to be on the device, and nothing is left to choose.
+    pub fn is_whole(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Whether it speaks of experts.
+    pub fn names_experts(&self) -> bool {
+        self.n_host_experts > 0 || self.parts.experts.is_some()
+    }
+
+    /// The last level; its placements have no layer on the device, where the request leaves a choice.
+    pub fn last_level(&self, network: &NetworkShape) -> usize {
+        let n_layers = network.layers.len();
+        match self.layers {
+            DeviceLayers::All | DeviceLayers::Last(_) => 0,
+            DeviceLayers::Auto if has_experts(network) => 2 * n_layers,
+            DeviceLayers::Auto => n_layers,
+        }
+    }
+
+    /// The placement of a level. Where the number of layers is left open, the experts of one more layer go to the host with each
+    /// level, and then, or where there are none, one more layer.
+    pub fn placement(&self, network: &NetworkShape, level: usize) -> Placement {
+        let n_layers = network.layers.len();
+        let (n_host_layers, n_host_experts) = match self.layers {
+            DeviceLayers::All => (0, self.n_host_experts),
+            DeviceLayers::Last(n) => (n_layers.saturating_sub(n), self.n_host_experts),
+            DeviceLayers::Auto if has_experts(network) => {
+                (level.saturating_sub(n_layers), self.n_host_experts.max(level.min(n_layers)))
+            }
+            DeviceLayers::Auto => (level, self.n_host_experts),
+        };
+        let layers = (0..n_layers).map(|layer_idx| {
+            if layer_idx < n_host_layers {
+                return LayerPlacement::whole(Side::Host);
+            }
+            let ffn = self.parts.ffn.unwrap_or(Side::Device);
+            LayerPlacement {
+                mixer: self.parts.mixer.unwrap_or(Side::Device),
+                ffn,
+                experts: if layer_idx < n_host_experts {
+                    Side::Host
+                } else {
+                    self.parts.experts.unwrap_or(ffn)
+                },
+            }
+        });
+        Placement::new(network, layers.collect()).with_min_device_tokens(self.min_device_tokens)
+    }
+}
+
+/// Whether a network has experts.
+pub(crate) fn has_experts(network: &NetworkShape) -> bool {
+    network.layers.iter().any(|layer| layer.experts.is_some())
+}
+
+/// Where the parts of layers go; `None` leaves a part where the layer is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PartsRequest {
+    /// Mixers: attention, recurrent layers, with their keys and values or states.
+    pub mixer: Option<Side>,
+    /// Feed-forward networks.
+    pub ffn: Option<Side>,
+    /// The matrices of experts.
+    pub experts: Option<Side>,
+}
+
+/// A text that says of no part where it goes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartsRequestError {
+    /// Not a part with a place.
+    #[error("`{found}` is no part with a place; expected such as `ffn=gpu,attn=cpu`")]
+    NoPlace {
+        /// What was found.
+        found: String,
+    },
+    /// An unknown part.
+    #[error("`{found}` is no part of a layer; it is `attn`, `ffn` or `experts`")]
+    UnknownPart {
+        /// What was found.
+        found: String,
+    },
+    /// An unknown place.
+    #[error("`{found}` is no place; it is `gpu` or `cpu`")]
+    UnknownPlace {
+        /// What was found.
+        found: String,
+    },
+    /// A part with two places.
+    #[error("`{part}` has two places")]
+    Twice {
+        /// The part.
+        part: String,
+    },
+}
+
+impl FromStr for PartsRequest {
+    type Err = PartsRequestError;
+
+    fn from_str(text: &str) -> Result<Self, PartsRequestError> {
+        let mut request = Self::default();
+        for item in text.split(',') {
+            let found = || item.to_owned();
+            let Some((part, place)) = item.split_once('=') else {
+                return Err(PartsRequestError::NoPlace { found: found() });
+            };
+            let place = match place {
+                "gpu" => Side::Device,
+                "cpu" => Side::Host,
+                other => {
+                    return Err(PartsRequestError::UnknownPlace {
+                        found: other.to_owned(),
+                    });
+                }
+            };
+            let slot = match part {
+                "attn" => &mut request.mixer,
+                "ffn" => &mut request.ffn,
+                "experts" => &mut request.experts,
+                other => {
+                    return Err(PartsRequestError::UnknownPart {
+                        found: other.to_owned(),
+                    });
+                }
+            };
+            if slot.replace(place).is_some() {
+                return Err(PartsRequestError::Twice { part: part.to_owned() });
+            }
+        }
+        Ok(request)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenmill_backend::{ExpertsShape, LayerShape};
+
+    use super::*;
+
+    fn network(n_layers: usize, has_experts: bool) -> NetworkShape {
+        let experts = has_experts.then_some(ExpertsShape {
+            n_experts: 8,
+            n_used: 2,
+            n_ff: 32,
+        });
+        let layer = LayerShape {
+            experts,
+            ..LayerShape::default()
+        };
+        NetworkShape {
+            n_embd: 64,
+            layers: vec![layer; n_layers],
+            has_streams: false,
+        }
+    }
+
+    #[test]
+    fn parts_are_read_or_refused() {
+        let check = |text: &str, expected: Result<PartsRequest, &str>| {
+            let found = text.parse::<PartsRequest>().map_err(|error| error.to_string());
+            assert_eq!(found, expected.map_err(str::to_owned), "{text}");
+        };
+        check(
+            "ffn=gpu,attn=cpu",
+            Ok(PartsRequest {
+                mixer: Some(Side::Host),
+                ffn: Some(Side::Device),
+                experts: None,
+            }),
+        );
+        check("norm=gpu", Err("`norm` is no part of a layer; it is `attn`, `ffn` or `experts`"));
+        check("ffn=tpu", Err("`tpu` is no place; it is `gpu` or `cpu`"));
+        check("ffn=gpu,ffn=cpu", Err("`ffn` has two places"));
+        for text in ["", "ffn", "ffn=gpu,"] {
+            assert!(text.parse::<PartsRequest>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_last_layers_are_the_devices_and_more_than_all_are_all() {
+        let check = |n, expected: &[Side]| {
+            let request = PlacementRequest {
+                layers: DeviceLayers::Last(n),
+                ..PlacementRequest::default()
+            };
+            let placement = request.placement(&network(3, false), 0);
+            let mixers: Vec<_> = placement.layers().iter().map(|layer| layer.mixer).collect();
+            assert_eq!(mixers, expected, "{n}");
+        };
+        check(0, &[Side::Host; 3]);
+        check(1, &[Side::Host, Side::Host, Side::Device]);
+        check(3, &[Side::Device; 3]);
+        check(98, &[Side::Device; 3]);
+    }
+
+    #[test]
+    fn every_level_has_less_on_the_device() {
+        for has_experts in [false, true] {
+            let network = network(4, has_experts);
+            let request = PlacementRequest {
+                layers: DeviceLayers::Auto,
+                ..PlacementRequest::default()
+            };
+            let on_device = |level| {
+                let placement = request.placement(&network, level);
+                let sides = (placement.layers().iter()).flat_map(|layer| [layer.mixer, layer.ffn, layer.experts]);
+                sides.filter(|&side| side == Side::Device).count()
+            };
+            let counts: Vec<_> = (0..=request.last_level(&network)).map(on_device).collect();
+            assert_eq!((counts[0], counts.last()), (12, Some(&0)));
+            assert!(counts.is_sorted_by(|more, less| more > less), "{counts:?}");
+            assert!(request.placement(&network, 0).is_all_on_device());
+            assert!(request.placement(&network, counts.len() - 1).is_all_on_host());
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! [`SplitPlan`]: what of a model will be where, before it is loaded.
+//!
+//! Separate from the load because a program shows it. Invariant: the rows of a side add up to what the load takes there.
+
+use std::{collections::BTreeMap, fmt};
+
+use tokenmill_backend::{MemoryPlan, Part, Side};
+use tokenmill_placed::{LayerPlacement, Placement};
+
+/// Is shown the plan of a split load.
+#[derive(Clone, Copy, Debug)]
+pub struct SplitObserver(pub fn(&SplitPlan));
+
+impl PartialEq for SplitObserver {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::fn_addr_eq(self.0, other.0)
+    }
+}
+
+impl Eq for SplitObserver {}
+
+/// What of a model will be on the GPU and what on the CPU.
+#[derive(Debug)]
+pub struct SplitPlan {
+    /// The GPU in words.
+    pub(crate) gpu: String,
+    /// Bytes of its memory that a model may take.
+    pub(crate) room_bytes: u64,
+    /// Whether the number of layers was chosen by what fits.
+    pub(crate) is_chosen: bool,
+    pub(crate) placement: Placement,
+    /// Bytes of each part's weights on the host and on the device.
+    pub(crate) weights: [BTreeMap<Part, usize>; 2],
+    pub(crate) memory: MemoryPlan,
+}
+
+/// A row of the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SplitRow {
+    /// What of the model.
+    pub part: String,
+    /// Where.
+    pub side: Side,
+    /// What it takes there.
+    pub n_bytes: usize,
+}
+
+impl SplitPlan {
+    /// The rows: weights from the first layer to the last, then the memory of sequences, then that of steps.
+    pub fn rows(&self) -> Vec<SplitRow> {
+        let mut rows = Vec::new();
+        self.push(&mut rows, "token embedding", |part| *part == Part::Input);
+        let layers = self.placement.layers();
+        let mut first = 0;
+        for run in layers.chunk_by(|a, b| a == b) {
+            let range = first..first + run.len();
+            first = range.end;
+            let name = match run.len() {
+                1 => format!("layer {}", range.start),
+                _ => format!("layers {} to {}", range.start, range.end - 1),
+            };
+            let is_in = |part: &Part, range: &std::ops::Range<usize>| {
+                matches!(part, Part::Mixer(idx) | Part::Ffn(idx) | Part::Experts(idx) if range.contains(idx))
+            };
+            if run[0] == LayerPlacement::whole(run[0].mixer) && self.placement.min_device_tokens() == 1 {
+                self.push(&mut rows, &name, |part| is_in(part, &range));
+                continue;
+            }
+            self.push(&mut rows, &format!("{name}, attention"), |part| {
+                is_in(part, &range) && matches!(part, Part::Mixer(_))
+            });
+            self.push(&mut rows, &format!("{name}, feed-forward"), |part| {
+                is_in(part, &range) && matches!(part, Part::Ffn(_))
+            });
+            self.push(&mut rows, &format!("{name}, experts"), |part| {
+                is_in(part, &range) && matches!(part, Part::Experts(_))
+            });
+        }
+        self.push(&mut rows, "head", |part| *part == Part::Output);
+        self.push(&mut rows, "frequencies", |part| *part == Part::Common);
+        let of_plans: [(&str, fn(&MemoryPlan) -> usize); 3] = [
+            ("keys and values", |plan| plan.kv_bytes),
+            ("recurrent states", |plan| plan.states_bytes),
+            ("steps", |plan| plan.activations_bytes.saturating_add(plan.workspace_bytes)),
+        ];
+        for (name, n_bytes) in of_plans {
+            for (side, plan) in [(Side::Device, Some(&self.memory)), (Side::Host, self.memory.on_host.as_deref())] {
+                let n_bytes = plan.map_or(0, n_bytes);
+                if n_bytes > 0 {
+                    rows.push(SplitRow {
+                        part: name.to_owned(),
+                        side,
+                        n_bytes,
+                    });
+                }
+            }
+        }
+        rows
+    }
+
+    /// Adds the weights of some parts, a row for each side that has any.
+    fn push(&self, rows: &mut Vec<SplitRow>, name: &str, is_meant: impl Fn(&Part) -> bool) {
+        for side in [Side::Device, Side::Host] {
+            let parts = self.weights[side as usize].iter().filter(|(part, _)| is_meant(part));
+            let n_bytes = parts.fold(0usize, |sum, (_, n_bytes)| sum.saturating_add(*n_bytes));
+            if n_bytes > 0 {
+                rows.push(SplitRow {
+                    part: name.to_owned(),
+                    side,
+                    n_bytes,
+                });
+            }
+        }
+    }
+
+    /// What a side takes in all.
+    pub fn bytes_on(&self, side: Side) -> usize {
+        match side {
+            Side::Device => self.memory.total_bytes(),
+            Side::Host => self.memory.on_host.as_deref().map_or(0, MemoryPlan::total_bytes),
+        }
+    }
+}
+
+/// A table, with the reason for the split behind it.
+impl fmt::Display for SplitPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |n_bytes: usize| n_bytes as f64 / f64::from(1 << 20);
+        let place = |side| match side {
+            Side::Device => "GPU",
+            Side::Host => "CPU",
+        };
+        let rows = self.rows();
+        let width = rows.iter().map(|row| row.part.len()).max().unwrap_or(0).max("all".len());
+        for SplitRow { part, side, n_bytes } in &rows {
+            writeln!(f, "{part:width$}  {}  {:10.2} MiB", place(*side), mib(*n_bytes))?;
+        }
+        for side in [Side::Device, Side::Host] {
+            writeln!(f, "{:width$}  {}  {:10.2} MiB", "all", place(side), mib(self.bytes_on(side)))?;
+        }
+        let room = self.room_bytes >> 20;
+        if self.is_chosen {
+            write!(f, "split since {} has room for {room} MiB; as much as fits is there", self.gpu)
+        } else {
+            write!(f, "split as asked for; {} has room for {room} MiB", self.gpu)
+        }
+    }
+}
