@@ -23,7 +23,7 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
+    Activation, AdapterOperations, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
     ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob, MemoryPlan, NetworkShape,
     Norm, PageCopy, PageGroup, Part, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, Side, StateLayout,
     StepOutput, StepShape, StepTrace, StreamOperations, Temperature,
@@ -39,7 +39,7 @@ use crate::{
     reason = "the operations fail alike, which the trait's documentation says"
 )]
 pub trait Backend:
-    ExpertOperations + LatentOperations + LayerOperations + RecurrentOperations + StreamOperations
+    AdapterOperations + ExpertOperations + LatentOperations + LayerOperations + RecurrentOperations + StreamOperations
 {
     /// The device's name, for errors.
     const NAME: &'static str;

@@ -5,7 +5,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::{PageGroup, SamplingParams};
+use crate::{AdapterId, PageGroup, SamplingParams};
 
 /// Tokens in one page of KV memory.
 pub const PAGE_TOKENS: usize = 16;
@@ -64,6 +64,7 @@ pub struct SampleRow {
 /// | `outputs` | `[L]` | what is wanted of each |
 /// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
 /// | `states` | `[S]` | where each sequence's recurrent state is; empty for a model without one |
+/// | `adapters` | up to `[S]` | each sequence's adapter; those behind the end have none |
 ///
 /// The page table is ragged rather than padded: one long sequence among short ones costs nothing.
 /// Positions within a sequence are consecutive. Buffers are reused from step to step with [`ForwardBatch::clear`].
@@ -93,6 +94,8 @@ pub struct ForwardBatch {
     pub hidden_rows: Vec<u32>,
     /// Where each sequence's recurrent state is, `[S]`; empty for a model without recurrent layers.
     pub states: Vec<SeqState>,
+    /// The adapter of each sequence, `[S]` or fewer: sequences behind the end have none.
+    pub adapters: Vec<Option<AdapterId>>,
     /// Penalty histories that [`SampleRow::history`] points into.
     pub history: Vec<u32>,
     /// Vocabulary masks that [`SampleRow::mask_start`] points into.
@@ -151,6 +154,7 @@ impl ForwardBatch {
         self.outputs.clear();
         self.hidden_rows.clear();
         self.states.clear();
+        self.adapters.clear();
         self.history.clear();
         self.mask_words.clear();
     }
@@ -170,6 +174,7 @@ impl ForwardBatch {
             outputs,
             hidden_rows,
             states,
+            adapters,
             history,
             mask_words,
         } = self;
@@ -185,6 +190,7 @@ impl ForwardBatch {
         outputs.clone_from(&other.outputs);
         hidden_rows.clone_from(&other.hidden_rows);
         states.clone_from(&other.states);
+        adapters.clone_from(&other.adapters);
         history.clone_from(&other.history);
         mask_words.clone_from(&other.mask_words);
     }
@@ -226,6 +232,14 @@ impl ForwardBatch {
         self.window_slots
             .extend(positions.iter().map(|&position| slot_of(pages, position)));
         self.window_pages.extend_from_slice(pages);
+    }
+
+    /// Gives the newest sequence an adapter, or none.
+    pub fn set_adapter(&mut self, adapter: Option<AdapterId>) {
+        if adapter.is_some() {
+            self.adapters.resize(self.n_seqs().saturating_sub(1), None);
+            self.adapters.push(adapter);
+        }
     }
 
     /// Asks for the logits of the newest token; call it after [`Self::push_sequence`].

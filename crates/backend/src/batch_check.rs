@@ -3,7 +3,7 @@
 //! Separate from the batch because only executors check it. Invariant: no number of a batch that passes can make a backend
 //! read or write out of bounds, and nothing else decides that.
 
-use crate::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, TokenSource};
+use crate::{AdapterId, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, TokenSource};
 
 impl ForwardBatch {
     /// Checks everything a backend relies on, so that no number of a batch can make it read or write out of bounds.
@@ -28,6 +28,7 @@ impl ForwardBatch {
         check_count("tokens", n_tokens, limits.max_batch_tokens)?;
         check_count("sequences", self.n_seqs(), limits.max_batch_seqs)?;
         check_count("logit rows", self.logit_rows.len(), limits.max_logit_rows)?;
+        check_count("adapters", self.adapters.len(), self.n_seqs())?;
         check_count("hidden rows", self.hidden_rows.len(), limits.max_batch_tokens)?;
 
         let same_len = |what, found: usize, expected: usize| {
@@ -342,6 +343,14 @@ pub enum BatchError {
     Rows {
         /// The array.
         what: &'static str,
+    },
+    /// A sequence has an adapter that is not loaded.
+    #[error("sequence {seq_idx} of the batch has adapter {adapter}, which is not loaded")]
+    UnknownAdapter {
+        /// Index in the batch.
+        seq_idx: usize,
+        /// The adapter.
+        adapter: AdapterId,
     },
     /// A sampling record points outside the histories or masks.
     #[error("logit row {row}: its history or mask lies outside the batch")]

@@ -3,7 +3,7 @@
 //! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
 //! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
 
-use crate::{BackendError, BatchError, ExecutorLimits, ForwardBatch, PageGroup, StepTrace};
+use crate::{Adapter, AdapterError, AdapterId, BackendError, BatchError, ExecutorLimits, ForwardBatch, PageGroup, StepTrace};
 
 /// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
 ///
@@ -41,6 +41,31 @@ pub trait Executor {
     /// [`StepError::PageOutOfRange`] before anything was copied, or a device error.
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError>;
 
+    /// Takes an adapter, whose changes are multiplied by `strength`. Batches name it from then on.
+    ///
+    /// # Errors
+    /// [`AdapterError`]; nothing has changed then.
+    fn add_adapter(&mut self, id: AdapterId, adapter: &Adapter, strength: f32) -> Result<(), AdapterError> {
+        let _ = (id, adapter, strength);
+        Err(AdapterError::Unsupported {
+            device: "this executor",
+        })
+    }
+
+    /// Takes the adapter `from` once more as `id`, with a strength of its own; its matrices are shared.
+    ///
+    /// # Errors
+    /// [`AdapterError`]; nothing has changed then.
+    fn copy_adapter(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
+        let _ = (id, strength);
+        Err(AdapterError::NotLoaded { id: from })
+    }
+
+    /// Forgets an adapter, which no later batch names.
+    fn remove_adapter(&mut self, id: AdapterId) {
+        let _ = id;
+    }
+
     /// What the time of the steps waited for so far went to, where the device measures it.
     fn trace(&self) -> Option<StepTrace> {
         None
@@ -66,6 +91,18 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
         (**self).copy_pages(group, copies)
+    }
+
+    fn add_adapter(&mut self, id: AdapterId, adapter: &Adapter, strength: f32) -> Result<(), AdapterError> {
+        (**self).add_adapter(id, adapter, strength)
+    }
+
+    fn copy_adapter(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
+        (**self).copy_adapter(from, id, strength)
+    }
+
+    fn remove_adapter(&mut self, id: AdapterId) {
+        (**self).remove_adapter(id);
     }
 
     fn trace(&self) -> Option<StepTrace> {

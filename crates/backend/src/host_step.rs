@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use crate::{
-    ForwardBatch, RowError, RowOutput, SampleRequest, SampledToken, Sampler, StepOutput, StepShape,
+    AdapterRuns, ForwardBatch, RowError, RowOutput, SampleRequest, SampledToken, Sampler, StepOutput, StepShape,
     TokenLogprob, TokenSource,
 };
 
@@ -20,6 +20,7 @@ pub struct HostStep {
     tokens: Vec<u32>,
     output_rows: Vec<u32>,
     logits_of_outputs: Vec<u32>,
+    adapter_runs: AdapterRuns,
     sampler: Sampler,
     /// Tokens sampled by the step before, which this step's tokens may name.
     sampled: Vec<u32>,
@@ -50,6 +51,7 @@ impl HostStep {
         };
         self.logits_of_outputs
             .extend(batch.logit_rows.iter().map(|row| output_of(row) as u32));
+        self.adapter_runs.set(batch, &self.output_rows);
         StepShape::of(batch)
     }
 
@@ -61,6 +63,11 @@ impl HostStep {
     /// The step's batch: positions, slots, page tables.
     pub fn batch(&self) -> &ForwardBatch {
         &self.batch
+    }
+
+    /// Which rows have which adapter.
+    pub fn adapter_runs(&self) -> &AdapterRuns {
+        &self.adapter_runs
     }
 
     /// The row indices that [`Backend::gather`](crate::Backend::gather) picks.

@@ -31,6 +31,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapter;
+mod adapter_runs;
 mod backend;
 mod batch;
 mod batch_check;
@@ -60,6 +62,10 @@ mod step_shape;
 mod step_trace;
 mod streams;
 
+pub use adapter::{
+    Adapter, AdapterError, AdapterId, AdapterMatrices, AdapterOperations, AdapterWeight, FloatMatrix, LowRank,
+};
+pub use adapter_runs::{AdapterRun, AdapterRuns};
 pub use backend::Backend;
 pub use batch::{ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource};
 pub use batch_check::BatchError;

@@ -24,6 +24,8 @@ pub struct Linear<M, V> {
     pub n_out: usize,
     /// Width of the input.
     pub n_in: usize,
+    /// Its place among the weights that adapters change; `None` for those that none can change.
+    pub adapter_place: Option<u32>,
 }
 
 /// One product of [`Backend::linear_group`](crate::Backend::linear_group).

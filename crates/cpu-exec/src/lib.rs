@@ -37,6 +37,7 @@
 #![deny(unsafe_code)]
 
 mod activations;
+mod adapt;
 mod attention;
 mod backend;
 mod error;

@@ -34,6 +34,14 @@ pub enum LoadError {
         /// Why.
         source: std::io::Error,
     },
+    /// An adapter's file cannot be used.
+    #[error("{}: {reason}", path.display())]
+    BadAdapter {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
     /// A tensor cannot be loaded in the type that was asked for.
     #[error("tensor `{name}` of type {} with rows of {row_len} cannot be quantized as {}", from.name(), to.name())]
     NotEncodable {

@@ -44,6 +44,7 @@
 #![forbid(unsafe_code)]
 
 mod activations;
+mod adapter;
 mod alt_up;
 mod arch;
 mod descriptor;
@@ -64,6 +65,7 @@ mod safetensors_folder;
 mod tensor_view;
 mod weights;
 
+pub use adapter::AdapterReader;
 pub use arch::architectures;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,

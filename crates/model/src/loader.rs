@@ -4,6 +4,7 @@
 //! it remembers which tensors were used, since an ignored one would mean wrong output.
 
 mod heads;
+mod rows_of;
 
 use std::{borrow::Cow, collections::HashSet};
 
@@ -15,6 +16,9 @@ use crate::{
     Descriptor, Ignorable, LoadError, NormDescriptor, OutputHead, Presence, WeightSource, WeightTensor,
     tensor_view::PartOfEach,
 };
+
+use rows_of::runs_of;
+pub(crate) use rows_of::{AdaptableWeight, RowsOf};
 
 /// How far a load is, in bytes of the file's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +36,8 @@ pub(crate) struct Loader<'a, M> {
     /// Positions that a sequence may have.
     pub(crate) n_ctx: usize,
     pub(crate) memory: &'a mut M,
+    /// The weights that adapters can change, so far.
+    pub(crate) adaptable: Vec<AdaptableWeight>,
     used: HashSet<String>,
     progress: LoadProgress,
     on_progress: &'a mut dyn FnMut(LoadProgress),
@@ -55,62 +61,6 @@ impl LayerPlace {
     }
 }
 
-/// The rows of a tensor that make a matrix: all, or some of several matrices that the tensor joins.
-#[derive(Clone, Copy)]
-pub(crate) struct RowsOf {
-    pub(crate) first: usize,
-    /// Rows of each run.
-    pub(crate) n_rows: usize,
-    /// Rows of the tensor.
-    pub(crate) n_total: usize,
-    /// Runs of neighbouring rows.
-    pub(crate) n_runs: usize,
-    /// Rows from the start of a run to that of the next.
-    pub(crate) stride: usize,
-}
-
-impl RowsOf {
-    pub(crate) fn all(n_rows: usize) -> Self {
-        Self::run(0, n_rows, n_rows)
-    }
-
-    /// `n_rows` neighbouring rows.
-    pub(crate) fn run(first: usize, n_rows: usize, n_total: usize) -> Self {
-        Self {
-            first,
-            n_rows,
-            n_total,
-            n_runs: 1,
-            stride: n_rows,
-        }
-    }
-
-    fn n_out(&self) -> usize {
-        self.n_rows * self.n_runs
-    }
-
-    /// The rows of a tensor, read when they are wanted.
-    fn view<'a>(&self, source: TensorBytes<'a>, row_bytes: usize) -> PartOfEach<'a> {
-        PartOfEach {
-            source,
-            each_bytes: self.stride * row_bytes,
-            first: self.first * row_bytes,
-            part_bytes: self.n_rows * row_bytes,
-        }
-    }
-
-    /// The first row of each run.
-    fn starts(&self) -> impl Iterator<Item = usize> {
-        let Self { first, stride, .. } = *self;
-        (0..self.n_runs).map(move |run| first + run * stride)
-    }
-}
-
-/// The first row and the length of each run of some parts.
-fn runs_of(parts: &[RowsOf]) -> impl Iterator<Item = (usize, usize)> {
-    (parts.iter()).flat_map(|part| part.starts().map(|start| (start, part.n_rows)))
-}
-
 impl<'a, M: Memory> Loader<'a, M> {
     pub(crate) fn new(
         descriptor: &'a Descriptor,
@@ -125,6 +75,7 @@ impl<'a, M: Memory> Loader<'a, M> {
             source,
             n_ctx,
             memory,
+            adaptable: Vec::new(),
             used: HashSet::new(),
             progress: LoadProgress {
                 n_bytes_done: 0,
@@ -205,7 +156,18 @@ impl<'a, M: Memory> Loader<'a, M> {
             bias,
             n_out: parts.iter().map(RowsOf::n_out).sum(),
             n_in,
+            adapter_place: self.adapter_place(name, parts, n_in),
         })
+    }
+
+    /// Numbers a weight for adapters, if it is a layer's or the head's.
+    fn adapter_place(&mut self, name: &str, parts: &[RowsOf], n_in: usize) -> Option<u32> {
+        if name != "output" && !name.starts_with("blk.") {
+            return None;
+        }
+        let place = self.adaptable.len() as u32;
+        (self.adaptable).push(AdaptableWeight::new(format!("{name}.weight"), parts, n_in));
+        Some(place)
     }
 
     /// What the file calls a tensor, which is known by its usual name.
@@ -331,6 +293,7 @@ impl<'a, M: Memory> Loader<'a, M> {
             bias,
             n_out: part.n_rows,
             n_in,
+            adapter_place: None,
         })
     }
 

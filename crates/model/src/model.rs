@@ -12,7 +12,7 @@ use tokenmill_backend::{
 use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
-    Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
+    AdapterReader, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
@@ -147,6 +147,11 @@ impl Model {
             Weights::Gguf(file) => file,
             Weights::Safetensors(folder) => folder,
         }
+    }
+
+    /// What reads adapters for this model.
+    pub fn adapter_reader(&self) -> AdapterReader {
+        AdapterReader::new(self)
     }
 
     /// Gives tensors of a folder other types, by GGUF name: they are encoded in them while they load.

@@ -3,10 +3,13 @@
 //! Separate from the network so that the order of a step (check, upload, run, read) stands in one place for all backends.
 //! Invariant: a batch reaches the backend only after it was validated, so a backend checks nothing.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use tokenmill_backend::{
-    Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, GroupLimits, PageCopy,
+    Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, GroupLimits, PageCopy,
     PageGroup, RowOutput, StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
 
@@ -17,9 +20,11 @@ const MAX_IN_FLIGHT: usize = 2;
 
 /// Runs a network on a backend.
 pub struct ModelExecutor<B: Backend> {
-    backend: B,
-    network: Network<B>,
+    pub(crate) backend: B,
+    pub(crate) network: Network<B>,
     buffers: Activations<B::Buffer, B::Routes>,
+    /// Those that batches may name.
+    pub(crate) adapters: BTreeMap<AdapterId, Arc<AdapterMatrices<B::Matrix>>>,
     limits: ExecutorLimits,
     in_flight: VecDeque<u64>,
     n_submitted: u64,
@@ -39,6 +44,7 @@ impl<B: Backend> ModelExecutor<B> {
             backend,
             network,
             buffers,
+            adapters: BTreeMap::new(),
             limits,
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             n_submitted: 0,
@@ -57,6 +63,17 @@ impl<B: Backend> ModelExecutor<B> {
                 && !self.is_sampled[row as usize]
             {
                 return Err(BatchError::RowNotSampled { index, row });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_adapters(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
+        for (seq_idx, adapter) in batch.adapters.iter().enumerate() {
+            if let Some(adapter) = *adapter
+                && !self.adapters.contains_key(&adapter)
+            {
+                return Err(BatchError::UnknownAdapter { seq_idx, adapter });
             }
         }
         Ok(())
@@ -93,6 +110,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         }
         batch.validate(&self.limits, self.is_sampled.len())?;
         self.check_sampled_rows(batch)?;
+        self.check_adapters(batch)?;
         self.is_sampled.clear();
         self.run(batch)?;
         self.is_sampled
@@ -139,6 +157,19 @@ impl<B: Backend> Executor for ModelExecutor<B> {
             }
         }
         Ok(self.backend.copy_pages(group, copies)?)
+    }
+
+    fn add_adapter(&mut self, id: AdapterId, adapter: &Adapter, strength: f32) -> Result<(), AdapterError> {
+        self.install_adapter(id, adapter, strength)
+    }
+
+    fn copy_adapter(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
+        self.install_copy(from, id, strength)
+    }
+
+    fn remove_adapter(&mut self, id: AdapterId) {
+        self.backend.remove_adapter(id);
+        self.adapters.remove(&id);
     }
 
     fn trace(&self) -> Option<StepTrace> {

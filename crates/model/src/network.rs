@@ -12,7 +12,7 @@ use crate::{
     alt_up::{AltUp, LayerAltUp},
     ffn::Ffn,
     layer_embeddings::{LayerEmbedding, LayerEmbeddings},
-    loader::{LayerPlace, LoadProgress, Loader, plain_norm},
+    loader::{AdaptableWeight, LayerPlace, LoadProgress, Loader, plain_norm},
     mixers::Mixer,
     pooler::Pooler,
 };
@@ -39,6 +39,8 @@ pub(crate) struct Network<M: Memory> {
     pub(crate) output: Option<Linear<M::Matrix, M::Vector>>,
     pub(crate) logit_scale: f32,
     pub(crate) logit_softcap: Option<f32>,
+    /// The weights that adapters change, in the order of their places.
+    pub(crate) adaptable: Vec<AdaptableWeight>,
 }
 
 /// One layer's weights.
@@ -81,8 +83,9 @@ impl<M: Memory> Network<M> {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Self, LoadError> {
         let mut loader = Loader::new(descriptor, source, n_ctx, memory, on_progress);
-        let network = Self::load_with(&mut loader)?;
+        let mut network = Self::load_with(&mut loader)?;
         loader.check_all_used()?;
+        network.adaptable = loader.adaptable;
         Ok(network)
     }
 
@@ -112,6 +115,7 @@ impl<M: Memory> Network<M> {
             bias: tied_bias,
             n_out: n_vocab,
             n_in: n_embd,
+            adapter_place: None,
         };
         loader.memory.enter(Part::Common);
         let ropes = (descriptor.ropes.iter())
@@ -175,6 +179,7 @@ impl<M: Memory> Network<M> {
             output,
             logit_scale: descriptor.logit_scale,
             logit_softcap: descriptor.logit_softcap,
+            adaptable: Vec::new(),
         })
     }
 }

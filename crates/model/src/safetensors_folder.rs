@@ -20,6 +20,7 @@ use crate::{
 mod changes;
 
 use changes::{apply, multiply};
+pub(crate) use changes::ungrouped_rows;
 
 /// The tensors of all `.safetensors` files of a folder.
 pub(crate) struct SafetensorsFolder {

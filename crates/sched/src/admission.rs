@@ -197,7 +197,7 @@ impl Scheduler {
         while sequence.page_keys.len() < n_pages {
             let page_idx = sequence.page_keys.len();
             let parent = sequence.page_keys.last().copied();
-            let parent = parent.unwrap_or_else(|| self.hasher.root(sequence.salt));
+            let parent = parent.unwrap_or_else(|| self.hasher.root(sequence.salt, sequence.adapter));
             let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
             sequence.page_keys.push(self.hasher.next(parent, tokens));
         }

@@ -45,6 +45,7 @@ pub(crate) fn build_batch<'m>(
             batch.push_window_pages(pages(PageGroup::Window));
         }
         batch.states.extend(row.state);
+        batch.set_adapter(scheduler.adapter_of(row.seq));
         let n_tokens = batch.n_tokens() as u32;
         match row.output {
             PlannedOutput::Nothing => {}

@@ -4,6 +4,7 @@
 //! the engine's thread is the only writer.
 
 use crate::{
+    adapters::AdaptersInUse,
     pool::{PagePool, PoolCounters},
     scheduler::{Scheduler, SchedulerCounters},
     step_times::StepTimes,
@@ -72,6 +73,7 @@ pub(crate) struct Board {
     /// Microseconds since the engine began, at its last sign of life.
     heartbeat_us: AtomicU64,
     stats: Mutex<EngineStats>,
+    adapters_in_use: Mutex<AdaptersInUse>,
     step_times: Mutex<StepTimes>,
 }
 
@@ -107,6 +109,18 @@ impl Board {
             pool: pool.counters(),
             window_pool: window_pool.map(PagePool::counters).unwrap_or_default(),
         };
+    }
+
+    pub(crate) fn publish_adapters(&self, in_use: AdaptersInUse) {
+        *self
+            .adapters_in_use
+            .lock()
+            .expect("nothing panics while it holds this lock") = in_use;
+    }
+
+    pub(crate) fn adapters_in_use(&self) -> AdaptersInUse {
+        let in_use = self.adapters_in_use.lock();
+        in_use.expect("nothing panics while it holds this lock").clone()
     }
 
     pub(crate) fn stats(&self) -> EngineStats {

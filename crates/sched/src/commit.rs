@@ -148,6 +148,7 @@ impl Scheduler {
                 let lineage = Lineage {
                     parent: page_idx.checked_sub(1).map(|idx| sequence.page_keys[idx]),
                     salt: sequence.salt,
+                    adapter: sequence.adapter,
                 };
                 for (group, pages) in self.groups.iter_mut().zip(&sequence.tables) {
                     group.pool.register(pages[page_idx], key, tokens, lineage);

@@ -14,6 +14,7 @@ use tokenmill_backend::{
 };
 
 use crate::{
+    adapters::CoreAdapters,
     arena::SeqId,
     batch_builder::build_batch,
     board::{Board, Tally},
@@ -36,7 +37,7 @@ use crate::{
 };
 
 pub(crate) struct Core {
-    executor: Box<dyn Executor>,
+    pub(crate) executor: Box<dyn Executor>,
     config: EngineConfig,
     pub(crate) scheduler: Scheduler,
     pub(crate) board: sync::Arc<Board>,
@@ -53,6 +54,7 @@ pub(crate) struct Core {
     lost: Option<StepError>,
     pub(crate) tally: Tally,
     pub(crate) queue: QueueGauge,
+    pub(crate) adapters: CoreAdapters,
     /// Where the changes of the prefix cache go, where they are read.
     page_events: Option<PageEventSender>,
 
@@ -125,6 +127,7 @@ impl Core {
             lost: None,
             tally: Tally::default(),
             queue,
+            adapters: CoreAdapters::default(),
             page_events: None,
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
@@ -164,6 +167,7 @@ impl Core {
             Command::Stop { request, sample } => self.end_samples(request, Some(sample), now_us),
             Command::Resume(request) => self.set_paused(request, false),
             Command::ForgetCache => self.scheduler.forget_cache(),
+            Command::Adapter(command) => self.obey_adapter(command),
         }
     }
 
@@ -187,6 +191,8 @@ impl Core {
         if (returned, left) != ((0, 0), (0, 0)) {
             mailbox.change_queue(returned, left);
         }
+        self.let_adapters_go();
+        self.publish_adapters();
         self.publish_stats();
         if let Some(sender) = &mut self.page_events {
             let events = if sender.begins_again() {

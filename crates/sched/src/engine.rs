@@ -163,7 +163,7 @@ impl Engine {
         let request = self
             .inner
             .mailbox
-            .submit(n_samples as usize, n_tokens, |request| Submission {
+            .submit(n_samples as usize, n_tokens, job.adapter(), |request| Submission {
                 request,
                 tokens,
                 job,
@@ -230,6 +230,10 @@ impl Engine {
     /// Sequences and prompt tokens that wait to begin, counted from their submission.
     pub fn queued(&self) -> (usize, usize) {
         self.inner.mailbox.n_queued()
+    }
+
+    pub(crate) fn mailbox(&self) -> &Mailbox {
+        &self.inner.mailbox
     }
 
     pub(crate) fn board(&self) -> &Board {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokenmill_backend::{RowError, SamplingParamsError, StepError};
+use tokenmill_backend::{AdapterError, AdapterId, RowError, SamplingParamsError, StepError};
 
 use crate::constraint::ConstraintFailure;
 
@@ -72,6 +72,15 @@ pub enum EngineError {
     /// The model embeds or ranks texts.
     #[error("this model embeds or ranks texts, and predicts no tokens")]
     PredictsNoTokens,
+    /// The adapter of the request is not loaded.
+    #[error("adapter {id} is not loaded")]
+    UnknownAdapter {
+        /// The adapter.
+        id: AdapterId,
+    },
+    /// An adapter could not be loaded.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// Too many requests wait already.
     #[error("{queued} sequences wait already, the limit is {maximum}; try again later")]
     QueueFull {

@@ -31,6 +31,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod admission;
 mod arena;
 mod batch_builder;
@@ -79,6 +80,7 @@ mod known_pages;
 #[path = "../tests/support/simulation.rs"]
 mod simulation;
 
+pub use adapters::AdaptersInUse;
 pub use arena::SeqId;
 pub use board::EngineStats;
 pub use calls::Output;

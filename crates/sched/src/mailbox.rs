@@ -3,9 +3,12 @@
 //! Separate because it is the only state that both sides change. Invariants: a request counts in the gauges from its
 //! acceptance until it begins or ends, but for the time its consumer keeps it waiting; after [`Mailbox::close`] nothing is accepted any more, and the reason is kept.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, num::NonZeroU32, time::Duration};
+
+use tokenmill_backend::AdapterId;
 
 use crate::{
+    adapters::{AdapterCommand, AdapterNumbers},
     error::EngineError,
     event::RequestId,
     queue_gauge::Count,
@@ -28,6 +31,8 @@ pub(crate) enum Command {
     Resume(RequestId),
     /// Empty the prefix cache.
     ForgetCache,
+    /// Load or forget an adapter.
+    Adapter(AdapterCommand),
 }
 
 /// Whether an engine takes requests.
@@ -60,6 +65,9 @@ pub(crate) struct Mailbox {
 struct Inbox {
     commands: Vec<Command>,
     next_request: u64,
+    /// The adapters that requests may have.
+    adapters: BTreeSet<AdapterId>,
+    adapter_numbers: AdapterNumbers,
     n_queued: usize,
     n_queued_tokens: usize,
     state: EngineState,
@@ -81,6 +89,8 @@ impl Mailbox {
             inbox: Mutex::new(Inbox {
                 commands: Vec::new(),
                 next_request: 0,
+                adapters: BTreeSet::new(),
+                adapter_numbers: AdapterNumbers::new(),
                 n_queued: 0,
                 n_queued_tokens: 0,
                 state: EngineState::Running,
@@ -106,6 +116,7 @@ impl Mailbox {
         &self,
         n_sequences: usize,
         n_tokens: usize,
+        adapter: Option<AdapterId>,
         make: impl FnOnce(RequestId) -> Submission,
     ) -> Result<RequestId, EngineError> {
         let QueueLimits {
@@ -117,6 +128,9 @@ impl Mailbox {
                 EngineState::Running => {}
                 EngineState::Draining => return Err(EngineError::Draining),
                 EngineState::Ended(reason) => return Err(reason.clone()),
+            }
+            if let Some(id) = adapter.filter(|id| !inbox.adapters.contains(id)) {
+                return Err(EngineError::UnknownAdapter { id });
             }
             if inbox.n_queued + n_sequences > max_queued {
                 let queued = inbox.n_queued;
@@ -152,6 +166,29 @@ impl Mailbox {
             }
         });
         self.changed.notify_all();
+    }
+
+    /// A number that no adapter had.
+    pub(crate) fn next_adapter(&self) -> NonZeroU32 {
+        self.with(|inbox| inbox.adapter_numbers.take())
+    }
+
+    /// Accepts requests with an adapter from now on.
+    pub(crate) fn offer_adapter(&self, id: AdapterId) {
+        self.with(|inbox| inbox.adapters.insert(id));
+    }
+
+    /// Accepts no more requests with an adapter, and tells the engine so behind those accepted; `false` where it was not offered.
+    pub(crate) fn withdraw_adapter(&self, id: AdapterId) -> bool {
+        let was_offered = self.with(|inbox| {
+            let was_offered = inbox.adapters.remove(&id);
+            if was_offered && !matches!(inbox.state, EngineState::Ended(_)) {
+                inbox.commands.push(Command::Adapter(AdapterCommand::Remove(id)));
+            }
+            was_offered
+        });
+        self.changed.notify_all();
+        was_offered
     }
 
     /// Puts sequences and their tokens back into the gauges, and takes others out.

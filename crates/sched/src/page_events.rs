@@ -10,7 +10,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use tokenmill_backend::{PAGE_TOKENS, PageGroup};
+use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup};
 
 use crate::{
     channel::{Receiver, Sender, channel},
@@ -44,6 +44,8 @@ pub struct StoredPage {
     pub parent: Option<u64>,
     /// The salt of the requests that can find it.
     pub salt: u64,
+    /// The adapter of the requests that can find it.
+    pub adapter: Option<AdapterId>,
     /// The tokens that it holds.
     pub tokens: [u32; PAGE_TOKENS],
     /// The layers whose page it is.
@@ -66,6 +68,7 @@ pub enum PageTier {
 pub(crate) struct Lineage {
     pub(crate) parent: Option<PageKey>,
     pub(crate) salt: u64,
+    pub(crate) adapter: Option<AdapterId>,
 }
 
 /// The changes of one pool since they were last taken.
@@ -139,11 +142,12 @@ impl PageJournal {
     }
 
     fn lies_in(&mut self, key: PageKey, tokens: [u32; PAGE_TOKENS], tier: PageTier) {
-        let Lineage { parent, salt } = self.lineages[&key];
+        let Lineage { parent, salt, adapter } = self.lineages[&key];
         self.events.push(PageEvent::Stored(StoredPage {
             key: key.low_bits(),
             parent: parent.map(PageKey::low_bits),
             salt,
+            adapter,
             tokens,
             group: self.group,
             tier,

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use tokenmill_backend::SamplingParams;
+use tokenmill_backend::{AdapterId, SamplingParams};
 
 use crate::{constraint::ConstraintSource, drafting::Speculation};
 
@@ -38,6 +38,8 @@ pub struct GenerateParams {
     pub uses_prefix_cache: bool,
     /// Keeps cached pages apart from those of requests with another salt (an adapter, a tenant).
     pub cache_salt: u64,
+    /// The adapter that it is computed with; its cached pages are its own.
+    pub adapter: Option<AdapterId>,
     /// Whether to keep the time of every token in [`Timings::tokens`](crate::Timings::tokens).
     pub traces_tokens: bool,
 }
@@ -56,6 +58,7 @@ impl Default for GenerateParams {
             deadline: None,
             uses_prefix_cache: true,
             cache_salt: 0,
+            adapter: None,
             traces_tokens: false,
         }
     }
@@ -88,6 +91,8 @@ pub struct ForwardParams {
     pub uses_prefix_cache: bool,
     /// Keeps cached pages apart from those of requests with another salt.
     pub cache_salt: u64,
+    /// The adapter that it is computed with.
+    pub adapter: Option<AdapterId>,
 }
 
 impl ForwardParams {
@@ -101,6 +106,7 @@ impl ForwardParams {
             deadline: None,
             uses_prefix_cache: true,
             cache_salt: 0,
+            adapter: None,
         }
     }
 }

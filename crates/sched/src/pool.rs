@@ -16,7 +16,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use tokenmill_backend::{PAGE_TOKENS, PageCopy, PageGroup};
+use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageCopy, PageGroup};
 
 use crate::{
     lru::LruList,
@@ -61,6 +61,7 @@ struct HostTier {
 #[derive(Clone, Copy, Debug)]
 struct Cached {
     place: Place,
+    adapter: Option<AdapterId>,
     tokens: [u32; PAGE_TOKENS],
 }
 
@@ -274,7 +275,8 @@ impl PagePool {
             journal.stored(key, tokens, lineage);
         }
         let place = Place::Pool(page);
-        self.index.insert(key, Cached { place, tokens });
+        let adapter = lineage.adapter;
+        self.index.insert(key, Cached { place, adapter, tokens });
         self.pages[page as usize].key = Some(key);
         self.evicted.remove(key);
         self.counters.cached += 1;
@@ -355,6 +357,18 @@ impl PagePool {
             self.host.used.remove(host_page);
             self.host.free.push(host_page);
             self.drop_key(key, PageTier::Host);
+        }
+    }
+
+    /// Makes all pages unfindable that were computed with an adapter; those in use stay with their holders.
+    pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
+        let of_adapter = self.index.values().filter(|cached| cached.adapter == Some(adapter));
+        let places: Vec<Place> = of_adapter.map(|cached| cached.place).collect();
+        for place in places {
+            match place {
+                Place::Pool(page) => self.forget(page),
+                Place::Host(host_page) => self.forget_host(host_page),
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
     hash::{BuildHasher, Hasher},
 };
 
-use tokenmill_backend::{PAGE_TOKENS, PageGroup};
+use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup};
 
 /// Name of a whole page: a 128-bit hash chained over its tokens and those of all pages before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -39,11 +39,12 @@ impl PrefixHasher {
         }
     }
 
-    /// The key before the first page, for requests of one adapter or tenant.
-    pub(crate) fn root(&self, request_salt: u64) -> PageKey {
+    /// The key before the first page, for requests of one tenant with one adapter.
+    pub(crate) fn root(&self, request_salt: u64, adapter: Option<AdapterId>) -> PageKey {
         self.hash(|hasher| {
             hasher.write_u64(self.model_salt);
             hasher.write_u64(request_salt);
+            hasher.write_u32(adapter.map_or(0, AdapterId::number));
         })
     }
 
@@ -143,7 +144,7 @@ mod tests {
             model_salt: 2,
             ..hasher.clone()
         };
-        assert_ne!(hasher.root(0), other_model.root(0));
+        assert_ne!(hasher.root(0, None), other_model.root(0, None));
     }
 
     #[track_caller]

@@ -5,7 +5,7 @@
 
 use std::{cmp::Reverse, ops::Range, sync::Arc};
 
-use tokenmill_backend::{PAGE_TOKENS, PageGroup, SeqState, StateSave};
+use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup, SeqState, StateSave};
 
 use crate::{
     arena::SeqId,
@@ -50,6 +50,8 @@ pub struct SeqSpec {
     pub uses_prefix_cache: bool,
     /// Keeps its cached pages apart from those of other adapters or tenants.
     pub salt: u64,
+    /// What it is computed with; its cached pages are found with the same only.
+    pub adapter: Option<AdapterId>,
     /// When it gives up unless it has begun.
     pub queue_deadline_us: Option<u64>,
     /// When it gives up unless it has ended.
@@ -140,6 +142,7 @@ pub(crate) struct Sequence {
     pub(crate) rank: Rank,
     pub(crate) uses_prefix_cache: bool,
     pub(crate) salt: u64,
+    pub(crate) adapter: Option<AdapterId>,
     pub(crate) queue_deadline_us: Option<u64>,
     pub(crate) deadline_us: Option<u64>,
     pub(crate) fork_of: Option<SeqId>,
@@ -203,6 +206,7 @@ impl Sequence {
             },
             uses_prefix_cache: spec.uses_prefix_cache,
             salt: spec.salt,
+            adapter: spec.adapter,
             queue_deadline_us: spec.queue_deadline_us,
             deadline_us: spec.deadline_us,
             fork_of: spec.fork_of,

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS, SamplingParams};
+use tokenmill_backend::{AdapterId, ExecutorLimits, PAGE_TOKENS, SamplingParams};
 
 use crate::{
     arena::SeqId,
@@ -64,6 +64,13 @@ impl Job {
         }
     }
 
+    pub(crate) fn adapter(&self) -> Option<AdapterId> {
+        match self {
+            Self::Generate { params, .. } => params.adapter,
+            Self::Forward(params) => params.adapter,
+        }
+    }
+
     pub(crate) fn traces_tokens(&self) -> bool {
         matches!(self, Self::Generate { params, .. } if params.traces_tokens)
     }
@@ -109,6 +116,7 @@ impl Submission {
                 priority: params.priority,
                 uses_prefix_cache: params.uses_prefix_cache,
                 salt: params.cache_salt,
+                adapter: params.adapter,
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: params.constraint.is_some(),
@@ -123,6 +131,7 @@ impl Submission {
                 priority: params.priority,
                 uses_prefix_cache: params.uses_prefix_cache,
                 salt: params.cache_salt,
+                adapter: params.adapter,
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: false,

@@ -88,6 +88,7 @@ impl Trace {
             priority,
             uses_prefix_cache: true,
             salt: 0,
+            adapter: None,
             queue_deadline_us: None,
             deadline_us: None,
             is_constrained: false,

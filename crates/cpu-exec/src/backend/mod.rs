@@ -3,6 +3,7 @@
 //! Only slicing stands here; the operations' own files have the arithmetic. Invariant: buffers are allocated at load,
 //! operations take slices of them.
 
+mod adapters;
 mod angles;
 mod experts;
 mod inputs;
@@ -23,6 +24,7 @@ use tokenmill_backend::{
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
 
+use adapters::Adapters;
 use angles::StepAngles;
 pub use experts::RouteObserver;
 use experts::expert_rows;
@@ -45,6 +47,7 @@ pub struct CpuBackend {
     n_steps: u64,
     n_vectors: usize,
     angles: Vec<StepAngles>,
+    adapters: Adapters,
     route_observer: Option<RouteObserver>,
     input_observer: Option<InputObserver>,
 }
@@ -82,6 +85,7 @@ impl CpuBackend {
             n_steps: 0,
             n_vectors: 0,
             angles: Vec::new(),
+            adapters: Adapters::default(),
             route_observer: None,
             input_observer: None,
         })
@@ -418,6 +422,7 @@ impl Backend for CpuBackend {
             }
             [] => {}
         }
+        self.adapt(input, n_rows, jobs);
         Ok(())
     }
 
@@ -430,6 +435,12 @@ impl Backend for CpuBackend {
         up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
         let (gate_linear, up_linear) = (gate.linear, up.linear);
+        if self.adapts(&[gate_linear.adapter_place, up_linear.adapter_place], n_rows) {
+            let mut jobs = [gate, up];
+            self.linear_group(input, n_rows, &mut jobs)?;
+            let [gate, up] = jobs;
+            return self.activation(activation, n_rows, gate_linear.n_out, gate.output, Some(up.output));
+        }
         let input = &input[..n_rows * gate_linear.n_in];
         self.show_rows([&gate_linear.matrix, &up_linear.matrix].into_iter(), input);
         crate::linear_gated(

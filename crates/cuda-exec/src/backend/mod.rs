@@ -8,6 +8,7 @@
 //! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
 
+mod adapters;
 mod buffer;
 mod experts;
 mod latent;

@@ -8,7 +8,7 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence, RowFactors};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout,
+    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
     hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
 
@@ -26,6 +26,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         shared: MAMBA_2,
         network: &[("final_layernorm", "output_norm")],
         changes: SSM_CHANGES,
+        gguf_rows: GgufRows::Scaled,
         ..HfLayout::LLAMA
     },
     from_hf,

@@ -6,7 +6,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError, Presence};
 
-use super::{Architecture, GgufConfig, HfConfig, HfLayout};
+use super::{Architecture, GgufConfig, HfConfig, GgufRows, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "granite",
@@ -21,7 +21,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["GraniteForCausalLM"],
-    hf_layout: HfLayout::LLAMA,
+    hf_layout: HfLayout {
+        gguf_rows: GgufRows::Neighbours,
+        ..HfLayout::LLAMA
+    },
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         set_hf_multipliers(config, &mut descriptor)?;

@@ -8,7 +8,7 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout,
+    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
     gguf_experts::set_experts,
     granite::{set_gguf_multipliers, set_hf_multipliers},
     granitemoe::{GRANITE_EXPERTS, with_shared},
@@ -23,6 +23,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         layer: MAMBA_2,
         shared: GRANITE_EXPERTS,
         changes: SSM_CHANGES,
+        gguf_rows: GgufRows::Neighbours,
         ..HfLayout::LLAMA
     },
     from_hf,

@@ -7,7 +7,7 @@ use tokenmill_backend::RopeStyle;
 use crate::{DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, SharedDescriptor};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout,
+    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
     gguf_experts::set_experts,
     granite::{set_gguf_multipliers, set_hf_multipliers},
     hf_layout::Names,
@@ -19,6 +19,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"],
     hf_layout: HfLayout {
         layer: GRANITE_EXPERTS,
+        gguf_rows: GgufRows::Neighbours,
         ..HfLayout::LLAMA
     },
     from_hf,

@@ -4,7 +4,7 @@
 //! only. With it a folder offers the tensors that a GGUF file of the same network has, under the same names.
 
 /// The layout of an architecture's folders. What it does not name is called as in Llama's folders.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct HfLayout {
     /// What names may begin with, the most specific first. Names are also tried whole.
     pub(crate) prefixes: &'static [&'static str],
@@ -21,6 +21,20 @@ pub(crate) struct HfLayout {
     pub(crate) ignored: &'static [&'static str],
     /// How numbers change, by the end of the GGUF name.
     pub(crate) changes: &'static [(&'static str, Change)],
+    /// How the rows of queries and keys of GGUF files differ from the folder's.
+    pub(crate) gguf_rows: GgufRows,
+}
+
+/// How the rows of queries and keys of an architecture's GGUF files differ from those of its folders. Descriptors of both
+/// kinds account for it; adapters made for the one kind and used with the other have to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GgufRows {
+    /// Not at all.
+    Same,
+    /// Pairs that turn together are neighbours; in folders they are one of each half of a head.
+    Neighbours,
+    /// They are multiplied by numbers of the configuration.
+    Scaled,
 }
 
 /// Pairs of a Hugging Face name and a GGUF name.
@@ -93,6 +107,7 @@ impl HfLayout {
         network: &[],
         ignored: &[],
         changes: &[],
+        gguf_rows: GgufRows::Same,
     };
 
     /// The GGUF name of a tensor, and its share of the tensor there; `None` where the name is unknown.

@@ -7,7 +7,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::Presence;
 
-use super::{Architecture, HfLayout, gguf_experts::set_experts, hf_experts::MIXTRAL_EXPERTS};
+use super::{Architecture, GgufRows, HfLayout, gguf_experts::set_experts, hf_experts::MIXTRAL_EXPERTS};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "llama",
@@ -26,6 +26,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"],
     hf_layout: HfLayout {
         layer: MIXTRAL_EXPERTS,
+        gguf_rows: GgufRows::Neighbours,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {

@@ -7,7 +7,7 @@ use tokenmill_backend::{RopeStyle, Temperature};
 
 use crate::Descriptor;
 
-use super::{Architecture, HfLayout, hf_layout::VISION};
+use super::{Architecture, GgufRows, HfLayout, hf_layout::VISION};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "mistral3",
@@ -22,6 +22,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
     hf_classes: &["Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"],
     hf_layout: HfLayout {
         ignored: VISION,
+        gguf_rows: GgufRows::Neighbours,
         ..HfLayout::LLAMA
     },
     from_hf: |config| {

@@ -77,7 +77,7 @@ use crate::{Descriptor, LoadError};
 
 use gguf_config::GgufConfig;
 pub(crate) use hf_config::HfConfig;
-pub(crate) use hf_layout::{Change, HfLayout, Share, UNUSED};
+pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;
 
 /// One architecture.
@@ -166,6 +166,12 @@ pub fn architectures() -> Vec<&'static str> {
     let mut names: Vec<_> = ARCHITECTURES.iter().map(|row| row.name).collect();
     names.dedup();
     names
+}
+
+/// What the tensors of folders of an architecture may be called.
+pub(crate) fn layouts(arch: &str) -> Vec<&'static HfLayout> {
+    let rows = ARCHITECTURES.iter().filter(|row| row.name == arch);
+    rows.map(|row| &row.hf_layout).collect()
 }
 
 /// Describes the network in a GGUF file.

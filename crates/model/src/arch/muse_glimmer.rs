@@ -10,7 +10,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkNorm};
 
-use super::{Architecture, Change, HfConfig, HfLayout, gemma2, hf_layout::VISION};
+use super::{Architecture, Change, HfConfig, GgufRows, HfLayout, gemma2, hf_layout::VISION};
 
 /// One of so many layers sees everything, the last of them.
 const PERIOD: usize = 4;
@@ -47,6 +47,7 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
             ("ffn_norm.weight", Change::AddOne),
             ("post_ffw_norm.weight", Change::AddOne),
         ],
+        gguf_rows: GgufRows::Neighbours,
         ..HfLayout::LLAMA
     },
     from_hf,

@@ -12,7 +12,7 @@ use crate::{
 };
 
 use super::{
-    Architecture, GgufConfig, HfConfig, HfLayout,
+    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
     hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
 };
 
@@ -40,6 +40,7 @@ pub(super) const NEMOTRON_H: Architecture = Architecture {
         network: BACKBONE,
         ignored: &["mtp."],
         changes: SSM_CHANGES,
+        gguf_rows: GgufRows::Neighbours,
         ..HfLayout::LLAMA
     },
     from_hf,
@@ -60,7 +61,10 @@ pub(super) const NEMOTRON_H_MOE: Architecture = Architecture {
     },
     // The class of the folders is that of those without experts.
     hf_classes: &[],
-    hf_layout: HfLayout::LLAMA,
+    hf_layout: HfLayout {
+        gguf_rows: GgufRows::Neighbours,
+        ..HfLayout::LLAMA
+    },
     from_hf,
 };
 

@@ -4,7 +4,7 @@
 
 use tokenmill_backend::RopeStyle;
 
-use super::{Architecture, HfLayout};
+use super::{Architecture, GgufRows, HfLayout};
 
 /// One of so many layers has no positions where a file does not say.
 const PERIOD: usize = 4;
@@ -19,7 +19,10 @@ pub(super) const ARCHITECTURE: Architecture = Architecture {
         Ok(descriptor)
     },
     hf_classes: &["SmolLM3ForCausalLM"],
-    hf_layout: HfLayout::LLAMA,
+    hf_layout: HfLayout {
+        gguf_rows: GgufRows::Neighbours,
+        ..HfLayout::LLAMA
+    },
     from_hf: |config| {
         let mut descriptor = config.decoder()?;
         let bias = config.presence("attention_bias")?;

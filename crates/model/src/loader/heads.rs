@@ -27,6 +27,7 @@ impl<M: Memory> Loader<'_, M> {
             bias: None,
             n_out: part.n_rows,
             n_in,
+            adapter_place: None,
         })
     }
 
@@ -81,6 +82,7 @@ impl<M: Memory> Loader<'_, M> {
             bias: None,
             n_out: n_cols,
             n_in: part.n_rows,
+            adapter_place: None,
         })
     }
 }

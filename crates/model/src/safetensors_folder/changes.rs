@@ -194,7 +194,7 @@ pub(super) fn multiply(factors: &RowFactors, entry: Entry) -> Result<Entry, Stri
 }
 
 /// Of each row of all queries, all keys and all values, which one it is of rows that come by KV head.
-fn ungrouped_rows(descriptor: &Descriptor) -> Option<Vec<usize>> {
+pub(crate) fn ungrouped_rows(descriptor: &Descriptor) -> Option<Vec<usize>> {
     let attention = descriptor.attentions().next()?;
     let (head_dim, n_kv_heads) = (attention.head_dim_k, attention.n_kv_heads);
     let queries = attention.n_heads / n_kv_heads;

@@ -32,7 +32,7 @@ impl KnownPages {
                     let hasher = &core.scheduler.hasher;
                     let parent = match page.parent {
                         Some(parent) => self.keys.get(&parent).copied(),
-                        None => Some(hasher.root(page.salt)),
+                        None => Some(hasher.root(page.salt, page.adapter)),
                     };
                     // What follows a page that went untold cannot be named.
                     if let Some(parent) = parent {

@@ -5,6 +5,7 @@
 //! of a batch.
 
 mod activation;
+mod adapters;
 mod experts;
 mod latent;
 mod layers;
@@ -27,6 +28,7 @@ use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format, quantize_row};
 
 use activation::{activate, other_factor};
+use adapters::NaiveAdapter;
 use router::Choice;
 use states::NaiveStates;
 
@@ -38,6 +40,7 @@ pub struct NaiveBackend {
     value_type: KvType,
     layers: Vec<LayerKv>,
     states: NaiveStates,
+    adapters: Vec<NaiveAdapter>,
     /// Choices of routers that are followed instead of its own, layer by layer.
     given_routes: VecDeque<Vec<u32>>,
     /// Where the choices of each router go, `[n_rows, n_used]`.
@@ -350,6 +353,7 @@ impl Backend for NaiveBackend {
                 *out = dot(matrix.row(i), x) + linear.bias.as_ref().map_or(0.0, |bias| bias[i]);
             }
         }
+        self.adapt(linear, input, n_rows, output);
         Ok(())
     }
 

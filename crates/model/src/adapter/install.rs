@@ -1,0 +1,99 @@
+//! Adapters on their way to a device: each change is compared with the weight it changes, and uploaded.
+//!
+//! Separate from the executor's steps. Invariant: an adapter is added whole or not at all.
+
+use std::{borrow::Cow, sync::Arc};
+
+use tokenmill_backend::{
+    Adapter, AdapterError, AdapterId, AdapterMatrices, AdapterWeight, Backend, LowRank, MatrixData, MatrixUsage,
+};
+
+use crate::{ModelExecutor, loader::AdaptableWeight};
+
+impl<B: Backend> ModelExecutor<B> {
+    /// Uploads an adapter.
+    pub(crate) fn install_adapter(
+        &mut self,
+        id: AdapterId,
+        adapter: &Adapter,
+        strength: f32,
+    ) -> Result<(), AdapterError> {
+        if !self.backend.takes_adapters() {
+            return Err(AdapterError::Unsupported { device: B::NAME });
+        }
+        let mut by_weight: Vec<Option<LowRank<B::Matrix>>> = Vec::new();
+        by_weight.resize_with(self.network.adaptable.len(), || None);
+        for weight in &adapter.weights {
+            let places = (self.network.adaptable.iter().zip(&mut by_weight))
+                .filter(|(adaptable, _)| adaptable.name == weight.tensor);
+            let mut is_known = false;
+            for (adaptable, place) in places {
+                check_shape(weight, adaptable)?;
+                *place = Some(upload(&mut self.backend, weight, adaptable)?);
+                is_known = true;
+            }
+            if !is_known {
+                return Err(AdapterError::UnknownWeight {
+                    tensor: weight.tensor.clone(),
+                });
+            }
+        }
+        let matrices = Arc::new(AdapterMatrices::new(by_weight));
+        self.backend.add_adapter(id, Arc::clone(&matrices), strength)?;
+        self.adapters.insert(id, matrices);
+        Ok(())
+    }
+
+    /// Lends the matrices of an adapter to another of its own strength.
+    pub(crate) fn install_copy(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
+        let matrices = self.adapters.get(&from).ok_or(AdapterError::NotLoaded { id: from })?;
+        let matrices = Arc::clone(matrices);
+        self.backend.add_adapter(id, Arc::clone(&matrices), strength)?;
+        self.adapters.insert(id, matrices);
+        Ok(())
+    }
+}
+
+fn check_shape(weight: &AdapterWeight, adaptable: &AdaptableWeight) -> Result<(), AdapterError> {
+    let (expected, found) = ([adaptable.n_total(), adaptable.n_in], [weight.n_out, weight.n_in]);
+    if expected == found {
+        return Ok(());
+    }
+    Err(AdapterError::Shape {
+        tensor: weight.tensor.clone(),
+        expected,
+        found,
+    })
+}
+
+/// Uploads the change of a weight, or of those rows of it that a matrix of the network is.
+fn upload<B: Backend>(
+    backend: &mut B,
+    weight: &AdapterWeight,
+    adaptable: &AdaptableWeight,
+) -> Result<LowRank<B::Matrix>, AdapterError> {
+    let row_bytes = weight.b.bytes.len() / weight.n_out;
+    let b = match adaptable.rows() {
+        None => Cow::Borrowed(&weight.b.bytes[..]),
+        Some(runs) => {
+            let runs = runs.map(|(first, n_rows)| &weight.b.bytes[first * row_bytes..][..n_rows * row_bytes]);
+            Cow::Owned(runs.collect::<Vec<_>>().concat())
+        }
+    };
+    let mut matrix = |ty, n_out, n_in, bytes: &[u8]| {
+        backend.upload_matrix(&MatrixData {
+            name: &weight.tensor,
+            ty,
+            n_out,
+            n_in,
+            bytes: bytes.into(),
+            usage: MatrixUsage::Linear,
+        })
+    };
+    Ok(LowRank {
+        a: matrix(weight.a.ty, weight.rank, weight.n_in, &weight.a.bytes)?,
+        b: matrix(weight.b.ty, b.len() / row_bytes, weight.rank, &b)?,
+        rank: weight.rank,
+        scale: weight.scale,
+    })
+}

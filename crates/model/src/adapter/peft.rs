@@ -1,0 +1,332 @@
+//! LoRA adapters in folders, as the PEFT library writes them: `adapter_config.json` and `adapter_model.safetensors`.
+//!
+//! A module `M` of the base has the tensors `base_model.model.M.lora_A.weight`, `[rank, n_in]`, and `.lora_B.weight`,
+//! `[n_out, rank]`. Its scale is alpha over the rank, or over the rank's root with `use_rslora`; `rank_pattern` and
+//! `alpha_pattern` change both for some modules. What more an adapter can be (DoRA, trained biases, modules saved whole) is
+//! refused by name.
+//!
+//! Source: PEFT, `src/peft/tuners/lora/{config,layer}.py` and `utils/other.py` (`get_pattern_key`).
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
+
+use safetensors::{Dtype, tensor::Metadata};
+use serde::Deserialize;
+use tokenmill_backend::{Adapter, AdapterWeight, FloatMatrix};
+use tokenmill_gguf::{RegularFile, TensorType};
+
+use super::{
+    MAX_ADAPTER_BYTES,
+    reader::{AdapterReader, Form, bad, float_matrix},
+};
+use crate::{
+    LoadError,
+    arch::{Change, HfLayout, Share},
+    safetensors_folder::ungrouped_rows,
+};
+
+/// What is read of `adapter_config.json`; fields that change nothing when an adapter is used are not.
+#[derive(Debug, Deserialize)]
+struct Config {
+    #[serde(default)]
+    peft_type: Option<String>,
+    r: usize,
+    lora_alpha: f64,
+    #[serde(default)]
+    use_rslora: bool,
+    #[serde(default)]
+    use_dora: bool,
+    #[serde(default)]
+    bias: Option<String>,
+    #[serde(default)]
+    modules_to_save: Option<Vec<String>>,
+    #[serde(default)]
+    rank_pattern: BTreeMap<String, usize>,
+    #[serde(default)]
+    alpha_pattern: BTreeMap<String, f64>,
+    #[serde(default)]
+    alora_invocation_tokens: Option<Vec<u32>>,
+}
+
+/// Larger headers and configurations than this are taken for nonsense.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+const MAX_CONFIG_BYTES: usize = 1 << 20;
+
+/// Reads a folder.
+pub(super) fn read(reader: &AdapterReader, folder: &Path) -> Result<Adapter, LoadError> {
+    let config_path = folder.join("adapter_config.json");
+    let config = read_file(&config_path, MAX_CONFIG_BYTES)?;
+    let path = folder.join("adapter_model.safetensors");
+    if !path.exists() && folder.join("adapter_model.bin").exists() {
+        return Err(bad(
+            folder,
+            "its weights are a PyTorch file only, which is a program and is not read; save them as safetensors",
+        ));
+    }
+    let tensors = read_file(&path, MAX_ADAPTER_BYTES + MAX_HEADER_BYTES as usize)?;
+    parse(reader, [&config_path, &path], &config, &tensors)
+}
+
+/// Takes the bytes of both files.
+pub(super) fn parse(
+    reader: &AdapterReader,
+    [config_path, path]: [&Path; 2],
+    config: &[u8],
+    tensors: &[u8],
+) -> Result<Adapter, LoadError> {
+    let config = Config::parse(config).map_err(|reason| bad(config_path, reason))?;
+    let weights = read_weights(reader, &config, tensors).map_err(|reason| bad(path, reason))?;
+    reader.finish(path, Form::Peft, weights)
+}
+
+fn read_file(path: &Path, max_bytes: usize) -> Result<Vec<u8>, LoadError> {
+    RegularFile::read(path, max_bytes).map_err(|source| LoadError::Read {
+        path: PathBuf::from(path),
+        source,
+    })
+}
+
+impl Config {
+    fn parse(json: &[u8]) -> Result<Self, String> {
+        let config: Self = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+        if let Some(found) = config.peft_type.as_deref().filter(|&found| found != "LORA") {
+            return Err(format!("`peft_type` is {found}, expected LORA"));
+        }
+        if config.use_dora {
+            return Err("`use_dora` is set, and only plain LoRA is supported".to_owned());
+        }
+        if config.alora_invocation_tokens.is_some() {
+            return Err("`alora_invocation_tokens` is set, and only plain LoRA is supported".to_owned());
+        }
+        if let Some(found) = config.bias.as_deref().filter(|&found| found != "none") {
+            return Err(format!("`bias` is {found}; trained biases are not supported"));
+        }
+        if let Some(module) = config.modules_to_save.iter().flatten().next() {
+            return Err(format!(
+                "`modules_to_save` names {module}; modules that are saved whole are not supported"
+            ));
+        }
+        let patterns = config.rank_pattern.keys().chain(config.alpha_pattern.keys());
+        if let Some(pattern) = patterns.into_iter().find(|pattern| !is_plain(pattern)) {
+            return Err(format!(
+                "the pattern {pattern} is a regular expression; only names of modules are supported in rank_pattern and alpha_pattern"
+            ));
+        }
+        Ok(config)
+    }
+
+    /// Rank and scale of a module.
+    fn rank_and_scale(&self, module: &str) -> (usize, f32) {
+        let rank = find_pattern(&self.rank_pattern, module).unwrap_or(self.r);
+        let alpha = find_pattern(&self.alpha_pattern, module).unwrap_or(self.lora_alpha);
+        let divisor = if self.use_rslora {
+            (rank as f64).sqrt()
+        } else {
+            rank as f64
+        };
+        (rank, (alpha / divisor) as f32)
+    }
+}
+
+/// Whether a pattern has no sign of a regular expression but the dots of names and anchors.
+fn is_plain(pattern: &str) -> bool {
+    !pattern
+        .trim_start_matches('^')
+        .trim_end_matches('$')
+        .contains(|c: char| "*+?()[]{}|\\^$".contains(c))
+}
+
+/// The value of the first pattern that is the end of a module's name, at a dot.
+fn find_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: &str) -> Option<T> {
+    let is_match = |pattern: &str| {
+        let (anchored, name) = match pattern.strip_prefix('^') {
+            Some(name) => (true, name),
+            None => (false, pattern),
+        };
+        let before = module.strip_suffix(name.trim_end_matches('$'));
+        before.is_some_and(|before| before.is_empty() || !anchored && before.ends_with('.'))
+    };
+    (patterns.iter())
+        .find(|(pattern, _)| is_match(pattern))
+        .map(|(_, &value)| value)
+}
+
+/// A tensor of the file.
+struct Stored<'a> {
+    name: String,
+    ty: TensorType,
+    shape: [usize; 2],
+    bytes: &'a [u8],
+}
+
+fn read_weights(
+    reader: &AdapterReader,
+    config: &Config,
+    file: &[u8],
+) -> Result<Vec<AdapterWeight>, String> {
+    let mut modules: BTreeMap<String, [Option<Stored<'_>>; 2]> = BTreeMap::new();
+    for tensor in tensors(file)? {
+        let (module, which) = module_of(&tensor.name).ok_or_else(|| {
+            format!(
+                "tensor `{}` is no `lora_A` or `lora_B` of a linear module, and nothing else is supported",
+                tensor.name
+            )
+        })?;
+        let module = module.to_owned();
+        modules.entry(module).or_default()[which] = Some(tensor);
+    }
+    let mut weights = Vec::with_capacity(modules.len());
+    for (module, pair) in modules {
+        let [Some(a), Some(b)] = pair else {
+            let missing = if pair[0].is_none() { "lora_A" } else { "lora_B" };
+            return Err(format!("module {module} has no {missing}"));
+        };
+        let ([rank, n_in], [n_out, rank_of_b]) = (a.shape, b.shape);
+        let (expected, scale) = config.rank_and_scale(&module);
+        if rank != rank_of_b || rank != expected || [rank, n_in, n_out].contains(&0) {
+            return Err(format!(
+                "module {module} has matrices of {:?} and {:?}, and rank {expected} in adapter_config.json",
+                a.shape, b.shape
+            ));
+        }
+        let (tensor, layout) = gguf_name(reader, &module)
+            .ok_or_else(|| format!("module {module} is none of this model's, or cannot be adapted"))?;
+        let in_words = |tensor: &Stored<'_>, reason: String| format!("tensor `{}`: {reason}", tensor.name);
+        let matrix = |tensor: &Stored<'_>| {
+            float_matrix(tensor.ty, tensor.shape, tensor.bytes.to_vec()).map_err(|reason| in_words(tensor, reason))
+        };
+        let mut weight = AdapterWeight {
+            scale,
+            rank,
+            n_in,
+            n_out,
+            a: matrix(&a)?,
+            b: matrix(&b)?,
+            tensor,
+        };
+        let changes: Vec<Change> = layout.changes_of(&weight.tensor).collect();
+        for change in changes {
+            apply(change, reader, &module, &mut weight)?;
+        }
+        weights.push(weight);
+    }
+    Ok(weights)
+}
+
+/// The GGUF name of a module's weight, and the layout that has it.
+fn gguf_name(reader: &AdapterReader, module: &str) -> Option<(String, &'static HfLayout)> {
+    reader.layouts().iter().find_map(|&layout| {
+        let (name, share) = layout.gguf_name(&format!("{module}.weight"))?;
+        (share == Share::Whole).then_some((name, layout))
+    })
+}
+
+/// The module and which of its two matrices a tensor is.
+fn module_of(tensor: &str) -> Option<(&str, usize)> {
+    let name = tensor.strip_prefix("base_model.model.").unwrap_or(tensor);
+    let matrices = [".lora_A.weight", ".lora_B.weight"];
+    (matrices.iter().enumerate()).find_map(|(which, end)| Some((name.strip_suffix(end)?, which)))
+}
+
+/// Does to the change of a weight what is done to the weight on its way from a folder.
+fn apply(
+    change: Change,
+    reader: &AdapterReader,
+    module: &str,
+    weight: &mut AdapterWeight,
+) -> Result<(), String> {
+    match change {
+        // The matrices of an adapter lie the same way for both kinds of linear modules.
+        Change::Transpose => Ok(()),
+        Change::UngroupQkv => {
+            let order = ungrouped_rows(&reader.descriptor).filter(|order| order.len() == weight.n_out);
+            let order = order.ok_or_else(|| {
+                format!("module {module} has {} rows, which are not the queries, keys and values of all heads", weight.n_out)
+            })?;
+            weight.b = reordered(&weight.b, weight.n_out, &order);
+            Ok(())
+        }
+        _ => Err(format!("module {module} changes its form while the model loads, and cannot be adapted")),
+    }
+}
+
+fn reordered(matrix: &FloatMatrix, n_rows: usize, order: &[usize]) -> FloatMatrix {
+    let row_bytes = matrix.bytes.len() / n_rows;
+    let rows = order.iter().flat_map(|&row| &matrix.bytes[row * row_bytes..][..row_bytes]);
+    FloatMatrix {
+        ty: matrix.ty,
+        bytes: rows.copied().collect(),
+    }
+}
+
+/// The tensors of a safetensors file, all of two dimensions.
+fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
+    let (len, rest) = file.split_at_checked(8).ok_or("it has no header")?;
+    let len = u64::from_le_bytes(len.try_into().expect("8 bytes"));
+    if len > MAX_HEADER_BYTES {
+        return Err(format!("a header of {len} bytes is no header"));
+    }
+    let (header, data) = (rest.split_at_checked(len as usize)).ok_or_else(|| format!("a header of {len} bytes does not fit the file"))?;
+    let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
+    let mut tensors = Vec::new();
+    for (name, info) in metadata.tensors() {
+        let ty = match info.dtype {
+            Dtype::F32 => TensorType::F32,
+            Dtype::F16 => TensorType::F16,
+            Dtype::BF16 => TensorType::BF16,
+            other => return Err(format!("tensor `{name}` has type {other:?}, expected F32, F16 or BF16")),
+        };
+        let &[n_rows, n_cols] = &info.shape[..] else {
+            return Err(format!("tensor `{name}` has shape {:?}, expected a matrix", info.shape));
+        };
+        let (start, end) = info.data_offsets;
+        let bytes = data.get(start..end).ok_or_else(|| format!("tensor `{name}` ends behind the end of the file"))?;
+        tensors.push(Stored {
+            ty,
+            shape: [n_rows, n_cols],
+            bytes,
+            name,
+        });
+    }
+    // The format's reader gives them in no order.
+    tensors.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(fields: &str) -> Result<Config, String> {
+        Config::parse(format!(r#"{{"peft_type":"LORA","r":8,"lora_alpha":16{fields}}}"#).as_bytes())
+    }
+
+    #[test]
+    fn the_scale_follows_rank_alpha_and_patterns() {
+        let check = |fields: &str, expected: (usize, f32)| {
+            let found = config(fields).unwrap().rank_and_scale("model.layers.1.self_attn.q_proj");
+            assert_eq!(found, expected, "{fields}");
+        };
+        check("", (8, 2.0));
+        check(r#","use_rslora":true,"rank_pattern":{"q_proj":16}"#, (16, 4.0));
+        check(r#","rank_pattern":{"layers.1.self_attn.q_proj":4}"#, (4, 4.0));
+        check(r#","rank_pattern":{"proj":4,"k_proj":2}"#, (8, 2.0));
+        check(r#","alpha_pattern":{"^model.layers.1.self_attn.q_proj$":8}"#, (8, 1.0));
+        check(r#","alpha_pattern":{"^q_proj":8}"#, (8, 2.0));
+    }
+
+    #[test]
+    fn what_is_more_than_plain_lora_is_refused_by_name() {
+        for (fields, part) in [
+            (r#","use_dora":true"#, "use_dora"),
+            (r#","bias":"all""#, "bias"),
+            (r#","modules_to_save":["lm_head"]"#, "lm_head"),
+            (r#","rank_pattern":{".*q_proj":4}"#, ".*q_proj"),
+        ] {
+            assert!(config(fields).unwrap_err().contains(part), "{fields}");
+        }
+        assert!(config(r#","modules_to_save":null,"bias":"none""#).is_ok());
+    }
+}

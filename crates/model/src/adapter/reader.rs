@@ -1,0 +1,210 @@
+//! [`AdapterReader`]: reads adapters for one base model.
+//!
+//! Separate from the two forms because both end alike: numbers are checked, rows are put in the order of the base. Invariant: it
+//! holds what it needs of the base, so that adapters can be read while the base runs.
+
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use tokenmill_backend::{Adapter, AdapterWeight, FloatMatrix};
+use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_quant::Format;
+
+use super::{MAX_ADAPTER_BYTES, gguf, peft};
+use crate::{
+    Descriptor, LoadError, Model,
+    arch::{GgufRows, HfLayout},
+};
+
+/// Reads adapters for one base model.
+#[derive(Clone, Debug)]
+pub struct AdapterReader {
+    pub(super) descriptor: Descriptor,
+    /// Whether the base is a GGUF file, whose rows may be in another order than a folder's.
+    is_gguf: bool,
+    layouts: Vec<&'static HfLayout>,
+}
+
+/// The form that an adapter comes in, which says how its rows are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Gguf,
+    Peft,
+}
+
+impl AdapterReader {
+    pub(crate) fn new(model: &Model) -> Self {
+        Self {
+            descriptor: model.descriptor().clone(),
+            is_gguf: model.gguf().is_some(),
+            layouts: crate::arch::layouts(&model.descriptor().arch),
+        }
+    }
+
+    /// Reads an adapter: a GGUF file as llama.cpp's converter writes it, or a folder as PEFT does (`adapter_config.json` and
+    /// `adapter_model.safetensors`).
+    ///
+    /// # Errors
+    /// [`LoadError::BadAdapter`], [`LoadError::Read`] or [`LoadError::Gguf`]: what is wrong with the files, in one line.
+    pub fn read(&self, path: &Path) -> Result<Adapter, LoadError> {
+        if path.is_dir() {
+            peft::read(self, path)
+        } else {
+            gguf::read(self, path)
+        }
+    }
+
+    /// Takes a GGUF file that is open.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn from_gguf(&self, file: &GgufFile) -> Result<Adapter, LoadError> {
+        gguf::parse(self, Path::new("the adapter"), file)
+    }
+
+    /// Takes the bytes of `adapter_config.json` and of `adapter_model.safetensors`.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn from_peft(&self, config: &[u8], tensors: &[u8]) -> Result<Adapter, LoadError> {
+        let names = ["adapter_config.json", "adapter_model.safetensors"];
+        peft::parse(self, names.map(Path::new), config, tensors)
+    }
+
+    /// The layouts of folders of the base's architecture.
+    pub(super) fn layouts(&self) -> &[&'static HfLayout] {
+        &self.layouts
+    }
+
+    /// Puts together what a file has of each weight, and checks it.
+    pub(super) fn finish(
+        &self,
+        path: &Path,
+        form: Form,
+        mut weights: Vec<AdapterWeight>,
+    ) -> Result<Adapter, LoadError> {
+        if weights.is_empty() {
+            return Err(bad(path, "it has no tensors of an adapter"));
+        }
+        weights.sort_by(|a, b| a.tensor.cmp(&b.tensor));
+        let mut n_bytes = 0_usize;
+        for weight in &mut weights {
+            n_bytes = n_bytes.saturating_add(weight.a.bytes.len() + weight.b.bytes.len());
+            if n_bytes > MAX_ADAPTER_BYTES {
+                return Err(bad(
+                    path,
+                    format!("its matrices take more than {} MiB", MAX_ADAPTER_BYTES >> 20),
+                ));
+            }
+            if !weight.scale.is_finite() {
+                return Err(bad(path, format!("the scale of `{}` is {}", weight.tensor, weight.scale)));
+            }
+            for (matrix, which) in [(&weight.a, "a"), (&weight.b, "b")] {
+                if let Some(value) = not_finite(matrix) {
+                    return Err(bad(
+                        path,
+                        format!("the matrix {which} of `{}` holds {value}, which is not finite", weight.tensor),
+                    ));
+                }
+            }
+            self.reorder_rows(path, form, weight)?;
+        }
+        Ok(Adapter { weights })
+    }
+
+    /// Puts the rows of `b` in the order of the base's rows: those of queries and keys may differ between the two kinds of files.
+    fn reorder_rows(&self, path: &Path, form: Form, weight: &mut AdapterWeight) -> Result<(), LoadError> {
+        let rows = self.layouts.first().map_or(GgufRows::Same, |layout| layout.gguf_rows);
+        if (form == Form::Gguf) == self.is_gguf || rows == GgufRows::Same {
+            return Ok(());
+        }
+        if rows == GgufRows::Scaled {
+            return Err(bad(
+                path,
+                "the two kinds of files scale this architecture's weights differently; take an adapter of the base's own kind",
+            ));
+        }
+        let Some((layer_idx, part)) = layer_and_part(&weight.tensor) else {
+            return Ok(());
+        };
+        let attention = (self.descriptor.layers.get(layer_idx)).and_then(|layer| layer.mixer.attention());
+        let (Some(attention), "attn_q.weight" | "attn_k.weight") = (attention, part) else {
+            return Ok(());
+        };
+        let head_dim = attention.head_dim_k;
+        if head_dim == 0 || !head_dim.is_multiple_of(2) || !weight.n_out.is_multiple_of(head_dim) {
+            return Err(bad(
+                path,
+                format!("`{}` has {} rows, expected whole heads of {head_dim}", weight.tensor, weight.n_out),
+            ));
+        }
+        // A pair that turns together is two neighbours in GGUF files, and one of each half of a head in folders.
+        let half = head_dim / 2;
+        let source = |row: usize| {
+            let (head, i) = (row / head_dim * head_dim, row % head_dim);
+            head + if self.is_gguf { i % 2 * half + i / 2 } else { i % half * 2 + i / half }
+        };
+        let row_bytes = weight.b.bytes.len() / weight.n_out;
+        weight.b.bytes = (0..weight.n_out)
+            .flat_map(|row| &weight.b.bytes[source(row) * row_bytes..][..row_bytes])
+            .copied()
+            .collect();
+        Ok(())
+    }
+}
+
+/// The layer of a tensor and its name in there.
+pub(super) fn layer_and_part(tensor: &str) -> Option<(usize, &str)> {
+    let (layer, part) = tensor.strip_prefix("blk.")?.split_once('.')?;
+    Some((layer.parse().ok()?, part))
+}
+
+pub(super) fn bad(path: &Path, reason: impl Into<String>) -> LoadError {
+    LoadError::BadAdapter {
+        path: PathBuf::from(path),
+        reason: reason.into(),
+    }
+}
+
+/// A matrix as the backends take it: floats stay what they are, other types become F32.
+///
+/// # Errors
+/// The reason, where the type has no numbers or the bytes are not as many as the shape says.
+pub(super) fn float_matrix(
+    ty: TensorType,
+    [n_rows, n_cols]: [usize; 2],
+    bytes: Vec<u8>,
+) -> Result<FloatMatrix, String> {
+    let cannot = || format!("type {} with rows of {n_cols} numbers cannot be read", ty.name());
+    let row_bytes = ty.row_bytes(n_cols).ok_or_else(cannot)?;
+    if row_bytes.checked_mul(n_rows) != Some(bytes.len()) {
+        return Err(format!("{} bytes are not {n_rows} rows of {n_cols} numbers", bytes.len()));
+    }
+    if matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
+        return Ok(FloatMatrix { ty, bytes });
+    }
+    Format::of(ty).map_err(|_| cannot())?;
+    let mut row = vec![0.0; n_cols];
+    let mut floats = Vec::with_capacity(n_rows * n_cols * size_of::<f32>());
+    for source in bytes.chunks_exact(row_bytes.max(1)) {
+        tokenmill_quant::dequantize_row(ty, source, &mut row).map_err(|_| cannot())?;
+        floats.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+    }
+    Ok(FloatMatrix {
+        ty: TensorType::F32,
+        bytes: floats,
+    })
+}
+
+/// The first number that is not finite.
+fn not_finite(matrix: &FloatMatrix) -> Option<f32> {
+    fn find<const N: usize>(bytes: &[u8], decode: fn([u8; N]) -> f32) -> Option<f32> {
+        let mut values = bytes.as_chunks().0.iter().map(|bytes| decode(*bytes));
+        values.find(|value| !value.is_finite())
+    }
+    match matrix.ty {
+        TensorType::F16 => find(&matrix.bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+        TensorType::BF16 => find(&matrix.bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        _ => find(&matrix.bytes, f32::from_le_bytes),
+    }
+}
