@@ -4,6 +4,7 @@
 //! only if something was compared and nothing failed; what cannot be computed, or misses its limit for a known reason, is a
 //! row that says so.
 
+mod adapters;
 mod devices;
 
 use std::path::{Path, PathBuf};
@@ -88,8 +89,9 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         .collect::<Result<_, _>>()?;
     folders.retain(|folder| folder.join("ref.json").is_file());
     folders.sort();
+    let adapters = adapters::folders(&data);
     ensure!(
-        !folders.is_empty(),
+        !folders.is_empty() || !adapters.is_empty(),
         "no fixture (a folder with ref.json) in {}",
         data.display()
     );
@@ -109,6 +111,16 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 n_compared += usize::from(matches!(row.outcome, Outcome::Compared(_)));
                 n_failed += usize::from(row.has_failed());
                 n_known_misses += usize::from(matches!(row.outcome, Outcome::KnownMiss(..)));
+                json_rows.push(row.to_json());
+            }
+        }
+    }
+    for folder in adapters {
+        for device in &devices {
+            for row in adapters::rows(&folder, &data, device, &args.filter)? {
+                println!("{}", row.render());
+                n_compared += usize::from(matches!(row.outcome, Outcome::Compared(_)));
+                n_failed += usize::from(row.has_failed());
                 json_rows.push(row.to_json());
             }
         }

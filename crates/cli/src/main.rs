@@ -7,6 +7,7 @@
 // `note!` stands for the macros that panic where standard error is closed.
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
+mod adapters;
 mod argv;
 mod asking;
 mod commands;

@@ -10,6 +10,7 @@ use tokenmill::{Answer, Delta, KvCache, Model, TextParams};
 use tokenmill_sched::FinishReason;
 
 use crate::{
+    adapters::AdapterArgs,
     failure::Failure,
     interrupt::Interrupt,
     load::{LoadArgs, load},
@@ -24,6 +25,7 @@ pub(crate) fn open(
     path: &Path,
     args: &LoadArgs,
     speculation: &SpeculationArgs,
+    adapters: &AdapterArgs,
     n_samples: u32,
     chat_template: Option<String>,
 ) -> Result<Model, Failure> {
@@ -32,6 +34,7 @@ pub(crate) fn open(
     options.kv_cache = KvCache::Contexts(n_samples as usize);
     options.chat_template = chat_template;
     options.speculation = speculation.speculation()?;
+    adapters.add_to(&mut options);
     load(path, &options)
 }
 

@@ -78,6 +78,8 @@ pub(crate) struct Call {
     pub(crate) id: RequestId,
     pub(crate) tally: Tally,
     pub(crate) tenant: Tenant,
+    /// The adapter that it names, once its body was read.
+    pub(crate) adapter: Option<String>,
     /// The shape that it asks for, once its body was read.
     pub(crate) asked: Option<Asked>,
     /// Where its endpoint has the budget of reasoning.
@@ -95,6 +97,16 @@ fn asking_field<'a>(kind: ConstraintKind, asked: Option<&'a Asked>, budget_field
 }
 
 impl Call {
+    /// Finds what the request names as its model, and remembers its adapter. Returns the name that the response carries.
+    ///
+    /// # Errors
+    /// As [`ServedModel::choose`].
+    pub(crate) fn choose(&mut self, app: &App, asked: Option<&str>) -> Result<String, ApiError> {
+        let chosen = app.model.choose(asked)?;
+        self.adapter = chosen.adapter;
+        Ok(chosen.name)
+    }
+
     /// What a request to generate says with the fields of sampling, for one sample to the end of the context.
     ///
     /// # Errors
@@ -112,6 +124,7 @@ impl Call {
             // vLLM counts the other way round.
             priority: priority.saturating_neg(),
             cache_salt: self.tenant.cache_salt(fields.cache_salt()?),
+            adapter: self.adapter.clone(),
             sampling: fields.into_params(app.model.model().words(), app.model.fresh_seed())?,
             max_tokens: None,
             n: 1,
@@ -224,6 +237,7 @@ where
                 id,
                 tally,
                 tenant,
+                adapter: None,
                 asked: None,
                 budget_field: "thinking_budget",
             };

@@ -48,6 +48,8 @@ pub struct ServerConfig {
     pub max_prompts: usize,
     /// Connections held open at once.
     pub max_connections: usize,
+    /// The folder whose adapters clients may load; without one they may not.
+    pub adapter_folder: Option<PathBuf>,
     /// Where the events of the KV cache are published, if they are.
     pub kv_events: Option<KvEventsConfig>,
 }
@@ -92,6 +94,7 @@ impl Default for ServerConfig {
             max_n: 128,
             max_prompts: 256,
             max_connections: 4096,
+            adapter_folder: None,
             kv_events: None,
         }
     }

@@ -353,6 +353,12 @@ impl From<EngineError> for ApiError {
             }
             EngineError::UnknownToken { .. } => Self::invalid("prompt", error.to_string()),
             EngineError::NothingAllowed => Self::invalid("logit_bias", error.to_string()),
+            // It was there when the request arrived.
+            EngineError::UnknownAdapter { .. } => Self::UnknownModel {
+                model: error.to_string(),
+                available: "what `/v1/models` lists".to_owned(),
+            },
+            EngineError::Adapter(_) => Self::invalid("lora_path", error.to_string()),
             EngineError::PredictsNoTokens => Self::invalid("model", error.to_string()),
             EngineError::PoolTooSmall { .. } => Self::invalid("max_tokens", error.to_string()),
             EngineError::SampleCount { .. } => Self::invalid("n", error.to_string()),

@@ -58,7 +58,7 @@ pub use metrics::Metrics;
 pub use openai::chat::Turn;
 pub use router::router;
 pub use serve::{Drained, ServeError, Server};
-pub use served_model::ServedModel;
+pub use served_model::{Chosen, ServedModel};
 pub use shutdown::Shutdown;
 
 /// The examples of the README.

@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use prometheus_client::{
@@ -17,8 +17,8 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use tokenmill::TextEnd;
-use tokenmill_backend::PAGE_TOKENS;
+use tokenmill::{Model, TextEnd};
+use tokenmill_backend::{AdapterId, PAGE_TOKENS};
 use tokenmill_sched::Engine;
 
 use crate::{ApiError, outcome::finish_reason};
@@ -48,6 +48,13 @@ struct FinishedLabels {
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PositionLabels {
     position: usize,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AdapterLabels {
+    max_lora: usize,
+    running_lora_adapters: String,
+    waiting_lora_adapters: String,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -94,6 +101,8 @@ struct EngineFigures {
     accepted_tokens: Counter,
     /// By the place in the draft.
     accepted_at: Family<PositionLabels, Counter>,
+    /// When it was read, with what it was.
+    adapters: Family<AdapterLabels, FloatGauge>,
 }
 
 impl Metrics {
@@ -180,6 +189,11 @@ impl Metrics {
             })
             .set(1);
         registry.register(
+            "vllm:lora_requests_info",
+            "When the adapters of requests were read, seconds since 1970, and which they were",
+            engine.adapters.clone(),
+        );
+        registry.register(
             "vllm:cache_config_info",
             "KV pages (vLLM calls them blocks)",
             cache,
@@ -187,8 +201,9 @@ impl Metrics {
     }
 
     /// Writes all figures in OpenMetrics text.
-    pub fn encode(&self, engine: &Engine) -> String {
-        self.engine.read(engine);
+    pub fn encode(&self, model: &Model) -> String {
+        self.engine.read(model.engine());
+        self.engine.read_adapters(model);
         let mut text = String::new();
         encode(&mut text, &self.registry).expect("writing to a string succeeds");
         text
@@ -225,6 +240,31 @@ impl Metrics {
 }
 
 impl EngineFigures {
+    /// The adapters of requests by name, in the order of their names; nothing where no adapter is loaded.
+    fn read_adapters(&self, model: &Model) {
+        self.adapters.clear();
+        let loaded = model.adapters();
+        if loaded.is_empty() {
+            return;
+        }
+        let in_use = model.engine().adapters_in_use();
+        let names = |ids: &[AdapterId]| {
+            let mut names: Vec<&str> = (loaded.iter())
+                .filter(|adapter| ids.contains(&adapter.id))
+                .map(|adapter| adapter.name.as_str())
+                .collect();
+            names.sort_unstable();
+            names.join(",")
+        };
+        let labels = AdapterLabels {
+            max_lora: model.max_adapters(),
+            running_lora_adapters: names(&in_use.running),
+            waiting_lora_adapters: names(&in_use.waiting),
+        };
+        let now_s = SystemTime::now().duration_since(UNIX_EPOCH);
+        self.adapters.get_or_create(&labels).set(now_s.map_or(0.0, |now| now.as_secs_f64()));
+    }
+
     fn read(&self, engine: &Engine) {
         let stats = engine.stats();
         let (n_queued, _) = engine.queued();

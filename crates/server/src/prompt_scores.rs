@@ -2,17 +2,17 @@
 
 use tokenmill::{ScoredToken, TextParams};
 use tokenmill_backend::TokenLogprob;
-use tokenmill_sched::{Engine, Event, ForwardParams, ForwardRows};
+use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 
-use crate::ApiError;
+use crate::{ApiError, ServedModel};
 
 /// Scores every token of `prompt` given those before it; the first has no score. `n_top` alternatives are reported. The
-/// pass has the priority, the time limits and the cache salt of `params`.
+/// pass has the priority, the time limits, the adapter and the cache salt of `params`.
 ///
 /// # Errors
 /// What the engine refuses or fails with.
 pub(crate) async fn score_prompt(
-    engine: &Engine,
+    model: &ServedModel,
     prompt: &[u32],
     n_top: u32,
     params: &TextParams,
@@ -25,14 +25,17 @@ pub(crate) async fn score_prompt(
             top: Vec::new(),
         })
         .collect();
+    let adapter = (params.adapter.as_deref()).map(|name| model.model().adapter(name)).transpose()?;
+    let adapter = adapter.map(|adapter| adapter.id);
     let params = ForwardParams {
         priority: params.priority,
         queue_timeout: params.queue_timeout,
         deadline: params.deadline,
         cache_salt: params.cache_salt,
+        adapter,
         ..ForwardParams::new(ForwardRows::Logits, 0)
     };
-    let mut rows = engine.submit_forward(prompt.to_vec(), params)?;
+    let mut rows = model.engine().submit_forward(prompt.to_vec(), params)?;
     while let Some(event) = rows.next_event().await {
         match event {
             Event::Rows(chunk) => {

@@ -20,7 +20,7 @@ use crate::{
     app::{endpoint, error_response},
     auth::require_key,
     endpoints::{
-        chat, completions, embeddings, gateway, health, llama_cpp, messages, metrics, models, ollama,
+        adapters, chat, completions, embeddings, gateway, health, llama_cpp, messages, metrics, models, ollama,
         openapi, page, rerank, responses, words,
     },
     origin::check_origin,
@@ -57,6 +57,12 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/apply-template", endpoint(openai, words::apply_template))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*name}", get(models::one))
+        .route("/v1/load_lora_adapter", endpoint(openai, adapters::load))
+        .route("/v1/unload_lora_adapter", endpoint(openai, adapters::unload))
+        .route(
+            "/lora-adapters",
+            endpoint(openai, adapters::scale).get(adapters::list),
+        )
         .route("/metrics", get(metrics::metrics))
         .route("/v1/loads", get(gateway::loads))
         .route("/version", get(gateway::version))

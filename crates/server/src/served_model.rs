@@ -31,6 +31,31 @@ pub struct ServedModel {
     n_requests: AtomicU64,
 }
 
+/// What a request is answered by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Chosen {
+    /// The name that its response carries.
+    pub name: String,
+    /// The adapter, if it names one.
+    pub adapter: Option<String>,
+}
+
+impl Chosen {
+    /// Refuses an adapter where none is used.
+    ///
+    /// # Errors
+    /// The name of an adapter.
+    pub(crate) fn without_adapter(&self) -> Result<(), ApiError> {
+        match &self.adapter {
+            None => Ok(()),
+            Some(adapter) => {
+                let reason = format!("the adapter `{adapter}` is used to generate text only; name the model itself");
+                Err(ApiError::invalid("model", reason))
+            }
+        }
+    }
+}
+
 impl ServedModel {
     /// Puts a model together. The first of `names` is the one that responses carry.
     ///
@@ -76,20 +101,52 @@ impl ServedModel {
         self.model.engine()
     }
 
-    /// Checks the model name of a request. A request without one, or with an empty one, means
-    /// the model that is served.
+    /// Finds what a request names as its model: the model, one of its adapters by name, or one as `model:adapter`. A request
+    /// without a name, or with an empty one, means the model.
+    ///
+    /// # Errors
+    /// [`ApiError::UnknownModel`].
+    pub fn choose(&self, asked: Option<&str>) -> Result<Chosen, ApiError> {
+        let asked = asked.unwrap_or_default();
+        if asked.is_empty() || self.names.iter().any(|name| name == asked) {
+            return Ok(Chosen {
+                name: self.name().to_owned(),
+                adapter: None,
+            });
+        }
+        let behind = |name: &String| asked.strip_prefix(name.as_str())?.strip_prefix(':');
+        let mut adapters = [asked].into_iter().chain(self.names.iter().filter_map(behind));
+        match adapters.find(|adapter| self.model.adapter(adapter).is_ok()) {
+            Some(adapter) => Ok(Chosen {
+                name: asked.to_owned(),
+                adapter: Some(adapter.to_owned()),
+            }),
+            None => Err(self.unknown(asked)),
+        }
+    }
+
+    /// Checks the model name of a request for which an adapter makes no difference.
     ///
     /// # Errors
     /// [`ApiError::UnknownModel`].
     pub fn check_name(&self, asked: Option<&str>) -> Result<(), ApiError> {
-        match asked {
-            Some(asked) if !asked.is_empty() && !self.names.iter().any(|name| name == asked) => {
-                Err(ApiError::UnknownModel {
-                    model: asked.to_owned(),
-                    available: self.names.join(", "),
-                })
-            }
-            _ => Ok(()),
+        self.choose(asked).map(drop)
+    }
+
+    /// Checks the model name of a request that is computed without an adapter.
+    ///
+    /// # Errors
+    /// [`ApiError::UnknownModel`], and the name of an adapter.
+    pub(crate) fn check_own_name(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        self.choose(asked)?.without_adapter()
+    }
+
+    fn unknown(&self, asked: &str) -> ApiError {
+        let adapters = self.model.adapters().into_iter().map(|adapter| adapter.name);
+        let available: Vec<String> = self.names.iter().cloned().chain(adapters).collect();
+        ApiError::UnknownModel {
+            model: asked.to_owned(),
+            available: available.join(", "),
         }
     }
 
@@ -197,6 +254,13 @@ impl From<Error> for ApiError {
                 reason: "this model has none; use /v1/completions with a prompt in the model's own format"
                     .to_owned(),
             },
+            Error::UnknownAdapter { name, available } => Self::UnknownModel {
+                model: name,
+                available: available.join(", "),
+            },
+            Error::AdapterName { .. } => Self::invalid("lora_name", error.to_string()),
+            Error::TooManyAdapters { .. } => Self::invalid("lora_name", error.to_string()),
+            Error::NoAdapters => Self::invalid("lora_path", error.to_string()),
             Error::MakesNoEmbeddings | Error::RanksNothing => Self::invalid("model", error.to_string()),
             Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),
             Error::UnknownTool { .. } => Self::invalid("tool_choice", error.to_string()),

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 44] = [
+const ROWS: [Row; 47] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -64,6 +64,13 @@ const ROWS: [Row; 44] = [
     row("logits, CPU", "transformers", 12),
     row("logits, simulated GPU", "transformers", 4),
     row("logits, Hugging Face folders", "transformers", 4),
+    row("adapters, CPU", "transformers", 7),
+    row("adapters, naive backend", "transformers", 7),
+    row(
+        "adapters in both forms",
+        "no reference: files by PEFT and llama.cpp",
+        1,
+    ),
     row("FP8 folders", "the same numbers in BF16", 1),
     row("turned choices between experts", "no reference: plain loops", 0),
     row("trained model stories260K", "numpy in float64", 0),

@@ -17,6 +17,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+pub mod adapter_parity;
 mod comparisons;
 pub mod conformance;
 mod expert_variants;

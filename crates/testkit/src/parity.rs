@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use tokenmill_backend::{Executor, KvType};
+use tokenmill_backend::{AdapterError, Executor, KvType};
 use tokenmill_model::{LoadError, Model, ModelOptions};
 
 use crate::{
@@ -42,6 +42,9 @@ pub enum ParityError {
     /// The model did not load.
     #[error(transparent)]
     Load(#[from] LoadError),
+    /// The adapter was refused.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
     /// A step failed.
     #[error(transparent)]
     Run(#[from] RunError),
@@ -329,7 +332,7 @@ impl Comparison {
 
 /// Sums over rows of logits.
 #[derive(Default)]
-struct Difference {
+pub(crate) struct Difference {
     max_abs: f64,
     sum_squares: f64,
     n_values: usize,
@@ -348,7 +351,7 @@ impl Difference {
         self.n_values += 1;
     }
 
-    fn add_row(&mut self, expected: &[f32], found: &[f32]) {
+    pub(crate) fn add_row(&mut self, expected: &[f32], found: &[f32]) {
         assert_eq!(expected.len(), found.len(), "rows of one vocabulary");
         let (expected_lse, found_lse) = (log_sum_exp(expected), log_sum_exp(found));
         for (&expected, &found) in expected.iter().zip(found) {
@@ -360,6 +363,25 @@ impl Difference {
         self.n_rows += 1;
     }
 
+    /// Adds the logarithm of the sum of a row's exponentials.
+    pub(crate) fn add_lse(&mut self, expected: f32, found: &[f32]) {
+        self.add(f64::from(expected), log_sum_exp(found));
+    }
+
+    /// What was added, held to limits.
+    pub(crate) fn judged(&self, limits: Limits, n_equal_top: usize, n_positions: usize) -> Comparison {
+        let mut comparison = Comparison {
+            max_abs: self.max_abs,
+            rms: self.rms(),
+            kl_mean: self.kl_mean(),
+            top1: n_equal_top as f64 / n_positions.max(1) as f64,
+            greedy: None,
+            failures: Vec::new(),
+        };
+        comparison.judge(limits);
+        comparison
+    }
+
     fn rms(&self) -> f64 {
         (self.sum_squares / self.n_values as f64).sqrt()
     }
@@ -369,7 +391,7 @@ impl Difference {
     }
 }
 
-fn argmax(row: &[f32]) -> usize {
+pub(crate) fn argmax(row: &[f32]) -> usize {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     row.iter().position(|&x| x == max).unwrap_or(usize::MAX)
 }

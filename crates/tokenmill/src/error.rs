@@ -193,6 +193,34 @@ pub enum Error {
         /// The family whose calls these are.
         family: &'static str,
     },
+    /// No adapter has the name that a request gives.
+    #[error("there is no adapter `{name}`; {}", match &available[..] {
+        [] => "none is loaded".to_owned(),
+        names => format!("loaded are {}", names.join(", ")),
+    })]
+    UnknownAdapter {
+        /// The name.
+        name: String,
+        /// Those that are there.
+        available: Vec<String>,
+    },
+    /// A name that an adapter cannot have.
+    #[error("the name `{name}` {reason}")]
+    AdapterName {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// As many adapters are loaded as may be.
+    #[error("{maximum} adapters are loaded, which is the limit; unload one first")]
+    TooManyAdapters {
+        /// The limit.
+        maximum: usize,
+    },
+    /// An adapter for a model whose files this library has not read.
+    #[error("this model was put together by its caller, and takes no adapters")]
+    NoAdapters,
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),

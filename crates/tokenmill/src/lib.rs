@@ -74,6 +74,7 @@
 //! - `hub`: the module `hub` gets models by name from the Hugging Face Hub; [`Model::open`] takes the path that it gives.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod answer;
 mod batch;
 mod constraint;
@@ -103,6 +104,7 @@ mod tool_writing;
 mod wait;
 mod words;
 
+pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
 pub use answer::{Answer, Gathered, Sample, ToolCall};
 pub use conversation::{Conversation, Turn};
 pub use device::{Compute, Device, DeviceError, load};

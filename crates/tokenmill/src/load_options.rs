@@ -11,8 +11,9 @@ use tokenmill_model::{LoadProgress, Model as Network, ModelOptions, WindowPages}
 use tokenmill_sched::{Engine, EngineConfig, Speculation};
 
 use crate::{
-    Compute, Device, Error, Loaded, LoadedDevice, Model, ModelFacts, ModelSource, ModelWords, device,
-    quantized,
+    AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts, ModelSource, ModelWords,
+    adapters::Shelf,
+    device, quantized,
 };
 
 /// The context where nothing else is said, unless the model was made for less.
@@ -63,6 +64,10 @@ pub struct LoadOptions {
     pub quantize: Option<Preset>,
     /// Whether tokens are guessed ahead. What is generated is the same.
     pub speculation: Speculation,
+    /// Adapters to load with the model.
+    pub adapters: Vec<AdapterSource>,
+    /// Adapters that the model may have at a time.
+    pub max_adapters: usize,
 }
 
 impl Default for LoadOptions {
@@ -86,6 +91,8 @@ impl Default for LoadOptions {
             speculation: Speculation::Auto {
                 max_draft: Speculation::DEFAULT_MAX_DRAFT,
             },
+            adapters: Vec::new(),
+            max_adapters: DEFAULT_MAX_ADAPTERS,
         }
     }
 }
@@ -152,6 +159,13 @@ impl LoadOptions {
         self
     }
 
+    /// Adds an adapter to load with the model.
+    #[must_use]
+    pub fn adapter(mut self, adapter: AdapterSource) -> Self {
+        self.adapters.push(adapter);
+        self
+    }
+
     /// Opens and loads the model at `path`: a GGUF file, a folder with one, a Hugging Face folder, or `demo`.
     ///
     /// # Errors
@@ -178,7 +192,8 @@ impl LoadOptions {
             device,
             plan,
         } = device::load(network, &options, &self.compute, on_progress)?;
-        Ok((self.start(source, words, executor, device, plan)).with_facts(ModelFacts::of(network)))
+        let model = self.start(source, words, executor, device, plan);
+        self.equip(model, network)
     }
 
     /// Loads the model at `path` on a backend of the caller's own.
@@ -200,7 +215,7 @@ impl LoadOptions {
         let plan = network.plan(&backend, &options)?;
         let executor = network.load_on(backend, &options, &mut |_| {})?;
         let model = self.start(&source, words, Box::new(executor), LoadedDevice::Own, plan);
-        Ok(model.with_facts(ModelFacts::of(&network)))
+        self.equip(model, &network)
     }
 
     /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.
@@ -236,6 +251,16 @@ impl LoadOptions {
             kv_type: self.kv_type,
             kv_value_type: self.kv_value_type,
         })
+    }
+
+    /// Gives a model that was started its facts and its adapters.
+    fn equip(&self, model: Model, network: &Network) -> Result<Model, Error> {
+        let shelf = Shelf::new(Some(network.adapter_reader()), self.max_adapters);
+        let model = model.with_facts(ModelFacts::of(network)).with_shelf(shelf);
+        for adapter in &self.adapters {
+            model.load_adapter(adapter)?;
+        }
+        Ok(model)
     }
 
     fn words(&self, source: &ModelSource, network: &Network) -> Result<ModelWords, Error> {

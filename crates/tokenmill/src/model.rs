@@ -12,7 +12,9 @@ use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
     Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords, ReplyReader,
-    Scores, TextStream, constraint,
+    Scores, TextStream,
+    adapters::Shelf,
+    constraint,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -29,6 +31,7 @@ struct Inner {
     device: LoadedDevice,
     memory: Option<MemoryPlan>,
     facts: Option<ModelFacts>,
+    shelf: Shelf,
 }
 
 /// What is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
@@ -59,6 +62,8 @@ pub struct TextParams {
     pub priority: i32,
     /// Keeps cached prefixes apart from those of requests with another salt.
     pub cache_salt: u64,
+    /// The name of the adapter that it is computed with; `None` takes the model as it is.
+    pub adapter: Option<String>,
     /// Reads reasoning and tool calls out of the answers; [`Model::chat`] sets it itself.
     pub reader: Option<ReplyReader>,
 }
@@ -78,6 +83,7 @@ impl Default for TextParams {
             queue_timeout: None,
             priority: 0,
             cache_salt: 0,
+            adapter: None,
             reader: None,
         }
     }
@@ -100,6 +106,7 @@ impl Model {
                 device,
                 memory,
                 facts: None,
+                shelf: Shelf::new(None, 0),
             }),
         }
     }
@@ -114,6 +121,19 @@ impl Model {
                 ..inner
             }),
         }
+    }
+
+    /// Lets it have adapters.
+    #[must_use]
+    pub(crate) fn with_shelf(self, shelf: Shelf) -> Self {
+        let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
+        Self {
+            inner: Arc::new(Inner { shelf, ..inner }),
+        }
+    }
+
+    pub(crate) fn shelf(&self) -> &Shelf {
+        &self.inner.shelf
     }
 
     /// The name of its file or folder.
@@ -259,7 +279,7 @@ impl Model {
     /// compiled before, which takes a second at most, and no time where it was compiled not long ago.
     ///
     /// # Errors
-    /// [`Error::Constraint`] where the constraint cannot be enforced, [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
+    /// [`Error::UnknownAdapter`], [`Error::Constraint`] where the constraint cannot be enforced, [`Error::Engine`] where a prompt is refused; those already started are then cancelled.
     pub fn generate(&self, prompts: Vec<Vec<u32>>, params: &TextParams) -> Result<TextStream, Error> {
         let stop_tokens = if params.ignore_eos {
             Vec::new()
@@ -287,6 +307,7 @@ impl Model {
             min_tokens: params.min_tokens as usize,
             priority: params.priority,
             cache_salt: params.cache_salt,
+            adapter: self.adapter_id(params.adapter.as_deref())?,
             ..GenerateParams::default()
         };
         let submit = |prompt| self.engine().submit(prompt, generate.clone());

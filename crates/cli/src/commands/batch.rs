@@ -36,6 +36,7 @@ use self::{
     results::{Ending, Results},
 };
 use crate::{
+    adapters::AdapterArgs,
     commands::serve::{Seats, load_app},
     failure::Failure,
     load::LoadArgs,
@@ -78,6 +79,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     speculation: SpeculationArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -104,7 +107,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         speculation: args.speculation.speculation()?,
     };
     let config = ServerConfig::default();
-    let app = Arc::new(load_app(&args.model, &args.load, &seats, &[], config)?);
+    let app = Arc::new(load_app(&args.model, &args.load, &args.adapters, &seats, &[], config)?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

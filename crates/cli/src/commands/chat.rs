@@ -22,6 +22,7 @@ use self::{
     saved::Conversation,
 };
 use crate::{
+    adapters::AdapterArgs,
     asking::{self, AskingArgs, check_template, with_system},
     constraint::ConstraintArgs,
     failure::Failure,
@@ -61,6 +62,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     speculation: SpeculationArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -68,7 +71,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
     let path = args.load.fetch.resolve(&args.model)?;
-    let model = session::open(&path, &args.load, &args.speculation, 1, asking.template)?;
+    let model = session::open(
+        &path,
+        &args.load,
+        &args.speculation,
+        &args.adapters,
+        1,
+        asking.template,
+    )?;
     check_template(model.words())?;
     let params = args.sampling.params(model.words(), model.n_ctx())?;
     let mut chat = Chat {
@@ -83,6 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         n_predict: args.n_predict,
         reasoning_budget: args.asking.reasoning_budget(),
         shows_reasoning: !args.asking.hide_reasoning,
+        adapter: args.adapters.only()?,
         constraint,
     };
     let interrupt = Interrupt::install()?;
@@ -155,6 +166,7 @@ struct Chat {
     n_predict: Limit,
     reasoning_budget: Limit,
     shows_reasoning: bool,
+    adapter: Option<String>,
     /// What every answer may be.
     constraint: Option<Constraint>,
 }
@@ -245,6 +257,7 @@ impl Chat {
                 self.reasoning_budget.max_tokens(),
             )?,
             reader: prompt.reader.clone(),
+            adapter: self.adapter.clone(),
             ..TextParams::default()
         };
         let mut view = ReplyView::new(self.shows_reasoning);

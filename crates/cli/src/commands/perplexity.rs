@@ -7,10 +7,12 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use tokenmill::{LoadOptions, Model, ModelSource};
+use tokenmill_backend::AdapterId;
 use tokenmill_sched::{Event, ForwardParams, ForwardRows};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
+    adapters::AdapterArgs,
     failure::Failure,
     input::read_text,
     interrupt,
@@ -48,6 +50,8 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -55,7 +59,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
     let text = read_text(&args.file)?;
-    let choices = args.load.options()?;
+    let adapter = args.adapters.only()?;
+    let mut choices = args.load.options()?;
+    args.adapters.add_to(&mut choices);
     let network = choices.open_network(&source)?;
     let tokenizer = source.tokenizer(network.gguf())?;
     let n_ctx = match args.load.n_ctx_given() {
@@ -86,8 +92,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_logit_rows: Some(MAX_LOGIT_ROWS),
         ..choices
     };
+    let model = load_opened(&source, &network, &options)?;
+    let adapter = adapter.map(|name| model.adapter(&name)).transpose()?;
     let mut scorer = Scorer {
-        model: load_opened(&source, &network, &options)?,
+        adapter: adapter.map(|adapter| adapter.id),
+        model,
         nll: 0.0,
         nll2: 0.0,
         n_scored: 0,
@@ -127,6 +136,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 /// Sums up the surprise.
 struct Scorer {
     model: Model,
+    adapter: Option<AdapterId>,
     /// Sum of the negative log-likelihoods, and of their squares.
     nll: f64,
     nll2: f64,
@@ -141,6 +151,7 @@ impl Scorer {
         let params = ForwardParams {
             // Chunks have nothing in common, and each is scored as if it were the only one.
             uses_prefix_cache: false,
+            adapter: self.adapter,
             ..ForwardParams::new(ForwardRows::Logits, chunk.len() / 2)
         };
         let generation = self.model.engine().submit_forward(inputs, params)?;

@@ -11,6 +11,7 @@ use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
 use crate::{
+    adapters::AdapterArgs,
     asking::{self, AskingArgs, check_template, with_system},
     constraint::ConstraintArgs,
     failure::Failure,
@@ -76,6 +77,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     speculation: SpeculationArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -121,11 +124,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         .hint("add `--chat`, or leave `--hide-reasoning` out"));
     }
     let constraint = args.constraint.constraint()?;
+    let adapter = args.adapters.only()?;
     let asking = args.asking.read()?;
     let model = session::open(
         &path,
         &args.load,
         &args.speculation,
+        &args.adapters,
         args.parallel,
         asking.template,
     )?;
@@ -163,6 +168,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             constraint
         },
         reader: asked.reader.clone(),
+        adapter,
         ..TextParams::default()
     };
     // Samples that come side by side are shown one after the other, when all are complete.

@@ -30,6 +30,7 @@ use tracing_subscriber::layer::Identity;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::{
+    adapters::AdapterArgs,
     failure::{Failure, INTERRUPTED},
     load::{LoadArgs, load},
     note::note,
@@ -98,6 +99,11 @@ pub(crate) struct Args {
     log_format: LogFormat,
     #[command(flatten)]
     speculation: SpeculationArgs,
+    #[command(flatten)]
+    adapters: AdapterArgs,
+    /// Let clients load and unload adapters, of files below this folder only [default: they cannot]
+    #[arg(long, value_name = "DIR")]
+    lora_dir: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -283,9 +289,21 @@ impl Args {
             queue_timeout: self.limits.queue_timeout,
             heartbeat_timeout: self.limits.heartbeat_timeout,
             drain_timeout: self.limits.drain_timeout,
+            adapter_folder: self.adapter_folder()?,
             kv_events: self.kv_events(),
             ..ServerConfig::default()
         })
+    }
+
+    /// The folder whose adapters clients may load.
+    fn adapter_folder(&self) -> Result<Option<PathBuf>, Failure> {
+        match &self.lora_dir {
+            Some(folder) if !folder.is_dir() => Err(Failure::usage(format!(
+                "`--lora-dir {}` is no folder",
+                folder.display()
+            ))),
+            folder => Ok(folder.clone()),
+        }
     }
 
     /// The names that clients may ask for. A name given as the address is one of them where names are checked at all.
@@ -311,7 +329,8 @@ impl Args {
             max_page_event_batches: self.kv_events().map(|config| config.max_queue_size),
             speculation: self.speculation.speculation()?,
         };
-        load_app(&self.model, &self.load, &seats, &self.served_model_name, config)
+        let names = &self.served_model_name;
+        load_app(&self.model, &self.load, &self.adapters, &seats, names, config)
     }
 }
 
@@ -343,6 +362,7 @@ pub(crate) struct Seats {
 pub(crate) fn load_app(
     model: &Path,
     load_args: &LoadArgs,
+    adapters: &AdapterArgs,
     seats: &Seats,
     names: &[String],
     config: ServerConfig,
@@ -356,6 +376,7 @@ pub(crate) fn load_app(
     options.max_queued_tokens = seats.max_queued_tokens;
     options.max_page_event_batches = seats.max_page_event_batches;
     options.speculation = seats.speculation;
+    adapters.add_to(&mut options);
     let model = load(&load_args.fetch.resolve(model)?, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");
@@ -364,6 +385,9 @@ pub(crate) fn load_app(
         [] => vec![model.name().to_owned()],
         names => names.to_vec(),
     };
+    if let Some(name) = adapters.names().find(|&adapter| names.iter().any(|name| name == adapter)) {
+        return Err(Failure::usage(format!("`--lora {name}=...` has the name of the model")));
+    }
     Ok(App::new(ServedModel::new(names, model), config))
 }
 

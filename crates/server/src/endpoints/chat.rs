@@ -32,7 +32,7 @@ use crate::{
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     let model = &app.model;
-    model.check_name(request.model.as_deref())?;
+    let served = call.choose(&app, request.model.as_deref())?;
     let options = StreamOptions::check(request.stream_options, request.stream)?;
     let mut params = TextParams {
         max_tokens: request.max_tokens()?,
@@ -58,6 +58,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     if is_stream {
         let format = ChatEvents {
             app: Arc::clone(&app),
+            served,
             head,
             n: params.n,
             has_logprobs,
@@ -83,7 +84,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         "id": head.id,
         "object": "chat.completion",
         "created": head.created_s,
-        "model": model.name(),
+        "model": served,
         "choices": choices,
         "usage": TokenCounts::of_samples(&samples).to_openai(),
         "timings": timings(&samples[0].end),
@@ -148,6 +149,8 @@ struct Head {
 /// The stream: one chunk for each delta, one for each end, the usage where asked for.
 struct ChatEvents {
     app: Arc<App>,
+    /// The name that the response carries.
+    served: String,
     head: Head,
     n: u32,
     has_logprobs: bool,
@@ -161,7 +164,7 @@ impl ChatEvents {
             "id": self.head.id,
             "object": "chat.completion.chunk",
             "created": self.head.created_s,
-            "model": self.app.model.name(),
+            "model": self.served,
             "choices": choices,
         });
         if self.includes_usage {

@@ -38,8 +38,7 @@ const MAX_ECHOED_SCORES: usize = 1 << 19;
 /// Answers a completion request, streamed or whole.
 pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let (request, fields) = call.read_with_sampling::<CompletionRequest>(tables::completion())?;
-    let model = &app.model;
-    model.check_name(request.model.as_deref())?;
+    let served = call.choose(&app, request.model.as_deref())?;
     let options = StreamOptions::check(request.stream_options, request.stream)?;
     let n = check_n(request.n, app.config.max_n)?;
     if request.best_of.is_some_and(|best_of| best_of != n) {
@@ -74,6 +73,7 @@ pub(crate) async fn completions(app: Arc<App>, mut call: Call) -> Result<Respons
     let stream = call.generate(&app, prompts, &params).await?;
     let writer = CompletionWriter {
         app: Arc::clone(&app),
+        served,
         id: unique_id("cmpl-"),
         created_s: unix_seconds(),
         has_logprobs: n_logprobs.is_some(),
@@ -194,7 +194,7 @@ async fn echo_prompts(
     for prompt in prompts {
         let text = app.model.tokenizer().decode(prompt, DecodeOptions::default());
         let tokens = match n_logprobs {
-            Some(n) => score_prompt(app.engine(), prompt, n, params).await?,
+            Some(n) => score_prompt(&app.model, prompt, n, params).await?,
             None => Vec::new(),
         };
         echoes.push(Echo {
@@ -208,6 +208,8 @@ async fn echo_prompts(
 
 struct CompletionWriter {
     app: Arc<App>,
+    /// The name that the response carries.
+    served: String,
     id: String,
     created_s: u64,
     has_logprobs: bool,
@@ -221,7 +223,7 @@ impl CompletionWriter {
             "id": self.id,
             "object": "text_completion",
             "created": self.created_s,
-            "model": self.app.model.name(),
+            "model": self.served,
             "choices": choices,
         })
     }

@@ -24,7 +24,7 @@ use crate::{
 /// Answers an embedding request.
 pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: EmbeddingRequest = call.read(tables::embedding())?;
-    app.model.check_name(request.model.as_deref())?;
+    app.model.check_own_name(request.model.as_deref())?;
     let params = EmbedParams {
         dimensions: request.dimensions,
         truncates: false,
@@ -47,7 +47,7 @@ pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response
 /// Answers a request to llama.cpp's `/embedding`: a list of vectors for each input, here of one.
 pub(crate) async fn llama_cpp(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: LlamaCppRequest = call.read(tables::llama_embedding())?;
-    app.model.check_name(request.model.as_deref())?;
+    app.model.check_own_name(request.model.as_deref())?;
     let input = match (request.content, request.input) {
         (Some(input), None) | (None, Some(input)) => input,
         (None, None) => return Err(ApiError::invalid("content", "this field is required")),

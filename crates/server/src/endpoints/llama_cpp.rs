@@ -73,7 +73,7 @@ fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, Completio
     let body = with_defaults(call.parse(fields)?)?;
     call.asked = asked(&body)?;
     let request: CompletionRequest = body.read()?;
-    app.model.check_name(request.model.as_deref())?;
+    call.choose(app, request.model.as_deref())?;
     Ok((body, request))
 }
 

@@ -27,8 +27,7 @@ use crate::{
 pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     call.budget_field = "thinking.budget_tokens";
     let (request, fields) = call.read_with_sampling::<MessagesRequest>(tables::messages())?;
-    let model = &app.model;
-    model.check_name(request.model.as_deref())?;
+    let served = call.choose(&app, request.model.as_deref())?;
     let max_tokens = request.max_tokens()?;
     let stops = Stop::Many(request.stop_sequences.clone()).to_strings()?;
     let params = TextParams {
@@ -44,7 +43,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     let id = unique_id("msg_");
     if is_stream {
         let format = MessageEvents {
-            app: Arc::clone(&app),
+            served,
             id,
             n_prompt,
             stops,
@@ -62,7 +61,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
         "id": id,
         "type": "message",
         "role": "assistant",
-        "model": model.name(),
+        "model": served,
         "content": blocks(sample),
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
@@ -114,7 +113,8 @@ fn stop_reason<'s>(end: &TextEnd, stops: &'s [String]) -> (&'static str, Option<
 }
 
 struct MessageEvents {
-    app: Arc<App>,
+    /// The name that the response carries.
+    served: String,
     id: String,
     n_prompt: usize,
     stops: Vec<String>,
@@ -185,7 +185,7 @@ impl EventFormat for MessageEvents {
             "id": self.id,
             "type": "message",
             "role": "assistant",
-            "model": self.app.model.name(),
+            "model": self.served,
             "content": [],
             "stop_reason": null,
             "stop_sequence": null,

@@ -15,7 +15,7 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Writes all figures.
 pub(crate) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    let text = app.metrics.encode(app.engine());
+    let text = app.metrics.encode(app.model.model());
     let wants_open_metrics = headers
         .get_all(header::ACCEPT)
         .iter()

@@ -1,5 +1,6 @@
 //! The endpoints: one file each, from a parsed request to a reply.
 
+pub(crate) mod adapters;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;

@@ -6,6 +6,7 @@ use axum::{Json, response::IntoResponse, response::Response};
 use serde_json::{Map, Value, json};
 
 use crate::{
+    endpoints::adapters,
     fields::{Field, Support},
     llama_cpp, ollama, tables,
 };
@@ -22,7 +23,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 22] {
+); 24] {
     [
         (
             "/v1/chat/completions",
@@ -103,6 +104,18 @@ fn posts() -> [(
             tables::llama_embedding(),
             &[],
         ),
+        (
+            "/v1/load_lora_adapter",
+            "Load an adapter, vLLM's API",
+            adapters::LOAD,
+            &["lora_name", "lora_path"],
+        ),
+        (
+            "/v1/unload_lora_adapter",
+            "Unload an adapter, vLLM's API",
+            adapters::UNLOAD,
+            &["lora_name"],
+        ),
         ("/tokenize", "Text to token ids", llama_cpp::TOKENIZE, &[]),
         (
             "/detokenize",
@@ -149,7 +162,7 @@ fn posts() -> [(
     ]
 }
 
-const GETS: [(&str, &str); 19] = [
+const GETS: [(&str, &str); 20] = [
     ("/v1/models", "List the names of the served model"),
     ("/v1/models/{name}", "Describe one of them"),
     (
@@ -164,6 +177,7 @@ const GETS: [(&str, &str); 19] = [
     ("/api/tags", "The names of the served model, Ollama's API"),
     ("/api/ps", "The model in memory, Ollama's API"),
     ("/api/version", "The version of Ollama's API"),
+    ("/lora-adapters", "The adapters, llama.cpp's API"),
     ("/props", "The model and default values, llama.cpp's API"),
     ("/slots", "Places in a batch, llama.cpp's API"),
     ("/livez", "Whether the engine shows signs of life"),

@@ -13,7 +13,7 @@ use crate::{ApiError, App, app::Call, openai::rerank::RerankRequest, tables};
 /// Answers a request to rank documents.
 pub(crate) async fn rerank(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: RerankRequest = call.read(tables::rerank())?;
-    app.model.check_name(request.model.as_deref())?;
+    app.model.check_own_name(request.model.as_deref())?;
     let n_documents = request.documents.len();
     if n_documents == 0 || n_documents > app.config.max_prompts {
         let reason = format!(

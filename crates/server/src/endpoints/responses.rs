@@ -41,7 +41,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     call.budget_field = "reasoning.max_tokens";
     let (mut request, fields) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
     let model = &app.model;
-    model.check_name(request.model.as_deref())?;
+    let served = call.choose(&app, request.model.as_deref())?;
     StreamOptions::check(request.stream_options, request.stream)?;
     let mut params = TextParams {
         max_tokens: request.max_output_tokens.and_then(TokenLimit::at_most),
@@ -68,6 +68,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
     let id = unique_id("resp_");
     let writer = ResponseWriter {
         app: Arc::clone(&app),
+        served,
         created_s: unix_seconds(),
         has_logprobs: params.sampling.n_logprobs.is_some(),
         max_output_tokens: params.max_tokens,
@@ -192,6 +193,8 @@ impl OutputItem {
 
 struct ResponseWriter {
     app: Arc<App>,
+    /// The name that the response carries.
+    served: String,
     id: String,
     created_s: u64,
     has_logprobs: bool,
@@ -240,7 +243,7 @@ impl ResponseWriter {
             "object": "response",
             "created_at": self.created_s,
             "status": status,
-            "model": self.app.model.name(),
+            "model": self.served,
             "output": output,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,

@@ -98,7 +98,10 @@ impl Payloads {
             tokens.uint(u64::from(token));
         }
         fields.key("block_size").uint(PAGE_TOKENS as u64);
-        fields.key("lora_id").nil();
+        match first.adapter {
+            Some(adapter) => fields.key("lora_id").uint(u64::from(adapter.number())),
+            None => fields.key("lora_id").nil(),
+        }
         fields.key("medium").text(medium(first.tier));
         fields.key("lora_name").nil();
         let extra = fields.key("extra_keys");
@@ -260,6 +263,7 @@ mod tests {
                 key,
                 parent,
                 salt,
+                adapter: None,
                 tokens,
                 group,
                 tier,

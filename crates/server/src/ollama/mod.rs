@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    ApiError, ServedModel,
+    ApiError, Chosen, ServedModel,
     fields::{Field, all_but},
     tools::{set_effort, set_thinking},
 };
@@ -24,19 +24,16 @@ pub(crate) const KEEP_ALIVE: Field = all_but(
     "the model stays loaded as long as the server runs",
 );
 
-/// Checks the model name of a request: as it is, and with and without the tag that Ollama puts behind names that have none.
+/// Finds what a request names as its model: as it is, and with and without the tag that Ollama puts behind names that have none.
 ///
 /// # Errors
-/// As [`ServedModel::check_name`].
-pub(crate) fn check_name(model: &ServedModel, asked: Option<&str>) -> Result<(), ApiError> {
+/// As [`ServedModel::choose`].
+pub(crate) fn choose(model: &ServedModel, asked: Option<&str>) -> Result<Chosen, ApiError> {
     let other = asked.map(|name| {
         let untagged = name.strip_suffix(":latest").map(str::to_owned);
         untagged.unwrap_or_else(|| format!("{name}:latest"))
     });
-    match model.check_name(asked) {
-        Err(_) if model.check_name(other.as_deref()).is_ok() => Ok(()),
-        checked => checked,
-    }
+    (model.choose(asked)).or_else(|error| model.choose(other.as_deref()).map_err(|_| error))
 }
 
 /// `think`: whether the model thinks before it answers, or how much.

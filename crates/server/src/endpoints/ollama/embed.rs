@@ -14,7 +14,7 @@ use crate::{
     app::Call,
     endpoints::embeddings::{EmbedParams, embed as embed_inputs},
     ollama::{
-        check_name,
+        choose,
         embed::{EmbedRequest, EmbeddingsRequest, FIELDS, Input, OLDER_FIELDS},
         options::check_options,
     },
@@ -26,7 +26,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
     let begun = Instant::now();
     let body = call.parse(FIELDS)?;
     let request: EmbedRequest = body.read()?;
-    check_name(&app.model, request.model.as_deref())?;
+    choose(&app.model, request.model.as_deref())?.without_adapter()?;
     check_options(&body, app.engine().limits().n_ctx)?;
     let inputs = match request.input {
         Input::One(text) => vec![OnePrompt::Text(text)],
@@ -51,7 +51,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
 pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(OLDER_FIELDS)?;
     let request: EmbeddingsRequest = body.read()?;
-    check_name(&app.model, request.model.as_deref())?;
+    choose(&app.model, request.model.as_deref())?.without_adapter()?;
     check_options(&body, app.engine().limits().n_ctx)?;
     let params = EmbedParams {
         dimensions: None,

@@ -28,7 +28,7 @@ use crate::{
     infill::infill_prompt,
     ollama::{
         chat::{self, ChatRequest, conversation},
-        check_name,
+        choose,
         generate::{self, GenerateRequest},
         options::Options,
     },
@@ -44,9 +44,11 @@ use crate::{
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(chat::FIELDS)?;
     let mut request: ChatRequest = body.read()?;
-    check_name(&app.model, request.model.as_deref())?;
+    let served = choose(&app.model, request.model.as_deref())?;
+    call.adapter = served.adapter;
     let lines = Lines {
         app: Arc::clone(&app),
+        served: served.name,
         form: Form::Chat,
         has_logprobs: request.n_logprobs()?.is_some(),
         open: ToolCall::default(),
@@ -70,9 +72,11 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
 pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(generate::FIELDS)?;
     let request: GenerateRequest = body.read()?;
-    check_name(&app.model, request.model.as_deref())?;
+    let served = choose(&app.model, request.model.as_deref())?;
+    call.adapter = served.adapter;
     let lines = Lines {
         app: Arc::clone(&app),
+        served: served.name,
         form: Form::Generate,
         has_logprobs: request.n_logprobs()?.is_some(),
         open: ToolCall::default(),
@@ -195,6 +199,8 @@ enum Form {
 /// An answer as lines of JSON: one for each piece, one for the end.
 struct Lines {
     app: Arc<App>,
+    /// The name that the response carries.
+    served: String,
     form: Form,
     has_logprobs: bool,
     /// The call that is not complete: Ollama's clients take calls whole.
@@ -204,7 +210,7 @@ struct Lines {
 
 impl Lines {
     fn line(&self, text: &str, thinking: &str, calls: Vec<Value>) -> Value {
-        let mut line = json!({ "model": self.app.model.name(), "created_at": now(), "done": false });
+        let mut line = json!({ "model": self.served, "created_at": now(), "done": false });
         let said = match self.form {
             Form::Chat => {
                 line["message"] = json!({ "role": "assistant", "content": text });

@@ -20,7 +20,7 @@ use crate::{
     error::shortened,
     infill::has_marks,
     ollama::{
-        check_name,
+        choose,
         embed::{SHOW_FIELDS, ShowRequest},
     },
     request_id::RequestId,
@@ -62,7 +62,7 @@ pub(crate) async fn version() -> Response {
 /// Describes the model, as `/api/show`.
 pub(crate) async fn show(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let request: ShowRequest = call.read(SHOW_FIELDS)?;
-    check_name(&app.model, request.name())?;
+    choose(&app.model, request.name())?;
     let reply = json!({
         "modelfile": format!("FROM {}", app.model.name()),
         "parameters": "",

@@ -1,0 +1,195 @@
+//! Adapters that come and go while the server runs: vLLM's `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, and
+//! llama.cpp's `/lora-adapters`.
+//!
+//! Separate from generation because these change what the server serves. Invariant: without a folder for adapters clients change
+//! nothing, and with one no path leads out of it.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokenmill::{AdapterSource, Error};
+use tokio::task::spawn_blocking;
+
+use crate::{
+    ApiError, App,
+    app::Call,
+    fields::{Field, only, yes},
+};
+
+/// Fields of `/v1/load_lora_adapter`.
+pub(crate) const LOAD: &[Field] = &[
+    yes("lora_name", "what requests name as their model"),
+    yes(
+        "lora_path",
+        "a GGUF file or a PEFT folder below the server's `--lora-dir`",
+    ),
+    only(
+        "load_inplace",
+        &["false"],
+        "an adapter of the same name is not replaced; unload it first",
+    ),
+];
+
+/// Fields of `/v1/unload_lora_adapter`.
+pub(crate) const UNLOAD: &[Field] = &[
+    yes("lora_name", "the adapter"),
+    yes("lora_int_id", "extension of vLLM; a number that nothing is found by"),
+];
+
+#[derive(Deserialize)]
+struct LoadRequest {
+    lora_name: String,
+    lora_path: PathBuf,
+}
+
+#[derive(Deserialize)]
+struct UnloadRequest {
+    lora_name: String,
+}
+
+#[derive(Deserialize)]
+struct Scale {
+    id: usize,
+    scale: f32,
+}
+
+/// Loads an adapter.
+pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let LoadRequest { lora_name, lora_path } = call.read(LOAD)?;
+    let folder = folder(&app)?;
+    if app.model.names().contains(&lora_name) {
+        return Err(ApiError::invalid("lora_name", "is the name of the model"));
+    }
+    let source = AdapterSource {
+        path: path_below(folder, &lora_path)?,
+        name: lora_name.clone(),
+        strength: 1.0,
+    };
+    change(&app, move |app| app.model.model().load_adapter(&source).map(drop)).await?;
+    Ok(format!("Success: LoRA adapter '{lora_name}' added successfully.").into_response())
+}
+
+/// Unloads an adapter; requests that have it end with it.
+pub(crate) async fn unload(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let UnloadRequest { lora_name } = call.read(UNLOAD)?;
+    folder(&app)?;
+    let name = lora_name.clone();
+    change(&app, move |app| app.model.model().unload_adapter(&name)).await?;
+    Ok(format!("Success: LoRA adapter '{lora_name}' removed successfully.").into_response())
+}
+
+/// Lists the adapters, as llama.cpp does.
+pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
+    let adapters = app.model.model().adapters();
+    let adapters = adapters.iter().enumerate().map(|(id, adapter)| {
+        let file = adapter.path.file_name().map(|name| name.to_string_lossy());
+        json!({
+            "id": id,
+            "name": adapter.name,
+            "path": file,
+            "scale": adapter.strength,
+            "rank": adapter.rank,
+        })
+    });
+    Json(Value::from_iter(adapters)).into_response()
+}
+
+/// Changes what adapters are multiplied by, as llama.cpp does: those that the list leaves out get 0.
+pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
+    let scales: Vec<Scale> = serde_json::from_slice(&call.body.bytes).map_err(|error| ApiError::MalformedJson {
+        reason: error.to_string(),
+    })?;
+    folder(&app)?;
+    let adapters = app.model.model().adapters();
+    let mut strengths: Vec<f32> = vec![0.0; adapters.len()];
+    for (index, Scale { id, scale }) in scales.into_iter().enumerate() {
+        let strength = strengths.get_mut(id).ok_or_else(|| {
+            ApiError::invalid(format!("[{index}].id"), format!("{id} is none of {} adapters", adapters.len()))
+        })?;
+        if !scale.is_finite() {
+            return Err(ApiError::invalid(format!("[{index}].scale"), "is no number to multiply with"));
+        }
+        *strength = scale;
+    }
+    change(&app, move |app| {
+        for (adapter, strength) in adapters.iter().zip(strengths) {
+            app.model.model().set_adapter_strength(&adapter.name, strength)?;
+        }
+        Ok(())
+    })
+    .await?;
+    Ok(Json(json!({ "success": true })).into_response())
+}
+
+/// The folder whose adapters clients may load.
+fn folder(app: &App) -> Result<&Path, ApiError> {
+    (app.config.adapter_folder.as_deref()).ok_or_else(|| ApiError::UnsupportedField {
+        param: "lora_name".to_owned(),
+        reason: "clients of this server cannot change its adapters; its `--lora-dir` names a folder of those that they can load",
+    })
+}
+
+/// The path of a file below a folder; a relative one begins there. Links are followed before it is compared.
+fn path_below(folder: &Path, asked: &Path) -> Result<PathBuf, ApiError> {
+    let not_there = || ApiError::invalid("lora_path", "is no file or folder below the server's `--lora-dir`");
+    let folder = folder.canonicalize().map_err(|_| not_there())?;
+    let path = folder.join(asked).canonicalize().map_err(|_| not_there())?;
+    if path != folder && path.starts_with(&folder) {
+        Ok(path)
+    } else {
+        Err(not_there())
+    }
+}
+
+/// Runs what waits for the engine apart from the threads of connections.
+async fn change(
+    app: &Arc<App>,
+    change: impl FnOnce(&App) -> Result<(), Error> + Send + 'static,
+) -> Result<(), ApiError> {
+    let app = Arc::clone(app);
+    let changed = spawn_blocking(move || change(&app)).await;
+    match changed {
+        // The file's fault, in one line; the path is the client's own.
+        Ok(Err(Error::Load(error))) => Err(ApiError::invalid("lora_path", error.to_string())),
+        Ok(changed) => Ok(changed?),
+        Err(error) => Err(ApiError::Internal {
+            reason: error.to_string(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_path_leads_out_of_the_folder() {
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("adapters");
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(folder.join("a.gguf"), "").unwrap();
+        std::fs::write(outer.path().join("b.gguf"), "").unwrap();
+        let found = |path: &str| path_below(&folder, Path::new(path)).ok();
+        let inside = folder.canonicalize().unwrap().join("a.gguf");
+        assert_eq!(found("a.gguf"), Some(inside.clone()));
+        assert_eq!(found("../adapters/a.gguf"), Some(inside.clone()));
+        assert_eq!(found(&inside.to_string_lossy()), Some(inside));
+        for outside in ["", ".", "..", "../b.gguf", "/", "no.gguf"] {
+            assert_eq!(found(outside), None, "{outside}");
+        }
+        #[cfg(unix)]
+        {
+            std::os::unix::fs::symlink(outer.path().join("b.gguf"), folder.join("link.gguf")).unwrap();
+            assert_eq!(found("link.gguf"), None);
+        }
+    }
+}

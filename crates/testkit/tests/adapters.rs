@@ -1,0 +1,271 @@
+//! Adapters: against other software's logits, in mixed batches to the bit, and bad ones refused whole.
+
+use std::{num::NonZeroU32, path::Path};
+
+use tokenmill_backend::{
+    Adapter, AdapterError, AdapterId, AdapterWeight, BatchError, Executor, FloatMatrix, ForwardBatch, KvType,
+    RowOutput, StepError,
+};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_model::{Model, ModelExecutor, ModelOptions};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_testkit::{
+    Comparisons, NaiveBackend, Random, Reference, TinyModel,
+    adapter_parity::{adapter_cases, compare_adapter},
+    generate::{ids, run},
+    parity::{ActivationKind, ParityDevice},
+    tiny_llama,
+};
+
+const CPU: ParityDevice = ParityDevice {
+    name: "cpu",
+    activations: ActivationKind::Q8,
+    load: |model, options| Ok(Box::new(model.load_on(cpu(2), options, &mut |_| {})?)),
+};
+
+const NAIVE: ParityDevice = ParityDevice {
+    name: "naive",
+    activations: ActivationKind::F32,
+    load: |model, options| Ok(Box::new(model.load_on(NaiveBackend::new(), options, &mut |_| {})?)),
+};
+
+fn cpu(n_threads: usize) -> CpuBackend {
+    CpuBackend::new(Some(n_threads), CpuFeatures::detect()).unwrap()
+}
+
+#[test]
+fn logits_with_adapters_are_those_of_the_reference() {
+    for (row, device) in [("adapters, CPU", CPU), ("adapters, naive backend", NAIVE)] {
+        let mut comparisons = Comparisons::of(row);
+        for (name, base) in [("llama-a", "llama"), ("llama-b", "llama"), ("qwen3-a", "qwen3"), ("qwen3-b", "qwen3")] {
+            let Some(folder) = comparisons.find(&format!("parity2/lora/{name}")) else {
+                continue;
+            };
+            let Some(base) = comparisons.find(&format!("parity/{base}")) else {
+                continue;
+            };
+            let reference = Reference::open(&folder).unwrap();
+            for case in adapter_cases(&reference, &folder, &base).unwrap() {
+                let comparison = compare_adapter(&reference, &case, &device).unwrap();
+                assert!(comparison.failures.is_empty(), "{name} {}: {:?}", case.label, comparison.failures);
+                comparisons.compared(1);
+            }
+        }
+    }
+}
+
+const N_ADAPTERS: usize = 4;
+
+fn id(number: usize) -> AdapterId {
+    AdapterId::new(NonZeroU32::new(number as u32).unwrap())
+}
+
+/// The weights of both layers that the tests' adapters change, with their outputs and inputs.
+fn weights(model: &Model) -> Vec<(String, usize, usize)> {
+    let infos = model.weights().infos();
+    (infos.into_iter())
+        .filter(|info| info.dims.len() == 2 && info.name.starts_with("blk."))
+        .map(|info| (info.name, info.dims[1], info.dims[0]))
+        .collect()
+}
+
+fn random_adapter(model: &Model, rank: usize, random: &mut Random) -> Adapter {
+    let mut matrix = |n: usize| FloatMatrix {
+        ty: TensorType::F32,
+        bytes: (0..n).flat_map(|_| (0.3 * random.symmetric()).to_le_bytes()).collect(),
+    };
+    let weights = weights(model).into_iter().map(|(tensor, n_out, n_in)| AdapterWeight {
+        tensor,
+        scale: 0.5,
+        rank,
+        n_in,
+        n_out,
+        a: matrix(rank * n_in),
+        b: matrix(n_out * rank),
+    });
+    Adapter {
+        weights: weights.collect(),
+    }
+}
+
+fn tiny(ty: TensorType) -> Model {
+    let bytes = TinyModel::random(tiny_llama(), ty, 1).to_gguf().unwrap();
+    Model::from_gguf(GgufFile::from_bytes(&bytes).unwrap()).unwrap()
+}
+
+fn options() -> ModelOptions {
+    ModelOptions {
+        n_ctx: Some(64),
+        n_pages: Some(64),
+        max_batch_seqs: 8,
+        max_logit_rows: 256,
+        kv_type: KvType::F32,
+        ..ModelOptions::default()
+    }
+}
+
+/// A prompt and a further token of each sequence: all logits of both steps, sequence by sequence.
+fn play(executor: &mut dyn Executor, sequences: &[(Vec<u32>, Option<AdapterId>)]) -> Vec<Vec<f32>> {
+    let n_vocab = executor.limits().n_vocab;
+    let mut found = vec![Vec::new(); sequences.len()];
+    for step in 0..2 {
+        let mut batch = ForwardBatch::default();
+        for (seq_idx, (tokens, adapter)) in sequences.iter().enumerate() {
+            let n_prompt = tokens.len() - 1;
+            let pages: Vec<u32> = (0..4).map(|page| seq_idx as u32 * 4 + page).collect();
+            let (first, tokens) = if step == 0 { (0, &tokens[..n_prompt]) } else { (n_prompt, &tokens[n_prompt..]) };
+            batch.push_sequence(ids(tokens), first as u32, &pages);
+            batch.set_adapter(*adapter);
+        }
+        batch.logit_rows = (0..batch.n_tokens() as u32).collect();
+        batch.outputs.resize(batch.n_tokens(), RowOutput::Logits);
+        let logits = run(executor, &batch).unwrap().logits;
+        for (seq_idx, found) in found.iter_mut().enumerate() {
+            let rows = batch.tokens_of(seq_idx);
+            found.extend_from_slice(&logits[rows.start * n_vocab..rows.end * n_vocab]);
+        }
+    }
+    found
+}
+
+fn sequences(n_vocab: usize, random: &mut Random) -> Vec<(Vec<u32>, Option<AdapterId>)> {
+    (0..8)
+        .map(|seq_idx| {
+            let n_tokens = 2 + random.below(30);
+            let tokens = (0..n_tokens).map(|_| random.below(n_vocab) as u32).collect();
+            (tokens, Some(id(seq_idx % N_ADAPTERS + 1)))
+        })
+        .collect()
+}
+
+fn add_all<B: tokenmill_backend::Backend>(executor: &mut ModelExecutor<B>, adapters: &[Adapter]) {
+    for (idx, adapter) in adapters.iter().enumerate() {
+        executor.add_adapter(id(idx + 1), adapter, 1.0).unwrap();
+    }
+}
+
+#[test]
+fn four_adapters_in_a_batch_of_eight_compute_the_bits_of_each_alone() {
+    for ty in [TensorType::F32, TensorType::Q8_0, TensorType::Q4_0] {
+        let model = tiny(ty);
+        let mut random = Random::new(7);
+        let adapters: Vec<Adapter> = ([1, 4, 16, 33].into_iter())
+            .map(|rank| random_adapter(&model, rank, &mut random))
+            .collect();
+        let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+        let n_vocab = executor.limits().n_vocab;
+        let mut scene = sequences(n_vocab, &mut random);
+        // Without an adapter anywhere, and before any was added.
+        let plain: Vec<_> = scene.iter().map(|(tokens, _)| (tokens.clone(), None)).collect();
+        let expected_plain = play(&mut executor, &plain);
+        add_all(&mut executor, &adapters);
+        for n_without in [0, 3] {
+            for (_, adapter) in scene.iter_mut().take(n_without) {
+                *adapter = None;
+            }
+            let together = play(&mut executor, &scene);
+            for (seq_idx, sequence) in scene.iter().enumerate() {
+                let alone = play(&mut executor, std::slice::from_ref(sequence)).remove(0);
+                assert!(together[seq_idx] == alone, "{ty}: sequence {seq_idx}");
+                let is_plain = together[seq_idx] == expected_plain[seq_idx];
+                assert_eq!(is_plain, sequence.1.is_none(), "{ty}: sequence {seq_idx}");
+            }
+            // Nor does the number of threads matter.
+            let mut other = model.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+            add_all(&mut other, &adapters);
+            assert!(play(&mut other, &scene) == together, "{ty}");
+        }
+        assert!(play(&mut executor, &plain) == expected_plain, "{ty}");
+    }
+}
+
+#[test]
+fn the_products_of_adapters_are_the_formula() {
+    let model = tiny(TensorType::F32);
+    let mut random = Random::new(3);
+    let adapters: Vec<Adapter> = ([2, 5, 8, 40].into_iter())
+        .map(|rank| random_adapter(&model, rank, &mut random))
+        .collect();
+    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+    let mut naive = model.load_on(NaiveBackend::new(), &options(), &mut |_| {}).unwrap();
+    let scene = sequences(executor.limits().n_vocab, &mut random);
+    add_all(&mut executor, &adapters);
+    add_all(&mut naive, &adapters);
+    let pairs = play(&mut executor, &scene).concat().into_iter().zip(play(&mut naive, &scene).concat());
+    for (found, expected) in pairs {
+        // Sums of a few hundred products in another order.
+        assert!((found - expected).abs() < 1e-3 * expected.abs().max(1.0), "{found} {expected}");
+    }
+}
+
+#[test]
+fn an_adapter_of_its_own_strength_shares_matrices_and_a_removed_one_is_unknown() {
+    let model = tiny(TensorType::F32);
+    let mut random = Random::new(5);
+    let adapter = random_adapter(&model, 4, &mut random);
+    let mut doubled = adapter.clone();
+    for weight in &mut doubled.weights {
+        weight.scale *= 2.0;
+    }
+    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+    executor.add_adapter(id(1), &adapter, 1.0).unwrap();
+    executor.copy_adapter(id(1), id(2), 2.0).unwrap();
+    executor.remove_adapter(id(1));
+    executor.add_adapter(id(3), &doubled, 1.0).unwrap();
+    let of = |number| vec![(vec![1, 2, 3, 4], Some(id(number)))];
+    assert!(play(&mut executor, &of(2)) == play(&mut executor, &of(3)));
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence(ids(&[1, 2]), 0, &[0]);
+    batch.set_adapter(Some(id(1)));
+    batch.want_last(RowOutput::Logits);
+    let refused = BatchError::UnknownAdapter {
+        seq_idx: 0,
+        adapter: id(1),
+    };
+    assert_eq!(run(&mut executor, &batch).unwrap_err(), StepError::InvalidBatch(refused));
+    let gone = executor.copy_adapter(id(1), id(4), 1.0).unwrap_err();
+    assert_eq!(gone, AdapterError::NotLoaded { id: id(1) });
+}
+
+#[test]
+fn adapters_of_other_shapes_or_weights_are_refused_whole() {
+    let model = tiny(TensorType::F32);
+    let mut random = Random::new(9);
+    let good = random_adapter(&model, 2, &mut random);
+    let mut executor = model.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+    let mut refuse = |change: &dyn Fn(&mut AdapterWeight), part: &str| {
+        let mut adapter = good.clone();
+        change(adapter.weights.last_mut().unwrap());
+        let error = executor.add_adapter(id(1), &adapter, 1.0).unwrap_err().to_string();
+        assert!(error.contains(part) && !error.contains('\n'), "{error}");
+    };
+    refuse(&|weight| weight.tensor = "blk.9.attn_q.weight".to_owned(), "`blk.9.attn_q.weight`");
+    refuse(&|weight| weight.tensor = "token_embd.weight".to_owned(), "`token_embd.weight`");
+    refuse(
+        &|weight| {
+            weight.n_out += 1;
+            weight.b.bytes.extend([0; 8]);
+        },
+        "as a matrix of",
+    );
+    executor.add_adapter(id(1), &good, 1.0).unwrap();
+}
+
+#[test]
+fn a_file_is_read_where_a_path_names_it_and_a_folder_too() {
+    let mut comparisons = Comparisons::of("adapters in both forms");
+    for (base, name) in [("qwen3", "qwen3-a"), ("llama", "llama-a")] {
+        let folder = comparisons.find(&format!("parity2/lora/{name}"));
+        let Some((folder, base)) = folder.zip(comparisons.find(&format!("parity/{base}"))) else {
+            continue;
+        };
+        // On a GGUF base, a folder's rows are put in the order of the file's.
+        let reader = Model::open(base.join("model-F32.gguf")).unwrap().adapter_reader();
+        let file = reader.read(&folder.join("adapter-F32.gguf")).unwrap();
+        assert!(reader.read(&folder).unwrap() == file, "{name}");
+        comparisons.compared(1);
+        let error = reader.read(Path::new("no/such/adapter.gguf")).unwrap_err().to_string();
+        assert!(error.contains("no/such/adapter.gguf"), "{error}");
+    }
+}

@@ -1,0 +1,257 @@
+//! Adapters of a model: loaded by name, chosen by name for each request, unloaded while others run.
+//!
+//! Separate from the model's calls because most models never have one. Invariants: a name stands for one adapter at a time; a
+//! request that began with an adapter ends with it, whatever happens to the name.
+
+use std::{
+    path::PathBuf,
+    str::FromStr,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use tokenmill_backend::AdapterId;
+use tokenmill_model::AdapterReader;
+
+use crate::{Error, Model};
+
+/// Adapters that a model may have at a time, where nothing else is said.
+pub const DEFAULT_MAX_ADAPTERS: usize = 64;
+
+/// Longest name of an adapter.
+const MAX_NAME_BYTES: usize = 200;
+
+/// An adapter to load: `NAME=PATH` or `NAME=PATH:STRENGTH` as a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterSource {
+    /// What requests call it.
+    pub name: String,
+    /// A GGUF file, or a folder as the PEFT library writes it.
+    pub path: PathBuf,
+    /// Multiplies its changes; 1 takes them as they were trained.
+    pub strength: f32,
+}
+
+impl FromStr for AdapterSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, rest) = (text.split_once('=')).ok_or("say NAME=PATH or NAME=PATH:SCALE")?;
+        if let Some(reason) = fault_of(name) {
+            return Err(format!("the name `{name}` {reason}"));
+        }
+        let (path, strength) = match rest.rsplit_once(':') {
+            Some((path, number)) => match number.parse::<f32>() {
+                Ok(strength) => (path, strength),
+                // A colon of the path itself.
+                Err(_) => (rest, 1.0),
+            },
+            None => (rest, 1.0),
+        };
+        if path.is_empty() {
+            return Err("there is no path behind the name".to_owned());
+        }
+        if !strength.is_finite() {
+            return Err(format!("a scale of {strength} is no number to multiply with"));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            path: path.into(),
+            strength,
+        })
+    }
+}
+
+/// What is wrong with a name, if anything is.
+fn fault_of(name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        Some("is empty")
+    } else if name.len() > MAX_NAME_BYTES {
+        Some("is longer than 200 bytes")
+    } else if name.contains(|c: char| c.is_whitespace() || c.is_control() || c == ',') {
+        Some("has a space, a comma or a control character")
+    } else {
+        None
+    }
+}
+
+/// An adapter that requests can name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoadedAdapter {
+    /// What requests call it.
+    pub name: String,
+    /// Where it was read from.
+    pub path: PathBuf,
+    /// Multiplies its changes.
+    pub strength: f32,
+    /// The largest rank of its changes.
+    pub rank: usize,
+    /// Bytes of its matrices.
+    pub n_bytes: usize,
+    /// Its name in the engine.
+    pub id: AdapterId,
+}
+
+/// The adapters of a model.
+#[derive(Debug)]
+pub(crate) struct Shelf {
+    /// `None` where the model was not loaded here.
+    pub(crate) reader: Option<AdapterReader>,
+    pub(crate) max_adapters: usize,
+    loaded: Mutex<Vec<LoadedAdapter>>,
+    /// Held while adapters come or go, so that they do one after the other.
+    changing: Mutex<()>,
+}
+
+impl Shelf {
+    pub(crate) fn new(reader: Option<AdapterReader>, max_adapters: usize) -> Self {
+        Self {
+            reader,
+            max_adapters,
+            loaded: Mutex::default(),
+            changing: Mutex::default(),
+        }
+    }
+
+    fn loaded(&self) -> MutexGuard<'_, Vec<LoadedAdapter>> {
+        self.loaded.lock().expect("nothing panics while it holds this lock")
+    }
+
+    fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().expect("nothing panics while it holds this lock")
+    }
+
+    fn find(&self, name: &str) -> Result<LoadedAdapter, Error> {
+        let loaded = self.loaded();
+        let found = loaded.iter().find(|adapter| adapter.name == name).cloned();
+        found.ok_or_else(|| Error::UnknownAdapter {
+            name: name.to_owned(),
+            available: loaded.iter().map(|adapter| adapter.name.clone()).collect(),
+        })
+    }
+}
+
+impl Model {
+    /// Loads an adapter, which requests name from then on: [`TextParams::adapter`](crate::TextParams::adapter). Requests that run
+    /// go on meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::AdapterName`] of a name that is taken or unusable, [`Error::TooManyAdapters`], [`Error::Load`] where its files are
+    /// wrong, [`Error::Engine`] where it does not fit the model or the device.
+    pub fn load_adapter(&self, source: &AdapterSource) -> Result<LoadedAdapter, Error> {
+        let shelf = self.shelf();
+        let _changing = shelf.changing();
+        let reason = fault_of(&source.name).or_else(|| {
+            let is_taken = shelf.loaded().iter().any(|adapter| adapter.name == source.name);
+            is_taken.then_some("is that of an adapter that is loaded")
+        });
+        if let Some(reason) = reason {
+            return Err(Error::AdapterName {
+                name: source.name.clone(),
+                reason,
+            });
+        }
+        if shelf.loaded().len() >= shelf.max_adapters {
+            return Err(Error::TooManyAdapters {
+                maximum: shelf.max_adapters,
+            });
+        }
+        let reader = shelf.reader.as_ref().ok_or(Error::NoAdapters)?;
+        let adapter = Arc::new(reader.read(&source.path)?);
+        let id = self.engine().add_adapter(Arc::clone(&adapter), source.strength)?;
+        let loaded = LoadedAdapter {
+            name: source.name.clone(),
+            path: source.path.clone(),
+            strength: source.strength,
+            rank: adapter.max_rank(),
+            n_bytes: adapter.n_bytes(),
+            id,
+        };
+        shelf.loaded().push(loaded.clone());
+        Ok(loaded)
+    }
+
+    /// Takes an adapter's name away and forgets the adapter once the requests that have it have ended.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAdapter`].
+    pub fn unload_adapter(&self, name: &str) -> Result<(), Error> {
+        let shelf = self.shelf();
+        let _changing = shelf.changing();
+        let LoadedAdapter { id, .. } = shelf.find(name)?;
+        shelf.loaded().retain(|adapter| adapter.id != id);
+        Ok(self.engine().remove_adapter(id)?)
+    }
+
+    /// Changes what an adapter's changes are multiplied by, for requests that come from now on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAdapter`], or [`Error::Engine`] where the engine has ended.
+    pub fn set_adapter_strength(&self, name: &str, strength: f32) -> Result<(), Error> {
+        let shelf = self.shelf();
+        let _changing = shelf.changing();
+        let old = shelf.find(name)?;
+        if old.strength == strength {
+            return Ok(());
+        }
+        let id = self.engine().copy_adapter(old.id, strength)?;
+        for adapter in shelf.loaded().iter_mut().filter(|adapter| adapter.id == old.id) {
+            (adapter.id, adapter.strength) = (id, strength);
+        }
+        Ok(self.engine().remove_adapter(old.id)?)
+    }
+
+    /// The adapters that requests can name, in the order in which they were loaded.
+    pub fn adapters(&self) -> Vec<LoadedAdapter> {
+        self.shelf().loaded().clone()
+    }
+
+    /// Adapters that it may have at a time.
+    pub fn max_adapters(&self) -> usize {
+        self.shelf().max_adapters
+    }
+
+    /// The adapter of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAdapter`].
+    pub fn adapter(&self, name: &str) -> Result<LoadedAdapter, Error> {
+        self.shelf().find(name)
+    }
+
+    /// The adapter of a request that may name one.
+    pub(crate) fn adapter_id(&self, name: Option<&str>) -> Result<Option<AdapterId>, Error> {
+        name.map(|name| Ok(self.adapter(name)?.id)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_a_name_a_path_and_a_scale() {
+        let check = |text: &str, name: &str, path: &str, strength| {
+            let expected = AdapterSource {
+                name: name.to_owned(),
+                path: path.into(),
+                strength,
+            };
+            assert_eq!(text.parse(), Ok(expected), "{text}");
+        };
+        check("poet=a/b.gguf", "poet", "a/b.gguf", 1.0);
+        check("poet=a/b.gguf:0.5", "poet", "a/b.gguf", 0.5);
+        check("poet=C:/b.gguf", "poet", "C:/b.gguf", 1.0);
+        check("poet=C:/b=c.gguf:-2", "poet", "C:/b=c.gguf", -2.0);
+        for (text, part) in [
+            ("b.gguf", "NAME=PATH"),
+            ("=b.gguf", "empty"),
+            ("a b=c", "space"),
+            ("a=", "no path"),
+            ("a=b:inf", "inf"),
+            ("a=b:NaN", "NaN"),
+        ] {
+            let error = text.parse::<AdapterSource>().unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}
