@@ -439,6 +439,7 @@ impl From<EngineError> for Failure {
             | EngineError::EmptyBatch
             | EngineError::UnknownToken { .. }
             | EngineError::PredictsNoTokens
+            | EngineError::Adapter(_)
             | EngineError::RowsOutOfRange { .. } => Self::input(error.to_string()),
             EngineError::ContextLimitExceeded { .. } | EngineError::PoolTooSmall { .. } => {
                 Self::input(error.to_string()).hint("shorten the prompt, or give more context with -c")

@@ -120,8 +120,16 @@ const LLAMA_CPP: &[Row] = &[
         "`run` and `chat` take `--json-schema`, `--regex` and `--grammar`; what a server answers, its requests shape themselves",
     ),
     (
-        &["--lora", "--lora-scaled", "--control-vector"],
-        "adapters cannot be applied here yet; merge them into the model",
+        &["--lora-scaled"],
+        "`--lora NAME=PATH:SCALE` of `run`, `chat`, `serve`, `batch` and `perplexity` loads an adapter",
+    ),
+    (
+        &["--lora-init-without-apply"],
+        "an adapter applies to the requests that name it as their model, and to no other",
+    ),
+    (
+        &["--lora", "--control-vector"],
+        "it cannot be applied here; `run`, `chat`, `serve`, `batch` and `perplexity` take `--lora NAME=PATH`",
     ),
     (
         &["-md", "--model-draft", "--spec-draft-model"],
@@ -306,8 +314,12 @@ const VLLM: &[Row] = &[
         "`--spec ngram --spec-max N` is the method `ngram` with N tokens; drafts by a second model are not there yet",
     ),
     (
-        &["--enable-lora", "--lora-modules"],
-        "adapters cannot be applied here yet; merge them into the model",
+        &["--enable-lora", "--max-loras", "--max-lora-rank", "--max-cpu-loras"],
+        "adapters need no switch and have no such limit; `--lora NAME=PATH` loads one",
+    ),
+    (
+        &["--lora-modules"],
+        "`--lora NAME=PATH`, once for each",
     ),
     (
         &["--allowed-origins"],

@@ -72,7 +72,7 @@ pub(crate) const FOREIGN: &[Field] = &[
         &[],
         "a prompt that is too long is refused, never cut",
     ),
-    only("lora_path", &[], "there are no adapters"),
+    only("lora_path", &[], "an adapter is named as the `model`"),
     only("session_params", &[], "nothing is stored"),
     label("request_id"),
     label("rid"),

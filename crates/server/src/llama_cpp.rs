@@ -77,7 +77,7 @@ pub const FIELDS: &[Field] = &[
     only("n_cmpl", &["1"], "send one request for each answer"),
     only("n_cache_reuse", &["0"], "prefixes are cached as a whole"),
     only("min_keep", &["0", "1"], NOT_IMPLEMENTED),
-    only("lora", &["[]"], "there are no adapters"),
+    only("lora", &["[]"], "an adapter is named as the `model`"),
     yes(
         "response_fields",
         "only these fields of the answer, `a/b` for `b` within `a`; those that are not there are left out",

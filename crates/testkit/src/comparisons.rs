@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 47] = [
+const ROWS: [Row; 50] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -70,6 +70,17 @@ const ROWS: [Row; 47] = [
         "adapters in both forms",
         "no reference: files by PEFT and llama.cpp",
         1,
+    ),
+    row("damaged adapters", "no reference: none of them panics", 1),
+    row(
+        "adapters of other models",
+        "no reference: refused by what differs",
+        1,
+    ),
+    row(
+        "adapters of another architecture",
+        "no reference: a file by llama.cpp",
+        0,
     ),
     row("FP8 folders", "the same numbers in BF16", 1),
     row("turned choices between experts", "no reference: plain loops", 0),

@@ -2,13 +2,14 @@
 
 use std::{num::NonZeroU32, path::Path};
 
+use serde_json::Value;
 use tokenmill_backend::{
     Adapter, AdapterError, AdapterId, AdapterWeight, BatchError, Executor, FloatMatrix, ForwardBatch, KvType,
     RowOutput, StepError,
 };
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
-use tokenmill_model::{Model, ModelExecutor, ModelOptions};
+use tokenmill_model::{AdapterReader, LoadError, Model, ModelExecutor, ModelOptions};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_testkit::{
     Comparisons, NaiveBackend, Random, Reference, TinyModel,
@@ -268,4 +269,93 @@ fn a_file_is_read_where_a_path_names_it_and_a_folder_too() {
         let error = reader.read(Path::new("no/such/adapter.gguf")).unwrap_err().to_string();
         assert!(error.contains("no/such/adapter.gguf"), "{error}");
     }
+}
+
+/// The files of the core adapters, and what reads them.
+fn core_files(comparisons: &mut Comparisons) -> Option<(AdapterReader, [Vec<u8>; 3])> {
+    let folder = comparisons.find("parity2/lora/qwen3-a")?;
+    let base = comparisons.find("parity/qwen3")?.join("model-F32.gguf");
+    let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    let files = ["adapter-F32.gguf", "adapter_config.json", "adapter_model.safetensors"].map(read);
+    Some((Model::open(base).unwrap().adapter_reader(), files))
+}
+
+#[test]
+fn damaged_adapters_are_errors_of_one_line_or_sound() {
+    let mut comparisons = Comparisons::of("damaged adapters");
+    let Some((reader, [gguf, config, tensors])) = core_files(&mut comparisons) else {
+        return;
+    };
+    let mut random = Random::new(21);
+    let (mut n_refused, mut n_sound) = (0, 0);
+    let mut take = |read: Result<Adapter, LoadError>| match read {
+        Ok(adapter) => {
+            n_sound += 1;
+            for weight in &adapter.weights {
+                assert!(weight.rank > 0 && weight.scale.is_finite());
+                assert_eq!(weight.a.bytes.len() % weight.rank, 0);
+                assert_eq!(weight.b.bytes.len() % weight.n_out, 0);
+            }
+        }
+        Err(error) => {
+            n_refused += 1;
+            assert!(!error.to_string().contains('\n'), "{error}");
+        }
+    };
+    let damage = |bytes: &[u8], n_head: usize, random: &mut Random| {
+        let mut bytes = bytes.to_vec();
+        for _ in 0..=random.below(3) {
+            let at = random.below(bytes.len().min(n_head));
+            match random.below(4) {
+                0 => bytes.truncate(at + 1),
+                1 => bytes[at] = bytes[at].wrapping_add(1),
+                2 => bytes[at] ^= 1 << random.below(8),
+                _ => bytes[at] = random.bits() as u8,
+            }
+        }
+        bytes
+    };
+    for _ in 0..400 {
+        if let Ok(file) = GgufFile::from_bytes(&damage(&gguf, 4096, &mut random)) {
+            take(reader.from_gguf(&file));
+        }
+        take(reader.from_peft(&config, &damage(&tensors, 4096, &mut random)));
+        take(reader.from_peft(&damage(&config, 4096, &mut random), &tensors));
+    }
+    // NaN, which no header shows.
+    let mut nan = tensors.clone();
+    let end = nan.len();
+    nan[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    let error = reader.from_peft(&config, &nan).unwrap_err().to_string();
+    assert!(error.contains("not finite"), "{error}");
+    assert!(n_refused > 300 && n_sound > 50, "{n_refused} refused, {n_sound} sound");
+    comparisons.compared(1);
+}
+
+#[test]
+fn an_adapter_of_another_model_is_refused_by_what_differs() {
+    let mut comparisons = Comparisons::of("adapters of other models");
+    let Some((_, [gguf, config, tensors])) = core_files(&mut comparisons) else {
+        return;
+    };
+    // A llama with other widths.
+    let other = tiny(TensorType::F32);
+    let reader = other.adapter_reader();
+    let error = reader.from_gguf(&GgufFile::from_bytes(&gguf).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("architecture qwen3") && error.contains("llama"), "{error}");
+    let adapter = reader.from_peft(&config, &tensors);
+    let mut executor = other.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+    let refused = match &adapter {
+        Ok(adapter) => executor.add_adapter(id(1), adapter, 1.0).unwrap_err().to_string(),
+        Err(error) => error.to_string(),
+    };
+    assert!(refused.contains("attn_"), "{refused}");
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let rank_of = |r: usize| {
+        let mut config = config.clone();
+        config["r"] = r.into();
+        reader.from_peft(config.to_string().as_bytes(), &tensors).unwrap_err().to_string()
+    };
+    assert!(rank_of(0).contains("rank 0") && rank_of(5).contains("rank 5"), "{}", rank_of(5));
+    comparisons.compared(1);
 }

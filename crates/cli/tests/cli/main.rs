@@ -2,6 +2,7 @@
 //!
 //! Tests that compare with reference data find it through `TOKENMILL_TEST_DATA`; without it they say so and pass.
 
+mod adapters;
 mod bad_input;
 mod batch;
 mod chat;

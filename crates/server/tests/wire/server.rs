@@ -1,6 +1,7 @@
 //! A server for a test: the demo model, or an executor that does as the test says.
 
 use std::{
+    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -122,13 +123,18 @@ impl TestServer {
     pub(crate) async fn start_tiny(name: &str) -> Self {
         let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/encoders");
         let path = format!("{data}/{name}/model-Q4_K_M.gguf");
+        Self::start_file(path.as_ref(), name, ServerConfig::default()).await
+    }
+
+    /// Starts the model of a file, on a port that the system chooses.
+    pub(crate) async fn start_file(path: &Path, name: &str, config: ServerConfig) -> Self {
         let options = tokenmill::Model::options()
             .threads(1)
             .device(tokenmill::Device::Cpu);
         let model = options.load(path).expect("the tiny model loads");
         let config = ServerConfig {
             listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
-            ..ServerConfig::default()
+            ..config
         };
         Self::serve(vec![name.to_owned()], model, config).await
     }

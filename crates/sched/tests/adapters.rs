@@ -1,0 +1,133 @@
+//! Adapters in a running engine: pages of their own, removal while requests run, bits that do not depend on company.
+
+use std::sync::Arc;
+
+use tokenmill_backend::{Adapter, AdapterError, AdapterId, AdapterWeight, Executor, FloatMatrix};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{ModelOptions, build};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_sched::{Engine, EngineConfig, EngineError, Event, GenerateParams};
+use tokenmill_testkit::{FakeExecutor, Random, TinyModel, tiny_llama};
+
+fn executor() -> impl Executor + Send + 'static {
+    let model = TinyModel::random(tiny_llama(), TensorType::Q8_0, 11);
+    let options = ModelOptions {
+        n_ctx: Some(256),
+        max_batch_tokens: 64,
+        max_batch_seqs: 8,
+        max_logit_rows: 64,
+        n_pages: Some(64),
+        ..ModelOptions::default()
+    };
+    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
+    build(&model.descriptor, &model, backend, &options, &mut |_| {}).unwrap()
+}
+
+fn adapter(seed: u64) -> Arc<Adapter> {
+    let descriptor = tiny_llama();
+    let mut random = Random::new(seed);
+    let (rank, n_in) = (4, descriptor.n_embd);
+    let n_out = descriptor.layers[0].mixer.attention().unwrap().q_width();
+    let mut matrix = |n: usize| FloatMatrix {
+        ty: TensorType::F32,
+        bytes: (0..n).flat_map(|_| (0.5 * random.symmetric()).to_le_bytes()).collect(),
+    };
+    Arc::new(Adapter {
+        weights: vec![AdapterWeight {
+            tensor: "blk.0.attn_q.weight".to_owned(),
+            scale: 2.0,
+            rank,
+            n_in,
+            n_out,
+            a: matrix(rank * n_in),
+            b: matrix(n_out * rank),
+        }],
+    })
+}
+
+fn params(max_tokens: usize, adapter: Option<AdapterId>) -> GenerateParams {
+    GenerateParams {
+        max_tokens: Some(max_tokens),
+        adapter,
+        ..GenerateParams::default()
+    }
+}
+
+#[test]
+fn cached_pages_are_found_by_their_own_adapter_only_and_go_with_it() {
+    let engine = Engine::start(executor(), EngineConfig::default());
+    let [a, b] = [1, 2].map(|seed| engine.add_adapter(adapter(seed), 1.0).unwrap());
+    let prompt: Vec<u32> = (0..40).collect();
+    let cached = |adapter| engine.generate(&prompt, &params(2, adapter)).unwrap().usage.cached_tokens;
+    for adapter in [None, Some(a), Some(b)] {
+        assert_eq!([cached(adapter), cached(adapter)], [0, 32], "{adapter:?}");
+    }
+    let n_idle = || engine.stats().n_pages_idle;
+    assert_eq!(n_idle(), 6);
+    engine.remove_adapter(a).unwrap();
+    // Whatever is computed next comes behind the removal.
+    assert_eq!([cached(Some(b)), cached(None)], [32, 32]);
+    assert_eq!(n_idle(), 4);
+    assert_eq!(engine.remove_adapter(a), Err(EngineError::UnknownAdapter { id: a }));
+    let refused = engine.generate(&prompt, &params(2, Some(a)));
+    assert_eq!(refused.unwrap_err(), EngineError::UnknownAdapter { id: a });
+    // A new strength is a new adapter.
+    let half = engine.copy_adapter(b, 0.5).unwrap();
+    assert_eq!(cached(Some(half)), 0);
+}
+
+#[test]
+fn a_request_whose_adapter_is_removed_ends_as_if_it_were_there() {
+    let engine = Engine::start(executor(), EngineConfig::default());
+    let id = engine.add_adapter(adapter(1), 1.0).unwrap();
+    let prompt: Vec<u32> = (0..20).collect();
+    let expected = engine.generate(&prompt, &params(100, Some(id))).unwrap().tokens;
+    let plain = engine.generate(&prompt, &params(100, None)).unwrap().tokens;
+    assert_ne!(expected, plain);
+    let mut running = engine.submit(prompt.clone(), params(100, Some(id))).unwrap();
+    assert!(matches!(running.next(), Some(Event::Token(_))));
+    engine.remove_adapter(id).unwrap();
+    let n_more = running.filter(|event| matches!(event, Event::Token(_))).count();
+    assert_eq!(n_more, 99);
+    let again = engine.add_adapter(adapter(1), 1.0).unwrap();
+    assert_ne!(again, id);
+    assert_eq!(engine.generate(&prompt, &params(100, Some(again))).unwrap().tokens, expected);
+}
+
+#[test]
+fn requests_with_and_without_adapters_do_not_change_each_other() {
+    let engine = Engine::start(executor(), EngineConfig::default());
+    let adapters: Vec<AdapterId> = (0..4).map(|seed| engine.add_adapter(adapter(seed), 1.0).unwrap()).collect();
+    let requests: Vec<(Vec<u32>, GenerateParams)> = (0..16_u32)
+        .map(|i| {
+            let prompt = (0..10 + 3 * i).map(|token| (token * (i + 1)) % 60).collect();
+            (prompt, params(20, adapters.get(i as usize % 5).copied()))
+        })
+        .collect();
+    let alone: Vec<Vec<u32>> = (requests.iter())
+        .map(|(prompt, params)| engine.generate(prompt, params).unwrap().tokens)
+        .collect();
+    engine.forget_cache();
+    let running: Vec<_> = (requests.iter())
+        .map(|(prompt, params)| engine.submit(prompt.clone(), params.clone()).unwrap())
+        .collect();
+    for ((generation, alone), (prompt, _)) in running.into_iter().zip(&alone).zip(&requests) {
+        let tokens = generation.filter_map(|event| match event {
+            Event::Token(token) => Some(token.id),
+            _ => None,
+        });
+        assert!(prompt.iter().copied().chain(tokens).eq(alone.iter().copied()));
+    }
+}
+
+#[test]
+fn an_executor_without_adapters_says_so() {
+    let limits = executor().limits().clone();
+    let engine = Engine::start(FakeExecutor::new(limits), EngineConfig::default());
+    let refused = engine.add_adapter(adapter(1), 1.0);
+    assert!(matches!(
+        refused,
+        Err(EngineError::Adapter(AdapterError::Unsupported { .. }))
+    ));
+}

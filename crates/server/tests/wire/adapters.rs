@@ -1,0 +1,170 @@
+//! Adapters over HTTP: loaded, listed, named as models, scaled and unloaded.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tokenmill_server::ServerConfig;
+
+use crate::server::{TestServer, wait_until};
+
+/// A folder of the core data.
+fn data(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(path)
+}
+
+/// A server whose clients may load the adapters of the core data.
+async fn server() -> TestServer {
+    let config = ServerConfig {
+        adapter_folder: Some(data("parity2/lora")),
+        ..ServerConfig::default()
+    };
+    TestServer::start_file(&data("parity/qwen3/model-F32.gguf"), "tiny", config).await
+}
+
+async fn load(server: &TestServer, name: &str, path: &str) -> u16 {
+    let body = json!({ "lora_name": name, "lora_path": path });
+    server.post("/v1/load_lora_adapter", &body).await.status
+}
+
+/// What other software generates with the adapter of a fixture, as far as rounding cannot turn it.
+fn expected(name: &str) -> (Value, Vec<u64>) {
+    let json = std::fs::read(data(&format!("parity2/lora/{name}/ref.json"))).unwrap();
+    let facts: Value = serde_json::from_slice(&json).unwrap();
+    let n_safe = facts["greedy_safe_steps"]["0.02"][0].as_u64().unwrap() as usize;
+    let greedy = facts["greedy"][0].as_array().unwrap();
+    let greedy = greedy.iter().map(|id| id.as_u64().unwrap()).take(n_safe);
+    (facts["prompts"][0].clone(), greedy.collect())
+}
+
+async fn greedy(server: &TestServer, model: &str, prompt: &Value, n: usize) -> Vec<u64> {
+    let body = json!({
+        "model": model, "prompt": prompt, "n_predict": n, "temperature": 0, "ignore_eos": true, "return_tokens": true,
+    });
+    let reply = server.post_ok("/completion", &body).await;
+    let tokens = reply["tokens"].as_array().expect("the tokens");
+    tokens.iter().map(|id| id.as_u64().unwrap()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adapters_come_and_go_and_answer_as_other_software_does() {
+    let server = server().await;
+    assert_eq!(load(&server, "a", "qwen3-a/adapter-F32.gguf").await, 200);
+    assert_eq!(load(&server, "b", "qwen3-b").await, 200);
+    let models = server.get("/v1/models").await.json();
+    let listed: Vec<(&str, &Value)> = (models["data"].as_array().unwrap().iter())
+        .map(|model| (model["id"].as_str().unwrap(), &model["parent"]))
+        .collect();
+    assert_eq!(
+        listed,
+        [("tiny", &Value::Null), ("a", &json!("tiny")), ("b", &json!("tiny"))]
+    );
+    assert_eq!(server.get("/v1/models/a").await.json()["parent"], "tiny");
+
+    let (prompt, of_a) = expected("qwen3-a");
+    let (_, of_b) = expected("qwen3-b");
+    for name in ["a", "tiny:a"] {
+        assert_eq!(greedy(&server, name, &prompt, of_a.len()).await, of_a, "{name}");
+    }
+    assert_eq!(greedy(&server, "b", &prompt, of_b.len()).await, of_b);
+    let base = greedy(&server, "tiny", &prompt, of_a.len()).await;
+    assert_ne!(base, of_a);
+
+    let body = json!({ "model": "tiny:a", "prompt": "x", "max_tokens": 2 });
+    assert_eq!(server.post_ok("/v1/completions", &body).await["model"], "tiny:a");
+
+    // Scales: those that are left out get 0.
+    let list = server.get("/lora-adapters").await.json();
+    assert_eq!([&list[0]["name"], &list[1]["name"], &list[1]["scale"]], [&json!("a"), &json!("b"), &json!(1.0)]);
+    let scaled = server.post("/lora-adapters", &json!([{ "id": 1, "scale": 0.5 }])).await;
+    assert_eq!(scaled.status, 200, "{}", scaled.text());
+    assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, base);
+    assert_eq!(server.get("/lora-adapters").await.json()[1]["scale"], 0.5);
+    server.post_ok("/lora-adapters", &json!([{ "id": 0, "scale": 1 }, { "id": 1, "scale": 1 }])).await;
+    assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
+
+    let unload = |name: &'static str| {
+        let server = &server;
+        async move { server.post("/v1/unload_lora_adapter", &json!({ "lora_name": name })).await }
+    };
+    assert_eq!(unload("a").await.status, 200);
+    assert_eq!(unload("a").await.status, 404);
+    let gone = server.post("/completion", &json!({ "model": "a", "prompt": "x" })).await;
+    assert_eq!((gone.status, gone.json()["error"]["code"].as_str()), (404, Some("model_not_found")));
+    // The name is free again.
+    assert_eq!(load(&server, "a", "qwen3-a").await, 200);
+    assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_ends_with_the_adapter_that_it_began_with() {
+    let server = server().await;
+    assert_eq!(load(&server, "a", "qwen3-a").await, 200);
+    let (prompt, _) = expected("qwen3-a");
+    let body = json!({ "model": "a", "prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true });
+    let whole = server.post_ok("/v1/completions", &body).await["choices"][0]["text"].clone();
+    let mut streamed = body.clone();
+    streamed["stream"] = json!(true);
+    let stream = server.post_stream("/v1/completions", &streamed).await;
+    let engine = server.app.model.engine();
+    wait_until("the request runs", || engine.stats().n_running == 1).await;
+    let metrics = server.get("/metrics").await;
+    let line = metrics.text().lines().find(|line| line.starts_with("vllm:lora_requests_info{"));
+    let line = line.expect("the metric of adapters");
+    for part in ["max_lora=\"64\"", "running_lora_adapters=\"a\"", "waiting_lora_adapters=\"\""] {
+        assert!(line.contains(part), "{line}");
+    }
+    let removed = server.post("/v1/unload_lora_adapter", &json!({ "lora_name": "a" })).await;
+    assert_eq!(removed.status, 200);
+    assert_eq!(server.post("/v1/completions", &body).await.status, 404);
+    let reply = stream.reply().await;
+    let text: String = (reply.text().lines())
+        .filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok())
+        .filter_map(|chunk| Some(chunk["choices"][0]["text"].as_str()?.to_owned()))
+        .collect();
+    assert_eq!(text, whole);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
+    let server = server().await;
+    assert_eq!(load(&server, "a", "qwen3-a").await, 200);
+    let refuse = |name: &'static str, path: &'static str, part: &'static str| {
+        let server = &server;
+        async move {
+            let body = json!({ "lora_name": name, "lora_path": path });
+            let reply = server.post("/v1/load_lora_adapter", &body).await;
+            let message = reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+            assert_eq!(reply.status, 400, "{message}");
+            assert!(message.contains(part) && !message.contains('\n'), "{message}");
+        }
+    };
+    refuse("a", "qwen3-b", "is that of an adapter that is loaded").await;
+    refuse("tiny", "qwen3-b", "name of the model").await;
+    refuse("", "qwen3-b", "is empty").await;
+    refuse("b", "../../parity/qwen3/model-F32.gguf", "below").await;
+    refuse("b", "/etc/passwd", "below").await;
+    refuse("b", "no-such", "below").await;
+    refuse("b", "qwen3-a/ref.json", "ref.json").await;
+    let unknown = json!([{ "id": 7, "scale": 1 }]);
+    assert_eq!(server.post("/lora-adapters", &unknown).await.status, 400);
+    let embedding = server.post("/v1/embeddings", &json!({ "model": "a", "input": "x" })).await;
+    assert_eq!(embedding.status, 400);
+    let (prompt, of_a) = expected("qwen3-a");
+    assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
+
+    let closed = TestServer::start_file(
+        &data("parity/qwen3/model-F32.gguf"),
+        "tiny",
+        ServerConfig::default(),
+    )
+    .await;
+    for (path, body) in [
+        ("/v1/load_lora_adapter", json!({ "lora_name": "a", "lora_path": "qwen3-a" })),
+        ("/v1/unload_lora_adapter", json!({ "lora_name": "a" })),
+        ("/lora-adapters", json!([])),
+    ] {
+        let reply = closed.post(path, &body).await;
+        assert_eq!(reply.status, 400, "{path}");
+        assert!(reply.text().contains("--lora-dir"), "{path}: {}", reply.text());
+    }
+}
