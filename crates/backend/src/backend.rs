@@ -25,8 +25,8 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Activation, AdapterOperations, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
     ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob, MemoryPlan, NetworkShape,
-    Norm, PageCopy, PageGroup, Part, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, Side, StateLayout,
-    StepOutput, StepShape, StepTrace, StreamOperations, Temperature,
+    Norm, PageCopy, PageGroup, Part, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, SequenceMemory, Side,
+    StateLayout, StepOutput, StepShape, StepTrace, StreamOperations, Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.
@@ -39,7 +39,13 @@ use crate::{
     reason = "the operations fail alike, which the trait's documentation says"
 )]
 pub trait Backend:
-    AdapterOperations + ExpertOperations + LatentOperations + LayerOperations + RecurrentOperations + StreamOperations
+    AdapterOperations
+    + ExpertOperations
+    + LatentOperations
+    + LayerOperations
+    + RecurrentOperations
+    + SequenceMemory
+    + StreamOperations
 {
     /// The device's name, for errors.
     const NAME: &'static str;

@@ -3,7 +3,9 @@
 //! It is all that an engine sees of a model and a device. Invariant: nothing here names a sequence, a queue or a
 //! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
 
-use crate::{Adapter, AdapterError, AdapterId, BackendError, BatchError, ExecutorLimits, ForwardBatch, PageGroup, StepTrace};
+use crate::{
+    Adapter, AdapterError, AdapterId, BackendError, BatchError, ExecutorLimits, ForwardBatch, MemoryFormat, MemoryPlace, PageGroup, StepTrace,
+};
 
 /// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.
 ///
@@ -66,6 +68,29 @@ pub trait Executor {
         let _ = id;
     }
 
+    /// How the memory of sequences is arranged; `None` where it can be neither read nor written as bytes.
+    fn memory_format(&self) -> Option<MemoryFormat> {
+        None
+    }
+
+    /// Appends the bytes of a place to `bytes`, as the steps and copies submitted before leave it.
+    ///
+    /// # Errors
+    /// [`StepError::PlaceOutOfRange`] before anything was read, or a device error.
+    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), StepError> {
+        let _ = bytes;
+        Err(StepError::PlaceOutOfRange { place })
+    }
+
+    /// Writes the bytes of a place, after the steps and copies submitted before and ahead of those submitted later.
+    ///
+    /// # Errors
+    /// [`StepError::PlaceOutOfRange`] before anything was written, also for a wrong number of bytes; or a device error.
+    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), StepError> {
+        let _ = bytes;
+        Err(StepError::PlaceOutOfRange { place })
+    }
+
     /// What the time of the steps waited for so far went to, where the device measures it.
     fn trace(&self) -> Option<StepTrace> {
         None
@@ -103,6 +128,18 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn remove_adapter(&mut self, id: AdapterId) {
         (**self).remove_adapter(id);
+    }
+
+    fn memory_format(&self) -> Option<MemoryFormat> {
+        (**self).memory_format()
+    }
+
+    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), StepError> {
+        (**self).read_memory(place, bytes)
+    }
+
+    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), StepError> {
+        (**self).write_memory(place, bytes)
     }
 
     fn trace(&self) -> Option<StepTrace> {
@@ -227,6 +264,12 @@ pub enum StepError {
         n_pages: usize,
         /// Pages of the host tier.
         n_host_pages: usize,
+    },
+    /// A read or a write of memory that is not there, or of another number of bytes than it has.
+    #[error("{place:?} is no memory of this executor, or has another size")]
+    PlaceOutOfRange {
+        /// The place.
+        place: MemoryPlace,
     },
     /// This step failed; the executor remains usable.
     #[error("{operation} failed: {reason}")]

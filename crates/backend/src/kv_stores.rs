@@ -48,6 +48,11 @@ impl<S> KvStores<S> {
     }
 
     /// The stores with their groups.
+    pub fn iter(&self) -> impl Iterator<Item = (PageGroup, &S)> {
+        PageGroup::ALL.into_iter().zip(&self.stores)
+    }
+
+    /// The stores with their groups, to write.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (PageGroup, &mut S)> {
         PageGroup::ALL.into_iter().zip(&mut self.stores)
     }

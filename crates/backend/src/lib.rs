@@ -57,6 +57,7 @@ mod recurrence;
 mod sampler;
 mod sampling_params;
 mod split;
+mod sequence_memory;
 mod state_layout;
 mod step_shape;
 mod step_trace;
@@ -100,6 +101,7 @@ pub use recurrence::{
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use split::SplitOperations;
+pub use sequence_memory::{MemoryFormat, MemoryPlace, SequenceMemory};
 pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};

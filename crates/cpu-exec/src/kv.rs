@@ -4,6 +4,8 @@
 //! was stored, after rounding to the store's type, so a result does not depend on whether a key came from this step or
 //! from an earlier one.
 
+mod bytes;
+
 use half::f16;
 use tokenmill_backend::{KvLayerShape, KvType, PAGE_TOKENS};
 

@@ -60,6 +60,41 @@ impl StateStore {
         })
     }
 
+    /// Bytes of a slot, all layers.
+    pub(crate) fn bytes_of_slot(&self) -> usize {
+        let values = |layer: &LayerStates| layer.conv_len + layer.matrix_len;
+        self.layers.iter().map(values).sum::<usize>() * size_of::<f32>()
+    }
+
+    /// Appends a slot to `bytes`: layer by layer its convolution and its matrices.
+    pub(crate) fn read_slot(&self, slot: u32, bytes: &mut Vec<u8>) {
+        for layer in &self.layers {
+            for (values, len) in [(&layer.conv, layer.conv_len), (&layer.matrix, layer.matrix_len)] {
+                let row = &values[slot as usize * len..][..len];
+                bytes.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+            }
+        }
+    }
+
+    /// Writes a slot that [`Self::read_slot`] gave.
+    pub(crate) fn write_slot(&mut self, slot: u32, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.bytes_of_slot(), "bytes of a state");
+        let (mut words, _) = bytes.as_chunks::<4>();
+        for layer in &mut self.layers {
+            let parts = [
+                (&mut layer.conv, layer.conv_len),
+                (&mut layer.matrix, layer.matrix_len),
+            ];
+            for (values, len) in parts {
+                let (own, rest) = words.split_at(len);
+                for (value, word) in values[slot as usize * len..][..len].iter_mut().zip(own) {
+                    *value = f32::from_le_bytes(*word);
+                }
+                words = rest;
+            }
+        }
+    }
+
     pub(crate) fn layer(&mut self, state_idx: usize) -> &mut LayerStates {
         &mut self.layers[state_idx]
     }

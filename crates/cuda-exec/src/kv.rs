@@ -6,6 +6,8 @@
 //! transfer stream, in parallel with the computation. Invariant: moves come after the work queued before them, and the work queued
 //! after [`KvStore::await_pages`] named a page comes after the moves of that page.
 
+mod bytes;
+
 use tokenmill_backend::{KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageCopy};
 
 use crate::{Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, error::Result};
@@ -373,6 +375,24 @@ mod tests {
             assert_eq!(read(&mut store, 4), one);
             assert_eq!(read(&mut store, 1), two);
             assert_eq!(read(&mut store, 2), two);
+        }
+    }
+
+    #[test]
+    fn a_page_is_the_same_after_a_way_through_bytes() {
+        for ty in [KvType::F16, KvType::F32] {
+            let device = simulated(&Simulator::new(&SimOptions::default()));
+            let mut store = KvStore::new(&device, &layout(ty, 5, 0)).unwrap();
+            fill(&mut store, 1, 7);
+            let mut staging = device.alloc_pinned(store.bytes_of_page()).unwrap();
+            store
+                .copy_pages(&[PageCopy::Duplicate { from: 1, to: 2 }])
+                .unwrap();
+            store.read_page(2, &mut staging).unwrap();
+            assert_eq!(staging.host().unwrap(), &read(&mut store, 1)[..]);
+            store.write_page(4, &mut staging).unwrap();
+            assert_eq!(read(&mut store, 4), read(&mut store, 1));
+            assert!(store.read_page(5, &mut staging).is_err());
         }
     }
 

@@ -7,7 +7,7 @@
 
 use tokenmill_backend::{SeqState, StateLayerShape, StateLayout};
 
-use crate::{Buffer, CudaExecError, Device, ViewMut, driver::MAX_COUNT, error::Result};
+use crate::{Buffer, CudaExecError, Device, Pinned, Stream, ViewMut, driver::MAX_COUNT, error::Result};
 
 /// Parts of a slot have a multiple of these values: 256 bytes.
 const PART_LEN: usize = 64;
@@ -119,6 +119,43 @@ impl StateSlots {
             .map(|&shape| slot_len(shape))
             .fold(0, usize::saturating_add)
             .saturating_mul(size_of::<f32>())
+    }
+
+    /// Values of a slot, all layers.
+    pub fn len_of_slot(&self) -> usize {
+        self.layers.iter().map(|layer| slot_len(layer.shape)).sum()
+    }
+
+    /// Copies a slot to the front of `staging`, which has room for one, behind the work queued so far.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`], or the driver's.
+    pub fn read_slot(&self, slot: u32, staging: &mut Pinned<f32>) -> Result<()> {
+        let mut offset = 0;
+        for layer in &self.layers {
+            let len = slot_len(layer.shape);
+            let start = slot as usize * len;
+            let source = layer.slots.view().range(start..start + len)?;
+            staging.download(Stream::Compute, source, offset..offset + len)?;
+            offset += len;
+        }
+        Ok(())
+    }
+
+    /// Copies the front of `staging` to a slot, behind the work queued so far.
+    ///
+    /// # Errors
+    /// As [`Self::read_slot`].
+    pub fn write_slot(&mut self, slot: u32, staging: &mut Pinned<f32>) -> Result<()> {
+        let mut offset = 0;
+        for layer in &mut self.layers {
+            let len = slot_len(layer.shape);
+            let start = slot as usize * len;
+            let target = layer.slots.view_mut().range(start..start + len)?;
+            staging.upload(Stream::Compute, offset..offset + len, &target)?;
+            offset += len;
+        }
+        Ok(())
     }
 
     /// A layer, to write.

@@ -9,8 +9,7 @@ use std::{
 };
 
 use tokenmill_backend::{
-    Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, GroupLimits, PageCopy,
-    PageGroup, RowOutput, StepError, StepOutput, StepTrace, Ticket, TokenSource,
+    Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, GroupLimits, MemoryFormat, MemoryPlace, PageCopy, PageGroup, RowOutput, StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
 
 use crate::{activations::Activations, forward::forward, network::Network};
@@ -77,6 +76,18 @@ impl<B: Backend> ModelExecutor<B> {
             }
         }
         Ok(())
+    }
+
+    /// The bytes of a place, unless it is out of range.
+    fn bytes_of(&self, place: MemoryPlace) -> Option<usize> {
+        let is_there = match place {
+            MemoryPlace::Page { group, page } => {
+                (self.limits.group(group)).is_some_and(|limits| (page as usize) < limits.n_pages)
+            }
+            MemoryPlace::State { slot } => (slot as usize) < self.limits.n_states,
+        };
+        let format = self.backend.memory_format().filter(|_| is_there);
+        format.map(|format| format.bytes_of(place))
     }
 
     fn run(&mut self, batch: &ForwardBatch) -> Result<(), BackendError> {
@@ -170,6 +181,22 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     fn remove_adapter(&mut self, id: AdapterId) {
         self.backend.remove_adapter(id);
         self.adapters.remove(&id);
+    }
+
+    fn memory_format(&self) -> Option<MemoryFormat> {
+        self.backend.memory_format()
+    }
+
+    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), StepError> {
+        self.bytes_of(place).ok_or(StepError::PlaceOutOfRange { place })?;
+        Ok(self.backend.read_memory(place, bytes)?)
+    }
+
+    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), StepError> {
+        if self.bytes_of(place) != Some(bytes.len()) {
+            return Err(StepError::PlaceOutOfRange { place });
+        }
+        Ok(self.backend.write_memory(place, bytes)?)
     }
 
     fn trace(&self) -> Option<StepTrace> {

@@ -10,6 +10,7 @@ mod inputs;
 mod latent;
 mod layers;
 mod load;
+mod memory;
 mod recurrence;
 mod split;
 mod streams;
@@ -18,8 +19,8 @@ use std::sync::Arc;
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
-    HostStep, KvLayout, KvStores, Linear, LinearJob, MemoryPlan, NetworkShape, Norm, NormKind, PageCopy,
-    PageGroup, Rope, Routed, RowSet, StateLayout, StepOutput, StepShape, Temperature,
+    HostStep, KvLayout, KvStores, KvType, Linear, LinearJob, MemoryPlan, NetworkShape, Norm, NormKind,
+    PageCopy, PageGroup, Rope, Routed, RowSet, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{CpuFeatures, format};
@@ -38,6 +39,8 @@ pub struct CpuBackend {
     host: Arc<crate::Host>,
     workspace: crate::Workspace,
     kv: Option<KvStores<PagedStore>>,
+    /// Types of the keys and the values in it.
+    kv_types: (KvType, KvType),
     states: Option<crate::StateStore>,
     step: HostStep,
     scratch: Vec<f32>,
@@ -77,6 +80,7 @@ impl CpuBackend {
             workspace: crate::Workspace::new(&host),
             host: Arc::new(host),
             kv: None,
+            kv_types: Default::default(),
             states: None,
             step: HostStep::default(),
             scratch: Vec::new(),
@@ -212,6 +216,7 @@ impl Backend for CpuBackend {
             })
         });
         self.kv = Some(stores?);
+        self.kv_types = (layout.key_type, layout.value_type);
         Ok(())
     }
 

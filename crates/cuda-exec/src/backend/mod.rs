@@ -3,7 +3,7 @@
 //! Only the choice of launches stands here; the kernels' own files have the rest. One file a subject: what a load does
 //! ([`load`]), how a step is run, captured and replayed ([`run`]), the operations in the order of the trait
 //! ([`operations`]; on experts in [`experts`], on recurrent states in [`recurrence`], on latent rows in [`latent`], on streams in [`streams`], and those that few networks need
-//! in [`layers`]), activations ([`buffer`]). Values of a step go up in one copy
+//! in [`layers`]), memory of sequences as bytes ([`memory`]), activations ([`buffer`]). Values of a step go up in one copy
 //! ([`step`]), results come down behind the step and are waited for once ([`results`]). Invariant: everything is
 //! allocated in [`Backend::prepare`](tokenmill_backend::Backend::prepare) and the load that follows, and operations inside
 //! [`Backend::run_step`](tokenmill_backend::Backend::run_step) only launch, so a decode step is captured once for its shape and replayed.
@@ -14,6 +14,7 @@ mod experts;
 mod latent;
 mod layers;
 mod load;
+mod memory;
 mod operations;
 mod recurrence;
 mod results;
@@ -29,6 +30,7 @@ use tokenmill_gguf::TensorType;
 
 pub use self::buffer::CudaBuffer;
 use self::{
+    memory::Staging,
     results::{PickedLayout, Results, Sources},
     step::StepInputs,
     trace::Tracer,
@@ -45,6 +47,8 @@ pub struct CudaBackend {
     kv_heads: Vec<KvLayerShape>,
     /// Of a network with recurrent layers.
     states: Option<crate::StateSlots>,
+    /// For the memory of sequences as bytes, once it was asked for.
+    staging: Option<Staging>,
     workspace: Option<Workspace>,
     graphs: crate::GraphCache<StepShape, Sources>,
     /// Counts the moves of what captured steps hold.
@@ -82,6 +86,7 @@ impl CudaBackend {
             kv: None,
             kv_heads: Vec::new(),
             states: None,
+            staging: None,
             workspace: None,
             graphs: crate::GraphCache::default(),
             epoch: 0,

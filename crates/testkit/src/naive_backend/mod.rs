@@ -22,7 +22,7 @@ use half::f16;
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
     Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, PageGroup, Rope, RopeStyle, RowSet,
-    StateLayout, StepOutput, StepShape, Temperature,
+    SequenceMemory, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::{dequantize_row, format, quantize_row};
@@ -141,6 +141,9 @@ impl Memory for NaiveBackend {
         Ok(Vec::new())
     }
 }
+
+/// Its memory stays where it is.
+impl SequenceMemory for NaiveBackend {}
 
 impl Backend for NaiveBackend {
     const NAME: &'static str = "the naive backend";

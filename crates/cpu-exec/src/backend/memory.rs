@@ -1,0 +1,54 @@
+//! The memory of sequences as bytes.
+
+use tokenmill_backend::{BackendError, MemoryFormat, MemoryPlace, PageGroup, SequenceMemory};
+
+use super::{CpuBackend, KV_ALLOCATED};
+
+/// A name for how pages and states lie: [`crate::KvStore`] and [`crate::StateStore`] say it.
+const ARRANGEMENT: &str = "cpu-1";
+
+impl SequenceMemory for CpuBackend {
+    fn memory_format(&self) -> Option<MemoryFormat> {
+        let stores = self.kv.as_ref()?;
+        let (key_type, value_type) = self.kv_types;
+        let mut page_bytes = [0; PageGroup::ALL.len()];
+        for (group, store) in stores.iter() {
+            page_bytes[group.index()] = store.pool.bytes_of_page();
+        }
+        Some(MemoryFormat {
+            arrangement: ARRANGEMENT,
+            key_type,
+            value_type,
+            page_bytes,
+            state_bytes: self.states.as_ref().map_or(0, crate::StateStore::bytes_of_slot),
+        })
+    }
+
+    fn read_memory(&mut self, place: MemoryPlace, bytes: &mut Vec<u8>) -> Result<(), BackendError> {
+        match place {
+            MemoryPlace::Page { group, page } => {
+                let stores = self.kv.as_ref().expect(KV_ALLOCATED);
+                stores.group(group).pool.read_page(page, bytes);
+            }
+            MemoryPlace::State { slot } => {
+                let states = self.states.as_ref().expect("a state in range is allocated");
+                states.read_slot(slot, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn write_memory(&mut self, place: MemoryPlace, bytes: &[u8]) -> Result<(), BackendError> {
+        match place {
+            MemoryPlace::Page { group, page } => {
+                let stores = self.kv.as_mut().expect(KV_ALLOCATED);
+                stores.group_mut(group).pool.write_page(page, bytes);
+            }
+            MemoryPlace::State { slot } => {
+                let states = self.states.as_mut().expect("a state in range is allocated");
+                states.write_slot(slot, bytes);
+            }
+        }
+        Ok(())
+    }
+}
