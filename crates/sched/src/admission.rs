@@ -10,7 +10,7 @@ use crate::{
     arena::SeqId,
     plan::StepPlan,
     pool::Hit,
-    prefix::{Reuse, longest_reuse},
+    prefix::Reuse,
     scheduler::{Scheduler, StepBudget},
     sequence::{MissReason, Rank, Stage},
 };
@@ -171,17 +171,8 @@ impl Scheduler {
         }
         let n_pages = self.sequences[id].n_reusable() / PAGE_TOKENS;
         self.ensure_page_keys(id, n_pages);
-        let states = &self.pool().states;
-        let mut windows = [None; PageGroup::ALL.len()];
-        for (window, group) in windows.iter_mut().zip(&self.groups) {
-            *window = group.limits.window;
-        }
-        longest_reuse(
-            n_pages,
-            &windows[..self.groups.len()],
-            |group_idx, page_idx| self.find_page(id, group_idx, page_idx).is_some(),
-            |page_idx| !states.is_used() || states.contains(self.sequences[id].page_keys[page_idx]),
-        )
+        let sequence = &self.sequences[id];
+        self.longest_cached(&sequence.page_keys[..n_pages], &sequence.tokens)
     }
 
     fn find_page(&self, id: SeqId, group_idx: usize, page_idx: usize) -> Option<Hit> {

@@ -25,6 +25,7 @@ use crate::{
     lane_mask::LaneMask,
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
+    memory_transfer::Holds,
     outcome::{End, Outcome, RowResult},
     page_events::PageEventSender,
     params::EngineConfig,
@@ -57,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) adapters: CoreAdapters,
     /// Where the changes of the prefix cache go, where they are read.
     page_events: Option<PageEventSender>,
+    /// Prefixes whose memory is read or written.
+    pub(crate) holds: Holds,
 
     // Reused from step to step.
     batch: ForwardBatch,
@@ -129,6 +132,7 @@ impl Core {
             queue,
             adapters: CoreAdapters::default(),
             page_events: None,
+            holds: Holds::default(),
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
             results: Vec::new(),
@@ -148,7 +152,7 @@ impl Core {
 
     /// Whether there is nothing to do and nothing on its way.
     pub(crate) fn is_empty(&self) -> bool {
-        self.scheduler.is_empty() && self.in_flight.is_empty()
+        self.scheduler.is_empty() && self.in_flight.is_empty() && self.holds.is_empty()
     }
 
     /// Why nothing will work any more, if so.
@@ -168,6 +172,7 @@ impl Core {
             Command::Resume(request) => self.set_paused(request, false),
             Command::ForgetCache => self.scheduler.forget_cache(),
             Command::Adapter(command) => self.obey_adapter(command),
+            Command::Memory(command) => self.transfer(command),
         }
     }
 
@@ -365,7 +370,7 @@ impl Core {
 
     /// Makes a plan's copies of a group. A copy to the host tier that fails costs the cached page alone: no sequence uses it yet,
     /// unless a later copy of the plan brings it back.
-    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+    pub(crate) fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
         let is_download = |copy: &PageCopy| matches!(copy, PageCopy::Download { .. });
         let mut n_done = 0;
         for run in copies.chunk_by(|a, b| is_download(a) == is_download(b)) {

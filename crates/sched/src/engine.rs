@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use tokenmill_backend::{Executor, ExecutorLimits};
+use tokenmill_backend::{Executor, ExecutorLimits, MemoryFormat};
 
 use crate::{
     board::{Board, EngineStats},
@@ -37,6 +37,7 @@ pub struct Engine {
 #[derive(Debug)]
 struct Inner {
     limits: ExecutorLimits,
+    memory_format: Option<MemoryFormat>,
     config: EngineConfig,
     mailbox: Arc<Mailbox>,
     board: Arc<Board>,
@@ -83,7 +84,7 @@ impl Engine {
                         return;
                     }
                 };
-                let _ = ready.send(Ok(executor.limits().clone()));
+                let _ = ready.send(Ok((executor.limits().clone(), executor.memory_format())));
                 let mut core = Core::new(Box::new(executor), config, Arc::clone(&board));
                 if let Some(sender) = page_sender {
                     core.send_page_events(sender);
@@ -92,8 +93,8 @@ impl Engine {
                 drop(end);
             })
         };
-        let limits = match built.recv() {
-            Ok(Ok(limits)) => limits,
+        let (limits, memory_format) = match built.recv() {
+            Ok(Ok(built)) => built,
             Ok(Err(error)) => return Err(error),
             Err(_) => {
                 let payload = thread
@@ -105,6 +106,7 @@ impl Engine {
         Ok(Self {
             inner: Arc::new(Inner {
                 limits,
+                memory_format,
                 config,
                 mailbox,
                 board,
@@ -232,7 +234,12 @@ impl Engine {
         self.inner.mailbox.n_queued()
     }
 
-    pub(crate) fn mailbox(&self) -> &Mailbox {
+    /// How the executor arranges the memory of sequences; `None` where it cannot be read.
+    pub fn memory_format(&self) -> Option<&MemoryFormat> {
+        self.inner.memory_format.as_ref()
+    }
+
+    pub(crate) fn mailbox(&self) -> &Arc<Mailbox> {
         &self.inner.mailbox
     }
 

@@ -128,6 +128,22 @@ pub enum EngineError {
     /// The step that the sequence took part in failed.
     #[error(transparent)]
     Step(#[from] StepError),
+    /// The memory of sequences was asked for, and the executor does not give it.
+    #[error("the memory of this device cannot be read or written")]
+    MemoryNotReadable,
+    /// The memory of a prefix cannot be held.
+    #[error(
+        "the prefix needs {needed} pages or states that nobody uses, and {n_available} are there; try again later, or enlarge the KV cache"
+    )]
+    NoRoomForPrefix {
+        /// Pages or states that it needs.
+        needed: usize,
+        /// Those that can be had.
+        n_available: usize,
+    },
+    /// The snapshots of a prefix that is to be written are not such that this model could have them.
+    #[error("the recurrent states of the prefix are not those of this model")]
+    BadSnapshots,
     /// The throughput was asked for before anything was measured.
     #[error("the engine is not warmed up; run its calibration first")]
     NotWarmedUp,

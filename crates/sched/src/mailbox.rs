@@ -11,6 +11,7 @@ use crate::{
     adapters::{AdapterCommand, AdapterNumbers},
     error::EngineError,
     event::RequestId,
+    memory_transfer::MemoryCommand,
     queue_gauge::Count,
     submission::Submission,
     sync::{Arc, Condvar, Mutex},
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     ForgetCache,
     /// Load or forget an adapter.
     Adapter(AdapterCommand),
+    /// Read or write the memory of a prefix.
+    Memory(MemoryCommand),
 }
 
 /// Whether an engine takes requests.

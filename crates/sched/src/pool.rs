@@ -351,6 +351,15 @@ impl PagePool {
         }
     }
 
+    /// Makes a cached page unfindable, unless a sequence uses it.
+    pub(crate) fn forget_unused(&mut self, key: PageKey) {
+        match self.index.get(&key).map(|cached| cached.place) {
+            Some(Place::Pool(page)) if self.idle.contains(page) => self.forget(page),
+            Some(Place::Host(host_page)) => self.forget_host(host_page),
+            Some(Place::Pool(_)) | None => {}
+        }
+    }
+
     /// Makes a page of the host tier unfindable: what it holds is not to be trusted.
     pub(crate) fn forget_host(&mut self, host_page: u32) {
         if let Some(key) = self.host.keys[host_page as usize].take() {

@@ -187,6 +187,11 @@ impl Scheduler {
         self.share_step(budget);
         let drafts = self.draft_room(&self.shares, budget.draft_times);
         self.fill_rows(drafts, plan);
+        self.take_copies(plan);
+    }
+
+    /// Moves the page copies that the executor has to make to `plan`.
+    pub(crate) fn take_copies(&mut self, plan: &mut StepPlan) {
         for (group, copies) in self.groups.iter_mut().zip(&mut plan.copies) {
             group.pool.take_copies(copies);
         }

@@ -1,0 +1,253 @@
+//! [`HeldPrefix`]: pages of a prefix, and the snapshot behind them, that are read or written outside of the steps.
+//!
+//! A part of [`Scheduler`] that stands apart because no sequence takes part in it: a prefix that was computed elsewhere enters the
+//! cache, and one that is in the cache leaves a copy. Invariants: a held page is given to no other; what is written from outside can
+//! be found only once all of it is there.
+
+use tokenmill_backend::{MemoryPlace, PAGE_TOKENS, PageGroup};
+
+use crate::{
+    page_events::Lineage,
+    pool::Hit,
+    prefix::{PageKey, Reuse, first_visible_page, longest_reuse},
+    scheduler::Scheduler,
+};
+
+/// Pages and a snapshot that are held.
+#[derive(Debug)]
+pub(crate) struct HeldPrefix {
+    /// Those of the whole pages.
+    tokens: Vec<u32>,
+    salt: u64,
+    keys: Vec<PageKey>,
+    reuse: Reuse,
+    /// Of each group, the pages from the first visible one on.
+    tables: [Vec<u32>; PageGroup::ALL.len()],
+    /// Snapshots, and the pages after which they were taken.
+    states: Vec<(usize, u32)>,
+}
+
+/// Snapshots of a prefix that are held at most: the one at its end, and the one before it, for a conversation that goes on
+/// from where the answer began.
+const MAX_SNAPSHOTS: usize = 2;
+
+/// Why a prefix cannot be held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HoldError {
+    /// Too few pages, or slots of states, that nobody uses.
+    NoRoom { needed: usize, n_available: usize },
+    /// The snapshots are not those of a prefix of this model.
+    BadSnapshots,
+}
+
+impl HeldPrefix {
+    /// Tokens whose memory it is.
+    pub(crate) fn n_tokens(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Tokens that its snapshots have seen, ascending.
+    pub(crate) fn snapshots(&self) -> Vec<u32> {
+        let tokens_of = |&(n_pages, _): &(usize, u32)| (n_pages * PAGE_TOKENS) as u32;
+        self.states.iter().map(tokens_of).collect()
+    }
+
+    /// Where its memory lies: the pages of each group in order, then the snapshots.
+    pub(crate) fn places(&self) -> Vec<MemoryPlace> {
+        let pages = (PageGroup::ALL.into_iter().zip(&self.tables))
+            .flat_map(|(group, pages)| pages.iter().map(move |&page| MemoryPlace::Page { group, page }));
+        let states = self.states.iter().map(|&(_, slot)| MemoryPlace::State { slot });
+        pages.chain(states).collect()
+    }
+}
+
+impl Scheduler {
+    /// Holds the longest prefix of `tokens` that the cache has, perhaps an empty one. Pages of the host tier come back to the pool,
+    /// which takes copies.
+    pub(crate) fn hold_prefix(&mut self, tokens: &[u32], salt: u64) -> Result<HeldPrefix, HoldError> {
+        let keys = self.keys_of(tokens, salt);
+        let reuse = self.longest_cached(&keys, tokens);
+        let mut held = HeldPrefix {
+            tokens: tokens[..reuse.n_pages * PAGE_TOKENS].to_vec(),
+            salt,
+            keys,
+            reuse,
+            tables: Default::default(),
+            states: Vec::new(),
+        };
+        held.keys.truncate(reuse.n_pages);
+        for (group_idx, group) in self.groups.iter().enumerate() {
+            let takes_page = |page_idx: &usize| {
+                let tokens = &tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
+                let hit = group.pool.find(held.keys[*page_idx], tokens);
+                matches!(hit, Some(Hit::Idle | Hit::Host))
+            };
+            let needed = (reuse.first_pages[group_idx]..reuse.n_pages)
+                .filter(takes_page)
+                .count();
+            let n_available = group.pool.n_available();
+            if needed > n_available {
+                return Err(HoldError::NoRoom { needed, n_available });
+            }
+        }
+        let groups = self
+            .groups
+            .iter_mut()
+            .zip(&mut held.tables)
+            .zip(reuse.first_pages);
+        for ((group, pages), first_page) in groups {
+            group.pool.take_cached(&held.keys[first_page..], pages);
+        }
+        // A snapshot before the end is of use where all pages are there, which is where nothing has left a window.
+        let has_windows = self.groups.iter().any(|group| group.limits.window.is_some());
+        let n_snapshots = if has_windows { 1 } else { MAX_SNAPSHOTS };
+        let states = &mut self.groups[0].pool.states;
+        let found = (1..=reuse.n_pages)
+            .rev()
+            .filter(|n_pages| states.contains(held.keys[n_pages - 1]));
+        let mut n_pages_of: Vec<usize> = found.take(n_snapshots).collect();
+        n_pages_of.reverse();
+        held.states = n_pages_of
+            .into_iter()
+            .map(|n_pages| (n_pages, states.retain(held.keys[n_pages - 1])))
+            .collect();
+        Ok(held)
+    }
+
+    /// Takes pages, and slots for the snapshots after so many tokens, to write the memory of the whole pages of `tokens` to, at the
+    /// price of what was idle longest. Each running sequence is left a page.
+    pub(crate) fn reserve_prefix(
+        &mut self,
+        tokens: &[u32],
+        snapshots: &[u32],
+        salt: u64,
+    ) -> Result<HeldPrefix, HoldError> {
+        let n_pages = tokens.len() / PAGE_TOKENS;
+        let tokens = tokens[..n_pages * PAGE_TOKENS].to_vec();
+        let is_placed = snapshots
+            .iter()
+            .all(|&at| at > 0 && (at as usize).is_multiple_of(PAGE_TOKENS));
+        // A prefix of a model with states is found where a snapshot ends it.
+        let end = if self.pool().states.is_used() {
+            tokens.len()
+        } else {
+            0
+        };
+        if !is_placed
+            || !snapshots.is_sorted_by(|a, b| a < b)
+            || snapshots.last().map_or(0, |&last| last as usize) != end
+        {
+            return Err(HoldError::BadSnapshots);
+        }
+        let mut first_pages = [0; PageGroup::ALL.len()];
+        for (first_page, group) in first_pages.iter_mut().zip(&self.groups) {
+            *first_page = first_visible_page(n_pages * PAGE_TOKENS, group.limits.window);
+            let (needed, n_available) = (n_pages - *first_page, group.pool.n_available());
+            if needed + self.running.len() > n_available {
+                return Err(HoldError::NoRoom { needed, n_available });
+            }
+        }
+        let states = &mut self.groups[0].pool.states;
+        let (needed, n_available) = (snapshots.len(), states.n_available());
+        if needed > n_available {
+            return Err(HoldError::NoRoom { needed, n_available });
+        }
+        let available = "as many are available";
+        let states = (snapshots.iter())
+            .map(|&at| (at as usize / PAGE_TOKENS, states.allocate().expect(available)))
+            .collect();
+        let mut tables: [Vec<u32>; PageGroup::ALL.len()] = Default::default();
+        for ((group, pages), first_page) in self.groups.iter_mut().zip(&mut tables).zip(first_pages) {
+            pages.extend((first_page..n_pages).map(|_| group.pool.allocate().expect(available)));
+        }
+        Ok(HeldPrefix {
+            keys: self.keys_of(&tokens, salt),
+            tokens,
+            salt,
+            reuse: Reuse { n_pages, first_pages },
+            tables,
+            states,
+        })
+    }
+
+    /// Lets prompts find what was written to a reserved prefix.
+    pub(crate) fn publish_prefix(&mut self, mut held: HeldPrefix) {
+        let tables = self
+            .groups
+            .iter_mut()
+            .zip(&held.tables)
+            .zip(held.reuse.first_pages);
+        for ((group, pages), first_page) in tables {
+            for (page_idx, &page) in (first_page..).zip(pages) {
+                let lineage = Lineage {
+                    parent: page_idx.checked_sub(1).map(|idx| held.keys[idx]),
+                    salt: held.salt,
+                };
+                let tokens = &held.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
+                group.pool.register(page, held.keys[page_idx], tokens, lineage);
+            }
+        }
+        for (n_pages, slot) in held.states.drain(..) {
+            let (pool, key) = (&mut self.groups[0].pool, held.keys[n_pages - 1]);
+            // A snapshot goes when its page goes, so there is none without a page.
+            if pool.contains(key) {
+                pool.states.register(slot, key);
+            } else {
+                pool.states.release(slot);
+            }
+        }
+        self.let_prefix_go(held);
+    }
+
+    /// Gives back what was held. What was reserved and not published is lost.
+    pub(crate) fn let_prefix_go(&mut self, mut held: HeldPrefix) {
+        for (_, slot) in held.states.drain(..) {
+            self.groups[0].pool.states.release(slot);
+        }
+        // Last page first, so that the end of a prefix is evicted before its beginning.
+        for (group, pages) in self.groups.iter_mut().zip(&mut held.tables) {
+            while let Some(page) = pages.pop() {
+                group.pool.release(page);
+            }
+        }
+    }
+
+    /// Forgets the pages of a prefix that no sequence uses.
+    pub(crate) fn forget_prefix(&mut self, tokens: &[u32], salt: u64) {
+        for key in self.keys_of(tokens, salt).into_iter().rev() {
+            for group in &mut self.groups {
+                group.pool.forget_unused(key);
+            }
+        }
+    }
+
+    /// The longest prefix of `tokens`, whose whole pages have these keys, that the cache holds.
+    pub(crate) fn longest_cached(&self, keys: &[PageKey], tokens: &[u32]) -> Reuse {
+        let states = &self.pool().states;
+        let mut windows = [None; PageGroup::ALL.len()];
+        for (window, group) in windows.iter_mut().zip(&self.groups) {
+            *window = group.limits.window;
+        }
+        longest_reuse(
+            keys.len(),
+            &windows[..self.groups.len()],
+            |group_idx, page_idx| {
+                let tokens = &tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
+                self.groups[group_idx].pool.find(keys[page_idx], tokens).is_some()
+            },
+            |page_idx| !states.is_used() || states.contains(keys[page_idx]),
+        )
+    }
+
+    /// The keys of the whole pages of `tokens`.
+    fn keys_of(&self, tokens: &[u32], salt: u64) -> Vec<PageKey> {
+        let mut key = self.hasher.root(salt);
+        let pages = tokens.chunks_exact(PAGE_TOKENS);
+        pages
+            .map(|tokens| {
+                key = self.hasher.next(key, tokens);
+                key
+            })
+            .collect()
+    }
+}

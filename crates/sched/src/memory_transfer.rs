@@ -1,0 +1,238 @@
+//! [`MemoryCommand`]: what is asked of the engine's thread to read a prefix's memory, or to write one.
+//!
+//! A part of [`Core`] that stands apart because it is no part of a step: each command is short and obeyed between two steps.
+//! Invariant: a prefix that is held is given back by its handle, or by the end of the engine.
+
+use std::ops::Range;
+
+use tokenmill_backend::{MemoryFormat, MemoryPlace, PageGroup, StepError};
+
+use crate::{
+    core::Core,
+    error::EngineError,
+    held_prefix::{HeldPrefix, HoldError},
+    plan::StepPlan,
+    sync::mpsc,
+};
+
+/// Where the answer to a command goes. Nobody may wait for it any more.
+pub(crate) type Reply<T> = mpsc::Sender<Result<T, EngineError>>;
+
+/// A step of reading or writing the memory of a prefix.
+#[derive(Debug)]
+pub(crate) enum MemoryCommand {
+    /// Hold the longest prefix that the cache has.
+    Hold {
+        tokens: Vec<u32>,
+        salt: u64,
+        reply: Reply<Held>,
+    },
+    /// Take memory for a prefix that is to be written.
+    Reserve {
+        tokens: Vec<u32>,
+        snapshots: Vec<u32>,
+        salt: u64,
+        reply: Reply<Held>,
+    },
+    /// Read some of the places of a held prefix to the end of a buffer.
+    Read {
+        hold: u64,
+        places: Range<usize>,
+        bytes: Vec<u8>,
+        reply: Reply<Vec<u8>>,
+    },
+    /// Write them. The buffer comes back.
+    Write {
+        hold: u64,
+        places: Range<usize>,
+        bytes: Vec<u8>,
+        reply: Reply<Vec<u8>>,
+    },
+    /// Let prompts find a prefix that was written.
+    Publish { hold: u64, reply: Reply<()> },
+    /// The handle is gone.
+    LetGo { hold: u64 },
+    /// Forget the pages of a prefix that no sequence uses.
+    Forget {
+        tokens: Vec<u32>,
+        salt: u64,
+        reply: Reply<()>,
+    },
+}
+
+/// A prefix that is held.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// The number that commands name it by.
+    pub(crate) hold: u64,
+    /// Tokens whose memory it is.
+    pub(crate) n_tokens: usize,
+    /// Tokens that its snapshots have seen.
+    pub(crate) snapshots: Vec<u32>,
+    /// Bytes of each of its places.
+    pub(crate) place_bytes: Vec<usize>,
+}
+
+/// The prefixes that are held.
+#[derive(Debug, Default)]
+pub(crate) struct Holds {
+    next: u64,
+    open: Vec<Hold>,
+}
+
+#[derive(Debug)]
+struct Hold {
+    id: u64,
+    prefix: HeldPrefix,
+    places: Vec<MemoryPlace>,
+}
+
+impl Holds {
+    fn places(&self, id: u64, places: Range<usize>) -> Result<&[MemoryPlace], EngineError> {
+        let hold = self.open.iter().find(|hold| hold.id == id);
+        (hold.and_then(|hold| hold.places.get(places))).ok_or(EngineError::Stopped)
+    }
+
+    fn take(&mut self, id: u64) -> Option<HeldPrefix> {
+        let at = self.open.iter().position(|hold| hold.id == id)?;
+        Some(self.open.swap_remove(at).prefix)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+}
+
+impl Core {
+    pub(crate) fn transfer(&mut self, command: MemoryCommand) {
+        match command {
+            MemoryCommand::Hold { tokens, salt, reply } => {
+                let held = self.scheduler.hold_prefix(&tokens, salt);
+                answer(&reply, self.open_hold(held));
+            }
+            MemoryCommand::Reserve {
+                tokens,
+                snapshots,
+                salt,
+                reply,
+            } => {
+                let held = self.scheduler.reserve_prefix(&tokens, &snapshots, salt);
+                answer(&reply, self.open_hold(held));
+            }
+            MemoryCommand::Read {
+                hold,
+                places,
+                bytes,
+                reply,
+            } => {
+                answer(&reply, self.read_places(hold, places, bytes));
+            }
+            MemoryCommand::Write {
+                hold,
+                places,
+                bytes,
+                reply,
+            } => {
+                answer(&reply, self.write_places(hold, places, bytes));
+            }
+            MemoryCommand::Publish { hold, reply } => {
+                if let Some(prefix) = self.holds.take(hold) {
+                    self.scheduler.publish_prefix(prefix);
+                }
+                answer(&reply, Ok(()));
+            }
+            MemoryCommand::LetGo { hold } => {
+                if let Some(prefix) = self.holds.take(hold) {
+                    self.scheduler.let_prefix_go(prefix);
+                }
+            }
+            MemoryCommand::Forget { tokens, salt, reply } => {
+                self.scheduler.forget_prefix(&tokens, salt);
+                answer(&reply, Ok(()));
+            }
+        }
+    }
+
+    /// Makes the copies that a prefix took, and gives it a number.
+    fn open_hold(&mut self, held: Result<HeldPrefix, HoldError>) -> Result<Held, EngineError> {
+        let format = self.executor.memory_format();
+        let prefix = held.map_err(|error| match error {
+            HoldError::NoRoom { needed, n_available } => EngineError::NoRoomForPrefix { needed, n_available },
+            HoldError::BadSnapshots => EngineError::BadSnapshots,
+        })?;
+        let made = match format {
+            Some(format) => self.copy_for_prefix().map(|()| format).map_err(EngineError::from),
+            None => Err(EngineError::MemoryNotReadable),
+        };
+        let format: MemoryFormat = match made {
+            Ok(format) => format,
+            Err(error) => {
+                self.scheduler.let_prefix_go(prefix);
+                return Err(error);
+            }
+        };
+        let places = prefix.places();
+        let held = Held {
+            hold: self.holds.next,
+            n_tokens: prefix.n_tokens(),
+            snapshots: prefix.snapshots(),
+            place_bytes: places.iter().map(|&place| format.bytes_of(place)).collect(),
+        };
+        self.holds.next += 1;
+        self.holds.open.push(Hold {
+            id: held.hold,
+            prefix,
+            places,
+        });
+        Ok(held)
+    }
+
+    /// Makes the copies between the tiers that taking pages has caused.
+    fn copy_for_prefix(&mut self) -> Result<(), StepError> {
+        let mut plan = StepPlan::default();
+        self.scheduler.take_copies(&mut plan);
+        for (group, copies) in PageGroup::ALL.into_iter().zip(&plan.copies) {
+            if let Err(error) = self.copy_pages(group, copies) {
+                self.scheduler.fail_copies(&plan, &mut self.outcomes);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_places(
+        &mut self,
+        hold: u64,
+        places: Range<usize>,
+        mut bytes: Vec<u8>,
+    ) -> Result<Vec<u8>, EngineError> {
+        for &place in self.holds.places(hold, places)? {
+            self.executor.read_memory(place, &mut bytes)?;
+        }
+        Ok(bytes)
+    }
+
+    fn write_places(
+        &mut self,
+        hold: u64,
+        places: Range<usize>,
+        bytes: Vec<u8>,
+    ) -> Result<Vec<u8>, EngineError> {
+        let format = self
+            .executor
+            .memory_format()
+            .ok_or(EngineError::MemoryNotReadable)?;
+        let mut rest = &bytes[..];
+        for &place in self.holds.places(hold, places)? {
+            let (own, others) = rest.split_at(format.bytes_of(place));
+            self.executor.write_memory(place, own)?;
+            rest = others;
+        }
+        Ok(bytes)
+    }
+}
+
+/// Whoever asked may be gone.
+fn answer<T>(reply: &Reply<T>, answer: Result<T, EngineError>) {
+    let _ = reply.send(answer);
+}

@@ -1,0 +1,315 @@
+//! [`PrefixReader`] and [`PrefixWriter`]: the memory of a prefix as bytes, on its way out of an engine or into one.
+//!
+//! Separate from the engine's thread, which does one chunk at a time between two steps. Invariants: the chunks of a prefix have the
+//! same lengths whoever reads or writes it; a handle that is dropped gives back what it held, and a prefix that was not written to
+//! its end is never found.
+
+use std::ops::Range;
+
+use crate::{
+    engine::Engine,
+    error::EngineError,
+    mailbox::{Command, EngineState, Mailbox},
+    memory_transfer::{Held, MemoryCommand, Reply},
+    sync::{Arc, mpsc},
+};
+
+/// Bytes that a chunk has at most, unless one place has more: what the engine copies between two steps.
+const CHUNK_BYTES: usize = 4 << 20;
+
+type Answer<T> = mpsc::Receiver<Result<T, EngineError>>;
+
+/// What a prefix's memory is divided into.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Chunk {
+    places: Range<usize>,
+    n_bytes: usize,
+}
+
+/// Divides places, given the bytes of each.
+fn chunks_of(place_bytes: &[usize]) -> Vec<Chunk> {
+    let mut chunks: Vec<Chunk> = Vec::new();
+    for (place, &n_bytes) in place_bytes.iter().enumerate() {
+        match chunks.last_mut() {
+            Some(chunk) if chunk.n_bytes + n_bytes <= CHUNK_BYTES => {
+                chunk.places.end = place + 1;
+                chunk.n_bytes += n_bytes;
+            }
+            _ => chunks.push(Chunk {
+                places: place..place + 1,
+                n_bytes,
+            }),
+        }
+    }
+    chunks
+}
+
+/// A prefix that is held for a handle.
+#[derive(Debug)]
+struct Transfer {
+    hold: u64,
+    n_tokens: usize,
+    snapshots: Vec<u32>,
+    chunks: Vec<Chunk>,
+    n_done: usize,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Transfer {
+    fn begin(
+        engine: &Engine,
+        command: impl FnOnce(Reply<Held>) -> MemoryCommand,
+    ) -> Result<Self, EngineError> {
+        let mailbox = Arc::clone(engine.mailbox());
+        let held = ask(&mailbox, command)?;
+        Ok(Self {
+            hold: held.hold,
+            n_tokens: held.n_tokens,
+            snapshots: held.snapshots,
+            chunks: chunks_of(&held.place_bytes),
+            n_done: 0,
+            mailbox,
+        })
+    }
+
+    /// Orders what `command` makes of the next chunk; `None` after the last.
+    fn order(
+        &mut self,
+        command: impl FnOnce(u64, Range<usize>, Reply<Vec<u8>>) -> MemoryCommand,
+    ) -> Option<Answer<Vec<u8>>> {
+        let places = self.chunks.get(self.n_done)?.places.clone();
+        self.n_done += 1;
+        let (reply, answer) = mpsc::channel();
+        self.mailbox
+            .post(Command::Memory(command(self.hold, places, reply)));
+        Some(answer)
+    }
+
+    fn n_bytes(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.n_bytes as u64).sum()
+    }
+}
+
+impl Drop for Transfer {
+    fn drop(&mut self) {
+        self.mailbox
+            .post(Command::Memory(MemoryCommand::LetGo { hold: self.hold }));
+    }
+}
+
+/// Asks the engine's thread, and waits for its answer.
+fn ask<T>(mailbox: &Mailbox, command: impl FnOnce(Reply<T>) -> MemoryCommand) -> Result<T, EngineError> {
+    let (reply, answer) = mpsc::channel();
+    mailbox.post(Command::Memory(command(reply)));
+    await_answer(mailbox, &answer)
+}
+
+fn await_answer<T>(mailbox: &Mailbox, answer: &Answer<T>) -> Result<T, EngineError> {
+    // The engine has ended where nobody answers.
+    answer.recv().unwrap_or_else(|_| {
+        Err(match mailbox.state() {
+            EngineState::Ended(reason) => reason,
+            EngineState::Running | EngineState::Draining => EngineError::Stopped,
+        })
+    })
+}
+
+/// The memory of a prefix that is in the cache, to read. The prefix stays until the handle is dropped. Calls block.
+#[derive(Debug)]
+pub struct PrefixReader {
+    transfer: Transfer,
+    /// The chunk that is being read.
+    pending: Option<Answer<Vec<u8>>>,
+}
+
+impl PrefixReader {
+    /// Tokens whose memory it is: whole pages from the first token on, 0 where nothing was cached.
+    pub fn n_tokens(&self) -> usize {
+        self.transfer.n_tokens
+    }
+
+    /// Tokens that the recurrent states with it have seen, ascending; none for a model without.
+    pub fn snapshots(&self) -> &[u32] {
+        &self.transfer.snapshots
+    }
+
+    /// Bytes of all chunks.
+    pub fn n_bytes(&self) -> u64 {
+        self.transfer.n_bytes()
+    }
+
+    /// Chunks that it is divided into.
+    pub fn n_chunks(&self) -> usize {
+        self.transfer.chunks.len()
+    }
+
+    /// The next chunk; `None` after the last. The memory of `spare`, a chunk that was used, serves for a later one.
+    ///
+    /// # Errors
+    /// What the device said, or the end of the engine.
+    pub fn read_chunk(&mut self, spare: Vec<u8>) -> Result<Option<Vec<u8>>, EngineError> {
+        if self.pending.is_none() {
+            self.pending = self.order(Vec::new());
+        }
+        let Some(answer) = self.pending.take() else {
+            return Ok(None);
+        };
+        let chunk = await_answer(&self.transfer.mailbox, &answer)?;
+        // It is read while the caller looks at this one.
+        self.pending = self.order(spare);
+        Ok(Some(chunk))
+    }
+
+    fn order(&mut self, mut bytes: Vec<u8>) -> Option<Answer<Vec<u8>>> {
+        bytes.clear();
+        self.transfer.order(|hold, places, reply| MemoryCommand::Read {
+            hold,
+            places,
+            bytes,
+            reply,
+        })
+    }
+}
+
+/// Memory for a prefix that was computed elsewhere, to write. Prompts find it once [`Self::publish`] returns. Calls block.
+#[derive(Debug)]
+pub struct PrefixWriter {
+    transfer: Transfer,
+    /// The chunk that is being written.
+    pending: Option<Answer<Vec<u8>>>,
+}
+
+impl PrefixWriter {
+    /// Bytes of all chunks.
+    pub fn n_bytes(&self) -> u64 {
+        self.transfer.n_bytes()
+    }
+
+    /// Chunks that it is divided into.
+    pub fn n_chunks(&self) -> usize {
+        self.transfer.chunks.len()
+    }
+
+    /// Bytes of the chunk to write next; `None` after the last.
+    pub fn next_chunk_bytes(&self) -> Option<usize> {
+        Some(self.transfer.chunks.get(self.transfer.n_done)?.n_bytes)
+    }
+
+    /// Writes the next chunk. Gives the memory of one that was written.
+    ///
+    /// # Errors
+    /// What the device said of this chunk or of one before it, or the end of the engine.
+    ///
+    /// # Panics
+    /// Where `bytes` is not as long as [`Self::next_chunk_bytes`] says.
+    pub fn write_chunk(&mut self, bytes: Vec<u8>) -> Result<Vec<u8>, EngineError> {
+        assert_eq!(Some(bytes.len()), self.next_chunk_bytes(), "bytes of a chunk");
+        let written = self.settle()?;
+        self.pending = self.transfer.order(|hold, places, reply| MemoryCommand::Write {
+            hold,
+            places,
+            bytes,
+            reply,
+        });
+        Ok(written)
+    }
+
+    /// Lets prompts find the prefix.
+    ///
+    /// # Errors
+    /// As [`Self::write_chunk`].
+    ///
+    /// # Panics
+    /// Where a chunk was not written.
+    pub fn publish(mut self) -> Result<(), EngineError> {
+        assert_eq!(self.next_chunk_bytes(), None, "chunks that were not written");
+        self.settle()?;
+        let hold = self.transfer.hold;
+        ask(&self.transfer.mailbox, |reply| MemoryCommand::Publish {
+            hold,
+            reply,
+        })
+    }
+
+    /// Waits for the chunk that is being written, and gives its memory.
+    fn settle(&mut self) -> Result<Vec<u8>, EngineError> {
+        match self.pending.take() {
+            Some(answer) => await_answer(&self.transfer.mailbox, &answer),
+            None => Ok(Vec::new()),
+        }
+    }
+}
+
+impl Engine {
+    /// Holds the longest prefix of `tokens` that the cache has for requests with this salt, to read its memory. Blocks until the
+    /// step that runs is done.
+    ///
+    /// # Errors
+    /// [`EngineError::MemoryNotReadable`], [`EngineError::NoRoomForPrefix`], or the end of the engine.
+    pub fn read_prefix(&self, tokens: &[u32], cache_salt: u64) -> Result<PrefixReader, EngineError> {
+        let (tokens, salt) = (tokens.to_vec(), cache_salt);
+        Ok(PrefixReader {
+            transfer: Transfer::begin(self, |reply| MemoryCommand::Hold { tokens, salt, reply })?,
+            pending: None,
+        })
+    }
+
+    /// Takes memory for the whole pages of `tokens`, to write what [`Self::read_prefix`] gave elsewhere: of an engine of the same
+    /// model and an equal [`Self::memory_format`], with the same `snapshots`. Prompts that begin so and have this salt find it then.
+    ///
+    /// # Errors
+    /// As [`Self::read_prefix`]; [`EngineError::BadSnapshots`].
+    pub fn write_prefix(
+        &self,
+        tokens: &[u32],
+        snapshots: &[u32],
+        cache_salt: u64,
+    ) -> Result<PrefixWriter, EngineError> {
+        let (tokens, snapshots, salt) = (tokens.to_vec(), snapshots.to_vec(), cache_salt);
+        Ok(PrefixWriter {
+            transfer: Transfer::begin(self, |reply| MemoryCommand::Reserve {
+                tokens,
+                snapshots,
+                salt,
+                reply,
+            })?,
+            pending: None,
+        })
+    }
+
+    /// Forgets what the cache has of a prefix and no sequence uses.
+    ///
+    /// # Errors
+    /// The end of the engine.
+    pub fn forget_prefix(&self, tokens: &[u32], cache_salt: u64) -> Result<(), EngineError> {
+        let (tokens, salt) = (tokens.to_vec(), cache_salt);
+        ask(self.mailbox(), |reply| MemoryCommand::Forget {
+            tokens,
+            salt,
+            reply,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chunks_are_whole_places() {
+        let check = |place_bytes: &[usize], expected: &[(Range<usize>, usize)]| {
+            let chunks: Vec<_> = (chunks_of(place_bytes).into_iter())
+                .map(|chunk| (chunk.places, chunk.n_bytes))
+                .collect();
+            assert_eq!(chunks, expected);
+        };
+        let half = CHUNK_BYTES / 2;
+        check(&[], &[]);
+        check(&[0, 0], &[(0..2, 0)]);
+        check(&[half, half, 1], &[(0..2, CHUNK_BYTES), (2..3, 1)]);
+        check(
+            &[1, 3 * CHUNK_BYTES, 1],
+            &[(0..1, 1), (1..2, 3 * CHUNK_BYTES), (2..3, 1)],
+        );
+    }
+}
