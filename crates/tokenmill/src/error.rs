@@ -14,6 +14,8 @@ use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
 };
 
+use crate::SessionError;
+
 /// Why a model could not be opened, loaded or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -221,6 +223,14 @@ pub enum Error {
     /// An adapter for a model whose files this library has not read.
     #[error("this model was put together by its caller, and takes no adapters")]
     NoAdapters,
+    /// A session cannot be saved or restored.
+    #[error("session {}: {source}", path.display())]
+    Session {
+        /// Its file.
+        path: PathBuf,
+        /// Why.
+        source: SessionError,
+    },
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),

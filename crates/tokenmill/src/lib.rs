@@ -40,6 +40,7 @@
 //! | answer in a shape: JSON of a schema, a regular expression, a grammar | [`TextParams::constraint`] | text that has it |
 //! | compare texts | [`Model::embed`] | a vector for each |
 //! | find the documents that answer a query | [`Model::rerank`] | a score for each |
+//! | keep a conversation and what was computed for it | [`Model::save_session`], [`Model::restore_session`] | a file, a [`Session`] |
 //! | tokens in, tokens out | [`Model::engine`] | [`tokenmill_sched::Engine`] |
 //! | choose context, device, threads, KV cache | [`Model::options`] | [`LoadOptions`] |
 //! | quantize a folder's weights while they load | [`LoadOptions::quantize`] | a smaller, faster [`Model`] |
@@ -99,6 +100,7 @@ mod reply;
 mod reply_reader;
 mod rerank;
 mod split_plan;
+mod session;
 mod text_stream;
 mod tool_writing;
 mod wait;
@@ -125,6 +127,9 @@ pub use reply::Prompt;
 pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};
 pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
+pub use session::{
+    Session, SessionError, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions,
+};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
 pub use tokenmill_convert::Preset;

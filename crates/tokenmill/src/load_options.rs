@@ -13,7 +13,7 @@ use tokenmill_sched::{Engine, EngineConfig, Speculation};
 use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts, ModelSource, ModelWords,
     adapters::Shelf,
-    device, quantized,
+    device, quantized, session::identity_of,
 };
 
 /// The context where nothing else is said, unless the model was made for less.
@@ -192,8 +192,9 @@ impl LoadOptions {
             device,
             plan,
         } = device::load(network, &options, &self.compute, on_progress)?;
+        let identity = identity(source, network, &options)?;
         let model = self.start(source, words, executor, device, plan);
-        self.equip(model, network)
+        Ok(self.equip(model, network)?.with_identity(identity))
     }
 
     /// Loads the model at `path` on a backend of the caller's own.
@@ -215,7 +216,8 @@ impl LoadOptions {
         let plan = network.plan(&backend, &options)?;
         let executor = network.load_on(backend, &options, &mut |_| {})?;
         let model = self.start(&source, words, Box::new(executor), LoadedDevice::Own, plan);
-        self.equip(model, &network)
+        let identity = identity(&source, &network, &options)?;
+        Ok(self.equip(model, &network)?.with_identity(identity))
     }
 
     /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.
@@ -291,6 +293,15 @@ impl LoadOptions {
         let engine = Engine::start(executor, config);
         Model::from_parts(source.name(), words, engine, device, Some(plan))
     }
+}
+
+/// The number that tells a network from others.
+fn identity(source: &ModelSource, network: &Network, options: &ModelOptions) -> Result<u128, Error> {
+    let n_ctx = options.n_ctx.unwrap_or(network.descriptor().n_ctx_train);
+    identity_of(network, n_ctx).map_err(|error| Error::Read {
+        path: source.name().into(),
+        source: error,
+    })
 }
 
 impl Model {

@@ -32,6 +32,7 @@ struct Inner {
     memory: Option<MemoryPlan>,
     facts: Option<ModelFacts>,
     shelf: Shelf,
+    identity: Option<u128>,
 }
 
 /// What is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
@@ -107,6 +108,7 @@ impl Model {
                 memory,
                 facts: None,
                 shelf: Shelf::new(None, 0),
+                identity: None,
             }),
         }
     }
@@ -134,6 +136,26 @@ impl Model {
 
     pub(crate) fn shelf(&self) -> &Shelf {
         &self.inner.shelf
+    }
+
+    /// Gives the model a number that tells it from others, so that its sessions can be kept: the same where weights and network are.
+    ///
+    /// # Panics
+    /// Where the model has been cloned already.
+    #[must_use]
+    pub fn with_identity(self, identity: u128) -> Self {
+        let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
+        Self {
+            inner: Arc::new(Inner {
+                identity: Some(identity),
+                ..inner
+            }),
+        }
+    }
+
+    /// The number that tells it from other models; `None` for one that was put together without.
+    pub fn identity(&self) -> Option<u128> {
+        self.inner.identity
     }
 
     /// The name of its file or folder.

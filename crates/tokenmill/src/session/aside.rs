@@ -1,0 +1,110 @@
+//! [`write_aside`]: a file that is there whole or not at all.
+//!
+//! Separate because it is all that stands between a crash and the file that was there before. Invariant: the name never names a part of
+//! a file; what it named before stays until the new bytes are on the disk.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process,
+};
+
+/// Names that are tried where others are taken.
+const MAX_TAKEN: u32 = 1000;
+
+/// How the names of unfinished files end.
+const UNFINISHED: &str = ".incomplete";
+
+/// Writes a file under another name in the same folder, brings it to the disk, and gives it its own.
+pub(super) fn write_aside<E: From<io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> Result<(), E>,
+) -> Result<(), E> {
+    let (mut file, aside) = create_aside(path)?;
+    let written = write(&mut file).and_then(|()| {
+        file.sync_all()?;
+        drop(file);
+        fs::rename(&aside, path)?;
+        Ok(sync_folder(path)?)
+    });
+    if written.is_err() {
+        // There may be nothing any more, and the error that led here is told.
+        let _ = fs::remove_file(&aside);
+    }
+    written
+}
+
+fn create_aside(path: &Path) -> io::Result<(File, PathBuf)> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // What a killed process left may have the number that this one has, as in a container.
+    let mut n_taken = 0;
+    loop {
+        let aside = path.with_file_name(format!(".{name}.{}-{n_taken}{UNFINISHED}", process::id()));
+        match File::create_new(&aside) {
+            Ok(file) => return Ok((file, aside)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n_taken < MAX_TAKEN => n_taken += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Brings the name to the disk too, where folders can be opened.
+fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match File::open(folder.unwrap_or(Path::new("."))) {
+        Ok(folder) if cfg!(unix) => folder.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+/// Removes what killed processes left of files of a folder that no other process writes to.
+pub(super) fn remove_unfinished(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if name.starts_with('.') && name.ends_with(UNFINISHED) && entry.file_type()?.is_file() {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_full_disk_leaves_the_file_that_was_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let n_files = || fs::read_dir(folder.path()).unwrap().count();
+        write_aside(&path, |file| file.write_all(b"old")).unwrap();
+        let full = write_aside(&path, |file| {
+            file.write_all(b"ne")?;
+            Err(io::Error::from(io::ErrorKind::StorageFull))
+        });
+        assert_eq!(full.unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!((fs::read(&path).unwrap(), n_files()), (b"old".to_vec(), 1));
+        write_aside(&path, |file| file.write_all(b"new")).unwrap();
+        assert_eq!((fs::read(&path).unwrap(), n_files()), (b"new".to_vec(), 1));
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        write_aside(&path, |file| file.write_all(b"whole")).unwrap();
+        let (file, aside) = create_aside(&path).unwrap();
+        // The next file of the name is none the worse.
+        write_aside(&path, |file| file.write_all(b"newer")).unwrap();
+        drop(file);
+        assert!(aside.exists());
+        remove_unfinished(folder.path()).unwrap();
+        assert!(!aside.exists());
+        assert_eq!(fs::read(&path).unwrap(), b"newer");
+    }
+}

@@ -1,0 +1,98 @@
+//! [`SessionError`]: why a session could not be saved or restored.
+//!
+//! Separate from the crate's [`Error`], which names the file. Invariant: each says what a person does about it, or that nothing can be
+//! done but to compute the conversation again.
+
+use std::{io, path::Path};
+
+use tokenmill_sched::EngineError;
+
+use crate::Error;
+
+/// Why a session could not be saved or restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The path names a folder, a pipe or a device.
+    #[error("it is not a regular file")]
+    NotAFile,
+    /// Another kind of file.
+    #[error("it is no session of this program")]
+    NotASession,
+    /// A file of another version of the format.
+    #[error("it has version {found} of the format of sessions, and this program reads version {known}")]
+    Version {
+        /// The file's version.
+        found: u32,
+        /// The version that is read.
+        known: u32,
+    },
+    /// The file ends too early.
+    #[error("it was cut: {found} of {expected} bytes are there")]
+    Cut {
+        /// Bytes that there are.
+        found: u64,
+        /// Bytes that there should be.
+        expected: u64,
+    },
+    /// A checksum does not match, or what it covers makes no sense.
+    #[error("it is damaged: its bytes are not those that were written")]
+    Damaged,
+    /// The memory of another network, or of other weights.
+    #[error("it is of another model")]
+    OtherModel,
+    /// Memory that is arranged in another way.
+    #[error("its memory is `{found}`, and that of this load is `{expected}`; load the model as it was")]
+    OtherFormat {
+        /// That of the file.
+        found: String,
+        /// That of the engine.
+        expected: String,
+    },
+    /// A conversation that does not fit the context.
+    #[error("it has {n_tokens} tokens, and the context holds {n_ctx}; give more context")]
+    TooLong {
+        /// Tokens of the session.
+        n_tokens: usize,
+        /// Tokens of the context.
+        n_ctx: usize,
+    },
+    /// Tokens and notes beyond what a header may have.
+    #[error("its tokens and notes take {n_bytes} bytes, which is too much for a session")]
+    TooLarge {
+        /// Bytes that they take.
+        n_bytes: usize,
+    },
+    /// A file that would be larger than it may be.
+    #[error("it would take {n_bytes} bytes, and {max_bytes} may be used")]
+    NoSpace {
+        /// Bytes of the file.
+        n_bytes: u64,
+        /// Bytes that it may have.
+        max_bytes: u64,
+    },
+    /// A model without an identity: a file could not say whose it is.
+    #[error(
+        "the model was put together by the caller, so its sessions could not be told from those of others"
+    )]
+    Unidentified,
+    /// A device whose memory cannot be read.
+    #[error("the memory of this device cannot be read, so sessions cannot be kept")]
+    NotReadable,
+    /// The file could not be read or written.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// What the engine said.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+}
+
+impl SessionError {
+    /// Names the file.
+    pub(super) fn at(path: &Path) -> impl Fn(Self) -> Error + '_ {
+        |source| Error::Session {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}

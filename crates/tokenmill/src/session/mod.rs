@@ -1,0 +1,321 @@
+//! [`Session`]: a conversation in a file, with the memory that was computed for it.
+//!
+//! [`Model::save_session`] writes what the prefix cache holds of a conversation: keys and values, windows, latent rows, recurrent
+//! states. [`Model::restore_session`] brings it back into the cache of an engine, this one or a later one, where prompts that begin
+//! with the same tokens find it. Separate from the engine, which knows no file. Invariants: a file that is not whole, or not of
+//! this model, changes nothing; the file that was there before stays until the new one is on the disk.
+
+mod aside;
+mod checksum;
+mod error;
+mod header;
+mod identity;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    path::Path,
+};
+
+use tokenmill_sched::{Engine, PrefixReader};
+
+use self::{
+    aside::write_aside,
+    checksum::checksum,
+    header::{SUM_BYTES, format_text},
+};
+use crate::{Answer, Error, Model};
+
+pub use error::SessionError;
+pub use header::SessionHeader;
+pub(crate) use identity::identity_of;
+
+/// A conversation to keep.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Session {
+    /// Its tokens: the last prompt and the answer to it.
+    pub tokens: Vec<u32>,
+    /// Whatever the caller keeps with it, such as its messages.
+    pub notes: Vec<u8>,
+    /// The salt of its requests, see [`TextParams::cache_salt`](crate::TextParams::cache_salt). It is not part of the file.
+    pub cache_salt: u64,
+}
+
+impl Session {
+    /// The conversation that ends with an answer to `prompt`.
+    pub fn of(prompt: &[u32], answer: &Answer) -> Self {
+        let generated = answer.tokens.iter().map(|token| token.id);
+        Self {
+            tokens: prompt.iter().copied().chain(generated).collect(),
+            ..Self::default()
+        }
+    }
+}
+
+/// What was written or read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SessionSize {
+    /// Tokens of the conversation.
+    pub n_tokens: usize,
+    /// Those among them whose memory is in the file, from the first one on: whole pages of 16, as far as they were cached.
+    pub n_stored: usize,
+    /// Bytes of the file.
+    pub n_bytes: u64,
+}
+
+/// A session file that was opened. Its tokens and notes can be used whatever became of its memory.
+#[derive(Debug)]
+pub struct SessionFile {
+    file: File,
+    n_bytes: u64,
+    header: SessionHeader,
+}
+
+impl SessionFile {
+    /// Opens a file and reads what it says of itself.
+    ///
+    /// # Errors
+    /// [`Error::Session`]: it cannot be read, or is no session of this version, or is cut or damaged.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        Self::open_at(path).map_err(SessionError::at(path))
+    }
+
+    fn open_at(path: &Path) -> Result<Self, SessionError> {
+        // Asked first: to open a pipe is to wait for its writer.
+        if !fs::metadata(path)?.is_file() {
+            return Err(SessionError::NotAFile);
+        }
+        let mut file = File::open(path)?;
+        let n_bytes = file.metadata()?.len();
+        let header = SessionHeader::read(&mut file, n_bytes)?;
+        Ok(Self {
+            file,
+            n_bytes,
+            header,
+        })
+    }
+
+    /// What it says of itself.
+    pub fn header(&self) -> &SessionHeader {
+        &self.header
+    }
+
+    /// Brings its memory into the engine.
+    fn restore(mut self, to: &Owner<'_>, cache_salt: u64) -> Result<SessionSize, SessionError> {
+        let Self {
+            file,
+            n_bytes,
+            header,
+        } = &mut self;
+        let (identity, format) = to.names()?;
+        if header.identity != identity {
+            return Err(SessionError::OtherModel);
+        }
+        if header.format != format {
+            return Err(SessionError::OtherFormat {
+                found: header.format.clone(),
+                expected: format,
+            });
+        }
+        let limits = to.engine.limits();
+        if header.tokens.len() > limits.n_ctx {
+            return Err(SessionError::TooLong {
+                n_tokens: header.tokens.len(),
+                n_ctx: limits.n_ctx,
+            });
+        }
+        let stored = &header.tokens[..header.n_stored];
+        if stored.iter().any(|&id| id as usize >= limits.n_vocab) {
+            return Err(SessionError::Damaged);
+        }
+        let mut writer = to.engine.write_prefix(stored, &header.snapshots, cache_salt)?;
+        let expected = header_bytes(header)? + body_bytes(writer.n_bytes(), writer.n_chunks());
+        if *n_bytes < expected {
+            return Err(SessionError::Cut {
+                found: *n_bytes,
+                expected,
+            });
+        }
+        if *n_bytes > expected {
+            return Err(SessionError::Damaged);
+        }
+        let (mut chunk, mut sum) = (Vec::new(), [0; SUM_BYTES]);
+        for seed in 0.. {
+            let Some(n_bytes) = writer.next_chunk_bytes() else {
+                break;
+            };
+            chunk.resize(n_bytes, 0);
+            file.read_exact(&mut chunk)?;
+            file.read_exact(&mut sum)?;
+            if checksum(&chunk, seed).to_le_bytes() != sum {
+                return Err(SessionError::Damaged);
+            }
+            chunk = writer.write_chunk(chunk)?;
+        }
+        writer.publish()?;
+        Ok(SessionSize {
+            n_tokens: header.tokens.len(),
+            n_stored: header.n_stored,
+            n_bytes: *n_bytes,
+        })
+    }
+}
+
+/// Whose memory a file holds.
+struct Owner<'a> {
+    engine: &'a Engine,
+    identity: Option<u128>,
+}
+
+impl Owner<'_> {
+    /// The model, and how its memory is arranged.
+    fn names(&self) -> Result<(u128, String), SessionError> {
+        let identity = self.identity.ok_or(SessionError::Unidentified)?;
+        let format = self.engine.memory_format().ok_or(SessionError::NotReadable)?;
+        Ok((identity, format_text(format)))
+    }
+
+    /// Holds what the cache has of a session, and says what the file will be.
+    fn begin(&self, session: &Session) -> Result<Draft, SessionError> {
+        let (identity, format) = self.names()?;
+        let reader = self.engine.read_prefix(&session.tokens, session.cache_salt)?;
+        let header = SessionHeader {
+            identity,
+            format,
+            tokens: session.tokens.clone(),
+            notes: session.notes.clone(),
+            n_stored: reader.n_tokens(),
+            snapshots: reader.snapshots().to_vec(),
+        };
+        let head = header.to_bytes()?;
+        let size = SessionSize {
+            n_tokens: session.tokens.len(),
+            n_stored: header.n_stored,
+            n_bytes: head.len() as u64 + body_bytes(reader.n_bytes(), reader.n_chunks()),
+        };
+        Ok(Draft { head, reader, size })
+    }
+}
+
+/// A session on its way to a file.
+struct Draft {
+    head: Vec<u8>,
+    reader: PrefixReader,
+    size: SessionSize,
+}
+
+impl Draft {
+    fn write(mut self, to: &mut impl Write) -> Result<(), SessionError> {
+        to.write_all(&self.head)?;
+        let mut spare = Vec::new();
+        for seed in 0.. {
+            let Some(chunk) = self.reader.read_chunk(spare)? else {
+                break;
+            };
+            to.write_all(&chunk)?;
+            to.write_all(&checksum(&chunk, seed).to_le_bytes())?;
+            spare = chunk;
+        }
+        Ok(to.flush()?)
+    }
+}
+
+/// Bytes of a header in its file.
+fn header_bytes(header: &SessionHeader) -> Result<u64, SessionError> {
+    Ok(header.to_bytes()?.len() as u64)
+}
+
+/// Bytes of the memory in a file, with the sums.
+fn body_bytes(n_bytes: u64, n_chunks: usize) -> u64 {
+    n_bytes + (n_chunks * SUM_BYTES) as u64
+}
+
+impl Model {
+    /// Writes a conversation to a file, with what the prefix cache holds of it. A file of this name is replaced once the new one is
+    /// on the disk.
+    ///
+    /// # Errors
+    /// [`Error::Session`]: the file cannot be written, and what was there before still is; or the device's memory cannot be read.
+    pub fn save_session(&self, path: impl AsRef<Path>, session: &Session) -> Result<SessionSize, Error> {
+        self.save_session_within(path, session, u64::MAX)
+    }
+
+    /// As [`Self::save_session`], unless the file would have more than `max_bytes`.
+    ///
+    /// # Errors
+    /// As [`Self::save_session`]; [`SessionError::NoSpace`].
+    pub fn save_session_within(
+        &self,
+        path: impl AsRef<Path>,
+        session: &Session,
+        max_bytes: u64,
+    ) -> Result<SessionSize, Error> {
+        let path = path.as_ref();
+        let save = || {
+            let draft = self.owner().begin(session)?;
+            let size = draft.size;
+            if size.n_bytes > max_bytes {
+                return Err(SessionError::NoSpace {
+                    n_bytes: size.n_bytes,
+                    max_bytes,
+                });
+            }
+            write_aside(path, |file| draft.write(file))?;
+            Ok(size)
+        };
+        save().map_err(SessionError::at(path))
+    }
+
+    /// Brings the memory of a session into the prefix cache, for requests with this salt. What is not used long afterwards makes
+    /// room for other prompts, as everything there does.
+    ///
+    /// # Errors
+    /// [`Error::Session`]: the file is not whole, is of another model or of another arrangement of its memory, or there is no room
+    /// for it. Nothing has changed then: the conversation is computed as if there were no file.
+    pub fn restore_session(&self, path: impl AsRef<Path>, cache_salt: u64) -> Result<Session, Error> {
+        let path = path.as_ref();
+        let (session, _) = self.restore_opened(SessionFile::open(path)?, path, cache_salt)?;
+        Ok(session)
+    }
+
+    /// As [`Self::restore_session`], of a file that was opened at `path`; also says what was read.
+    ///
+    /// # Errors
+    /// As [`Self::restore_session`].
+    pub fn restore_opened(
+        &self,
+        file: SessionFile,
+        path: &Path,
+        cache_salt: u64,
+    ) -> Result<(Session, SessionSize), Error> {
+        let session = Session {
+            tokens: file.header.tokens.clone(),
+            notes: file.header.notes.clone(),
+            cache_salt,
+        };
+        let size = file.restore(&self.owner(), cache_salt);
+        Ok((session, size.map_err(SessionError::at(path))?))
+    }
+
+    fn owner(&self) -> Owner<'_> {
+        Owner {
+            engine: self.engine(),
+            identity: self.identity(),
+        }
+    }
+}
+
+/// Removes what processes that were killed while they saved sessions left in a folder.
+///
+/// # Errors
+/// [`Error::Read`] where the folder cannot be read, or the files not removed.
+pub fn remove_unfinished_sessions(folder: impl AsRef<Path>) -> Result<(), Error> {
+    let folder = folder.as_ref();
+    aside::remove_unfinished(folder).map_err(|source| Error::Read {
+        path: folder.to_owned(),
+        source,
+    })
+}

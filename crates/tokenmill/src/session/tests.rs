@@ -1,0 +1,352 @@
+//! Sessions of every kind of memory, from an engine to a file and into another engine.
+
+use std::{fs, io::Write as _, path::Path};
+
+use tokenmill_backend::{KvType, SamplingParams};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_gguf::TensorType;
+use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_sched::{Engine, EngineConfig, GenerateParams, Output};
+use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
+
+use super::*;
+
+const IDENTITY: u128 = 77;
+const PAGE: usize = 16;
+
+fn options() -> ModelOptions {
+    ModelOptions {
+        n_ctx: Some(512),
+        max_batch_tokens: 64,
+        max_batch_seqs: 3,
+        max_logit_rows: 3,
+        n_pages: Some(80),
+        window_pages: WindowPages::Own,
+        ..ModelOptions::default()
+    }
+}
+
+fn model(change: fn(&mut Descriptor)) -> TinyModel {
+    let mut descriptor = tiny_llama();
+    change(&mut descriptor);
+    TinyModel::random(descriptor, TensorType::F32, 31)
+}
+
+fn engine(model: &TinyModel, options: &ModelOptions) -> Engine {
+    let backend = CpuBackend::new(Some(2), CpuFeatures::detect()).unwrap();
+    let executor = build(&model.descriptor, model, backend, options, &mut |_| {}).unwrap();
+    Engine::start(executor, EngineConfig::default())
+}
+
+fn owner(engine: &Engine) -> Owner<'_> {
+    Owner {
+        engine,
+        identity: Some(IDENTITY),
+    }
+}
+
+fn save(engine: &Engine, path: &Path, tokens: &[u32]) -> Result<SessionSize, SessionError> {
+    let session = Session {
+        tokens: tokens.to_vec(),
+        notes: b"notes".to_vec(),
+        cache_salt: 0,
+    };
+    let draft = owner(engine).begin(&session)?;
+    let size = draft.size;
+    write_aside(path, |file| draft.write(file))?;
+    assert_eq!(fs::metadata(path)?.len(), size.n_bytes);
+    Ok(size)
+}
+
+fn restore(engine: &Engine, path: &Path) -> Result<SessionSize, SessionError> {
+    SessionFile::open_at(path)?.restore(&owner(engine), 0)
+}
+
+fn params(max_tokens: usize) -> GenerateParams {
+    GenerateParams {
+        max_tokens: Some(max_tokens),
+        sampling: SamplingParams {
+            temperature: 0.9,
+            seed: 5,
+            n_logprobs: Some(1),
+            ..SamplingParams::default()
+        },
+        ..GenerateParams::default()
+    }
+}
+
+/// Tokens and log-probabilities, as bits.
+fn bits(output: &Output) -> Vec<(u32, u32)> {
+    let of_token = |token: &tokenmill_sched::Token| (token.id, token.logprob.map_or(0, f32::to_bits));
+    output.generated.iter().map(of_token).collect()
+}
+
+/// Waits until nothing is held any more: what a handle held is given back behind the caller's back.
+#[track_caller]
+fn assert_nothing_held(engine: &Engine) {
+    for _ in 0..500 {
+        let stats = engine.stats();
+        if (stats.n_pages_in_use, stats.n_window_pages_in_use) == (0, 0) {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("pages are held: {:?}", engine.stats());
+}
+
+fn random_tokens(seed: u64, n: usize) -> Vec<u32> {
+    let mut random = Random::new(seed);
+    (0..n)
+        .map(|_| random.below(tiny_llama().n_vocab) as u32)
+        .collect()
+}
+
+#[test]
+fn a_conversation_goes_on_from_a_file_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {
+        let model = model(*change);
+        for n_prompt in [5, 96, 131, 200] {
+            let path = folder.path().join(format!("{kind}-{n_prompt}"));
+            let prompt = random_tokens(kind as u64, n_prompt);
+            let first = engine(&model, &options());
+            let answer = first.generate(&prompt, &params(45)).unwrap();
+            let saved = save(&first, &path, &answer.tokens).unwrap();
+            // The last token was never an input.
+            let n_whole = (answer.tokens.len() - 1) / PAGE * PAGE;
+            assert_eq!(
+                (saved.n_tokens, saved.n_stored),
+                (n_prompt + 45, n_whole),
+                "{name}"
+            );
+
+            let turn = [&answer.tokens[..], &random_tokens(99, 7)].concat();
+            let expected = first.generate(&turn, &params(40)).unwrap();
+            let second = engine(&model, &options());
+            assert_eq!(restore(&second, &path).unwrap(), saved, "{name}");
+            let resumed = second.generate(&turn, &params(40)).unwrap();
+            assert_eq!(bits(&resumed), bits(&expected), "{name}, {n_prompt} tokens");
+            assert_eq!(resumed.usage.cached_tokens, n_whole, "{name}");
+
+            // The memory that was restored can be saved again, to the byte.
+            let again = folder.path().join("again");
+            let third = engine(&model, &options());
+            restore(&third, &path).unwrap();
+            save(&third, &again, &answer.tokens).unwrap();
+            assert!(fs::read(&again).unwrap() == fs::read(&path).unwrap(), "{name}");
+
+            // Nothing is held any more.
+            assert_nothing_held(&second);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let model = model(MEMORY_KINDS[8].1);
+    let first = engine(&model, &options());
+    let tokens = first
+        .generate(&random_tokens(1, 100), &params(30))
+        .unwrap()
+        .tokens;
+    save(&first, &path, &tokens).unwrap();
+    let whole = fs::read(&path).unwrap();
+
+    let second = engine(&model, &options());
+    let pages = |engine: &Engine| {
+        let stats = engine.stats();
+        (stats.n_pages_in_use, stats.n_pages_idle)
+    };
+    let before = pages(&second);
+    let write = |bytes: &[u8]| fs::write(&path, bytes).unwrap();
+    for len in [0, 7, 15, 16, 100, whole.len() / 2, whole.len() - 1] {
+        write(&whole[..len]);
+        let error = restore(&second, &path).unwrap_err();
+        let is_right = matches!(error, SessionError::Cut { .. } | SessionError::NotASession);
+        assert!(is_right, "{len}: {error}");
+    }
+    write(&[&whole[..], &[0]].concat());
+    assert!(matches!(restore(&second, &path), Err(SessionError::Damaged)));
+    let mut random = Random::new(4);
+    for _ in 0..300 {
+        let mut damaged = whole.clone();
+        damaged[random.below(whole.len())] ^= 1 << random.below(8);
+        write(&damaged);
+        assert!(restore(&second, &path).is_err());
+    }
+    write(b"GGUF and whatever else");
+    assert!(matches!(restore(&second, &path), Err(SessionError::NotASession)));
+
+    write(&whole);
+    let other = Owner {
+        engine: &second,
+        identity: Some(IDENTITY + 1),
+    };
+    let opened = || SessionFile::open_at(&path).unwrap();
+    assert!(matches!(
+        opened().restore(&other, 0),
+        Err(SessionError::OtherModel)
+    ));
+    let nobody = Owner {
+        engine: &second,
+        identity: None,
+    };
+    assert!(matches!(
+        opened().restore(&nobody, 0),
+        Err(SessionError::Unidentified)
+    ));
+    let exact = ModelOptions {
+        kv_type: KvType::F32,
+        ..options()
+    };
+    let of_other_type = engine(&model, &exact);
+    assert!(matches!(
+        restore(&of_other_type, &path),
+        Err(SessionError::OtherFormat { .. })
+    ));
+    let short = ModelOptions {
+        n_ctx: Some(120),
+        ..options()
+    };
+    assert!(matches!(
+        restore(&engine(&model, &short), &path),
+        Err(SessionError::TooLong {
+            n_tokens: 130,
+            n_ctx: 120
+        })
+    ));
+    let small = ModelOptions {
+        n_pages: Some(6),
+        n_ctx: Some(512),
+        ..options()
+    };
+    let cramped = engine(&model, &small);
+    assert!(matches!(
+        restore(&cramped, &path),
+        Err(SessionError::Engine(
+            tokenmill_sched::EngineError::NoRoomForPrefix { .. }
+        ))
+    ));
+    fs::create_dir(folder.path().join("folder")).unwrap();
+    let of_folder = SessionFile::open(folder.path().join("folder"))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        of_folder.ends_with("folder: it is not a regular file"),
+        "{of_folder}"
+    );
+
+    // Nothing was found of all that, and the conversation is computed.
+    assert_nothing_held(&second);
+    assert_eq!(pages(&second), before);
+    let computed = second.generate(&tokens, &params(20)).unwrap();
+    assert_eq!(computed.usage.cached_tokens, 0);
+    let expected = first.generate(&tokens, &params(20)).unwrap();
+    assert_eq!(bits(&computed), bits(&expected));
+}
+
+/// With right sums, as someone would write them who wants the file to be read.
+#[test]
+fn any_memory_under_right_sums_is_no_danger() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let model = model(MEMORY_KINDS[8].1);
+    let first = engine(&model, &options());
+    let tokens = first.generate(&random_tokens(1, 60), &params(10)).unwrap().tokens;
+    save(&first, &path, &tokens).unwrap();
+    let header = SessionFile::open_at(&path).unwrap().header;
+    let mut random = Random::new(8);
+    let mut n_restored = 0;
+    for _ in 0..200 {
+        let mut header = header.clone();
+        match random.below(5) {
+            0 => header.n_stored = random.below(8) * PAGE,
+            1 => header.snapshots = (0..random.below(4)).map(|_| random.below(200) as u32).collect(),
+            2 => header.tokens.truncate(random.below(tokens.len())),
+            3 => header.tokens[random.below(tokens.len())] = u32::MAX,
+            _ => header.tokens.extend(random_tokens(3, random.below(600))),
+        }
+        let Ok(head) = header.to_bytes() else { continue };
+        let mut file = fs::File::create(&path).unwrap();
+        file.write_all(&head).unwrap();
+        let body: Vec<u8> = (0..random.below(3) * 70_000)
+            .map(|_| random.below(256) as u8)
+            .collect();
+        file.write_all(&body).unwrap();
+        let second = engine(&model, &options());
+        n_restored += u32::from(restore(&second, &path).is_ok());
+        assert_nothing_held(&second);
+        let computed = second.generate(&tokens, &params(5)).unwrap();
+        assert_eq!(computed.generated.len(), 5);
+    }
+    assert_eq!(n_restored, 0, "random bytes have no right sums");
+}
+
+#[test]
+fn a_session_is_found_under_its_salt_alone_and_can_be_forgotten() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    let model = model(MEMORY_KINDS[0].1);
+    let first = engine(&model, &options());
+    let tokens = first.generate(&random_tokens(1, 60), &params(10)).unwrap().tokens;
+    save(&first, &path, &tokens).unwrap();
+
+    let second = engine(&model, &options());
+    SessionFile::open_at(&path)
+        .unwrap()
+        .restore(&owner(&second), 9)
+        .unwrap();
+    let cached = |cache_salt: u64| {
+        let params = GenerateParams {
+            cache_salt,
+            max_tokens: Some(1),
+            uses_prefix_cache: true,
+            ..params(1)
+        };
+        second.generate(&tokens, &params).unwrap().usage.cached_tokens
+    };
+    assert_eq!(cached(0), 0);
+    assert_eq!(cached(9), 64);
+    second.forget_prefix(&tokens, 9).unwrap();
+    assert_eq!(cached(9), 0);
+}
+
+#[test]
+fn saving_goes_on_beside_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(MEMORY_KINDS[8].1);
+    let alone = engine(&model, &options());
+    let prompts: Vec<Vec<u32>> = (0..6).map(|seed| random_tokens(seed, 90)).collect();
+    let expected: Vec<_> = (prompts.iter())
+        .map(|prompt| bits(&alone.generate(prompt, &params(60)).unwrap()))
+        .collect();
+    let shared = engine(&model, &options());
+    let kept = shared.generate(&prompts[0], &params(60)).unwrap().tokens;
+    std::thread::scope(|scope| {
+        let saver = scope.spawn(|| {
+            for round in 0..20 {
+                let path = folder.path().join(format!("{}", round % 2));
+                match save(&shared, &path, &kept) {
+                    Ok(_) => {
+                        SessionFile::open_at(&path).unwrap();
+                        // There may be no room for it at the moment.
+                        let _ = restore(&shared, &path);
+                    }
+                    Err(SessionError::Engine(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        });
+        for _ in 0..3 {
+            let outputs = shared.batch_generate(&prompts, &params(60)).unwrap();
+            for (output, expected) in outputs.into_iter().zip(&expected) {
+                assert_eq!(bits(&output.unwrap()), *expected);
+            }
+        }
+        saver.join().unwrap();
+    });
+    assert_nothing_held(&shared);
+}
