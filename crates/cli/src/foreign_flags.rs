@@ -12,7 +12,6 @@ type Row = (&'static [&'static str], &'static str);
 const NOTHING_TO_SWITCH: &str = "it is always so here; there is nothing to switch";
 const NAMED_AS_MODEL: &str =
     "a name of the Hugging Face Hub stands in the place of the model: `tokenmill chat OWNER/REPOSITORY:TYPE`";
-const NOT_YET: &str = "there is no such thing here yet";
 
 const LLAMA_CPP: &[Row] = &[
     (
@@ -216,7 +215,10 @@ const LLAMA_CPP: &[Row] = &[
         &["--keep", "--context-shift", "--no-context-shift"],
         "a context is never shifted: a text ends where it is full",
     ),
-    (&["--prompt-cache", "--prompt-cache-all"], NOT_YET),
+    (
+        &["--prompt-cache", "--prompt-cache-all"],
+        "`--session FILE` of `run` and `chat` keeps a conversation with what was computed for it",
+    ),
     (&["--warmup", "--no-warmup"], "only `tokenmill bench` warms up"),
     (
         &["-a", "--alias"],

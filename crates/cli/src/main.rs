@@ -17,6 +17,7 @@ mod foreign_commands;
 mod foreign_flags;
 mod input;
 mod interrupt;
+mod kept_session;
 mod load;
 mod memory_words;
 mod missing_model;

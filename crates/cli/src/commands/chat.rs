@@ -11,7 +11,7 @@ mod saved;
 use std::{fs, path::PathBuf};
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, Constraint, Model, TextParams};
+use tokenmill::{Answer, Constraint, Model, Session, TextParams};
 use tokenmill_backend::SamplingParams;
 use tokenmill_sched::FinishReason;
 use tokenmill_text::template::ChatTemplate;
@@ -28,6 +28,7 @@ use crate::{
     failure::Failure,
     input::read_text,
     interrupt::Interrupt,
+    kept_session::{KeptSession, SessionArgs, Unusable},
     load::LoadArgs,
     note::note,
     numbers::{Limit, Seed},
@@ -44,6 +45,7 @@ use crate::{
 #[command(after_help = "Examples:\n  \
     tokenmill chat demo\n  \
     tokenmill chat model.gguf --system \"Answer in one sentence.\"\n  \
+    tokenmill chat demo --session talk.tms\n  \
     tokenmill chat demo --tools weather.json --temp 0\n  \
     echo \"What is 3 + 4?\" | tokenmill chat demo\n\n\
     While talking: /help lists what can be done, \"\"\" begins and ends a text of several lines, Ctrl-C stops an answer.")]
@@ -53,6 +55,8 @@ pub(crate) struct Args {
     /// Tokens of an answer; -1 continues until the model ends or the context is full
     #[arg(short, long, value_name = "N", default_value_t = Limit::Unbounded)]
     n_predict: Limit,
+    #[command(flatten)]
+    session: SessionArgs,
     #[command(flatten)]
     asking: AskingArgs,
     #[command(flatten)]
@@ -81,6 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     )?;
     check_template(model.words())?;
     let params = args.sampling.params(model.words(), model.n_ctx())?;
+    let kept = args.session.open(&model, Unusable::GoesOn)?;
     let mut chat = Chat {
         system: args.asking.system.clone(),
         messages: Vec::new(),
@@ -95,7 +100,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         shows_reasoning: !args.asking.hide_reasoning,
         adapter: args.adapters.only()?,
         constraint,
+        computed: Vec::new(),
+        kept,
     };
+    chat.resume()?;
     let interrupt = Interrupt::install()?;
     let mut reader = LineReader::open()?;
     if reader.is_terminal() {
@@ -126,6 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             Ok(command) => chat.command(&command, &model),
             Err(failure) => Err(failure),
         };
+        let result = result.and_then(|()| chat.keep(&model));
         if let Err(failure) = result {
             // A person can try again; a program that pipes its questions in is told by the exit code.
             if !reader.is_terminal() {
@@ -169,12 +178,43 @@ struct Chat {
     adapter: Option<String>,
     /// What every answer may be.
     constraint: Option<Constraint>,
+    /// Tokens of the last prompt and its answer.
+    computed: Vec<u32>,
+    /// The file that it is kept in.
+    kept: Option<KeptSession>,
 }
 
 impl Chat {
     /// The whole conversation, the system message first.
     fn transcript(&self) -> Vec<Value> {
         with_system(self.system.as_deref(), &self.messages)
+    }
+
+    /// Takes up the conversation of the session's file. A system message that the command line gives is the one.
+    fn resume(&mut self) -> Result<(), Failure> {
+        let Some(kept) = self.kept.as_ref().filter(|kept| !kept.notes.is_empty()) else {
+            return Ok(());
+        };
+        let Conversation { system, messages } = Conversation::of_session(&kept.notes, kept.path())?;
+        self.system = self.system.take().or(system);
+        self.messages = messages;
+        note!("[the conversation has {} exchanges]", self.n_exchanges());
+        Ok(())
+    }
+
+    /// Saves a conversation that has changed in the session's file. One that waits for results of tools is saved when they are there.
+    fn keep(&mut self, model: &Model) -> Result<(), Failure> {
+        let notes = json!({"messages": self.transcript()}).to_string().into_bytes();
+        let is_whole = self.check_whole().is_ok();
+        let has_begun = !self.messages.is_empty();
+        let Some(kept) = &mut self.kept else {
+            return Ok(());
+        };
+        if !is_whole || kept.notes == notes || (kept.notes.is_empty() && !has_begun) {
+            return Ok(());
+        }
+        kept.notes = notes;
+        kept.save(model, self.computed.clone())
     }
 
     /// One message and the answer to it. Where the model called several tools, it answers once it has all results.
@@ -264,6 +304,7 @@ impl Chat {
         let answers = session::generate(model, ids, &params, interrupt, &mut |piece| view.show(piece));
         view.finish()?;
         let [answer] = <[_; 1]>::try_from(answers?).expect("one sample was asked for");
+        self.computed = Session::of(ids, &answer).tokens;
         let report = Report::new(&answer, params.max_tokens);
         match answer.finish {
             FinishReason::Stop => {}

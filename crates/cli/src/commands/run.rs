@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::{Map, Value, json};
-use tokenmill::{Answer, ModelSource, Prompt, TextParams, ToolCall};
+use tokenmill::{Answer, ModelSource, Prompt, Session, TextParams, ToolCall};
 use tokenmill_sched::{FinishReason, MAX_SAMPLES};
 use tokenmill_text::EncodeOptions;
 
@@ -17,6 +17,7 @@ use crate::{
     failure::Failure,
     input::{read_stdin, read_text},
     interrupt::Interrupt,
+    kept_session::{SessionArgs, Unusable},
     load::LoadArgs,
     note::note,
     numbers::Limit,
@@ -35,6 +36,7 @@ use crate::{
     tokenmill run demo \"Once upon a time\" --parallel 4 -n 48\n  \
     tokenmill run demo \"Ada was born in \" --no-echo --regex \"1[0-9]{3}\"\n  \
     tokenmill run demo \"What is 3 + 4?\" --chat --temp 0\n  \
+    tokenmill run model.gguf --file book.txt --session book.tms -n 100\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub(crate) struct Args {
@@ -68,6 +70,8 @@ pub(crate) struct Args {
     /// Print one JSON object when the text is complete
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    session: SessionArgs,
     #[command(flatten)]
     asking: AskingArgs,
     #[command(flatten)]
@@ -104,6 +108,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             args.parallel
         )));
     }
+    if args.session.is_given() && args.parallel > 1 {
+        return Err(Failure::usage(
+            "`--session` keeps one answer, and `--parallel` asks for several",
+        ));
+    }
     if args.stop.iter().any(String::is_empty) {
         return Err(
             Failure::usage("`--stop` is empty, which would end every text before it begins")
@@ -137,6 +146,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let tokenizer = model.words().tokenizer();
     let sampling = args.sampling.params(model.words(), model.n_ctx())?;
     let seed = sampling.seed;
+    let kept = args.session.open(&model, Unusable::Stays)?;
     let interrupt = Interrupt::install()?;
     let asked = if is_chat {
         check_template(model.words())?;
@@ -239,6 +249,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             let reports: Vec<_> = answers.iter().map(report).collect();
             note!("{}", line_of_all(&reports));
         }
+    }
+    if let (Some(kept), [answer]) = (&kept, &answers[..]) {
+        kept.save(&model, Session::of(prompt_ids, answer).tokens)?;
     }
     if (answers.iter()).any(|answer| answer.finish == FinishReason::Cancelled) {
         return Err(Failure::interrupted());

@@ -20,6 +20,7 @@ mod mix;
 mod options;
 mod perplexity;
 mod quantize;
+mod sessions;
 mod shapes;
 mod split;
 mod support;

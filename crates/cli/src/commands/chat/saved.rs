@@ -29,6 +29,21 @@ impl Conversation {
         })
     }
 
+    /// Reads the notes of a session.
+    ///
+    /// # Errors
+    /// Notes of something else.
+    pub(super) fn of_session(notes: &[u8], path: &Path) -> Result<Self, Failure> {
+        let text = std::str::from_utf8(notes).map_err(|error| error.to_string());
+        text.and_then(Self::parse).map_err(|reason| {
+            Failure::input(format!(
+                "session {} holds no conversation: {reason}",
+                path.display()
+            ))
+            .hint("it was not written by `tokenmill chat`; name another file")
+        })
+    }
+
     fn parse(text: &str) -> Result<Self, String> {
         let mut file: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let Some(Value::Array(mut messages)) = file.get_mut("messages").map(Value::take) else {

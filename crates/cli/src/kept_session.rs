@@ -1,0 +1,124 @@
+//! [`SessionArgs`]: `--session FILE`, a conversation that goes on at the next start.
+//!
+//! Separate because `run` and `chat` keep their conversations alike. Invariant: a file that cannot be used is left as it is, and what
+//! was to be asked is computed.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use tokenmill::{Error, Model, Session, SessionError, SessionFile};
+
+use crate::{failure::Failure, note::note};
+
+/// Where a conversation is kept.
+#[derive(clap::Args, Debug, Clone)]
+pub(crate) struct SessionArgs {
+    /// Keep the conversation in a file, with what was computed for it, and go on from it where it is there
+    #[arg(long, value_name = "FILE")]
+    session: Option<PathBuf>,
+}
+
+/// A conversation in a file.
+#[derive(Debug)]
+pub(crate) struct KeptSession {
+    path: PathBuf,
+    /// What the file holds besides tokens and memory.
+    pub(crate) notes: Vec<u8>,
+}
+
+/// What becomes of a conversation whose memory cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unusable {
+    /// Its notes go on: it is computed again, and saved with the memory of this model.
+    GoesOn,
+    /// The file stays as it is, and nothing is saved.
+    Stays,
+}
+
+impl SessionArgs {
+    /// Whether a session is asked for.
+    pub(crate) fn is_given(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Opens the session, and brings its memory into the model's cache. `None` where there is none to keep.
+    ///
+    /// # Errors
+    /// A file in a folder that is not there.
+    pub(crate) fn open(&self, model: &Model, unusable: Unusable) -> Result<Option<KeptSession>, Failure> {
+        let Some(path) = &self.session else {
+            return Ok(None);
+        };
+        let fresh = KeptSession {
+            path: path.clone(),
+            notes: Vec::new(),
+        };
+        let file = match SessionFile::open(path) {
+            Ok(file) => file,
+            Err(Error::Session {
+                source: SessionError::Io(error),
+                ..
+            }) if error.kind() == io::ErrorKind::NotFound => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                return match folder {
+                    Some(folder) if !folder.is_dir() => Err(Failure::unwritable(path.display(), &error)
+                        .hint("the folder of `--session` is not there; make it first")),
+                    _ => Ok(Some(fresh)),
+                };
+            }
+            Err(error) => {
+                note!("[{error}; it stays as it is, and nothing is saved]");
+                return Ok(None);
+            }
+        };
+        let kept = KeptSession {
+            notes: file.header().notes.clone(),
+            ..fresh
+        };
+        match model.restore_opened(file, path, 0) {
+            Ok((_, size)) => {
+                note!("[{} tokens restored from {}]", size.n_stored, path.display());
+                Ok(Some(kept))
+            }
+            Err(error) if unusable == Unusable::GoesOn => {
+                note!("[{error}; the conversation is computed again]");
+                Ok(Some(kept))
+            }
+            Err(error) => {
+                note!("[{error}; the prompt is computed, the file stays as it is, and nothing is saved]");
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl KeptSession {
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the conversation, with the notes, to the file.
+    ///
+    /// # Errors
+    /// A file that cannot be written; the one that was there is as it was.
+    pub(crate) fn save(&self, model: &Model, tokens: Vec<u32>) -> Result<(), Failure> {
+        let session = Session {
+            tokens,
+            notes: self.notes.clone(),
+            cache_salt: 0,
+        };
+        model
+            .save_session(&self.path, &session)
+            .map(drop)
+            .map_err(|error| match error {
+                Error::Session {
+                    source: SessionError::Io(error),
+                    path,
+                } => Failure::unwritable(path.display(), &error),
+                other => Failure::output(other.to_string()),
+            })
+    }
+}

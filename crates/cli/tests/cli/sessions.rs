@@ -1,0 +1,194 @@
+//! `--session FILE`: what was computed comes back at the next start, and a file that cannot be used is left alone.
+
+use std::{fs, path::Path};
+
+use serde_json::Value;
+
+use crate::support::{Outcome, arg, tokenmill, tokenmill_with};
+
+const STORY: &str =
+    "Once upon a time there was a little girl who lived in a small house near the forest with her mother";
+
+fn run(prompt: &str, n: &str, session: Option<&Path>, extra: &[&str]) -> Outcome {
+    let base = ["run", "demo", prompt, "--temp", "0", "-n", n, "--json"];
+    let session = session.map_or_else(Vec::new, |path| vec!["--session", arg(path)]);
+    tokenmill([&base[..], &session, extra].concat())
+}
+
+fn json(outcome: Outcome) -> Value {
+    serde_json::from_str(&outcome.ok()).unwrap()
+}
+
+#[test]
+fn a_run_goes_on_from_its_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("story.tms");
+    let first = json(run(STORY, "40", Some(&session), &[]));
+    assert_eq!(first["timings"]["cache_n"], 0);
+    let longer = format!("{STORY}{} The next day", first["text"].as_str().unwrap());
+    let again = run(&longer, "30", Some(&session), &[]);
+    assert!(again.stderr.contains("tokens restored from"), "{}", again.stderr);
+    let again = json(again);
+    assert!(again["timings"]["cache_n"].as_u64().unwrap() >= 48, "{again}");
+    let computed = json(run(&longer, "30", None, &[]));
+    assert_eq!(
+        (&again["ids"], &again["text"]),
+        (&computed["ids"], &computed["text"])
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+
+    // Another model's memory, or another form of it: computed, and the file stays.
+    let kept = fs::read(&session).unwrap();
+    let other = run(
+        &longer,
+        "30",
+        Some(&session),
+        &["--cache-type-k", "f32", "--cache-type-v", "f32"],
+    );
+    assert!(
+        other.stderr.contains("load the model as it was"),
+        "{}",
+        other.stderr
+    );
+    assert_eq!(json(other)["timings"]["cache_n"], 0);
+    assert_eq!(fs::read(&session).unwrap(), kept);
+}
+
+#[test]
+fn a_file_that_is_no_session_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("file");
+    let expected = json(run(STORY, "8", None, &[]))["text"].clone();
+    json(run(STORY, "8", Some(&session), &[]));
+    let whole = fs::read(&session).unwrap();
+    for (bytes, reason) in [
+        (
+            &b"a letter to a friend, and nothing else"[..],
+            "no session of this program",
+        ),
+        (&whole[..whole.len() - 9], "it was cut"),
+        (&whole[..20], "it was cut"),
+        (&b""[..], "no session of this program"),
+    ] {
+        fs::write(&session, bytes).unwrap();
+        let outcome = run(STORY, "8", Some(&session), &[]);
+        assert!(outcome.stderr.contains(reason), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains("stays as it is"), "{}", outcome.stderr);
+        assert_eq!(outcome.stderr.lines().count(), 2, "{}", outcome.stderr);
+        assert_eq!(json(outcome)["text"], expected);
+        assert_eq!(fs::read(&session).unwrap(), bytes);
+    }
+    let nowhere = folder.path().join("no/such/file");
+    let line = run(STORY, "8", Some(&nowhere), &[]).failed(4);
+    assert!(line.contains("make it first"), "{line}");
+    let line = run(STORY, "8", Some(&session), &["--parallel", "2"]).failed(2);
+    assert!(line.contains("--session"), "{line}");
+}
+
+/// The contents of the messages of a session.
+fn messages(session: &Path) -> (Vec<String>, String) {
+    let outcome = tokenmill_with(
+        &["chat", "demo", "--temp", "0", "--session", arg(session)],
+        "/show messages\n",
+    );
+    let stderr = outcome.stderr.clone();
+    let shown: Vec<Value> = serde_json::from_str(&outcome.ok()).unwrap();
+    let contents = shown
+        .iter()
+        .map(|message| message["content"].as_str().unwrap().to_owned());
+    (contents.collect(), stderr)
+}
+
+#[test]
+fn a_chat_goes_on_where_it_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("talk");
+    let chat = |input: &str| {
+        let args = ["chat", "demo", "--temp", "0", "--session", arg(&session)];
+        tokenmill_with(&args, input).ok()
+    };
+    chat("What is 3 + 4?\n");
+    chat("What is 2 + 2?\n");
+    let both = ["What is 3 + 4?", "3 + 4 = 7.", "What is 2 + 2?", "2 + 2 is 4."];
+    let (contents, stderr) = messages(&session);
+    assert_eq!(contents, both);
+    assert!(stderr.contains("tokens restored from"), "{stderr}");
+    assert!(stderr.contains("the conversation has 2 exchanges"), "{stderr}");
+    chat("/undo\n");
+    assert_eq!(messages(&session).0, both[..2]);
+    // A model whose memory is of another form goes on with the messages.
+    let args = [
+        "chat",
+        "demo",
+        "--temp",
+        "0",
+        "--cache-type-k",
+        "f32",
+        "--cache-type-v",
+        "f32",
+        "--session",
+    ];
+    let other = tokenmill_with(&[&args[..], &[arg(&session)]].concat(), "/show messages\n");
+    assert!(other.stderr.contains("computed again"), "{}", other.stderr);
+    assert!(other.ok().contains("3 + 4 = 7."));
+    let run = run(STORY, "4", Some(&session), &[]);
+    assert_eq!(run.code, 0, "{}", run.stderr);
+    assert_eq!(messages(&session).0, both[..2], "a run keeps the notes");
+}
+
+/// A session is saved after every answer; whenever the program is killed, the file is one of those saves.
+#[cfg(unix)]
+#[test]
+fn a_program_that_is_killed_loses_nothing_older() {
+    use std::{
+        io::Write as _,
+        process::Stdio,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use crate::support::command;
+
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("talk");
+    let args = [
+        "chat",
+        "demo",
+        "--temp",
+        "0",
+        "-n",
+        "2",
+        "--session",
+        arg(&session),
+    ];
+    tokenmill_with(&args, "What is 3 + 4?\n").ok();
+    let (mut n_messages, _) = messages(&session);
+    let began = Instant::now();
+    for round in 0..10 {
+        let mut child = command(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        let before = fs::read(&session).unwrap();
+        input.write_all("What is 2 + 2?\n".repeat(40).as_bytes()).unwrap();
+        // Killed some way behind its first save.
+        while fs::read(&session).unwrap() == before && began.elapsed() < Duration::from_mins(2) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        thread::sleep(Duration::from_millis(round * 7));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        drop(input);
+        let (contents, stderr) = messages(&session);
+        assert!(stderr.contains("tokens restored from"), "{stderr}");
+        assert!(contents.starts_with(&n_messages), "round {round}");
+        assert!(
+            contents.len() > n_messages.len() || contents.len() >= 80,
+            "round {round}"
+        );
+        n_messages = contents;
+    }
+}
