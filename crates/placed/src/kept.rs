@@ -4,7 +4,7 @@
 //! weight is lent: taken out, put into an operand of its side for one operation, and given back. Moving a weight moves its
 //! handle, not its numbers. Invariant: outside an operation every weight is at home, also after one that failed.
 
-use std::cell::Cell;
+use std::sync::{Mutex, PoisonError};
 
 use tokenmill_backend::{
     Attention, BackendError, DeltaNet, Linear, Norm, Rope, Router, ShortConv, Side, SsmScan,
@@ -12,8 +12,8 @@ use tokenmill_backend::{
 
 /// A weight on the host, on the device, or on both.
 pub struct Kept<A, B> {
-    host: Cell<Option<A>>,
-    device: Cell<Option<B>>,
+    host: Lent<A>,
+    device: Lent<B>,
     sides: [bool; 2],
 }
 
@@ -21,14 +21,27 @@ impl<A, B> Kept<A, B> {
     pub(crate) fn new(host: Option<A>, device: Option<B>) -> Self {
         Self {
             sides: [host.is_some(), device.is_some()],
-            host: Cell::new(host),
-            device: Cell::new(device),
+            host: Lent(Mutex::new(host)),
+            device: Lent(Mutex::new(device)),
         }
     }
 
     /// Whether the weight is on a side.
     pub(crate) fn is_on(&self, side: Side) -> bool {
         self.sides[side as usize]
+    }
+}
+
+/// A weight, or nothing while it is lent. Only the engine's thread ever lends one, so the lock is always free.
+struct Lent<A>(Mutex<Option<A>>);
+
+impl<A> Lent<A> {
+    fn take(&self) -> Option<A> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    fn give(&self, own: A) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(own);
     }
 }
 
@@ -57,7 +70,7 @@ impl<A, B> Lender<Kept<A, B>> for OfHost {
     }
 
     fn give(&self, kept: &Kept<A, B>, own: A) {
-        kept.host.set(Some(own));
+        kept.host.give(own);
     }
 }
 
@@ -69,7 +82,7 @@ impl<A, B> Lender<Kept<A, B>> for OfDevice {
     }
 
     fn give(&self, kept: &Kept<A, B>, own: B) {
-        kept.device.set(Some(own));
+        kept.device.give(own);
     }
 }
 
@@ -295,6 +308,7 @@ pub(crate) fn with_linears<M, V, L: Lender<M> + Lender<V> + Copy, const N: usize
                 bias: biases[idx].take(),
                 n_out: linears[idx].n_out,
                 n_in: linears[idx].n_in,
+                adapter_place: linears[idx].adapter_place,
             });
             let outcome = run(&own);
             for ((own, matrix), bias) in own.into_iter().zip(&mut matrices).zip(&mut biases) {

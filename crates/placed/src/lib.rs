@@ -37,6 +37,7 @@ mod placed;
 mod placement;
 mod recurrence;
 mod request;
+mod sequences;
 mod step;
 mod streams;
 

@@ -182,6 +182,7 @@ impl Scheduler {
                 let lineage = Lineage {
                     parent: page_idx.checked_sub(1).map(|idx| held.keys[idx]),
                     salt: held.salt,
+                    adapter: None,
                 };
                 let tokens = &held.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
                 group.pool.register(page, held.keys[page_idx], tokens, lineage);
@@ -241,7 +242,8 @@ impl Scheduler {
 
     /// The keys of the whole pages of `tokens`.
     fn keys_of(&self, tokens: &[u32], salt: u64) -> Vec<PageKey> {
-        let mut key = self.hasher.root(salt);
+        // What adapters computed is not kept.
+        let mut key = self.hasher.root(salt, None);
         let pages = tokens.chunks_exact(PAGE_TOKENS);
         pages
             .map(|tokens| {

@@ -194,7 +194,7 @@ impl LoadOptions {
         } = device::load(network, &options, &self.compute, on_progress)?;
         let identity = identity(source, network, &options)?;
         let model = self.start(source, words, executor, device, plan);
-        Ok(self.equip(model, network)?.with_identity(identity))
+        self.equip(model.with_identity(identity), network)
     }
 
     /// Loads the model at `path` on a backend of the caller's own.
@@ -217,7 +217,7 @@ impl LoadOptions {
         let executor = network.load_on(backend, &options, &mut |_| {})?;
         let model = self.start(&source, words, Box::new(executor), LoadedDevice::Own, plan);
         let identity = identity(&source, &network, &options)?;
-        Ok(self.equip(model, &network)?.with_identity(identity))
+        self.equip(model.with_identity(identity), &network)
     }
 
     /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.
