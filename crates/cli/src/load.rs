@@ -79,8 +79,8 @@ pub(crate) struct LoadArgs {
     #[arg(long, value_name = "N", value_parser = count, conflicts_with = "cpu_moe")]
     n_cpu_moe: Option<usize>,
     /// Place parts of the GPU's layers, a list of attn, ffn and experts, each =gpu or =cpu, such as ffn=gpu,attn=cpu
-    #[arg(long, value_name = "LIST", value_parser = PartsRequest::from_str)]
-    place: Option<PartsRequest>,
+    #[arg(long, value_name = "LIST")]
+    place: Option<String>,
     /// Let the CPU compute the GPU's feed-forward networks too, in steps of fewer than N tokens
     #[arg(long, value_name = "N", value_parser = count)]
     gpu_batch: Option<usize>,
@@ -162,7 +162,11 @@ impl LoadArgs {
             } else {
                 self.n_cpu_moe.unwrap_or(0)
             },
-            parts: self.place.unwrap_or_default(),
+            parts: match &self.place {
+                None => PartsRequest::default(),
+                Some(list) => (list.parse())
+                    .map_err(|error| Failure::usage(format!("`--place {list}`: {error}")))?,
+            },
             min_device_tokens: self.gpu_batch.unwrap_or(1).max(1),
         })
     }

@@ -4,7 +4,7 @@
 //! step's choices never cross the border.
 
 use tokenmill_backend::{
-    BackendError, Carried, ExpertInput, ExpertOperations, Linear, Memory, Routed, Router, Side, SplitOperations,
+    Activation, BackendError, Carried, ExpertInput, ExpertOperations, Linear, LinearJob, Memory, Routed, Router, Side, SplitOperations,
 };
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The buffer that experts read, and its rows.
-pub(crate) fn input_values<T>(input: ExpertInput<'_, T>, n_rows: usize, n_choices: usize) -> (&T, usize) {
+fn input_values<T>(input: ExpertInput<'_, T>, n_rows: usize, n_choices: usize) -> (&T, usize) {
     match input {
         ExpertInput::Rows(rows) => (rows, n_rows),
         ExpertInput::Choices(rows) => (rows, n_choices),
@@ -22,7 +22,7 @@ pub(crate) fn input_values<T>(input: ExpertInput<'_, T>, n_rows: usize, n_choice
 }
 
 /// Input of the same kind, from a side's own buffer.
-pub(crate) fn same_input<'a, T, U>(kind: &ExpertInput<'_, T>, rows: &'a U) -> ExpertInput<'a, U> {
+fn same_input<'a, T, U>(kind: &ExpertInput<'_, T>, rows: &'a U) -> ExpertInput<'a, U> {
     match kind {
         ExpertInput::Rows(_) => ExpertInput::Rows(rows),
         ExpertInput::Choices(_) => ExpertInput::Choices(rows),
@@ -145,5 +145,63 @@ fn same_carried<'a, T, U>(kind: &Carried<'_, T>, gates: Option<&'a U>) -> Carrie
         (Carried::Gated(_), Some(gates)) => Carried::Gated(gates),
         (Carried::Whole, _) => Carried::Whole,
         _ => Carried::Nothing,
+    }
+}
+
+impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
+    /// The first half of gated experts, on the side that has them.
+    pub(crate) fn experts_gated_here(
+        &mut self,
+        activation: Activation,
+        routed: Routed<'_, Self>,
+        input: ExpertInput<'_, PlacedBuffer<H::Buffer, D::Buffer>>,
+        gate: LinearJob<'_, Self>,
+        up: LinearJob<'_, Self>,
+    ) -> Result<(), BackendError> {
+        let side = self.side_of(Some(&gate.linear.matrix));
+        let (rows, n_rows) = input_values(input, routed.n_rows, routed.n_choices());
+        self.bring(side, rows, n_rows * gate.linear.n_in)?;
+        gate.output.written_on(side);
+        up.output.written_on(side);
+        let linears = [gate.linear, up.linear];
+        let (n_rows, n_used) = (routed.n_rows, routed.n_used);
+        match side {
+            Side::Host => with_linears(OfHost, linears, |[g, u]| {
+                let routed = Routed {
+                    routes: routed.routes.host()?,
+                    n_rows,
+                    n_used,
+                };
+                let rows = OfHost.shared(rows)?;
+                let gate = LinearJob {
+                    linear: g,
+                    output: OfHost.own(gate.output)?,
+                };
+                let up = LinearJob {
+                    linear: u,
+                    output: OfHost.own(up.output)?,
+                };
+                let input = same_input(&input, &*rows);
+                self.host.experts_gated(activation, routed, input, gate, up)
+            }),
+            Side::Device => with_linears(OfDevice, linears, |[g, u]| {
+                let routed = Routed {
+                    routes: routed.routes.device()?,
+                    n_rows,
+                    n_used,
+                };
+                let rows = OfDevice.shared(rows)?;
+                let gate = LinearJob {
+                    linear: g,
+                    output: OfDevice.own(gate.output)?,
+                };
+                let up = LinearJob {
+                    linear: u,
+                    output: OfDevice.own(up.output)?,
+                };
+                let input = same_input(&input, &*rows);
+                self.device.experts_gated(activation, routed, input, gate, up)
+            }),
+        }
     }
 }

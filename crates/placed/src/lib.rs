@@ -46,3 +46,8 @@ pub use kept::Kept;
 pub use placed::{Placed, PlacedRoutes};
 pub use placement::{LayerPlacement, Placement};
 pub use request::{DeviceLayers, PartsRequest, PartsRequestError, PlacementRequest};
+
+/// The examples of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -14,7 +14,6 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Kept, Placed, PlacedBuffer,
     buffer::Buffers as _,
-    experts::input_values,
     kept::{OfDevice, OfHost, Operand as _, StoreOperand as _, lend, with_linears, with_norms},
     placed::on_side,
 };
@@ -299,51 +298,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         gate: LinearJob<'_, Self>,
         up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
-        let side = self.side_of(Some(&gate.linear.matrix));
-        let (rows, n_rows) = input_values(input, routed.n_rows, routed.n_choices());
-        self.bring(side, rows, n_rows * gate.linear.n_in)?;
-        gate.output.written_on(side);
-        up.output.written_on(side);
-        let linears = [gate.linear, up.linear];
-        let (n_rows, n_used) = (routed.n_rows, routed.n_used);
-        match side {
-            Side::Host => with_linears(OfHost, linears, |[g, u]| {
-                let routed = Routed {
-                    routes: routed.routes.host()?,
-                    n_rows,
-                    n_used,
-                };
-                let rows = OfHost.shared(rows)?;
-                let gate = LinearJob {
-                    linear: g,
-                    output: OfHost.own(gate.output)?,
-                };
-                let up = LinearJob {
-                    linear: u,
-                    output: OfHost.own(up.output)?,
-                };
-                let input = crate::experts::same_input(&input, &*rows);
-                self.host.experts_gated(activation, routed, input, gate, up)
-            }),
-            Side::Device => with_linears(OfDevice, linears, |[g, u]| {
-                let routed = Routed {
-                    routes: routed.routes.device()?,
-                    n_rows,
-                    n_used,
-                };
-                let rows = OfDevice.shared(rows)?;
-                let gate = LinearJob {
-                    linear: g,
-                    output: OfDevice.own(gate.output)?,
-                };
-                let up = LinearJob {
-                    linear: u,
-                    output: OfDevice.own(up.output)?,
-                };
-                let input = crate::experts::same_input(&input, &*rows);
-                self.device.experts_gated(activation, routed, input, gate, up)
-            }),
-        }
+        self.experts_gated_here(activation, routed, input, gate, up)
     }
 
     fn rope(

@@ -22,6 +22,8 @@ mod perplexity;
 mod quantize;
 mod sessions;
 mod shapes;
+#[cfg(target_os = "linux")]
+#[cfg(feature = "cuda")]
 mod split;
 mod support;
 #[cfg(target_os = "linux")]
