@@ -100,7 +100,7 @@ pub use recurrence::{
 };
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
-pub use split::SplitOperations;
+pub use split::{Recorded, SplitOperations};
 pub use sequence_memory::{MemoryFormat, MemoryPlace, SequenceMemory};
 pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};

@@ -39,6 +39,9 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
     ) -> Result<(), BackendError> {
         let side = self.now;
         self.bring(side, logits, n_rows * router.n_experts)?;
+        if !self.runs_on(side)? {
+            return Ok(());
+        }
         match side {
             Side::Host => router.with(OfHost, |router| {
                 (self.host).route(router, n_rows, &*OfHost.shared(logits)?, routes.host_mut()?)
@@ -61,6 +64,9 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
         self.bring(side, rows, n_rows * experts.n_in)?;
         output.written_on(side);
         let (n_rows, n_used) = (routed.n_rows, routed.n_used);
+        if !self.runs_on(side)? {
+            return Ok(());
+        }
         match side {
             Side::Host => with_linears(OfHost, [experts], |[experts]| {
                 let routed = Routed {
@@ -105,6 +111,9 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
             }
         }
         output.written_on(side);
+        if !self.runs_on(side)? {
+            return Ok(());
+        }
         match side {
             Side::Host => {
                 let gates = gates_of(&carried).map(|gates| OfHost.shared(gates)).transpose()?;
@@ -165,6 +174,9 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         up.output.written_on(side);
         let linears = [gate.linear, up.linear];
         let (n_rows, n_used) = (routed.n_rows, routed.n_used);
+        if !self.runs_on(side)? {
+            return Ok(());
+        }
         match side {
             Side::Host => with_linears(OfHost, linears, |[g, u]| {
                 let routed = Routed {

@@ -69,6 +69,9 @@ impl<H: SplitOperations, D: SplitOperations> LayerOperations for Placed<H, D> {
         let (n_rows, n_used) = (routed.n_rows, routed.n_used);
         self.bring(side, choices, routed.n_choices() * width)?;
         choices.written_on(side);
+        if !self.runs_on(side)? {
+            return Ok(());
+        }
         match side {
             Side::Host => {
                 let routed = Routed {

@@ -37,6 +37,36 @@ pub struct Placed<H: SplitOperations, D: SplitOperations> {
     /// Numbers of the layers of the store of states on their sides.
     state_places: Vec<usize>,
     pub(crate) results: Results,
+    pub(crate) pass: Pass,
+}
+
+/// How the current pass over the operations runs, and how far it is.
+pub(crate) struct Pass {
+    pub(crate) mode: Mode,
+    /// The number of the device's next or open segment: its operations between two borders.
+    segment: usize,
+    is_open: bool,
+}
+
+/// What a pass does with operations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Runs them.
+    Run,
+    /// Records the device's and runs none.
+    Record,
+    /// Runs the host's and replays the device's.
+    Replay,
+}
+
+impl Pass {
+    pub(crate) fn new(mode: Mode) -> Self {
+        Self {
+            mode,
+            segment: 0,
+            is_open: false,
+        }
+    }
 }
 
 /// Results that were taken from the device before anybody asked for them, since the host needed their tokens.
@@ -52,9 +82,13 @@ pub(crate) struct Results {
     pub(crate) batch: ForwardBatch,
 }
 
-/// Runs an operation on a side: `$own` is its backend, `$of` picks its weights and buffers.
+/// Runs an operation on a side: `$own` is its backend, `$of` picks its weights and buffers. The end of an operation: where the pass
+/// runs none, it returns.
 macro_rules! on_side {
-    ($self:ident, $side:expr, |$own:ident, $of:ident| $run:expr) => {
+    ($self:ident, $side:expr, |$own:ident, $of:ident| $run:expr) => {{
+        if !$self.runs_on($side)? {
+            return Ok(());
+        }
         match $side {
             Side::Host => {
                 let ($own, $of) = (&mut $self.host, OfHost);
@@ -65,7 +99,7 @@ macro_rules! on_side {
                 $run
             }
         }
-    };
+    }};
 }
 pub(crate) use on_side;
 
@@ -85,6 +119,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             groups: [Vec::new(), Vec::new()],
             state_places: Vec::new(),
             results: Results::default(),
+            pass: Pass::new(Mode::Run),
         }
     }
 
@@ -122,8 +157,45 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         let (Some(on_host), Some(on_device)) = (&buffer.host, &buffer.device) else {
             return Err(crate::buffer::absent());
         };
-        copy((&mut self.host, on_host), (&mut self.device, on_device), side, n_missing)?;
+        self.leave_device()?;
+        if self.pass.mode != Mode::Record {
+            copy((&mut self.host, on_host), (&mut self.device, on_device), side, n_missing)?;
+        } else if side == Side::Device {
+            self.device.will_be_filled(&mut on_device.borrow_mut());
+        }
         buffer.brought(n_missing);
+        Ok(())
+    }
+
+    /// Comes to an operation of a side; says whether the pass runs it.
+    pub(crate) fn runs_on(&mut self, side: Side) -> Result<bool, BackendError> {
+        if side == Side::Host {
+            self.leave_device()?;
+            return Ok(self.pass.mode != Mode::Record);
+        }
+        if self.pass.mode == Mode::Run {
+            return Ok(true);
+        }
+        let is_first = !std::mem::replace(&mut self.pass.is_open, true);
+        match self.pass.mode {
+            Mode::Record if is_first => self.device.begin_segment()?,
+            Mode::Replay if is_first => {
+                let shape = self.shape_on(Side::Device);
+                self.device.replay_segment(&shape, self.pass.segment)?;
+            }
+            _ => {}
+        }
+        Ok(self.pass.mode == Mode::Record)
+    }
+
+    /// Comes to a border: what the device does from here on is another segment.
+    pub(crate) fn leave_device(&mut self) -> Result<(), BackendError> {
+        if std::mem::replace(&mut self.pass.is_open, false) {
+            self.pass.segment += 1;
+            if self.pass.mode == Mode::Record {
+                self.device.end_segment()?;
+            }
+        }
         Ok(())
     }
 

@@ -2,13 +2,18 @@
 //!
 //! Separate from the operations because it decides nothing about them. Both sides get the values of a step. The device samples;
 //! the host, which makes rows of tokens where it has the first layer, needs the ids of tokens that the device sampled a step
-//! before. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
+//! before. What the device computes between two borders of a decode step is recorded, in a second pass that runs nothing, and
+//! replayed when a step of that shape comes again. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
 
 use tokenmill_backend::{
-    BackendError, ForwardBatch, Part, Side, SplitOperations, StepOutput, StepShape, TokenSource,
+    BackendError, ForwardBatch, Part, Recorded, Side, SplitOperations, StepOutput, StepShape,
+    TokenSource,
 };
 
-use crate::Placed;
+use crate::{
+    Placed,
+    placed::{Mode, Pass},
+};
 
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     pub(crate) fn begin(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
@@ -45,12 +50,35 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     ) -> Result<(), BackendError> {
         let shapes = Side::ALL.map(|side| self.shape_on(side));
         let _entered = (self.host.enter_step(&shapes[0]), self.device.enter_step(&shapes[1]));
-        self.now = self.placement.side(Part::Input, self.n_tokens, Side::Device);
-        body(self, shape)?;
+        let recorded = self.device.recorded(&shapes[1]);
+        let mode = if recorded == Recorded::Yes { Mode::Replay } else { Mode::Run };
+        self.pass(mode, shape, body)?;
         self.host.end_part(&shapes[0], false)?;
         self.device.end_part(&shapes[1], true)?;
         self.results.n_open += 1;
+        if recorded == Recorded::NotYet {
+            // The step has run; a second pass runs nothing.
+            let outcome = self.pass(Mode::Record, shape, body);
+            self.device.keep_segments(&shapes[1], outcome.is_ok());
+            self.pass = Pass::new(Mode::Run);
+            if let Err(error @ BackendError::Lost { .. }) = outcome {
+                return Err(error);
+            }
+        }
         Ok(())
+    }
+
+    /// Goes over the operations of the step once.
+    fn pass(
+        &mut self,
+        mode: Mode,
+        shape: StepShape,
+        body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        self.pass = Pass::new(mode);
+        self.now = self.placement.side(Part::Input, self.n_tokens, Side::Device);
+        body(self, shape)?;
+        self.leave_device()
     }
 
     /// Takes the results of all steps from the device.

@@ -9,7 +9,7 @@ use tokenmill_model::{
 };
 use tokenmill_placed::{LayerPlacement, Placed, Placement};
 use tokenmill_quant::CpuFeatures;
-use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_sim_driver::{Fault, SimOptions, Simulator};
 use tokenmill_testkit::{
     Random, TinyModel,
     generate::{all_logits, greedy},
@@ -190,4 +190,38 @@ fn a_side_allocates_for_its_own_parts() {
     let ffn_bytes = N_LAYERS * 3 * 96 * 64 / 32 * 34;
     let moved = on_device.weights_bytes - without_ffn.weights_bytes;
     assert!(moved >= ffn_bytes, "{moved} of {ffn_bytes}");
+}
+
+#[test]
+fn the_devices_part_of_decode_steps_is_replayed() {
+    let place = LayerPlacement {
+        mixer: Side::Host,
+        ffn: Side::Device,
+        experts: Side::Device,
+    };
+    // Quantized weights, so that the quantized forms of rows have to be those of what was brought.
+    let model = TinyModel::random(deepened(tiny_llama()), TensorType::Q8_0, 5);
+    let run = |uses_graphs, fault: Option<Fault>| {
+        let simulator = Simulator::new(&SimOptions::default());
+        let device = CudaBackend::new(simulator.device()).unwrap().with_graphs(uses_graphs);
+        let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
+        let backend = Placed::new(cpu(), device, placement);
+        let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
+        if let Some(fault) = fault {
+            simulator.inject(fault);
+        }
+        let tokens = greedy(&mut split, &[5, 17, 33], 7).unwrap();
+        assert!(!simulator.is_capturing());
+        (tokens, simulator.graph_counts())
+    };
+    let (expected, counts) = run(false, None);
+    assert_eq!(counts, (0, 0));
+    let (tokens, (n_captured, n_replayed)) = run(true, None);
+    assert_eq!(tokens, expected);
+    // A feed-forward network of each layer; the head comes with the last. One prompt, one step that is recorded, five replayed.
+    assert_eq!((n_captured, n_replayed), (4, 20));
+    for fault in [Fault::BeginCapture, Fault::EndCapture] {
+        let (tokens, (_, n_replayed)) = run(true, Some(fault));
+        assert_eq!((tokens, n_replayed), (expected.clone(), 0), "{fault:?}");
+    }
 }

@@ -75,8 +75,8 @@ fn what_cannot_be_split_is_refused_in_one_line() {
     check("", &["-ngl", "0", "--place", "ffn=gpu"], 2, &["`-ngl 0` and `--place` contradict each other"]);
     check("", &["-ngl", "2", "--device", "cpu"], 2, &["`-ngl 2` and `--device cpu` contradict each other"]);
     check(
-        "mib=130",
-        &["-ngl", "2", "-c", "60000"],
+        "mib=134",
+        &["-ngl", "2"],
         5,
         &["MiB free", "are missing", "layer", "would fit"],
     );

@@ -2,13 +2,14 @@
 //!
 //! Separate because a GPU that has the network for itself needs none of it. Values cross the border through pinned memory: down,
 //! the host waits for the copy; up, it goes on and the copy follows in order. Invariant: there is pinned memory for one piece each
-//! way, made at the first step and kept.
+//! way, made at the first step and kept. What a decode step launches between two borders is recorded once for the step's shape and
+//! replayed.
 
-use std::ops::Range;
+use std::{collections::HashMap, ops::Range};
 
-use tokenmill_backend::{BackendError, ForwardBatch, SplitOperations, StepShape};
+use tokenmill_backend::{BackendError, ForwardBatch, Phase, Recorded, SplitOperations, StepShape};
 
-use super::{CudaBackend, CudaBuffer};
+use super::{CudaBackend, CudaBuffer, Sources};
 
 /// Pinned memory for what crosses the border.
 #[derive(Default)]
@@ -17,7 +18,23 @@ pub(super) struct Border {
     /// Used in turn, so that the host can write the next piece while the device reads the last.
     up: [Option<crate::Pinned<f32>>; 2],
     n_up: usize,
+    /// What was recorded, by the shape of the step; `None` where that failed.
+    segments: HashMap<StepShape, Option<Segments>>,
+    /// When it was recorded: since then no buffer has moved.
+    epoch: u64,
+    recording: Option<crate::Capture>,
+    recorded: Vec<crate::Graph>,
 }
+
+/// The launches of a step, from border to border.
+struct Segments {
+    graphs: Vec<crate::Graph>,
+    /// Where the step leaves its results.
+    sources: Sources,
+}
+
+/// Shapes kept at most. A step with many borders has as many graphs.
+const MAX_SHAPES: usize = 64;
 
 impl SplitOperations for CudaBackend {
     type Entered = ();
@@ -33,6 +50,60 @@ impl SplitOperations for CudaBackend {
             self.queue_results(*shape)?;
         }
         Ok(())
+    }
+
+    fn recorded(&mut self, shape: &StepShape) -> Recorded {
+        if self.border.epoch != self.epoch {
+            self.border.segments.clear();
+            self.border.epoch = self.epoch;
+        }
+        if !self.uses_graphs || shape.phase != Phase::Decode || shape.n_tokens == 0 {
+            return Recorded::CannotBe;
+        }
+        match self.border.segments.get(shape) {
+            None => Recorded::NotYet,
+            Some(None) => Recorded::CannotBe,
+            Some(Some(segments)) => {
+                let sources = segments.sources.clone();
+                self.workspace().results.set_sources(sources);
+                Recorded::Yes
+            }
+        }
+    }
+
+    fn begin_segment(&mut self) -> Result<(), BackendError> {
+        self.border.recording = Some(crate::Capture::begin(&self.device)?);
+        Ok(())
+    }
+
+    fn end_segment(&mut self) -> Result<(), BackendError> {
+        if let Some(recording) = self.border.recording.take() {
+            self.border.recorded.push(recording.finish()?);
+        }
+        Ok(())
+    }
+
+    fn keep_segments(&mut self, shape: &StepShape, is_whole: bool) {
+        self.border.recording = None;
+        let graphs = std::mem::take(&mut self.border.recorded);
+        let sources = self.workspace().results.sources();
+        if self.border.segments.len() >= MAX_SHAPES {
+            self.border.segments.clear();
+        }
+        let segments = is_whole.then_some(Segments { graphs, sources });
+        self.border.segments.insert(*shape, segments);
+    }
+
+    fn replay_segment(&mut self, shape: &StepShape, segment: usize) -> Result<(), BackendError> {
+        let segments = self.border.segments.get_mut(shape).and_then(Option::as_mut);
+        let graph = segments.and_then(|segments| segments.graphs.get_mut(segment));
+        graph.expect("a recorded step has all its segments").replay()?;
+        Ok(())
+    }
+
+    fn will_be_filled(&mut self, buffer: &mut CudaBuffer) {
+        // The quantized twin that is there now will not be that of the values.
+        buffer.write();
     }
 
     fn show_values(
