@@ -6,6 +6,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    time::Instant,
 };
 
 use tokenmill::{Error, Model, Session, SessionError, SessionFile};
@@ -77,9 +78,15 @@ impl SessionArgs {
             notes: file.header().notes.clone(),
             ..fresh
         };
+        let began = Instant::now();
         match model.restore_opened(file, path, 0) {
             Ok((_, size)) => {
-                note!("[{} tokens restored from {}]", size.n_stored, path.display());
+                let took_ms = began.elapsed().as_secs_f64() * 1e3;
+                note!(
+                    "[{} tokens restored from {} in {took_ms:.0} ms]",
+                    size.n_stored,
+                    path.display()
+                );
                 Ok(Some(kept))
             }
             Err(error) if unusable == Unusable::GoesOn => {

@@ -8,7 +8,7 @@ use std::{future::Future, mem, sync::Arc};
 use axum::{
     Json,
     extract::{Request, State},
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
     routing::{MethodRouter, post},
 };
@@ -31,6 +31,7 @@ use crate::{
     request_log::{ErrorCode, Tally},
     sampling::SamplingFields,
     shutdown::Shutdown,
+    slots::{Asker, Slots},
     stored::StoredResponses,
 };
 
@@ -47,6 +48,7 @@ pub struct App {
     pub shutdown: Shutdown,
     pub(crate) intake: Intake,
     pub(crate) stored: StoredResponses,
+    pub(crate) slots: Slots,
 }
 
 impl App {
@@ -59,6 +61,7 @@ impl App {
             metrics: Metrics::new(model.name(), model.engine().limits().n_pages),
             intake: Intake::new(config.max_body_bytes),
             stored: StoredResponses::default(),
+            slots: Slots::new(model.engine().config().max_running),
             shutdown: Shutdown::default(),
             model,
             config,
@@ -80,6 +83,10 @@ pub(crate) struct Call {
     pub(crate) tenant: Tenant,
     /// The adapter that it names, once its body was read.
     pub(crate) adapter: Option<String>,
+    /// Where it was sent to.
+    pub(crate) uri: Uri,
+    /// The slot that it is noted in, where it was chosen already.
+    pub(crate) slot: Option<usize>,
     /// The shape that it asks for, once its body was read.
     pub(crate) asked: Option<Asked>,
     /// Where its endpoint has the budget of reasoning.
@@ -166,6 +173,28 @@ impl Call {
         prompts: Vec<Vec<u32>>,
         params: &TextParams,
     ) -> Result<TextStream, ApiError> {
+        let first = prompts.first().cloned().unwrap_or_default();
+        let stream = self.begin(app, prompts, params).await?;
+        let asker = self.asker(params);
+        let slot = (self.slot).unwrap_or_else(|| app.slots.choose(None, &first, asker));
+        let mut running = app.slots.begin(slot, &first, asker);
+        Ok(stream.noting(move |id| running.push(id)))
+    }
+
+    /// Whose request it is.
+    pub(crate) fn asker(&self, params: &TextParams) -> Asker {
+        Asker {
+            tenant: self.tenant,
+            cache_salt: params.cache_salt,
+        }
+    }
+
+    async fn begin(
+        &self,
+        app: &Arc<App>,
+        prompts: Vec<Vec<u32>>,
+        params: &TextParams,
+    ) -> Result<TextStream, ApiError> {
         let Some(constraint) = &params.constraint else {
             return app.model.generate(prompts, params);
         };
@@ -230,6 +259,7 @@ where
         let request_id = id.clone();
         let tenant: Tenant = request.extensions().get().copied().unwrap_or_default();
         let answer = async {
+            let uri = request.uri().clone();
             let body = app.intake.read(&app.config, request).await?;
             let n_bytes = body.bytes.len();
             let call = Call {
@@ -238,6 +268,8 @@ where
                 tally,
                 tenant,
                 adapter: None,
+                uri,
+                slot: None,
                 asked: None,
                 budget_field: "thinking_budget",
             };

@@ -52,6 +52,17 @@ pub struct ServerConfig {
     pub adapter_folder: Option<PathBuf>,
     /// Where the events of the KV cache are published, if they are.
     pub kv_events: Option<KvEventsConfig>,
+    /// Where conversations are kept, if they are.
+    pub sessions: Option<SessionFolder>,
+}
+
+/// A folder of sessions. The server is the only one that writes to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionFolder {
+    /// The folder, which is there.
+    pub path: PathBuf,
+    /// Bytes that all files in it may have.
+    pub max_bytes: u64,
 }
 
 /// Where a server listens.
@@ -96,6 +107,7 @@ impl Default for ServerConfig {
             max_connections: 4096,
             adapter_folder: None,
             kv_events: None,
+            sessions: None,
         }
     }
 }

@@ -198,6 +198,12 @@ pub enum ApiError {
         /// Why.
         reason: &'static str,
     },
+    /// The folder or the disk has no room for a session.
+    #[error("there is no room for the session: {reason}")]
+    StorageFull {
+        /// What is full.
+        reason: String,
+    },
     /// Something failed that the client has no part in.
     #[error("internal error: {reason}")]
     Internal {
@@ -247,6 +253,7 @@ impl ApiError {
             Self::NotImplemented { .. } => 501,
             Self::NotReady { .. } => 503,
             Self::DeadlineExceeded => 504,
+            Self::StorageFull { .. } => 507,
         }
     }
 
@@ -274,6 +281,7 @@ impl ApiError {
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => "queue_full",
             Self::DeadlineExceeded => "deadline_exceeded",
             Self::NotReady { .. } => "not_ready",
+            Self::StorageFull { .. } => "storage_full",
             Self::Internal { .. } => "internal_error",
         }
     }
@@ -390,7 +398,7 @@ impl From<EngineError> for ApiError {
 }
 
 /// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 23] = [
+pub(crate) const DOCUMENTED: [(u16, &str, &str); 24] = [
     (
         400,
         "malformed_json",
@@ -468,6 +476,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 23] = [
         504,
         "deadline_exceeded",
         "`--queue-timeout` or `--request-timeout` passed",
+    ),
+    (
+        507,
+        "storage_full",
+        "the folder of `--session-dir` or its disk has no room for a session",
     ),
     (
         200,

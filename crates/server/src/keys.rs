@@ -7,6 +7,7 @@ use std::{
     sync::LazyLock,
 };
 
+use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
 /// The keys that clients may use.
@@ -52,17 +53,34 @@ impl ApiKeys {
 /// Whose request it is, as far as the prefix cache is concerned: what one tenant computed no other finds, or the time of
 /// an answer would tell what others ask.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tenant(Option<u64>);
+pub(crate) struct Tenant {
+    hash: Option<u64>,
+    /// The beginning of the SHA-256 of its key: the same in every process.
+    digest: [u8; 16],
+}
 
 impl Tenant {
     /// The tenant that a key stands for.
     pub(crate) fn of_key(key: &str) -> Self {
-        Self(Some(keyed_hash(&key)))
+        let mut digest = [0; 16];
+        digest.copy_from_slice(&Sha256::digest(key.as_bytes())[..16]);
+        Self {
+            hash: Some(keyed_hash(&key)),
+            digest,
+        }
+    }
+
+    /// What files of this tenant carry; nothing for the one of a server without keys.
+    pub(crate) fn owner(self) -> String {
+        match self.hash {
+            Some(_) => self.digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            None => String::new(),
+        }
     }
 
     /// What keeps the cached pages of a request apart from those of other tenants and other salts.
     pub(crate) fn cache_salt(self, salt: Option<&str>) -> u64 {
-        match (self.0, salt) {
+        match (self.hash, salt) {
             (None, None) => 0,
             both => keyed_hash(&both),
         }

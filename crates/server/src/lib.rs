@@ -42,6 +42,7 @@ mod scores;
 mod serve;
 mod served_model;
 mod shutdown;
+mod slots;
 mod sse;
 mod stored;
 pub mod tables;
@@ -51,7 +52,7 @@ mod unix_socket;
 mod write_timeout;
 
 pub use app::App;
-pub use config::{Listen, ServerConfig, TlsFiles};
+pub use config::{Listen, ServerConfig, SessionFolder, TlsFiles};
 pub use error::{ApiError, Dialect};
 pub use keys::ApiKeys;
 pub use metrics::Metrics;

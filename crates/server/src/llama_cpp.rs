@@ -59,6 +59,16 @@ pub(crate) const APPLY_TEMPLATE: &[Field] = &[
     yes("model", ""),
 ];
 
+/// Fields of `/slots/{id}` with the actions `save` and `restore`.
+pub(crate) const SLOT_FILE: &[Field] = &[
+    yes("filename", "a name within the folder of `--session-dir`"),
+    yes(
+        "cache_salt",
+        "with `restore`: the salt of the requests that are to find it",
+    ),
+    yes("model", ""),
+];
+
 /// The fields of both endpoints besides those of sampling, of shapes and of other servers.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
@@ -97,9 +107,10 @@ pub const FIELDS: &[Field] = &[
         "t_max_prompt_ms",
         "as in llama.cpp; `--request-timeout` bounds a request",
     ),
-    ignored(
+    yes(
         "id_slot",
-        "sequences have no fixed place; prefixes are found in the cache wherever they ran",
+        "the slot that the conversation is noted in, to be saved from there; -1, and a number that there is not, let the server \
+         choose. Prefixes are found in the cache wherever they ran",
     ),
     refused(
         "sse_ping_interval",
@@ -177,6 +188,8 @@ pub struct CompletionRequest {
     #[serde(default)]
     pub n_indent: usize,
     t_max_predict_ms: Option<i64>,
+    #[serde(default)]
+    id_slot: Option<i64>,
 }
 
 /// Text of another file.
@@ -200,6 +213,11 @@ pub enum RawPrompt {
 }
 
 impl CompletionRequest {
+    /// The slot that it asks for.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.id_slot.and_then(|id| usize::try_from(id).ok())
+    }
+
     /// Most tokens to generate.
     pub(crate) fn max_tokens(&self) -> Option<u32> {
         self.n_predict.and_then(TokenLimit::at_most)

@@ -21,7 +21,7 @@ use crate::{
     auth::require_key,
     endpoints::{
         adapters, chat, completions, embeddings, gateway, health, llama_cpp, messages, metrics, models, ollama,
-        openapi, page, rerank, responses, words,
+        openapi, page, rerank, responses, slots, words,
     },
     origin::check_origin,
     paths::normalize,
@@ -51,7 +51,8 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/infill", endpoint(openai, llama_cpp::infill))
         .route("/embedding", endpoint(openai, embeddings::llama_cpp))
         .route("/props", get(llama_cpp::props))
-        .route("/slots", get(llama_cpp::slots))
+        .route("/slots", get(slots::list))
+        .route("/slots/{id}", endpoint(openai, slots::act))
         .route("/tokenize", endpoint(openai, words::tokenize))
         .route("/detokenize", endpoint(openai, words::detokenize))
         .route("/apply-template", endpoint(openai, words::apply_template))

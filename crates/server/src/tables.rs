@@ -117,6 +117,10 @@ pub fn document() -> String {
         ("POST /completion", llama_completion()),
         ("POST /infill", llama_infill()),
         ("POST /embedding", llama_embedding()),
+        (
+            "POST /slots/{id} with the actions `save` and `restore`",
+            llama_cpp::SLOT_FILE,
+        ),
         ("POST /tokenize", TOKENIZE),
         ("POST /detokenize", DETOKENIZE),
         ("POST /apply-template", APPLY_TEMPLATE),

@@ -5,6 +5,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -87,6 +88,16 @@ pub struct TextStream {
     samples: Vec<SampleText>,
     ready: VecDeque<TextEvent>,
     has_failed: bool,
+    note: Option<Note>,
+}
+
+/// Who is told the tokens of the first sample.
+struct Note(Box<dyn FnMut(u32) + Send>);
+
+impl fmt::Debug for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Note")
+    }
 }
 
 impl TextStream {
@@ -105,6 +116,7 @@ impl TextStream {
             samples,
             ready: VecDeque::new(),
             has_failed: false,
+            note: None,
         }
     }
 
@@ -121,6 +133,13 @@ impl TextStream {
             });
             sample.max_calls = reader.is_single_call.then_some(1);
         }
+        self
+    }
+
+    /// Tells `note` every token of the first sample, as it comes from the engine. It is dropped with the stream.
+    #[must_use]
+    pub fn noting(mut self, note: impl FnMut(u32) + Send + 'static) -> Self {
+        self.note = Some(Note(Box::new(note)));
         self
     }
 
@@ -205,6 +224,9 @@ impl TextStream {
     fn take_token(&mut self, prompt: usize, token: Token) {
         let sample = self.sample_idx(prompt, token.sample);
         let sample_of_prompt = token.sample;
+        if let Some(Note(note)) = self.note.as_mut().filter(|_| sample == 0) {
+            note(token.id);
+        }
         let state = &mut self.samples[sample as usize];
         let (parts, tokens) = state.push(token);
         if state.has_ended() {

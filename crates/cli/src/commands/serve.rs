@@ -16,13 +16,13 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{KvCache, LoadOptions, Speculation};
+use tokenmill::{KvCache, LoadOptions, Speculation, remove_unfinished_sessions};
 use tokenmill_backend::StepError;
 use tokenmill_sched::{EngineError, EngineState};
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
-    ApiKeys, App, Drained, Listen, ServeError, ServedModel, Server, ServerConfig, TlsFiles,
+    ApiKeys, App, Drained, Listen, ServeError, ServedModel, Server, ServerConfig, SessionFolder, TlsFiles,
     kv_events::KvEventsConfig,
 };
 #[cfg(not(feature = "otel"))]
@@ -92,6 +92,9 @@ pub(crate) struct Args {
     /// (`{"enable_kv_cache_events": true, "endpoint": "tcp://*:5557", "topic": "…"}`); docs/serving.md has them all
     #[arg(long, value_name = "JSON", value_parser = kv_events)]
     kv_events_config: Option<KvEvents>,
+    /// Keep conversations in this folder, as clients ask for with `POST /slots/{id}?action=save`; no other process writes to it
+    #[arg(long, visible_alias = "slot-save-path", value_name = "DIR")]
+    session_dir: Option<PathBuf>,
     #[command(flatten)]
     limits: Limits,
     /// How requests are logged on standard error
@@ -134,6 +137,9 @@ struct Limits {
     /// Largest request body
     #[arg(long, default_value_t = 8 << 20, value_name = "BYTES", value_parser = count)]
     max_body_bytes: usize,
+    /// Bytes that the files in --session-dir may have together; a save beyond it gets 507
+    #[arg(long, default_value_t = 32 << 30, value_name = "BYTES")]
+    session_dir_bytes: u64,
     /// Longest time for an answer [default: unbounded]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     request_timeout: Option<Duration>,
@@ -291,6 +297,7 @@ impl Args {
             drain_timeout: self.limits.drain_timeout,
             adapter_folder: self.adapter_folder()?,
             kv_events: self.kv_events(),
+            sessions: self.sessions()?,
             ..ServerConfig::default()
         })
     }
@@ -304,6 +311,19 @@ impl Args {
             ))),
             folder => Ok(folder.clone()),
         }
+    }
+
+    /// The folder of sessions, which is made where it is missing; what a killed process left there is removed.
+    fn sessions(&self) -> Result<Option<SessionFolder>, Failure> {
+        let Some(path) = &self.session_dir else {
+            return Ok(None);
+        };
+        fs::create_dir_all(path).map_err(|error| Failure::unwritable(path.display(), &error))?;
+        remove_unfinished_sessions(path)?;
+        Ok(Some(SessionFolder {
+            path: path.clone(),
+            max_bytes: self.limits.session_dir_bytes,
+        }))
     }
 
     /// The names that clients may ask for. A name given as the address is one of them where names are checked at all.

@@ -1,4 +1,4 @@
-//! llama.cpp's own API: `POST /completion` and `/infill`, `GET /props` and `/slots`.
+//! llama.cpp's own API: `POST /completion` and `/infill`, `GET /props`.
 
 use std::{sync::Arc, time::Instant};
 
@@ -43,7 +43,7 @@ pub(crate) async fn completion(app: Arc<App>, mut call: Call) -> Result<Response
             app.model.tokenizer().encode(text, options)
         }
     };
-    answer(app, &call, &body, &request, tokens).await
+    answer(app, &mut call, &body, &request, tokens).await
 }
 
 /// Writes what stands between two texts.
@@ -66,7 +66,7 @@ pub(crate) async fn infill(app: Arc<App>, mut call: Call) -> Result<Response, Ap
         .saturating_add(request.n_answer(app.engine().limits().n_ctx));
     let n_most = app.engine().limits().n_ctx.saturating_sub(n_taken);
     let tokens = with_extra(tokenizer, tokens, &request.input_extra, n_most);
-    answer(app, &call, &body, &request, tokens).await
+    answer(app, &mut call, &body, &request, tokens).await
 }
 
 fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, CompletionRequest), ApiError> {
@@ -79,7 +79,7 @@ fn read(app: &App, call: &mut Call, fields: &[Field]) -> Result<(Body, Completio
 
 async fn answer(
     app: Arc<App>,
-    call: &Call,
+    call: &mut Call,
     body: &Body,
     request: &CompletionRequest,
     tokens: Vec<u32>,
@@ -103,7 +103,10 @@ async fn answer(
         skip_special: false,
         is_continuation: true,
     };
+    let slot = app.slots.choose(request.slot(), &tokens, call.asker(&params));
+    call.slot = Some(slot);
     let mut writer = Writer {
+        slot,
         prompt: app.model.tokenizer().decode(&tokens, options),
         n_prompt: tokens.len(),
         app: Arc::clone(&app),
@@ -139,6 +142,8 @@ async fn answer(
 
 /// An answer in llama.cpp's words: one event for each piece, one for the end.
 struct Writer {
+    /// The slot that it is noted in.
+    slot: usize,
     app: Arc<App>,
     params: TextParams,
     prompt: String,
@@ -190,7 +195,7 @@ impl Writer {
             "index": end.sample,
             "content": text,
             "tokens": [],
-            "id_slot": -1,
+            "id_slot": self.slot,
             "stop": true,
             "model": self.app.model.name(),
             "tokens_predicted": usage.completion_tokens,
@@ -236,7 +241,7 @@ impl EventFormat for Writer {
                     "content": text,
                     "tokens": ids,
                     "stop": false,
-                    "id_slot": -1,
+                    "id_slot": self.slot,
                     "tokens_predicted": self.n_sent,
                     "tokens_evaluated": self.n_prompt,
                 });
@@ -280,15 +285,4 @@ pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
         "is_sleeping": false,
     }))
     .into_response()
-}
-
-/// The places in a batch, as `/slots`. Sequences have no fixed place: those that run are counted from the first.
-pub(crate) async fn slots(State(app): State<Arc<App>>) -> Response {
-    let engine = app.engine();
-    let n_running = engine.stats().n_running;
-    let n_ctx = engine.limits().n_ctx;
-    let slots: Vec<Value> = (0..engine.config().max_running)
-        .map(|id| json!({ "id": id, "n_ctx": n_ctx, "is_processing": id < n_running }))
-        .collect();
-    Json(slots).into_response()
 }

@@ -16,4 +16,5 @@ pub(crate) mod page;
 pub(crate) mod render;
 pub(crate) mod rerank;
 pub(crate) mod responses;
+pub(crate) mod slots;
 pub(crate) mod words;

@@ -23,7 +23,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 24] {
+); 25] {
     [
         (
             "/v1/chat/completions",
@@ -115,6 +115,12 @@ fn posts() -> [(
             "Unload an adapter, vLLM's API",
             adapters::UNLOAD,
             &["lora_name"],
+        ),
+        (
+            "/slots/{id}",
+            "Save, restore or erase a conversation, llama.cpp's API",
+            llama_cpp::SLOT_FILE,
+            &[],
         ),
         ("/tokenize", "Text to token ids", llama_cpp::TOKENIZE, &[]),
         (

@@ -25,6 +25,7 @@ mod script;
 mod server;
 mod shapes;
 mod silence;
+mod slots;
 mod speculation;
 #[cfg(feature = "otel")]
 mod traces;

@@ -115,7 +115,8 @@ impl TestServer {
             listen: Listen::Tcp(([127, 0, 0, 1], 0).into()),
             ..setup.server
         };
-        let model = tokenmill::Model::from_parts("demo", words, engine, LoadedDevice::Own, None);
+        let model =
+            tokenmill::Model::from_parts("demo", words, engine, LoadedDevice::Own, None).with_identity(1);
         Some(Self::serve(names, model, config).await)
     }
 

@@ -63,8 +63,11 @@ pub(super) fn format_text(format: &MemoryFormat) -> String {
 }
 
 impl SessionHeader {
-    /// Bytes of the header in a file.
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, SessionError> {
+    /// The header as it stands in a file.
+    ///
+    /// # Errors
+    /// [`SessionError::TooLarge`].
+    pub fn to_bytes(&self) -> Result<Vec<u8>, SessionError> {
         let mut bytes = Vec::with_capacity(self.tokens.len() * 4 + self.notes.len() + 256);
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -129,11 +132,18 @@ impl SessionHeader {
         if sum != checksum(header, 0).to_le_bytes() {
             return Err(SessionError::Damaged);
         }
-        // What the sum covers was written so, unless someone wrote it to be read here.
-        Self::parse(&header[FIXED_BYTES..]).ok_or(SessionError::Damaged)
+        Self::parse(&header[FIXED_BYTES..])
     }
 
-    fn parse(header: &[u8]) -> Option<Self> {
+    /// Parses what lies between the length and the sum.
+    ///
+    /// # Errors
+    /// [`SessionError::Damaged`]: its parts do not fit together. The sum is right where someone wrote it to be read here.
+    pub fn parse(header: &[u8]) -> Result<Self, SessionError> {
+        Self::parse_parts(header).ok_or(SessionError::Damaged)
+    }
+
+    fn parse_parts(header: &[u8]) -> Option<Self> {
         let mut parts = Parts(header);
         let identity = u128::from_le_bytes(parts.take()?);
         let format = std::str::from_utf8(parts.bytes()?).ok()?.to_owned();

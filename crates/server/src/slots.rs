@@ -1,0 +1,391 @@
+//! [`Slots`]: what llama.cpp's API calls slots, and the files that their conversations are saved to.
+//!
+//! Sequences have no fixed place in the engine. A slot here is a note of the newest conversation that ran under its number, so that
+//! it can be saved, restored and erased by that number. Separate from the endpoints because every request that generates takes a
+//! slot. Invariants: nobody sees or saves a conversation of another key; a file's name never leaves the folder.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use serde::{Deserialize, Serialize};
+use tokenmill::{Error, Model, Session, SessionError, SessionFile, SessionSize};
+
+use crate::{ApiError, config::SessionFolder, keys::Tenant};
+
+/// Longest name of a file, bytes: what file systems take, less what an unfinished file's name adds.
+const MAX_NAME_BYTES: usize = 200;
+
+/// A prompt goes to the slot whose conversation it continues where they have at least this part of the prompt in common, as in
+/// llama.cpp.
+const MIN_SHARED_PERCENT: usize = 10;
+
+/// The slots of a server.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    slots: Arc<Mutex<Vec<Slot>>>,
+    /// Files are saved one at a time, so that they do not fill the folder together.
+    saving: Mutex<()>,
+}
+
+/// The newest conversation that ran under a number.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    tokens: Vec<u32>,
+    tenant: Tenant,
+    cache_salt: u64,
+    /// Requests that run in it now.
+    n_running: usize,
+    /// Grows with each use.
+    used: u64,
+}
+
+/// Whose prompt it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker {
+    pub(crate) tenant: Tenant,
+    pub(crate) cache_salt: u64,
+}
+
+/// A conversation on its way into a slot, where it is noted when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Running {
+    slots: Arc<Mutex<Vec<Slot>>>,
+    id: usize,
+    conversation: Slot,
+}
+
+fn lock(slots: &Mutex<Vec<Slot>>) -> MutexGuard<'_, Vec<Slot>> {
+    slots.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+impl Slots {
+    /// As many empty slots as sequences run side by side.
+    pub(crate) fn new(n_slots: usize) -> Self {
+        Self {
+            slots: Arc::new(Mutex::new(vec![Slot::default(); n_slots.max(1)])),
+            saving: Mutex::new(()),
+        }
+    }
+
+    /// The slot for a prompt: the one that is asked for, else the one whose conversation it continues, else the one that was used
+    /// longest ago; those in which nothing runs come first.
+    pub(crate) fn choose(&self, asked: Option<usize>, prompt: &[u32], asker: Asker) -> usize {
+        let slots = lock(&self.slots);
+        if let Some(id) = asked.filter(|&id| id < slots.len()) {
+            return id;
+        }
+        let shared = |slot: &Slot| {
+            let is_own = slot.tenant == asker.tenant && slot.cache_salt == asker.cache_salt;
+            let pairs = slot.tokens.iter().zip(prompt);
+            let n_shared = pairs.take_while(|(a, b)| a == b).count();
+            let is_enough = n_shared * 100 >= prompt.len() * MIN_SHARED_PERCENT;
+            if is_own && is_enough { n_shared } else { 0 }
+        };
+        let of_slot = |(id, slot): (usize, &Slot)| {
+            let is_idle = slot.n_running == 0;
+            (
+                is_idle,
+                if is_idle { shared(slot) } else { 0 },
+                std::cmp::Reverse(slot.used),
+                id,
+            )
+        };
+        let best = slots
+            .iter()
+            .enumerate()
+            .map(of_slot)
+            .max_by_key(|&(idle, shared, used, _)| (idle, shared, used));
+        best.map_or(0, |(.., id)| id)
+    }
+
+    /// Begins a conversation in a slot.
+    pub(crate) fn begin(&self, id: usize, prompt: &[u32], asker: Asker) -> Running {
+        let mut slots = lock(&self.slots);
+        let used = slots.iter().map(|slot| slot.used).max().unwrap_or(0) + 1;
+        slots[id].n_running += 1;
+        slots[id].used = used;
+        Running {
+            slots: Arc::clone(&self.slots),
+            id,
+            conversation: Slot {
+                tokens: prompt.to_vec(),
+                tenant: asker.tenant,
+                cache_salt: asker.cache_salt,
+                n_running: 0,
+                used,
+            },
+        }
+    }
+
+    /// Whether a request runs in each.
+    pub(crate) fn are_running(&self) -> Vec<bool> {
+        lock(&self.slots).iter().map(|slot| slot.n_running > 0).collect()
+    }
+
+    /// The conversation of a tenant's slot; empty where another's is there.
+    fn conversation(&self, id: usize, tenant: Tenant) -> (Vec<u32>, u64) {
+        let slots = lock(&self.slots);
+        let slot = &slots[id];
+        if slot.tenant == tenant {
+            (slot.tokens.clone(), slot.cache_salt)
+        } else {
+            (Vec::new(), 0)
+        }
+    }
+
+    /// Empties a tenant's slot, and lets the cache forget its conversation. Gives its tokens.
+    ///
+    /// # Errors
+    /// The end of the engine.
+    pub(crate) fn erase(&self, id: usize, tenant: Tenant, model: &Model) -> Result<usize, ApiError> {
+        let (tokens, cache_salt) = self.conversation(id, tenant);
+        if !tokens.is_empty() {
+            model.engine().forget_prefix(&tokens, cache_salt)?;
+            lock(&self.slots)[id].tokens.clear();
+        }
+        Ok(tokens.len())
+    }
+
+    /// Saves a tenant's slot to a file of the folder.
+    ///
+    /// # Errors
+    /// An empty slot, a name that cannot be used, a folder that is full, or what saving says.
+    pub(crate) fn save(
+        &self,
+        id: usize,
+        tenant: Tenant,
+        model: &Model,
+        folder: &SessionFolder,
+        name: &str,
+    ) -> Result<SessionSize, ApiError> {
+        let path = path_of(folder, name)?;
+        let (tokens, cache_salt) = self.conversation(id, tenant);
+        if tokens.is_empty() {
+            return Err(ApiError::invalid("id_slot", "nothing has run in this slot"));
+        }
+        if let Ok(file) = SessionFile::open(&path) {
+            check_owner(&file, tenant)?;
+        }
+        let notes = Notes {
+            owner: tenant.owner(),
+        };
+        let session = Session {
+            tokens,
+            notes: serde_json::to_vec(&notes).map_err(|error| internal(&error))?,
+            cache_salt,
+        };
+        let _saving = self.saving.lock();
+        let used_bytes = folder_bytes(&folder.path, &path).map_err(|error| internal(&error))?;
+        let left_bytes = folder.max_bytes.saturating_sub(used_bytes);
+        model
+            .save_session_within(&path, &session, left_bytes)
+            .map_err(|error| refusal(error, folder))
+    }
+
+    /// Restores a file of the folder to a slot.
+    ///
+    /// # Errors
+    /// A name that cannot be used, no such file of this tenant, or what restoring says.
+    pub(crate) fn restore(
+        &self,
+        id: usize,
+        asker: Asker,
+        model: &Model,
+        folder: &SessionFolder,
+        name: &str,
+    ) -> Result<SessionSize, ApiError> {
+        let path = path_of(folder, name)?;
+        let file = SessionFile::open(&path).map_err(|error| refusal(error, folder))?;
+        check_owner(&file, asker.tenant)?;
+        let restored = model.restore_opened(file, &path, asker.cache_salt);
+        let (session, size) = restored.map_err(|error| refusal(error, folder))?;
+        let mut running = self.begin(id, &[], asker);
+        running.conversation.tokens = session.tokens;
+        Ok(size)
+    }
+}
+
+impl Running {
+    /// Takes in a token that was generated.
+    pub(crate) fn push(&mut self, id: u32) {
+        self.conversation.tokens.push(id);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let slot = &mut lock(&self.slots)[self.id];
+        slot.n_running -= 1;
+        // A later request may have ended before.
+        if self.conversation.used >= slot.used {
+            let n_running = slot.n_running;
+            *slot = std::mem::take(&mut self.conversation);
+            slot.n_running = n_running;
+        }
+    }
+}
+
+/// What a file of a server says besides tokens and memory.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Notes {
+    /// A hash of the key that it was saved with; empty on a server without keys.
+    #[serde(default)]
+    owner: String,
+}
+
+/// Files of other keys are not there.
+fn check_owner(file: &SessionFile, tenant: Tenant) -> Result<(), ApiError> {
+    let notes: Notes = serde_json::from_slice(&file.header().notes).unwrap_or_default();
+    if notes.owner == tenant.owner() {
+        Ok(())
+    } else {
+        Err(ApiError::invalid("filename", "it was saved with another API key"))
+    }
+}
+
+/// The path of a name within the folder.
+fn path_of(folder: &SessionFolder, name: &str) -> Result<PathBuf, ApiError> {
+    let refused = |reason: &str| Err(ApiError::invalid("filename", reason));
+    if name.is_empty() || name.len() > MAX_NAME_BYTES {
+        return refused("expected a name of 1 to 200 bytes");
+    }
+    let is_plain = |c: char| !c.is_control() && !"/\\:*?\"<>|".contains(c);
+    if !name.chars().all(is_plain) {
+        return refused(
+            "expected a name within the folder, without / \\ : * ? \" < > | and control characters",
+        );
+    }
+    if name.starts_with(['.', ' ']) || name.ends_with(['.', ' ']) {
+        return refused("expected a name that neither begins nor ends with a dot or a space");
+    }
+    Ok(folder.path.join(name))
+}
+
+/// Bytes of all files of the folder but `replaced`.
+fn folder_bytes(folder: &Path, replaced: &Path) -> io::Result<u64> {
+    let mut n_bytes = 0;
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        // A file may be gone since it was listed.
+        if let Ok(metadata) = entry.metadata()
+            && metadata.is_file()
+            && entry.path() != replaced
+        {
+            n_bytes += metadata.len();
+        }
+    }
+    Ok(n_bytes)
+}
+
+fn internal(error: &impl std::error::Error) -> ApiError {
+    ApiError::Internal {
+        reason: error.to_string(),
+    }
+}
+
+/// What a client is told of a session that was not saved or restored.
+fn refusal(error: Error, folder: &SessionFolder) -> ApiError {
+    let Error::Session { source, .. } = error else {
+        return error.into();
+    };
+    match source {
+        SessionError::NoSpace { n_bytes, .. } => ApiError::StorageFull {
+            reason: format!(
+                "the session takes {n_bytes} bytes, and the folder may hold {} in all",
+                folder.max_bytes
+            ),
+        },
+        SessionError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
+            ApiError::invalid("filename", "there is no such file")
+        }
+        SessionError::Io(error) if error.kind() == io::ErrorKind::StorageFull => ApiError::StorageFull {
+            reason: "the disk is full".to_owned(),
+        },
+        SessionError::Io(error) => internal(&error),
+        SessionError::Engine(tokenmill_sched::EngineError::NoRoomForPrefix { .. }) => ApiError::NotReady {
+            reason: "the KV cache has no room for the session at the moment",
+        },
+        SessionError::Engine(error) => error.into(),
+        SessionError::Unidentified | SessionError::NotReadable => ApiError::NotImplemented {
+            path: "/slots/{id}".to_owned(),
+            reason: "sessions of this model cannot be kept",
+        },
+        other => ApiError::invalid("filename", other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asker(key: &str) -> Asker {
+        let tenant = Tenant::of_key(key);
+        Asker {
+            tenant,
+            cache_salt: tenant.cache_salt(None),
+        }
+    }
+
+    #[test]
+    fn a_name_stays_in_the_folder() {
+        let folder = SessionFolder {
+            path: PathBuf::from("/sessions"),
+            max_bytes: 1,
+        };
+        for name in ["a", "a.bin", "Gespräch 3", "a..b"] {
+            let path = path_of(&folder, name).expect(name);
+            assert_eq!(path.parent(), Some(&*folder.path), "{name}");
+        }
+        let long = "a".repeat(MAX_NAME_BYTES + 1);
+        for name in [
+            "",
+            ".",
+            "..",
+            "../a",
+            "/etc/passwd",
+            "a/b",
+            "a\\b",
+            "a\0b",
+            "a\nb",
+            ".hidden",
+            "a.",
+            " a",
+            "C:a",
+            &long,
+        ] {
+            assert!(path_of(&folder, name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_prompt_goes_to_the_slot_that_it_continues() {
+        let slots = Slots::new(3);
+        let run = |prompt: &[u32], key: &str, asked| {
+            let id = slots.choose(asked, prompt, asker(key));
+            let mut running = slots.begin(id, prompt, asker(key));
+            running.push(99);
+            id
+        };
+        let first = run(&[1, 2, 3], "k", None);
+        let second = run(&[7, 8, 9], "k", None);
+        assert_ne!(first, second);
+        assert_eq!(run(&[1, 2, 3, 99, 4], "k", None), first);
+        assert_eq!(run(&[7, 8], "k", Some(first)), first);
+        assert_eq!(
+            run(&[5], "k", Some(17)),
+            3 - first - second,
+            "there is no such slot"
+        );
+        assert_eq!(slots.conversation(first, Tenant::of_key("k")).0, [7, 8, 99]);
+        assert_eq!(slots.conversation(first, Tenant::of_key("l")).0, [0; 0]);
+        // Another's conversation is not continued, and what runs is left alone.
+        let running = slots.begin(second, &[7, 8, 9, 99], asker("k"));
+        assert_ne!(run(&[7, 8, 9, 99], "k", None), second);
+        assert_eq!(slots.are_running().iter().filter(|running| **running).count(), 1);
+        drop(running);
+        assert_eq!(slots.conversation(second, Tenant::of_key("k")).0, [7, 8, 9, 99]);
+    }
+}
