@@ -3,6 +3,8 @@
 //! Each method reads its arguments, starts a request, and waits for it with the interpreter free. Invariant: a model is
 //! shared by all threads of the program, and their requests share the steps of one engine.
 
+use std::path::PathBuf;
+
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -10,7 +12,7 @@ use pyo3::{
     types::{PyDict, PyString},
 };
 use serde_json::Value;
-use tokenmill::{Conversation, DecodeOptions, LoadOptions, TextParams, ToolChoice};
+use tokenmill::{Conversation, DecodeOptions, LoadOptions, Session, TextParams, ToolChoice};
 
 use crate::{answer::Answer, error, json, params, stream::Stream};
 
@@ -28,7 +30,7 @@ impl Model {
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn new(
         py: Python<'_>,
-        path: std::path::PathBuf,
+        path: PathBuf,
         context: Option<usize>,
         sequences: Option<usize>,
         device: &str,
@@ -183,6 +185,23 @@ impl Model {
             .map_err(error::request)?;
         let n_vocab = values.len() / tokens.len();
         PyArray1::from_vec(py, values).reshape([tokens.len(), n_vocab])
+    }
+
+    /// Writes tokens to a file, with what was computed for them, and gives the bytes of the file. The tokens are those of a prompt and
+    /// of the answer to it. A file that is there is replaced when the new one is on the disk.
+    fn save_session(&self, py: Python<'_>, path: PathBuf, tokens: Vec<u32>) -> PyResult<u64> {
+        let session = Session {
+            tokens,
+            ..Session::default()
+        };
+        let size = py.detach(|| self.0.save_session(path, &session));
+        Ok(size.map_err(error::request)?.n_bytes)
+    }
+
+    /// Brings back what was computed for the tokens of a file, and gives the tokens: a prompt that begins so goes on from there.
+    fn restore_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<u32>> {
+        let session = py.detach(|| self.0.restore_session(path, 0));
+        Ok(session.map_err(error::request)?.tokens)
     }
 
     /// The tokens of a text. `special` adds what the model puts before a text, such as a token that begins it.

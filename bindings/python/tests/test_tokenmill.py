@@ -134,6 +134,21 @@ def test_a_batch_gives_each_its_answer(model):
     assert answers[1].text == model.complete("The cat", max_tokens=12).text
 
 
+def test_a_session_goes_on_in_another_model(model, tmp_path):
+    prompt = "Once upon a time there was a little girl who lived in a small house near the forest with her mother"
+    answer = model.complete(prompt, max_tokens=40)
+    tokens = model.tokenize(prompt) + [token.id for token in answer.tokens]
+    path = tmp_path / "session"
+    assert model.save_session(path, tokens) == path.stat().st_size
+    other = Model("demo", context=1024, device="cpu")
+    assert other.restore_session(path) == tokens
+    assert other.complete(prompt, max_tokens=40).text == answer.text
+    assert other.complete(prompt, max_tokens=40).usage.cached_tokens >= 16
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(RequestError, match="it was cut"):
+        other.restore_session(path)
+
+
 def test_arrays(model):
     vectors = model.embed(["a cat", "a dog", "a cat"])
     assert vectors.dtype == np.float32 and vectors.shape[0] == 3

@@ -98,7 +98,7 @@ async fn a_conversation_goes_on_in_another_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_cannot_be_saved_or_restored_is_refused_with_a_reason() {
     let folder = tempfile::tempdir().expect("a folder");
-    let Some(server) = TestServer::start_with(setup(folder.path(), 400_000, "")).await else {
+    let Some(server) = TestServer::start_with(setup(folder.path(), 150_000, "")).await else {
         return;
     };
     let check = async |slot: usize, action: &str, name: &str, status: u16, reason: &str| {
@@ -126,7 +126,7 @@ async fn what_cannot_be_saved_or_restored_is_refused_with_a_reason() {
     // A name that is taken by the last save is free for the next, and a full folder loses nothing.
     act(&server, 0, "save", "a").await.json();
     complete(&server, &STORY.repeat(6), 0).await;
-    check(0, "save", "a", 507, "the folder may hold 400000").await;
+    check(0, "save", "a", 507, "the folder may hold 150000").await;
     assert_eq!(fs::read(folder.path().join("a")).expect("a file"), whole);
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 2);
 
