@@ -74,7 +74,9 @@ impl AdapterRuns {
         }
         let kinds = [&self.tokens, &self.outputs, &self.logits];
         let found = kinds.into_iter().find(|runs| runs.n_rows == n_rows);
-        &found.expect("a product is of a step's tokens, outputs or logits").runs
+        &found
+            .expect("a product is of a step's tokens, outputs or logits")
+            .runs
     }
 }
 
@@ -104,7 +106,12 @@ mod tests {
     fn runs_follow_the_sequences_of_rows() {
         let id = |number| AdapterId::new(NonZeroU32::new(number).unwrap());
         let mut batch = ForwardBatch::default();
-        for (n_tokens, page, adapter) in [(3, 0, Some(id(1))), (1, 1, None), (2, 2, Some(id(2))), (1, 3, Some(id(2)))] {
+        for (n_tokens, page, adapter) in [
+            (3, 0, Some(id(1))),
+            (1, 1, None),
+            (2, 2, Some(id(2))),
+            (1, 3, Some(id(2))),
+        ] {
             batch.push_sequence((0..n_tokens).map(TokenSource::Id), 0, &[page]);
             batch.set_adapter(adapter);
         }

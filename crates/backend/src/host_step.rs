@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use crate::{
-    AdapterRuns, ForwardBatch, RowError, RowOutput, SampleRequest, SampledToken, Sampler, StepOutput, StepShape,
-    TokenLogprob, TokenSource,
+    AdapterRuns, ForwardBatch, RowError, RowOutput, SampleRequest, SampledToken, Sampler, StepOutput,
+    StepShape, TokenLogprob, TokenSource,
 };
 
 /// Gives the token that a device picked for a row, and appends the row's likeliest tokens where it reports them.

@@ -3,7 +3,7 @@
 //! Separate from the other options of a load because some commands compute without an engine, which has the adapters. Invariant:
 //! a command of one text uses its one adapter, and one that serves many leaves the choice to each request.
 
-use std::str::FromStr;
+use std::{path::PathBuf, str::FromStr};
 
 use tokenmill::{AdapterSource, LoadOptions};
 
@@ -17,6 +17,33 @@ pub(crate) struct AdapterArgs {
     /// repeated, and a request names it as its model
     #[arg(long, value_name = "NAME=PATH[:SCALE]", value_parser = AdapterSource::from_str)]
     lora: Vec<AdapterSource>,
+    /// Add a control vector, a GGUF file, to the stream of all requests, multiplied by a scale; may be repeated
+    #[arg(long, value_name = "FILE[:SCALE]", value_parser = control_vector)]
+    control_vector: Vec<ControlSource>,
+    /// First and last layer behind which control vectors are added, counted from 0 [default: all that they have]
+    #[arg(long, value_names = ["FIRST", "LAST"], num_args = 2, requires = "control_vector")]
+    control_vector_layer_range: Vec<usize>,
+}
+
+/// A control vector's file and its scale.
+#[derive(Clone, Debug)]
+struct ControlSource {
+    path: PathBuf,
+    scale: f32,
+}
+
+fn control_vector(text: &str) -> Result<ControlSource, String> {
+    let (path, scale) = match text.rsplit_once(':') {
+        Some((path, number)) => number.parse().map_or((text, 1.0), |scale| (path, scale)),
+        None => (text, 1.0),
+    };
+    if path.is_empty() || !f32::is_finite(scale) {
+        return Err("say FILE or FILE:SCALE".to_owned());
+    }
+    Ok(ControlSource {
+        path: path.into(),
+        scale,
+    })
 }
 
 impl AdapterArgs {
@@ -24,6 +51,13 @@ impl AdapterArgs {
     pub(crate) fn add_to(&self, options: &mut LoadOptions) {
         options.adapters.clone_from(&self.lora);
         options.max_adapters = options.max_adapters.max(self.lora.len());
+        let controls = self.control_vector.iter();
+        options.control_vectors = controls
+            .map(|control| (control.path.clone(), control.scale))
+            .collect();
+        if let [first, last] = self.control_vector_layer_range[..] {
+            options.control_layers = Some(first..=last);
+        }
     }
 
     /// The adapter of a command that computes one text.
@@ -34,8 +68,10 @@ impl AdapterArgs {
         match &self.lora[..] {
             [] => Ok(None),
             [one] => Ok(Some(one.name.clone())),
-            _ => Err(Failure::usage("`--lora` is given more than once, and this command uses one adapter")
-                .hint("`serve` and `batch` take several, and each request names its own")),
+            _ => Err(
+                Failure::usage("`--lora` is given more than once, and this command uses one adapter")
+                    .hint("`serve` and `batch` take several, and each request names its own"),
+            ),
         }
     }
 

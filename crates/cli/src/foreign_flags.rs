@@ -119,6 +119,10 @@ const LLAMA_CPP: &[Row] = &[
         "`run` and `chat` take `--json-schema`, `--regex` and `--grammar`; what a server answers, its requests shape themselves",
     ),
     (
+        &["--control-vector-scaled"],
+        "`--control-vector FILE:SCALE` of `run`, `chat`, `serve`, `batch` and `perplexity` adds a control vector",
+    ),
+    (
         &["--lora-scaled"],
         "`--lora NAME=PATH:SCALE` of `run`, `chat`, `serve`, `batch` and `perplexity` loads an adapter",
     ),
@@ -128,7 +132,7 @@ const LLAMA_CPP: &[Row] = &[
     ),
     (
         &["--lora", "--control-vector"],
-        "it cannot be applied here; `run`, `chat`, `serve`, `batch` and `perplexity` take `--lora NAME=PATH`",
+        "it cannot be applied here; `run`, `chat`, `serve`, `batch` and `perplexity` take it",
     ),
     (
         &["-md", "--model-draft", "--spec-draft-model"],
@@ -316,13 +320,15 @@ const VLLM: &[Row] = &[
         "`--spec ngram --spec-max N` is the method `ngram` with N tokens; drafts by a second model are not there yet",
     ),
     (
-        &["--enable-lora", "--max-loras", "--max-lora-rank", "--max-cpu-loras"],
+        &[
+            "--enable-lora",
+            "--max-loras",
+            "--max-lora-rank",
+            "--max-cpu-loras",
+        ],
         "adapters need no switch and have no such limit; `--lora NAME=PATH` loads one",
     ),
-    (
-        &["--lora-modules"],
-        "`--lora NAME=PATH`, once for each",
-    ),
+    (&["--lora-modules"], "`--lora NAME=PATH`, once for each"),
     (
         &["--allowed-origins"],
         "`tokenmill serve MODEL --cors-origin ORIGIN`",

@@ -1,7 +1,7 @@
 //! [`adapt`]: adds what adapters make of some rows to the products of a linear map.
 //!
 //! Separate from the products themselves, which know no adapter. Invariant: an element is a function of its own row and its
-//! adapter's weights, reduced in one order, whatever rows stand beside it.
+//! adapter's weights, reduced in one order, whatever other rows there are.
 //!
 //! ```text
 //! small = A x        [rank], of each row
@@ -79,13 +79,17 @@ pub(crate) fn adapt<'c>(
 ) {
     let Some(first) = adapted.first() else { return };
     let n_in = change_of(first).a.n_cols();
-    let widths = targets.each_ref().map(|target| target.as_ref().map_or(0, |target| target.n_out));
+    let widths = targets
+        .each_ref()
+        .map(|target| target.as_ref().map_or(0, |target| target.n_out));
     let AdaptScratch { small, rects, pieces } = scratch;
     rects.clear();
     pieces.clear();
     // So many rows at a time that all threads have something to do, and a tile of a matrix serves several rows.
     let n_rows: usize = adapted.iter().map(|adapted| adapted.rows.len()).sum();
-    let piece_rows = n_rows.div_ceil(4 * host.pool().n_threads()).clamp(1, TOKEN_BLOCK / 2);
+    let piece_rows = n_rows
+        .div_ceil(4 * host.pool().n_threads())
+        .clamp(1, TOKEN_BLOCK / 2);
     let mut n_small = 0;
     for (idx, adapted) in adapted.iter().enumerate() {
         let Change { a, b, .. } = change_of(adapted);
@@ -110,27 +114,35 @@ pub(crate) fn adapt<'c>(
     let inputs = floats(x, n_in);
     let parts = Patches::new(small, 1, rects);
     let features = host.features();
-    host.pool()
-        .for_each_part_with(&mut workspace.per_thread, parts, |scratch, piece_idx, mut small| {
+    host.pool().for_each_part_with(
+        &mut workspace.per_thread,
+        parts,
+        |scratch, piece_idx, mut small| {
             let (idx, rows) = &pieces[piece_idx];
             let a = change_of(&adapted[*idx]).a;
             let sums = grown(&mut scratch.sums, SUMS_LEN);
             let small = small.all();
             for_each_pair(a, 0..a.n_tiles(), |pair, cols| {
                 a.products(features, pair, &inputs, (rows.start, rows.len()), sums);
-                for (small, sums) in small.chunks_exact_mut(a.n_rows()).zip(sums.chunks_exact(PAIR_ROWS)) {
+                for (small, sums) in small
+                    .chunks_exact_mut(a.n_rows())
+                    .zip(sums.chunks_exact(PAIR_ROWS))
+                {
                     small[cols.clone()].copy_from_slice(&sums[..cols.len()]);
                 }
             });
-        });
+        },
+    );
     let small = &*small;
     let chunk_tiles = chunk_tiles(host, widths.iter().map(|n_out| n_out.div_ceil(TILE_ROWS)).sum());
     let outs = Few::<_, MAX_TARGETS>::new(
         (targets.iter_mut().flatten())
             .map(|target| Columns::new(target.out, target.n_out, chunk_tiles * TILE_ROWS)),
     );
-    host.pool()
-        .for_each_part_with(&mut workspace.per_thread, outs, |scratch, _, (target_idx, chunk_idx, mut out)| {
+    host.pool().for_each_part_with(
+        &mut workspace.per_thread,
+        outs,
+        |scratch, _, (target_idx, chunk_idx, mut out)| {
             let tiles = chunk_of(chunk_idx, chunk_tiles, widths[target_idx].div_ceil(TILE_ROWS));
             let first_col = tiles.start * TILE_ROWS;
             let sums = grown(&mut scratch.sums, SUMS_LEN);
@@ -150,7 +162,8 @@ pub(crate) fn adapt<'c>(
                     }
                 });
             }
-        });
+        },
+    );
 }
 
 /// Rows of floats.

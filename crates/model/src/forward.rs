@@ -222,6 +222,7 @@ impl<B: Backend> Halves<'_, B> {
         let has_ffn = self.layer.ffn.is_some();
         let has_end = self.layer.embedding.is_some()
             || self.layer.output_scale.is_some()
+            || self.layer.control.is_some()
             || self.layer.alt_up.is_some();
         let next_norm = if has_end { None } else { self.next_norm };
         match self.layer.residual {
@@ -257,13 +258,18 @@ impl<B: Backend> Halves<'_, B> {
                 self.add_norm(backend, delta, None, None, rows)?;
                 backend.enter(Part::Mixer(self.layer_idx));
                 self.project(backend, rows, delta)?;
+                if self.layer.control.is_some() {
+                    self.add_norm(backend, delta, None, None, rows)?;
+                    self.add_control(backend, rows)?;
+                    return self.norm_stream(backend, self.next_norm, rows);
+                }
                 self.add_norm(backend, delta, None, self.next_norm, rows)
             }
         }
     }
 
-    /// What some layers end with: the streams are corrected, the layer's own embedding is added, the stream is scaled, and
-    /// normed for the next layer. Of several streams, the next layer makes what it norms.
+    /// What some layers end with: the streams are corrected, the layer's own embedding is added, the stream is scaled, a
+    /// control vector is added, and the stream is normed for the next layer. Of several streams, the next layer makes what it norms.
     fn end(
         &self,
         backend: &mut B,
@@ -298,7 +304,16 @@ impl<B: Backend> Halves<'_, B> {
             let n_embd = self.network.token_embd.n_in;
             backend.scale_logits(scale, None, self.n_rows, n_embd, &mut rows.hidden)?;
         }
+        self.add_control(backend, rows)?;
         self.norm_stream(backend, self.next_norm, rows)
+    }
+
+    /// Adds what a control vector has for the layer.
+    fn add_control(&self, backend: &mut B, rows: &mut Rows<B::Buffer>) -> Result<(), BackendError> {
+        match &self.layer.control {
+            Some(row) => backend.add_row(row, self.n_rows, self.network.token_embd.n_in, &mut rows.hidden),
+            None => Ok(()),
+        }
     }
 
     /// `normed = norm(hidden)`, where there is a norm.

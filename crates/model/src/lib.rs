@@ -47,6 +47,7 @@ mod activations;
 mod adapter;
 mod alt_up;
 mod arch;
+mod control_vector;
 mod descriptor;
 mod encoded;
 mod error;
@@ -67,6 +68,7 @@ mod weights;
 
 pub use adapter::AdapterReader;
 pub use arch::architectures;
+pub use control_vector::ControlVector;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
     Descriptor, EmbeddingNorm, FfnDescriptor, HeadLayer, Ignorable, KimiDeltaDescriptor, LatentDescriptor,

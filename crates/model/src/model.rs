@@ -3,7 +3,7 @@
 //! Separate from the executor because a model can be described and planned without loading it. Invariant: opening reads
 //! headers only, and what [`Model::plan`] says is what [`Model::load_on`] allocates.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, ops::RangeInclusive, path::Path};
 
 use tokenmill_backend::{
     Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, PageGroup,
@@ -12,7 +12,7 @@ use tokenmill_backend::{
 use tokenmill_gguf::{GgufFile, TensorType};
 
 use crate::{
-    AdapterReader, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
+    AdapterReader, ControlVector, Descriptor, LoadError, LoadProgress, ModelExecutor, WeightSource,
     activations::Activations,
     arch::{self, HfConfig},
     network::Network,
@@ -147,6 +147,21 @@ impl Model {
             Weights::Gguf(file) => file,
             Weights::Safetensors(folder) => folder,
         }
+    }
+
+    /// Adds `scale` times the directions of some layers to the stream behind them, in whatever is computed with the model once it
+    /// is loaded. Several control vectors add up.
+    ///
+    /// # Errors
+    /// [`LoadError::WrongShape`] of another width, [`LoadError::BadOption`] of layers that there are not,
+    /// [`LoadError::UnsupportedFeature`] of a network with several streams.
+    pub fn add_control_vector(
+        &mut self,
+        vector: &ControlVector,
+        scale: f32,
+        layers: &RangeInclusive<usize>,
+    ) -> Result<(), LoadError> {
+        vector.add_to(&mut self.descriptor, scale, layers)
     }
 
     /// What reads adapters for this model.

@@ -68,6 +68,8 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) alt_up: Option<LayerAltUp<M>>,
     /// What the stream is multiplied by at the end of the layer.
     pub(crate) output_scale: Option<f32>,
+    /// What a control vector adds to the stream at the end of the layer.
+    pub(crate) control: Option<M::Vector>,
 }
 
 impl<M: Memory> Network<M> {
@@ -253,6 +255,10 @@ impl<M: Memory> Layer<M> {
                 Some(scale[0])
             } else {
                 None
+            },
+            control: match loader.descriptor.control.get(place.layer_idx) {
+                Some(direction) if !direction.is_empty() => Some(loader.memory.upload_vector(direction)?),
+                _ => None,
             },
         })
     }

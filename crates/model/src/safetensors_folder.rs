@@ -19,8 +19,8 @@ use crate::{
 
 mod changes;
 
-use changes::{apply, multiply};
 pub(crate) use changes::ungrouped_rows;
+use changes::{apply, multiply};
 
 /// The tensors of all `.safetensors` files of a folder.
 pub(crate) struct SafetensorsFolder {

@@ -9,10 +9,13 @@ use std::num::NonZeroU32;
 use tokenmill_backend::{Adapter, AdapterError, AdapterId};
 
 use crate::{
+    arena::SeqId,
     core::Core,
     engine::Engine,
     error::EngineError,
     mailbox::Command,
+    scheduler::Scheduler,
+    sequence::Stage,
     sync::{Arc, mpsc},
 };
 
@@ -48,7 +51,7 @@ pub struct AdaptersInUse {
 
 impl Engine {
     /// Loads an adapter, whose changes are multiplied by `strength`, and waits until requests can have it:
-    /// [`GenerateParams::adapter`](crate::GenerateParams::adapter). Requests that run go on.
+    /// [`GenerateParams::adapter`](crate::GenerateParams::adapter). Requests that run continue.
     ///
     /// # Errors
     /// [`EngineError::Adapter`] where it does not fit the model or the device, or that the engine ends.
@@ -102,6 +105,42 @@ impl Engine {
         done.recv().map_err(|_| EngineError::Stopped)??;
         self.mailbox().offer_adapter(id);
         Ok(id)
+    }
+}
+
+impl Scheduler {
+    /// The adapter of a sequence.
+    pub(crate) fn adapter_of(&self, id: SeqId) -> Option<AdapterId> {
+        self.sequences.get(id)?.adapter
+    }
+
+    /// Whether a sequence has an adapter.
+    pub(crate) fn uses_adapter(&self, adapter: AdapterId) -> bool {
+        (self.sequences.iter()).any(|(_, sequence)| sequence.adapter == Some(adapter))
+    }
+
+    /// The adapters of all sequences.
+    pub(crate) fn adapters_in_use(&self) -> AdaptersInUse {
+        let mut in_use = AdaptersInUse::default();
+        for (_, sequence) in self.sequences.iter() {
+            let ids = match sequence.stage {
+                Stage::Waiting => &mut in_use.waiting,
+                Stage::Running | Stage::Paused => &mut in_use.running,
+            };
+            ids.extend(sequence.adapter);
+        }
+        for ids in [&mut in_use.running, &mut in_use.waiting] {
+            ids.sort_unstable();
+            ids.dedup();
+        }
+        in_use
+    }
+
+    /// Drops the cached pages of an adapter.
+    pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
+        for group in &mut self.groups {
+            group.pool.forget_adapter(adapter);
+        }
     }
 }
 
@@ -177,7 +216,9 @@ impl AdapterNumbers {
 
     pub(crate) fn take(&mut self) -> NonZeroU32 {
         let number = self.0;
-        self.0 = number.checked_add(1).expect("fewer adapters than 2^32 are loaded in an engine's life");
+        self.0 = number
+            .checked_add(1)
+            .expect("fewer adapters than 2^32 are loaded in an engine's life");
         number
     }
 }

@@ -165,12 +165,14 @@ impl Engine {
         let request = self
             .inner
             .mailbox
-            .submit(n_samples as usize, n_tokens, job.adapter(), |request| Submission {
-                request,
-                tokens,
-                job,
-                events,
-                submitted_us,
+            .submit(n_samples as usize, n_tokens, job.adapter(), |request| {
+                Submission {
+                    request,
+                    tokens,
+                    job,
+                    events,
+                    submitted_us,
+                }
             })?;
         Ok(Generation::new(
             request,

@@ -142,7 +142,11 @@ impl PageJournal {
     }
 
     fn lies_in(&mut self, key: PageKey, tokens: [u32; PAGE_TOKENS], tier: PageTier) {
-        let Lineage { parent, salt, adapter } = self.lineages[&key];
+        let Lineage {
+            parent,
+            salt,
+            adapter,
+        } = self.lineages[&key];
         self.events.push(PageEvent::Stored(StoredPage {
             key: key.low_bits(),
             parent: parent.map(PageKey::low_bits),

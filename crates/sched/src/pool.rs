@@ -276,7 +276,14 @@ impl PagePool {
         }
         let place = Place::Pool(page);
         let adapter = lineage.adapter;
-        self.index.insert(key, Cached { place, adapter, tokens });
+        self.index.insert(
+            key,
+            Cached {
+                place,
+                adapter,
+                tokens,
+            },
+        );
         self.pages[page as usize].key = Some(key);
         self.evicted.remove(key);
         self.counters.cached += 1;
@@ -371,7 +378,10 @@ impl PagePool {
 
     /// Makes all pages unfindable that were computed with an adapter; those in use stay with their holders.
     pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
-        let of_adapter = self.index.values().filter(|cached| cached.adapter == Some(adapter));
+        let of_adapter = self
+            .index
+            .values()
+            .filter(|cached| cached.adapter == Some(adapter));
         let places: Vec<Place> = of_adapter.map(|cached| cached.place).collect();
         for place in places {
             match place {

@@ -10,10 +10,9 @@
 
 use std::{cmp::Reverse, collections::BTreeSet};
 
-use tokenmill_backend::{AdapterId, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, StateSave};
+use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, StateSave};
 
 use crate::{
-    adapters::AdaptersInUse,
     arena::{Arena, SeqId},
     drafting::{Acceptance, DraftCounters, DraftRoom, DraftTimes, Drafter, Speculation},
     group::Group,
@@ -562,40 +561,6 @@ impl Scheduler {
     /// What was planned so far.
     pub fn counters(&self) -> SchedulerCounters {
         self.counters
-    }
-
-    /// The adapter of a sequence.
-    pub(crate) fn adapter_of(&self, id: SeqId) -> Option<AdapterId> {
-        self.sequences.get(id)?.adapter
-    }
-
-    /// Whether a sequence has an adapter.
-    pub(crate) fn uses_adapter(&self, adapter: AdapterId) -> bool {
-        (self.sequences.iter()).any(|(_, sequence)| sequence.adapter == Some(adapter))
-    }
-
-    /// The adapters of all sequences.
-    pub(crate) fn adapters_in_use(&self) -> AdaptersInUse {
-        let mut in_use = AdaptersInUse::default();
-        for (_, sequence) in self.sequences.iter() {
-            let ids = match sequence.stage {
-                Stage::Waiting => &mut in_use.waiting,
-                Stage::Running | Stage::Paused => &mut in_use.running,
-            };
-            ids.extend(sequence.adapter);
-        }
-        for ids in [&mut in_use.running, &mut in_use.waiting] {
-            ids.sort_unstable();
-            ids.dedup();
-        }
-        in_use
-    }
-
-    /// Drops the cached pages of an adapter.
-    pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
-        for group in &mut self.groups {
-            group.pool.forget_adapter(adapter);
-        }
     }
 
     /// Empties the prefix cache: its pages are not to be trusted.

@@ -31,7 +31,9 @@ fn adapter(seed: u64) -> Arc<Adapter> {
     let n_out = descriptor.layers[0].mixer.attention().unwrap().q_width();
     let mut matrix = |n: usize| FloatMatrix {
         ty: TensorType::F32,
-        bytes: (0..n).flat_map(|_| (0.5 * random.symmetric()).to_le_bytes()).collect(),
+        bytes: (0..n)
+            .flat_map(|_| (0.5 * random.symmetric()).to_le_bytes())
+            .collect(),
     };
     Arc::new(Adapter {
         weights: vec![AdapterWeight {
@@ -59,7 +61,13 @@ fn cached_pages_are_found_by_their_own_adapter_only_and_go_with_it() {
     let engine = Engine::start(executor(), EngineConfig::default());
     let [a, b] = [1, 2].map(|seed| engine.add_adapter(adapter(seed), 1.0).unwrap());
     let prompt: Vec<u32> = (0..40).collect();
-    let cached = |adapter| engine.generate(&prompt, &params(2, adapter)).unwrap().usage.cached_tokens;
+    let cached = |adapter| {
+        engine
+            .generate(&prompt, &params(2, adapter))
+            .unwrap()
+            .usage
+            .cached_tokens
+    };
     for adapter in [None, Some(a), Some(b)] {
         assert_eq!([cached(adapter), cached(adapter)], [0, 32], "{adapter:?}");
     }
@@ -69,7 +77,10 @@ fn cached_pages_are_found_by_their_own_adapter_only_and_go_with_it() {
     // Whatever is computed next comes behind the removal.
     assert_eq!([cached(Some(b)), cached(None)], [32, 32]);
     assert_eq!(n_idle(), 4);
-    assert_eq!(engine.remove_adapter(a), Err(EngineError::UnknownAdapter { id: a }));
+    assert_eq!(
+        engine.remove_adapter(a),
+        Err(EngineError::UnknownAdapter { id: a })
+    );
     let refused = engine.generate(&prompt, &params(2, Some(a)));
     assert_eq!(refused.unwrap_err(), EngineError::UnknownAdapter { id: a });
     // A new strength is a new adapter.
@@ -92,13 +103,21 @@ fn a_request_whose_adapter_is_removed_ends_as_if_it_were_there() {
     assert_eq!(n_more, 99);
     let again = engine.add_adapter(adapter(1), 1.0).unwrap();
     assert_ne!(again, id);
-    assert_eq!(engine.generate(&prompt, &params(100, Some(again))).unwrap().tokens, expected);
+    assert_eq!(
+        engine
+            .generate(&prompt, &params(100, Some(again)))
+            .unwrap()
+            .tokens,
+        expected
+    );
 }
 
 #[test]
 fn requests_with_and_without_adapters_do_not_change_each_other() {
     let engine = Engine::start(executor(), EngineConfig::default());
-    let adapters: Vec<AdapterId> = (0..4).map(|seed| engine.add_adapter(adapter(seed), 1.0).unwrap()).collect();
+    let adapters: Vec<AdapterId> = (0..4)
+        .map(|seed| engine.add_adapter(adapter(seed), 1.0).unwrap())
+        .collect();
     let requests: Vec<(Vec<u32>, GenerateParams)> = (0..16_u32)
         .map(|i| {
             let prompt = (0..10 + 3 * i).map(|token| (token * (i + 1)) % 60).collect();

@@ -262,7 +262,9 @@ impl EngineFigures {
             waiting_lora_adapters: names(&in_use.waiting),
         };
         let now_s = SystemTime::now().duration_since(UNIX_EPOCH);
-        self.adapters.get_or_create(&labels).set(now_s.map_or(0.0, |now| now.as_secs_f64()));
+        self.adapters
+            .get_or_create(&labels)
+            .set(now_s.map_or(0.0, |now| now.as_secs_f64()));
     }
 
     fn read(&self, engine: &Engine) {

@@ -25,7 +25,9 @@ pub(crate) async fn score_prompt(
             top: Vec::new(),
         })
         .collect();
-    let adapter = (params.adapter.as_deref()).map(|name| model.model().adapter(name)).transpose()?;
+    let adapter = (params.adapter.as_deref())
+        .map(|name| model.model().adapter(name))
+        .transpose()?;
     let adapter = adapter.map(|adapter| adapter.id);
     let params = ForwardParams {
         priority: params.priority,

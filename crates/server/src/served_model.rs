@@ -49,7 +49,8 @@ impl Chosen {
         match &self.adapter {
             None => Ok(()),
             Some(adapter) => {
-                let reason = format!("the adapter `{adapter}` is used to generate text only; name the model itself");
+                let reason =
+                    format!("the adapter `{adapter}` is used to generate text only; name the model itself");
                 Err(ApiError::invalid("model", reason))
             }
         }

@@ -42,7 +42,11 @@ const GGUF_FILE: &str = "adapter-F32.gguf";
 ///
 /// # Errors
 /// [`ParityError::Reference`].
-pub fn adapter_cases(reference: &Reference, folder: &Path, base: &Path) -> Result<Vec<AdapterCase>, ParityError> {
+pub fn adapter_cases(
+    reference: &Reference,
+    folder: &Path,
+    base: &Path,
+) -> Result<Vec<AdapterCase>, ParityError> {
     // Where the file drops a flag of the folder, it means something else.
     let has_own = reference.has("gguf.p0.logits_last")?;
     let mut cases = Vec::new();

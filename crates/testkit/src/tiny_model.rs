@@ -104,6 +104,7 @@ pub fn tiny_llama() -> Descriptor {
         logit_scale: 1.0,
         logit_softcap: None,
         row_factors: Vec::new(),
+        control: Vec::new(),
         ignorable: Vec::new(),
     }
 }

@@ -28,7 +28,13 @@ const CPU: ParityDevice = ParityDevice {
 const NAIVE: ParityDevice = ParityDevice {
     name: "naive",
     activations: ActivationKind::F32,
-    load: |model, options| Ok(Box::new(model.load_on(NaiveBackend::new(), options, &mut |_| {})?)),
+    load: |model, options| {
+        Ok(Box::new(model.load_on(
+            NaiveBackend::new(),
+            options,
+            &mut |_| {},
+        )?))
+    },
 };
 
 fn cpu(n_threads: usize) -> CpuBackend {
@@ -39,7 +45,12 @@ fn cpu(n_threads: usize) -> CpuBackend {
 fn logits_with_adapters_are_those_of_the_reference() {
     for (row, device) in [("adapters, CPU", CPU), ("adapters, naive backend", NAIVE)] {
         let mut comparisons = Comparisons::of(row);
-        for (name, base) in [("llama-a", "llama"), ("llama-b", "llama"), ("qwen3-a", "qwen3"), ("qwen3-b", "qwen3")] {
+        for (name, base) in [
+            ("llama-a", "llama"),
+            ("llama-b", "llama"),
+            ("qwen3-a", "qwen3"),
+            ("qwen3-b", "qwen3"),
+        ] {
             let Some(folder) = comparisons.find(&format!("parity2/lora/{name}")) else {
                 continue;
             };
@@ -49,7 +60,12 @@ fn logits_with_adapters_are_those_of_the_reference() {
             let reference = Reference::open(&folder).unwrap();
             for case in adapter_cases(&reference, &folder, &base).unwrap() {
                 let comparison = compare_adapter(&reference, &case, &device).unwrap();
-                assert!(comparison.failures.is_empty(), "{name} {}: {:?}", case.label, comparison.failures);
+                assert!(
+                    comparison.failures.is_empty(),
+                    "{name} {}: {:?}",
+                    case.label,
+                    comparison.failures
+                );
                 comparisons.compared(1);
             }
         }
@@ -74,17 +90,21 @@ fn weights(model: &Model) -> Vec<(String, usize, usize)> {
 fn random_adapter(model: &Model, rank: usize, random: &mut Random) -> Adapter {
     let mut matrix = |n: usize| FloatMatrix {
         ty: TensorType::F32,
-        bytes: (0..n).flat_map(|_| (0.3 * random.symmetric()).to_le_bytes()).collect(),
+        bytes: (0..n)
+            .flat_map(|_| (0.3 * random.symmetric()).to_le_bytes())
+            .collect(),
     };
-    let weights = weights(model).into_iter().map(|(tensor, n_out, n_in)| AdapterWeight {
-        tensor,
-        scale: 0.5,
-        rank,
-        n_in,
-        n_out,
-        a: matrix(rank * n_in),
-        b: matrix(n_out * rank),
-    });
+    let weights = weights(model)
+        .into_iter()
+        .map(|(tensor, n_out, n_in)| AdapterWeight {
+            tensor,
+            scale: 0.5,
+            rank,
+            n_in,
+            n_out,
+            a: matrix(rank * n_in),
+            b: matrix(n_out * rank),
+        });
     Adapter {
         weights: weights.collect(),
     }
@@ -115,7 +135,11 @@ fn play(executor: &mut dyn Executor, sequences: &[(Vec<u32>, Option<AdapterId>)]
         for (seq_idx, (tokens, adapter)) in sequences.iter().enumerate() {
             let n_prompt = tokens.len() - 1;
             let pages: Vec<u32> = (0..4).map(|page| seq_idx as u32 * 4 + page).collect();
-            let (first, tokens) = if step == 0 { (0, &tokens[..n_prompt]) } else { (n_prompt, &tokens[n_prompt..]) };
+            let (first, tokens) = if step == 0 {
+                (0, &tokens[..n_prompt])
+            } else {
+                (n_prompt, &tokens[n_prompt..])
+            };
             batch.push_sequence(ids(tokens), first as u32, &pages);
             batch.set_adapter(*adapter);
         }
@@ -189,14 +213,22 @@ fn the_products_of_adapters_are_the_formula() {
         .map(|rank| random_adapter(&model, rank, &mut random))
         .collect();
     let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
-    let mut naive = model.load_on(NaiveBackend::new(), &options(), &mut |_| {}).unwrap();
+    let mut naive = model
+        .load_on(NaiveBackend::new(), &options(), &mut |_| {})
+        .unwrap();
     let scene = sequences(executor.limits().n_vocab, &mut random);
     add_all(&mut executor, &adapters);
     add_all(&mut naive, &adapters);
-    let pairs = play(&mut executor, &scene).concat().into_iter().zip(play(&mut naive, &scene).concat());
+    let pairs = play(&mut executor, &scene)
+        .concat()
+        .into_iter()
+        .zip(play(&mut naive, &scene).concat());
     for (found, expected) in pairs {
         // Sums of a few hundred products in another order.
-        assert!((found - expected).abs() < 1e-3 * expected.abs().max(1.0), "{found} {expected}");
+        assert!(
+            (found - expected).abs() < 1e-3 * expected.abs().max(1.0),
+            "{found} {expected}"
+        );
     }
 }
 
@@ -224,7 +256,10 @@ fn an_adapter_of_its_own_strength_shares_matrices_and_a_removed_one_is_unknown()
         seq_idx: 0,
         adapter: id(1),
     };
-    assert_eq!(run(&mut executor, &batch).unwrap_err(), StepError::InvalidBatch(refused));
+    assert_eq!(
+        run(&mut executor, &batch).unwrap_err(),
+        StepError::InvalidBatch(refused)
+    );
     let gone = executor.copy_adapter(id(1), id(4), 1.0).unwrap_err();
     assert_eq!(gone, AdapterError::NotLoaded { id: id(1) });
 }
@@ -238,11 +273,20 @@ fn adapters_of_other_shapes_or_weights_are_refused_whole() {
     let mut refuse = |change: &dyn Fn(&mut AdapterWeight), part: &str| {
         let mut adapter = good.clone();
         change(adapter.weights.last_mut().unwrap());
-        let error = executor.add_adapter(id(1), &adapter, 1.0).unwrap_err().to_string();
+        let error = executor
+            .add_adapter(id(1), &adapter, 1.0)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
     };
-    refuse(&|weight| weight.tensor = "blk.9.attn_q.weight".to_owned(), "`blk.9.attn_q.weight`");
-    refuse(&|weight| weight.tensor = "token_embd.weight".to_owned(), "`token_embd.weight`");
+    refuse(
+        &|weight| weight.tensor = "blk.9.attn_q.weight".to_owned(),
+        "`blk.9.attn_q.weight`",
+    );
+    refuse(
+        &|weight| weight.tensor = "token_embd.weight".to_owned(),
+        "`token_embd.weight`",
+    );
     refuse(
         &|weight| {
             weight.n_out += 1;
@@ -266,7 +310,10 @@ fn a_file_is_read_where_a_path_names_it_and_a_folder_too() {
         let file = reader.read(&folder.join("adapter-F32.gguf")).unwrap();
         assert!(reader.read(&folder).unwrap() == file, "{name}");
         comparisons.compared(1);
-        let error = reader.read(Path::new("no/such/adapter.gguf")).unwrap_err().to_string();
+        let error = reader
+            .read(Path::new("no/such/adapter.gguf"))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("no/such/adapter.gguf"), "{error}");
     }
 }
@@ -276,7 +323,12 @@ fn core_files(comparisons: &mut Comparisons) -> Option<(AdapterReader, [Vec<u8>;
     let folder = comparisons.find("parity2/lora/qwen3-a")?;
     let base = comparisons.find("parity/qwen3")?.join("model-F32.gguf");
     let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
-    let files = ["adapter-F32.gguf", "adapter_config.json", "adapter_model.safetensors"].map(read);
+    let files = [
+        "adapter-F32.gguf",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    .map(read);
     Some((Model::open(base).unwrap().adapter_reader(), files))
 }
 
@@ -328,7 +380,10 @@ fn damaged_adapters_are_errors_of_one_line_or_sound() {
     nan[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
     let error = reader.from_peft(&config, &nan).unwrap_err().to_string();
     assert!(error.contains("not finite"), "{error}");
-    assert!(n_refused > 300 && n_sound > 50, "{n_refused} refused, {n_sound} sound");
+    assert!(
+        n_refused > 300 && n_sound > 50,
+        "{n_refused} refused, {n_sound} sound"
+    );
     comparisons.compared(1);
 }
 
@@ -341,8 +396,14 @@ fn an_adapter_of_another_model_is_refused_by_what_differs() {
     // A llama with other widths.
     let other = tiny(TensorType::F32);
     let reader = other.adapter_reader();
-    let error = reader.from_gguf(&GgufFile::from_bytes(&gguf).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("architecture qwen3") && error.contains("llama"), "{error}");
+    let error = reader
+        .from_gguf(&GgufFile::from_bytes(&gguf).unwrap())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("architecture qwen3") && error.contains("llama"),
+        "{error}"
+    );
     let adapter = reader.from_peft(&config, &tensors);
     let mut executor = other.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
     let refused = match &adapter {
@@ -354,8 +415,15 @@ fn an_adapter_of_another_model_is_refused_by_what_differs() {
     let rank_of = |r: usize| {
         let mut config = config.clone();
         config["r"] = r.into();
-        reader.from_peft(config.to_string().as_bytes(), &tensors).unwrap_err().to_string()
+        reader
+            .from_peft(config.to_string().as_bytes(), &tensors)
+            .unwrap_err()
+            .to_string()
     };
-    assert!(rank_of(0).contains("rank 0") && rank_of(5).contains("rank 5"), "{}", rank_of(5));
+    assert!(
+        rank_of(0).contains("rank 0") && rank_of(5).contains("rank 5"),
+        "{}",
+        rank_of(5)
+    );
     comparisons.compared(1);
 }

@@ -113,11 +113,15 @@ impl Shelf {
     }
 
     fn loaded(&self) -> MutexGuard<'_, Vec<LoadedAdapter>> {
-        self.loaded.lock().expect("nothing panics while it holds this lock")
+        self.loaded
+            .lock()
+            .expect("nothing panics while it holds this lock")
     }
 
     fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing.lock().expect("nothing panics while it holds this lock")
+        self.changing
+            .lock()
+            .expect("nothing panics while it holds this lock")
     }
 
     fn find(&self, name: &str) -> Result<LoadedAdapter, Error> {
@@ -132,7 +136,7 @@ impl Shelf {
 
 impl Model {
     /// Loads an adapter, which requests name from then on: [`TextParams::adapter`](crate::TextParams::adapter). Requests that run
-    /// go on meanwhile.
+    /// continue meanwhile.
     ///
     /// # Errors
     /// [`Error::AdapterName`] of a name that is taken or unusable, [`Error::TooManyAdapters`], [`Error::Load`] where its files are

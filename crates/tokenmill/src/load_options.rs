@@ -3,11 +3,14 @@
 //! Separate from the model because these are all choices that are made before it runs. Invariant: every field has an
 //! effect, and what cannot be granted is an error that names it.
 
-use std::path::Path;
+use std::{
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use tokenmill_backend::{Backend, Executor, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_convert::Preset;
-use tokenmill_model::{LoadProgress, Model as Network, ModelOptions, WindowPages};
+use tokenmill_model::{ControlVector, LoadProgress, Model as Network, ModelOptions, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig, Speculation};
 
 use crate::{
@@ -68,6 +71,10 @@ pub struct LoadOptions {
     pub adapters: Vec<AdapterSource>,
     /// Adapters that the model may have at a time.
     pub max_adapters: usize,
+    /// Control vectors to add to the stream, files as llama.cpp's `cvector-generator` writes them, each with its scale.
+    pub control_vectors: Vec<(PathBuf, f32)>,
+    /// The layers behind which they are added, counted from 0; `None` takes all that they have.
+    pub control_layers: Option<RangeInclusive<usize>>,
 }
 
 impl Default for LoadOptions {
@@ -93,6 +100,8 @@ impl Default for LoadOptions {
             },
             adapters: Vec::new(),
             max_adapters: DEFAULT_MAX_ADAPTERS,
+            control_vectors: Vec::new(),
+            control_layers: None,
         }
     }
 }
@@ -143,11 +152,15 @@ impl LoadOptions {
     /// Opens the network of a source, to load it with these options; only headers are read.
     ///
     /// # Errors
-    /// As [`ModelSource::open_network`], [`Error::QuantizesFile`], and [`Error::NeedsImportance`].
+    /// As [`ModelSource::open_network`], [`Error::QuantizesFile`], [`Error::NeedsImportance`], and [`Error::Load`] of a control vector.
     pub fn open_network(&self, source: &ModelSource) -> Result<Network, Error> {
         let mut network = source.open_network()?;
         if let Some(preset) = self.quantize {
             quantized::quantize(&mut network, preset)?;
+        }
+        let layers = self.control_layers.clone().unwrap_or(0..=usize::MAX);
+        for (path, scale) in &self.control_vectors {
+            network.add_control_vector(&ControlVector::open(path)?, *scale, &layers)?;
         }
         Ok(network)
     }

@@ -12,9 +12,7 @@ use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
     Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords, ReplyReader,
-    Scores, TextStream,
-    adapters::Shelf,
-    constraint,
+    Scores, TextStream, adapters::Shelf, constraint,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.

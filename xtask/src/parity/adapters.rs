@@ -1,4 +1,4 @@
-//! The fixtures of adapters: a folder each in `lora`, beside the folders of networks or by itself.
+//! The fixtures of adapters: a folder each in `lora`, next to the folders of networks.
 //!
 //! Separate from the networks because an adapter has a base, whose fixture is elsewhere. Invariant: a device that computes no
 //! adapters is a row that says so.
@@ -25,7 +25,10 @@ struct Facts {
 
 /// The fixtures in the folder `lora` of a set, in the order of their names.
 pub(super) fn folders(data: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(data.join("lora")).into_iter().flatten().flatten();
+    let entries = std::fs::read_dir(data.join("lora"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let mut folders: Vec<PathBuf> = (entries.map(|entry| entry.path()))
         .filter(|folder| folder.join("ref.json").is_file())
         .collect();
@@ -42,8 +45,10 @@ pub(super) fn rows(
 ) -> anyhow::Result<Vec<Row>> {
     let name = folder.file_name().context("a fixture has a name")?;
     let name = format!("lora/{}", name.to_string_lossy());
-    let json = std::fs::read(folder.join("ref.json")).with_context(|| format!("cannot read {}", folder.display()))?;
-    let facts: Facts = serde_json::from_slice(&json).with_context(|| format!("{}: ref.json", folder.display()))?;
+    let json = std::fs::read(folder.join("ref.json"))
+        .with_context(|| format!("cannot read {}", folder.display()))?;
+    let facts: Facts =
+        serde_json::from_slice(&json).with_context(|| format!("{}: ref.json", folder.display()))?;
     let base = data.join("..").join(facts.base);
     let reference = Reference::open(folder)?;
     let mut rows = Vec::new();

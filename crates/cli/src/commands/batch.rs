@@ -107,7 +107,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         speculation: args.speculation.speculation()?,
     };
     let config = ServerConfig::default();
-    let app = Arc::new(load_app(&args.model, &args.load, &args.adapters, &seats, &[], config)?);
+    let app = Arc::new(load_app(
+        &args.model,
+        &args.load,
+        &args.adapters,
+        &seats,
+        &[],
+        config,
+    )?);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

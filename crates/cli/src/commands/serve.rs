@@ -405,8 +405,13 @@ pub(crate) fn load_app(
         [] => vec![model.name().to_owned()],
         names => names.to_vec(),
     };
-    if let Some(name) = adapters.names().find(|&adapter| names.iter().any(|name| name == adapter)) {
-        return Err(Failure::usage(format!("`--lora {name}=...` has the name of the model")));
+    if let Some(name) = adapters
+        .names()
+        .find(|&adapter| names.iter().any(|name| name == adapter))
+    {
+        return Err(Failure::usage(format!(
+            "`--lora {name}=...` has the name of the model"
+        )));
     }
     Ok(App::new(ServedModel::new(names, model), config))
 }

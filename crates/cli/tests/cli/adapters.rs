@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
+use tokenmill_gguf::{GgufWriter, TensorType};
 use tokenmill_testkit::Comparisons;
 
 use crate::support::{arg, tokenmill};
@@ -10,13 +11,28 @@ use crate::support::{arg, tokenmill};
 /// A tiny model and its two adapters, as a file and as a folder.
 fn files() -> [PathBuf; 3] {
     let data = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");
-    ["parity/qwen3/model-F32.gguf", "parity2/lora/qwen3-a/adapter-F32.gguf", "parity2/lora/qwen3-b"]
-        .map(|path| data.join(path))
+    [
+        "parity/qwen3/model-F32.gguf",
+        "parity2/lora/qwen3-a/adapter-F32.gguf",
+        "parity2/lora/qwen3-b",
+    ]
+    .map(|path| data.join(path))
 }
 
 fn generated(extra: &[&str]) -> Value {
     let [model, ..] = files();
-    let args = ["run", arg(&model), "once", "--temp", "0", "-n", "16", "--json", "--device", "cpu"];
+    let args = [
+        "run",
+        arg(&model),
+        "once",
+        "--temp",
+        "0",
+        "-n",
+        "16",
+        "--json",
+        "--device",
+        "cpu",
+    ];
     let json: Value = serde_json::from_str(&tokenmill([&args[..], extra].concat()).ok()).unwrap();
     json["ids"].clone()
 }
@@ -43,7 +59,16 @@ fn perplexity_is_that_of_the_adapter() {
     let text = folder.path().join("text.txt");
     fs::write(&text, "the quick brown fox jumps over the lazy dog. ".repeat(20)).unwrap();
     let perplexity = |extra: &[&str]| {
-        let args = ["perplexity", arg(&model), arg(&text), "-c", "32", "--json", "--device", "cpu"];
+        let args = [
+            "perplexity",
+            arg(&model),
+            arg(&text),
+            "-c",
+            "32",
+            "--json",
+            "--device",
+            "cpu",
+        ];
         let json: Value = serde_json::from_str(&tokenmill([&args[..], extra].concat()).ok()).unwrap();
         json["perplexity"].as_f64().unwrap()
     };
@@ -65,10 +90,24 @@ fn requests_of_a_batch_choose_their_adapters() {
         json!({"custom_id": id, "method": "POST", "url": "/v1/completions", "body": body}).to_string()
     };
     let models = [None, Some("a"), Some("b"), Some("model-F32:a"), Some("c")];
-    let lines: Vec<String> = (models.iter().enumerate()).map(|(i, model)| line(&i.to_string(), *model)).collect();
+    let lines: Vec<String> = (models.iter().enumerate())
+        .map(|(i, model)| line(&i.to_string(), *model))
+        .collect();
     fs::write(&input, lines.join("\n")).unwrap();
     let [a, b] = [format!("a={}", arg(&file)), format!("b={}", arg(&other))];
-    tokenmill(["batch", arg(&model), arg(&input), arg(&output), "--lora", &a, "--lora", &b, "--device", "cpu"]).ok();
+    tokenmill([
+        "batch",
+        arg(&model),
+        arg(&input),
+        arg(&output),
+        "--lora",
+        &a,
+        "--lora",
+        &b,
+        "--device",
+        "cpu",
+    ])
+    .ok();
     let mut answers = vec![Value::Null; models.len()];
     for line in fs::read_to_string(&output).unwrap().lines() {
         let result: Value = serde_json::from_str(line).unwrap();
@@ -76,7 +115,10 @@ fn requests_of_a_batch_choose_their_adapters() {
         answers[id] = result["response"].clone();
     }
     let text = |i: usize| &answers[i]["body"]["choices"][0]["text"];
-    assert!(text(0) != text(1) && text(1) != text(2) && text(0) != text(2), "{answers:?}");
+    assert!(
+        text(0) != text(1) && text(1) != text(2) && text(0) != text(2),
+        "{answers:?}"
+    );
     assert_eq!(text(1), text(3));
     assert_eq!(answers[3]["body"]["model"], "model-F32:a");
     assert_eq!(answers[4]["status_code"], 404);
@@ -95,8 +137,16 @@ fn a_bad_adapter_is_one_line() {
     };
     let source = |path: &str| format!("a={path}");
     fails(&[&source("no/such.gguf")], 3, "no/such.gguf");
-    fails(&[&source(arg(&model))], 3, "`general.type` is model, expected adapter");
-    fails(&[&source(arg(folder.parent().unwrap()))], 3, "adapter_config.json");
+    fails(
+        &[&source(arg(&model))],
+        3,
+        "`general.type` is model, expected adapter",
+    );
+    fails(
+        &[&source(arg(folder.parent().unwrap()))],
+        3,
+        "adapter_config.json",
+    );
     let both = [source(arg(&file)), format!("b={}", arg(&folder))];
     fails(&[&both[0], &both[1]], 2, "given more than once");
     let line = tokenmill(["run", arg(&model), "once", "--lora", "a b=c"]).failed(2);
@@ -106,4 +156,54 @@ fn a_bad_adapter_is_one_line() {
         fails(&[&source(arg(&other))], 3, "made for architecture llama");
         comparisons.compared(1);
     }
+}
+
+#[test]
+fn a_control_vector_steers_by_its_scale_and_its_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("control.gguf");
+    let mut writer = GgufWriter::new();
+    writer
+        .metadata_mut()
+        .insert("general.architecture", "controlvector")
+        .unwrap();
+    writer.add_tensor("direction.1", TensorType::F32, &[64]).unwrap();
+    let mut writer = writer.write_header(Vec::new()).unwrap();
+    let values = (0..64).map(|i| if i % 3 == 0 { 1.0_f32 } else { -0.5 });
+    writer
+        .write(&values.flat_map(f32::to_le_bytes).collect::<Vec<_>>())
+        .unwrap();
+    fs::write(&file, writer.finish().unwrap()).unwrap();
+    let with = |scale: &str, extra: &[&str]| {
+        let source = format!("{}{scale}", arg(&file));
+        generated(&[&["--control-vector", &source], extra].concat())
+    };
+    let base = generated(&[]);
+    assert_ne!(with(":4", &[]), base);
+    assert_eq!(with(":0", &[]), base);
+    assert_eq!(with(":4", &["--control-vector-layer-range", "0", "0"]), base);
+    let [model, adapter, _] = files();
+    let source = format!("{}:x", arg(&adapter));
+    let line = tokenmill([
+        "run",
+        arg(&model),
+        "once",
+        "--control-vector",
+        &source,
+        "--device",
+        "cpu",
+    ])
+    .failed(3);
+    assert!(line.contains(":x"), "{line}");
+    let line = tokenmill([
+        "run",
+        arg(&model),
+        "once",
+        "--control-vector",
+        arg(&adapter),
+        "--device",
+        "cpu",
+    ])
+    .failed(3);
+    assert!(line.contains("expected controlvector"), "{line}");
 }

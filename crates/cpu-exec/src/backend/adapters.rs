@@ -5,9 +5,7 @@
 
 use std::sync::Arc;
 
-use tokenmill_backend::{
-    AdapterError, AdapterId, AdapterMatrices, AdapterOperations, LinearJob,
-};
+use tokenmill_backend::{AdapterError, AdapterId, AdapterMatrices, AdapterOperations, LinearJob};
 
 use super::CpuBackend;
 use crate::{
@@ -60,7 +58,11 @@ impl CpuBackend {
         let runs = self.step.adapter_runs();
         !runs.is_empty()
             && runs.of(n_rows).iter().any(|run| {
-                let loaded = self.adapters.loaded.iter().find(|loaded| loaded.id == run.adapter);
+                let loaded = self
+                    .adapters
+                    .loaded
+                    .iter()
+                    .find(|loaded| loaded.id == run.adapter);
                 loaded.is_some_and(|loaded| places.iter().any(|&place| loaded.matrices.of(place).is_some()))
             })
     }
@@ -101,8 +103,11 @@ impl CpuBackend {
             }
         }
         let change_of = |rows: &AdaptedRows| {
-            let Loaded { matrices, strength, .. } = &loaded[rows.adapter_idx];
-            let change = (matrices.of(places[rows.target_idx])).expect("rows are named where there is a change");
+            let Loaded {
+                matrices, strength, ..
+            } = &loaded[rows.adapter_idx];
+            let change =
+                (matrices.of(places[rows.target_idx])).expect("rows are named where there is a change");
             Change {
                 a: &change.a,
                 b: &change.b,
@@ -116,6 +121,14 @@ impl CpuBackend {
                 out: &mut job.output[..n_rows * job.linear.n_out],
             })
         });
-        adapt(&self.host, &mut self.workspace, scratch, input, adapted, change_of, targets);
+        adapt(
+            &self.host,
+            &mut self.workspace,
+            scratch,
+            input,
+            adapted,
+            change_of,
+            targets,
+        );
     }
 }

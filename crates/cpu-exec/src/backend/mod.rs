@@ -444,7 +444,13 @@ impl Backend for CpuBackend {
             let mut jobs = [gate, up];
             self.linear_group(input, n_rows, &mut jobs)?;
             let [gate, up] = jobs;
-            return self.activation(activation, n_rows, gate_linear.n_out, gate.output, Some(up.output));
+            return self.activation(
+                activation,
+                n_rows,
+                gate_linear.n_out,
+                gate.output,
+                Some(up.output),
+            );
         }
         let input = &input[..n_rows * gate_linear.n_in];
         self.show_rows([&gate_linear.matrix, &up_linear.matrix].into_iter(), input);

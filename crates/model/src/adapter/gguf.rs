@@ -82,7 +82,8 @@ pub(super) fn parse(reader: &AdapterReader, path: &Path, file: &GgufFile) -> Res
                 name: view.info.name.clone(),
                 source,
             })?;
-            float_matrix(view.info.ty, shape, bytes).map_err(|reason| bad(format!("tensor `{}`: {reason}", view.info.name)))
+            float_matrix(view.info.ty, shape, bytes)
+                .map_err(|reason| bad(format!("tensor `{}`: {reason}", view.info.name)))
         };
         weights.push(AdapterWeight {
             tensor: tensor.to_owned(),

@@ -5,7 +5,8 @@
 use std::{borrow::Cow, sync::Arc};
 
 use tokenmill_backend::{
-    Adapter, AdapterError, AdapterId, AdapterMatrices, AdapterWeight, Backend, LowRank, MatrixData, MatrixUsage,
+    Adapter, AdapterError, AdapterId, AdapterMatrices, AdapterWeight, Backend, LowRank, MatrixData,
+    MatrixUsage,
 };
 
 use crate::{ModelExecutor, loader::AdaptableWeight};
@@ -45,8 +46,16 @@ impl<B: Backend> ModelExecutor<B> {
     }
 
     /// Lends the matrices of an adapter to another of its own strength.
-    pub(crate) fn install_copy(&mut self, from: AdapterId, id: AdapterId, strength: f32) -> Result<(), AdapterError> {
-        let matrices = self.adapters.get(&from).ok_or(AdapterError::NotLoaded { id: from })?;
+    pub(crate) fn install_copy(
+        &mut self,
+        from: AdapterId,
+        id: AdapterId,
+        strength: f32,
+    ) -> Result<(), AdapterError> {
+        let matrices = self
+            .adapters
+            .get(&from)
+            .ok_or(AdapterError::NotLoaded { id: from })?;
         let matrices = Arc::clone(matrices);
         self.backend.add_adapter(id, Arc::clone(&matrices), strength)?;
         self.adapters.insert(id, matrices);

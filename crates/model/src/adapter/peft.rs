@@ -161,11 +161,7 @@ struct Stored<'a> {
     bytes: &'a [u8],
 }
 
-fn read_weights(
-    reader: &AdapterReader,
-    config: &Config,
-    file: &[u8],
-) -> Result<Vec<AdapterWeight>, String> {
+fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<Vec<AdapterWeight>, String> {
     let mut modules: BTreeMap<String, [Option<Stored<'_>>; 2]> = BTreeMap::new();
     for tensor in tensors(file)? {
         let (module, which) = module_of(&tensor.name).ok_or_else(|| {
@@ -195,7 +191,8 @@ fn read_weights(
             .ok_or_else(|| format!("module {module} is none of this model's, or cannot be adapted"))?;
         let in_words = |tensor: &Stored<'_>, reason: String| format!("tensor `{}`: {reason}", tensor.name);
         let matrix = |tensor: &Stored<'_>| {
-            float_matrix(tensor.ty, tensor.shape, tensor.bytes.to_vec()).map_err(|reason| in_words(tensor, reason))
+            float_matrix(tensor.ty, tensor.shape, tensor.bytes.to_vec())
+                .map_err(|reason| in_words(tensor, reason))
         };
         let mut weight = AdapterWeight {
             scale,
@@ -243,18 +240,25 @@ fn apply(
         Change::UngroupQkv => {
             let order = ungrouped_rows(&reader.descriptor).filter(|order| order.len() == weight.n_out);
             let order = order.ok_or_else(|| {
-                format!("module {module} has {} rows, which are not the queries, keys and values of all heads", weight.n_out)
+                format!(
+                    "module {module} has {} rows, which are not the queries, keys and values of all heads",
+                    weight.n_out
+                )
             })?;
             weight.b = reordered(&weight.b, weight.n_out, &order);
             Ok(())
         }
-        _ => Err(format!("module {module} changes its form while the model loads, and cannot be adapted")),
+        _ => Err(format!(
+            "module {module} changes its form while the model loads, and cannot be adapted"
+        )),
     }
 }
 
 fn reordered(matrix: &FloatMatrix, n_rows: usize, order: &[usize]) -> FloatMatrix {
     let row_bytes = matrix.bytes.len() / n_rows;
-    let rows = order.iter().flat_map(|&row| &matrix.bytes[row * row_bytes..][..row_bytes]);
+    let rows = order
+        .iter()
+        .flat_map(|&row| &matrix.bytes[row * row_bytes..][..row_bytes]);
     FloatMatrix {
         ty: matrix.ty,
         bytes: rows.copied().collect(),
@@ -268,7 +272,8 @@ fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
     if len > MAX_HEADER_BYTES {
         return Err(format!("a header of {len} bytes is no header"));
     }
-    let (header, data) = (rest.split_at_checked(len as usize)).ok_or_else(|| format!("a header of {len} bytes does not fit the file"))?;
+    let (header, data) = (rest.split_at_checked(len as usize))
+        .ok_or_else(|| format!("a header of {len} bytes does not fit the file"))?;
     let metadata: Metadata = serde_json::from_slice(header).map_err(|error| error.to_string())?;
     let mut tensors = Vec::new();
     for (name, info) in metadata.tensors() {
@@ -276,13 +281,22 @@ fn tensors(file: &[u8]) -> Result<Vec<Stored<'_>>, String> {
             Dtype::F32 => TensorType::F32,
             Dtype::F16 => TensorType::F16,
             Dtype::BF16 => TensorType::BF16,
-            other => return Err(format!("tensor `{name}` has type {other:?}, expected F32, F16 or BF16")),
+            other => {
+                return Err(format!(
+                    "tensor `{name}` has type {other:?}, expected F32, F16 or BF16"
+                ));
+            }
         };
         let &[n_rows, n_cols] = &info.shape[..] else {
-            return Err(format!("tensor `{name}` has shape {:?}, expected a matrix", info.shape));
+            return Err(format!(
+                "tensor `{name}` has shape {:?}, expected a matrix",
+                info.shape
+            ));
         };
         let (start, end) = info.data_offsets;
-        let bytes = data.get(start..end).ok_or_else(|| format!("tensor `{name}` ends behind the end of the file"))?;
+        let bytes = data
+            .get(start..end)
+            .ok_or_else(|| format!("tensor `{name}` ends behind the end of the file"))?;
         tensors.push(Stored {
             ty,
             shape: [n_rows, n_cols],
@@ -306,14 +320,19 @@ mod tests {
     #[test]
     fn the_scale_follows_rank_alpha_and_patterns() {
         let check = |fields: &str, expected: (usize, f32)| {
-            let found = config(fields).unwrap().rank_and_scale("model.layers.1.self_attn.q_proj");
+            let found = config(fields)
+                .unwrap()
+                .rank_and_scale("model.layers.1.self_attn.q_proj");
             assert_eq!(found, expected, "{fields}");
         };
         check("", (8, 2.0));
         check(r#","use_rslora":true,"rank_pattern":{"q_proj":16}"#, (16, 4.0));
         check(r#","rank_pattern":{"layers.1.self_attn.q_proj":4}"#, (4, 4.0));
         check(r#","rank_pattern":{"proj":4,"k_proj":2}"#, (8, 2.0));
-        check(r#","alpha_pattern":{"^model.layers.1.self_attn.q_proj$":8}"#, (8, 1.0));
+        check(
+            r#","alpha_pattern":{"^model.layers.1.self_attn.q_proj$":8}"#,
+            (8, 1.0),
+        );
         check(r#","alpha_pattern":{"^q_proj":8}"#, (8, 2.0));
     }
 

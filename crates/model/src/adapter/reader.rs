@@ -97,13 +97,19 @@ impl AdapterReader {
                 ));
             }
             if !weight.scale.is_finite() {
-                return Err(bad(path, format!("the scale of `{}` is {}", weight.tensor, weight.scale)));
+                return Err(bad(
+                    path,
+                    format!("the scale of `{}` is {}", weight.tensor, weight.scale),
+                ));
             }
             for (matrix, which) in [(&weight.a, "a"), (&weight.b, "b")] {
                 if let Some(value) = not_finite(matrix) {
                     return Err(bad(
                         path,
-                        format!("the matrix {which} of `{}` holds {value}, which is not finite", weight.tensor),
+                        format!(
+                            "the matrix {which} of `{}` holds {value}, which is not finite",
+                            weight.tensor
+                        ),
                     ));
                 }
             }
@@ -114,7 +120,10 @@ impl AdapterReader {
 
     /// Puts the rows of `b` in the order of the base's rows: those of queries and keys may differ between the two kinds of files.
     fn reorder_rows(&self, path: &Path, form: Form, weight: &mut AdapterWeight) -> Result<(), LoadError> {
-        let rows = self.layouts.first().map_or(GgufRows::Same, |layout| layout.gguf_rows);
+        let rows = self
+            .layouts
+            .first()
+            .map_or(GgufRows::Same, |layout| layout.gguf_rows);
         if (form == Form::Gguf) == self.is_gguf || rows == GgufRows::Same {
             return Ok(());
         }
@@ -135,14 +144,21 @@ impl AdapterReader {
         if head_dim == 0 || !head_dim.is_multiple_of(2) || !weight.n_out.is_multiple_of(head_dim) {
             return Err(bad(
                 path,
-                format!("`{}` has {} rows, expected whole heads of {head_dim}", weight.tensor, weight.n_out),
+                format!(
+                    "`{}` has {} rows, expected whole heads of {head_dim}",
+                    weight.tensor, weight.n_out
+                ),
             ));
         }
         // A pair that turns together is two neighbours in GGUF files, and one of each half of a head in folders.
         let half = head_dim / 2;
         let source = |row: usize| {
             let (head, i) = (row / head_dim * head_dim, row % head_dim);
-            head + if self.is_gguf { i % 2 * half + i / 2 } else { i % half * 2 + i / half }
+            head + if self.is_gguf {
+                i % 2 * half + i / 2
+            } else {
+                i % half * 2 + i / half
+            }
         };
         let row_bytes = weight.b.bytes.len() / weight.n_out;
         weight.b.bytes = (0..weight.n_out)
@@ -178,7 +194,10 @@ pub(super) fn float_matrix(
     let cannot = || format!("type {} with rows of {n_cols} numbers cannot be read", ty.name());
     let row_bytes = ty.row_bytes(n_cols).ok_or_else(cannot)?;
     if row_bytes.checked_mul(n_rows) != Some(bytes.len()) {
-        return Err(format!("{} bytes are not {n_rows} rows of {n_cols} numbers", bytes.len()));
+        return Err(format!(
+            "{} bytes are not {n_rows} rows of {n_cols} numbers",
+            bytes.len()
+        ));
     }
     if matches!(ty, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
         return Ok(FloatMatrix { ty, bytes });

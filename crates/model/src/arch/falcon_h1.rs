@@ -8,7 +8,7 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence, RowFactors};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
+    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
     hf_recurrent::{MAMBA_2, Mamba2Keys, SSM_CHANGES},
 };
 

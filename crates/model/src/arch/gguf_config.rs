@@ -246,6 +246,7 @@ impl GgufConfig<'_> {
             logit_scale: 1.0,
             logit_softcap: None,
             row_factors: Vec::new(),
+            control: Vec::new(),
             ignorable: nextn_layers(n_decoding, n_nextn_layers),
         })
     }

@@ -6,7 +6,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, LoadError, Presence};
 
-use super::{Architecture, GgufConfig, HfConfig, GgufRows, HfLayout};
+use super::{Architecture, GgufConfig, GgufRows, HfConfig, HfLayout};
 
 pub(super) const ARCHITECTURE: Architecture = Architecture {
     name: "granite",

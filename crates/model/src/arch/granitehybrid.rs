@@ -8,7 +8,7 @@ use tokenmill_backend::RopeStyle;
 use crate::{Descriptor, LoadError, MixerDescriptor, Presence};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
+    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
     gguf_experts::set_experts,
     granite::{set_gguf_multipliers, set_hf_multipliers},
     granitemoe::{GRANITE_EXPERTS, with_shared},

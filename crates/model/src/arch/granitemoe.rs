@@ -7,7 +7,7 @@ use tokenmill_backend::RopeStyle;
 use crate::{DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, SharedDescriptor};
 
 use super::{
-    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
+    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
     gguf_experts::set_experts,
     granite::{set_gguf_multipliers, set_hf_multipliers},
     hf_layout::Names,

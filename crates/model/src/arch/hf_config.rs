@@ -355,6 +355,7 @@ impl HfConfig {
             logit_scale: 1.0,
             logit_softcap: None,
             row_factors: Vec::new(),
+            control: Vec::new(),
             ignorable: nextn_layers(n_layers, self.opt_usize("num_nextn_predict_layers")?.unwrap_or(0)),
         })
     }

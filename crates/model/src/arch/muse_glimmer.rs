@@ -10,7 +10,7 @@ use tokenmill_backend::RopeStyle;
 
 use crate::{Descriptor, EmbeddingNorm, LoadError, NormPlacement, OutputGate, QkNorm};
 
-use super::{Architecture, Change, HfConfig, GgufRows, HfLayout, gemma2, hf_layout::VISION};
+use super::{Architecture, Change, GgufRows, HfConfig, HfLayout, gemma2, hf_layout::VISION};
 
 /// One of so many layers sees everything, the last of them.
 const PERIOD: usize = 4;

@@ -12,7 +12,7 @@ use crate::{
 };
 
 use super::{
-    Architecture, GgufConfig, HfConfig, GgufRows, HfLayout,
+    Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
     hf_recurrent::{BACKBONE, Mamba2Keys, SSM, SSM_CHANGES},
 };
 

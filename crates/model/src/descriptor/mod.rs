@@ -80,6 +80,8 @@ pub struct Descriptor {
     pub logit_softcap: Option<f32>,
     /// What rows of some tensors of a Hugging Face folder are multiplied with. GGUF files have it in their weights.
     pub row_factors: Vec<RowFactors>,
+    /// What control vectors add to the stream behind each layer, `[n_embd]`; empty for layers, and networks, without.
+    pub control: Vec<Vec<f32>>,
     /// Tensors that files of the architecture may have and decoding does not need. Every other one must be used.
     pub ignorable: Vec<Ignorable>,
 }

@@ -42,7 +42,10 @@ pub(crate) const LOAD: &[Field] = &[
 /// Fields of `/v1/unload_lora_adapter`.
 pub(crate) const UNLOAD: &[Field] = &[
     yes("lora_name", "the adapter"),
-    yes("lora_int_id", "extension of vLLM; a number that nothing is found by"),
+    yes(
+        "lora_int_id",
+        "extension of vLLM; a number that nothing is found by",
+    ),
 ];
 
 #[derive(Deserialize)]
@@ -105,18 +108,25 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
 
 /// Changes what adapters are multiplied by, as llama.cpp does: those that the list leaves out get 0.
 pub(crate) async fn scale(app: Arc<App>, call: Call) -> Result<Response, ApiError> {
-    let scales: Vec<Scale> = serde_json::from_slice(&call.body.bytes).map_err(|error| ApiError::MalformedJson {
-        reason: error.to_string(),
-    })?;
+    let scales: Vec<Scale> =
+        serde_json::from_slice(&call.body.bytes).map_err(|error| ApiError::MalformedJson {
+            reason: error.to_string(),
+        })?;
     folder(&app)?;
     let adapters = app.model.model().adapters();
     let mut strengths: Vec<f32> = vec![0.0; adapters.len()];
     for (index, Scale { id, scale }) in scales.into_iter().enumerate() {
         let strength = strengths.get_mut(id).ok_or_else(|| {
-            ApiError::invalid(format!("[{index}].id"), format!("{id} is none of {} adapters", adapters.len()))
+            ApiError::invalid(
+                format!("[{index}].id"),
+                format!("{id} is none of {} adapters", adapters.len()),
+            )
         })?;
         if !scale.is_finite() {
-            return Err(ApiError::invalid(format!("[{index}].scale"), "is no number to multiply with"));
+            return Err(ApiError::invalid(
+                format!("[{index}].scale"),
+                "is no number to multiply with",
+            ));
         }
         *strength = scale;
     }
@@ -140,7 +150,12 @@ fn folder(app: &App) -> Result<&Path, ApiError> {
 
 /// The path of a file below a folder; a relative one begins there. Links are followed before it is compared.
 fn path_below(folder: &Path, asked: &Path) -> Result<PathBuf, ApiError> {
-    let not_there = || ApiError::invalid("lora_path", "is no file or folder below the server's `--lora-dir`");
+    let not_there = || {
+        ApiError::invalid(
+            "lora_path",
+            "is no file or folder below the server's `--lora-dir`",
+        )
+    };
     let folder = folder.canonicalize().map_err(|_| not_there())?;
     let path = folder.join(asked).canonicalize().map_err(|_| not_there())?;
     if path != folder && path.starts_with(&folder) {

@@ -36,7 +36,9 @@ fn names(app: &App) -> Vec<(String, Option<&str>)> {
 /// Lists the names that the model and its adapters answer to.
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
     let names = names(&app);
-    let data: Vec<Value> = (names.iter()).map(|(name, parent)| entry(&app, name, *parent)).collect();
+    let data: Vec<Value> = (names.iter())
+        .map(|(name, parent)| entry(&app, name, *parent))
+        .collect();
     // Some clients look for a second list with names of its own.
     let models: Vec<Value> = (names.iter())
         .map(|(name, _)| {

@@ -9,7 +9,9 @@ use crate::server::{TestServer, wait_until};
 
 /// A folder of the core data.
 fn data(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data").join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/data")
+        .join(path)
 }
 
 /// A server whose clients may load the adapters of the core data.
@@ -56,7 +58,11 @@ async fn adapters_come_and_go_and_answer_as_other_software_does() {
         .collect();
     assert_eq!(
         listed,
-        [("tiny", &Value::Null), ("a", &json!("tiny")), ("b", &json!("tiny"))]
+        [
+            ("tiny", &Value::Null),
+            ("a", &json!("tiny")),
+            ("b", &json!("tiny"))
+        ]
     );
     assert_eq!(server.get("/v1/models/a").await.json()["parent"], "tiny");
 
@@ -74,22 +80,41 @@ async fn adapters_come_and_go_and_answer_as_other_software_does() {
 
     // Scales: those that are left out get 0.
     let list = server.get("/lora-adapters").await.json();
-    assert_eq!([&list[0]["name"], &list[1]["name"], &list[1]["scale"]], [&json!("a"), &json!("b"), &json!(1.0)]);
-    let scaled = server.post("/lora-adapters", &json!([{ "id": 1, "scale": 0.5 }])).await;
+    assert_eq!(
+        [&list[0]["name"], &list[1]["name"], &list[1]["scale"]],
+        [&json!("a"), &json!("b"), &json!(1.0)]
+    );
+    let scaled = server
+        .post("/lora-adapters", &json!([{ "id": 1, "scale": 0.5 }]))
+        .await;
     assert_eq!(scaled.status, 200, "{}", scaled.text());
     assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, base);
     assert_eq!(server.get("/lora-adapters").await.json()[1]["scale"], 0.5);
-    server.post_ok("/lora-adapters", &json!([{ "id": 0, "scale": 1 }, { "id": 1, "scale": 1 }])).await;
+    server
+        .post_ok(
+            "/lora-adapters",
+            &json!([{ "id": 0, "scale": 1 }, { "id": 1, "scale": 1 }]),
+        )
+        .await;
     assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
 
     let unload = |name: &'static str| {
         let server = &server;
-        async move { server.post("/v1/unload_lora_adapter", &json!({ "lora_name": name })).await }
+        async move {
+            server
+                .post("/v1/unload_lora_adapter", &json!({ "lora_name": name }))
+                .await
+        }
     };
     assert_eq!(unload("a").await.status, 200);
     assert_eq!(unload("a").await.status, 404);
-    let gone = server.post("/completion", &json!({ "model": "a", "prompt": "x" })).await;
-    assert_eq!((gone.status, gone.json()["error"]["code"].as_str()), (404, Some("model_not_found")));
+    let gone = server
+        .post("/completion", &json!({ "model": "a", "prompt": "x" }))
+        .await;
+    assert_eq!(
+        (gone.status, gone.json()["error"]["code"].as_str()),
+        (404, Some("model_not_found"))
+    );
     // The name is free again.
     assert_eq!(load(&server, "a", "qwen3-a").await, 200);
     assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
@@ -100,7 +125,8 @@ async fn a_request_ends_with_the_adapter_that_it_began_with() {
     let server = server().await;
     assert_eq!(load(&server, "a", "qwen3-a").await, 200);
     let (prompt, _) = expected("qwen3-a");
-    let body = json!({ "model": "a", "prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true });
+    let body =
+        json!({ "model": "a", "prompt": prompt, "max_tokens": 400, "temperature": 0, "ignore_eos": true });
     let whole = server.post_ok("/v1/completions", &body).await["choices"][0]["text"].clone();
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
@@ -108,12 +134,21 @@ async fn a_request_ends_with_the_adapter_that_it_began_with() {
     let engine = server.app.model.engine();
     wait_until("the request runs", || engine.stats().n_running == 1).await;
     let metrics = server.get("/metrics").await;
-    let line = metrics.text().lines().find(|line| line.starts_with("vllm:lora_requests_info{"));
+    let line = metrics
+        .text()
+        .lines()
+        .find(|line| line.starts_with("vllm:lora_requests_info{"));
     let line = line.expect("the metric of adapters");
-    for part in ["max_lora=\"64\"", "running_lora_adapters=\"a\"", "waiting_lora_adapters=\"\""] {
+    for part in [
+        "max_lora=\"64\"",
+        "running_lora_adapters=\"a\"",
+        "waiting_lora_adapters=\"\"",
+    ] {
         assert!(line.contains(part), "{line}");
     }
-    let removed = server.post("/v1/unload_lora_adapter", &json!({ "lora_name": "a" })).await;
+    let removed = server
+        .post("/v1/unload_lora_adapter", &json!({ "lora_name": "a" }))
+        .await;
     assert_eq!(removed.status, 200);
     assert_eq!(server.post("/v1/completions", &body).await.status, 404);
     let reply = stream.reply().await;
@@ -133,7 +168,10 @@ async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
         async move {
             let body = json!({ "lora_name": name, "lora_path": path });
             let reply = server.post("/v1/load_lora_adapter", &body).await;
-            let message = reply.json()["error"]["message"].as_str().unwrap_or_default().to_owned();
+            let message = reply.json()["error"]["message"]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned();
             assert_eq!(reply.status, 400, "{message}");
             assert!(message.contains(part) && !message.contains('\n'), "{message}");
         }
@@ -147,7 +185,9 @@ async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
     refuse("b", "qwen3-a/ref.json", "ref.json").await;
     let unknown = json!([{ "id": 7, "scale": 1 }]);
     assert_eq!(server.post("/lora-adapters", &unknown).await.status, 400);
-    let embedding = server.post("/v1/embeddings", &json!({ "model": "a", "input": "x" })).await;
+    let embedding = server
+        .post("/v1/embeddings", &json!({ "model": "a", "input": "x" }))
+        .await;
     assert_eq!(embedding.status, 400);
     let (prompt, of_a) = expected("qwen3-a");
     assert_eq!(greedy(&server, "a", &prompt, of_a.len()).await, of_a);
@@ -159,7 +199,10 @@ async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
     )
     .await;
     for (path, body) in [
-        ("/v1/load_lora_adapter", json!({ "lora_name": "a", "lora_path": "qwen3-a" })),
+        (
+            "/v1/load_lora_adapter",
+            json!({ "lora_name": "a", "lora_path": "qwen3-a" }),
+        ),
         ("/v1/unload_lora_adapter", json!({ "lora_name": "a" })),
         ("/lora-adapters", json!([])),
     ] {

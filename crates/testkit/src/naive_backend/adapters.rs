@@ -56,7 +56,10 @@ impl NaiveBackend {
             for row in run.rows.clone() {
                 let x = &input[row * linear.n_in..][..linear.n_in];
                 let small: Vec<f32> = (0..change.rank).map(|i| dot(change.a.row(i), x)).collect();
-                for (i, out) in output[row * linear.n_out..][..linear.n_out].iter_mut().enumerate() {
+                for (i, out) in output[row * linear.n_out..][..linear.n_out]
+                    .iter_mut()
+                    .enumerate()
+                {
                     *out += adapter.strength * change.scale * dot(change.b.row(i), &small);
                 }
             }
