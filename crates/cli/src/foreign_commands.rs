@@ -27,8 +27,8 @@ const COMMANDS: &[Row] = &[
         "no server runs in the background; `tokenmill serve MODEL` runs until Ctrl-C and shows its work on its web page",
     ),
     (
-        &["create", "push", "convert"],
-        "`tokenmill quantize` makes GGUF files smaller; llama.cpp's tools convert to GGUF, and Hugging Face folders run as they are",
+        &["create", "push"],
+        "`tokenmill convert` makes a GGUF file of a Hugging Face folder, `tokenmill quantize` a smaller one",
     ),
     (
         &["generate", "complete", "cli"],

@@ -60,6 +60,7 @@ use failure::Failure;
         tokenmill serve model.gguf --port 8080\n  \
         tokenmill batch model.gguf requests.jsonl results.jsonl\n  \
         tokenmill inspect model.gguf\n  \
+        tokenmill convert FOLDER model.gguf\n  \
         tokenmill quantize model-f16.gguf model-q4_k_m.gguf q4_k_m\n\n\
         Exit codes:\n  \
         0    success, also when the reader of the output went away\n  \
@@ -105,6 +106,7 @@ commands! {
     ApplyTemplate => apply_template;
     Batch => batch;
     Perplexity => perplexity;
+    Convert => convert;
     Quantize => quantize;
     Imatrix => imatrix;
     Bench => bench;

@@ -4,6 +4,8 @@
 //! `Q4_K_M`, and exceptions by tensor. An [`ImportanceMatrix`] says which weights matter most. [`choose`] is the choice of types alone,
 //! for models that are quantized while they load.
 //!
+//! [`Writer`] makes a file of tensors that come from elsewhere, such as a Hugging Face folder, in an [`OutType`].
+//!
 //! The key decision: what llama.cpp does, to the byte. Types, fallbacks, the order of tensors and the numbers in them are the same as
 //! there, so that whoever knows a file's name knows the file.
 //!
@@ -22,20 +24,26 @@ mod choice;
 mod error;
 mod importance;
 mod importance_sums;
+mod out_type;
 mod output_file;
+mod planned;
 mod preset;
 mod quantizer;
 mod recipe;
 mod role;
 mod rows;
+mod size_label;
+mod writer;
 
 pub use choice::{TypeChoice, choose};
 pub use error::ConvertError;
 pub use importance::ImportanceMatrix;
 pub use importance_sums::ImportanceSums;
+pub use out_type::OutType;
 pub use preset::Preset;
 pub use quantizer::{QuantizeProgress, QuantizeSummary, Quantizer};
 pub use recipe::{ModelShape, Recipe, TensorShape};
+pub use writer::Writer;
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -1,30 +1,21 @@
 //! [`Quantizer`]: a GGUF file in, a GGUF file out.
 //!
-//! Here file, choice and numbers meet. Invariants: at most some tens of megabytes of a tensor are in memory at a time, whatever its
-//! size; the output is there whole or not at all.
+//! Here file and choice meet. Invariant: what can be refused is refused before the first weight is read.
 
 use std::{
     fs,
-    io::{BufWriter, Write},
     ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
-use tokenmill_gguf::{GgufError, GgufFile, GgufWriter, Metadata, TensorDataWriter, TensorView, Value};
-use tokenmill_quant::{Format, QuantError};
+use tokenmill_gguf::{GgufFile, Metadata, TensorView, Value};
 
 use crate::{
     ConvertError, ImportanceMatrix, ModelShape, Recipe, TensorShape, TypeChoice,
-    choice::{choose, is_float, reference_order},
+    choice::{choose, reference_order},
     output_file::OutputFile,
-    rows::Conversion,
+    planned::{Planned, QUANTIZATION_VERSION, n_matrices, write_file},
 };
-
-/// Bytes of a tensor that are converted at a time: some seconds of the slowest type, after which the work can be stopped.
-const SLAB_BYTES: usize = 8 << 20;
-
-/// The version of the blocks' layouts that llama.cpp counts.
-const QUANTIZATION_VERSION: u32 = 2;
 
 /// Longest text that llama.cpp keeps of the importance matrix's names.
 const MAX_NAME_BYTES: usize = 127;
@@ -70,13 +61,6 @@ pub struct QuantizeSummary {
     /// Tensors that were quantized without the importance that the matrix has for others. Embeddings are not among them: matrices
     /// have no entry for them.
     pub without_importance: Vec<String>,
-}
-
-/// A tensor and what it becomes.
-struct Planned<'a> {
-    view: TensorView<'a>,
-    choice: TypeChoice,
-    importance: Option<&'a [f32]>,
 }
 
 impl<'a> Quantizer<'a> {
@@ -193,7 +177,7 @@ impl<'a> Quantizer<'a> {
                     ControlFlow::Break(()) => Err(ConvertError::Stopped),
                 }
             };
-            finished.push(self.write_part(path, metadata, &tensors, &mut report)?);
+            finished.push(write_file(path, metadata, &tensors, self.n_threads, &mut report)?);
         }
         summary.paths = paths;
         // Parts get their names together, so that a failure leaves none of them.
@@ -213,49 +197,6 @@ impl<'a> Quantizer<'a> {
         }
     }
 
-    fn write_part(
-        &self,
-        path: &Path,
-        metadata: Metadata,
-        tensors: &[&Planned<'_>],
-        report: &mut dyn FnMut(&str, usize) -> Result<(), ConvertError>,
-    ) -> Result<OutputFile, ConvertError> {
-        let mut writer = GgufWriter::with_metadata(metadata);
-        for tensor in tensors {
-            let info = tensor.view.info;
-            let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
-            writer.add_tensor(&info.name, tensor.choice.ty, &dims)?;
-        }
-        let write_error = |error| match error {
-            GgufError::Write { reason } => ConvertError::Io {
-                what: "write",
-                path: path.to_owned(),
-                source: reason,
-            },
-            other => other.into(),
-        };
-        let output = BufWriter::with_capacity(1 << 20, OutputFile::create(path)?);
-        let mut out = writer.write_header(output).map_err(write_error)?;
-        let mut slab = Vec::new();
-        for tensor in tensors {
-            let name = &tensor.view.info.name;
-            tensor
-                .write(self.n_threads, &mut slab, &mut out, &mut |n_bytes| {
-                    report(name, n_bytes)
-                })
-                .map_err(|error| match error {
-                    ConvertError::Gguf(error) => write_error(error),
-                    other => other,
-                })?;
-        }
-        let output = out.finish().map_err(write_error)?;
-        output.into_inner().map_err(|error| ConvertError::Io {
-            what: "write",
-            path: path.to_owned(),
-            source: error.into_error(),
-        })
-    }
-
     /// The tensors in the order of the input, with what they become.
     fn planned(&self) -> Result<Vec<Planned<'a>>, ConvertError> {
         let model = ModelShape::of(self.file.metadata())?;
@@ -270,6 +211,7 @@ impl<'a> Quantizer<'a> {
                 view,
                 choice,
                 importance,
+                rewrites: false,
             });
         }
         if let Some(matrix) = self.importance
@@ -354,88 +296,6 @@ impl<'a> Quantizer<'a> {
         }
         Ok(metadata)
     }
-}
-
-impl Planned<'_> {
-    /// Refuses what cannot be done, before any weight is read.
-    fn check(&self, allows_requantize: bool) -> Result<(), ConvertError> {
-        let info = self.view.info;
-        if self.choice.ty == info.ty {
-            return Ok(());
-        }
-        if !is_float(info.ty) && !allows_requantize {
-            return Err(ConvertError::Requantized {
-                name: info.name.clone(),
-                ty: info.ty,
-            });
-        }
-        let quant = |source: QuantError| ConvertError::Quant {
-            name: info.name.clone(),
-            source,
-        };
-        Format::of(info.ty).map_err(quant)?;
-        let format = Format::of(self.choice.ty).map_err(quant)?;
-        let lacks_importance =
-            self.importance.is_none() && (self.choice.needs_importance || !format.has_encoder());
-        if lacks_importance {
-            return Err(ConvertError::NeedsImportance {
-                name: info.name.clone(),
-                ty: self.choice.ty,
-            });
-        }
-        Ok(())
-    }
-
-    /// Writes the tensor slab by slab.
-    fn write<W: Write>(
-        &self,
-        n_threads: usize,
-        slab: &mut Vec<u8>,
-        out: &mut TensorDataWriter<W>,
-        report: &mut dyn FnMut(usize) -> Result<(), ConvertError>,
-    ) -> Result<(), ConvertError> {
-        let info = self.view.info;
-        let read_error = |source| ConvertError::ReadTensor {
-            name: info.name.clone(),
-            source,
-        };
-        if self.choice.ty == info.ty {
-            for start in (0..info.n_bytes).step_by(SLAB_BYTES) {
-                let end = info.n_bytes.min(start + SLAB_BYTES);
-                out.write(self.view.bytes.read(start..end, slab).map_err(read_error)?)?;
-                report(end - start)?;
-            }
-            return Ok(());
-        }
-        let quant = |source: QuantError| ConvertError::Quant {
-            name: info.name.clone(),
-            source,
-        };
-        let conversion = Conversion {
-            name: &info.name,
-            bytes: self.view.bytes,
-            from: Format::of(info.ty).map_err(quant)?,
-            to: Format::of(self.choice.ty).map_err(quant)?,
-            row_len: info.row_len(),
-            rows_per_matrix: info.n_rows() / n_matrices(&self.view),
-            importance: self.importance,
-        };
-        let (from_bytes, to_bytes) = conversion.row_bytes()?;
-        let slab_rows = (SLAB_BYTES / from_bytes.max(to_bytes)).max(1);
-        for first in (0..info.n_rows()).step_by(slab_rows) {
-            let n_rows = slab_rows.min(info.n_rows() - first);
-            slab.resize(n_rows * to_bytes, 0);
-            conversion.convert(first, slab, n_threads)?;
-            out.write(slab)?;
-            report(n_rows * from_bytes)?;
-        }
-        Ok(())
-    }
-}
-
-/// Matrices of a tensor: one for each expert.
-fn n_matrices(view: &TensorView<'_>) -> usize {
-    view.info.dims.iter().skip(2).product()
 }
 
 /// Whether a tensor is one that importance matrices have no entry for.

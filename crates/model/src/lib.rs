@@ -52,6 +52,7 @@ mod descriptor;
 mod encoded;
 mod error;
 mod ffn;
+mod folder_as_gguf;
 mod forward;
 mod fp8;
 mod layer_embeddings;
@@ -78,6 +79,7 @@ pub use descriptor::{
     XieluNumbers,
 };
 pub use error::LoadError;
+pub use folder_as_gguf::FolderAsGguf;
 pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;

@@ -121,7 +121,7 @@ impl Model {
     pub fn from_hf(folder: &Path, config: &Path) -> Result<Self, LoadError> {
         let config = HfConfig::open(config)?;
         let (descriptor, layout) = arch::describe_hf(&config)?;
-        let weights = SafetensorsFolder::open(folder, layout, &descriptor, config.fp8_scales()?)?;
+        let weights = SafetensorsFolder::open(folder, layout, &descriptor, config.fp8_scales()?, None)?;
         Ok(Self {
             descriptor,
             weights: Weights::Safetensors(weights),

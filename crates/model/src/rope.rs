@@ -216,6 +216,34 @@ impl RopeDescriptor {
         }
     }
 
+    /// What converters write of [`RopeScaling::Llama3`]: a divisor of each frequency, `[n_dims / 2]`, computed in single precision as
+    /// there. Empty where the scaling is another.
+    pub(crate) fn llama3_divisors(&self) -> Vec<f32> {
+        let RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_context,
+        } = self.scaling
+        else {
+            return Vec::new();
+        };
+        let context = original_context as f32;
+        let divisor = |pair: usize| {
+            let freq = 1.0 / self.base.powf((2 * pair) as f32 / self.n_dims as f32);
+            let wavelength = std::f32::consts::TAU / freq;
+            if wavelength < context / high_freq_factor {
+                1.0
+            } else if wavelength > context / low_freq_factor {
+                factor
+            } else {
+                let kept = (context / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                1.0 / ((1.0 - kept) / factor + kept)
+            }
+        };
+        (0..self.n_dims / 2).map(divisor).collect()
+    }
+
     /// Radians per position for each pair, `[n_dims / 2]`, and the magnitude. `factors` are divisors from the file.
     pub fn frequencies(&self, factors: Option<&[f32]>) -> (Vec<f32>, f32) {
         let mut freqs: Vec<f64> = (0..self.n_dims / 2)

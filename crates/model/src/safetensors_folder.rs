@@ -3,7 +3,11 @@
 //! Separate from the configuration in the same folder. Invariant: opening reads the headers only; the bytes of a tensor are
 //! read when they are asked for.
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use safetensors::{Dtype, tensor::Metadata};
 use tokenmill_gguf::{ReadAt, RegularFile, TensorBytes, TensorType};
@@ -11,13 +15,14 @@ use tokenmill_quant::Format;
 
 use crate::{
     Descriptor, HeadLayer, LoadError, WeightInfo, WeightSource, WeightTensor,
-    arch::{Fp8Scales, HfLayout, Share, UNUSED},
+    arch::{Fp8Scales, GgufForm, HfLayout, Share, UNUSED},
     encoded::Encoded,
     fp8::{Fp8, Fp8Part, is_activation_scale, scaled_weight},
     tensor_view::{Joined, Mxfp4, Stored},
 };
 
 mod changes;
+mod recast;
 
 pub(crate) use changes::ungrouped_rows;
 use changes::{apply, multiply};
@@ -50,6 +55,8 @@ struct Headers<'a> {
     descriptor: &'a Descriptor,
     /// What the scales of weights in FP8 belong to, where the configuration has such weights.
     fp8_scales: Option<Fp8Scales>,
+    /// The file that the folder becomes, which has layers that nothing else reads.
+    form: Option<&'a GgufForm>,
     tensors: StoredTensors,
     /// Scales of weights in FP8, by the names that the files give to the weights.
     scales: BTreeMap<String, StoredTensor>,
@@ -59,12 +66,13 @@ struct Headers<'a> {
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 impl SafetensorsFolder {
-    /// Reads the headers of all `.safetensors` files.
+    /// Reads the headers of all `.safetensors` files. With a `form`, layers that predict further tokens are read too.
     pub(crate) fn open(
         folder: &Path,
         layout: &HfLayout,
         descriptor: &Descriptor,
         fp8_scales: Option<Fp8Scales>,
+        form: Option<&GgufForm>,
     ) -> Result<Self, LoadError> {
         let cannot_list = |source| LoadError::Read {
             path: folder.to_owned(),
@@ -87,10 +95,12 @@ impl SafetensorsFolder {
                 reason: "there is no .safetensors file beside config.json".to_owned(),
             });
         }
+        check_parts(folder, &paths)?;
         let mut headers = Headers {
             layout,
             descriptor,
             fp8_scales,
+            form,
             tensors: StoredTensors::new(),
             scales: BTreeMap::new(),
         };
@@ -162,6 +172,45 @@ impl SafetensorsFolder {
         }
         Ok(())
     }
+}
+
+/// Refuses a folder that lacks files which its index, or the names of the others, speak of.
+fn check_parts(folder: &Path, paths: &[PathBuf]) -> Result<(), LoadError> {
+    let is_there = |name: &str| paths.iter().any(|path| path.file_name().is_some_and(|own| own == name));
+    let missing = |name: String| LoadError::BadConfig {
+        path: folder.to_owned(),
+        reason: format!("`{name}` is missing, a part of the weights; fetch it again"),
+    };
+    let index = folder.join("model.safetensors.index.json");
+    if let Ok(bytes) = RegularFile::read(&index, MAX_HEADER_BYTES as usize) {
+        let index: serde_json::Value =
+            serde_json::from_slice(&bytes).map_err(|error| LoadError::BadConfig {
+                path: index,
+                reason: error.to_string(),
+            })?;
+        let names = index["weight_map"].as_object().into_iter().flatten();
+        let mut names: Vec<&str> = names.filter_map(|(_, name)| name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(name) = names.into_iter().find(|name| !is_there(name)) {
+            return Err(missing(name.to_owned()));
+        }
+    }
+    for path in paths {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let parts = name.strip_suffix(".safetensors").and_then(|stem| {
+            let (stem, count) = stem.rsplit_once("-of-")?;
+            let (stem, _) = stem.rsplit_once('-')?;
+            Some((stem, count, count.parse::<usize>().ok()?))
+        });
+        // More parts than any model has are no count of parts.
+        if let Some((stem, count, n_parts)) = parts.filter(|(_, count, n)| count.len() == 5 && *n <= 10_000) {
+            let names = (1..=n_parts).map(|part| format!("{stem}-{part:05}-of-{count}.safetensors"));
+            if let Some(name) = names.into_iter().find(|name| !is_there(name)) {
+                return Err(missing(name));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Makes one tensor of those that share a name.
@@ -257,7 +306,10 @@ impl Headers<'_> {
     /// Adds the tensors of a file: those of the network, or of the `module` behind it that a matrix is all of.
     fn read(&mut self, file: &Arc<RegularFile>, module: Option<&str>) -> Result<(), LoadError> {
         let Self {
-            layout, descriptor, ..
+            layout,
+            descriptor,
+            form,
+            ..
         } = *self;
         let path = file.path();
         let cannot_read = |source| LoadError::Read {
@@ -290,7 +342,9 @@ impl Headers<'_> {
             // The names of layers that nothing reads are their own.
             let is_ignorable =
                 (layout.layer_idx(&hf_name)).is_some_and(|layer_idx| descriptor.ignores_layer(layer_idx));
-            if layout.ignores(&hf_name) || is_ignorable {
+            let n_layers = descriptor.layers.len();
+            let draft_name = form.and_then(|form| form.draft_name(layout, &hf_name, n_layers));
+            if draft_name.is_none() && (layout.ignores(&hf_name) || is_ignorable) {
                 continue;
             }
             let stored = |name: &str, ty, is_fp8| -> Result<StoredTensor, LoadError> {
@@ -353,7 +407,7 @@ impl Headers<'_> {
                 }
             }
             let name = match module {
-                None => layout.gguf_name(&hf_name),
+                None => draft_name.or_else(|| layout.gguf_name(&hf_name)),
                 Some(module) => {
                     (hf_name.strip_prefix("linear.")).map(|part| (format!("{module}.{part}"), Share::Whole))
                 }

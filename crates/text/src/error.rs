@@ -26,6 +26,15 @@ pub enum TokenizerError {
         /// The value of `tokenizer.ggml.pre`.
         name: String,
     },
+    /// A pre-tokenizer that no name of GGUF files stands for.
+    #[error("no pre-tokenizer of GGUF files cuts text as this tokenizer does; name the nearest with --pre")]
+    UnnamedPreTokenizer,
+    /// A `tokenizer.model` that cannot be read.
+    #[error("tokenizer.model cannot be read: {reason}")]
+    SentencePiece {
+        /// Why.
+        reason: &'static str,
+    },
     /// The vocabulary is empty.
     #[error("the vocabulary is empty")]
     EmptyVocabulary,

@@ -59,7 +59,7 @@ pub use chat_prompt::ChatPrompt;
 pub use detokenizer::{DecodeOptions, StreamDecoder};
 pub use error::TokenizerError;
 pub use stop::{StopMatcher, StopProgress};
-pub use tokenizer::{EncodeOptions, TokenKind, Tokenizer};
+pub use tokenizer::{EncodeOptions, TokenKind, Tokenizer, VocabularyFiles};
 
 /// The examples of the README.
 #[cfg(doctest)]

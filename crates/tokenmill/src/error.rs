@@ -40,6 +40,12 @@ pub enum Error {
         /// Their file names.
         names: Vec<String>,
     },
+    /// A folder without a tokenizer.
+    #[error("folder {} holds neither a tokenizer.json nor a tokenizer.model", folder.display())]
+    NoTokenizer {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The built-in model was asked for, and this build has none.
     #[error("the built-in model is not part of this build; enable the feature `demo`")]
     NoDemo,

@@ -20,7 +20,7 @@ use crate::Error;
 const DEMO_NAME: &str = "demo";
 
 /// The tokenizer of a Hugging Face folder.
-const TOKENIZER_JSON: &str = "tokenizer.json";
+pub(crate) const TOKENIZER_JSON: &str = "tokenizer.json";
 /// Longest file with text of a folder. Tokenizers of the largest vocabularies have some 30 MB.
 const MAX_JSON_BYTES: usize = 256 << 20;
 
@@ -285,7 +285,7 @@ fn demo() -> Result<GgufFile, Error> {
 }
 
 /// A file of a model's folder; `None` where there is none.
-fn optional_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, Error> {
+pub(crate) fn optional_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, Error> {
     match RegularFile::read_in_folder(folder, name, MAX_JSON_BYTES) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -294,7 +294,7 @@ fn optional_file(folder: &Path, name: &str) -> Result<Option<Vec<u8>>, Error> {
 }
 
 /// A JSON file of a model's folder; null where there is none.
-fn optional_json(folder: &Path, name: &str) -> Result<Value, Error> {
+pub(crate) fn optional_json(folder: &Path, name: &str) -> Result<Value, Error> {
     let Some(bytes) = optional_file(folder, name)? else {
         return Ok(Value::Null);
     };

@@ -6,6 +6,7 @@ pub(crate) mod bench;
 pub(crate) mod bench_serve;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod convert;
 pub(crate) mod detokenize;
 pub(crate) mod devices;
 pub(crate) mod doctor;

@@ -139,7 +139,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     }
     if args.input.is_dir() {
         return Err(Failure::input(format!("{} is a folder, and not a GGUF file", args.input.display()))
-            .hint("`run`, `chat` and `serve` quantize the model of a folder while they load it, with --quantize TYPE"));
+            .hint("`tokenmill convert FOLDER OUT.gguf --type TYPE` makes one; `run`, `chat` and `serve` quantize while they load, with --quantize TYPE"));
     }
     let recipe = args.recipe()?;
     let file = GgufFile::open(&args.input)?;

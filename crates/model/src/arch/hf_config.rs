@@ -18,6 +18,7 @@ use crate::{
 use super::gguf_config::nextn_layers;
 
 /// A `config.json`.
+#[derive(Clone)]
 pub(crate) struct HfConfig {
     path: PathBuf,
     values: Map<String, Value>,

@@ -13,13 +13,7 @@ use super::HfConfig;
 impl HfConfig {
     /// The rope of the layers of a type, which may have their own.
     pub(super) fn rope(&self, layer_type: &str, head_dim: usize) -> Result<RopeDescriptor, LoadError> {
-        // New layout: `rope_parameters` holds everything. Old: `rope_theta` at the top, the rest in `rope_scaling`.
-        let key = if self.get("rope_parameters").is_some() {
-            "rope_parameters"
-        } else {
-            "rope_scaling"
-        };
-        let mut parameters = self.object(key)?;
+        let mut parameters = self.rope_parameters()?;
         if parameters.get(layer_type).is_some() {
             parameters = parameters.object(layer_type)?;
         } else if layer_type == "sliding_attention"
@@ -47,12 +41,14 @@ impl HfConfig {
 
     /// What the logarithm of YaRN's factor is multiplied with where scores grow with it: 0 where they do not.
     pub(super) fn yarn_score_multiplier(&self) -> Result<f32, LoadError> {
-        let key = if self.get("rope_parameters").is_some() {
-            "rope_parameters"
-        } else {
-            "rope_scaling"
-        };
-        Ok(self.object(key)?.opt_f32("mscale_all_dim")?.unwrap_or(0.0))
+        Ok(self.rope_parameters()?.opt_f32("mscale_all_dim")?.unwrap_or(0.0))
+    }
+
+    /// What describes the rotary positions. The new layout has everything in `rope_parameters`, the old `rope_theta` at the top and
+    /// the rest in `rope_scaling`.
+    pub(super) fn rope_parameters(&self) -> Result<Self, LoadError> {
+        let is_new = self.get("rope_parameters").is_some();
+        self.object(if is_new { "rope_parameters" } else { "rope_scaling" })
     }
 
     /// A rope without scaling.

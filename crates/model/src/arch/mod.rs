@@ -25,6 +25,7 @@ mod gemma4;
 mod gemma_embedding;
 mod gguf_config;
 mod gguf_experts;
+mod gguf_form;
 mod gguf_recurrent;
 mod glm4;
 mod glm4moe;
@@ -76,6 +77,7 @@ use tokenmill_gguf::GgufFile;
 use crate::{Descriptor, LoadError};
 
 use gguf_config::GgufConfig;
+pub(crate) use gguf_form::{GgufForm, Recast};
 pub(crate) use hf_config::HfConfig;
 pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;

@@ -151,7 +151,7 @@ pub(super) fn apply(change: Change, entry: Entry, descriptor: &Descriptor) -> Re
 }
 
 /// Applies a function of a row's index and a number to all numbers, which become F32.
-fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>) -> Entry {
+pub(super) fn map(entry: Entry, function: Box<dyn Fn(usize, f32) -> f32 + Send + Sync>) -> Entry {
     let Entry { mut info, bytes } = entry;
     let (decode, element_bytes): (fn(&[u8]) -> f32, usize) = match info.ty {
         TensorType::F16 => (|bytes| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(), 2),

@@ -70,6 +70,11 @@ impl MergeTable for Merges {
 }
 
 impl Bpe {
+    /// Whether words that are tokens stay whole.
+    pub(crate) fn ignores_merges(&self) -> bool {
+        self.ignores_merges
+    }
+
     pub(crate) fn new(
         keys: KeyMap,
         merges: Merges,

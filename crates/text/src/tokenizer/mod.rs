@@ -9,6 +9,7 @@ mod byte_level;
 mod chars;
 mod charsmap;
 mod gguf;
+mod gguf_keys;
 mod huggingface;
 mod key_map;
 mod limits;
@@ -28,6 +29,7 @@ use tokenmill_gguf::Metadata;
 use crate::TokenizerError;
 
 use added::{AddedTokens, Segment};
+pub use gguf_keys::VocabularyFiles;
 use merge::Merger;
 use normalize::Normalizer;
 use split::Step;

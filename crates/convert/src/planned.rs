@@ -1,0 +1,157 @@
+//! [`Planned`]: a tensor and what it becomes, and [`write_file`], which writes a file of them.
+//!
+//! Separate because files come from files and from folders. Invariants: at most some tens of megabytes of a tensor are in memory at
+//! a time, whatever its size; the output is there whole or not at all.
+
+use std::{
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use tokenmill_gguf::{GgufError, GgufWriter, Metadata, TensorDataWriter, TensorView};
+use tokenmill_quant::{Format, QuantError};
+
+use crate::{ConvertError, TypeChoice, choice::is_float, output_file::OutputFile, rows::Conversion};
+
+/// Bytes of a tensor that are converted at a time: some seconds of the slowest type, after which the work can be stopped.
+const SLAB_BYTES: usize = 8 << 20;
+
+/// The version of the blocks' layouts that llama.cpp counts.
+pub(crate) const QUANTIZATION_VERSION: u32 = 2;
+
+/// A tensor and what it becomes.
+pub(crate) struct Planned<'a> {
+    pub(crate) view: TensorView<'a>,
+    pub(crate) choice: TypeChoice,
+    pub(crate) importance: Option<&'a [f32]>,
+    /// Whether floats are checked also where their type stays.
+    pub(crate) rewrites: bool,
+}
+
+/// Writes a file aside, which gets its name when it is finished.
+pub(crate) fn write_file(
+    path: &Path,
+    metadata: Metadata,
+    tensors: &[&Planned<'_>],
+    n_threads: usize,
+    report: &mut dyn FnMut(&str, usize) -> Result<(), ConvertError>,
+) -> Result<OutputFile, ConvertError> {
+    let mut writer = GgufWriter::with_metadata(metadata);
+    for tensor in tensors {
+        let info = tensor.view.info;
+        let dims: Vec<u64> = info.dims.iter().map(|&dim| dim as u64).collect();
+        writer.add_tensor(&info.name, tensor.choice.ty, &dims)?;
+    }
+    let write_error = |error| match error {
+        GgufError::Write { reason } => ConvertError::Io {
+            what: "write",
+            path: path.to_owned(),
+            source: reason,
+        },
+        other => other.into(),
+    };
+    let output = BufWriter::with_capacity(1 << 20, OutputFile::create(path)?);
+    let mut out = writer.write_header(output).map_err(write_error)?;
+    let mut slab = Vec::new();
+    for tensor in tensors {
+        let name = &tensor.view.info.name;
+        tensor
+            .write(n_threads, &mut slab, &mut out, &mut |n_bytes| {
+                report(name, n_bytes)
+            })
+            .map_err(|error| match error {
+                ConvertError::Gguf(error) => write_error(error),
+                other => other,
+            })?;
+    }
+    let output = out.finish().map_err(write_error)?;
+    output.into_inner().map_err(|error| ConvertError::Io {
+        what: "write",
+        path: path.to_owned(),
+        source: error.into_error(),
+    })
+}
+
+impl Planned<'_> {
+    /// Refuses what cannot be done, before any weight is read.
+    pub(crate) fn check(&self, allows_requantize: bool) -> Result<(), ConvertError> {
+        let info = self.view.info;
+        if self.choice.ty == info.ty {
+            return Ok(());
+        }
+        if !is_float(info.ty) && !allows_requantize {
+            return Err(ConvertError::Requantized {
+                name: info.name.clone(),
+                ty: info.ty,
+            });
+        }
+        let quant = |source: QuantError| ConvertError::Quant {
+            name: info.name.clone(),
+            source,
+        };
+        Format::of(info.ty).map_err(quant)?;
+        let format = Format::of(self.choice.ty).map_err(quant)?;
+        let lacks_importance =
+            self.importance.is_none() && (self.choice.needs_importance || !format.has_encoder());
+        if lacks_importance {
+            return Err(ConvertError::NeedsImportance {
+                name: info.name.clone(),
+                ty: self.choice.ty,
+            });
+        }
+        Ok(())
+    }
+
+    /// Writes the tensor slab by slab.
+    fn write<W: Write>(
+        &self,
+        n_threads: usize,
+        slab: &mut Vec<u8>,
+        out: &mut TensorDataWriter<W>,
+        report: &mut dyn FnMut(usize) -> Result<(), ConvertError>,
+    ) -> Result<(), ConvertError> {
+        let info = self.view.info;
+        let read_error = |source| ConvertError::ReadTensor {
+            name: info.name.clone(),
+            source,
+        };
+        let is_same = self.choice.ty == info.ty;
+        if is_same && !(self.rewrites && is_float(info.ty)) {
+            for start in (0..info.n_bytes).step_by(SLAB_BYTES) {
+                let end = info.n_bytes.min(start + SLAB_BYTES);
+                out.write(self.view.bytes.read(start..end, slab).map_err(read_error)?)?;
+                report(end - start)?;
+            }
+            return Ok(());
+        }
+        let quant = |source: QuantError| ConvertError::Quant {
+            name: info.name.clone(),
+            source,
+        };
+        let conversion = Conversion {
+            name: &info.name,
+            bytes: self.view.bytes,
+            from: Format::of(info.ty).map_err(quant)?,
+            to: Format::of(self.choice.ty).map_err(quant)?,
+            row_len: info.row_len(),
+            rows_per_matrix: info.n_rows() / n_matrices(&self.view),
+            importance: self.importance,
+        };
+        let (from_bytes, to_bytes) = conversion.row_bytes()?;
+        let slab_rows = (SLAB_BYTES / from_bytes.max(to_bytes)).max(1);
+        for first in (0..info.n_rows()).step_by(slab_rows) {
+            let n_rows = slab_rows.min(info.n_rows() - first);
+            slab.resize(n_rows * to_bytes, 0);
+            conversion.convert(first, slab, n_threads)?;
+            out.write(slab)?;
+            report(n_rows * from_bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Matrices of a tensor: one for each expert.
+pub(crate) fn n_matrices(view: &TensorView<'_>) -> usize {
+    view.info.dims.iter().skip(2).product()
+}
+

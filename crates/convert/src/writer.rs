@@ -1,0 +1,209 @@
+//! [`Writer`]: tensors from anywhere in, a GGUF file out.
+//!
+//! Separate from [`Quantizer`](crate::Quantizer), which reads a file: here whoever knows a folder gives tensors and metadata.
+//! Invariant: no weight that is no number is written, also where its type stays.
+
+use std::{ops::ControlFlow, path::Path};
+
+use tokenmill_gguf::{GgufWriter, Metadata, TensorBytes, TensorInfo, TensorType, TensorView};
+
+use crate::{
+    ConvertError, ModelShape, OutType, QuantizeProgress, QuantizeSummary, Recipe, TensorShape, TypeChoice,
+    choice::{choose, is_float},
+    out_type::type_of,
+    planned::{Planned, QUANTIZATION_VERSION, write_file},
+    size_label::size_label,
+};
+
+/// The tensors of a file to be.
+#[derive(Debug, Default)]
+pub struct Writer<'a> {
+    infos: Vec<TensorInfo>,
+    bytes: Vec<TensorBytes<'a>>,
+    out: OutType,
+    n_threads: Option<usize>,
+}
+
+/// The number of F16 files, and so on, in `general.file_type`.
+const ALL_F32: u32 = 0;
+const MOSTLY_F16: u32 = 1;
+const MOSTLY_Q8_0: u32 = 7;
+const MOSTLY_BF16: u32 = 32;
+const MOSTLY_MXFP4: u32 = 38;
+
+impl<'a> Writer<'a> {
+    /// Takes tensors: the name, the type, the dimensions with the contiguous one first, and the bytes of each. Their order is that
+    /// of the file.
+    ///
+    /// # Errors
+    /// [`ConvertError::Gguf`]: a name or dimensions that no file may have.
+    pub fn new(
+        tensors: impl IntoIterator<Item = (String, TensorType, Vec<usize>, TensorBytes<'a>)>,
+        out: OutType,
+    ) -> Result<Self, ConvertError> {
+        // The file's own writer checks what it is told.
+        let mut header = GgufWriter::new();
+        let mut all_bytes = Vec::new();
+        for (name, ty, dims, bytes) in tensors {
+            let dims: Vec<u64> = dims.into_iter().map(|dim| dim as u64).collect();
+            header.add_tensor(&name, ty, &dims)?;
+            all_bytes.push(bytes);
+        }
+        Ok(Self {
+            infos: header.tensors().to_vec(),
+            bytes: all_bytes,
+            out,
+            n_threads: None,
+        })
+    }
+
+    /// Sets the threads, otherwise as many as there are processors.
+    #[must_use]
+    pub fn threads(mut self, n_threads: usize) -> Self {
+        self.n_threads = Some(n_threads.max(1));
+        self
+    }
+
+    /// `general.size_label`: how many parameters there are, in words such as `7.2B` or `8x7B`.
+    pub fn size_label(&self) -> Option<String> {
+        size_label(&self.infos)
+    }
+
+    /// `general.file_type`.
+    pub fn file_type(&self) -> u32 {
+        let has_mxfp4 = self.infos.iter().any(|info| info.ty == TensorType::MXFP4);
+        match (self.out, self.matrix_type()) {
+            (OutType::Preset(preset), _) => preset.file_type(),
+            (_, TensorType::Q8_0) => MOSTLY_Q8_0,
+            _ if has_mxfp4 => MOSTLY_MXFP4,
+            (_, TensorType::F16) => MOSTLY_F16,
+            (_, TensorType::BF16) => MOSTLY_BF16,
+            _ => ALL_F32,
+        }
+    }
+
+    /// The version of the quantized blocks.
+    pub fn quantization_version(&self) -> u32 {
+        QUANTIZATION_VERSION
+    }
+
+    /// The type of matrices, before a preset.
+    fn matrix_type(&self) -> TensorType {
+        let matrices = || self.infos.iter().filter(|info| info.dims.len() > 1);
+        match self.out {
+            OutType::F32 => TensorType::F32,
+            OutType::F16 => TensorType::F16,
+            OutType::Bf16 => TensorType::BF16,
+            OutType::Q8_0 => TensorType::Q8_0,
+            // What a preset leaves alone loses nothing.
+            OutType::Preset(_) if matrices().any(|info| info.ty == TensorType::F32) => TensorType::F32,
+            OutType::Auto | OutType::Preset(_) => {
+                let is_half = matrices().any(|info| info.ty == TensorType::F16);
+                if is_half { TensorType::F16 } else { TensorType::BF16 }
+            }
+        }
+    }
+
+    /// What each tensor becomes.
+    fn choices(&self, metadata: &Metadata) -> Result<Vec<TypeChoice>, ConvertError> {
+        let wanted = self.matrix_type();
+        let before: Vec<TensorType> = (self.infos.iter())
+            .map(|info| type_of(&info.into(), wanted))
+            .collect();
+        let OutType::Preset(preset) = self.out else {
+            let choice = |ty| TypeChoice {
+                ty,
+                instead_of: None,
+                needs_importance: false,
+            };
+            return Ok(before.into_iter().map(choice).collect());
+        };
+        let shapes: Vec<TensorShape<'_>> = (self.infos.iter().zip(&before))
+            .map(|(info, &ty)| TensorShape {
+                ty,
+                ..TensorShape::from(info)
+            })
+            .collect();
+        let mut choices = choose(&ModelShape::of(metadata)?, &Recipe::new(preset), false, &shapes)?;
+        for (choice, &ty) in choices.iter_mut().zip(&before) {
+            if !is_float(ty) {
+                // What the folder has quantized already would lose more.
+                choice.ty = ty;
+            }
+        }
+        Ok(choices)
+    }
+
+    /// Says what would be written, without reading a weight.
+    ///
+    /// # Errors
+    /// [`ConvertError`]: what does not go together.
+    pub fn plan(&self, metadata: &Metadata) -> Result<QuantizeSummary, ConvertError> {
+        let planned = self.planned(metadata)?;
+        let mut summary = QuantizeSummary {
+            n_tensors: planned.len(),
+            ..QuantizeSummary::default()
+        };
+        for tensor in &planned {
+            let info = tensor.view.info;
+            let row_bytes = tensor.choice.ty.row_bytes(info.row_len()).unwrap_or(0);
+            summary.n_values += info.n_elements();
+            summary.n_bytes_before += info.n_bytes;
+            summary.n_bytes_after += row_bytes * info.n_rows();
+            if tensor.choice.instead_of.is_some() {
+                summary.fallbacks.push((info.name.clone(), tensor.choice));
+            }
+        }
+        Ok(summary)
+    }
+
+    fn planned(&self, metadata: &Metadata) -> Result<Vec<Planned<'_>>, ConvertError> {
+        let choices = self.choices(metadata)?;
+        let views = (self.infos.iter().zip(&self.bytes)).map(|(info, &bytes)| TensorView { info, bytes });
+        let planned: Vec<Planned<'_>> = (views.zip(choices))
+            .map(|(view, choice)| Planned {
+                view,
+                choice,
+                importance: None,
+                rewrites: true,
+            })
+            .collect();
+        planned.iter().try_for_each(|tensor| tensor.check(false))?;
+        Ok(planned)
+    }
+
+    /// Writes the file next to its place and renames it at the end. `on_progress` may stop the work.
+    ///
+    /// # Errors
+    /// [`ConvertError`]: what does not go together, what cannot be read or written, and weights that are no numbers. No file is left
+    /// then.
+    pub fn write(
+        &self,
+        path: impl AsRef<Path>,
+        metadata: Metadata,
+        on_progress: &mut dyn FnMut(QuantizeProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<QuantizeSummary, ConvertError> {
+        let path = path.as_ref();
+        let mut summary = self.plan(&metadata)?;
+        let planned = self.planned(&metadata)?;
+        let tensors: Vec<&Planned<'_>> = planned.iter().collect();
+        let mut done = 0;
+        let mut report = |name: &str, n_bytes: usize| {
+            done += n_bytes;
+            let progress = QuantizeProgress {
+                n_bytes_done: done,
+                n_bytes_total: summary.n_bytes_before,
+                tensor: name,
+            };
+            match on_progress(progress) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(ConvertError::Stopped),
+            }
+        };
+        let n_threads = (self.n_threads)
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        write_file(path, metadata, &tensors, n_threads, &mut report)?.finish()?;
+        summary.paths = vec![path.to_owned()];
+        Ok(summary)
+    }
+}

@@ -1,0 +1,358 @@
+//! [`GgufKeys`]: the metadata of the GGUF file that a folder becomes, as it is collected.
+//!
+//! Separate from the rules of the architectures, which say what differs from [`GgufKeys::usual`]. Invariant: a key that a
+//! configuration does not justify is not written; a number that does not fit its type is an error.
+//!
+//! Source: llama.cpp, `convert_hf_to_gguf.py`, for the names of keys and where their values come from.
+
+use serde_json::Value as Json;
+use tokenmill_gguf::{Metadata, Value};
+
+use crate::{AttentionDescriptor, Descriptor, LoadError, SsmDescriptor};
+
+use super::super::HfConfig;
+
+/// Keys in the order of the file.
+pub(crate) struct GgufKeys<'a> {
+    /// The architecture's name, which keys begin with.
+    pub(super) arch: &'static str,
+    pub(super) config: &'a HfConfig,
+    pub(super) descriptor: &'a Descriptor,
+    entries: Vec<(String, Value)>,
+}
+
+/// Names of the base of rotary positions, the most specific first.
+const ROPE_BASES: &[&str] = &["global_rope_theta", "rope_theta", "rotary_emb_base"];
+/// Those of layers with a window, where they have their own.
+const LOCAL_ROPE_BASES: &[&str] = &["local_rope_theta", "rope_local_base_freq", "swa_rope_theta"];
+
+impl<'a> GgufKeys<'a> {
+    pub(super) fn new(arch: &'static str, config: &'a HfConfig, descriptor: &'a Descriptor) -> Self {
+        Self {
+            arch,
+            config,
+            descriptor,
+            entries: Vec::new(),
+        }
+    }
+
+    /// Adds the keys to a file's metadata.
+    pub(super) fn write(self, metadata: &mut Metadata) -> Result<(), LoadError> {
+        for (key, value) in self.entries {
+            metadata.insert(key, value)?;
+        }
+        Ok(())
+    }
+
+    /// Sets a key of the architecture, in the place of an earlier value if there is one.
+    pub(super) fn set(&mut self, name: &str, value: impl Into<Value>) {
+        let key = format!("{}.{name}", self.arch);
+        let value = value.into();
+        match self.entries.iter_mut().find(|(known, _)| *known == key) {
+            Some((_, known)) => *known = value,
+            None => self.entries.push((key, value)),
+        }
+    }
+
+    /// Leaves a key out.
+    pub(super) fn remove(&mut self, name: &str) {
+        let key = format!("{}.{name}", self.arch);
+        self.entries.retain(|(known, _)| *known != key);
+    }
+
+    /// Sets a count.
+    pub(super) fn set_count(&mut self, name: &str, count: usize) -> Result<(), LoadError> {
+        self.set(name, self.to_u32(count)?);
+        Ok(())
+    }
+
+    /// Sets a count for each layer: one number where all have the same.
+    pub(super) fn set_counts(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
+        match counts {
+            [first, rest @ ..] if rest.iter().all(|count| count == first) => self.set_count(name, *first),
+            _ => self.set_count_list(name, counts),
+        }
+    }
+
+    /// Sets a list of counts.
+    pub(super) fn set_count_list(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
+        let counts: Result<Vec<i32>, _> = counts.iter().map(|&count| self.to_i32(count)).collect();
+        self.set(name, counts?);
+        Ok(())
+    }
+
+    /// Sets a count that the configuration has under one of these names, if it has one.
+    pub(super) fn copy_count(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
+        if let Some(count) = self.first_count(keys)? {
+            self.set_count(name, count)?;
+        }
+        Ok(())
+    }
+
+    /// Sets a number that the configuration has under one of these names, if it has one.
+    pub(super) fn copy_number(&mut self, name: &str, keys: &[&str]) -> Result<(), LoadError> {
+        for key in keys {
+            if let Some(number) = self.config.opt_f32(key)? {
+                self.set(name, number);
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The count under the first of these names that the configuration has.
+    pub(super) fn first_count(&self, keys: &[&str]) -> Result<Option<usize>, LoadError> {
+        if keys.iter().all(|key| self.config.get(key).is_none()) {
+            return Ok(None);
+        }
+        self.config.first_usize(keys).map(Some)
+    }
+
+    fn to_u32(&self, count: usize) -> Result<u32, LoadError> {
+        u32::try_from(count).map_err(|_| self.too_large(count))
+    }
+
+    fn to_i32(&self, count: usize) -> Result<i32, LoadError> {
+        i32::try_from(count).map_err(|_| self.too_large(count))
+    }
+
+    fn too_large(&self, count: usize) -> LoadError {
+        LoadError::BadValue {
+            what: "count in config.json",
+            found: count.to_string(),
+            expected: "a count of 32 bits",
+        }
+    }
+
+    /// The attention of the first layer that has one.
+    pub(super) fn attention(&self) -> Option<&'a AttentionDescriptor> {
+        self.descriptor.attentions().next()
+    }
+
+    /// The state space model of the first layer that has one.
+    pub(super) fn ssm(&self) -> Option<&'a SsmDescriptor> {
+        (self.descriptor.layers.iter()).find_map(|layer| layer.mixer.ssm())
+    }
+
+    /// What most architectures have.
+    pub(super) fn usual(&mut self) -> Result<(), LoadError> {
+        self.sizes()?;
+        self.heads()?;
+        self.rope()?;
+        self.norm_eps()?;
+        self.experts()?;
+        self.head_widths()
+    }
+
+    /// Counts of layers, positions, and widths.
+    pub(super) fn sizes(&mut self) -> Result<(), LoadError> {
+        self.set_count("block_count", self.descriptor.layers.len())?;
+        self.set_count("context_length", self.descriptor.n_ctx_train)?;
+        self.set_count("embedding_length", self.descriptor.n_embd)?;
+        for key in ["intermediate_size", "n_inner", "hidden_dim"] {
+            match self.config.get(key) {
+                Some(Json::Array(_)) => {
+                    let counts = self.config.counts(key)?.unwrap_or_default();
+                    return self.set_count_list("feed_forward_length", &counts);
+                }
+                Some(_) => return self.copy_count("feed_forward_length", &[key]),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts of heads.
+    pub(super) fn heads(&mut self) -> Result<(), LoadError> {
+        self.copy_count("attention.head_count", &["num_attention_heads", "n_head", "n_heads"])?;
+        self.copy_count("attention.head_count_kv", &["num_key_value_heads", "n_kv_heads"])
+    }
+
+    /// Rotary positions and their scaling.
+    pub(super) fn rope(&mut self) -> Result<(), LoadError> {
+        let parameters = self.config.rope_parameters()?;
+        let global = if parameters.get("full_attention").is_some() {
+            parameters.object("full_attention")?
+        } else {
+            parameters.clone()
+        };
+        self.rope_scaling(&global)?;
+        if let Some(sections) = parameters.counts("mrope_section")? {
+            let sections: Vec<usize> = sections.into_iter().chain([0; 4]).take(4).collect();
+            self.set_count_list("rope.dimension_sections", &sections)?;
+        }
+        let own = global.opt_f32("rope_theta")?;
+        let base = match own {
+            Some(base) => Some(base),
+            None => self.first_number(ROPE_BASES)?,
+        };
+        // Where the configuration leaves it out, the class of the network has a default.
+        let base = base.or(self.descriptor.ropes.first().map(|rope| rope.base));
+        if let Some(base) = base {
+            self.set("rope.freq_base", base);
+        }
+        let local = parameters.object("sliding_attention")?.opt_f32("rope_theta")?;
+        let local = match local {
+            Some(base) => Some(base),
+            None => self.first_number(LOCAL_ROPE_BASES)?,
+        };
+        if let Some(base) = local {
+            self.set("rope.freq_base_swa", base);
+        }
+        Ok(())
+    }
+
+    fn first_number(&self, keys: &[&str]) -> Result<Option<f32>, LoadError> {
+        for key in keys {
+            if let Some(number) = self.config.opt_f32(key)? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+
+    fn rope_scaling(&mut self, parameters: &HfConfig) -> Result<(), LoadError> {
+        let kind = parameters.get("rope_type").or(parameters.get("type"));
+        let factor = parameters.opt_f32("factor")?;
+        match (kind.and_then(Json::as_str), factor) {
+            (Some("linear"), Some(factor)) => {
+                self.set("rope.scaling.type", "linear");
+                self.set("rope.scaling.factor", factor);
+            }
+            (Some("yarn"), Some(factor)) => {
+                self.set("rope.scaling.type", "yarn");
+                self.set("rope.scaling.factor", factor);
+                let key = "original_max_position_embeddings";
+                let original = parameters.opt_usize(key)?;
+                self.set_count(
+                    "rope.scaling.original_context_length",
+                    original.unwrap_or(self.descriptor.n_ctx_train),
+                )?;
+                for (name, keys) in [
+                    ("yarn_ext_factor", ["extrapolation_factor", ""]),
+                    ("yarn_attn_factor", ["attention_factor", "attn_factor"]),
+                    ("yarn_beta_fast", ["beta_fast", ""]),
+                    ("yarn_beta_slow", ["beta_slow", ""]),
+                ] {
+                    for key in keys {
+                        if let Some(number) = parameters.opt_f32(key)? {
+                            self.set(&format!("rope.scaling.{name}"), number);
+                            break;
+                        }
+                    }
+                }
+            }
+            // Others are tensors of factors, or in the base.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The epsilon of norms, by their kind.
+    pub(super) fn norm_eps(&mut self) -> Result<(), LoadError> {
+        self.copy_number("attention.layer_norm_rms_epsilon", &["rms_norm_eps", "norm_eps"])?;
+        self.copy_number(
+            "attention.layer_norm_epsilon",
+            &["layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"],
+        )
+    }
+
+    /// Experts, under the names that most configurations have.
+    pub(super) fn experts(&mut self) -> Result<(), LoadError> {
+        self.copy_count("expert_count", &["num_local_experts", "num_experts"])?;
+        self.copy_count(
+            "expert_used_count",
+            &["num_experts_per_tok", "num_experts_per_token", "top_k_experts"],
+        )?;
+        self.copy_count("expert_group_count", &["n_group"])?;
+        self.copy_count("expert_group_used_count", &["topk_group"])?;
+        for key in ["score_function", "scoring_func", "moe_router_activation_func"] {
+            match self.config.get(key).and_then(Json::as_str) {
+                Some("softmax") => self.set("expert_gating_func", 1_u32),
+                Some("sigmoid") => self.set("expert_gating_func", 2_u32),
+                Some(_) => return Err(self.config.wrong(key, "softmax or sigmoid")),
+                None => continue,
+            }
+            break;
+        }
+        Ok(())
+    }
+
+    /// The width of a head where the configuration has it.
+    pub(super) fn head_widths(&mut self) -> Result<(), LoadError> {
+        if let Some(width) = self.config.opt_usize("head_dim")? {
+            self.set_head_width(width)?;
+        }
+        Ok(())
+    }
+
+    /// The width of a head.
+    pub(super) fn set_head_width(&mut self, width: usize) -> Result<(), LoadError> {
+        self.set_count("attention.key_length", width)?;
+        self.set_count("attention.value_length", width)
+    }
+
+    /// The size of the vocabulary.
+    pub(super) fn vocab_size(&mut self) -> Result<(), LoadError> {
+        self.set_count("vocab_size", self.descriptor.n_vocab)
+    }
+
+    /// Values of a head that are rotated.
+    pub(super) fn rope_width(&mut self) -> Result<(), LoadError> {
+        let width = match (self.descriptor.ropes.first(), self.attention()) {
+            (Some(rope), _) => rope.n_dims,
+            (None, Some(attention)) => attention.head_dim_k,
+            (None, None) => return Ok(()),
+        };
+        self.set_count("rope.dimension_count", width)
+    }
+
+    /// The window of the layers that have one.
+    pub(super) fn window(&mut self) -> Result<(), LoadError> {
+        if let Some(window) = self.config.opt_usize("sliding_window")? {
+            self.set_count("attention.sliding_window", window)?;
+        }
+        Ok(())
+    }
+
+    /// Which layers have the window.
+    pub(super) fn window_pattern(&mut self) {
+        let pattern: Vec<bool> = (self.descriptor.attentions())
+            .map(|attention| attention.window.is_some())
+            .collect();
+        self.set("attention.sliding_window_pattern", pattern);
+    }
+
+    /// Experts of a width of their own, and those that every token goes through.
+    pub(super) fn expert_widths(&mut self) -> Result<(), LoadError> {
+        self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        self.copy_count(
+            "expert_shared_feed_forward_length",
+            &["shared_expert_intermediate_size"],
+        )
+    }
+
+    /// The scale of a router's weights, and whether they add up to 1.
+    pub(super) fn router(&mut self) -> Result<(), LoadError> {
+        self.copy_number("expert_weights_scale", &["routed_scaling_factor"])?;
+        if self.config.is("norm_topk_prob")? {
+            self.set("expert_weights_norm", true);
+        }
+        Ok(())
+    }
+
+    /// What is made of a sequence's rows, by sentence-transformers' files or the labels of a classifier.
+    pub(super) fn pooling(&mut self) -> Result<(), LoadError> {
+        use tokenmill_backend::Pooling;
+
+        if let Some(pooling) = self.config.sentence_pooling()? {
+            let code: u32 = match pooling.kind {
+                Pooling::Mean => 1,
+                Pooling::First => 2,
+                Pooling::Last => 3,
+            };
+            self.set("pooling_type", code);
+        }
+        Ok(())
+    }
+}

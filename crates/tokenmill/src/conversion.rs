@@ -1,0 +1,247 @@
+//! [`Conversion`]: a Hugging Face folder to a GGUF file.
+//!
+//! Here the network's keys and tensors, the tokenizer's keys and the writing of files meet, each from its own crate. Invariant: a
+//! folder that could not be loaded is not converted; what is missing or damaged is said before anything is written.
+
+use std::{
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use tokenmill_convert::{OutType, QuantizeProgress, QuantizeSummary, Writer};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_gguf::Metadata;
+use tokenmill_model::{FolderAsGguf, Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_text::{EncodeOptions, Tokenizer, VocabularyFiles};
+
+use crate::{
+    Error, ModelSource,
+    model_source::{TOKENIZER_JSON, optional_file, optional_json},
+};
+
+/// A folder that is to become a file.
+pub struct Conversion {
+    folder: PathBuf,
+    name: String,
+    network: FolderAsGguf,
+    vocabulary: Metadata,
+    sampling: Metadata,
+}
+
+/// Keys of `generation_config.json`, and their names in files.
+const SAMPLING: [(&str, &str); 4] = [
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("temperature", "temp"),
+];
+
+/// Texts that tokenizers cut differently.
+const PROBES: [&str; 2] = [
+    "Hello world! It's 12345 apples, naïve café — 東京 \u{1f600}  done.\n\n\tx = 1;",
+    " leading space, UPPER lower 3.14 ''quotes''\r\nend ",
+];
+
+impl Conversion {
+    /// Opens a folder with `config.json`, safetensors files and a tokenizer, and checks that all its network needs is there. `pre`
+    /// names the pre-tokenizer where it is not to be found out.
+    ///
+    /// # Errors
+    /// [`Error`]: what is missing, is damaged, or has no place in a GGUF file.
+    pub fn open(folder: impl AsRef<Path>, pre: Option<&str>) -> Result<Self, Error> {
+        let folder = folder.as_ref();
+        let source = ModelSource::Folder(folder.to_owned());
+        // A dry load finds tensors that are missing, or have other shapes.
+        let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).map_err(tokenmill_model::LoadError::from)?;
+        Model::open(folder)?.plan(&backend, &ModelOptions::default())?;
+        let network = FolderAsGguf::open(folder)?;
+        let files = VocabularyFiles {
+            tokenizer_json: optional_file(folder, TOKENIZER_JSON)?,
+            sentencepiece: optional_file(folder, "tokenizer.model")?,
+            tokenizer_config: optional_json(folder, "tokenizer_config.json")?,
+            added_tokens: optional_json(folder, "added_tokens.json")?,
+            config: source.config_json()?,
+            chat_template: chat_template(folder)?,
+            n_vocab: network.descriptor().n_vocab,
+            pre: pre.map(str::to_owned),
+            keeps_merges: network.architecture() == "gemma4",
+        };
+        if files.tokenizer_json.is_none() && files.sentencepiece.is_none() {
+            return Err(Error::NoTokenizer {
+                folder: folder.to_owned(),
+            });
+        }
+        let vocabulary = files.metadata().map_err(|source| Error::Tokenizer {
+            path: folder.to_owned(),
+            source,
+        })?;
+        let path = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+        let name = ModelSource::Folder(path).name();
+        let name = name.rsplit('/').next().unwrap_or(&name);
+        Ok(Self {
+            name: title(name),
+            network,
+            vocabulary,
+            sampling: sampling(&optional_json(folder, "generation_config.json")?)?,
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// `general.architecture`.
+    pub fn architecture(&self) -> &'static str {
+        self.network.architecture()
+    }
+
+    /// Whether the file's tokenizer cuts texts as the folder's does, as far as some texts show it; `None` where the folder has no
+    /// `tokenizer.json` to compare with.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`]: a vocabulary that this crate cannot use.
+    pub fn keeps_tokens(&self) -> Result<Option<bool>, Error> {
+        let path = self.folder.join(TOKENIZER_JSON);
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let of_folder = crate::model_source::tokenizer_json(&path)?;
+        let of_file = Tokenizer::from_gguf(&self.vocabulary).map_err(|source| Error::Tokenizer {
+            path: self.folder.clone(),
+            source,
+        })?;
+        let plain = EncodeOptions {
+            add_special: false,
+            ..EncodeOptions::default()
+        };
+        let is_same = |text: &&str| of_folder.encode(text, plain) == of_file.encode(text, plain);
+        Ok(Some(PROBES.iter().all(|text| is_same(&text))))
+    }
+
+    /// The tensors in the order of the file, to be written as `out`.
+    fn writer(&self, out: OutType) -> Result<Writer<'_>, Error> {
+        let weights = self.network.weights();
+        let mut infos = weights.infos();
+        infos.sort_by(|a, b| order(&a.name).cmp(&order(&b.name)));
+        let tensors = infos.into_iter().filter_map(|info| {
+            let tensor = weights.tensor(&info.name)?;
+            Some((info.name, info.ty, info.dims, tensor.bytes))
+        });
+        Ok(Writer::new(tensors, out)?)
+    }
+
+    /// The metadata of the file.
+    fn metadata(&self, writer: &Writer<'_>) -> Result<Metadata, Error> {
+        let mut metadata = Metadata::new();
+        metadata.insert("general.architecture", self.network.architecture())?;
+        metadata.insert("general.type", "model")?;
+        for (key, value) in self.sampling.iter() {
+            metadata.insert(key, value.clone())?;
+        }
+        metadata.insert("general.name", self.name.as_str())?;
+        if let Some(label) = writer.size_label() {
+            metadata.insert("general.size_label", label.as_str())?;
+        }
+        for (key, value) in self.network.keys().iter() {
+            metadata.insert(key, value.clone())?;
+        }
+        metadata.insert("general.file_type", writer.file_type())?;
+        metadata.insert("general.quantization_version", writer.quantization_version())?;
+        for (key, value) in self.vocabulary.iter() {
+            metadata.insert(key, value.clone())?;
+        }
+        Ok(metadata)
+    }
+
+    /// Says what would be written, and writes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Convert`].
+    pub fn plan(&self, out: OutType) -> Result<QuantizeSummary, Error> {
+        let writer = self.writer(out)?;
+        Ok(writer.plan(&self.metadata(&writer)?)?)
+    }
+
+    /// Writes the file. It appears when it is whole; `on_progress` may stop the work.
+    ///
+    /// # Errors
+    /// [`Error::Convert`]: a weight that is no number, or a file that cannot be written.
+    pub fn write(
+        &self,
+        path: impl AsRef<Path>,
+        out: OutType,
+        n_threads: Option<usize>,
+        on_progress: &mut dyn FnMut(QuantizeProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<QuantizeSummary, Error> {
+        let mut writer = self.writer(out)?;
+        if let Some(n_threads) = n_threads {
+            writer = writer.threads(n_threads);
+        }
+        let metadata = self.metadata(&writer)?;
+        Ok(writer.write(path, metadata, on_progress)?)
+    }
+}
+
+/// By layer, what is in none first, then by name.
+fn order(name: &str) -> (Option<usize>, &str) {
+    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
+    (layer, name)
+}
+
+fn chat_template(folder: &Path) -> Result<Option<String>, Error> {
+    if let Some(bytes) = optional_file(folder, "chat_template.jinja")? {
+        return String::from_utf8(bytes).map(Some).map_err(|_| Error::NotUtf8 {
+            path: folder.join("chat_template.jinja"),
+        });
+    }
+    let json = optional_json(folder, "chat_template.json")?;
+    Ok(json["chat_template"].as_str().map(str::to_owned))
+}
+
+/// The sampling that the model's makers recommend.
+fn sampling(config: &Value) -> Result<Metadata, Error> {
+    let mut metadata = Metadata::new();
+    for (name, key) in SAMPLING {
+        let key = format!("general.sampling.{key}");
+        match (name, &config[name]) {
+            ("top_k", value) => {
+                if let Some(count) = value.as_i64().and_then(|count| i32::try_from(count).ok()) {
+                    metadata.insert(key, count)?;
+                }
+            }
+            (_, value) => {
+                if let Some(number) = value.as_f64() {
+                    metadata.insert(key, number as f32)?;
+                }
+            }
+        }
+    }
+    Ok(metadata)
+}
+
+/// A folder's name as a title: words with a capital letter, unless they have one already or are a version.
+fn title(name: &str) -> String {
+    let words = name.split(['-', ' ']).filter(|word| !word.is_empty());
+    let words = words.map(|word| {
+        let is_version = word.strip_prefix('v').unwrap_or(word).starts_with(|c: char| c.is_ascii_digit());
+        let is_lower = word.chars().any(char::is_lowercase) && !word.chars().any(char::is_uppercase);
+        let mut chars = word.chars();
+        match chars.next() {
+            Some(first) if is_lower && !is_version => first.to_uppercase().chain(chars).collect(),
+            _ => word.to_owned(),
+        }
+    });
+    words.collect::<Vec<String>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_becomes_a_title() {
+        assert_eq!(title("hf"), "Hf");
+        assert_eq!(title("Llama-3.2-1B-instruct"), "Llama 3.2 1B Instruct");
+        assert_eq!(title("phi-v2"), "Phi v2");
+    }
+}

@@ -1,0 +1,214 @@
+//! Folders that become files, compared with the files that llama.cpp's converter made of the same folders.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+};
+
+use tokenmill::{Conversion, Error, QuantizeSummary};
+use tokenmill_convert::OutType;
+use tokenmill_gguf::{GgufFile, TensorType, Value};
+use tokenmill_quant::Format;
+use tokenmill_testkit::Comparisons;
+
+/// What differs from the reference on purpose: the network (`*` for all), the key or the end of a tensor's name, and why.
+const DEVIATIONS: &[(&str, &str, &str)] = &[
+    ("bloom", "bloom.context_length", "the reference writes the width in place of the context"),
+    ("falcon", "falcon.context_length", "the reference writes 2,048 whatever the configuration says"),
+    ("bert", "tokenizer.ggml.pre", "the fixture's tokenizer was forced to a name; WordPiece has no pre-tokenizer to name"),
+    ("bert_rerank", "tokenizer.ggml.pre", "as bert"),
+    ("nomic_bert", "tokenizer.ggml.pre", "as bert"),
+    ("bert_rerank", "cls.weight", "the reference leaves the pooler out, without which scores are others than transformers'"),
+    ("bert_rerank", "cls.bias", "as cls.weight"),
+    ("bert_rerank", "general.size_label", "counts the pooler"),
+    ("gemma3n", "gemma3n.activation_sparsity_scale", "the last bit of a quantile of the normal distribution"),
+    ("mamba", "ssm_a", "the last bit of an exponential"),
+    ("mamba2", "ssm_a", "the last bit of an exponential"),
+    ("falcon_h1", "ssm_in.weight", "two factors are multiplied before the weight, and rounded once"),
+];
+
+/// Numbers of tensors in the list may differ by so much, relatively.
+const LAST_BITS: f32 = 3e-7;
+
+fn is_listed(network: &str, what: &str) -> bool {
+    (DEVIATIONS.iter()).any(|(of, end, _)| (*of == network || *of == "*") && what.ends_with(end))
+}
+
+fn convert(folder: &Path, out: OutType) -> Result<(tempfile::TempDir, PathBuf, QuantizeSummary), Error> {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("out.gguf");
+    let summary = Conversion::open(folder, None)?.write(&path, out, Some(2), &mut |_| ControlFlow::Continue(()))?;
+    Ok((temporary, path, summary))
+}
+
+fn numbers(file: &GgufFile, name: &str) -> Vec<f32> {
+    let view = file.tensor(name).unwrap();
+    let format = Format::of(view.info.ty).unwrap();
+    let mut values = vec![0.0; view.info.n_elements()];
+    let row_len = view.info.row_len();
+    let row_bytes = format.row_bytes(row_len).unwrap();
+    let bytes = view.bytes.to_vec().unwrap();
+    for (row, out) in bytes.chunks(row_bytes).zip(values.chunks_mut(row_len)) {
+        format.dequantize_row(row, out).unwrap();
+    }
+    values
+}
+
+fn short(value: Option<&Value>) -> String {
+    let text = value.map_or("nothing".to_owned(), |value| format!("{value:?}"));
+    text.chars().take(120).collect()
+}
+
+/// All that differs between a file and the reference's.
+fn differences(network: &str, own: &GgufFile, reference: &GgufFile) -> Vec<String> {
+    let mut found = Vec::new();
+    let keys: BTreeMap<&str, ()> = (own.metadata().iter().chain(reference.metadata().iter()))
+        .map(|(key, _)| (key, ()))
+        .collect();
+    for key in keys.into_keys().filter(|key| !is_listed(network, key)) {
+        let (a, b) = (own.metadata().get(key), reference.metadata().get(key));
+        if a != b {
+            found.push(format!("{network}: {key} is {}, expected {}", short(a), short(b)));
+        }
+    }
+    for info in own.tensors() {
+        if reference.tensor(&info.name).is_none() && !is_listed(network, &info.name) {
+            found.push(format!("{network}: {} is extra", info.name));
+        }
+    }
+    for info in reference.tensors() {
+        let name = &info.name;
+        let Some(view) = own.tensor(name) else {
+            found.push(format!("{network}: {name} is missing"));
+            continue;
+        };
+        if (view.info.ty, &view.info.dims) != (info.ty, &info.dims) {
+            let (ty, dims) = (view.info.ty, &view.info.dims);
+            found.push(format!("{network}: {name} is {ty} {dims:?}, expected {} {:?}", info.ty, info.dims));
+        } else if is_listed(network, name) {
+            let pairs = numbers(own, name).into_iter().zip(numbers(reference, name));
+            if let Some((a, b)) = pairs.into_iter().find(|(a, b)| (a - b).abs() > LAST_BITS * b.abs()) {
+                found.push(format!("{network}: {name} has {a}, expected {b}"));
+            }
+        } else if view.bytes.to_vec().unwrap() != reference.tensor(name).unwrap().bytes.to_vec().unwrap() {
+            found.push(format!("{network}: {name} has other bytes"));
+        }
+    }
+    found
+}
+
+#[test]
+fn files_are_those_of_the_reference() {
+    let mut comparisons = Comparisons::of("converted folders");
+    let mut found = Vec::new();
+    for folder in comparisons.networks() {
+        let network = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        let types = [
+            ("F32", OutType::F32),
+            ("MXFP4", OutType::Auto),
+            ("F16", OutType::F16),
+            ("BF16", OutType::Bf16),
+        ];
+        let mut n_compared = 0;
+        for (name, out) in types {
+            let reference = folder.join(format!("model-{name}.gguf"));
+            if !reference.is_file() || !folder.join("hf/model.safetensors").is_file() {
+                continue;
+            }
+            let (_temporary, path, _) = convert(&folder.join("hf"), out).unwrap_or_else(|error| panic!("{network}: {error}"));
+            let own = GgufFile::open(&path).unwrap();
+            found.extend(differences(&network, &own, &GgufFile::open(&reference).unwrap()));
+            n_compared += 1;
+        }
+        match n_compared {
+            0 => comparisons.skip("no folder and file of this network"),
+            n => comparisons.compared(n),
+        }
+    }
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+/// The folder of a small network in the core set or the full one.
+fn any_folder(comparisons: &mut Comparisons, name: &str) -> Option<PathBuf> {
+    let folders = comparisons.networks();
+    folders.into_iter().map(|folder| folder.join("hf")).find(|folder| {
+        folder.join("model.safetensors").is_file() && folder.parent().is_some_and(|parent| parent.ends_with(name))
+    })
+}
+
+fn copy(folder: &Path) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_file() {
+            fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+        }
+    }
+    copy
+}
+
+#[test]
+fn what_cannot_be_converted_is_said_in_one_line_and_leaves_no_file() {
+    let mut comparisons = Comparisons::of("converted folders");
+    let Some(folder) = any_folder(&mut comparisons, "llama") else {
+        return;
+    };
+    let check = |change: &dyn Fn(&Path), expected: &str| {
+        let copy = copy(&folder);
+        change(copy.path());
+        let target = tempfile::tempdir().unwrap();
+        let result = Conversion::open(copy.path(), None).and_then(|conversion| {
+            conversion.write(target.path().join("out.gguf"), OutType::Auto, None, &mut |_| {
+                ControlFlow::Continue(())
+            })
+        });
+        let message = result.unwrap_err().to_string();
+        assert!(message.contains(expected) && !message.contains('\n'), "{message}");
+        assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0, "{expected}");
+    };
+    let index = |folder: &Path| {
+        let text = r#"{"weight_map": {"model.norm.weight": "model-00002-of-00002.safetensors"}}"#;
+        fs::write(folder.join("model.safetensors.index.json"), text).unwrap();
+    };
+    check(&index, "`model-00002-of-00002.safetensors` is missing");
+    let rename = |folder: &Path| {
+        let part = folder.join("model-00001-of-00002.safetensors");
+        fs::rename(folder.join("model.safetensors"), part).unwrap();
+    };
+    check(&rename, "`model-00002-of-00002.safetensors` is missing");
+    let damage = |folder: &Path| {
+        let path = folder.join("model.safetensors");
+        let mut bytes = fs::read(&path).unwrap();
+        // The last tensor's last number becomes NaN, in F16 as in BF16.
+        let n = bytes.len();
+        bytes[n - 2..].copy_from_slice(&[0xff, 0x7f]);
+        fs::write(path, bytes).unwrap();
+    };
+    check(&damage, "NaN");
+    let forget = |folder: &Path| fs::remove_file(folder.join("tokenizer.json")).unwrap();
+    check(&forget, "neither a tokenizer.json nor a tokenizer.model");
+    let unknown = |folder: &Path| {
+        let path = folder.join("config.json");
+        let text = fs::read_to_string(&path).unwrap().replace("LlamaForCausalLM", "NoSuchModel");
+        fs::write(path, text).unwrap();
+    };
+    check(&unknown, "`NoSuchModel` is not supported");
+}
+
+#[test]
+fn presets_are_those_of_quantize() {
+    let mut comparisons = Comparisons::of("converted folders");
+    let Some(folder) = any_folder(&mut comparisons, "llama") else {
+        return;
+    };
+    let (_temporary, path, summary) = convert(&folder, "q4_k_m".parse().unwrap()).unwrap();
+    let own = GgufFile::open(&path).unwrap();
+    let reference = folder.with_file_name("model-Q4_K_M.gguf");
+    if reference.is_file() {
+        assert_eq!(differences("llama", &own, &GgufFile::open(&reference).unwrap()), Vec::<String>::new());
+    }
+    assert_eq!(summary.n_tensors, own.tensors().len());
+    assert!(own.tensors().any(|info| info.ty == TensorType::Q4_K));
+}
