@@ -20,13 +20,61 @@ pub struct HostStep {
     tokens: Vec<u32>,
     output_rows: Vec<u32>,
     logits_of_outputs: Vec<u32>,
-    adapter_runs: AdapterRuns,
-    sampler: Sampler,
+    adapter_runs: AdapterRuns, sampler: RowSampler, sampler: Sampler,
     /// Tokens sampled by the step before, which this step's tokens may name.
     sampled: Vec<u32>,
-    newest: Vec<u32>,
     unread: VecDeque<StepOutput>,
     spare: Vec<StepOutput>,
+}
+
+/// Samples rows of a step; threads that share a step have one each.
+#[derive(Debug, Default)]
+pub struct RowSampler {
+    /// Tokens that the host did not know when it wrote the history.
+    newest: Vec<u32>,
+}
+
+impl RowSampler {
+    /// Picks the token of a logit row, `logits: [n_vocab]`, and appends its likeliest tokens to `top` where the row reports
+    /// them. The result depends on the row alone.
+    ///
+    /// # Errors
+    /// Those of [`Sampler::sample`].
+    ///
+    /// # Panics
+    /// When the row does not sample.
+    pub fn sample(
+        &mut self,
+        step: &HostStep,
+        row: usize,
+        logits: &[f32],
+        top: &mut Vec<TokenLogprob>,
+    ) -> Result<SampledToken, RowError> {
+        let batch = &step.batch;
+        let RowOutput::Sample(sample) = &batch.outputs[row] else {
+            panic!("logit row {row} does not sample");
+        };
+        let token_idx = batch.logit_rows[row] as usize;
+        let seq_idx = (batch.seq_starts).partition_point(|&start| start as usize <= token_idx) - 1;
+        self.newest.clear();
+        for earlier_idx in batch.seq_starts[seq_idx] as usize..=token_idx {
+            if let TokenSource::SampledRow(_) = batch.tokens[earlier_idx] {
+                self.newest.push(step.tokens[earlier_idx]);
+            }
+        }
+        let mask = sample.mask_start.map(|start| {
+            let start = start as usize;
+            &batch.mask_words[start..start + logits.len().div_ceil(32)]
+        });
+        let request = SampleRequest {
+            params: &sample.params,
+            history: &batch.history[sample.history.start as usize..sample.history.end as usize],
+            newest: &self.newest,
+            mask,
+            position: batch.positions[token_idx] + 1,
+        };
+        self.sampler.sample(logits, &request, top)
+    }
 }
 
 impl HostStep {
@@ -78,6 +126,11 @@ impl HostStep {
         }
     }
 
+    /// Whether a logit row samples.
+    pub fn samples(&self, row: usize) -> bool {
+        matches!(self.batch.outputs[row], RowOutput::Sample(_))
+    }
+
     /// Samples every row and keeps the results. Implements [`Backend::sample`](crate::Backend::sample).
     ///
     /// `logits: [L, n_vocab]`, `outputs: [O, n_embd]`.
@@ -114,33 +167,10 @@ impl HostStep {
                     result.sampled.push(None);
                     self.sampled.push(0);
                 }
-                (RowOutput::Sample(sample), None) => {
-                    let token_idx = self.batch.logit_rows[row] as usize;
-                    let seq_idx = self
-                        .batch
-                        .seq_starts
-                        .partition_point(|&start| start as usize <= token_idx)
-                        - 1;
-                    // Tokens that the host did not know when it wrote the history.
-                    self.newest.clear();
-                    for earlier_idx in self.batch.seq_starts[seq_idx] as usize..=token_idx {
-                        if let TokenSource::SampledRow(_) = self.batch.tokens[earlier_idx] {
-                            self.newest.push(self.tokens[earlier_idx]);
-                        }
-                    }
-                    let mask = sample.mask_start.map(|start| {
-                        let start = start as usize;
-                        &self.batch.mask_words[start..start + n_vocab.div_ceil(32)]
-                    });
-                    let request = SampleRequest {
-                        params: &sample.params,
-                        history: &self.batch.history
-                            [sample.history.start as usize..sample.history.end as usize],
-                        newest: &self.newest,
-                        mask,
-                        position: self.batch.positions[token_idx] + 1,
-                    };
-                    let token = self.sampler.sample(logits_of_row(), &request, &mut result.top);
+                (RowOutput::Sample(_), None) => {
+                    let mut sampler = std::mem::take(&mut self.sampler);
+                    let token = sampler.sample(self, row, logits_of_row(), &mut result.top);
+                    self.sampler = sampler;
                     // A row without a token may still be named by a step planned ahead, whose result then goes unused.
                     self.sampled.push(token.map_or(0, |token| token.id));
                     result.sampled.push(Some(token));

@@ -76,7 +76,7 @@ pub use experts::{
     Carried, ExpertGroups, ExpertInput, ExpertOperations, ExpertScore, GroupMeasure, MIN_SCORE_SUM, Routed,
     Router,
 };
-pub use host_step::{HostStep, PickRow};
+pub use host_step::{HostStep, PickRow, RowSampler};
 pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
 pub use kv_stores::KvStores;
 pub use latent::{JoinedRows, LatentOperations};

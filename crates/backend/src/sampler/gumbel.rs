@@ -13,6 +13,27 @@ pub(super) fn race(candidates: &[Candidate], temperature: f32, seed: u64, positi
     let favourite = *(candidates.iter())
         .min_by(|a, b| Candidate::by_likelihood(a, b))
         .expect("the filters keep at least one candidate");
+    race_against(favourite, candidates.iter().copied(), temperature, seed, position)
+}
+
+/// As [`race`], of all tokens; `best` is the likeliest, and negative infinity never wins.
+pub(super) fn race_all(logits: &[f32], best: u32, temperature: f32, seed: u64, position: u32) -> u32 {
+    let favourite = Candidate {
+        id: best,
+        logit: logits[best as usize],
+    };
+    let all = (0..).zip(logits).map(|(id, &logit)| Candidate { id, logit });
+    race_against(favourite, all, temperature, seed, position)
+}
+
+#[inline]
+fn race_against(
+    favourite: Candidate,
+    candidates: impl Iterator<Item = Candidate>,
+    temperature: f32,
+    seed: u64,
+    position: u32,
+) -> u32 {
     let key = stream_key(seed, position);
     let mut best_id = favourite.id;
     let mut best_score = -ln(exponential(uniform(key, favourite.id)));

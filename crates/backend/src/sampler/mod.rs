@@ -109,7 +109,9 @@ impl Sampler {
         }
         if let Some(mask) = request.mask {
             for (logits, &word) in self.adjusted.chunks_mut(32).zip(mask) {
-                if word != u32::MAX {
+                if word == 0 {
+                    logits.fill(f32::NEG_INFINITY);
+                } else if word != u32::MAX {
                     for (bit, logit) in logits.iter_mut().enumerate() {
                         if word >> bit & 1 == 0 {
                             *logit = f32::NEG_INFINITY;
@@ -126,7 +128,11 @@ impl Sampler {
     fn draw(&mut self, logits: &[f32], best: u32, request: &SampleRequest<'_>) -> u32 {
         let params = request.params;
         let candidates = &mut self.candidates;
-        if params.top_k > 0 && (params.top_k as usize) < logits.len() {
+        let is_cut = params.top_k > 0 && (params.top_k as usize) < logits.len();
+        if !is_cut && params.typical_p >= 1.0 && params.top_p >= 1.0 && params.min_p <= 0.0 {
+            return gumbel::race_all(logits, best, params.temperature, params.seed, request.position);
+        }
+        if is_cut {
             best_k(logits, params.top_k as usize, candidates);
         } else {
             candidates.clear();

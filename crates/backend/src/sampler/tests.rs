@@ -329,3 +329,21 @@ fn the_race_with_its_shortcut_equals_the_race_without() {
         assert_eq!(gumbel::race(&candidates, 1.3, 5, position), exhaustive);
     }
 }
+
+#[test]
+fn all_tokens_race_as_listed_candidates_do_and_forbidden_ones_lose() {
+    let mut logits = random_logits(3000, 21);
+    for logit in logits.iter_mut().step_by(3) {
+        *logit = f32::NEG_INFINITY;
+    }
+    let candidates: Vec<Candidate> = (0..)
+        .zip(&logits)
+        .map(|(id, &logit)| Candidate { id, logit })
+        .filter(|candidate| candidate.logit > f32::NEG_INFINITY)
+        .collect();
+    let best = argmax(&logits).unwrap();
+    for position in 0..200 {
+        let listed = gumbel::race_exhaustively(&candidates, 0.8, 5, position);
+        assert_eq!(gumbel::race_all(&logits, best, 0.8, 5, position), listed);
+    }
+}

@@ -13,6 +13,7 @@ mod load;
 mod memory;
 mod recurrence;
 mod split;
+mod sampling;
 mod streams;
 
 use std::sync::Arc;
@@ -32,6 +33,7 @@ use experts::expert_rows;
 pub use inputs::{InputObserver, ProductInput};
 pub use split::AwakeThreads;
 use load::{n_experts, workspace_sizes};
+use sampling::Sampling;
 
 /// The CPU.
 pub struct CpuBackend {
@@ -43,6 +45,7 @@ pub struct CpuBackend {
     kv_types: (KvType, KvType),
     states: Option<crate::StateStore>,
     step: HostStep,
+    sampling: Sampling,
     scratch: Vec<f32>,
     /// Threads that take part in a step where every sequence has one token, and in others.
     n_decode_threads: usize,
@@ -83,6 +86,7 @@ impl CpuBackend {
             kv_types: Default::default(),
             states: None,
             step: HostStep::default(),
+            sampling: Sampling::default(),
             scratch: Vec::new(),
             n_decode_threads: n_threads,
             n_prefill_threads: n_threads,
@@ -637,7 +641,7 @@ impl Backend for CpuBackend {
         outputs: &Vec<f32>,
     ) -> Result<(), BackendError> {
         let logits = &logits[..shape.n_logits * n_vocab];
-        self.step.sample(logits, n_vocab, outputs, n_embd);
+        (self.sampling).run(&self.host, &mut self.step, logits, n_vocab, outputs, n_embd);
         Ok(())
     }
 }
