@@ -23,10 +23,11 @@
 use tokenmill_gguf::TensorType;
 
 use crate::{
-    Activation, AdapterOperations, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput, ExpertOperations,
-    ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob, MemoryPlan, NetworkShape,
-    Norm, PageCopy, PageGroup, Part, RecurrentOperations, Rope, RopeStoreKv, Routed, RowSet, SequenceMemory, Side,
-    StateLayout, StepOutput, StepShape, StepTrace, StreamOperations, Temperature,
+    Activation, AdapterOperations, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput,
+    ExpertOperations, ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob,
+    MemoryPlan, NetworkShape, Norm, PageCopy, PageGroup, Part, RecurrentOperations, Rope, RopeStoreKv,
+    Routed, RowSet, SequenceMemory, Side, StateLayout, StepOutput, StepShape, StepTrace, StreamOperations,
+    Temperature,
 };
 
 /// A device, as the forward pass sees it. Static dispatch; one value owns the device memory of one model.

@@ -4,7 +4,8 @@
 //! particular device, so a CPU backend, captured CUDA graphs and a whole-model kernel fit behind it alike.
 
 use crate::{
-    Adapter, AdapterError, AdapterId, BackendError, BatchError, ExecutorLimits, ForwardBatch, MemoryFormat, MemoryPlace, PageGroup, StepTrace,
+    Adapter, AdapterError, AdapterId, BackendError, BatchError, ExecutorLimits, ForwardBatch, MemoryFormat,
+    MemoryPlace, PageGroup, StepTrace,
 };
 
 /// Runs the forward pass and the sampling of one batch per step. Object-safe; called by one thread, which owns it.

@@ -20,7 +20,8 @@ pub struct HostStep {
     tokens: Vec<u32>,
     output_rows: Vec<u32>,
     logits_of_outputs: Vec<u32>,
-    adapter_runs: AdapterRuns, sampler: RowSampler, sampler: Sampler,
+    adapter_runs: AdapterRuns,
+    sampler: RowSampler,
     /// Tokens sampled by the step before, which this step's tokens may name.
     sampled: Vec<u32>,
     unread: VecDeque<StepOutput>,
@@ -30,6 +31,7 @@ pub struct HostStep {
 /// Samples rows of a step; threads that share a step have one each.
 #[derive(Debug, Default)]
 pub struct RowSampler {
+    sampler: Sampler,
     /// Tokens that the host did not know when it wrote the history.
     newest: Vec<u32>,
 }

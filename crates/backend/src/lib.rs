@@ -56,8 +56,8 @@ mod pooling;
 mod recurrence;
 mod sampler;
 mod sampling_params;
-mod split;
 mod sequence_memory;
+mod split;
 mod state_layout;
 mod step_shape;
 mod step_trace;
@@ -85,9 +85,7 @@ pub use limits::{ExecutorLimits, GroupLimits, WindowGroup};
 pub use measure::Measure;
 pub use memory::{Allocation, MatrixData, MatrixUsage, Memory};
 pub use memory_plan::MemoryPlan;
-pub use network_shape::{
-    AttentionShape, ExpertsShape, HeadsShape, KvStoreOfLayer, LayerShape, NetworkShape,
-};
+pub use network_shape::{AttentionShape, ExpertsShape, HeadsShape, KvStoreOfLayer, LayerShape, NetworkShape};
 pub use operands::{
     Activation, Attention, Linear, LinearJob, Norm, NormKind, Rope, RopeStoreKv, RopeStyle, RowSet,
     Temperature,
@@ -100,8 +98,8 @@ pub use recurrence::{
 };
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
-pub use split::{Recorded, SplitOperations};
 pub use sequence_memory::{MemoryFormat, MemoryPlace, SequenceMemory};
+pub use split::{Recorded, SplitOperations};
 pub use state_layout::{StateLayerShape, StateLayout};
 pub use step_shape::{Phase, SamplingMode, StepShape};
 pub use step_trace::{DeviceTimes, StepTrace};

@@ -164,8 +164,9 @@ impl LoadArgs {
             },
             parts: match &self.place {
                 None => PartsRequest::default(),
-                Some(list) => (list.parse())
-                    .map_err(|error| Failure::usage(format!("`--place {list}`: {error}")))?,
+                Some(list) => {
+                    (list.parse()).map_err(|error| Failure::usage(format!("`--place {list}`: {error}")))?
+                }
             },
             min_device_tokens: self.gpu_batch.unwrap_or(1).max(1),
         })
@@ -198,7 +199,9 @@ impl LoadArgs {
         };
         let first_gpu = Device::Cuda { ordinal: 0 };
         match (layers, self.device) {
-            (None | Some("auto"), Some(Device::Cpu)) if self.parting_flag().is_some() => Err(contradiction("cpu")),
+            (None | Some("auto"), Some(Device::Cpu)) if self.parting_flag().is_some() => {
+                Err(contradiction("cpu"))
+            }
             (None | Some("auto"), None) if self.parting_flag().is_some() => Ok(first_gpu),
             // Without a driver there is nothing to try, and nothing to say about it.
             (None | Some("auto"), None) if !tokenmill::has_gpu_driver() => Ok(Device::Cpu),
@@ -261,7 +264,8 @@ fn is_every_layer(number: &str) -> bool {
 /// A number of layers.
 fn n_layers(number: &str) -> Result<usize, Failure> {
     (number.parse()).map_err(|_| {
-        Failure::usage(format!("`-ngl {number}` is no number of layers")).hint("say a number, `all` or `auto`")
+        Failure::usage(format!("`-ngl {number}` is no number of layers"))
+            .hint("say a number, `all` or `auto`")
     })
 }
 
@@ -425,7 +429,10 @@ mod tests {
         check(&["--cpu-moe"], first);
         check(&["--cpu-moe", "--device", "cpu"], None);
         check(&["--cpu-moe", "--gpu-layers", "0"], None);
-        check(&["--place", "ffn=gpu,attn=cpu", "--device", "cuda:1"], Some(Device::Cuda { ordinal: 1 }));
+        check(
+            &["--place", "ffn=gpu,attn=cpu", "--device", "cuda:1"],
+            Some(Device::Cuda { ordinal: 1 }),
+        );
         check(&["--gpu-batch", "32", "--gpu-layers", "auto"], first);
     }
 

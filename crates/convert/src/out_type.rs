@@ -96,7 +96,11 @@ mod tests {
     fn what_is_small_stays_in_single_precision() {
         let check = |name, dims: &[usize], expected| {
             let ty = TensorType::BF16;
-            assert_eq!(type_of(&TensorShape { name, ty, dims }, TensorType::Q8_0), expected, "{name}");
+            assert_eq!(
+                type_of(&TensorShape { name, ty, dims }, TensorType::Q8_0),
+                expected,
+                "{name}"
+            );
         };
         check("blk.0.attn_q.weight", &[64, 64], TensorType::Q8_0);
         check("blk.0.ssm_conv1d.weight", &[4, 64], TensorType::F32);
@@ -109,7 +113,10 @@ mod tests {
     #[test]
     fn names_are_those_of_types_and_presets() {
         assert_eq!("BF16".parse::<OutType>().unwrap(), OutType::Bf16);
-        assert_eq!("q4_k_m".parse::<OutType>().unwrap(), OutType::Preset(Preset::Q4_K_M));
+        assert_eq!(
+            "q4_k_m".parse::<OutType>().unwrap(),
+            OutType::Preset(Preset::Q4_K_M)
+        );
         assert!("q9".parse::<OutType>().is_err());
     }
 }

@@ -154,4 +154,3 @@ impl Planned<'_> {
 pub(crate) fn n_matrices(view: &TensorView<'_>) -> usize {
     view.info.dims.iter().skip(2).product()
 }
-

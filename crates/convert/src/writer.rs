@@ -99,7 +99,11 @@ impl<'a> Writer<'a> {
             OutType::Preset(_) if matrices().any(|info| info.ty == TensorType::F32) => TensorType::F32,
             OutType::Auto | OutType::Preset(_) => {
                 let is_half = matrices().any(|info| info.ty == TensorType::F16);
-                if is_half { TensorType::F16 } else { TensorType::BF16 }
+                if is_half {
+                    TensorType::F16
+                } else {
+                    TensorType::BF16
+                }
             }
         }
     }
@@ -200,8 +204,8 @@ impl<'a> Writer<'a> {
                 ControlFlow::Break(()) => Err(ConvertError::Stopped),
             }
         };
-        let n_threads = (self.n_threads)
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
+        let n_threads =
+            (self.n_threads).unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
         write_file(path, metadata, &tensors, n_threads, &mut report)?.finish()?;
         summary.paths = vec![path.to_owned()];
         Ok(summary)

@@ -6,8 +6,8 @@
 use std::{collections::BTreeMap, ops::RangeInclusive, path::Path};
 
 use tokenmill_backend::{
-    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, PageGroup,
-    Part, Side, StateLayout, WindowGroup,
+    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, PageGroup, Part,
+    Side, StateLayout, WindowGroup,
 };
 use tokenmill_gguf::{GgufFile, TensorType};
 
@@ -203,7 +203,13 @@ impl Model {
     ) -> Result<BTreeMap<Part, usize>, LoadError> {
         let limits = limits(&self.descriptor, options)?;
         let mut weights = Measure::new(backend, side);
-        Network::load(&self.descriptor, self.weights(), limits.n_ctx, &mut weights, &mut |_| {})?;
+        Network::load(
+            &self.descriptor,
+            self.weights(),
+            limits.n_ctx,
+            &mut weights,
+            &mut |_| {},
+        )?;
         Ok(weights.by_part().clone())
     }
 
@@ -255,7 +261,14 @@ fn plan<B: Backend>(
     descriptor.validate()?;
     let limits = limits(descriptor, options)?;
     let on_host = if backend.is_split() {
-        Some(Box::new(plan_of_side(descriptor, source, backend, options, &limits, Side::Host)?))
+        Some(Box::new(plan_of_side(
+            descriptor,
+            source,
+            backend,
+            options,
+            &limits,
+            Side::Host,
+        )?))
     } else {
         None
     };

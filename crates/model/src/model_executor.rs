@@ -9,7 +9,9 @@ use std::{
 };
 
 use tokenmill_backend::{
-    Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor, ExecutorLimits, ForwardBatch, GroupLimits, MemoryFormat, MemoryPlace, PageCopy, PageGroup, RowOutput, StepError, StepOutput, StepTrace, Ticket, TokenSource,
+    Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor,
+    ExecutorLimits, ForwardBatch, GroupLimits, MemoryFormat, MemoryPlace, PageCopy, PageGroup, RowOutput,
+    StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
 
 use crate::{activations::Activations, forward::forward, network::Network};

@@ -176,7 +176,11 @@ impl SafetensorsFolder {
 
 /// Refuses a folder that lacks files which its index, or the names of the others, speak of.
 fn check_parts(folder: &Path, paths: &[PathBuf]) -> Result<(), LoadError> {
-    let is_there = |name: &str| paths.iter().any(|path| path.file_name().is_some_and(|own| own == name));
+    let is_there = |name: &str| {
+        paths
+            .iter()
+            .any(|path| path.file_name().is_some_and(|own| own == name))
+    };
     let missing = |name: String| LoadError::BadConfig {
         path: folder.to_owned(),
         reason: format!("`{name}` is missing, a part of the weights; fetch it again"),
@@ -196,7 +200,10 @@ fn check_parts(folder: &Path, paths: &[PathBuf]) -> Result<(), LoadError> {
         }
     }
     for path in paths {
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let name = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .unwrap_or_default();
         let parts = name.strip_suffix(".safetensors").and_then(|stem| {
             let (stem, count) = stem.rsplit_once("-of-")?;
             let (stem, _) = stem.rsplit_once('-')?;

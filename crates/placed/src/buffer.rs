@@ -21,7 +21,11 @@ pub struct PlacedBuffer<A, B> {
 impl<A, B> PlacedBuffer<A, B> {
     pub(crate) fn new(host: Option<A>, device: Option<B>) -> Self {
         Self {
-            home: Cell::new(if device.is_some() { Side::Device } else { Side::Host }),
+            home: Cell::new(if device.is_some() {
+                Side::Device
+            } else {
+                Side::Host
+            }),
             host: host.map(RefCell::new),
             device: device.map(RefCell::new),
             n_brought: Cell::new(0),

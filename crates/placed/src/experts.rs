@@ -4,7 +4,8 @@
 //! step's choices never cross the border.
 
 use tokenmill_backend::{
-    Activation, BackendError, Carried, ExpertInput, ExpertOperations, Linear, LinearJob, Memory, Routed, Router, Side, SplitOperations,
+    Activation, BackendError, Carried, ExpertInput, ExpertOperations, Linear, LinearJob, Memory, Routed,
+    Router, Side, SplitOperations,
 };
 
 use crate::{
@@ -76,7 +77,8 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
                 };
                 let rows = OfHost.shared(rows)?;
                 let input = same_input(&input, &*rows);
-                self.host.experts_linear(experts, routed, input, OfHost.own(output)?)
+                self.host
+                    .experts_linear(experts, routed, input, OfHost.own(output)?)
             }),
             Side::Device => with_linears(OfDevice, [experts], |[experts]| {
                 let routed = Routed {
@@ -86,7 +88,8 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
                 };
                 let rows = OfDevice.shared(rows)?;
                 let input = same_input(&input, &*rows);
-                self.device.experts_linear(experts, routed, input, OfDevice.own(output)?)
+                self.device
+                    .experts_linear(experts, routed, input, OfDevice.own(output)?)
             }),
         }
     }
@@ -124,10 +127,13 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
                 };
                 let carried = same_carried(&carried, gates.as_deref());
                 let choices = OfHost.shared(choices)?;
-                self.host.combine(routed, width, &*choices, carried, OfHost.own(output)?)
+                self.host
+                    .combine(routed, width, &*choices, carried, OfHost.own(output)?)
             }
             Side::Device => {
-                let gates = gates_of(&carried).map(|gates| OfDevice.shared(gates)).transpose()?;
+                let gates = gates_of(&carried)
+                    .map(|gates| OfDevice.shared(gates))
+                    .transpose()?;
                 let routed = Routed {
                     routes: routed.routes.device()?,
                     n_rows,
@@ -135,7 +141,8 @@ impl<H: SplitOperations, D: SplitOperations> ExpertOperations for Placed<H, D> {
                 };
                 let carried = same_carried(&carried, gates.as_deref());
                 let choices = OfDevice.shared(choices)?;
-                self.device.combine(routed, width, &*choices, carried, OfDevice.own(output)?)
+                self.device
+                    .combine(routed, width, &*choices, carried, OfDevice.own(output)?)
             }
         }
     }

@@ -96,11 +96,7 @@ pub(crate) fn lend<K, L: Lender<K>, const N: usize>(
 ) -> Outcome {
     let own = kept.map(|kept| kept.and_then(|kept| lender.take(kept)));
     let is_here = (kept.iter().zip(&own)).all(|(kept, own)| kept.is_some() == own.is_some());
-    let (outcome, own) = if is_here {
-        run(own)
-    } else {
-        (Err(not_here()), own)
-    };
+    let (outcome, own) = if is_here { run(own) } else { (Err(not_here()), own) };
     for (kept, own) in kept.into_iter().zip(own) {
         if let (Some(kept), Some(own)) = (kept, own) {
             lender.give(kept, own);
@@ -112,7 +108,9 @@ pub(crate) fn lend<K, L: Lender<K>, const N: usize>(
 /// A network whose operations ask for a weight on the side where it is not.
 fn not_here() -> BackendError {
     BackendError::Unsupported {
-        feature: "an operation whose weights and keys are apart; place the layers that share them on one side".to_owned(),
+        feature:
+            "an operation whose weights and keys are apart; place the layers that share them on one side"
+                .to_owned(),
         device: "a split network",
     }
 }
@@ -130,16 +128,20 @@ impl<K> Operand<K> for Norm<K> {
     type Of<V> = Norm<V>;
 
     fn with<L: Lender<K>>(&self, lender: L, run: impl FnOnce(&Norm<L::Own>) -> Outcome) -> Outcome {
-        lend(lender, [self.weight.as_ref(), self.bias.as_ref()], |[weight, bias]| {
-            let own = Norm {
-                kind: self.kind,
-                width: self.width,
-                weight,
-                bias,
-                eps: self.eps,
-            };
-            (run(&own), [own.weight, own.bias])
-        })
+        lend(
+            lender,
+            [self.weight.as_ref(), self.bias.as_ref()],
+            |[weight, bias]| {
+                let own = Norm {
+                    kind: self.kind,
+                    width: self.width,
+                    weight,
+                    bias,
+                    eps: self.eps,
+                };
+                (run(&own), [own.weight, own.bias])
+            },
+        )
     }
 }
 
@@ -202,20 +204,24 @@ impl<K> StoreOperand<K> for Attention<K> {
         own_idx: usize,
         run: impl FnOnce(&Attention<L::Own>) -> Outcome,
     ) -> Outcome {
-        lend(lender, [self.sinks.as_ref(), self.slopes.as_ref()], |[sinks, slopes]| {
-            let own = Attention {
-                layer_idx: own_idx,
-                n_heads: self.n_heads,
-                scale: self.scale,
-                is_causal: self.is_causal,
-                window: self.window,
-                is_chunked: self.is_chunked,
-                softcap: self.softcap,
-                sinks,
-                slopes,
-            };
-            (run(&own), [own.sinks, own.slopes])
-        })
+        lend(
+            lender,
+            [self.sinks.as_ref(), self.slopes.as_ref()],
+            |[sinks, slopes]| {
+                let own = Attention {
+                    layer_idx: own_idx,
+                    n_heads: self.n_heads,
+                    scale: self.scale,
+                    is_causal: self.is_causal,
+                    window: self.window,
+                    is_chunked: self.is_chunked,
+                    softcap: self.softcap,
+                    sinks,
+                    slopes,
+                };
+                (run(&own), [own.sinks, own.slopes])
+            },
+        )
     }
 }
 
@@ -228,17 +234,21 @@ impl<K> StoreOperand<K> for ShortConv<K> {
         own_idx: usize,
         run: impl FnOnce(&ShortConv<L::Own>) -> Outcome,
     ) -> Outcome {
-        lend(lender, [Some(&self.weight), self.bias.as_ref()], |[weight, bias]| {
-            let own = ShortConv {
-                state_idx: own_idx,
-                n_channels: self.n_channels,
-                n_taps: self.n_taps,
-                weight: weight.expect(PRESENT),
-                bias,
-                has_silu: self.has_silu,
-            };
-            (run(&own), [Some(own.weight), own.bias])
-        })
+        lend(
+            lender,
+            [Some(&self.weight), self.bias.as_ref()],
+            |[weight, bias]| {
+                let own = ShortConv {
+                    state_idx: own_idx,
+                    n_channels: self.n_channels,
+                    n_taps: self.n_taps,
+                    weight: weight.expect(PRESENT),
+                    bias,
+                    has_silu: self.has_silu,
+                };
+                (run(&own), [Some(own.weight), own.bias])
+            },
+        )
     }
 }
 
@@ -301,24 +311,32 @@ pub(crate) fn with_linears<M, V, L: Lender<M> + Lender<V> + Copy, const N: usize
     linears: [&Linear<M, V>; N],
     run: impl FnOnce(&[OwnLinear<M, V, L>; N]) -> Outcome,
 ) -> Outcome {
-    lend(lender, linears.map(|linear| Some(&linear.matrix)), |mut matrices| {
-        let outcome = lend(lender, linears.map(|linear| linear.bias.as_ref()), |mut biases| {
-            let own = std::array::from_fn(|idx| Linear {
-                matrix: matrices[idx].take().expect(PRESENT),
-                bias: biases[idx].take(),
-                n_out: linears[idx].n_out,
-                n_in: linears[idx].n_in,
-                adapter_place: linears[idx].adapter_place,
-            });
-            let outcome = run(&own);
-            for ((own, matrix), bias) in own.into_iter().zip(&mut matrices).zip(&mut biases) {
-                *matrix = Some(own.matrix);
-                *bias = own.bias;
-            }
-            (outcome, biases)
-        });
-        (outcome, matrices)
-    })
+    lend(
+        lender,
+        linears.map(|linear| Some(&linear.matrix)),
+        |mut matrices| {
+            let outcome = lend(
+                lender,
+                linears.map(|linear| linear.bias.as_ref()),
+                |mut biases| {
+                    let own = std::array::from_fn(|idx| Linear {
+                        matrix: matrices[idx].take().expect(PRESENT),
+                        bias: biases[idx].take(),
+                        n_out: linears[idx].n_out,
+                        n_in: linears[idx].n_in,
+                        adapter_place: linears[idx].adapter_place,
+                    });
+                    let outcome = run(&own);
+                    for ((own, matrix), bias) in own.into_iter().zip(&mut matrices).zip(&mut biases) {
+                        *matrix = Some(own.matrix);
+                        *bias = own.bias;
+                    }
+                    (outcome, biases)
+                },
+            );
+            (outcome, matrices)
+        },
+    )
 }
 
 /// A linear map of one side's weights.
@@ -334,8 +352,8 @@ pub(crate) fn with_norms<K, L: Lender<K> + Copy>(
         (None, None) => run([None, None]),
         (Some(first), None) => first.with(lender, |first| run([Some(first), None])),
         (None, Some(second)) => second.with(lender, |second| run([None, Some(second)])),
-        (Some(first), Some(second)) => {
-            first.with(lender, |first| second.with(lender, |second| run([Some(first), Some(second)])))
-        }
+        (Some(first), Some(second)) => first.with(lender, |first| {
+            second.with(lender, |second| run([Some(first), Some(second)]))
+        }),
     }
 }

@@ -2,9 +2,7 @@
 //!
 //! Separate because only latent attention has them. Invariant: as its parent's, an operation brings what it reads first.
 
-use tokenmill_backend::{
-    BackendError, JoinedRows, LatentOperations, Linear, Memory, Side, SplitOperations,
-};
+use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear, Memory, Side, SplitOperations};
 
 use crate::{
     Placed, PlacedBuffer,
@@ -63,6 +61,10 @@ impl<H: SplitOperations, D: SplitOperations> LatentOperations for Placed<H, D> {
     ) -> Result<(), BackendError> {
         let (side, own_idx) = self.kv_place(layer_idx);
         self.bring(side, rows, n_tokens * self.kv_shapes[layer_idx].head_dim_k)?;
-        on_side!(self, side, |own, of| own.store_latent(own_idx, n_tokens, &*of.shared(rows)?))
+        on_side!(self, side, |own, of| own.store_latent(
+            own_idx,
+            n_tokens,
+            &*of.shared(rows)?
+        ))
     }
 }

@@ -43,7 +43,12 @@ impl<H: SplitOperations, D: SplitOperations> LayerOperations for Placed<H, D> {
         let side = self.now;
         self.bring(side, rows, n_rows * width)?;
         rows.written_on(side);
-        on_side!(self, side, |own, of| own.xielu(xielu, n_rows, width, of.own(rows)?))
+        on_side!(self, side, |own, of| own.xielu(
+            xielu,
+            n_rows,
+            width,
+            of.own(rows)?
+        ))
     }
 
     fn cut_below(
@@ -56,7 +61,12 @@ impl<H: SplitOperations, D: SplitOperations> LayerOperations for Placed<H, D> {
         let side = self.now;
         self.bring(side, rows, n_rows * width)?;
         rows.written_on(side);
-        on_side!(self, side, |own, of| own.cut_below(cutoff, n_rows, width, of.own(rows)?))
+        on_side!(self, side, |own, of| own.cut_below(
+            cutoff,
+            n_rows,
+            width,
+            of.own(rows)?
+        ))
     }
 
     fn weigh_choices(

@@ -5,8 +5,8 @@
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
-    KvLayout, Linear, LinearJob, Memory as _, MemoryPlan, NetworkShape, Norm, PageCopy, PageGroup, Part, Rope,
-    RopeStoreKv, Routed, RowSet, Side, SplitOperations, StateLayout, StepOutput, StepShape, StepTrace,
+    KvLayout, Linear, LinearJob, Memory as _, MemoryPlan, NetworkShape, Norm, PageCopy, PageGroup, Part,
+    Rope, RopeStoreKv, Routed, RowSet, Side, SplitOperations, StateLayout, StepOutput, StepShape, StepTrace,
     Temperature,
 };
 use tokenmill_gguf::TensorType;
@@ -19,7 +19,8 @@ use crate::{
 };
 
 /// The rows of a buffer of some backend.
-type Rows<H, D> = PlacedBuffer<<H as tokenmill_backend::Memory>::Buffer, <D as tokenmill_backend::Memory>::Buffer>;
+type Rows<H, D> =
+    PlacedBuffer<<H as tokenmill_backend::Memory>::Buffer, <D as tokenmill_backend::Memory>::Buffer>;
 type Matrix<H, D> = Kept<<H as tokenmill_backend::Memory>::Matrix, <D as tokenmill_backend::Memory>::Matrix>;
 type Vector<H, D> = Kept<<H as tokenmill_backend::Memory>::Vector, <D as tokenmill_backend::Memory>::Vector>;
 
@@ -51,11 +52,15 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         kv: &KvLayout,
         plan: &MemoryPlan,
     ) -> Result<(), BackendError> {
-        let of = |side| (self.placement.network_of(side, network), self.kv_layout_of(side, kv));
+        let of = |side| {
+            (
+                self.placement.network_of(side, network),
+                self.kv_layout_of(side, kv),
+            )
+        };
         let [(host_network, host_kv), (device_network, device_kv)] = Side::ALL.map(of);
         // What does not fit is known before anything is allocated.
-        self.device
-            .prepare(&device_network, limits, &device_kv, plan)?;
+        self.device.prepare(&device_network, limits, &device_kv, plan)?;
         let host_plan = plan.on_host.as_deref().unwrap_or(plan);
         self.host.prepare(&host_network, limits, &host_kv, host_plan)
     }
@@ -159,7 +164,9 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         rows.written_on(side);
         on_side!(self, side, |own, of| lend(of, [Some(table)], |[table]| {
             let outcome = match &table {
-                Some(table) => (of.own(rows)).and_then(|rows| own.add_positions(table, n_tokens, width, rows)),
+                Some(table) => {
+                    (of.own(rows)).and_then(|rows| own.add_positions(table, n_tokens, width, rows))
+                }
                 None => Ok(()),
             };
             (outcome, [table])
@@ -277,17 +284,21 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         self.bring(side, input, n_rows * gate.linear.n_in)?;
         gate.output.written_on(side);
         up.output.written_on(side);
-        on_side!(self, side, |own, of| with_linears(of, [gate.linear, up.linear], |[g, u]| {
-            let gate = LinearJob {
-                linear: g,
-                output: of.own(gate.output)?,
-            };
-            let up = LinearJob {
-                linear: u,
-                output: of.own(up.output)?,
-            };
-            own.linear_gated(activation, &*of.shared(input)?, n_rows, gate, up)
-        }))
+        on_side!(self, side, |own, of| with_linears(
+            of,
+            [gate.linear, up.linear],
+            |[g, u]| {
+                let gate = LinearJob {
+                    linear: g,
+                    output: of.own(gate.output)?,
+                };
+                let up = LinearJob {
+                    linear: u,
+                    output: of.own(up.output)?,
+                };
+                own.linear_gated(activation, &*of.shared(input)?, n_rows, gate, up)
+            }
+        ))
     }
 
     fn experts_gated(
@@ -501,27 +512,31 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
             v,
             ..
         } = job;
-        on_side!(self, side, |own, of| with_norms(of, [q_norm, k_norm], |[q_norm, k_norm]| {
-            let mut run = |rope: Option<&Rope<_>>| {
-                let v = of.shared(v)?;
-                let job = RopeStoreKv {
-                    layer_idx: own_idx,
-                    q_norm,
-                    k_norm,
-                    rope,
-                    q_width,
-                    k_width,
-                    q: of.own(q)?,
-                    k: of.own(k)?,
-                    v: &*v,
+        on_side!(self, side, |own, of| with_norms(
+            of,
+            [q_norm, k_norm],
+            |[q_norm, k_norm]| {
+                let mut run = |rope: Option<&Rope<_>>| {
+                    let v = of.shared(v)?;
+                    let job = RopeStoreKv {
+                        layer_idx: own_idx,
+                        q_norm,
+                        k_norm,
+                        rope,
+                        q_width,
+                        k_width,
+                        q: of.own(q)?,
+                        k: of.own(k)?,
+                        v: &*v,
+                    };
+                    own.rope_store_kv(job, n_tokens)
                 };
-                own.rope_store_kv(job, n_tokens)
-            };
-            match rope {
-                Some(rope) => rope.with(of, |rope| run(Some(rope))),
-                None => run(None),
+                match rope {
+                    Some(rope) => rope.with(of, |rope| run(Some(rope))),
+                    None => run(None),
+                }
             }
-        }))
+        ))
     }
 }
 

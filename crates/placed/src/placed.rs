@@ -11,11 +11,7 @@ use tokenmill_backend::{
     PageGroup, Part, Side, SplitOperations, StateLayout, StepOutput, StepShape,
 };
 
-use crate::{
-    Kept, Placement, PlacedBuffer,
-    buffer::copy,
-    placement::Sides,
-};
+use crate::{Kept, PlacedBuffer, Placement, buffer::copy, placement::Sides};
 
 /// A backend made of two: parts of a network on `H`, the host, and the rest on `D`, the device.
 pub struct Placed<H: SplitOperations, D: SplitOperations> {
@@ -159,7 +155,12 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         };
         self.leave_device()?;
         if self.pass.mode != Mode::Record {
-            copy((&mut self.host, on_host), (&mut self.device, on_device), side, n_missing)?;
+            copy(
+                (&mut self.host, on_host),
+                (&mut self.device, on_device),
+                side,
+                n_missing,
+            )?;
         } else if side == Side::Device {
             self.device.will_be_filled(&mut on_device.borrow_mut());
         }
@@ -215,7 +216,9 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// The side and the number there of a layer of the store of states.
     pub(crate) fn state_place(&self, state_idx: usize) -> (Side, usize) {
-        let side = self.placement.side(Part::State(state_idx), self.n_tokens, self.now);
+        let side = self
+            .placement
+            .side(Part::State(state_idx), self.n_tokens, self.now);
         (side, self.state_places[state_idx])
     }
 
@@ -316,9 +319,10 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
                 n_in,
                 usage: self.usage_on(side, part, usage),
             }),
-            Allocation::Workspace(network, limits) => {
-                bytes_of(&Allocation::Workspace(&self.placement.network_of(side, network), limits))
-            }
+            Allocation::Workspace(network, limits) => bytes_of(&Allocation::Workspace(
+                &self.placement.network_of(side, network),
+                limits,
+            )),
             _ => bytes_of(allocation),
         }
     }

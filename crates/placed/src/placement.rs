@@ -90,7 +90,11 @@ impl Placement {
             }
         }
         Self {
-            has_experts: network.layers.iter().map(|layer| layer.experts.is_some()).collect(),
+            has_experts: network
+                .layers
+                .iter()
+                .map(|layer| layer.experts.is_some())
+                .collect(),
             layers,
             kv,
             states,
@@ -102,7 +106,13 @@ impl Placement {
     pub fn last_layers(network: &NetworkShape, n: usize) -> Self {
         let n_layers = network.layers.len();
         let first = n_layers.saturating_sub(n);
-        let side = |layer_idx| if layer_idx < first { Side::Host } else { Side::Device };
+        let side = |layer_idx| {
+            if layer_idx < first {
+                Side::Host
+            } else {
+                Side::Device
+            }
+        };
         let layers = (0..n_layers).map(|layer_idx| LayerPlacement::whole(side(layer_idx)));
         Self::new(network, layers.collect())
     }
@@ -132,7 +142,9 @@ impl Placement {
     /// Whether nothing of any layer is on the device.
     pub fn is_all_on_host(&self) -> bool {
         (self.layers.iter().zip(&self.has_experts)).all(|(layer, &has_experts)| {
-            layer.mixer == Side::Host && layer.ffn == Side::Host && (layer.experts == Side::Host || !has_experts)
+            layer.mixer == Side::Host
+                && layer.ffn == Side::Host
+                && (layer.experts == Side::Host || !has_experts)
         })
     }
 

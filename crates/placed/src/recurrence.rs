@@ -4,8 +4,8 @@
 //! themselves; the numbers of the states mean the same on both sides.
 
 use tokenmill_backend::{
-    BackendError, Columns, DeltaNet, DeltaNetRows, Memory, RecurrentOperations, ShortConv, Side, SplitOperations,
-    SsmRows, SsmScan, StepShape,
+    BackendError, Columns, DeltaNet, DeltaNetRows, Memory, RecurrentOperations, ShortConv, Side,
+    SplitOperations, SsmRows, SsmScan, StepShape,
 };
 
 use crate::{
@@ -75,7 +75,11 @@ impl<H: SplitOperations, D: SplitOperations> RecurrentOperations for Placed<H, D
         output.written_on(side);
         let shape = self.shape_on(side);
         on_side!(self, side, |own, of| scan.with(of, state_idx, |scan| {
-            let [x, b, c] = [of.shared(rows.x.rows)?, of.shared(rows.b.rows)?, of.shared(rows.c.rows)?];
+            let [x, b, c] = [
+                of.shared(rows.x.rows)?,
+                of.shared(rows.b.rows)?,
+                of.shared(rows.c.rows)?,
+            ];
             let rows = SsmRows {
                 x: same_columns(&rows.x, &*x),
                 b: same_columns(&rows.b, &*b),

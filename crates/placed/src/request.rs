@@ -74,9 +74,10 @@ impl PlacementRequest {
         let (n_host_layers, n_host_experts) = match self.layers {
             DeviceLayers::All => (0, self.n_host_experts),
             DeviceLayers::Last(n) => (n_layers.saturating_sub(n), self.n_host_experts),
-            DeviceLayers::Auto if has_experts(network) => {
-                (level.saturating_sub(n_layers), self.n_host_experts.max(level.min(n_layers)))
-            }
+            DeviceLayers::Auto if has_experts(network) => (
+                level.saturating_sub(n_layers),
+                self.n_host_experts.max(level.min(n_layers)),
+            ),
             DeviceLayers::Auto => (level, self.n_host_experts),
         };
         let layers = (0..n_layers).map(|layer_idx| {
@@ -174,7 +175,9 @@ impl FromStr for PartsRequest {
                 }
             };
             if slot.replace(place).is_some() {
-                return Err(PartsRequestError::Twice { part: part.to_owned() });
+                return Err(PartsRequestError::Twice {
+                    part: part.to_owned(),
+                });
             }
         }
         Ok(request)
@@ -218,7 +221,10 @@ mod tests {
                 experts: None,
             }),
         );
-        check("norm=gpu", Err("`norm` is no part of a layer; it is `attn`, `ffn` or `experts`"));
+        check(
+            "norm=gpu",
+            Err("`norm` is no part of a layer; it is `attn`, `ffn` or `experts`"),
+        );
         check("ffn=tpu", Err("`tpu` is no place; it is `gpu` or `cpu`"));
         check("ffn=gpu,ffn=cpu", Err("`ffn` has two places"));
         for text in ["", "ffn", "ffn=gpu,"] {
@@ -253,7 +259,8 @@ mod tests {
             };
             let on_device = |level| {
                 let placement = request.placement(&network, level);
-                let sides = (placement.layers().iter()).flat_map(|layer| [layer.mixer, layer.ffn, layer.experts]);
+                let sides =
+                    (placement.layers().iter()).flat_map(|layer| [layer.mixer, layer.ffn, layer.experts]);
                 sides.filter(|&side| side == Side::Device).count()
             };
             let counts: Vec<_> = (0..=request.last_level(&network)).map(on_device).collect();

@@ -6,8 +6,7 @@
 //! replayed when a step of that shape comes again. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
 
 use tokenmill_backend::{
-    BackendError, ForwardBatch, Part, Recorded, Side, SplitOperations, StepOutput, StepShape,
-    TokenSource,
+    BackendError, ForwardBatch, Part, Recorded, Side, SplitOperations, StepOutput, StepShape, TokenSource,
 };
 
 use crate::{
@@ -49,9 +48,16 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         let shapes = Side::ALL.map(|side| self.shape_on(side));
-        let _entered = (self.host.enter_step(&shapes[0]), self.device.enter_step(&shapes[1]));
+        let _entered = (
+            self.host.enter_step(&shapes[0]),
+            self.device.enter_step(&shapes[1]),
+        );
         let recorded = self.device.recorded(&shapes[1]);
-        let mode = if recorded == Recorded::Yes { Mode::Replay } else { Mode::Run };
+        let mode = if recorded == Recorded::Yes {
+            Mode::Replay
+        } else {
+            Mode::Run
+        };
         self.pass(mode, shape, body)?;
         self.host.end_part(&shapes[0], false)?;
         self.device.end_part(&shapes[1], true)?;

@@ -24,7 +24,11 @@ impl<H: SplitOperations, D: SplitOperations> StreamOperations for Placed<H, D> {
         let side = self.now;
         self.bring(side, rows, shape.n_rows * shape.width)?;
         output.written_on(side);
-        on_side!(self, side, |own, of| own.repeat_rows(shape, &*of.shared(rows)?, of.own(output)?))
+        on_side!(self, side, |own, of| own.repeat_rows(
+            shape,
+            &*of.shared(rows)?,
+            of.own(output)?
+        ))
     }
 
     fn match_magnitudes(
@@ -37,7 +41,11 @@ impl<H: SplitOperations, D: SplitOperations> StreamOperations for Placed<H, D> {
         self.bring(side, first, shape.n_rows * shape.width)?;
         self.bring(side, others, others_len(shape))?;
         others.written_on(side);
-        on_side!(self, side, |own, of| own.match_magnitudes(shape, &*of.shared(first)?, of.own(others)?))
+        on_side!(self, side, |own, of| own.match_magnitudes(
+            shape,
+            &*of.shared(first)?,
+            of.own(others)?
+        ))
     }
 
     fn predict_streams(
@@ -96,7 +104,11 @@ impl<H: SplitOperations, D: SplitOperations> StreamOperations for Placed<H, D> {
         self.bring(side, rows, shape.n_rows * shape.width)?;
         self.bring(side, others, others_len(shape))?;
         others.written_on(side);
-        on_side!(self, side, |own, of| own.add_to_others(shape, &*of.shared(rows)?, of.own(others)?))
+        on_side!(self, side, |own, of| own.add_to_others(
+            shape,
+            &*of.shared(rows)?,
+            of.own(others)?
+        ))
     }
 
     fn multiply_by_row(

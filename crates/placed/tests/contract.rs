@@ -71,7 +71,11 @@ fn greedy(max_tokens: usize) -> GenerateParams {
 /// Prompts of different lengths with the same beginning.
 fn prompts(n: u32) -> Vec<Vec<u32>> {
     (0..n)
-        .map(|own| (0..20).chain((0..3 + 5 * own).map(|idx| (idx * 11 + own) % 96)).collect())
+        .map(|own| {
+            (0..20)
+                .chain((0..3 + 5 * own).map(|idx| (idx * 11 + own) % 96))
+                .collect()
+        })
         .collect()
 }
 

@@ -166,7 +166,9 @@ fn a_side_allocates_for_its_own_parts() {
     let opened = Model::from_gguf(GgufFile::from_bytes(&bytes).unwrap()).unwrap();
     let plan = |layers: Vec<LayerPlacement>| {
         let placement = Placement::new(&model.descriptor.shape(), layers);
-        opened.plan(&Placed::new(cpu(), cpu(), placement), &options()).unwrap()
+        opened
+            .plan(&Placed::new(cpu(), cpu(), placement), &options())
+            .unwrap()
     };
     let on_device = plan(vec![LayerPlacement::whole(Side::Device); N_LAYERS]);
     let on_host = plan(vec![LayerPlacement::whole(Side::Host); N_LAYERS]);
@@ -203,7 +205,9 @@ fn the_devices_part_of_decode_steps_is_replayed() {
     let model = TinyModel::random(deepened(tiny_llama()), TensorType::Q8_0, 5);
     let run = |uses_graphs, fault: Option<Fault>| {
         let simulator = Simulator::new(&SimOptions::default());
-        let device = CudaBackend::new(simulator.device()).unwrap().with_graphs(uses_graphs);
+        let device = CudaBackend::new(simulator.device())
+            .unwrap()
+            .with_graphs(uses_graphs);
         let placement = Placement::new(&model.descriptor.shape(), vec![place; N_LAYERS]);
         let backend = Placed::new(cpu(), device, placement);
         let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();

@@ -133,9 +133,9 @@ mod tests {
         let hasher = PrefixHasher::new(1);
         let (a, b) = ([1; PAGE_TOKENS], [2; PAGE_TOKENS]);
         let key = |salt, pages: &[&[u32]]| {
-            pages
-                .iter()
-                .fold(hasher.root(salt), |parent, tokens| hasher.next(parent, tokens))
+            pages.iter().fold(hasher.root(salt, None), |parent, tokens| {
+                hasher.next(parent, tokens)
+            })
         };
         assert_eq!(key(0, &[&a, &b]), key(0, &[&a, &b]));
         assert_ne!(key(0, &[&a, &b]), key(0, &[&b, &b]));
@@ -145,6 +145,11 @@ mod tests {
             ..hasher.clone()
         };
         assert_ne!(hasher.root(0, None), other_model.root(0, None));
+        let adapter = std::num::NonZeroU32::MIN;
+        assert_ne!(
+            hasher.root(0, None),
+            hasher.root(0, Some(AdapterId::new(adapter)))
+        );
     }
 
     #[track_caller]

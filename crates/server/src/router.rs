@@ -20,8 +20,8 @@ use crate::{
     app::{endpoint, error_response},
     auth::require_key,
     endpoints::{
-        adapters, chat, completions, embeddings, gateway, health, llama_cpp, messages, metrics, models, ollama,
-        openapi, page, rerank, responses, slots, words,
+        adapters, chat, completions, embeddings, gateway, health, llama_cpp, messages, metrics, models,
+        ollama, openapi, page, rerank, responses, slots, words,
     },
     origin::check_origin,
     paths::normalize,

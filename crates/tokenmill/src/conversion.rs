@@ -55,7 +55,8 @@ impl Conversion {
         let folder = folder.as_ref();
         let source = ModelSource::Folder(folder.to_owned());
         // A dry load finds tensors that are missing, or have other shapes.
-        let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).map_err(tokenmill_model::LoadError::from)?;
+        let backend =
+            CpuBackend::new(Some(1), CpuFeatures::detect()).map_err(tokenmill_model::LoadError::from)?;
         Model::open(folder)?.plan(&backend, &ModelOptions::default())?;
         let network = FolderAsGguf::open(folder)?;
         let files = VocabularyFiles {
@@ -184,7 +185,9 @@ impl Conversion {
 
 /// By layer, what is in none first, then by name.
 fn order(name: &str) -> (Option<usize>, &str) {
-    let layer = name.strip_prefix("blk.").and_then(|rest| rest.split_once('.')?.0.parse().ok());
+    let layer = name
+        .strip_prefix("blk.")
+        .and_then(|rest| rest.split_once('.')?.0.parse().ok());
     (layer, name)
 }
 
@@ -223,7 +226,10 @@ fn sampling(config: &Value) -> Result<Metadata, Error> {
 fn title(name: &str) -> String {
     let words = name.split(['-', ' ']).filter(|word| !word.is_empty());
     let words = words.map(|word| {
-        let is_version = word.strip_prefix('v').unwrap_or(word).starts_with(|c: char| c.is_ascii_digit());
+        let is_version = word
+            .strip_prefix('v')
+            .unwrap_or(word)
+            .starts_with(|c: char| c.is_ascii_digit());
         let is_lower = word.chars().any(char::is_lowercase) && !word.chars().any(char::is_uppercase);
         let mut chars = word.chars();
         match chars.next() {

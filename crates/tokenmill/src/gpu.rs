@@ -34,7 +34,11 @@ mod with_cuda {
     fn open(ordinal: usize, is_traced: bool) -> Result<CudaBackend, Error> {
         let open = || -> Result<_, CudaExecError> {
             let backend = CudaBackend::new(Device::open(ordinal)?)?;
-            if is_traced { backend.with_trace() } else { Ok(backend) }
+            if is_traced {
+                backend.with_trace()
+            } else {
+                Ok(backend)
+            }
         };
         open().map_err(|error| Error::Gpu(error.into()))
     }
@@ -95,7 +99,10 @@ mod with_cuda {
         }
 
         /// The first level of a request that fits into the GPU's memory, with its plan; or what the last one needs.
-        fn first_fit(&mut self, request: &PlacementRequest) -> Result<Result<(usize, MemoryPlan), u64>, Error> {
+        fn first_fit(
+            &mut self,
+            request: &PlacementRequest,
+        ) -> Result<Result<(usize, MemoryPlan), u64>, Error> {
             let (mut low, mut high) = (0, request.last_level(&self.network));
             let last = self.plan(request, high)?;
             let needed_bytes = self.device_bytes(&last);
@@ -183,7 +190,9 @@ mod with_cuda {
         }
         let (n_layers, n_gpu_layers) = (
             placement.layers().len(),
-            (placement.layers().iter()).filter(|layer| layer.mixer == Side::Device).count(),
+            (placement.layers().iter())
+                .filter(|layer| layer.mixer == Side::Device)
+                .count(),
         );
         if let Some(observer) = compute.on_split {
             let weights = Side::ALL.map(|side| model.weights_by_part(&split.backend, options, side));

@@ -100,8 +100,8 @@ mod quantized;
 mod reply;
 mod reply_reader;
 mod rerank;
-mod split_plan;
 mod session;
+mod split_plan;
 mod text_stream;
 mod tool_writing;
 mod wait;
@@ -128,10 +128,10 @@ pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
 pub use reply::Prompt;
 pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};
-pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
 pub use session::{
     Session, SessionError, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions,
 };
+pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
 pub use tokenmill_convert::{Preset, QuantizeSummary};

@@ -14,9 +14,8 @@ use tokenmill_model::{ControlVector, LoadProgress, Model as Network, ModelOption
 use tokenmill_sched::{Engine, EngineConfig, Speculation};
 
 use crate::{
-    AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts, ModelSource, ModelWords,
-    adapters::Shelf,
-    device, quantized, session::identity_of,
+    AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
+    ModelSource, ModelWords, adapters::Shelf, device, quantized, session::identity_of,
 };
 
 /// The context where nothing else is said, unless the model was made for less.

@@ -65,7 +65,10 @@ impl fmt::Display for LoadedDevice {
                 n_gpu_layers,
                 n_layers,
                 ..
-            } => write!(f, "GPU {ordinal} ({name}) with {n_gpu_layers} of {n_layers} layers, and CPU"),
+            } => write!(
+                f,
+                "GPU {ordinal} ({name}) with {n_gpu_layers} of {n_layers} layers, and CPU"
+            ),
             Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
         }
     }

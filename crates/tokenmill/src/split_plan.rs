@@ -59,9 +59,7 @@ impl SplitPlan {
                 1 => format!("layer {}", range.start),
                 _ => format!("layers {} to {}", range.start, range.end - 1),
             };
-            let is_in = |part: &Part, range: &std::ops::Range<usize>| {
-                matches!(part, Part::Mixer(idx) | Part::Ffn(idx) | Part::Experts(idx) if range.contains(idx))
-            };
+            let is_in = |part: &Part, range: &std::ops::Range<usize>| matches!(part, Part::Mixer(idx) | Part::Ffn(idx) | Part::Experts(idx) if range.contains(idx));
             if run[0] == LayerPlacement::whole(run[0].mixer) && self.placement.min_device_tokens() == 1 {
                 self.push(&mut rows, &name, |part| is_in(part, &range));
                 continue;
@@ -81,10 +79,15 @@ impl SplitPlan {
         let of_plans: [(&str, fn(&MemoryPlan) -> usize); 3] = [
             ("keys and values", |plan| plan.kv_bytes),
             ("recurrent states", |plan| plan.states_bytes),
-            ("steps", |plan| plan.activations_bytes.saturating_add(plan.workspace_bytes)),
+            ("steps", |plan| {
+                plan.activations_bytes.saturating_add(plan.workspace_bytes)
+            }),
         ];
         for (name, n_bytes) in of_plans {
-            for (side, plan) in [(Side::Device, Some(&self.memory)), (Side::Host, self.memory.on_host.as_deref())] {
+            for (side, plan) in [
+                (Side::Device, Some(&self.memory)),
+                (Side::Host, self.memory.on_host.as_deref()),
+            ] {
                 let n_bytes = plan.map_or(0, n_bytes);
                 if n_bytes > 0 {
                     rows.push(SplitRow {
@@ -101,7 +104,9 @@ impl SplitPlan {
     /// Adds the weights of some parts, a row for each side that has any.
     fn push(&self, rows: &mut Vec<SplitRow>, name: &str, is_meant: impl Fn(&Part) -> bool) {
         for side in [Side::Device, Side::Host] {
-            let parts = self.weights[side as usize].iter().filter(|(part, _)| is_meant(part));
+            let parts = self.weights[side as usize]
+                .iter()
+                .filter(|(part, _)| is_meant(part));
             let n_bytes = parts.fold(0usize, |sum, (_, n_bytes)| sum.saturating_add(*n_bytes));
             if n_bytes > 0 {
                 rows.push(SplitRow {
@@ -131,16 +136,31 @@ impl fmt::Display for SplitPlan {
             Side::Host => "CPU",
         };
         let rows = self.rows();
-        let width = rows.iter().map(|row| row.part.len()).max().unwrap_or(0).max("all".len());
+        let width = rows
+            .iter()
+            .map(|row| row.part.len())
+            .max()
+            .unwrap_or(0)
+            .max("all".len());
         for SplitRow { part, side, n_bytes } in &rows {
             writeln!(f, "{part:width$}  {}  {:10.2} MiB", place(*side), mib(*n_bytes))?;
         }
         for side in [Side::Device, Side::Host] {
-            writeln!(f, "{:width$}  {}  {:10.2} MiB", "all", place(side), mib(self.bytes_on(side)))?;
+            writeln!(
+                f,
+                "{:width$}  {}  {:10.2} MiB",
+                "all",
+                place(side),
+                mib(self.bytes_on(side))
+            )?;
         }
         let room = self.room_bytes >> 20;
         if self.is_chosen {
-            write!(f, "split since {} has room for {room} MiB; as much as fits is there", self.gpu)
+            write!(
+                f,
+                "split since {} has room for {room} MiB; as much as fits is there",
+                self.gpu
+            )
         } else {
             write!(f, "split as asked for; {} has room for {room} MiB", self.gpu)
         }

@@ -15,18 +15,42 @@ use tokenmill_testkit::Comparisons;
 
 /// What differs from the reference on purpose: the network (`*` for all), the key or the end of a tensor's name, and why.
 const DEVIATIONS: &[(&str, &str, &str)] = &[
-    ("bloom", "bloom.context_length", "the reference writes the width in place of the context"),
-    ("falcon", "falcon.context_length", "the reference writes 2,048 whatever the configuration says"),
-    ("bert", "tokenizer.ggml.pre", "the fixture's tokenizer was forced to a name; WordPiece has no pre-tokenizer to name"),
+    (
+        "bloom",
+        "bloom.context_length",
+        "the reference writes the width in place of the context",
+    ),
+    (
+        "falcon",
+        "falcon.context_length",
+        "the reference writes 2,048 whatever the configuration says",
+    ),
+    (
+        "bert",
+        "tokenizer.ggml.pre",
+        "the fixture's tokenizer was forced to a name; WordPiece has no pre-tokenizer to name",
+    ),
     ("bert_rerank", "tokenizer.ggml.pre", "as bert"),
     ("nomic_bert", "tokenizer.ggml.pre", "as bert"),
-    ("bert_rerank", "cls.weight", "the reference leaves the pooler out, without which scores are others than transformers'"),
+    (
+        "bert_rerank",
+        "cls.weight",
+        "the reference leaves the pooler out, without which scores are others than transformers'",
+    ),
     ("bert_rerank", "cls.bias", "as cls.weight"),
     ("bert_rerank", "general.size_label", "counts the pooler"),
-    ("gemma3n", "gemma3n.activation_sparsity_scale", "the last bit of a quantile of the normal distribution"),
+    (
+        "gemma3n",
+        "gemma3n.activation_sparsity_scale",
+        "the last bit of a quantile of the normal distribution",
+    ),
     ("mamba", "ssm_a", "the last bit of an exponential"),
     ("mamba2", "ssm_a", "the last bit of an exponential"),
-    ("falcon_h1", "ssm_in.weight", "two factors are multiplied before the weight, and rounded once"),
+    (
+        "falcon_h1",
+        "ssm_in.weight",
+        "two factors are multiplied before the weight, and rounded once",
+    ),
 ];
 
 /// Numbers of tensors in the list may differ by so much, relatively.
@@ -39,7 +63,8 @@ fn is_listed(network: &str, what: &str) -> bool {
 fn convert(folder: &Path, out: OutType) -> Result<(tempfile::TempDir, PathBuf, QuantizeSummary), Error> {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("out.gguf");
-    let summary = Conversion::open(folder, None)?.write(&path, out, Some(2), &mut |_| ControlFlow::Continue(()))?;
+    let summary =
+        Conversion::open(folder, None)?.write(&path, out, Some(2), &mut |_| ControlFlow::Continue(()))?;
     Ok((temporary, path, summary))
 }
 
@@ -86,10 +111,16 @@ fn differences(network: &str, own: &GgufFile, reference: &GgufFile) -> Vec<Strin
         };
         if (view.info.ty, &view.info.dims) != (info.ty, &info.dims) {
             let (ty, dims) = (view.info.ty, &view.info.dims);
-            found.push(format!("{network}: {name} is {ty} {dims:?}, expected {} {:?}", info.ty, info.dims));
+            found.push(format!(
+                "{network}: {name} is {ty} {dims:?}, expected {} {:?}",
+                info.ty, info.dims
+            ));
         } else if is_listed(network, name) {
             let pairs = numbers(own, name).into_iter().zip(numbers(reference, name));
-            if let Some((a, b)) = pairs.into_iter().find(|(a, b)| (a - b).abs() > LAST_BITS * b.abs()) {
+            if let Some((a, b)) = pairs
+                .into_iter()
+                .find(|(a, b)| (a - b).abs() > LAST_BITS * b.abs())
+            {
                 found.push(format!("{network}: {name} has {a}, expected {b}"));
             }
         } else if view.bytes.to_vec().unwrap() != reference.tensor(name).unwrap().bytes.to_vec().unwrap() {
@@ -117,7 +148,8 @@ fn files_are_those_of_the_reference() {
             if !reference.is_file() || !folder.join("hf/model.safetensors").is_file() {
                 continue;
             }
-            let (_temporary, path, _) = convert(&folder.join("hf"), out).unwrap_or_else(|error| panic!("{network}: {error}"));
+            let (_temporary, path, _) =
+                convert(&folder.join("hf"), out).unwrap_or_else(|error| panic!("{network}: {error}"));
             let own = GgufFile::open(&path).unwrap();
             found.extend(differences(&network, &own, &GgufFile::open(&reference).unwrap()));
             n_compared += 1;
@@ -133,9 +165,13 @@ fn files_are_those_of_the_reference() {
 /// The folder of a small network in the core set or the full one.
 fn any_folder(comparisons: &mut Comparisons, name: &str) -> Option<PathBuf> {
     let folders = comparisons.networks();
-    folders.into_iter().map(|folder| folder.join("hf")).find(|folder| {
-        folder.join("model.safetensors").is_file() && folder.parent().is_some_and(|parent| parent.ends_with(name))
-    })
+    folders
+        .into_iter()
+        .map(|folder| folder.join("hf"))
+        .find(|folder| {
+            folder.join("model.safetensors").is_file()
+                && folder.parent().is_some_and(|parent| parent.ends_with(name))
+        })
 }
 
 fn copy(folder: &Path) -> tempfile::TempDir {
@@ -191,7 +227,9 @@ fn what_cannot_be_converted_is_said_in_one_line_and_leaves_no_file() {
     check(&forget, "neither a tokenizer.json nor a tokenizer.model");
     let unknown = |folder: &Path| {
         let path = folder.join("config.json");
-        let text = fs::read_to_string(&path).unwrap().replace("LlamaForCausalLM", "NoSuchModel");
+        let text = fs::read_to_string(&path)
+            .unwrap()
+            .replace("LlamaForCausalLM", "NoSuchModel");
         fs::write(path, text).unwrap();
     };
     check(&unknown, "`NoSuchModel` is not supported");
@@ -207,7 +245,10 @@ fn presets_are_those_of_quantize() {
     let own = GgufFile::open(&path).unwrap();
     let reference = folder.with_file_name("model-Q4_K_M.gguf");
     if reference.is_file() {
-        assert_eq!(differences("llama", &own, &GgufFile::open(&reference).unwrap()), Vec::<String>::new());
+        assert_eq!(
+            differences("llama", &own, &GgufFile::open(&reference).unwrap()),
+            Vec::<String>::new()
+        );
     }
     assert_eq!(summary.n_tensors, own.tensors().len());
     assert!(own.tensors().any(|info| info.ty == TensorType::Q4_K));

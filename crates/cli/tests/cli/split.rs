@@ -7,7 +7,17 @@ use crate::{
     support::{arg, tokenmill},
 };
 
-const GREEDY: [&str; 9] = ["run", "demo", "Once upon a time", "--temp", "0", "-n", "8", "-c", "64"];
+const GREEDY: [&str; 9] = [
+    "run",
+    "demo",
+    "Once upon a time",
+    "--temp",
+    "0",
+    "-n",
+    "8",
+    "-c",
+    "64",
+];
 
 #[test]
 fn every_split_continues_as_the_cpu_does() {
@@ -21,7 +31,11 @@ fn every_split_continues_as_the_cpu_does() {
         &["--place", "attn=cpu", "--gpu-batch", "1000000"],
     ] {
         let outcome = run(with_driver("", &[&GREEDY[..], flags].concat()));
-        assert!(outcome.stderr.contains("split as asked for; GPU 0 "), "{flags:?}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains("split as asked for; GPU 0 "),
+            "{flags:?}: {}",
+            outcome.stderr
+        );
         assert_eq!(outcome.ok(), expected, "{flags:?}");
     }
 }
@@ -32,7 +46,13 @@ fn the_plan_says_what_is_where_before_the_load() {
     for row in ["token embedding", "keys and values", "steps", "all", "head"] {
         assert!(outcome.stderr.contains(row), "{row}: {}", outcome.stderr);
     }
-    let all = |place: &str| outcome.stderr.lines().filter(|line| line.contains(&format!("  {place}  "))).count();
+    let all = |place: &str| {
+        outcome
+            .stderr
+            .lines()
+            .filter(|line| line.contains(&format!("  {place}  ")))
+            .count()
+    };
     assert!(all("GPU") >= 4 && all("CPU") >= 4, "{}", outcome.stderr);
     outcome.ok();
 }
@@ -58,7 +78,10 @@ fn auto_takes_as_many_layers_as_fit() {
             }
         }
     }
-    assert!(found_split, "one of the machines is too small for all layers and large enough for one");
+    assert!(
+        found_split,
+        "one of the machines is too small for all layers and large enough for one"
+    );
 }
 
 #[test]
@@ -67,13 +90,28 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         let line = run(with_driver(machine, &[&GREEDY[..], flags].concat())).failed(code);
         assert!(parts.iter().all(|part| line.contains(part)), "{flags:?}: {line}");
     };
-    check("", &["--cpu-moe"], 2, &["the model has no experts that could be kept on the CPU"]);
+    check(
+        "",
+        &["--cpu-moe"],
+        2,
+        &["the model has no experts that could be kept on the CPU"],
+    );
     check("", &["--n-cpu-moe", "1"], 2, &["the model has no experts"]);
     check("", &["--place", "norm=gpu"], 2, &["`norm` is no part of a layer"]);
     check("", &["--place", "ffn=tpu"], 2, &["`tpu` is no place"]);
     check("", &["-ngl", "many"], 2, &["`-ngl many` is no number of layers"]);
-    check("", &["-ngl", "0", "--place", "ffn=gpu"], 2, &["`-ngl 0` and `--place` contradict each other"]);
-    check("", &["-ngl", "2", "--device", "cpu"], 2, &["`-ngl 2` and `--device cpu` contradict each other"]);
+    check(
+        "",
+        &["-ngl", "0", "--place", "ffn=gpu"],
+        2,
+        &["`-ngl 0` and `--place` contradict each other"],
+    );
+    check(
+        "",
+        &["-ngl", "2", "--device", "cpu"],
+        2,
+        &["`-ngl 2` and `--device cpu` contradict each other"],
+    );
     check(
         "mib=134",
         &["-ngl", "2"],
@@ -92,7 +130,11 @@ fn experts_on_the_cpu_continue_as_without() {
     let expected = tokenmill([&greedy[..], &["--device", "cpu"]].concat()).ok();
     for flags in [&["-cmoe"][..], &["-ncmoe", "1"], &["--place", "experts=cpu"]] {
         let outcome = run(with_driver("", &[&greedy[..], flags].concat()));
-        assert!(outcome.stderr.contains("experts"), "{flags:?}: {}", outcome.stderr);
+        assert!(
+            outcome.stderr.contains("experts"),
+            "{flags:?}: {}",
+            outcome.stderr
+        );
         assert_eq!(outcome.ok(), expected, "{flags:?}");
         comparisons.compared(1);
     }

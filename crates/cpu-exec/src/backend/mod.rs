@@ -12,8 +12,8 @@ mod layers;
 mod load;
 mod memory;
 mod recurrence;
-mod split;
 mod sampling;
+mod split;
 mod streams;
 
 use std::sync::Arc;
@@ -31,9 +31,9 @@ use angles::StepAngles;
 pub use experts::RouteObserver;
 use experts::expert_rows;
 pub use inputs::{InputObserver, ProductInput};
-pub use split::AwakeThreads;
 use load::{n_experts, workspace_sizes};
 use sampling::Sampling;
+pub use split::AwakeThreads;
 
 /// The CPU.
 pub struct CpuBackend {

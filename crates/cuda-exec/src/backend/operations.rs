@@ -13,10 +13,7 @@ use tokenmill_gguf::TensorType;
 
 use crate::modules::type_suffix;
 
-use super::{
-    CudaBackend, CudaBuffer, Sources, Workspace, prepared,
-    trace::Tracer,
-};
+use super::{CudaBackend, CudaBuffer, Sources, Workspace, prepared, trace::Tracer};
 
 /// Tokens of a step: some grids have a thread block for each along y, and a grid has no more there.
 const MAX_STEP_TOKENS: usize = 65_535;

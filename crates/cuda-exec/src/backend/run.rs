@@ -46,7 +46,11 @@ impl CudaBackend {
     }
 
     /// Takes the values of a step; `pads` says whether its counts may be padded.
-    pub(super) fn begin_counted(&mut self, batch: &ForwardBatch, pads: bool) -> Result<StepShape, BackendError> {
+    pub(super) fn begin_counted(
+        &mut self,
+        batch: &ForwardBatch,
+        pads: bool,
+    ) -> Result<StepShape, BackendError> {
         self.mark(Moment::Begun)?;
         let workspace = prepared(&mut self.workspace);
         let kv = self.kv.as_mut().expect("the KV store was allocated at load");

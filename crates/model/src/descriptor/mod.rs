@@ -22,7 +22,8 @@ pub use recurrent::{
 };
 
 use tokenmill_backend::{
-    Activation, HeadsShape, KvLayerShape, KvStoreOfLayer, LayerShape, MAX_STREAMS, NetworkShape, NormKind, StateLayerShape,
+    Activation, HeadsShape, KvLayerShape, KvStoreOfLayer, LayerShape, MAX_STREAMS, NetworkShape, NormKind,
+    StateLayerShape,
 };
 
 use crate::{

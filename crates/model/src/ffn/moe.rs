@@ -12,8 +12,8 @@
 //! The experts' matrices are one tensor each, `[n_in, n_out, n_experts]`.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, Carried, ExecutorLimits, ExpertInput, Linear, LinearJob, Memory,
-    Part, Routed, Router,
+    Activation, Backend, BackendError, Carried, ExecutorLimits, ExpertInput, Linear, LinearJob, Memory, Part,
+    Routed, Router,
 };
 
 use crate::{
@@ -92,11 +92,8 @@ impl<M: Memory> MoeFfn<M> {
         let up = loader.experts(&up_name, n_experts, up_rows, n_embd, bias)?;
         let down = loader.experts(&name("ffn_down_exps"), n_experts, RowsOf::all(n_embd), n_ff, bias)?;
         let choice_bias = loader.vector(&name("exp_probs_b.bias"), n_experts, choice_bias)?;
-        let expert_scales = loader.vector(
-            &name("ffn_down_exps.scale"),
-            n_experts,
-            moe.router.expert_scales,
-        )?;
+        let expert_scales =
+            loader.vector(&name("ffn_down_exps.scale"), n_experts, moe.router.expert_scales)?;
         loader.memory.enter(Part::Ffn(place.layer_idx));
         let shared = match &moe.shared {
             None => None,

@@ -9,8 +9,8 @@ use tokenmill_gguf::{ReadAt, TensorType};
 
 use super::{Entry, SafetensorsFolder, changes::map};
 use crate::{
-    AttentionDescriptor, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, PooledOutput, QkNorm, RopeScaling,
-    WeightInfo,
+    AttentionDescriptor, DeltaNetDescriptor, Descriptor, LoadError, MixerDescriptor, PooledOutput, QkNorm,
+    RopeScaling, WeightInfo,
     arch::{GgufForm, Recast},
     tensor_view::{Reordered, Transposed},
 };
@@ -103,7 +103,13 @@ impl SafetensorsFolder {
             n_bytes: bytes.len(),
             stored: None,
         };
-        self.insert(name.to_owned(), Entry { info, bytes: Box::new(Owned(bytes)) });
+        self.insert(
+            name.to_owned(),
+            Entry {
+                info,
+                bytes: Box::new(Owned(bytes)),
+            },
+        );
     }
 
     /// Adds weights for norms of queries and keys that have none: files keep the scale of scores there.
@@ -172,11 +178,13 @@ fn only_number(name: &str, entry: &Entry) -> Result<f32, LoadError> {
         .read_exact_at(0, &mut bytes[..n_bytes])
         .map_err(read_error)?;
     let is_one = entry.info.dims.iter().product::<usize>() == 1;
-    decode(bytes).filter(|_| is_one).ok_or_else(|| LoadError::WrongShape {
-        name: name.to_owned(),
-        expected: vec![1],
-        found: entry.info.dims.clone(),
-    })
+    decode(bytes)
+        .filter(|_| is_one)
+        .ok_or_else(|| LoadError::WrongShape {
+            name: name.to_owned(),
+            expected: vec![1],
+            found: entry.info.dims.clone(),
+        })
 }
 
 type Recasted = Result<Vec<(String, Entry)>, &'static str>;
@@ -353,7 +361,13 @@ fn split(entry: Entry, n_groups: usize, widths: &[usize]) -> Result<Vec<Entry>, 
     let dims = entry.info.dims.clone();
     let n_rows: usize = match dims[..] {
         // A vector of each group.
-        [width, n] if n == n_groups && n_groups > 1 && dims.len() == 2 && width % widths.len() == 0 && widths == [1, 1] => {
+        [width, n]
+            if n == n_groups
+                && n_groups > 1
+                && dims.len() == 2
+                && width % widths.len() == 0
+                && widths == [1, 1] =>
+        {
             width * n
         }
         _ => dims.iter().skip(1).product(),
@@ -402,7 +416,10 @@ fn entry_elements(dims: &[usize]) -> usize {
 
 /// Matrices with rows of one length, one below the other.
 fn join_rows(parts: [Entry; 3]) -> Entry {
-    let n_rows = parts.iter().map(|part| part.info.dims[1..].iter().product::<usize>()).sum();
+    let n_rows = parts
+        .iter()
+        .map(|part| part.info.dims[1..].iter().product::<usize>())
+        .sum();
     let n_bytes = parts.iter().map(|part| part.info.n_bytes).sum();
     let mut info = parts[0].info.clone();
     (info.dims, info.n_bytes) = (vec![info.dims[0], n_rows], n_bytes);

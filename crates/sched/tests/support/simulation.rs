@@ -6,10 +6,7 @@
 //! and that no page is held. `PROPTEST_CASES` sets the number of cases; a case has 20 requests on average. With
 //! `--nocapture` the totals are printed.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::HashMap,
-};
+use std::cell::{Cell, RefCell};
 
 use proptest::{prelude::*, test_runner::TestRunner};
 use tokenmill_backend::{ExecutorLimits, SamplingParams, WindowGroup};
@@ -29,7 +26,6 @@ use crate::{
     mailbox::{Mailbox, QueueLimits},
     page_events::page_events,
     params::{EngineConfig, ForwardParams, ForwardRows, GenerateParams},
-    prefix::PageKey,
     submission::{Job, Submission, check_forward, check_generate},
     sync::Arc,
 };
@@ -561,12 +557,14 @@ fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -
         },
     };
     let (events, receiver) = channel(world.config.stream_buffer);
-    let request = mailbox.submit(caller.n_samples() as usize, tokens.len(), |request| Submission {
-        request,
-        tokens,
-        job,
-        events,
-        submitted_us: now_us,
+    let request = mailbox.submit(caller.n_samples() as usize, tokens.len(), None, |request| {
+        Submission {
+            request,
+            tokens,
+            job,
+            events,
+            submitted_us: now_us,
+        }
     });
     let request = request.ok()?;
     Some(Generation::new(

@@ -120,7 +120,11 @@ pub fn encoders_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let texts = random_texts(&mut random, model.descriptor.n_vocab);
         let together = |executor: &mut dyn Executor| pooled(executor, &texts, texts.len());
         let expected = together(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = together(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32));
+        let found = together(&mut load(
+            &model,
+            (subject.make)(2, &model.descriptor.shape()),
+            KvType::F32,
+        ));
         assert_close(name, &expected, &found, F32_TOLERANCE);
     }
 }
@@ -131,9 +135,17 @@ pub fn encoded_texts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) 
     for (name, change) in ENCODERS {
         let model = TinyModel::random(encoder(*change), TensorType::F16, 24);
         let texts = random_texts(&mut random, model.descriptor.n_vocab);
-        let alone = pooled(&mut load(&model, (subject.make)(1, &model.descriptor.shape()), KvType::F16), &texts, 1);
+        let alone = pooled(
+            &mut load(&model, (subject.make)(1, &model.descriptor.shape()), KvType::F16),
+            &texts,
+            1,
+        );
         for n_threads in [1, 3] {
-            let mut executor = load(&model, (subject.make)(n_threads, &model.descriptor.shape()), KvType::F16);
+            let mut executor = load(
+                &model,
+                (subject.make)(n_threads, &model.descriptor.shape()),
+                KvType::F16,
+            );
             let together = pooled(&mut executor, &texts, texts.len());
             match subject.company {
                 Company::Bits => assert_same_bits(name, &alone, &together),

@@ -65,7 +65,11 @@ pub fn networks_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, TensorType::F32, 3);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32));
+        let found = scene.play(&mut load(
+            &model,
+            (subject.make)(2, &model.descriptor.shape()),
+            KvType::F32,
+        ));
         assert_close(&name, &expected, &found, F32_TOLERANCE);
     }
 }
@@ -104,7 +108,11 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor.clone(), ty, 4);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load_with(&model, NaiveBackend::new(), kv_types));
-        let found = scene.play(&mut load_with(&model, (subject.make)(2, &model.descriptor.shape()), kv_types));
+        let found = scene.play(&mut load_with(
+            &model,
+            (subject.make)(2, &model.descriptor.shape()),
+            kv_types,
+        ));
         let case = format!("{} with {kv_types:?} KV", ty.name());
         assert_similar(&case, &expected, &found, limit);
     }
@@ -115,7 +123,11 @@ pub fn rounded_types_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, TensorType::F32, 4);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F16));
-        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F16));
+        let found = scene.play(&mut load(
+            &model,
+            (subject.make)(2, &model.descriptor.shape()),
+            KvType::F16,
+        ));
         assert_similar(name, &expected, &found, half);
     }
 }
@@ -130,7 +142,11 @@ pub fn experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, TensorType::F32, 22);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32));
+        let found = scene.play(&mut load(
+            &model,
+            (subject.make)(2, &model.descriptor.shape()),
+            KvType::F32,
+        ));
         assert_close(name, &expected, &found, F32_TOLERANCE);
     }
 }
@@ -159,7 +175,11 @@ pub fn rounded_experts_agree_with_the_oracle<B: Backend>(subject: &Subject<B>) {
         }
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let expected = scene.play(&mut load(&model, NaiveBackend::new(), KvType::F32));
-        let found = scene.play(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32));
+        let found = scene.play(&mut load(
+            &model,
+            (subject.make)(2, &model.descriptor.shape()),
+            KvType::F32,
+        ));
         // As for dense networks: activations of 8 bits.
         let limit = if format.is_float() { 1e-3 } else { 0.1 };
         assert_similar(ty.name(), &expected, &found, limit);
@@ -172,12 +192,18 @@ pub fn rows_of_experts_do_not_depend_on_company<B: Backend>(subject: &Subject<B>
     for ty in [TensorType::F32, TensorType::Q8_0, TensorType::Q4_0] {
         let model = TinyModel::random(tiny_experts(), ty, 27);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
-        let expected = scene
-            .alone(&mut random)
-            .play(&mut load(&model, (subject.make)(1, &model.descriptor.shape()), KvType::F32));
+        let expected = scene.alone(&mut random).play(&mut load(
+            &model,
+            (subject.make)(1, &model.descriptor.shape()),
+            KvType::F32,
+        ));
         for n_threads in [1, 2, 3] {
             let company = scene.rescheduled(&mut random);
-            let found = company.play(&mut load(&model, (subject.make)(n_threads, &model.descriptor.shape()), KvType::F32));
+            let found = company.play(&mut load(
+                &model,
+                (subject.make)(n_threads, &model.descriptor.shape()),
+                KvType::F32,
+            ));
             let name = format!("experts in {}, {n_threads} threads", ty.name());
             match subject.company {
                 Company::Bits => assert_same_bits(&name, &expected, &found),
@@ -223,10 +249,18 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
         let model = TinyModel::random(descriptor, ty, 6);
         let scene = Scene::random(&mut random, model.descriptor.n_vocab);
         let alone = scene.alone(&mut random);
-        let expected = alone.play(&mut load(&model, (subject.make)(1, &model.descriptor.shape()), kv_type));
+        let expected = alone.play(&mut load(
+            &model,
+            (subject.make)(1, &model.descriptor.shape()),
+            kv_type,
+        ));
         for n_threads in [1, 2, 3, 5] {
             let company = scene.rescheduled(&mut random);
-            let found = company.play(&mut load(&model, (subject.make)(n_threads, &model.descriptor.shape()), kv_type));
+            let found = company.play(&mut load(
+                &model,
+                (subject.make)(n_threads, &model.descriptor.shape()),
+                kv_type,
+            ));
             let name = format!("{name} in {}, {n_threads} threads", ty.name());
             match subject.company {
                 Company::Bits => assert_same_bits(&name, &expected, &found),
@@ -247,7 +281,11 @@ pub fn only_the_rows_asked_for_come_back<B: Backend>(subject: &Subject<B>) {
         batch.logit_rows = logit_rows.to_vec();
         batch.outputs = vec![RowOutput::Logits; logit_rows.len()];
         batch.hidden_rows = hidden_rows.to_vec();
-        run(&mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32), &batch).unwrap()
+        run(
+            &mut load(&model, (subject.make)(2, &model.descriptor.shape()), KvType::F32),
+            &batch,
+        )
+        .unwrap()
     };
     let everything: Vec<u32> = (0..20).collect();
     let all = ask(&everything, &everything);

@@ -164,7 +164,10 @@ impl<'a> GgufKeys<'a> {
 
     /// Counts of heads.
     pub(super) fn heads(&mut self) -> Result<(), LoadError> {
-        self.copy_count("attention.head_count", &["num_attention_heads", "n_head", "n_heads"])?;
+        self.copy_count(
+            "attention.head_count",
+            &["num_attention_heads", "n_head", "n_heads"],
+        )?;
         self.copy_count("attention.head_count_kv", &["num_key_value_heads", "n_kv_heads"])
     }
 

@@ -94,7 +94,9 @@ impl GgufForm {
                 layout.gguf_name(&format!("{}{layer_idx}.{rest}", layout.layers))
             }
             "glm4moe" => {
-                let layer_idx = layout.layer_idx(hf_name).filter(|&layer_idx| layer_idx >= n_layers)?;
+                let layer_idx = layout
+                    .layer_idx(hf_name)
+                    .filter(|&layer_idx| layer_idx >= n_layers)?;
                 let (_, rest) = hf_name.split_once(layout.layers)?;
                 let (_, rest) = rest.split_once('.')?;
                 named(recast::DRAFT_NAMES, layer_idx, rest).or_else(|| layout.gguf_name(hf_name))

@@ -49,8 +49,8 @@ pub(crate) enum Recast {
 
 use Recast::{
     AddOne, Column, DeltaInputs, EmbeddingScale, FourDims, Halves, IntoKey, LatentKeysAndValues, LogitScale,
-    NeighbouringKeys, NeighbouringQueries, OfClassifier, Rename, ScoreScale, SharedDown, SharedGateAndUp, Squeeze,
-    TiledColumns, TiledRows,
+    NeighbouringKeys, NeighbouringQueries, OfClassifier, Rename, ScoreScale, SharedDown, SharedGateAndUp,
+    Squeeze, TiledColumns, TiledRows,
 };
 
 type Recasts = &'static [(&'static str, Recast)];

@@ -90,7 +90,10 @@ pub(super) fn rule_of(arch: &str) -> Option<Rule> {
         },
         "qwen3vl" => |keys| {
             keys.usual()?;
-            let stacked = keys.config.object("vision_config")?.counts("deepstack_visual_indexes")?;
+            let stacked = keys
+                .config
+                .object("vision_config")?
+                .counts("deepstack_visual_indexes")?;
             keys.set_count("n_deepstack_layers", stacked.map_or(0, |layers| layers.len()))
         },
         "qwen35" | "qwen35moe" | "qwen3next" => qwen35,
@@ -169,7 +172,10 @@ fn deepseek2(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let latent = latent.ok_or_else(|| keys.config.wrong("kv_lora_rank", "a count"))?;
     // One row of keys is shared by all heads.
     keys.set("attention.head_count_kv", 1_u32);
-    keys.set_count("attention.key_length", latent.kv_rank.saturating_add(latent.rotated_dim))?;
+    keys.set_count(
+        "attention.key_length",
+        latent.kv_rank.saturating_add(latent.rotated_dim),
+    )?;
     keys.set_count("attention.value_length", latent.kv_rank)?;
     keys.vocab_size()?;
     if let Some(rank) = latent.q_rank {
@@ -206,7 +212,10 @@ fn ernie4_5_moe(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.first_count(&["moe_intermediate_size"])?,
         keys.first_count(&["moe_num_shared_experts"])?,
     ) {
-        keys.set_count("expert_shared_feed_forward_length", width.saturating_mul(n_shared))?;
+        keys.set_count(
+            "expert_shared_feed_forward_length",
+            width.saturating_mul(n_shared),
+        )?;
     }
     Ok(())
 }
@@ -216,7 +225,10 @@ fn with_windows(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     if keys.arch == "exaone4" {
         keys.vocab_size()?;
     }
-    let has_windows = keys.descriptor.attentions().any(|attention| attention.window.is_some());
+    let has_windows = keys
+        .descriptor
+        .attentions()
+        .any(|attention| attention.window.is_some());
     if has_windows {
         keys.window()?;
         keys.window_pattern();
@@ -235,7 +247,10 @@ fn exaone_moe(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.first_count(&["moe_intermediate_size"])?,
         keys.first_count(&["num_shared_experts"])?,
     ) {
-        keys.set_count("expert_shared_feed_forward_length", width.saturating_mul(n_shared))?;
+        keys.set_count(
+            "expert_shared_feed_forward_length",
+            width.saturating_mul(n_shared),
+        )?;
     }
     keys.set_count("nextn_predict_layers", 0)?;
     keys.set("rope.scaling.type", "none");
@@ -247,7 +262,9 @@ fn falcon(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set("tensor_data_layout", "jploski");
     let n_ff = keys.descriptor.n_embd.saturating_mul(4);
     keys.set_count("feed_forward_length", n_ff)?;
-    let Some(attention) = keys.attention() else { return Ok(()) };
+    let Some(attention) = keys.attention() else {
+        return Ok(());
+    };
     keys.set_count("attention.head_count", attention.n_heads)?;
     keys.set_count("attention.head_count_kv", attention.n_kv_heads)?;
     if let Some(rope) = keys.descriptor.ropes.first().filter(|rope| rope.base != 10_000.0) {
@@ -312,13 +329,23 @@ fn gemma3n(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.set("final_logit_softcapping", softcap);
     }
     keys.window_of_layers()?;
-    let alt_up = keys.descriptor.alt_up.as_ref().map_or(0, |alt_up| alt_up.n_streams);
+    let alt_up = keys
+        .descriptor
+        .alt_up
+        .as_ref()
+        .map_or(0, |alt_up| alt_up.n_streams);
     keys.set_count("altup.active_idx", 0)?;
     keys.set_count("altup.num_inputs", alt_up)?;
     keys.layer_embeddings()?;
     keys.shared_kv()?;
     let cutoffs: Vec<f32> = (keys.descriptor.layers.iter())
-        .map(|layer| layer.ffn.dense().and_then(|dense| dense.cutoff).unwrap_or(f32::NEG_INFINITY))
+        .map(|layer| {
+            layer
+                .ffn
+                .dense()
+                .and_then(|dense| dense.cutoff)
+                .unwrap_or(f32::NEG_INFINITY)
+        })
         .collect();
     keys.set("activation_sparsity_scale", cutoffs);
     keys.window_pattern();
@@ -329,7 +356,9 @@ fn gemma4(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.usual()?;
     let widths: Vec<usize> = keys.dense_widths();
     keys.set_counts("feed_forward_length", &widths)?;
-    let kv_heads: Vec<usize> = (keys.descriptor.attentions()).map(|attention| attention.n_kv_heads).collect();
+    let kv_heads: Vec<usize> = (keys.descriptor.attentions())
+        .map(|attention| attention.n_kv_heads)
+        .collect();
     keys.set_counts("attention.head_count_kv", &kv_heads)?;
     keys.copy_number("final_logit_softcapping", &["final_logit_softcapping"])?;
     keys.window_of_layers()?;
@@ -338,7 +367,9 @@ fn gemma4(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.window_pattern();
     let width_of = |is_local: bool| {
         let mut layers = keys.descriptor.attentions();
-        layers.find(|attention| attention.window.is_some() == is_local).map(|attention| attention.head_dim_k)
+        layers
+            .find(|attention| attention.window.is_some() == is_local)
+            .map(|attention| attention.head_dim_k)
     };
     let (global, local) = (width_of(false), width_of(true));
     if let Some(width) = global.or(local) {
@@ -405,7 +436,11 @@ fn granite(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         keys.set_count("expert_shared_feed_forward_length", width)?;
     }
     if keys.arch == "granitehybrid" {
-        let has_experts = keys.descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
+        let has_experts = keys
+            .descriptor
+            .layers
+            .iter()
+            .any(|layer| layer.ffn.moe().is_some());
         if !has_experts {
             let widths = keys.dense_widths();
             keys.set_counts("feed_forward_length", &widths)?;
@@ -463,7 +498,9 @@ fn kimi_linear(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         _ => None,
     });
     let latent = mixers().find_map(MixerDescriptor::latent);
-    let kv_heads: Vec<usize> = mixers().map(|mixer| usize::from(mixer.latent().is_some())).collect();
+    let kv_heads: Vec<usize> = mixers()
+        .map(|mixer| usize::from(mixer.latent().is_some()))
+        .collect();
     keys.set_count_list("attention.head_count_kv", &kv_heads)?;
     if let Some(net) = net {
         keys.set_count("ssm.conv_kernel", net.n_taps)?;
@@ -474,7 +511,10 @@ fn kimi_linear(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
         if let Some(rank) = latent.q_rank {
             keys.set_count("attention.q_lora_rank", rank)?;
         }
-        keys.set_count("attention.key_length", latent.kv_rank.saturating_add(latent.rotated_dim))?;
+        keys.set_count(
+            "attention.key_length",
+            latent.kv_rank.saturating_add(latent.rotated_dim),
+        )?;
         keys.set_count(
             "attention.key_length_mla",
             latent.plain_dim.saturating_add(latent.rotated_dim),
@@ -554,7 +594,10 @@ fn modern_bert(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     keys.set("classifier.pooling_type", classifier);
     labels(keys);
     keys.copy_count("attention.sliding_window", &["local_attention"])?;
-    keys.copy_count("attention.sliding_window_pattern", &["global_attn_every_n_layers"])?;
+    keys.copy_count(
+        "attention.sliding_window_pattern",
+        &["global_attn_every_n_layers"],
+    )?;
     keys.set("rope.scaling.type", "none");
     keys.vocab_size()?;
     if let Some(name) = keys.config.get("hidden_activation").and_then(Json::as_str) {
@@ -639,7 +682,10 @@ fn qwen35(keys: &mut GgufKeys<'_>) -> Result<(), LoadError> {
     let n_drafting = keys.first_count(&["mtp_num_hidden_layers"])?.unwrap_or(0);
     let recurrent: Vec<bool> = (keys.descriptor.layers.iter())
         .map(|layer| layer.mixer.attention().is_none())
-        .chain(std::iter::repeat_n(false, n_drafting.min(super::MAX_DRAFT_LAYERS)))
+        .chain(std::iter::repeat_n(
+            false,
+            n_drafting.min(super::MAX_DRAFT_LAYERS),
+        ))
         .collect();
     keys.set("attention.recurrent_layers", recurrent);
     let interval = keys.first_count(&["full_attention_interval"])?.unwrap_or(4);
@@ -682,14 +728,23 @@ impl GgufKeys<'_> {
     /// KV heads of each layer, 0 of those without attention.
     fn kv_heads_of_layers(&mut self) -> Result<(), LoadError> {
         let kv_heads: Vec<usize> = (self.descriptor.layers.iter())
-            .map(|layer| layer.mixer.attention().map_or(0, |attention| attention.n_kv_heads))
+            .map(|layer| {
+                layer
+                    .mixer
+                    .attention()
+                    .map_or(0, |attention| attention.n_kv_heads)
+            })
             .collect();
         self.set_count_list("attention.head_count_kv", &kv_heads)
     }
 
     /// The window, also where the configuration leaves it out.
     fn window_of_layers(&mut self) -> Result<(), LoadError> {
-        match self.descriptor.attentions().find_map(|attention| attention.window) {
+        match self
+            .descriptor
+            .attentions()
+            .find_map(|attention| attention.window)
+        {
             Some(window) => self.set_count("attention.sliding_window", window),
             None => Ok(()),
         }
@@ -697,7 +752,11 @@ impl GgufKeys<'_> {
 
     /// The width of the embeddings of each layer.
     fn layer_embeddings(&mut self) -> Result<(), LoadError> {
-        let width = self.descriptor.layer_embeddings.as_ref().map_or(0, |own| own.width);
+        let width = self
+            .descriptor
+            .layer_embeddings
+            .as_ref()
+            .map_or(0, |own| own.width);
         self.set_count("embedding_length_per_layer_input", width)
     }
 

@@ -44,7 +44,10 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
     let own_bytes = model.memory().map_or(0, |plan| plan.total_bytes() as u64);
     let on_host = model.memory().and_then(|plan| plan.on_host.as_deref());
     let n_bytes = own_bytes + on_host.map_or(0, |plan| plan.total_bytes() as u64);
-    let is_on_gpu = matches!(model.device(), LoadedDevice::Cuda { .. } | LoadedDevice::Split { .. });
+    let is_on_gpu = matches!(
+        model.device(),
+        LoadedDevice::Cuda { .. } | LoadedDevice::Split { .. }
+    );
     let mut running = entry(&app, app.model.name());
     running["size"] = n_bytes.into();
     running["size_vram"] = if is_on_gpu { own_bytes } else { 0 }.into();

@@ -84,7 +84,8 @@ impl VocabularyFiles {
             None if model["vocab"].is_object() => "WordPiece",
             None => "",
         };
-        let is_byte_level = has_part(&json["pre_tokenizer"], "ByteLevel") || has_part(&json["decoder"], "ByteLevel");
+        let is_byte_level =
+            has_part(&json["pre_tokenizer"], "ByteLevel") || has_part(&json["decoder"], "ByteLevel");
         // Where both are there, the form that the reference reads.
         let sentencepiece = (self.sentencepiece.as_ref()).filter(|_| !is_byte_level && !self.keeps_merges);
         let mut merges = None;
@@ -156,7 +157,11 @@ impl VocabularyFiles {
         let mut tokens = fillers(self.n_vocab);
         for (text, id) in vocab {
             let kind = kind_of(&text);
-            *self.slot(&mut tokens, id)? = Token { text, kind, score: 0.0 };
+            *self.slot(&mut tokens, id)? = Token {
+                text,
+                kind,
+                score: 0.0,
+            };
         }
         Ok(tokens)
     }
@@ -178,7 +183,11 @@ impl VocabularyFiles {
             } else {
                 (text.replace('\u{2581}', " "), kind::USER_DEFINED)
             };
-            *self.slot(&mut tokens, id)? = Token { text, kind, score: 0.0 };
+            *self.slot(&mut tokens, id)? = Token {
+                text,
+                kind,
+                score: 0.0,
+            };
         }
         Ok(tokens)
     }
@@ -193,8 +202,9 @@ impl VocabularyFiles {
             Some((u32::try_from(id?).ok()?, added))
         };
         let own = json["added_tokens"].as_array().into_iter().flatten();
-        let mut added: Vec<(u32, AddedToken)> =
-            own.filter_map(|token| read(token["id"].as_u64(), token)).collect();
+        let mut added: Vec<(u32, AddedToken)> = own
+            .filter_map(|token| read(token["id"].as_u64(), token))
+            .collect();
         let others = self.tokenizer_config["added_tokens_decoder"].as_object();
         for (id, token) in others.into_iter().flatten() {
             if let Some((id, token)) = read(id.parse().ok(), token)
@@ -256,8 +266,16 @@ impl VocabularyFiles {
             let token = self.slot(&mut tokens, id)?;
             token.text = added.text;
             if Some(u64::from(id)) != unknown {
-                token.kind = if added.is_special { kind::CONTROL } else { kind::USER_DEFINED };
-                token.score = if token.score == FILLER_SCORE { 0.0 } else { token.score };
+                token.kind = if added.is_special {
+                    kind::CONTROL
+                } else {
+                    kind::USER_DEFINED
+                };
+                token.score = if token.score == FILLER_SCORE {
+                    0.0
+                } else {
+                    token.score
+                };
             }
         }
         metadata.insert("tokenizer.ggml.model", "t5")?;
@@ -305,7 +323,11 @@ impl VocabularyFiles {
                 continue;
             }
             let is_control = added.is_special || looks_special(&added.text);
-            token.kind = if is_control { kind::CONTROL } else { kind::USER_DEFINED };
+            token.kind = if is_control {
+                kind::CONTROL
+            } else {
+                kind::USER_DEFINED
+            };
             token.text = if is_control {
                 added.text
             } else {
@@ -327,7 +349,9 @@ impl VocabularyFiles {
         }
         // Ids beyond the embeddings belong to no row, and are left out.
         for (text, id) in self.added_tokens.as_object().into_iter().flatten() {
-            let slot = id.as_u64().and_then(|id| tokens.get_mut(usize::try_from(id).ok()?));
+            let slot = id
+                .as_u64()
+                .and_then(|id| tokens.get_mut(usize::try_from(id).ok()?));
             if let Some(token) = slot {
                 *token = Token {
                     text: text.clone(),
@@ -347,7 +371,11 @@ impl VocabularyFiles {
                 } else {
                     added.text.replace('\u{2581}', " ")
                 },
-                kind: if is_control { kind::CONTROL } else { kind::USER_DEFINED },
+                kind: if is_control {
+                    kind::CONTROL
+                } else {
+                    kind::USER_DEFINED
+                },
                 score: ADDED_SCORE,
             };
         }

@@ -21,9 +21,38 @@ const MORE: &str = "HelloWorld XMLHttp $price ##tag\r\n\r\n\tx=1;//y²½ Straße
 
 /// Names that are tried on a vocabulary of another hash, the most usual of those that cut alike first.
 const CANDIDATES: &[&str] = &[
-    "llama-bpe", "gpt-2", "qwen2", "qwen35", "gpt-4o", "tekken", "deepseek-v3", "deepseek-llm", "deepseek-coder", "starcoder",
-    "command-r", "falcon", "olmo", "dbrx", "hunyuan", "bailingmoe", "seed-coder", "superbpe", "bloom", "viking", "chameleon",
-    "exaone-moe", "kimi-k2", "jais-2", "tiny_aya", "afmoe", "youtu", "minicpm5", "spark2_5", "ufakzeka", "laguna", "default",
+    "llama-bpe",
+    "gpt-2",
+    "qwen2",
+    "qwen35",
+    "gpt-4o",
+    "tekken",
+    "deepseek-v3",
+    "deepseek-llm",
+    "deepseek-coder",
+    "starcoder",
+    "command-r",
+    "falcon",
+    "olmo",
+    "dbrx",
+    "hunyuan",
+    "bailingmoe",
+    "seed-coder",
+    "superbpe",
+    "bloom",
+    "viking",
+    "chameleon",
+    "exaone-moe",
+    "kimi-k2",
+    "jais-2",
+    "tiny_aya",
+    "afmoe",
+    "youtu",
+    "minicpm5",
+    "spark2_5",
+    "ufakzeka",
+    "laguna",
+    "default",
     "granite-embed-multi-97m",
 ];
 
@@ -176,7 +205,11 @@ mod tests {
     #[test]
     fn hashes_are_whole_and_each_stands_once() {
         let mut hashes: Vec<&str> = HASHES.iter().map(|(hash, _)| *hash).collect();
-        assert!(hashes.iter().all(|hash| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit())));
+        assert!(
+            hashes
+                .iter()
+                .all(|hash| hash.len() == 64 && hash.bytes().all(|b| b.is_ascii_hexdigit()))
+        );
         hashes.sort_unstable();
         hashes.dedup();
         assert_eq!(hashes.len(), HASHES.len());

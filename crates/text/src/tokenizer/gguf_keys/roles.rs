@@ -69,7 +69,8 @@ impl Roles {
                         roles.adds[1] = Some(true);
                     }
                     if let Some(between) = around.between {
-                        let is_end = |token: &Option<&str>| token.is_some() && (*token == sep || *token == eos);
+                        let is_end =
+                            |token: &Option<&str>| token.is_some() && (*token == sep || *token == eos);
                         let first = between.first().is_some_and(is_end) && around.last.is_none();
                         let second = between.len() == 2 && is_end(&between[1]);
                         roles.adds[2] = Some(first || second);
@@ -101,7 +102,11 @@ impl Roles {
                 other => text(other),
             };
             let key = format!("{role}_token_id");
-            let of_config = || config[&key].as_u64().or_else(|| config["text_config"][&key].as_u64());
+            let of_config = || {
+                config[&key]
+                    .as_u64()
+                    .or_else(|| config["text_config"][&key].as_u64())
+            };
             roles.ids[idx] = named.and_then(id_of).or_else(of_config);
         }
         roles
@@ -180,7 +185,10 @@ pub(super) fn write_templates(
         if name == "default" {
             metadata.insert(KEY, text)?;
         } else {
-            let name: String = name.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect();
+            let name: String = name
+                .chars()
+                .map(|c| if c.is_alphanumeric() { c } else { '_' })
+                .collect();
             metadata.insert(format!("{KEY}.{name}"), text)?;
             names.push(&name);
         }

@@ -101,7 +101,10 @@ fn parse_piece(bytes: &[u8]) -> Result<Piece, TokenizerError> {
             (2, Field::Fixed32(score)) => piece.score = f32::from_le_bytes(score),
             (3, Field::Number(kind)) => {
                 // The numbers are those of GGUF files.
-                piece.kind = i32::try_from(kind).ok().filter(|kind| (1..=6).contains(kind)).ok_or(BAD)?;
+                piece.kind = i32::try_from(kind)
+                    .ok()
+                    .filter(|kind| (1..=6).contains(kind))
+                    .ok_or(BAD)?;
             }
             _ => {}
         }
@@ -170,7 +173,12 @@ mod tests {
     fn sample() -> Vec<u8> {
         let piece = |text: &str, score: f32, kind: u8| {
             let score = score.to_le_bytes();
-            let bytes = [field(1, text.as_bytes()), vec![2 << 3 | 5], score.to_vec(), vec![3 << 3, kind]];
+            let bytes = [
+                field(1, text.as_bytes()),
+                vec![2 << 3 | 5],
+                score.to_vec(),
+                vec![3 << 3, kind],
+            ];
             field(1, &bytes.concat())
         };
         [
