@@ -8,6 +8,8 @@
     reason = "the library's modules, compiled as a test"
 )]
 
+#[path = "../../src/adapters.rs"]
+mod adapters;
 #[path = "../../src/admission.rs"]
 mod admission;
 #[path = "../../src/arena.rs"]
@@ -42,6 +44,8 @@ mod event;
 mod generation;
 #[path = "../../src/group.rs"]
 mod group;
+#[path = "../../src/held_prefix.rs"]
+mod held_prefix;
 #[path = "../../src/lane_mask.rs"]
 mod lane_mask;
 #[path = "../../src/lru.rs"]
@@ -52,6 +56,8 @@ mod mailbox;
 mod mask_workers;
 #[path = "../../src/masks.rs"]
 mod masks;
+#[path = "../../src/memory_transfer.rs"]
+mod memory_transfer;
 #[path = "../../src/ngram.rs"]
 mod ngram;
 #[path = "../../src/outcome.rs"]
