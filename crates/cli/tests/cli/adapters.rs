@@ -89,7 +89,7 @@ fn requests_of_a_batch_choose_their_adapters() {
         }
         json!({"custom_id": id, "method": "POST", "url": "/v1/completions", "body": body}).to_string()
     };
-    let models = [None, Some("a"), Some("b"), Some("model-F32:a"), Some("c")];
+    let models = [None, Some("a"), Some("b"), Some("model-F32.gguf:a"), Some("c")];
     let lines: Vec<String> = (models.iter().enumerate())
         .map(|(i, model)| line(&i.to_string(), *model))
         .collect();
@@ -120,7 +120,7 @@ fn requests_of_a_batch_choose_their_adapters() {
         "{answers:?}"
     );
     assert_eq!(text(1), text(3));
-    assert_eq!(answers[3]["body"]["model"], "model-F32:a");
+    assert_eq!(answers[3]["body"]["model"], "model-F32.gguf:a");
     assert_eq!(answers[4]["status_code"], 404);
 }
 
@@ -149,8 +149,9 @@ fn a_bad_adapter_is_one_line() {
     );
     let both = [source(arg(&file)), format!("b={}", arg(&folder))];
     fails(&[&both[0], &both[1]], 2, "given more than once");
-    let line = tokenmill(["run", arg(&model), "once", "--lora", "a b=c"]).failed(2);
-    assert!(line.contains("space"), "{line}");
+    let outcome = tokenmill(["run", arg(&model), "once", "--lora", "a b=c"]);
+    assert_eq!(outcome.code, 2);
+    assert!(outcome.stderr.contains("space"), "{}", outcome.stderr);
     let mut comparisons = Comparisons::of("adapters of another architecture");
     if let Some(other) = comparisons.find("parity2/lora/llama-a/adapter-F32.gguf") {
         fails(&[&source(arg(&other))], 3, "made for architecture llama");
