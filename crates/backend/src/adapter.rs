@@ -1,4 +1,4 @@
-//! [`Adapter`]: low-rank changes of a network's weights (LoRA), and what an executor and a backend do with them.
+//! [`Adapter`]: low-rank changes of a network's weights (LoRA), as they come from a file.
 //!
 //! Separate from the network because adapters come and go while it stays. Invariant: an [`AdapterId`] is never used twice, so
 //! what was computed with one adapter is never taken for what another computes.
@@ -9,11 +9,11 @@
 //!
 //! Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021, equation 3.
 
-use std::{fmt, num::NonZeroU32, sync::Arc};
+use std::{fmt, num::NonZeroU32};
 
 use tokenmill_gguf::TensorType;
 
-use crate::{BackendError, Memory};
+use crate::BackendError;
 
 /// Names an adapter for as long as an executor lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -135,57 +135,4 @@ impl From<BackendError> for AdapterError {
             reason: error.to_string(),
         }
     }
-}
-
-/// The change of one weight on a device.
-#[derive(Debug)]
-pub struct LowRank<M> {
-    /// `[rank, n_in]`.
-    pub a: M,
-    /// `[n_out, rank]`.
-    pub b: M,
-    /// Rows of `a`, columns of `b`.
-    pub rank: usize,
-    /// Multiplies the change.
-    pub scale: f32,
-}
-
-/// An adapter's matrices on a device.
-#[derive(Debug)]
-pub struct AdapterMatrices<M> {
-    by_weight: Vec<Option<LowRank<M>>>,
-}
-
-impl<M> AdapterMatrices<M> {
-    /// Changes the weights that have a change in `by_weight`, numbered as
-    /// [`Linear::adapter_place`](crate::Linear::adapter_place) numbers them.
-    pub fn new(by_weight: Vec<Option<LowRank<M>>>) -> Self {
-        Self { by_weight }
-    }
-
-    /// The change of a weight.
-    pub fn of(&self, place: Option<u32>) -> Option<&LowRank<M>> {
-        self.by_weight.get(place? as usize)?.as_ref()
-    }
-}
-
-/// What a backend does with adapters. Its products of [`Linear`](crate::Linear)s with a place among the weights that adapters
-/// change then add, to each row of a sequence that has an adapter, what the adapter says; other rows keep their bits.
-pub trait AdapterOperations: Memory {
-    /// Takes an adapter whose matrices are on the device; its changes are multiplied by `strength`.
-    ///
-    /// # Errors
-    /// [`AdapterError::Unsupported`] where the backend has no adapters, or a device error.
-    fn add_adapter(
-        &mut self,
-        id: AdapterId,
-        matrices: Arc<AdapterMatrices<Self::Matrix>>,
-        strength: f32,
-    ) -> Result<(), AdapterError>;
-
-    /// Forgets an adapter that no later step names.
-    fn remove_adapter(&mut self, id: AdapterId);
-
-    /// Whether [`AdapterOperations::add_adapter`] can succeed; asked before matrices are uploaded.
-    fn takes_adapters(&self) -> bool;
 }

@@ -32,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter;
+mod adapter_operations;
 mod adapter_runs;
 mod backend;
 mod batch;
@@ -63,9 +64,8 @@ mod step_shape;
 mod step_trace;
 mod streams;
 
-pub use adapter::{
-    Adapter, AdapterError, AdapterId, AdapterMatrices, AdapterOperations, AdapterWeight, FloatMatrix, LowRank,
-};
+pub use adapter::{Adapter, AdapterError, AdapterId, AdapterWeight, FloatMatrix};
+pub use adapter_operations::{AdapterMatrices, AdapterOperations, LowRank};
 pub use adapter_runs::{AdapterRun, AdapterRuns};
 pub use backend::Backend;
 pub use batch::{ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SeqState, StateSave, TokenSource};

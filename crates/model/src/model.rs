@@ -166,7 +166,7 @@ impl Model {
 
     /// What reads adapters for this model.
     pub fn adapter_reader(&self) -> AdapterReader {
-        AdapterReader::new(self)
+        AdapterReader::new(&self.descriptor, self.gguf().is_some())
     }
 
     /// Gives tensors of a folder other types, by GGUF name: they are encoded in them while they load.

@@ -31,6 +31,8 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod adapter_calls;
+mod adapter_changes;
 mod adapters;
 mod admission;
 mod arena;

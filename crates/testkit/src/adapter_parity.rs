@@ -17,7 +17,7 @@ use tokenmill_model::{Model, ModelOptions};
 use crate::{
     Reference,
     generate::all_logits,
-    parity::{Comparison, Difference, ParityDevice, ParityError},
+    parity::{Comparison, Difference, ParityDevice, ParityError, argmax},
 };
 
 /// An adapter of a fixture on a base.
@@ -104,13 +104,16 @@ pub fn compare_adapter(
         let n_vocab = found.len() / prompt.len();
         let name = |what| format!("{}.p{prompt_idx}.{what}", case.stem);
         let last = &found[found.len() - n_vocab..];
-        difference.add_row(&reference.numbers(&name("logits_last"))?, last);
+        let expected = reference.numbers(&name("logits_last"))?;
+        difference.add_row(&expected, last);
+        n_equal_top += usize::from(argmax(&expected) == argmax(last));
+        n_positions += 1;
         if reference.has(&name("lse"))? {
             let best = reference.numbers(&name("argmax"))?;
             let rows = found.chunks_exact(n_vocab).zip(reference.numbers(&name("lse"))?);
             for ((row, lse), best) in rows.zip(best) {
                 difference.add_lse(lse, row);
-                n_equal_top += usize::from(crate::parity::argmax(row) == best as usize);
+                n_equal_top += usize::from(argmax(row) == best as usize);
                 n_positions += 1;
             }
         }

@@ -1,18 +1,17 @@
-//! Adapters of a model: loaded by name, chosen by name for each request, unloaded while others run.
+//! [`AdapterSource`] and [`LoadedAdapter`]: adapters by name, and the list of those that a model has.
 //!
-//! Separate from the model's calls because most models never have one. Invariants: a name stands for one adapter at a time; a
-//! request that began with an adapter ends with it, whatever happens to the name.
+//! Separate from the model's calls, which are in `model_adapters.rs`. Invariant: a name stands for one adapter at a time.
 
 use std::{
     path::PathBuf,
     str::FromStr,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard},
 };
 
 use tokenmill_backend::AdapterId;
 use tokenmill_model::AdapterReader;
 
-use crate::{Error, Model};
+use crate::Error;
 
 /// Adapters that a model may have at a time, where nothing else is said.
 pub const DEFAULT_MAX_ADAPTERS: usize = 64;
@@ -62,7 +61,7 @@ impl FromStr for AdapterSource {
 }
 
 /// What is wrong with a name, if anything is.
-fn fault_of(name: &str) -> Option<&'static str> {
+pub(crate) fn fault_of(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("is empty")
     } else if name.len() > MAX_NAME_BYTES {
@@ -112,119 +111,25 @@ impl Shelf {
         }
     }
 
-    fn loaded(&self) -> MutexGuard<'_, Vec<LoadedAdapter>> {
+    pub(crate) fn loaded(&self) -> MutexGuard<'_, Vec<LoadedAdapter>> {
         self.loaded
             .lock()
             .expect("nothing panics while it holds this lock")
     }
 
-    fn changing(&self) -> MutexGuard<'_, ()> {
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing
             .lock()
             .expect("nothing panics while it holds this lock")
     }
 
-    fn find(&self, name: &str) -> Result<LoadedAdapter, Error> {
+    pub(crate) fn find(&self, name: &str) -> Result<LoadedAdapter, Error> {
         let loaded = self.loaded();
         let found = loaded.iter().find(|adapter| adapter.name == name).cloned();
         found.ok_or_else(|| Error::UnknownAdapter {
             name: name.to_owned(),
             available: loaded.iter().map(|adapter| adapter.name.clone()).collect(),
         })
-    }
-}
-
-impl Model {
-    /// Loads an adapter, which requests name from then on: [`TextParams::adapter`](crate::TextParams::adapter). Requests that run
-    /// continue meanwhile.
-    ///
-    /// # Errors
-    /// [`Error::AdapterName`] of a name that is taken or unusable, [`Error::TooManyAdapters`], [`Error::Load`] where its files are
-    /// wrong, [`Error::Engine`] where it does not fit the model or the device.
-    pub fn load_adapter(&self, source: &AdapterSource) -> Result<LoadedAdapter, Error> {
-        let shelf = self.shelf();
-        let _changing = shelf.changing();
-        let reason = fault_of(&source.name).or_else(|| {
-            let is_taken = shelf.loaded().iter().any(|adapter| adapter.name == source.name);
-            is_taken.then_some("is that of an adapter that is loaded")
-        });
-        if let Some(reason) = reason {
-            return Err(Error::AdapterName {
-                name: source.name.clone(),
-                reason,
-            });
-        }
-        if shelf.loaded().len() >= shelf.max_adapters {
-            return Err(Error::TooManyAdapters {
-                maximum: shelf.max_adapters,
-            });
-        }
-        let reader = shelf.reader.as_ref().ok_or(Error::NoAdapters)?;
-        let adapter = Arc::new(reader.read(&source.path)?);
-        let id = self.engine().add_adapter(Arc::clone(&adapter), source.strength)?;
-        let loaded = LoadedAdapter {
-            name: source.name.clone(),
-            path: source.path.clone(),
-            strength: source.strength,
-            rank: adapter.max_rank(),
-            n_bytes: adapter.n_bytes(),
-            id,
-        };
-        shelf.loaded().push(loaded.clone());
-        Ok(loaded)
-    }
-
-    /// Takes an adapter's name away and forgets the adapter once the requests that have it have ended.
-    ///
-    /// # Errors
-    /// [`Error::UnknownAdapter`].
-    pub fn unload_adapter(&self, name: &str) -> Result<(), Error> {
-        let shelf = self.shelf();
-        let _changing = shelf.changing();
-        let LoadedAdapter { id, .. } = shelf.find(name)?;
-        shelf.loaded().retain(|adapter| adapter.id != id);
-        Ok(self.engine().remove_adapter(id)?)
-    }
-
-    /// Changes what an adapter's changes are multiplied by, for requests that come from now on.
-    ///
-    /// # Errors
-    /// [`Error::UnknownAdapter`], or [`Error::Engine`] where the engine has ended.
-    pub fn set_adapter_strength(&self, name: &str, strength: f32) -> Result<(), Error> {
-        let shelf = self.shelf();
-        let _changing = shelf.changing();
-        let old = shelf.find(name)?;
-        if old.strength == strength {
-            return Ok(());
-        }
-        let id = self.engine().copy_adapter(old.id, strength)?;
-        for adapter in shelf.loaded().iter_mut().filter(|adapter| adapter.id == old.id) {
-            (adapter.id, adapter.strength) = (id, strength);
-        }
-        Ok(self.engine().remove_adapter(old.id)?)
-    }
-
-    /// The adapters that requests can name, in the order in which they were loaded.
-    pub fn adapters(&self) -> Vec<LoadedAdapter> {
-        self.shelf().loaded().clone()
-    }
-
-    /// Adapters that it may have at a time.
-    pub fn max_adapters(&self) -> usize {
-        self.shelf().max_adapters
-    }
-
-    /// The adapter of this name.
-    ///
-    /// # Errors
-    /// [`Error::UnknownAdapter`].
-    pub fn adapter(&self, name: &str) -> Result<LoadedAdapter, Error> {
-        self.shelf().find(name)
-    }
-
-    /// The adapter of a request that may name one.
-    pub(crate) fn adapter_id(&self, name: Option<&str>) -> Result<Option<AdapterId>, Error> {
-        name.map(|name| Ok(self.adapter(name)?.id)).transpose()
     }
 }
 

@@ -95,6 +95,7 @@ mod load_options;
 mod loaded;
 mod machine_memory;
 mod model;
+mod model_adapters;
 mod model_source;
 mod quantized;
 mod reply;

@@ -12,7 +12,7 @@ use tokenmill_quant::Format;
 
 use super::{MAX_ADAPTER_BYTES, gguf, peft};
 use crate::{
-    Descriptor, LoadError, Model,
+    Descriptor, LoadError,
     arch::{GgufRows, HfLayout},
 };
 
@@ -33,11 +33,11 @@ pub(super) enum Form {
 }
 
 impl AdapterReader {
-    pub(crate) fn new(model: &Model) -> Self {
+    pub(crate) fn new(descriptor: &Descriptor, is_gguf: bool) -> Self {
         Self {
-            descriptor: model.descriptor().clone(),
-            is_gguf: model.gguf().is_some(),
-            layouts: crate::arch::layouts(&model.descriptor().arch),
+            descriptor: descriptor.clone(),
+            is_gguf,
+            layouts: crate::arch::layouts(&descriptor.arch),
         }
     }
 

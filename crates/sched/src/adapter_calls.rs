@@ -1,0 +1,73 @@
+//! Adapters as callers see them: added, lent once more with another strength, and removed while requests run.
+//!
+//! A part of [`Engine`] that stands apart because most callers never have an adapter. Invariant: a request is accepted with an adapter
+//! only between its addition and its removal.
+
+use tokenmill_backend::{Adapter, AdapterId};
+
+use crate::{
+    adapters::{AdapterCommand, AdaptersInUse, Reply},
+    engine::Engine,
+    error::EngineError,
+    mailbox::Command,
+    sync::{Arc, mpsc},
+};
+
+impl Engine {
+    /// Loads an adapter, whose changes are multiplied by `strength`, and waits until requests can have it:
+    /// [`GenerateParams::adapter`](crate::GenerateParams::adapter). Requests that run continue.
+    ///
+    /// # Errors
+    /// [`EngineError::Adapter`] where it does not fit the model or the device, or that the engine ends.
+    pub fn add_adapter(&self, adapter: Arc<Adapter>, strength: f32) -> Result<AdapterId, EngineError> {
+        self.order_adapter(|id, reply| AdapterCommand::Add {
+            id,
+            adapter,
+            strength,
+            reply,
+        })
+    }
+
+    /// Makes another adapter of the matrices of `from`, with a strength of its own.
+    ///
+    /// # Errors
+    /// As [`Self::add_adapter`]; [`EngineError::UnknownAdapter`].
+    pub fn copy_adapter(&self, from: AdapterId, strength: f32) -> Result<AdapterId, EngineError> {
+        self.order_adapter(|id, reply| AdapterCommand::Copy {
+            from,
+            id,
+            strength,
+            reply,
+        })
+    }
+
+    /// Takes no more requests with an adapter. Those that have it end with it; then its memory and its cached pages are given back.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownAdapter`].
+    pub fn remove_adapter(&self, id: AdapterId) -> Result<(), EngineError> {
+        if self.mailbox().withdraw_adapter(id) {
+            Ok(())
+        } else {
+            Err(EngineError::UnknownAdapter { id })
+        }
+    }
+
+    /// The adapters of requests that did not end yet.
+    pub fn adapters_in_use(&self) -> AdaptersInUse {
+        self.board().adapters_in_use()
+    }
+
+    fn order_adapter(
+        &self,
+        command: impl FnOnce(AdapterId, Reply) -> AdapterCommand,
+    ) -> Result<AdapterId, EngineError> {
+        let (reply, done) = mpsc::channel();
+        let id = AdapterId::new(self.mailbox().next_adapter());
+        self.mailbox().post(Command::Adapter(command(id, reply)));
+        // Without an answer the engine has ended.
+        done.recv().map_err(|_| EngineError::Stopped)??;
+        self.mailbox().offer_adapter(id);
+        Ok(id)
+    }
+}

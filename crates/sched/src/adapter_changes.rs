@@ -1,0 +1,103 @@
+//! Adapters as the engine's thread sees them: taken to the executor, and given back once no sequence has them.
+//!
+//! A part of [`Core`] and [`Scheduler`] that stands apart because most engines never have an adapter. Invariant: the executor forgets
+//! an adapter only when no sequence has it and no step is in flight.
+
+use tokenmill_backend::AdapterId;
+
+use crate::{
+    adapters::{AdapterCommand, AdaptersInUse},
+    arena::SeqId,
+    core::Core,
+    scheduler::Scheduler,
+    sequence::Stage,
+};
+
+impl Core {
+    pub(crate) fn obey_adapter(&mut self, command: AdapterCommand) {
+        let (done, reply) = match command {
+            AdapterCommand::Add {
+                id,
+                adapter,
+                strength,
+                reply,
+            } => (self.executor.add_adapter(id, &adapter, strength), reply),
+            AdapterCommand::Copy {
+                from,
+                id,
+                strength,
+                reply,
+            } => (self.executor.copy_adapter(from, id, strength), reply),
+            AdapterCommand::Remove(id) => {
+                self.scheduler.forget_adapter(id);
+                self.adapters.leaving.push(id);
+                return self.let_adapters_go();
+            }
+        };
+        self.adapters.n_loaded += usize::from(done.is_ok());
+        // Whoever asked may wait no more.
+        let _ = reply.send(done);
+    }
+
+    /// Gives back what belongs to adapters that no sequence has any more.
+    pub(crate) fn let_adapters_go(&mut self) {
+        if self.adapters.leaving.is_empty() || self.has_step_in_flight() {
+            return;
+        }
+        let (scheduler, executor) = (&mut self.scheduler, &mut self.executor);
+        let n_before = self.adapters.leaving.len();
+        self.adapters.leaving.retain(|&id| {
+            let is_used = scheduler.uses_adapter(id);
+            if !is_used {
+                scheduler.forget_adapter(id);
+                executor.remove_adapter(id);
+            }
+            is_used
+        });
+        self.adapters.n_loaded -= n_before - self.adapters.leaving.len();
+        self.board.publish_adapters(self.scheduler.adapters_in_use());
+    }
+
+    /// Lets others see which adapters are in use, where there are any.
+    pub(crate) fn publish_adapters(&self) {
+        if self.adapters.n_loaded > 0 {
+            self.board.publish_adapters(self.scheduler.adapters_in_use());
+        }
+    }
+}
+
+impl Scheduler {
+    /// The adapter of a sequence.
+    pub(crate) fn adapter_of(&self, id: SeqId) -> Option<AdapterId> {
+        self.sequences.get(id)?.adapter
+    }
+
+    /// Whether a sequence has an adapter.
+    pub(crate) fn uses_adapter(&self, adapter: AdapterId) -> bool {
+        (self.sequences.iter()).any(|(_, sequence)| sequence.adapter == Some(adapter))
+    }
+
+    /// The adapters of all sequences.
+    pub(crate) fn adapters_in_use(&self) -> AdaptersInUse {
+        let mut in_use = AdaptersInUse::default();
+        for (_, sequence) in self.sequences.iter() {
+            let ids = match sequence.stage {
+                Stage::Waiting => &mut in_use.waiting,
+                Stage::Running | Stage::Paused => &mut in_use.running,
+            };
+            ids.extend(sequence.adapter);
+        }
+        for ids in [&mut in_use.running, &mut in_use.waiting] {
+            ids.sort_unstable();
+            ids.dedup();
+        }
+        in_use
+    }
+
+    /// Drops the cached pages of an adapter.
+    pub(crate) fn forget_adapter(&mut self, adapter: AdapterId) {
+        for group in &mut self.groups {
+            group.pool.forget_adapter(adapter);
+        }
+    }
+}

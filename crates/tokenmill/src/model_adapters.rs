@@ -1,0 +1,104 @@
+//! Adapters of a model: loaded by name, chosen by name for each request, unloaded while others run.
+//!
+//! A part of [`Model`] that stands apart because most models never have one. Invariant: a request that began with an adapter ends with
+//! it, whatever happens to the name.
+
+use std::sync::Arc;
+
+use tokenmill_backend::AdapterId;
+
+use crate::{AdapterSource, Error, LoadedAdapter, Model, adapters::fault_of};
+
+impl Model {
+    /// Loads an adapter, which requests name from then on: [`TextParams::adapter`](crate::TextParams::adapter). Requests that run
+    /// continue meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::AdapterName`] of a name that is taken or unusable, [`Error::TooManyAdapters`], [`Error::Load`] where its files are
+    /// wrong, [`Error::Engine`] where it does not fit the model or the device.
+    pub fn load_adapter(&self, source: &AdapterSource) -> Result<LoadedAdapter, Error> {
+        let shelf = self.shelf();
+        let _changing = shelf.changing();
+        let reason = fault_of(&source.name).or_else(|| {
+            let is_taken = shelf.loaded().iter().any(|adapter| adapter.name == source.name);
+            is_taken.then_some("is that of an adapter that is loaded")
+        });
+        if let Some(reason) = reason {
+            return Err(Error::AdapterName {
+                name: source.name.clone(),
+                reason,
+            });
+        }
+        if shelf.loaded().len() >= shelf.max_adapters {
+            return Err(Error::TooManyAdapters {
+                maximum: shelf.max_adapters,
+            });
+        }
+        let reader = shelf.reader.as_ref().ok_or(Error::NoAdapters)?;
+        let adapter = Arc::new(reader.read(&source.path)?);
+        let id = self.engine().add_adapter(Arc::clone(&adapter), source.strength)?;
+        let loaded = LoadedAdapter {
+            name: source.name.clone(),
+            path: source.path.clone(),
+            strength: source.strength,
+            rank: adapter.max_rank(),
+            n_bytes: adapter.n_bytes(),
+            id,
+        };
+        shelf.loaded().push(loaded.clone());
+        Ok(loaded)
+    }
+
+    /// Takes an adapter's name away and forgets the adapter once the requests that have it have ended.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAdapter`].
+    pub fn unload_adapter(&self, name: &str) -> Result<(), Error> {
+        let shelf = self.shelf();
+        let _changing = shelf.changing();
+        let LoadedAdapter { id, .. } = shelf.find(name)?;
+        shelf.loaded().retain(|adapter| adapter.id != id);
+        Ok(self.engine().remove_adapter(id)?)
+    }
+
+    /// Changes what an adapter's changes are multiplied by, for requests that come from now on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAdapter`], or [`Error::Engine`] where the engine has ended.
+    pub fn set_adapter_strength(&self, name: &str, strength: f32) -> Result<(), Error> {
+        let shelf = self.shelf();
+        let _changing = shelf.changing();
+        let old = shelf.find(name)?;
+        if old.strength == strength {
+            return Ok(());
+        }
+        let id = self.engine().copy_adapter(old.id, strength)?;
+        for adapter in shelf.loaded().iter_mut().filter(|adapter| adapter.id == old.id) {
+            (adapter.id, adapter.strength) = (id, strength);
+        }
+        Ok(self.engine().remove_adapter(old.id)?)
+    }
+
+    /// The adapters that requests can name, in the order in which they were loaded.
+    pub fn adapters(&self) -> Vec<LoadedAdapter> {
+        self.shelf().loaded().clone()
+    }
+
+    /// Adapters that it may have at a time.
+    pub fn max_adapters(&self) -> usize {
+        self.shelf().max_adapters
+    }
+
+    /// The adapter of this name.
+    ///
+    /// # Errors
+    /// [`Error::UnknownAdapter`].
+    pub fn adapter(&self, name: &str) -> Result<LoadedAdapter, Error> {
+        self.shelf().find(name)
+    }
+
+    /// The adapter of a request that may name one.
+    pub(crate) fn adapter_id(&self, name: Option<&str>) -> Result<Option<AdapterId>, Error> {
+        name.map(|name| Ok(self.adapter(name)?.id)).transpose()
+    }
+}
