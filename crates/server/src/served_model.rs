@@ -259,8 +259,9 @@ impl From<Error> for ApiError {
                 model: name,
                 available: available.join(", "),
             },
-            Error::AdapterName { .. } => Self::invalid("lora_name", error.to_string()),
-            Error::TooManyAdapters { .. } => Self::invalid("lora_name", error.to_string()),
+            Error::AdapterName { .. } | Error::TooManyAdapters { .. } => {
+                Self::invalid("lora_name", error.to_string())
+            }
             Error::NoAdapters => Self::invalid("lora_path", error.to_string()),
             Error::MakesNoEmbeddings | Error::RanksNothing => Self::invalid("model", error.to_string()),
             Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),

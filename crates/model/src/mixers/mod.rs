@@ -26,6 +26,7 @@ use short_conv::{ShortConvBuffers, ShortConvMixer};
 use ssm::{SsmBuffers, SsmMixer};
 
 /// A mixer's weights.
+#[expect(clippy::large_enum_variant, reason = "there is one for each layer")]
 pub(crate) enum Mixer<M: Memory> {
     Attention(AttentionMixer<M>),
     Latent(LatentMixer<M>),

@@ -103,7 +103,7 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
             "rank": adapter.rank,
         })
     });
-    Json(Value::from_iter(adapters)).into_response()
+    Json(adapters.collect::<Value>()).into_response()
 }
 
 /// Changes what adapters are multiplied by, as llama.cpp does: those that the list leaves out get 0.
