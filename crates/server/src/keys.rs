@@ -73,7 +73,7 @@ impl Tenant {
     /// What files of this tenant carry; nothing for the one of a server without keys.
     pub(crate) fn owner(self) -> String {
         match self.hash {
-            Some(_) => self.digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            Some(_) => format!("{:032x}", u128::from_be_bytes(self.digest)),
             None => String::new(),
         }
     }

@@ -3,7 +3,9 @@
 //! Separate because it is no part of a step. Invariant: copies go by the stream that steps are computed on, so that they keep its
 //! order; whoever reads waits for them.
 
-use tokenmill_backend::{BackendError, KvType, MemoryFormat, MemoryPlace, PageGroup, SequenceMemory};
+use tokenmill_backend::{
+    BackendError, KvStores, KvType, MemoryFormat, MemoryPlace, PageGroup, SequenceMemory,
+};
 
 use super::CudaBackend;
 use crate::{Pinned, error::Result};
@@ -20,7 +22,7 @@ pub(super) struct Staging {
 impl CudaBackend {
     fn staging(&mut self) -> Result<&mut Staging> {
         if self.staging.is_none() {
-            let stores = self.kv.iter().flat_map(|stores| stores.iter());
+            let stores = self.kv.iter().flat_map(KvStores::iter);
             let page_bytes = stores.map(|(_, store)| store.bytes_of_page()).max();
             let state_len = self.states.as_ref().map_or(0, crate::StateSlots::len_of_slot);
             self.staging = Some(Staging {

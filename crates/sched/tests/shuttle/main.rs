@@ -72,6 +72,8 @@ mod plan;
 mod pool;
 #[path = "../../src/prefix.rs"]
 mod prefix;
+#[path = "../../src/prefix_memory.rs"]
+mod prefix_memory;
 #[path = "../../src/publish.rs"]
 mod publish;
 #[path = "../../src/queue_gauge.rs"]
