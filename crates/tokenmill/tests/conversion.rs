@@ -15,21 +15,11 @@ use tokenmill_testkit::Comparisons;
 
 /// What differs from the reference on purpose: the network (`*` for all), the key or the end of a tensor's name, and why.
 const DEVIATIONS: &[(&str, &str, &str)] = &[
-    (
-        "bloom",
-        "bloom.context_length",
-        "the reference writes the width in place of the context",
-    ),
-    (
-        "falcon",
-        "falcon.context_length",
-        "the reference writes 2,048 whatever the configuration says",
-    ),
-    (
-        "bert",
-        "tokenizer.ggml.pre",
-        "the fixture's tokenizer was forced to a name; WordPiece has no pre-tokenizer to name",
-    ),
+    ("*", "general.name", "the folders had other names when the files were made"),
+    ("gpt_neox", "general.file_type", "the reference forgets it for this architecture"),
+    ("bloom", "bloom.context_length", "the reference writes the width in place of the context"),
+    ("falcon", "falcon.context_length", "the reference writes 2,048 whatever the configuration says"),
+    ("bert", "tokenizer.ggml.pre", "the fixture's tokenizer was forced to a name; WordPiece has no pre-tokenizer to name"),
     ("bert_rerank", "tokenizer.ggml.pre", "as bert"),
     ("nomic_bert", "tokenizer.ggml.pre", "as bert"),
     (
@@ -39,11 +29,10 @@ const DEVIATIONS: &[(&str, &str, &str)] = &[
     ),
     ("bert_rerank", "cls.bias", "as cls.weight"),
     ("bert_rerank", "general.size_label", "counts the pooler"),
-    (
-        "gemma3n",
-        "gemma3n.activation_sparsity_scale",
-        "the last bit of a quantile of the normal distribution",
-    ),
+    ("xlmr_rerank", "tokenizer.ggml.tokens", "the reference reads sentencepiece.bpe.model, which lacks `<mask>`"),
+    ("xlmr_rerank", "tokenizer.ggml.scores", "as tokenizer.ggml.tokens"),
+    ("xlmr_rerank", "tokenizer.ggml.token_type", "as tokenizer.ggml.tokens"),
+    ("gemma3n", "gemma3n.activation_sparsity_scale", "the last bit of a quantile of the normal distribution"),
     ("mamba", "ssm_a", "the last bit of an exponential"),
     ("mamba2", "ssm_a", "the last bit of an exponential"),
     (
@@ -138,13 +127,18 @@ fn files_are_those_of_the_reference() {
         let network = folder.file_name().unwrap().to_str().unwrap().to_owned();
         let types = [
             ("F32", OutType::F32),
-            ("MXFP4", OutType::Auto),
             ("F16", OutType::F16),
             ("BF16", OutType::Bf16),
+            // The experts of such a folder stay as they are; others have quantized files of this name.
+            ("MXFP4", OutType::F32),
         ];
         let mut n_compared = 0;
         for (name, out) in types {
             let reference = folder.join(format!("model-{name}.gguf"));
+            let is_mxfp4_folder = name == "MXFP4" && network.ends_with("_mxfp4");
+            if name == "MXFP4" && !is_mxfp4_folder {
+                continue;
+            }
             if !reference.is_file() || !folder.join("hf/model.safetensors").is_file() {
                 continue;
             }

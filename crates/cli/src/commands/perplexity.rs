@@ -3,6 +3,9 @@
 //! The text is cut into chunks of the context's length. Each chunk begins with the token that begins a sequence, in
 //! place of its own first; its second half is scored. Source: `perplexity` in llama.cpp, `tools/perplexity`.
 
+mod base;
+mod divergence;
+
 use std::path::PathBuf;
 
 use serde_json::json;
@@ -21,6 +24,9 @@ use crate::{
     output, progress,
 };
 
+use base::{Header, Reader, Writer};
+use divergence::{Divergence, Figures};
+
 /// Rows of logits computed at a time; each takes four bytes for each token of the vocabulary.
 const MAX_LOGIT_ROWS: usize = 64;
 /// Context where nothing else is said, as in llama.cpp.
@@ -36,13 +42,23 @@ const MIN_CTX: usize = 4;
 )))]
 #[command(after_help = "Examples:\n  \
     tokenmill perplexity demo book.txt\n  \
-    tokenmill perplexity model.gguf wiki.test.raw -c 512 --chunks 64 --json\n\n\
-    The figure compares with that of llama.cpp's perplexity for the same -c and --chunks.")]
+    tokenmill perplexity model.gguf wiki.test.raw -c 512 --chunks 64 --json\n  \
+    tokenmill perplexity model-f16.gguf wiki.test.raw --chunks 64 --save-logits base.logits\n  \
+    tokenmill perplexity model-q4_k_m.gguf --kl-base base.logits\n\n\
+    The figure compares with that of llama.cpp's perplexity for the same -c and --chunks, and files of logits are of its form\n\
+    (--kl-divergence-base): 2 bytes for each token of the vocabulary and each scored position.")]
 pub(crate) struct Args {
     /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
     model: PathBuf,
-    /// The text
-    file: PathBuf,
+    /// The text; not with --kl-base, whose file has the tokens
+    #[arg(required_unless_present = "kl_base", conflicts_with = "kl_base")]
+    file: Option<PathBuf>,
+    /// Write the logits to a file, to compare other files of the model with
+    #[arg(long, value_name = "FILE")]
+    save_logits: Option<PathBuf>,
+    /// Compare with the logits in a file: Kullback-Leibler divergence, and how often the likeliest token is the same
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["save_logits", "ctx_size"])]
+    kl_base: Option<PathBuf>,
     /// Chunks to score; -1 scores all
     #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
     chunks: Limit,
@@ -58,25 +74,41 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     let source = ModelSource::find(args.load.fetch.resolve(&args.model)?)?;
-    let text = read_text(&args.file)?;
+    let base = args.kl_base.as_deref().map(Reader::open).transpose()?;
+    let text = match &args.file {
+        Some(file) => read_text(file)?,
+        None => String::new(),
+    };
     let adapter = args.adapters.only()?;
     let mut choices = args.load.options()?;
     args.adapters.add_to(&mut choices);
     let network = choices.open_network(&source)?;
     let tokenizer = source.tokenizer(network.gguf())?;
-    let n_ctx = match args.load.n_ctx_given() {
-        None => DEFAULT_CTX,
-        Some(0) => network.descriptor().n_ctx_train,
-        Some(n_ctx) => n_ctx,
+    let n_vocab = network.descriptor().n_vocab;
+    let n_ctx = match (&base, args.load.n_ctx_given()) {
+        (Some(base), _) => base.header.n_ctx,
+        (None, None) => DEFAULT_CTX,
+        (None, Some(0)) => network.descriptor().n_ctx_train,
+        (None, Some(n_ctx)) => n_ctx,
     };
-    let ids = tokenizer.encode(&text, EncodeOptions::default());
+    let ids = match &base {
+        Some(base) if base.header.n_vocab == n_vocab => base.header.tokens.clone(),
+        Some(base) => {
+            return Err(Failure::input(format!(
+                "the logits are of a vocabulary of {}, and the model has {n_vocab} tokens",
+                base.header.n_vocab
+            ))
+            .hint("compare files of one model"));
+        }
+        None => tokenizer.encode(&text, EncodeOptions::default()),
+    };
     let n_chunks_max = ids.len() / n_ctx.max(MIN_CTX);
     if n_ctx < MIN_CTX {
         return Err(Failure::usage(format!(
             "`-c {n_ctx}` is too short a context to score anything in, expected at least {MIN_CTX}"
         )));
     }
-    if n_chunks_max < 2 {
+    if n_chunks_max < 2 && base.is_none() {
         return Err(Failure::input(format!(
             "the text has {} tokens, but two chunks of {n_ctx} are needed",
             ids.len()
@@ -100,14 +132,31 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         nll: 0.0,
         nll2: 0.0,
         n_scored: 0,
+        saved: None,
+        base: base.map(|reader| (reader, Divergence::default())),
+        row: Vec::new(),
     };
+    let chunks: Vec<Vec<u32>> = (ids.chunks_exact(n_ctx).take(n_chunks))
+        .map(|chunk| {
+            let mut chunk = chunk.to_vec();
+            if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
+                chunk[0] = bos;
+            }
+            chunk
+        })
+        .collect();
+    if let Some(path) = &args.save_logits {
+        let header = Header {
+            n_ctx,
+            n_vocab,
+            // As the text has them; readers put the token that begins a sequence in themselves.
+            tokens: ids[..n_chunks * n_ctx].to_vec(),
+        };
+        scorer.saved = Some(Writer::create(path, header)?);
+    }
     let bar = progress::steps("scoring", n_chunks as u64);
-    for chunk in ids.chunks_exact(n_ctx).take(n_chunks) {
-        let mut chunk = chunk.to_vec();
-        if let (true, Some(bos)) = (tokenizer.adds_bos(), tokenizer.bos()) {
-            chunk[0] = bos;
-        }
-        scorer.score(&chunk)?;
+    for chunk in &chunks {
+        scorer.score(chunk)?;
         bar.inc(1);
         bar.set_message(format!("perplexity {:.4}", scorer.result().0));
     }
@@ -117,19 +166,63 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         return Err(Failure::work("the model produced logits that are not finite")
             .hint("the file's weights may be damaged; fetch the file again"));
     }
+    if let Some(saved) = scorer.saved.take() {
+        saved.finish()?;
+    }
+    let divergence = scorer.base.as_ref().map(|(_, divergence)| divergence);
     if args.json {
-        return output::print_json(&json!({
+        let mut report = json!({
             "model": source.name(),
             "perplexity": perplexity,
             "error": error,
             "n_ctx": n_ctx,
             "n_chunks": n_chunks,
             "n_scored": scorer.n_scored,
-        }));
+        });
+        if let Some(divergence) = divergence {
+            let figures = divergence.figures();
+            report["base_perplexity"] = json!(divergence.base_perplexity());
+            report["kl"] = json!({
+                "mean": figures.mean, "error": figures.error, "median": figures.median,
+                "p90": figures.p90, "p99": figures.p99, "max": figures.max,
+            });
+            report["same_top"] = json!(figures.same_top);
+            report["probability_gain"] = json!({ "mean": figures.mean_gain, "rms": figures.rms_gain });
+        }
+        return output::print_json(&report);
     }
     output::print_line(&format!(
         "perplexity {perplexity:.4} ± {error:.5} ({n_chunks} chunks of {n_ctx} tokens, {} scored)",
         scorer.n_scored
+    ))?;
+    match divergence {
+        Some(divergence) => print_divergence(divergence.base_perplexity(), perplexity, &divergence.figures()),
+        None => Ok(()),
+    }
+}
+
+/// Prints how far the model is from the base.
+fn print_divergence(base: f64, own: f64, figures: &Figures) -> Result<(), Failure> {
+    let Figures {
+        mean,
+        error,
+        median,
+        p90,
+        p99,
+        max,
+        same_top,
+        mean_gain,
+        rms_gain,
+    } = figures;
+    output::print_line(&format!(
+        "perplexity of the base {base:.4}, ratio {:.5}\n\
+         KL divergence mean {mean:.6} ± {error:.6}, median {median:.6}, 90% {p90:.6}, 99% {p99:.6}, greatest {max:.6}\n\
+         same likeliest token at {:.3}% of the positions\n\
+         probability of the right token {:+.3}% on average, {:.3}% root mean square",
+        own / base,
+        100.0 * same_top,
+        100.0 * mean_gain,
+        100.0 * rms_gain,
     ))
 }
 
@@ -141,6 +234,12 @@ struct Scorer {
     nll: f64,
     nll2: f64,
     n_scored: usize,
+    /// Where the logits go.
+    saved: Option<Writer>,
+    /// What they are compared with, and how.
+    base: Option<(Reader, Divergence)>,
+    /// The base's row.
+    row: Vec<f32>,
 }
 
 impl Scorer {
@@ -164,6 +263,13 @@ impl Scorer {
                         self.nll += nll;
                         self.nll2 += nll * nll;
                         self.n_scored += 1;
+                        if let Some(saved) = &mut self.saved {
+                            saved.push(row)?;
+                        }
+                        if let Some((base, divergence)) = &mut self.base {
+                            base.next_row(&mut self.row)?;
+                            divergence.push(&self.row, row, next);
+                        }
                     }
                 }
                 Event::Failed { error, .. } => return Err(error.into()),

@@ -7,6 +7,7 @@ mod bad_input;
 mod batch;
 mod chat;
 mod commands;
+mod convert;
 mod demo;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]

@@ -1,0 +1,122 @@
+//! [`Divergence`]: how far the probabilities of a model are from those of another, position by position.
+//!
+//! Separate from the perplexity, which knows one model. Source: llama.cpp, `tools/perplexity`, for the figures.
+
+/// The figures of all positions so far.
+#[derive(Debug, Default)]
+pub(super) struct Divergence {
+    /// Of each position, the Kullback-Leibler divergence of the model from the base, in nats.
+    kl: Vec<f32>,
+    /// Of each, by how much the model holds the right token for likelier than the base.
+    gains: Vec<f32>,
+    /// Positions at which both hold the same token for the likeliest.
+    n_same_top: usize,
+    /// Sum of the base's negative log-likelihoods.
+    base_nll: f64,
+}
+
+/// Probabilities that are smaller are taken for none, as their storage rounds them.
+const MIN_LOG_PROB: f32 = -16.0;
+
+impl Divergence {
+    /// Adds a position: the base's log-probabilities, the model's logits, and the token that follows.
+    pub(super) fn push(&mut self, base: &[f32], logits: &[f32], next: u32) {
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
+        let log_sum = f64::from(max) + sum.ln();
+        let (mut kl, mut top_base, mut top_own) = (0.0, 0, 0);
+        for (id, (&log_base, &logit)) in base.iter().zip(logits).enumerate() {
+            if log_base > MIN_LOG_PROB {
+                let log_own = f64::from(logit) - log_sum;
+                kl += f64::from(log_base.exp()) * (f64::from(log_base) - log_own);
+            }
+            if log_base > base[top_base] {
+                top_base = id;
+            }
+            if logit > logits[top_own] {
+                top_own = id;
+            }
+        }
+        let next = next as usize;
+        let own = (f64::from(logits[next]) - log_sum).exp();
+        self.kl.push(kl as f32);
+        self.gains.push((own - f64::from(base[next]).exp()) as f32);
+        self.n_same_top += usize::from(top_base == top_own);
+        self.base_nll -= f64::from(base[next]);
+    }
+
+    /// The perplexity of the base.
+    pub(super) fn base_perplexity(&self) -> f64 {
+        (self.base_nll / self.kl.len() as f64).exp()
+    }
+
+    /// The figures.
+    pub(super) fn figures(&self) -> Figures {
+        let n = self.kl.len().max(1) as f64;
+        let mut sorted = self.kl.clone();
+        sorted.sort_by(f32::total_cmp);
+        let quantile = |share: f64| {
+            let at = (share * (sorted.len().saturating_sub(1)) as f64).round() as usize;
+            f64::from(sorted.get(at).copied().unwrap_or(f32::NAN))
+        };
+        let mean = self.kl.iter().map(|&kl| f64::from(kl)).sum::<f64>() / n;
+        let variance = self.kl.iter().map(|&kl| (f64::from(kl) - mean).powi(2)).sum::<f64>() / n;
+        let squares: f64 = self.gains.iter().map(|&gain| f64::from(gain).powi(2)).sum();
+        Figures {
+            mean,
+            error: (variance / (n - 1.0).max(1.0)).sqrt(),
+            median: quantile(0.5),
+            p90: quantile(0.9),
+            p99: quantile(0.99),
+            max: quantile(1.0),
+            same_top: self.n_same_top as f64 / n,
+            mean_gain: self.gains.iter().map(|&gain| f64::from(gain)).sum::<f64>() / n,
+            rms_gain: (squares / n).sqrt(),
+        }
+    }
+}
+
+/// What all positions show together. Divergences are in nats.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Figures {
+    pub(super) mean: f64,
+    /// The standard error of the mean.
+    pub(super) error: f64,
+    pub(super) median: f64,
+    pub(super) p90: f64,
+    pub(super) p99: f64,
+    pub(super) max: f64,
+    /// The share of positions at which both hold the same token for the likeliest.
+    pub(super) same_top: f64,
+    /// The mean of what the right token's probability gained, and the root of its mean square.
+    pub(super) mean_gain: f64,
+    pub(super) rms_gain: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_probabilities_do_not_diverge() {
+        let mut divergence = Divergence::default();
+        let third = (1.0_f32 / 3.0).ln();
+        divergence.push(&[third; 3], &[7.0; 3], 1);
+        let figures = divergence.figures();
+        assert!(figures.mean.abs() < 1e-6 && figures.mean_gain.abs() < 1e-6);
+        assert_eq!(figures.same_top, 1.0);
+        assert!((divergence.base_perplexity() - 3.0).abs() < 1e-5);
+    }
+
+    #[test]
+    fn a_divergence_is_that_of_the_formula() {
+        let mut divergence = Divergence::default();
+        // 3/4 and 1/4 against 1/4 and 3/4.
+        let base = [0.75_f32.ln(), 0.25_f32.ln()];
+        divergence.push(&base, &[0.25_f32.ln(), 0.75_f32.ln()], 0);
+        let figures = divergence.figures();
+        assert!((figures.mean - 0.5 * 3.0_f64.ln()).abs() < 1e-6, "{figures:?}");
+        assert_eq!(figures.same_top, 0.0);
+        assert!((figures.mean_gain + 0.5).abs() < 1e-6);
+    }
+}

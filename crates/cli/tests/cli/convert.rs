@@ -1,0 +1,80 @@
+//! `convert`: a folder becomes a file that runs as the folder does; what is refused leaves nothing.
+
+use std::{fs, path::PathBuf};
+
+use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_testkit::Comparisons;
+
+use crate::support::{arg, tokenmill};
+
+/// A folder of the core set.
+fn folder() -> Option<PathBuf> {
+    let mut comparisons = Comparisons::of("converted folders");
+    let folders = comparisons.networks().into_iter().map(|folder| folder.join("hf"));
+    folders
+        .filter(|folder| folder.join("model.safetensors").is_file())
+        .find(|folder| folder.parent().is_some_and(|parent| parent.ends_with("qwen2")))
+}
+
+#[test]
+fn a_converted_folder_runs_as_the_folder_does() {
+    let Some(folder) = folder() else { return };
+    let target = tempfile::tempdir().unwrap();
+    let output = target.path().join("out.gguf");
+    let text = tokenmill(["convert", arg(&folder), arg(&output), "--type", "f32", "-t", "2"]).ok();
+    let expected = format!("wrote {}: qwen2, ", output.display());
+    assert!(text.starts_with(&expected) && text.contains("\nF32 takes "), "{text}");
+    let run = |model: &str| {
+        tokenmill(["run", model, "It was", "-n", "16", "--temp", "0", "--device", "cpu"]).ok()
+    };
+    assert_eq!(run(arg(&output)), run(arg(&folder)));
+
+    // A preset, without an importance matrix; nothing is left beside the files.
+    let smaller = target.path().join("small.gguf");
+    tokenmill(["convert", arg(&folder), arg(&smaller), "--type", "q4_k_m"]).ok();
+    let file = GgufFile::open(&smaller).unwrap();
+    assert!(file.tensors().any(|info| info.ty == TensorType::Q5_0), "rows of 64 are no blocks of Q4_K");
+    let dry = tokenmill(["convert", arg(&folder), arg(&target.path().join("no.gguf")), "--dry-run"]).ok();
+    assert!(dry.starts_with("auto would be "), "{dry}");
+    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn what_convert_refuses_leaves_nothing() {
+    let target = tempfile::tempdir().unwrap();
+    let output = target.path().join("out.gguf");
+    let line = tokenmill(["convert", "demo", arg(&output)]).failed(3);
+    assert!(line.contains("`tokenmill quantize` gives it another type"), "{line}");
+    let line = tokenmill(["convert", arg(target.path()), arg(&output)]).failed(3);
+    assert!(line.contains("holds neither a .gguf file nor a config.json"), "{line}");
+    if let Some(folder) = folder() {
+        let line = tokenmill(["convert", arg(&folder), arg(&output), "--type", "iq1_s"]).failed(3);
+        assert!(line.contains("importance matrix"), "{line}");
+        let line = tokenmill(["convert", arg(&folder), arg(&output), "--type", "q9"]).failed(2);
+        assert!(line.contains("q9"), "{line}");
+    }
+    assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_model_is_compared_with_its_own_logits_and_with_those_of_a_smaller_file() {
+    let target = tempfile::tempdir().unwrap();
+    let [text, base] = ["text.txt", "base.logits"].map(|name| target.path().join(name));
+    fs::write(&text, "Once upon a time there was a little girl who liked to read. ".repeat(40)).unwrap();
+    let common = ["-c", "64", "--chunks", "3", "--device", "cpu"];
+    let saved = tokenmill(
+        [&["perplexity", "demo", arg(&text), "--save-logits", arg(&base)][..], &common].concat(),
+    )
+    .ok();
+    assert!(saved.starts_with("perplexity "), "{saved}");
+    let json = tokenmill(["perplexity", "demo", "--kl-base", arg(&base), "--json", "--device", "cpu"]).ok();
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    // 16 bits keep a log-probability to some 1e-4.
+    assert!(report["kl"]["mean"].as_f64().unwrap().abs() < 1e-4, "{json}");
+    assert!(report["same_top"].as_f64().unwrap() > 0.98, "{json}");
+    let ratio = report["perplexity"].as_f64().unwrap() / report["base_perplexity"].as_f64().unwrap();
+    assert!((ratio - 1.0).abs() < 1e-3, "{json}");
+    assert_eq!(report["n_chunks"], 3);
+    let line = tokenmill(["perplexity", "demo", "--kl-base", arg(&text)]).failed(3);
+    assert!(line.contains("this is no file of logits"), "{line}");
+}
