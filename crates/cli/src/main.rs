@@ -106,6 +106,7 @@ commands! {
     ApplyTemplate => apply_template;
     Batch => batch;
     Perplexity => perplexity;
+    Compare => compare;
     Convert => convert;
     Quantize => quantize;
     Imatrix => imatrix;

@@ -14,7 +14,7 @@ use serde_json::json;
 use tokenmill_gguf::{Array, Metadata, StringArray, Value};
 use tokenmill_testkit::{Random, json_mutation::mutate_json, text_mutation::mutate_text};
 use tokenmill_text::{
-    DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer, TokenizerError,
+    DecodeOptions, EncodeOptions, StopMatcher, StreamDecoder, Tokenizer, TokenizerError, VocabularyFiles,
     template::{ChatTemplate, RenderOptions},
 };
 
@@ -213,6 +213,37 @@ fn mutated_tokenizer_files_are_refused_or_work() {
         n_refused > 1000 && n_built > 300,
         "{n_refused} refused, {n_built} built"
     );
+}
+
+/// Files of a folder that `convert` reads: the keys are a tokenizer, or the files are refused.
+#[test]
+fn mutated_vocabulary_files_are_refused_or_make_keys() {
+    let base: serde_json::Value = serde_json::from_str(include_str!("support/tokenizer.json")).unwrap();
+    let parts = tokenizer_parts::parts();
+    let mut random = Random::new(7);
+    let (mut n_refused, mut n_made) = (0, 0);
+    for _ in 0..2000 {
+        let mut json = base.clone();
+        for _ in 0..=random.below(4) {
+            mutate_json(&mut json, &parts, &mut |n| random.below(n));
+        }
+        let files = VocabularyFiles {
+            tokenizer_config: json.clone(),
+            tokenizer_json: Some(json.to_string().into_bytes()),
+            n_vocab: 1024,
+            pre: (random.below(2) == 0).then(|| "gpt-2".to_owned()),
+            ..VocabularyFiles::default()
+        };
+        match files.metadata() {
+            Ok(metadata) => {
+                n_made += 1;
+                assert_eq!(metadata.string_array("tokenizer.ggml.tokens").unwrap().len(), 1024);
+                let _ = Tokenizer::from_gguf(&metadata);
+            }
+            Err(_) => n_refused += 1,
+        }
+    }
+    assert!(n_refused > 50 && n_made > 50, "{n_refused} refused, {n_made} made");
 }
 
 /// Templates with words of their language inserted, repeated and cut.

@@ -5,6 +5,7 @@ pub(crate) mod batch;
 pub(crate) mod bench;
 pub(crate) mod bench_serve;
 pub(crate) mod chat;
+pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod convert;
 pub(crate) mod detokenize;

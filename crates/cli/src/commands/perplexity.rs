@@ -4,7 +4,7 @@
 //! place of its own first; its second half is scored. Source: `perplexity` in llama.cpp, `tools/perplexity`.
 
 mod base;
-mod divergence;
+pub(crate) mod divergence;
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ use crate::{
 };
 
 use base::{Header, Reader, Writer};
-use divergence::{Divergence, Figures};
+use divergence::Divergence;
 
 /// Rows of logits computed at a time; each takes four bytes for each token of the vocabulary.
 const MAX_LOGIT_ROWS: usize = 64;
@@ -182,12 +182,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         if let Some(divergence) = divergence {
             let figures = divergence.figures();
             report["base_perplexity"] = json!(divergence.base_perplexity());
-            report["kl"] = json!({
-                "mean": figures.mean, "error": figures.error, "median": figures.median,
-                "p90": figures.p90, "p99": figures.p99, "max": figures.max,
-            });
-            report["same_top"] = json!(figures.same_top);
-            report["probability_gain"] = json!({ "mean": figures.mean_gain, "rms": figures.rms_gain });
+            figures.add_to(&mut report);
         }
         return output::print_json(&report);
     }
@@ -196,34 +191,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         scorer.n_scored
     ))?;
     match divergence {
-        Some(divergence) => print_divergence(divergence.base_perplexity(), perplexity, &divergence.figures()),
+        Some(divergence) => {
+            let base = divergence.base_perplexity();
+            let ratio = perplexity / base;
+            output::print_line(&format!("perplexity of the base {base:.4}, ratio {ratio:.5}"))?;
+            output::print_line(&divergence.figures().to_text())
+        }
         None => Ok(()),
     }
-}
-
-/// Prints how far the model is from the base.
-fn print_divergence(base: f64, own: f64, figures: &Figures) -> Result<(), Failure> {
-    let Figures {
-        mean,
-        error,
-        median,
-        p90,
-        p99,
-        max,
-        same_top,
-        mean_gain,
-        rms_gain,
-    } = figures;
-    output::print_line(&format!(
-        "perplexity of the base {base:.4}, ratio {:.5}\n\
-         KL divergence mean {mean:.6} ± {error:.6}, median {median:.6}, 90% {p90:.6}, 99% {p99:.6}, greatest {max:.6}\n\
-         same likeliest token at {:.3}% of the positions\n\
-         probability of the right token {:+.3}% on average, {:.3}% root mean square",
-        own / base,
-        100.0 * same_top,
-        100.0 * mean_gain,
-        100.0 * rms_gain,
-    ))
 }
 
 /// Sums up the surprise.
@@ -289,7 +264,7 @@ impl Scorer {
     }
 }
 
-fn negative_log_likelihood(logits: &[f32], id: u32) -> f64 {
+pub(crate) fn negative_log_likelihood(logits: &[f32], id: u32) -> f64 {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
     sum.ln() - f64::from(logits[id as usize] - max)

@@ -48,8 +48,6 @@ fn what_convert_refuses_leaves_nothing() {
     let line = tokenmill(["convert", arg(target.path()), arg(&output)]).failed(3);
     assert!(line.contains("holds neither a .gguf file nor a config.json"), "{line}");
     if let Some(folder) = folder() {
-        let line = tokenmill(["convert", arg(&folder), arg(&output), "--type", "iq1_s"]).failed(3);
-        assert!(line.contains("importance matrix"), "{line}");
         let line = tokenmill(["convert", arg(&folder), arg(&output), "--type", "q9"]).failed(2);
         assert!(line.contains("q9"), "{line}");
     }
@@ -72,9 +70,13 @@ fn a_model_is_compared_with_its_own_logits_and_with_those_of_a_smaller_file() {
     // 16 bits keep a log-probability to some 1e-4.
     assert!(report["kl"]["mean"].as_f64().unwrap().abs() < 1e-4, "{json}");
     assert!(report["same_top"].as_f64().unwrap() > 0.98, "{json}");
-    let ratio = report["perplexity"].as_f64().unwrap() / report["base_perplexity"].as_f64().unwrap();
-    assert!((ratio - 1.0).abs() < 1e-3, "{json}");
+    assert!(report["base_perplexity"].as_f64().unwrap() > 1.0, "{json}");
     assert_eq!(report["n_chunks"], 3);
+    let both = tokenmill([&["compare", "demo", "demo", arg(&text), "--json"][..], &common].concat()).ok();
+    let report: serde_json::Value = serde_json::from_str(&both).unwrap();
+    assert_eq!(report["same_top"], 1.0, "{both}");
+    assert!(report["kl"]["max"].as_f64().unwrap().abs() < 1e-6, "{both}");
+    assert_eq!(report["models"][0]["perplexity"], report["models"][1]["perplexity"], "{both}");
     let line = tokenmill(["perplexity", "demo", "--kl-base", arg(&text)]).failed(3);
     assert!(line.contains("this is no file of logits"), "{line}");
 }

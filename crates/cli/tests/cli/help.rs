@@ -26,6 +26,7 @@ fn every_command_explains_itself_with_examples() {
         "apply-template",
         "batch",
         "perplexity",
+        "compare",
         "convert",
         "quantize",
         "imatrix",

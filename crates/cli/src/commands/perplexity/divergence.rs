@@ -2,9 +2,11 @@
 //!
 //! Separate from the perplexity, which knows one model. Source: llama.cpp, `tools/perplexity`, for the figures.
 
+use serde_json::json;
+
 /// The figures of all positions so far.
 #[derive(Debug, Default)]
-pub(super) struct Divergence {
+pub(crate) struct Divergence {
     /// Of each position, the Kullback-Leibler divergence of the model from the base, in nats.
     kl: Vec<f32>,
     /// Of each, by how much the model holds the right token for likelier than the base.
@@ -20,7 +22,7 @@ const MIN_LOG_PROB: f32 = -16.0;
 
 impl Divergence {
     /// Adds a position: the base's log-probabilities, the model's logits, and the token that follows.
-    pub(super) fn push(&mut self, base: &[f32], logits: &[f32], next: u32) {
+    pub(crate) fn push(&mut self, base: &[f32], logits: &[f32], next: u32) {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
         let log_sum = f64::from(max) + sum.ln();
@@ -46,12 +48,12 @@ impl Divergence {
     }
 
     /// The perplexity of the base.
-    pub(super) fn base_perplexity(&self) -> f64 {
+    pub(crate) fn base_perplexity(&self) -> f64 {
         (self.base_nll / self.kl.len() as f64).exp()
     }
 
     /// The figures.
-    pub(super) fn figures(&self) -> Figures {
+    pub(crate) fn figures(&self) -> Figures {
         let n = self.kl.len().max(1) as f64;
         let mut sorted = self.kl.clone();
         sorted.sort_by(f32::total_cmp);
@@ -78,19 +80,54 @@ impl Divergence {
 
 /// What all positions show together. Divergences are in nats.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Figures {
-    pub(super) mean: f64,
+pub(crate) struct Figures {
+    pub(crate) mean: f64,
     /// The standard error of the mean.
-    pub(super) error: f64,
-    pub(super) median: f64,
-    pub(super) p90: f64,
-    pub(super) p99: f64,
-    pub(super) max: f64,
+    pub(crate) error: f64,
+    pub(crate) median: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+    pub(crate) max: f64,
     /// The share of positions at which both hold the same token for the likeliest.
-    pub(super) same_top: f64,
+    pub(crate) same_top: f64,
     /// The mean of what the right token's probability gained, and the root of its mean square.
-    pub(super) mean_gain: f64,
-    pub(super) rms_gain: f64,
+    pub(crate) mean_gain: f64,
+    pub(crate) rms_gain: f64,
+}
+
+impl Figures {
+    /// Three lines.
+    pub(crate) fn to_text(self) -> String {
+        let Self {
+            mean,
+            error,
+            median,
+            p90,
+            p99,
+            max,
+            same_top,
+            mean_gain,
+            rms_gain,
+        } = self;
+        format!(
+            "KL divergence mean {mean:.6} ± {error:.6}, median {median:.6}, 90% {p90:.6}, 99% {p99:.6}, greatest {max:.6}\n\
+             same likeliest token at {:.3}% of the positions\n\
+             probability of the right token {:+.3}% on average, {:.3}% root mean square",
+            100.0 * same_top,
+            100.0 * mean_gain,
+            100.0 * rms_gain,
+        )
+    }
+
+    /// Adds them to a report.
+    pub(crate) fn add_to(self, report: &mut serde_json::Value) {
+        report["kl"] = json!({
+            "mean": self.mean, "error": self.error, "median": self.median,
+            "p90": self.p90, "p99": self.p99, "max": self.max,
+        });
+        report["same_top"] = json!(self.same_top);
+        report["probability_gain"] = json!({ "mean": self.mean_gain, "rms": self.rms_gain });
+    }
 }
 
 #[cfg(test)]

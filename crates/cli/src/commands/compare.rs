@@ -1,0 +1,209 @@
+//! `compare`: two files of one model on a text, side by side.
+//!
+//! Separate from `perplexity`, which keeps logits in a file. Both models are loaded; of each chunk the first one's rows are in memory
+//! while the second one's come.
+
+use std::{fs, path::PathBuf, time::Instant};
+
+use serde_json::{Value, json};
+use tokenmill::{LoadOptions, Model, ModelSource};
+use tokenmill_sched::{Event, ForwardParams, ForwardRows};
+use tokenmill_text::EncodeOptions;
+
+use crate::{
+    failure::Failure,
+    input::read_text,
+    interrupt,
+    load::{LoadArgs, load_opened},
+    numbers::{Limit, size},
+    output, progress,
+};
+
+use super::perplexity::{divergence::Divergence, negative_log_likelihood};
+
+/// Context where nothing else is said.
+const DEFAULT_CTX: usize = 512;
+/// Rows of logits computed at a time.
+const MAX_LOGIT_ROWS: usize = 64;
+
+/// Compare two files of a model on a text.
+#[derive(clap::Args)]
+#[command(mut_arg("ctx_size", |arg| arg.help("Tokens of a chunk, of which the second half is scored [default: 512]")))]
+#[command(after_help = "Examples:\n  \
+    tokenmill compare model-f16.gguf model-q4_k_m.gguf wiki.test.raw --chunks 16\n  \
+    tokenmill compare model-q8_0.gguf model-iq3_xs.gguf book.txt --json\n\n\
+    The first file is the base: divergences are of the second from it, in nats.")]
+pub(crate) struct Args {
+    /// The base: a GGUF file, a folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
+    base: PathBuf,
+    /// The other file of the same model
+    other: PathBuf,
+    /// The text
+    file: PathBuf,
+    /// Chunks to compute; -1 takes all
+    #[arg(long, value_name = "N", default_value_t = Limit::Unbounded)]
+    chunks: Limit,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    load: LoadArgs,
+}
+
+/// One of the two.
+struct Side {
+    name: String,
+    n_bytes: u64,
+    model: Model,
+    nll: f64,
+    n_scored: usize,
+    seconds: f64,
+    n_tokens: usize,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    interrupt::ends_at_once()?;
+    let text = read_text(&args.file)?;
+    let n_ctx = args.load.n_ctx_given().unwrap_or(DEFAULT_CTX);
+    if n_ctx < 4 {
+        return Err(Failure::usage(format!(
+            "`-c {n_ctx}` is too short a context to score anything in, expected at least 4"
+        )));
+    }
+    let options = LoadOptions {
+        n_ctx: Some(n_ctx),
+        max_logit_rows: Some(MAX_LOGIT_ROWS),
+        ..args.load.options()?
+    };
+    let mut ids: Vec<Vec<u32>> = Vec::new();
+    let mut bos = None;
+    let mut sides = Vec::new();
+    for path in [&args.base, &args.other] {
+        let source = ModelSource::find(args.load.fetch.resolve(path)?)?;
+        let network = options.open_network(&source)?;
+        let tokenizer = source.tokenizer(network.gguf())?;
+        ids.push(tokenizer.encode(&text, EncodeOptions::default()));
+        bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
+        sides.push(Side {
+            name: source.name(),
+            n_bytes: fs::metadata(source.path()).map_or(0, |facts| facts.len()),
+            model: load_opened(&source, &network, &options)?,
+            nll: 0.0,
+            n_scored: 0,
+            seconds: 0.0,
+            n_tokens: 0,
+        });
+    }
+    if ids[0] != ids[1] {
+        return Err(Failure::input("the two have different tokens for the text").hint("compare files of one model"));
+    }
+    let n_chunks_max = ids[0].len() / n_ctx;
+    let n_chunks = args.chunks.bound().map_or(n_chunks_max, |n| n.min(n_chunks_max));
+    if n_chunks == 0 {
+        return Err(Failure::input(format!(
+            "the text has {} tokens, but a chunk of {n_ctx} is needed",
+            ids[0].len()
+        ))
+        .hint("give a longer text, or shorter chunks with -c"));
+    }
+    let mut divergence = Divergence::default();
+    let bar = progress::steps("comparing", n_chunks as u64);
+    let mut rows: Vec<f32> = Vec::new();
+    for chunk in ids[0].chunks_exact(n_ctx).take(n_chunks) {
+        let mut chunk = chunk.to_vec();
+        if let Some(bos) = bos {
+            chunk[0] = bos;
+        }
+        rows.clear();
+        let [base, other] = &mut sides[..] else { break };
+        base.each_row(&chunk, &mut |logits, _| {
+            let log_sum = log_sum_exp(logits);
+            rows.extend(logits.iter().map(|&logit| (f64::from(logit) - log_sum) as f32));
+        })?;
+        let mut at = 0;
+        other.each_row(&chunk, &mut |logits, next| {
+            if let Some(row) = rows.get(at..at + logits.len()) {
+                divergence.push(row, logits, next);
+            }
+            at += logits.len();
+        })?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    let figures = divergence.figures();
+    if args.json {
+        let mut report = json!({
+            "n_ctx": n_ctx,
+            "n_chunks": n_chunks,
+            "models": sides.iter().map(Side::to_json).collect::<Vec<_>>(),
+        });
+        figures.add_to(&mut report);
+        return output::print_json(&report);
+    }
+    for side in &sides {
+        output::print_line(&side.to_text())?;
+    }
+    output::print_line(&figures.to_text())
+}
+
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
+    f64::from(max) + sum.ln()
+}
+
+impl Side {
+    /// Computes a chunk, and gives the logits of its second half's positions with the token behind each.
+    fn each_row(&mut self, chunk: &[u32], on_row: &mut dyn FnMut(&[f32], u32)) -> Result<(), Failure> {
+        let start = Instant::now();
+        let params = ForwardParams {
+            uses_prefix_cache: false,
+            ..ForwardParams::new(ForwardRows::Logits, chunk.len() / 2)
+        };
+        let inputs = chunk[..chunk.len() - 1].to_vec();
+        self.n_tokens += inputs.len();
+        for event in self.model.engine().submit_forward(inputs, params)? {
+            match event {
+                Event::Rows(rows) => {
+                    let logits = rows.values.chunks_exact(rows.width);
+                    for (row, &next) in logits.zip(&chunk[rows.first_position + 1..]) {
+                        self.nll += negative_log_likelihood(row, next);
+                        self.n_scored += 1;
+                        on_row(row, next);
+                    }
+                }
+                Event::Failed { error, .. } => return Err(error.into()),
+                Event::Token(_) | Event::Finished(_) => {}
+            }
+        }
+        self.seconds += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn perplexity(&self) -> f64 {
+        (self.nll / self.n_scored.max(1) as f64).exp()
+    }
+
+    fn speed(&self) -> f64 {
+        self.n_tokens as f64 / self.seconds.max(1e-9)
+    }
+
+    fn to_json(&self) -> Value {
+        json!({
+            "model": self.name,
+            "n_bytes": self.n_bytes,
+            "perplexity": self.perplexity(),
+            "tokens_per_second": self.speed(),
+        })
+    }
+
+    fn to_text(&self) -> String {
+        let size = usize::try_from(self.n_bytes).map_or_else(|_| String::new(), size);
+        format!(
+            "{}: {size}, perplexity {:.4}, {:.1} tokens/s",
+            self.name,
+            self.perplexity(),
+            self.speed()
+        )
+    }
+}
