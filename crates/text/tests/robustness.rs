@@ -237,13 +237,19 @@ fn mutated_vocabulary_files_are_refused_or_make_keys() {
         match files.metadata() {
             Ok(metadata) => {
                 n_made += 1;
-                assert_eq!(metadata.string_array("tokenizer.ggml.tokens").unwrap().len(), 1024);
+                assert_eq!(
+                    metadata.string_array("tokenizer.ggml.tokens").unwrap().len(),
+                    1024
+                );
                 let _ = Tokenizer::from_gguf(&metadata);
             }
             Err(_) => n_refused += 1,
         }
     }
-    assert!(n_refused > 50 && n_made > 50, "{n_refused} refused, {n_made} made");
+    assert!(
+        n_refused > 50 && n_made > 50,
+        "{n_refused} refused, {n_made} made"
+    );
 }
 
 /// Templates with words of their language inserted, repeated and cut.

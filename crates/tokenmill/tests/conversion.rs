@@ -15,11 +15,31 @@ use tokenmill_testkit::Comparisons;
 
 /// What differs from the reference on purpose: the network (`*` for all), the key or the end of a tensor's name, and why.
 const DEVIATIONS: &[(&str, &str, &str)] = &[
-    ("*", "general.name", "the folders had other names when the files were made"),
-    ("gpt_neox", "general.file_type", "the reference forgets it for this architecture"),
-    ("bloom", "bloom.context_length", "the reference writes the width in place of the context"),
-    ("falcon", "falcon.context_length", "the reference writes 2,048 whatever the configuration says"),
-    ("bert", "tokenizer.ggml.pre", "the fixture's tokenizer was forced to a name; WordPiece has no pre-tokenizer to name"),
+    (
+        "*",
+        "general.name",
+        "the folders had other names when the files were made",
+    ),
+    (
+        "gpt_neox",
+        "general.file_type",
+        "the reference forgets it for this architecture",
+    ),
+    (
+        "bloom",
+        "bloom.context_length",
+        "the reference writes the width in place of the context",
+    ),
+    (
+        "falcon",
+        "falcon.context_length",
+        "the reference writes 2,048 whatever the configuration says",
+    ),
+    (
+        "bert",
+        "tokenizer.ggml.pre",
+        "the fixture's tokenizer was forced to a name; WordPiece has no pre-tokenizer to name",
+    ),
     ("bert_rerank", "tokenizer.ggml.pre", "as bert"),
     ("nomic_bert", "tokenizer.ggml.pre", "as bert"),
     (
@@ -29,10 +49,22 @@ const DEVIATIONS: &[(&str, &str, &str)] = &[
     ),
     ("bert_rerank", "cls.bias", "as cls.weight"),
     ("bert_rerank", "general.size_label", "counts the pooler"),
-    ("xlmr_rerank", "tokenizer.ggml.tokens", "the reference reads sentencepiece.bpe.model, which lacks `<mask>`"),
+    (
+        "xlmr_rerank",
+        "tokenizer.ggml.tokens",
+        "the reference reads sentencepiece.bpe.model, which lacks `<mask>`",
+    ),
     ("xlmr_rerank", "tokenizer.ggml.scores", "as tokenizer.ggml.tokens"),
-    ("xlmr_rerank", "tokenizer.ggml.token_type", "as tokenizer.ggml.tokens"),
-    ("gemma3n", "gemma3n.activation_sparsity_scale", "the last bit of a quantile of the normal distribution"),
+    (
+        "xlmr_rerank",
+        "tokenizer.ggml.token_type",
+        "as tokenizer.ggml.tokens",
+    ),
+    (
+        "gemma3n",
+        "gemma3n.activation_sparsity_scale",
+        "the last bit of a quantile of the normal distribution",
+    ),
     ("mamba", "ssm_a", "the last bit of an exponential"),
     ("mamba2", "ssm_a", "the last bit of an exponential"),
     (

@@ -95,7 +95,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         });
     }
     if ids[0] != ids[1] {
-        return Err(Failure::input("the two have different tokens for the text").hint("compare files of one model"));
+        return Err(
+            Failure::input("the two have different tokens for the text").hint("compare files of one model")
+        );
     }
     let n_chunks_max = ids[0].len() / n_ctx;
     let n_chunks = args.chunks.bound().map_or(n_chunks_max, |n| n.min(n_chunks_max));

@@ -66,7 +66,11 @@ impl Writer {
     /// Adds the logits of the next scored position.
     pub(super) fn push(&mut self, logits: &[f32]) -> Result<(), Failure> {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let min = logits.iter().copied().fold(f32::INFINITY, f32::min).max(max - MAX_DEPTH);
+        let min = logits
+            .iter()
+            .copied()
+            .fold(f32::INFINITY, f32::min)
+            .max(max - MAX_DEPTH);
         let sum: f64 = logits.iter().map(|&logit| f64::from((logit - max).exp())).sum();
         let scale = (max - min) / 65535.0;
         let min_log_prob = min - max - sum.ln() as f32;
@@ -74,7 +78,11 @@ impl Writer {
         self.row.extend(scale.to_le_bytes());
         self.row.extend(min_log_prob.to_le_bytes());
         for &logit in logits {
-            let number = if scale > 0.0 { ((logit.max(min) - min) / scale).round() as u16 } else { 0 };
+            let number = if scale > 0.0 {
+                ((logit.max(min) - min) / scale).round() as u16
+            } else {
+                0
+            };
             self.row.extend(number.to_le_bytes());
         }
         self.row.resize(self.header.row_bytes(), 0);
@@ -116,7 +124,14 @@ impl Reader {
         if !head.starts_with(MAGIC) {
             return Err(no_base("this is no file of logits"));
         }
-        let number = |at: usize| u64::from(u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
+        let number = |at: usize| {
+            u64::from(u32::from_le_bytes([
+                head[at],
+                head[at + 1],
+                head[at + 2],
+                head[at + 3],
+            ]))
+        };
         let (n_ctx, n_vocab, n_chunks) = (number(8), number(12), number(16));
         let n_tokens = n_ctx.saturating_mul(n_chunks);
         let n_rows = n_ctx.saturating_sub(1 + n_ctx / 2).saturating_mul(n_chunks);
@@ -125,7 +140,9 @@ impl Reader {
             .saturating_add(n_tokens.saturating_mul(4))
             .saturating_add(n_rows.saturating_mul(row_bytes));
         if n_ctx < 4 || n_vocab == 0 || n_chunks == 0 || n_bytes < expected {
-            return Err(no_base(&format!("{n_bytes} bytes are not the {expected} that its counts ask for")));
+            return Err(no_base(&format!(
+                "{n_bytes} bytes are not the {expected} that its counts ask for"
+            )));
         }
         let mut bytes = vec![0; 4 * n_tokens as usize];
         input.read_exact(&mut bytes).map_err(unreadable)?;
@@ -134,7 +151,9 @@ impl Reader {
             .map(|token| u32::from_le_bytes([token[0], token[1], token[2], token[3]]))
             .collect();
         if let Some(token) = tokens.iter().find(|&&token| u64::from(token) >= n_vocab) {
-            return Err(no_base(&format!("token {token} is beyond its vocabulary of {n_vocab}")));
+            return Err(no_base(&format!(
+                "token {token} is beyond its vocabulary of {n_vocab}"
+            )));
         }
         Ok(Self {
             input,
@@ -154,7 +173,9 @@ impl Reader {
         self.input
             .read_exact(&mut self.row)
             .map_err(|error| Failure::unreadable(&self.path, &error))?;
-        let float = |at: usize| f32::from_le_bytes([self.row[at], self.row[at + 1], self.row[at + 2], self.row[at + 3]]);
+        let float = |at: usize| {
+            f32::from_le_bytes([self.row[at], self.row[at + 1], self.row[at + 2], self.row[at + 3]])
+        };
         let (scale, min_log_prob) = (float(0), float(4));
         log_probs.clear();
         let numbers = self.row[8..].chunks_exact(2).take(self.header.n_vocab);

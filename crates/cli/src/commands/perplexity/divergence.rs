@@ -62,7 +62,12 @@ impl Divergence {
             f64::from(sorted.get(at).copied().unwrap_or(f32::NAN))
         };
         let mean = self.kl.iter().map(|&kl| f64::from(kl)).sum::<f64>() / n;
-        let variance = self.kl.iter().map(|&kl| (f64::from(kl) - mean).powi(2)).sum::<f64>() / n;
+        let variance = self
+            .kl
+            .iter()
+            .map(|&kl| (f64::from(kl) - mean).powi(2))
+            .sum::<f64>()
+            / n;
         let squares: f64 = self.gains.iter().map(|&gain| f64::from(gain).powi(2)).sum();
         Figures {
             mean,
