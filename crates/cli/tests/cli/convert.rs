@@ -35,7 +35,7 @@ fn a_converted_folder_runs_as_the_folder_does() {
     };
     assert_eq!(run(arg(&output)), run(arg(&folder)));
 
-    // A preset, without an importance matrix; nothing is left beside the files.
+    // A preset, without an importance matrix; nothing is left next to the files.
     let smaller = target.path().join("small.gguf");
     tokenmill(["convert", arg(&folder), arg(&smaller), "--type", "q4_k_m"]).ok();
     let file = GgufFile::open(&smaller).unwrap();

@@ -3,8 +3,12 @@
 //! Separate from the architectures' descriptions, which folders and files share. Invariant: what stands here is data and rules of
 //! keys; the views that change tensors are with the folder.
 
+mod expert_rules;
+mod gemma_rules;
+mod groups;
 mod keys;
 mod recast;
+mod recurrent_rules;
 mod rules;
 
 use tokenmill_gguf::Metadata;

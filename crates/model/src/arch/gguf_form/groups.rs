@@ -1,0 +1,126 @@
+//! Groups of keys that several architectures have, as methods of [`GgufKeys`].
+//!
+//! Separate from the collector itself, which knows no architecture.
+
+use crate::{FfnDescriptor, LoadError, SsmKind};
+
+use super::keys::GgufKeys;
+
+impl GgufKeys<'_> {
+    /// The width of a head, also where the configuration leaves it out.
+    pub(super) fn set_own_head_width(&mut self) -> Result<(), LoadError> {
+        match self.attention() {
+            Some(attention) => {
+                self.set_count("attention.key_length", attention.head_dim_k)?;
+                self.set_count("attention.value_length", attention.head_dim_v)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Heads and their width, also where the configuration leaves them out.
+    pub(super) fn set_own_heads(&mut self) -> Result<(), LoadError> {
+        if let Some(attention) = self.attention() {
+            self.set_count("attention.head_count", attention.n_heads)?;
+            self.set_count("attention.head_count_kv", attention.n_kv_heads)?;
+        }
+        self.set_own_head_width()
+    }
+
+    /// The width of the dense network of each layer; 0 where it has none.
+    pub(super) fn dense_widths(&self) -> Vec<usize> {
+        (self.descriptor.layers.iter())
+            .map(|layer| match &layer.ffn {
+                FfnDescriptor::Dense(dense) => dense.n_ff,
+                FfnDescriptor::Beside(beside) => beside.dense.n_ff,
+                FfnDescriptor::Moe(_) | FfnDescriptor::None => 0,
+            })
+            .collect()
+    }
+
+    /// KV heads of each layer, 0 of those without attention.
+    pub(super) fn kv_heads_of_layers(&mut self) -> Result<(), LoadError> {
+        let kv_heads: Vec<usize> = (self.descriptor.layers.iter())
+            .map(|layer| {
+                layer
+                    .mixer
+                    .attention()
+                    .map_or(0, |attention| attention.n_kv_heads)
+            })
+            .collect();
+        self.set_count_list("attention.head_count_kv", &kv_heads)
+    }
+
+    /// The window, also where the configuration leaves it out.
+    pub(super) fn window_of_layers(&mut self) -> Result<(), LoadError> {
+        match self
+            .descriptor
+            .attentions()
+            .find_map(|attention| attention.window)
+        {
+            Some(window) => self.set_count("attention.sliding_window", window),
+            None => Ok(()),
+        }
+    }
+
+    /// The width of the embeddings of each layer.
+    pub(super) fn layer_embeddings(&mut self) -> Result<(), LoadError> {
+        let width = self
+            .descriptor
+            .layer_embeddings
+            .as_ref()
+            .map_or(0, |own| own.width);
+        self.set_count("embedding_length_per_layer_input", width)
+    }
+
+    /// How many layers read the keys and values of others.
+    pub(super) fn shared_kv(&mut self) -> Result<(), LoadError> {
+        let n_sharing = (self.descriptor.attentions())
+            .filter(|attention| attention.shares_kv_of.is_some())
+            .count();
+        self.set_count("attention.shared_kv_layers", n_sharing)
+    }
+
+    /// Experts behind some dense layers, as DeepSeek's configurations name them.
+    pub(super) fn routed_experts(&mut self) -> Result<(), LoadError> {
+        self.copy_count("expert_count", &["n_routed_experts", "num_experts"])?;
+        self.copy_count("leading_dense_block_count", &["first_k_dense_replace"])?;
+        self.copy_count("expert_feed_forward_length", &["moe_intermediate_size"])?;
+        self.copy_count("expert_shared_count", &["n_shared_experts"])?;
+        self.router()
+    }
+
+    /// Layers that predict further tokens, which are counted among the others.
+    pub(super) fn draft_layers(&mut self, key: &str) -> Result<(), LoadError> {
+        let n_drafting = self.first_count(&[key])?.unwrap_or(0);
+        if n_drafting == 0 {
+            return Ok(());
+        }
+        if n_drafting > super::MAX_DRAFT_LAYERS {
+            return Err(self.config.wrong(key, "a small count of layers"));
+        }
+        self.set_count("block_count", self.descriptor.layers.len() + n_drafting)?;
+        self.set_count("nextn_predict_layers", n_drafting)
+    }
+
+    /// The sizes of a state space model.
+    pub(super) fn state_space(&mut self) -> Result<(), LoadError> {
+        let Some(ssm) = self.ssm().copied() else {
+            return Ok(());
+        };
+        self.set_count("ssm.conv_kernel", ssm.n_taps)?;
+        self.set_count("ssm.inner_size", ssm.n_heads.saturating_mul(ssm.head_dim))?;
+        self.set_count("ssm.state_size", ssm.n_state)?;
+        match ssm.kind {
+            SsmKind::Mamba { dt_rank, has_norms } => {
+                self.set_count("ssm.time_step_rank", dt_rank)?;
+                self.set("ssm.dt_b_c_rms", has_norms);
+                Ok(())
+            }
+            SsmKind::Mamba2 { .. } => {
+                self.set_count("ssm.time_step_rank", ssm.n_heads)?;
+                self.set_count("ssm.group_count", ssm.n_groups)
+            }
+        }
+    }
+}
