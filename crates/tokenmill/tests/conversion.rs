@@ -1,7 +1,7 @@
 //! Folders that become files, compared with the files that llama.cpp's converter made of the same folders.
 
 use std::{
-    collections::BTreeMap,
+    collections::BTreeSet,
     fs,
     ops::ControlFlow,
     path::{Path, PathBuf},
@@ -110,10 +110,10 @@ fn short(value: Option<&Value>) -> String {
 /// All that differs between a file and the reference's.
 fn differences(network: &str, own: &GgufFile, reference: &GgufFile) -> Vec<String> {
     let mut found = Vec::new();
-    let keys: BTreeMap<&str, ()> = (own.metadata().iter().chain(reference.metadata().iter()))
-        .map(|(key, _)| (key, ()))
+    let keys: BTreeSet<&str> = (own.metadata().iter().chain(reference.metadata().iter()))
+        .map(|(key, _)| key)
         .collect();
-    for key in keys.into_keys().filter(|key| !is_listed(network, key)) {
+    for key in keys.into_iter().filter(|key| !is_listed(network, key)) {
         let (a, b) = (own.metadata().get(key), reference.metadata().get(key));
         if a != b {
             found.push(format!("{network}: {key} is {}, expected {}", short(a), short(b)));

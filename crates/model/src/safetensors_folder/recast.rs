@@ -304,7 +304,7 @@ fn score_scale(attention: &AttentionDescriptor) -> f32 {
 
 /// Matrices that a tensor of experts holds; 1 of others.
 fn n_matrices(dims: &[usize], end: &str) -> usize {
-    let is_vector_of_each = end.ends_with(".bias");
+    let is_vector_of_each = end.rsplit_once('.').is_some_and(|(_, part)| part == "bias");
     if is_vector_of_each && dims.len() == 2 {
         dims[1]
     } else {

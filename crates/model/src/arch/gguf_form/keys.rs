@@ -62,7 +62,7 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets a count.
     pub(super) fn set_count(&mut self, name: &str, count: usize) -> Result<(), LoadError> {
-        self.set(name, self.to_u32(count)?);
+        self.set(name, Self::to_u32(count)?);
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl<'a> GgufKeys<'a> {
 
     /// Sets a list of counts.
     pub(super) fn set_count_list(&mut self, name: &str, counts: &[usize]) -> Result<(), LoadError> {
-        let counts: Result<Vec<i32>, _> = counts.iter().map(|&count| self.to_i32(count)).collect();
+        let counts: Result<Vec<i32>, _> = counts.iter().map(|&count| Self::to_i32(count)).collect();
         self.set(name, counts?);
         Ok(())
     }
@@ -108,15 +108,15 @@ impl<'a> GgufKeys<'a> {
         self.config.first_usize(keys).map(Some)
     }
 
-    fn to_u32(&self, count: usize) -> Result<u32, LoadError> {
-        u32::try_from(count).map_err(|_| self.too_large(count))
+    fn to_u32(count: usize) -> Result<u32, LoadError> {
+        u32::try_from(count).map_err(|_| Self::too_large(count))
     }
 
-    fn to_i32(&self, count: usize) -> Result<i32, LoadError> {
-        i32::try_from(count).map_err(|_| self.too_large(count))
+    fn to_i32(count: usize) -> Result<i32, LoadError> {
+        i32::try_from(count).map_err(|_| Self::too_large(count))
     }
 
-    fn too_large(&self, count: usize) -> LoadError {
+    fn too_large(count: usize) -> LoadError {
         LoadError::BadValue {
             what: "count in config.json",
             found: count.to_string(),

@@ -157,7 +157,7 @@ impl VocabularyFiles {
         let mut tokens = fillers(self.n_vocab);
         for (text, id) in vocab {
             let kind = kind_of(&text);
-            *self.slot(&mut tokens, id)? = Token {
+            *Self::slot(&mut tokens, id)? = Token {
                 text,
                 kind,
                 score: 0.0,
@@ -166,7 +166,7 @@ impl VocabularyFiles {
         Ok(tokens)
     }
 
-    fn slot<'t>(&self, tokens: &'t mut [Token], id: u32) -> Result<&'t mut Token, TokenizerError> {
+    fn slot(tokens: &mut [Token], id: u32) -> Result<&mut Token, TokenizerError> {
         tokens.get_mut(id as usize).ok_or(TokenizerError::TokenIds {
             id,
             problem: "beyond the rows of the embeddings",
@@ -183,7 +183,7 @@ impl VocabularyFiles {
             } else {
                 (text.replace('\u{2581}', " "), kind::USER_DEFINED)
             };
-            *self.slot(&mut tokens, id)? = Token {
+            *Self::slot(&mut tokens, id)? = Token {
                 text,
                 kind,
                 score: 0.0,
@@ -260,10 +260,10 @@ impl VocabularyFiles {
                 false => kind::NORMAL,
             };
             let score = pair[1].as_f64().unwrap_or(0.0) as f32;
-            *self.slot(&mut tokens, id)? = Token { text, kind, score };
+            *Self::slot(&mut tokens, id)? = Token { text, kind, score };
         }
         for (id, added) in self.added(json) {
-            let token = self.slot(&mut tokens, id)?;
+            let token = Self::slot(&mut tokens, id)?;
             token.text = added.text;
             if Some(u64::from(id)) != unknown {
                 token.kind = if added.is_special {
@@ -318,7 +318,7 @@ impl VocabularyFiles {
             }
         }
         for (id, added) in self.added(json) {
-            let token = self.slot(&mut tokens, id)?;
+            let token = Self::slot(&mut tokens, id)?;
             if token.kind == kind::UNKNOWN {
                 continue;
             }
@@ -341,7 +341,7 @@ impl VocabularyFiles {
         let model = sentencepiece::parse(bytes)?;
         let mut tokens = fillers(self.n_vocab);
         for (id, piece) in (0..).zip(model.pieces) {
-            *self.slot(&mut tokens, id)? = Token {
+            *Self::slot(&mut tokens, id)? = Token {
                 text: piece.text,
                 kind: piece.kind,
                 score: piece.score,

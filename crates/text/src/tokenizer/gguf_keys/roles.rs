@@ -69,10 +69,9 @@ impl Roles {
                         roles.adds[1] = Some(true);
                     }
                     if let Some(between) = around.between {
-                        let is_end =
-                            |token: &Option<&str>| token.is_some() && (*token == sep || *token == eos);
-                        let first = between.first().is_some_and(is_end) && around.last.is_none();
-                        let second = between.len() == 2 && is_end(&between[1]);
+                        let is_end = |token: Option<&str>| token.is_some() && (token == sep || token == eos);
+                        let first = between.first().copied().is_some_and(is_end) && around.last.is_none();
+                        let second = between.len() == 2 && is_end(between[1]);
                         roles.adds[2] = Some(first || second);
                         if first || second {
                             sep = sep.or(eos);

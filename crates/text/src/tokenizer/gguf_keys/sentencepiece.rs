@@ -96,7 +96,9 @@ fn parse_piece(bytes: &[u8]) -> Result<Piece, TokenizerError> {
     fields(bytes, |number, field| {
         match (number, field) {
             (1, Field::Bytes(text)) => {
-                piece.text = std::str::from_utf8(text).map_err(|_| BAD)?.to_owned();
+                std::str::from_utf8(text)
+                    .map_err(|_| BAD)?
+                    .clone_into(&mut piece.text);
             }
             (2, Field::Fixed32(score)) => piece.score = f32::from_le_bytes(score),
             (3, Field::Number(kind)) => {
