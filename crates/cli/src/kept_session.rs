@@ -1,4 +1,4 @@
-//! [`SessionArgs`]: `--session FILE`, a conversation that goes on at the next start.
+//! [`SessionArgs`]: `--session FILE`, a conversation that continues at the next start.
 //!
 //! Separate because `run` and `chat` keep their conversations alike. Invariant: a file that cannot be used is left as it is, and what
 //! was to be asked is computed.
@@ -16,7 +16,7 @@ use crate::{failure::Failure, note::note};
 /// Where a conversation is kept.
 #[derive(clap::Args, Debug, Clone)]
 pub(crate) struct SessionArgs {
-    /// Keep the conversation in a file, with what was computed for it, and go on from it where it is there
+    /// Keep the conversation in a file, with what was computed for it, and continue from it where it is there
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
 }
@@ -32,7 +32,7 @@ pub(crate) struct KeptSession {
 /// What becomes of a conversation whose memory cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unusable {
-    /// Its notes go on: it is computed again, and saved with the memory of this model.
+    /// Its notes continue: it is computed again, and saved with the memory of this model.
     GoesOn,
     /// The file stays as it is, and nothing is saved.
     Stays,

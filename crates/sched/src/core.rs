@@ -25,7 +25,7 @@ use crate::{
     lane_mask::LaneMask,
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
-    memory_transfer::Holds,
+    memory_command::Holds,
     outcome::{End, Outcome, RowResult},
     page_events::PageEventSender,
     params::EngineConfig,

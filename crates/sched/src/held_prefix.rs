@@ -27,14 +27,14 @@ pub(crate) struct HeldPrefix {
     states: Vec<(usize, u32)>,
 }
 
-/// Snapshots of a prefix that are held at most: the one at its end, and the one before it, for a conversation that goes on
+/// Snapshots of a prefix that are held at most: the one at its end, and the one before it, for a conversation that continues
 /// from where the answer began.
 const MAX_SNAPSHOTS: usize = 2;
 
 /// Why a prefix cannot be held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldError {
-    /// Too few pages, or slots of states, that nobody uses.
+    /// Too few pages, or slots of states, that no sequence uses.
     NoRoom { needed: usize, n_available: usize },
     /// The snapshots are not those of a prefix of this model.
     BadSnapshots,

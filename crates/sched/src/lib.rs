@@ -57,6 +57,7 @@ mod lru;
 mod mailbox;
 mod mask_workers;
 mod masks;
+mod memory_command;
 mod memory_transfer;
 mod ngram;
 mod outcome;

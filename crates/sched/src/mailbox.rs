@@ -11,7 +11,7 @@ use crate::{
     adapters::{AdapterCommand, AdapterNumbers},
     error::EngineError,
     event::RequestId,
-    memory_transfer::MemoryCommand,
+    memory_command::MemoryCommand,
     queue_gauge::Count,
     submission::Submission,
     sync::{Arc, Condvar, Mutex},

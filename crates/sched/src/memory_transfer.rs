@@ -1,107 +1,19 @@
-//! [`MemoryCommand`]: what is asked of the engine's thread to read a prefix's memory, or to write one.
+//! How [`Core`] reads a prefix's memory, or writes one.
 //!
 //! A part of [`Core`] that stands apart because it is no part of a step: each command is short and obeyed between two steps.
 //! Invariant: a prefix that is held is given back by its handle, or by the end of the engine.
 
 use std::ops::Range;
 
-use tokenmill_backend::{MemoryFormat, MemoryPlace, PageGroup, StepError};
+use tokenmill_backend::{MemoryFormat, PageGroup, StepError};
 
 use crate::{
     core::Core,
     error::EngineError,
     held_prefix::{HeldPrefix, HoldError},
+    memory_command::{Held, Hold, MemoryCommand, Reply},
     plan::StepPlan,
-    sync::mpsc,
 };
-
-/// Where the answer to a command goes. Nobody may wait for it any more.
-pub(crate) type Reply<T> = mpsc::Sender<Result<T, EngineError>>;
-
-/// A step of reading or writing the memory of a prefix.
-#[derive(Debug)]
-pub(crate) enum MemoryCommand {
-    /// Hold the longest prefix that the cache has.
-    Hold {
-        tokens: Vec<u32>,
-        salt: u64,
-        reply: Reply<Held>,
-    },
-    /// Take memory for a prefix that is to be written.
-    Reserve {
-        tokens: Vec<u32>,
-        snapshots: Vec<u32>,
-        salt: u64,
-        reply: Reply<Held>,
-    },
-    /// Read some of the places of a held prefix to the end of a buffer.
-    Read {
-        hold: u64,
-        places: Range<usize>,
-        bytes: Vec<u8>,
-        reply: Reply<Vec<u8>>,
-    },
-    /// Write them. The buffer comes back.
-    Write {
-        hold: u64,
-        places: Range<usize>,
-        bytes: Vec<u8>,
-        reply: Reply<Vec<u8>>,
-    },
-    /// Let prompts find a prefix that was written.
-    Publish { hold: u64, reply: Reply<()> },
-    /// The handle is gone.
-    LetGo { hold: u64 },
-    /// Forget the pages of a prefix that no sequence uses.
-    Forget {
-        tokens: Vec<u32>,
-        salt: u64,
-        reply: Reply<()>,
-    },
-}
-
-/// A prefix that is held.
-#[derive(Debug)]
-pub(crate) struct Held {
-    /// The number that commands name it by.
-    pub(crate) hold: u64,
-    /// Tokens whose memory it is.
-    pub(crate) n_tokens: usize,
-    /// Tokens that its snapshots have seen.
-    pub(crate) snapshots: Vec<u32>,
-    /// Bytes of each of its places.
-    pub(crate) place_bytes: Vec<usize>,
-}
-
-/// The prefixes that are held.
-#[derive(Debug, Default)]
-pub(crate) struct Holds {
-    next: u64,
-    open: Vec<Hold>,
-}
-
-#[derive(Debug)]
-struct Hold {
-    id: u64,
-    prefix: HeldPrefix,
-    places: Vec<MemoryPlace>,
-}
-
-impl Holds {
-    fn places(&self, id: u64, places: Range<usize>) -> Result<&[MemoryPlace], EngineError> {
-        let hold = self.open.iter().find(|hold| hold.id == id);
-        (hold.and_then(|hold| hold.places.get(places))).ok_or(EngineError::Stopped)
-    }
-
-    fn take(&mut self, id: u64) -> Option<HeldPrefix> {
-        let at = self.open.iter().position(|hold| hold.id == id)?;
-        Some(self.open.swap_remove(at).prefix)
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.open.is_empty()
-    }
-}
 
 impl Core {
     pub(crate) fn transfer(&mut self, command: MemoryCommand) {

@@ -10,7 +10,7 @@ use crate::{
     engine::Engine,
     error::EngineError,
     mailbox::{Command, EngineState, Mailbox},
-    memory_transfer::{Held, MemoryCommand, Reply},
+    memory_command::{Held, MemoryCommand, Reply},
     sync::{Arc, mpsc},
 };
 
@@ -105,7 +105,7 @@ fn ask<T>(mailbox: &Mailbox, command: impl FnOnce(Reply<T>) -> MemoryCommand) ->
 }
 
 fn await_answer<T>(mailbox: &Mailbox, answer: &Answer<T>) -> Result<T, EngineError> {
-    // The engine has ended where nobody answers.
+    // The engine has ended where no answer comes.
     answer.recv().unwrap_or_else(|_| {
         Err(match mailbox.state() {
             EngineState::Ended(reason) => reason,

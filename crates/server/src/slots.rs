@@ -2,7 +2,7 @@
 //!
 //! Sequences have no fixed place in the engine. A slot here is a note of the newest conversation that ran under its number, so that
 //! it can be saved, restored and erased by that number. Separate from the endpoints because every request that generates takes a
-//! slot. Invariants: nobody sees or saves a conversation of another key; a file's name never leaves the folder.
+//! slot. Invariants: no client sees or saves a conversation of another key; a file's name never leaves the folder.
 
 use std::{
     fs, io,

@@ -102,6 +102,7 @@ mod reply;
 mod reply_reader;
 mod rerank;
 mod session;
+mod session_error;
 mod split_plan;
 mod text_stream;
 mod tool_writing;
@@ -129,9 +130,8 @@ pub use model_source::{ChatFiles, ModelSource, tokenizer_json};
 pub use reply::Prompt;
 pub use reply_reader::ReplyReader;
 pub use rerank::{RankWords, Scores};
-pub use session::{
-    Session, SessionError, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions,
-};
+pub use session::{Session, SessionFile, SessionHeader, SessionSize, remove_unfinished_sessions};
+pub use session_error::SessionError;
 pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};

@@ -116,7 +116,7 @@ fn a_chat_goes_on_where_it_ended() {
     assert!(stderr.contains("the conversation has 2 exchanges"), "{stderr}");
     chat("/undo\n");
     assert_eq!(messages(&session).0, both[..2]);
-    // A model whose memory is of another form goes on with the messages.
+    // A model whose memory is of another form continues with the messages.
     let args = [
         "chat",
         "demo",

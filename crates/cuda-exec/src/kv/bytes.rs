@@ -1,6 +1,6 @@
 //! Pages of a [`KvStore`] as bytes, to keep them outside of the device.
 //!
-//! Separate from the moves between the pool and the host tier, which nobody waits for. A page's bytes are those of its arrays, layer by
+//! Separate from the moves between the pool and the host tier, which no caller waits for. A page's bytes are those of its arrays, layer by
 //! layer. Invariant: a page is read after the work and the moves queued before, and written ahead of those queued later.
 
 use tokenmill_backend::KvType;

@@ -56,6 +56,8 @@ mod mailbox;
 mod mask_workers;
 #[path = "../../src/masks.rs"]
 mod masks;
+#[path = "../../src/memory_command.rs"]
+mod memory_command;
 #[path = "../../src/memory_transfer.rs"]
 mod memory_transfer;
 #[path = "../../src/ngram.rs"]

@@ -1,6 +1,6 @@
 //! [`SessionHeader`]: what a session file says before the memory: whose it is, its tokens and the caller's notes.
 //!
-//! Separate because this is where bytes are parsed that nobody vouches for. Numbers are little-endian:
+//! Separate because this is where bytes are parsed that no one vouches for. Numbers are little-endian:
 //!
 //! | part | bytes |
 //! |---|---|
@@ -22,7 +22,8 @@ use std::io::{self, Read};
 
 use tokenmill_backend::{MemoryFormat, PAGE_TOKENS};
 
-use super::{SessionError, checksum::checksum};
+use super::checksum::checksum;
+use crate::SessionError;
 
 const MAGIC: [u8; 8] = *b"tmllsess";
 const VERSION: u32 = 1;

@@ -7,7 +7,6 @@
 
 mod aside;
 mod checksum;
-mod error;
 mod header;
 mod identity;
 #[cfg(test)]
@@ -26,9 +25,8 @@ use self::{
     checksum::checksum,
     header::{SUM_BYTES, format_text},
 };
-use crate::{Answer, Error, Model};
+use crate::{Answer, Error, Model, SessionError};
 
-pub use error::SessionError;
 pub use header::SessionHeader;
 pub(crate) use identity::identity_of;
 
@@ -80,7 +78,7 @@ impl SessionFile {
     /// [`Error::Session`]: it cannot be read, or is no session of this version, or is cut or damaged.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        Self::open_at(path).map_err(SessionError::at(path))
+        Self::open_at(path).map_err(at(path))
     }
 
     fn open_at(path: &Path) -> Result<Self, SessionError> {
@@ -161,6 +159,14 @@ impl SessionFile {
             n_stored: header.n_stored,
             n_bytes: *n_bytes,
         })
+    }
+}
+
+/// Names the file of an error.
+fn at(path: &Path) -> impl Fn(SessionError) -> Error + '_ {
+    |source| Error::Session {
+        path: path.to_owned(),
+        source,
     }
 }
 
@@ -266,7 +272,7 @@ impl Model {
             write_aside(path, |file| draft.write(file))?;
             Ok(size)
         };
-        save().map_err(SessionError::at(path))
+        save().map_err(at(path))
     }
 
     /// Brings the memory of a session into the prefix cache, for requests with this salt. What is not used long afterwards makes
@@ -297,7 +303,7 @@ impl Model {
             cache_salt,
         };
         let size = file.restore(&self.owner(), cache_salt);
-        Ok((session, size.map_err(SessionError::at(path))?))
+        Ok((session, size.map_err(at(path))?))
     }
 
     fn owner(&self) -> Owner<'_> {

@@ -1,13 +1,11 @@
 //! [`SessionError`]: why a session could not be saved or restored.
 //!
-//! Separate from the crate's [`Error`], which names the file. Invariant: each says what a person does about it, or that nothing can be
+//! Separate from the crate's [`Error`](crate::Error), which names the file. Invariant: each says what a person does about it, or that nothing can be
 //! done but to compute the conversation again.
 
-use std::{io, path::Path};
+use std::io;
 
 use tokenmill_sched::EngineError;
-
-use crate::Error;
 
 /// Why a session could not be saved or restored.
 #[derive(Debug, thiserror::Error)]
@@ -85,14 +83,4 @@ pub enum SessionError {
     /// What the engine said.
     #[error(transparent)]
     Engine(#[from] EngineError),
-}
-
-impl SessionError {
-    /// Names the file.
-    pub(super) fn at(path: &Path) -> impl Fn(Self) -> Error + '_ {
-        |source| Error::Session {
-            path: path.to_owned(),
-            source,
-        }
-    }
 }
