@@ -198,7 +198,7 @@ impl Model {
         Ok(size.map_err(error::request)?.n_bytes)
     }
 
-    /// Brings back what was computed for the tokens of a file, and gives the tokens: a prompt that begins so goes on from there.
+    /// Brings back what was computed for the tokens of a file, and gives the tokens: a prompt that begins so continues from there.
     fn restore_session(&self, py: Python<'_>, path: PathBuf) -> PyResult<Vec<u32>> {
         let session = py.detach(|| self.0.restore_session(path, 0));
         Ok(session.map_err(error::request)?.tokens)
