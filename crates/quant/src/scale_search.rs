@@ -61,6 +61,13 @@ pub(crate) fn squares<const N: usize>(values: &[f32; N]) -> [f32; N] {
     values.map(|x| x * x)
 }
 
+/// Scales that [`search_symmetric`] tries: nine smaller than the obvious one, that one, and nine larger.
+const N_TRIES: usize = 19;
+/// The obvious one.
+const OBVIOUS: usize = 9;
+/// The same, filled up to whole vectors.
+const N_LANES: usize = 20;
+
 /// Finds a signed scale for `-bound..bound` by trying 18 others around the obvious one. `quants` are written with `bound`
 /// added; of a group of zeros they are 0.
 pub(crate) fn search_symmetric(bound: i32, values: &[f32], weights: &[f32], quants: &mut [i8]) -> f32 {
@@ -70,27 +77,35 @@ pub(crate) fn search_symmetric(bound: i32, values: &[f32], weights: &[f32], quan
         return 0.0;
     }
     let quant = |inverse: f32, x: f32| nearest_int(inverse * x).clamp(-bound, bound - 1);
-    let fit = |inverse: f32| {
-        let mut fit = Fit::default();
-        for (&x, &weight) in values.iter().zip(weights) {
-            fit.add(weight, x, quant(inverse, x) as f32);
+    let inverse_of = |try_idx: usize| -(bound as f32 + 0.1 * (try_idx as i32 - OBVIOUS as i32) as f32) / extreme;
+    let inverses: [f32; N_LANES] = std::array::from_fn(inverse_of);
+    // All scales are tried side by side: each sum keeps its order, and the sums of several scales are a vector.
+    let (mut value_quants, mut quant_quants) = ([0.0; N_LANES], [0.0; N_LANES]);
+    for (&x, &weight) in values.iter().zip(weights) {
+        let weighted = weight * x;
+        for lane in 0..N_LANES {
+            let quant = quant(inverses[lane], x) as f32;
+            value_quants[lane] += weighted * quant;
+            quant_quants[lane] += weight * quant * quant;
         }
-        fit
+    }
+    let fit = |try_idx: usize| Fit {
+        value_quant: value_quants[try_idx],
+        quant_quant: quant_quants[try_idx],
     };
 
-    let mut best_inverse = -bound as f32 / extreme;
-    let first = fit(best_inverse);
+    let mut best_inverse = inverses[OBVIOUS];
+    let first = fit(OBVIOUS);
     let mut scale = if first.quant_quant == 0.0 {
         0.0
     } else {
         first.scale()
     };
     let mut best = scale * first.value_quant;
-    for step in (-9..=9).filter(|&step| step != 0) {
-        let inverse = -(bound as f32 + 0.1 * step as f32) / extreme;
-        let fit = fit(inverse);
+    for try_idx in (0..N_TRIES).filter(|&try_idx| try_idx != OBVIOUS) {
+        let fit = fit(try_idx);
         if fit.quant_quant > 0.0 && fit.value_quant * fit.value_quant > best * fit.quant_quant {
-            best_inverse = inverse;
+            best_inverse = inverses[try_idx];
             scale = fit.scale();
             best = scale * fit.value_quant;
         }
