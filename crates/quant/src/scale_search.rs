@@ -77,7 +77,8 @@ pub(crate) fn search_symmetric(bound: i32, values: &[f32], weights: &[f32], quan
         return 0.0;
     }
     let quant = |inverse: f32, x: f32| nearest_int(inverse * x).clamp(-bound, bound - 1);
-    let inverse_of = |try_idx: usize| -(bound as f32 + 0.1 * (try_idx as i32 - OBVIOUS as i32) as f32) / extreme;
+    let inverse_of =
+        |try_idx: usize| -(bound as f32 + 0.1 * (try_idx as i32 - OBVIOUS as i32) as f32) / extreme;
     let inverses: [f32; N_LANES] = std::array::from_fn(inverse_of);
     // All scales are tried side by side: each sum keeps its order, and the sums of several scales are a vector.
     let (mut value_quants, mut quant_quants) = ([0.0; N_LANES], [0.0; N_LANES]);
