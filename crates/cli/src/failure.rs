@@ -253,6 +253,7 @@ impl From<Error> for Failure {
             }
             Error::SplitTooLarge { .. } => Self::device(error.to_string())
                 .hint("`-ngl auto` takes as many layers as fit, and a smaller context is `-c N`"),
+            Error::Calibration { .. } => Self::device(error.to_string()),
             Error::NoExperts => {
                 Self::usage(error.to_string()).hint("leave out --cpu-moe, --n-cpu-moe and --place experts")
             }

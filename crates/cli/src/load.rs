@@ -16,7 +16,7 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    Compute, Device, DeviceLayers, KvCache, KvType, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model,
+    BatchThreshold, Compute, Device, DeviceLayers, KvCache, KvType, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model,
     ModelSource, PartsRequest, PlacementRequest, Preset, SplitObserver, SplitPlan,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
@@ -81,9 +81,10 @@ pub(crate) struct LoadArgs {
     /// Place parts of the GPU's layers, a list of attn, ffn and experts, each =gpu or =cpu, such as ffn=gpu,attn=cpu
     #[arg(long, value_name = "LIST")]
     place: Option<String>,
-    /// Let the CPU compute the GPU's feed-forward networks too, in steps of fewer than N tokens
-    #[arg(long, value_name = "N", value_parser = count)]
-    gpu_batch: Option<usize>,
+    /// Let the CPU compute the GPU's feed-forward networks in steps of fewer than N tokens; auto measures from where on the GPU is
+    /// faster. Both then have these weights
+    #[arg(long, value_name = "N")]
+    gpu_batch: Option<String>,
     #[command(flatten)]
     pub(crate) fetch: FetchArgs,
 }
@@ -168,7 +169,13 @@ impl LoadArgs {
                     (list.parse()).map_err(|error| Failure::usage(format!("`--place {list}`: {error}")))?
                 }
             },
-            min_device_tokens: self.gpu_batch.unwrap_or(1).max(1),
+            threshold: match self.gpu_batch.as_deref() {
+                None => BatchThreshold::Tokens(1),
+                Some("auto") => BatchThreshold::Measured,
+                Some(number) => BatchThreshold::Tokens(number.parse().map_err(|_| {
+                    Failure::usage(format!("`--gpu-batch {number}` is no number of tokens")).hint("say a number or `auto`")
+                })?),
+            },
         })
     }
 
@@ -334,6 +341,14 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
             "the context of {n_ctx} tokens is longer than the {n_ctx_train} that the model was made for; beyond them its \
              text may make no sense"
         ));
+    }
+    if let LoadedDevice::Split { threshold, .. } = device
+        && *threshold > 1
+    {
+        tell(&match *threshold {
+            usize::MAX => "the CPU computes all feed-forward networks: at no number of tokens the GPU was faster".to_owned(),
+            n => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
+        });
     }
     match device {
         LoadedDevice::Cpu {

@@ -58,6 +58,11 @@ impl<B: Backend> ModelExecutor<B> {
         &self.backend
     }
 
+    /// The backend, for what only it can be told, between steps.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
     fn check_sampled_rows(&self, batch: &ForwardBatch) -> Result<(), BatchError> {
         for (index, token) in batch.tokens.iter().enumerate() {
             if let TokenSource::SampledRow(row) = *token

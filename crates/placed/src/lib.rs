@@ -45,7 +45,7 @@ pub use buffer::PlacedBuffer;
 pub use kept::Kept;
 pub use placed::{Placed, PlacedRoutes};
 pub use placement::{LayerPlacement, Placement};
-pub use request::{DeviceLayers, PartsRequest, PartsRequestError, PlacementRequest};
+pub use request::{BatchThreshold, DeviceLayers, PartsRequest, PartsRequestError, PlacementRequest};
 
 /// The examples of the README.
 #[cfg(doctest)]

@@ -18,6 +18,8 @@ pub struct Placed<H: SplitOperations, D: SplitOperations> {
     pub(crate) host: H,
     pub(crate) device: D,
     pub(crate) placement: Placement,
+    /// Tokens of a step from which on the device computes what both sides have.
+    threshold: usize,
     /// The part whose allocations or operations come next, and where they are.
     part: Part,
     pub(crate) now: Side,
@@ -105,6 +107,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         Self {
             host,
             device,
+            threshold: placement.min_device_tokens(),
             placement,
             part: Part::Common,
             now: Side::Device,
@@ -121,7 +124,19 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// Places the network anew. To be called before a load.
     pub fn set_placement(&mut self, placement: Placement) {
+        self.threshold = placement.min_device_tokens();
         self.placement = placement;
+    }
+
+    /// Sets from how many tokens of a step on the device computes the feed-forward networks that both sides have. Results do not
+    /// depend on it beyond rounding. Captured steps are forgotten by the caller's choice of shapes: it is set before the first
+    /// step that is one token of each sequence.
+    ///
+    /// # Panics
+    /// If the network was loaded for the device alone.
+    pub fn set_min_device_tokens(&mut self, n_tokens: usize) {
+        assert!(self.placement.min_device_tokens() > 1, "both sides have the networks");
+        self.threshold = n_tokens.max(1);
     }
 
     /// What each side has.
@@ -210,15 +225,13 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// The side and the number there of a layer of the KV store.
     pub(crate) fn kv_place(&self, kv_idx: usize) -> (Side, usize) {
-        let side = self.placement.side(Part::Kv(kv_idx), self.n_tokens, self.now);
+        let side = self.placement.side(Part::Kv(kv_idx), true, self.now);
         (side, self.kv_places[kv_idx][side as usize])
     }
 
     /// The side and the number there of a layer of the store of states.
     pub(crate) fn state_place(&self, state_idx: usize) -> (Side, usize) {
-        let side = self
-            .placement
-            .side(Part::State(state_idx), self.n_tokens, self.now);
+        let side = self.placement.side(Part::State(state_idx), true, self.now);
         (side, self.state_places[state_idx])
     }
 
@@ -268,7 +281,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         let mut counts = [0; 2];
         self.state_places = (0..layout.layers.len())
             .map(|state_idx| {
-                let side = self.placement.side(Part::State(state_idx), 0, Side::Device) as usize;
+                let side = self.placement.side(Part::State(state_idx), true, Side::Device) as usize;
                 counts[side] += 1;
                 counts[side] - 1
             })
@@ -380,7 +393,8 @@ impl<H: SplitOperations, D: SplitOperations> Memory for Placed<H, D> {
 
     fn enter(&mut self, part: Part) {
         self.part = part;
-        self.now = self.placement.side(part, self.n_tokens, self.now);
+        let goes_to_device = self.n_tokens >= self.threshold;
+        self.now = self.placement.side(part, goes_to_device, self.now);
     }
 
     fn upload_matrix(&mut self, data: &MatrixData<'_>) -> Result<Self::Matrix, BackendError> {

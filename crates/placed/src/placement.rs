@@ -170,14 +170,15 @@ impl Placement {
         }
     }
 
-    /// Where a part's operations run in a step of so many tokens; `now` is where operations run that belong to no side.
-    pub(crate) fn side(&self, part: Part, n_tokens: usize, now: Side) -> Side {
+    /// Where a part's operations run; `goes_to_device` says whether those that both sides have are the device's in this step, `now` is
+    /// where operations run that belong to no side.
+    pub(crate) fn side(&self, part: Part, goes_to_device: bool, now: Side) -> Side {
         let sides = self.sides(part);
         match (sides.has(Side::Host), sides.has(Side::Device)) {
             (true, false) => Side::Host,
             (false, _) => Side::Device,
             (true, true) => match part {
-                Part::Ffn(_) | Part::Experts(_) if n_tokens < self.min_device_tokens => Side::Host,
+                Part::Ffn(_) | Part::Experts(_) if !goes_to_device => Side::Host,
                 Part::Ffn(_) | Part::Experts(_) => Side::Device,
                 _ => now,
             },

@@ -30,9 +30,27 @@ pub struct PlacementRequest {
     pub n_host_experts: usize,
     /// Parts of the device's layers that go elsewhere.
     pub parts: PartsRequest,
-    /// Tokens of a step from which on the device computes the feed-forward networks that it has; more than 1 gives them to both
-    /// sides.
-    pub min_device_tokens: usize,
+    /// From how many tokens of a step on the device computes the feed-forward networks that it has.
+    pub threshold: BatchThreshold,
+}
+
+/// From how many tokens of a step on the device computes the feed-forward networks that it has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchThreshold {
+    /// From so many; more than 1 gives these networks to both sides.
+    Tokens(usize),
+    /// From as many as it is faster at, which is measured once the network is loaded.
+    Measured,
+}
+
+impl BatchThreshold {
+    /// What a network is loaded with.
+    fn at_load(self) -> usize {
+        match self {
+            Self::Tokens(n) => n,
+            Self::Measured => usize::MAX,
+        }
+    }
 }
 
 impl Default for PlacementRequest {
@@ -41,7 +59,7 @@ impl Default for PlacementRequest {
             layers: DeviceLayers::All,
             n_host_experts: 0,
             parts: PartsRequest::default(),
-            min_device_tokens: 1,
+            threshold: BatchThreshold::Tokens(1),
         }
     }
 }
@@ -95,7 +113,7 @@ impl PlacementRequest {
                 },
             }
         });
-        Placement::new(network, layers.collect()).with_min_device_tokens(self.min_device_tokens)
+        Placement::new(network, layers.collect()).with_min_device_tokens(self.threshold.at_load())
     }
 }
 

@@ -82,7 +82,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         self.pass = Pass::new(mode);
-        self.now = self.placement.side(Part::Input, self.n_tokens, Side::Device);
+        self.now = self.placement.side(Part::Input, true, Side::Device);
         body(self, shape)?;
         self.leave_device()
     }

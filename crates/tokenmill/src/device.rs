@@ -8,7 +8,7 @@ use std::str::FromStr;
 use tokenmill_backend::BackendError;
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
-use tokenmill_placed::{DeviceLayers, PartsRequest, PlacementRequest};
+use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest};
 use tokenmill_quant::CpuFeatures;
 
 use crate::{
@@ -157,7 +157,7 @@ fn load_on_gpu(
 ) -> Result<Loaded, Error> {
     let n_layers = model.descriptor().layers.len();
     let is_whole = compute.placement.is_whole()
-        || matches!(compute.placement, PlacementRequest { layers: DeviceLayers::Last(n), n_host_experts: 0, parts, min_device_tokens: 1 }
+        || matches!(compute.placement, PlacementRequest { layers: DeviceLayers::Last(n), n_host_experts: 0, parts, threshold: BatchThreshold::Tokens(1) }
             if n >= n_layers && parts == PartsRequest::default());
     if is_whole {
         gpu::load(model, ordinal, compute.is_traced, options, on_progress)

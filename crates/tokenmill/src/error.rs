@@ -5,7 +5,7 @@
 
 use std::{io, path::PathBuf};
 
-use tokenmill_backend::{BackendError, MemoryPlan};
+use tokenmill_backend::{BackendError, MemoryPlan, StepError};
 use tokenmill_convert::{ConvertError, Preset};
 use tokenmill_gguf::GgufError;
 use tokenmill_model::LoadError;
@@ -132,6 +132,12 @@ pub enum Error {
         fitting_layers: usize,
         /// Layers there are.
         n_layers: usize,
+    },
+    /// A step that was to measure the routes of a split failed.
+    #[error("the routes of the split cannot be measured: {source}")]
+    Calibration {
+        /// Why.
+        source: StepError,
     },
     /// Experts were to be kept on the CPU, and the model has none.
     #[error("the model has no experts that could be kept on the CPU")]

@@ -24,10 +24,10 @@ mod with_cuda {
     use tokenmill_cpu_exec::CpuBackend;
     use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device};
     use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
-    use tokenmill_placed::{DeviceLayers, Placed, PlacementRequest};
+    use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
     use crate::{
-        Compute, Error, Loaded, LoadedDevice, SplitPlan,
+        Compute, Error, Loaded, LoadedDevice, SplitPlan, calibration,
         machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
     };
 
@@ -206,7 +206,13 @@ mod with_cuda {
                 memory: plan.clone(),
             });
         }
-        let executor = (model.load_on(split.backend, options, on_progress)).map_err(device_error)?;
+        let mut executor = (model.load_on(split.backend, options, on_progress)).map_err(device_error)?;
+        let threshold = match request.threshold {
+            BatchThreshold::Tokens(n) => n,
+            BatchThreshold::Measured => {
+                calibration::calibrate(&mut executor).map_err(|source| Error::Calibration { source })?
+            }
+        };
         let (_, kernels_took) = executor.backend().device().device().module_loads();
         Ok(Loaded {
             executor: Box::new(executor),
@@ -216,6 +222,7 @@ mod with_cuda {
                 kernels_took,
                 n_gpu_layers,
                 n_layers,
+                threshold,
             },
             plan,
         })

@@ -78,6 +78,8 @@
 mod adapters;
 mod answer;
 mod batch;
+#[cfg(feature = "cuda")]
+mod calibration;
 mod constraint;
 mod conversation;
 mod conversion;
@@ -137,7 +139,7 @@ pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
 pub use tokenmill_convert::{Preset, QuantizeSummary};
 pub use tokenmill_model::LoadProgress;
-pub use tokenmill_placed::{DeviceLayers, PartsRequest, PlacementRequest};
+pub use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest};
 pub use tokenmill_sched::{Canceller, FinishReason, Speculation, Timings, Usage};
 pub use tokenmill_text::{
     DecodeOptions,

@@ -49,6 +49,8 @@ pub enum LoadedDevice {
         n_gpu_layers: usize,
         /// Layers there are.
         n_layers: usize,
+        /// Tokens of a step from which on the GPU computes the feed-forward networks that it has; `usize::MAX` where it never does.
+        threshold: usize,
     },
     /// On a backend of the caller's own.
     Own,

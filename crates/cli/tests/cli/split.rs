@@ -28,7 +28,7 @@ fn every_split_continues_as_the_cpu_does() {
         &["--place", "ffn=gpu,attn=cpu"],
         &["--place", "ffn=cpu,attn=gpu"],
         &["--place", "ffn=gpu,attn=cpu", "--gpu-batch", "4"],
-        &["--place", "attn=cpu", "--gpu-batch", "1000000"],
+        &["--place", "attn=cpu", "--gpu-batch", "auto"],
     ] {
         let outcome = run(with_driver("", &[&GREEDY[..], flags].concat()));
         assert!(
@@ -99,6 +99,7 @@ fn what_cannot_be_split_is_refused_in_one_line() {
     check("", &["--n-cpu-moe", "1"], 2, &["the model has no experts"]);
     check("", &["--place", "norm=gpu"], 2, &["`norm` is no part of a layer"]);
     check("", &["--place", "ffn=tpu"], 2, &["`tpu` is no place"]);
+    check("", &["--place", "ffn=gpu", "--gpu-batch", "few"], 2, &["`--gpu-batch few` is no number of tokens"]);
     check("", &["-ngl", "many"], 2, &["`-ngl many` is no number of layers"]);
     check(
         "",

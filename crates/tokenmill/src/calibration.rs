@@ -1,0 +1,77 @@
+//! How many tokens a step must have for the GPU to be worth its border: measured, on the model that was loaded.
+//!
+//! Separate from the load because it runs steps. Both sides have the feed-forward networks; steps of a prompt of 2, 4, 8 and more tokens
+//! are run by either route, and the device gets those from the first number on at which it was faster. Invariant: what the
+//! measurement stores lies in pages and states that no sequence has yet.
+
+use std::time::{Duration, Instant};
+
+use tokenmill_backend::{
+    Executor as _, ForwardBatch, PAGE_TOKENS, SeqState, SplitOperations, StepError, StepOutput, TokenSource,
+};
+use tokenmill_model::ModelExecutor;
+use tokenmill_placed::Placed;
+
+/// Runs of each route at each number of tokens, after one that warms up; the fastest counts.
+const N_RUNS: usize = 3;
+/// Steps of more tokens are not measured: what is slower there is the GPU's never.
+const MAX_TOKENS: usize = 256;
+
+/// Measures the threshold of a split network and sets it; gives it. `usize::MAX` means that the device is never faster.
+///
+/// # Errors
+/// A step that failed.
+pub(crate) fn calibrate<H: SplitOperations, D: SplitOperations>(
+    executor: &mut ModelExecutor<Placed<H, D>>,
+) -> Result<usize, StepError> {
+    let limits = executor.limits();
+    let most = (limits.max_batch_tokens.min(limits.n_ctx))
+        .min(limits.n_pages * PAGE_TOKENS)
+        .min(MAX_TOKENS);
+    let mut threshold = usize::MAX;
+    let mut n_tokens = 2;
+    while n_tokens <= most {
+        let [on_host, on_device] = [usize::MAX, 1].map(|threshold| {
+            executor.backend_mut().set_min_device_tokens(threshold);
+            fastest(executor, n_tokens)
+        });
+        if on_device? <= on_host? {
+            // One token is no prompt, and costs what two cost: the weights are read once.
+            threshold = if n_tokens == 2 { 1 } else { n_tokens };
+            break;
+        }
+        n_tokens *= 2;
+    }
+    executor.backend_mut().set_min_device_tokens(threshold);
+    Ok(threshold)
+}
+
+/// The shortest time of a step of a prompt of so many tokens.
+fn fastest<H: SplitOperations, D: SplitOperations>(
+    executor: &mut ModelExecutor<Placed<H, D>>,
+    n_tokens: usize,
+) -> Result<Duration, StepError> {
+    let limits = executor.limits();
+    let pages: Vec<u32> = (0..n_tokens.div_ceil(PAGE_TOKENS) as u32).collect();
+    let mut batch = ForwardBatch::default();
+    batch.push_sequence((0..n_tokens).map(|_| TokenSource::Id(0)), 0, &pages);
+    if limits.window_group.is_some() {
+        batch.push_window_pages(&pages);
+    }
+    if limits.n_states > 0 {
+        batch.states.push(SeqState::own(0));
+    }
+    // A row is wanted, so that the last layer is computed whole.
+    batch.hidden_rows.push(n_tokens as u32 - 1);
+    let mut output = StepOutput::default();
+    let mut shortest = Duration::MAX;
+    for run in 0..=N_RUNS {
+        let start = Instant::now();
+        let ticket = executor.submit(&batch)?;
+        executor.wait(ticket, &mut output)?;
+        if run > 0 {
+            shortest = shortest.min(start.elapsed());
+        }
+    }
+    Ok(shortest)
+}
