@@ -16,8 +16,8 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    BatchThreshold, Compute, Device, DeviceLayers, KvCache, KvType, LoadOptions, Loaded, LoadedDevice, MemoryPlan, Model,
-    ModelSource, PartsRequest, PlacementRequest, Preset, SplitObserver, SplitPlan,
+    BatchThreshold, Compute, Device, DeviceLayers, KvCache, KvType, LoadOptions, Loaded, LoadedDevice,
+    MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, SplitObserver, SplitPlan,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_quant::CpuFeatures;
@@ -173,7 +173,8 @@ impl LoadArgs {
                 None => BatchThreshold::Tokens(1),
                 Some("auto") => BatchThreshold::Measured,
                 Some(number) => BatchThreshold::Tokens(number.parse().map_err(|_| {
-                    Failure::usage(format!("`--gpu-batch {number}` is no number of tokens")).hint("say a number or `auto`")
+                    Failure::usage(format!("`--gpu-batch {number}` is no number of tokens"))
+                        .hint("say a number or `auto`")
                 })?),
             },
         })
@@ -346,7 +347,10 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
         && *threshold > 1
     {
         tell(&match *threshold {
-            usize::MAX => "the CPU computes all feed-forward networks: at no number of tokens the GPU was faster".to_owned(),
+            usize::MAX => {
+                "the CPU computes all feed-forward networks: at no number of tokens the GPU was faster"
+                    .to_owned()
+            }
             n => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
         });
     }

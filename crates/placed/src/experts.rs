@@ -171,8 +171,8 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         activation: Activation,
         routed: Routed<'_, Self>,
         input: ExpertInput<'_, PlacedBuffer<H::Buffer, D::Buffer>>,
-        gate: LinearJob<'_, Self>,
-        up: LinearJob<'_, Self>,
+        gate: &mut LinearJob<'_, Self>,
+        up: &mut LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
         let side = self.side_of(Some(&gate.linear.matrix));
         let (rows, n_rows) = input_values(input, routed.n_rows, routed.n_choices());

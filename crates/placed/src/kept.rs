@@ -46,7 +46,7 @@ impl<A> Lent<A> {
 }
 
 /// Takes weights of one side out of [`Kept`] ones and gives them back.
-pub(crate) trait Lender<K> {
+pub(crate) trait Lender<K>: Copy {
     type Own;
 
     fn take(&self, kept: &K) -> Option<Self::Own>;
@@ -306,7 +306,7 @@ impl<K> StoreOperand<K> for SsmScan<K> {
 }
 
 /// Lends matrices with their biases.
-pub(crate) fn with_linears<M, V, L: Lender<M> + Lender<V> + Copy, const N: usize>(
+pub(crate) fn with_linears<M, V, L: Lender<M> + Lender<V>, const N: usize>(
     lender: L,
     linears: [&Linear<M, V>; N],
     run: impl FnOnce(&[OwnLinear<M, V, L>; N]) -> Outcome,
@@ -343,7 +343,7 @@ pub(crate) fn with_linears<M, V, L: Lender<M> + Lender<V> + Copy, const N: usize
 pub(crate) type OwnLinear<M, V, L> = Linear<<L as Lender<M>>::Own, <L as Lender<V>>::Own>;
 
 /// Lends up to two operands of norms, where there are any.
-pub(crate) fn with_norms<K, L: Lender<K> + Copy>(
+pub(crate) fn with_norms<K, L: Lender<K>>(
     lender: L,
     [first, second]: [Option<&Norm<K>>; 2],
     run: impl FnOnce([Option<&Norm<L::Own>>; 2]) -> Outcome,

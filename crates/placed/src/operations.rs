@@ -306,10 +306,10 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         activation: Activation,
         routed: Routed<'_, Self>,
         input: ExpertInput<'_, Rows<H, D>>,
-        gate: LinearJob<'_, Self>,
-        up: LinearJob<'_, Self>,
+        mut gate: LinearJob<'_, Self>,
+        mut up: LinearJob<'_, Self>,
     ) -> Result<(), BackendError> {
-        self.experts_gated_here(activation, routed, input, gate, up)
+        self.experts_gated_here(activation, routed, input, &mut gate, &mut up)
     }
 
     fn rope(

@@ -135,7 +135,10 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     /// # Panics
     /// If the network was loaded for the device alone.
     pub fn set_min_device_tokens(&mut self, n_tokens: usize) {
-        assert!(self.placement.min_device_tokens() > 1, "both sides have the networks");
+        assert!(
+            self.placement.min_device_tokens() > 1,
+            "both sides have the networks"
+        );
         self.threshold = n_tokens.max(1);
     }
 

@@ -76,28 +76,11 @@ impl SplitPlan {
         }
         self.push(&mut rows, "head", |part| *part == Part::Output);
         self.push(&mut rows, "frequencies", |part| *part == Part::Common);
-        let of_plans: [(&str, fn(&MemoryPlan) -> usize); 3] = [
-            ("keys and values", |plan| plan.kv_bytes),
-            ("recurrent states", |plan| plan.states_bytes),
-            ("steps", |plan| {
-                plan.activations_bytes.saturating_add(plan.workspace_bytes)
-            }),
-        ];
-        for (name, n_bytes) in of_plans {
-            for (side, plan) in [
-                (Side::Device, Some(&self.memory)),
-                (Side::Host, self.memory.on_host.as_deref()),
-            ] {
-                let n_bytes = plan.map_or(0, n_bytes);
-                if n_bytes > 0 {
-                    rows.push(SplitRow {
-                        part: name.to_owned(),
-                        side,
-                        n_bytes,
-                    });
-                }
-            }
-        }
+        self.push_memory(&mut rows, "keys and values", |plan| plan.kv_bytes);
+        self.push_memory(&mut rows, "recurrent states", |plan| plan.states_bytes);
+        self.push_memory(&mut rows, "steps", |plan| {
+            plan.activations_bytes.saturating_add(plan.workspace_bytes)
+        });
         rows
     }
 
@@ -108,6 +91,24 @@ impl SplitPlan {
                 .iter()
                 .filter(|(part, _)| is_meant(part));
             let n_bytes = parts.fold(0usize, |sum, (_, n_bytes)| sum.saturating_add(*n_bytes));
+            if n_bytes > 0 {
+                rows.push(SplitRow {
+                    part: name.to_owned(),
+                    side,
+                    n_bytes,
+                });
+            }
+        }
+    }
+
+    /// Adds some memory of the plan, a row for each side that has any.
+    fn push_memory(&self, rows: &mut Vec<SplitRow>, name: &str, n_bytes: fn(&MemoryPlan) -> usize) {
+        let plans = [
+            (Side::Device, Some(&self.memory)),
+            (Side::Host, self.memory.on_host.as_deref()),
+        ];
+        for (side, plan) in plans {
+            let n_bytes = plan.map_or(0, n_bytes);
             if n_bytes > 0 {
                 rows.push(SplitRow {
                     part: name.to_owned(),

@@ -99,7 +99,12 @@ fn what_cannot_be_split_is_refused_in_one_line() {
     check("", &["--n-cpu-moe", "1"], 2, &["the model has no experts"]);
     check("", &["--place", "norm=gpu"], 2, &["`norm` is no part of a layer"]);
     check("", &["--place", "ffn=tpu"], 2, &["`tpu` is no place"]);
-    check("", &["--place", "ffn=gpu", "--gpu-batch", "few"], 2, &["`--gpu-batch few` is no number of tokens"]);
+    check(
+        "",
+        &["--place", "ffn=gpu", "--gpu-batch", "few"],
+        2,
+        &["`--gpu-batch few` is no number of tokens"],
+    );
     check("", &["-ngl", "many"], 2, &["`-ngl many` is no number of layers"]);
     check(
         "",
