@@ -25,7 +25,7 @@ use tokenmill_gguf::TensorType;
 use crate::{
     Activation, AdapterOperations, Allocation, Attention, BackendError, ExecutorLimits, ExpertInput,
     ExpertOperations, ForwardBatch, KvLayout, LatentOperations, LayerOperations, Linear, LinearJob,
-    MemoryPlan, NetworkShape, Norm, PageCopy, PageGroup, Part, RecurrentOperations, Rope, RopeStoreKv,
+    MemoryPlan, NetworkPart, NetworkShape, Norm, PageCopy, PageGroup, RecurrentOperations, Rope, RopeStoreKv,
     Routed, RowSet, SequenceMemory, Side, StateLayout, StepOutput, StepShape, StepTrace, StreamOperations,
     Temperature,
 };
@@ -63,7 +63,7 @@ pub trait Backend:
     }
 
     /// Memory that an allocation of a part takes on a side. A backend that is not split has everything on [`Side::Device`].
-    fn bytes_at(&self, side: Side, part: Part, allocation: &Allocation<'_>) -> usize {
+    fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
         let _ = part;
         match side {
             Side::Device => self.bytes_of(allocation),

@@ -91,7 +91,7 @@ pub use operands::{
     Temperature,
 };
 pub use page_group::PageGroup;
-pub use part::{Part, Side};
+pub use part::{NetworkPart, Side};
 pub use pooling::Pooling;
 pub use recurrence::{
     Columns, DeltaDecays, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,

@@ -5,15 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::{Allocation, Backend, BackendError, MatrixData, Memory, Part, Side};
+use crate::{Allocation, Backend, BackendError, MatrixData, Memory, NetworkPart, Side};
 
 /// Adds up what a load would take on a backend.
 pub struct Measure<'a, B> {
     backend: &'a B,
     side: Side,
-    part: Part,
+    part: NetworkPart,
     n_bytes: usize,
-    by_part: BTreeMap<Part, usize>,
+    by_part: BTreeMap<NetworkPart, usize>,
 }
 
 impl<'a, B: Backend> Measure<'a, B> {
@@ -22,14 +22,14 @@ impl<'a, B: Backend> Measure<'a, B> {
         Self {
             backend,
             side,
-            part: Part::Common,
+            part: NetworkPart::Common,
             n_bytes: 0,
             by_part: BTreeMap::new(),
         }
     }
 
     /// Bytes of each part that there is.
-    pub fn by_part(&self) -> &BTreeMap<Part, usize> {
+    pub fn by_part(&self) -> &BTreeMap<NetworkPart, usize> {
         &self.by_part
     }
 
@@ -52,7 +52,7 @@ impl<B: Backend> Memory for Measure<'_, B> {
     type Buffer = ();
     type Routes = ();
 
-    fn enter(&mut self, part: Part) {
+    fn enter(&mut self, part: NetworkPart) {
         self.part = part;
     }
 

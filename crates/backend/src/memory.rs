@@ -5,7 +5,7 @@
 
 use tokenmill_gguf::{TensorBytes, TensorType};
 
-use crate::{BackendError, ExecutorLimits, KvLayout, NetworkShape, Part, StateLayout};
+use crate::{BackendError, ExecutorLimits, KvLayout, NetworkPart, NetworkShape, StateLayout};
 
 /// Where a network's weights and buffers are: a device, or a scale.
 pub trait Memory: Sized {
@@ -19,7 +19,7 @@ pub trait Memory: Sized {
     type Routes;
 
     /// Says which part of the network the next allocations, or the next operations, belong to.
-    fn enter(&mut self, part: Part) {
+    fn enter(&mut self, part: NetworkPart) {
         let _ = part;
     }
 

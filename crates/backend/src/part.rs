@@ -1,11 +1,11 @@
-//! [`Part`]: the parts of a network that a backend may keep in different memories.
+//! [`NetworkPart`]: the parts of a network that a backend may keep in different memories.
 //!
 //! Separate because a load and a step name them alike: [`Memory::enter`](crate::Memory::enter) says which part the next
 //! allocations, or the next operations, belong to. Invariant: a part lies as a whole in one memory, or as a whole in both.
 
 /// A part of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Part {
+pub enum NetworkPart {
     /// What several parts use: frequencies of ropes, rows of tokens.
     Common,
     /// What makes rows of tokens: the token embedding and what stands next to it.

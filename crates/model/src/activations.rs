@@ -3,7 +3,7 @@
 //! Separate because their list is needed twice: a load allocates them, and the plan of its memory weighs them. Invariant:
 //! both run through [`Activations::alloc`], so the plan knows every buffer there is.
 
-use tokenmill_backend::{BackendError, ExecutorLimits, Memory, Norm, Part};
+use tokenmill_backend::{BackendError, ExecutorLimits, Memory, NetworkPart, Norm};
 
 use crate::{
     Descriptor, MixerDescriptor, OutputHead,
@@ -79,7 +79,7 @@ impl<T, R> Activations<T, R> {
         } else {
             limits.max_logit_rows
         };
-        memory.enter(Part::Common);
+        memory.enter(NetworkPart::Common);
         let mut rows = || {
             let mut of_tokens = |width| memory.alloc(limits.max_batch_tokens, width);
             Ok::<_, BackendError>(Rows {
@@ -98,11 +98,11 @@ impl<T, R> Activations<T, R> {
             delta: memory.alloc(limits.max_batch_tokens, n_embd)?,
             head_input: memory.alloc(n_logit_rows, n_embd)?,
             logits: {
-                memory.enter(Part::Output);
+                memory.enter(NetworkPart::Output);
                 memory.alloc(n_logit_rows, descriptor.n_vocab)?
             },
             pooled: {
-                memory.enter(Part::Common);
+                memory.enter(NetworkPart::Common);
                 PoolBuffers::alloc(descriptor, limits, memory)?
             },
             layer_embeddings: LayerEmbeddingBuffers::alloc(descriptor, limits, memory)?,

@@ -20,7 +20,7 @@
 //! How each kind mixes is in `mixers`, how each kind feeds forward in `ffn`, how encoders make one row of a sequence in
 //! `pooler`.
 
-use tokenmill_backend::{Backend, BackendError, Norm, Part, RowSet, StepShape};
+use tokenmill_backend::{Backend, BackendError, NetworkPart, Norm, RowSet, StepShape};
 
 use crate::{
     Residual,
@@ -60,7 +60,7 @@ pub(crate) fn forward<B: Backend>(
     if n_tokens == 0 {
         return backend.sample(shape, n_vocab, n_embd, logits, &tokens.normed);
     }
-    backend.enter(Part::Input);
+    backend.enter(NetworkPart::Input);
     let embedding = &network.token_embd.matrix;
     backend.embed(embedding, network.embedding_scale, n_tokens, &mut tokens.hidden)?;
     if let Some(row) = &network.token_type {
@@ -88,7 +88,7 @@ pub(crate) fn forward<B: Backend>(
     for (layer_idx, layer) in network.layers.iter().enumerate() {
         let next = network.layers.get(layer_idx + 1);
         let wants_output = next.is_some() || n_outputs > 0;
-        backend.enter(Part::Mixer(layer_idx));
+        backend.enter(NetworkPart::Mixer(layer_idx));
         if let (Some(alt_up), Some(streams), Some(buffers)) =
             (&layer.alt_up, &mut tokens.streams, alt_up_buffers.as_mut())
         {
@@ -139,7 +139,7 @@ pub(crate) fn forward<B: Backend>(
             None => add_halves(backend, network.output_norm.as_ref(), tokens, n_last_rows)?,
         }
     }
-    backend.enter(Part::Output);
+    backend.enter(NetworkPart::Output);
     let rows = if picks_rows { outputs } else { tokens };
     if let (Some(alt_up), Some(streams), Some(buffers)) =
         (&network.alt_up, &rows.streams, alt_up_buffers.as_mut())
@@ -256,7 +256,7 @@ impl<B: Backend> Halves<'_, B> {
                 }
                 self.feed_forward(backend, rows, buffers.ffns, delta)?;
                 self.add_norm(backend, delta, None, None, rows)?;
-                backend.enter(Part::Mixer(self.layer_idx));
+                backend.enter(NetworkPart::Mixer(self.layer_idx));
                 self.project(backend, rows, delta)?;
                 if self.layer.control.is_some() {
                     self.add_norm(backend, delta, None, None, rows)?;
@@ -355,7 +355,7 @@ impl<B: Backend> Halves<'_, B> {
         ffns: &mut FfnBuffers<B::Buffer, B::Routes>,
         delta: &mut B::Buffer,
     ) -> Result<(), BackendError> {
-        backend.enter(Part::Ffn(self.layer_idx));
+        backend.enter(NetworkPart::Ffn(self.layer_idx));
         let input = match self.layer.residual {
             Residual::Sequential => rows.input(self.layer.ffn_norm.as_ref()),
             Residual::Parallel | Residual::ParallelTwoNorms => &rows.normed,

@@ -6,8 +6,8 @@
 use std::{collections::BTreeMap, ops::RangeInclusive, path::Path};
 
 use tokenmill_backend::{
-    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, PAGE_TOKENS, PageGroup, Part,
-    Side, StateLayout, WindowGroup,
+    Allocation, Backend, ExecutorLimits, KvLayout, KvType, Measure, MemoryPlan, NetworkPart, PAGE_TOKENS,
+    PageGroup, Side, StateLayout, WindowGroup,
 };
 use tokenmill_gguf::{GgufFile, TensorType};
 
@@ -200,7 +200,7 @@ impl Model {
         backend: &B,
         options: &ModelOptions,
         side: Side,
-    ) -> Result<BTreeMap<Part, usize>, LoadError> {
+    ) -> Result<BTreeMap<NetworkPart, usize>, LoadError> {
         let limits = limits(&self.descriptor, options)?;
         let mut weights = Measure::new(backend, side);
         Network::load(
@@ -298,7 +298,7 @@ fn plan_of_side<B: Backend>(
             groups: vec![group],
             ..kv.clone()
         };
-        let n_bytes = backend.bytes_at(side, Part::Kv(kv_idx), &Allocation::KvPage(&layout));
+        let n_bytes = backend.bytes_at(side, NetworkPart::Kv(kv_idx), &Allocation::KvPage(&layout));
         let of_group = &mut group_bytes[group.index()];
         *of_group = of_group.saturating_add(n_bytes);
     }
@@ -314,7 +314,7 @@ fn plan_of_side<B: Backend>(
                 layers: vec![layer],
                 n_states: states.n_states,
             };
-            backend.bytes_at(side, Part::State(state_idx), &Allocation::State(&layout))
+            backend.bytes_at(side, NetworkPart::State(state_idx), &Allocation::State(&layout))
         })
         .fold(0, usize::saturating_add);
     let shape = descriptor.shape();
@@ -331,7 +331,7 @@ fn plan_of_side<B: Backend>(
         window_page_bytes,
         n_window_pages,
         activations_bytes: activations.n_bytes(),
-        workspace_bytes: backend.bytes_at(side, Part::Common, &workspace),
+        workspace_bytes: backend.bytes_at(side, NetworkPart::Common, &workspace),
         on_host: None,
     })
 }

@@ -4,7 +4,7 @@
 //! the shape that the descriptor implies; every tensor of the source was used, since an ignored one would mean wrong
 //! output; vectors are finite.
 
-use tokenmill_backend::{Linear, MatrixUsage, Memory, Norm, Part, Rope};
+use tokenmill_backend::{Linear, MatrixUsage, Memory, NetworkPart, Norm, Rope};
 
 use crate::{
     Descriptor, EmbeddingNorm, LayerDescriptor, LoadError, LongRopeFactors, NormDescriptor, NormPlacement,
@@ -105,13 +105,13 @@ impl<M: Memory> Network<M> {
             MatrixUsage::Embedding
         };
         // The bias of a tied head is used with the head alone; looking up an embedding adds none.
-        loader.memory.enter(Part::Output);
+        loader.memory.enter(NetworkPart::Output);
         let tied_bias = if is_tied {
             loader.vector("output.bias", n_vocab, descriptor.head_bias)?
         } else {
             None
         };
-        loader.memory.enter(Part::Input);
+        loader.memory.enter(NetworkPart::Input);
         let token_embd = Linear {
             matrix: loader.matrix("token_embd.weight", n_vocab, n_embd, usage)?,
             bias: tied_bias,
@@ -119,7 +119,7 @@ impl<M: Memory> Network<M> {
             n_in: n_embd,
             adapter_place: None,
         };
-        loader.memory.enter(Part::Common);
+        loader.memory.enter(NetworkPart::Common);
         let ropes = (descriptor.ropes.iter())
             .map(|rope| load_rope(rope, loader))
             .collect::<Result<_, _>>()?;
@@ -135,7 +135,7 @@ impl<M: Memory> Network<M> {
                 Layer::load(place, layer, loader)
             })
             .collect::<Result<_, _>>()?;
-        loader.memory.enter(Part::Output);
+        loader.memory.enter(NetworkPart::Output);
         let has_head = descriptor.head != OutputHead::None;
         let output = if is_tied || !has_head {
             None
@@ -147,7 +147,7 @@ impl<M: Memory> Network<M> {
             Some(pooling) => Some(Pooler::load(pooling, loader)?),
             None => None,
         };
-        loader.memory.enter(Part::Input);
+        loader.memory.enter(NetworkPart::Input);
         let positions = match descriptor.n_learned_positions {
             Some(n_positions) => Some(loader.table("position_embd.weight", n_positions, n_embd)?),
             None => None,
@@ -228,7 +228,7 @@ impl<M: Memory> Layer<M> {
                 Ok(None)
             }
         };
-        loader.memory.enter(Part::Mixer(place.layer_idx));
+        loader.memory.enter(NetworkPart::Mixer(place.layer_idx));
         Ok(Self {
             mixer_norm: loader.norm_if(has_mixer && norms.has_pre_mixer(), &place.name(mixer_norm))?,
             mixer: Mixer::load(place, &layer.mixer, loader)?,
@@ -236,7 +236,7 @@ impl<M: Memory> Layer<M> {
             mixer_sum_norm: loader.norm_if(has_mixer && is_after_sum, &place.name("attn_output_norm"))?,
             residual: layer.residual,
             ffn_norm: {
-                loader.memory.enter(Part::Ffn(place.layer_idx));
+                loader.memory.enter(NetworkPart::Ffn(place.layer_idx));
                 loader.norm_if(has_ffn_norm, &place.name(ffn_norm))?
             },
             ffn: Ffn::load(place, &layer.ffn, loader)?,

@@ -5,9 +5,9 @@
 
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ExecutorLimits, ExpertInput, ForwardBatch,
-    KvLayout, Linear, LinearJob, Memory as _, MemoryPlan, NetworkShape, Norm, PageCopy, PageGroup, Part,
-    Rope, RopeStoreKv, Routed, RowSet, Side, SplitOperations, StateLayout, StepOutput, StepShape, StepTrace,
-    Temperature,
+    KvLayout, Linear, LinearJob, Memory as _, MemoryPlan, NetworkPart, NetworkShape, Norm, PageCopy,
+    PageGroup, Rope, RopeStoreKv, Routed, RowSet, Side, SplitOperations, StateLayout, StepOutput, StepShape,
+    StepTrace, Temperature,
 };
 use tokenmill_gguf::TensorType;
 
@@ -33,7 +33,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
 
     fn bytes_of(&self, allocation: &Allocation<'_>) -> usize {
         (Side::ALL.iter())
-            .map(|&side| self.bytes_on(side, Part::Common, allocation))
+            .map(|&side| self.bytes_on(side, NetworkPart::Common, allocation))
             .fold(0, usize::saturating_add)
     }
 
@@ -41,7 +41,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         true
     }
 
-    fn bytes_at(&self, side: Side, part: Part, allocation: &Allocation<'_>) -> usize {
+    fn bytes_at(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
         self.bytes_on(side, part, allocation)
     }
 
@@ -482,7 +482,7 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
         logits: &mut Rows<H, D>,
         outputs: &Rows<H, D>,
     ) -> Result<(), BackendError> {
-        self.enter(Part::Output);
+        self.enter(NetworkPart::Output);
         let side = self.now;
         self.bring(side, logits, shape.n_logits * n_vocab)?;
         self.bring(side, outputs, shape.n_outputs * n_embd)?;

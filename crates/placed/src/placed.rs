@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use tokenmill_backend::{
     Allocation, BackendError, ForwardBatch, KvLayerShape, KvLayout, MatrixData, MatrixUsage, Memory,
-    PageGroup, Part, Side, SplitOperations, StateLayout, StepOutput, StepShape,
+    NetworkPart, PageGroup, Side, SplitOperations, StateLayout, StepOutput, StepShape,
 };
 
 use crate::{Kept, PlacedBuffer, Placement, buffer::copy, placement::Sides};
@@ -21,7 +21,7 @@ pub struct Placed<H: SplitOperations, D: SplitOperations> {
     /// Tokens of a step from which on the device computes what both sides have.
     threshold: usize,
     /// The part whose allocations or operations come next, and where they are.
-    part: Part,
+    part: NetworkPart,
     pub(crate) now: Side,
     /// Tokens of the current step.
     pub(crate) n_tokens: usize,
@@ -109,7 +109,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             device,
             threshold: placement.min_device_tokens(),
             placement,
-            part: Part::Common,
+            part: NetworkPart::Common,
             now: Side::Device,
             n_tokens: 0,
             shapes: [None; 2],
@@ -122,7 +122,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
-    /// Places the network anew. To be called before a load.
+    /// Places the network otherwise. To be called before a load.
     pub fn set_placement(&mut self, placement: Placement) {
         self.threshold = placement.min_device_tokens();
         self.placement = placement;
@@ -228,13 +228,13 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// The side and the number there of a layer of the KV store.
     pub(crate) fn kv_place(&self, kv_idx: usize) -> (Side, usize) {
-        let side = self.placement.side(Part::Kv(kv_idx), true, self.now);
+        let side = self.placement.side(NetworkPart::Kv(kv_idx), true, self.now);
         (side, self.kv_places[kv_idx][side as usize])
     }
 
     /// The side and the number there of a layer of the store of states.
     pub(crate) fn state_place(&self, state_idx: usize) -> (Side, usize) {
-        let side = self.placement.side(Part::State(state_idx), true, self.now);
+        let side = self.placement.side(NetworkPart::State(state_idx), true, self.now);
         (side, self.state_places[state_idx])
     }
 
@@ -245,7 +245,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// The layers of the KV store that a side has; numbers them.
     pub(crate) fn kv_layout_of(&self, side: Side, layout: &KvLayout) -> KvLayout {
-        let is_here = |kv_idx: &usize| self.placement.sides(Part::Kv(*kv_idx)).has(side);
+        let is_here = |kv_idx: &usize| self.placement.sides(NetworkPart::Kv(*kv_idx)).has(side);
         let here: Vec<usize> = (0..layout.layers.len()).filter(is_here).collect();
         KvLayout {
             layers: here.iter().map(|&kv_idx| layout.layers[kv_idx]).collect(),
@@ -262,7 +262,8 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             .map(|kv_idx| {
                 let place = counts;
                 for side in Side::ALL {
-                    counts[side as usize] += usize::from(self.placement.sides(Part::Kv(kv_idx)).has(side));
+                    counts[side as usize] +=
+                        usize::from(self.placement.sides(NetworkPart::Kv(kv_idx)).has(side));
                 }
                 place
             })
@@ -271,7 +272,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
     /// The layers of the store of states that a side has.
     pub(crate) fn state_layout_of(&self, side: Side, layout: &StateLayout) -> StateLayout {
-        let is_here = |state_idx: &usize| self.placement.sides(Part::State(*state_idx)).has(side);
+        let is_here = |state_idx: &usize| self.placement.sides(NetworkPart::State(*state_idx)).has(side);
         StateLayout {
             layers: ((0..layout.layers.len()).filter(is_here))
                 .map(|state_idx| layout.layers[state_idx])
@@ -284,7 +285,9 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         let mut counts = [0; 2];
         self.state_places = (0..layout.layers.len())
             .map(|state_idx| {
-                let side = self.placement.side(Part::State(state_idx), true, Side::Device) as usize;
+                let side =
+                    self.placement
+                        .side(NetworkPart::State(state_idx), true, Side::Device) as usize;
                 counts[side] += 1;
                 counts[side] - 1
             })
@@ -292,7 +295,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     }
 
     /// The sides that have a matrix: those of its part, and of a token embedding that is the head too, both's.
-    fn sides_of_matrix(&self, part: Part, usage: MatrixUsage) -> Sides {
+    fn sides_of_matrix(&self, part: NetworkPart, usage: MatrixUsage) -> Sides {
         match usage {
             MatrixUsage::Tied => self.placement.sides(part).with(Side::Device),
             _ => self.placement.sides(part),
@@ -300,7 +303,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     }
 
     /// What of a matrix's uses is a side's.
-    fn usage_on(&self, side: Side, part: Part, usage: MatrixUsage) -> MatrixUsage {
+    fn usage_on(&self, side: Side, part: NetworkPart, usage: MatrixUsage) -> MatrixUsage {
         match usage {
             MatrixUsage::Tied if !self.placement.sides(part).has(Side::Device) => match side {
                 Side::Host => MatrixUsage::Embedding,
@@ -311,7 +314,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     }
 
     /// Memory that an allocation of a part takes on a side.
-    pub(crate) fn bytes_on(&self, side: Side, part: Part, allocation: &Allocation<'_>) -> usize {
+    pub(crate) fn bytes_on(&self, side: Side, part: NetworkPart, allocation: &Allocation<'_>) -> usize {
         let bytes_of = |allocation: &Allocation<'_>| match side {
             Side::Host => self.host.bytes_of(allocation),
             Side::Device => self.device.bytes_of(allocation),
@@ -394,7 +397,7 @@ impl<H: SplitOperations, D: SplitOperations> Memory for Placed<H, D> {
     type Buffer = PlacedBuffer<H::Buffer, D::Buffer>;
     type Routes = PlacedRoutes<H::Routes, D::Routes>;
 
-    fn enter(&mut self, part: Part) {
+    fn enter(&mut self, part: NetworkPart) {
         self.part = part;
         let goes_to_device = self.n_tokens >= self.threshold;
         self.now = self.placement.side(part, goes_to_device, self.now);

@@ -3,7 +3,7 @@
 //! Separate from the backend, since a plan is made, printed and refused before there is one. Invariants: a part is somewhere; keys,
 //! values and states are where their layer's mixer is; the output is the device's.
 
-use tokenmill_backend::{NetworkShape, Part, Side};
+use tokenmill_backend::{NetworkPart, NetworkShape, Side};
 
 /// Where the parts of a layer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl Placement {
     }
 
     /// The sides that have a part.
-    pub(crate) fn sides(&self, part: Part) -> Sides {
+    pub(crate) fn sides(&self, part: NetworkPart) -> Sides {
         let routed = |side: Side| {
             let sides = Sides::one(side);
             if side == Side::Device && self.min_device_tokens > 1 {
@@ -159,27 +159,27 @@ impl Placement {
             }
         };
         match part {
-            Part::Common => Sides::BOTH,
-            Part::Input => Sides::one(self.input()),
-            Part::Output => Sides::one(Side::Device),
-            Part::Mixer(layer_idx) => Sides::one(self.layers[layer_idx].mixer),
-            Part::Ffn(layer_idx) => routed(self.layers[layer_idx].ffn),
-            Part::Experts(layer_idx) => routed(self.layers[layer_idx].experts),
-            Part::Kv(kv_idx) => self.kv[kv_idx],
-            Part::State(state_idx) => Sides::one(self.states[state_idx]),
+            NetworkPart::Common => Sides::BOTH,
+            NetworkPart::Input => Sides::one(self.input()),
+            NetworkPart::Output => Sides::one(Side::Device),
+            NetworkPart::Mixer(layer_idx) => Sides::one(self.layers[layer_idx].mixer),
+            NetworkPart::Ffn(layer_idx) => routed(self.layers[layer_idx].ffn),
+            NetworkPart::Experts(layer_idx) => routed(self.layers[layer_idx].experts),
+            NetworkPart::Kv(kv_idx) => self.kv[kv_idx],
+            NetworkPart::State(state_idx) => Sides::one(self.states[state_idx]),
         }
     }
 
     /// Where a part's operations run; `goes_to_device` says whether those that both sides have are the device's in this step, `now` is
     /// where operations run that belong to no side.
-    pub(crate) fn side(&self, part: Part, goes_to_device: bool, now: Side) -> Side {
+    pub(crate) fn side(&self, part: NetworkPart, goes_to_device: bool, now: Side) -> Side {
         let sides = self.sides(part);
         match (sides.has(Side::Host), sides.has(Side::Device)) {
             (true, false) => Side::Host,
             (false, _) => Side::Device,
             (true, true) => match part {
-                Part::Ffn(_) | Part::Experts(_) if !goes_to_device => Side::Host,
-                Part::Ffn(_) | Part::Experts(_) => Side::Device,
+                NetworkPart::Ffn(_) | NetworkPart::Experts(_) if !goes_to_device => Side::Host,
+                NetworkPart::Ffn(_) | NetworkPart::Experts(_) => Side::Device,
                 _ => now,
             },
         }
@@ -194,13 +194,13 @@ impl Placement {
     pub(crate) fn network_of(&self, side: Side, network: &NetworkShape) -> NetworkShape {
         let mut own = network.clone();
         for (layer_idx, layer) in own.layers.iter_mut().enumerate() {
-            if !self.sides(Part::Mixer(layer_idx)).has(side) {
+            if !self.sides(NetworkPart::Mixer(layer_idx)).has(side) {
                 layer.attention = None;
                 layer.state = None;
                 layer.has_latent_rows = false;
                 layer.kv = None;
             }
-            if !self.sides(Part::Experts(layer_idx)).has(side) {
+            if !self.sides(NetworkPart::Experts(layer_idx)).has(side) {
                 layer.experts = None;
             }
         }

@@ -6,7 +6,8 @@
 //! replayed when a step of that shape comes again. Invariant: a step's results are given once, in order, whoever asked for its tokens first.
 
 use tokenmill_backend::{
-    BackendError, ForwardBatch, Part, Recorded, Side, SplitOperations, StepOutput, StepShape, TokenSource,
+    BackendError, ForwardBatch, NetworkPart, Recorded, Side, SplitOperations, StepOutput, StepShape,
+    TokenSource,
 };
 
 use crate::{
@@ -82,7 +83,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         body: &mut dyn FnMut(&mut Self, StepShape) -> Result<(), BackendError>,
     ) -> Result<(), BackendError> {
         self.pass = Pass::new(mode);
-        self.now = self.placement.side(Part::Input, true, Side::Device);
+        self.now = self.placement.side(NetworkPart::Input, true, Side::Device);
         body(self, shape)?;
         self.leave_device()
     }

@@ -80,6 +80,7 @@ mod answer;
 mod batch;
 #[cfg(feature = "cuda")]
 mod calibration;
+mod compute;
 mod constraint;
 mod conversation;
 mod conversion;
@@ -113,9 +114,10 @@ mod words;
 
 pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
 pub use answer::{Answer, Gathered, Sample, ToolCall};
+pub use compute::{Compute, Device, DeviceError};
 pub use conversation::{Conversation, Turn};
 pub use conversion::Conversion;
-pub use device::{Compute, Device, DeviceError, load};
+pub use device::load;
 pub use dry_breakers::DRY_BREAKERS;
 pub use embeddings::Embeddings;
 pub use error::Error;

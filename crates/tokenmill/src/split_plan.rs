@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use tokenmill_backend::{MemoryPlan, Part, Side};
+use tokenmill_backend::{MemoryPlan, NetworkPart, Side};
 use tokenmill_placed::{LayerPlacement, Placement};
 
 /// Is shown the plan of a split load.
@@ -30,7 +30,7 @@ pub struct SplitPlan {
     pub(crate) is_chosen: bool,
     pub(crate) placement: Placement,
     /// Bytes of each part's weights on the host and on the device.
-    pub(crate) weights: [BTreeMap<Part, usize>; 2],
+    pub(crate) weights: [BTreeMap<NetworkPart, usize>; 2],
     pub(crate) memory: MemoryPlan,
 }
 
@@ -49,7 +49,7 @@ impl SplitPlan {
     /// The rows: weights from the first layer to the last, then the memory of sequences, then that of steps.
     pub fn rows(&self) -> Vec<SplitRow> {
         let mut rows = Vec::new();
-        self.push(&mut rows, "token embedding", |part| *part == Part::Input);
+        self.push(&mut rows, "token embedding", |part| *part == NetworkPart::Input);
         let layers = self.placement.layers();
         let mut first = 0;
         for run in layers.chunk_by(|a, b| a == b) {
@@ -59,23 +59,23 @@ impl SplitPlan {
                 1 => format!("layer {}", range.start),
                 _ => format!("layers {} to {}", range.start, range.end - 1),
             };
-            let is_in = |part: &Part, range: &std::ops::Range<usize>| matches!(part, Part::Mixer(idx) | Part::Ffn(idx) | Part::Experts(idx) if range.contains(idx));
+            let is_in = |part: &NetworkPart, range: &std::ops::Range<usize>| matches!(part, NetworkPart::Mixer(idx) | NetworkPart::Ffn(idx) | NetworkPart::Experts(idx) if range.contains(idx));
             if run[0] == LayerPlacement::whole(run[0].mixer) && self.placement.min_device_tokens() == 1 {
                 self.push(&mut rows, &name, |part| is_in(part, &range));
                 continue;
             }
             self.push(&mut rows, &format!("{name}, attention"), |part| {
-                is_in(part, &range) && matches!(part, Part::Mixer(_))
+                is_in(part, &range) && matches!(part, NetworkPart::Mixer(_))
             });
             self.push(&mut rows, &format!("{name}, feed-forward"), |part| {
-                is_in(part, &range) && matches!(part, Part::Ffn(_))
+                is_in(part, &range) && matches!(part, NetworkPart::Ffn(_))
             });
             self.push(&mut rows, &format!("{name}, experts"), |part| {
-                is_in(part, &range) && matches!(part, Part::Experts(_))
+                is_in(part, &range) && matches!(part, NetworkPart::Experts(_))
             });
         }
-        self.push(&mut rows, "head", |part| *part == Part::Output);
-        self.push(&mut rows, "frequencies", |part| *part == Part::Common);
+        self.push(&mut rows, "head", |part| *part == NetworkPart::Output);
+        self.push(&mut rows, "frequencies", |part| *part == NetworkPart::Common);
         self.push_memory(&mut rows, "keys and values", |plan| plan.kv_bytes);
         self.push_memory(&mut rows, "recurrent states", |plan| plan.states_bytes);
         self.push_memory(&mut rows, "steps", |plan| {
@@ -85,7 +85,7 @@ impl SplitPlan {
     }
 
     /// Adds the weights of some parts, a row for each side that has any.
-    fn push(&self, rows: &mut Vec<SplitRow>, name: &str, is_meant: impl Fn(&Part) -> bool) {
+    fn push(&self, rows: &mut Vec<SplitRow>, name: &str, is_meant: impl Fn(&NetworkPart) -> bool) {
         for side in [Side::Device, Side::Host] {
             let parts = self.weights[side as usize]
                 .iter()

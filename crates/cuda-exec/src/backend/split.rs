@@ -1,7 +1,7 @@
 //! What a GPU offers to be one of two that compute a network together.
 //!
 //! Separate because a GPU that has the network for itself needs none of it. Values cross the border through pinned memory: down,
-//! the host waits for the copy; up, it goes on and the copy follows in order. Invariant: there is pinned memory for one piece each
+//! the host waits for the copy; up, it continues and the copy follows in order. Invariant: there is pinned memory for one piece each
 //! way, made at the first step and kept. What a decode step launches between two borders is recorded once for the step's shape and
 //! replayed.
 

@@ -12,8 +12,8 @@
 //! The experts' matrices are one tensor each, `[n_in, n_out, n_experts]`.
 
 use tokenmill_backend::{
-    Activation, Backend, BackendError, Carried, ExecutorLimits, ExpertInput, Linear, LinearJob, Memory, Part,
-    Routed, Router,
+    Activation, Backend, BackendError, Carried, ExecutorLimits, ExpertInput, Linear, LinearJob, Memory,
+    NetworkPart, Routed, Router,
 };
 
 use crate::{
@@ -83,7 +83,7 @@ impl<M: Memory> MoeFfn<M> {
             let all = RowsOf::all(n_ff);
             (name("ffn_gate_exps"), name("ffn_up_exps"), all, all)
         };
-        loader.memory.enter(Part::Experts(place.layer_idx));
+        loader.memory.enter(NetworkPart::Experts(place.layer_idx));
         let gate = if moe.is_gated {
             Some(loader.experts(&gate_name, n_experts, gate_rows, n_embd, bias)?)
         } else {
@@ -94,7 +94,7 @@ impl<M: Memory> MoeFfn<M> {
         let choice_bias = loader.vector(&name("exp_probs_b.bias"), n_experts, choice_bias)?;
         let expert_scales =
             loader.vector(&name("ffn_down_exps.scale"), n_experts, moe.router.expert_scales)?;
-        loader.memory.enter(Part::Ffn(place.layer_idx));
+        loader.memory.enter(NetworkPart::Ffn(place.layer_idx));
         let shared = match &moe.shared {
             None => None,
             Some(shared) => Some(Shared {
@@ -149,7 +149,7 @@ impl<B: Backend> MoeFfn<B> {
             shared_gate,
         } = buffers;
         backend.linear(&self.logits, router_input, n_rows, logits)?;
-        backend.enter(Part::Experts(self.layer_idx));
+        backend.enter(NetworkPart::Experts(self.layer_idx));
         backend.route(&self.router, n_rows, logits, routes)?;
         let routed = Routed {
             routes: &*routes,
@@ -184,7 +184,7 @@ impl<B: Backend> MoeFfn<B> {
             up
         };
         backend.experts_linear(&self.down, routed, ExpertInput::Choices(inside), down)?;
-        backend.enter(Part::Ffn(self.layer_idx));
+        backend.enter(NetworkPart::Ffn(self.layer_idx));
         let carried = match &self.shared {
             None => Carried::Nothing,
             Some(shared) => {
@@ -200,9 +200,9 @@ impl<B: Backend> MoeFfn<B> {
                 }
             }
         };
-        backend.enter(Part::Experts(self.layer_idx));
+        backend.enter(NetworkPart::Experts(self.layer_idx));
         backend.combine(routed, self.down.n_out, down, carried, output)?;
-        backend.enter(Part::Ffn(self.layer_idx));
+        backend.enter(NetworkPart::Ffn(self.layer_idx));
         Ok(())
     }
 }
