@@ -8,6 +8,8 @@
     reason = "the library's modules, compiled as a test"
 )]
 
+#[path = "../../src/adapter_changes.rs"]
+mod adapter_changes;
 #[path = "../../src/adapters.rs"]
 mod adapters;
 #[path = "../../src/admission.rs"]
