@@ -17,6 +17,8 @@ pub struct MemoryPlan {
     pub window_page_bytes: usize,
     /// Pages of theirs, the host tier's included.
     pub n_window_pages: usize,
+    /// Of `kv_bytes`, the host tier's pages: the machine's memory wherever the others are.
+    pub host_tier_bytes: usize,
     /// The recurrent states, snapshots included.
     pub states_bytes: usize,
     /// Of it, one state.
@@ -32,6 +34,11 @@ pub struct MemoryPlan {
 }
 
 impl MemoryPlan {
+    /// What of it is the memory of the device that computes: all but the host tier.
+    pub fn device_bytes(&self) -> usize {
+        self.total_bytes().saturating_sub(self.host_tier_bytes)
+    }
+
     /// All of it; `usize::MAX` where the sum is beyond it.
     pub fn total_bytes(&self) -> usize {
         [

@@ -251,8 +251,16 @@ impl From<Error> for Failure {
                     None => failure,
                 }
             }
-            Error::SplitTooLarge { .. } => Self::device(error.to_string())
-                .hint("`-ngl auto` takes as many layers as fit, and a smaller context is `-c N`"),
+            Error::SplitTooLarge { fitting_layers: 0, .. } => Self::device(error.to_string())
+                .hint("a smaller context is `-c N`, and `--device cpu` uses the machine's memory"),
+            Error::SplitTooLarge { fitting_layers, .. } => Self::device(error.to_string()).hint(format!(
+                "say `-ngl {fitting_layers}`, or `-ngl auto` for as many as fit; a smaller context is `-c N`"
+            )),
+            Error::NothingOnGpu => {
+                Self::usage(error.to_string()).hint("`-ngl 0` computes on the CPU alone")
+            }
+            Error::HostPartTooLarge { .. } => Self::input(error.to_string())
+                .hint("give the GPU more of it with a larger `-ngl`, or a smaller context with -c"),
             Error::Calibration { .. } => Self::device(error.to_string()),
             Error::NoExperts => {
                 Self::usage(error.to_string()).hint("leave out --cpu-moe, --n-cpu-moe and --place experts")
@@ -382,13 +390,13 @@ pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<S
             })
         }
         (BackendError::DoesNotFit { .. }, _) => {
-            Some("a smaller context is `-c N`, and `--device cpu` uses the machine's memory".to_owned())
+            Some("`-ngl auto` puts as many layers on it as fit, and a smaller context is `-c N`".to_owned())
         }
         (BackendError::Unsupported { .. } | BackendError::UnsupportedType { .. }, _) => {
             Some("`--device auto` would take the CPU".to_owned())
         }
         (BackendError::Unavailable { .. }, _) => {
-            Some("`-ngl auto`, the default, takes the CPU where no GPU can be used".to_owned())
+            Some("`--device auto` takes the CPU where no GPU can be used".to_owned())
         }
         _ => None,
     }
@@ -487,7 +495,7 @@ mod tests {
         assert!(gpu_hint(&no_device, Some("3")).is_some_and(|hint| hint.contains("`3`")));
         for (reason, visible) in [(&no_device, None), (&no_driver, Some(""))] {
             let hint = gpu_hint(reason, visible).expect("a hint");
-            assert!(hint.starts_with("`-ngl auto`"), "{hint}");
+            assert!(hint.starts_with("`--device auto`"), "{hint}");
         }
     }
 
@@ -500,6 +508,7 @@ mod tests {
             n_pages: 6,
             window_page_bytes: 0,
             n_window_pages: 0,
+            host_tier_bytes: 0,
             states_bytes: 0,
             state_bytes: 0,
             n_states: 0,

@@ -17,7 +17,7 @@ use clap::{
 };
 use tokenmill::{
     BatchThreshold, Compute, Device, DeviceLayers, KvCache, KvType, LoadOptions, Loaded, LoadedDevice,
-    MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, SplitObserver, SplitPlan,
+    MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, Side, SplitObserver, SplitPlan,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_quant::CpuFeatures;
@@ -151,11 +151,33 @@ impl LoadArgs {
 
     /// What of the model the GPU gets.
     fn placement(&self) -> Result<PlacementRequest, Failure> {
+        let request = self.placement_request()?;
+        let contradiction = |one: &str, other: &str, reason: &str| {
+            Err(Failure::usage(format!(
+                "`{one}` and `{other}` contradict each other: {reason}"
+            )))
+        };
+        let parts = request.parts;
+        if self.cpu_moe && parts.experts == Some(Side::Device) {
+            return contradiction("--cpu-moe", "--place experts=gpu", "all experts are the CPU's");
+        }
+        let has_no_networks = parts.ffn == Some(Side::Host) && parts.experts != Some(Side::Device);
+        if self.gpu_batch.is_some() && has_no_networks {
+            return contradiction(
+                "--gpu-batch",
+                "--place ffn=cpu",
+                "the GPU has no feed-forward networks",
+            );
+        }
+        Ok(request)
+    }
+
+    fn placement_request(&self) -> Result<PlacementRequest, Failure> {
         Ok(PlacementRequest {
             layers: match self.gpu_layers.as_deref() {
                 None => DeviceLayers::All,
                 Some("auto") => DeviceLayers::Auto,
-                Some(number) if is_every_layer(number) => DeviceLayers::All,
+                Some("all") => DeviceLayers::All,
                 Some(number) => DeviceLayers::Last(n_layers(number)?),
             },
             n_host_experts: if self.cpu_moe {
@@ -172,10 +194,13 @@ impl LoadArgs {
             threshold: match self.gpu_batch.as_deref() {
                 None => BatchThreshold::Tokens(1),
                 Some("auto") => BatchThreshold::Measured,
-                Some(number) => BatchThreshold::Tokens(number.parse().map_err(|_| {
-                    Failure::usage(format!("`--gpu-batch {number}` is no number of tokens"))
-                        .hint("say a number or `auto`")
-                })?),
+                Some(number) => match number.parse() {
+                    Ok(n) if n > 0 => BatchThreshold::Tokens(n),
+                    _ => {
+                        let message = format!("`--gpu-batch {number}` is no number of tokens");
+                        return Err(Failure::usage(message).hint("say a number from 1 on, or `auto`"));
+                    }
+                },
             },
         })
     }
@@ -222,7 +247,7 @@ impl LoadArgs {
                 None => Ok(Device::Cpu),
             },
             (Some(number), device) => {
-                if !is_every_layer(number) {
+                if number != "all" {
                     n_layers(number)?;
                 }
                 match device {
@@ -262,11 +287,6 @@ impl LoadArgs {
     pub(crate) fn cache_types(&self) -> (KvType, KvType) {
         (self.cache_type_k, self.cache_type_v)
     }
-}
-
-/// Whether a number of layers means all of them. No model has this many, and 99 is what people write for "all".
-fn is_every_layer(number: &str) -> bool {
-    number == "all" || number.parse().is_ok_and(|n: usize| n >= 99)
 }
 
 /// A number of layers.
@@ -344,14 +364,14 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
         ));
     }
     if let LoadedDevice::Split { threshold, .. } = device
-        && *threshold > 1
+        && *threshold != Some(1)
     {
         tell(&match *threshold {
-            usize::MAX => {
-                "the CPU computes all feed-forward networks: at no number of tokens the GPU was faster"
+            None => {
+                "the CPU computes all feed-forward networks: prompts of up to 256 tokens were never faster on the GPU"
                     .to_owned()
             }
-            n => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
+            Some(n) => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
         });
     }
     match device {

@@ -304,9 +304,11 @@ fn plan_of_side<B: Backend>(
     }
     let [kv_page_bytes, window_page_bytes] = group_bytes;
     let n_pages = limits.n_pages + limits.n_host_pages;
-    let n_window_pages = limits
-        .window_group
-        .map_or(0, |group| group.n_pages + group.n_host_pages);
+    let n_window_host_pages = limits.window_group.map_or(0, |group| group.n_host_pages);
+    let n_window_pages = limits.window_group.map_or(0, |group| group.n_pages) + n_window_host_pages;
+    let bytes_of_pages = |n: usize, n_window: usize| {
+        (kv_page_bytes.saturating_mul(n)).saturating_add(window_page_bytes.saturating_mul(n_window))
+    };
     let states = state_layout(descriptor, limits);
     let state_bytes = (states.layers.iter().enumerate())
         .map(|(state_idx, &layer)| {
@@ -324,8 +326,8 @@ fn plan_of_side<B: Backend>(
         state_bytes,
         n_states: limits.n_states,
         weights_bytes: weights.n_bytes(),
-        kv_bytes: (kv_page_bytes.saturating_mul(n_pages))
-            .saturating_add(window_page_bytes.saturating_mul(n_window_pages)),
+        kv_bytes: bytes_of_pages(n_pages, n_window_pages),
+        host_tier_bytes: bytes_of_pages(limits.n_host_pages, n_window_host_pages),
         kv_page_bytes,
         n_pages,
         window_page_bytes,

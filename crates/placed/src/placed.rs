@@ -73,8 +73,8 @@ pub(crate) struct Results {
     /// Steps that ran and were not taken.
     pub(crate) n_open: usize,
     pub(crate) taken: VecDeque<Result<StepOutput, BackendError>>,
-    /// The tokens of the newest step that was taken, 0 where a row has none.
-    pub(crate) newest: Vec<u32>,
+    /// The tokens of the newest step that was taken, 0 where a row has none; `None` where taking it failed.
+    pub(crate) newest: Option<Vec<u32>>,
     pub(crate) spare: Option<StepOutput>,
     /// The current step's batch, with the ids of its tokens.
     pub(crate) batch: ForwardBatch,
@@ -122,6 +122,11 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         }
     }
 
+    /// The device's backend alone, where nothing is to be the host's.
+    pub fn into_device(self) -> D {
+        self.device
+    }
+
     /// Places the network otherwise. To be called before a load.
     pub fn set_placement(&mut self, placement: Placement) {
         self.threshold = placement.min_device_tokens();
@@ -129,8 +134,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
     }
 
     /// Sets from how many tokens of a step on the device computes the feed-forward networks that both sides have. Results do not
-    /// depend on it beyond rounding. Captured steps are forgotten by the caller's choice of shapes: it is set before the first
-    /// step that is one token of each sequence.
+    /// depend on it beyond rounding. What was recorded is forgotten, since its borders were others.
     ///
     /// # Panics
     /// If the network was loaded for the device alone.
@@ -140,6 +144,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             "both sides have the networks"
         );
         self.threshold = n_tokens.max(1);
+        self.device.forget_segments();
     }
 
     /// What each side has.

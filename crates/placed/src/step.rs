@@ -24,16 +24,14 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         } else {
             self.take_all();
             let results = &mut self.results;
-            if let Some(Err(error)) = results.taken.back() {
-                return Err(BackendError::Failed {
-                    operation: "a step whose tokens come from the one before",
-                    source: error.to_string().into(),
-                });
-            }
             results.batch.copy_from(batch);
             for token in &mut results.batch.tokens {
                 if let TokenSource::SampledRow(row) = *token {
-                    *token = TokenSource::Id(results.newest[row as usize]);
+                    let id = results.newest.as_ref().and_then(|ids| ids.get(row as usize));
+                    *token = TokenSource::Id(*id.ok_or_else(|| BackendError::Failed {
+                        operation: "a step whose tokens come from the one before",
+                        source: "that step has no results".into(),
+                    })?);
                 }
             }
             self.host.begin_part(&results.batch)?
@@ -62,7 +60,6 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         self.pass(mode, shape, body)?;
         self.host.end_part(&shapes[0], false)?;
         self.device.end_part(&shapes[1], true)?;
-        self.results.n_open += 1;
         if recorded == Recorded::NotYet {
             // The step has run; a second pass runs nothing.
             let outcome = self.pass(Mode::Record, shape, body);
@@ -72,6 +69,7 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
                 return Err(error);
             }
         }
+        self.results.n_open += 1;
         Ok(())
     }
 
@@ -98,7 +96,10 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
                     self.results.note_tokens(&output);
                     Ok(output)
                 }
-                Err(error) => Err(error),
+                Err(error) => {
+                    self.results.newest = None;
+                    Err(error)
+                }
             };
             self.results.taken.push_back(taken);
         }
@@ -114,7 +115,10 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             Some(Err(error)) => Err(error),
             None => {
                 self.results.n_open = self.results.n_open.saturating_sub(1);
+                // Where this fails, the tokens of an earlier step must not stand for this one's.
+                let newest = self.results.newest.take();
                 self.device.read(output)?;
+                self.results.newest = newest;
                 self.results.note_tokens(output);
                 Ok(())
             }
@@ -124,11 +128,12 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
 
 impl crate::placed::Results {
     fn note_tokens(&mut self, output: &StepOutput) {
-        self.newest.clear();
+        let newest = self.newest.get_or_insert_default();
+        newest.clear();
         let ids = (output.sampled.iter()).map(|sampled| match sampled {
             Some(Ok(token)) => token.id,
             _ => 0,
         });
-        self.newest.extend(ids);
+        newest.extend(ids);
     }
 }

@@ -1,8 +1,9 @@
 //! How many tokens a step must have for the GPU to be worth its border: measured, on the model that was loaded.
 //!
-//! Separate from the load because it runs steps. Both sides have the feed-forward networks; steps of a prompt of 2, 4, 8 and more tokens
-//! are run by either route, and the device gets those from the first number on at which it was faster. Invariant: what the
-//! measurement stores lies in pages and states that no sequence has yet.
+//! Separate from the load because it runs steps. Both sides have the feed-forward networks; one sequence's prompts of 2, 4, 8 and more
+//! tokens are run by either route, and the device gets steps from the first number on at which it was faster. A step of so many
+//! sequences with a token each may cost otherwise, since its launches are replayed; that is not measured. Invariant: what the measurement
+//! stores lies in pages and states that no sequence has yet.
 
 use std::time::{Duration, Instant};
 
@@ -14,35 +15,38 @@ use tokenmill_placed::Placed;
 
 /// Runs of each route at each number of tokens, after one that warms up; the fastest counts.
 const N_RUNS: usize = 3;
-/// Steps of more tokens are not measured: what is slower there is the GPU's never.
+/// Steps of more tokens are not measured. A device that is slower up to here computes none.
 const MAX_TOKENS: usize = 256;
+/// Steps between the ids of neighbouring tokens: spread over the vocabulary, so that they choose different experts.
+const ID_STRIDE: usize = 7919;
 
-/// Measures the threshold of a split network and sets it; gives it. `usize::MAX` means that the device is never faster.
+/// Measures the threshold of a split network and sets it; gives it. `None` means that the device was faster at no
+/// number of tokens that was tried.
 ///
 /// # Errors
 /// A step that failed.
 pub(crate) fn calibrate<H: SplitOperations, D: SplitOperations>(
     executor: &mut ModelExecutor<Placed<H, D>>,
-) -> Result<usize, StepError> {
+) -> Result<Option<usize>, StepError> {
     let limits = executor.limits();
     let most = (limits.max_batch_tokens.min(limits.n_ctx))
         .min(limits.n_pages * PAGE_TOKENS)
         .min(MAX_TOKENS);
-    let mut threshold = usize::MAX;
-    let mut n_tokens = 2;
-    while n_tokens <= most {
+    let mut threshold = None;
+    let mut n_tokens = most.min(2);
+    while (1..=most).contains(&n_tokens) {
         let [on_host, on_device] = [usize::MAX, 1].map(|threshold| {
             executor.backend_mut().set_min_device_tokens(threshold);
             fastest(executor, n_tokens)
         });
         if on_device? <= on_host? {
             // One token is no prompt, and costs what two cost: the weights are read once.
-            threshold = if n_tokens == 2 { 1 } else { n_tokens };
+            threshold = Some(if n_tokens == 2 { 1 } else { n_tokens });
             break;
         }
         n_tokens *= 2;
     }
-    executor.backend_mut().set_min_device_tokens(threshold);
+    (executor.backend_mut()).set_min_device_tokens(threshold.unwrap_or(usize::MAX));
     Ok(threshold)
 }
 
@@ -54,7 +58,7 @@ fn fastest<H: SplitOperations, D: SplitOperations>(
     let limits = executor.limits();
     let pages: Vec<u32> = (0..n_tokens.div_ceil(PAGE_TOKENS) as u32).collect();
     let mut batch = ForwardBatch::default();
-    batch.push_sequence((0..n_tokens).map(|_| TokenSource::Id(0)), 0, &pages);
+    batch.push_sequence((0..n_tokens).map(|idx| TokenSource::Id((idx * ID_STRIDE % limits.n_vocab) as u32)), 0, &pages);
     if limits.window_group.is_some() {
         batch.push_window_pages(&pages);
     }

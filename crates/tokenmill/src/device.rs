@@ -5,7 +5,7 @@
 
 use tokenmill_backend::BackendError;
 use tokenmill_model::{LoadProgress, Model, ModelOptions};
-use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest};
+use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
 use crate::{
     Compute, Device, Error, gpu,
@@ -16,9 +16,9 @@ use crate::{
 /// Loads a network on the device that `compute` chooses, and says where that is.
 ///
 /// # Errors
-/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::SplitTooLarge`]
-/// and [`Error::NoExperts`] where not what was asked for can be on it, and
-/// [`Error::NotEnoughMemory`] of a load on the CPU that is larger than the machine's memory.
+/// [`Error::Load`] as [`Model::load_on`], [`Error::Gpu`] where a GPU was asked for and cannot be used, [`Error::SplitTooLarge`],
+/// [`Error::NothingOnGpu`] and [`Error::NoExperts`] where what was asked for cannot be on it, [`Error::HostPartTooLarge`] where the
+/// rest is larger than the machine's memory, and [`Error::NotEnoughMemory`] of a load on the CPU that is.
 pub fn load(
     model: &Model,
     options: &ModelOptions,
@@ -62,11 +62,7 @@ fn load_on_gpu(
     compute: &Compute,
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
-    let n_layers = model.descriptor().layers.len();
-    let is_whole = compute.placement.is_whole()
-        || matches!(compute.placement, PlacementRequest { layers: DeviceLayers::Last(n), n_host_experts: 0, parts, threshold: BatchThreshold::Tokens(1) }
-            if n >= n_layers && parts == PartsRequest::default());
-    if is_whole {
+    if compute.placement.is_whole() {
         gpu::load(model, ordinal, compute.is_traced, options, on_progress)
     } else {
         gpu::load_split(model, ordinal, options, compute, on_progress)

@@ -118,18 +118,18 @@ pub enum Error {
         free_bytes >> 20,
         needed_bytes.div_ceil(1 << 20),
         (needed_bytes.saturating_sub(*free_bytes)).div_ceil(1 << 20),
-        match fitting_layers {
-            0 => "no layer would fit".to_owned(),
-            n => format!("{n} of {n_layers} layers would fit"),
-        }
+        what_fits(*fitting_layers, *n_layers, *fitting_host_experts)
     )]
     SplitTooLarge {
         /// Bytes that its part takes.
         needed_bytes: u64,
         /// Bytes that a model may take.
         free_bytes: u64,
-        /// Layers that would fit, the last ones.
+        /// Layers that would fit, the last ones, with their parts placed as was asked for.
         fitting_layers: usize,
+        /// Layers, from the first on, whose experts the CPU would have to keep for all that was asked for to fit; `None` where
+        /// that would not do.
+        fitting_host_experts: Option<usize>,
         /// Layers there are.
         n_layers: usize,
     },
@@ -139,9 +139,24 @@ pub enum Error {
         /// Why.
         source: StepError,
     },
-    /// Experts were to be kept on the CPU, and the model has none.
-    #[error("the model has no experts that could be kept on the CPU")]
+    /// Experts were to be placed, and the model has none.
+    #[error("the model has no experts that could be placed")]
     NoExperts,
+    /// A GPU was asked for and given no part of any layer.
+    #[error("this placement leaves no part of any layer on the GPU")]
+    NothingOnGpu,
+    /// What the CPU has of a split is larger than the machine's memory.
+    #[error(
+        "the CPU's part of the model needs {} MiB of memory, and there are {} MiB",
+        needed_bytes.div_ceil(1 << 20),
+        memory_bytes >> 20
+    )]
+    HostPartTooLarge {
+        /// What it takes.
+        needed_bytes: u64,
+        /// What the machine has, or, of weights, what is available now.
+        memory_bytes: u64,
+    },
     /// A load on the CPU that is larger than the memory of the machine.
     #[error("the model needs {} bytes of memory, and this machine has {machine_bytes}", plan.total_bytes())]
     NotEnoughMemory {
@@ -246,4 +261,16 @@ pub enum Error {
     /// The engine refused the request or failed at it.
     #[error(transparent)]
     Engine(#[from] EngineError),
+}
+
+/// What of a request for layers on the GPU would fit, in words.
+fn what_fits(fitting_layers: usize, n_layers: usize, fitting_host_experts: Option<usize>) -> String {
+    let layers = match fitting_layers {
+        0 => "no layer would fit".to_owned(),
+        n => format!("{n} of {n_layers} layers would fit"),
+    };
+    match fitting_host_experts {
+        Some(n) => format!("{layers}, and all that were asked for with the experts of the first {n} on the CPU"),
+        None => layers,
+    }
 }

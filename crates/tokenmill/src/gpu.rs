@@ -28,7 +28,7 @@ mod with_cuda {
 
     use crate::{
         Compute, Error, Loaded, LoadedDevice, SplitPlan, calibration,
-        machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
+        machine_memory::{available_bytes, check_host_part, machine_bytes},
     };
 
     fn open(ordinal: usize, is_traced: bool) -> Result<CudaBackend, Error> {
@@ -50,7 +50,17 @@ mod with_cuda {
         options: &ModelOptions,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
-        let backend = open(ordinal, is_traced)?;
+        load_whole(model, ordinal, open(ordinal, is_traced)?, options, on_progress)
+    }
+
+    /// Loads all of the network on an opened GPU.
+    fn load_whole(
+        model: &Model,
+        ordinal: usize,
+        backend: CudaBackend,
+        options: &ModelOptions,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Loaded, Error> {
         let name = backend.device().info().name.clone();
         let plan = model.plan(&backend, options)?;
         let executor = (model.load_on(backend, options, on_progress)).map_err(device_error)?;
@@ -89,57 +99,65 @@ mod with_cuda {
             Ok(self.model.plan(&self.backend, self.options)?)
         }
 
-        /// What of a plan is the GPU's memory: pages of the host tier are not.
-        fn device_bytes(&self, plan: &MemoryPlan) -> u64 {
-            let n_host_pages = self.options.n_host_pages;
-            let n_window_pages = if plan.n_window_pages > 0 { n_host_pages } else { 0 };
-            let on_host = (plan.kv_page_bytes.saturating_mul(n_host_pages))
-                .saturating_add(plan.window_page_bytes.saturating_mul(n_window_pages));
-            plan.total_bytes().saturating_sub(on_host) as u64
-        }
-
         /// The first level of a request that fits into the GPU's memory, with its plan; or what the last one needs.
         fn first_fit(
             &mut self,
             request: &PlacementRequest,
         ) -> Result<Result<(usize, MemoryPlan), u64>, Error> {
-            let (mut low, mut high) = (0, request.last_level(&self.network));
-            let last = self.plan(request, high)?;
-            let needed_bytes = self.device_bytes(&last);
-            if needed_bytes > self.room_bytes {
-                return Ok(Err(needed_bytes));
-            }
-            let mut found = last;
+            let last_level = request.last_level(&self.network);
+            let Some(level) = self.least(last_level, |level| (*request, level))? else {
+                return Ok(Err(self.plan(request, last_level)?.device_bytes() as u64));
+            };
+            // This also leaves the backend with the placement that was found.
+            let plan = self.plan(request, level)?;
+            Ok(Ok((level, plan)))
+        }
+
+        /// The least of the numbers up to `last` whose placement fits into the GPU's memory; each has less there than the one before.
+        fn least(
+            &mut self,
+            last: usize,
+            placement: impl Fn(usize) -> (PlacementRequest, usize),
+        ) -> Result<Option<usize>, Error> {
+            let (mut low, mut high) = (0, last + 1);
             while low < high {
                 let middle = usize::midpoint(low, high);
-                let plan = self.plan(request, middle)?;
-                if self.device_bytes(&plan) <= self.room_bytes {
-                    (high, found) = (middle, plan);
+                let (request, level) = placement(middle);
+                if self.plan(&request, level)?.device_bytes() as u64 <= self.room_bytes {
+                    high = middle;
                 } else {
                     low = middle + 1;
                 }
             }
-            (self.backend).set_placement(request.placement(&self.network, high));
-            Ok(Ok((high, found)))
+            Ok((high <= last).then_some(high))
         }
 
-        /// Why a request does not fit, and how many whole layers would.
-        fn too_large(&mut self, needed_bytes: u64) -> Result<Error, Error> {
-            let auto = PlacementRequest {
-                layers: DeviceLayers::Auto,
-                ..PlacementRequest::default()
+        /// Why a request does not fit, and what would if the rest of it stays.
+        fn too_large(&mut self, request: &PlacementRequest, needed_bytes: u64) -> Result<Error, Error> {
+            let n_layers = self.network.layers.len();
+            let with_layers = |n| PlacementRequest {
+                layers: DeviceLayers::Last(n),
+                ..*request
             };
-            let fitting_layers = match self.first_fit(&auto)? {
-                Ok(_) => (self.backend.placement().layers().iter())
-                    .filter(|layer| layer.mixer == Side::Device)
-                    .count(),
-                Err(_) => 0,
+            let n_given_up = self.least(n_layers, |n_given_up| (with_layers(n_layers - n_given_up), 0))?;
+            let has_experts = self.network.layers.iter().any(|layer| layer.experts.is_some());
+            let fitting_host_experts = if has_experts && request.layers != DeviceLayers::Auto {
+                self.least(n_layers, |n_host_experts| {
+                    let request = PlacementRequest {
+                        n_host_experts,
+                        ..*request
+                    };
+                    (request, 0)
+                })?
+            } else {
+                None
             };
             Ok(Error::SplitTooLarge {
                 needed_bytes,
                 free_bytes: self.room_bytes,
-                fitting_layers,
-                n_layers: self.network.layers.len(),
+                fitting_layers: n_given_up.map_or(0, |n| n_layers - n),
+                fitting_host_experts,
+                n_layers,
             })
         }
     }
@@ -161,6 +179,9 @@ mod with_cuda {
         let name = device.device().info().name.clone();
         let room_bytes = device.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
         let placement = request.placement(&network, 0);
+        if placement.is_all_on_host() {
+            return Err(Error::NothingOnGpu);
+        }
         let mut split = Split {
             model,
             network,
@@ -170,28 +191,23 @@ mod with_cuda {
         };
         let plan = match split.first_fit(&request)? {
             Ok((_, plan)) => plan,
-            Err(needed_bytes) => return Err(split.too_large(needed_bytes)?),
+            Err(needed_bytes) => return Err(split.too_large(&request, needed_bytes)?),
         };
         let placement = split.backend.placement().clone();
+        if placement.is_all_on_device() {
+            return load_whole(model, ordinal, split.backend.into_device(), options, on_progress);
+        }
         if placement.is_all_on_host() {
-            let needed_bytes = {
-                let one = PlacementRequest {
-                    layers: DeviceLayers::Last(1),
-                    ..request
-                };
-                let plan = split.plan(&one, 0)?;
-                split.device_bytes(&plan)
-            };
-            return Err(split.too_large(needed_bytes)?);
+            // The level before the last is the least that is a split.
+            let least = request.last_level(&split.network).saturating_sub(1);
+            let needed_bytes = split.plan(&request, least)?.device_bytes() as u64;
+            return Err(split.too_large(&request, needed_bytes)?);
         }
-        if let Some(on_host) = plan.on_host.as_deref() {
-            check_memory(on_host, machine_bytes())?;
-            check_available(on_host, available_bytes())?;
-        }
+        check_host_part(&plan, machine_bytes(), available_bytes())?;
         let (n_layers, n_gpu_layers) = (
             placement.layers().len(),
             (placement.layers().iter())
-                .filter(|layer| layer.mixer == Side::Device)
+                .filter(|layer| [layer.mixer, layer.ffn, layer.experts].contains(&Side::Device))
                 .count(),
         );
         if let Some(observer) = compute.on_split {
@@ -208,7 +224,7 @@ mod with_cuda {
         }
         let mut executor = (model.load_on(split.backend, options, on_progress)).map_err(device_error)?;
         let threshold = match request.threshold {
-            BatchThreshold::Tokens(n) => n,
+            BatchThreshold::Tokens(n) => Some(n.max(1)),
             BatchThreshold::Measured => {
                 calibration::calibrate(&mut executor).map_err(|source| Error::Calibration { source })?
             }

@@ -45,12 +45,13 @@ pub enum LoadedDevice {
         name: String,
         /// What the driver took to load the kernels.
         kernels_took: Duration,
-        /// Layers with their mixer on the GPU.
+        /// Layers that the GPU has, whole or in part.
         n_gpu_layers: usize,
         /// Layers there are.
         n_layers: usize,
-        /// Tokens of a step from which on the GPU computes the feed-forward networks that it has; `usize::MAX` where it never does.
-        threshold: usize,
+        /// Tokens of a step from which on the GPU computes the feed-forward networks that it has; `None` where it never
+        /// does.
+        threshold: Option<usize>,
     },
     /// On a backend of the caller's own.
     Own,
@@ -69,7 +70,7 @@ impl fmt::Display for LoadedDevice {
                 ..
             } => write!(
                 f,
-                "GPU {ordinal} ({name}) with {n_gpu_layers} of {n_layers} layers, and CPU"
+                "GPU {ordinal} ({name}) with all or parts of {n_gpu_layers} of {n_layers} layers, and CPU"
             ),
             Self::Cuda { ordinal, name, .. } => write!(f, "GPU {ordinal} ({name})"),
         }

@@ -81,6 +81,35 @@ pub(crate) fn check_available(plan: &MemoryPlan, available_bytes: Option<u64>) -
     }
 }
 
+/// Refuses a split whose host's part is larger than the machine's memory, the host tier of the device's keys and values
+/// included, or whose weights there are larger than what is available.
+#[cfg(feature = "cuda")]
+pub(crate) fn check_host_part(
+    plan: &MemoryPlan,
+    machine_bytes: Option<u64>,
+    available_bytes: Option<u64>,
+) -> Result<(), Error> {
+    let Some(on_host) = plan.on_host.as_deref() else {
+        return Ok(());
+    };
+    let all_bytes = on_host.total_bytes().saturating_add(plan.host_tier_bytes);
+    for (needed_bytes, memory_bytes) in [
+        (all_bytes as u64, machine_bytes),
+        (on_host.weights_bytes as u64, available_bytes),
+    ] {
+        match memory_bytes {
+            Some(memory_bytes) if needed_bytes > memory_bytes => {
+                return Err(Error::HostPartTooLarge {
+                    needed_bytes,
+                    memory_bytes,
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
 /// Refuses a plan of more memory than the machine has, for a load on the CPU.
 ///
 /// # Errors
@@ -156,6 +185,7 @@ mod tests {
             n_pages: 6,
             window_page_bytes: 0,
             n_window_pages: 0,
+            host_tier_bytes: 0,
             states_bytes: 0,
             state_bytes: 0,
             n_states: 0,
@@ -181,6 +211,7 @@ mod tests {
             n_pages: 6,
             window_page_bytes: 0,
             n_window_pages: 0,
+            host_tier_bytes: 0,
             states_bytes: 0,
             state_bytes: 0,
             n_states: 0,
@@ -194,6 +225,49 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "the model's weights take 2097152 bytes of memory, and 1048576 are available now"
+        );
+    }
+
+    #[cfg(feature = "cuda")]
+    #[test]
+    fn the_hosts_part_of_a_split_counts_the_devices_host_tier() {
+        let on_host = MemoryPlan {
+            weights_bytes: 2 << 20,
+            kv_bytes: 1 << 20,
+            kv_page_bytes: 1 << 20,
+            n_pages: 1,
+            window_page_bytes: 0,
+            n_window_pages: 0,
+            host_tier_bytes: 0,
+            states_bytes: 0,
+            state_bytes: 0,
+            n_states: 0,
+            activations_bytes: 0,
+            workspace_bytes: 0,
+            on_host: None,
+        };
+        let plan = MemoryPlan {
+            kv_bytes: 5 << 20,
+            host_tier_bytes: 4 << 20,
+            on_host: Some(Box::new(on_host.clone())),
+            ..on_host
+        };
+        assert_eq!(plan.device_bytes(), 3 << 20);
+        assert!(check_host_part(&plan, None, None).is_ok());
+        assert!(check_host_part(&plan, Some(7 << 20), Some(2 << 20)).is_ok());
+        let check = |machine, available, expected: &str| {
+            let error = check_host_part(&plan, machine, available).expect_err("a byte is missing");
+            assert_eq!(error.to_string(), expected);
+        };
+        check(
+            Some((7 << 20) - 1),
+            None,
+            "the CPU's part of the model needs 7 MiB of memory, and there are 6 MiB",
+        );
+        check(
+            Some(7 << 20),
+            Some(1 << 20),
+            "the CPU's part of the model needs 2 MiB of memory, and there are 1 MiB",
         );
     }
 }

@@ -76,7 +76,16 @@ impl SplitPlan {
         }
         self.push(&mut rows, "head", |part| *part == NetworkPart::Output);
         self.push(&mut rows, "frequencies", |part| *part == NetworkPart::Common);
-        self.push_memory(&mut rows, "keys and values", |plan| plan.kv_bytes);
+        self.push_memory(&mut rows, "keys and values", |plan| {
+            plan.kv_bytes.saturating_sub(plan.host_tier_bytes)
+        });
+        if self.host_tier_bytes() > 0 {
+            rows.push(SplitRow {
+                part: "host tier of keys and values".to_owned(),
+                side: Side::Host,
+                n_bytes: self.host_tier_bytes(),
+            });
+        }
         self.push_memory(&mut rows, "recurrent states", |plan| plan.states_bytes);
         self.push_memory(&mut rows, "steps", |plan| {
             plan.activations_bytes.saturating_add(plan.workspace_bytes)
@@ -121,10 +130,19 @@ impl SplitPlan {
 
     /// What a side takes in all.
     pub fn bytes_on(&self, side: Side) -> usize {
+        let on_host = self.memory.on_host.as_deref();
         match side {
-            Side::Device => self.memory.total_bytes(),
-            Side::Host => self.memory.on_host.as_deref().map_or(0, MemoryPlan::total_bytes),
+            Side::Device => self.memory.device_bytes(),
+            Side::Host => on_host
+                .map_or(0, MemoryPlan::device_bytes)
+                .saturating_add(self.host_tier_bytes()),
         }
+    }
+
+    /// The host tier of both sides' keys and values.
+    fn host_tier_bytes(&self) -> usize {
+        let of_host = self.memory.on_host.as_deref().map_or(0, |plan| plan.host_tier_bytes);
+        self.memory.host_tier_bytes.saturating_add(of_host)
     }
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     interrupt::ends_at_once()?;
     if let Device::Cuda { .. } = args.load.device()? {
         return Err(Failure::usage("an importance matrix is measured on the CPU only")
-            .hint("leave out --device and -ngl"));
+            .hint("leave out --device, -ngl and the flags that split a model"));
     }
     let text = read_text(&args.file)?;
     let path = args.load.fetch.resolve(&args.model)?;

@@ -59,9 +59,17 @@ fn the_plan_says_what_is_where_before_the_load() {
 
 #[test]
 fn more_layers_than_there_are_are_all_of_them() {
-    let outcome = run(with_driver("", &[&GREEDY[..], &["-ngl", "98"]].concat()));
-    assert!(!outcome.stderr.contains("split"), "{}", outcome.stderr);
-    outcome.ok();
+    for flags in [
+        &["-ngl", "98"][..],
+        &["-ngl", "100"],
+        &["-ngl", "auto", "--device", "cuda"],
+        &["--place", "ffn=gpu,attn=gpu"],
+        &["--gpu-batch", "1"],
+    ] {
+        let outcome = run(with_driver("", &[&GREEDY[..], flags].concat()));
+        assert!(!outcome.stderr.contains("split"), "{flags:?}: {}", outcome.stderr);
+        outcome.ok();
+    }
 }
 
 #[test]
@@ -94,7 +102,7 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         "",
         &["--cpu-moe"],
         2,
-        &["the model has no experts that could be kept on the CPU"],
+        &["the model has no experts that could be placed"],
     );
     check("", &["--n-cpu-moe", "1"], 2, &["the model has no experts"]);
     check("", &["--place", "norm=gpu"], 2, &["`norm` is no part of a layer"]);
@@ -118,12 +126,51 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         2,
         &["`-ngl 2` and `--device cpu` contradict each other"],
     );
+    check("", &["--gpu-batch", "0"], 2, &["`--gpu-batch 0` is no number of tokens"]);
+    check(
+        "",
+        &["--gpu-batch", "4", "--place", "ffn=cpu"],
+        2,
+        &["`--gpu-batch` and `--place ffn=cpu` contradict each other"],
+    );
+    check(
+        "",
+        &["--cpu-moe", "--place", "experts=gpu"],
+        2,
+        &["`--cpu-moe` and `--place experts=gpu` contradict each other"],
+    );
+    for flags in [&["--place", "attn=cpu,ffn=cpu"][..], &["-ngl", "00"]] {
+        check("", flags, 2, &["leaves no part of any layer on the GPU", "`-ngl 0`"]);
+    }
     check(
         "mib=134",
         &["-ngl", "2"],
         5,
         &["MiB free", "are missing", "layer", "would fit"],
     );
+}
+
+#[test]
+fn what_would_fit_does() {
+    // What is said to fit, with the request's other flags, is loaded; one layer more is refused.
+    let mut n_tried = 0;
+    for machine in ["mib=140", "mib=141", "mib=142", "mib=143"] {
+        for parts in [&[][..], &["--place", "ffn=cpu"]] {
+            let with_layers = |n: &str| {
+                let flags = [&GREEDY[..], &["-ngl", n], parts].concat();
+                run(with_driver(machine, &flags))
+            };
+            let outcome = with_layers("4");
+            let Some((before, _)) = outcome.stderr.split_once(" of 4 layers would fit") else {
+                continue;
+            };
+            let n: usize = before.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+            n_tried += 1;
+            with_layers(&n.to_string()).ok();
+            with_layers(&(n + 1).to_string()).failed(5);
+        }
+    }
+    assert!(n_tried > 0, "one of the machines is too small for all layers and large enough for one");
 }
 
 #[test]

@@ -53,10 +53,7 @@ impl CudaBackend {
 
     /// Says whether the planned memory is there; gives its size.
     fn check_fit(&self, limits: &ExecutorLimits, plan: &MemoryPlan) -> Result<usize, BackendError> {
-        // Host pages are not the device's memory.
-        let on_host = plan.kv_page_bytes * limits.n_host_pages
-            + plan.window_page_bytes * limits.window_group.map_or(0, |group| group.n_host_pages);
-        let needed_bytes = plan.total_bytes() - on_host;
+        let needed_bytes = plan.device_bytes();
         let free_bytes = self.device.free_bytes()?;
         // A plan that is beyond counting is `usize::MAX`.
         let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(DRIVER_BYTES);

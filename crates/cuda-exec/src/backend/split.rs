@@ -94,6 +94,10 @@ impl SplitOperations for CudaBackend {
         self.border.segments.insert(*shape, segments);
     }
 
+    fn forget_segments(&mut self) {
+        self.border.segments.clear();
+    }
+
     fn replay_segment(&mut self, shape: &StepShape, segment: usize) -> Result<(), BackendError> {
         let segments = self.border.segments.get_mut(shape).and_then(Option::as_mut);
         let graph = segments.and_then(|segments| segments.graphs.get_mut(segment));

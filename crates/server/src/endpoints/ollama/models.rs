@@ -50,7 +50,8 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
     );
     let mut running = entry(&app, app.model.name());
     running["size"] = n_bytes.into();
-    running["size_vram"] = if is_on_gpu { own_bytes } else { 0 }.into();
+    let device_bytes = model.memory().map_or(0, |plan| plan.device_bytes() as u64);
+    running["size_vram"] = if is_on_gpu { device_bytes } else { 0 }.into();
     running["context_length"] = app.engine().limits().n_ctx.into();
     running["expires_at"] = NEVER.into();
     Json(json!({ "models": [running] })).into_response()
