@@ -263,6 +263,8 @@ impl<H: SplitOperations, D: SplitOperations> Backend for Placed<H, D> {
     ) -> Result<(), BackendError> {
         let is_together = (jobs.windows(2)).all(|pair| {
             self.side_of(Some(&pair[0].linear.matrix)) == self.side_of(Some(&pair[1].linear.matrix))
+                // Keys that are the values too are one matrix, and one job at a time can have it.
+                && !std::ptr::eq(pair[0].linear, pair[1].linear)
         });
         match jobs {
             [a, b] if is_together => self.linears(input, n_rows, [a, b]),
