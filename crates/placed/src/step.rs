@@ -12,7 +12,7 @@ use tokenmill_backend::{
 
 use crate::{
     Placed,
-    placed::{Mode, Pass},
+    placed::{Mode, Pass, Results},
 };
 
 impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
@@ -27,8 +27,8 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             results.batch.copy_from(batch);
             for token in &mut results.batch.tokens {
                 if let TokenSource::SampledRow(row) = *token {
-                    let id = results.newest.as_ref().and_then(|ids| ids.get(row as usize));
-                    *token = TokenSource::Id(*id.ok_or_else(|| BackendError::Failed {
+                    let id = id_of(results.newest.as_deref(), row);
+                    *token = TokenSource::Id(id.ok_or_else(|| BackendError::Failed {
                         operation: "a step whose tokens come from the one before",
                         source: "that step has no results".into(),
                     })?);
@@ -91,17 +91,9 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
         while self.results.n_open > 0 {
             self.results.n_open -= 1;
             let mut output = self.results.spare.take().unwrap_or_default();
-            let taken = match self.device.read(&mut output) {
-                Ok(()) => {
-                    self.results.note_tokens(&output);
-                    Ok(output)
-                }
-                Err(error) => {
-                    self.results.newest = None;
-                    Err(error)
-                }
-            };
-            self.results.taken.push_back(taken);
+            let outcome = self.device.read(&mut output);
+            let taken = self.results.note(outcome, &output);
+            self.results.taken.push_back(taken.map(|()| output));
         }
     }
 
@@ -115,19 +107,25 @@ impl<H: SplitOperations, D: SplitOperations> Placed<H, D> {
             Some(Err(error)) => Err(error),
             None => {
                 self.results.n_open = self.results.n_open.saturating_sub(1);
-                // Where this fails, the tokens of an earlier step must not stand for this one's.
-                let newest = self.results.newest.take();
-                self.device.read(output)?;
-                self.results.newest = newest;
-                self.results.note_tokens(output);
-                Ok(())
+                let outcome = self.device.read(output);
+                self.results.note(outcome, output)
             }
         }
     }
 }
 
-impl crate::placed::Results {
-    fn note_tokens(&mut self, output: &StepOutput) {
+/// The token that a row of the newest step sampled.
+fn id_of(newest: Option<&[u32]>, row: u32) -> Option<u32> {
+    newest?.get(row as usize).copied()
+}
+
+impl Results {
+    /// Notes the tokens of a step that was read. Of one that failed there are none, and an earlier step's must not stand for them.
+    fn note(&mut self, outcome: Result<(), BackendError>, output: &StepOutput) -> Result<(), BackendError> {
+        if let Err(error) = outcome {
+            self.newest = None;
+            return Err(error);
+        }
         let newest = self.newest.get_or_insert_default();
         newest.clear();
         let ids = (output.sampled.iter()).map(|sampled| match sampled {
@@ -135,5 +133,30 @@ impl crate::placed::Results {
             _ => 0,
         });
         newest.extend(ids);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_failed_leaves_no_tokens_of_the_one_before() {
+        let mut results = Results::default();
+        let output = StepOutput {
+            sampled: vec![None, None],
+            ..StepOutput::default()
+        };
+        let rows = |results: &Results| [0, 1, 2].map(|row| id_of(results.newest.as_deref(), row));
+        assert_eq!(rows(&results), [None; 3]);
+        results.note(Ok(()), &output).unwrap();
+        assert_eq!(rows(&results), [Some(0), Some(0), None]);
+        let failed = BackendError::Failed {
+            operation: "reading",
+            source: "a fault".into(),
+        };
+        assert!(results.note(Err(failed), &output).is_err());
+        assert_eq!(rows(&results), [None; 3]);
     }
 }

@@ -1,8 +1,6 @@
 //! Every split of networks of four layers gives the logits of the network in one piece, on two backends of the host to the bit.
 
-use tokenmill_backend::{
-    Executor, ForwardBatch, KeyHeads, KvType, RowOutput, SampleRow, Side, StepOutput, TokenSource,
-};
+use tokenmill_backend::{Executor, KeyHeads, KvType, Side};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_gguf::{GgufFile, TensorType};
@@ -160,39 +158,12 @@ fn a_threshold_that_is_set_after_steps_were_recorded_changes_no_token() {
     let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
     for threshold in [2, 1, 3, usize::MAX] {
         split.backend_mut().set_min_device_tokens(threshold);
-        assert_eq!(greedy(&mut split, &[5, 17, 33], 6).unwrap(), expected, "{threshold}");
+        assert_eq!(
+            greedy(&mut split, &[5, 17, 33], 6).unwrap(),
+            expected,
+            "{threshold}"
+        );
     }
-}
-
-#[test]
-fn tokens_of_a_step_that_failed_are_not_those_of_the_one_before() {
-    let model = TinyModel::random(deepened(tiny_llama()), TensorType::F16, 5);
-    let simulator = Simulator::new(&SimOptions::default());
-    let device = CudaBackend::new(simulator.device()).unwrap();
-    // The host has the first layer, so it needs the ids of tokens.
-    let placement = Placement::last_layers(&model.descriptor.shape(), 1);
-    let backend = Placed::new(cpu(), device, placement);
-    let mut split = build(&model.descriptor, &model, backend, &options(), &mut |_| {}).unwrap();
-    let step = |token, position| {
-        let mut batch = ForwardBatch::default();
-        batch.push_sequence([token], position, &[0]);
-        batch.want_last(RowOutput::Sample(SampleRow {
-            params: std::sync::Arc::default(),
-            history: 0..0,
-            mask_start: None,
-        }));
-        batch
-    };
-    let mut output = StepOutput::default();
-    let first = split.submit(&step(TokenSource::Id(5), 0)).unwrap();
-    split.wait(first, &mut output).unwrap();
-    let second = split.submit(&step(TokenSource::Id(7), 1)).unwrap();
-    simulator.inject(Fault::Download { after: 0 });
-    assert!(split.wait(second, &mut output).is_err());
-    let third = split.submit(&step(TokenSource::SampledRow(0), 2));
-    assert!(third.is_err(), "the second step's token is unknown");
-    let after = split.submit(&step(TokenSource::Id(9), 2)).unwrap();
-    split.wait(after, &mut output).unwrap();
 }
 
 #[test]

@@ -58,7 +58,11 @@ fn fastest<H: SplitOperations, D: SplitOperations>(
     let limits = executor.limits();
     let pages: Vec<u32> = (0..n_tokens.div_ceil(PAGE_TOKENS) as u32).collect();
     let mut batch = ForwardBatch::default();
-    batch.push_sequence((0..n_tokens).map(|idx| TokenSource::Id((idx * ID_STRIDE % limits.n_vocab) as u32)), 0, &pages);
+    batch.push_sequence(
+        (0..n_tokens).map(|idx| TokenSource::Id((idx * ID_STRIDE % limits.n_vocab) as u32)),
+        0,
+        &pages,
+    );
     if limits.window_group.is_some() {
         batch.push_window_pages(&pages);
     }

@@ -270,7 +270,9 @@ fn what_fits(fitting_layers: usize, n_layers: usize, fitting_host_experts: Optio
         n => format!("{n} of {n_layers} layers would fit"),
     };
     match fitting_host_experts {
-        Some(n) => format!("{layers}, and all that were asked for with the experts of the first {n} on the CPU"),
+        Some(n) => {
+            format!("{layers}, and all that were asked for with the experts of the first {n} on the CPU")
+        }
         None => layers,
     }
 }

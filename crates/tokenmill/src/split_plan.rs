@@ -141,7 +141,11 @@ impl SplitPlan {
 
     /// The host tier of both sides' keys and values.
     fn host_tier_bytes(&self) -> usize {
-        let of_host = self.memory.on_host.as_deref().map_or(0, |plan| plan.host_tier_bytes);
+        let of_host = self
+            .memory
+            .on_host
+            .as_deref()
+            .map_or(0, |plan| plan.host_tier_bytes);
         self.memory.host_tier_bytes.saturating_add(of_host)
     }
 }

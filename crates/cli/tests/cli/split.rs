@@ -126,7 +126,12 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         2,
         &["`-ngl 2` and `--device cpu` contradict each other"],
     );
-    check("", &["--gpu-batch", "0"], 2, &["`--gpu-batch 0` is no number of tokens"]);
+    check(
+        "",
+        &["--gpu-batch", "0"],
+        2,
+        &["`--gpu-batch 0` is no number of tokens"],
+    );
     check(
         "",
         &["--gpu-batch", "4", "--place", "ffn=cpu"],
@@ -140,7 +145,12 @@ fn what_cannot_be_split_is_refused_in_one_line() {
         &["`--cpu-moe` and `--place experts=gpu` contradict each other"],
     );
     for flags in [&["--place", "attn=cpu,ffn=cpu"][..], &["-ngl", "00"]] {
-        check("", flags, 2, &["leaves no part of any layer on the GPU", "`-ngl 0`"]);
+        check(
+            "",
+            flags,
+            2,
+            &["leaves no part of any layer on the GPU", "`-ngl 0`"],
+        );
     }
     check(
         "mib=134",
@@ -164,13 +174,20 @@ fn what_would_fit_does() {
             let Some((before, _)) = outcome.stderr.split_once(" of 4 layers would fit") else {
                 continue;
             };
-            let n: usize = before.rsplit(' ').next().and_then(|n| n.parse().ok()).expect("a number");
+            let n: usize = before
+                .rsplit(' ')
+                .next()
+                .and_then(|n| n.parse().ok())
+                .expect("a number");
             n_tried += 1;
             with_layers(&n.to_string()).ok();
             with_layers(&(n + 1).to_string()).failed(5);
         }
     }
-    assert!(n_tried > 0, "one of the machines is too small for all layers and large enough for one");
+    assert!(
+        n_tried > 0,
+        "one of the machines is too small for all layers and large enough for one"
+    );
 }
 
 #[test]
