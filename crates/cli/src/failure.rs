@@ -390,7 +390,10 @@ pub(crate) fn gpu_hint(reason: &BackendError, visible: Option<&str>) -> Option<S
             })
         }
         (BackendError::DoesNotFit { .. }, _) => {
-            Some("`-ngl auto` puts as many layers on it as fit, and a smaller context is `-c N`".to_owned())
+            Some(
+                "`-ngl auto` puts as many layers on it as fit, a smaller context is `-c N`, and `--device cpu` uses the machine's memory"
+                    .to_owned(),
+            )
         }
         (BackendError::Unsupported { .. } | BackendError::UnsupportedType { .. }, _) => {
             Some("`--device auto` would take the CPU".to_owned())
