@@ -22,7 +22,7 @@ use super::{
     reader::{AdapterReader, Form, bad, float_matrix},
 };
 use crate::{
-    LoadError,
+    LoadError, RowFactors,
     arch::{Change, HfLayout, Share},
     safetensors_folder::ungrouped_rows,
 };
@@ -207,6 +207,12 @@ fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<
         for change in changes {
             apply(change, reader, &module, &mut weight)?;
         }
+        // A folder's weights are multiplied while they are read; descriptors of GGUF files have no such factors.
+        let factors = reader.descriptor.row_factors.iter();
+        if let Some(factors) = factors.into_iter().find(|factors| weight.tensor.ends_with(factors.tensor)) {
+            weight.b = multiplied(&weight.b, weight.n_out, factors)
+                .ok_or_else(|| format!("module {module} has {} rows, which are not those of the weight", weight.n_out))?;
+        }
         weights.push(weight);
     }
     Ok(weights)
@@ -263,6 +269,25 @@ fn reordered(matrix: &FloatMatrix, n_rows: usize, order: &[usize]) -> FloatMatri
         ty: matrix.ty,
         bytes: rows.copied().collect(),
     }
+}
+
+/// A matrix whose rows are multiplied; `None` where it has not as many rows as there are factors.
+fn multiplied(matrix: &FloatMatrix, n_rows: usize, factors: &RowFactors) -> Option<FloatMatrix> {
+    if factors.rows.iter().map(|(n_rows, _)| n_rows).sum::<usize>() != n_rows {
+        return None;
+    }
+    let row_bytes = matrix.bytes.len() / n_rows;
+    let mut row = vec![0.0; row_bytes / matrix.ty.row_bytes(1)?];
+    let factors = (factors.rows.iter()).flat_map(|&(n_rows, factor)| std::iter::repeat_n(factor, n_rows));
+    let mut bytes = Vec::with_capacity(n_rows * row.len() * size_of::<f32>());
+    for (source, factor) in matrix.bytes.chunks_exact(row_bytes).zip(factors) {
+        tokenmill_quant::dequantize_row(matrix.ty, source, &mut row).ok()?;
+        bytes.extend(row.iter().flat_map(|value| (value * factor).to_le_bytes()));
+    }
+    Some(FloatMatrix {
+        ty: TensorType::F32,
+        bytes,
+    })
 }
 
 /// The tensors of a safetensors file, all of two dimensions.

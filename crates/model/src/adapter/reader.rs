@@ -12,8 +12,8 @@ use tokenmill_quant::Format;
 
 use super::{MAX_ADAPTER_BYTES, gguf, peft};
 use crate::{
-    Descriptor, LoadError,
-    arch::{GgufRows, HfLayout},
+    Descriptor, LoadError, MixerDescriptor,
+    arch::{GgufRows, HfLayout, Recast, recasts_of},
 };
 
 /// Reads adapters for one base model.
@@ -124,7 +124,19 @@ impl AdapterReader {
             .layouts
             .first()
             .map_or(GgufRows::Same, |layout| layout.gguf_rows);
-        if (form == Form::Gguf) == self.is_gguf || rows == GgufRows::Same {
+        if (form == Form::Gguf) == self.is_gguf {
+            return Ok(());
+        }
+        if !is_alike(&self.descriptor, &weight.tensor) {
+            return Err(bad(
+                path,
+                format!(
+                    "the two kinds of files order `{}` differently; take an adapter of the base's own kind",
+                    weight.tensor
+                ),
+            ));
+        }
+        if rows == GgufRows::Same {
             return Ok(());
         }
         if rows == GgufRows::Scaled {
@@ -167,6 +179,28 @@ impl AdapterReader {
             .collect();
         Ok(())
     }
+}
+
+/// Whether a GGUF file and a folder hold a weight's numbers in the same order, but for the rows of queries and keys.
+fn is_alike(descriptor: &Descriptor, tensor: &str) -> bool {
+    let recasts = recasts_of(&descriptor.arch).iter();
+    let mut own = recasts.filter(|(end, _)| tensor.ends_with(end)).map(|(_, recast)| recast);
+    own.all(|recast| match recast {
+        Recast::Rename(_)
+        | Recast::OfClassifier
+        | Recast::IntoKey(_)
+        | Recast::Squeeze
+        | Recast::Column
+        | Recast::FourDims
+        | Recast::NeighbouringQueries
+        | Recast::NeighbouringKeys => true,
+        // One value head for each key head has one order.
+        Recast::TiledRows | Recast::TiledColumns => descriptor.layers.iter().all(|layer| match &layer.mixer {
+            MixerDescriptor::DeltaNet(net) => net.n_k_heads == net.n_v_heads,
+            _ => true,
+        }),
+        _ => false,
+    })
 }
 
 /// The layer of a tensor and its name in there.

@@ -77,7 +77,7 @@ use tokenmill_gguf::GgufFile;
 use crate::{Descriptor, LoadError};
 
 use gguf_config::GgufConfig;
-pub(crate) use gguf_form::{GgufForm, Recast};
+pub(crate) use gguf_form::{GgufForm, Recast, recasts_of};
 pub(crate) use hf_config::HfConfig;
 pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;

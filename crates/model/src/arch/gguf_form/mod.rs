@@ -17,7 +17,7 @@ use crate::{Descriptor, LoadError};
 
 use super::{HfConfig, HfLayout, Share};
 
-pub(crate) use recast::Recast;
+pub(crate) use recast::{Recast, recasts_of};
 
 /// More layers that predict further tokens than any network has; a larger count must not size a list.
 const MAX_DRAFT_LAYERS: usize = 64;

@@ -73,7 +73,7 @@ const SSM: Recasts = &[
 ];
 
 /// The changes of an architecture's tensors, by the end of their names.
-pub(super) fn recasts_of(arch: &str) -> Recasts {
+pub(crate) fn recasts_of(arch: &str) -> Recasts {
     match arch {
         "apertus" => &[
             ("ffn_act.alpha_n", IntoKey("xielu.alpha_n")),
