@@ -102,6 +102,12 @@ pub enum AdapterError {
         /// The weight.
         tensor: String,
     },
+    /// A weight that two changes are of.
+    #[error("the adapter changes `{tensor}` twice")]
+    Twice {
+        /// The weight.
+        tensor: String,
+    },
     /// A weight of another shape.
     #[error(
         "the adapter changes `{tensor}` as a matrix of {} by {}, but it is one of {} by {}",

@@ -13,7 +13,8 @@ use std::{
 };
 
 use safetensors::{Dtype, tensor::Metadata};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::{DeserializeOwned, Error as _}};
+use serde_json::Value;
 use tokenmill_backend::{Adapter, AdapterWeight, FloatMatrix};
 use tokenmill_gguf::{RegularFile, TensorType};
 
@@ -43,12 +44,30 @@ struct Config {
     #[serde(default)]
     modules_to_save: Option<Vec<String>>,
     #[serde(default)]
-    rank_pattern: BTreeMap<String, usize>,
+    use_qalora: bool,
+    /// How the matrices began: some ways change the base's weights too.
     #[serde(default)]
-    alpha_pattern: BTreeMap<String, f64>,
+    init_lora_weights: Option<Value>,
+    #[serde(default, deserialize_with = "in_order")]
+    rank_pattern: Patterns<usize>,
+    #[serde(default, deserialize_with = "in_order")]
+    alpha_pattern: Patterns<f64>,
     #[serde(default)]
     alora_invocation_tokens: Option<Vec<u32>>,
 }
+
+/// Names of modules and what holds for them, in the order of the file.
+type Patterns<T> = Vec<(String, T)>;
+
+fn in_order<'de, D: Deserializer<'de>, T: DeserializeOwned>(source: D) -> Result<Patterns<T>, D::Error> {
+    let fields = serde_json::Map::deserialize(source)?.into_iter();
+    fields
+        .map(|(name, value)| Ok((name, serde_json::from_value(value).map_err(D::Error::custom)?)))
+        .collect()
+}
+
+/// Beginnings of values of `init_lora_weights` with which PEFT changes the base's weights before it adds the matrices.
+const INITS_OF_OTHER_BASES: [&str; 3] = ["pissa", "olora", "corda"];
 
 /// Larger headers and configurations than this are taken for nonsense.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -97,6 +116,15 @@ impl Config {
         if config.use_dora {
             return Err("`use_dora` is set, and only plain LoRA is supported".to_owned());
         }
+        if config.use_qalora {
+            return Err("`use_qalora` is set, and only plain LoRA is supported".to_owned());
+        }
+        let init = config.init_lora_weights.as_ref().and_then(Value::as_str).unwrap_or_default();
+        if INITS_OF_OTHER_BASES.iter().any(|name| init.to_lowercase().starts_with(name)) {
+            return Err(format!(
+                "`init_lora_weights` is {init}, which changes the base's weights; convert the adapter to plain LoRA with PEFT"
+            ));
+        }
         if config.alora_invocation_tokens.is_some() {
             return Err("`alora_invocation_tokens` is set, and only plain LoRA is supported".to_owned());
         }
@@ -108,8 +136,9 @@ impl Config {
                 "`modules_to_save` names {module}; modules that are saved whole are not supported"
             ));
         }
-        let patterns = config.rank_pattern.keys().chain(config.alpha_pattern.keys());
-        if let Some(pattern) = patterns.into_iter().find(|pattern| !is_plain(pattern)) {
+        let patterns = config.rank_pattern.iter().map(|(name, _)| name);
+        let mut patterns = patterns.chain(config.alpha_pattern.iter().map(|(name, _)| name));
+        if let Some(pattern) = patterns.find(|pattern| !is_plain(pattern)) {
             return Err(format!(
                 "the pattern {pattern} is a regular expression; only names of modules are supported in rank_pattern and alpha_pattern"
             ));
@@ -139,7 +168,7 @@ fn is_plain(pattern: &str) -> bool {
 }
 
 /// The value of the first pattern that is the end of a module's name, at a dot.
-fn find_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: &str) -> Option<T> {
+fn find_pattern<T: Copy>(patterns: &[(String, T)], module: &str) -> Option<T> {
     let is_match = |pattern: &str| {
         let (anchored, name) = match pattern.strip_prefix('^') {
             Some(name) => (true, name),
@@ -150,7 +179,7 @@ fn find_pattern<T: Copy>(patterns: &BTreeMap<String, T>, module: &str) -> Option
     };
     (patterns.iter())
         .find(|(pattern, _)| is_match(pattern))
-        .map(|(_, &value)| value)
+        .map(|&(_, value)| value)
 }
 
 /// A tensor of the file.
@@ -171,7 +200,10 @@ fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<
             )
         })?;
         let module = module.to_owned();
-        modules.entry(module).or_default()[which] = Some(tensor);
+        let place = &mut modules.entry(module).or_default()[which];
+        if let Some(other) = place.replace(tensor) {
+            return Err(format!("tensor `{}` is there under two names", other.name));
+        }
     }
     let mut weights = Vec::with_capacity(modules.len());
     for (module, pair) in modules {
@@ -359,6 +391,11 @@ mod tests {
             (8, 1.0),
         );
         check(r#","alpha_pattern":{"^q_proj":8}"#, (8, 2.0));
+        // The first in the file's order, as in PEFT.
+        check(
+            r#","alpha_pattern":{"q_proj":32,"layers.1.self_attn.q_proj":8}"#,
+            (8, 4.0),
+        );
     }
 
     #[test]
@@ -366,11 +403,16 @@ mod tests {
         for (fields, part) in [
             (r#","use_dora":true"#, "use_dora"),
             (r#","bias":"all""#, "bias"),
+            (r#","use_qalora":true"#, "use_qalora"),
+            (r#","init_lora_weights":"pissa_niter_4""#, "pissa_niter_4"),
+            (r#","init_lora_weights":"olora""#, "olora"),
+            (r#","init_lora_weights":"CorDA""#, "CorDA"),
             (r#","modules_to_save":["lm_head"]"#, "lm_head"),
             (r#","rank_pattern":{".*q_proj":4}"#, ".*q_proj"),
         ] {
             assert!(config(fields).unwrap_err().contains(part), "{fields}");
         }
         assert!(config(r#","modules_to_save":null,"bias":"none""#).is_ok());
+        assert!(config(r#","init_lora_weights":true"#).is_ok() && config(r#","init_lora_weights":"gaussian""#).is_ok());
     }
 }

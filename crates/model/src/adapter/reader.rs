@@ -87,6 +87,9 @@ impl AdapterReader {
             return Err(bad(path, "it has no tensors of an adapter"));
         }
         weights.sort_by(|a, b| a.tensor.cmp(&b.tensor));
+        if let Some([twice, _]) = weights.array_windows().find(|[a, b]| a.tensor == b.tensor) {
+            return Err(bad(path, format!("two of its modules are `{}`", twice.tensor)));
+        }
         let mut n_bytes = 0_usize;
         for weight in &mut weights {
             n_bytes = n_bytes.saturating_add(weight.a.bytes.len() + weight.b.bytes.len());
