@@ -427,3 +427,115 @@ fn an_adapter_of_another_model_is_refused_by_what_differs() {
     );
     comparisons.compared(1);
 }
+
+/// A folder's files of an adapter of rank 1 for one module, all of whose numbers are 1.
+fn ones(module: &str, n_out: usize, n_in: usize) -> [Vec<u8>; 2] {
+    let name = |matrix| format!("base_model.model.{module}.lora_{matrix}.weight");
+    let header = serde_json::json!({
+        name("A"): {"dtype": "F32", "shape": [1, n_in], "data_offsets": [0, n_in * 4]},
+        name("B"): {"dtype": "F32", "shape": [n_out, 1], "data_offsets": [n_in * 4, (n_in + n_out) * 4]},
+    })
+    .to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.extend((0..n_in + n_out).flat_map(|_| 1_f32.to_le_bytes()));
+    [br#"{"peft_type":"LORA","r":1,"lora_alpha":1}"#.to_vec(), file]
+}
+
+#[test]
+fn value_heads_in_another_order_are_refused_and_in_the_same_are_taken() {
+    let mut comparisons = Comparisons::of("adapters of delta nets");
+    let Some(base) = comparisons.find("parity/qwen3_5") else {
+        return;
+    };
+    for (module, is_refused) in [
+        ("model.layers.0.linear_attn.in_proj_qkv", true),
+        ("model.layers.0.linear_attn.out_proj", true),
+        ("model.layers.0.linear_attn.in_proj_a", true),
+        ("model.layers.0.mlp.up_proj", false),
+    ] {
+        let [config, tensors] = ones(module, 8, 8);
+        let read = |path: &str| {
+            let reader = Model::open(base.join(path)).unwrap().adapter_reader();
+            reader.from_peft(&config, &tensors)
+        };
+        assert!(read("hf").is_ok(), "{module}");
+        match read("model-F32.gguf") {
+            Err(error) => assert!(is_refused && error.to_string().contains("differently"), "{error}"),
+            Ok(_) => assert!(!is_refused, "{module}"),
+        }
+        comparisons.compared(1);
+    }
+}
+
+#[test]
+fn factors_of_a_folders_rows_reach_its_adapters() {
+    let mut comparisons = Comparisons::of("adapters with factors of rows");
+    let Some(base) = comparisons.find("parity/falcon_h1") else {
+        return;
+    };
+    let model = Model::open(base.join("hf")).unwrap();
+    let config = std::fs::read(base.join("hf/config.json")).unwrap();
+    let config: Value = serde_json::from_slice(&config).unwrap();
+    let number = |value: &Value| value.as_f64().unwrap() as f32;
+    let infos = model.weights().infos();
+    for (module, tensor, factor) in [
+        (
+            "mamba.in_proj",
+            "ssm_in",
+            number(&config["ssm_in_multiplier"]) * number(&config["ssm_multipliers"][0]),
+        ),
+        ("mamba.out_proj", "ssm_out", number(&config["ssm_out_multiplier"])),
+        ("feed_forward.gate_proj", "ffn_gate", number(&config["mlp_multipliers"][0])),
+        ("feed_forward.down_proj", "ffn_down", number(&config["mlp_multipliers"][1])),
+        ("feed_forward.up_proj", "ffn_up", 1.0),
+    ] {
+        let tensor = format!("blk.0.{tensor}.weight");
+        let info = infos.iter().find(|info| info.name == tensor).expect(&tensor);
+        let [config, tensors] = ones(&format!("model.layers.0.{module}"), info.dims[1], info.dims[0]);
+        let adapter = model.adapter_reader().from_peft(&config, &tensors).unwrap();
+        let weight = &adapter.weights[0];
+        assert_eq!(weight.tensor, tensor);
+        let (first, _) = weight.b.bytes.split_first_chunk().unwrap();
+        let found = f32::from_le_bytes(*first);
+        assert!((found - factor).abs() <= 1e-6 * factor.abs(), "{module}: {found}, expected {factor}");
+        comparisons.compared(1);
+    }
+}
+
+#[test]
+fn two_modules_of_one_weight_are_refused() {
+    let model = tiny(TensorType::F32);
+    let good = random_adapter(&model, 2, &mut Random::new(9));
+    let twice = Adapter {
+        weights: vec![good.weights[0].clone(), good.weights[0].clone()],
+    };
+    let mut executor = model.load_on(cpu(1), &options(), &mut |_| {}).unwrap();
+    let error = executor.add_adapter(id(1), &twice, 1.0).unwrap_err();
+    assert!(matches!(error, AdapterError::Twice { .. }), "{error}");
+
+    let tensor = |name: String| {
+        [
+            (format!("{name}.lora_A.weight"), [1, 8]),
+            (format!("{name}.lora_B.weight"), [8, 1]),
+        ]
+    };
+    let module = "model.layers.0.self_attn.q_proj";
+    for other in [module.to_owned(), format!("base_model.model.{}", &module[6..])] {
+        let names = [tensor(format!("base_model.model.{module}")), tensor(other)];
+        let mut header = serde_json::Map::new();
+        for (i, (name, shape)) in names.into_iter().flatten().enumerate() {
+            let range = [i * 32, (i + 1) * 32];
+            header.insert(name, serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": range}));
+        }
+        let header = Value::from(header).to_string();
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(header.as_bytes());
+        file.resize(file.len() + 4 * 32, 0);
+        let error = (model.adapter_reader())
+            .from_peft(br#"{"peft_type":"LORA","r":1,"lora_alpha":1}"#, &file)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("two"), "{error}");
+    }
+}

@@ -14,9 +14,12 @@
 use std::{collections::BTreeMap, path::Path};
 
 use tokenmill_backend::{Adapter, AdapterWeight};
-use tokenmill_gguf::{GgufFile, TensorView};
+use tokenmill_gguf::{GgufFile, TensorInfo, TensorType, TensorView};
 
-use super::reader::{AdapterReader, Form, bad, float_matrix};
+use super::{
+    MAX_ADAPTER_BYTES,
+    reader::{AdapterReader, Form, bad, float_matrix, too_large},
+};
 use crate::LoadError;
 
 /// Reads a file.
@@ -59,6 +62,10 @@ pub(super) fn parse(reader: &AdapterReader, path: &Path, file: &GgufFile) -> Res
         };
         pairs.entry(tensor).or_default()[which] = file.tensor(&info.name);
     }
+    let n_bytes = file.tensors().fold(0_usize, |n_bytes, info| n_bytes.saturating_add(bytes_as_read(info)));
+    if n_bytes > MAX_ADAPTER_BYTES {
+        return Err(bad(too_large()));
+    }
     let mut weights = Vec::with_capacity(pairs.len());
     for (tensor, pair) in pairs {
         let [Some(a), Some(b)] = pair else {
@@ -96,4 +103,13 @@ pub(super) fn parse(reader: &AdapterReader, path: &Path, file: &GgufFile) -> Res
         });
     }
     reader.finish(path, Form::Gguf, weights)
+}
+
+/// Bytes of a tensor's numbers as [`float_matrix`] gives them.
+fn bytes_as_read(info: &TensorInfo) -> usize {
+    let n_bytes = match info.ty {
+        TensorType::F16 | TensorType::BF16 => size_of::<u16>(),
+        _ => size_of::<f32>(),
+    };
+    info.dims.iter().fold(n_bytes, |product, &n| product.saturating_mul(n))
 }

@@ -94,10 +94,7 @@ impl AdapterReader {
         for weight in &mut weights {
             n_bytes = n_bytes.saturating_add(weight.a.bytes.len() + weight.b.bytes.len());
             if n_bytes > MAX_ADAPTER_BYTES {
-                return Err(bad(
-                    path,
-                    format!("its matrices take more than {} MiB", MAX_ADAPTER_BYTES >> 20),
-                ));
+                return Err(bad(path, too_large()));
             }
             if !weight.scale.is_finite() {
                 return Err(bad(
@@ -210,6 +207,10 @@ fn is_alike(descriptor: &Descriptor, tensor: &str) -> bool {
 pub(super) fn layer_and_part(tensor: &str) -> Option<(usize, &str)> {
     let (layer, part) = tensor.strip_prefix("blk.")?.split_once('.')?;
     Some((layer.parse().ok()?, part))
+}
+
+pub(super) fn too_large() -> String {
+    format!("its matrices take more than {} MiB", MAX_ADAPTER_BYTES >> 20)
 }
 
 pub(super) fn bad(path: &Path, reason: impl Into<String>) -> LoadError {
