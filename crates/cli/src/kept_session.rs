@@ -11,7 +11,7 @@ use std::{
 
 use tokenmill::{Error, Model, Session, SessionError, SessionFile};
 
-use crate::{failure::Failure, note::note};
+use crate::{adapters::AdapterArgs, failure::Failure, note::note};
 
 /// Where a conversation is kept.
 #[derive(clap::Args, Debug, Clone)]
@@ -42,6 +42,20 @@ impl SessionArgs {
     /// Whether a session is asked for.
     pub(crate) fn is_given(&self) -> bool {
         self.session.is_some()
+    }
+
+    /// Refuses a session with an adapter: what is computed with one is not kept.
+    ///
+    /// # Errors
+    /// Both flags.
+    pub(crate) fn check_adapters(&self, adapters: &AdapterArgs) -> Result<(), Failure> {
+        if self.is_given() && adapters.names().next().is_some() {
+            return Err(
+                Failure::usage("`--session` does not go with `--lora`: what adapters compute is not kept")
+                    .hint("leave one of them out"),
+            );
+        }
+        Ok(())
     }
 
     /// Opens the session, and brings its memory into the model's cache. `None` where there is none to keep.

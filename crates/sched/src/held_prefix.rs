@@ -63,7 +63,7 @@ impl HeldPrefix {
 
 impl Scheduler {
     /// Holds the longest prefix of `tokens` that the cache has, perhaps an empty one. Pages of the host tier come back to the pool,
-    /// which takes copies.
+    /// which takes copies. Each running sequence is left a page.
     pub(crate) fn hold_prefix(&mut self, tokens: &[u32], salt: u64) -> Result<HeldPrefix, HoldError> {
         let keys = self.keys_of(tokens, salt);
         let reuse = self.longest_cached(&keys, tokens);
@@ -86,7 +86,7 @@ impl Scheduler {
                 .filter(takes_page)
                 .count();
             let n_available = group.pool.n_available();
-            if needed > n_available {
+            if needed + self.running.len() > n_available && needed > 0 {
                 return Err(HoldError::NoRoom { needed, n_available });
             }
         }

@@ -6,11 +6,14 @@
 
 use std::ops::Range;
 
+use tokenmill_backend::PAGE_TOKENS;
+
 use crate::{
     engine::Engine,
     error::EngineError,
     mailbox::{Command, EngineState, Mailbox},
     memory_command::{Held, MemoryCommand, Reply},
+    prefix::first_visible_page,
     sync::{Arc, mpsc},
 };
 
@@ -241,6 +244,20 @@ impl PrefixWriter {
 }
 
 impl Engine {
+    /// Bytes of each chunk that a [`PrefixWriter`] of so many tokens and snapshots takes, in order; `None` where the executor's memory
+    /// cannot be written. Takes no memory and asks nothing of the engine's thread.
+    pub fn prefix_chunk_bytes(&self, n_tokens: usize, n_snapshots: usize) -> Option<Vec<usize>> {
+        let format = self.memory_format()?;
+        let n_pages = n_tokens / PAGE_TOKENS;
+        let mut place_bytes = Vec::new();
+        for ((_, limits), page_bytes) in self.limits().groups().zip(format.page_bytes) {
+            let first_page = first_visible_page(n_pages * PAGE_TOKENS, limits.window);
+            place_bytes.extend(std::iter::repeat_n(page_bytes, n_pages - first_page));
+        }
+        place_bytes.extend(std::iter::repeat_n(format.state_bytes, n_snapshots));
+        Some(chunks_of(&place_bytes).into_iter().map(|chunk| chunk.n_bytes).collect())
+    }
+
     /// Holds the longest prefix of `tokens` that the cache has for requests with this salt, to read its memory. Blocks until the
     /// step that runs is done.
     ///

@@ -330,8 +330,19 @@ impl Model {
             adapter: self.adapter_id(params.adapter.as_deref())?,
             ..GenerateParams::default()
         };
-        let submit = |prompt| self.engine().submit(prompt, generate.clone());
-        let generations = prompts.into_iter().map(submit).collect::<Result<Vec<_>, _>>()?;
+        let mut generate = generate;
+        let mut generations = Vec::with_capacity(prompts.len());
+        for prompt in prompts {
+            let generation = match self.engine().submit(prompt.clone(), generate.clone()) {
+                // Its scale has changed meanwhile, which gave the name another number; or the name is gone.
+                Err(EngineError::UnknownAdapter { .. }) => {
+                    generate.adapter = self.adapter_id(params.adapter.as_deref())?;
+                    self.engine().submit(prompt, generate.clone())
+                }
+                submitted => submitted,
+            };
+            generations.push(generation?);
+        }
         let tokenizer = self.words().tokenizer();
         let stream = TextStream::new(generations, params.n, tokenizer, &params.stops);
         Ok(match &params.reader {

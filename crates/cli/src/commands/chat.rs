@@ -72,6 +72,7 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    args.session.check_adapters(&args.adapters)?;
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
     let path = args.load.fetch.resolve(&args.model)?;

@@ -113,6 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "`--session` keeps one answer, and `--parallel` asks for several",
         ));
     }
+    args.session.check_adapters(&args.adapters)?;
     if args.stop.iter().any(String::is_empty) {
         return Err(
             Failure::usage("`--stop` is empty, which would end every text before it begins")

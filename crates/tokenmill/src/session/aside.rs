@@ -4,7 +4,7 @@
 //! a file; what it named before stays until the new bytes are on the disk.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io,
     path::{Path, PathBuf},
     process,
@@ -22,6 +22,7 @@ pub(super) fn write_aside<E: From<io::Error>>(
     write: impl FnOnce(&mut File) -> Result<(), E>,
 ) -> Result<(), E> {
     let (mut file, aside) = create_aside(path)?;
+    keep_mode(path, &file)?;
     let written = write(&mut file).and_then(|()| {
         file.sync_all()?;
         drop(file);
@@ -41,12 +42,35 @@ fn create_aside(path: &Path) -> io::Result<(File, PathBuf)> {
     let mut n_taken = 0;
     loop {
         let aside = path.with_file_name(format!(".{name}.{}-{n_taken}{UNFINISHED}", process::id()));
-        match File::create_new(&aside) {
+        match create_private(&aside) {
             Ok(file) => return Ok((file, aside)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && n_taken < MAX_TAKEN => n_taken += 1,
             Err(error) => return Err(error),
         }
     }
+}
+
+/// Creates a file that its owner alone can read: it holds a conversation.
+fn create_private(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// Gives a file the mode of the one that it replaces, where there is one.
+#[cfg(unix)]
+fn keep_mode(replaced: &Path, file: &File) -> io::Result<()> {
+    match fs::metadata(replaced) {
+        Ok(metadata) => file.set_permissions(metadata.permissions()),
+        Err(_) => Ok(()),
+    }
+}
+
+#[cfg(not(unix))]
+fn keep_mode(_: &Path, _: &File) -> io::Result<()> {
+    Ok(())
 }
 
 /// Brings the name to the disk too, where folders can be opened.
@@ -91,6 +115,20 @@ mod tests {
         assert_eq!((fs::read(&path).unwrap(), n_files()), (b"old".to_vec(), 1));
         write_aside(&path, |file| file.write_all(b"new")).unwrap();
         assert_eq!((fs::read(&path).unwrap(), n_files()), (b"new".to_vec(), 1));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_is_its_owners_and_keeps_the_mode_that_it_was_given() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        write_aside(&path, |file| file.write_all(b"old")).unwrap();
+        assert_eq!(mode(), 0o600);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        write_aside(&path, |file| file.write_all(b"new")).unwrap();
+        assert_eq!(mode(), 0o640);
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod tests;
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
+    io::{Read, Seek, SeekFrom, Write},
     path::Path,
 };
 
@@ -129,8 +129,14 @@ impl SessionFile {
         if stored.iter().any(|&id| id as usize >= limits.n_vocab) {
             return Err(SessionError::Damaged);
         }
-        let mut writer = to.engine.write_prefix(stored, &header.snapshots, cache_salt)?;
-        let expected = header_bytes(header)? + body_bytes(writer.n_bytes(), writer.n_chunks());
+        // All of the file is checked before anything in the cache makes room for it.
+        let chunks = to
+            .engine
+            .prefix_chunk_bytes(stored.len(), header.snapshots.len())
+            .ok_or(SessionError::NotReadable)?;
+        let memory_bytes = chunks.iter().map(|&n_bytes| n_bytes as u64).sum();
+        let body_start = header_bytes(header)?;
+        let expected = body_start + body_bytes(memory_bytes, chunks.len());
         if *n_bytes < expected {
             return Err(SessionError::Cut {
                 found: *n_bytes,
@@ -140,17 +146,18 @@ impl SessionFile {
         if *n_bytes > expected {
             return Err(SessionError::Damaged);
         }
-        let (mut chunk, mut sum) = (Vec::new(), [0; SUM_BYTES]);
+        let mut chunk = Vec::new();
+        for (seed, &n_bytes) in (0..).zip(&chunks) {
+            read_chunk(file, n_bytes, seed, &mut chunk)?;
+        }
+        file.seek(SeekFrom::Start(body_start))?;
+        let mut writer = to.engine.write_prefix(stored, &header.snapshots, cache_salt)?;
         for seed in 0.. {
             let Some(n_bytes) = writer.next_chunk_bytes() else {
                 break;
             };
-            chunk.resize(n_bytes, 0);
-            file.read_exact(&mut chunk)?;
-            file.read_exact(&mut sum)?;
-            if checksum(&chunk, seed).to_le_bytes() != sum {
-                return Err(SessionError::Damaged);
-            }
+            // Checked again: someone may have written to the file meanwhile.
+            read_chunk(file, n_bytes, seed, &mut chunk)?;
             chunk = writer.write_chunk(chunk)?;
         }
         writer.publish()?;
@@ -159,6 +166,19 @@ impl SessionFile {
             n_stored: header.n_stored,
             n_bytes: *n_bytes,
         })
+    }
+}
+
+/// Reads a chunk of a file's memory, whose sum must be right.
+fn read_chunk(file: &mut File, n_bytes: usize, seed: u64, chunk: &mut Vec<u8>) -> Result<(), SessionError> {
+    let mut sum = [0; SUM_BYTES];
+    chunk.resize(n_bytes, 0);
+    file.read_exact(chunk)?;
+    file.read_exact(&mut sum)?;
+    if checksum(chunk, seed).to_le_bytes() == sum {
+        Ok(())
+    } else {
+        Err(SessionError::Damaged)
     }
 }
 

@@ -156,6 +156,11 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     let whole = fs::read(&path).unwrap();
 
     let second = engine(&model, &options());
+    // The pool is full of other prefixes, which a file that is refused must not drive out.
+    let others: Vec<Vec<u32>> = (0..8).map(|seed| random_tokens(seed + 50, 150)).collect();
+    for other in &others {
+        second.generate(other, &params(1)).unwrap();
+    }
     let pages = |engine: &Engine| {
         let stats = engine.stats();
         (stats.n_pages_in_use, stats.n_pages_idle)
@@ -242,6 +247,8 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     // Nothing was found of all that, and the conversation is computed.
     assert_nothing_held(&second);
     assert_eq!(pages(&second), before);
+    let n_cached = |tokens: &[u32]| second.generate(tokens, &params(1)).unwrap().usage.cached_tokens;
+    assert!(n_cached(&others[7]) > 0, "the newest was driven out");
     let computed = second.generate(&tokens, &params(20)).unwrap();
     assert_eq!(computed.usage.cached_tokens, 0);
     let expected = first.generate(&tokens, &params(20)).unwrap();
@@ -327,18 +334,21 @@ fn saving_goes_on_beside_answers() {
     let kept = shared.generate(&prompts[0], &params(60)).unwrap().tokens;
     std::thread::scope(|scope| {
         let saver = scope.spawn(|| {
+            let (mut n_saved, mut n_restored) = (0, 0);
             for round in 0..20 {
                 let path = folder.path().join(format!("{}", round % 2));
                 match save(&shared, &path, &kept) {
                     Ok(_) => {
+                        n_saved += 1;
                         SessionFile::open_at(&path).unwrap();
                         // There may be no room for it at the moment.
-                        let _ = restore(&shared, &path);
+                        n_restored += u32::from(restore(&shared, &path).is_ok());
                     }
                     Err(SessionError::Engine(_)) => {}
                     Err(other) => panic!("{other}"),
                 }
             }
+            (n_saved, n_restored)
         });
         for _ in 0..3 {
             let outputs = shared.batch_generate(&prompts, &params(60)).unwrap();
@@ -346,7 +356,8 @@ fn saving_goes_on_beside_answers() {
                 assert_eq!(bits(&output.unwrap()), *expected);
             }
         }
-        saver.join().unwrap();
+        let (n_saved, n_restored) = saver.join().unwrap();
+        assert!(n_saved > 0 && n_restored > 0, "{n_saved} saved, {n_restored} restored");
     });
     assert_nothing_held(&shared);
 }
