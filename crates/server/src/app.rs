@@ -186,6 +186,7 @@ impl Call {
         Asker {
             tenant: self.tenant,
             cache_salt: params.cache_salt,
+            has_adapter: params.adapter.is_some(),
         }
     }
 

@@ -36,6 +36,8 @@ struct Slot {
     tokens: Vec<u32>,
     tenant: Tenant,
     cache_salt: u64,
+    /// Whether it ran with an adapter: what one computes is not kept.
+    has_adapter: bool,
     /// Requests that run in it now.
     n_running: usize,
     /// Grows with each use.
@@ -47,6 +49,7 @@ struct Slot {
 pub(crate) struct Asker {
     pub(crate) tenant: Tenant,
     pub(crate) cache_salt: u64,
+    pub(crate) has_adapter: bool,
 }
 
 /// A conversation on its way into a slot, where it is noted when this is dropped.
@@ -78,7 +81,10 @@ impl Slots {
             return id;
         }
         let shared = |slot: &Slot| {
-            let is_own = slot.tenant == asker.tenant && slot.cache_salt == asker.cache_salt;
+            let is_own = slot.tenant == asker.tenant
+                && slot.cache_salt == asker.cache_salt
+                && !slot.has_adapter
+                && !asker.has_adapter;
             let pairs = slot.tokens.iter().zip(prompt);
             let n_shared = pairs.take_while(|(a, b)| a == b).count();
             let is_enough = n_shared * 100 >= prompt.len() * MIN_SHARED_PERCENT;
@@ -114,6 +120,7 @@ impl Slots {
                 tokens: prompt.to_vec(),
                 tenant: asker.tenant,
                 cache_salt: asker.cache_salt,
+                has_adapter: asker.has_adapter,
                 n_running: 0,
                 used,
             },
@@ -126,13 +133,13 @@ impl Slots {
     }
 
     /// The conversation of a tenant's slot; empty where another's is there.
-    fn conversation(&self, id: usize, tenant: Tenant) -> (Vec<u32>, u64) {
+    fn conversation(&self, id: usize, tenant: Tenant) -> Slot {
         let slots = lock(&self.slots);
         let slot = &slots[id];
         if slot.tenant == tenant {
-            (slot.tokens.clone(), slot.cache_salt)
+            slot.clone()
         } else {
-            (Vec::new(), 0)
+            Slot::default()
         }
     }
 
@@ -141,10 +148,23 @@ impl Slots {
     /// # Errors
     /// The end of the engine.
     pub(crate) fn erase(&self, id: usize, tenant: Tenant, model: &Model) -> Result<usize, ApiError> {
-        let (tokens, cache_salt) = self.conversation(id, tenant);
+        let Slot {
+            tokens,
+            cache_salt,
+            used,
+            has_adapter,
+            ..
+        } = self.conversation(id, tenant);
+        if has_adapter {
+            return Err(has_adapters());
+        }
         if !tokens.is_empty() {
             model.engine().forget_prefix(&tokens, cache_salt)?;
-            lock(&self.slots)[id].tokens.clear();
+            let slot = &mut lock(&self.slots)[id];
+            // A newer conversation, perhaps another key's, stays.
+            if slot.tenant == tenant && slot.used == used {
+                slot.tokens.clear();
+            }
         }
         Ok(tokens.len())
     }
@@ -162,12 +182,17 @@ impl Slots {
         name: &str,
     ) -> Result<SessionSize, ApiError> {
         let path = path_of(folder, name)?;
-        let (tokens, cache_salt) = self.conversation(id, tenant);
+        let Slot {
+            tokens,
+            cache_salt,
+            has_adapter,
+            ..
+        } = self.conversation(id, tenant);
+        if has_adapter {
+            return Err(has_adapters());
+        }
         if tokens.is_empty() {
             return Err(ApiError::invalid("id_slot", "nothing has run in this slot"));
-        }
-        if let Ok(file) = SessionFile::open(&path) {
-            check_owner(&file, tenant)?;
         }
         let notes = Notes {
             owner: tenant.owner(),
@@ -178,6 +203,7 @@ impl Slots {
             cache_salt,
         };
         let _saving = self.saving.lock();
+        check_replaced(&path, tenant)?;
         let used_bytes = folder_bytes(&folder.path, &path).map_err(|error| internal(&error))?;
         let left_bytes = folder.max_bytes.saturating_sub(used_bytes);
         model
@@ -243,6 +269,28 @@ fn check_owner(file: &SessionFile, tenant: Tenant) -> Result<(), ApiError> {
         Ok(())
     } else {
         Err(ApiError::invalid("filename", "it was saved with another API key"))
+    }
+}
+
+/// Refuses to replace what is there, unless it is a session of the same key.
+fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
+    match SessionFile::open(path) {
+        Ok(file) => check_owner(&file, tenant),
+        Err(Error::Session {
+            source: SessionError::Io(error),
+            ..
+        }) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(_) => Err(ApiError::invalid(
+            "filename",
+            "there is a file of this name that is no session to replace",
+        )),
+    }
+}
+
+fn has_adapters() -> ApiError {
+    ApiError::NotImplemented {
+        path: "/slots/{id}".to_owned(),
+        reason: "the conversation in this slot ran with a LoRA adapter, and what adapters compute is not kept",
     }
 }
 
@@ -326,6 +374,7 @@ mod tests {
         Asker {
             tenant,
             cache_salt: tenant.cache_salt(None),
+            has_adapter: false,
         }
     }
 
@@ -361,6 +410,28 @@ mod tests {
     }
 
     #[test]
+    fn a_conversation_with_an_adapter_is_continued_by_none() {
+        let slots = Slots::new(2);
+        let with_adapter = Asker {
+            has_adapter: true,
+            ..asker("k")
+        };
+        let id = slots.choose(None, &[1, 2, 3], with_adapter);
+        drop(slots.begin(id, &[1, 2, 3], with_adapter));
+        assert!(slots.conversation(id, Tenant::of_key("k")).has_adapter);
+        assert_ne!(slots.choose(None, &[1, 2, 3, 4], asker("k")), id);
+    }
+
+    #[test]
+    fn only_a_session_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        assert!(check_replaced(&path, Tenant::of_key("k")).is_ok());
+        fs::write(&path, "somebody's own").unwrap();
+        assert!(check_replaced(&path, Tenant::of_key("k")).is_err());
+    }
+
+    #[test]
     fn a_prompt_goes_to_the_slot_that_it_continues() {
         let slots = Slots::new(3);
         let run = |prompt: &[u32], key: &str, asked| {
@@ -379,13 +450,13 @@ mod tests {
             3 - first - second,
             "there is no such slot"
         );
-        assert_eq!(slots.conversation(first, Tenant::of_key("k")).0, [7, 8, 99]);
-        assert_eq!(slots.conversation(first, Tenant::of_key("l")).0, [0; 0]);
+        assert_eq!(slots.conversation(first, Tenant::of_key("k")).tokens, [7, 8, 99]);
+        assert_eq!(slots.conversation(first, Tenant::of_key("l")).tokens, [0; 0]);
         // Another's conversation is not continued, and what runs is left alone.
         let running = slots.begin(second, &[7, 8, 9, 99], asker("k"));
         assert_ne!(run(&[7, 8, 9, 99], "k", None), second);
         assert_eq!(slots.are_running().iter().filter(|running| **running).count(), 1);
         drop(running);
-        assert_eq!(slots.conversation(second, Tenant::of_key("k")).0, [7, 8, 9, 99]);
+        assert_eq!(slots.conversation(second, Tenant::of_key("k")).tokens, [7, 8, 9, 99]);
     }
 }

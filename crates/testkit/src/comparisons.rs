@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 51] = [
+const ROWS: [Row; 53] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -71,6 +71,8 @@ const ROWS: [Row; 51] = [
         "no reference: files by PEFT and llama.cpp",
         1,
     ),
+    row("adapters of delta nets", "no reference: refused in another order", 0),
+    row("adapters with factors of rows", "the folder's configuration", 0),
     row("damaged adapters", "no reference: none of them panics", 1),
     row(
         "adapters of other models",

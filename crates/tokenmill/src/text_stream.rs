@@ -136,7 +136,8 @@ impl TextStream {
         self
     }
 
-    /// Tells `note` every token of the first sample, as it comes from the engine. It is dropped with the stream.
+    /// Tells `note` every token of the first sample, as it comes from the engine. It is dropped when that sample has ended,
+    /// before its end is told, or with the stream.
     #[must_use]
     pub fn noting(mut self, note: impl FnMut(u32) + Send + 'static) -> Self {
         self.note = Some(Note(Box::new(note)));
@@ -174,6 +175,9 @@ impl TextStream {
                 Event::Token(token) => self.take_token(prompt, token),
                 Event::Finished(finished) => self.take_end(prompt, finished),
                 Event::Failed { sample, error } => {
+                    if self.sample_idx(prompt, sample) == 0 {
+                        self.note = None;
+                    }
                     return Poll::Ready(Some(TextEvent::Failed {
                         sample: self.sample_idx(prompt, sample),
                         error,
@@ -237,6 +241,10 @@ impl TextStream {
 
     fn take_end(&mut self, prompt: usize, finished: Finished) {
         let sample = self.sample_idx(prompt, finished.sample);
+        if sample == 0 {
+            // Before the end is told, so that whoever hears of it finds the note.
+            self.note = None;
+        }
         let state = &mut self.samples[sample as usize];
         let (parts, tokens) = state.finish();
         let stopped_by = state.matcher.stopped_by();

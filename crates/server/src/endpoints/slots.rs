@@ -73,6 +73,7 @@ pub(crate) async fn act(app: Arc<App>, mut call: Call) -> Result<Response, ApiEr
     let asker = Asker {
         tenant,
         cache_salt: tenant.cache_salt(request.cache_salt.as_deref()),
+        has_adapter: false,
     };
     let began = Instant::now();
     let name = request.filename.clone();
