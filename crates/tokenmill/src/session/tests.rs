@@ -255,9 +255,54 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     assert_eq!(bits(&computed), bits(&expected));
 }
 
-/// With right sums, as someone would write them who wants the file to be read.
+/// With right lengths and sums, as someone would write them who wants the file to be read.
 #[test]
 fn any_memory_under_right_sums_is_no_danger() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("session");
+    for (name, change) in MEMORY_KINDS {
+        let model = model(*change);
+        let first = engine(&model, &options());
+        let tokens = first.generate(&random_tokens(1, 60), &params(10)).unwrap().tokens;
+        save(&first, &path, &tokens).unwrap();
+        let others = random_tokens(2, 50);
+        let expected = bits(&first.generate(&others, &params(5)).unwrap());
+        let header = SessionFile::open_at(&path).unwrap().header;
+        let chunks = first.prefix_chunk_bytes(header.n_stored, header.snapshots.len());
+        // NaN as F16 and as F32, an infinite F16, the largest numbers, and anything.
+        let patterns: [Option<[u8; 4]>; 5] = [
+            Some([0xff; 4]),
+            Some([0, 0, 0xc0, 0x7f]),
+            Some([0, 0x7c, 0, 0x7c]),
+            Some([0xff, 0x7b, 0x7f, 0x7f]),
+            None,
+        ];
+        let mut random = Random::new(8);
+        for pattern in patterns {
+            let mut file = fs::File::create(&path).unwrap();
+            file.write_all(&header.to_bytes().unwrap()).unwrap();
+            for (seed, n_bytes) in (0..).zip(chunks.clone().unwrap()) {
+                let byte = |at: usize| pattern.map_or_else(|| random.below(256) as u8, |bytes| bytes[at % 4]);
+                let chunk: Vec<u8> = (0..n_bytes).map(byte).collect();
+                file.write_all(&chunk).unwrap();
+                file.write_all(&checksum(&chunk, seed).to_le_bytes()).unwrap();
+            }
+            let second = engine(&model, &options());
+            restore(&second, &path).unwrap();
+            // Tokens, or an error of this request; others are as ever.
+            if let Ok(answer) = second.generate(&tokens, &params(5)) {
+                assert_eq!(answer.usage.cached_tokens, header.n_stored, "{name}");
+            }
+            let computed = second.generate(&others, &params(5)).unwrap();
+            assert_eq!(bits(&computed), expected, "{name}");
+            assert_nothing_held(&second);
+        }
+    }
+}
+
+/// A header under a right sum, with a body that does not fit it.
+#[test]
+fn a_header_that_lies_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("session");
     let model = model(MEMORY_KINDS[8].1);
