@@ -50,10 +50,10 @@ impl SessionArgs {
     /// Both flags.
     pub(crate) fn check_adapters(&self, adapters: &AdapterArgs) -> Result<(), Failure> {
         if self.is_given() && adapters.names().next().is_some() {
-            return Err(
-                Failure::usage("`--session` does not go with `--lora`: what adapters compute is not kept")
-                    .hint("leave one of them out"),
-            );
+            return Err(Failure::usage(
+                "`--session` does not go with `--lora`: what adapters compute is not kept",
+            )
+            .hint("leave one of them out"));
         }
         Ok(())
     }

@@ -255,7 +255,12 @@ impl Engine {
             place_bytes.extend(std::iter::repeat_n(page_bytes, n_pages - first_page));
         }
         place_bytes.extend(std::iter::repeat_n(format.state_bytes, n_snapshots));
-        Some(chunks_of(&place_bytes).into_iter().map(|chunk| chunk.n_bytes).collect())
+        Some(
+            chunks_of(&place_bytes)
+                .into_iter()
+                .map(|chunk| chunk.n_bytes)
+                .collect(),
+        )
     }
 
     /// Holds the longest prefix of `tokens` that the cache has for requests with this salt, to read its memory. Blocks until the

@@ -457,6 +457,9 @@ mod tests {
         assert_ne!(run(&[7, 8, 9, 99], "k", None), second);
         assert_eq!(slots.are_running().iter().filter(|running| **running).count(), 1);
         drop(running);
-        assert_eq!(slots.conversation(second, Tenant::of_key("k")).tokens, [7, 8, 9, 99]);
+        assert_eq!(
+            slots.conversation(second, Tenant::of_key("k")).tokens,
+            [7, 8, 9, 99]
+        );
     }
 }

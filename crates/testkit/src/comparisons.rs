@@ -71,7 +71,11 @@ const ROWS: [Row; 53] = [
         "no reference: files by PEFT and llama.cpp",
         1,
     ),
-    row("adapters of delta nets", "no reference: refused in another order", 0),
+    row(
+        "adapters of delta nets",
+        "no reference: refused in another order",
+        0,
+    ),
     row("adapters with factors of rows", "the folder's configuration", 0),
     row("damaged adapters", "no reference: none of them panics", 1),
     row(

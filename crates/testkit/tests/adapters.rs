@@ -486,8 +486,16 @@ fn factors_of_a_folders_rows_reach_its_adapters() {
             number(&config["ssm_in_multiplier"]) * number(&config["ssm_multipliers"][0]),
         ),
         ("mamba.out_proj", "ssm_out", number(&config["ssm_out_multiplier"])),
-        ("feed_forward.gate_proj", "ffn_gate", number(&config["mlp_multipliers"][0])),
-        ("feed_forward.down_proj", "ffn_down", number(&config["mlp_multipliers"][1])),
+        (
+            "feed_forward.gate_proj",
+            "ffn_gate",
+            number(&config["mlp_multipliers"][0]),
+        ),
+        (
+            "feed_forward.down_proj",
+            "ffn_down",
+            number(&config["mlp_multipliers"][1]),
+        ),
         ("feed_forward.up_proj", "ffn_up", 1.0),
     ] {
         let tensor = format!("blk.0.{tensor}.weight");
@@ -498,7 +506,10 @@ fn factors_of_a_folders_rows_reach_its_adapters() {
         assert_eq!(weight.tensor, tensor);
         let (first, _) = weight.b.bytes.split_first_chunk().unwrap();
         let found = f32::from_le_bytes(*first);
-        assert!((found - factor).abs() <= 1e-6 * factor.abs(), "{module}: {found}, expected {factor}");
+        assert!(
+            (found - factor).abs() <= 1e-6 * factor.abs(),
+            "{module}: {found}, expected {factor}"
+        );
         comparisons.compared(1);
     }
 }
@@ -526,7 +537,10 @@ fn two_modules_of_one_weight_are_refused() {
         let mut header = serde_json::Map::new();
         for (i, (name, shape)) in names.into_iter().flatten().enumerate() {
             let range = [i * 32, (i + 1) * 32];
-            header.insert(name, serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": range}));
+            header.insert(
+                name,
+                serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": range}),
+            );
         }
         let header = Value::from(header).to_string();
         let mut file = (header.len() as u64).to_le_bytes().to_vec();

@@ -318,7 +318,14 @@ impl Args {
         let Some(path) = &self.session_dir else {
             return Ok(None);
         };
-        fs::create_dir_all(path).map_err(|error| Failure::unwritable(path.display(), &error))?;
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true);
+        // The files hold whole conversations.
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder
+            .create(path)
+            .map_err(|error| Failure::unwritable(path.display(), &error))?;
         remove_unfinished_sessions(path)?;
         Ok(Some(SessionFolder {
             path: path.clone(),

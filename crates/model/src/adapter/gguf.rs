@@ -62,7 +62,9 @@ pub(super) fn parse(reader: &AdapterReader, path: &Path, file: &GgufFile) -> Res
         };
         pairs.entry(tensor).or_default()[which] = file.tensor(&info.name);
     }
-    let n_bytes = file.tensors().fold(0_usize, |n_bytes, info| n_bytes.saturating_add(bytes_as_read(info)));
+    let n_bytes = file.tensors().fold(0_usize, |n_bytes, info| {
+        n_bytes.saturating_add(bytes_as_read(info))
+    });
     if n_bytes > MAX_ADAPTER_BYTES {
         return Err(bad(too_large()));
     }
@@ -111,5 +113,7 @@ fn bytes_as_read(info: &TensorInfo) -> usize {
         TensorType::F16 | TensorType::BF16 => size_of::<u16>(),
         _ => size_of::<f32>(),
     };
-    info.dims.iter().fold(n_bytes, |product, &n| product.saturating_mul(n))
+    info.dims
+        .iter()
+        .fold(n_bytes, |product, &n| product.saturating_mul(n))
 }

@@ -25,7 +25,10 @@ impl<B: Backend> ModelExecutor<B> {
         let mut by_weight: Vec<Option<LowRank<B::Matrix>>> = Vec::new();
         by_weight.resize_with(self.network.adaptable.len(), || None);
         for (weight_idx, weight) in adapter.weights.iter().enumerate() {
-            if adapter.weights[..weight_idx].iter().any(|other| other.tensor == weight.tensor) {
+            if adapter.weights[..weight_idx]
+                .iter()
+                .any(|other| other.tensor == weight.tensor)
+            {
                 return Err(AdapterError::Twice {
                     tensor: weight.tensor.clone(),
                 });

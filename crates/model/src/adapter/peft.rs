@@ -13,7 +13,10 @@ use std::{
 };
 
 use safetensors::{Dtype, tensor::Metadata};
-use serde::{Deserialize, Deserializer, de::{DeserializeOwned, Error as _}};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _},
+};
 use serde_json::Value;
 use tokenmill_backend::{Adapter, AdapterWeight, FloatMatrix};
 use tokenmill_gguf::{RegularFile, TensorType};
@@ -119,8 +122,15 @@ impl Config {
         if config.use_qalora {
             return Err("`use_qalora` is set, and only plain LoRA is supported".to_owned());
         }
-        let init = config.init_lora_weights.as_ref().and_then(Value::as_str).unwrap_or_default();
-        if INITS_OF_OTHER_BASES.iter().any(|name| init.to_lowercase().starts_with(name)) {
+        let init = config
+            .init_lora_weights
+            .as_ref()
+            .and_then(Value::as_str)
+            .unwrap_or_default();
+        if INITS_OF_OTHER_BASES
+            .iter()
+            .any(|name| init.to_lowercase().starts_with(name))
+        {
             return Err(format!(
                 "`init_lora_weights` is {init}, which changes the base's weights; convert the adapter to plain LoRA with PEFT"
             ));
@@ -241,9 +251,16 @@ fn read_weights(reader: &AdapterReader, config: &Config, file: &[u8]) -> Result<
         }
         // A folder's weights are multiplied while they are read; descriptors of GGUF files have no such factors.
         let factors = reader.descriptor.row_factors.iter();
-        if let Some(factors) = factors.into_iter().find(|factors| weight.tensor.ends_with(factors.tensor)) {
-            weight.b = multiplied(&weight.b, weight.n_out, factors)
-                .ok_or_else(|| format!("module {module} has {} rows, which are not those of the weight", weight.n_out))?;
+        if let Some(factors) = factors
+            .into_iter()
+            .find(|factors| weight.tensor.ends_with(factors.tensor))
+        {
+            weight.b = multiplied(&weight.b, weight.n_out, factors).ok_or_else(|| {
+                format!(
+                    "module {module} has {} rows, which are not those of the weight",
+                    weight.n_out
+                )
+            })?;
         }
         weights.push(weight);
     }
@@ -413,6 +430,9 @@ mod tests {
             assert!(config(fields).unwrap_err().contains(part), "{fields}");
         }
         assert!(config(r#","modules_to_save":null,"bias":"none""#).is_ok());
-        assert!(config(r#","init_lora_weights":true"#).is_ok() && config(r#","init_lora_weights":"gaussian""#).is_ok());
+        assert!(
+            config(r#","init_lora_weights":true"#).is_ok()
+                && config(r#","init_lora_weights":"gaussian""#).is_ok()
+        );
     }
 }

@@ -184,7 +184,9 @@ impl AdapterReader {
 /// Whether a GGUF file and a folder hold a weight's numbers in the same order, but for the rows of queries and keys.
 fn is_alike(descriptor: &Descriptor, tensor: &str) -> bool {
     let recasts = recasts_of(&descriptor.arch).iter();
-    let mut own = recasts.filter(|(end, _)| tensor.ends_with(end)).map(|(_, recast)| recast);
+    let mut own = recasts
+        .filter(|(end, _)| tensor.ends_with(end))
+        .map(|(_, recast)| recast);
     own.all(|recast| match recast {
         Recast::Rename(_)
         | Recast::OfClassifier
@@ -195,10 +197,12 @@ fn is_alike(descriptor: &Descriptor, tensor: &str) -> bool {
         | Recast::NeighbouringQueries
         | Recast::NeighbouringKeys => true,
         // One value head for each key head has one order.
-        Recast::TiledRows | Recast::TiledColumns => descriptor.layers.iter().all(|layer| match &layer.mixer {
-            MixerDescriptor::DeltaNet(net) => net.n_k_heads == net.n_v_heads,
-            _ => true,
-        }),
+        Recast::TiledRows | Recast::TiledColumns => {
+            descriptor.layers.iter().all(|layer| match &layer.mixer {
+                MixerDescriptor::DeltaNet(net) => net.n_k_heads == net.n_v_heads,
+                _ => true,
+            })
+        }
         _ => false,
     })
 }

@@ -402,7 +402,10 @@ fn saving_goes_on_beside_answers() {
             }
         }
         let (n_saved, n_restored) = saver.join().unwrap();
-        assert!(n_saved > 0 && n_restored > 0, "{n_saved} saved, {n_restored} restored");
+        assert!(
+            n_saved > 0 && n_restored > 0,
+            "{n_saved} saved, {n_restored} restored"
+        );
     });
     assert_nothing_held(&shared);
 }
