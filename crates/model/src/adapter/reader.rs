@@ -87,8 +87,8 @@ impl AdapterReader {
             return Err(bad(path, "it has no tensors of an adapter"));
         }
         weights.sort_by(|a, b| a.tensor.cmp(&b.tensor));
-        if let Some([twice, _]) = weights.array_windows().find(|[a, b]| a.tensor == b.tensor) {
-            return Err(bad(path, format!("two of its modules are `{}`", twice.tensor)));
+        if let Some(twice) = weights.windows(2).find(|pair| pair[0].tensor == pair[1].tensor) {
+            return Err(bad(path, format!("two of its modules are `{}`", twice[0].tensor)));
         }
         let mut n_bytes = 0_usize;
         for weight in &mut weights {
