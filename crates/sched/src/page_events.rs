@@ -2,7 +2,7 @@
 //!
 //! Separate from the pool, which does the same whether or not events are read. Invariants: a reader that applies all events
 //! knows exactly the pages that can be found; one that falls behind is told so by [`PageEvent::Cleared`], is told all pages
-//! anew once it has caught up, and never holds up the engine.
+//! again once it has caught up, and never holds up the engine.
 
 use std::{
     collections::{HashMap, HashSet},
