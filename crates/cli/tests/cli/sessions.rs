@@ -83,10 +83,11 @@ fn a_file_that_is_no_session_is_left_alone() {
     assert!(line.contains("make it first"), "{line}");
     let line = run(STORY, "8", Some(&session), &["--parallel", "2"]).failed(2);
     assert!(line.contains("--session"), "{line}");
-    for command in ["run", "chat"] {
-        let args = ["demo", "--session", arg(&session), "--lora", "poet=poet.gguf"];
-        let line = tokenmill([&[command], &args[..]].concat()).failed(2);
-        assert!(line.contains("does not go with `--lora`"), "{command}: {line}");
+    let adapter = ["--lora", "poet=poet.gguf"];
+    let of_chat = [&["chat", "demo", "--session", arg(&session)], &adapter[..]].concat();
+    for outcome in [run(STORY, "8", Some(&session), &adapter), tokenmill(of_chat)] {
+        let line = outcome.failed(2);
+        assert!(line.contains("does not go with `--lora`"), "{line}");
     }
 }
 
