@@ -175,9 +175,8 @@ impl LoadArgs {
     fn placement_request(&self) -> Result<PlacementRequest, Failure> {
         Ok(PlacementRequest {
             layers: match self.gpu_layers.as_deref() {
-                None => DeviceLayers::All,
+                None | Some("all") => DeviceLayers::All,
                 Some("auto") => DeviceLayers::Auto,
-                Some("all") => DeviceLayers::All,
                 Some(number) => DeviceLayers::Last(n_layers(number)?),
             },
             n_host_experts: if self.cpu_moe {

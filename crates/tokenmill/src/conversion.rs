@@ -116,7 +116,7 @@ impl Conversion {
             ..EncodeOptions::default()
         };
         let is_same = |text: &&str| of_folder.encode(text, plain) == of_file.encode(text, plain);
-        Ok(Some(PROBES.iter().all(|text| is_same(text))))
+        Ok(Some(PROBES.iter().all(is_same)))
     }
 
     /// The tensors in the order of the file, to be written as `out`.
