@@ -16,7 +16,7 @@ use crate::{adapters::AdapterArgs, failure::Failure, note::note};
 /// Where a conversation is kept.
 #[derive(clap::Args, Debug, Clone)]
 pub(crate) struct SessionArgs {
-    /// Keep the conversation in a file, with what was computed for it, and continue from it where it is there
+    /// Keep what was computed for the conversation in a file; what begins with the same text is not computed again
     #[arg(long, value_name = "FILE")]
     session: Option<PathBuf>,
 }
@@ -25,6 +25,8 @@ pub(crate) struct SessionArgs {
 #[derive(Debug)]
 pub(crate) struct KeptSession {
     path: PathBuf,
+    /// The tokens that the file held.
+    tokens: Vec<u32>,
     /// What the file holds besides tokens and memory.
     pub(crate) notes: Vec<u8>,
 }
@@ -68,6 +70,7 @@ impl SessionArgs {
         };
         let fresh = KeptSession {
             path: path.clone(),
+            tokens: Vec::new(),
             notes: Vec::new(),
         };
         let file = match SessionFile::open(path) {
@@ -88,13 +91,14 @@ impl SessionArgs {
                 return Ok(None);
             }
         };
-        let kept = KeptSession {
+        let mut kept = KeptSession {
             notes: file.header().notes.clone(),
             ..fresh
         };
         let began = Instant::now();
         match model.restore_opened(file, path, 0) {
-            Ok((_, size)) => {
+            Ok((session, size)) => {
+                kept.tokens = session.tokens;
                 let took_ms = began.elapsed().as_secs_f64() * 1e3;
                 note!(
                     "[{} tokens restored from {} in {took_ms:.0} ms]",
@@ -116,6 +120,17 @@ impl SessionArgs {
 }
 
 impl KeptSession {
+    /// Says that a prompt does not continue what the file held, which it replaces.
+    pub(crate) fn note_other(&self, prompt: &[u32]) {
+        let n_shared = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        if n_shared < self.tokens.len().min(prompt.len()) {
+            note!(
+                "[the prompt is another than that in {}, from token {n_shared} on; it is computed, and replaces what the file held]",
+                self.path.display()
+            );
+        }
+    }
+
     /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path

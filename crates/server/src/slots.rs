@@ -18,8 +18,8 @@ use crate::{ApiError, config::SessionFolder, keys::Tenant};
 /// Longest name of a file, bytes: what file systems take, less what an unfinished file's name adds.
 const MAX_NAME_BYTES: usize = 200;
 
-/// A prompt goes to the slot whose conversation it continues where they have at least this part of the prompt in common, as in
-/// llama.cpp.
+/// A prompt continues a conversation that has at least this part of the prompt in common with it, as in llama.cpp. Here it must
+/// also begin with all that was asked before: chats of one template have their first tokens in common.
 const MIN_SHARED_PERCENT: usize = 10;
 
 /// The slots of a server.
@@ -34,6 +34,8 @@ pub(crate) struct Slots {
 #[derive(Clone, Debug, Default)]
 struct Slot {
     tokens: Vec<u32>,
+    /// Tokens of its prompt; 0 where it comes from a file.
+    n_prompt: usize,
     tenant: Tenant,
     cache_salt: u64,
     /// Whether it ran with an adapter: what one computes is not kept.
@@ -87,7 +89,7 @@ impl Slots {
                 && !asker.has_adapter;
             let pairs = slot.tokens.iter().zip(prompt);
             let n_shared = pairs.take_while(|(a, b)| a == b).count();
-            let is_enough = n_shared * 100 >= prompt.len() * MIN_SHARED_PERCENT;
+            let is_enough = n_shared >= slot.n_prompt && n_shared * 100 >= prompt.len() * MIN_SHARED_PERCENT;
             if is_own && is_enough { n_shared } else { 0 }
         };
         let of_slot = |(id, slot): (usize, &Slot)| {
@@ -99,9 +101,11 @@ impl Slots {
                 id,
             )
         };
+        // Of several that are as good, the first.
         let best = slots
             .iter()
             .enumerate()
+            .rev()
             .map(of_slot)
             .max_by_key(|&(idle, shared, used, _)| (idle, shared, used));
         best.map_or(0, |(.., id)| id)
@@ -118,6 +122,7 @@ impl Slots {
             id,
             conversation: Slot {
                 tokens: prompt.to_vec(),
+                n_prompt: prompt.len(),
                 tenant: asker.tenant,
                 cache_salt: asker.cache_salt,
                 has_adapter: asker.has_adapter,
@@ -442,14 +447,10 @@ mod tests {
         };
         let first = run(&[1, 2, 3], "k", None);
         let second = run(&[7, 8, 9], "k", None);
-        assert_ne!(first, second);
+        assert_eq!((first, second), (0, 1));
         assert_eq!(run(&[1, 2, 3, 99, 4], "k", None), first);
         assert_eq!(run(&[7, 8], "k", Some(first)), first);
-        assert_eq!(
-            run(&[5], "k", Some(17)),
-            3 - first - second,
-            "there is no such slot"
-        );
+        assert_eq!(run(&[1, 2, 5], "k", Some(17)), 2, "there is no such slot");
         assert_eq!(slots.conversation(first, Tenant::of_key("k")).tokens, [7, 8, 99]);
         assert_eq!(slots.conversation(first, Tenant::of_key("l")).tokens, [0; 0]);
         // Another's conversation is not continued, and what runs is left alone.

@@ -199,7 +199,7 @@ impl Chat {
         let Conversation { system, messages } = Conversation::of_session(&kept.notes, kept.path())?;
         self.system = self.system.take().or(system);
         self.messages = messages;
-        note!("[the conversation has {} exchanges]", self.n_exchanges());
+        note!("[exchanges so far: {}]", self.n_exchanges());
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! Separate from `perplexity`, which keeps logits in a file. Both models are loaded; of each chunk the first one's rows are in memory
 //! while the second one's come.
 
-use std::{fs, path::PathBuf, time::Instant};
+use std::{path::PathBuf, time::Instant};
 
 use serde_json::{Value, json};
 use tokenmill::{LoadOptions, Model, ModelSource};
@@ -86,7 +86,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
         sides.push(Side {
             name: source.name(),
-            n_bytes: fs::metadata(source.path()).map_or(0, |facts| facts.len()),
+            n_bytes: (network.weights().infos().iter())
+                .map(|info| info.stored_form().n_bytes as u64)
+                .sum(),
             model: load_opened(&source, &network, &options)?,
             nll: 0.0,
             n_scored: 0,

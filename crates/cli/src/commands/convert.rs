@@ -2,8 +2,8 @@
 
 use std::{ops::ControlFlow, path::PathBuf, str::FromStr};
 
-use tokenmill::{Conversion, ModelSource};
-use tokenmill_convert::{OutType, QuantizeSummary};
+use tokenmill::{Conversion, Error, ModelSource};
+use tokenmill_convert::{ConvertError, OutType, QuantizeSummary};
 
 use crate::{
     failure::Failure,
@@ -81,7 +81,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ControlFlow::Continue(())
     });
     bar.finish_and_clear();
-    let summary = result?;
+    let summary = result.map_err(|error| match error {
+        Error::Convert(ConvertError::NeedsImportance { .. }) => Failure::input(error.to_string())
+            .hint("convert without `--type`, then `tokenmill quantize --imatrix` makes this type"),
+        error => error.into(),
+    })?;
     output::print_line(&format!(
         "wrote {}: {}, {} tensors",
         args.output.display(),

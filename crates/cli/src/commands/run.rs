@@ -166,6 +166,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         Prompt::of_text(tokenizer.encode(&prompt, options))
     };
     let prompt_ids = &asked.tokens;
+    if let Some(kept) = &kept {
+        kept.note_other(prompt_ids);
+    }
     let stops = args.stop.iter().map(|stop| unescape(stop)).collect();
     let params = TextParams {
         sampling,
