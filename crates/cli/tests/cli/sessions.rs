@@ -119,7 +119,7 @@ fn a_chat_goes_on_where_it_ended() {
     let (contents, stderr) = messages(&session);
     assert_eq!(contents, both);
     assert!(stderr.contains("tokens restored from"), "{stderr}");
-    assert!(stderr.contains("the conversation has 2 exchanges"), "{stderr}");
+    assert!(stderr.contains("exchanges so far: 2"), "{stderr}");
     chat("/undo\n");
     assert_eq!(messages(&session).0, both[..2]);
     // A model whose memory is of another form continues with the messages.
