@@ -211,6 +211,8 @@ def test_other_threads_run_meanwhile(model):
 
 
 def test_ctrl_c_ends_a_wait(model):
+    # A shell that runs this in the background has the signal ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):
