@@ -77,12 +77,14 @@ def test_a_cancelled_task_ends_its_generation(model):
     async def give_up():
         stream = model.stream("Once upon a time", ignore_eos=True)
 
+        began = asyncio.Event()
+
         async def read():
             async for _ in stream:
-                pass
+                began.set()
 
         task = asyncio.create_task(read())
-        await asyncio.sleep(0.2)
+        await began.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
