@@ -213,7 +213,7 @@ fn copy(folder: &Path) -> tempfile::TempDir {
 
 #[test]
 fn what_cannot_be_converted_is_said_in_one_line_and_leaves_no_file() {
-    let mut comparisons = Comparisons::of("converted folders");
+    let mut comparisons = Comparisons::of("folders that are not converted");
     let Some(folder) = any_folder(&mut comparisons, "llama") else {
         return;
     };
@@ -259,11 +259,12 @@ fn what_cannot_be_converted_is_said_in_one_line_and_leaves_no_file() {
         fs::write(path, text).unwrap();
     };
     check(&unknown, "`NoSuchModel` is not supported");
+    comparisons.compared(5);
 }
 
 #[test]
 fn presets_are_those_of_quantize() {
-    let mut comparisons = Comparisons::of("converted folders");
+    let mut comparisons = Comparisons::of("presets of converted folders");
     let Some(folder) = any_folder(&mut comparisons, "llama") else {
         return;
     };
@@ -275,6 +276,7 @@ fn presets_are_those_of_quantize() {
             differences("llama", &own, &GgufFile::open(&reference).unwrap()),
             Vec::<String>::new()
         );
+        comparisons.compared(1);
     }
     assert_eq!(summary.n_tensors, own.tensors().len());
     assert!(own.tensors().any(|info| info.ty == TensorType::Q4_K));
