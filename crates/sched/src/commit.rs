@@ -7,6 +7,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 
 use crate::{
     arena::SeqId,
+    drafting::DraftKind,
     outcome::{End, Outcome, RowResult, SeqSummary},
     page_events::Lineage,
     plan::{PlannedOutput, PlannedRow, StepPlan},
@@ -97,11 +98,15 @@ impl Scheduler {
             RowResult::Token(id) => Some(id),
             _ => None,
         };
-        drafter.observe(n_drafted, n_accepted, sampled, &mut self.acceptance);
+        let (shared, of_model) = (&mut self.acceptance, &mut self.model_acceptance);
+        let kind = drafter.observe(n_drafted, n_accepted, sampled, shared, of_model);
         if n_drafted > 0 {
             sequence.n_drafted += n_drafted;
             sequence.n_accepted += n_accepted;
             self.counters.drafts.add(n_drafted, n_accepted);
+            if kind == DraftKind::Model {
+                self.counters.model_drafts.add(n_drafted, n_accepted);
+            }
         }
     }
 

@@ -20,6 +20,8 @@ use crate::{
     board::{Board, Tally},
     cause::Cause,
     channel::Sender,
+    draft_model::DraftModel,
+    draft_plan::Want,
     drafting::Speculation,
     event::{Event, RequestId},
     lane_mask::LaneMask,
@@ -60,8 +62,11 @@ pub(crate) struct Core {
     page_events: Option<PageEventSender>,
     /// Prefixes whose memory is read or written.
     pub(crate) holds: Holds,
+    /// Guesses tokens, where there is one.
+    pub(crate) draft_model: Option<DraftModel>,
 
     // Reused from step to step.
+    pub(crate) wants: Vec<Want>,
     batch: ForwardBatch,
     pub(crate) output: StepOutput,
     results: Vec<RowResult>,
@@ -133,6 +138,8 @@ impl Core {
             adapters: CoreAdapters::default(),
             page_events: None,
             holds: Holds::default(),
+            draft_model: None,
+            wants: Vec::new(),
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
             results: Vec::new(),
@@ -182,7 +189,7 @@ impl Core {
         self.expire(clock());
         let wanted = self.config.steps_in_flight;
         let n_steps = wanted.unwrap_or_else(|| self.executor.steps_in_flight());
-        while self.in_flight.len() < n_steps.clamp(1, 2) && self.launch(clock()) {}
+        while self.in_flight.len() < n_steps.clamp(1, 2) && self.launch(clock) {}
         self.retire(clock)
     }
 
@@ -304,11 +311,15 @@ impl Core {
     }
 
     /// Plans and submits a step. Returns whether there was anything to do.
-    fn launch(&mut self, now_us: u64) -> bool {
+    fn launch(&mut self, clock: &dyn Fn() -> u64) -> bool {
         if self.lost.is_some() {
             return false;
         }
+        let mut now_us = clock();
         self.gather_masks(now_us);
+        if self.draft_ahead(clock) {
+            now_us = clock();
+        }
         let mut plan = self.spare_plans.pop().unwrap_or_default();
         let (n_decode, n_prompts) = (self.scheduler.n_decoding(), self.scheduler.n_prompts());
         let max_stall_percent = self.config.max_stall_percent;

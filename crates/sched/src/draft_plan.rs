@@ -10,6 +10,7 @@ use tokenmill_backend::PAGE_TOKENS;
 use crate::{
     arena::SeqId,
     drafting::{DraftRoom, DraftTimes, Speculation},
+    model_guess::{ModelAcceptance, ModelGuess},
     ngram::{Match, followed_by},
     scheduler::Scheduler,
     sequence::{Sequence, Work},
@@ -18,25 +19,64 @@ use crate::{
 /// A draft that is worth having, not yet written.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
-    found: Match,
+    source: Source,
     len: usize,
     gain: u64,
 }
 
-/// Chooses the draft of a sequence, of `max_draft` tokens at most.
-fn choose(sequence: &mut Sequence, max_draft: usize, room: &DraftRoom) -> Option<Choice> {
-    let (Some(drafter), Work::Generate { max_len, .. }) = (&mut sequence.drafter, &sequence.work) else {
-        return None;
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    /// What followed an earlier occurrence of the newest tokens.
+    Match(Match),
+    /// What the drafting model expects.
+    Model,
+}
+
+/// A sequence whose next tokens a drafting model may guess.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub(crate) seq: SeqId,
+    /// Tokens that a draft may have.
+    pub(crate) max_draft: usize,
+    /// Tokens that it may still generate.
+    pub(crate) n_left: usize,
+    /// How its guesses fared so far.
+    pub(crate) acceptance: ModelAcceptance,
+}
+
+/// Tokens that a draft of the sequence may have.
+fn max_draft_of(sequence: &Sequence, max_draft: usize) -> usize {
+    let n_tokens = sequence.tokens.len();
+    let n_left = match sequence.work {
+        // One token is sampled behind the last of the draft.
+        Work::Generate { max_len, .. } => max_len.saturating_sub(n_tokens + 1),
+        Work::Logits { .. } | Work::Hidden { .. } => 0,
     };
-    let tokens = &sequence.tokens;
-    // One token is sampled behind the last of the draft.
-    let max = max_draft.min(max_len - tokens.len() - 1);
-    let found = drafter.find(tokens)?;
-    let acceptance = drafter.acceptance;
+    let until_snapshot = match sequence.state {
+        // A page ends with a snapshot, which a row has one of.
+        Some(_) => n_tokens.next_multiple_of(PAGE_TOKENS) - n_tokens,
+        None => usize::MAX,
+    };
+    max_draft.min(n_left).min(until_snapshot)
+}
+
+/// Chooses the draft of a sequence, of `max` tokens at most.
+fn choose(sequence: &mut Sequence, max: usize, looks_up: bool, room: &DraftRoom) -> Option<Choice> {
+    let drafter = sequence.drafter.as_mut()?;
     // Behind a wrong guess a recurrent state is computed again.
     let n_costs = if sequence.state.is_some() { 2 } else { 1 };
-    let (len, gain) = room.best_len(max, n_costs, |offset| acceptance.of(found.len + offset));
-    (len > 0).then_some(Choice { found, len, gain })
+    let tokens = &sequence.tokens;
+    let (source, (len, gain)) = if let Some(guess) = drafter.model_guess(tokens.len()) {
+        let (max, acceptance) = (max.min(guess.tokens.len()), &drafter.model_acceptance);
+        let likelihood = |offset: usize| acceptance.of(guess.classes[offset]);
+        (Source::Model, room.best_len(max, n_costs, likelihood))
+    } else {
+        let found = looks_up.then(|| drafter.find(tokens)).flatten()?;
+        let acceptance = drafter.acceptance;
+        let likelihood = |offset| acceptance.of(found.len + offset);
+        (Source::Match(found), room.best_len(max, n_costs, likelihood))
+    };
+    (len > 0).then_some(Choice { source, len, gain })
 }
 
 impl Scheduler {
@@ -58,7 +98,9 @@ impl Scheduler {
         let n_rows: usize = shares.iter().sum();
         let n_left = self.config.max_step_tokens.saturating_sub(n_rows);
         match (self.config.speculation, times) {
-            (Speculation::Ngram { .. }, _) => DraftRoom::new(None, n_left, n_rows),
+            (Speculation::Ngram { .. } | Speculation::Draft { .. }, _) => {
+                DraftRoom::new(None, n_left, n_rows)
+            }
             (_, Some(_)) => DraftRoom::new(times, n_left, n_rows),
             _ => DraftRoom::NONE,
         }
@@ -77,19 +119,14 @@ impl Scheduler {
         let start = drafts.len();
         let nothing = start as u32..start as u32;
         let max_draft = self.config.speculation.max_draft().min(n_logit_rows);
+        let looks_up = self.config.speculation.looks_up();
         let sequence = &mut self.sequences[id];
-        let max_draft = match sequence.state {
-            // A page ends with a snapshot, which a row has one of.
-            Some(_) => {
-                max_draft.min(sequence.tokens.len().next_multiple_of(PAGE_TOKENS) - sequence.tokens.len())
-            }
-            None => max_draft,
-        };
+        let max_draft = max_draft_of(sequence, max_draft);
         let is_decode = n_tokens == 1 && sequence.n_planned + 1 == sequence.tokens.len();
         if !is_decode || max_draft == 0 || room.n_left == 0 {
             return nothing;
         }
-        let Some(Choice { found, len, gain }) = choose(sequence, max_draft, room) else {
+        let Some(Choice { source, len, gain }) = choose(sequence, max_draft, looks_up, room) else {
             return nothing;
         };
         let fitting = len.min(self.grow_for_draft(id, len));
@@ -97,12 +134,68 @@ impl Scheduler {
             return nothing;
         }
         room.take(fitting, gain * fitting as u64 / len as u64);
-        let tokens = &self.sequences[id].tokens;
-        for offset in 0..fitting {
-            let id = followed_by(tokens, found, offset, &drafts[start..]);
-            drafts.push(id);
+        let Sequence { tokens, drafter, .. } = &self.sequences[id];
+        match source {
+            Source::Match(found) => {
+                for offset in 0..fitting {
+                    let id = followed_by(tokens, found, offset, &drafts[start..]);
+                    drafts.push(id);
+                }
+            }
+            Source::Model => {
+                let guess = drafter
+                    .as_ref()
+                    .and_then(|drafter| drafter.model_guess(tokens.len()));
+                drafts.extend_from_slice(&guess.expect("it was chosen").tokens[..fitting]);
+            }
         }
         start as u32..drafts.len() as u32
+    }
+
+    /// Lists the sequences whose next tokens a drafting model may guess, in the order of rank. Next to prompts there are none.
+    pub(crate) fn draft_wants(&mut self, wants: &mut Vec<Want>) {
+        wants.clear();
+        let speculation = self.config.speculation;
+        let has_prompt = self.running.iter().any(|&id| self.sequences[id].n_to_plan() > 1);
+        if has_prompt || !speculation.asks_model() {
+            return;
+        }
+        for &id in &self.running {
+            let sequence = &mut self.sequences[id];
+            let is_decode = sequence.n_to_plan() == 1 && sequence.n_planned + 1 == sequence.tokens.len();
+            let max_draft = max_draft_of(sequence, speculation.max_draft());
+            let (Some(drafter), Work::Generate { max_len, .. }) = (&mut sequence.drafter, &sequence.work)
+            else {
+                continue;
+            };
+            let n_tokens = sequence.tokens.len();
+            if !is_decode || max_draft == 0 || drafter.model_guess(n_tokens).is_some() {
+                continue;
+            }
+            // A look-up costs nothing.
+            let found = speculation
+                .looks_up()
+                .then(|| drafter.find(&sequence.tokens))
+                .flatten();
+            let acceptance = drafter.model_acceptance;
+            if found.is_some_and(|found| drafter.acceptance.of(found.len) >= acceptance.of_any()) {
+                continue;
+            }
+            wants.push(Want {
+                seq: id,
+                max_draft,
+                n_left: max_len - n_tokens,
+                acceptance,
+            });
+        }
+    }
+
+    /// Takes what a drafting model expects of a sequence.
+    pub(crate) fn offer(&mut self, seq: SeqId, guess: ModelGuess) {
+        let drafter = (self.sequences.get_mut(seq)).and_then(|sequence| sequence.drafter.as_mut());
+        if let Some(drafter) = drafter {
+            drafter.offer(guess);
+        }
     }
 
     /// Gets a slot for the state after a draft, where the model has states. Returns whether the draft has all it needs.

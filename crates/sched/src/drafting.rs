@@ -1,11 +1,14 @@
 //! Drafting: how many tokens a sequence that decodes guesses, so that one step verifies them all.
 //!
 //! Separate from the scheduler, which gives drafts their place (`draft_plan.rs`). A draft is the tokens behind an earlier occurrence of the sequence's
-//! newest tokens. It never changes what is generated: each row of a draft samples with the key of its own position, and
+//! newest tokens, or what a drafting model expects there. It never changes what is generated: each row of a draft samples with the key of its own position, and
 //! counts only while the draft before it is what was sampled. So all that is decided here is what a step costs. Invariant: a
 //! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
 
-use crate::ngram::{Match, NgramIndex, followed_by};
+use crate::{
+    model_guess::{ModelAcceptance, ModelGuess},
+    ngram::{Match, NgramIndex, followed_by},
+};
 
 /// The longest draft that can be asked for.
 pub const MAX_DRAFT: usize = 32;
@@ -28,6 +31,11 @@ pub enum Speculation {
         /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
         max_draft: usize,
     },
+    /// What the drafting model expects, as far as it is likely; nothing where the engine has no such model.
+    Draft {
+        /// Draft tokens of a sequence at most, up to [`MAX_DRAFT`].
+        max_draft: usize,
+    },
 }
 
 impl Speculation {
@@ -38,8 +46,20 @@ impl Speculation {
     pub fn max_draft(self) -> usize {
         match self {
             Self::Off => 0,
-            Self::Auto { max_draft } | Self::Ngram { max_draft } => max_draft.min(MAX_DRAFT),
+            Self::Auto { max_draft } | Self::Ngram { max_draft } | Self::Draft { max_draft } => {
+                max_draft.min(MAX_DRAFT)
+            }
         }
+    }
+
+    /// Whether a drafting model is asked.
+    pub fn asks_model(self) -> bool {
+        matches!(self, Self::Auto { .. } | Self::Draft { .. })
+    }
+
+    /// Whether the newest tokens are looked up.
+    pub(crate) fn looks_up(self) -> bool {
+        matches!(self, Self::Auto { .. } | Self::Ngram { .. })
     }
 
     /// Draft rows that a step of `n_seqs` sequences is worth having room for.
@@ -79,8 +99,8 @@ impl DraftCounters {
 /// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer.
 const N_CLASSES: usize = 4;
 
-/// Certainty, in the unit of [`Acceptance`].
-const ONE: u64 = 1 << 16;
+/// Certainty, in the unit of [`Acceptance`] and [`ModelAcceptance`].
+pub(crate) const ONE: u64 = 1 << 16;
 
 /// How often the token behind a match of each class was the one sampled, in 1/65536, as a moving average.
 #[derive(Clone, Copy, Debug)]
@@ -122,16 +142,39 @@ pub(crate) struct Drafter {
     pub(crate) acceptance: Acceptance,
     /// The newest match, and the token behind it.
     guess: Option<(Match, u32)>,
+    pub(crate) model_acceptance: ModelAcceptance,
+    /// What a drafting model expects, until the token there is sampled.
+    model_guess: Option<ModelGuess>,
+}
+
+/// What guessed a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DraftKind {
+    Ngram,
+    Model,
 }
 
 impl Drafter {
     /// A drafter that assumes of its sequence what others were like.
-    pub(crate) fn new(acceptance: Acceptance) -> Self {
+    pub(crate) fn new(acceptance: Acceptance, model_acceptance: ModelAcceptance) -> Self {
         Self {
             index: NgramIndex::default(),
             acceptance,
             guess: None,
+            model_acceptance,
+            model_guess: None,
         }
+    }
+
+    /// Takes what a drafting model expects.
+    pub(crate) fn offer(&mut self, guess: ModelGuess) {
+        self.guess = None;
+        self.model_guess = Some(guess);
+    }
+
+    /// What a drafting model expects behind `n_tokens` tokens, where it was asked.
+    pub(crate) fn model_guess(&self, n_tokens: usize) -> Option<&ModelGuess> {
+        self.model_guess.as_ref().filter(|guess| guess.at == n_tokens)
     }
 
     /// Looks the newest of `tokens` up.
@@ -142,8 +185,50 @@ impl Drafter {
     }
 
     /// Takes in what was sampled after the newest tokens: `n_accepted` tokens of a draft of `n_drafted`, or, where there was no
-    /// draft, the token `sampled`, which tells how a draft would have fared.
+    /// draft, the token `sampled`, which tells how a draft would have fared. Says what guessed the draft.
     pub(crate) fn observe(
+        &mut self,
+        n_drafted: usize,
+        n_accepted: usize,
+        sampled: Option<u32>,
+        shared: &mut Acceptance,
+        shared_of_model: &mut ModelAcceptance,
+    ) -> DraftKind {
+        if let Some(guess) = self.model_guess.take() {
+            self.observe_model(&guess, n_drafted, n_accepted, sampled, shared_of_model);
+            DraftKind::Model
+        } else {
+            self.observe_match(n_drafted, n_accepted, sampled, shared);
+            DraftKind::Ngram
+        }
+    }
+
+    fn observe_model(
+        &mut self,
+        guess: &ModelGuess,
+        n_drafted: usize,
+        n_accepted: usize,
+        sampled: Option<u32>,
+        shared: &mut ModelAcceptance,
+    ) {
+        let mut note = |class: u8, is_accepted: bool| {
+            self.model_acceptance.observe(class, is_accepted, 16);
+            shared.observe(class, is_accepted, 128);
+        };
+        if n_drafted == 0 {
+            if let (Some(sampled), Some(&first), Some(&class)) =
+                (sampled, guess.tokens.first(), guess.classes.first())
+            {
+                note(class, sampled == first);
+            }
+            return;
+        }
+        for (offset, &class) in (guess.classes.iter().enumerate()).take(n_drafted.min(n_accepted + 1)) {
+            note(class, offset < n_accepted);
+        }
+    }
+
+    fn observe_match(
         &mut self,
         n_drafted: usize,
         n_accepted: usize,
@@ -283,21 +368,51 @@ mod tests {
     #[test]
     fn acceptance_follows_what_was_sampled_with_and_without_a_draft() {
         let mut shared = Acceptance::default();
-        let mut drafter = Drafter::new(shared);
+        let mut of_model = ModelAcceptance::default();
+        let mut drafter = Drafter::new(shared, of_model);
         let tokens = [1, 2, 3, 1, 2];
         let before = drafter.acceptance.of(2);
         drafter.find(&tokens);
-        drafter.observe(0, 0, Some(3), &mut shared);
+        drafter.observe(0, 0, Some(3), &mut shared, &mut of_model);
         let after = drafter.acceptance.of(2);
         assert!(after > before);
         drafter.find(&tokens);
-        drafter.observe(0, 0, Some(4), &mut shared);
+        drafter.observe(0, 0, Some(4), &mut shared, &mut of_model);
         assert!(drafter.acceptance.of(2) < after);
         for _ in 0..100 {
             drafter.find(&tokens);
-            drafter.observe(4, 4, None, &mut shared);
+            drafter.observe(4, 4, None, &mut shared, &mut of_model);
         }
         assert!(drafter.acceptance.of(2) > ONE * 9 / 10 && drafter.acceptance.of(4) > ONE * 9 / 10);
         assert!(shared.of(4) > Acceptance::default().of(4));
+    }
+
+    #[test]
+    fn a_guess_of_a_model_counts_once_and_goes_before_a_match() {
+        let (mut shared, mut of_model) = (Acceptance::default(), ModelAcceptance::default());
+        let mut drafter = Drafter::new(shared, of_model);
+        let guess = ModelGuess {
+            at: 5,
+            tokens: vec![7, 8],
+            classes: vec![2, 4],
+        };
+        drafter.find(&[1, 2, 3, 1, 2]);
+        drafter.offer(guess.clone());
+        assert_eq!(
+            (drafter.model_guess(5), drafter.model_guess(6)),
+            (Some(&guess), None)
+        );
+        let kind = drafter.observe(2, 1, Some(7), &mut shared, &mut of_model);
+        assert_eq!(kind, DraftKind::Model);
+        let before = ModelAcceptance::default();
+        assert!(of_model.of(2) > before.of(2) && of_model.of(4) < before.of(4));
+        assert_eq!(drafter.model_guess(5), None);
+        let kind = drafter.observe(0, 0, Some(3), &mut shared, &mut of_model);
+        assert_eq!(kind, DraftKind::Ngram);
+        assert_eq!(
+            shared.of(2),
+            Acceptance::default().of(2),
+            "the match was not tried"
+        );
     }
 }

@@ -12,6 +12,7 @@ use crate::{
     board::{Board, EngineStats},
     channel::channel,
     core::Core,
+    draft_model::DraftModel,
     error::EngineError,
     event::{Event, FinishReason, Finished, RequestId, Timings, Usage},
     generation::Generation,
@@ -55,6 +56,27 @@ impl Engine {
         }
     }
 
+    /// Starts an engine on `executor`, whose tokens `draft` guesses ahead, where `config` asks for it: an executor of a model with the
+    /// same vocabulary that is faster. What is generated is the same without it.
+    ///
+    /// # Panics
+    /// Where `draft` is an encoder, which guesses nothing.
+    pub fn start_with_draft(
+        executor: impl Executor + Send + 'static,
+        draft: impl Executor + Send + 'static,
+        config: EngineConfig,
+    ) -> Self {
+        assert!(!draft.limits().is_encoder, "an encoder guesses nothing");
+        let make = move || {
+            let draft: Box<dyn Executor> = Box::new(draft);
+            Ok::<_, std::convert::Infallible>((executor, Some(draft)))
+        };
+        match Self::start_both(config, make) {
+            Ok(engine) => engine,
+            Err(never) => match never {},
+        }
+    }
+
     /// Starts an engine on the executor that `make` builds on the engine's own thread: for executors that cannot be
     /// sent, such as those bound to a device context. Returns when it is built.
     ///
@@ -63,6 +85,14 @@ impl Engine {
     pub fn start_with<X: Executor + 'static, E: Send + 'static>(
         config: EngineConfig,
         make: impl FnOnce() -> Result<X, E> + Send + 'static,
+    ) -> Result<Self, E> {
+        Self::start_both(config, move || Ok((make()?, None)))
+    }
+
+    /// As [`Self::start_with`], with the executor of a drafting model where there is one.
+    fn start_both<X: Executor + 'static, E: Send + 'static>(
+        config: EngineConfig,
+        make: impl FnOnce() -> Result<(X, Option<Box<dyn Executor>>), E> + Send + 'static,
     ) -> Result<Self, E> {
         let mailbox = Mailbox::new(QueueLimits {
             max_queued: config.max_queued,
@@ -77,15 +107,19 @@ impl Engine {
             thread::spawn(move || {
                 // Declared first, so that it is dropped last, also when the executor panics.
                 let end = EndOfThread(&mailbox);
-                let executor = match make() {
-                    Ok(executor) => executor,
+                let (executor, draft) = match make() {
+                    Ok(made) => made,
                     Err(error) => {
                         let _ = ready.send(Err(error));
                         return;
                     }
                 };
                 let _ = ready.send(Ok((executor.limits().clone(), executor.memory_format())));
+                let model_salt = config.model_salt;
                 let mut core = Core::new(Box::new(executor), config, Arc::clone(&board));
+                if let Some(draft) = draft {
+                    core.set_draft_model(DraftModel::new(draft, model_salt));
+                }
                 if let Some(sender) = page_sender {
                     core.send_page_events(sender);
                 }

@@ -112,6 +112,7 @@ impl Core {
             .take()
             .expect("a sequence that ends has a lane");
         debug_assert_eq!(lane.seq, seq);
+        self.forget_drafts_of(seq);
         self.queue.leave(&mut lane.place, lane.n_queued_tokens);
         let elapsed = lane.stopwatch.elapsed(now_us);
         let finished = |reason| {

@@ -16,6 +16,7 @@ use crate::{
     arena::{Arena, SeqId},
     drafting::{Acceptance, DraftCounters, DraftRoom, DraftTimes, Drafter, Speculation},
     group::Group,
+    model_guess::ModelAcceptance,
     outcome::{End, Outcome},
     page_events::PageEvent,
     plan::StepPlan,
@@ -73,6 +74,8 @@ pub struct SchedulerCounters {
     pub misses: [u64; MissReason::ALL.len()],
     /// The results of drafts.
     pub drafts: DraftCounters,
+    /// Those among them that a drafting model guessed.
+    pub model_drafts: DraftCounters,
 }
 
 /// Plans steps; see the module.
@@ -96,6 +99,8 @@ pub struct Scheduler {
     wants: Vec<usize>,
     /// What was seen of all sequences' drafts.
     pub(crate) acceptance: Acceptance,
+    /// The same of those that a drafting model guessed.
+    pub(crate) model_acceptance: ModelAcceptance,
     pub(crate) counters: SchedulerCounters,
     /// Changes of the prefix cache that were not taken yet, where they are told.
     page_events: Option<Vec<PageEvent>>,
@@ -134,6 +139,7 @@ impl Scheduler {
             shares: Vec::new(),
             wants: Vec::new(),
             acceptance: Acceptance::default(),
+            model_acceptance: ModelAcceptance::default(),
             counters: SchedulerCounters::default(),
             page_events: None,
         }
@@ -162,7 +168,7 @@ impl Scheduler {
         let may_draft =
             self.speculates() && !spec.is_constrained && matches!(spec.work, Work::Generate { .. });
         let mut sequence = Sequence::new(spec, self.next_arrival);
-        sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance));
+        sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance, self.model_acceptance));
         self.next_arrival += 1;
         let leader = sequence
             .fork_of
@@ -354,16 +360,9 @@ impl Scheduler {
     /// Takes a sequence's pages away and lets it wait again. Its whole pages become idle, so that it finds them again
     /// in the pool or the host tier if no other sequence needed their place; what it does not find it computes again.
     pub(crate) fn preempt(&mut self, id: SeqId, plan: &mut StepPlan) {
-        self.leave_stage(id);
-        self.release_pages(id);
-        let sequence = &mut self.sequences[id];
-        sequence.stage = Stage::Waiting;
-        sequence.n_planned = 0;
-        sequence.n_committed = 0;
-        sequence.n_registered = 0;
+        self.restart(id);
         self.counters.preemptions += 1;
         plan.preempted.push(id);
-        self.queue_if_eligible(id);
     }
 
     /// Stops or resumes planning a sequence, because its consumer is slow or has caught up. It keeps its pages while
@@ -501,6 +500,11 @@ impl Scheduler {
     pub fn pages_of(&self, id: SeqId, group: PageGroup) -> Option<&[u32]> {
         let sequence = self.sequences.get(id)?;
         Some(&sequence.tables[group.index()])
+    }
+
+    /// Inputs of a sequence that are computed; 0 once it has ended.
+    pub(crate) fn n_computed(&self, id: SeqId) -> usize {
+        self.sequences.get(id).map_or(0, |sequence| sequence.n_committed)
     }
 
     /// Whether no sequence is left.

@@ -136,6 +136,12 @@ impl StepTimes {
         Some(DraftTimes(times))
     }
 
+    /// How long a step of `n_decode` sequences takes without drafts, in microseconds; `None` until it has been measured.
+    pub(crate) fn step_us(&self, n_decode: usize) -> Option<u64> {
+        let us_by_256 = self.decode.get(n_decode)?.get()?;
+        Some(us_by_256 / 256)
+    }
+
     /// Prefill tokens that a step of `n_decode` decode rows can take without becoming more than `max_stall_percent`
     /// longer, or as many times that as there are more prompts (`n_prompts`) than rows that would wait for them.
     pub(crate) fn grant_prefill(

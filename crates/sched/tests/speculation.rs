@@ -3,17 +3,20 @@
 //! Random requests, alone without drafts and in company with them, for every kind of memory a network can have: greedy and sampled,
 //! with penalties, log-probabilities, stop tokens, constraints, several samples, cancels, and pools too small for all.
 
+use std::collections::HashMap;
+
 use tokenmill_backend::{Executor, SamplingParams};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
 use tokenmill_sched::{
     ConstraintFailure, ConstraintSource, Engine, EngineConfig, EngineError, Event, FinishReason,
-    GenerateParams, Speculation, Token, TokenConstraint,
+    ForwardParams, ForwardRows, GenerateParams, Speculation, Token, TokenConstraint,
 };
 use tokenmill_testkit::{MEMORY_KINDS, Random, TinyModel, tiny_llama};
 
 const NGRAM: Speculation = Speculation::Ngram { max_draft: 7 };
+const DRAFT: Speculation = Speculation::Draft { max_draft: 5 };
 
 fn model(change: fn(&mut Descriptor)) -> TinyModel {
     let mut descriptor = tiny_llama();
@@ -44,6 +47,22 @@ fn engine(model: &TinyModel, n_pages: usize, speculation: Speculation) -> Engine
         ..EngineConfig::default()
     };
     Engine::start(executor(model, n_pages, 2), config)
+}
+
+/// As [`engine`], with a drafting model that has `n_draft_pages` pages.
+fn engine_with(
+    model: &TinyModel,
+    n_pages: usize,
+    speculation: Speculation,
+    draft: &TinyModel,
+    n_draft_pages: usize,
+) -> Engine {
+    let config = EngineConfig {
+        speculation,
+        ..EngineConfig::default()
+    };
+    let draft = executor(draft, n_draft_pages, 1);
+    Engine::start_with_draft(executor(model, n_pages, 2), draft, config)
 }
 
 /// Token `n` of a sample is congruent to `n` modulo 3.
@@ -230,7 +249,137 @@ fn drafts_change_no_bit_for_any_kind_of_memory() {
             }
             eprintln!("{name}, {n_pages} pages: {drafts:?}");
         }
+        // A draft that is the model itself, with room for all and for little more than one; and one that is another network.
+        let other = TinyModel::random(tiny_llama(), TensorType::Q8_0, 5);
+        for (n_pages, speculation, draft, n_draft_pages) in [
+            (100, DRAFT, &model, 100),
+            (14, DRAFT, &model, 12),
+            (100, DRAFT, &other, 30),
+            (100, Speculation::Auto { max_draft: 16 }, &model, 100),
+        ] {
+            let engine = engine_with(&model, n_pages, speculation, draft, n_draft_pages);
+            let found = run(&engine, &requests, true);
+            assert_same(name, &found, &expected);
+            let stats = engine.stats();
+            let in_use = (stats.n_pages_in_use, stats.n_window_pages_in_use);
+            assert_eq!(in_use, (0, 0), "{name}");
+            let drafts = stats.scheduler.model_drafts;
+            if speculation == DRAFT {
+                assert_eq!(drafts, stats.scheduler.drafts, "{name}: nothing is looked up");
+                assert!(drafts.draft_tokens > 0, "{name}: {drafts:?}");
+            }
+            eprintln!("{name}, {n_pages} pages, a model: {drafts:?}");
+        }
     }
+}
+
+#[test]
+fn a_draft_that_is_the_model_is_never_wrong() {
+    for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {
+        let model = model(*change);
+        let mut random = Random::new(100 + kind as u64);
+        let shared: Vec<u32> = (0..70)
+            .map(|_| random.below(tiny_llama().n_vocab) as u32)
+            .collect();
+        let requests: Vec<Request> = (0..24)
+            .map(|_| {
+                let mut request = request(&mut random, &shared);
+                // What ends early, and what is sampled otherwise than the draft knows, is left out.
+                request.params.stop_tokens.clear();
+                request.params.min_tokens = 0;
+                request.params.constraint = None;
+                request
+            })
+            .collect();
+        // The drafting model takes pages away from its own sequences, and computes them again.
+        for n_draft_pages in [100, 12] {
+            let engine = engine_with(&model, 100, DRAFT, &model, n_draft_pages);
+            run(&engine, &requests, false);
+            let drafts = engine.stats().scheduler.model_drafts;
+            assert!(drafts.draft_tokens > 40, "{name}: {drafts:?}");
+            assert_eq!(drafts.accepted_tokens, drafts.draft_tokens, "{name}: {drafts:?}");
+        }
+    }
+}
+
+/// The probabilities of the tokens behind `tokens` that a sampler of the `top_k` likeliest gives.
+fn probabilities(engine: &Engine, tokens: &[u32], top_k: usize) -> Vec<(u32, f64)> {
+    let params = ForwardParams::new(ForwardRows::Logits, tokens.len() - 1);
+    let generation = engine.submit_forward(tokens.to_vec(), params).unwrap();
+    let mut rows = Vec::new();
+    for event in generation {
+        if let Event::Rows(read) = event {
+            rows = read.values;
+        }
+    }
+    let mut logits: Vec<(u32, f64)> = (0..).zip(rows.into_iter().map(f64::from)).collect();
+    logits.sort_by(|a, b| b.1.total_cmp(&a.1));
+    logits.truncate(top_k);
+    let sum: f64 = logits.iter().map(|(_, logit)| (logit - logits[0].1).exp()).sum();
+    let first = logits[0].1;
+    (logits.into_iter())
+        .map(|(id, logit)| (id, (logit - first).exp() / sum))
+        .collect()
+}
+
+#[test]
+fn with_a_draft_tokens_are_drawn_with_their_probabilities() {
+    const TOP_K: usize = 4;
+    const N_DRAWN: usize = 4000;
+    let model = model(|_| {});
+    let draft = TinyModel::random(tiny_llama(), TensorType::Q4_0, 47);
+    let engine = engine_with(&model, 200, DRAFT, &draft, 200);
+    let prompt = [3, 1, 4, 1, 5];
+    // The first token is sampled without a draft, the second is guessed.
+    let mut expected: HashMap<Vec<u32>, f64> = HashMap::from([(Vec::new(), 1.0)]);
+    for _ in 0..3 {
+        let before = std::mem::take(&mut expected);
+        for (tokens, probability) in before {
+            let all = [&prompt[..], &tokens].concat();
+            for (id, of_next) in probabilities(&engine, &all, TOP_K) {
+                expected.insert([&tokens[..], &[id]].concat(), probability * of_next);
+            }
+        }
+    }
+    let mut counts: HashMap<Vec<u32>, usize> = HashMap::new();
+    let params = |seed: usize| GenerateParams {
+        max_tokens: Some(3),
+        sampling: SamplingParams {
+            temperature: 1.0,
+            top_k: TOP_K as u32,
+            seed: seed as u64,
+            ..SamplingParams::default()
+        },
+        ..GenerateParams::default()
+    };
+    for first in (0..N_DRAWN).step_by(100) {
+        let generations: Vec<_> = (first..first + 100)
+            .map(|seed| engine.submit(prompt.to_vec(), params(seed)).unwrap())
+            .collect();
+        for generation in generations {
+            let tokens = generation.filter_map(|event| match event {
+                Event::Token(token) => Some(token.id),
+                _ => None,
+            });
+            *counts.entry(tokens.collect()).or_default() += 1;
+        }
+    }
+    assert!(counts.keys().all(|drawn| expected.contains_key(drawn)));
+    let chi_square: f64 = (expected.iter())
+        .map(|(drawn, probability)| {
+            let expected = probability * N_DRAWN as f64;
+            let found = *counts.get(drawn).unwrap_or(&0) as f64;
+            (found - expected).powi(2) / expected
+        })
+        .sum();
+    let drafts = engine.stats().scheduler.model_drafts;
+    eprintln!(
+        "chi-square {chi_square:.1} of {} outcomes, {drafts:?}",
+        expected.len()
+    );
+    assert!(drafts.accepted_tokens > 500 && drafts.draft_tokens > drafts.accepted_tokens + 200);
+    // Of 63 degrees of freedom: a value beyond this has a probability of less than one in a million.
+    assert!(chi_square < 130.0, "{chi_square}");
 }
 
 #[test]

@@ -32,6 +32,10 @@ mod commit;
 mod constraint;
 #[path = "../../src/core.rs"]
 mod core;
+#[path = "../../src/draft_ahead.rs"]
+mod draft_ahead;
+#[path = "../../src/draft_model.rs"]
+mod draft_model;
 #[path = "../../src/draft_plan.rs"]
 mod draft_plan;
 #[path = "../../src/drafting.rs"]
@@ -62,6 +66,8 @@ mod masks;
 mod memory_command;
 #[path = "../../src/memory_transfer.rs"]
 mod memory_transfer;
+#[path = "../../src/model_guess.rs"]
+mod model_guess;
 #[path = "../../src/ngram.rs"]
 mod ngram;
 #[path = "../../src/outcome.rs"]
@@ -82,6 +88,8 @@ mod prefix_memory;
 mod publish;
 #[path = "../../src/queue_gauge.rs"]
 mod queue_gauge;
+#[path = "../../src/revise.rs"]
+mod revise;
 #[path = "../../src/scheduler.rs"]
 mod scheduler;
 #[path = "../../src/sequence.rs"]

@@ -1,5 +1,5 @@
 //! Simulated traffic against the naive reference: random lengths, sharing, cancels, samples, priorities, failures, slow
-//! consumers, small pools.
+//! consumers, small pools, and drafts of all kinds.
 //!
 //! It drives [`Core`] with a clock of its own, so that a case is decided by its numbers alone. After every step all
 //! invariants of scheduler and pool are checked, after every case that each sample ended as it must, token for token,
@@ -11,13 +11,15 @@ use std::cell::{Cell, RefCell};
 use proptest::{prelude::*, test_runner::TestRunner};
 use tokenmill_backend::{ExecutorLimits, SamplingParams, WindowGroup};
 use tokenmill_testkit::fake_executor::{
-    Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits, sampled,
+    FakeExecutor, Faults, RoutedExecutor, limits, prompt, reference, reference_hidden, reference_logits,
+    sampled,
 };
 
 use crate::{
     board::Board,
     channel::channel,
     core::Core,
+    draft_model::DraftModel,
     drafting::Speculation,
     error::EngineError,
     event::{Event, FinishReason},
@@ -51,6 +53,8 @@ struct World {
     threshold: usize,
     /// Steps after which the reader of page events comes again.
     page_events_read_after: usize,
+    /// The drafting model, where there is one, and how it fails.
+    draft: Option<(ExecutorLimits, Faults)>,
 }
 
 impl World {
@@ -90,9 +94,10 @@ impl World {
                 stream_buffer: pick(genes[7], 1, 8),
                 steps_in_flight: Some(pick(genes[8], 1, 3)),
                 uses_prefix_cache: rarely(genes[9], 8, 0, 1).is_none(),
-                speculation: match (genes[8] / 2 % 4, pick(genes[8] / 8, 1, 20)) {
+                speculation: match (genes[8] / 2 % 5, pick(genes[8] / 10, 1, 20)) {
                     (0, _) => Speculation::Off,
                     (1, max_draft) => Speculation::Auto { max_draft },
+                    (2, max_draft) => Speculation::Draft { max_draft },
                     (_, max_draft) => Speculation::Ngram { max_draft },
                 },
                 ..EngineConfig::default()
@@ -110,8 +115,31 @@ impl World {
             },
             threshold: rarely(genes[15], 3, 1, 6).unwrap_or(usize::MAX),
             page_events_read_after: rarely(genes[15] / 32, 4, 2, 30).unwrap_or(1),
+            draft: (genes[6] % 8 > 1).then(|| draft_of(genes)),
         }
     }
+}
+
+/// A drafting model: one that knows what the first will say, or sees less of the text, with pages and states of its own.
+fn draft_of(genes: &Genes) -> (ExecutorLimits, Faults) {
+    let window = rarely(genes[6] / 8, 3, 1, 70);
+    let limits = ExecutorLimits {
+        n_ctx: pick(genes[6] / 16, 40, 160),
+        kv_window: window,
+        n_states: rarely(genes[0] / 64, 3, 1, 12).unwrap_or(0),
+        n_vocab: [32, 2, 3, 5, 64][pick(genes[7] / 64, 0, 5)],
+        max_batch_seqs: pick(genes[4] / 8, 1, 10),
+        max_logit_rows: pick(genes[4] / 16, 1, 10),
+        ..limits(pick(genes[3] / 32, 1, 30))
+    };
+    let fails_at = |rarity| rarely(genes[9] / 8, rarity, 0, 100).map(|at| at as u64);
+    let faults = Faults {
+        waits: fails_at(16).into_iter().collect(),
+        rows: fails_at(15).into_iter().collect(),
+        lost_at: fails_at(31),
+        ..Faults::default()
+    };
+    (limits, faults)
 }
 
 #[derive(Debug)]
@@ -427,6 +455,8 @@ struct Totals {
     drafts: u64,
     draft_tokens: u64,
     accepted_tokens: u64,
+    draft_tokens_of_models: u64,
+    accepted_tokens_of_models: u64,
     times_page_events_were_behind: u64,
 }
 
@@ -457,6 +487,8 @@ impl Totals {
         self.drafts += scheduler.drafts.drafts;
         self.draft_tokens += scheduler.drafts.draft_tokens;
         self.accepted_tokens += scheduler.drafts.accepted_tokens;
+        self.draft_tokens_of_models += scheduler.model_drafts.draft_tokens;
+        self.accepted_tokens_of_models += scheduler.model_drafts.accepted_tokens;
     }
 }
 
@@ -472,6 +504,10 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         world.config.clone(),
         Arc::new(Board::default()),
     );
+    if let Some((limits, faults)) = &world.draft {
+        let draft = FakeExecutor::with_faults(limits.clone(), faults.clone());
+        core.set_draft_model(DraftModel::new(Box::new(draft), world.config.model_salt));
+    }
     let (page_sender, mut page_events) = page_events(8);
     core.send_page_events(page_sender);
     let mut known_pages = KnownPages::default();
@@ -513,6 +549,9 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
         );
         core.publish(&mailbox);
         core.scheduler.assert_consistent();
+        if let Some(model) = &core.draft_model {
+            model.assert_consistent();
+        }
         if step.is_multiple_of(world.page_events_read_after) {
             known_pages.check(&mut page_events, &core);
         }
@@ -529,6 +568,9 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
     assert_eq!(core.scheduler.pool().n_in_use(), 0, "no page is held");
     let window_pool = core.scheduler.window_pool();
     assert_eq!(window_pool.map_or(0, crate::pool::PagePool::n_in_use), 0);
+    if let Some(model) = &core.draft_model {
+        assert_eq!(model.in_use(), (0, 0), "nothing is kept of what has ended");
+    }
     assert_eq!(core.requests.len(), 0, "no request is forgotten");
     if core.lost().is_none() {
         assert_eq!(mailbox.n_queued(), (0, 0), "the gauges return to zero");
@@ -596,6 +638,10 @@ fn every_request_ends_as_if_it_were_alone() {
     assert!(
         totals.borrow().cases < 100 || totals.borrow().accepted_tokens > 100,
         "drafts are part of it"
+    );
+    assert!(
+        totals.borrow().cases < 100 || totals.borrow().accepted_tokens_of_models > 100,
+        "so are those of models"
     );
     assert!(
         totals.borrow().cases < 100 || totals.borrow().times_page_events_were_behind > 10,

@@ -1,0 +1,417 @@
+//! [`DraftModel`]: a second, smaller model that guesses what the first will say.
+//!
+//! Separate from the core, which asks it before a step is planned. It has an executor and a scheduler of its own: pages, prefix
+//! cache and states as the first model has them, and a sequence for each that it guesses for, which rests between two drafts. What was
+//! guessed and not sampled is revised away (`revise.rs`). Guesses are sampled with the parameters and the random key of the token that they
+//! guess, so that they agree with it as often as the two models do.
+//!
+//! Invariant: nothing it does changes what is generated; where it fails, there are no guesses any more.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokenmill_backend::{Executor, ForwardBatch, PageGroup, SamplingParams, StepError, StepOutput};
+
+use crate::{
+    arena::SeqId,
+    batch_builder::build_batch,
+    draft_plan::Want,
+    drafting::{ONE, Speculation},
+    model_guess::{ModelGuess, Weighing, class_of},
+    outcome::{End, Outcome, RowResult},
+    plan::{PlannedOutput, PlannedRow, StepPlan},
+    scheduler::{Scheduler, SchedulerConfig, StepBudget},
+    sequence::{SeqSpec, Work},
+};
+
+/// Tokens of a pass at most, so that a prompt that is computed for drafts holds no one up for long.
+const MAX_PASS_TOKENS: usize = 128;
+
+/// Without times to weigh, a draft ends where it is less likely than one in so many to be right up to there.
+const ONE_IN: u64 = 4;
+
+/// Of the time of steps, one part in so many may go to drafts that are not expected to pay, to see whether they do.
+const TRIAL_SHARE: u64 = 64;
+
+/// Tokens that an answer is expected to have at most, where it is weighed whether computing its prompt for drafts pays.
+const MAX_EXPECTED_TOKENS: usize = 512;
+
+/// A sequence as the drafting model sees it.
+pub(crate) struct Seat<'a> {
+    pub(crate) want: Want,
+    pub(crate) tokens: &'a [u32],
+    pub(crate) uses_prefix_cache: bool,
+    pub(crate) salt: u64,
+    pub(crate) sampling: &'a Arc<SamplingParams>,
+}
+
+/// What is kept of a sequence between two drafts.
+struct Lane {
+    /// Its sequence here.
+    seq: SeqId,
+    params: Arc<SamplingParams>,
+}
+
+/// A draft that is being made.
+struct Draft {
+    want: Want,
+    /// Its sequence here.
+    seq: SeqId,
+    guess: ModelGuess,
+    /// The likelihood that it is right up to its end, in 1/65536.
+    reach: u64,
+    is_open: bool,
+}
+
+/// How long passes take, in microseconds, as moving averages.
+#[derive(Default)]
+struct PassTimes {
+    /// By number of sequences, of passes that guess a token for each.
+    guessing: Vec<Option<u64>>,
+    /// One token of a pass that computes many.
+    token: Option<u64>,
+}
+
+impl PassTimes {
+    fn observe(&mut self, n_seqs: usize, n_tokens: usize, us: u64) {
+        let follow = |average: &mut Option<u64>, us: u64| {
+            *average = Some(average.map_or(us, |old| (old * 7 + us.min(old * 2 + 1)) / 8));
+        };
+        // The first token of a draft follows on one or two that were sampled since.
+        if n_tokens <= 2 * n_seqs {
+            if self.guessing.len() <= n_seqs {
+                self.guessing.resize(n_seqs + 1, None);
+            }
+            follow(&mut self.guessing[n_seqs], us);
+        } else {
+            follow(&mut self.token, us / n_tokens as u64);
+        }
+    }
+
+    /// A pass for so many sequences: as measured, or as one for the nearest number; `None` before any.
+    fn guessing(&self, n_seqs: usize) -> Option<u64> {
+        let at = |n: usize| self.guessing.get(n).copied().flatten();
+        let below = (1..=n_seqs)
+            .rev()
+            .find_map(|n| Some(at(n)? * n_seqs as u64 / n as u64));
+        at(n_seqs)
+            .or_else(|| (n_seqs..self.guessing.len()).find_map(at))
+            .or(below)
+    }
+}
+
+/// The drafting model; see the module.
+pub(crate) struct DraftModel {
+    executor: Box<dyn Executor>,
+    scheduler: Scheduler,
+    /// By the first model's sequence.
+    lanes: HashMap<SeqId, Lane>,
+    /// Inputs that a sequence may have.
+    longest: usize,
+    times: PassTimes,
+    /// Time that may go to drafts that are not expected to pay, in 1/[`TRIAL_SHARE`] microseconds.
+    trial_budget: u64,
+    has_failed: bool,
+
+    // Reused from draft to draft.
+    drafts: Vec<Draft>,
+    batch: ForwardBatch,
+    plan: StepPlan,
+    output: StepOutput,
+    results: Vec<RowResult>,
+    outcomes: Vec<Outcome>,
+}
+
+impl DraftModel {
+    pub(crate) fn new(executor: Box<dyn Executor>, model_salt: u64) -> Self {
+        let limits = executor.limits().clone();
+        let pools = limits.groups().map(|(_, group)| group);
+        let in_pools = pools
+            .filter(|group| crate::group::pages_needed(group, limits.n_ctx) > group.n_pages)
+            .map(|group| group.n_pages * tokenmill_backend::PAGE_TOKENS)
+            .min();
+        Self {
+            longest: in_pools.map_or(limits.n_ctx, |n_tokens| n_tokens.min(limits.n_ctx)),
+            scheduler: Scheduler::new(SchedulerConfig {
+                max_running: limits.max_batch_seqs,
+                max_step_tokens: MAX_PASS_TOKENS.max(limits.max_batch_seqs),
+                limits,
+                model_salt,
+                speculation: Speculation::Off,
+            }),
+            executor,
+            lanes: HashMap::new(),
+            times: PassTimes::default(),
+            trial_budget: 0,
+            has_failed: false,
+            drafts: Vec::new(),
+            batch: ForwardBatch::default(),
+            plan: StepPlan::default(),
+            output: StepOutput::default(),
+            results: Vec::new(),
+            outcomes: Vec::new(),
+        }
+    }
+
+    /// Whether it still guesses.
+    pub(crate) fn works(&self) -> bool {
+        !self.has_failed
+    }
+
+    /// Guesses what follows the tokens of each seat, as far as that pays, and hands the guesses out. Without `weighing`, as far as it
+    /// is likely.
+    pub(crate) fn guess(
+        &mut self,
+        seats: &[Seat<'_>],
+        mut weighing: Option<Weighing>,
+        clock: &dyn Fn() -> u64,
+        take: &mut dyn FnMut(SeqId, ModelGuess),
+    ) {
+        self.open(seats, weighing.as_ref());
+        while let Some(pass_us) = self.is_worth_a_pass(weighing.as_ref()) {
+            if let Some(weighing) = &mut weighing {
+                weighing.take(self.n_open(), pass_us);
+            }
+            if self.pass(clock).is_err() {
+                self.fail();
+                break;
+            }
+            self.extend(weighing.as_mut());
+        }
+        for Draft { want, seq, guess, .. } in self.drafts.drain(..) {
+            self.scheduler.set_paused(seq, true);
+            if !guess.tokens.is_empty() && !self.has_failed {
+                take(want.seq, guess);
+            }
+        }
+    }
+
+    /// Forgets a sequence that has ended.
+    pub(crate) fn forget(&mut self, seq: SeqId) {
+        if let Some(lane) = self.lanes.remove(&seq) {
+            self.scheduler.end(lane.seq, End::Cancelled, &mut self.outcomes);
+            self.outcomes.clear();
+        }
+    }
+
+    fn n_open(&self) -> usize {
+        self.drafts.iter().filter(|draft| draft.is_open).count()
+    }
+
+    /// Brings the sequences of seats up to date and lets them take part, unless there is no use in it.
+    fn open(&mut self, seats: &[Seat<'_>], weighing: Option<&Weighing>) {
+        self.drafts.clear();
+        for seat in seats {
+            let n_tokens = seat.tokens.len();
+            let max_draft = seat.want.max_draft.min(self.longest.saturating_sub(n_tokens));
+            let n_vocab = self.scheduler.config().limits.n_vocab as u32;
+            if max_draft == 0 || seat.tokens.iter().any(|&id| id >= n_vocab) {
+                self.forget(seat.want.seq);
+                continue;
+            }
+            if let Some(weighing) = weighing
+                && !self.may_catch_up(seat, weighing)
+            {
+                continue;
+            }
+            let seq = self.sit_down(seat);
+            self.scheduler.set_paused(seq, false);
+            self.drafts.push(Draft {
+                want: Want {
+                    max_draft,
+                    ..seat.want
+                },
+                seq,
+                guess: ModelGuess {
+                    at: n_tokens,
+                    ..ModelGuess::default()
+                },
+                reach: ONE,
+                is_open: true,
+            });
+        }
+    }
+
+    /// Whether computing what is missing of a sequence may pay in the rest of its answer.
+    fn may_catch_up(&self, seat: &Seat<'_>, weighing: &Weighing) -> bool {
+        let n_computed =
+            (self.lanes.get(&seat.want.seq)).map_or(0, |lane| self.scheduler.n_computed(lane.seq));
+        let n_missing = seat.tokens.len().saturating_sub(n_computed) as u64;
+        let n_expected = seat.want.n_left.min(MAX_EXPECTED_TOKENS) as u64;
+        n_missing * self.times.token.unwrap_or(0) <= n_expected * weighing.step_us / 8
+    }
+
+    /// The sequence of a seat, with its tokens.
+    fn sit_down(&mut self, seat: &Seat<'_>) -> SeqId {
+        if let Some(lane) = self.lanes.get(&seat.want.seq) {
+            self.scheduler.revise(lane.seq, seat.tokens);
+            return lane.seq;
+        }
+        let n_vocab = self.scheduler.config().limits.n_vocab;
+        let likeliest = SamplingParams::default();
+        // Tokens that this model does not have cannot be weighed by it.
+        let own = Some(&**seat.sampling).filter(|params| params.validate(n_vocab).is_ok());
+        let params = SamplingParams {
+            n_logprobs: Some(0),
+            ..own.unwrap_or(&likeliest).clone()
+        };
+        let seq = self.scheduler.submit(SeqSpec {
+            tokens: seat.tokens.to_vec(),
+            work: Work::Generate {
+                max_len: self.longest + 1,
+                stop_tokens: Arc::from([]),
+            },
+            priority: 0,
+            uses_prefix_cache: seat.uses_prefix_cache,
+            salt: seat.salt,
+            adapter: None,
+            queue_deadline_us: None,
+            deadline_us: None,
+            is_constrained: false,
+            fork_of: None,
+        });
+        let params = Arc::new(params);
+        self.lanes.insert(seat.want.seq, Lane { seq, params });
+        seq
+    }
+
+    /// Decides about the next pass; returns how long it is expected to take, where it is made.
+    fn is_worth_a_pass(&mut self, weighing: Option<&Weighing>) -> Option<u64> {
+        let n_open = self.n_open();
+        if n_open == 0 || self.has_failed {
+            return None;
+        }
+        let (Some(weighing), Some(pass_us)) = (weighing, self.times.guessing(n_open)) else {
+            return Some(0);
+        };
+        let open = self.drafts.iter().filter(|draft| draft.is_open);
+        let gain = open
+            .map(|draft| draft.reach * draft.want.acceptance.of_any() / ONE)
+            .sum();
+        if weighing.pays(n_open, gain, pass_us) {
+            return Some(pass_us);
+        }
+        let is_first = self.drafts.iter().all(|draft| draft.guess.tokens.is_empty());
+        if !is_first {
+            return None;
+        }
+        // Not worth it as far as is known; now and then it is tried all the same.
+        let n_missing = self
+            .drafts
+            .iter()
+            .map(|draft| draft.guess.at - self.scheduler.n_computed(draft.seq));
+        let cost = n_missing.sum::<usize>() as u64 * self.times.token.unwrap_or(0) + 2 * pass_us;
+        self.trial_budget += weighing.step_us;
+        let may_try = self.trial_budget >= cost * TRIAL_SHARE;
+        if may_try {
+            self.trial_budget = 0;
+        }
+        may_try.then_some(pass_us)
+    }
+
+    /// Runs one pass: a token for each sequence that is up to date, and a part of what the others lack.
+    fn pass(&mut self, clock: &dyn Fn() -> u64) -> Result<(), StepError> {
+        let begun_us = clock();
+        self.outcomes.clear();
+        self.output.clear();
+        self.scheduler.plan(StepBudget::FULL, &mut self.plan);
+        for (group, copies) in PageGroup::ALL.into_iter().zip(&self.plan.copies) {
+            if !copies.is_empty() {
+                self.executor.copy_pages(group, copies)?;
+            }
+        }
+        if self.plan.is_empty() {
+            return Ok(());
+        }
+        let params_of = |row: &PlannedRow, _: u32| {
+            let mut lanes = self.lanes.values();
+            let lane = lanes.find(|lane| lane.seq == row.seq);
+            Arc::clone(&lane.expect("a sequence has a lane").params)
+        };
+        build_batch(&self.scheduler, &self.plan, params_of, |_| None, &mut self.batch);
+        let ticket = self.executor.submit(&self.batch)?;
+        self.executor.wait(ticket, &mut self.output)?;
+        self.results.clear();
+        self.results.extend(self.plan.rows.iter().map(|row| {
+            if row.output != PlannedOutput::Sample {
+                return RowResult::Advanced;
+            }
+            match self.output.sampled[row.first_logit_row as usize] {
+                Some(Ok(token)) => RowResult::Token(token.id),
+                _ => RowResult::Failed,
+            }
+        }));
+        self.scheduler
+            .commit(&self.plan, &self.results, &mut self.outcomes);
+        let us = clock().saturating_sub(begun_us);
+        self.times.observe(self.plan.rows.len(), self.plan.n_tokens(), us);
+        Ok(())
+    }
+
+    /// Appends what a pass guessed. Sequences that it brought no further rest until the next draft.
+    fn extend(&mut self, mut weighing: Option<&mut Weighing>) {
+        for draft in &mut self.drafts {
+            let token = self.outcomes.iter().find_map(|outcome| match *outcome {
+                Outcome::Token { seq, logit_row, id } if seq == draft.seq => Some((logit_row, id)),
+                _ => None,
+            });
+            draft.is_open &= token.is_some();
+            if let Some((logit_row, id)) = token {
+                let sampled = self.output.sampled[logit_row as usize].and_then(Result::ok);
+                let logprob = sampled.and_then(|sampled| sampled.logprob);
+                let class = class_of(logprob.map_or(0.0, f32::exp));
+                draft.guess.tokens.push(id);
+                draft.guess.classes.push(class);
+                draft.reach = draft.reach * draft.want.acceptance.of(class) / ONE;
+                if let Some(weighing) = &mut weighing {
+                    weighing.gain(draft.reach);
+                } else {
+                    draft.is_open &= draft.reach * ONE_IN >= ONE;
+                }
+                draft.is_open &= draft.guess.tokens.len() < draft.want.max_draft;
+            }
+            if !draft.is_open {
+                self.scheduler.set_paused(draft.seq, true);
+            }
+        }
+        // A model whose logits are not finite is of no use.
+        if self
+            .outcomes
+            .iter()
+            .any(|outcome| matches!(outcome, Outcome::Ended { .. }))
+        {
+            self.fail();
+        }
+    }
+
+    /// Gives up: the first model goes on alone.
+    fn fail(&mut self) {
+        self.has_failed = true;
+        self.scheduler.fail_step(&self.plan, &mut self.outcomes);
+        for (_, lane) in self.lanes.drain() {
+            self.scheduler.end(lane.seq, End::StepFailed, &mut self.outcomes);
+        }
+        self.scheduler.forget_cache();
+        self.outcomes.clear();
+    }
+
+    /// Checks every invariant.
+    ///
+    /// # Panics
+    /// When one does not hold.
+    #[cfg(test)]
+    pub(crate) fn assert_consistent(&self) {
+        self.scheduler.assert_consistent();
+        assert_eq!(self.scheduler.n_running(), 0, "it rests between two drafts");
+        for lane in self.lanes.values() {
+            assert!(self.scheduler.tokens_of(lane.seq).is_some());
+        }
+    }
+
+    /// Sequences that it knows, and pages that they hold.
+    #[cfg(test)]
+    pub(crate) fn in_use(&self) -> (usize, usize) {
+        let window = self.scheduler.window_pool();
+        let n_window = window.map_or(0, crate::pool::PagePool::n_in_use);
+        (self.lanes.len(), self.scheduler.pool().n_in_use() + n_window)
+    }
+}

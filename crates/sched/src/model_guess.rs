@@ -1,0 +1,166 @@
+//! [`ModelGuess`]: what a drafting model says comes next, and how far it can be believed.
+//!
+//! Separate from the model that guesses, because the scheduler weighs guesses without knowing one. A guess is believed by the
+//! probability that the drafting model itself gave it, as measured: of guesses about as probable, the share that came out.
+//! Invariant: integers only, so that a decision can be replayed from what was observed.
+
+use crate::drafting::{DraftTimes, MAX_STEP_DRAFTS, ONE};
+
+/// Guesses are told apart by their probability: the upper bounds of all classes but the last.
+const BOUNDS: [f32; 5] = [0.3, 0.5, 0.7, 0.9, 0.98];
+
+/// The tokens that a drafting model expects behind the newest of a sequence.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ModelGuess {
+    /// Tokens of the sequence that they follow.
+    pub(crate) at: usize,
+    pub(crate) tokens: Vec<u32>,
+    /// The class of each one's probability, see [`class_of`].
+    pub(crate) classes: Vec<u8>,
+}
+
+/// The class of a guess that its model gave a probability.
+pub(crate) fn class_of(probability: f32) -> u8 {
+    BOUNDS.iter().filter(|&&bound| probability >= bound).count() as u8
+}
+
+/// How often a guess of each class was the token sampled, in 1/65536, as a moving average.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ModelAcceptance {
+    of_class: [u64; BOUNDS.len() + 1],
+    /// Of any class: what is expected of a guess that is not made yet.
+    of_any: u64,
+}
+
+impl Default for ModelAcceptance {
+    /// What is assumed before anything was seen.
+    fn default() -> Self {
+        Self {
+            of_class: [15, 35, 50, 70, 85, 95].map(|percent| ONE * percent / 100),
+            of_any: ONE * 7 / 10,
+        }
+    }
+}
+
+impl ModelAcceptance {
+    pub(crate) fn of(&self, class: u8) -> u64 {
+        self.of_class[usize::from(class)]
+    }
+
+    pub(crate) fn of_any(&self) -> u64 {
+        self.of_any
+    }
+
+    /// Takes an observation in, which counts for one part in `weight`.
+    pub(crate) fn observe(&mut self, class: u8, is_accepted: bool, weight: u64) {
+        let seen = if is_accepted { ONE - ONE / 64 } else { 0 };
+        for average in [&mut self.of_class[usize::from(class)], &mut self.of_any] {
+            *average = (*average * (weight - 1) + seen) / weight;
+        }
+    }
+}
+
+/// Weighs passes of a drafting model against the steps they save, in times of 1/256 of a step without drafts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weighing {
+    times: DraftTimes,
+    /// How long a step without drafts takes.
+    pub(crate) step_us: u64,
+    /// Tokens that the step is expected to give, in 1/65536.
+    expected: u64,
+    /// What it takes with the passes before it.
+    time: u64,
+    n_drafted: usize,
+}
+
+impl Weighing {
+    /// A step of `n_rows` rows that takes `step_us` without drafts.
+    pub(crate) fn new(times: DraftTimes, step_us: u64, n_rows: usize) -> Self {
+        Self {
+            times,
+            step_us: step_us.max(1),
+            expected: n_rows as u64 * ONE,
+            time: 256,
+            n_drafted: 0,
+        }
+    }
+
+    /// Whether a pass that takes `pass_us`, guesses `n_more` tokens and is expected to give `gain` makes the step's tokens cheaper. Less
+    /// than a fortieth is not worth the first.
+    pub(crate) fn pays(&self, n_more: usize, gain: u64, pass_us: u64) -> bool {
+        let margin = if self.n_drafted == 0 { 41 } else { 40 };
+        self.with(n_more, pass_us)
+            .is_some_and(|time| (self.expected + gain) * self.time * 40 > self.expected * time * margin)
+    }
+
+    /// Adds the pass.
+    pub(crate) fn take(&mut self, n_more: usize, pass_us: u64) {
+        if let Some(time) = self.with(n_more, pass_us) {
+            self.time = time;
+            self.n_drafted += n_more;
+        }
+    }
+
+    /// Adds what its guesses turned out to be worth.
+    pub(crate) fn gain(&mut self, gain: u64) {
+        self.expected += gain;
+    }
+
+    /// What it would take with another pass; `None` for more drafts than are weighed.
+    fn with(&self, n_more: usize, pass_us: u64) -> Option<u64> {
+        let DraftTimes(times) = &self.times;
+        let n_drafted = self.n_drafted + n_more;
+        let verified = (n_drafted <= MAX_STEP_DRAFTS)
+            .then(|| u64::from(times[n_drafted].saturating_sub(times[self.n_drafted])))?;
+        Some(self.time + verified + pass_us * 256 / self.step_us)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probable_guesses_are_believed_as_far_as_they_came_out() {
+        assert_eq!([0.0, 0.3, 0.69, 0.7, 0.95, 1.0].map(class_of), [0, 1, 2, 3, 4, 5]);
+        assert_eq!(class_of(f32::NAN), 0);
+        let mut acceptance = ModelAcceptance::default();
+        for _ in 0..100 {
+            acceptance.observe(5, false, 16);
+            acceptance.observe(1, true, 16);
+        }
+        assert!(acceptance.of(5) < ONE / 50 && acceptance.of(1) > ONE * 9 / 10);
+        assert_eq!(acceptance.of(3), ModelAcceptance::default().of(3));
+    }
+
+    /// Passes that a step of `n_rows` rows is worth, each of `pass_percent` of its time, with guesses that are right `percent` of
+    /// the time and cost `row_percent` each to verify.
+    fn n_passes(n_rows: usize, pass_percent: u64, row_percent: u32, percent: u64) -> usize {
+        let times = DraftTimes(std::array::from_fn(|n| 256 + 256 * row_percent * n as u32 / 100));
+        let mut weighing = Weighing::new(times, 10_000, n_rows);
+        let mut reach = ONE * n_rows as u64;
+        (0..16)
+            .take_while(|_| {
+                reach = reach * percent / 100;
+                let pays = weighing.pays(n_rows, reach, pass_percent * 100);
+                weighing.take(n_rows, pass_percent * 100);
+                weighing.gain(reach);
+                pays
+            })
+            .count()
+    }
+
+    #[test]
+    fn passes_are_made_as_long_as_they_pay() {
+        assert_eq!(n_passes(1, 10, 5, 100), 16);
+        assert_eq!(n_passes(1, 10, 5, 10), 0);
+        assert_eq!(
+            n_passes(1, 100, 0, 95),
+            0,
+            "a draft as slow as the model gains nothing"
+        );
+        assert!((2..=5).contains(&n_passes(1, 15, 5, 70)));
+        assert!(n_passes(1, 15, 5, 90) > n_passes(1, 15, 5, 70));
+        assert_eq!(n_passes(8, 15, 10, 70), 0, "eight rows fill a step");
+    }
+}
