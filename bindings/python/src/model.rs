@@ -26,7 +26,7 @@ pub(crate) struct Model(tokenmill::Model);
 #[pymethods]
 impl Model {
     #[new]
-    #[pyo3(signature = (path, *, context=None, sequences=None, device="auto", threads=None, kv_type=None, chat_template=None))]
+    #[pyo3(signature = (path, *, context=None, sequences=None, device="auto", threads=None, kv_type=None, chat_template=None, draft=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments")]
     fn new(
         py: Python<'_>,
@@ -37,10 +37,12 @@ impl Model {
         threads: Option<usize>,
         kv_type: Option<&str>,
         chat_template: Option<String>,
+        draft: Option<PathBuf>,
     ) -> PyResult<Self> {
         let mut options = LoadOptions {
             n_ctx: context,
             chat_template,
+            draft,
             ..LoadOptions::default()
         };
         options.compute.device = (device.parse()).map_err(|error| value_error("device", &error))?;

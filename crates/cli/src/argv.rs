@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use crate::{failure::Failure, foreign_flags};
 
 /// Short flags of llama.cpp with their long names here.
-const SHORT_FLAGS: [(&str, &str); 10] = [
+const SHORT_FLAGS: [(&str, &str); 11] = [
     ("-tb", "--threads-batch"),
     ("-ngl", "--gpu-layers"),
     ("-cmoe", "--cpu-moe"),
@@ -19,6 +19,7 @@ const SHORT_FLAGS: [(&str, &str); 10] = [
     ("-ctv", "--cache-type-v"),
     ("-dev", "--device"),
     ("-sys", "--system"),
+    ("-md", "--draft"),
 ];
 
 /// Rewrites the arguments of the program.

@@ -275,6 +275,30 @@ impl From<Error> for Failure {
                 "`--kv-cache-tokens {kv_tokens}` is less than one context of {n_ctx} tokens"
             ))
             .hint(format!("give {n_ctx} or more, or a shorter context with -c")),
+            Error::Draft { source, .. } => {
+                let mut failure = Self::from(*source);
+                failure.message = format!("draft model: {}", failure.message);
+                failure
+            }
+            Error::DraftVocabulary { .. } => {
+                Self::input(error.to_string()).hint("a draft model is a smaller one of the same family")
+            }
+            Error::DraftTooLarge {
+                path,
+                needed_bytes,
+                model_bytes,
+                machine_bytes,
+            } => Self::input(format!(
+                "draft model {}: it needs {} of memory next to the model's {}, and this machine has {} in all",
+                path.display(),
+                size(needed_bytes),
+                size(model_bytes),
+                size(machine_bytes as usize)
+            ))
+            .hint("take a smaller one, or a smaller context with -c"),
+            Error::DraftOffCpu => {
+                Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--draft` out")
+            }
             Error::NoTemplate => Self::input("the model has no chat template")
                 .hint("give one with --template, or continue texts with `tokenmill run`"),
             Error::Template(error) => error.into(),

@@ -135,12 +135,15 @@ const LLAMA_CPP: &[Row] = &[
         "it cannot be applied here; `run`, `chat`, `serve`, `batch` and `perplexity` take it",
     ),
     (
-        &["-md", "--model-draft", "--spec-draft-model"],
-        "drafts by a second model are not there yet; `--spec ngram` guesses from the text so far, without one",
+        &["--draft", "--model-draft"],
+        "no tokens are guessed ahead here; `run`, `chat`, `serve` and `batch` take it",
+    ),
+    (
+        &["--spec-draft-model"],
+        "`--draft MODEL` names the model that guesses; `run`, `chat`, `serve` and `batch` take it",
     ),
     (
         &[
-            "--draft",
             "--draft-max",
             "--draft-n",
             "--spec-draft-n-max",
@@ -157,7 +160,7 @@ const LLAMA_CPP: &[Row] = &[
             "--lookup-cache-static",
             "--lookup-cache-dynamic",
         ],
-        "`--spec auto|off|ngram` says whether tokens are guessed ahead from the text so far, `--spec-max N` how many at most",
+        "`--spec auto|off|ngram|draft` says what guesses tokens ahead, `--spec-max N` how many in a row at most",
     ),
     (
         &[
@@ -317,7 +320,7 @@ const VLLM: &[Row] = &[
             "--speculative-model",
             "--num-speculative-tokens",
         ],
-        "`--spec ngram --spec-max N` is the method `ngram` with N tokens; drafts by a second model are not there yet",
+        "`--spec ngram --spec-max N` is the method `ngram` with N tokens, `--draft MODEL` names a model that guesses",
     ),
     (
         &[

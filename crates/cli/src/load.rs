@@ -16,8 +16,9 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    BatchThreshold, Compute, Device, DeviceLayers, KvCache, KvType, LoadOptions, Loaded, LoadedDevice,
-    MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, Side, SplitObserver, SplitPlan,
+    BatchThreshold, Compute, Device, DeviceLayers, DraftFacts, KvCache, KvType, LoadOptions, Loaded,
+    LoadedDevice, MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, Side,
+    SplitObserver, SplitPlan,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_quant::CpuFeatures;
@@ -321,6 +322,9 @@ pub(crate) fn load_opened(
     if let (LoadedDevice::Cpu { .. }, Some(plan)) = (model.device(), model.memory()) {
         say_plan(plan, model.n_ctx(), &options.compute);
     }
+    if let Some(draft) = model.draft() {
+        say_draft(draft, model.n_ctx());
+    }
     tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
     Ok(model)
 }
@@ -410,6 +414,23 @@ fn say_plan(plan: &MemoryPlan, n_ctx: usize, compute: &Compute) {
     if let Some(n_threads) = compute.n_threads.filter(|&n_threads| n_threads > n_processors) {
         tell(&format!(
             "`-t {n_threads}` is more than the {n_processors} processors of this machine, and slower than -t {n_processors}"
+        ));
+    }
+}
+
+/// Tells a person what memory a draft model takes, and where it stops guessing.
+fn say_draft(draft: &DraftFacts, n_ctx: usize) {
+    if io::stderr().is_terminal() {
+        let name = visible(&draft.name);
+        note!(
+            "memory of the draft model {name}: {}",
+            plan_text(&draft.memory, draft.n_ctx)
+        );
+    }
+    if draft.n_ctx < n_ctx {
+        tell(&format!(
+            "the draft model was made for {} tokens and guesses nothing behind them",
+            draft.n_ctx
         ));
     }
 }

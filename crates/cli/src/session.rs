@@ -33,7 +33,7 @@ pub(crate) fn open(
     options.n_seqs = n_samples as usize;
     options.kv_cache = KvCache::Contexts(n_samples as usize);
     options.chat_template = chat_template;
-    options.speculation = speculation.speculation()?;
+    speculation.add_to(&mut options, &args.fetch)?;
     adapters.add_to(&mut options);
     load(path, &options)
 }

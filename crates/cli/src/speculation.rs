@@ -2,11 +2,13 @@
 //!
 //! Separate because every command that generates takes them. Invariant: an answer is the same with any of them.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
-use tokenmill::Speculation;
+use tokenmill::{LoadOptions, Speculation};
 use tokenmill_sched::MAX_DRAFT;
 
-use crate::failure::Failure;
+use crate::{failure::Failure, model_name::FetchArgs};
 
 /// Whether tokens are guessed ahead.
 #[derive(Args, Debug, Clone)]
@@ -20,33 +22,71 @@ pub(crate) struct SpeculationArgs {
     /// [default: 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT as i64))]
     spec_max: Option<u32>,
+    /// A smaller model with the same vocabulary that guesses, named as MODEL is [short: -md]
+    #[arg(long, alias = "model-draft", value_name = "MODEL")]
+    draft: Option<PathBuf>,
 }
 
 /// What guesses tokens.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum Drafter {
-    /// As `ngram`, where the measured times say that it pays; never on a GPU.
+    /// What is likely to be right, `ngram` or `draft`, where the measured times say that it pays; never on a GPU.
     Auto,
     /// Nothing.
     Off,
     /// What followed the newest tokens where they occurred before in prompt or answer.
     Ngram,
+    /// The model of `--draft`, as far as its guesses are likely.
+    Draft,
 }
 
 impl SpeculationArgs {
-    /// The option of a load.
+    /// Adds these options to those of a load. A draft model that is named is fetched as the model is.
     ///
     /// # Errors
-    /// A length of what is not guessed.
-    pub(crate) fn speculation(&self) -> Result<Speculation, Failure> {
+    /// A length or a model of what is not guessed, and a draft model that cannot be had.
+    pub(crate) fn add_to(&self, options: &mut LoadOptions, fetch: &FetchArgs) -> Result<(), Failure> {
+        options.speculation = self.speculation()?;
+        options.draft = match &self.draft {
+            None => None,
+            Some(model) if is_number(model) => {
+                let number = model.display();
+                return Err(
+                    Failure::usage(format!("`--draft {number}` names no model")).hint(format!(
+                        "`--spec-max {number}` is the most tokens that are guessed in a row"
+                    )),
+                );
+            }
+            Some(model) => Some(fetch.resolve(model)?),
+        };
+        Ok(())
+    }
+
+    /// Whether tokens are guessed ahead.
+    ///
+    /// # Errors
+    /// A length or a model of what is not guessed.
+    fn speculation(&self) -> Result<Speculation, Failure> {
         let max_draft = (self.spec_max).map_or(Speculation::DEFAULT_MAX_DRAFT, |n_tokens| n_tokens as usize);
-        match self.spec {
-            Drafter::Off if self.spec_max.is_some() => {
+        match (self.spec, &self.draft) {
+            (Drafter::Off, _) if self.spec_max.is_some() => {
                 Err(Failure::usage("`--spec-max` does nothing with `--spec off`"))
             }
-            Drafter::Off => Ok(Speculation::Off),
-            Drafter::Auto => Ok(Speculation::Auto { max_draft }),
-            Drafter::Ngram => Ok(Speculation::Ngram { max_draft }),
+            (Drafter::Off, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec off`")),
+            (Drafter::Ngram, Some(_)) => Err(Failure::usage("`--draft` does nothing with `--spec ngram`")
+                .hint("say `--spec draft`, or `--spec auto` for what is likelier to be right")),
+            (Drafter::Draft, None) => Err(Failure::usage("`--spec draft` needs a model that guesses")
+                .hint("name it with --draft MODEL")),
+            (Drafter::Off, None) => Ok(Speculation::Off),
+            (Drafter::Auto, _) => Ok(Speculation::Auto { max_draft }),
+            (Drafter::Ngram, None) => Ok(Speculation::Ngram { max_draft }),
+            (Drafter::Draft, Some(_)) => Ok(Speculation::Draft { max_draft }),
         }
     }
+}
+
+/// Whether what stands for a model is a number, as llama.cpp's option of this name takes, and no file.
+fn is_number(model: &std::path::Path) -> bool {
+    let text = model.to_str().unwrap_or_default();
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) && !model.exists()
 }

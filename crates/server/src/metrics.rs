@@ -51,6 +51,11 @@ struct PositionLabels {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct DrafterLabels {
+    drafter: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct AdapterLabels {
     max_lora: usize,
     running_lora_adapters: String,
@@ -101,6 +106,9 @@ struct EngineFigures {
     accepted_tokens: Counter,
     /// By the place in the draft.
     accepted_at: Family<PositionLabels, Counter>,
+    /// By what guessed.
+    draft_tokens_by: Family<DrafterLabels, Counter>,
+    accepted_by: Family<DrafterLabels, Counter>,
     /// When it was read, with what it was.
     adapters: Family<AdapterLabels, FloatGauge>,
 }
@@ -172,6 +180,8 @@ impl Metrics {
             ("engine_steps", "Steps of the engine", counter(&engine.steps)),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
             ("requests_failed", "Samples that failed after they were accepted", counter(&self.failed)),
+            ("drafter_tokens", "Tokens of drafts, by what guessed them: ngram or draft", Figure::ByDrafter(engine.draft_tokens_by.clone())),
+            ("drafter_accepted_tokens", "Draft tokens that were what was sampled, by what guessed them: ngram or draft", Figure::ByDrafter(engine.accepted_by.clone())),
         ];
         for (name, help, metric) in own {
             metric.register(registry, &format!("tokenmill_{name}"), help);
@@ -291,6 +301,19 @@ impl EngineFigures {
         set(&self.drafts, drafts.drafts);
         set(&self.draft_tokens, drafts.draft_tokens);
         set(&self.accepted_tokens, drafts.accepted_tokens);
+        let of_model = stats.scheduler.model_drafts;
+        for (drafter, n_tokens, n_accepted) in [
+            (
+                "ngram",
+                drafts.draft_tokens - of_model.draft_tokens,
+                drafts.accepted_tokens - of_model.accepted_tokens,
+            ),
+            ("draft", of_model.draft_tokens, of_model.accepted_tokens),
+        ] {
+            let labels = DrafterLabels { drafter };
+            set(&self.draft_tokens_by.get_or_create(&labels), n_tokens);
+            set(&self.accepted_by.get_or_create(&labels), n_accepted);
+        }
         let max_draft = engine.config().speculation.max_draft();
         for (position, &n_accepted) in drafts.accepted_at[..max_draft].iter().enumerate() {
             let counter = self.accepted_at.get_or_create(&PositionLabels { position });
@@ -307,6 +330,7 @@ enum Figure {
     Histogram(Histogram),
     Finished(Family<FinishedLabels, Counter>),
     ByPosition(Family<PositionLabels, Counter>),
+    ByDrafter(Family<DrafterLabels, Counter>),
 }
 
 impl Figure {
@@ -318,6 +342,7 @@ impl Figure {
             Self::Histogram(metric) => registry.register(name, help, metric.clone()),
             Self::Finished(metric) => registry.register(name, help, metric.clone()),
             Self::ByPosition(metric) => registry.register(name, help, metric.clone()),
+            Self::ByDrafter(metric) => registry.register(name, help, metric.clone()),
         }
     }
 }

@@ -183,6 +183,50 @@ pub enum Error {
         /// Tokens of a context.
         n_ctx: usize,
     },
+    /// The model that was to guess tokens ahead cannot be opened or loaded.
+    #[error("draft model {}: {source}", path.display())]
+    Draft {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: Box<Error>,
+    },
+    /// The model that was to guess tokens ahead has another vocabulary.
+    #[error("draft model {}: its vocabulary is not the model's: {difference}", path.display())]
+    DraftVocabulary {
+        /// Its path.
+        path: PathBuf,
+        /// What differs, in words.
+        difference: String,
+    },
+    /// The model that was to guess tokens ahead is an encoder.
+    #[error("draft model {}: it is an encoder, which guesses no next token", path.display())]
+    DraftIsEncoder {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// The model that was to guess tokens ahead does not fit next to the model.
+    #[error(
+        "draft model {}: it needs {needed_bytes} bytes of memory next to the model's {model_bytes}, and this machine has \
+         {machine_bytes}",
+        path.display()
+    )]
+    DraftTooLarge {
+        /// Its path.
+        path: PathBuf,
+        /// What it would take.
+        needed_bytes: usize,
+        /// What the model takes.
+        model_bytes: usize,
+        /// What the machine has, swap included.
+        machine_bytes: u64,
+    },
+    /// A model that guesses tokens ahead, next to one on a GPU.
+    #[error("a draft model works next to a model on the CPU only")]
+    DraftOffCpu,
+    /// A draft model was to guess, and none is given.
+    #[error("drafts of a model are asked for, and no draft model is given")]
+    NoDraft,
     /// The model has no chat template, and a conversation needs one.
     #[error("the model has no chat template; complete a prompt in the model's own format instead")]
     NoTemplate,

@@ -8,14 +8,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_backend::{Backend, Executor, KvType, MemoryPlan, PAGE_TOKENS};
+use tokenmill_backend::{Backend, KvType, PAGE_TOKENS};
 use tokenmill_convert::Preset;
 use tokenmill_model::{ControlVector, LoadProgress, Model as Network, ModelOptions, WindowPages};
 use tokenmill_sched::{Engine, EngineConfig, Speculation};
 
 use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
-    ModelSource, ModelWords, adapters::Shelf, device, quantized, session::identity_of,
+    ModelSource, ModelWords, adapters::Shelf, device, draft::Draft, quantized, session::identity_of,
 };
 
 /// The context where nothing else is said, unless the model was made for less.
@@ -66,6 +66,8 @@ pub struct LoadOptions {
     pub quantize: Option<Preset>,
     /// Whether tokens are guessed ahead. What is generated is the same.
     pub speculation: Speculation,
+    /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
+    pub draft: Option<PathBuf>,
     /// Adapters to load with the model.
     pub adapters: Vec<AdapterSource>,
     /// Adapters that the model may have at a time.
@@ -97,6 +99,7 @@ impl Default for LoadOptions {
             speculation: Speculation::Auto {
                 max_draft: Speculation::DEFAULT_MAX_DRAFT,
             },
+            draft: None,
             adapters: Vec::new(),
             max_adapters: DEFAULT_MAX_ADAPTERS,
             control_vectors: Vec::new(),
@@ -171,6 +174,13 @@ impl LoadOptions {
         self
     }
 
+    /// Sets a second model that guesses tokens ahead.
+    #[must_use]
+    pub fn draft(mut self, path: impl Into<PathBuf>) -> Self {
+        self.draft = Some(path.into());
+        self
+    }
+
     /// Adds an adapter to load with the model.
     #[must_use]
     pub fn adapter(mut self, adapter: AdapterSource) -> Self {
@@ -198,14 +208,14 @@ impl LoadOptions {
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, Error> {
         let words = self.words(source, network)?;
+        let draft = self.open_draft(network, &words)?;
+        if draft.is_some() {
+            Draft::check_choice(&self.compute)?;
+        }
         let options = self.network_options(network.descriptor().n_ctx_train)?;
-        let Loaded {
-            executor,
-            device,
-            plan,
-        } = device::load(network, &options, &self.compute, on_progress)?;
+        let loaded = device::load(network, &options, &self.compute, on_progress)?;
         let identity = identity(source, network, &options)?;
-        let model = self.start(source, words, executor, device, plan);
+        let model = self.start(source, words, loaded, draft.as_ref(), &options, on_progress)?;
         self.equip(model.with_identity(identity), network)
     }
 
@@ -224,10 +234,15 @@ impl LoadOptions {
         let source = ModelSource::find(path)?;
         let network = self.open_network(&source)?;
         let words = self.words(&source, &network)?;
+        let draft = self.open_draft(&network, &words)?;
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         let plan = network.plan(&backend, &options)?;
-        let executor = network.load_on(backend, &options, &mut |_| {})?;
-        let model = self.start(&source, words, Box::new(executor), LoadedDevice::Own, plan);
+        let loaded = Loaded {
+            executor: Box::new(network.load_on(backend, &options, &mut |_| {})?),
+            device: LoadedDevice::Own,
+            plan,
+        };
+        let model = self.start(&source, words, loaded, draft.as_ref(), &options, &mut |_| {})?;
         let identity = identity(&source, &network, &options)?;
         self.equip(model.with_identity(identity), &network)
     }
@@ -285,14 +300,31 @@ impl LoadOptions {
         Ok(words)
     }
 
+    /// Opens the model that is to guess for `network`, where it generates and tokens are to be guessed by one.
+    fn open_draft(&self, network: &Network, words: &ModelWords) -> Result<Option<Draft>, Error> {
+        match &self.draft {
+            Some(path) if self.speculation.asks_model() && !network.descriptor().is_encoder() => {
+                Draft::open(path, words.tokenizer()).map(Some)
+            }
+            None if matches!(self.speculation, Speculation::Draft { .. }) => Err(Error::NoDraft),
+            _ => Ok(None),
+        }
+    }
+
     fn start(
         &self,
         source: &ModelSource,
         words: ModelWords,
-        executor: Box<dyn Executor + Send>,
-        device: LoadedDevice,
-        plan: MemoryPlan,
-    ) -> Model {
+        loaded: Loaded,
+        draft: Option<&Draft>,
+        options: &ModelOptions,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<Model, Error> {
+        let Loaded {
+            executor,
+            device,
+            plan,
+        } = loaded;
         let config = EngineConfig {
             max_running: self.n_seqs,
             max_step_tokens: self.max_step_tokens.max(self.n_seqs),
@@ -302,8 +334,15 @@ impl LoadOptions {
             speculation: self.speculation,
             ..EngineConfig::default()
         };
-        let engine = Engine::start(executor, config);
-        Model::from_parts(source.name(), words, engine, device, Some(plan))
+        let (engine, facts) = match draft {
+            None => (Engine::start(executor, config), None),
+            Some(draft) => {
+                let (of_draft, facts) = draft.load(options, &self.compute, &device, &plan, on_progress)?;
+                (Engine::start_with_draft(executor, of_draft, config), Some(facts))
+            }
+        };
+        let model = Model::from_parts(source.name(), words, engine, device, Some(plan));
+        Ok(model.with_draft(facts))
     }
 }
 

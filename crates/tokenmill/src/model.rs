@@ -11,8 +11,8 @@ use tokenmill_sched::{Engine, EngineError, GenerateParams};
 use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
-    Answer, Constraint, Conversation, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords, ReplyReader,
-    Scores, TextStream, adapters::Shelf, constraint,
+    Answer, Constraint, Conversation, DraftFacts, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords,
+    ReplyReader, Scores, TextStream, adapters::Shelf, constraint,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -29,6 +29,7 @@ struct Inner {
     device: LoadedDevice,
     memory: Option<MemoryPlan>,
     facts: Option<ModelFacts>,
+    draft: Option<DraftFacts>,
     shelf: Shelf,
     identity: Option<u128>,
 }
@@ -105,6 +106,7 @@ impl Model {
                 device,
                 memory,
                 facts: None,
+                draft: None,
                 shelf: Shelf::new(None, 0),
                 identity: None,
             }),
@@ -120,6 +122,15 @@ impl Model {
                 facts: Some(facts),
                 ..inner
             }),
+        }
+    }
+
+    /// Tells of the model that guesses tokens ahead.
+    #[must_use]
+    pub(crate) fn with_draft(self, draft: Option<DraftFacts>) -> Self {
+        let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
+        Self {
+            inner: Arc::new(Inner { draft, ..inner }),
         }
     }
 
@@ -184,6 +195,11 @@ impl Model {
     /// What its files say of it, where this crate loaded it.
     pub fn facts(&self) -> Option<&ModelFacts> {
         self.inner.facts.as_ref()
+    }
+
+    /// The model that guesses tokens ahead, where there is one; its memory is not a part of [`Self::memory`].
+    pub fn draft(&self) -> Option<&DraftFacts> {
+        self.inner.draft.as_ref()
     }
 
     /// Tokens of a context.

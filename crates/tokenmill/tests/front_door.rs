@@ -10,7 +10,7 @@ use std::{
 
 use tokenmill::{
     Conversation, Device, Error, FinishReason, KvCache, LoadedDevice, Message, Model, ModelSource,
-    SamplingParams, TextEvent, TextParams,
+    SamplingParams, Speculation, TextEvent, TextParams,
 };
 use tokenmill_sched::EngineError;
 
@@ -266,4 +266,40 @@ fn a_dropped_stream_leaves_the_engine_free() {
         ends += usize::from(matches!(event, TextEvent::Finished(_)));
     }
     assert_eq!(ends, 1);
+}
+
+#[test]
+fn a_draft_model_changes_no_answer_and_is_told_of() {
+    let plain = model();
+    let options = Model::options().context(512).sequences(4).threads(1);
+    let speculation = Speculation::Draft { max_draft: 5 };
+    let options = options.device(Device::Cpu).speculation(speculation);
+    assert!(matches!(options.load("demo"), Err(Error::NoDraft)));
+    let model = options.clone().draft("demo").load("demo").unwrap();
+    let facts = model.draft().unwrap();
+    assert_eq!((facts.name.as_str(), facts.n_ctx), ("demo", 512));
+    assert!(facts.memory.total_bytes() > 0 && plain.draft().is_none());
+    let params = TextParams {
+        n: 3,
+        sampling: SamplingParams {
+            temperature: 0.8,
+            seed: 5,
+            n_logprobs: Some(2),
+            ..SamplingParams::default()
+        },
+        stops: vec!["the end".to_owned()],
+        ..at_most(40)
+    };
+    let (found, expected) = [&model, &plain]
+        .map(|model| model.samples(PROMPT, &params).unwrap())
+        .into();
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!((&found.text, &found.tokens), (&expected.text, &expected.tokens));
+        assert!(found.usage.accepted_tokens > 0);
+    }
+    for missing in ["no-such-draft.gguf", "no/such/folder"] {
+        let error = options.clone().draft(missing).load("demo").unwrap_err();
+        assert!(matches!(error, Error::Draft { .. }), "{error}");
+        assert!(error.to_string().starts_with("draft model no"), "{error}");
+    }
 }

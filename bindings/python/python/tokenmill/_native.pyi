@@ -113,6 +113,7 @@ class Model:
         threads: int | None = None,
         kv_type: str | None = None,
         chat_template: str | None = None,
+        draft: str | PathLike[str] | None = None,
     ) -> None: ...
     @property
     def name(self) -> str: ...

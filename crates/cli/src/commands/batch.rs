@@ -104,7 +104,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_queued: usize::MAX,
         max_queued_tokens: usize::MAX,
         max_page_event_batches: None,
-        speculation: args.speculation.speculation()?,
+        speculation: &args.speculation,
     };
     let config = ServerConfig::default();
     let app = Arc::new(load_app(

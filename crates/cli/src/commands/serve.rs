@@ -16,7 +16,7 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{KvCache, LoadOptions, Speculation, remove_unfinished_sessions};
+use tokenmill::{KvCache, LoadOptions, remove_unfinished_sessions};
 use tokenmill_backend::StepError;
 use tokenmill_sched::{EngineError, EngineState};
 #[cfg(feature = "otel")]
@@ -354,7 +354,7 @@ impl Args {
             max_queued: limits.max_queued_requests,
             max_queued_tokens: limits.max_queued_tokens,
             max_page_event_batches: self.kv_events().map(|config| config.max_queue_size),
-            speculation: self.speculation.speculation()?,
+            speculation: &self.speculation,
         };
         let names = &self.served_model_name;
         load_app(&self.model, &self.load, &self.adapters, &seats, names, config)
@@ -362,7 +362,7 @@ impl Args {
 }
 
 /// How many requests a model is to serve at once.
-pub(crate) struct Seats {
+pub(crate) struct Seats<'a> {
     /// Most sequences in one batch.
     pub(crate) n_seqs: usize,
     /// Tokens of a step, where that is not a matter of how the model is loaded.
@@ -378,7 +378,7 @@ pub(crate) struct Seats {
     /// Batches of changes of the prefix cache that may wait to be published, where they are.
     pub(crate) max_page_event_batches: Option<usize>,
     /// Whether tokens are guessed ahead.
-    pub(crate) speculation: Speculation,
+    pub(crate) speculation: &'a SpeculationArgs,
 }
 
 /// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as its
@@ -390,7 +390,7 @@ pub(crate) fn load_app(
     model: &Path,
     load_args: &LoadArgs,
     adapters: &AdapterArgs,
-    seats: &Seats,
+    seats: &Seats<'_>,
     names: &[String],
     config: ServerConfig,
 ) -> Result<App, Failure> {
@@ -402,7 +402,7 @@ pub(crate) fn load_app(
     options.max_queued = seats.max_queued;
     options.max_queued_tokens = seats.max_queued_tokens;
     options.max_page_event_batches = seats.max_page_event_batches;
-    options.speculation = seats.speculation;
+    (seats.speculation).add_to(&mut options, &load_args.fetch)?;
     adapters.add_to(&mut options);
     let model = load(&load_args.fetch.resolve(model)?, &options)?;
     if let Some(error) = model.words().template_error() {

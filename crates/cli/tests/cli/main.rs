@@ -9,6 +9,7 @@ mod chat;
 mod commands;
 mod convert;
 mod demo;
+mod drafts;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -55,8 +55,24 @@ pub(crate) struct Setup {
     pub(crate) step_time: Duration,
     /// Has a vocabulary with the marks of a gap, and no network.
     pub(crate) fills: bool,
+    /// Has the same model guess what it will say.
+    pub(crate) drafts: bool,
     /// One more name of the model.
     pub(crate) alias: Option<String>,
+}
+
+/// A model on a thread of its own, to guess for few sequences.
+fn draft_of(model: &Model) -> impl Executor + Send + 'static {
+    let options = ModelOptions {
+        max_batch_seqs: 4,
+        max_logit_rows: 4,
+        n_pages: Some(128),
+        ..ModelOptions::default()
+    };
+    let backend = CpuBackend::new(Some(1), CpuFeatures::detect()).expect("a thread");
+    model
+        .load_on(backend, &options, &mut |_| {})
+        .expect("the demo model loads")
 }
 
 impl TestServer {
@@ -107,6 +123,7 @@ impl TestServer {
         };
         let engine = match setup.hang {
             Some(hang) => Engine::start(Hanging { executor, hang }, setup.engine),
+            None if setup.drafts => Engine::start_with_draft(executor, draft_of(&model), setup.engine),
             None => Engine::start(executor, setup.engine),
         };
         let mut names = vec!["demo".to_owned(), "demo-alias".to_owned()];

@@ -1,0 +1,218 @@
+//! [`Draft`]: a second model that guesses tokens ahead, from its file to what computes it.
+//!
+//! Separate from the load of the model itself, which knows nothing of it. Invariant: it says the same tokens by the same numbers as the
+//! model, which is checked before either is loaded.
+
+use std::path::{Path, PathBuf};
+
+use tokenmill_backend::{Executor, MemoryPlan, PAGE_TOKENS};
+use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
+use tokenmill_text::Tokenizer;
+
+use crate::{
+    Compute, Device, Error, LoadedDevice, ModelSource, machine_memory,
+    machine_memory::{available_bytes, machine_bytes},
+};
+
+/// Tokens that the drafting model computes at once: it has a few of each sequence to compute, and prompts in parts.
+const MAX_STEP_TOKENS: usize = 128;
+
+/// Tokens that one of two vocabularies may have more, behind those of the other. Families fill theirs up to round numbers,
+/// which differ with the size of the model. Source: llama.cpp, `common/speculative.cpp`, the largest difference that it takes.
+const MAX_MORE_TOKENS: usize = 128;
+
+/// The model that guesses tokens ahead, as a loaded model tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DraftFacts {
+    /// The name of its file or folder.
+    pub name: String,
+    /// The memory that it takes.
+    pub memory: MemoryPlan,
+    /// Tokens of a context behind which it guesses nothing.
+    pub n_ctx: usize,
+}
+
+/// A drafting model whose headers were read.
+pub(crate) struct Draft {
+    path: PathBuf,
+    name: String,
+    network: Network,
+}
+
+impl Draft {
+    /// Opens the model at `path`, and checks that it can guess for one that has `tokenizer`.
+    ///
+    /// # Errors
+    /// [`Error::Draft`] of one that cannot be opened, [`Error::DraftVocabulary`], [`Error::DraftIsEncoder`].
+    pub(crate) fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        let of_draft = |source| Error::Draft {
+            path: path.to_owned(),
+            source: Box::new(source),
+        };
+        let source = ModelSource::find(path).map_err(of_draft)?;
+        let network = source.open_network().map_err(of_draft)?;
+        if network.descriptor().is_encoder() {
+            return Err(Error::DraftIsEncoder {
+                path: path.to_owned(),
+            });
+        }
+        let own = source.tokenizer_of(&network).map_err(of_draft)?;
+        if let Some(difference) = difference_of(tokenizer, &own) {
+            return Err(Error::DraftVocabulary {
+                path: path.to_owned(),
+                difference,
+            });
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            name: source.name(),
+            network,
+        })
+    }
+
+    /// Refuses a drafting model where the model it guesses for is not on the CPU alone.
+    ///
+    /// # Errors
+    /// [`Error::DraftOffCpu`].
+    pub(crate) fn check_choice(compute: &Compute) -> Result<(), Error> {
+        match compute.device {
+            Device::Cuda { .. } => Err(Error::DraftOffCpu),
+            Device::Cpu | Device::Auto => Ok(()),
+        }
+    }
+
+    /// Loads it next to a model with `options` on `device` that takes `beside`.
+    ///
+    /// # Errors
+    /// [`Error::DraftOffCpu`], [`Error::DraftTooLarge`], and [`Error::Draft`] of what else keeps it from loading.
+    pub(crate) fn load(
+        &self,
+        options: &ModelOptions,
+        compute: &Compute,
+        device: &LoadedDevice,
+        beside: &MemoryPlan,
+        on_progress: &mut dyn FnMut(LoadProgress),
+    ) -> Result<(Box<dyn Executor + Send>, DraftFacts), Error> {
+        if !matches!(device, LoadedDevice::Cpu { .. } | LoadedDevice::Own) {
+            return Err(Error::DraftOffCpu);
+        }
+        let of_draft = |source: Error| Error::Draft {
+            path: self.path.clone(),
+            source: Box::new(source),
+        };
+        let options = self.options_beside(options);
+        let backend = compute.cpu_backend().map_err(|error| of_draft(error.into()))?;
+        let memory = (self.network.plan(&backend, &options)).map_err(|error| of_draft(error.into()))?;
+        self.check_memory(&memory, beside, machine_bytes())?;
+        machine_memory::check_available(&memory, available_bytes()).map_err(of_draft)?;
+        let executor =
+            (self.network.load_on(backend, &options, on_progress)).map_err(|error| of_draft(error.into()))?;
+        let facts = DraftFacts {
+            name: self.name.clone(),
+            memory,
+            n_ctx: executor.limits().n_ctx,
+        };
+        Ok((Box::new(executor), facts))
+    }
+
+    /// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
+    fn options_beside(&self, options: &ModelOptions) -> ModelOptions {
+        let n_ctx_train = self.network.descriptor().n_ctx_train;
+        let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
+        let n_full = n_ctx.div_ceil(PAGE_TOKENS);
+        let n_pages = options.n_pages.unwrap_or(n_full);
+        ModelOptions {
+            n_ctx: Some(n_ctx),
+            max_batch_tokens: MAX_STEP_TOKENS.max(options.max_batch_seqs),
+            max_logit_rows: options.max_batch_seqs,
+            n_pages: Some(
+                n_pages
+                    .min(n_full.saturating_mul(options.max_batch_seqs))
+                    .max(n_full),
+            ),
+            n_host_pages: 0,
+            ..options.clone()
+        }
+    }
+
+    fn check_memory(
+        &self,
+        memory: &MemoryPlan,
+        beside: &MemoryPlan,
+        machine_bytes: Option<u64>,
+    ) -> Result<(), Error> {
+        let (needed_bytes, model_bytes) = (memory.total_bytes(), beside.total_bytes());
+        match machine_bytes {
+            Some(machine_bytes) if needed_bytes.saturating_add(model_bytes) as u64 > machine_bytes => {
+                Err(Error::DraftTooLarge {
+                    path: self.path.clone(),
+                    needed_bytes,
+                    model_bytes,
+                    machine_bytes,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What differs between a model's vocabulary and that of its draft, in words; `None` where they agree.
+fn difference_of(model: &Tokenizer, draft: &Tokenizer) -> Option<String> {
+    let (n_model, n_draft) = (model.n_vocab(), draft.n_vocab());
+    let text = |tokenizer: &Tokenizer, id: u32| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        format!("`{}`", String::from_utf8_lossy(bytes).escape_debug())
+    };
+    if n_model.abs_diff(n_draft) > MAX_MORE_TOKENS {
+        return Some(format!("it has {n_draft} tokens, and the model {n_model}"));
+    }
+    if let Some(id) = (0..n_model.min(n_draft) as u32).find(|&id| {
+        (model.token_bytes(id), model.token_kind(id)) != (draft.token_bytes(id), draft.token_kind(id))
+    }) {
+        let (of_draft, of_model) = (text(draft, id), text(model, id));
+        return Some(if of_draft == of_model {
+            format!("its token {id}, {of_draft}, is of another kind than the model's")
+        } else {
+            format!("its token {id} is {of_draft}, and the model's {of_model}")
+        });
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vocabulary_differs_by_its_first_other_token() {
+        let tokenizer = |json: &str| Tokenizer::from_tokenizer_json(json.as_bytes()).unwrap();
+        let of = |tokens: &[&str]| {
+            let vocab: serde_json::Map<String, serde_json::Value> = (tokens.iter().zip(0..))
+                .map(|(token, id)| ((*token).to_owned(), id.into()))
+                .collect();
+            tokenizer(
+                &serde_json::json!({
+                    "version": "1.0", "added_tokens": [], "normalizer": null,
+                    "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+                    "decoder": { "type": "ByteLevel" },
+                    "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+                })
+                .to_string(),
+            )
+        };
+        let model = of(&["a", "b", "c"]);
+        assert_eq!(difference_of(&model, &of(&["a", "b", "c"])), None);
+        assert_eq!(difference_of(&model, &of(&["a", "b", "c", "d"])), None);
+        assert_eq!(
+            difference_of(&model, &of(&["a", "x", "c"])).as_deref(),
+            Some("its token 1 is `x`, and the model's `b`")
+        );
+        let many: Vec<String> = (0..200).map(|n| format!("t{n}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(
+            difference_of(&model, &of(&many)).as_deref(),
+            Some("it has 200 tokens, and the model 3")
+        );
+    }
+}
