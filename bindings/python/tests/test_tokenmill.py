@@ -182,6 +182,8 @@ def test_what_is_refused_says_why(model, tmp_path):
         Model(tmp_path / "empty.gguf")
     with pytest.raises(ValueError, match="device"):
         Model("demo", device="abacus")
+    with pytest.raises(LoadError, match="draft model nothing-here.gguf"):
+        Model("demo", device="cpu", draft="nothing-here.gguf")
     with pytest.raises(TypeError, match="temprature"):
         model.complete("a", temprature=1)
     with pytest.raises(TypeError, match="max_tokens"):
@@ -222,3 +224,9 @@ def test_ctrl_c_ends_a_wait(model):
             model.complete("Once upon a time", ignore_eos=True)
     timer.join()
     assert model.complete("The cat", max_tokens=4).usage.completion_tokens == 4
+
+
+def test_a_draft_model_changes_no_answer(model: Model) -> None:
+    guessing = Model("demo", context=1024, device="cpu", draft="demo")
+    params = {"temperature": 0.8, "seed": 3, "max_tokens": 40}
+    assert guessing.complete("Once upon a time", **params).text == model.complete("Once upon a time", **params).text

@@ -44,13 +44,6 @@ pub(crate) struct Seat<'a> {
     pub(crate) sampling: &'a Arc<SamplingParams>,
 }
 
-/// What is kept of a sequence between two drafts.
-struct Lane {
-    /// Its sequence here.
-    seq: SeqId,
-    params: Arc<SamplingParams>,
-}
-
 /// A draft that is being made.
 struct Draft {
     want: Want,
@@ -103,8 +96,10 @@ impl PassTimes {
 pub(crate) struct DraftModel {
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
-    /// By the first model's sequence.
-    lanes: HashMap<SeqId, Lane>,
+    /// The sequence here for each of the first model's.
+    lanes: HashMap<SeqId, SeqId>,
+    /// How a sequence here samples.
+    params: HashMap<SeqId, Arc<SamplingParams>>,
     /// Inputs that a sequence may have.
     longest: usize,
     times: PassTimes,
@@ -140,6 +135,7 @@ impl DraftModel {
             }),
             executor,
             lanes: HashMap::new(),
+            params: HashMap::new(),
             times: PassTimes::default(),
             trial_budget: 0,
             has_failed: false,
@@ -187,8 +183,9 @@ impl DraftModel {
 
     /// Forgets a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
-        if let Some(lane) = self.lanes.remove(&seq) {
-            self.scheduler.end(lane.seq, End::Cancelled, &mut self.outcomes);
+        if let Some(own) = self.lanes.remove(&seq) {
+            self.params.remove(&own);
+            self.scheduler.end(own, End::Cancelled, &mut self.outcomes);
             self.outcomes.clear();
         }
     }
@@ -233,8 +230,7 @@ impl DraftModel {
 
     /// Whether computing what is missing of a sequence may pay in the rest of its answer.
     fn may_catch_up(&self, seat: &Seat<'_>, weighing: &Weighing) -> bool {
-        let n_computed =
-            (self.lanes.get(&seat.want.seq)).map_or(0, |lane| self.scheduler.n_computed(lane.seq));
+        let n_computed = (self.lanes.get(&seat.want.seq)).map_or(0, |&own| self.scheduler.n_computed(own));
         let n_missing = seat.tokens.len().saturating_sub(n_computed) as u64;
         let n_expected = seat.want.n_left.min(MAX_EXPECTED_TOKENS) as u64;
         n_missing * self.times.token.unwrap_or(0) <= n_expected * weighing.step_us / 8
@@ -242,9 +238,9 @@ impl DraftModel {
 
     /// The sequence of a seat, with its tokens.
     fn sit_down(&mut self, seat: &Seat<'_>) -> SeqId {
-        if let Some(lane) = self.lanes.get(&seat.want.seq) {
-            self.scheduler.revise(lane.seq, seat.tokens);
-            return lane.seq;
+        if let Some(&own) = self.lanes.get(&seat.want.seq) {
+            self.scheduler.revise(own, seat.tokens);
+            return own;
         }
         let n_vocab = self.scheduler.config().limits.n_vocab;
         let likeliest = SamplingParams::default();
@@ -269,8 +265,8 @@ impl DraftModel {
             is_constrained: false,
             fork_of: None,
         });
-        let params = Arc::new(params);
-        self.lanes.insert(seat.want.seq, Lane { seq, params });
+        self.lanes.insert(seat.want.seq, seq);
+        self.params.insert(seq, Arc::new(params));
         seq
     }
 
@@ -322,11 +318,7 @@ impl DraftModel {
         if self.plan.is_empty() {
             return Ok(());
         }
-        let params_of = |row: &PlannedRow, _: u32| {
-            let mut lanes = self.lanes.values();
-            let lane = lanes.find(|lane| lane.seq == row.seq);
-            Arc::clone(&lane.expect("a sequence has a lane").params)
-        };
+        let params_of = |row: &PlannedRow, _: u32| Arc::clone(&self.params[&row.seq]);
         build_batch(&self.scheduler, &self.plan, params_of, |_| None, &mut self.batch);
         let ticket = self.executor.submit(&self.batch)?;
         self.executor.wait(ticket, &mut self.output)?;
@@ -387,9 +379,10 @@ impl DraftModel {
     fn fail(&mut self) {
         self.has_failed = true;
         self.scheduler.fail_step(&self.plan, &mut self.outcomes);
-        for (_, lane) in self.lanes.drain() {
-            self.scheduler.end(lane.seq, End::StepFailed, &mut self.outcomes);
+        for (_, own) in self.lanes.drain() {
+            self.scheduler.end(own, End::StepFailed, &mut self.outcomes);
         }
+        self.params.clear();
         self.scheduler.forget_cache();
         self.outcomes.clear();
     }
@@ -402,9 +395,12 @@ impl DraftModel {
     pub(crate) fn assert_consistent(&self) {
         self.scheduler.assert_consistent();
         assert_eq!(self.scheduler.n_running(), 0, "it rests between two drafts");
-        for lane in self.lanes.values() {
-            assert!(self.scheduler.tokens_of(lane.seq).is_some());
-        }
+        assert!(
+            self.lanes
+                .values()
+                .all(|&own| self.scheduler.tokens_of(own).is_some())
+        );
+        assert_eq!(self.lanes.len(), self.params.len());
     }
 
     /// Sequences that it knows, and pages that they hold.

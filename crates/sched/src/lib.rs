@@ -84,11 +84,17 @@ mod submission;
 mod sync;
 
 #[cfg(test)]
+#[path = "../tests/support/draft_worth.rs"]
+mod draft_worth;
+#[cfg(test)]
 #[path = "../tests/support/known_pages.rs"]
 mod known_pages;
 #[cfg(test)]
 #[path = "../tests/support/simulation.rs"]
 mod simulation;
+#[cfg(test)]
+#[path = "../tests/support/world.rs"]
+mod world;
 
 pub use adapters::AdaptersInUse;
 pub use arena::SeqId;

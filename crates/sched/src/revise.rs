@@ -28,6 +28,11 @@ impl Scheduler {
         }
     }
 
+    /// Inputs of a sequence that are computed; 0 once it has ended.
+    pub(crate) fn n_computed(&self, id: SeqId) -> usize {
+        self.sequences.get(id).map_or(0, |sequence| sequence.n_committed)
+    }
+
     /// Forgets what was computed behind the first `n_kept` inputs; all of it where what they need is no longer there.
     fn roll_back(&mut self, id: SeqId, n_kept: usize) {
         let sequence = &self.sequences[id];

@@ -502,11 +502,6 @@ impl Scheduler {
         Some(&sequence.tables[group.index()])
     }
 
-    /// Inputs of a sequence that are computed; 0 once it has ended.
-    pub(crate) fn n_computed(&self, id: SeqId) -> usize {
-        self.sequences.get(id).map_or(0, |sequence| sequence.n_committed)
-    }
-
     /// Whether no sequence is left.
     pub fn is_empty(&self) -> bool {
         self.sequences.len() == 0
