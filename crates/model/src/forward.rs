@@ -236,6 +236,10 @@ impl<B: Backend> Halves<'_, B> {
                         let both = [&mut rows.hidden, &mut *delta];
                         (alt_up.laurel).add(backend, self.n_rows, &rows.normed, both, buffers)?;
                         self.norm_stream(backend, next_norm, rows)?;
+                    } else if let (Some(first), Some(second)) =
+                        (&layer.mixer_sum_norm, &layer.mixer_second_norm)
+                    {
+                        self.add_twice(backend, delta, [first, second], rows)?;
                     } else {
                         self.add_norm(backend, delta, layer.mixer_sum_norm.as_ref(), next_norm, rows)?;
                     }
@@ -389,6 +393,20 @@ impl<B: Backend> Halves<'_, B> {
                 self.norm_stream(backend, norm, rows)
             }
         }
+    }
+
+    /// `delta = first(hidden + delta); hidden = second(hidden + delta)`.
+    fn add_twice(
+        &self,
+        backend: &mut B,
+        delta: &mut B::Buffer,
+        [first, second]: [&Norm<B::Vector>; 2],
+        rows: &mut Rows<B::Buffer>,
+    ) -> Result<(), BackendError> {
+        let n_embd = self.network.token_embd.n_in;
+        backend.add(1.0, self.n_rows, n_embd, delta, &rows.hidden)?;
+        backend.norm_in_place(first, self.n_rows, n_embd, delta)?;
+        self.add_norm(backend, delta, Some(second), None, rows)
     }
 
     fn norm_if_present(

@@ -53,6 +53,8 @@ pub(crate) struct Layer<M: Memory> {
     pub(crate) mixer_post_norm: Option<Norm<M::Vector>>,
     /// The norm of the stream once the mixer was added.
     pub(crate) mixer_sum_norm: Option<Norm<M::Vector>>,
+    /// The norm of the layer's input and that sum together.
+    pub(crate) mixer_second_norm: Option<Norm<M::Vector>>,
     pub(crate) residual: Residual,
     /// The norm before the feed-forward network.
     pub(crate) ffn_norm: Option<Norm<M::Vector>>,
@@ -213,7 +215,8 @@ impl<M: Memory> Layer<M> {
         } else {
             ("attn_norm", "ffn_norm")
         };
-        let is_after_sum = norms == NormPlacement::AfterSum;
+        let is_after_sum = norms.has_sum();
+        let is_twice = norms == NormPlacement::AfterSumTwice;
         let post_norm = |has_half: bool, part: &str, loader: &mut Loader<'_, M>| {
             let norm = NormDescriptor {
                 eps: loader
@@ -234,6 +237,7 @@ impl<M: Memory> Layer<M> {
             mixer: Mixer::load(place, &layer.mixer, loader)?,
             mixer_post_norm: post_norm(has_mixer, "post_attention_norm", loader)?,
             mixer_sum_norm: loader.norm_if(has_mixer && is_after_sum, &place.name("attn_output_norm"))?,
+            mixer_second_norm: loader.norm_if(has_mixer && is_twice, &place.name("attn_norm_2"))?,
             residual: layer.residual,
             ffn_norm: {
                 loader.memory.enter(NetworkPart::Ffn(place.layer_idx));

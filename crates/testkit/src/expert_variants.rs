@@ -4,8 +4,8 @@
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 use tokenmill_model::{
-    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, MoeDescriptor, Presence, RouterDescriptor,
-    SharedDescriptor,
+    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, MoeDescriptor, Presence,
+    RouterDescriptor, SharedDescriptor,
 };
 
 use crate::{tiny_model::tiny_llama, variants::Variant};
@@ -155,6 +155,7 @@ fn shared(n_ff: usize, has_gate: bool) -> SharedDescriptor {
             activation: Activation::Silu,
             xielu: None,
             cutoff: None,
+            joined: JoinedRows::GateFirst,
             is_gated: true,
             bias: Presence::Absent,
         },

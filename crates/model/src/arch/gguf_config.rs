@@ -6,9 +6,9 @@ use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufFile, Value};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, LayerDescriptor, LoadError,
-    MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual, RopeDescriptor,
-    RopeScaling, YarnRounding, rope::yarn_magnitude,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, JoinedRows, LayerDescriptor,
+    LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
+    RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude,
 };
 
 /// The tensors of layers behind the last, if there are such layers.
@@ -210,6 +210,7 @@ impl GgufConfig<'_> {
                     activation: Activation::Silu,
                     xielu: None,
                     cutoff: None,
+                    joined: JoinedRows::GateFirst,
                     is_gated: true,
                     bias: Presence::Absent,
                 }),

@@ -6,8 +6,8 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor,
-    SharedDescriptor,
+    DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, LoadError, MoeDescriptor, Presence,
+    RouterDescriptor, SharedDescriptor,
 };
 
 use super::GgufConfig;
@@ -117,6 +117,7 @@ impl GgufConfig<'_> {
                 activation: moe.activation,
                 xielu: None,
                 cutoff: None,
+                joined: JoinedRows::GateFirst,
                 is_gated: moe.is_gated,
                 bias: Presence::Absent,
             },

@@ -11,7 +11,7 @@ use tokenmill_gguf::RegularFile;
 use tokenmill_backend::{Activation, NormKind};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, LayerDescriptor, LoadError,
     MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
 };
 
@@ -317,6 +317,7 @@ impl HfConfig {
                 activation,
                 xielu: None,
                 cutoff: None,
+                joined: JoinedRows::GateFirst,
                 is_gated: true,
                 bias: Presence::Absent,
             }),

@@ -5,7 +5,8 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, LoadError, MoeDescriptor, Presence, RouterDescriptor, SharedDescriptor,
+    DenseDescriptor, Descriptor, JoinedRows, LoadError, MoeDescriptor, Presence, RouterDescriptor,
+    SharedDescriptor,
 };
 
 use super::{HfConfig, gguf_experts::set_experts, hf_layout::Names};
@@ -114,6 +115,7 @@ impl HfConfig {
                 activation: moe.activation,
                 xielu: None,
                 cutoff: None,
+                joined: JoinedRows::GateFirst,
                 is_gated: moe.is_gated,
                 bias: Presence::Absent,
             },

@@ -43,6 +43,7 @@ mod hf_recurrent;
 mod hf_rope;
 mod hunyuan_dense;
 mod hunyuan_moe;
+mod jina_bert;
 mod kimi_linear;
 mod lfm2;
 mod llama;
@@ -128,6 +129,8 @@ const ARCHITECTURES: &[Architecture] = &[
     granite::ARCHITECTURE,
     granitehybrid::ARCHITECTURE,
     granitemoe::ARCHITECTURE,
+    jina_bert::JINA_BERT_V2,
+    jina_bert::JINA_BERT_V3,
     kimi_linear::ARCHITECTURE,
     lfm2::LFM2,
     lfm2::LFM2_MOE,

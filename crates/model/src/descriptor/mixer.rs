@@ -335,7 +335,7 @@ pub enum OutputGate {
     Apart,
 }
 
-/// What a norm of queries and keys spans. It is an RMS norm.
+/// What a norm of queries and keys spans. It is an RMS norm where nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// Each head by itself, without a weight.
@@ -344,6 +344,8 @@ pub enum QkNorm {
     Head,
     /// All heads of a token together.
     Row,
+    /// All heads of a token together, by the network's own kind of norm.
+    RowAsLayers,
 }
 
 #[cfg(test)]

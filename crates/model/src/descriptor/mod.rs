@@ -11,8 +11,8 @@ mod pooling;
 mod recurrent;
 
 pub use ffn::{
-    BesideDescriptor, DenseDescriptor, FfnDescriptor, MoeDescriptor, RouterDescriptor, SharedDescriptor,
-    XieluNumbers,
+    BesideDescriptor, DenseDescriptor, FfnDescriptor, JoinedRows, MoeDescriptor, RouterDescriptor,
+    SharedDescriptor, XieluNumbers,
 };
 pub use latent::LatentDescriptor;
 pub use mixer::{AttentionDescriptor, MixerDescriptor, OutputGate, QkNorm};
@@ -198,6 +198,8 @@ pub enum NormPlacement {
     PreAndPost,
     /// Of the stream, once a half has been added: `norm(x + f(x))`.
     AfterSum,
+    /// As `AfterSum`, and for the mixer once more: `norm_2(x + norm(x + f(x)))`.
+    AfterSumTwice,
     /// Before the feed-forward network alone.
     PreFfn,
 }
@@ -211,6 +213,11 @@ impl NormPlacement {
     /// Whether the input of the feed-forward network is normed.
     pub fn has_pre_ffn(self) -> bool {
         self.has_pre_mixer() || self == Self::PreFfn
+    }
+
+    /// Whether the stream is normed once a half was added.
+    pub fn has_sum(self) -> bool {
+        matches!(self, Self::AfterSum | Self::AfterSumTwice)
     }
 
     /// Whether the output of a half is normed.

@@ -8,7 +8,7 @@ use tokenmill_backend::{
 };
 
 use crate::{
-    DenseDescriptor, Descriptor, LoadError, XieluNumbers,
+    DenseDescriptor, Descriptor, JoinedRows, LoadError, XieluNumbers,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
@@ -43,13 +43,17 @@ impl<M: Memory> DenseFfn<M> {
         let DenseDescriptor { n_ff, bias, .. } = *dense;
         let name = |part: &str| place.name(&format!("{part}{suffix}"));
         let (gate_name, up_name) = (name("ffn_gate"), name("ffn_up"));
-        // Some files join gate and up in one tensor, the gate's rows first.
+        // Some files join gate and up in one tensor.
         let is_joined = dense.is_gated
             && !loader.source.contains(&format!("{gate_name}.weight"))
             && loader.has_rows(&format!("{up_name}.weight"), 2 * n_ff);
         let (gate_name, [gate_rows, up_rows]) = if is_joined {
             let half = |first| RowsOf::run(first, n_ff, 2 * n_ff);
-            (&up_name, [half(0), half(n_ff)])
+            let rows = match dense.joined {
+                JoinedRows::GateFirst => [half(0), half(n_ff)],
+                JoinedRows::UpFirst => [half(n_ff), half(0)],
+            };
+            (&up_name, rows)
         } else {
             (&gate_name, [RowsOf::all(n_ff); 2])
         };

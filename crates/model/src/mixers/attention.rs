@@ -150,6 +150,7 @@ fn load_head_norm<M: Memory>(
         Some(QkNorm::PlainHead) => return Ok(Some(plain_norm(norm, attention.head_dim_k))),
         Some(QkNorm::Head) => attention.head_dim_k,
         Some(QkNorm::Row) => row_width,
+        Some(QkNorm::RowAsLayers) => return loader.norm(name, row_width, loader.descriptor.norm).map(Some),
     };
     loader.norm(name, width, norm).map(Some)
 }

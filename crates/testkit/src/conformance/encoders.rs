@@ -9,7 +9,7 @@ use tokenmill_backend::{
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{
     Descriptor, EmbeddingNorm, HeadLayer, ModelExecutor, ModelOptions, NormPlacement, OutputHead,
-    PooledOutput, PoolingDescriptor, Presence, build,
+    PooledOutput, PoolingDescriptor, Presence, QkNorm, build,
 };
 
 use super::{
@@ -68,6 +68,20 @@ const ENCODERS: &[Variant] = &[
         });
         head.push(HeadLayer::Activation(Activation::GeluErf));
         head.push(HeadLayer::Norm { name: "cls.norm" });
+    }),
+    ("BERT of distances with a gate", |d| {
+        bert(d);
+        for layer in &mut d.layers {
+            layer.attention_mut().alibi = Some(8.0);
+            layer.dense_mut().is_gated = true;
+        }
+    }),
+    ("BERT with norms of queries and keys, and of sums twice", |d| {
+        bert(d);
+        for layer in &mut d.layers {
+            layer.attention_mut().qk_norm = Some(QkNorm::RowAsLayers);
+            layer.norms = NormPlacement::AfterSumTwice;
+        }
     }),
     ("layers with stores of different shapes", |d| {
         d.layers[0].attention_mut().n_kv_heads = 4;

@@ -22,7 +22,7 @@ pub(super) type Rule = fn(&mut GgufKeys<'_>) -> Result<(), LoadError>;
 pub(super) fn rule_of(arch: &str) -> Option<Rule> {
     Some(match arch {
         "apertus" => apertus,
-        "bert" | "nomic-bert" => bert,
+        "bert" | "jina-bert-v2" | "jina-bert-v3" | "nomic-bert" => bert,
         "bloom" => bloom,
         "command-r" | "cohere2" => cohere,
         "deepseek2" => deepseek2,
