@@ -22,7 +22,7 @@ const SIM: ParityDevice = ParityDevice {
 
 /// Exact types of each architecture, where greedy tokens are compared, one of each way that quantized weights lie, experts, each kind of
 /// recurrent layer, and what few networks have: latent rows, embeddings of each layer, several streams, xIELU, chunks.
-const CASES: [(&str, &str, KvType); 21] = [
+const CASES: [(&str, &str, KvType); 25] = [
     ("parity/llama", "F32", KvType::F16),
     ("parity/llama", "BF16", KvType::F32),
     ("parity/llama", "Q4_K_M", KvType::F32),
@@ -44,6 +44,10 @@ const CASES: [(&str, &str, KvType); 21] = [
     ("parity2/gemma3n", "F32", KvType::F32),
     ("parity2/apertus", "F32", KvType::F32),
     ("parity2/llama4_chunked", "F32", KvType::F16),
+    ("networks/jina_v2", "BF16", KvType::F32),
+    ("networks/jina_v2_code", "BF16", KvType::F32),
+    ("networks/jina_v3", "BF16", KvType::F32),
+    ("networks/glm4_7_flash", "BF16", KvType::F32),
 ];
 
 #[test]
