@@ -98,6 +98,8 @@ pub(crate) enum MatrixKind {
     Bf16,
     /// m16n8k8, f16 inputs, f32 sums.
     F16K8,
+    /// m16n8k8, tf32 inputs, f32 sums.
+    Tf32,
     /// m16n8k32, s8 inputs, s32 sums.
     S8,
     /// m16n8k16, s8 inputs, s32 sums.

@@ -286,6 +286,7 @@ impl Decoder<'_> {
             ("m16n8k16", ["f16", "f16", "f16", "f16"]) => (MatrixKind::F16F16, 4, 2, 2),
             ("m16n8k16", ["f32", "bf16", "bf16", "f32"]) => (MatrixKind::Bf16, 4, 2, 4),
             ("m16n8k8", ["f32", "f16", "f16", "f32"]) => (MatrixKind::F16K8, 2, 1, 4),
+            ("m16n8k8", ["f32", "tf32", "tf32", "f32"]) => (MatrixKind::Tf32, 4, 2, 4),
             ("m16n8k32", ["s32", "s8", "s8", "s32"]) => (MatrixKind::S8, 4, 2, 4),
             ("m16n8k16", ["s32", "s8", "s8", "s32"]) => (MatrixKind::S8K16, 2, 1, 4),
             _ => return Ok(false),

@@ -34,6 +34,7 @@ pub(super) fn multiply(
         MatrixKind::F16F32 => float::<16>(&a, &b, &c, f16_to_f32),
         MatrixKind::Bf16 => float::<16>(&a, &b, &c, bf16_to_f32),
         MatrixKind::F16K8 => float::<8>(&a, &b, &c, f16_to_f32),
+        MatrixKind::Tf32 => tf32(&a, &b, &c),
         MatrixKind::F16F16 => {
             let halves = |register: &Lanes32, shift: u32| {
                 register.map(|bits| f16_to_f32((bits >> shift) as u16).to_bits())
@@ -88,6 +89,33 @@ fn float<const K: usize>(
             right[k + 1][g] = value((b[index][lane] >> 16) as u16);
         }
     }
+    sums(&left, &right, c)
+}
+
+/// Registers hold one number each, `t + 4 i` of k in register `i` of B and in registers `2 i` and `2 i + 1` of A. A tf32 number is an
+/// f32 whose low 13 bits do not count.
+fn tf32(a: &[Lanes32; 4], b: &[Lanes32; 2], c: &[Lanes32; 4]) -> [Lanes32; 4] {
+    let value = |bits: u32| f32::from_bits(bits & !0x1fff);
+    let mut left = [[0f32; 8]; ROWS];
+    let mut right = [[0f32; COLUMNS]; 8];
+    for lane in 0..LANES {
+        let (g, t) = (lane / 4, lane % 4);
+        for index in 0..4 {
+            left[g + 8 * (index % 2)][t + 4 * (index / 2)] = value(a[index][lane]);
+        }
+        for index in 0..2 {
+            right[t + 4 * index][g] = value(b[index][lane]);
+        }
+    }
+    sums(&left, &right, c)
+}
+
+/// The products of rows and columns, added to `c` in order of k.
+fn sums<const K: usize>(
+    left: &[[f32; K]; ROWS],
+    right: &[[f32; COLUMNS]; K],
+    c: &[Lanes32; 4],
+) -> [Lanes32; 4] {
     let mut out = [[0; LANES]; 4];
     for row in 0..ROWS {
         let mut sums: [f32; COLUMNS] = std::array::from_fn(|column| {

@@ -449,7 +449,7 @@ fn unknown_opcodes_and_modifiers_are_refused_with_their_line() {
         "cvt.rz.f16.f32 %h0, %r1;",
         "prmt.b32.f4e %r0, %r1, %r2, %r3;",
         "shf.l.wrap.b64 %d0, %d1, %d2, %r0;",
-        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%r0,%r1,%r2,%r3},{%r0,%r1,%r2,%r3},{%r0,%r1},{%r0,%r1,%r2,%r3};",
+        "mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32 {%r0,%r1,%r2,%r3},{%r0,%r1},{%r0},{%r0,%r1,%r2,%r3};",
         "wgmma.fence.sync.aligned;",
         "ld.global.v4.u64 {%d0,%d1,%d2,%d3}, [%d4];",
         "frobnicate.b32 %r0;",

@@ -96,6 +96,30 @@ fn float_products_match_a_plain_loop() {
     }
 }
 
+/// A register has one number, and what tf32 does not hold of it is cut off.
+#[test]
+fn tf32_products_match_a_plain_loop() {
+    let mut values = Values(5);
+    let (a, b, c) = (
+        whole(&mut values, 16 * 8),
+        whole(&mut values, 8 * 8),
+        whole(&mut values, 128),
+    );
+    for lowest_bits in [0, 0x1fff] {
+        let pack = |values: &[i32]| {
+            let bits = values.iter().map(|&value| (value as f32).to_bits() | lowest_bits);
+            bits.flat_map(u32::to_le_bytes).collect::<Vec<_>>()
+        };
+        let floats = |values: &[i32]| {
+            let floats = values.iter().map(|&value| value as f32);
+            floats.flat_map(f32::to_le_bytes).collect::<Vec<_>>()
+        };
+        let shape = "m16n8k8.row.col.f32.tf32.tf32.f32";
+        let found = multiply(shape, 4, 2, 32, &pack(&a), &pack(&b), &floats(&c));
+        assert_eq!(found, floats(&product(&a, &b, &c, 8)), "{lowest_bits:x}");
+    }
+}
+
 #[test]
 fn byte_products_match_a_plain_loop() {
     let mut values = Values(11);
