@@ -12,35 +12,53 @@
 //   qkv [n_tokens, 2 n_k_heads dim_k + n_v_heads dim_v] f32; alpha [n_tokens, n_v_heads], of channels [n_tokens, n_v_heads, dim_k]; beta
 //   [n_tokens, n_v_heads]; a [n_v_heads]; dt_bias [n_v_heads], of channels [n_v_heads, dim_k]; y [n_tokens, n_v_heads dim_v]; matrices
 //   [n_v_heads, dim_v, dim_k] `state_start` floats into each slot. Key heads: grouped h / (n_v / n_k), tiled h % n_k.
-// Shared: 1 KiB times lanes, dynamic, and 64 bytes; of channels 768 bytes times lanes, and 16 bytes. Alignment: 4 bytes; states 16 bytes where dim_k is a multiple of 4. Measured on the
+// delta_net_chunks: delta_net with 16 tokens at a time where a sequence's step has them; chunks.cuh has the formula. `positions` of the
+//   step's tokens; lanes from 2 to 16. Grid, block and arguments otherwise as delta_net.
+// Shared: 1 KiB times lanes, dynamic, and 64 bytes; of channels 768 bytes times lanes, and 16 bytes; of chunks
+// 4 KiB times lanes and 26 KiB. Alignment: 4 bytes; states 16 bytes where dim_k is a multiple of 4. Measured on the
 // simulator only.
 //
 // Bytes: a sequence reads and writes its state once a step, 8 n_v_heads dim_k dim_v; that is what limits a decode step, by DRAM, and each
 // thread has 64 bytes of it in flight while q and k are scaled. A token moves 4 (2 n_k dim_k + 2 n_v dim_v), q and k once for each thread
 // block of a head, from L2. A prompt is limited by the chain from token to token: 7 operations a value and two sums over lanes, some 200
 // cycles, of which the last sum overlaps with the next token; the warps of an SM hide it for one another.
-#include "states.cuh"
+#include "chunks.cuh"
 
 constexpr int R = 16, G = R / 4;
 
+// What a thread block computes: some columns of a head of a sequence.
+struct Place {
+    int head, key_head, first_column;
+};
+
+DEVICE Place place_of(int n_k_heads, int n_v_heads, int dim_v, int is_tiled, int lanes) {
+    int columns = blockDim.x / lanes, blocks_per_head = (dim_v + columns - 1) / columns, head = blockIdx.x / blocks_per_head;
+    int key_head = is_tiled ? head % n_k_heads : head / (n_v_heads / n_k_heads);
+    return {head, key_head, (int)(blockIdx.x % blocks_per_head) * columns};
+}
+
+// The factor that makes a row of a warp's length 1.
+DEVICE float unit_factor(const float* row, int dim, int lane) {
+    float squares = 0.0f;
+    for (int k = lane; k < dim; k += WARP) squares += row[k] * row[k];
+    return 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
+}
+
 template <bool OF_CHANNELS>
 DEVICE void run_rule(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,
-                     int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states,
-                     float* state, int stride, int state_start, float* y) {
+                     int is_tiled, int lanes, const float* a, const float* dt_bias, const Run& run, float* state, int stride,
+                     int state_start, float* y, float* scaled) {
     constexpr int TOKENS = OF_CHANNELS ? 4 : 8, PARTS = OF_CHANNELS ? 3 : 2;
     // [TOKENS][PARTS][R * lanes]: queries, keys, and decays of channels.
-    extern __shared__ __align__(16) float scaled[];
     __shared__ float decays[TOKENS], rates[TOKENS];
-    int columns = blockDim.x / lanes, blocks_per_head = (dim_v + columns - 1) / columns, padded = R * lanes;
-    int head = blockIdx.x / blocks_per_head, lane = threadIdx.x % lanes, warp = threadIdx.x / WARP;
-    int column = blockIdx.x % blocks_per_head * columns + threadIdx.x / lanes;
+    Place place = place_of(n_k_heads, n_v_heads, dim_v, is_tiled, lanes);
+    int head = place.head, key_head = place.key_head;
+    int padded = R * lanes, lane = threadIdx.x % lanes, warp = threadIdx.x / WARP, column = place.first_column + threadIdx.x / lanes;
     bool is_inside = column < dim_v;
     // Lanes behind the last column compute that one and write nothing: the sums need whole warps.
     column = min(column, dim_v - 1);
-    int key_head = is_tiled ? head % n_k_heads : head / (n_v_heads / n_k_heads);
     int qk_width = n_k_heads * dim_k, qkv_width = 2 * qk_width + n_v_heads * dim_v;
     size_t out_column = (size_t)head * dim_v + column, out_width = (size_t)n_v_heads * dim_v;
-    Run run = run_of(seq_starts, states, blockIdx.y);
     if (run.first == run.end) {
         if (is_inside && lane == 0) y[blockIdx.y * out_width + out_column] = 0.0f;
         return;
@@ -70,9 +88,7 @@ DEVICE void run_rule(const float* qkv, const float* alpha, const float* beta, in
         if (has_rows && own < run.end) {
             for (int part = 0; part < 2; part++) {
                 const float* row = qkv + (size_t)own * qkv_width + part * qk_width + key_head * dim_k;
-                float squares = 0.0f;
-                for (int k = i; k < dim_k; k += WARP) squares += row[k] * row[k];
-                float factor = 1.0f / sqrtf(warp_sum(squares) + 1e-6f);
+                float factor = unit_factor(row, dim_k, i);
                 if (part == 0) factor *= 1.0f / sqrtf((float)dim_k);
                 float* out = parts + part * padded;
                 for (int k = i; k < padded; k += WARP) out[k] = k < dim_k ? row[k] * factor : 0.0f;
@@ -127,9 +143,85 @@ DEVICE void run_rule(const float* qkv, const float* alpha, const float* beta, in
         NAME(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,         \
              int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states,   \
              float* state, int stride, int state_start, float* y) {                                                               \
-        run_rule<OF_CHANNELS>(qkv, alpha, beta, n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, lanes, a, dt_bias, seq_starts,      \
-                              states, state, stride, state_start, y);                                                             \
+        extern __shared__ __align__(16) float scaled[];                                                                           \
+        run_rule<OF_CHANNELS>(qkv, alpha, beta, n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, lanes, a, dt_bias,                  \
+                              run_of(seq_starts, states, blockIdx.y), state, stride, state_start, y, scaled);                     \
     }
 
 RULE(delta_net, false)
 RULE(delta_net_channels, true)
+
+// The rows of a head, as chunks take them.
+struct NetRows {
+    // Of the head: queries, keys and values of the first token, in rows of `qkv_width`; gates in rows of `n_v_heads`.
+    const float *queries, *keys, *values, *alpha, *beta;
+    int qkv_width, n_v_heads, dim_k, dim_v;
+    float a, dt_bias;
+    // [n_tokens, n_v_heads dim_v], from the head's first column on.
+    float* y;
+
+    __device__ __forceinline__ float input(uint32_t token, int column) const { return values[(size_t)token * qkv_width + column]; }
+    __device__ __forceinline__ void output(uint32_t token, int column, float answer, float) const {
+        y[(size_t)token * n_v_heads * dim_v + column] = answer;
+    }
+    __device__ __forceinline__ void stage(const ChunkRoom& room, uint32_t first, int warp, int lane) const {
+        if (warp == 0) {
+            size_t gate = (size_t)(first + lane % CHUNK) * n_v_heads;
+            put_decays(room, a * softplus(alpha[gate] + dt_bias), lane);
+            if (lane < CHUNK) room.rates()[lane] = 1.0f / (1.0f + expf(-beta[gate]));
+        }
+        for (int token = warp; token < CHUNK; token += N_WARPS) {
+            size_t start = (size_t)(first + token) * qkv_width;
+            put_unit(room.queries(), token, queries + start, 1.0f / sqrtf((float)dim_k), lane);
+            put_unit(room.keys(), token, keys + start, 1.0f, lane);
+        }
+    }
+    __device__ __forceinline__ void put_unit(const TokenRows& rows, int token, const float* row, float scale, int lane) const {
+        // Up to 256 values: four pairs of a lane.
+        float pairs[4][2], squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int k = 2 * (lane + WARP * i);
+            pairs[i][0] = k < dim_k ? row[k] : 0.0f, pairs[i][1] = k + 1 < dim_k ? row[k + 1] : 0.0f;
+            squares += pairs[i][0] * pairs[i][0] + pairs[i][1] * pairs[i][1];
+        }
+        float factor = scale / sqrtf(warp_sum(squares) + 1e-6f);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int k = 2 * (lane + WARP * i);
+            if (k < rows.width) rows.put_pair(token, k, pairs[i][0] * factor, pairs[i][1] * factor);
+        }
+    }
+};
+
+KERNEL __launch_bounds__(256, 2)
+    delta_net_chunks(const float* qkv, const float* alpha, const float* beta, int n_k_heads, int n_v_heads, int dim_k, int dim_v,
+                     int is_tiled, int lanes, const float* a, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states,
+                     const uint32_t* positions, float* state, int stride, int state_start, float* y) {
+    extern __shared__ __align__(16) float scaled[];
+    auto step_by_step = [&](const Run& part) {
+        run_rule<false>(qkv, alpha, beta, n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, lanes, a, dt_bias, part, state, stride,
+                        state_start, y, scaled);
+    };
+    Run run = run_of(seq_starts, states, blockIdx.y);
+    run_sequence(run, chunks_of(run, positions), step_by_step, [&](const Run& part) {
+        Place place = place_of(n_k_heads, n_v_heads, dim_v, is_tiled, lanes);
+        int head = place.head, qk_width = n_k_heads * dim_k;
+        NetRows rows = {qkv + place.key_head * dim_k,
+                        qkv + qk_width + place.key_head * dim_k,
+                        qkv + 2 * qk_width + head * dim_v,
+                        alpha + head,
+                        beta + head,
+                        2 * qk_width + n_v_heads * dim_v,
+                        n_v_heads,
+                        dim_k,
+                        dim_v,
+                        a[head],
+                        dt_bias[head],
+                        y + head * dim_v};
+        auto matrix = [&](uint32_t slot) {
+            return state + (size_t)slot * stride + state_start + (size_t)head * dim_v * dim_k;
+        };
+        run_chunks<true>(rows, matrix, {reinterpret_cast<uint32_t*>(scaled), lanes}, part, place.first_column, dim_v, dim_k, lanes);
+    });
+}

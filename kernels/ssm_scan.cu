@@ -7,13 +7,15 @@
 //   each of which keeps 4 or 16 (r) of its n_state values in registers: n_state <= lanes * r. x [n_tokens, n_heads * head_dim], b and c
 //   [n_tokens, n_groups * n_state] in rows of their own widths; dt [n_tokens, n_heads]; a [n_heads] or [n_state, n_heads]; skip, dt_bias
 //   [n_heads]; y [n_tokens, n_heads * head_dim]; matrices [n_heads * head_dim, n_state] `state_start` floats into each slot.
-// Shared: none. Alignment: 4 bytes; 16 bytes where is_aligned. Measured on the simulator only.
+// ssm_chunks: ssm_scan_r16 with 16 tokens at a time where a sequence's step has them; chunks.cuh has the formula. `positions` of the step's
+//   tokens; lanes from 2 to 16; head_dim a multiple of 256 / lanes. Grid, block and arguments otherwise as ssm_scan_r16.
+// Shared: none; of chunks 4 KiB times lanes and 26 KiB. Alignment: 4 bytes; 16 bytes where is_aligned. Measured on the simulator only.
 //
 // Bytes: a sequence reads and writes its state once a step, 8 n_heads head_dim n_state; that is what limits a decode step, by DRAM, and
 // each thread has up to 64 bytes of it in flight. A token moves 8 n_heads head_dim for x and y, and each thread block reads its b and c,
 // 8 n_state, from L2. A prompt is limited by the chain from token to token: 3 operations a value and one sum over lanes, some 100
 // cycles, which the warps of an SM hide for one another; the next token's b and c are loaded meanwhile.
-#include "states.cuh"
+#include "chunks.cuh"
 
 template <int R>
 DEVICE void load_values(float4 (&values)[R / 4], const float* row, int lane, int lanes, int n_state, bool is_aligned) {
@@ -26,10 +28,10 @@ struct ScanRows {
     int x_width, b_width, c_width;
 };
 
-template <int R, bool HAS_OWN_DECAYS>
+// LOADS_AHEAD: the next token's b and c are in registers while a token is taken.
+template <int R, bool HAS_OWN_DECAYS, bool LOADS_AHEAD>
 DEVICE void scan(ScanRows rows, int n_heads, int head_dim, int n_groups, int n_state, int lanes, bool is_aligned, const float* a,
-                 const float* skip, const float* dt_bias, const uint32_t* seq_starts, const SeqState* states, float* state, int stride,
-                 int state_start, float* y) {
+                 const float* skip, const float* dt_bias, const Run& run, float* state, int stride, int state_start, float* y) {
     constexpr int G = R / 4;
     int width = n_heads * head_dim, lane = threadIdx.x % lanes, first_lane = threadIdx.x % WARP - lane;
     int channel = blockIdx.x * (blockDim.x / lanes) + threadIdx.x / lanes;
@@ -37,7 +39,6 @@ DEVICE void scan(ScanRows rows, int n_heads, int head_dim, int n_groups, int n_s
     // Surplus lanes repeat the last channel without storing, because the shuffles need whole warps.
     channel = min(channel, width - 1);
     int head = channel / head_dim, group = head / (n_heads / n_groups);
-    Run run = run_of(seq_starts, states, blockIdx.y);
     if (run.first == run.end) {
         if (is_inside && lane == 0) y[(size_t)blockIdx.y * width + channel] = 0.0f;
         return;
@@ -51,7 +52,7 @@ DEVICE void scan(ScanRows rows, int n_heads, int head_dim, int n_groups, int n_s
         load_values<R>(next_b, rows.b + (size_t)token * rows.b_width + group * n_state, lane, lanes, n_state, is_aligned);
         load_values<R>(next_c, rows.c + (size_t)token * rows.c_width + group * n_state, lane, lanes, n_state, is_aligned);
     };
-    load_token(run.first);
+    if (LOADS_AHEAD) load_token(run.first);
     auto keep = [&](uint32_t slot) {
         if (!is_inside) return;
 #pragma unroll
@@ -77,9 +78,10 @@ DEVICE void scan(ScanRows rows, int n_heads, int head_dim, int n_groups, int n_s
 #pragma unroll 1
         for (int i = 0; i < n; i++) {
             float4 b[G], c[G];
+            if (!LOADS_AHEAD) load_token(at + i);
 #pragma unroll
             for (int g = 0; g < G; g++) b[g] = next_b[g], c[g] = next_c[g];
-            if (at + i + 1 < run.end) load_token(at + i + 1);
+            if (LOADS_AHEAD && at + i + 1 < run.end) load_token(at + i + 1);
             float dt = __shfl_sync(FULL_WARP, own_dt, first_lane + i), x = __shfl_sync(FULL_WARP, own_x, first_lane + i);
             float decay = __shfl_sync(FULL_WARP, own_decay, first_lane + i), sum = 0.0f, added = dt * x;
             auto advance = [&](float& value, float b, float c, float a) {
@@ -109,11 +111,72 @@ DEVICE void scan(ScanRows rows, int n_heads, int head_dim, int n_groups, int n_s
              const float* dt_bias, const uint32_t* seq_starts, const SeqState* states, float* state, int stride, int state_start,  \
              float* y) {                                                                                                           \
         ScanRows rows = {x, b, c, dt, x_width, b_width, c_width};                                                                  \
-        scan<R, HAS_OWN_DECAYS>(rows, n_heads, head_dim, n_groups, n_state, lanes, is_aligned != 0, a, skip, dt_bias, seq_starts,  \
-                                states, state, stride, state_start, y);                                                            \
+        scan<R, HAS_OWN_DECAYS, true>(rows, n_heads, head_dim, n_groups, n_state, lanes, is_aligned != 0, a, skip, dt_bias,        \
+                                        run_of(seq_starts, states, blockIdx.y), state, stride, state_start, y);                      \
     }
 
 SCAN(ssm_scan_r4, 4, false)
 SCAN(ssm_scan_r16, 16, false)
 SCAN(ssm_scan_own_r4, 4, true)
 SCAN(ssm_scan_own_r16, 16, true)
+
+// The rows of a head, as chunks take them: keys are b, queries c, what is written dt x.
+struct HeadRows {
+    // Of the head, the first token's: x, b, c and dt in rows of their widths.
+    ScanRows rows;
+    int n_heads, head_dim, n_state;
+    float a, dt_bias, skip;
+    // [n_tokens, n_heads head_dim], from the head's first column on.
+    float* y;
+
+    __device__ __forceinline__ float input(uint32_t token, int column) const { return rows.x[(size_t)token * rows.x_width + column]; }
+    __device__ __forceinline__ void output(uint32_t token, int column, float answer, float x) const {
+        y[(size_t)token * n_heads * head_dim + column] = answer + skip * x;
+    }
+    __device__ __forceinline__ void stage(const ChunkRoom& room, uint32_t first, int warp, int lane) const {
+        if (warp == 0) {
+            float dt = softplus(rows.dt[(size_t)(first + lane % CHUNK) * n_heads] + dt_bias);
+            put_decays(room, dt * a, lane);
+            if (lane < CHUNK) room.rates()[lane] = dt;
+        }
+        for (int token = warp; token < CHUNK; token += N_WARPS) {
+            put_row(room.queries(), token, rows.c + (size_t)(first + token) * rows.c_width, lane);
+            put_row(room.keys(), token, rows.b + (size_t)(first + token) * rows.b_width, lane);
+        }
+    }
+    __device__ __forceinline__ void put_row(const TokenRows& to, int token, const float* row, int lane) const {
+        for (int n = 2 * lane; n < to.width; n += 2 * WARP) {
+            to.put_pair(token, n, n < n_state ? row[n] : 0.0f, n + 1 < n_state ? row[n + 1] : 0.0f);
+        }
+    }
+};
+
+KERNEL __launch_bounds__(256, 2)
+    ssm_chunks(const float* x, int x_width, const float* b, int b_width, const float* c, int c_width, const float* dt, int n_heads,
+               int head_dim, int n_groups, int n_state, int lanes, int is_aligned, const float* a, const float* skip,
+               const float* dt_bias, const uint32_t* seq_starts, const SeqState* states, const uint32_t* positions, float* state,
+               int stride, int state_start, float* y) {
+    extern __shared__ __align__(16) uint32_t words[];
+    ScanRows all = {x, b, c, dt, x_width, b_width, c_width};
+    auto step_by_step = [&](const Run& part) {
+        scan<16, false, false>(all, n_heads, head_dim, n_groups, n_state, lanes, is_aligned != 0, a, skip, dt_bias, part, state,
+                               stride, state_start, y);
+    };
+    Run run = run_of(seq_starts, states, blockIdx.y);
+    run_sequence(run, chunks_of(run, positions), step_by_step, [&](const Run& part) {
+        int columns = blockDim.x / lanes, blocks_per_head = head_dim / columns, head = blockIdx.x / blocks_per_head;
+        int first_column = blockIdx.x % blocks_per_head * columns, group = head / (n_heads / n_groups) * n_state;
+        HeadRows rows = {{x + head * head_dim, b + group, c + group, dt + head, x_width, b_width, c_width},
+                         n_heads,
+                         head_dim,
+                         n_state,
+                         a[head],
+                         dt_bias[head],
+                         skip[head],
+                         y + head * head_dim};
+        auto matrix = [&](uint32_t slot) {
+            return state + (size_t)slot * stride + state_start + (size_t)head * head_dim * n_state;
+        };
+        run_chunks<false>(rows, matrix, {words, lanes}, part, first_column, head_dim, n_state, lanes);
+    });
+}

@@ -387,6 +387,7 @@ impl StepInputs {
             slots: words.range(self.layout.states..self.layout.records)?,
             n_seqs: shape.n_seqs,
             n_tokens: shape.n_tokens,
+            positions: self.positions(shape.n_tokens)?,
             // Decode steps are captured, and the length of a run is no part of their shape.
             longest: if shape.phase == Phase::Mixed {
                 self.longest_run

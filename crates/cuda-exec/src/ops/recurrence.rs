@@ -1,7 +1,8 @@
 //! The operations on recurrent states. Kernels: `short_conv.cu`, `ssm_scan.cu`, `delta_net.cu`.
 //!
 //! Their kernels are loaded for networks that have states only. Invariant: where a state is, the step's inputs say, so a launch depends on
-//! counts only and is captured like any other.
+//! counts only and is captured like any other. Whole chunks of 16 tokens go at once, others token by token: which, follows from the
+//! tokens' positions, not from what else a step has.
 
 use tokenmill_backend::{DeltaDecays, DeltaNet, KeyHeads, ShortConv, SsmScan};
 
@@ -31,6 +32,16 @@ const SHORT_LANE_LEN: usize = 4;
 /// States up to this length are short.
 const SHORT_STATE: usize = 32;
 
+/// Tokens that a chunk has.
+const CHUNK_TOKENS: usize = 16;
+/// Lanes with which a kernel takes chunks: a warp has 16 columns and 32 of their values, and the warps of a thread block share a column.
+const CHUNK_LANES: std::ops::RangeInclusive<usize> = 2..=16;
+
+/// Dynamic shared memory of a thread block that takes chunks; `chunks.cuh` has the layout.
+const fn chunk_bytes(n_lanes: usize) -> usize {
+    4 * (6464 + 1024 * n_lanes)
+}
+
 const _: () = assert!(MAX_LANES * LANE_LEN == MAX_ROW);
 
 /// The kernels of recurrent layers.
@@ -42,6 +53,9 @@ pub(super) struct RecurrentKernels {
     ssm_scan: [[Kernel; 2]; 2],
     /// With one decay for a head and with one for each channel of a key.
     delta_net: [Kernel; 2],
+    /// The same with chunks, where there is one decay for a head.
+    ssm_chunks: Kernel,
+    delta_net_chunks: Kernel,
 }
 
 impl RecurrentKernels {
@@ -65,6 +79,16 @@ impl RecurrentKernels {
                 device.kernel("delta_net", "delta_net")?,
                 device.kernel("delta_net", "delta_net_channels")?,
             ],
+            ssm_chunks: device.kernel_with_shared_bytes(
+                "ssm_scan",
+                "ssm_chunks",
+                chunk_bytes(*CHUNK_LANES.end()),
+            )?,
+            delta_net_chunks: device.kernel_with_shared_bytes(
+                "delta_net",
+                "delta_net_chunks",
+                chunk_bytes(*CHUNK_LANES.end()),
+            )?,
         })
     }
 }
@@ -82,6 +106,15 @@ pub struct StateRuns<'a> {
     pub n_tokens: usize,
     /// Tokens of the sequence that has most.
     pub longest: usize,
+    /// Positions of the tokens, `[n_tokens]`: chunks begin at multiples of their length.
+    pub positions: View<'a, u32>,
+}
+
+impl StateRuns<'_> {
+    /// Whether a sequence may have a whole chunk.
+    fn may_have_chunks(&self, n_lanes: usize) -> bool {
+        self.longest >= CHUNK_TOKENS && CHUNK_LANES.contains(&n_lanes)
+    }
 }
 
 /// Some neighbouring columns of rows.
@@ -240,7 +273,12 @@ impl Ops {
         } else {
             n_heads
         };
-        let args = Args::new()
+        let n_columns = THREADS / n_lanes;
+        let has_chunks = is_long
+            && !scan.has_own_decays
+            && scan.head_dim.is_multiple_of(n_columns)
+            && step.may_have_chunks(n_lanes);
+        let mut args = Args::new()
             .read(x.values(n_tokens, width)?)
             .count(x.row_width)
             .read(b.values(n_tokens, group_width)?)
@@ -258,15 +296,21 @@ impl Ops {
             .read(scan.skip.range(0..n_heads)?)
             .read(scan.dt_bias.range(0..n_heads)?)
             .read(step.seq_starts)
-            .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?)
+            .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?);
+        let grid = [width.div_ceil(n_columns), step.n_seqs, 1];
+        let mut shape = LaunchShape::new(grid, THREADS as u32);
+        let mut kernel = self.recurrent().ssm_scan[usize::from(scan.has_own_decays)][usize::from(is_long)];
+        if has_chunks {
+            args = args.read(step.positions);
+            shape = shape.with_shared_bytes(chunk_bytes(n_lanes));
+            kernel = self.recurrent().ssm_chunks;
+        }
+        let args = args
             .write(layer.slots)
             .count(layer.stride)
             .count(layer.matrix_start)
             .write(output.range(0..n_tokens * width)?);
-        let grid = [width.div_ceil(THREADS / n_lanes), step.n_seqs, 1];
-        let kernel = self.recurrent().ssm_scan[usize::from(scan.has_own_decays)][usize::from(is_long)];
-        self.device
-            .launch(kernel, LaunchShape::new(grid, THREADS as u32), &args)
+        self.device.launch(kernel, shape, &args)
     }
 
     /// Runs the gated delta rule over each sequence's rows; see [`DeltaNet`]. `output`: `[n_tokens, n_v_heads * head_dim_v]`.
@@ -291,7 +335,7 @@ impl Ops {
         let n_lanes = lanes_of(dim_k, LANE_LEN)?;
         let n_tokens = step.n_tokens;
         let n_decays = n_v_heads * net.decays_of_head();
-        let args = Args::new()
+        let mut args = Args::new()
             .read(rows.qkv.range(0..n_tokens * net.qkv_width())?)
             .read(rows.alpha.range(0..n_tokens * n_decays)?)
             .read(rows.beta.range(0..n_tokens * n_v_heads)?)
@@ -304,18 +348,23 @@ impl Ops {
             .read(net.a.range(0..n_v_heads)?)
             .read(net.dt_bias.range(0..n_decays)?)
             .read(step.seq_starts)
-            .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?)
+            .read(step.slots.range(0..step.n_seqs * SLOT_RECORD_WORDS)?);
+        let n_blocks = n_v_heads * dim_v.div_ceil(THREADS / n_lanes);
+        let [of_heads, of_channels] = self.recurrent().delta_net;
+        let kept_bytes = |n_rows: usize| n_rows * LANE_LEN * n_lanes * size_of::<f32>();
+        let (kernel, shared_bytes) = match net.decays {
+            DeltaDecays::OfHeads if step.may_have_chunks(n_lanes) => {
+                args = args.read(step.positions);
+                (self.recurrent().delta_net_chunks, chunk_bytes(n_lanes))
+            }
+            DeltaDecays::OfHeads => (of_heads, kept_bytes(NET_ROWS)),
+            DeltaDecays::OfChannels => (of_channels, kept_bytes(NET_ROWS_OF_CHANNELS)),
+        };
+        let args = args
             .write(layer.slots)
             .count(layer.stride)
             .count(layer.matrix_start)
             .write(output.range(0..n_tokens * n_values)?);
-        let n_blocks = n_v_heads * dim_v.div_ceil(THREADS / n_lanes);
-        let [of_heads, of_channels] = self.recurrent().delta_net;
-        let (kernel, n_kept_rows) = match net.decays {
-            DeltaDecays::OfHeads => (of_heads, NET_ROWS),
-            DeltaDecays::OfChannels => (of_channels, NET_ROWS_OF_CHANNELS),
-        };
-        let shared_bytes = n_kept_rows * LANE_LEN * n_lanes * size_of::<f32>();
         let shape =
             LaunchShape::new([n_blocks, step.n_seqs, 1], THREADS as u32).with_shared_bytes(shared_bytes);
         self.device.launch(kernel, shape, &args)
@@ -358,6 +407,7 @@ mod tests {
             n_seqs: 1,
             n_tokens: 1,
             longest: 1,
+            positions: words.view(),
         };
         let layout = tokenmill_backend::StateLayout {
             layers: vec![tokenmill_backend::StateLayerShape {

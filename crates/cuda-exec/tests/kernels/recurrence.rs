@@ -1,6 +1,6 @@
 //! The recurrent layers: outputs, states and snapshots of ragged steps, and the same bits whatever the steps are.
 
-use tokenmill_ptx_sim::{Arguments, DevicePtr};
+use tokenmill_ptx_sim::{Arguments, Counters, DevicePtr, SECTOR_BYTES};
 use tokenmill_testkit::Random;
 
 use crate::bench::{NULL, Sim};
@@ -11,12 +11,17 @@ const SLOTS: usize = 4;
 /// Room for rounding in f32: states add up over some forty tokens.
 const TOLERANCE: f64 = 2e-5;
 
-/// What a launch is told about its sequences.
+/// Tokens of a chunk, which begins at a multiple of them.
+const CHUNK: usize = 16;
+
+/// What a launch is told about its sequences. A token's position is its row of the inputs.
 struct Step {
     /// Rows of the inputs that the step has, sequence after sequence.
     tokens: Vec<usize>,
     seq_starts: Vec<u32>,
     records: Vec<[u32; 4]>,
+    /// Whether kernels may take whole chunks at once.
+    in_chunks: bool,
 }
 
 impl Step {
@@ -25,6 +30,7 @@ impl Step {
             tokens: Vec::new(),
             seq_starts: vec![0],
             records: Vec::new(),
+            in_chunks: true,
         }
     }
 
@@ -59,6 +65,15 @@ impl Step {
     fn device(&self, sim: &mut Sim) -> [DevicePtr; 2] {
         [sim.u32s(&self.seq_starts), sim.u32s(self.records.as_flattened())]
     }
+
+    fn positions(&self, sim: &mut Sim) -> DevicePtr {
+        sim.u32s(&self.tokens.iter().map(|&token| token as u32).collect::<Vec<_>>())
+    }
+
+    /// Whether the launch is one that takes chunks, as the operations choose it.
+    fn takes_chunks(&self, lanes: usize) -> bool {
+        self.in_chunks && self.longest() >= CHUNK && (2..=16).contains(&lanes)
+    }
 }
 
 /// A recurrent layer under test.
@@ -70,7 +85,9 @@ struct Layer<'a> {
     state_start: usize,
     stride: usize,
     /// Launches the kernel: the step, the slots, the outputs.
-    launch: &'a dyn Fn(&mut Sim, &Step, DevicePtr, DevicePtr),
+    launch: &'a dyn Fn(&mut Sim, &Step, DevicePtr, DevicePtr) -> Counters,
+    /// Whether steps must not cut chunks to get the same bits.
+    has_chunks: bool,
     /// One token by its formula.
     token: &'a dyn Fn(&mut [f64], usize) -> Vec<f64>,
 }
@@ -80,7 +97,47 @@ impl Layer<'_> {
         self.check_step(random, &[5, 1, 40, 3]);
         self.check_step(random, &[1, 1, 0]);
         self.check_step(random, &[34]);
+        self.check_step(random, &[7, 57]);
         self.check_company(random);
+    }
+
+    /// What a prompt of whole chunks costs token by token, and in chunks.
+    fn costs(&self, n_tokens: usize) -> [Counters; 2] {
+        [false, true].map(|in_chunks| {
+            let mut sim = Sim::new();
+            let slots = sim.f32s(&vec![0.5; SLOTS * self.stride]);
+            let y = sim.room(n_tokens * self.out_width * 4);
+            let mut step = Step::new();
+            step.push(0..n_tokens, 0, 0, None);
+            step.in_chunks = in_chunks;
+            (self.launch)(&mut sim, &step, slots, y)
+        })
+    }
+
+    /// Asserts that a token of a prompt takes at most so many instructions in chunks, and that many bytes from and to memory.
+    fn check_costs(&self, most_instructions: u64, most_bytes: u64) {
+        const N: u64 = 64;
+        let [steps, chunks] = self.costs(N as usize);
+        let instructions = |counters: &Counters| counters.warp_instructions() / N;
+        let bytes =
+            |counters: &Counters| (counters.loads.sectors + counters.stores.sectors) * SECTOR_BYTES / N;
+        println!(
+            "{}: {} warp instructions and {} bytes a token, in chunks {} and {}; passes over shared memory {}, {}; conflicts {}",
+            self.name,
+            instructions(&steps),
+            bytes(&steps),
+            instructions(&chunks),
+            bytes(&chunks),
+            steps.shared.wavefronts / N,
+            chunks.shared.wavefronts / N,
+            chunks.bank_conflicts() / N,
+        );
+        assert!(
+            instructions(&chunks) <= most_instructions,
+            "{}",
+            instructions(&chunks)
+        );
+        assert!(bytes(&chunks) <= most_bytes, "{}", bytes(&chunks));
     }
 
     /// Plays the step in f64 from the slots' values, and compares outputs and slots.
@@ -150,7 +207,10 @@ impl Layer<'_> {
         let slots = sim.f32s(&before);
         let (mut alone, mut at) = (Vec::new(), 0);
         while at < n_tokens {
-            let len = [1, 1, 4, 9][random.below(4)].min(n_tokens - at);
+            let mut len = [1, 1, 4, 9][random.below(4)].min(n_tokens - at);
+            if self.has_chunks && n_tokens - at >= CHUNK {
+                len = CHUNK;
+            }
             let mut step = Step::new();
             step.push(at..at + len, 4, 4, None);
             let y = sim.room(len * self.out_width * 4);
@@ -179,6 +239,11 @@ impl Layer<'_> {
 }
 
 const N_TOKENS: usize = 64;
+
+/// Dynamic shared memory of a thread block that takes chunks.
+fn chunk_bytes(lanes: usize) -> usize {
+    4 * (6464 + 1024 * lanes)
+}
 
 fn f64s(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&x| f64::from(x)).collect()
@@ -239,8 +304,9 @@ fn convolutions_reach_into_states_and_keep_them() {
                 } else {
                     "short_conv_t4"
                 };
-                sim.launch("short_conv", kernel, grid, 128, 0, &arguments);
+                sim.launch("short_conv", kernel, grid, 128, 0, &arguments)
             },
+            has_chunks: false,
             token: &|state, token| {
                 let row = &x64[token * n_channels..][..n_channels];
                 let out = (0..n_channels).map(|c| {
@@ -261,112 +327,140 @@ fn convolutions_reach_into_states_and_keep_them() {
 
 #[test]
 fn state_space_models_scan_their_tokens() {
-    // Heads, their width, groups, width of the state, decays of each index, and further columns before each of the rows.
-    for (n_heads, head_dim, n_groups, n_state, has_own_decays, gap) in [
+    for model in [
         (4, 16, 1, 20, false, 0),
         (6, 12, 2, 8, false, 1),
         (3, 64, 1, 128, false, 4),
+        (4, 64, 2, 50, false, 1),
+        (2, 128, 1, 64, false, 0),
+        (2, 32, 1, 254, false, 0),
         (2, 8, 2, 33, false, 0),
         (72, 1, 1, 16, true, 0),
         (40, 1, 1, 7, true, 0),
         (8, 1, 1, 40, true, 0),
     ] {
-        let mut random = Random::new(n_state as u64);
-        let (width, group_width) = (n_heads * head_dim, n_groups * n_state);
-        let row_width = width + 2 * group_width + 3 * gap;
-        let [x_start, b_start, c_start] = [gap, width + 2 * gap, width + group_width + 3 * gap];
-        let xbc = random.values(N_TOKENS * row_width);
-        let dt = random.values(N_TOKENS * n_heads);
-        let a: Vec<f32> = random
-            .values(if has_own_decays {
-                n_state * n_heads
-            } else {
-                n_heads
-            })
-            .iter()
-            .map(|a| -a.abs() - 0.1)
-            .collect();
-        let (skip, dt_bias) = (random.values(n_heads), random.values(n_heads));
-        let (state_start, stride) = (64, 64 + (width * n_state).next_multiple_of(64));
-        let is_long = n_state > 32;
-        let lane_len = if is_long { 16 } else { 4 };
-        let lanes = usize::next_power_of_two(n_state.div_ceil(lane_len));
-        let is_aligned = [n_state, row_width, b_start, c_start]
-            .iter()
-            .all(|n| n.is_multiple_of(4));
-        let kernel = match (has_own_decays, is_long) {
-            (false, false) => "ssm_scan_r4",
-            (false, true) => "ssm_scan_r16",
-            (true, false) => "ssm_scan_own_r4",
-            (true, true) => "ssm_scan_own_r16",
-        };
-        Layer {
-            name: format!("{n_heads} heads of {head_dim}, states of {n_state}"),
-            out_width: width,
-            state_len: width * n_state,
-            state_start,
-            stride,
-            launch: &|sim, step, slots, y| {
-                let rows = step.rows(sim, &xbc, row_width);
-                let dt = step.rows(sim, &dt, n_heads);
-                let [seq_starts, records] = step.device(sim);
-                let at = |start: usize| DevicePtr(rows.0 + 4 * start as u64);
-                let arguments = Arguments::new()
-                    .ptr(at(x_start))
-                    .i32(row_width as i32)
-                    .ptr(at(b_start))
-                    .i32(row_width as i32)
-                    .ptr(at(c_start))
-                    .i32(row_width as i32)
-                    .ptr(dt)
-                    .i32(n_heads as i32)
-                    .i32(head_dim as i32)
-                    .i32(n_groups as i32)
-                    .i32(n_state as i32)
-                    .i32(lanes as i32)
-                    .i32(i32::from(is_aligned))
-                    .ptr(sim.f32s(&a))
-                    .ptr(sim.f32s(&skip))
-                    .ptr(sim.f32s(&dt_bias))
-                    .ptr(seq_starts)
-                    .ptr(records)
-                    .ptr(slots)
-                    .i32(stride as i32)
-                    .i32(state_start as i32)
-                    .ptr(y);
-                let grid = [width.div_ceil(256 / lanes), step.n_seqs(), 1];
-                sim.launch("ssm_scan", kernel, grid, 256, 0, &arguments);
-            },
-            token: &|state, token| {
-                let row = f64s(&xbc[token * row_width..][..row_width]);
-                let channel = |channel: usize| {
-                    let head = channel / head_dim;
-                    let group = head / (n_heads / n_groups) * n_state;
-                    let dt = softplus(f64::from(dt[token * n_heads + head]) + f64::from(dt_bias[head]));
-                    let x = row[x_start + channel];
-                    let state = &mut state[channel * n_state..][..n_state];
-                    let mut y = f64::from(skip[head]) * x;
-                    for (n, value) in state.iter_mut().enumerate() {
-                        let a = a[if has_own_decays { n * n_heads + head } else { head }];
-                        *value = (dt * f64::from(a)).exp() * *value + dt * x * row[b_start + group + n];
-                        y += row[c_start + group + n] * *value;
-                    }
-                    y
-                };
-                (0..width).map(channel).collect()
-            },
-        }
-        .check(&mut random);
+        with_state_space_model(model, |layer, random| layer.check(random));
     }
 }
 
 #[test]
+fn chunks_of_a_state_space_model_cost_less_than_tokens() {
+    with_state_space_model((4, 64, 1, 128, false, 0), |layer, _| {
+        layer.check_costs(5_400, 31_000)
+    });
+}
+
+/// `model`: heads, their width, groups, width of the state, decays of each index, and further columns before each of the rows.
+fn with_state_space_model(
+    model: (usize, usize, usize, usize, bool, usize),
+    check: impl Fn(&Layer<'_>, &mut Random),
+) {
+    let (n_heads, head_dim, n_groups, n_state, has_own_decays, gap) = model;
+    let mut random = Random::new(n_state as u64);
+    let (width, group_width) = (n_heads * head_dim, n_groups * n_state);
+    let row_width = width + 2 * group_width + 3 * gap;
+    let [x_start, b_start, c_start] = [gap, width + 2 * gap, width + group_width + 3 * gap];
+    let xbc = random.values(N_TOKENS * row_width);
+    let dt = random.values(N_TOKENS * n_heads);
+    let a: Vec<f32> = random
+        .values(if has_own_decays {
+            n_state * n_heads
+        } else {
+            n_heads
+        })
+        .iter()
+        .map(|a| -a.abs() - 0.1)
+        .collect();
+    let (skip, dt_bias) = (random.values(n_heads), random.values(n_heads));
+    let (state_start, stride) = (64, 64 + (width * n_state).next_multiple_of(64));
+    let is_long = n_state > 32;
+    let lane_len = if is_long { 16 } else { 4 };
+    let lanes = usize::next_power_of_two(n_state.div_ceil(lane_len));
+    let in_chunks = is_long && !has_own_decays && head_dim % (256 / lanes) == 0;
+    let is_aligned = [n_state, row_width, b_start, c_start]
+        .iter()
+        .all(|n| n.is_multiple_of(4));
+    let kernel = match (has_own_decays, is_long) {
+        (false, false) => "ssm_scan_r4",
+        (false, true) => "ssm_scan_r16",
+        (true, false) => "ssm_scan_own_r4",
+        (true, true) => "ssm_scan_own_r16",
+    };
+    let layer = Layer {
+        name: format!("{n_heads} heads of {head_dim}, states of {n_state}"),
+        out_width: width,
+        state_len: width * n_state,
+        state_start,
+        stride,
+        launch: &|sim, step, slots, y| {
+            let rows = step.rows(sim, &xbc, row_width);
+            let dt = step.rows(sim, &dt, n_heads);
+            let [seq_starts, records] = step.device(sim);
+            let at = |start: usize| DevicePtr(rows.0 + 4 * start as u64);
+            let takes_chunks = in_chunks && step.takes_chunks(lanes);
+            let mut arguments = Arguments::new()
+                .ptr(at(x_start))
+                .i32(row_width as i32)
+                .ptr(at(b_start))
+                .i32(row_width as i32)
+                .ptr(at(c_start))
+                .i32(row_width as i32)
+                .ptr(dt)
+                .i32(n_heads as i32)
+                .i32(head_dim as i32)
+                .i32(n_groups as i32)
+                .i32(n_state as i32)
+                .i32(lanes as i32)
+                .i32(i32::from(is_aligned))
+                .ptr(sim.f32s(&a))
+                .ptr(sim.f32s(&skip))
+                .ptr(sim.f32s(&dt_bias))
+                .ptr(seq_starts)
+                .ptr(records);
+            let (mut kernel, mut shared_bytes) = (kernel, 0);
+            if takes_chunks {
+                arguments = arguments.ptr(step.positions(sim));
+                (kernel, shared_bytes) = ("ssm_chunks", chunk_bytes(lanes));
+            }
+            let arguments = arguments
+                .ptr(slots)
+                .i32(stride as i32)
+                .i32(state_start as i32)
+                .ptr(y);
+            let grid = [width.div_ceil(256 / lanes), step.n_seqs(), 1];
+            sim.launch("ssm_scan", kernel, grid, 256, shared_bytes, &arguments)
+        },
+        has_chunks: in_chunks,
+        token: &|state, token| {
+            let row = f64s(&xbc[token * row_width..][..row_width]);
+            let channel = |channel: usize| {
+                let head = channel / head_dim;
+                let group = head / (n_heads / n_groups) * n_state;
+                let dt = softplus(f64::from(dt[token * n_heads + head]) + f64::from(dt_bias[head]));
+                let x = row[x_start + channel];
+                let state = &mut state[channel * n_state..][..n_state];
+                let mut y = f64::from(skip[head]) * x;
+                for (n, value) in state.iter_mut().enumerate() {
+                    let a = a[if has_own_decays { n * n_heads + head } else { head }];
+                    *value = (dt * f64::from(a)).exp() * *value + dt * x * row[b_start + group + n];
+                    y += row[c_start + group + n] * *value;
+                }
+                y
+            };
+            (0..width).map(channel).collect()
+        },
+    };
+    check(&layer, &mut Random::new(n_state as u64));
+}
+
+#[test]
 fn delta_rules_recall_and_correct() {
-    // Key heads, value heads, their widths, whether they are tiled, and whether each channel of a key has its own decay.
-    for (n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, is_of_channels) in [
+    for net in [
         (2, 4, 12, 16, false, false),
         (2, 4, 12, 6, true, false),
         (1, 2, 128, 40, false, false),
+        (1, 2, 64, 70, true, false),
+        (1, 1, 256, 20, false, false),
         (2, 2, 30, 9, false, false),
         (1, 1, 260, 8, false, false),
         (2, 2, 16, 16, false, true),
@@ -376,99 +470,119 @@ fn delta_rules_recall_and_correct() {
         (1, 1, 512, 3, false, true),
         (1, 1, 1, 1, false, true),
     ] {
-        let n_decays = if is_of_channels { dim_k } else { 1 };
-        let mut random = Random::new(dim_k as u64);
-        let (qk_width, v_width) = (n_k_heads * dim_k, n_v_heads * dim_v);
-        let qkv_width = 2 * qk_width + v_width;
-        let qkv = random.values(N_TOKENS * qkv_width);
-        let (alpha, beta) = (
-            random.values(N_TOKENS * n_v_heads * n_decays),
-            random.values(N_TOKENS * n_v_heads),
-        );
-        let a: Vec<f32> = random.values(n_v_heads).iter().map(|a| -a.abs()).collect();
-        let dt_bias = random.values(n_v_heads * n_decays);
-        let (state_start, stride) = (128, 128 + (v_width * dim_k).next_multiple_of(64));
-        let lanes = usize::next_power_of_two(dim_k.div_ceil(16));
-        Layer {
-            name: format!("{n_v_heads} heads of {dim_v}, keys of {dim_k}, {n_decays} decays"),
-            out_width: v_width,
-            state_len: v_width * dim_k,
-            state_start,
-            stride,
-            launch: &|sim, step, slots, y| {
-                let rows = step.rows(sim, &qkv, qkv_width);
-                let (alpha, beta) = (
-                    step.rows(sim, &alpha, n_v_heads * n_decays),
-                    step.rows(sim, &beta, n_v_heads),
-                );
-                let [seq_starts, records] = step.device(sim);
-                let arguments = Arguments::new()
-                    .ptr(rows)
-                    .ptr(alpha)
-                    .ptr(beta)
-                    .i32(n_k_heads as i32)
-                    .i32(n_v_heads as i32)
-                    .i32(dim_k as i32)
-                    .i32(dim_v as i32)
-                    .i32(i32::from(is_tiled))
-                    .i32(lanes as i32)
-                    .ptr(sim.f32s(&a))
-                    .ptr(sim.f32s(&dt_bias))
-                    .ptr(seq_starts)
-                    .ptr(records)
-                    .ptr(slots)
-                    .i32(stride as i32)
-                    .i32(state_start as i32)
-                    .ptr(y);
-                let grid = [n_v_heads * dim_v.div_ceil(256 / lanes), step.n_seqs(), 1];
-                let (kernel, n_kept_rows) = if is_of_channels {
-                    ("delta_net_channels", 12)
-                } else {
-                    ("delta_net", 16)
-                };
-                let shared_bytes = n_kept_rows * 16 * lanes * 4;
-                sim.launch("delta_net", kernel, grid, 256, shared_bytes, &arguments);
-            },
-            token: &|state, token| {
-                let row = f64s(&qkv[token * qkv_width..][..qkv_width]);
-                let unit = |start: usize| -> Vec<f64> {
-                    let x = &row[start..start + dim_k];
-                    let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
-                    x.iter().map(|x| x / length).collect()
-                };
-                let mut out = Vec::new();
-                for head in 0..n_v_heads {
-                    let key_head = if is_tiled {
-                        head % n_k_heads
-                    } else {
-                        head / (n_v_heads / n_k_heads)
-                    };
-                    let (q, k) = (unit(key_head * dim_k), unit(qk_width + key_head * dim_k));
-                    let gate = token * n_v_heads + head;
-                    let biases = &dt_bias[head * n_decays..][..n_decays];
-                    let decays: Vec<f64> = (alpha[gate * n_decays..].iter().zip(biases))
-                        .map(|(&alpha, &bias)| softplus(f64::from(alpha) + f64::from(bias)))
-                        .map(|rate| (f64::from(a[head]) * rate).exp())
-                        .collect();
-                    let rate = sigmoid(f64::from(beta[gate]));
-                    for j in 0..dim_v {
-                        let column = head * dim_v + j;
-                        let state = &mut state[column * dim_k..][..dim_k];
-                        for (value, decay) in state.iter_mut().zip(decays.iter().cycle()) {
-                            *value *= decay;
-                        }
-                        let recalled: f64 = state.iter().zip(&k).map(|(s, k)| s * k).sum();
-                        let change = rate * (row[2 * qk_width + column] - recalled);
-                        for (value, k) in state.iter_mut().zip(&k) {
-                            *value += k * change;
-                        }
-                        let answer: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
-                        out.push(answer / (dim_k as f64).sqrt());
-                    }
-                }
-                out
-            },
-        }
-        .check(&mut random);
+        with_delta_net(net, |layer, random| layer.check(random));
     }
+}
+
+#[test]
+fn chunks_of_a_delta_rule_cost_less_than_tokens() {
+    with_delta_net((1, 2, 128, 128, false, false), |layer, _| {
+        layer.check_costs(8_000, 31_000)
+    });
+}
+
+/// `net`: key heads, value heads, their widths, whether they are tiled, and whether each channel of a key has its own decay.
+fn with_delta_net(net: (usize, usize, usize, usize, bool, bool), check: impl Fn(&Layer<'_>, &mut Random)) {
+    let (n_k_heads, n_v_heads, dim_k, dim_v, is_tiled, is_of_channels) = net;
+    let n_decays = if is_of_channels { dim_k } else { 1 };
+    let mut random = Random::new(dim_k as u64);
+    let (qk_width, v_width) = (n_k_heads * dim_k, n_v_heads * dim_v);
+    let qkv_width = 2 * qk_width + v_width;
+    let qkv = random.values(N_TOKENS * qkv_width);
+    let (alpha, beta) = (
+        random.values(N_TOKENS * n_v_heads * n_decays),
+        random.values(N_TOKENS * n_v_heads),
+    );
+    let a: Vec<f32> = random.values(n_v_heads).iter().map(|a| -a.abs()).collect();
+    let dt_bias = random.values(n_v_heads * n_decays);
+    let (state_start, stride) = (128, 128 + (v_width * dim_k).next_multiple_of(64));
+    let lanes = usize::next_power_of_two(dim_k.div_ceil(16));
+    let layer = Layer {
+        name: format!("{n_v_heads} heads of {dim_v}, keys of {dim_k}, {n_decays} decays"),
+        out_width: v_width,
+        state_len: v_width * dim_k,
+        state_start,
+        stride,
+        launch: &|sim, step, slots, y| {
+            let rows = step.rows(sim, &qkv, qkv_width);
+            let (alpha, beta) = (
+                step.rows(sim, &alpha, n_v_heads * n_decays),
+                step.rows(sim, &beta, n_v_heads),
+            );
+            let [seq_starts, records] = step.device(sim);
+            let mut arguments = Arguments::new()
+                .ptr(rows)
+                .ptr(alpha)
+                .ptr(beta)
+                .i32(n_k_heads as i32)
+                .i32(n_v_heads as i32)
+                .i32(dim_k as i32)
+                .i32(dim_v as i32)
+                .i32(i32::from(is_tiled))
+                .i32(lanes as i32)
+                .ptr(sim.f32s(&a))
+                .ptr(sim.f32s(&dt_bias))
+                .ptr(seq_starts)
+                .ptr(records);
+            let takes_chunks = !is_of_channels && step.takes_chunks(lanes);
+            if takes_chunks {
+                arguments = arguments.ptr(step.positions(sim));
+            }
+            let arguments = arguments
+                .ptr(slots)
+                .i32(stride as i32)
+                .i32(state_start as i32)
+                .ptr(y);
+            let grid = [n_v_heads * dim_v.div_ceil(256 / lanes), step.n_seqs(), 1];
+            let (kernel, shared_bytes) = if is_of_channels {
+                ("delta_net_channels", 12 * 16 * lanes * 4)
+            } else if takes_chunks {
+                ("delta_net_chunks", chunk_bytes(lanes))
+            } else {
+                ("delta_net", 16 * 16 * lanes * 4)
+            };
+            sim.launch("delta_net", kernel, grid, 256, shared_bytes, &arguments)
+        },
+        has_chunks: !is_of_channels && (2..=16).contains(&lanes),
+        token: &|state, token| {
+            let row = f64s(&qkv[token * qkv_width..][..qkv_width]);
+            let unit = |start: usize| -> Vec<f64> {
+                let x = &row[start..start + dim_k];
+                let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+                x.iter().map(|x| x / length).collect()
+            };
+            let mut out = Vec::new();
+            for head in 0..n_v_heads {
+                let key_head = if is_tiled {
+                    head % n_k_heads
+                } else {
+                    head / (n_v_heads / n_k_heads)
+                };
+                let (q, k) = (unit(key_head * dim_k), unit(qk_width + key_head * dim_k));
+                let gate = token * n_v_heads + head;
+                let biases = &dt_bias[head * n_decays..][..n_decays];
+                let decays: Vec<f64> = (alpha[gate * n_decays..].iter().zip(biases))
+                    .map(|(&alpha, &bias)| softplus(f64::from(alpha) + f64::from(bias)))
+                    .map(|rate| (f64::from(a[head]) * rate).exp())
+                    .collect();
+                let rate = sigmoid(f64::from(beta[gate]));
+                for j in 0..dim_v {
+                    let column = head * dim_v + j;
+                    let state = &mut state[column * dim_k..][..dim_k];
+                    for (value, decay) in state.iter_mut().zip(decays.iter().cycle()) {
+                        *value *= decay;
+                    }
+                    let recalled: f64 = state.iter().zip(&k).map(|(s, k)| s * k).sum();
+                    let change = rate * (row[2 * qk_width + column] - recalled);
+                    for (value, k) in state.iter_mut().zip(&k) {
+                        *value += k * change;
+                    }
+                    let answer: f64 = state.iter().zip(&q).map(|(s, q)| s * q).sum();
+                    out.push(answer / (dim_k as f64).sqrt());
+                }
+            }
+            out
+        },
+    };
+    check(&layer, &mut Random::new(dim_k as u64));
 }
