@@ -86,9 +86,9 @@ impl Weighing {
     }
 
     /// Whether a pass that takes `pass_us`, guesses `n_more` tokens and is expected to give `gain` makes the step's tokens cheaper. Less
-    /// than a fortieth is not worth the first.
+    /// than a tenth is not worth the first: times are measured, likelihoods follow slowly, and what does not pay clearly often does not pay.
     pub(crate) fn pays(&self, n_more: usize, gain: u64, pass_us: u64) -> bool {
-        let margin = if self.n_drafted == 0 { 41 } else { 40 };
+        let margin = if self.n_drafted == 0 { 44 } else { 40 };
         self.with(n_more, pass_us)
             .is_some_and(|time| (self.expected + gain) * self.time * 40 > self.expected * time * margin)
     }
