@@ -5,7 +5,7 @@
 //   s[j] = scale * dot(q[t][h], k[j][g]) - slopes[h] * |p - j|, then cap * tanh(s / cap) where cap > 0;
 //   out[t][h] = sum_j exp(s[j] - m) v[j][g] / (sum_j exp(s[j] - m) + exp(sinks[h] - m)).
 // With seq_starts (both directions) the last j is p + window - 1, or to the sequence's last position; sequences then begin at 0.
-// attention_{f16,f32}_gG: G query heads (1, 2, 4, 8) that share a KV head in one thread block.
+// attention_{f16,f32}_gG, and attention_of_types_gG where keys or values are of other types: G query heads (1, 2, 4, 8) that share a KV head in one thread block.
 //   grid: (n_kv_heads * ceil(group / G), n_splits, n_tokens); block: 128. n_splits >= ceil(longest context / 256) and may be
 //   larger: a split without positions returns at once, so a grid captured for a bucket serves every length below it.
 // Splits are at fixed absolute positions (256 tokens), so a result depends neither on the grid nor on the batch.
@@ -49,10 +49,10 @@ DEVICE void write_zeros(float* out, int8_t* outq, Q8Scale* outs, int token, int 
     }
 }
 
-template <class T, int G>
+template <class K, class V, int G>
 DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,
                       const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,
-                      const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks, const float* slopes,
+                      const uint32_t* pages, const K* k_store, const V* v_store, const float* sinks, const float* slopes,
                       float scale, float cap, int window, int n_heads, int n_kv_heads,
                       int dim_k, int dim_v, int stride_v, int is_chunked, float* partial, uint32_t* counters) {
     extern __shared__ float shared[];
@@ -100,7 +100,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
             bool is_inside = j < end;
             float dot[G] = {};
             if (is_inside) {
-                const T* row = k_store + kv_index(table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, row_k);
+                auto row = kv_place(k_store, table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, row_k);
 #pragma unroll 1
                 for (int c = sub; c < chunks; c += lanes) {
                     float k[8];
@@ -162,7 +162,7 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
 #pragma unroll 1
                 for (int j = begin + warp * rows + lane / lanes; j < end; j += WARPS * rows) {
                     float v[8];
-                    load8(v_store + kv_index(table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, stride_v) + sub * 8, v);
+                    load8(kv_place(v_store, table[j / PAGE] * PAGE + j % PAGE, g, n_kv_heads, stride_v) + sub * 8, v);
 #pragma unroll
                     for (int h = 0; h < G; h++) {
                         float e = scores[h * SPLIT + j - begin];
@@ -255,23 +255,30 @@ DEVICE void attention(const float* q, float* out, int8_t* outq, Q8Scale* outs, c
     }
 }
 
-#define ATTENTION(NAME, T, G)                                                                                              \
+#define ATTENTION(NAME, K, V, G)                                                                                           \
     KERNEL __launch_bounds__(128, 1)                                                                                         \
         attention_##NAME##_g##G(const float* q, float* out, int8_t* outq, Q8Scale* outs, const uint32_t* positions,        \
                                 const uint32_t* seq_of, const uint32_t* seq_starts, const uint32_t* page_starts,           \
-                                const uint32_t* pages, const T* k_store, const T* v_store, const float* sinks,             \
+                                const uint32_t* pages, const K* k_store, const V* v_store, const float* sinks,             \
                                 const float* slopes, float scale, float cap, int window, int n_heads, int n_kv_heads,      \
                                 int dim_k, int dim_v, int stride_v, int is_chunked, float* partial, uint32_t* counters) {  \
-        attention<T, G>(q, out, outq, outs, positions, seq_of, seq_starts, page_starts, pages, k_store, v_store, sinks,    \
+        attention<K, V, G>(q, out, outq, outs, positions, seq_of, seq_starts, page_starts, pages, k_store, v_store, sinks,    \
                         slopes, scale, cap, window, n_heads, n_kv_heads, dim_k, dim_v, stride_v, is_chunked, partial,      \
                         counters);                                                                                         \
     }
 
-ATTENTION(f16, __half, 1)
-ATTENTION(f16, __half, 2)
-ATTENTION(f16, __half, 4)
-ATTENTION(f16, __half, 8)
-ATTENTION(f32, float, 1)
-ATTENTION(f32, float, 2)
-ATTENTION(f32, float, 4)
-ATTENTION(f32, float, 8)
+#ifdef KEYS
+ATTENTION(of_types, KEYS, VALUES, 1)
+ATTENTION(of_types, KEYS, VALUES, 2)
+ATTENTION(of_types, KEYS, VALUES, 4)
+ATTENTION(of_types, KEYS, VALUES, 8)
+#else
+ATTENTION(f16, __half, __half, 1)
+ATTENTION(f16, __half, __half, 2)
+ATTENTION(f16, __half, __half, 4)
+ATTENTION(f16, __half, __half, 8)
+ATTENTION(f32, float, float, 1)
+ATTENTION(f32, float, float, 2)
+ATTENTION(f32, float, float, 4)
+ATTENTION(f32, float, float, 8)
+#endif

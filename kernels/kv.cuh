@@ -1,7 +1,9 @@
-// The KV store of a layer: pages of 16 tokens, f16 or f32.
+// The KV store of a layer: pages of 16 tokens; keys and values are each f16, f32 or q8_0.
 //
 // K and V are two arrays [n_pages][n_kv_heads][16][row] where row is the head's width rounded up to a multiple of 8, the
 // rest zero; so a token of a head is a whole number of 16-byte loads. A slot is page * 16 + place in the page.
+// q8_0: rows are a multiple of 32 numbers. A page is n_kv_heads parts of [16][row] bytes, then [16][row / 32] f16 scales; it is padded to
+// 256 bytes. A number is scale * byte, the scale max |x| / 127 of its 32 numbers (as GGUF has it).
 #pragma once
 #include "reduce.cuh"
 
@@ -19,6 +21,50 @@ DEVICE int first_seen(int position, int window, int is_chunked) {
 // Index of the first element of a slot's row.
 DEVICE size_t kv_index(uint32_t slot, int head, int n_kv_heads, int row) {
     return (((size_t)(slot / PAGE) * n_kv_heads + head) * PAGE + slot % PAGE) * row;
+}
+
+// Where a slot's row begins; + n is n numbers further.
+template <class T>
+DEVICE T* kv_place(T* store, uint32_t slot, int head, int n_kv_heads, int row) {
+    return store + kv_index(slot, head, n_kv_heads, row);
+}
+
+// What a pointer to a q8_0 store points to.
+struct Q8Store {
+    uint8_t byte;
+};
+
+// A place in a row of a q8_0 store.
+struct Q8Place {
+    int8_t* bytes;
+    __half* scales;
+    int at;
+};
+
+DEVICE Q8Place operator+(Q8Place p, int n) {
+    p.at += n;
+    return p;
+}
+
+DEVICE Q8Place kv_place(const Q8Store* store, uint32_t slot, int head, int n_kv_heads, int row) {
+    int part = PAGE * row / 32 * 34, place = slot % PAGE;
+    size_t page = (size_t)((n_kv_heads * part + 255) / 256) * 256;
+    uint8_t* from = (uint8_t*)store + slot / PAGE * page + (size_t)head * part;
+    return {(int8_t*)from + place * row, (__half*)(from + PAGE * row) + place * (row / 32), 0};
+}
+
+DEVICE Q8Place kv_place(Q8Store* store, uint32_t slot, int head, int n_kv_heads, int row) {
+    return kv_place((const Q8Store*)store, slot, head, n_kv_heads, row);
+}
+
+DEVICE void load8(Q8Place p, float (&v)[8]) {
+    uint2 q = __ldg((const uint2*)(p.bytes + p.at));
+    __half_raw raw;
+    raw.x = __ldg((const unsigned short*)p.scales + p.at / 32);
+    float scale = __half2float(__half(raw));
+    const uint32_t words[2] = {q.x, q.y};
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = scale * (float)(int8_t)(words[j / 4] >> (j % 4 * 8));
 }
 
 DEVICE void load8(const __half* p, float (&v)[8]) {
@@ -41,3 +87,13 @@ DEVICE void load8(const float* p, float (&v)[8]) {
 
 DEVICE void put(__half* p, float x) { *p = __float2half_rn(x); }
 DEVICE void put(float* p, float x) { *p = x; }
+
+// A whole warp stores 32 numbers of a row, one a lane.
+DEVICE void put(Q8Place p, float x) {
+    float scale = warp_max(fabsf(x)) / 127.0f;
+    float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    // To the nearest, halves away from zero.
+    int size = (int)(fabsf(x) * inverse + 0.5f);
+    p.bytes[p.at] = (int8_t)(x < 0.0f ? -size : size);
+    if (p.at % WARP == 0) p.scales[p.at / WARP] = __float2half_rn(scale);
+}

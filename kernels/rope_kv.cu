@@ -10,11 +10,11 @@
 // Measured on the simulator only: bench/runs.
 #include "kv.cuh"
 
-template <class T>
+template <class K, class V>
 DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* positions, const uint32_t* slots,
                     const float* inv_freqs, float magnitude, int n_dims, int style, const float* q_norm,
-                    const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, T* k_store,
-                    T* v_store) {
+                    const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, K* k_store,
+                    V* v_store) {
     extern __shared__ float head_values[];
     int lane = threadIdx.x, token = blockIdx.y, head = blockIdx.x;
     uint32_t slot = slots[token];
@@ -23,7 +23,7 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
         int g = head - n_heads - n_kv_heads, row = kv_row(dim_v);
         const float* from = v + ((size_t)token * n_kv_heads + g) * dim_v;
         if (!is_stored) return;
-        T* to = v_store + kv_index(slot, g, n_kv_heads, row);
+        auto to = kv_place(v_store, slot, g, n_kv_heads, row);
 #pragma unroll 1
         for (int i = lane; i < row; i += WARP) put(to + i, i < dim_v ? from[i] : 0.0f);
         return;
@@ -57,27 +57,31 @@ DEVICE void rope_kv(float* q, float* k, const float* v, const uint32_t* position
         __syncwarp();
     }
     int row = kv_row(dim_k);
-    T* to = k_store + (is_query || !is_stored ? 0 : kv_index(slot, g, n_kv_heads, row));
+    const bool is_kept = !is_query && is_stored;
+    auto to = kv_place(k_store, is_kept ? slot : 0, is_kept ? g : 0, n_kv_heads, row);
 #pragma unroll 1
     for (int i = lane; i < row; i += WARP) {
         float value = i < dim_k ? head_values[i] : 0.0f;
         if (i < dim_k) x[i] = value;
-        if (!is_query && is_stored) put(to + i, value);
+        if (is_kept) put(to + i, value);
     }
 }
 
-#define ROPE_KV(NAME, T)                                                                                                  \
+#define ROPE_KV(NAME, K, V)                                                                                                 \
     KERNEL __launch_bounds__(32)                                                                                          \
         rope_kv_##NAME(float* q, float* k, const float* v, const uint32_t* positions, const uint32_t* slots,              \
                        const float* inv_freqs, float magnitude, int n_dims, int style, const float* q_norm,               \
-                       const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, T* k_store,     \
-                       T* v_store) {                                                                                      \
+                       const float* k_norm, float eps, int n_heads, int n_kv_heads, int dim_k, int dim_v, K* k_store,     \
+                       V* v_store) {                                                                                      \
         rope_kv(q, k, v, positions, slots, inv_freqs, magnitude, n_dims, style, q_norm, k_norm, eps, n_heads, n_kv_heads, \
                 dim_k, dim_v, k_store, v_store);                                                                          \
     }
 
-ROPE_KV(f16, __half)
-ROPE_KV(f32, float)
+#ifdef KEYS
+ROPE_KV(of_types, KEYS, VALUES)
+#else
+ROPE_KV(f16, __half, __half)
+ROPE_KV(f32, float, float)
 
 // rope: the rotation alone, in place: rows [n_tokens, row_width] f32 of heads of `head_dim`.
 // grid: (row_width / head_dim, n_tokens); block: 32.
@@ -96,3 +100,4 @@ KERNEL __launch_bounds__(32) rope(float* rows, const uint32_t* positions, const 
         x[second] = magnitude * (a * sin + b * cos);
     }
 }
+#endif

@@ -21,7 +21,7 @@ pub struct KernelModule {
 }
 
 /// Modules that no weight type is compiled into, with their sources and flags.
-const PLAIN: [(&str, &str, &[&str]); 14] = [
+const PLAIN: [(&str, &str, &[&str]); 28] = [
     ("argmax", "argmax.cu", &[]),
     ("attention_decode", "attention_decode.cu", &[]),
     ("attention_prefill", "attention_prefill.cu", &[]),
@@ -36,6 +36,76 @@ const PLAIN: [(&str, &str, &[&str]); 14] = [
     ("short_conv", "short_conv.cu", &[]),
     ("ssm_scan", "ssm_scan.cu", &[]),
     ("streams", "streams.cu", &[]),
+    (
+        "attention_decode_f16_f32",
+        "attention_decode.cu",
+        &["-DKEYS=__half", "-DVALUES=float"],
+    ),
+    (
+        "attention_decode_f16_q8_0",
+        "attention_decode.cu",
+        &["-DKEYS=__half", "-DVALUES=Q8Store"],
+    ),
+    (
+        "attention_decode_f32_f16",
+        "attention_decode.cu",
+        &["-DKEYS=float", "-DVALUES=__half"],
+    ),
+    (
+        "attention_decode_f32_q8_0",
+        "attention_decode.cu",
+        &["-DKEYS=float", "-DVALUES=Q8Store"],
+    ),
+    (
+        "attention_decode_q8_0_f16",
+        "attention_decode.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=__half"],
+    ),
+    (
+        "attention_decode_q8_0_f32",
+        "attention_decode.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=float"],
+    ),
+    (
+        "attention_decode_q8_0_q8_0",
+        "attention_decode.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=Q8Store"],
+    ),
+    (
+        "rope_kv_f16_f32",
+        "rope_kv.cu",
+        &["-DKEYS=__half", "-DVALUES=float"],
+    ),
+    (
+        "rope_kv_f16_q8_0",
+        "rope_kv.cu",
+        &["-DKEYS=__half", "-DVALUES=Q8Store"],
+    ),
+    (
+        "rope_kv_f32_f16",
+        "rope_kv.cu",
+        &["-DKEYS=float", "-DVALUES=__half"],
+    ),
+    (
+        "rope_kv_f32_q8_0",
+        "rope_kv.cu",
+        &["-DKEYS=float", "-DVALUES=Q8Store"],
+    ),
+    (
+        "rope_kv_q8_0_f16",
+        "rope_kv.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=__half"],
+    ),
+    (
+        "rope_kv_q8_0_f32",
+        "rope_kv.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=float"],
+    ),
+    (
+        "rope_kv_q8_0_q8_0",
+        "rope_kv.cu",
+        &["-DKEYS=Q8Store", "-DVALUES=Q8Store"],
+    ),
 ];
 
 /// Modules that every weight type has, with the sources for quantized and for float weights.
