@@ -50,6 +50,15 @@ pub enum CudaExecError {
         /// What the driver said.
         reason: String,
     },
+    /// The driver has no compiler for the kernels, or may not use it.
+    #[error(
+        "the driver cannot compile the kernels ({reason}); install libnvidia-ptxjitcompiler.so.1 of the driver's version, and unset \
+         CUDA_DISABLE_PTX_JIT"
+    )]
+    NoJitCompiler {
+        /// What the driver said.
+        reason: String,
+    },
     /// Device or pinned memory ran out.
     #[error(
         "{purpose} needs {needed_bytes} bytes, {free_bytes} are free: {} are missing",

@@ -2,20 +2,34 @@
 //!
 //! Separate from attention, which reads it. A layer has two arrays, keys and values, `[n_pages, n_kv_heads, 16, row]`
 //! with a row rounded up to 8 numbers, so a page of a layer is one run of bytes (`kernels/kv.cuh`); a layer whose values are in its
-//! keys has one. Pages move on the
-//! transfer stream, in parallel with the computation. Invariant: moves come after the work queued before them, and the work queued
-//! after [`KvStore::await_pages`] named a page comes after the moves of that page.
+//! keys has one. Pages move on streams of their own, in parallel with the computation. Invariant: moves come after the steps that touched
+//! their pages, and the work queued after [`KvStore::await_pages`] named a page comes after the moves of that page.
 
 mod bytes;
+mod moves;
 
 use tokenmill_backend::{KvLayerShape, KvLayout, KvType, PAGE_TOKENS, PageCopy};
 
-use crate::{Buffer, CudaExecError, Device, Fence, Pinned, Stream, View, ViewMut, error::Result};
+use self::moves::Moves;
+use crate::{Buffer, CudaExecError, Device, PageRows, Stream, View, ViewMut, error::Result};
+
+/// A page of a layer has a multiple of these bytes, so that arrays of pages lie side by side without gaps.
+const PAGE_ALIGN: usize = 256;
+
+/// Types of keys and of values.
+type KvTypes = [KvType; 2];
 
 /// Bytes of a page's keys and of the values that are stored by themselves.
-fn layer_page_bytes(shape: KvLayerShape, ty: KvType) -> [usize; 2] {
-    [shape.head_dim_k, shape.own_value_dim()]
-        .map(|dim| shape.n_kv_heads * PAGE_TOKENS * ty.head_bytes(dim.next_multiple_of(8)))
+fn layer_page_bytes(shape: KvLayerShape, types: KvTypes) -> [usize; 2] {
+    let bytes = |dim: usize, ty: KvType| {
+        let n_bytes = shape.n_kv_heads * PAGE_TOKENS * ty.head_bytes(dim.next_multiple_of(8));
+        // Those of other types are multiples of it as they are.
+        n_bytes.next_multiple_of(PAGE_ALIGN)
+    };
+    [
+        bytes(shape.head_dim_k, types[0]),
+        bytes(shape.own_value_dim(), types[1]),
+    ]
 }
 
 #[derive(Debug)]
@@ -28,8 +42,17 @@ struct Layer {
 
 impl Layer {
     /// The arrays that there are, with the bytes of a page of each.
-    fn arrays(&mut self, ty: KvType) -> impl Iterator<Item = (&mut Buffer<u8>, usize)> {
-        let n_bytes = layer_page_bytes(self.shape, ty);
+    fn arrays(&self, types: KvTypes) -> impl Iterator<Item = (&Buffer<u8>, usize)> {
+        let n_bytes = layer_page_bytes(self.shape, types);
+        [Some(&self.k), self.v.as_ref()]
+            .into_iter()
+            .zip(n_bytes)
+            .filter_map(|(buffer, n_bytes)| Some((buffer?, n_bytes)))
+    }
+
+    /// The same, to write.
+    fn arrays_mut(&mut self, types: KvTypes) -> impl Iterator<Item = (&mut Buffer<u8>, usize)> {
+        let n_bytes = layer_page_bytes(self.shape, types);
         [Some(&mut self.k), self.v.as_mut()]
             .into_iter()
             .zip(n_bytes)
@@ -40,7 +63,8 @@ impl Layer {
 /// A layer's pages, to read.
 #[derive(Clone, Copy, Debug)]
 pub struct KvLayer<'a> {
-    pub(crate) ty: KvType,
+    /// Of keys and of values.
+    pub(crate) types: KvTypes,
     pub(crate) shape: KvLayerShape,
     pub(crate) k: View<'a, u8>,
     /// The keys where values are in them.
@@ -50,7 +74,8 @@ pub struct KvLayer<'a> {
 /// A layer's pages, to write.
 #[derive(Debug)]
 pub struct KvLayerMut<'a> {
-    pub(crate) ty: KvType,
+    /// Of keys and of values.
+    pub(crate) types: KvTypes,
     pub(crate) shape: KvLayerShape,
     pub(crate) k: ViewMut<'a, u8>,
     /// `None` where values are in the keys.
@@ -60,17 +85,10 @@ pub struct KvLayerMut<'a> {
 /// Keys and values of all layers.
 #[derive(Debug)]
 pub struct KvStore {
-    device: Device,
-    ty: KvType,
+    types: KvTypes,
     layers: Vec<Layer>,
-    n_pages: usize,
-    host_tier: Pinned<u8>,
-    n_host_pages: usize,
     page_bytes: usize,
-    /// Pages of moves that the compute stream was not yet told to wait for.
-    is_moving: Vec<bool>,
-    before_moves: Fence,
-    after_moves: Fence,
+    moves: Moves,
 }
 
 impl KvStore {
@@ -80,10 +98,20 @@ impl KvStore {
     /// As [`Self::check`], [`CudaExecError::OutOfMemory`], or the driver's.
     pub fn new(device: &Device, layout: &KvLayout) -> Result<Self> {
         Self::check(layout)?;
-        let (ty, n_pages, n_host_pages) = (layout.key_type, layout.n_pages, layout.n_host_pages);
+        let has_values = layout.layers.iter().any(|shape| !shape.has_values_in_keys);
+        // Where no layer stores values, they are what the keys are.
+        let types = [
+            layout.key_type,
+            if has_values {
+                layout.value_type
+            } else {
+                layout.key_type
+            },
+        ];
+        let (n_pages, n_host_pages) = (layout.n_pages, layout.n_host_pages);
         let mut layers = Vec::with_capacity(layout.layers.len());
         for &shape in &layout.layers {
-            let [k_bytes, v_bytes] = layer_page_bytes(shape, ty);
+            let [k_bytes, v_bytes] = layer_page_bytes(shape, types);
             let zeroed = |n_bytes| -> Result<Buffer<u8>> {
                 let mut buffer = device.alloc("keys and values", n_bytes)?;
                 // A page that is moved before it is full is whole nevertheless.
@@ -100,18 +128,13 @@ impl KvStore {
                 },
             });
         }
-        let page_bytes = Self::page_bytes(layout);
+        let arrays = layers.iter().flat_map(|layer| layer.arrays(types));
+        let rows = PageRows::arrange(arrays, n_pages);
         Ok(Self {
-            device: device.clone(),
-            ty,
+            types,
+            page_bytes: Self::page_bytes(layout),
+            moves: Moves::new(device, rows, n_pages, n_host_pages)?,
             layers,
-            n_pages,
-            host_tier: device.alloc_pinned(n_host_pages * page_bytes)?,
-            n_host_pages,
-            page_bytes,
-            is_moving: vec![false; n_pages],
-            before_moves: device.fence()?,
-            after_moves: device.fence()?,
         })
     }
 
@@ -123,18 +146,24 @@ impl KvStore {
         for shape in &layout.layers {
             check_head_dims(shape.head_dim_k, shape.head_dim_v)?;
         }
-        match (layout.key_type, layout.value_type) {
-            (KvType::F16, KvType::F16) | (KvType::F32, KvType::F32) => Ok(()),
-            (keys, values) => Err(CudaExecError::Unsupported {
-                feature: format!("KV stores of {keys} keys and {values} values (only both f16, or both f32)"),
-            }),
+        for shape in &layout.layers {
+            check_type(
+                layout.key_type,
+                "keys",
+                shape.head_dim_k,
+                shape.has_values_in_keys,
+            )?;
+            if !shape.has_values_in_keys {
+                check_type(layout.value_type, "values", shape.head_dim_v, false)?;
+            }
         }
+        Ok(())
     }
 
     /// Bytes of a page, all layers.
     pub fn page_bytes(layout: &KvLayout) -> usize {
         (layout.layers.iter())
-            .flat_map(|&shape| layer_page_bytes(shape, layout.key_type))
+            .flat_map(|&shape| layer_page_bytes(shape, [layout.key_type, layout.value_type]))
             .sum()
     }
 
@@ -142,7 +171,7 @@ impl KvStore {
     pub fn layer(&self, layer_idx: usize) -> KvLayer<'_> {
         let layer = &self.layers[layer_idx];
         KvLayer {
-            ty: self.ty,
+            types: self.types,
             shape: layer.shape,
             k: layer.k.view(),
             v: layer.v.as_ref().unwrap_or(&layer.k).view(),
@@ -153,40 +182,19 @@ impl KvStore {
     pub fn layer_mut(&mut self, layer_idx: usize) -> KvLayerMut<'_> {
         let layer = &mut self.layers[layer_idx];
         KvLayerMut {
-            ty: self.ty,
+            types: self.types,
             shape: layer.shape,
             k: layer.k.view_mut(),
             v: layer.v.as_mut().map(Buffer::view_mut),
         }
     }
 
-    /// Queues copies, in order, behind the work queued so far.
+    /// Queues copies, in order, behind the steps that touched their pages.
     ///
     /// # Errors
     /// [`CudaExecError::Bounds`] for a page that there is not, before anything is copied; or the driver's.
     pub fn copy_pages(&mut self, copies: &[PageCopy]) -> Result<()> {
-        for &copy in copies {
-            self.check_copy(copy)?;
-        }
-        self.before_moves.record(Stream::Compute)?;
-        self.before_moves.hold(Stream::Transfer)?;
-        let mut queued = Ok(());
-        for &copy in copies {
-            queued = self.queue(copy);
-            let (PageCopy::Duplicate { to: page, .. }
-            | PageCopy::Download { page, .. }
-            | PageCopy::Upload { page, .. }) = copy;
-            self.is_moving[page as usize] = true;
-            if let PageCopy::Duplicate { from, .. } = copy {
-                self.is_moving[from as usize] = true;
-            }
-            if queued.is_err() {
-                break;
-            }
-        }
-        // What was queued before the failure runs, and the steps that touch its pages wait for it.
-        self.after_moves.record(Stream::Transfer)?;
-        queued
+        self.moves.queue(copies)
     }
 
     /// Lets the work queued from now on wait for the moves, if any of them touches one of `pages`. Numbers that are no
@@ -195,72 +203,23 @@ impl KvStore {
     /// # Errors
     /// The driver's.
     pub fn await_pages(&mut self, pages: &[u32]) -> Result<()> {
-        let is_moving = |&page: &u32| self.is_moving.get(page as usize).copied().unwrap_or(false);
-        if pages.iter().any(is_moving) {
-            self.after_moves.hold(Stream::Compute)?;
-            self.is_moving.fill(false);
-        }
-        Ok(())
+        self.moves.await_pages(pages)
     }
+}
 
-    fn check_copy(&self, copy: PageCopy) -> Result<()> {
-        let inside = |page: u32, len: usize| {
-            let page = page as usize;
-            if page < len {
-                return Ok(());
-            }
-            Err(CudaExecError::Bounds {
-                range: page..page.saturating_add(1),
-                len,
-            })
-        };
-        match copy {
-            PageCopy::Duplicate { from, to } => {
-                inside(from, self.n_pages).and_then(|()| inside(to, self.n_pages))
-            }
-            PageCopy::Download { page, host_page } | PageCopy::Upload { host_page, page } => {
-                inside(page, self.n_pages).and_then(|()| inside(host_page, self.n_host_pages))
-            }
+/// Says whether rows of a head can be stored in a type.
+fn check_type(ty: KvType, what: &str, dim: usize, is_latent: bool) -> Result<()> {
+    let refused = |reason: String| {
+        Err(CudaExecError::Unsupported {
+            feature: format!("{ty} {what} {reason}; f16 and f32 can be stored"),
+        })
+    };
+    match ty {
+        KvType::Q8_0 if is_latent => refused("of latent attention".to_owned()),
+        KvType::Q8_0 if !dim.is_multiple_of(32) => {
+            refused(format!("of heads of {dim} numbers (only of multiples of 32)"))
         }
-    }
-
-    fn queue(&mut self, copy: PageCopy) -> Result<()> {
-        let Self {
-            device,
-            ty,
-            layers,
-            host_tier,
-            page_bytes,
-            ..
-        } = self;
-        let mut offset = 0;
-        for layer in layers {
-            for (buffer, n_bytes) in layer.arrays(*ty) {
-                let of = |page: u32| page as usize * n_bytes..(page as usize + 1) * n_bytes;
-                let on_host = |host_page: u32| {
-                    let start = host_page as usize * *page_bytes + offset;
-                    start..start + n_bytes
-                };
-                match copy {
-                    PageCopy::Duplicate { from, to } if from == to => {}
-                    PageCopy::Duplicate { from, to } => {
-                        let source = buffer.share();
-                        let target = buffer.view_mut().range(of(to))?;
-                        device.copy(Stream::Transfer, source.view().range(of(from))?, &target)?;
-                    }
-                    PageCopy::Download { page, host_page } => {
-                        let source = buffer.view().range(of(page))?;
-                        host_tier.download(Stream::Transfer, source, on_host(host_page))?;
-                    }
-                    PageCopy::Upload { host_page, page } => {
-                        let target = buffer.view_mut().range(of(page))?;
-                        host_tier.upload(Stream::Transfer, on_host(host_page), &target)?;
-                    }
-                }
-                offset += n_bytes;
-            }
-        }
-        Ok(())
+        _ => Ok(()),
     }
 }
 
@@ -307,7 +266,7 @@ mod tests {
         },
     ];
 
-    fn layout(ty: KvType, n_pages: usize, n_host_pages: usize) -> KvLayout {
+    fn layout(types: KvTypes, n_pages: usize, n_host_pages: usize) -> KvLayout {
         KvLayout {
             layers: SHAPES.to_vec(),
             groups: vec![PageGroup::Main; SHAPES.len()],
@@ -315,16 +274,15 @@ mod tests {
             n_window_host_pages: 0,
             n_pages,
             n_host_pages,
-            key_type: ty,
-            value_type: ty,
+            key_type: types[0],
+            value_type: types[1],
         }
     }
 
     /// Fills a page of every layer with numbers that belong to it alone.
-    fn fill(store: &mut KvStore, page: usize, seed: u8) {
-        let device = store.device.clone();
+    fn fill(device: &Device, store: &mut KvStore, page: usize, seed: u8) {
         for layer in &mut store.layers {
-            for (buffer, n_bytes) in layer.arrays(store.ty) {
+            for (buffer, n_bytes) in layer.arrays_mut(store.types) {
                 let values: Vec<u8> = (0..n_bytes).map(|i| (i as u8).wrapping_mul(seed)).collect();
                 let range = page * n_bytes..(page + 1) * n_bytes;
                 device
@@ -334,14 +292,11 @@ mod tests {
         }
     }
 
-    fn read(store: &mut KvStore, page: usize) -> Vec<u8> {
+    fn read(device: &Device, store: &mut KvStore, page: usize) -> Vec<u8> {
         store.await_pages(&[page as u32]).unwrap();
         let mut bytes = Vec::new();
-        let KvStore {
-            device, ty, layers, ..
-        } = store;
-        for layer in layers {
-            for (buffer, n_bytes) in layer.arrays(*ty) {
+        for layer in &store.layers {
+            for (buffer, n_bytes) in layer.arrays(store.types) {
                 let range = page * n_bytes..(page + 1) * n_bytes;
                 bytes.extend(device.download(buffer.view().range(range).unwrap()).unwrap());
             }
@@ -351,12 +306,12 @@ mod tests {
 
     #[test]
     fn pages_survive_the_way_to_the_host_and_back() {
-        for ty in [KvType::F16, KvType::F32] {
+        for types in [[KvType::F16; 2], [KvType::F32; 2]] {
             let device = simulated(&Simulator::new(&SimOptions::default()));
-            let mut store = KvStore::new(&device, &layout(ty, 5, 3)).unwrap();
-            fill(&mut store, 1, 7);
-            fill(&mut store, 2, 11);
-            let (one, two) = (read(&mut store, 1), read(&mut store, 2));
+            let mut store = KvStore::new(&device, &layout(types, 5, 3)).unwrap();
+            fill(&device, &mut store, 1, 7);
+            fill(&device, &mut store, 2, 11);
+            let (one, two) = (read(&device, &mut store, 1), read(&device, &mut store, 2));
             assert_ne!(one, two);
             store
                 .copy_pages(&[
@@ -372,26 +327,114 @@ mod tests {
                     PageCopy::Duplicate { from: 4, to: 4 },
                 ])
                 .unwrap();
-            assert_eq!(read(&mut store, 4), one);
-            assert_eq!(read(&mut store, 1), two);
-            assert_eq!(read(&mut store, 2), two);
+            assert_eq!(read(&device, &mut store, 4), one);
+            assert_eq!(read(&device, &mut store, 1), two);
+            assert_eq!(read(&device, &mut store, 2), two);
+        }
+    }
+
+    /// Layers that are alike, so that a page of all of them is one copy.
+    fn alike(n_layers: usize, n_pages: usize, n_host_pages: usize) -> KvLayout {
+        let shape = KvLayerShape {
+            n_kv_heads: 2,
+            head_dim_k: 16,
+            head_dim_v: 16,
+            has_values_in_keys: false,
+        };
+        KvLayout {
+            layers: vec![shape; n_layers],
+            groups: vec![PageGroup::Main; n_layers],
+            ..layout([KvType::F16; 2], n_pages, n_host_pages)
+        }
+    }
+
+    #[test]
+    fn a_page_of_layers_that_are_alike_is_one_copy_and_a_batch_one_event() {
+        let simulator = Simulator::new(&SimOptions::default());
+        let device = simulated(&simulator);
+        let mut store = KvStore::new(&device, &alike(8, 6, 4)).unwrap();
+        fill(&device, &mut store, 1, 7);
+        fill(&device, &mut store, 2, 11);
+        let expected = [read(&device, &mut store, 1), read(&device, &mut store, 2)];
+        let (copies, events) = (simulator.copy_counts(), simulator.n_recorded());
+        let down = |page, host_page| PageCopy::Download { page, host_page };
+        let up = |host_page, page| PageCopy::Upload { host_page, page };
+        store.copy_pages(&[down(1, 0), down(2, 1)]).unwrap();
+        assert_eq!(simulator.copy_counts(), (copies.0, copies.1 + 2));
+        // One before the moves, one behind them, and that of the host's memory.
+        assert_eq!(simulator.n_recorded() - events, 3);
+        store.copy_pages(&[up(1, 4), up(0, 5)]).unwrap();
+        assert_eq!(simulator.copy_counts(), (copies.0 + 2, copies.1 + 2));
+        assert_eq!(read(&device, &mut store, 5), expected[0]);
+        assert_eq!(read(&device, &mut store, 4), expected[1]);
+    }
+
+    #[test]
+    fn moves_of_both_directions_keep_their_order_where_they_share_a_page() {
+        let device = simulated(&Simulator::new(&SimOptions::default()));
+        let mut store = KvStore::new(&device, &alike(2, 4, 3)).unwrap();
+        let mut rng = 1u64;
+        let mut random = |n: u32| {
+            rng = rng
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (rng >> 33) as u32 % n
+        };
+        for page in 0..4 {
+            fill(&device, &mut store, page, 3 + page as u8 * 2);
+        }
+        // What pages and host pages hold, by the page that it was in at first.
+        let contents: Vec<_> = (0..4).map(|page| read(&device, &mut store, page)).collect();
+        let mut pages = [0, 1, 2, 3];
+        let mut on_host = [None; 3];
+        for _ in 0..40 {
+            let mut batch = Vec::new();
+            for _ in 0..1 + random(5) {
+                let (page, host_page, to) = (random(4), random(3), random(4));
+                match (random(3), on_host[host_page as usize]) {
+                    (0, Some(content)) => {
+                        pages[page as usize] = content;
+                        batch.push(PageCopy::Upload { host_page, page });
+                    }
+                    (1, _) => {
+                        pages[to as usize] = pages[page as usize];
+                        batch.push(PageCopy::Duplicate { from: page, to });
+                    }
+                    _ => {
+                        on_host[host_page as usize] = Some(pages[page as usize]);
+                        batch.push(PageCopy::Download { page, host_page });
+                    }
+                }
+            }
+            store.copy_pages(&batch).unwrap();
+            if random(3) == 0 {
+                let page = random(4);
+                let found = read(&device, &mut store, page as usize);
+                assert!(found == contents[pages[page as usize]], "page {page}");
+            }
+        }
+        for (page, &content) in pages.iter().enumerate() {
+            assert!(
+                read(&device, &mut store, page) == contents[content],
+                "page {page}"
+            );
         }
     }
 
     #[test]
     fn a_page_is_the_same_after_a_way_through_bytes() {
-        for ty in [KvType::F16, KvType::F32] {
+        for types in [[KvType::F16; 2], [KvType::F32; 2]] {
             let device = simulated(&Simulator::new(&SimOptions::default()));
-            let mut store = KvStore::new(&device, &layout(ty, 5, 0)).unwrap();
-            fill(&mut store, 1, 7);
+            let mut store = KvStore::new(&device, &layout(types, 5, 0)).unwrap();
+            fill(&device, &mut store, 1, 7);
             let mut staging = device.alloc_pinned(store.bytes_of_page()).unwrap();
             store
                 .copy_pages(&[PageCopy::Duplicate { from: 1, to: 2 }])
                 .unwrap();
             store.read_page(2, &mut staging).unwrap();
-            assert_eq!(staging.host().unwrap(), &read(&mut store, 1)[..]);
+            assert_eq!(staging.host().unwrap(), &read(&device, &mut store, 1)[..]);
             store.write_page(4, &mut staging).unwrap();
-            assert_eq!(read(&mut store, 4), read(&mut store, 1));
+            assert_eq!(read(&device, &mut store, 4), read(&device, &mut store, 1));
             assert!(store.read_page(5, &mut staging).is_err());
         }
     }
@@ -399,9 +442,9 @@ mod tests {
     #[test]
     fn a_page_that_does_not_exist_moves_nothing() {
         let device = simulated(&Simulator::new(&SimOptions::default()));
-        let mut store = KvStore::new(&device, &layout(KvType::F16, 2, 1)).unwrap();
-        fill(&mut store, 0, 3);
-        let before = read(&mut store, 1);
+        let mut store = KvStore::new(&device, &layout([KvType::F16; 2], 2, 1)).unwrap();
+        fill(&device, &mut store, 0, 3);
+        let before = read(&device, &mut store, 1);
         for bad in [
             PageCopy::Duplicate { from: 0, to: 2 },
             PageCopy::Download {
@@ -419,6 +462,6 @@ mod tests {
                 Err(CudaExecError::Bounds { .. })
             ));
         }
-        assert_eq!(read(&mut store, 1), before);
+        assert_eq!(read(&device, &mut store, 1), before);
     }
 }

@@ -69,14 +69,16 @@ mod states;
 
 pub use backend::{CudaBackend, CudaBuffer};
 pub use driver::{
-    Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceReport, Fence, Graph,
-    Kernel, LaunchShape, Pinned, SharedView, Stream, View, ViewMut, buffer_bytes, has_driver, probe,
+    Api, Args, Availability, Buffer, Buffers, Capture, Device, DeviceInfo, DeviceOptions, DeviceReport,
+    Fence, Graph, Kernel, KernelResources, LaunchShape, PageRows, Pinned, PinnedCopies, SharedView, Stream,
+    View, ViewMut, buffer_bytes, has_driver, probe, probe_with,
 };
 pub use error::CudaExecError;
 pub use graph_cache::{GraphCache, GraphPlan};
 pub use kv::{KvLayer, KvLayerMut, KvStore};
 pub use layout::{LayoutError, MatrixLayout, Plane};
 pub use matrix::{Matrix, MatrixUse, Uploader};
+pub use modules::Cubins;
 pub use ops::{
     ArgmaxScratch, AttentionScratch, AttentionStep, CarriedRows, ColumnsView, DeviceRoutes, ExpertRows,
     GatedProduct, LinearInput, MAX_SAMPLED_VOCAB, NO_TOKEN, NetRows, Ops, Product, Q8Scale, QuantizedMut,

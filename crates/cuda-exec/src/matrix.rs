@@ -1,7 +1,7 @@
 //! [`Matrix`] and [`Uploader`]: weights on the device, and how they get there.
 //!
 //! Separate from the layout, which is pure. The file's blocks are converted by all cores into one of two pinned staging
-//! buffers while the device copies from the other, on the transfer stream. Invariant: a matrix's kernels are loaded before
+//! buffers while the device copies from the other, on a stream of its own. Invariant: a matrix's kernels are loaded before
 //! the matrix exists, so no step loads any.
 
 use std::ops::Range;
@@ -130,8 +130,17 @@ impl MatrixKernels {
     fn load(device: &Device, layout: &MatrixLayout, usage: MatrixUse) -> Result<Self> {
         let suffix = type_suffix(layout.ty()).expect("there is a layout for this type");
         let (embed, matvec) = (format!("embed_{suffix}"), format!("matvec_{suffix}"));
+        let matmul = format!("matmul_{suffix}");
+        let wanted = [
+            (usage.is_table, &embed),
+            (usage.is_factor, &matvec),
+            (usage.is_factor, &matmul),
+        ];
+        let wanted: Vec<&str> = (wanted.iter())
+            .filter_map(|(is_wanted, module)| is_wanted.then_some(module.as_str()))
+            .collect();
+        device.load_modules(&wanted)?;
         let tiled = || -> Result<[Tiled; 2]> {
-            let matmul = format!("matmul_{suffix}");
             let kernel = |name| device.kernel(&matmul, name);
             if layout.takes_quantized_input() {
                 let [small, large] = [kernel("matmul_n16")?, kernel("matmul_n64")?];
@@ -285,7 +294,7 @@ impl Uploader {
                 plane.offset + rows.start * plane.row_bytes..plane.offset + rows.end * plane.row_bytes;
             let staged = start..start + target.len();
             start = staged.end;
-            staging.upload(Stream::Transfer, staged, &buffer.view_mut().range(target)?)?;
+            staging.upload(Stream::ToDevice, staged, &buffer.view_mut().range(target)?)?;
         }
         Ok(())
     }

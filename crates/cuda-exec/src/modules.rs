@@ -4,6 +4,8 @@
 //! archive, `kernels.ptx.z` of this crate; a module is inflated when it is loaded. Invariant: the archive has exactly the
 //! modules of [`all`], in their order.
 
+use std::{fmt, sync::Arc};
+
 use tokenmill_gguf::TensorType;
 use tokenmill_quant::Format;
 
@@ -225,8 +227,45 @@ impl<'a> Entry<'a> {
 
     /// Inflates the PTX; `None` where the stream is damaged.
     pub fn ptx(&self) -> Option<String> {
-        let text = miniz_oxide::inflate::decompress_to_vec_with_limit(self.stream, self.ptx_bytes).ok()?;
-        String::from_utf8(text).ok()
+        String::from_utf8(self.bytes()?).ok()
+    }
+
+    /// Inflates what the module is; `None` where the stream is damaged.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        miniz_oxide::inflate::decompress_to_vec_with_limit(self.stream, self.ptx_bytes).ok()
+    }
+}
+
+/// An archive of kernels that were compiled ahead, for a driver that compiles none. Its modules are named `sm_90/norm`: the compute
+/// capability, and the module.
+#[derive(Clone)]
+pub struct Cubins(Arc<[u8]>);
+
+impl fmt::Debug for Cubins {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cubins({} bytes)", self.0.len())
+    }
+}
+
+impl Cubins {
+    /// Takes an archive of [`Entry`]s.
+    pub fn new(archive: impl Into<Arc<[u8]>>) -> Self {
+        Self(archive.into())
+    }
+
+    /// The code of a module that a GPU of this compute capability runs: of the same major version, and the newest minor one that is
+    /// not newer.
+    pub(crate) fn find(&self, capability: (u32, u32), module: &str) -> Option<Vec<u8>> {
+        let (major, minor) = capability;
+        let version = |name: &str| -> Option<u32> {
+            let (folder, name) = name.split_once('/')?;
+            let version: u32 = folder.strip_prefix("sm_")?.parse().ok()?;
+            (name == module && version / 10 == major && version % 10 <= minor).then_some(version)
+        };
+        Entry::all(&self.0)
+            .filter_map(|entry| Some((version(entry.name)?, entry)))
+            .max_by_key(|&(version, _)| version)
+            .and_then(|(_, entry)| entry.bytes())
     }
 }
 
@@ -257,6 +296,37 @@ mod tests {
             assert!(ptx(name).is_some_and(|ptx| ptx.contains(".entry")), "{name}");
         }
         assert_eq!(ptx("nothing"), None);
+    }
+
+    #[test]
+    fn a_gpu_gets_the_newest_code_that_it_runs() {
+        let mut archive = Vec::new();
+        for name in [
+            "sm_80/norm",
+            "sm_86/norm",
+            "sm_90/norm",
+            "sm_86/rope",
+            "sm_x/norm",
+            "norm",
+        ] {
+            let stream = miniz_oxide::deflate::compress_to_vec(name.as_bytes(), 1);
+            let entry = Entry {
+                name,
+                ptx_bytes: name.len(),
+                stream: &stream,
+            };
+            entry.append_to(&mut archive);
+        }
+        let cubins = Cubins::new(archive);
+        let check = |capability, expected: Option<&str>| {
+            let found = cubins.find(capability, "norm");
+            assert_eq!(found.as_deref(), expected.map(str::as_bytes), "{capability:?}");
+        };
+        check((8, 0), Some("sm_80/norm"));
+        check((8, 9), Some("sm_86/norm"));
+        check((9, 0), Some("sm_90/norm"));
+        check((10, 0), None);
+        assert_eq!(cubins.find((8, 0), "rope"), None);
     }
 
     #[test]

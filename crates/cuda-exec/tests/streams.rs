@@ -15,12 +15,12 @@ fn work_of_the_other_stream_is_seen_only_behind_a_fence() {
     let source = device.upload("source", &[1u32, 2, 3]).unwrap();
     let mut target = device.upload("target", &[0u32; 3]).unwrap();
     device
-        .copy(Stream::Transfer, source.view(), &target.view_mut())
+        .copy(Stream::ToDevice, source.view(), &target.view_mut())
         .unwrap();
     // The planted bug: a missing wait. A real device might have been quick enough; the simulated one never is.
     assert_eq!(device.download(target.view()).unwrap(), [0, 0, 0]);
     let fence = device.fence().unwrap();
-    device.order(Stream::Transfer, Stream::Compute, &fence).unwrap();
+    device.order(Stream::ToDevice, Stream::Compute, &fence).unwrap();
     assert_eq!(device.download(target.view()).unwrap(), [1, 2, 3]);
 }
 

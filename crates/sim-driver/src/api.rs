@@ -4,6 +4,7 @@
 //! Invariants: a pointer is written only where the call succeeds; a call that needs a context fails where none is current on the
 //! calling thread, and does not find what belongs to another.
 
+mod copy_2d;
 #[cfg(test)]
 mod tests;
 
@@ -17,9 +18,12 @@ use tokenmill_ptx_sim::{Arguments, LaunchConfig};
 
 use crate::{
     code::{self, Outcome, describe},
+    context::State,
     gpu::{self, in_context},
     host_memory::HostMemory,
 };
+
+use self::copy_2d::Copy2d;
 
 /// The name of a simulated GPU, as C has it.
 const NAME: &CStr = c"simulated GPU";
@@ -27,6 +31,11 @@ const NAME: &CStr = c"simulated GPU";
 const MULTIPROCESSOR_COUNT: c_int = 16;
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
+/// Options of a load, each followed by that of its size.
+const INFO_LOG: c_int = 3;
+const ERROR_LOG: c_int = 5;
+/// An event without times.
+const DISABLE_TIMING: c_uint = 2;
 /// The function attribute that allows more dynamic shared memory.
 const MAX_DYNAMIC_SHARED_BYTES: c_int = 8;
 
@@ -57,6 +66,35 @@ fn pointer(handle: u64) -> *mut c_void {
 pub(crate) fn functions() -> Api {
     // SAFETY: the functions keep the contract of the driver's.
     unsafe { Api::from_symbols(&symbol) }.expect("every function is here")
+}
+
+/// Writes a text to the log that the options of a load name, as far as it fits.
+///
+/// # Safety
+/// The arrays have `n_options` elements, and a log is valid for as many bytes as the option behind it says.
+unsafe fn write_log(
+    log: c_int,
+    text: &str,
+    n_options: c_uint,
+    options: *mut c_int,
+    values: *mut *mut c_void,
+) {
+    let value_of = |wanted: c_int| {
+        (0..n_options as usize).find_map(|index| {
+            // SAFETY: the caller says that there are so many.
+            let option = unsafe { *options.add(index) };
+            // SAFETY: the caller says that there are so many.
+            (option == wanted).then(|| unsafe { *values.add(index) })
+        })
+    };
+    if let (Some(to), Some(n_bytes)) = (value_of(log), value_of(log + 1)) {
+        let n_bytes = text.len().min((n_bytes as usize).saturating_sub(1));
+        let to = to.cast::<u8>();
+        // SAFETY: the caller's log has more bytes.
+        unsafe { to.copy_from_nonoverlapping(text.as_ptr(), n_bytes) };
+        // SAFETY: as above.
+        unsafe { to.add(n_bytes).write(0) };
+    }
 }
 
 /// Writes exported functions: their names, their arguments, and what they do; and [`symbol`]. All are called by a program that
@@ -180,15 +218,28 @@ exported! {
         status(forgotten.map(HostMemory::free))
     }
 
-    cuModuleLoadData(module: *mut *mut c_void, image: *const c_void) {
-        // SAFETY: PTX ends with a zero byte.
-        let text = unsafe { CStr::from_ptr(image.cast()) };
-        let loaded = match text.to_str() {
-            Ok(text) => in_context(|state| state.context.load_module(text)),
-            Err(_) => Err(code::INVALID_PTX),
+    cuCtxSynchronize() {
+        status(in_context(State::synchronize_all))
+    }
+
+    cuModuleLoadDataEx(
+        module: *mut *mut c_void,
+        image: *const c_void,
+        n_options: c_uint,
+        options: *mut c_int,
+        values: *mut *mut c_void
+    ) {
+        // SAFETY: PTX ends with a zero byte, and so does what stands for a cubin here.
+        let image = unsafe { CStr::from_ptr(image.cast()) }.to_bytes();
+        let loaded = in_context(|state| Ok(state.context.load_module(image)));
+        let (outcome, said) = match loaded {
+            Ok(loaded) => loaded,
+            Err(code) => (Err(code), String::new()),
         };
+        // SAFETY: the caller's arrays have `n_options` elements, and its logs the sizes that they say.
+        unsafe { write_log(if outcome.is_ok() { INFO_LOG } else { ERROR_LOG }, &said, n_options, options, values) };
         // SAFETY: the caller's pointer.
-        unsafe { give(module, loaded, pointer) }
+        unsafe { give(module, outcome, pointer) }
     }
 
     cuModuleGetFunction(function: *mut *mut c_void, module: *mut c_void, name: *const c_char) {
@@ -198,10 +249,28 @@ exported! {
         unsafe { give(function, in_context(|state| state.context.function(module as u64, &name)), pointer) }
     }
 
+    cuFuncGetAttribute(value: *mut c_int, attribute: c_int, function: *mut c_void) {
+        let found = in_context(|state| state.context.function_attribute(function as u64, attribute));
+        // SAFETY: the caller's pointer.
+        unsafe { give(value, found, |value| value) }
+    }
+
+    cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        n_blocks: *mut c_int,
+        function: *mut c_void,
+        _n_threads: c_int,
+        _shared_bytes: usize
+    ) {
+        // The simulator runs one thread block after the other.
+        let found = in_context(|state| state.context.param_bytes(function as u64).map(|_| 1));
+        // SAFETY: the caller's pointer.
+        unsafe { give(n_blocks, found, |n_blocks| n_blocks) }
+    }
+
     cuFuncSetAttribute(function: *mut c_void, attribute: c_int, value: c_int) {
         match attribute {
             MAX_DYNAMIC_SHARED_BYTES => status(in_context(|state| {
-                state.context.allow_shared_bytes(function as u64, value as u32)
+                state.context.allow_shared_bytes(function as u64, value)
             })),
             _ => code::INVALID_VALUE,
         }
@@ -250,6 +319,16 @@ exported! {
         status(in_context(|state| state.context.copy(stream as u64, from, to, n_bytes)))
     }
 
+    cuMemcpy2DAsync_v2(copy: *const Copy2d, stream: *mut c_void) {
+        // SAFETY: the caller's pointer.
+        let copy = unsafe { *copy };
+        // SAFETY: a side on the host has memory for its rows until the copy is done.
+        match unsafe { copy.rows() } {
+            Ok(rows) => status(in_context(|state| state.copy_rows(stream as u64, rows))),
+            Err(code) => code,
+        }
+    }
+
     cuMemsetD8Async(address: u64, byte: u8, n_bytes: usize, stream: *mut c_void) {
         status(in_context(|state| state.context.fill(stream as u64, address, byte, n_bytes)))
     }
@@ -293,9 +372,10 @@ exported! {
         status(in_context(|state| state.launch_graph(graph as u64, stream as u64)))
     }
 
-    cuEventCreate(event: *mut *mut c_void, _flags: c_uint) {
+    cuEventCreate(event: *mut *mut c_void, flags: c_uint) {
+        let has_time = flags & DISABLE_TIMING == 0;
         // SAFETY: the caller's pointer.
-        unsafe { give(event, in_context(|state| state.context.create_event()), pointer) }
+        unsafe { give(event, in_context(|state| state.context.create_event(has_time)), pointer) }
     }
 
     cuEventDestroy_v2(event: *mut c_void) {
@@ -303,7 +383,7 @@ exported! {
     }
 
     cuEventRecord(event: *mut c_void, stream: *mut c_void) {
-        status(in_context(|state| state.context.record(event as u64, stream as u64)))
+        status(in_context(|state| state.record(event as u64, stream as u64)))
     }
 
     cuEventSynchronize(event: *mut c_void) {

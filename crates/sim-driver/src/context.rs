@@ -5,6 +5,7 @@
 //! wrong result, every time. Invariants: what a kernel does wrong (a race, an access out of bounds, a read of what was never
 //! written) loses the device; after a fault every call fails with the same code, as after a real one.
 
+mod copies;
 mod run;
 
 use std::{
@@ -23,10 +24,21 @@ use crate::{
     fault::Fault,
     host_memory::HostMemory,
     machine::GpuSpec,
+    rows::Rows,
 };
 
 /// The shared memory a kernel has without asking for more, what it declares itself included.
 const SHARED_BYTES_UNASKED: u32 = 48 << 10;
+/// The shared memory a kernel has at most, as GPUs of compute capability 8.0 have it.
+const MAX_SHARED_BYTES: u32 = 163 << 10;
+/// How a cubin begins.
+const ELF: &[u8] = b"\x7fELF";
+/// Attributes of a function, as the driver's header numbers them.
+const MAX_THREADS_PER_BLOCK: i32 = 0;
+const SHARED_SIZE_BYTES: i32 = 1;
+const LOCAL_SIZE_BYTES: i32 = 3;
+const NUM_REGS: i32 = 4;
+const BINARY_VERSION: i32 = 6;
 
 /// A kernel of a module.
 #[derive(Debug)]
@@ -34,6 +46,7 @@ struct Function {
     module: usize,
     name: String,
     param_bytes: Vec<usize>,
+    static_shared_bytes: u32,
     /// Shared memory that a launch may add to what the kernel declares itself.
     max_shared_bytes: u32,
 }
@@ -43,6 +56,7 @@ struct Function {
 struct Event {
     n_recorded: u64,
     n_reached: u64,
+    has_time: bool,
     /// When it was reached, by the simulated clock.
     at_ms: f64,
 }
@@ -77,6 +91,7 @@ enum Operation {
         to: u64,
         n_bytes: usize,
     },
+    Rows(Rows),
     Fill {
         address: u64,
         byte: u8,
@@ -98,6 +113,7 @@ enum Operation {
 pub(crate) struct Context {
     memory: DeviceMemory,
     takes_ptx: bool,
+    has_compiler: bool,
     captures: bool,
     modules: Vec<Module>,
     functions: HashMap<u64, Function>,
@@ -132,6 +148,7 @@ impl Context {
         Self {
             memory: DeviceMemory::with_capacity(spec.total_bytes),
             takes_ptx: spec.takes_ptx,
+            has_compiler: spec.has_compiler,
             captures: spec.captures,
             modules: Vec::new(),
             functions: HashMap::new(),
@@ -205,6 +222,7 @@ impl Context {
         let uses = |operation: &Operation| match operation {
             Operation::Upload { from, .. } => from.overlaps(&memory),
             Operation::Download { to, .. } => to.overlaps(&memory),
+            Operation::Rows(rows) => rows.on_host().any(|part| part.overlaps(&memory)),
             _ => false,
         };
         if self.streams.values().flatten().any(uses) {
@@ -215,20 +233,33 @@ impl Context {
         Ok(memory)
     }
 
-    pub(crate) fn load_module(&mut self, ptx: &str) -> Outcome<u64> {
-        self.check()?;
-        self.refuse_in_capture()?;
-        if !self.takes_ptx {
-            return Err(code::UNSUPPORTED_PTX_VERSION);
-        }
+    /// Loads PTX or what stands for a cubin; gives with it what the compiler says.
+    pub(crate) fn load_module(&mut self, image: &[u8]) -> (Outcome<u64>, String) {
+        let allowed = self.check().and_then(|()| self.refuse_in_capture());
+        let refused = |code, said: &str| (Err(code), said.to_owned());
+        let ptx = match image.strip_prefix(ELF) {
+            _ if allowed.is_err() => return (allowed.map(|()| 0), String::new()),
+            Some(code) => code,
+            None if !self.has_compiler => return refused(code::JIT_COMPILER_NOT_FOUND, ""),
+            None if !self.takes_ptx => {
+                return refused(
+                    code::UNSUPPORTED_PTX_VERSION,
+                    "ptxas application ptx input, line 1; fatal   : Unsupported .version",
+                );
+            }
+            None => image,
+        };
+        let Ok(ptx) = std::str::from_utf8(ptx) else {
+            return refused(code::INVALID_PTX, "the image is no text");
+        };
         match Module::load(ptx, &mut self.memory) {
             Ok(module) => {
                 self.modules.push(module);
-                Ok(self.modules.len() as u64)
+                (Ok(self.modules.len() as u64), "info    : simulated".to_owned())
             }
             Err(error) => {
                 eprintln!("simulated driver: {error}");
-                Err(code::INVALID_PTX)
+                (Err(code::INVALID_PTX), error.to_string())
             }
         }
     }
@@ -245,15 +276,34 @@ impl Context {
                 module: index,
                 name: name.to_owned(),
                 param_bytes: kernel.param_bytes(),
+                static_shared_bytes: kernel.static_shared_bytes() as u32,
                 max_shared_bytes: SHARED_BYTES_UNASKED.saturating_sub(kernel.static_shared_bytes() as u32),
             },
         );
         Ok(function)
     }
 
-    pub(crate) fn allow_shared_bytes(&mut self, function: u64, n_bytes: u32) -> Outcome {
-        let function = self.functions.get_mut(&function);
-        function.ok_or(code::INVALID_HANDLE)?.max_shared_bytes = n_bytes;
+    /// What a kernel takes of a multiprocessor. The simulator gives threads as many registers as they name, which is not told.
+    pub(crate) fn function_attribute(&self, function: u64, attribute: i32) -> Outcome<i32> {
+        self.check()?;
+        let function = self.functions.get(&function).ok_or(code::INVALID_HANDLE)?;
+        match attribute {
+            MAX_THREADS_PER_BLOCK => Ok(1024),
+            SHARED_SIZE_BYTES => Ok(function.static_shared_bytes as i32),
+            LOCAL_SIZE_BYTES | NUM_REGS => Ok(0),
+            BINARY_VERSION => Ok(80),
+            _ => Err(code::INVALID_VALUE),
+        }
+    }
+
+    pub(crate) fn allow_shared_bytes(&mut self, function: u64, n_bytes: i32) -> Outcome {
+        self.check()?;
+        let function = self.functions.get_mut(&function).ok_or(code::INVALID_HANDLE)?;
+        let n_bytes = u32::try_from(n_bytes).map_err(|_| code::INVALID_VALUE)?;
+        if n_bytes > MAX_SHARED_BYTES - function.static_shared_bytes.min(MAX_SHARED_BYTES) {
+            return Err(code::INVALID_VALUE);
+        }
+        function.max_shared_bytes = n_bytes;
         Ok(())
     }
 
@@ -296,10 +346,14 @@ impl Context {
         Ok(stream)
     }
 
-    pub(crate) fn create_event(&mut self) -> Outcome<u64> {
+    pub(crate) fn create_event(&mut self, has_time: bool) -> Outcome<u64> {
         self.check()?;
         let event = handle();
-        self.events.insert(event, Event::default());
+        let made = Event {
+            has_time,
+            ..Event::default()
+        };
+        self.events.insert(event, made);
         Ok(event)
     }
 
@@ -328,7 +382,7 @@ impl Context {
     pub(crate) fn elapsed_ms(&self, start: u64, end: u64) -> Outcome<f32> {
         self.check()?;
         let moment = |event| match self.events.get(&event) {
-            Some(event) if event.n_recorded == 0 => Err(code::INVALID_HANDLE),
+            Some(event) if event.n_recorded == 0 || !event.has_time => Err(code::INVALID_HANDLE),
             Some(event) if event.n_reached == event.n_recorded => Ok(event.at_ms),
             Some(_) => Err(code::NOT_READY),
             None => Err(code::INVALID_HANDLE),
@@ -378,6 +432,14 @@ impl State {
                 self.fault = None;
                 return Err(code::LAUNCH_OUT_OF_RESOURCES);
             }
+            Some(Fault::LaunchCode { after, .. }) if *after > 0 => *after -= 1,
+            &mut Some(Fault::LaunchCode { code, is_lost, .. }) => {
+                self.fault = None;
+                if is_lost {
+                    self.context.lost = Some(code);
+                }
+                return Err(code);
+            }
             _ => {}
         }
         self.context.queue(
@@ -390,28 +452,17 @@ impl State {
         )
     }
 
-    pub(crate) fn upload(&mut self, stream: u64, from: HostMemory, to: u64) -> Outcome {
-        self.context
-            .refuse_on_captured(stream, code::STREAM_CAPTURE_UNSUPPORTED)?;
-        self.context.queue(stream, Operation::Upload { from, to })?;
-        self.counts.n_uploads += 1;
+    pub(crate) fn record(&mut self, event: u64, stream: u64) -> Outcome {
+        self.context.record(event, stream)?;
+        self.counts.n_recorded += 1;
         Ok(())
     }
 
-    pub(crate) fn download(&mut self, stream: u64, from: u64, to: HostMemory) -> Outcome {
-        self.context
-            .refuse_on_captured(stream, code::STREAM_CAPTURE_UNSUPPORTED)?;
-        match &mut self.fault {
-            Some(Fault::Download { after }) if *after > 0 => *after -= 1,
-            Some(Fault::Download { .. }) => {
-                self.fault = None;
-                return Err(code::INVALID_VALUE);
-            }
-            _ => {}
-        }
-        self.context.queue(stream, Operation::Download { from, to })?;
-        self.counts.n_downloads += 1;
-        Ok(())
+    /// Runs all that is queued.
+    pub(crate) fn synchronize_all(&mut self) -> Outcome {
+        self.context.check()?;
+        self.context.refuse_in_capture()?;
+        self.run_all()
     }
 
     /// Frees device memory. As a driver does, first ends what may use it.

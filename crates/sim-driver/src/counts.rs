@@ -12,6 +12,10 @@ pub(crate) struct Counts {
     pub(crate) kernels: BTreeMap<String, (u64, Counters)>,
     pub(crate) n_captured: u64,
     pub(crate) n_replayed: u64,
+    /// How often the context was opened.
+    pub(crate) n_opened: u64,
+    /// Events recorded.
+    pub(crate) n_recorded: u64,
     pub(crate) n_uploads: u64,
     pub(crate) n_downloads: u64,
     pub(crate) n_downloaded_bytes: u64,

@@ -14,6 +14,15 @@ pub enum Fault {
         /// Launches that succeed before.
         after: u64,
     },
+    /// The launch after this many others gives a code of the test's, which no header need know.
+    LaunchCode {
+        /// Launches that succeed before.
+        after: u64,
+        /// The code.
+        code: i32,
+        /// Whether the context is lost with it: every later call gives the same.
+        is_lost: bool,
+    },
     /// The launch that runs after this many others faults, which loses the device.
     Lose {
         /// Launches that run before, those of replays included.

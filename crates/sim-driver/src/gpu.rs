@@ -104,7 +104,10 @@ thread_local! {
 
 /// Opens the context of a device once more. A context is named by its device's ordinal, plus 1.
 pub(crate) fn retain(device: i32) -> Outcome<u64> {
-    gpu(device)?.lock().n_retained += 1;
+    let gpu = gpu(device)?;
+    let mut state = gpu.lock();
+    state.n_retained += 1;
+    state.counts.n_opened += 1;
     Ok(device as u64 + 1)
 }
 

@@ -28,7 +28,11 @@
 //! | `mib` | memory of a GPU | 8192 |
 //! | `lose` | the launch, counted from 0, that faults | none |
 //! | `ptx` | `refused`: the driver takes no PTX | taken |
+//! | `compiler` | `missing`: the driver does not find its compiler, and takes cubins alone | there |
 //! | `capture` | `refused`: streams cannot be captured | possible |
+//!
+//! A cubin is the code of a real GPU, which the simulator does not run: an image that begins with the bytes of an ELF file, with PTX
+//! behind them, stands for one.
 //!
 //! `CUDA_VISIBLE_DEVICES` hides the GPUs where it is empty, as with the real driver. What the simulator finds wrong with a kernel is
 //! printed on standard error and reported as an illegal address.
@@ -45,6 +49,7 @@ mod gpu;
 #[expect(unsafe_code, reason = "copies reach the memory of callers by its address")]
 mod host_memory;
 mod machine;
+mod rows;
 mod simulator;
 
 pub use api::symbol;

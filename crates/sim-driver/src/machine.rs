@@ -25,6 +25,8 @@ pub(crate) struct GpuSpec {
     /// The launch that faults.
     pub(crate) lost_launch: Option<u64>,
     pub(crate) takes_ptx: bool,
+    /// Whether the driver finds its compiler.
+    pub(crate) has_compiler: bool,
     pub(crate) captures: bool,
     /// Whether a test added it, so that it goes when it has no user.
     pub(crate) is_added: bool,
@@ -37,6 +39,7 @@ impl Default for GpuSpec {
             total_bytes: 8 << 30,
             lost_launch: None,
             takes_ptx: true,
+            has_compiler: true,
             captures: true,
             is_added: false,
         }
@@ -84,6 +87,7 @@ impl Machine {
             ("mib", n) => self.gpu.total_bytes = n.parse::<u64>().ok()? << 20,
             ("lose", n) => self.gpu.lost_launch = Some(n.parse().ok()?),
             ("ptx", "refused") => self.gpu.takes_ptx = false,
+            ("compiler", "missing") => self.gpu.has_compiler = false,
             ("capture", "refused") => self.gpu.captures = false,
             _ => return None,
         }
@@ -106,6 +110,7 @@ mod tests {
                 total_bytes: 3 << 20,
                 lost_launch: Some(4),
                 takes_ptx: false,
+                has_compiler: true,
                 captures: true,
                 is_added: false,
             },

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tokenmill_cuda_exec::{Buffers, Device};
+use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions};
 use tokenmill_ptx_sim::Counters;
 
 use crate::{
@@ -20,12 +20,15 @@ use crate::{
 pub struct SimOptions {
     /// Its memory.
     pub total_bytes: u64,
+    /// Whether its driver finds the compiler for PTX.
+    pub has_compiler: bool,
 }
 
 impl Default for SimOptions {
     fn default() -> Self {
         Self {
             total_bytes: GpuSpec::default().total_bytes,
+            has_compiler: true,
         }
     }
 }
@@ -45,6 +48,7 @@ impl Simulator {
     pub fn new(options: &SimOptions) -> Self {
         let (ordinal, gpu) = gpu::add(GpuSpec {
             total_bytes: options.total_bytes,
+            has_compiler: options.has_compiler,
             is_added: true,
             ..GpuSpec::default()
         });
@@ -61,8 +65,35 @@ impl Simulator {
     /// # Panics
     /// Where it cannot be opened, as after a fault while it is still open elsewhere.
     pub fn device(&self) -> Device {
-        Device::open_with(&api::functions(), self.ordinal, Buffers::Apart)
+        self.device_with(None)
+    }
+
+    /// Opens the GPU with kernels that were compiled ahead.
+    ///
+    /// # Panics
+    /// As [`Self::device`].
+    pub fn device_with(&self, cubins: Option<Cubins>) -> Device {
+        let options = DeviceOptions {
+            buffers: Buffers::Apart,
+            cubins,
+        };
+        Device::open_with(&api::functions(), self.ordinal, options)
             .expect("a simulated GPU without a fault opens")
+    }
+
+    /// The functions of the driver that has all simulated GPUs of the process.
+    pub fn api() -> Api {
+        api::functions()
+    }
+
+    /// How often the GPU was opened so far.
+    pub fn n_opened(&self) -> u64 {
+        self.gpu.lock().counts.n_opened
+    }
+
+    /// Events recorded so far.
+    pub fn n_recorded(&self) -> u64 {
+        self.gpu.lock().counts.n_recorded
     }
 
     /// Lets something go wrong once.

@@ -3,7 +3,6 @@
 //! Whatever a kernel does wrong (a race, an access out of bounds, a read of uninitialized memory) loses the simulated device
 //! and fails the test.
 
-use tokenmill_backend::KvType;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, Subject};
@@ -16,8 +15,40 @@ const CUDA: Subject<CudaBackend> = Subject {
     // Products of few and of many rows add in different orders. For quantized weights an activation may then round to the
     // neighbouring byte, a step of 1/127 of its block's peak: below 1 % of logits, which are of size 10 here.
     company: Company::Within(0.1),
-    stores: |kv_types| kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2],
+    stores: |_| true,
 };
+
+/// The same, with one order of addition for every number of rows.
+const INVARIANT: Subject<CudaBackend> = Subject {
+    make: |threads, shape| (CUDA.make)(threads, shape).with_batch_invariance(true),
+    company: Company::Bits,
+    ..CUDA
+};
+
+/// What a sequence's company does to it: nothing, to the bit.
+mod with_batch_invariance {
+    use super::{INVARIANT, conformance};
+
+    #[test]
+    fn rows_do_not_depend_on_company() {
+        conformance::rows_do_not_depend_on_company(&INVARIANT);
+    }
+
+    #[test]
+    fn rows_of_experts_do_not_depend_on_company() {
+        conformance::rows_of_experts_do_not_depend_on_company(&INVARIANT);
+    }
+
+    #[test]
+    fn encoded_texts_do_not_depend_on_company() {
+        conformance::encoded_texts_do_not_depend_on_company(&INVARIANT);
+    }
+
+    #[test]
+    fn networks_agree_with_the_oracle() {
+        conformance::networks_agree_with_the_oracle(&INVARIANT);
+    }
+}
 
 macro_rules! suite {
     ($($claim:ident),* $(,)?) => {

@@ -10,8 +10,14 @@ use tokenmill_backend::{
 
 use super::{CudaBackend, CudaBuffer, PickedLayout, Results, StepInputs, Workspace, buffer::MAX_TWIN_WIDTH};
 
-/// Memory that is left to the driver, which keeps modules and graphs there. An estimate: no GPU has told yet.
-const DRIVER_BYTES: u64 = 128 << 20;
+/// Memory that is left to the driver, which keeps modules, graphs and the local memory of kernels there: a sixteenth of a GPU's, within
+/// these bounds. An estimate: no GPU has told yet.
+const DRIVER_BYTES: [u64; 2] = [128 << 20, 512 << 20];
+
+/// Memory that is left to the driver of a GPU with so much.
+fn driver_bytes(total_bytes: u64) -> u64 {
+    (total_bytes / 16).clamp(DRIVER_BYTES[0], DRIVER_BYTES[1])
+}
 
 impl CudaBackend {
     /// Bytes of device memory that a plan may take now.
@@ -19,7 +25,8 @@ impl CudaBackend {
     /// # Errors
     /// The driver's.
     pub fn room_bytes(&self) -> Result<u64, crate::CudaExecError> {
-        Ok(self.device.free_bytes()?.saturating_sub(DRIVER_BYTES))
+        let driver_bytes = driver_bytes(self.device.info().total_bytes);
+        Ok(self.device.free_bytes()?.saturating_sub(driver_bytes))
     }
 
     /// Takes the planned memory in one piece and makes what steps need besides weights, activations and KV.
@@ -56,7 +63,8 @@ impl CudaBackend {
         let needed_bytes = plan.device_bytes();
         let free_bytes = self.device.free_bytes()?;
         // A plan that is beyond counting is `usize::MAX`.
-        let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(DRIVER_BYTES);
+        let driver_bytes = driver_bytes(self.device.info().total_bytes);
+        let with_driver = |n_bytes: usize| (n_bytes as u64).saturating_add(driver_bytes);
         if with_driver(needed_bytes) <= free_bytes {
             return Ok(needed_bytes);
         }
@@ -140,9 +148,12 @@ impl CudaBackend {
         self.uploader.finish()?;
         self.epoch += 1;
         self.kv_heads.clone_from(&layout.layers);
-        self.kv = Some(KvStores::new(layout, |layout| {
-            crate::KvStore::new(&self.device, &layout)
-        })?);
+        let device = &self.device;
+        let kv = KvStores::new(layout, |layout| crate::KvStore::new(device, &layout))?;
+        for (_, store) in kv.iter() {
+            self.ops.load_store(store.types())?;
+        }
+        self.kv = Some(kv);
         Ok(())
     }
 
@@ -191,6 +202,21 @@ mod tests {
     use tokenmill_backend::{HeadsShape, LayerShape};
 
     use super::*;
+
+    #[test]
+    fn a_large_gpu_leaves_half_a_gibibyte_to_its_driver() {
+        let check = |total_mib: u64, expected_mib: u64| {
+            assert_eq!(
+                driver_bytes(total_mib << 20) >> 20,
+                expected_mib,
+                "{total_mib} MiB"
+            );
+        };
+        check(512, 128);
+        check(4096, 256);
+        check(8192, 512);
+        check(80 << 10, 512);
+    }
 
     #[test]
     fn heads_that_a_step_could_not_multiply_are_refused_at_load() {

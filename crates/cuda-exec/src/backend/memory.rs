@@ -38,16 +38,16 @@ impl SequenceMemory for CudaBackend {
     fn memory_format(&self) -> Option<MemoryFormat> {
         let stores = self.kv.as_ref()?;
         let mut page_bytes = [0; PageGroup::ALL.len()];
-        let mut ty = KvType::default();
+        let mut types = [KvType::default(); 2];
         for (group, store) in stores.iter() {
             page_bytes[group.index()] = store.bytes_of_page();
-            ty = store.ty();
+            types = store.types();
         }
         let state_len = self.states.as_ref().map_or(0, crate::StateSlots::len_of_slot);
         Some(MemoryFormat {
             arrangement: ARRANGEMENT,
-            key_type: ty,
-            value_type: ty,
+            key_type: types[0],
+            value_type: types[1],
             page_bytes,
             state_bytes: state_len * size_of::<f32>(),
         })

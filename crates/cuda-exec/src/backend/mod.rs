@@ -104,6 +104,14 @@ impl CudaBackend {
         self
     }
 
+    /// Says whether a sequence's results have the same bits whatever other sequences are in its steps; off at first, since that is slower.
+    /// Where it is off, products add in an order that depends on the number of a step's rows.
+    #[must_use]
+    pub fn with_batch_invariance(mut self, is_batch_invariant: bool) -> Self {
+        self.ops.set_batch_invariance(is_batch_invariant);
+        self
+    }
+
     /// Measures from now on what the time of steps goes to.
     ///
     /// # Errors
@@ -161,7 +169,8 @@ impl From<crate::CudaExecError> for BackendError {
             | crate::CudaExecError::NoDevice { .. }
             | crate::CudaExecError::NoSuchDevice { .. }
             | crate::CudaExecError::ComputeCapability { .. }
-            | crate::CudaExecError::DriverTooOld { .. }) => Self::Unavailable {
+            | crate::CudaExecError::DriverTooOld { .. }
+            | crate::CudaExecError::NoJitCompiler { .. }) => Self::Unavailable {
                 source: Box::new(source),
             },
             other => Self::Failed {

@@ -40,6 +40,8 @@ pub(super) struct StepInputs {
     longest_run: usize,
     /// Whether a sequence has one token there.
     has_single_run: bool,
+    /// Sequences that stand first there and have one token each.
+    n_leading_single: usize,
 }
 
 /// Where the parts of the array start.
@@ -133,6 +135,7 @@ impl StepInputs {
             output_rows: Vec::new(),
             longest_run: 0,
             has_single_run: false,
+            n_leading_single: 0,
         })
     }
 
@@ -168,6 +171,7 @@ impl StepInputs {
         };
         self.longest_run = run_lens().max().unwrap_or(0);
         self.has_single_run = run_lens().any(|len| len == 1);
+        self.n_leading_single = run_lens().take_while(|&len| len == 1).count();
         let layout = Layout::of(&shape, &self.limits);
         self.layout = layout;
         let staging = &mut self.staging[self.n_steps % 2];
@@ -366,6 +370,7 @@ impl StepInputs {
                     seq_starts: self.seq_starts()?,
                     longest: self.longest_run,
                     has_single: self.has_single_run,
+                    n_leading_single: self.n_leading_single,
                 })
             } else {
                 None
@@ -424,12 +429,14 @@ impl StepInputs {
     }
 }
 
-/// The number of rows that a decode step is padded to: what one launch of a product takes for the same price.
+/// The number of rows that a decode step is padded to: what one launch of a product takes for the same price, and above 64 a quarter of
+/// the power of two below, so that graphs of large batches are few.
 fn bucket(n_tokens: usize) -> usize {
     match n_tokens {
         0..=2 => n_tokens,
         3..=4 => 4,
-        _ => n_tokens.next_multiple_of(8),
+        5..=64 => n_tokens.next_multiple_of(8),
+        _ => n_tokens.next_multiple_of(1 << ((n_tokens - 1).ilog2() - 2)),
     }
 }
 
@@ -448,5 +455,18 @@ mod tests {
         buckets.dedup();
         assert_eq!(buckets, [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64]);
         assert_eq!(bucket(3), bucket(4));
+        let mut large: Vec<usize> = (65..=1024).map(bucket).collect();
+        assert!(
+            (65..=1024)
+                .zip(&large)
+                .all(|(n_tokens, &bucket)| { n_tokens <= bucket && bucket < n_tokens + n_tokens / 4 + 1 })
+        );
+        large.dedup();
+        assert_eq!(
+            large,
+            [
+                80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024
+            ]
+        );
     }
 }

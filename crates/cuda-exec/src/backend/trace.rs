@@ -32,7 +32,12 @@ pub(super) enum Moment {
 impl Tracer {
     pub(super) fn new(device: &crate::Device) -> Result<Self, crate::CudaExecError> {
         let moments = || -> Result<Moments, crate::CudaExecError> {
-            Ok([device.fence()?, device.fence()?, device.fence()?, device.fence()?])
+            Ok([
+                device.timed_fence()?,
+                device.timed_fence()?,
+                device.timed_fence()?,
+                device.timed_fence()?,
+            ])
         };
         Ok(Self {
             moments: [moments()?, moments()?],

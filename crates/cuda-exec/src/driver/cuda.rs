@@ -1,23 +1,28 @@
 //! [`Driver`]: one GPU through the driver's functions.
 //!
-//! Separate so that nothing else calls them. Invariants: the primary context is current on the calling thread in every call; an
+//! Separate so that nothing else calls them; modules and copies have files of their own. Invariants: the primary context is current on the calling thread in every call; an
 //! error after which the context is unusable is remembered, and no call is made any more. Everything but memory, modules and
 //! events is queued on a stream and in order there.
 
+mod copies;
+mod kernels;
+
 use std::{
-    ffi::{CStr, CString, c_char},
+    ffi::{CStr, c_char},
     ptr::{self, NonNull},
 };
 
 use cudarc::driver::sys::{
-    CUdevice_attribute as Attribute, CUfunction_attribute, CUresult, CUstream_flags, CUstreamCaptureMode,
+    CUdevice_attribute as Attribute, CUevent_flags, CUstream_flags, CUstreamCaptureMode,
 };
 
 use super::{
     Api, Args, Buffers, DeviceInfo, Handle, LaunchShape, NEEDED_CAPABILITY, NEEDED_CUDA, Poison, Stream,
     api::{Code, Pointer, is_present, version_from},
+    codes::{self, Meaning},
 };
 use crate::{CudaExecError, error::Result};
+pub(super) use copies::{RowPlace, RowStart};
 
 /// A GPU of a driver. Handles and addresses passed in are its own and not yet destroyed.
 #[derive(Debug)]
@@ -26,7 +31,7 @@ pub(super) struct Driver {
     info: DeviceInfo,
     device: i32,
     context: Handle,
-    streams: [Handle; 2],
+    streams: [Handle; Stream::ALL.len()],
     buffers: Buffers,
     poison: Poison,
 }
@@ -129,30 +134,6 @@ pub(super) fn has_driver() -> bool {
     is_present()
 }
 
-/// Errors after which a context does nothing any more.
-fn is_sticky(code: Code) -> bool {
-    use CUresult as C;
-    [
-        C::CUDA_ERROR_ILLEGAL_ADDRESS,
-        C::CUDA_ERROR_MISALIGNED_ADDRESS,
-        C::CUDA_ERROR_INVALID_ADDRESS_SPACE,
-        C::CUDA_ERROR_INVALID_PC,
-        C::CUDA_ERROR_ILLEGAL_INSTRUCTION,
-        C::CUDA_ERROR_HARDWARE_STACK_ERROR,
-        C::CUDA_ERROR_LAUNCH_FAILED,
-        C::CUDA_ERROR_LAUNCH_TIMEOUT,
-        C::CUDA_ERROR_ASSERT,
-        C::CUDA_ERROR_ECC_UNCORRECTABLE,
-        C::CUDA_ERROR_NVLINK_UNCORRECTABLE,
-        C::CUDA_ERROR_CONTEXT_IS_DESTROYED,
-        C::CUDA_ERROR_DEINITIALIZED,
-        C::CUDA_ERROR_EXTERNAL_DEVICE,
-        C::CUDA_ERROR_UNKNOWN,
-    ]
-    .iter()
-    .any(|&sticky| sticky as Code == code)
-}
-
 fn done(api: &Api, operation: &'static str, code: Code) -> Result<()> {
     if code == 0 {
         return Ok(());
@@ -195,7 +176,7 @@ impl Driver {
             info,
             device,
             context: handle(context),
-            streams: [0; 2],
+            streams: [0; Stream::ALL.len()],
             buffers,
             poison: Poison::default(),
         };
@@ -233,7 +214,14 @@ impl Driver {
     }
 
     fn check(&self, operation: &'static str, code: Code) -> Result<()> {
-        if is_sticky(code) {
+        let is_lost = match codes::meaning_of(code) {
+            Meaning::Lost => true,
+            // A code that is in no list: a context that is still good finishes its work without an error.
+            // SAFETY: the context is current, since every operation enters it first.
+            Meaning::Unexpected => codes::says_lost(unsafe { (self.api.synchronize_context)() }),
+            Meaning::Refused => false,
+        };
+        if is_lost {
             return Err(self.poison.set(operation, describe(&self.api, code)));
         }
         done(&self.api, operation, code)
@@ -253,7 +241,7 @@ impl Driver {
         let mut address = 0;
         // SAFETY: the context is current, the pointer is to a local.
         let code = unsafe { (self.api.alloc)(&raw mut address, n_bytes) };
-        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code {
+        if code == codes::OUT_OF_MEMORY {
             return Err(CudaExecError::OutOfMemory {
                 purpose: "a buffer",
                 needed_bytes: n_bytes as u64,
@@ -279,7 +267,7 @@ impl Driver {
         let mut memory = ptr::null_mut();
         // SAFETY: the context is current, the pointer is to a local.
         let code = unsafe { (self.api.alloc_host)(&raw mut memory, n_bytes, 0) };
-        if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as Code {
+        if code == codes::OUT_OF_MEMORY {
             return Err(CudaExecError::OutOfMemory {
                 purpose: "pinned host memory",
                 needed_bytes: n_bytes as u64,
@@ -303,60 +291,6 @@ impl Driver {
             // SAFETY: the caller gives back what `alloc_pinned` gave.
             let _ = unsafe { (self.api.free_host)(memory.as_ptr().cast()) };
         }
-    }
-
-    pub(super) fn load_module(&self, name: &'static str, ptx: &str) -> Result<Handle> {
-        use CUresult as C;
-        self.enter("loading kernels")?;
-        let text = CString::new(ptx).map_err(|_| CudaExecError::Failed {
-            operation: "loading kernels",
-            reason: format!("module `{name}` holds a zero byte"),
-        })?;
-        let mut module = ptr::null_mut();
-        // SAFETY: the context is current, and the image is PTX text that ends with a zero byte.
-        let code = unsafe { (self.api.load_module)(&raw mut module, text.as_ptr().cast()) };
-        let is_refused = [
-            C::CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
-            C::CUDA_ERROR_INVALID_PTX,
-            C::CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
-            C::CUDA_ERROR_NO_BINARY_FOR_GPU,
-        ]
-        .iter()
-        .any(|&refusal| refusal as Code == code);
-        if is_refused {
-            return Err(CudaExecError::DriverTooOld {
-                found: self.info.cuda_version,
-                needed: NEEDED_CUDA,
-                reason: format!("module `{name}`: {}", describe(&self.api, code)),
-            });
-        }
-        self.check("loading kernels", code)?;
-        Ok(handle(module))
-    }
-
-    /// The kernel with this name, `None` where the module has none.
-    pub(super) fn function(&self, module: Handle, name: &str) -> Result<Option<Handle>> {
-        self.enter("finding a kernel")?;
-        let Ok(name) = CString::new(name) else {
-            return Ok(None);
-        };
-        let mut function = ptr::null_mut();
-        // SAFETY: the module came from `load_module` and is never unloaded; the name ends with a zero byte.
-        let code = unsafe { (self.api.function)(&raw mut function, pointer(module), name.as_ptr()) };
-        if code == CUresult::CUDA_ERROR_NOT_FOUND as Code {
-            return Ok(None);
-        }
-        self.check("finding a kernel", code)?;
-        Ok(Some(handle(function)))
-    }
-
-    /// Lets a kernel be launched with more dynamic shared memory than [`UNASKED_SHARED_BYTES`](super::UNASKED_SHARED_BYTES).
-    pub(super) fn allow_shared_bytes(&self, function: Handle, n_bytes: usize) -> Result<()> {
-        self.enter("preparing a kernel")?;
-        let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as i32;
-        // SAFETY: the function is of this context.
-        let code = unsafe { (self.api.set_function_attribute)(pointer(function), attribute, n_bytes as i32) };
-        self.check("preparing a kernel", code)
     }
 
     pub(super) fn launch(
@@ -389,55 +323,17 @@ impl Driver {
         self.check("launching a kernel", code)
     }
 
-    /// # Safety
-    /// `from` is pinned memory of this driver, valid for `n_bytes` and not written before the copy is done.
-    pub(super) unsafe fn upload(
-        &self,
-        stream: Stream,
-        from: NonNull<u8>,
-        to: u64,
-        n_bytes: usize,
-    ) -> Result<()> {
-        self.enter("copying to the device")?;
-        // SAFETY: the caller vouches for the memory until the copy is done.
-        let code = unsafe { (self.api.upload)(to, from.as_ptr().cast(), n_bytes, self.stream(stream)) };
-        self.check("copying to the device", code)
-    }
-
-    /// # Safety
-    /// `to` is pinned memory of this driver, valid for `n_bytes` and not touched before the copy is done.
-    pub(super) unsafe fn download(
-        &self,
-        stream: Stream,
-        from: u64,
-        to: NonNull<u8>,
-        n_bytes: usize,
-    ) -> Result<()> {
-        self.enter("copying to the host")?;
-        // SAFETY: the caller vouches for the memory until the copy is done.
-        let code = unsafe { (self.api.download)(to.as_ptr().cast(), from, n_bytes, self.stream(stream)) };
-        self.check("copying to the host", code)
-    }
-
-    pub(super) fn copy(&self, stream: Stream, from: u64, to: u64, n_bytes: usize) -> Result<()> {
-        self.enter("copying within the device")?;
-        // SAFETY: both ranges are inside buffers of this device.
-        let code = unsafe { (self.api.copy)(to, from, n_bytes, self.stream(stream)) };
-        self.check("copying within the device", code)
-    }
-
-    pub(super) fn fill(&self, stream: Stream, address: u64, byte: u8, n_bytes: usize) -> Result<()> {
-        self.enter("clearing memory")?;
-        // SAFETY: the range is inside a buffer of this device.
-        let code = unsafe { (self.api.fill)(address, byte, n_bytes, self.stream(stream)) };
-        self.check("clearing memory", code)
-    }
-
-    pub(super) fn create_event(&self) -> Result<Handle> {
+    /// An event; one without times is cheaper for streams to wait for.
+    pub(super) fn create_event(&self, has_time: bool) -> Result<Handle> {
         self.enter("making an event")?;
+        let flags = if has_time {
+            CUevent_flags::CU_EVENT_DEFAULT
+        } else {
+            CUevent_flags::CU_EVENT_DISABLE_TIMING
+        };
         let mut event = ptr::null_mut();
         // SAFETY: the context is current, the pointer is to a local.
-        let code = unsafe { (self.api.create_event)(&raw mut event, 0) };
+        let code = unsafe { (self.api.create_event)(&raw mut event, flags as u32) };
         self.check("making an event", code)?;
         Ok(handle(event))
     }

@@ -1,21 +1,23 @@
-//! [`Device`]: an opened GPU, its memory, its kernels and its two streams.
+//! [`Device`]: an opened GPU, its memory, its kernels and its streams.
 //!
-//! Separate from the driver, which has no memory of its own. Invariant: a module is loaded once; clones are one device.
+//! Separate from the driver, which has no memory of its own. Invariant: a module is loaded once, by several threads at the same time
+//! where there are several modules; clones are one device.
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering::SeqCst},
     },
     time::{Duration, Instant},
 };
 
 use bytemuck::Pod;
+use rayon::prelude::*;
 
 use super::{
-    Api, Args, Buffer, Buffers, DeviceInfo, Handle, Kernel, LaunchShape, Pinned, Stream,
-    UNASKED_SHARED_BYTES, View, ViewMut, cuda::Driver, memory::Arena,
+    Api, Args, Buffer, DeviceInfo, DeviceOptions, Handle, Kernel, KernelResources, LaunchShape, Pinned,
+    Stream, UNASKED_SHARED_BYTES, View, ViewMut, cuda::Driver, memory::Arena,
 };
 use crate::{CudaExecError, error::Result, modules};
 
@@ -30,17 +32,29 @@ struct Shared {
     driver: Arc<Driver>,
     timelines: Arc<Timelines>,
     arena: Mutex<Arena>,
-    modules: Mutex<HashMap<&'static str, Handle>>,
+    options: DeviceOptions,
+    modules: Mutex<HashMap<&'static str, Arc<Module>>>,
     n_launches: AtomicU64,
     /// Nanoseconds that the driver took for modules and kernels.
     loading_ns: AtomicU64,
 }
 
+/// A module, once it is loaded.
+type Module = OnceLock<Result<LoadedModule>>;
+
+/// A module of the driver.
+#[derive(Clone, Debug)]
+struct LoadedModule {
+    handle: Handle,
+    /// What the driver's compiler said of it.
+    log: String,
+}
+
 /// How far each stream is known to be, so that what is known to be done is not waited for.
 #[derive(Debug, Default)]
 pub(super) struct Timelines {
-    issued: [AtomicU64; 2],
-    done: [AtomicU64; 2],
+    issued: [AtomicU64; Stream::ALL.len()],
+    done: [AtomicU64; Stream::ALL.len()],
     n_waits: AtomicU64,
 }
 
@@ -68,17 +82,26 @@ impl Device {
     /// [`CudaExecError::NoDriver`], [`CudaExecError::NoDevice`], [`CudaExecError::NoSuchDevice`] or
     /// [`CudaExecError::ComputeCapability`].
     pub fn open(ordinal: usize) -> Result<Self> {
-        Self::open_with(&Api::of_system()?, ordinal, Buffers::Together)
+        Self::open_as(ordinal, DeviceOptions::default())
+    }
+
+    /// Opens a GPU of the system, in a way of the caller's.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_as(ordinal: usize, options: DeviceOptions) -> Result<Self> {
+        Self::open_with(&Api::of_system()?, ordinal, options)
     }
 
     /// Opens a GPU by its number among those that a driver shows which is not the system's.
     ///
     /// # Errors
     /// As [`Self::open`].
-    pub fn open_with(api: &Api, ordinal: usize, buffers: Buffers) -> Result<Self> {
+    pub fn open_with(api: &Api, ordinal: usize, options: DeviceOptions) -> Result<Self> {
         Ok(Self {
             shared: Arc::new(Shared {
-                driver: Arc::new(Driver::open(api, ordinal, buffers)?),
+                driver: Arc::new(Driver::open(api, ordinal, options.buffers)?),
+                options,
                 timelines: Arc::default(),
                 arena: Mutex::default(),
                 modules: Mutex::default(),
@@ -195,9 +218,32 @@ impl Device {
     /// Loads a module where that was not done yet; the driver compiles it for the GPU then.
     ///
     /// # Errors
-    /// [`CudaExecError::DriverTooOld`] or [`CudaExecError::NoKernel`].
+    /// [`CudaExecError::DriverTooOld`], [`CudaExecError::NoJitCompiler`] or [`CudaExecError::NoKernel`].
     pub fn load_module(&self, module: &str) -> Result<()> {
         self.timed(|| self.module(module, "").map(|_| ()))
+    }
+
+    /// Loads modules at the same time, since a driver compiles one on the thread that asks.
+    ///
+    /// # Errors
+    /// As [`Self::load_module`].
+    pub fn load_modules(&self, modules: &[&str]) -> Result<()> {
+        self.timed(|| (modules.par_iter()).try_for_each(|module| self.module(module, "").map(|_| ())))
+    }
+
+    /// What the driver's compiler said of a module; `None` where it was not loaded.
+    pub fn module_log(&self, module: &str) -> Option<String> {
+        let loaded = Arc::clone(lock(&self.shared.modules).get(module)?);
+        let loaded = loaded.get()?.as_ref().ok()?;
+        Some(loaded.log.clone())
+    }
+
+    /// What a kernel takes of a multiprocessor, as the driver compiled it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn resources(&self, kernel: Kernel) -> Result<KernelResources> {
+        self.shared.driver.resources(kernel.function)
     }
 
     /// Finds a kernel, loading its module where that was not done yet.
@@ -227,11 +273,28 @@ impl Device {
         Ok(found)
     }
 
-    /// Modules loaded so far, and the time that the driver took for them and their kernels. It compiles a module where a machine
+    /// Modules loaded so far, and the time that callers waited for them and their kernels. The driver compiles a module where a machine
     /// loads it for the first time.
     pub fn module_loads(&self) -> (usize, Duration) {
         let took = Duration::from_nanos(self.shared.loading_ns.load(SeqCst));
-        (lock(&self.shared.modules).len(), took)
+        let modules = lock(&self.shared.modules);
+        let n_loaded = (modules.values())
+            .filter(|module| module.get().is_some_and(Result::is_ok))
+            .count();
+        (n_loaded, took)
+    }
+
+    /// Thread blocks of a kernel that a multiprocessor runs at a time, with so many threads and so much dynamic shared memory each.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn blocks_per_multiprocessor(
+        &self,
+        kernel: Kernel,
+        n_threads: u32,
+        shared_bytes: usize,
+    ) -> Result<u32> {
+        (self.shared.driver).blocks_per_multiprocessor(kernel.function, n_threads, shared_bytes)
     }
 
     fn timed<T>(&self, load: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -243,15 +306,26 @@ impl Device {
     }
 
     fn module(&self, module: &str, kernel: &str) -> Result<Handle> {
-        let mut modules = lock(&self.shared.modules);
-        if let Some(&handle) = modules.get(module) {
-            return Ok(handle);
-        }
         let found = modules::entry(module).ok_or_else(|| no_kernel(module, kernel))?;
-        let ptx = found.ptx().expect("the archive is as `cargo xtask ptx` wrote it");
-        let handle = self.shared.driver.load_module(found.name, &ptx)?;
-        modules.insert(found.name, handle);
-        Ok(handle)
+        // Only the table is locked while a module is compiled, so that others are at the same time.
+        let slot = Arc::clone(lock(&self.shared.modules).entry(found.name).or_default());
+        let loaded = slot.get_or_init(|| {
+            let ptx = found.ptx().expect("the archive is as `cargo xtask ptx` wrote it");
+            let driver = &self.shared.driver;
+            let (handle, log) = match driver.load_module(found.name, ptx.as_bytes()) {
+                Err(refused @ (CudaExecError::NoJitCompiler { .. } | CudaExecError::DriverTooOld { .. })) => {
+                    let cubins = self.shared.options.cubins.as_ref();
+                    let cubin = cubins.and_then(|cubins| cubins.find(self.info().capability, found.name));
+                    driver.load_module(found.name, &cubin.ok_or(refused)?)?
+                }
+                loaded => loaded?,
+            };
+            Ok(LoadedModule { handle, log })
+        });
+        match loaded {
+            Ok(module) => Ok(module.handle),
+            Err(error) => Err(error.clone()),
+        }
     }
 
     /// Queues a launch on the compute stream. A grid without thread blocks is no launch.
@@ -283,8 +357,20 @@ impl Device {
     /// # Errors
     /// The driver's.
     pub fn fence(&self) -> Result<Fence> {
+        self.make_fence(false)
+    }
+
+    /// Makes a fence that knows when it was reached, for [`Fence::elapsed_ms`]. Streams wait longer for such a one.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn timed_fence(&self) -> Result<Fence> {
+        self.make_fence(true)
+    }
+
+    fn make_fence(&self, has_time: bool) -> Result<Fence> {
         Ok(Fence {
-            event: self.shared.driver.create_event()?,
+            event: self.shared.driver.create_event(has_time)?,
             driver: Arc::clone(&self.shared.driver),
         })
     }
@@ -300,7 +386,7 @@ impl Device {
     }
 }
 
-/// A point in a stream's work that the other stream or the host can wait for.
+/// A point in a stream's work that another stream or the host can wait for.
 #[derive(Debug)]
 pub struct Fence {
     driver: Arc<Driver>,
@@ -316,7 +402,7 @@ impl Fence {
         self.driver.record(stream, self.event)
     }
 
-    /// Milliseconds from this point to a later one, both waited for.
+    /// Milliseconds from this point to a later one, both waited for and made by [`Device::timed_fence`].
     ///
     /// # Errors
     /// The driver's.

@@ -9,17 +9,20 @@
 //! memory of the process.
 
 mod api;
+mod codes;
 mod cuda;
 mod device;
 mod graph;
+mod jit;
 mod launch;
 mod memory;
+mod page_rows;
 mod pinned;
 mod probe;
 
 use std::sync::OnceLock;
 
-use crate::{CudaExecError, error::Result};
+use crate::{CudaExecError, error::Result, modules::Cubins};
 
 pub use api::Api;
 pub use device::{Device, Fence};
@@ -27,8 +30,9 @@ pub use graph::{Capture, Graph};
 pub(crate) use launch::MAX_COUNT;
 pub use launch::{Args, Kernel, LaunchShape};
 pub use memory::{Buffer, SharedView, View, ViewMut, buffer_bytes};
-pub use pinned::Pinned;
-pub use probe::{Availability, DeviceReport, has_driver, probe};
+pub use page_rows::PageRows;
+pub use pinned::{Pinned, PinnedCopies};
+pub use probe::{Availability, DeviceReport, has_driver, probe, probe_with};
 
 /// The CUDA version whose PTX the kernels are written in.
 pub(crate) const NEEDED_CUDA: (u32, u32) = (11, 4);
@@ -39,17 +43,43 @@ pub(crate) const NEEDED_CAPABILITY: (u32, u32) = (8, 0);
 /// too, and no kernel with dynamic memory declares more than that.
 pub(crate) const UNASKED_SHARED_BYTES: usize = (48 << 10) - 128;
 
-/// One of the two queues of work that a device has here.
+/// One of the queues of work that a device has here. A device has an engine for copies in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// Kernels, and the copies that a step depends on.
     Compute,
-    /// Weights and KV pages, in parallel with the computation.
-    Transfer,
+    /// Weights, and KV pages from the host, in parallel with the computation.
+    ToDevice,
+    /// KV pages to the host and within the device, in parallel with both.
+    ToHost,
 }
 
 impl Stream {
-    pub(crate) const ALL: [Self; 2] = [Self::Compute, Self::Transfer];
+    pub(crate) const ALL: [Self; 3] = [Self::Compute, Self::ToDevice, Self::ToHost];
+}
+
+/// How a GPU is opened.
+#[derive(Clone, Debug, Default)]
+pub struct DeviceOptions {
+    /// How buffers lie in its memory.
+    pub buffers: Buffers,
+    /// Kernels compiled ahead, for a driver that compiles none.
+    pub cubins: Option<Cubins>,
+}
+
+/// What a kernel takes of a multiprocessor, as the driver compiled it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelResources {
+    /// Registers of a thread.
+    pub n_registers: u32,
+    /// Local memory of a thread: spilled registers and arrays.
+    pub local_bytes: u32,
+    /// Shared memory that it declares.
+    pub shared_bytes: u32,
+    /// Threads of a thread block at most.
+    pub max_threads: u32,
+    /// Compute capability that it was compiled for, times 10.
+    pub binary_version: u32,
 }
 
 /// A GPU, or what stands for one.
@@ -76,8 +106,8 @@ pub enum Buffers {
     /// In one reservation, side by side.
     #[default]
     Together,
-    /// Each in an allocation of its own that ends where the buffer ends. A simulated device sees an access beyond a buffer only
-    /// then.
+    /// Each in an allocation of its own that ends where the buffer ends. A simulated device and `compute-sanitizer` see an access
+    /// beyond a buffer only then.
     Apart,
 }
 
@@ -105,7 +135,10 @@ pub(crate) fn simulated(simulator: &tokenmill_sim_driver::Simulator) -> Device {
     Device::open_with(
         &api.expect("it has every function"),
         simulator.ordinal(),
-        Buffers::Apart,
+        DeviceOptions {
+            buffers: Buffers::Apart,
+            ..DeviceOptions::default()
+        },
     )
     .expect("the simulated driver opens its GPU")
 }

@@ -1,13 +1,17 @@
 //! [`Pinned`]: host memory that the device copies by itself.
 //!
 //! Separate because the host and a copy in flight must never touch it at the same time. Invariant: the host reaches the
-//! bytes through [`Pinned::host`] alone, which waits for the last copy that uses them.
+//! bytes through [`Pinned::host`] alone, which waits for the last copies that use them, of each stream.
 
 use std::{marker::PhantomData, ops::Range, ptr::NonNull, sync::Arc};
 
 use bytemuck::Pod;
 
-use super::{Handle, Stream, View, ViewMut, cuda::Driver, device::Timelines};
+use super::{
+    Handle, PageRows, Stream, View, ViewMut,
+    cuda::{Driver, RowPlace, RowStart},
+    device::Timelines,
+};
 use crate::{CudaExecError, error::Result};
 
 /// `len` elements of pinned host memory, zero at first.
@@ -17,9 +21,10 @@ pub struct Pinned<T> {
     timelines: Arc<Timelines>,
     memory: NonNull<u8>,
     len: usize,
-    event: Handle,
-    /// The stream and the moment on it after which the newest copy is done.
-    pending: Option<(Stream, u64)>,
+    /// An event for each stream that has copied.
+    events: [Option<Handle>; Stream::ALL.len()],
+    /// The moment of each stream after which its newest copy is done.
+    pending: [Option<u64>; Stream::ALL.len()],
     element: PhantomData<T>,
 }
 
@@ -30,22 +35,15 @@ unsafe impl<T: Sync> Sync for Pinned<T> {}
 
 impl<T: Pod> Pinned<T> {
     pub(super) fn new(driver: &Arc<Driver>, timelines: &Arc<Timelines>, len: usize) -> Result<Self> {
-        let event = driver.create_event()?;
-        match driver.alloc_pinned(Self::allocated_bytes(len)) {
-            Ok(memory) => Ok(Self {
-                driver: Arc::clone(driver),
-                timelines: Arc::clone(timelines),
-                memory,
-                len,
-                event,
-                pending: None,
-                element: PhantomData,
-            }),
-            Err(error) => {
-                driver.destroy_event(event);
-                Err(error)
-            }
-        }
+        Ok(Self {
+            memory: driver.alloc_pinned(Self::allocated_bytes(len))?,
+            driver: Arc::clone(driver),
+            timelines: Arc::clone(timelines),
+            len,
+            events: [None; Stream::ALL.len()],
+            pending: [None; Stream::ALL.len()],
+            element: PhantomData,
+        })
     }
 
     fn allocated_bytes(len: usize) -> usize {
@@ -62,7 +60,7 @@ impl<T: Pod> Pinned<T> {
         self.len == 0
     }
 
-    /// Waits for the newest copy and gives the elements.
+    /// Waits for the newest copies and gives the elements.
     ///
     /// # Errors
     /// What the device says while it is waited for.
@@ -79,6 +77,7 @@ impl<T: Pod> Pinned<T> {
     pub fn upload(&mut self, stream: Stream, range: Range<usize>, to: &ViewMut<'_, T>) -> Result<()> {
         let (from, n_bytes) = self.place(range, to.len())?;
         self.order(stream)?;
+        self.event(stream)?;
         // SAFETY: `place` checked the range, and `host` waits for the event recorded below before anyone writes again.
         unsafe { self.driver.upload(stream, from, to.address(), n_bytes) }?;
         self.mark(stream)
@@ -91,6 +90,7 @@ impl<T: Pod> Pinned<T> {
     pub fn download(&mut self, stream: Stream, from: View<'_, T>, range: Range<usize>) -> Result<()> {
         let (to, n_bytes) = self.place(range, from.len())?;
         self.order(stream)?;
+        self.event(stream)?;
         // SAFETY: `place` checked the range, and `host` waits for the event recorded below before anyone reads.
         unsafe { self.driver.download(stream, from.address(), to, n_bytes) }?;
         self.mark(stream)
@@ -108,40 +108,128 @@ impl<T: Pod> Pinned<T> {
         Ok((unsafe { self.memory.add(offset) }, n_bytes))
     }
 
-    /// Lets a copy on one stream follow an unfinished copy on the other.
+    /// Queues copies on one stream, which are waited for as one. They are not ordered behind the copies of other streams: whoever queues
+    /// them knows which of them use the same elements.
+    ///
+    /// # Errors
+    /// What `queue` gives, or the driver's.
+    pub fn copies(
+        &mut self,
+        stream: Stream,
+        queue: impl FnOnce(&mut PinnedCopies<'_, T>) -> Result<()>,
+    ) -> Result<()> {
+        self.event(stream)?;
+        // Marked when this is dropped, so also where `queue` unwinds.
+        let mut copies = PinnedCopies { pinned: self, stream };
+        let queued = queue(&mut copies);
+        drop(copies);
+        queued
+    }
+
+    /// Lets a copy on one stream follow unfinished copies on the others.
     fn order(&self, stream: Stream) -> Result<()> {
-        match self.pending {
-            Some((other, _)) if other != stream => self.driver.wait(stream, self.event),
-            _ => Ok(()),
+        for other in Stream::ALL {
+            if let (Some(_), Some(event)) = (self.pending[other as usize], self.events[other as usize])
+                && other != stream
+            {
+                self.driver.wait(stream, event)?;
+            }
         }
+        Ok(())
+    }
+
+    /// The event of a stream, made where it has none.
+    fn event(&mut self, stream: Stream) -> Result<Handle> {
+        let event = match self.events[stream as usize] {
+            Some(event) => event,
+            None => self.driver.create_event(false)?,
+        };
+        self.events[stream as usize] = Some(event);
+        Ok(event)
     }
 
     fn mark(&mut self, stream: Stream) -> Result<()> {
+        let event = self.event(stream)?;
         // Set first: should recording fail, the event's last recording lies before the copy, and the device is lost.
-        self.pending = Some((stream, self.timelines.next(stream)));
-        self.driver.record(stream, self.event)
+        self.pending[stream as usize] = Some(self.timelines.next(stream));
+        self.driver.record(stream, event)
     }
 
     fn wait(&mut self) -> Result<()> {
-        if let Some((stream, moment)) = self.pending {
+        for stream in Stream::ALL {
+            let (Some(moment), Some(event)) = (self.pending[stream as usize], self.events[stream as usize])
+            else {
+                continue;
+            };
             if !self.timelines.is_done(stream, moment) {
-                self.driver.synchronize(self.event)?;
+                self.driver.synchronize(event)?;
                 self.timelines.set_done(stream, moment);
             }
-            self.pending = None;
+            self.pending[stream as usize] = None;
         }
         Ok(())
     }
 }
 
+/// Copies of pinned memory that are queued together.
+#[derive(Debug)]
+pub struct PinnedCopies<'a, T: Pod> {
+    pinned: &'a mut Pinned<T>,
+    stream: Stream,
+}
+
+impl PinnedCopies<'_, u8> {
+    /// Queues a copy of a page to the device, from the bytes that begin at `offset`, array after array.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`], or the driver's.
+    pub fn upload(&mut self, offset: usize, rows: &PageRows, page: u32) -> Result<()> {
+        let places = [self.place(offset, rows)?, rows.place(page)?];
+        self.queue(places, rows)
+    }
+
+    /// Queues a copy of a page of the device, to the bytes that begin at `offset`, array after array.
+    ///
+    /// # Errors
+    /// [`CudaExecError::Bounds`], or the driver's.
+    pub fn download(&mut self, rows: &PageRows, page: u32, offset: usize) -> Result<()> {
+        let places = [rows.place(page)?, self.place(offset, rows)?];
+        self.queue(places, rows)
+    }
+
+    fn queue(&mut self, places: [RowPlace; 2], rows: &PageRows) -> Result<()> {
+        // SAFETY: `place` checked the range on the host, and `host` waits for the event that is recorded when this value is dropped.
+        unsafe { (self.pinned.driver).copy_rows(self.stream, places, rows.row_bytes(), rows.n_rows()) }
+    }
+
+    fn place(&self, offset: usize, rows: &PageRows) -> Result<RowPlace> {
+        let n_bytes = rows.page_bytes();
+        let (start, _) = self
+            .pinned
+            .place(offset..offset.saturating_add(n_bytes), n_bytes)?;
+        Ok(RowPlace {
+            start: RowStart::Host(start),
+            pitch: rows.row_bytes(),
+        })
+    }
+}
+
+impl<T: Pod> Drop for PinnedCopies<'_, T> {
+    fn drop(&mut self) {
+        // A failure is that of a device which is lost, and the next call says it.
+        let _ = self.pinned.mark(self.stream);
+    }
+}
+
 impl<T> Drop for Pinned<T> {
     fn drop(&mut self) {
-        let is_idle = match self.pending {
+        let mut is_idle = true;
+        for (event, pending) in self.events.into_iter().zip(self.pending) {
+            let Some(event) = event else { continue };
             // A device that is lost copies nothing any more, but only a driver without error says so for certain.
-            Some(_) => self.driver.synchronize(self.event).is_ok(),
-            None => true,
-        };
-        self.driver.destroy_event(self.event);
+            is_idle &= pending.is_none() || self.driver.synchronize(event).is_ok();
+            self.driver.destroy_event(event);
+        }
         if is_idle {
             // SAFETY: the memory came from this driver, and no copy uses it.
             unsafe { self.driver.free_pinned(self.memory) };

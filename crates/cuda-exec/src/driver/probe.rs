@@ -1,7 +1,8 @@
 //! [`probe`]: which GPUs there are, and why one would not be used.
 //!
-//! Separate from opening a device, so that a command can report everything and open nothing for long. Invariant: it never
-//! fails and never panics; what cannot be had is part of the report.
+//! Separate from opening a device, so that a command can report everything and open nothing for long. Opening a GPU takes some
+//! hundred megabytes of it and up to a second, and only an opened one says how much memory is free: of several, only the first that can
+//! be used is asked. Invariant: it never fails and never panics; what cannot be had is part of the report.
 
 use super::{Api, DeviceInfo, cuda};
 use crate::CudaExecError;
@@ -24,7 +25,7 @@ pub struct DeviceReport {
     pub ordinal: usize,
     /// What it is.
     pub info: DeviceInfo,
-    /// Bytes of its memory that are free; `None` where the GPU cannot be used.
+    /// Bytes of its memory that are free; `None` where the GPU cannot be used, and for those behind the first that can.
     pub free_bytes: Option<u64>,
     /// Why it cannot be used, where it cannot.
     pub problem: Option<CudaExecError>,
@@ -37,23 +38,27 @@ pub fn has_driver() -> bool {
 
 /// Looks at the driver and its GPUs.
 pub fn probe() -> Availability {
+    match Api::of_system() {
+        Ok(api) => probe_with(&api),
+        Err(error) => Availability {
+            cuda_version: match error {
+                CudaExecError::DriverTooOld { found, .. } => Some(found),
+                _ => None,
+            },
+            devices: Vec::new(),
+            problem: Some(error),
+        },
+    }
+}
+
+/// Looks at a driver which is not the system's, and at its GPUs.
+pub fn probe_with(api: &Api) -> Availability {
     let mut availability = Availability {
-        cuda_version: None,
+        cuda_version: cuda::cuda_version(api).ok(),
         devices: Vec::new(),
         problem: None,
     };
-    let api = match Api::of_system() {
-        Ok(api) => api,
-        Err(error) => {
-            if let CudaExecError::DriverTooOld { found, .. } = error {
-                availability.cuda_version = Some(found);
-            }
-            availability.problem = Some(error);
-            return availability;
-        }
-    };
-    availability.cuda_version = cuda::cuda_version(&api).ok();
-    let n_devices = match cuda::count_devices(&api) {
+    let n_devices = match cuda::count_devices(api) {
         Ok(n_devices) => n_devices,
         Err(error) => {
             availability.problem = Some(error);
@@ -61,14 +66,20 @@ pub fn probe() -> Availability {
         }
     };
     for ordinal in 0..n_devices {
-        match cuda::describe_device(&api, ordinal) {
+        match cuda::describe_device(api, ordinal) {
             Ok((_, info)) => {
-                let free_bytes = cuda::check_device(&info).and_then(|()| cuda::free_bytes_of(&api, ordinal));
+                let is_first = availability.devices.iter().all(|device| device.problem.is_some());
+                let free_bytes = cuda::check_device(&info)
+                    .and_then(|()| is_first.then(|| cuda::free_bytes_of(api, ordinal)).transpose());
+                let (free_bytes, problem) = match free_bytes {
+                    Ok(free_bytes) => (free_bytes, None),
+                    Err(problem) => (None, Some(problem)),
+                };
                 availability.devices.push(DeviceReport {
                     ordinal,
                     info,
-                    free_bytes: free_bytes.as_ref().ok().copied(),
-                    problem: free_bytes.err(),
+                    free_bytes,
+                    problem,
                 });
             }
             Err(error) => availability.problem = Some(error),

@@ -14,9 +14,9 @@ impl KvStore {
         self.page_bytes
     }
 
-    /// Type of the stored keys and values.
-    pub fn ty(&self) -> KvType {
-        self.ty
+    /// Types of the stored keys and values.
+    pub fn types(&self) -> [KvType; 2] {
+        self.types
     }
 
     /// Copies a page to the front of `staging`, which has room for one.
@@ -26,8 +26,8 @@ impl KvStore {
     pub fn read_page(&mut self, page: u32, staging: &mut Pinned<u8>) -> Result<()> {
         self.await_pages(&[page])?;
         let mut offset = 0;
-        for layer in &mut self.layers {
-            for (buffer, n_bytes) in layer.arrays(self.ty) {
+        for layer in &self.layers {
+            for (buffer, n_bytes) in layer.arrays(self.types) {
                 let start = page as usize * n_bytes;
                 let source = buffer.view().range(start..start + n_bytes)?;
                 staging.download(Stream::Compute, source, offset..offset + n_bytes)?;
@@ -45,7 +45,7 @@ impl KvStore {
         self.await_pages(&[page])?;
         let mut offset = 0;
         for layer in &mut self.layers {
-            for (buffer, n_bytes) in layer.arrays(self.ty) {
+            for (buffer, n_bytes) in layer.arrays_mut(self.types) {
                 let start = page as usize * n_bytes;
                 let target = buffer.view_mut().range(start..start + n_bytes)?;
                 staging.upload(Stream::Compute, offset..offset + n_bytes, &target)?;

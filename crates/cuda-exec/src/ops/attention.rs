@@ -1,8 +1,10 @@
 //! Paged attention. Kernels: `attention_decode.cu`, and `attention_prefill.cu` for runs of tokens.
 
+use std::ops::Range;
+
 use tokenmill_backend::{Attention, AttentionShape, KvType, PAGE_TOKENS};
 
-use super::{Ops, QuantizedMut, check_multiple, kv_code, latent};
+use super::{Ops, QuantizedMut, check_multiple, latent};
 use crate::{
     Args, Buffer, Device, Kernel, LaunchShape, Stream, View, ViewMut,
     driver::{MAX_COUNT, UNASKED_SHARED_BYTES},
@@ -54,6 +56,8 @@ pub struct TokenRuns<'a> {
     pub longest: usize,
     /// Whether a run has one token.
     pub has_single: bool,
+    /// Sequences that stand first and have one token each: those that decode next to prompts.
+    pub n_leading_single: usize,
 }
 
 /// Partial results and counters, shared by all layers.
@@ -198,8 +202,8 @@ fn window_of(attention: &Attention<Buffer<f32>>) -> usize {
 }
 
 /// Whether the kernels for runs take heads of this shape: they read half precision only, and do not quantize their output.
-fn takes_runs(kv_type: KvType, dim_k: usize, dim_v: usize) -> bool {
-    kv_type == KvType::F16 && dim_k.max(dim_v) <= PREFILL_HEAD_DIMS[1]
+fn takes_runs(kv_types: [KvType; 2], dim_k: usize, dim_v: usize) -> bool {
+    kv_types == [KvType::F16; 2] && dim_k.max(dim_v) <= PREFILL_HEAD_DIMS[1]
 }
 
 impl Ops {
@@ -217,14 +221,18 @@ impl Ops {
         let variant = usize::from(dim_k.max(dim_v) > PREFILL_HEAD_DIMS[0]);
         let (n_heads, n_tokens) = (attention.n_heads, step.positions.len());
         let n_kv_heads = kv.shape.n_kv_heads;
+        // The others are attended to by the kernel for single tokens, which splits their contexts.
+        let n_single = runs.n_leading_single;
+        let seq_starts = runs.seq_starts.range(n_single..runs.seq_starts.len())?;
+        let page_starts = step.page_starts.range(n_single..step.page_starts.len())?;
         let n_tiles = (runs.longest * (n_heads / n_kv_heads)).div_ceil(PREFILL_ROWS);
-        let n_seqs = runs.seq_starts.len() - 1;
+        let n_seqs = seq_starts.len() - 1;
         let args = Args::new()
             .read(q.range(0..n_tokens * n_heads * dim_k)?)
             .write(output.range(0..n_tokens * n_heads * dim_v)?)
             .read(step.positions)
-            .read(runs.seq_starts)
-            .read(step.page_starts)
+            .read(seq_starts)
+            .read(page_starts)
             .read(step.pages)
             .read(kv.k)
             .read(kv.v)
@@ -260,7 +268,7 @@ impl Ops {
         mut quantized: Option<QuantizedMut<'_>>,
         scratch: &mut AttentionScratch,
     ) -> Result<()> {
-        let KvLayer { ty, shape, k, v } = kv;
+        let KvLayer { types, shape, .. } = kv;
         let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
         check_head_dims(dim_k, dim_v)?;
         check_multiple("the number of heads", attention.n_heads, n_kv_heads)?;
@@ -279,10 +287,12 @@ impl Ops {
         if shape.has_values_in_keys {
             heads_quantized = quantized.take();
         }
-        if let Some(runs) = step
-            .runs
-            .filter(|_| !shape.has_values_in_keys && takes_runs(ty, dim_k, dim_v))
-        {
+        let n_tokens = step.positions.len();
+        if let Some(runs) = step.runs.filter(|_| {
+            !shape.has_values_in_keys && takes_runs(types, dim_k, dim_v) && !self.is_batch_invariant
+        }) {
+            let singles = 0..runs.n_leading_single;
+            self.attention_of_tokens(attention, step, singles, kv, q, output.reborrow(), None, scratch)?;
             self.attention_of_runs(attention, step, runs, kv, q, output.reborrow())?;
             return match quantized {
                 Some(rows) => {
@@ -292,22 +302,52 @@ impl Ops {
                 None => Ok(()),
             };
         }
+        self.attention_of_tokens(
+            attention,
+            step,
+            0..n_tokens,
+            kv,
+            q,
+            output.reborrow(),
+            quantized,
+            scratch,
+        )?;
+        match heads_quantized {
+            Some(rows) => self.quantize(n_tokens * n_heads, dim_v, output.as_view(), rows),
+            None => Ok(()),
+        }
+    }
+
+    /// Attends as [`Self::attention`] does, for some tokens, each by itself.
+    fn attention_of_tokens(
+        &self,
+        attention: &Attention<Buffer<f32>>,
+        step: &AttentionStep<'_>,
+        tokens: Range<usize>,
+        kv: KvLayer<'_>,
+        q: View<'_, f32>,
+        mut output: ViewMut<'_, f32>,
+        mut quantized: Option<QuantizedMut<'_>>,
+        scratch: &mut AttentionScratch,
+    ) -> Result<()> {
+        let KvLayer { types, shape, k, v } = kv;
+        let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
+        let n_heads = attention.n_heads;
         // A sequence of one token sees itself alone, whatever the direction.
         let seq_starts = (step.runs.filter(|_| !attention.is_causal)).map(|runs| runs.seq_starts);
         let group = n_heads / n_kv_heads;
         let variant = variant(group, dim_k, dim_v);
         let heads = HEADS_OF_KERNEL[variant];
-        let kernel = self.attention[kv_code(ty)][variant];
+        let kernel = self.store_kernels(types)?.attention[variant];
         let n_blocks_x = n_kv_heads * group.div_ceil(heads);
         let n_splits = n_splits(step.max_pages);
         let stride_v = if shape.has_values_in_keys { dim_k } else { dim_v }.next_multiple_of(8);
         let shared_bytes = decode_shared_bytes(heads, dim_k, dim_v);
-        let n_tokens = step.positions.len();
         let token_len = n_heads * n_splits * (dim_v + 2);
         let n_at_once = (scratch.partial.len() / token_len).clamp(1, self.max_grid_rows);
         let out_width = n_heads * dim_v;
-        for first in (0..n_tokens).step_by(n_at_once) {
-            let end = (first + n_at_once).min(n_tokens);
+        for first in tokens.clone().step_by(n_at_once) {
+            let end = (first + n_at_once).min(tokens.end);
             let n_here = end - first;
             let rows = match &mut quantized {
                 Some(rows) => Some(rows.reborrow().rows(first, n_here, out_width)?),
@@ -343,10 +383,7 @@ impl Ops {
             let shape = LaunchShape::new([n_blocks_x, n_splits, n_here], 128).with_shared_bytes(shared_bytes);
             self.device.launch(kernel, shape, &args)?;
         }
-        match heads_quantized {
-            Some(rows) => self.quantize(n_tokens * n_heads, dim_v, output.as_view(), rows),
-            None => Ok(()),
-        }
+        Ok(())
     }
 }
 

@@ -164,6 +164,7 @@ fn attend(is_latent: bool, has_runs: bool, n_scratch_tokens: usize) -> (Vec<f32>
         pages: pages.view(),
         max_pages: 16,
         runs: has_runs.then(|| TokenRuns {
+            n_leading_single: 0,
             seq_starts: seq_starts.view(),
             longest: 2,
             has_single: true,

@@ -83,11 +83,19 @@ impl RouteCounts {
         self.n_rows * self.n_used
     }
 
-    /// Choices of a run at most: as many rows as an expert has on average, or somewhat more, up to those of the largest tile.
-    fn run_len(self) -> usize {
+    /// Choices of a run at most: as many rows as an expert has on average, or somewhat more, up to those of the largest tile. Runs of
+    /// tiles alone give a row the same bits whatever the others are.
+    fn run_len(self, is_batch_invariant: bool) -> usize {
         let n_choices = self.n_choices();
         let is_average = |len: usize| n_choices <= len * self.n_experts;
         match self.n_rows {
+            _ if is_batch_invariant => {
+                if is_average(32) {
+                    16
+                } else {
+                    64
+                }
+            }
             0..=1 => 1,
             _ if is_average(1) => 2,
             _ if is_average(4) => 4,
@@ -98,9 +106,9 @@ impl RouteCounts {
     }
 
     /// Runs there can be: each expert has at most one that is not full.
-    fn max_runs(self) -> usize {
+    fn max_runs(self, run_len: usize) -> usize {
         let n_choices = self.n_choices();
-        n_choices.min(self.n_experts + n_choices / self.run_len())
+        n_choices.min(self.n_experts + n_choices / run_len)
     }
 }
 
@@ -147,6 +155,7 @@ impl Ops {
             n_used, n_experts, ..
         } = counts;
         let n_choices = counts.n_choices();
+        let run_len = counts.run_len(self.is_batch_invariant);
         let [n_groups, n_used_groups] = router
             .groups
             .map_or([1, 1], |groups| [groups.n_groups, groups.n_used]);
@@ -172,12 +181,12 @@ impl Ops {
             .count(n_choices)
             .count(n_used)
             .count(n_experts)
-            .count(counts.run_len())
-            .count(counts.max_runs())
+            .count(run_len)
+            .count(counts.max_runs(run_len))
             .write(routes.places.view_mut().range(0..n_choices)?)
             .write(routes.rows.view_mut().range(0..n_choices)?)
             .write(routes.starts.view_mut().range(0..n_experts + 1)?)
-            .write(routes.runs.view_mut().range(0..2 * counts.max_runs())?);
+            .write(routes.runs.view_mut().range(0..2 * counts.max_runs(run_len))?);
         let shape = LaunchShape::new([n_experts.div_ceil(8), 1, 1], 256);
         self.device.launch(self.sort_choices, shape, &args)
     }
@@ -216,7 +225,8 @@ impl Ops {
         let kernels = matrix.kernels.experts.ok_or(CudaExecError::Unsupported {
             feature: "product of experts' matrices that were not loaded for it".to_owned(),
         })?;
-        let tiled = kernels.of_runs(counts.run_len());
+        let run_len = counts.run_len(self.is_batch_invariant);
+        let tiled = kernels.of_runs(run_len);
         let n_products = products.len();
         let second = products.get(1).map(|product| (product.matrix, product.bias));
         let first_bias = products[0].bias;
@@ -239,7 +249,7 @@ impl Ops {
             .count(0)
             .count(n_out)
             .count(n_in)
-            .read(routes.runs.view().range(0..2 * counts.max_runs())?)
+            .read(routes.runs.view().range(0..2 * counts.max_runs(run_len))?)
             .read(routes.starts.view().range(0..counts.n_experts + 1)?);
         let rows = routes.rows.view().range(0..n_choices)?;
         let args = args.read_or_null((!input.is_by_choice).then_some(rows));
@@ -252,7 +262,11 @@ impl Ops {
         } else {
             args.read(input.floats.range(0..n_input_rows * n_in)?)
         };
-        let grid = [n_out.div_ceil(tiled.tile[0]), counts.max_runs(), n_products];
+        let grid = [
+            n_out.div_ceil(tiled.tile[0]),
+            counts.max_runs(run_len),
+            n_products,
+        ];
         let shape = LaunchShape::new(grid, tiled.n_threads);
         self.device.launch(tiled.kernel, shape, &args)
     }
@@ -322,7 +336,7 @@ mod tests {
                 n_used,
                 n_experts,
             };
-            [counts.run_len(), counts.max_runs()]
+            [counts.run_len(false), counts.max_runs(counts.run_len(false))]
         };
         assert_eq!(of(1, 8, 128), [1, 8]);
         assert_eq!(of(8, 8, 128), [2, 64]);

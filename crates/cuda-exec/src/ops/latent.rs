@@ -142,10 +142,11 @@ impl Ops {
         quantized: &mut Option<QuantizedMut<'_>>,
         scratch: &mut AttentionScratch,
     ) -> Result<bool> {
-        let Some(kernels) = &self.latent else {
+        // The splits of these kernels are as long as the step's longest context makes them.
+        let Some(kernels) = self.latent.as_ref().filter(|_| !self.is_batch_invariant) else {
             return Ok(false);
         };
-        let Some(variant) = variant(attention, kv.ty, kv.shape) else {
+        let Some(variant) = variant(attention, kv.types[0], kv.shape) else {
             return Ok(false);
         };
         let n_heads = attention.n_heads;
@@ -305,6 +306,7 @@ impl Ops {
             feature: "product of heads' matrices that were not loaded for it".to_owned(),
         })?;
         let run_len = match n_rows {
+            0..=16 if self.is_batch_invariant => 16,
             0..=8 => n_rows.next_power_of_two(),
             9..=16 => 16,
             _ => 64,

@@ -138,7 +138,7 @@ impl Ops {
         for joined in products.chunk_by_mut(is_joined) {
             for jobs in joined.chunks_mut(MAX_JOBS) {
                 let kernels = jobs[0].matrix.kernels;
-                let (kernel, shape) = if n_rows <= MAX_ROWS {
+                let (kernel, shape) = if n_rows <= MAX_ROWS && !self.is_batch_invariant {
                     let kernel = of_rows(kernels.matvec.ok_or_else(not_a_factor)?, n_rows);
                     (kernel, LaunchShape::new([n_blocks(jobs, 8), 1, 1], 128))
                 } else {
@@ -164,15 +164,19 @@ impl Ops {
         // Each must have been loaded as a factor, as for a launch of its own.
         let are_factors = [a, b, c].iter().all(|matrix| matrix.kernels.matvec.is_some());
         let types = [a, c].map(|matrix| matrix.layout().ty());
-        if n_rows > MAX_ROWS || !are_factors || b.layout().ty() != types[0] {
+        if self.is_batch_invariant || n_rows > MAX_ROWS || !are_factors || b.layout().ty() != types[0] {
             return None;
         }
         self.pairs[PAIRS.iter().position(|pair| *pair == types)?]
     }
 
-    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: few rows, and weights of one type.
+    /// Whether a pair can be multiplied by [`Self::matvec_gated`]: few rows, which may depend on each other's number, and weights of one
+    /// type.
     pub fn can_gate(&self, gate: &Matrix, up: &Matrix, n_rows: usize) -> bool {
-        n_rows <= MAX_ROWS && gate.layout() == up.layout() && gate.kernels.gated.is_some()
+        !self.is_batch_invariant
+            && n_rows <= MAX_ROWS
+            && gate.layout() == up.layout()
+            && gate.kernels.gated.is_some()
     }
 
     /// Multiplies by a gate and an up matrix at once.

@@ -42,13 +42,52 @@ pub use recurrence::{ColumnsView, NetRows, ScanRows, StateRuns};
 pub use rope_kv::{RopeTargets, StepPlaces};
 pub use sample::{MAX_SAMPLED_VOCAB, SampleInputs, SampleOutputs, SampleRecord};
 
-/// The place of a store's type among the variants of a kernel.
-fn kv_code(ty: KvType) -> usize {
-    match ty {
+/// The modules of every network, which a driver compiles at the same time.
+const MODULES: [&str; 9] = [
+    "argmax",
+    "attention_decode",
+    "attention_prefill",
+    "elementwise",
+    "layers",
+    "norm",
+    "rope_kv",
+    "route",
+    "sample",
+];
+
+/// The kernels for a store whose keys and values are of some types.
+#[derive(Clone, Copy, Debug)]
+struct StoreKernels {
+    rope_kv: Kernel,
+    /// By the query heads of a thread block.
+    attention: [Kernel; 4],
+}
+
+/// The place of a store's types among the kernels.
+fn store_code([keys, values]: [KvType; 2]) -> usize {
+    let code = |ty| match ty {
         KvType::F16 => 0,
         KvType::F32 => 1,
-        KvType::Q8_0 => unreachable!("a store of this type is refused when it is made"),
-    }
+        KvType::Q8_0 => 2,
+    };
+    3 * code(keys) + code(values)
+}
+
+fn load_store(device: &Device, types: [KvType; 2]) -> Result<StoreKernels> {
+    let (modules, kernels) = match types {
+        [KvType::F16, KvType::F16] => (["attention_decode".to_owned(), "rope_kv".to_owned()], "f16"),
+        [KvType::F32, KvType::F32] => (["attention_decode".to_owned(), "rope_kv".to_owned()], "f32"),
+        [keys, values] => (
+            ["attention_decode", "rope_kv"].map(|module| format!("{module}_{keys}_{values}")),
+            "of_types",
+        ),
+    };
+    let [attention, rope_kv] = modules;
+    let of_heads = |n: usize| device.kernel(&attention, &format!("attention_{kernels}_g{n}"));
+    Ok(StoreKernels {
+        rope_kv: device.kernel(&rope_kv, &format!("rope_kv_{kernels}"))?,
+        attention: [of_heads(1)?, of_heads(2)?, of_heads(4)?, of_heads(8)?],
+    })
 }
 
 /// The scale and the sums of the halves of a group of 32 quantized activations.
@@ -162,6 +201,8 @@ impl QuantizedView<'_> {
 #[derive(Debug)]
 pub struct Ops {
     device: Device,
+    /// Whether a row's results may not depend on how many rows there are.
+    is_batch_invariant: bool,
     add_norm: Kernel,
     norm_heads: Kernel,
     norm_wide_heads: Kernel,
@@ -177,10 +218,9 @@ pub struct Ops {
     layers: layers::LayerKernels,
     /// Of streams, where they were asked for.
     streams: Option<streams::StreamKernels>,
-    rope_kv: [Kernel; 2],
     rope: Kernel,
-    /// By the type of the store, then by 1, 2, 4 and 8 heads a thread block.
-    attention: [[Kernel; 4]; 2],
+    /// By the types of the store, as far as they were asked for.
+    stores: [Option<StoreKernels>; 9],
     argmax_partial: Kernel,
     argmax_combine: Kernel,
     /// For heads of up to 64 and of up to 128 values.
@@ -206,14 +246,11 @@ impl Ops {
     /// # Errors
     /// [`CudaExecError::DriverTooOld`], or the driver's.
     pub fn load(device: &Device) -> Result<Self> {
-        let attention = |ty: &str| -> Result<[Kernel; 4]> {
-            Ok([
-                device.kernel("attention_decode", &format!("attention_{ty}_g1"))?,
-                device.kernel("attention_decode", &format!("attention_{ty}_g2"))?,
-                device.kernel("attention_decode", &format!("attention_{ty}_g4"))?,
-                device.kernel("attention_decode", &format!("attention_{ty}_g8"))?,
-            ])
-        };
+        device.load_modules(&MODULES)?;
+        let mut stores = [None; 9];
+        for types in [[KvType::F16; 2], [KvType::F32; 2]] {
+            stores[store_code(types)] = Some(load_store(device, types)?);
+        }
         Ok(Self {
             add_norm: device.kernel("norm", "add_norm")?,
             norm_heads: device.kernel("norm", "norm_heads")?,
@@ -229,12 +266,8 @@ impl Ops {
             scale_logits: device.kernel("elementwise", "scale_logits")?,
             layers: layers::LayerKernels::load(device)?,
             streams: None,
-            rope_kv: [
-                device.kernel("rope_kv", "rope_kv_f16")?,
-                device.kernel("rope_kv", "rope_kv_f32")?,
-            ],
             rope: device.kernel("rope_kv", "rope")?,
-            attention: [attention("f16")?, attention("f32")?],
+            stores,
             argmax_partial: device.kernel("argmax", "argmax_partial")?,
             argmax_combine: device.kernel("argmax", "argmax_combine")?,
             attention_prefill: attention::load_prefill(device)?,
@@ -247,8 +280,37 @@ impl Ops {
             recurrent: None,
             pairs: [None; PAIRS.len()],
             max_grid_rows: MAX_GRID_ROWS,
+            is_batch_invariant: false,
             device: device.clone(),
         })
+    }
+
+    /// Loads the kernels for stores whose keys and values are of these types; those of one type, F16 or F32, are there.
+    ///
+    /// # Errors
+    /// [`CudaExecError::DriverTooOld`], or the driver's.
+    pub fn load_store(&mut self, types: [KvType; 2]) -> Result<()> {
+        let kernels = &mut self.stores[store_code(types)];
+        if kernels.is_none() {
+            *kernels = Some(load_store(&self.device, types)?);
+        }
+        Ok(())
+    }
+
+    /// The kernels for a store.
+    fn store_kernels(&self, types: [KvType; 2]) -> Result<StoreKernels> {
+        self.stores[store_code(types)].ok_or_else(|| CudaExecError::Unsupported {
+            feature: format!(
+                "kernels loaded for stores of {} keys and {} values",
+                types[0], types[1]
+            ),
+        })
+    }
+
+    /// Says whether the results of a row have the same bits whatever other rows are computed with it. Products then add in one order for
+    /// every number of rows, that of the tiles, and every token attends by the kernel whose splits are at fixed positions.
+    pub fn set_batch_invariance(&mut self, is_batch_invariant: bool) {
+        self.is_batch_invariant = is_batch_invariant;
     }
 
     /// Loads the kernels that multiply by matrices of both types in one launch, if there are any. Without them

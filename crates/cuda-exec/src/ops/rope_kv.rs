@@ -1,6 +1,6 @@
 //! Rotation, and the store of keys and values. Kernels: `rope_kv.cu`.
 
-use super::{Ops, check_multiple, kv_code};
+use super::{Ops, check_multiple};
 use tokenmill_backend::{Rope, RopeStyle};
 
 use crate::{Args, Buffer, CudaExecError, LaunchShape, View, ViewMut, error::Result, kv::KvLayerMut};
@@ -58,7 +58,7 @@ impl Ops {
         kv: KvLayerMut<'_>,
     ) -> Result<()> {
         let n_tokens = places.positions.len();
-        let KvLayerMut { ty, shape, k, v } = kv;
+        let KvLayerMut { types, shape, k, v } = kv;
         let (dim_k, dim_v, n_kv_heads) = (shape.head_dim_k, shape.head_dim_v, shape.n_kv_heads);
         let norm =
             |norm: Option<View<'_, f32>>| norm.map(|norm| norm.range(0..dim_k)).transpose().map(|_| ());
@@ -89,7 +89,8 @@ impl Ops {
             .write(v);
         let shape =
             LaunchShape::new([n_heads + 2 * n_kv_heads, n_tokens, 1], 32).with_shared_bytes(4 * dim_k);
-        self.device.launch(self.rope_kv[kv_code(ty)], shape, &args)
+        self.device
+            .launch(self.store_kernels(types)?.rope_kv, shape, &args)
     }
 
     /// Stores keys and values `[T, ..]` as they are.
@@ -151,7 +152,8 @@ impl Ops {
             .write_or_null(kv.v);
         let grid = [n_of_head * shape.n_kv_heads, n_tokens, 1];
         let launch = LaunchShape::new(grid, 32).with_shared_bytes(4 * shape.head_dim_k);
-        self.device.launch(self.rope_kv[kv_code(kv.ty)], launch, &args)
+        self.device
+            .launch(self.store_kernels(kv.types)?.rope_kv, launch, &args)
     }
 
     /// Rotates the heads of rows `[T, row_width]` in place.

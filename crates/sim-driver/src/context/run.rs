@@ -8,7 +8,12 @@ use std::collections::VecDeque;
 use tokenmill_ptx_sim::{Arguments, DevicePtr, LaunchConfig, MemoryError, launch};
 
 use super::{Context, Function, Operation, State};
-use crate::{code::Outcome, counts::Counts, fault::Fault};
+use crate::{
+    code::Outcome,
+    counts::Counts,
+    fault::Fault,
+    rows::{Place, Rows},
+};
 
 impl State {
     pub(super) fn run_all(&mut self) -> Outcome {
@@ -80,6 +85,7 @@ impl Context {
             &Operation::Copy { from, to, n_bytes } => {
                 (self.memory.copy(DevicePtr(from), DevicePtr(to), n_bytes)).map_err(text)
             }
+            Operation::Rows(rows) => self.run_rows(rows, counts).map_err(text),
             &Operation::Fill {
                 address,
                 byte,
@@ -97,6 +103,42 @@ impl Context {
                 .iter()
                 .try_for_each(|operation| self.run(operation, counts, fault)),
         }
+    }
+
+    fn run_rows(&mut self, rows: &Rows, counts: &mut Counts) -> Result<(), MemoryError> {
+        let n_bytes = rows.row_bytes * rows.n_rows;
+        if rows.on_host().next().is_some() {
+            self.clock_ms += n_bytes as f64 * 1e-7;
+        }
+        if matches!(rows.to, Place::Host(_)) {
+            counts.n_downloaded_bytes += n_bytes as u64;
+        }
+        let [from_pitch, to_pitch] = rows.pitches;
+        let row_bytes = rows.row_bytes;
+        for row in 0..rows.n_rows {
+            let on_device = |address: u64, pitch: usize| DevicePtr(address + (row * pitch) as u64);
+            let on_host = |pitch: usize| row * pitch..row * pitch + row_bytes;
+            match (&rows.from, &rows.to) {
+                (Place::Device(from), Place::Device(to)) => {
+                    let (from, to) = (on_device(*from, from_pitch), on_device(*to, to_pitch));
+                    self.memory.copy(from, to, row_bytes)?;
+                }
+                (Place::Host(from), Place::Device(to)) => {
+                    let to = on_device(*to, to_pitch);
+                    from.read(|bytes| self.memory.write(to, &bytes[on_host(from_pitch)]))?;
+                }
+                (Place::Device(from), Place::Host(to)) => {
+                    let from = on_device(*from, from_pitch);
+                    to.write(|bytes| self.memory.read(from, &mut bytes[on_host(to_pitch)]))?;
+                }
+                (Place::Host(from), Place::Host(to)) => {
+                    from.read(|from| {
+                        to.write(|to| to[on_host(to_pitch)].copy_from_slice(&from[on_host(from_pitch)]));
+                    });
+                }
+            }
+        }
+        Ok(())
     }
 
     fn run_kernel(

@@ -116,7 +116,10 @@ fn a_refused_batch_touches_nothing() {
 fn too_little_memory_is_known_before_anything_is_uploaded() {
     let model = model(TensorType::F32);
     let load = |total_bytes: u64, options: &ModelOptions| {
-        let simulator = Simulator::new(&SimOptions { total_bytes });
+        let simulator = Simulator::new(&SimOptions {
+            total_bytes,
+            ..SimOptions::default()
+        });
         let backend = CudaBackend::new(simulator.device()).unwrap();
         let loaded = build(&model.descriptor, &model, backend, options, &mut |_| {});
         (loaded.err(), simulator)
@@ -163,6 +166,7 @@ fn a_step_of_more_tokens_than_a_grid_has_blocks_is_refused_before_anything_is_up
     let load = |max_batch_tokens| {
         let simulator = Simulator::new(&SimOptions {
             total_bytes: 64 << 30,
+            ..SimOptions::default()
         });
         let backend = CudaBackend::new(simulator.device()).unwrap();
         let options = ModelOptions {

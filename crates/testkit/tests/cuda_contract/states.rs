@@ -128,6 +128,7 @@ fn a_state_with_rows_too_long_is_refused_before_anything_is_uploaded() {
 fn states_that_do_not_fit_are_named_as_what_is_too_large() {
     let simulator = Simulator::new(&SimOptions {
         total_bytes: 400 << 20,
+        ..SimOptions::default()
     });
     let backend = CudaBackend::new(simulator.device()).unwrap();
     let model = hybrid();

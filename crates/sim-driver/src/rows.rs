@@ -1,0 +1,36 @@
+//! [`Rows`]: a copy in two dimensions, as it is queued.
+//!
+//! Separate from the record that a caller gives, which has addresses. Invariant: a row lies inside its pitch.
+
+use crate::host_memory::HostMemory;
+
+/// Where rows are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// In memory of the caller, all that rows and gaps span.
+    Host(HostMemory),
+    /// At an address of the device.
+    Device(u64),
+}
+
+/// A copy of rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows {
+    pub(crate) from: Place,
+    pub(crate) to: Place,
+    pub(crate) pitches: [usize; 2],
+    pub(crate) row_bytes: usize,
+    pub(crate) n_rows: usize,
+}
+
+impl Rows {
+    /// The memory of the caller that the copy uses.
+    pub(crate) fn on_host(&self) -> impl Iterator<Item = &HostMemory> {
+        [&self.from, &self.to]
+            .into_iter()
+            .filter_map(|place| match place {
+                Place::Host(memory) => Some(memory),
+                Place::Device(_) => None,
+            })
+    }
+}
