@@ -3,7 +3,7 @@
 //! Separate because every command that computes takes them. Invariant: an option is granted or refused by name.
 
 use std::{
-    env,
+    env, fs,
     io::{self, IsTerminal as _},
     path::Path,
     str::FromStr,
@@ -16,7 +16,7 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    BatchThreshold, Compute, Device, DeviceLayers, DraftFacts, KvCache, KvType, LoadOptions, Loaded,
+    BatchThreshold, Compute, Device, DeviceLayers, DraftFacts, GpuOptions, KvCache, KvType, LoadOptions, Loaded,
     LoadedDevice, MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, Side,
     SplitObserver, SplitPlan,
 };
@@ -86,6 +86,9 @@ pub(crate) struct LoadArgs {
     /// faster. Both then have these weights
     #[arg(long, value_name = "N")]
     gpu_batch: Option<String>,
+    /// Give each sequence the same bits whatever other sequences are computed with it; slower on a GPU, always so on the CPU
+    #[arg(long, conflicts_with = "gpu_batch")]
+    batch_invariant: bool,
     #[command(flatten)]
     pub(crate) fetch: FetchArgs,
 }
@@ -144,6 +147,7 @@ impl LoadArgs {
             n_threads: Some(self.n_threads()),
             n_prefill_threads: self.threads_batch,
             is_traced: false,
+            gpu: self.gpu_options()?,
             cpu_features: self.cpu_features()?,
             placement: self.placement()?,
             on_split: Some(SplitObserver(say_split)),
@@ -283,6 +287,30 @@ impl LoadArgs {
         }
     }
 
+    /// How a GPU is used. Two variables are for checks of the GPU path itself: `TOKENMILL_CUDA_APART` for compute-sanitizer, and
+    /// `TOKENMILL_CUDA_CUBINS` for drivers without a compiler.
+    ///
+    /// # Errors
+    /// A file of kernels that cannot be read.
+    pub(crate) fn gpu_options(&self) -> Result<GpuOptions, Failure> {
+        const CUBINS: &str = "TOKENMILL_CUDA_CUBINS";
+        let cubins = match env::var_os(CUBINS) {
+            Some(path) if !path.is_empty() => {
+                let bytes = fs::read(&path).map_err(|error| {
+                    let path = Path::new(&path).display();
+                    Failure::usage(format!("{CUBINS}: cannot read {path}: {error}"))
+                })?;
+                Some(bytes.into())
+            }
+            _ => None,
+        };
+        Ok(GpuOptions {
+            is_batch_invariant: self.batch_invariant,
+            has_buffers_apart: env::var("TOKENMILL_CUDA_APART").is_ok_and(|value| value == "1"),
+            cubins,
+        })
+    }
+
     /// What keys and values are stored as.
     pub(crate) fn cache_types(&self) -> (KvType, KvType) {
         (self.cache_type_k, self.cache_type_v)
@@ -344,6 +372,9 @@ pub(crate) fn load_network(
         say_plan(&loaded.plan, n_ctx, compute);
     }
     tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
+    if compute.gpu.is_batch_invariant && matches!(loaded.device, LoadedDevice::Cpu { .. }) {
+        tell("`--batch-invariant` changes nothing on the CPU, where results never depend on the batch");
+    }
     Ok(loaded)
 }
 

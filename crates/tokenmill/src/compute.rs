@@ -3,7 +3,7 @@
 //! Separate from the load because both the choice of the device and the load on a GPU read it. Invariant: a text that names no device is
 //! refused.
 
-use std::str::FromStr;
+use std::{str::FromStr, sync::Arc};
 
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::LoadError;
@@ -54,6 +54,18 @@ impl FromStr for Device {
     }
 }
 
+/// How a GPU is used.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// Whether a sequence's results have the same bits whatever other sequences are in its steps. A GPU is slower for it; on the CPU it
+    /// is always so.
+    pub is_batch_invariant: bool,
+    /// Whether each buffer is an allocation of its own, so that tools such as `compute-sanitizer` see an access beyond it.
+    pub has_buffers_apart: bool,
+    /// Kernels that were compiled ahead, an archive of them, for a driver that compiles none.
+    pub cubins: Option<Arc<[u8]>>,
+}
+
 /// What a model computes with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compute {
@@ -65,6 +77,8 @@ pub struct Compute {
     pub n_prefill_threads: Option<usize>,
     /// Whether a GPU measures what the time of its steps goes to, for [`Executor::trace`](tokenmill_backend::Executor::trace).
     pub is_traced: bool,
+    /// How a GPU is used.
+    pub gpu: GpuOptions,
     /// Instruction sets of the CPU; narrowing them forces a path, and changes no result.
     pub cpu_features: CpuFeatures,
     /// What of the model the GPU gets, where there is one; the CPU computes the rest.
@@ -80,6 +94,7 @@ impl Default for Compute {
             n_threads: None,
             n_prefill_threads: None,
             is_traced: false,
+            gpu: GpuOptions::default(),
             cpu_features: CpuFeatures::detect(),
             placement: PlacementRequest::default(),
             on_split: None,

@@ -63,7 +63,7 @@ fn load_on_gpu(
     on_progress: &mut dyn FnMut(LoadProgress),
 ) -> Result<Loaded, Error> {
     if compute.placement.is_whole() {
-        gpu::load(model, ordinal, compute.is_traced, options, on_progress)
+        gpu::load(model, ordinal, options, compute, on_progress)
     } else {
         gpu::load_split(model, ordinal, options, compute, on_progress)
     }

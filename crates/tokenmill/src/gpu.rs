@@ -4,6 +4,8 @@
 //! that was asked for, and says that it was left out.
 
 #[cfg(feature = "cuda")]
+pub use with_cuda::open_gpu;
+#[cfg(feature = "cuda")]
 pub(crate) use with_cuda::{load, load_split};
 #[cfg(not(feature = "cuda"))]
 pub use without_cuda::CudaLeftOut;
@@ -22,19 +24,36 @@ pub fn has_gpu_driver() -> bool {
 mod with_cuda {
     use tokenmill_backend::{MemoryPlan, NetworkShape, Side};
     use tokenmill_cpu_exec::CpuBackend;
-    use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device};
+    use tokenmill_cuda_exec::{Buffers, Cubins, CudaBackend, CudaExecError, Device, DeviceOptions};
     use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
     use tokenmill_placed::{BatchThreshold, DeviceLayers, Placed, PlacementRequest};
 
     use crate::{
-        Compute, Error, Loaded, LoadedDevice, SplitPlan, calibration,
+        Compute, Error, GpuOptions, Loaded, LoadedDevice, SplitPlan, calibration,
         machine_memory::{available_bytes, check_host_part, machine_bytes},
     };
 
-    fn open(ordinal: usize, is_traced: bool) -> Result<CudaBackend, Error> {
+    /// Opens a GPU by its number among those that the driver shows.
+    ///
+    /// # Errors
+    /// [`Error::Gpu`] where it cannot be opened.
+    pub fn open_gpu(ordinal: usize, options: &GpuOptions) -> Result<Device, Error> {
+        let options = DeviceOptions {
+            buffers: if options.has_buffers_apart {
+                Buffers::Apart
+            } else {
+                Buffers::Together
+            },
+            cubins: options.cubins.clone().map(Cubins::new),
+        };
+        Device::open_as(ordinal, options).map_err(|error| Error::Gpu(error.into()))
+    }
+
+    fn open(ordinal: usize, compute: &Compute) -> Result<CudaBackend, Error> {
+        let device = open_gpu(ordinal, &compute.gpu)?;
         let open = || -> Result<_, CudaExecError> {
-            let backend = CudaBackend::new(Device::open(ordinal)?)?;
-            if is_traced {
+            let backend = CudaBackend::new(device)?.with_batch_invariance(compute.gpu.is_batch_invariant);
+            if compute.is_traced {
                 backend.with_trace()
             } else {
                 Ok(backend)
@@ -46,11 +65,11 @@ mod with_cuda {
     pub(crate) fn load(
         model: &Model,
         ordinal: usize,
-        is_traced: bool,
         options: &ModelOptions,
+        compute: &Compute,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
-        load_whole(model, ordinal, open(ordinal, is_traced)?, options, on_progress)
+        load_whole(model, ordinal, open(ordinal, compute)?, options, on_progress)
     }
 
     /// Loads all of the network on an opened GPU.
@@ -175,7 +194,7 @@ mod with_cuda {
         if request.names_experts() && network.layers.iter().all(|layer| layer.experts.is_none()) {
             return Err(Error::NoExperts);
         }
-        let device = open(ordinal, compute.is_traced)?;
+        let device = open(ordinal, compute)?;
         let name = device.device().info().name.clone();
         let room_bytes = device.room_bytes().map_err(|error| Error::Gpu(error.into()))?;
         let placement = request.placement(&network, 0);
@@ -260,8 +279,8 @@ mod without_cuda {
     pub(crate) fn load(
         _: &Model,
         _: usize,
-        _: bool,
         _: &ModelOptions,
+        _: &Compute,
         _: &mut dyn FnMut(LoadProgress),
     ) -> Result<Loaded, Error> {
         Err(CudaLeftOut.into())

@@ -115,7 +115,7 @@ mod words;
 
 pub use adapters::{AdapterSource, DEFAULT_MAX_ADAPTERS, LoadedAdapter};
 pub use answer::{Answer, Gathered, Sample, ToolCall};
-pub use compute::{Compute, Device, DeviceError};
+pub use compute::{Compute, Device, DeviceError, GpuOptions};
 pub use conversation::{Conversation, Turn};
 pub use conversion::Conversion;
 pub use device::load;
@@ -127,6 +127,8 @@ pub use facts::ModelFacts;
 #[cfg(not(feature = "cuda"))]
 pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
+#[cfg(feature = "cuda")]
+pub use gpu::open_gpu;
 pub use importance::ImportanceRun;
 pub use load_options::{KvCache, LoadOptions};
 pub use loaded::{Loaded, LoadedDevice};

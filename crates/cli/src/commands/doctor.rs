@@ -135,7 +135,7 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         DeviceChoice::Cuda { ordinal } => ordinal,
         DeviceChoice::Cpu | DeviceChoice::Auto => 0,
     };
-    let gpu = match Gpu::open(ordinal) {
+    let gpu = match Gpu::open(ordinal, &args.load.gpu_options()?) {
         Ok(gpu) => {
             gpu.examine(&mut found);
             Some(gpu)

@@ -74,6 +74,35 @@ fn the_gpu_continues_as_the_cpu_does() {
 }
 
 #[test]
+fn keys_and_values_are_stored_in_the_types_asked_for() {
+    // Words of the demo model are far more certain than 8 bits are coarse.
+    for types in [["q8_0", "q8_0"], ["f16", "q8_0"], ["q8_0", "f32"]] {
+        let args = [&GREEDY[..], &["-ctk", types[0], "-ctv", types[1]]].concat();
+        let expected = tokenmill([&args[..], &["--device", "cpu"]].concat()).ok();
+        let found = run(with_driver("", &[&args[..], &["--device", "cuda"]].concat())).ok();
+        assert_eq!(found, expected, "{types:?}");
+    }
+}
+
+#[test]
+fn batch_invariance_is_had_on_the_gpu_and_is_nothing_new_on_the_cpu() {
+    let args = [&GREEDY[..], &["--batch-invariant"]].concat();
+    let on_cpu = tokenmill([&args[..], &["--device", "cpu"]].concat());
+    assert!(
+        on_cpu
+            .stderr
+            .contains("`--batch-invariant` changes nothing on the CPU"),
+        "{}",
+        on_cpu.stderr
+    );
+    let on_gpu = run(with_driver("", &[&args[..], &["--device", "cuda"]].concat()));
+    assert!(!on_gpu.stderr.contains("batch-invariant"), "{}", on_gpu.stderr);
+    assert_eq!(on_gpu.ok(), on_cpu.ok());
+    let both = [&args[..], &["--gpu-batch", "4"]].concat();
+    assert_eq!(run(with_driver("", &both)).code, 2);
+}
+
+#[test]
 fn a_gpu_that_captures_nothing_computes_the_same() {
     let args = [&GREEDY[..], &["--device", "cuda"]].concat();
     let eager = run(with_driver("capture=refused", &args)).ok();
@@ -217,9 +246,9 @@ fn a_gpu_that_cannot_be_used_is_refused_with_its_reason() {
         &["does not load the kernels", "UNSUPPORTED_PTX_VERSION"],
     );
     check(
-        "",
-        &["-ctk", "q8_0"],
-        &["does not support KV stores of q8_0 keys"],
+        "compiler=missing",
+        &[],
+        &["cannot compile the kernels", "libnvidia-ptxjitcompiler.so.1"],
     );
     check(
         "mib=230",

@@ -5,9 +5,9 @@
 use std::time::Instant;
 
 use serde_json::json;
-use tokenmill::Error;
+use tokenmill::{Error, GpuOptions, open_gpu};
 use tokenmill_backend::MemoryPlan;
-use tokenmill_cuda_exec::{CudaBackend, CudaExecError, Device, modules, self_test};
+use tokenmill_cuda_exec::{CudaBackend, Device, modules, self_test};
 use tokenmill_model::{Model, ModelOptions};
 
 use super::{Examination, Row};
@@ -16,25 +16,21 @@ use super::{Examination, Row};
 pub(super) struct Gpu(Device);
 
 impl Gpu {
-    pub(super) fn open(ordinal: usize) -> Result<Self, Error> {
-        Device::open(ordinal)
-            .map(Self)
-            .map_err(|error| Error::Gpu(error.into()))
+    pub(super) fn open(ordinal: usize, options: &GpuOptions) -> Result<Self, Error> {
+        open_gpu(ordinal, options).map(Self)
     }
 
     /// Has the driver compile every kernel, and computes something.
     pub(super) fn examine(&self, found: &mut Examination) {
         let device = &self.0;
-        let mut times = serde_json::Map::new();
         let started = Instant::now();
-        let loaded = modules::names().try_for_each(|module| {
-            let started = Instant::now();
-            device.load_module(module)?;
-            let ms = started.elapsed().as_secs_f64() * 1e3;
-            times.insert(module.to_owned(), json!(ms));
-            Ok::<(), CudaExecError>(())
-        });
+        // As a load does it: the modules of a kind together.
+        let names: Vec<&str> = modules::names().collect();
+        let loaded = device.load_modules(&names);
         let seconds = started.elapsed().as_secs_f64();
+        let logs: serde_json::Map<String, serde_json::Value> = (names.iter())
+            .filter_map(|&name| Some((name.to_owned(), json!(device.module_log(name)?))))
+            .collect();
         let kernels = match loaded {
             Ok(()) => Ok(format!(
                 "all {} modules loaded in {seconds:.2} s; a model needs those of its types, and the driver keeps them",
@@ -51,7 +47,7 @@ impl Gpu {
             json!({
                 "modules": modules::names().count(),
                 "seconds": seconds,
-                "ms_by_module": times,
+                "compiler": logs,
                 "problem": kernels.as_ref().err(),
             }),
         );

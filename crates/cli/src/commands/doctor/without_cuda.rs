@@ -1,6 +1,6 @@
 //! In the place of `cuda.rs` in a build without CUDA: there is no GPU to try.
 
-use tokenmill::{CudaLeftOut, Error};
+use tokenmill::{CudaLeftOut, Error, GpuOptions};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_model::{Model, ModelOptions};
 
@@ -10,7 +10,7 @@ use super::Examination;
 pub(super) enum Gpu {}
 
 impl Gpu {
-    pub(super) fn open(_: usize) -> Result<Self, Error> {
+    pub(super) fn open(_: usize, _: &GpuOptions) -> Result<Self, Error> {
         Err(CudaLeftOut.into())
     }
 
