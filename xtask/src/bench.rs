@@ -29,6 +29,8 @@ mod side;
 mod spread;
 mod steps;
 
+pub(crate) use device::copy_bandwidth;
+
 use std::{env, process::Command};
 
 use anyhow::ensure;

@@ -9,11 +9,11 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use serde_json::json;
-use tokenmill_backend::{Backend, KvType};
+use tokenmill_backend::Backend;
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::{CudaBackend, Device};
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::conformance::{self, Company, Subject};
@@ -47,10 +47,6 @@ enum DeviceChoice {
 /// to the neighbouring byte, a step of 1/127 of its block's peak; logits are of size 10 here.
 const GPU_COMPANY: Company = Company::Within(0.1);
 
-fn stores_on_gpu(kv_types: [KvType; 2]) -> bool {
-    kv_types == [KvType::F16; 2] || kv_types == [KvType::F32; 2]
-}
-
 /// A claim's name, and whether it held.
 struct Outcome {
     claim: &'static str,
@@ -81,22 +77,20 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     CudaBackend::new(device).expect("the simulator loads the kernels")
                 },
                 company: GPU_COMPANY,
-                stores: stores_on_gpu,
+                stores: |_| true,
             },
             &args.filter,
         ),
         DeviceChoice::Cuda => {
-            if let Err(error) = Device::open(0) {
-                bail!("no device: {error}");
-            }
+            crate::gpu::open()?;
             check(
                 &Subject {
                     make: |_, _| {
-                        let device = Device::open(0).expect("the GPU was opened before");
+                        let device = crate::gpu::open().expect("the GPU was opened before");
                         CudaBackend::new(device).expect("the driver loads the kernels")
                     },
                     company: GPU_COMPANY,
-                    stores: stores_on_gpu,
+                    stores: |_| true,
                 },
                 &args.filter,
             )

@@ -1,8 +1,9 @@
 //! `device-pack`: everything that a machine with a GPU needs to check and to measure this project, in one folder, in one call.
 //!
 //! Such machines are met for minutes, without a compiler or a network. The folder has the binaries without symbols and the PTX for
-//! other tools (each an archive, since they make up most of it and compress to a third), a few fixtures, and a script that runs
-//! every part and writes JSON. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
+//! other tools (each an archive, since they make up most of it and compress to a third), the kernels as code of one GPU generation for
+//! drivers without a compiler, a few fixtures, and a script that runs every part, the most telling first, within the seconds that it is
+//! given. Invariant: a part that cannot run says why in its result; the folder stays below 48 MiB.
 
 use std::{
     fs,
@@ -28,6 +29,12 @@ pub struct Args {
     /// Take the binaries as they are, without building them.
     #[arg(long)]
     no_build: bool,
+    /// Folder of the binaries.
+    #[arg(long, default_value = "target/release")]
+    binaries: PathBuf,
+    /// The GPU that kernels are compiled for ahead.
+    #[arg(long, default_value = "sm_90")]
+    cubins: String,
 }
 
 /// What the folder may have.
@@ -82,7 +89,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     for (_, binary) in BINARIES {
         let packed = out.join("bin").join(binary);
-        copy(&root.join("target/release").join(binary), &packed)?;
+        copy(&root.join(&args.binaries).join(binary), &packed)?;
         strip(&packed)?;
     }
     for name in modules::names() {
@@ -94,19 +101,50 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         archive(&out, folder)?;
     }
     copy_fixtures(&fixtures, &out.join("fixtures"))?;
+    match crate::ptx::cubins(&args.cubins) {
+        Ok(cubins) => fs::write(out.join("cubins.z"), cubins).context("cannot write the cubins")?,
+        Err(reason) => println!("device-pack: without cubins, the assembler cannot be had: {reason:#}"),
+    }
+    fs::write(out.join("pack.json"), about(root, &args.cubins, &out)?).context("cannot write pack.json")?;
     let script = out.join("run.sh");
     fs::write(&script, SCRIPT).with_context(|| format!("cannot write {}", script.display()))?;
     make_executable(&script)?;
     let n_bytes = size_of(&out)?;
     let mib = n_bytes as f64 / f64::from(1 << 20);
     println!("device-pack: {mib:.1} MiB in {}", out.display());
-    println!("on a GPU machine: ./run.sh [RESULTS_FOLDER]");
+    println!("on a GPU machine: ./run.sh [RESULTS_FOLDER [SECONDS]]");
     ensure!(
         n_bytes <= MAX_BYTES,
         "{mib:.1} MiB are more than {} MiB",
         MAX_BYTES >> 20
     );
     Ok(())
+}
+
+/// What the pack is made of: one key a line, as the script reads it.
+fn about(root: &Path, cubins: &str, out: &Path) -> anyhow::Result<String> {
+    let git = |args: &[&str]| -> Option<String> {
+        let output = Command::new("git").args(args).current_dir(root).output().ok()?;
+        (output.status.success()).then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let commit = match (git(&["rev-parse", "HEAD"]), git(&["status", "--porcelain"])) {
+        (Some(commit), Some(changes)) if changes.is_empty() => commit,
+        (Some(commit), _) => format!("{commit}, with changes"),
+        (None, _) => "unknown".to_owned(),
+    };
+    let kernels: String = modules::names().filter_map(modules::ptx).collect();
+    let text = fs::read_to_string(out.join("fixtures/llama/ref.json")).context("cannot read a reference")?;
+    let reference: serde_json::Value = serde_json::from_str(&text).context("a reference is no JSON")?;
+    let compared = reference["types"]["Q4_K_M"]["file"]
+        .as_str()
+        .context("a model to compare")?;
+    let about = serde_json::json!({
+        "commit": commit,
+        "kernels_sha256": crate::ptx::hash(&kernels),
+        "cubins": cubins,
+        "compared_model": compared,
+    });
+    Ok(format!("{about:#}\n"))
 }
 
 fn build(root: &Path, package: &str, binary: &str) -> anyhow::Result<()> {

@@ -7,7 +7,11 @@
 pub mod bench;
 pub mod ci;
 pub mod conformance;
+pub mod device_compare;
 pub mod device_pack;
+pub mod device_report;
+mod gpu;
+pub mod kernel_bench;
 pub mod parity;
 pub mod ptx;
 pub mod synth;

@@ -26,7 +26,10 @@ commands! {
     Bench => bench;
     Ci => ci;
     Conformance => conformance;
+    DeviceCompare => device_compare;
     DevicePack => device_pack;
+    DeviceReport => device_report;
+    KernelBench => kernel_bench;
     Parity => parity;
     Ptx => ptx;
     Synth => synth;

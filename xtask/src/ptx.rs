@@ -152,6 +152,44 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The hash of a text, as the lock has it.
+pub(crate) fn hash(text: &str) -> String {
+    sha256(text)
+}
+
+/// An archive of all kernels as the code of one GPU generation, such as `sm_90`, for drivers that compile none.
+///
+/// # Errors
+/// No assembler, or its message.
+pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
+    let root = crate::workspace_root();
+    let toolchain = Toolchain::fetch(&root.join("target/cuda-toolchain"))?;
+    let scratch = root.join("target/ptx");
+    fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
+    let (source, target) = (scratch.join("module.ptx"), scratch.join("module.cubin"));
+    let mut archive = Vec::new();
+    for name in modules::names() {
+        let ptx = modules::ptx(name).with_context(|| format!("the archive has no PTX of {name}"))?;
+        fs::write(&source, ptx).with_context(|| format!("cannot write {}", source.display()))?;
+        let mut command = Command::new(toolchain.ptxas());
+        command
+            .arg(format!("-arch={architecture}"))
+            .arg(&source)
+            .arg("-o")
+            .arg(&target);
+        run_quietly(&mut command, name)?;
+        let code = fs::read(&target).with_context(|| format!("cannot read {}", target.display()))?;
+        let stream = miniz_oxide::deflate::compress_to_vec(&code, 6);
+        let entry = Entry {
+            name: &format!("{architecture}/{name}"),
+            ptx_bytes: code.len(),
+            stream: &stream,
+        };
+        entry.append_to(&mut archive);
+    }
+    Ok(archive)
+}
+
 /// Preprocessor definitions of a module: the types it is compiled for and the headers that define them.
 fn defines(module: &KernelModule) -> Vec<String> {
     let names = [("FORMAT", "HEADER"), ("SECOND", "SECOND_HEADER")];

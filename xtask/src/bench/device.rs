@@ -6,7 +6,7 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use tokenmill_backend::{
     DeviceTimes, Executor, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, TokenSource,
@@ -58,10 +58,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     );
     let device = match args.device {
         DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
-        DeviceChoice::Cuda => match Device::open(0) {
-            Ok(device) => device,
-            Err(error) => bail!("no device: {error}"),
-        },
+        DeviceChoice::Cuda => crate::gpu::open()?,
     };
     let is_measured = device.info().name != Simulator::DEVICE_NAME;
     let model = Model::open(&args.model)?;
@@ -88,10 +85,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Bytes read and written in a second by a copy within the device.
-fn copy_bandwidth(device: &Device) -> anyhow::Result<f64> {
+pub(crate) fn copy_bandwidth(device: &Device) -> anyhow::Result<f64> {
     let from = device.alloc::<u8>("the copy", COPY_BYTES)?;
     let mut to = device.alloc::<u8>("the copy", COPY_BYTES)?;
-    let (begun, ended) = (device.fence()?, device.fence()?);
+    let (begun, ended) = (device.timed_fence()?, device.timed_fence()?);
     let n_copies = 20;
     device.copy(Stream::Compute, from.view(), &to.view_mut())?;
     begun.record(Stream::Compute)?;

@@ -1,51 +1,72 @@
 #!/usr/bin/env bash
-# Checks and measures tokenmill on a machine with a GPU, part by part, and writes a JSON file for each and summary.json, which is
-# whole after every part. Without a GPU the parts that need none run, and the others say in their file why they did not.
+# Checks and measures tokenmill on a machine with a GPU, part by part, the most telling first. After every part RESULTS_FOLDER has all
+# results so far as results.tar.gz, and summary.json; a run that is cut off loses one part. Without a GPU the parts that need none run,
+# and the others say why they did not.
 #
-# ./run.sh [RESULTS_FOLDER]     exit code 0: every part that ran passed; 1: one failed; 5: there is no GPU to use
-# PARTS="doctor parity"         runs only these; BENCH_PRESETS="llama-3.2-1b:Q4_K_M ..." chooses the models of the benches, and
-# BENCH_ARGS="--n-prompt 64 --n-gen 8 --batches 1,4" their lengths; PART_LIMIT_S is what a part may take.
-# WORK_FOLDER                   its folder tokenmill-pack gets the programs and the models of the benches (14 GB by default);
-#                               beside the results unless named. Nothing there is deleted.
+# ./run.sh [RESULTS_FOLDER [SECONDS]]   SECONDS: how long all of it may take; a part that does not fit into the rest is left out
+#                               exit code 0: every part that ran passed; 1: one failed; 5: there is no GPU to use
+# PARTS="self-test parity"      runs only these, in their order here
+# BENCH_PRESETS="llama-3-8b:Q4_K_M ..."  chooses the models of the benches, the first of them also for batches and depths
+# BENCH_ARGS, MORE_ARGS, KERNEL_ARGS     lengths of the benches; PART_LIMIT_S is what a part may take
+# WORK_FOLDER                   its folder tokenmill-pack gets the programs and the models (5 to 40 GB by default); beside the results
+#                               unless named. Nothing there is deleted.
 set -u
+started=$(date +%s)
 # What a user set here must not reach the parts.
 unset TOKENMILL_TEST_DATA
+command_line="$0 $*"
 began_in=$PWD
 cd "$(dirname "$0")" || exit 1
 here=$PWD
 # A path that is not absolute is one of the folder that the caller stands in.
 absolute() { case $1 in /*) printf '%s' "$1" ;; *) printf '%s/%s' "$began_in" "$1" ;; esac }
-results=$(absolute "${1:-results}")
-results=${results%/}
-work=$(absolute "${WORK_FOLDER:-$results.work}")
+out=$(absolute "${1:-results}")
+out=${out%/}
+deadline_s=${2:-0}
+case $deadline_s in *[!0-9]*) echo "SECONDS is a number, not $deadline_s" >&2; exit 2 ;; esac
+results=$out/parts
+work=$(absolute "${WORK_FOLDER:-$out.work}")
 # A name of the pack's own: the folder may be one that has other things, such as somebody's home.
 work=${work%/}/tokenmill-pack
 mkdir -p "$results" "$work" || exit 1
 models=$work/models
-parts=${PARTS:-doctor conformance-cpu parity-cpu conformance parity run sanitizer bench}
-presets=${BENCH_PRESETS:-llama-3.2-1b:Q4_K_M llama-3-8b:Q4_K_M llama-3-8b:Q8_0}
+parts=${PARTS:-self-test compare parity bench kernels conformance more batches doctor conformance-cpu parity-cpu sanitizer}
+presets=${BENCH_PRESETS:-llama-3-8b:Q4_K_M llama-3-8b:Q8_0 llama-3.2-1b:Q4_K_M llama-3-8b:BF16}
+first=${presets%% *}
 part_limit_s=${PART_LIMIT_S:-600}
 bin=$work/bin
 # Always anew, over older programs.
 tar -xzf "$here/bin.tar.gz" -C "$work" || exit 1
 export PATH="$bin:$PATH"
+# For drivers that do not find their compiler.
+if [ -f "$here/cubins.z" ]; then export TOKENMILL_CUDA_CUBINS="$here/cubins.z"; fi
 
 rows=()
 n_failed=0
 n_passed=0
 no_device=
-doctor_failed=
 
 escaped() { printf '%s' "$1" | tr '\n\t\r"\\' "    '/" | tr -d '\000-\037' | cut -c1-600; }
+# What the pack says of itself: pack_says KEY.
+pack_says() { sed -n "s/^ *\"$1\": \"\\(.*\\)\",*\$/\\1/p" "$here/pack.json" | head -n 1; }
+# Seconds left; many where there is no deadline.
+left() { if [ "$deadline_s" -gt 0 ]; then echo $((started + deadline_s - $(date +%s))); else echo 1000000; fi; }
+ask_gpu() { nvidia-smi --query-gpu="$1" --format=csv,noheader 2>/dev/null | head -n 1; }
+gpu_state() { ask_gpu clocks.sm,clocks.mem,clocks.max.sm,power.draw,power.limit,temperature.gpu,pstate; }
 
-# record PART STATUS REASON SECONDS: a row of the summary, which is written anew, and the part's file, which has the row until the
-# part's own replaces it.
+gpu=$(ask_gpu name,driver_version,memory.total)
+gpu_before=$(gpu_state)
+began=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+
+# record PART STATUS REASON SECONDS COMMAND: a row of the summary, which is written anew with the archive, and the part's file, which has
+# the row until the part's own replaces it.
 record() {
     local row
-    row=$(printf '{"part": "%s", "status": "%s", "reason": "%s", "seconds": %s}' "$1" "$2" "$(escaped "$3")" "$4")
+    row=$(printf '{"part": "%s", "status": "%s", "reason": "%s", "seconds": %s, "command": "%s"}' \
+        "$1" "$2" "$(escaped "$3")" "$4" "$(escaped "${5:-}")")
     rows+=("$row")
-    printf '%s\n' "$row" >"$results/$1.json"
-    printf '%-28s %-10s %s\n' "$1" "$2" "$(escaped "$3")"
+    [ -f "$results/$1.json" ] || printf '%s\n' "$row" >"$results/$1.json"
+    printf '%-28s %-10s %4s s  %s\n' "$1" "$2" "$4" "$(escaped "$3")"
     case $2 in
         passed) n_passed=$((n_passed + 1)) ;;
         failed) n_failed=$((n_failed + 1)) ;;
@@ -56,8 +77,16 @@ record() {
 summarize() {
     {
         echo '{'
+        printf '  "date": "%s",\n' "$began"
+        printf '  "seconds": %s,\n' $(($(date +%s) - started))
+        printf '  "deadline_s": %s,\n' "$deadline_s"
+        printf '  "command": "%s",\n' "$(escaped "$command_line")"
+        printf '  "commit": "%s",\n' "$(escaped "$(pack_says commit)")"
+        printf '  "kernels_sha256": "%s",\n' "$(escaped "$(pack_says kernels_sha256)")"
         printf '  "machine": "%s",\n' "$(escaped "$(uname -sm), $(nproc) CPUs")"
         printf '  "gpu": "%s",\n' "$(escaped "$gpu")"
+        printf '  "gpu_before": "%s",\n' "$(escaped "$gpu_before")"
+        printf '  "gpu_after": "%s",\n' "$(escaped "$(gpu_state)")"
         printf '  "no_device": "%s",\n' "$(escaped "$no_device")"
         echo '  "parts": ['
         for index in "${!rows[@]}"; do
@@ -67,8 +96,10 @@ summarize() {
         done
         echo '  ]'
         echo '}'
-    } >"$results/summary.json.new"
-    mv "$results/summary.json.new" "$results/summary.json"
+    } >"$out/summary.json.new"
+    cp "$out/summary.json.new" "$results/summary.json"
+    mv "$out/summary.json.new" "$out/summary.json"
+    tar -czf "$out/results.tar.gz.new" -C "$results" --exclude='*.new' . && mv "$out/results.tar.gz.new" "$out/results.tar.gz"
 }
 
 # keep PART EXIT_CODE: what a part wrote to its file.json.new becomes its file, unless it was killed or what it wrote has no end.
@@ -81,93 +112,124 @@ keep() {
     fi
 }
 
-# why_failed PART EXIT_CODE SECONDS: the reason of a row. timeout exits with 124 where it ended a part, and with 137 where the
-# part had to be killed; before the limit somebody else did that.
-why_failed() {
-    if [ "$3" -ge "$part_limit_s" ] && { [ "$2" -eq 124 ] || [ "$2" -eq 137 ]; }; then
-        echo "took more than $part_limit_s s"
-    else
-        echo "exit code $2: $(tail -n 1 "$results/$1.log")"
+# anywhere NEEDS NAME COMMAND...: runs it with its output in a log, if so many seconds are left.
+anywhere() {
+    local needs=$1 name=$2 start status seconds limit reason rest
+    shift 2
+    rm -f "$results/$name.json" "$results/$name.json.new" "$results/$name.log"
+    rest=$(left)
+    if [ "$rest" -lt "$needs" ]; then
+        record "$name" late "left out: it needs some $needs s, $((rest > 0 ? rest : 0)) s are left" 0 "$*"
+        return 1
     fi
-}
-
-# part_anywhere NAME COMMAND...: runs it with its output in a log.
-part_anywhere() {
-    local name=$1 start status seconds
-    shift
-    rm -f "$results/$name.json.new"
+    limit=$part_limit_s
+    [ "$rest" -lt "$limit" ] && limit=$rest
     start=$(date +%s)
-    timeout -k 10 "$part_limit_s" "$@" >"$results/$name.log" 2>&1
+    timeout -k 5 "$limit" "$@" >"$results/$name.log" 2>&1
     status=$?
     seconds=$(($(date +%s) - start))
-    if [ $status -eq 0 ]; then
-        record "$name" passed "" $seconds
-    else
-        record "$name" failed "$(why_failed "$name" $status $seconds)" $seconds
-    fi
     keep "$name" $status
+    if [ $status -eq 0 ]; then
+        record "$name" passed "" $seconds "$*"
+    else
+        reason="exit code $status: $(tail -n 1 "$results/$name.log")"
+        # timeout ends with 124 where it ended a part, and with 137 where the part had to be killed.
+        if [ "$seconds" -ge "$limit" ] && { [ $status -eq 124 ] || [ $status -eq 137 ]; }; then
+            reason="took more than $limit s"
+            if [ "$limit" -lt "$part_limit_s" ]; then
+                record "$name" late "$reason, all that was left" $seconds "$*"
+                return $status
+            fi
+        fi
+        record "$name" failed "$reason" $seconds "$*"
+    fi
     return $status
 }
 
-# part NAME COMMAND...: the same for what needs a GPU; without one that can be used, says so and runs nothing.
+# part NEEDS NAME COMMAND...: the same for what needs a GPU; without one that can be used, says so and runs nothing.
 part() {
     if [ -n "$no_device" ]; then
-        rm -f "$results/$1.log"
-        record "$1" "no device" "skipped: $no_device" 0
+        rm -f "$results/$2.log" "$results/$2.json"
+        record "$2" "no device" "skipped: $no_device" 0
         return 1
     fi
-    part_anywhere "$@"
+    anywhere "$@"
 }
 
 wanted() { [[ " $parts " == *" $1 "* ]]; }
 
-# Whether there is a GPU to use is asked first, and written whatever the answer is.
-gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null | head -n 1)
+# model PRESET:TYPE SECONDS: makes a model unless it is there; its path is in $made.
+model() {
+    local name=${1%%:*} type=${1##*:}
+    made=$models/$name-$type.gguf
+    if [ -n "$no_device" ] || [ -f "$made" ]; then return 0; fi
+    mkdir -p "$models"
+    # Under its name only when it is whole.
+    part "$2" "synth-$name-$type" xtask synth "$name" "$type" "$made.part" || return 1
+    mv "$made.part" "$made"
+}
+
+# bench PRESET:TYPE SUFFIX NEEDS ARGUMENTS...
+bench() {
+    local preset=$1 name
+    name=bench-${preset%%:*}-${preset##*:}$2
+    local needs=$3
+    shift 3
+    # A 1B model is made in seconds.
+    local making=60
+    case $preset in *1b*|tiny*) making=5 ;; esac
+    model "$preset" $making || return 1
+    # Word splitting is wanted: they are several arguments.
+    # shellcheck disable=SC2068
+    part "$needs" "$name" xtask bench device "$made" --json "$results/$name.json.new" $@
+}
+
+# Whether there is a GPU to use is asked first: the program computes something, for which it loads the kernels that it needs.
 start=$(date +%s)
-timeout -k 10 "$part_limit_s" tokenmill doctor --device cuda --json >"$results/doctor.json.new" 2>"$results/doctor.log"
+timeout -k 5 "$part_limit_s" tokenmill run demo "Once upon a time" --temp 0 -n 32 --device cuda \
+    >"$results/self-test.txt" 2>"$results/self-test.log"
 status=$?
 seconds=$(($(date +%s) - start))
+rm -f "$results/self-test.json"
 case $status in
-    0) ;;
-    5) no_device=$(sed 's/^error: //' "$results/doctor.log" | tail -n 1) ;;
-    *) doctor_failed=$(why_failed doctor $status $seconds) ;;
+    0) wanted self-test && record self-test passed "" $seconds "tokenmill run demo --device cuda" ;;
+    5)
+        no_device=$(sed 's/^error: //' "$results/self-test.log" | tail -n 1)
+        record self-test "no device" "skipped: $no_device" $seconds
+        ;;
+    # Something is there and does not work; the other parts say what.
+    *) record self-test failed "exit code $status: $(tail -n 1 "$results/self-test.log")" $seconds ;;
 esac
-if wanted doctor || [ -n "$doctor_failed" ]; then
-    if [ -n "$doctor_failed" ]; then
-        # Something is there and does not work; the other parts say what.
-        record doctor failed "$doctor_failed" $seconds
-    elif [ -n "$no_device" ]; then
-        record doctor "no device" "skipped: $no_device" $seconds
-    elif grep -q '"passed": true' "$results/doctor.json.new"; then
-        record doctor passed "" $seconds
-    else
-        record doctor failed "the self-test did not pass" $seconds
-    fi
+
+wanted compare && part 10 compare xtask device-compare "$here/fixtures/llama/$(pack_says compared_model)" \
+    --json "$results/compare.json.new"
+wanted parity && part 20 parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new"
+wanted bench && bench "$first" "" 20 ${BENCH_ARGS:---n-prompt 512 --n-gen 64 --batches 1,4,16,64}
+# Word splitting is wanted: they are several arguments.
+# shellcheck disable=SC2086
+wanted kernels && part 20 kernel-bench xtask kernel-bench --json "$results/kernel-bench.json.new" ${KERNEL_ARGS:-}
+wanted conformance && part 30 conformance xtask conformance --device cuda --json "$results/conformance.json.new"
+if wanted more; then
+    for preset in $presets; do
+        [ "$preset" = "$first" ] || bench "$preset" "" 20 ${BENCH_ARGS:---n-prompt 512 --n-gen 64 --batches 1,4,16,64}
+    done
 fi
-keep doctor $status
-
-wanted conformance-cpu && part_anywhere conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json.new"
-wanted parity-cpu && part_anywhere parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json.new"
-wanted conformance && part conformance xtask conformance --device cuda --json "$results/conformance.json.new"
-wanted parity && part parity xtask parity --device cuda --data "$here/fixtures" --json "$results/parity.json.new"
-
-if wanted run; then
-    compare_runs() {
-        tokenmill run demo "Once upon a time" --temp 0 -n 64 --device cpu >"$results/run-cpu.txt" &&
-            tokenmill run demo "Once upon a time" --temp 0 -n 64 --device cuda >"$results/run-cuda.txt" &&
-            cmp "$results/run-cpu.txt" "$results/run-cuda.txt"
-    }
-    export -f compare_runs
-    export results
-    part run bash -c compare_runs
+if wanted batches; then
+    bench "$first" -batches 30 ${MORE_ARGS:---n-prompt 128 --n-gen 32 --batches 32,64,128,256}
+    bench "$first" -pp4096 30 ${MORE_ARGS:---n-prompt 4096 --n-gen 16 --batches 1}
+    bench "$first" -depth8k 30 ${MORE_ARGS:---n-prompt 8192 --n-gen 32 --batches 1,8}
 fi
-
+wanted doctor && part 40 doctor tokenmill doctor --device cuda --json
+wanted conformance-cpu && anywhere 30 conformance-cpu xtask conformance --device cpu --json "$results/conformance-cpu.json.new"
+wanted parity-cpu && anywhere 20 parity-cpu xtask parity --device cpu --data "$here/fixtures" --json "$results/parity-cpu.json.new"
 if wanted sanitizer; then
     if [ -n "$no_device" ]; then
-        part sanitizer
+        part 0 sanitizer
     elif command -v compute-sanitizer >/dev/null; then
+        # Each buffer is an allocation of its own, or the tools see no access beyond one.
+        export TOKENMILL_CUDA_APART=1
         for tool in memcheck racecheck initcheck synccheck; do
-            part "sanitizer-$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
+            part 60 "sanitizer-$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 \
                 "$bin/tokenmill" run demo "Once upon a time" --temp 0 -n 4 -c 64 --device cuda
         done
     else
@@ -175,26 +237,7 @@ if wanted sanitizer; then
     fi
 fi
 
-if wanted bench; then
-    for preset in $presets; do
-        name=${preset%%:*}
-        type=${preset##*:}
-        model=$models/$name-$type.gguf
-        if [ -z "$no_device" ] && [ ! -f "$model" ]; then
-            mkdir -p "$models"
-            # Under its name only when it is whole.
-            part "synth-$name-$type" xtask synth "$name" "$type" "$model.part" || continue
-            if ! mv "$model.part" "$model"; then
-                record "bench-$name-$type" failed "cannot name the model $model" 0
-                continue
-            fi
-        fi
-        part "bench-$name-$type" xtask bench device "$model" \
-            --json "$results/bench-$name-$type.json.new" ${BENCH_ARGS:-}
-    done
-fi
-
-echo "$n_passed parts passed, $n_failed failed; $results/summary.json"
+echo "$n_passed parts passed, $n_failed failed in $(($(date +%s) - started)) s; $out/summary.json, $out/results.tar.gz"
 [ "$n_failed" -gt 0 ] && exit 1
 [ -n "$no_device" ] && exit 5
 exit 0

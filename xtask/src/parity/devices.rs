@@ -3,16 +3,17 @@
 //! Separate from the comparison because a device may be absent: a real GPU. Invariant: an absent device is never passed over
 //! silently; where it was asked for by name, that is an error.
 
-use anyhow::bail;
 use tokenmill_backend::BackendError;
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_cuda_exec::{CudaBackend, Device};
+use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sim_driver::{SimOptions, Simulator};
 use tokenmill_testkit::{
     NaiveBackend,
     parity::{ActivationKind, ParityDevice},
 };
+
+use crate::gpu;
 
 /// Which devices to check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -64,7 +65,8 @@ const CUDA: ParityDevice = ParityDevice {
     name: "cuda",
     activations: ActivationKind::Q8,
     load: |model, options| {
-        let backend = (Device::open(0).and_then(CudaBackend::new)).map_err(BackendError::from)?;
+        let device = gpu::open().map_err(|error| BackendError::Unavailable { source: error.into() })?;
+        let backend = CudaBackend::new(device).map_err(BackendError::from)?;
         Ok(Box::new(model.load_on(backend, options, &mut |_| {})?))
     },
 };
@@ -78,15 +80,15 @@ pub(super) fn devices(choice: DeviceChoice) -> anyhow::Result<Vec<ParityDevice>>
         DeviceChoice::Cpu => vec![CPU],
         DeviceChoice::Naive => vec![NAIVE],
         DeviceChoice::Sim => vec![SIM],
-        DeviceChoice::Cuda => match Device::open(0) {
-            Ok(_) => vec![CUDA],
-            Err(error) => bail!("no device: {error}"),
-        },
+        DeviceChoice::Cuda => {
+            gpu::open()?;
+            vec![CUDA]
+        }
         DeviceChoice::All => {
             let mut devices = vec![CPU, NAIVE, SIM];
-            match Device::open(0) {
+            match gpu::open() {
                 Ok(_) => devices.push(CUDA),
-                Err(error) => println!("cuda: left out, {error}"),
+                Err(error) => println!("cuda: left out, {error:#}"),
             }
             devices
         }

@@ -1,0 +1,200 @@
+//! `device-compare`: a model on the GPU against the same model on the CPU, position by position.
+//!
+//! Separate from `parity`, which has reference data of others. Both are fed the same tokens, those that the CPU picks, so that one
+//! position where two tokens are almost equally likely does not make all that follow differ, as it does where texts are compared. On
+//! hardware sums are rounded in another order than on the CPU, and a rounded sum can round an activation to the neighbouring byte.
+//! Invariant: what is compared is logits, with a limit; that the likeliest tokens agree is asked only where the logits are further apart
+//! than the limit lets them move.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, ensure};
+use serde_json::json;
+use tokenmill_backend::Executor;
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_model::{Model, ModelOptions};
+use tokenmill_quant::CpuFeatures;
+use tokenmill_sim_driver::{SimOptions, Simulator};
+use tokenmill_testkit::generate::{all_logits, greedy};
+
+/// Compare a model on a GPU with the same model on the CPU, fed the same tokens; a non-zero exit code if logits are too far apart
+#[derive(clap::Args)]
+pub struct Args {
+    /// The model
+    model: PathBuf,
+    /// Where to compute.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Cuda)]
+    device: DeviceChoice,
+    /// Tokens that the CPU generates and both are fed.
+    #[arg(long, default_value_t = 64)]
+    n_gen: usize,
+    /// Root mean square of the differences, as a share of that of the CPU's logits around their mean, at most.
+    #[arg(long, default_value_t = 0.1)]
+    limit: f64,
+    /// Also write the figures to this file, as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// A device.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DeviceChoice {
+    /// The simulated device.
+    Sim,
+    /// The first GPU.
+    Cuda,
+}
+
+/// Compares.
+///
+/// # Errors
+/// A model or a GPU that cannot be used, or logits that are too far apart.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    ensure!(args.n_gen > 0, "there must be a token to compare");
+    let device = match args.device {
+        DeviceChoice::Sim => Simulator::new(&SimOptions::default()).device(),
+        DeviceChoice::Cuda => crate::gpu::open()?,
+    };
+    let name = device.info().name.clone();
+    let model = Model::open(&args.model)?;
+    let n_vocab = model.descriptor().n_vocab;
+    let prompt: Vec<u32> = (1..9).map(|i| (i * 97 % n_vocab) as u32).collect();
+    let n_tokens = prompt.len() + args.n_gen;
+    let options = ModelOptions {
+        n_ctx: Some(n_tokens),
+        max_batch_tokens: n_tokens,
+        max_batch_seqs: 1,
+        max_logit_rows: n_tokens,
+        ..ModelOptions::default()
+    };
+    let mut cpu = model.load_on(
+        CpuBackend::new(None, CpuFeatures::detect())?,
+        &options,
+        &mut |_| {},
+    )?;
+    let mut tokens = prompt.clone();
+    tokens.extend(greedy(&mut cpu, &prompt, args.n_gen)?);
+    let expected = all_logits(&mut cpu, &tokens)?;
+    let mut gpu = model.load_on(CudaBackend::new(device)?, &options, &mut |_| {})?;
+    let in_one_step = Difference::of(&expected, &all_logits(&mut gpu, &tokens)?, n_vocab);
+    let one_by_one = Difference::of(&expected, &decoded(&mut gpu, &tokens, n_vocab)?, n_vocab);
+    let report = json!({
+        "model": args.model.file_name().map(|name| name.to_string_lossy()),
+        "device": name,
+        "positions": n_tokens,
+        "limit": args.limit,
+        "in_one_step": in_one_step.to_json(),
+        "one_by_one": one_by_one.to_json(),
+    });
+    println!("{report:#}");
+    if let Some(path) = &args.json {
+        fs::write(path, format!("{report:#}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    for (how, found) in [("in one step", &in_one_step), ("one by one", &one_by_one)] {
+        ensure!(
+            found.rms <= args.limit && found.n_wrong == 0,
+            "{how}: logits differ by {:.4} of their deviation (at most {}), and {} likeliest tokens are others",
+            found.rms,
+            args.limit,
+            found.n_wrong
+        );
+    }
+    Ok(())
+}
+
+/// The logits at every position, a step for each token, so that decode steps and their graphs are compared too.
+fn decoded(executor: &mut dyn Executor, tokens: &[u32], n_vocab: usize) -> anyhow::Result<Vec<f32>> {
+    use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, RowOutput, SeqState};
+    use tokenmill_testkit::generate::{ids, run as run_step};
+
+    let pages: Vec<u32> = (0..tokens.len().div_ceil(PAGE_TOKENS) as u32).collect();
+    let mut logits = Vec::with_capacity(tokens.len() * n_vocab);
+    for (position, token) in tokens.iter().enumerate() {
+        let mut batch = ForwardBatch::default();
+        batch.push_sequence(ids(&[*token]), position as u32, &pages);
+        if executor.limits().n_states > 0 {
+            batch.states.push(SeqState::own(0));
+        }
+        batch.want_last(RowOutput::Logits);
+        logits.extend(run_step(executor, &batch)?.logits);
+    }
+    Ok(logits)
+}
+
+/// How far logits are apart.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Difference {
+    /// Root mean square of the differences over the deviation of what is expected; NaN counts as infinite.
+    rms: f64,
+    /// The largest difference.
+    max: f64,
+    /// Positions with another likeliest token.
+    n_others: usize,
+    /// Of them, those where the expected one leads by more than twice the largest difference.
+    n_wrong: usize,
+}
+
+impl Difference {
+    fn of(expected: &[f32], found: &[f32], n_vocab: usize) -> Self {
+        let mean = expected.iter().map(|&x| f64::from(x)).sum::<f64>() / expected.len() as f64;
+        let (mut squares, mut variance, mut max) = (0.0, 0.0, 0.0f64);
+        for (&a, &b) in expected.iter().zip(found) {
+            let (a, b) = (f64::from(a), f64::from(b));
+            squares += (a - b).powi(2);
+            variance += (a - mean).powi(2);
+            max = max.max((a - b).abs());
+        }
+        let rms = (squares / variance).sqrt();
+        let (mut n_others, mut n_wrong) = (0, 0);
+        for (a, b) in expected.chunks_exact(n_vocab).zip(found.chunks_exact(n_vocab)) {
+            let (best, other) = (best(a), best(b));
+            if best != other {
+                n_others += 1;
+                n_wrong += usize::from(f64::from(a[best] - a[other]) > 2.0 * max);
+            }
+        }
+        let is_whole = rms.is_finite() && expected.len() == found.len();
+        Self {
+            rms: if is_whole { rms } else { f64::INFINITY },
+            max,
+            n_others,
+            n_wrong,
+        }
+    }
+
+    fn to_json(self) -> serde_json::Value {
+        json!({
+            "rms_of_deviation": self.rms.is_finite().then_some(self.rms),
+            "max": self.max,
+            "other_tokens": self.n_others,
+            "wrong_tokens": self.n_wrong,
+        })
+    }
+}
+
+/// The likeliest token of a row.
+fn best(row: &[f32]) -> usize {
+    (0..row.len())
+        .reduce(|best, i| if row[i] > row[best] { i } else { best })
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_near_tie_is_no_wrong_token_and_a_changed_row_is_too_far() {
+        let expected = [1.0, 0.999, -1.0, 0.0, 4.0, -4.0];
+        let near = Difference::of(&expected, &[0.999, 1.0, -1.0, 0.0, 4.0, -4.0], 3);
+        assert_eq!((near.n_others, near.n_wrong), (1, 0));
+        assert!(near.rms < 0.001);
+        let far = Difference::of(&expected, &[1.0, 0.999, -1.0, 4.0, 0.0, -4.0], 3);
+        assert!(far.rms > 0.5, "{far:?}");
+        let one = Difference::of(&expected, &[1.0, 0.999, -1.0, 0.0, 4.0, f32::NAN], 3);
+        assert!(one.rms.is_infinite());
+        assert!(Difference::of(&expected, &expected[..3], 3).rms.is_infinite());
+    }
+}

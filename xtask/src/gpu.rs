@@ -1,0 +1,32 @@
+//! [`open`]: the GPU that commands work with.
+//!
+//! Separate because a program reads the environment, and the library below does not. Invariant: what the variables ask for is done or
+//! refused.
+
+use std::{env, fs, path::Path};
+
+use anyhow::Context;
+use tokenmill_cuda_exec::{Buffers, Cubins, Device, DeviceOptions};
+
+/// Opens the first GPU as the variables `TOKENMILL_CUDA_APART` and `TOKENMILL_CUDA_CUBINS` say, as the program `tokenmill` does.
+///
+/// # Errors
+/// No GPU that can be used, or a file of kernels that cannot be read.
+pub(crate) fn open() -> anyhow::Result<Device> {
+    const CUBINS: &str = "TOKENMILL_CUDA_CUBINS";
+    let cubins = match env::var_os(CUBINS) {
+        Some(path) if !path.is_empty() => {
+            let bytes = fs::read(&path)
+                .with_context(|| format!("{CUBINS}: cannot read {}", Path::new(&path).display()))?;
+            Some(Cubins::new(bytes))
+        }
+        _ => None,
+    };
+    let is_apart = env::var("TOKENMILL_CUDA_APART").is_ok_and(|value| value == "1");
+    let buffers = if is_apart {
+        Buffers::Apart
+    } else {
+        Buffers::Together
+    };
+    Device::open_as(0, DeviceOptions { buffers, cubins }).context("no device")
+}
