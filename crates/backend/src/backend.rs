@@ -104,6 +104,11 @@ pub trait Backend:
         false
     }
 
+    /// Whether [`RowMask::Late`](crate::RowMask::Late) is waited for where rows are sampled, not in [`Self::begin_step`].
+    fn takes_late_masks(&self) -> bool {
+        false
+    }
+
     /// What the time of the steps read so far went to; `None` where the device does not measure it, or was not asked to.
     fn trace(&self) -> Option<StepTrace> {
         None

@@ -5,7 +5,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use crate::{AdapterId, PageGroup, SamplingParams};
+use crate::{AdapterId, PageGroup, RowMask, SamplingParams};
 
 /// Tokens in one page of KV memory.
 pub const PAGE_TOKENS: usize = 16;
@@ -41,9 +41,8 @@ pub struct SampleRow {
     /// Empty when `params` has no penalty. A token that comes from [`TokenSource::SampledRow`] is not in it; the
     /// executor appends it.
     pub history: Range<u32>,
-    /// The start of a bit mask over the vocabulary in [`ForwardBatch::mask_words`], `ceil(n_vocab / 32)` words, bit
-    /// `id % 32` of word `id / 32`; a clear bit forbids the token.
-    pub mask_start: Option<u32>,
+    /// The tokens that it may pick.
+    pub mask: RowMask,
 }
 
 /// One step's work: prefill chunks and decode tokens of many sequences, one after the other.
@@ -98,7 +97,7 @@ pub struct ForwardBatch {
     pub adapters: Vec<Option<AdapterId>>,
     /// Penalty histories that [`SampleRow::history`] points into.
     pub history: Vec<u32>,
-    /// Vocabulary masks that [`SampleRow::mask_start`] points into.
+    /// Vocabulary masks that [`RowMask::Words`] points into.
     pub mask_words: Vec<u32>,
 }
 

@@ -3,7 +3,9 @@
 //! Separate from the batch because only executors check it. Invariant: no number of a batch that passes can make a backend
 //! read or write out of bounds, and nothing else decides that.
 
-use crate::{AdapterId, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowOutput, SeqState, TokenSource};
+use crate::{
+    AdapterId, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowMask, RowOutput, SeqState, TokenSource,
+};
 
 impl ForwardBatch {
     /// Checks everything a backend relies on, so that no number of a batch can make it read or write out of bounds.
@@ -210,9 +212,10 @@ impl ForwardBatch {
         let history_fits =
             sample.history.start <= sample.history.end && sample.history.end as usize <= self.history.len();
         let n_mask_words = limits.n_vocab.div_ceil(32);
-        let mask_fits = sample
-            .mask_start
-            .is_none_or(|start| (start as usize).saturating_add(n_mask_words) <= self.mask_words.len());
+        let mask_fits = match sample.mask {
+            RowMask::Any | RowMask::Late(_) => true,
+            RowMask::Words(start) => (start as usize).saturating_add(n_mask_words) <= self.mask_words.len(),
+        };
         if history_fits && mask_fits {
             Ok(())
         } else {

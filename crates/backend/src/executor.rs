@@ -23,6 +23,12 @@ pub trait Executor {
         1
     }
 
+    /// Whether rows that sample wait for [`RowMask::Late`](crate::RowMask::Late) at the end of a step, when all else is computed. An
+    /// executor that says no waits in `submit`, so that such a mask gains nothing.
+    fn takes_late_masks(&self) -> bool {
+        false
+    }
+
     /// Starts a step. The batch is read before this returns, so it may be reused at once.
     ///
     /// # Errors
@@ -105,6 +111,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn steps_in_flight(&self) -> usize {
         (**self).steps_in_flight()
+    }
+
+    fn takes_late_masks(&self) -> bool {
+        (**self).takes_late_masks()
     }
 
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {

@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use crate::{
-    AdapterRuns, ForwardBatch, RowError, RowOutput, SampleRequest, SampledToken, Sampler, StepOutput,
-    StepShape, TokenLogprob, TokenSource,
+    AdapterRuns, ForwardBatch, RowError, RowMask, RowOutput, SampleRequest, SampledToken, Sampler,
+    StepOutput, StepShape, TokenLogprob, TokenSource,
 };
 
 /// Gives the token that a device picked for a row, and appends the row's likeliest tokens where it reports them.
@@ -34,6 +34,8 @@ pub struct RowSampler {
     sampler: Sampler,
     /// Tokens that the host did not know when it wrote the history.
     newest: Vec<u32>,
+    /// A mask that came while the step ran.
+    late_words: Vec<u32>,
 }
 
 impl RowSampler {
@@ -64,10 +66,19 @@ impl RowSampler {
                 self.newest.push(step.tokens[earlier_idx]);
             }
         }
-        let mask = sample.mask_start.map(|start| {
-            let start = start as usize;
-            &batch.mask_words[start..start + logits.len().div_ceil(32)]
-        });
+        let mask = match &sample.mask {
+            RowMask::Any => None,
+            RowMask::Words(start) => {
+                let start = *start as usize;
+                Some(&batch.mask_words[start..start + logits.len().div_ceil(32)])
+            }
+            RowMask::Late(mask) => {
+                if !mask.wait(&mut self.late_words) {
+                    return Err(RowError::NothingAllowed);
+                }
+                Some(&self.late_words[..])
+            }
+        };
         let request = SampleRequest {
             params: &sample.params,
             history: &batch.history[sample.history.start as usize..sample.history.end as usize],

@@ -55,6 +55,7 @@ mod page_group;
 mod part;
 mod pooling;
 mod recurrence;
+mod row_mask;
 mod sampler;
 mod sampling_params;
 mod sequence_memory;
@@ -96,6 +97,7 @@ pub use pooling::Pooling;
 pub use recurrence::{
     Columns, DeltaDecays, DeltaNet, DeltaNetRows, KeyHeads, RecurrentOperations, ShortConv, SsmRows, SsmScan,
 };
+pub use row_mask::{LateMask, RowMask};
 pub use sampler::{SampleRequest, Sampler};
 pub use sampling_params::{Dry, SamplingParams, SamplingParamsError};
 pub use sequence_memory::{MemoryFormat, MemoryPlace, SequenceMemory};

@@ -3,7 +3,7 @@
 //! Separate because it is the key of captured steps. Invariant: it holds no value of a step, only how many there are and of
 //! what kind.
 
-use crate::{ForwardBatch, RowOutput};
+use crate::{ForwardBatch, RowMask, RowOutput};
 
 /// How many of everything a step has, and its phase. A key for captured steps: equal shapes run the same operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -78,7 +78,9 @@ impl StepShape {
 fn sampling_mode(output: &RowOutput) -> SamplingMode {
     match output {
         RowOutput::Logits => SamplingMode::Raw,
-        RowOutput::Sample(sample) if sample.params.is_plain_argmax() && sample.mask_start.is_none() => {
+        RowOutput::Sample(sample)
+            if sample.params.is_plain_argmax() && matches!(sample.mask, RowMask::Any) =>
+        {
             SamplingMode::Argmax
         }
         RowOutput::Sample(_) => SamplingMode::Full,
@@ -96,7 +98,7 @@ mod tests {
         RowOutput::Sample(SampleRow {
             params: Arc::new(params),
             history: 0..0,
-            mask_start: None,
+            mask: RowMask::Any,
         })
     }
 

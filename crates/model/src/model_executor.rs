@@ -122,6 +122,10 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         }
     }
 
+    fn takes_late_masks(&self) -> bool {
+        self.backend.takes_late_masks()
+    }
+
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
         if self.in_flight.len() == MAX_IN_FLIGHT {
             return Err(StepError::TooManyInFlight);

@@ -6,21 +6,22 @@
 use std::sync::Arc;
 
 use tokenmill_backend::{
-    ForwardBatch, PAGE_TOKENS, PageGroup, RowOutput, SampleRow, SamplingParams, TokenSource,
+    ForwardBatch, PAGE_TOKENS, PageGroup, RowMask, RowOutput, SampleRow, SamplingParams, TokenSource,
 };
 
 use crate::{
+    lane_mask::NextMask,
     plan::{PlannedOutput, PlannedRow, StepPlan},
     scheduler::Scheduler,
 };
 
 /// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples after so many inputs,
-/// and `mask_of` its mask, where it is constrained.
+/// and `mask_of` its mask, where it is constrained; words of a mask are copied.
 pub(crate) fn build_batch<'m>(
     scheduler: &Scheduler,
     plan: &StepPlan,
     params_of: impl Fn(&PlannedRow, u32) -> Arc<SamplingParams>,
-    mask_of: impl Fn(&PlannedRow) -> Option<&'m [u32]>,
+    mask_of: impl Fn(&PlannedRow) -> Option<NextMask<'m>>,
     batch: &mut ForwardBatch,
 ) {
     let limits = &scheduler.config().limits;
@@ -77,14 +78,18 @@ fn sample_row(
     params: Arc<SamplingParams>,
     tokens: &[u32],
     draft: &[u32],
-    mask: Option<&[u32]>,
+    mask: Option<NextMask<'_>>,
     batch: &mut ForwardBatch,
 ) -> SampleRow {
-    let mask_start = mask.map(|words| {
-        let start = batch.mask_words.len() as u32;
-        batch.mask_words.extend_from_slice(words);
-        start
-    });
+    let mask = match mask {
+        None => RowMask::Any,
+        Some(NextMask::Words(words)) => {
+            let start = batch.mask_words.len() as u32;
+            batch.mask_words.extend_from_slice(words);
+            RowMask::Words(start)
+        }
+        Some(NextMask::Late(arrival)) => RowMask::Late(Arc::clone(arrival) as _),
+    };
     let n_guessed = params.history_len().min(draft.len());
     let n_known = (params.history_len() - n_guessed).min(tokens.len());
     let start = batch.history.len() as u32;
@@ -93,6 +98,6 @@ fn sample_row(
     SampleRow {
         params,
         history: start..batch.history.len() as u32,
-        mask_start,
+        mask,
     }
 }

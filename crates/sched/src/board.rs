@@ -5,6 +5,7 @@
 
 use crate::{
     adapters::AdaptersInUse,
+    mask_times::MaskTimes,
     pool::{PagePool, PoolCounters},
     scheduler::{Scheduler, SchedulerCounters},
     step_times::StepTimes,
@@ -41,6 +42,8 @@ pub struct EngineStats {
     pub failed: u64,
     /// Steps that failed.
     pub failed_steps: u64,
+    /// How long masks of constrained samples took.
+    pub masks: MaskTimes,
     /// What the scheduler has done.
     pub scheduler: SchedulerCounters,
     /// What the page pool has done.
@@ -64,6 +67,7 @@ pub(crate) struct Tally {
     pub(crate) finished: u64,
     pub(crate) failed: u64,
     pub(crate) failed_steps: u64,
+    pub(crate) masks: MaskTimes,
     /// Sequences that wait for their consumers before they begin.
     pub(crate) n_parked: usize,
 }
@@ -105,6 +109,7 @@ impl Board {
             finished: tally.finished,
             failed: tally.failed,
             failed_steps: tally.failed_steps,
+            masks: tally.masks,
             scheduler: scheduler.counters(),
             pool: pool.counters(),
             window_pool: window_pool.map(PagePool::counters).unwrap_or_default(),

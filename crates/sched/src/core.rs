@@ -24,7 +24,7 @@ use crate::{
     draft_plan::Want,
     drafting::Speculation,
     event::{Event, RequestId},
-    lane_mask::LaneMask,
+    lane_mask::{LaneMask, NextMask, Promises},
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
     memory_command::Holds,
@@ -93,6 +93,7 @@ pub(crate) struct Lane {
     pub(crate) opening: Option<Opening>,
     /// The mask of its next token, where it is constrained.
     pub(crate) mask: Option<LaneMask>,
+    pub(crate) promises: Promises,
     pub(crate) stopwatch: Stopwatch,
     /// Prompt tokens that this sequence stands for in the gauge of the queue.
     pub(crate) n_queued_tokens: usize,
@@ -246,6 +247,7 @@ impl Core {
                 sampling: submission.job.sampling(sample),
                 opening: submission.opening(sample),
                 mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
+                promises: Promises::default(),
                 stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
                 n_queued_tokens: if sample == 0 { submission.tokens.len() } else { 0 },
                 place: Place::Queued,
@@ -349,6 +351,7 @@ impl Core {
             self.spare_plans.push(plan);
             return true;
         }
+        self.tally.masks.n_missed += self.scheduler.n_without_mask() as u64;
         let lanes = &self.lanes;
         let params_of = |row: &PlannedRow, n_inputs: u32| {
             let lane = lanes[row.seq.slot()]
@@ -361,11 +364,13 @@ impl Core {
             Arc::clone(params.expect("a sequence that samples has parameters"))
         };
         let mask_of = |row: &PlannedRow| {
-            let mask = lanes[row.seq.slot()].as_ref()?.mask.as_ref()?;
-            Some(
-                mask.words()
-                    .expect("a constrained sequence samples with its mask"),
-            )
+            let lane = lanes[row.seq.slot()].as_ref()?;
+            let arrival = lane.promises.arrival();
+            match (lane.mask.as_ref()?, arrival) {
+                (LaneMask::Ready(_, words), _) => Some(NextMask::Words(words)),
+                (LaneMask::Promised, Some(arrival)) => Some(NextMask::Late(arrival)),
+                _ => panic!("a constrained sequence samples with its mask"),
+            }
         };
         build_batch(&self.scheduler, &plan, params_of, mask_of, &mut self.batch);
         match self.executor.submit(&self.batch) {
@@ -438,6 +443,7 @@ impl Core {
             }
         });
         self.send_rows(&plan);
+        self.take_late_masks(&plan, now_us);
         self.read_results(&plan);
         self.scheduler.commit(&plan, &self.results, &mut self.outcomes);
         self.order_masks();

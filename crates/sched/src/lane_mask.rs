@@ -3,7 +3,17 @@
 //! Separate from the code that orders masks, because the core holds one for each sequence. Invariant: it holds the mask of
 //! the next token or none.
 
-use crate::constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+use tokenmill_backend::LateMask;
+
+use crate::{
+    constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
+    sync::{Arc, Condvar, Mutex},
+};
 
 /// The mask of a constrained sequence.
 pub(crate) enum LaneMask {
@@ -11,18 +21,151 @@ pub(crate) enum LaneMask {
     Waiting(ConstraintSource),
     /// A worker has it.
     Ordered,
+    /// A worker has it, and a step may begin before it is there.
+    Promised,
     /// The mask of the next token.
     Ready(Box<dyn TokenConstraint>, Vec<u32>),
     /// It cannot be followed further.
     Failed(ConstraintFailure),
 }
 
-impl LaneMask {
-    /// The mask of the next token.
-    pub(crate) fn words(&self) -> Option<&[u32]> {
-        match self {
-            Self::Ready(_, words) => Some(words),
-            _ => None,
+/// Whether steps begin before a sequence's masks are there.
+#[derive(Debug, Default)]
+pub(crate) struct Promises {
+    /// Where its masks come that are promised.
+    arrival: Option<Arc<Arrival>>,
+    /// Masks that are not promised, since an earlier one took too long.
+    n_withheld: u32,
+    /// How many that were the last time.
+    penalty: u32,
+}
+
+/// Masks that are not promised after one took too long, the first time and at most; each time it is twice as many.
+const FIRST_PENALTY: u32 = 2;
+const LAST_PENALTY: u32 = 256;
+
+impl Promises {
+    /// Where the next mask is to come, where it is promised.
+    pub(crate) fn next(&mut self) -> Option<Arc<Arrival>> {
+        if let Some(n_left) = self.n_withheld.checked_sub(1) {
+            self.n_withheld = n_left;
+            return None;
         }
+        let arrival = self.arrival.get_or_insert_with(|| Arc::new(Arrival::new()));
+        arrival.begin();
+        Some(Arc::clone(arrival))
+    }
+
+    /// Where the mask comes that was promised last.
+    pub(crate) fn arrival(&self) -> Option<&Arc<Arrival>> {
+        self.arrival.as_ref()
+    }
+
+    /// How long a step has waited for the mask that was promised last. Where that was long, promises are withheld for a while.
+    pub(crate) fn note_wait(&mut self, tolerated: Duration) -> Duration {
+        let waited = (self.arrival.as_ref()).map_or(Duration::ZERO, |arrival| arrival.waited());
+        self.note_time(waited, tolerated);
+        waited
+    }
+
+    /// What a mask took of a step. More than is tolerated withholds promises for a while.
+    pub(crate) fn note_time(&mut self, took: Duration, tolerated: Duration) {
+        if took > tolerated {
+            self.penalty = (2 * self.penalty).clamp(FIRST_PENALTY, LAST_PENALTY);
+            self.n_withheld = self.penalty;
+        }
+    }
+}
+
+/// The mask that a row samples with.
+pub(crate) enum NextMask<'m> {
+    /// These words.
+    Words(&'m [u32]),
+    /// What comes here.
+    Late(&'m Arc<Arrival>),
+}
+
+/// Where a worker leaves a mask for a step that has begun.
+pub(crate) struct Arrival {
+    parcel: Mutex<Parcel>,
+    has_come: Condvar,
+}
+
+#[derive(Default)]
+struct Parcel {
+    state: ParcelState,
+    words: Vec<u32>,
+    /// How long a step has waited for it.
+    waited: Duration,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum ParcelState {
+    #[default]
+    OnItsWay,
+    Here,
+    /// The sequence ends instead.
+    NotNeeded,
+}
+
+const NOT_POISONED: &str = "nothing panics while it holds this lock";
+
+impl Arrival {
+    pub(crate) fn new() -> Self {
+        Self {
+            parcel: Mutex::new(Parcel::default()),
+            has_come: Condvar::new(),
+        }
+    }
+
+    /// The next mask is on its way.
+    pub(crate) fn begin(&self) {
+        let mut parcel = self.parcel.lock().expect(NOT_POISONED);
+        (parcel.state, parcel.waited) = (ParcelState::OnItsWay, Duration::ZERO);
+    }
+
+    /// Puts the words there, which nobody takes before [`Self::hand_over`].
+    pub(crate) fn put(&self, words: &[u32]) {
+        let mut parcel = self.parcel.lock().expect(NOT_POISONED);
+        parcel.words.clear();
+        parcel.words.extend_from_slice(words);
+    }
+
+    /// Lets a step take the words, or tells it that none come.
+    pub(crate) fn hand_over(&self, is_needed: bool) {
+        let mut parcel = self.parcel.lock().expect(NOT_POISONED);
+        parcel.state = if is_needed {
+            ParcelState::Here
+        } else {
+            ParcelState::NotNeeded
+        };
+        drop(parcel);
+        self.has_come.notify_all();
+    }
+
+    /// How long the step that took the mask has waited for it.
+    pub(crate) fn waited(&self) -> Duration {
+        self.parcel.lock().expect(NOT_POISONED).waited
+    }
+}
+
+impl LateMask for Arrival {
+    fn wait(&self, words: &mut Vec<u32>) -> bool {
+        let mut parcel = self.parcel.lock().expect(NOT_POISONED);
+        if parcel.state == ParcelState::OnItsWay {
+            let started = Instant::now();
+            while parcel.state == ParcelState::OnItsWay {
+                parcel = self.has_come.wait(parcel).expect(NOT_POISONED);
+            }
+            parcel.waited = started.elapsed();
+        }
+        words.clone_from(&parcel.words);
+        parcel.state == ParcelState::Here
+    }
+}
+
+impl fmt::Debug for Arrival {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arrival").finish_non_exhaustive()
     }
 }

@@ -13,6 +13,7 @@ use std::{
 use crate::{
     arena::SeqId,
     constraint::{ConstraintFailure, ConstraintSource, TokenConstraint},
+    lane_mask::Arrival,
     sync::{Arc, Condvar, Mutex, thread},
 };
 
@@ -25,6 +26,8 @@ pub(crate) struct MaskOrder {
     pub(crate) stage: MaskStage,
     /// Where the mask goes.
     pub(crate) words: Vec<u32>,
+    /// Where a step waits for it, if one may.
+    pub(crate) arrival: Option<Arc<Arrival>>,
 }
 
 /// How far a sample has come.
@@ -41,6 +44,8 @@ pub(crate) struct MaskResult {
     pub(crate) words: Vec<u32>,
     /// The constraint, for the next order, and whether nothing may follow.
     pub(crate) constraint: Result<(Box<dyn TokenConstraint>, bool), ConstraintFailure>,
+    /// How long it took.
+    pub(crate) took: Duration,
 }
 
 pub(crate) struct MaskWorkers {
@@ -172,9 +177,18 @@ fn work(desk: &Desk) {
             papers.n_idle -= 1;
         };
         drop(papers);
+        let arrival = order.arrival.clone();
         let result = carry_out(order);
+        let is_needed = matches!(result.constraint, Ok((_, is_done)) if !is_done);
+        if let Some(arrival) = arrival.as_ref().filter(|_| is_needed) {
+            arrival.put(&result.words);
+        }
         desk.papers.lock().expect(NOT_POISONED).results.push(result);
         desk.has_result.notify_one();
+        // Only now: whoever has seen the mask finds the result.
+        if let Some(arrival) = arrival {
+            arrival.hand_over(is_needed);
+        }
     }
 }
 
@@ -183,7 +197,9 @@ fn carry_out(order: MaskOrder) -> MaskResult {
         seq,
         stage,
         mut words,
+        arrival: _,
     } = order;
+    let started = Instant::now();
     let constraint = catch_unwind(AssertUnwindSafe(|| {
         let constraint = match stage {
             MaskStage::First(source) => source.begin(),
@@ -207,5 +223,6 @@ fn carry_out(order: MaskOrder) -> MaskResult {
                 reason: "it panicked".to_owned(),
             })
         }),
+        took: started.elapsed(),
     }
 }

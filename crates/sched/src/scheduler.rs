@@ -401,6 +401,13 @@ impl Scheduler {
         }
     }
 
+    /// Running sequences that would sample if the masks of their next tokens were known.
+    pub fn n_without_mask(&self) -> usize {
+        (self.running.iter())
+            .filter(|&&id| self.sequences[id].only_misses_mask())
+            .count()
+    }
+
     /// Ends whatever has run out of time.
     pub fn expire(&mut self, now_us: u64, outcomes: &mut Vec<Outcome>) {
         while let Some(&(at, id)) = self.deadlines.first()

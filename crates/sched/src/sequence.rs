@@ -258,6 +258,11 @@ impl Sequence {
         }
     }
 
+    /// Whether it would sample in the next step if the mask of its next token were known.
+    pub(crate) fn only_misses_mask(&self) -> bool {
+        self.masking == Masking::Awaited && self.n_pending == 0 && self.n_inputs() == self.n_planned + 1
+    }
+
     /// Whether the queue may hold it.
     pub(crate) fn is_eligible(&self) -> bool {
         self.stage == Stage::Waiting && !self.wants_pause && !self.is_held && self.n_pending == 0

@@ -23,6 +23,7 @@ mod keys;
 pub mod kv_events;
 mod line_bounds;
 pub mod llama_cpp;
+mod mask_figures;
 mod metrics;
 pub mod ollama;
 pub mod openai;

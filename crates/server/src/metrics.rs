@@ -21,7 +21,7 @@ use tokenmill::{Model, TextEnd};
 use tokenmill_backend::{AdapterId, PAGE_TOKENS};
 use tokenmill_sched::Engine;
 
-use crate::{ApiError, outcome::finish_reason};
+use crate::{ApiError, mask_figures::MaskFigures, outcome::finish_reason};
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 
@@ -101,6 +101,7 @@ struct EngineFigures {
     preemptions: Counter,
     steps: Counter,
     failed_steps: Counter,
+    masks: MaskFigures,
     drafts: Counter,
     draft_tokens: Counter,
     accepted_tokens: Counter,
@@ -186,6 +187,7 @@ impl Metrics {
         for (name, help, metric) in own {
             metric.register(registry, &format!("tokenmill_{name}"), help);
         }
+        engine.masks.register(registry);
         registry.register(
             "tokenmill_requests_refused",
             "Requests refused before they reached the engine, by reason",
@@ -297,6 +299,7 @@ impl EngineFigures {
         set(&self.preemptions, stats.scheduler.preemptions);
         set(&self.steps, stats.scheduler.steps);
         set(&self.failed_steps, stats.failed_steps);
+        self.masks.set(stats.masks);
         let drafts = stats.scheduler.drafts;
         set(&self.drafts, drafts.drafts);
         set(&self.draft_tokens, drafts.draft_tokens);

@@ -13,8 +13,8 @@ use std::{
 };
 
 use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, RowError, RowOutput, SampleRow,
-    SampledToken, SamplingParams, StepError, StepOutput, Ticket, TokenLogprob, TokenSource,
+    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, RowError, RowMask, RowOutput,
+    SampleRow, SampledToken, SamplingParams, StepError, StepOutput, Ticket, TokenLogprob, TokenSource,
 };
 
 /// What goes wrong, and when; steps and copies are counted from 0.
@@ -48,6 +48,8 @@ pub struct FakeExecutor {
     last_sampled: Vec<u32>,
     /// Steps that it says are worth having in flight.
     pub steps_in_flight: usize,
+    /// Whether it says that it takes masks which come while a step runs.
+    pub takes_late_masks: bool,
     most_in_flight: Arc<AtomicUsize>,
     /// Called before each step, for instance to make it take time.
     pub on_step: Box<dyn FnMut(&ForwardBatch) + Send>,
@@ -101,6 +103,7 @@ impl FakeExecutor {
             open: VecDeque::new(),
             last_sampled: Vec::new(),
             steps_in_flight: 1,
+            takes_late_masks: false,
             most_in_flight: Arc::default(),
             on_step: Box::new(|_| {}),
         }
@@ -207,10 +210,20 @@ impl FakeExecutor {
                     let history = self.history(batch, sample, row as usize);
                     let position = batch.positions[row as usize] as usize + 1;
                     let chosen = choose(state, &sample.params, &history, position, self.limits.n_vocab);
-                    let mask = sample.mask_start.map(|start| {
-                        let n_words = self.limits.n_vocab.div_ceil(32);
-                        &batch.mask_words[start as usize..start as usize + n_words]
-                    });
+                    let n_words = self.limits.n_vocab.div_ceil(32);
+                    let mut late = Vec::new();
+                    let mask = match &sample.mask {
+                        RowMask::Any => None,
+                        RowMask::Words(start) => {
+                            Some(&batch.mask_words[*start as usize..*start as usize + n_words])
+                        }
+                        RowMask::Late(mask) => {
+                            if !mask.wait(&mut late) {
+                                late = vec![0; n_words];
+                            }
+                            Some(&late[..])
+                        }
+                    };
                     let Some(allowed) = nearest_allowed(chosen, mask, self.limits.n_vocab) else {
                         output.sampled.push(Some(Err(RowError::NothingAllowed)));
                         sampled_ids.push(0);
@@ -258,6 +271,10 @@ impl Executor for FakeExecutor {
 
     fn steps_in_flight(&self) -> usize {
         self.steps_in_flight
+    }
+
+    fn takes_late_masks(&self) -> bool {
+        self.takes_late_masks
     }
 
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {

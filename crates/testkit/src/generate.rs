@@ -80,7 +80,7 @@ pub fn greedy_without(
         batch.want_last(RowOutput::Sample(SampleRow {
             params: Arc::clone(&params),
             history: 0..0,
-            mask_start: None,
+            mask: tokenmill_backend::RowMask::Any,
         }));
         n_stored = tokens.len();
         let sampled = run(executor, &batch)?.sampled[0].expect("the row asked for a token")?;

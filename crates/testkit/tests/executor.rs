@@ -31,7 +31,7 @@ fn sampled() -> RowOutput {
     RowOutput::Sample(SampleRow {
         params: Arc::new(SamplingParams::default()),
         history: 0..0,
-        mask_start: None,
+        mask: tokenmill_backend::RowMask::Any,
     })
 }
 

@@ -230,6 +230,10 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn takes_late_masks(&self) -> bool {
+        true
+    }
+
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
         self.n_steps += 1;
         Ok(self.step.begin(batch))

@@ -77,7 +77,9 @@ impl Sampling {
 mod tests {
     use std::sync::Arc;
 
-    use tokenmill_backend::{ForwardBatch, RowOutput, SampleRow, SamplingParams, StepOutput, TokenSource};
+    use tokenmill_backend::{
+        ForwardBatch, RowMask, RowOutput, SampleRow, SamplingParams, StepOutput, TokenSource,
+    };
     use tokenmill_quant::CpuFeatures;
 
     use super::*;
@@ -106,7 +108,7 @@ mod tests {
                 RowOutput::Sample(SampleRow {
                     params: params((seq % 3) as f32, (seq % 2 == 0).then_some(seq)),
                     history: 0..0,
-                    mask_start: (seq == 1).then_some(0),
+                    mask: if seq == 1 { RowMask::Words(0) } else { RowMask::Any },
                 })
             });
         }

@@ -14,7 +14,7 @@
 use std::ops::Range;
 
 use tokenmill_backend::{
-    ExecutorLimits, ForwardBatch, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource,
+    ExecutorLimits, ForwardBatch, RowMask, RowOutput, SampleRow, SamplingMode, StepShape, TokenSource,
 };
 
 /// Likeliest tokens that the device reports of a row.
@@ -90,7 +90,10 @@ fn kept_history<'a>(batch: &'a ForwardBatch, sample: &SampleRow, n_newest: usize
 }
 
 fn data_words(batch: &ForwardBatch, row: usize, sample: &SampleRow, n_vocab: usize) -> usize {
-    let mask_words = sample.mask_start.map_or(0, |_| n_vocab.div_ceil(32));
+    let mask_words = match sample.mask {
+        RowMask::Any => 0,
+        RowMask::Words(_) | RowMask::Late(_) => n_vocab.div_ceil(32),
+    };
     // One more, should the host know the newest token by then.
     kept_history(batch, sample, unknown_tokens(batch, row).count()).len()
         + 1
@@ -128,11 +131,22 @@ pub(super) fn write_records(
                 let on_host = newest_word.filter(|word| counts && word & sampled_flag == 0);
                 let kept = kept_history(batch, sample, usize::from(newest.is_some()));
                 let history = push(words, &mut kept.iter().copied().chain(on_host));
-                let mask = sample.mask_start.map(|start| {
-                    let start = start as usize;
-                    let mask = &batch.mask_words[start..start + n_vocab.div_ceil(32)];
-                    push(words, &mut mask.iter().copied())[0]
-                });
+                let n_mask_words = n_vocab.div_ceil(32);
+                let mask = match &sample.mask {
+                    RowMask::Any => None,
+                    RowMask::Words(start) => {
+                        let mask = &batch.mask_words[*start as usize..][..n_mask_words];
+                        Some(push(words, &mut mask.iter().copied())[0])
+                    }
+                    // The device begins once its records are whole, so the mask is waited for here.
+                    RowMask::Late(mask) => {
+                        let mut late = Vec::new();
+                        if !mask.wait(&mut late) {
+                            late = vec![0; n_mask_words];
+                        }
+                        Some(push(words, &mut late.iter().copied())[0])
+                    }
+                };
                 let bias_ids = push(words, &mut params.logit_bias.iter().map(|(id, _)| *id));
                 let biases = push(
                     words,
@@ -209,7 +223,7 @@ mod tests {
         batch.want_last(RowOutput::Sample(SampleRow {
             params: Arc::new(params),
             history: 0..n_history,
-            mask_start: None,
+            mask: RowMask::Any,
         }));
         device_mode(&batch, &LIMITS)
     }

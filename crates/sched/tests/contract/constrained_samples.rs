@@ -102,13 +102,22 @@ fn read(generation: Generation, n_samples: usize) -> Vec<(Vec<u32>, Result<Finis
     samples
 }
 
-fn engines() -> [Engine; 2] {
-    [1, 2].map(|steps_in_flight| {
+/// Steps in flight, and whether masks may come while a step runs.
+const WAYS: [(usize, bool); 4] = [(1, false), (2, false), (1, true), (2, true)];
+
+fn executor(n_pages: usize, takes_late_masks: bool) -> FakeExecutor {
+    let mut executor = FakeExecutor::new(limits(n_pages));
+    executor.takes_late_masks = takes_late_masks;
+    executor
+}
+
+fn engines() -> [Engine; 4] {
+    WAYS.map(|(steps_in_flight, takes_late_masks)| {
         let config = EngineConfig {
             steps_in_flight: Some(steps_in_flight),
             ..EngineConfig::default()
         };
-        Engine::start(FakeExecutor::new(limits(256)), config)
+        Engine::start(executor(256, takes_late_masks), config)
     })
 }
 
@@ -140,13 +149,13 @@ fn a_complete_text_ends_its_sample_as_a_stop_token_would() {
 /// sequences lose their pages to each other.
 #[test]
 fn constrained_samples_and_plain_ones_do_not_change_each_other() {
-    for steps_in_flight in [1, 2] {
+    for (steps_in_flight, takes_late_masks) in WAYS {
         let config = EngineConfig {
             steps_in_flight: Some(steps_in_flight),
             max_running: 12,
             ..EngineConfig::default()
         };
-        let engine = Engine::start(FakeExecutor::new(limits(20)), config);
+        let engine = Engine::start(executor(20, takes_late_masks), config);
         let mut open = Vec::new();
         for number in 0..24u32 {
             let prompt = prompt(
@@ -192,7 +201,13 @@ fn constrained_samples_and_plain_ones_do_not_change_each_other() {
 
 #[test]
 fn plain_samples_do_not_wait_for_a_slow_mask() {
-    let engine = engine(64);
+    for takes_late_masks in [false, true] {
+        let engine = Engine::start(executor(64, takes_late_masks), EngineConfig::default());
+        plain_samples_overtake(&engine);
+    }
+}
+
+fn plain_samples_overtake(engine: &Engine) {
     let slow = constrained(3, u32::MAX, Duration::from_millis(400));
     let slow = engine.submit(vec![1, 2], slow).unwrap();
     let started = Instant::now();
@@ -206,9 +221,76 @@ fn plain_samples_do_not_wait_for_a_slow_mask() {
     assert_eq!(read(slow, 1)[0].1, Ok(FinishReason::Length));
 }
 
+/// A mask that takes as long as a step comes while the step runs, so that no step goes without its row.
+#[test]
+fn masks_that_are_no_longer_than_a_step_cost_no_step() {
+    let mut executor = executor(64, true);
+    executor.on_step = Box::new(|_| std::thread::sleep(Duration::from_millis(20)));
+    let engine = Engine::start(executor, EngineConfig::default());
+    let plain = engine.submit(vec![4, 5], greedy(40)).unwrap();
+    let constrained = engine
+        .submit(vec![1, 2], constrained(20, u32::MAX, Duration::from_millis(10)))
+        .unwrap();
+    assert_eq!(read(constrained, 1)[0].1, Ok(FinishReason::Length));
+    assert_eq!(read(plain, 1)[0].0.len(), 40);
+    let masks = engine.stats().masks;
+    assert_eq!(masks.counts.iter().sum::<u64>(), 20, "{masks:?}");
+    // The first is not promised, and a machine that is busy may be late with some.
+    assert!(masks.n_missed <= 5, "{masks:?}");
+}
+
+/// A step waits once for a mask that is slow all at once; the masks after it are not promised, and other rows go on without.
+#[test]
+fn a_mask_that_becomes_slow_is_waited_for_once() {
+    let engine = Engine::start(executor(64, true), EngineConfig::default());
+    let slow = GenerateParams {
+        constraint: Some(ConstraintSource::new(|| Box::new(SlowFrom3(0)))),
+        ..greedy(6)
+    };
+    assert_eq!(
+        read(engine.submit(vec![1, 2], slow).unwrap(), 1)[0].1,
+        Ok(FinishReason::Length)
+    );
+    let masks = engine.stats().masks;
+    // Three masks take 100 ms each.
+    assert!((90_000..190_000).contains(&masks.waited_us), "{masks:?}");
+}
+
+/// Allows all; masks take long from the fourth on.
+struct SlowFrom3(u32);
+
+impl TokenConstraint for SlowFrom3 {
+    fn mask(&mut self, words: &mut [u32]) -> Result<(), ConstraintFailure> {
+        if self.0 >= 3 {
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        words.fill(u32::MAX);
+        Ok(())
+    }
+
+    fn commit(&mut self, _token: u32) -> Result<(), ConstraintFailure> {
+        self.0 += 1;
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        false
+    }
+
+    fn rollback(&mut self, _n_tokens: usize) -> Result<(), ConstraintFailure> {
+        Ok(())
+    }
+}
+
 #[test]
 fn a_constraint_that_fails_or_panics_ends_its_own_sample_only() {
-    let engine = engine(64);
+    for takes_late_masks in [false, true] {
+        let engine = Engine::start(executor(64, takes_late_masks), EngineConfig::default());
+        fails_or_panics(&engine);
+    }
+}
+
+fn fails_or_panics(engine: &Engine) {
     let failing = |fails_at, panics_at| GenerateParams {
         constraint: Some(source(move || Rising {
             n_tokens: 0,
@@ -232,7 +314,7 @@ fn a_constraint_that_fails_or_panics_ends_its_own_sample_only() {
         assert_eq!((samples[0].0.len(), &samples[0].1), (n_tokens, &Err(expected)));
     }
     assert_eq!(read(plain, 1)[0].0, expected(&[7], &greedy(50))[1..]);
-    assert_no_page_is_held(&engine);
+    assert_no_page_is_held(engine);
 }
 
 #[test]

@@ -58,6 +58,8 @@ mod lane_mask;
 mod lru;
 #[path = "../../src/mailbox.rs"]
 mod mailbox;
+#[path = "../../src/mask_times.rs"]
+mod mask_times;
 #[path = "../../src/mask_workers.rs"]
 mod mask_workers;
 #[path = "../../src/masks.rs"]

@@ -486,7 +486,7 @@ fn sample(params: &std::sync::Arc<SamplingParams>, history: std::ops::Range<u32>
     RowOutput::Sample(SampleRow {
         params: std::sync::Arc::clone(params),
         history,
-        mask_start: None,
+        mask: tokenmill_backend::RowMask::Any,
     })
 }
 
