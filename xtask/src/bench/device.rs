@@ -248,6 +248,6 @@ fn greedy() -> RowOutput {
     RowOutput::Sample(SampleRow {
         params: SamplingParams::default().into(),
         history: 0..0,
-        mask_start: None,
+        mask: tokenmill_backend::RowMask::Any,
     })
 }

@@ -188,7 +188,7 @@ fn greedy() -> RowOutput {
     RowOutput::Sample(SampleRow {
         params: SamplingParams::default().into(),
         history: 0..0,
-        mask_start: None,
+        mask: tokenmill_backend::RowMask::Any,
     })
 }
 
