@@ -111,19 +111,28 @@ fn with_type(schema: &Value) -> Value {
     }
 }
 
-/// Refuses arguments that a schema allows and does not name: a format that writes names has no words for them.
-pub(super) fn refuse_unnamed(schema: &Value) -> Result<(), String> {
+/// Whether a schema allows arguments that it does not name. Held in a relaxed way these are any arguments; a format that writes names
+/// has no words for what the schema says of them.
+///
+/// # Errors
+/// Such a schema that is to be held wholly.
+pub(super) fn takes_unnamed(offer: &Offer<'_>) -> Result<bool, String> {
     let is_open = [
         "additionalProperties",
         "unevaluatedProperties",
         "patternProperties",
     ]
     .iter()
-    .any(|keyword| matches!(schema.get(keyword), Some(Value::Bool(true) | Value::Object(_))));
-    if is_open {
+    .any(|keyword| {
+        matches!(
+            offer.schema.get(keyword),
+            Some(Value::Bool(true) | Value::Object(_))
+        )
+    });
+    if is_open && offer.hold == Hold::Exact {
         return Err("it takes arguments that it does not name".to_owned());
     }
-    Ok(())
+    Ok(is_open)
 }
 
 /// The arguments that a schema names, in its order.
@@ -188,9 +197,12 @@ pub(super) fn tagged(
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
     rules.begin_arguments()?;
-    refuse_unnamed(offer.schema)?;
+    let takes_any = takes_unnamed(offer)?;
     if offer.name.len() > MAX_NAME_BYTES {
         return Err(format!("its name takes more than {MAX_NAME_BYTES} bytes"));
+    }
+    if takes_any {
+        return unnamed(shape, rules);
     }
     let mut all = String::new();
     for argument in arguments_of(offer, rules)? {
@@ -227,6 +239,47 @@ pub(super) fn tagged(
         all.push_str(if argument.is_required { " " } else { "? " });
     }
     Ok(all)
+}
+
+/// The name of an argument that no schema names.
+const UNNAMED: &str = "/[A-Za-z_$@][A-Za-z0-9_$@.\\-]{0,63}/";
+
+/// Any number of arguments of any name. Those that the schema names are among them: a rule of their own would keep others from
+/// beginning like them.
+fn unnamed(shape: &TaggedShape, rules: &mut Rules<'_>) -> Result<String, String> {
+    let line = line_of(shape);
+    let value_end = format!("{line}{}", shape.value_end);
+    let key = rules.terminal(UNNAMED);
+    let begin = |attributes: &str, rules: &Rules<'_>| {
+        let argument = rules.mark(shape.argument);
+        if shape.has_attributes {
+            let behind = rules.mark(&format!("{}{attributes}{}", shape.key_end, shape.value));
+            return format!("{argument} {key} {behind}");
+        }
+        let space = if shape.value.is_empty() { "" } else { "S?" };
+        let (key_end, value) = (rules.mark(shape.key_end), rules.mark(shape.value));
+        format!("{argument} {key} {key_end} {space} {value}")
+    };
+    let (before, ends, after) = if shape.has_cdata {
+        (
+            "<![CDATA[",
+            &[shape.value_end, "]]>"][..],
+            format!("]]>{value_end}"),
+        )
+    } else {
+        (line, &[shape.value_end][..], value_end.clone())
+    };
+    let body = text(&json!({}), Hold::Relaxed, ends)?;
+    let as_text = rules.bounded(before, &body, &after);
+    let mut forms = format!("{} {as_text} S?", begin(shape.attributes.0, rules));
+    if shape.has_attributes || shape.has_cdata {
+        let as_json = value(&json!({}), rules)?;
+        let value_end = rules.mark(&value_end);
+        let begin = begin(shape.attributes.1, rules);
+        forms = format!("{forms} | {begin} {} {as_json} {value_end} S?", quoted(line));
+    }
+    let argument = rules.rule(&forms);
+    Ok(rules.rule(&format!("{argument}*")))
 }
 
 /// An argument as bare text.

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     Hold, Offer,
-    arguments::{arguments_of, refuse_unnamed, relaxed, text, value},
+    arguments::{arguments_of, relaxed, takes_unnamed, text, value},
     rules::Rules,
 };
 use crate::calls::{literal::Dialect, literal_body::LiteralShape};
@@ -28,7 +28,21 @@ pub(super) fn arguments(
     rules: &mut Rules<'_>,
 ) -> Result<String, String> {
     rules.begin_arguments()?;
-    refuse_unnamed(offer.schema)?;
+    let separator = if shape.dialect == Dialect::Python {
+        "\",\" \" \"?"
+    } else {
+        "\",\""
+    };
+    if takes_unnamed(offer)? {
+        let value = match shape.dialect {
+            Dialect::Python => value(&json!({}), rules)?,
+            Dialect::Marked(mark) => any(mark, rules)?,
+        };
+        let key = rules.terminal("/[A-Za-z_$][A-Za-z0-9_$.\\-]{0,63}/");
+        let equals = rules.text(&shape.separator.to_string());
+        let member = rules.rule(&format!("{key} {equals} {value}"));
+        return Ok(rules.rule(&format!("({member} ({separator} {member})*)?")));
+    }
     let mut members = Vec::new();
     for argument in arguments_of(offer, rules)? {
         let is_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | '$');
@@ -46,11 +60,6 @@ pub(super) fn arguments(
         let key = rules.text(&format!("{}{}", argument.key, shape.separator));
         members.push((rules.rule(&format!("{key} {value}")), argument.is_required));
     }
-    let separator = if shape.dialect == Dialect::Python {
-        "\",\" \" \"?"
-    } else {
-        "\",\""
-    };
     Ok(row(&members, separator, rules))
 }
 

@@ -30,6 +30,19 @@ fn call(name: &str, key: &str, value: &str, is_text: bool) -> String {
     }
 }
 
+/// The arguments of a call.
+fn arguments_read(name: &str, tools: &Value, text: &str) -> Value {
+    let tools = ToolSet::from_openai(tools);
+    let mut parser = ReplyParser::new(&super::format(name), Arc::new(tools), Opening::default());
+    let mut pieces = parser.push(text);
+    pieces.extend(parser.finish());
+    let deltas = pieces.into_iter().filter_map(|piece| match piece.part {
+        Part::Arguments { delta, .. } => Some(delta),
+        _ => None,
+    });
+    serde_json::from_str(&deltas.collect::<String>()).unwrap()
+}
+
 #[test]
 fn what_a_template_writes_of_an_open_value_is_allowed_and_read_back() {
     let tokenizer = tokenizer();
@@ -57,17 +70,49 @@ fn what_a_template_writes_of_an_open_value_is_allowed_and_read_back() {
                 let mut walk = walk_of(&tools, name, &tokenizer, &compiler, &required, true, 1).unwrap();
                 walk.write(&text);
                 assert_eq!(String::from_utf8_lossy(&walk.text), text, "{name}: {key}");
-                let tools = ToolSet::from_openai(&tools);
-                let mut parser = ReplyParser::new(&super::format(name), Arc::new(tools), Opening::default());
-                let mut pieces = parser.push(&text);
-                pieces.extend(parser.finish());
-                let deltas = pieces.into_iter().filter_map(|piece| match piece.part {
-                    Part::Arguments { delta, .. } => Some(delta),
-                    _ => None,
-                });
-                let read: Value = serde_json::from_str(&deltas.collect::<String>()).unwrap();
-                assert_eq!(read, json!({key: value}), "{name}: {text}");
+                assert_eq!(
+                    arguments_read(name, &tools, &text),
+                    json!({key: value}),
+                    "{name}: {text}"
+                );
             }
+        }
+    }
+}
+
+/// A tool that is not strict takes arguments that its schema does not name, also such as begin like one that it names.
+#[test]
+fn arguments_of_any_name_are_allowed_and_read_back() {
+    let tokenizer = tokenizer();
+    let compiler = ConstraintCompiler::new(&tokenizer).unwrap();
+    let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"],
+        "additionalProperties": true});
+    let tools = json!([tool("f", false, &parameters)]);
+    for name in ["qwen3-coder", "glm", "minimax", "deepseek-v3.2", "gemma", "lfm2"] {
+        for (key, value) in [
+            ("city", json!("Oslo")),
+            ("cities", json!("Oslo, Rome")),
+            ("country_code", json!(47)),
+            ("x", json!("a\nb")),
+        ] {
+            let written = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let text = match name {
+                "gemma" if value.is_string() => {
+                    format!("<|tool_call>call:f{{{key}:<|\"|>{written}<|\"|>}}<tool_call|>")
+                }
+                "gemma" => format!("<|tool_call>call:f{{{key}:{written}}}<tool_call|>"),
+                "lfm2" => format!("<|tool_call_start|>[f({key}={value})]<|tool_call_end|>"),
+                _ => call(name, key, &written, value.is_string()),
+            };
+            let required = ToolChoice::Required;
+            let mut walk = walk_of(&tools, name, &tokenizer, &compiler, &required, true, 1).unwrap();
+            walk.write(&text);
+            assert_eq!(String::from_utf8_lossy(&walk.text), text, "{name}: {key}");
+            assert_eq!(
+                arguments_read(name, &tools, &text),
+                json!({key: value}),
+                "{name}: {text}"
+            );
         }
     }
 }

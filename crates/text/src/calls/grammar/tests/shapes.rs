@@ -145,7 +145,10 @@ fn calls_that_cannot_be_told_or_held_stand_beside_no_shape() {
     assert!(either("llama", tool(false, false)));
     assert!(!either("llama", tool(true, false)));
     assert!(either("glm", tool(true, false)));
-    assert!(!either("glm", tool(false, true)));
+    assert!(either("glm", tool(false, true)));
+    // Nothing reads so long a name back.
+    let unreadable = json!([{"function": {"name": "n".repeat(257), "parameters": {"type": "object"}}}]);
+    assert!(!either("glm", unreadable));
 }
 
 #[test]
