@@ -121,6 +121,9 @@ pub enum AdapterError {
         /// Those of the adapter.
         found: [usize; 2],
     },
+    /// A scale that is no finite number once it is multiplied by the adapter's strength.
+    #[error("the adapter's strength makes a change infinite; give it a smaller one")]
+    Strength,
     /// An adapter that is not there.
     #[error("adapter {id} is not loaded")]
     NotLoaded {

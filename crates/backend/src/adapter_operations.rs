@@ -32,6 +32,11 @@ impl<M> AdapterMatrices<M> {
         Self { by_weight }
     }
 
+    /// Whether all changes stay finite numbers where they are multiplied by `strength`.
+    pub fn takes_strength(&self, strength: f32) -> bool {
+        (self.by_weight.iter().flatten()).all(|change| (change.scale * strength).is_finite())
+    }
+
     /// The change of a weight.
     pub fn of(&self, place: Option<u32>) -> Option<&LowRank<M>> {
         self.by_weight.get(place? as usize)?.as_ref()

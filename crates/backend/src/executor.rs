@@ -50,6 +50,21 @@ pub trait Executor {
     /// [`StepError::PageOutOfRange`] before anything was copied, or a device error.
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError>;
 
+    /// Uploads the change that an adapter makes to one of its weights ahead of [`Self::add_adapter`] with the same id, so that steps
+    /// can run in between. Where that is never called, [`Self::remove_adapter`] forgets what was uploaded.
+    ///
+    /// # Errors
+    /// [`AdapterError`]; what was uploaded before is still there.
+    fn prepare_adapter(
+        &mut self,
+        id: AdapterId,
+        adapter: &Adapter,
+        weight_idx: usize,
+    ) -> Result<(), AdapterError> {
+        let _ = (id, adapter, weight_idx);
+        Ok(())
+    }
+
     /// Takes an adapter, whose changes are multiplied by `strength`. Batches name it from then on.
     ///
     /// # Errors
@@ -127,6 +142,15 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
         (**self).copy_pages(group, copies)
+    }
+
+    fn prepare_adapter(
+        &mut self,
+        id: AdapterId,
+        adapter: &Adapter,
+        weight_idx: usize,
+    ) -> Result<(), AdapterError> {
+        (**self).prepare_adapter(id, adapter, weight_idx)
     }
 
     fn add_adapter(&mut self, id: AdapterId, adapter: &Adapter, strength: f32) -> Result<(), AdapterError> {

@@ -118,6 +118,9 @@ impl ControlVector {
             for (sum, value) in sum.iter_mut().zip(values) {
                 *sum += scale * value;
             }
+            if sum.iter().any(|value| !value.is_finite()) {
+                return Err(LoadError::InfiniteControl { layer });
+            }
         }
         Ok(())
     }

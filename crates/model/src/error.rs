@@ -34,6 +34,14 @@ pub enum LoadError {
         /// Why.
         source: std::io::Error,
     },
+    /// Control vectors that are no finite numbers once they are multiplied by their scales and added up.
+    #[error(
+        "the control vectors of layer {layer} add up to a number that is not finite; give smaller scales"
+    )]
+    InfiniteControl {
+        /// The layer behind which they are added.
+        layer: usize,
+    },
     /// An adapter's file cannot be used.
     #[error("{}: {reason}", path.display())]
     BadAdapter {

@@ -10,8 +10,8 @@ use std::{
 
 use tokenmill_backend::{
     Adapter, AdapterError, AdapterId, AdapterMatrices, Backend, BackendError, BatchError, Executor,
-    ExecutorLimits, ForwardBatch, GroupLimits, MemoryFormat, MemoryPlace, PageCopy, PageGroup, RowOutput,
-    StepError, StepOutput, StepTrace, Ticket, TokenSource,
+    ExecutorLimits, ForwardBatch, GroupLimits, LowRank, MemoryFormat, MemoryPlace, PageCopy, PageGroup,
+    RowOutput, StepError, StepOutput, StepTrace, Ticket, TokenSource,
 };
 
 use crate::{activations::Activations, forward::forward, network::Network};
@@ -26,6 +26,8 @@ pub struct ModelExecutor<B: Backend> {
     buffers: Activations<B::Buffer, B::Routes>,
     /// Those that batches may name.
     pub(crate) adapters: BTreeMap<AdapterId, Arc<AdapterMatrices<B::Matrix>>>,
+    /// What was uploaded of those that are not whole yet, by the weights of the network.
+    pub(crate) coming: BTreeMap<AdapterId, Vec<Option<LowRank<B::Matrix>>>>,
     limits: ExecutorLimits,
     in_flight: VecDeque<u64>,
     n_submitted: u64,
@@ -46,6 +48,7 @@ impl<B: Backend> ModelExecutor<B> {
             network,
             buffers,
             adapters: BTreeMap::new(),
+            coming: BTreeMap::new(),
             limits,
             in_flight: VecDeque::with_capacity(MAX_IN_FLIGHT),
             n_submitted: 0,
@@ -181,6 +184,15 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         Ok(self.backend.copy_pages(group, copies)?)
     }
 
+    fn prepare_adapter(
+        &mut self,
+        id: AdapterId,
+        adapter: &Adapter,
+        weight_idx: usize,
+    ) -> Result<(), AdapterError> {
+        self.install_weight(id, adapter, weight_idx)
+    }
+
     fn add_adapter(&mut self, id: AdapterId, adapter: &Adapter, strength: f32) -> Result<(), AdapterError> {
         self.install_adapter(id, adapter, strength)
     }
@@ -192,6 +204,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
     fn remove_adapter(&mut self, id: AdapterId) {
         self.backend.remove_adapter(id);
         self.adapters.remove(&id);
+        self.coming.remove(&id);
     }
 
     fn memory_format(&self) -> Option<MemoryFormat> {

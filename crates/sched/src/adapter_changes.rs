@@ -3,15 +3,18 @@
 //! A part of [`Core`] and [`Scheduler`] that stands apart because most engines never have an adapter. Invariant: the executor forgets
 //! an adapter only when no sequence has it and no step is in flight.
 
-use tokenmill_backend::AdapterId;
+use tokenmill_backend::{AdapterError, AdapterId};
 
 use crate::{
-    adapters::{AdapterCommand, AdaptersInUse},
+    adapters::{AdapterCommand, AdaptersInUse, ComingAdapter, Reply},
     arena::SeqId,
     core::Core,
     scheduler::Scheduler,
     sequence::Stage,
 };
+
+/// Time between two steps in which weights of adapters are uploaded, microseconds. The last of them may go beyond.
+const SHARE_US: u64 = 2000;
 
 impl Core {
     pub(crate) fn obey_adapter(&mut self, command: AdapterCommand) {
@@ -21,7 +24,15 @@ impl Core {
                 adapter,
                 strength,
                 reply,
-            } => (self.executor.add_adapter(id, &adapter, strength), reply),
+            } => {
+                return self.adapters.coming.push_back(ComingAdapter {
+                    id,
+                    adapter,
+                    strength,
+                    n_done: 0,
+                    reply,
+                });
+            }
             AdapterCommand::Copy {
                 from,
                 id,
@@ -34,9 +45,43 @@ impl Core {
                 return self.let_adapters_go();
             }
         };
+        self.answer(&reply, done);
+    }
+
+    fn answer(&mut self, reply: &Reply, done: Result<(), AdapterError>) {
         self.adapters.n_loaded += usize::from(done.is_ok());
         // Whoever asked may wait no more.
         let _ = reply.send(done);
+    }
+
+    /// Uploads some weights of an adapter: between two steps for about [`SHARE_US`], so that running sequences go on meanwhile.
+    /// Returns whether there was one.
+    pub(crate) fn bring_adapters(&mut self, clock: &dyn Fn() -> u64) -> bool {
+        let Some(mut coming) = self.adapters.coming.pop_front() else {
+            return false;
+        };
+        let began_us = clock();
+        let done = loop {
+            if coming.n_done == coming.adapter.weights.len() {
+                break self
+                    .executor
+                    .add_adapter(coming.id, &coming.adapter, coming.strength);
+            }
+            if coming.n_done > 0 && clock().saturating_sub(began_us) >= SHARE_US {
+                self.adapters.coming.push_front(coming);
+                return true;
+            }
+            let prepared = self
+                .executor
+                .prepare_adapter(coming.id, &coming.adapter, coming.n_done);
+            if let Err(error) = prepared {
+                self.executor.remove_adapter(coming.id);
+                break Err(error);
+            }
+            coming.n_done += 1;
+        };
+        self.answer(&coming.reply, done);
+        true
     }
 
     /// Gives back what belongs to adapters that no sequence has any more.

@@ -3,7 +3,7 @@
 //! Plain data, separate from the two sides of the mailbox, `adapter_calls.rs` and `adapter_changes.rs`. Invariants: an id is given
 //! once; pages computed with an adapter are found by no other, and go when it goes.
 
-use std::num::NonZeroU32;
+use std::{collections::VecDeque, num::NonZeroU32};
 
 use tokenmill_backend::{Adapter, AdapterError, AdapterId};
 
@@ -42,9 +42,22 @@ pub struct AdaptersInUse {
 /// The adapters that the engine's thread knows of.
 #[derive(Debug, Default)]
 pub(crate) struct CoreAdapters {
+    /// On their way to the executor, the first of them in part.
+    pub(crate) coming: VecDeque<ComingAdapter>,
     /// Removed, but some sequence may still have it.
     pub(crate) leaving: Vec<AdapterId>,
     pub(crate) n_loaded: usize,
+}
+
+/// An adapter of which some weights are uploaded.
+#[derive(Debug)]
+pub(crate) struct ComingAdapter {
+    pub(crate) id: AdapterId,
+    pub(crate) adapter: Arc<Adapter>,
+    pub(crate) strength: f32,
+    /// Weights that are uploaded.
+    pub(crate) n_done: usize,
+    pub(crate) reply: Reply,
 }
 
 /// Counts ids from 1.

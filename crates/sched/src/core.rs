@@ -39,6 +39,9 @@ use crate::{
     sync,
 };
 
+/// How long a draining engine waits for those who read or write prefixes and say nothing, microseconds.
+const HOLD_PATIENCE_US: u64 = 5_000_000;
+
 pub(crate) struct Core {
     pub(crate) executor: Box<dyn Executor>,
     config: EngineConfig,
@@ -64,6 +67,8 @@ pub(crate) struct Core {
     pub(crate) holds: Holds,
     /// Guesses tokens, where there is one.
     pub(crate) draft_model: Option<DraftModel>,
+    /// Since when nothing but held prefixes is left, and nobody has asked for them.
+    pub(crate) held_alone_since_us: Option<u64>,
 
     // Reused from step to step.
     pub(crate) wants: Vec<Want>,
@@ -141,6 +146,7 @@ impl Core {
             holds: Holds::default(),
             draft_model: None,
             wants: Vec::new(),
+            held_alone_since_us: None,
             batch: ForwardBatch::default(),
             output: StepOutput::default(),
             results: Vec::new(),
@@ -163,6 +169,20 @@ impl Core {
         self.scheduler.is_empty() && self.in_flight.is_empty() && self.holds.is_empty()
     }
 
+    /// Lets prefixes go that nobody has asked for in a while, where nothing else is left: they would keep a draining engine for ever.
+    pub(crate) fn end_forgotten_holds(&mut self, now_us: u64) {
+        if !self.scheduler.is_empty() || !self.in_flight.is_empty() || self.holds.is_empty() {
+            self.held_alone_since_us = None;
+            return;
+        }
+        let since_us = *self.held_alone_since_us.get_or_insert(now_us);
+        if now_us.saturating_sub(since_us) >= HOLD_PATIENCE_US {
+            for hold in self.holds.open.drain(..) {
+                self.scheduler.let_prefix_go(hold.prefix);
+            }
+        }
+    }
+
     /// Why nothing will work any more, if so.
     pub(crate) fn lost(&self) -> Option<&StepError> {
         self.lost.as_ref()
@@ -180,18 +200,22 @@ impl Core {
             Command::Resume(request) => self.set_paused(request, false),
             Command::ForgetCache => self.scheduler.forget_cache(),
             Command::Adapter(command) => self.obey_adapter(command),
-            Command::Memory(command) => self.transfer(command),
+            Command::Memory(command) => {
+                self.held_alone_since_us = None;
+                self.transfer(command);
+            }
         }
     }
 
     /// Advances by one step: submits as many as may be in flight, then waits for the oldest. Returns whether there
-    /// was one.
+    /// was one, or anything else to do.
     pub(crate) fn step(&mut self, clock: &dyn Fn() -> u64) -> bool {
         self.expire(clock());
+        let has_brought = self.bring_adapters(clock);
         let wanted = self.config.steps_in_flight;
         let n_steps = wanted.unwrap_or_else(|| self.executor.steps_in_flight());
         while self.in_flight.len() < n_steps.clamp(1, 2) && self.launch(clock) {}
-        self.retire(clock)
+        self.retire(clock) || has_brought
     }
 
     pub(crate) fn has_step_in_flight(&self) -> bool {

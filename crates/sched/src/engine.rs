@@ -347,8 +347,11 @@ fn serve(mut core: Core, mailbox: &Mailbox, board: &Board, epoch: Instant) {
         if has_advanced {
             continue;
         }
-        if intent == Intent::EndWhenEmpty && core.is_empty() {
-            return;
+        if intent == Intent::EndWhenEmpty {
+            core.end_forgotten_holds(clock());
+            if core.is_empty() {
+                return;
+            }
         }
         let until_deadline = core
             .next_deadline_us()

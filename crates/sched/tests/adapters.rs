@@ -1,14 +1,17 @@
 //! Adapters in a running engine: pages of their own, removal while requests run, bits that do not depend on company.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use tokenmill_backend::{Adapter, AdapterError, AdapterId, AdapterWeight, Executor, FloatMatrix};
+use tokenmill_backend::{
+    Adapter, AdapterError, AdapterId, AdapterWeight, Executor, ExecutorLimits, FloatMatrix, ForwardBatch,
+    PageCopy, PageGroup, StepError, StepOutput, Ticket,
+};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{ModelOptions, build};
 use tokenmill_quant::CpuFeatures;
 use tokenmill_sched::{Engine, EngineConfig, EngineError, Event, GenerateParams};
-use tokenmill_testkit::{FakeExecutor, Random, TinyModel, tiny_llama};
+use tokenmill_testkit::{FakeExecutor, Random, TinyModel, fake_executor, tiny_llama};
 
 fn executor() -> impl Executor + Send + 'static {
     let model = TinyModel::random(tiny_llama(), TensorType::Q8_0, 11);
@@ -138,6 +141,60 @@ fn requests_with_and_without_adapters_do_not_change_each_other() {
         });
         assert!(prompt.iter().copied().chain(tokens).eq(alone.iter().copied()));
     }
+}
+
+/// An executor that takes 3 milliseconds for each weight of an adapter.
+struct Slow(FakeExecutor);
+
+impl Executor for Slow {
+    fn limits(&self) -> &ExecutorLimits {
+        self.0.limits()
+    }
+
+    fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
+        self.0.submit(batch)
+    }
+
+    fn wait(&mut self, ticket: Ticket, output: &mut StepOutput) -> Result<(), StepError> {
+        self.0.wait(ticket, output)
+    }
+
+    fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), StepError> {
+        self.0.copy_pages(group, copies)
+    }
+
+    fn prepare_adapter(&mut self, _: AdapterId, _: &Adapter, _: usize) -> Result<(), AdapterError> {
+        std::thread::sleep(Duration::from_millis(3));
+        Ok(())
+    }
+
+    fn add_adapter(&mut self, _: AdapterId, _: &Adapter, _: f32) -> Result<(), AdapterError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn tokens_come_while_a_large_adapter_is_loaded() {
+    let engine = Engine::start(
+        Slow(FakeExecutor::new(fake_executor::limits(64))),
+        EngineConfig::default(),
+    );
+    let mut running = engine.submit(vec![1, 2], params(900, None)).unwrap();
+    let large = Adapter {
+        weights: vec![adapter(1).weights[0].clone(); 100],
+    };
+    let loading = std::thread::spawn({
+        let engine = engine.clone();
+        move || engine.add_adapter(Arc::new(large), 1.0).map(drop)
+    });
+    let mut n_tokens = 0;
+    while !loading.is_finished() {
+        // The stream's buffer holds what was computed meanwhile.
+        n_tokens += usize::from(running.next().is_some());
+    }
+    loading.join().unwrap().unwrap();
+    // Alone, the 100 weights take 300 milliseconds; at least each second of them was followed by a step.
+    assert!(n_tokens >= 50, "{n_tokens} tokens came");
 }
 
 #[test]

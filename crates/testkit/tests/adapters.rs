@@ -265,6 +265,37 @@ fn an_adapter_of_its_own_strength_shares_matrices_and_a_removed_one_is_unknown()
 }
 
 #[test]
+fn a_strength_that_makes_changes_infinite_is_refused() {
+    let model = tiny(TensorType::F32);
+    let mut adapter = random_adapter(&model, 4, &mut Random::new(5));
+    for weight in &mut adapter.weights {
+        weight.scale = 1e30;
+    }
+    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+    for strength in [1e10, f32::NAN, f32::INFINITY] {
+        let refused = executor.add_adapter(id(1), &adapter, strength);
+        assert_eq!(refused, Err(AdapterError::Strength), "{strength}");
+    }
+    executor.add_adapter(id(1), &adapter, 1e-30).unwrap();
+    let refused = executor.copy_adapter(id(1), id(2), 1e10);
+    assert_eq!(refused, Err(AdapterError::Strength));
+}
+
+#[test]
+fn an_adapter_that_was_prepared_is_the_same_as_one_that_was_not() {
+    let model = tiny(TensorType::F32);
+    let adapter = random_adapter(&model, 4, &mut Random::new(6));
+    let mut executor = model.load_on(cpu(2), &options(), &mut |_| {}).unwrap();
+    executor.add_adapter(id(1), &adapter, 1.0).unwrap();
+    for weight_idx in 0..adapter.weights.len() {
+        executor.prepare_adapter(id(2), &adapter, weight_idx).unwrap();
+    }
+    executor.add_adapter(id(2), &adapter, 1.0).unwrap();
+    let of = |number| vec![(vec![1, 2, 3, 4], Some(id(number)))];
+    assert!(play(&mut executor, &of(1)) == play(&mut executor, &of(2)));
+}
+
+#[test]
 fn adapters_of_other_shapes_or_weights_are_refused_whole() {
     let model = tiny(TensorType::F32);
     let mut random = Random::new(9);

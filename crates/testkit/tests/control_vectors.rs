@@ -117,3 +117,15 @@ fn what_is_no_control_vector_of_the_model_is_refused() {
         "architecture` is llama",
     );
 }
+
+#[test]
+fn scales_that_make_a_direction_infinite_are_refused() {
+    let n_embd = tiny_llama().n_embd;
+    let large = vector("direction.1", &vec![1e30; n_embd]).unwrap();
+    let mut model = model(|_| {});
+    model.add_control_vector(&large, 1.0, &(0..=usize::MAX)).unwrap();
+    let refused = model
+        .add_control_vector(&large, 1e10, &(0..=usize::MAX))
+        .unwrap_err();
+    assert!(matches!(refused, LoadError::InfiniteControl { .. }), "{refused}");
+}

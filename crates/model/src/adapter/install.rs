@@ -12,45 +12,70 @@ use tokenmill_backend::{
 use crate::{ModelExecutor, loader::AdaptableWeight};
 
 impl<B: Backend> ModelExecutor<B> {
-    /// Uploads an adapter.
+    /// Uploads what of an adapter was not uploaded by [`Self::install_weight`], and takes it whole.
     pub(crate) fn install_adapter(
         &mut self,
         id: AdapterId,
         adapter: &Adapter,
         strength: f32,
     ) -> Result<(), AdapterError> {
+        for weight_idx in 0..adapter.weights.len() {
+            if let Err(error) = self.install_weight(id, adapter, weight_idx) {
+                self.coming.remove(&id);
+                return Err(error);
+            }
+        }
         if !self.backend.takes_adapters() {
             return Err(AdapterError::Unsupported { device: B::NAME });
         }
-        let mut by_weight: Vec<Option<LowRank<B::Matrix>>> = Vec::new();
-        by_weight.resize_with(self.network.adaptable.len(), || None);
-        for (weight_idx, weight) in adapter.weights.iter().enumerate() {
-            if adapter.weights[..weight_idx]
-                .iter()
-                .any(|other| other.tensor == weight.tensor)
-            {
-                return Err(AdapterError::Twice {
-                    tensor: weight.tensor.clone(),
-                });
-            }
-            let places = (self.network.adaptable.iter().zip(&mut by_weight))
-                .filter(|(adaptable, _)| adaptable.name == weight.tensor);
-            let mut is_known = false;
-            for (adaptable, place) in places {
-                check_shape(weight, adaptable)?;
-                *place = Some(upload(&mut self.backend, weight, adaptable)?);
-                is_known = true;
-            }
-            if !is_known {
-                return Err(AdapterError::UnknownWeight {
-                    tensor: weight.tensor.clone(),
-                });
-            }
-        }
+        let by_weight = self.coming.remove(&id).unwrap_or_default();
         let matrices = Arc::new(AdapterMatrices::new(by_weight));
+        if !matrices.takes_strength(strength) {
+            return Err(AdapterError::Strength);
+        }
         self.backend.add_adapter(id, Arc::clone(&matrices), strength)?;
         self.adapters.insert(id, matrices);
         Ok(())
+    }
+
+    /// Uploads the change of one of an adapter's weights, unless that was done before.
+    pub(crate) fn install_weight(
+        &mut self,
+        id: AdapterId,
+        adapter: &Adapter,
+        weight_idx: usize,
+    ) -> Result<(), AdapterError> {
+        if !self.backend.takes_adapters() {
+            return Err(AdapterError::Unsupported { device: B::NAME });
+        }
+        let weight = &adapter.weights[weight_idx];
+        if adapter.weights[..weight_idx]
+            .iter()
+            .any(|other| other.tensor == weight.tensor)
+        {
+            return Err(AdapterError::Twice {
+                tensor: weight.tensor.clone(),
+            });
+        }
+        let n_adaptable = self.network.adaptable.len();
+        let by_weight = self.coming.entry(id).or_default();
+        by_weight.resize_with(n_adaptable, || None);
+        let places = (self.network.adaptable.iter().zip(by_weight))
+            .filter(|(adaptable, _)| adaptable.name == weight.tensor);
+        let mut is_known = false;
+        for (adaptable, place) in places {
+            check_shape(weight, adaptable)?;
+            if place.is_none() {
+                *place = Some(upload(&mut self.backend, weight, adaptable)?);
+            }
+            is_known = true;
+        }
+        if is_known {
+            return Ok(());
+        }
+        Err(AdapterError::UnknownWeight {
+            tensor: weight.tensor.clone(),
+        })
     }
 
     /// Lends the matrices of an adapter to another of its own strength.
@@ -65,6 +90,9 @@ impl<B: Backend> ModelExecutor<B> {
             .get(&from)
             .ok_or(AdapterError::NotLoaded { id: from })?;
         let matrices = Arc::clone(matrices);
+        if !matrices.takes_strength(strength) {
+            return Err(AdapterError::Strength);
+        }
         self.backend.add_adapter(id, Arc::clone(&matrices), strength)?;
         self.adapters.insert(id, matrices);
         Ok(())
