@@ -15,7 +15,7 @@ use std::{
     collections::VecDeque,
     io,
     sync::{Arc, Mutex, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::body::Bytes;
@@ -24,13 +24,14 @@ use tokenmill_sched::PageEvents;
 use tokio::{
     io::{AsyncRead, AsyncWriteExt as _, split},
     sync::{mpsc, watch},
+    time::sleep,
 };
 
 pub use self::config::{Endpoint, EventEncoding, KvEventsConfig, KvEventsError};
 use self::{
     payload::Payloads,
     sockets::{Kind, PeerStream, Socket},
-    zmtp::{command, message, pong, read_frame},
+    zmtp::{Version, command, message, ping, pong, read_beating},
 };
 
 /// Longest frame of a subscriber: a topic.
@@ -38,6 +39,20 @@ const MAX_TOPIC_BYTES: u64 = 1024;
 
 /// Topics of a subscriber.
 const MAX_TOPICS: usize = 64;
+
+/// How long a peer may be silent.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// A subscriber that asks for no topic so long is left.
+    first_topic: Duration,
+    /// A peer that is silent so long is asked whether it is there, and left if it is silent as long again.
+    heartbeat: Duration,
+}
+
+const PATIENCE: Patience = Patience {
+    first_topic: Duration::from_secs(60),
+    heartbeat: Duration::from_secs(30),
+};
 
 /// Bytes of batches that are kept, for slow subscribers and to be asked for again.
 const MAX_KEPT_BYTES: usize = 256 << 20;
@@ -125,14 +140,14 @@ impl KvEvents {
         };
         let to_subscribers = {
             let (kept, hwm) = (Arc::clone(&kept), self.config.hwm as u64);
-            let talk = move |stream| {
+            let talk = move |stream, version| {
                 let published = Published {
                     kept: Arc::clone(&kept),
                     end: end.clone(),
                     topic: Arc::clone(&topic),
                     hwm,
                 };
-                send_messages(stream, published)
+                send_messages(stream, version, PATIENCE, published)
             };
             self.publishes.serve(PUBLISHES, talk)
         };
@@ -141,7 +156,9 @@ impl KvEvents {
                 Some(socket) => {
                     let kept = Arc::clone(&kept);
                     let n_batches = self.config.buffer_steps as u64;
-                    let talk = move |stream| replay(stream, Arc::clone(&kept), n_batches);
+                    let talk = move |stream, version| {
+                        replay(stream, version, PATIENCE, Arc::clone(&kept), n_batches)
+                    };
                     socket.serve(REPLAYS, talk).await;
                 }
                 None => std::future::pending().await,
@@ -196,12 +213,24 @@ impl Published {
 }
 
 /// Sends a subscriber what it asks for.
-async fn send_messages(stream: PeerStream, mut published: Published) -> io::Result<()> {
+async fn send_messages(
+    stream: PeerStream,
+    version: Version,
+    patience: Patience,
+    mut published: Published,
+) -> io::Result<()> {
     let mut next = *published.end.borrow();
     let (mut reader, mut writer) = split(stream);
     let topics = Mutex::new(Vec::new());
     let (answer, mut answers) = mpsc::channel::<Vec<u8>>(1);
-    let read = async { read_topics(&mut reader, &topics, &answer).await };
+    let read = async { read_topics(&mut reader, version, patience.heartbeat, &topics, &answer).await };
+    let asks = async {
+        sleep(patience.first_topic).await;
+        if topics.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            return Err(zmtp::broken("it asks for no topic"));
+        }
+        std::future::pending().await
+    };
     let write = async {
         loop {
             let bytes = tokio::select! {
@@ -230,17 +259,22 @@ async fn send_messages(stream: PeerStream, mut published: Published) -> io::Resu
     tokio::select! {
         ended = read => ended,
         ended = write => ended,
+        ended = asks => ended,
     }
 }
 
 /// Reads what a subscriber wants and what it does not want any more.
 async fn read_topics(
     reader: &mut (impl AsyncRead + Unpin),
+    version: Version,
+    heartbeat: Duration,
     topics: &Mutex<Vec<Vec<u8>>>,
     answer: &mpsc::Sender<Vec<u8>>,
 ) -> io::Result<()> {
     loop {
-        let frame = read_frame(reader, MAX_TOPIC_BYTES).await?;
+        // A full queue means that something is on its way to the peer, who is asked once that has gone out.
+        let ask = async { answer.send(ping()).await.map_err(io::Error::other) };
+        let frame = read_beating(reader, MAX_TOPIC_BYTES, version, heartbeat, ask).await?;
         let (wants, topic) = match (command(&frame), frame.body.split_first()) {
             (Some((b"SUBSCRIBE", topic)), _) | (None, Some((1, topic))) => (true, topic),
             (Some((b"CANCEL", topic)), _) | (None, Some((0, topic))) => (false, topic),
@@ -267,11 +301,22 @@ async fn read_topics(
 }
 
 /// Sends the last `n_batches` to those who ask for them: each request is an empty frame and the first number.
-async fn replay(mut stream: PeerStream, kept: Arc<Mutex<Kept>>, n_batches: u64) -> io::Result<()> {
+async fn replay(
+    stream: PeerStream,
+    version: Version,
+    patience: Patience,
+    kept: Arc<Mutex<Kept>>,
+    n_batches: u64,
+) -> io::Result<()> {
+    let (mut reader, mut stream) = split(stream);
     loop {
         let mut frames: Vec<Vec<u8>> = Vec::new();
         loop {
-            let frame = read_frame(&mut stream, MAX_TOPIC_BYTES).await?;
+            let ask = async {
+                stream.write_all(&ping()).await?;
+                stream.flush().await
+            };
+            let frame = read_beating(&mut reader, MAX_TOPIC_BYTES, version, patience.heartbeat, ask).await?;
             if frame.is_command {
                 if let Some((b"PING", content)) = command(&frame)
                     && let Some(pong) = pong(content)
@@ -314,6 +359,8 @@ async fn replay(mut stream: PeerStream, kept: Arc<Mutex<Kept>>, n_batches: u64) 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -350,5 +397,80 @@ mod tests {
             (published.wait(4).await, published.wait(5).await),
             (Some(5), None)
         );
+    }
+
+    /// A peer of [`send_messages`], and the task that talks with it.
+    fn peer(version: Version) -> (tokio::io::DuplexStream, tokio::task::JoinHandle<io::Result<()>>) {
+        let (ours, theirs) = tokio::io::duplex(1 << 16);
+        let (told, end) = watch::channel(0);
+        let published = Published {
+            kept: Arc::default(),
+            end,
+            topic: Arc::from(&b""[..]),
+            hwm: 2,
+        };
+        let stream: Box<dyn sockets::Stream> = Box::new(ours);
+        let stream = PeerStream::new(stream, Duration::from_secs(30));
+        let talk = tokio::spawn(async move {
+            let _told = told;
+            send_messages(stream, version, SHORT, published).await
+        });
+        (theirs, talk)
+    }
+
+    const SHORT: Patience = Patience {
+        first_topic: Duration::from_millis(400),
+        heartbeat: Duration::from_millis(200),
+    };
+
+    const SUBSCRIBE: &[u8] = b"\x00\x01\x01";
+
+    #[tokio::test]
+    async fn a_peer_that_asks_for_nothing_gives_its_place_back() {
+        for version in [Version::V30, Version::V31] {
+            let (_theirs, talk) = peer(version);
+            let began = Instant::now();
+            assert!(talk.await.unwrap().is_err());
+            assert!(began.elapsed() >= SHORT.first_topic, "{version:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_subscriber_is_kept_as_long_as_it_answers() {
+        let (mut theirs, talk) = peer(Version::V31);
+        theirs.write_all(SUBSCRIBE).await.unwrap();
+        for _ in 0..4 {
+            let frame = zmtp::read_frame(&mut theirs, 100).await.unwrap();
+            assert_eq!(command(&frame), Some((&b"PING"[..], &[0, 0][..])));
+            theirs.write_all(&pong(&[0, 0]).unwrap()).await.unwrap();
+        }
+        assert!(!talk.is_finished());
+        let began = Instant::now();
+        assert!(talk.await.unwrap().is_err());
+        assert!(began.elapsed() >= 2 * SHORT.heartbeat);
+    }
+
+    #[tokio::test]
+    async fn a_subscriber_without_heartbeats_is_kept() {
+        let (mut theirs, talk) = peer(Version::V30);
+        theirs.write_all(SUBSCRIBE).await.unwrap();
+        sleep(SHORT.first_topic + 2 * SHORT.heartbeat).await;
+        assert!(!talk.is_finished());
+        drop(theirs);
+        assert!(talk.await.unwrap().is_err(), "it has gone");
+    }
+
+    #[tokio::test]
+    async fn an_asker_that_answers_no_heartbeat_gives_its_place_back() {
+        let (ours, _theirs) = tokio::io::duplex(1 << 16);
+        let stream: Box<dyn sockets::Stream> = Box::new(ours);
+        let stream = PeerStream::new(stream, Duration::from_secs(30));
+        let began = Instant::now();
+        assert!(
+            replay(stream, Version::V31, SHORT, Arc::default(), 1)
+                .await
+                .is_err()
+        );
+        assert!(began.elapsed() >= 2 * SHORT.heartbeat);
     }
 }

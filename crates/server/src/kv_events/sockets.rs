@@ -12,7 +12,10 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{config::Endpoint, zmtp::shake_hands};
+use super::{
+    config::Endpoint,
+    zmtp::{Version, shake_hands},
+};
 use crate::write_timeout::WriteTimeout;
 
 /// Peers of a socket.
@@ -71,8 +74,11 @@ impl Socket {
     }
 
     /// Lets `talk` speak with every peer, side by side. Dropping the future ends all of it.
-    pub(super) async fn serve<F>(self, kind: Kind, talk: impl Fn(PeerStream) -> F + Clone + Send + 'static)
-    where
+    pub(super) async fn serve<F>(
+        self,
+        kind: Kind,
+        talk: impl Fn(PeerStream, Version) -> F + Clone + Send + 'static,
+    ) where
         F: Future<Output = io::Result<()>> + Send,
     {
         let places = Arc::new(Semaphore::new(MAX_PEERS));
@@ -94,7 +100,7 @@ impl Socket {
                 let mut stream = WriteTimeout::new(stream, WRITE_TIMEOUT);
                 let hands = shake_hands(&mut stream, kind.own, kind.peers);
                 let ended = match timeout(HANDSHAKE_TIMEOUT, hands).await {
-                    Ok(Ok(())) => talk(stream).await,
+                    Ok(Ok(version)) => talk(stream, version).await,
                     Ok(Err(error)) => Err(error),
                     Err(late) => Err(late.into()),
                 };

@@ -1,15 +1,18 @@
-//! ZMTP 3.0, the protocol of ZeroMQ, as far as a publisher needs it: greeting, handshake without security, frames.
+//! ZMTP 3.1, the protocol of ZeroMQ, as far as a publisher needs it: greeting, handshake without security, frames.
 //!
 //! Written here because the library for it reserves as many bytes as a peer's frame says it has, which one message can make
 //! the end of the process. Invariants: a frame of a peer is refused by its length before memory is taken for it; what is written
 //! has gone out whole or the connection ends.
 //!
-//! Source: <https://rfc.zeromq.org/spec/23/>.
+//! Source: <https://rfc.zeromq.org/spec/23/> and, for heartbeats and subscriptions as commands, <https://rfc.zeromq.org/spec/37/>.
 
-use std::io;
+use std::{io, time::Duration};
 
 use axum::body::Bytes;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    time::timeout,
+};
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
@@ -27,12 +30,21 @@ pub(super) struct Frame {
     pub(super) body: Vec<u8>,
 }
 
+/// What a peer knows of the protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Version {
+    /// 3.0, without heartbeats.
+    V30,
+    /// 3.1 or later: it answers a `PING`.
+    V31,
+}
+
 /// Shakes hands as a socket of type `own` with a peer whose type is one of `peers`.
 pub(super) async fn shake_hands(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     own: &str,
     peers: &[&str],
-) -> io::Result<()> {
+) -> io::Result<Version> {
     let greeting = greeting();
     stream.write_all(&greeting).await?;
     stream.flush().await?;
@@ -44,6 +56,10 @@ pub(super) async fn shake_hands(
     if theirs[12..32] != greeting[12..32] {
         return Err(broken("it asks for security, and there is none"));
     }
+    let version = match theirs[10..12] {
+        [3, 0] => Version::V30,
+        _ => Version::V31,
+    };
     let mut ready = b"\x05READY\x0bSocket-Type".to_vec();
     ready.extend((own.len() as u32).to_be_bytes());
     ready.extend(own.as_bytes());
@@ -57,17 +73,17 @@ pub(super) async fn shake_hands(
     };
     let kind = property(properties, "socket-type").ok_or_else(|| broken("it names no type"))?;
     if peers.iter().any(|peer| peer.as_bytes() == kind) {
-        return Ok(());
+        return Ok(version);
     }
     Err(broken("its type of socket does not fit"))
 }
 
-/// What both sides say first: a signature, version 3.0, no security.
+/// What both sides say first: a signature, version 3.1, no security.
 fn greeting() -> [u8; 64] {
     let mut greeting = [0; 64];
     greeting[0] = 0xff;
     greeting[9] = 0x7f;
-    greeting[10] = 3;
+    greeting[10..12].copy_from_slice(&[3, 1]);
     greeting[12..16].copy_from_slice(b"NULL");
     greeting
 }
@@ -99,6 +115,36 @@ pub(super) async fn read_frame(stream: &mut (impl AsyncRead + Unpin), max_bytes:
 pub(super) fn command(frame: &Frame) -> Option<(&[u8], &[u8])> {
     let (&n_name, rest) = frame.body.split_first().filter(|_| frame.is_command)?;
     rest.split_at_checked(usize::from(n_name))
+}
+
+/// Reads a frame as [`read_frame`]. A peer that is silent for `patience` is sent a `PING`, which is what `ping` does, if it answers those; one that is then silent
+/// for as long again is left.
+pub(super) async fn read_beating(
+    stream: &mut (impl AsyncRead + Unpin),
+    max_bytes: u64,
+    version: Version,
+    patience: Duration,
+    ping: impl Future<Output = io::Result<()>>,
+) -> io::Result<Frame> {
+    let mut frame = std::pin::pin!(read_frame(stream, max_bytes));
+    if version == Version::V30 {
+        return frame.await;
+    }
+    if let Ok(frame) = timeout(patience, &mut frame).await {
+        return frame;
+    }
+    ping.await?;
+    match timeout(patience, frame).await {
+        Ok(frame) => frame,
+        Err(_) => Err(broken("it answers no heartbeat")),
+    }
+}
+
+/// A `PING` without a time to live and a context.
+pub(super) fn ping() -> Vec<u8> {
+    let mut frame = Vec::new();
+    write_frame(&mut frame, COMMAND, b"\x04PING\0\0");
+    frame
 }
 
 /// The answer to a `PING`, whose content is a time to live and a context.

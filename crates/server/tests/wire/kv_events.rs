@@ -28,7 +28,7 @@ impl Peer {
         stream.write_all(&greeting).await.unwrap();
         let mut answer = [0; 64];
         stream.read_exact(&mut answer).await.unwrap();
-        assert_eq!(&answer[..12], b"\xff\0\0\0\0\0\0\0\0\x7f\x03\0");
+        assert_eq!(&answer[..12], b"\xff\0\0\0\0\0\0\0\0\x7f\x03\x01");
         assert_eq!(&answer[12..33], b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0");
         let mut peer = Self(stream);
         let ready = |kind: &str| {
