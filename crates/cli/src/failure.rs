@@ -123,6 +123,11 @@ impl Failure {
         &self.message
     }
 
+    /// What to do, where that is said.
+    pub(crate) fn what_to_do(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// The line that is printed.
     pub(crate) fn line(&self) -> String {
         // Some messages quote a file; a line break in it would make two lines of one error, and an escape would reach the
@@ -242,6 +247,11 @@ impl From<Error> for Failure {
             Error::Tokenizer { .. } => Self::input(error.to_string())
                 .hint("`tokenmill tokenize` also takes the tokenizer.json of the model"),
             Error::Gguf(error) => error.into(),
+            Error::AdapterFile { name, source } => {
+                let message = Self::from(source).message;
+                Self::input(format!("adapter `{name}`: {message}"))
+                    .hint("an adapter is a .gguf file, or a folder with adapter_config.json as PEFT writes it")
+            }
             Error::Load(error) => error.into(),
             Error::Gpu(BackendError::Lost { .. }) => Self::device_lost(error.to_string()),
             Error::Gpu(ref reason) => {

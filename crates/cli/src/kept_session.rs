@@ -63,7 +63,7 @@ impl SessionArgs {
     /// Opens the session, and brings its memory into the model's cache. `None` where there is none to keep.
     ///
     /// # Errors
-    /// A file in a folder that is not there.
+    /// A file in a folder that is not there, and a text of `run` where a conversation is to go on.
     pub(crate) fn open(&self, model: &Model, unusable: Unusable) -> Result<Option<KeptSession>, Failure> {
         let Some(path) = &self.session else {
             return Ok(None);
@@ -95,6 +95,7 @@ impl SessionArgs {
             notes: file.header().notes.clone(),
             ..fresh
         };
+        kept.check_writer(unusable)?;
         let began = Instant::now();
         match model.restore_opened(file, path, 0) {
             Ok((session, size)) => {
@@ -129,6 +130,19 @@ impl KeptSession {
                 self.path.display()
             );
         }
+    }
+
+    /// Refuses a text of `run` where a conversation is to go on: saving it would replace what was computed for the text. `run` itself
+    /// keeps the notes of a conversation, and says where its prompt is another.
+    fn check_writer(&self, unusable: Unusable) -> Result<(), Failure> {
+        if unusable == Unusable::Stays || !self.notes.is_empty() {
+            return Ok(());
+        }
+        let path = self.path.display();
+        Err(Failure::input(format!(
+            "session {path} holds a text that `run` has computed, no conversation"
+        ))
+        .hint("`tokenmill run --session` goes on with it; for a conversation name another file"))
     }
 
     /// Where it is.

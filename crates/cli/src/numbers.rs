@@ -5,6 +5,13 @@
 
 use std::{fmt, str::FromStr};
 
+/// A number as it is shown with so many digits behind the point. What rounds to zero has no sign.
+pub(crate) fn rounded(value: f64, n_digits: i32) -> f64 {
+    let scale = 10_f64.powi(n_digits);
+    // Adding zero makes the negative zero positive.
+    (value * scale).round() / scale + 0.0
+}
+
 /// At most so many of something, or, written as -1, as many as there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Limit {
@@ -131,6 +138,14 @@ mod tests {
             [Limit::Unbounded.to_string(), Seed::Fixed(7).to_string()],
             ["-1", "7"]
         );
+    }
+
+    #[test]
+    fn what_rounds_to_zero_has_no_sign() {
+        let text = |value| format!("{:+.3} {:.3}", rounded(value, 3), rounded(value, 3));
+        assert_eq!(text(-0.000_4), "+0.000 0.000");
+        assert_eq!(text(-0.000_6), "-0.001 -0.001");
+        assert_eq!(text(1.234_6), "+1.235 1.235");
     }
 
     #[test]

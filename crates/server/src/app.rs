@@ -85,7 +85,7 @@ pub(crate) struct Call {
     pub(crate) adapter: Option<String>,
     /// Where it was sent to.
     pub(crate) uri: Uri,
-    /// The slot that it is noted in, where it was chosen already.
+    /// The slot that it asks for, or that was chosen already.
     pub(crate) slot: Option<usize>,
     /// The shape that it asks for, once its body was read.
     pub(crate) asked: Option<Asked>,
@@ -176,7 +176,7 @@ impl Call {
         let first = prompts.first().cloned().unwrap_or_default();
         let stream = self.begin(app, prompts, params).await?;
         let asker = self.asker(params);
-        let slot = (self.slot).unwrap_or_else(|| app.slots.choose(None, &first, asker));
+        let slot = app.slots.choose(self.slot, &first, asker);
         let mut running = app.slots.begin(slot, &first, asker);
         Ok(stream.noting(move |id| running.push(id)))
     }
@@ -236,7 +236,9 @@ impl Call {
     ) -> Result<(T, SamplingFields), ApiError> {
         let body = self.parse(fields)?;
         self.asked = asked(&body)?;
-        Ok((body.read()?, body.read()?))
+        let (own, sampling): (T, SamplingFields) = (body.read()?, body.read()?);
+        self.slot = sampling.slot();
+        Ok((own, sampling))
     }
 
     /// Parses the body and reads it as one type.

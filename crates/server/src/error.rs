@@ -93,6 +93,17 @@ pub enum ApiError {
         /// The names served, separated by commas.
         available: String,
     },
+    /// A request changes an adapter that is not loaded.
+    #[error("there is no adapter `{adapter}` here; {}", match &available[..] {
+        "" => "none is loaded".to_owned(),
+        names => format!("loaded are {names}"),
+    })]
+    UnknownAdapter {
+        /// The name asked for.
+        adapter: String,
+        /// The names of those that are loaded, separated by commas.
+        available: String,
+    },
     /// Prompt and answer do not fit in the context.
     #[error("the prompt has {provided} tokens, but this model's context is {maximum} tokens")]
     ContextLengthExceeded {
@@ -244,7 +255,7 @@ impl ApiError {
             | Self::Template { .. } => 400,
             Self::Unauthorized => 401,
             Self::ForeignOrigin { .. } | Self::ForeignHost { .. } => 403,
-            Self::UnknownModel { .. } | Self::NotFound { .. } => 404,
+            Self::UnknownModel { .. } | Self::UnknownAdapter { .. } | Self::NotFound { .. } => 404,
             Self::MethodNotAllowed { .. } => 405,
             Self::RequestTimeout { .. } | Self::Stalled => 408,
             Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
@@ -265,6 +276,7 @@ impl ApiError {
             Self::UnknownField { .. } => "unknown_parameter",
             Self::UnsupportedField { .. } => "unsupported_parameter",
             Self::UnknownModel { .. } => "model_not_found",
+            Self::UnknownAdapter { .. } => "adapter_not_found",
             Self::ContextLengthExceeded { .. } => "context_length_exceeded",
             Self::Template { .. } => "chat_template_error",
             Self::ShapeFailed { .. } => "shape_failed",
@@ -293,6 +305,7 @@ impl ApiError {
             | Self::UnknownField { param }
             | Self::UnsupportedField { param, .. } => Some(param),
             Self::UnknownModel { .. } => Some("model"),
+            Self::UnknownAdapter { .. } => Some("lora_name"),
             _ => None,
         }
     }
@@ -398,7 +411,7 @@ impl From<EngineError> for ApiError {
 }
 
 /// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 24] = [
+pub(crate) const DOCUMENTED: [(u16, &str, &str); 25] = [
     (
         400,
         "malformed_json",
@@ -446,6 +459,11 @@ pub(crate) const DOCUMENTED: [(u16, &str, &str); 24] = [
         "the request is for a name that is neither an address, `localhost` nor given with `--allow-host`",
     ),
     (404, "model_not_found", "a model that is not served here"),
+    (
+        404,
+        "adapter_not_found",
+        "a change of an adapter that is not loaded",
+    ),
     (404, "not_found", "no such path"),
     (405, "method_not_allowed", "the path does not answer this method"),
     (408, "request_timeout", "the body did not arrive in time"),
@@ -524,6 +542,10 @@ mod tests {
             },
             ApiError::UnknownModel {
                 model: text(),
+                available: text(),
+            },
+            ApiError::UnknownAdapter {
+                adapter: text(),
                 available: text(),
             },
             ApiError::ContextLengthExceeded {

@@ -90,7 +90,6 @@ pub(crate) const FOREIGN: &[Field] = &[
     ),
     only("n_probs", &["0"], "use `logprobs`"),
     only("n_indent", &["0"], NOT_IMPLEMENTED),
-    only("id_slot", &["-1"], "sequences have no fixed place"),
     only(
         "t_max_predict_ms",
         &["0", "-1"],

@@ -64,6 +64,11 @@ pub const SAMPLING_FIELDS: &[Field] = &[
         "cache_salt",
         "extension, as in vLLM; cached prefixes are found only by requests with the same salt",
     ),
+    yes(
+        "id_slot",
+        "extension, as in llama.cpp; the slot that the conversation is noted in, to be saved from there; -1, and a number that \
+         there is not, let the server choose",
+    ),
 ];
 
 /// The sampling parameters of a request as the client wrote them.
@@ -89,6 +94,7 @@ pub struct SamplingFields {
     min_tokens: Option<u32>,
     priority: Option<i32>,
     cache_salt: Option<String>,
+    id_slot: Option<i64>,
 }
 
 /// Biases by token id, from a map or from llama.cpp's list of pairs.
@@ -159,6 +165,11 @@ impl SamplingFields {
     /// Place in the queue in vLLM's sense: lower goes first.
     pub(crate) fn priority(&self) -> i32 {
         self.priority.unwrap_or(0)
+    }
+
+    /// The slot that it asks for.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        self.id_slot.and_then(|id| usize::try_from(id).ok())
     }
 
     /// What keeps the request's cached prefixes apart.

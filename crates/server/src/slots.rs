@@ -273,23 +273,32 @@ fn check_owner(file: &SessionFile, tenant: Tenant) -> Result<(), ApiError> {
     if notes.owner == tenant.owner() {
         Ok(())
     } else {
-        Err(ApiError::invalid("filename", "it was saved with another API key"))
+        Err(no_such_file())
     }
+}
+
+/// What is said where there is no file, and of a file that is none of the client's.
+fn no_such_file() -> ApiError {
+    ApiError::invalid("filename", "there is no such file")
 }
 
 /// Refuses to replace what is there, unless it is a session of the same key.
 fn check_replaced(path: &Path, tenant: Tenant) -> Result<(), ApiError> {
-    match SessionFile::open(path) {
-        Ok(file) => check_owner(&file, tenant),
+    let is_own = match SessionFile::open(path) {
+        Ok(file) => check_owner(&file, tenant).is_ok(),
         Err(Error::Session {
             source: SessionError::Io(error),
             ..
-        }) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(_) => Err(ApiError::invalid(
-            "filename",
-            "there is a file of this name that is no session to replace",
-        )),
+        }) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(_) => false,
+    };
+    if is_own {
+        return Ok(());
     }
+    Err(ApiError::invalid(
+        "filename",
+        "there is a file of this name that is no session to replace",
+    ))
 }
 
 fn has_adapters() -> ApiError {

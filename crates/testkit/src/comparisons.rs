@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 55] = [
+const ROWS: [Row; 56] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -91,6 +91,7 @@ const ROWS: [Row; 55] = [
     row("FP8 folders", "the same numbers in BF16", 1),
     row("converted folders", "llama.cpp's converter", 2),
     row("presets of converted folders", "llama-quantize", 0),
+    row("presets of loaded folders", "presets of converted folders", 2),
     row("folders that are not converted", "no reference: one line each", 0),
     row("turned choices between experts", "no reference: plain loops", 0),
     row("trained model stories260K", "numpy in float64", 0),

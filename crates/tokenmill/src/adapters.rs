@@ -5,7 +5,7 @@
 use std::{
     path::PathBuf,
     str::FromStr,
-    sync::{Mutex, MutexGuard},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use tokenmill_backend::AdapterId;
@@ -61,7 +61,7 @@ impl FromStr for AdapterSource {
 }
 
 /// What is wrong with a name, if anything is.
-pub(crate) fn fault_of(name: &str) -> Option<&'static str> {
+fn fault_of(name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("is empty")
     } else if name.len() > MAX_NAME_BYTES {
@@ -118,9 +118,29 @@ impl Shelf {
     }
 
     pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
-        self.changing
-            .lock()
-            .expect("nothing panics while it holds this lock")
+        // It guards no data.
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Checks that there is room for an adapter of this name.
+    pub(crate) fn check_place(&self, name: &str) -> Result<(), Error> {
+        let loaded = self.loaded();
+        let reason = fault_of(name).or_else(|| {
+            let is_taken = loaded.iter().any(|adapter| adapter.name == name);
+            is_taken.then_some("is that of an adapter that is loaded")
+        });
+        if let Some(reason) = reason {
+            return Err(Error::AdapterName {
+                name: name.to_owned(),
+                reason,
+            });
+        }
+        if loaded.len() >= self.max_adapters {
+            return Err(Error::TooManyAdapters {
+                maximum: self.max_adapters,
+            });
+        }
+        Ok(())
     }
 
     pub(crate) fn find(&self, name: &str) -> Result<LoadedAdapter, Error> {

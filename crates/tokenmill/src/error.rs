@@ -277,6 +277,14 @@ pub enum Error {
         /// Those that are there.
         available: Vec<String>,
     },
+    /// An adapter's files cannot be read, or are none of an adapter.
+    #[error("adapter `{name}`: {source}")]
+    AdapterFile {
+        /// The adapter.
+        name: String,
+        /// Why.
+        source: LoadError,
+    },
     /// A name that an adapter cannot have.
     #[error("the name `{name}` {reason}")]
     AdapterName {

@@ -158,7 +158,7 @@ impl LoadOptions {
     pub fn open_network(&self, source: &ModelSource) -> Result<Network, Error> {
         let mut network = source.open_network()?;
         if let Some(preset) = self.quantize {
-            quantized::quantize(&mut network, preset)?;
+            quantized::quantize(&mut network, source, preset)?;
         }
         let layers = self.control_layers.clone().unwrap_or(0..=usize::MAX);
         for (path, scale) in &self.control_vectors {

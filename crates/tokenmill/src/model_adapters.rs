@@ -7,35 +7,27 @@ use std::sync::Arc;
 
 use tokenmill_backend::AdapterId;
 
-use crate::{AdapterSource, Error, LoadedAdapter, Model, adapters::fault_of};
+use crate::{AdapterSource, Error, LoadedAdapter, Model};
 
 impl Model {
     /// Loads an adapter, which requests name from then on: [`TextParams::adapter`](crate::TextParams::adapter). Requests that run
     /// continue meanwhile.
     ///
     /// # Errors
-    /// [`Error::AdapterName`] of a name that is taken or unusable, [`Error::TooManyAdapters`], [`Error::Load`] where its files are
+    /// [`Error::AdapterName`] of a name that is taken or unusable, [`Error::TooManyAdapters`], [`Error::AdapterFile`] where its files are
     /// wrong, [`Error::Engine`] where it does not fit the model or the device.
     pub fn load_adapter(&self, source: &AdapterSource) -> Result<LoadedAdapter, Error> {
         let shelf = self.shelf();
-        let _changing = shelf.changing();
-        let reason = fault_of(&source.name).or_else(|| {
-            let is_taken = shelf.loaded().iter().any(|adapter| adapter.name == source.name);
-            is_taken.then_some("is that of an adapter that is loaded")
-        });
-        if let Some(reason) = reason {
-            return Err(Error::AdapterName {
-                name: source.name.clone(),
-                reason,
-            });
-        }
-        if shelf.loaded().len() >= shelf.max_adapters {
-            return Err(Error::TooManyAdapters {
-                maximum: shelf.max_adapters,
-            });
-        }
+        shelf.check_place(&source.name)?;
         let reader = shelf.reader.as_ref().ok_or(Error::NoAdapters)?;
-        let adapter = Arc::new(reader.read(&source.path)?);
+        let adapter = reader.read(&source.path).map_err(|fault| Error::AdapterFile {
+            name: source.name.clone(),
+            source: fault,
+        })?;
+        let adapter = Arc::new(adapter);
+        // While the files were read, another may have taken the name or the last place.
+        let _changing = shelf.changing();
+        shelf.check_place(&source.name)?;
         let id = self.engine().add_adapter(Arc::clone(&adapter), source.strength)?;
         let loaded = LoadedAdapter {
             name: source.name.clone(),

@@ -3,31 +3,26 @@
 //! Separate from the load, which does not know what its weights were. Invariant: the types are those that a quantized file of the
 //! preset would have, chosen before any weight is read.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
-use tokenmill_convert::{ModelShape, Preset, Recipe, TensorShape, choose};
+use tokenmill_convert::{ModelShape, Preset, Recipe, TensorShape, TypeChoice, choose};
 use tokenmill_gguf::TensorType;
-use tokenmill_model::{Descriptor, Model as Network};
+use tokenmill_model::{FolderAsGguf, Model as Network};
 use tokenmill_quant::Format;
 
-use crate::Error;
+use crate::{Error, ModelSource};
 
 /// Chooses the types of an opened folder's tensors, in which they will be loaded.
-pub(crate) fn quantize(network: &mut Network, preset: Preset) -> Result<(), Error> {
-    if network.gguf().is_some() {
+pub(crate) fn quantize(network: &mut Network, source: &ModelSource, preset: Preset) -> Result<(), Error> {
+    let ModelSource::Folder(folder) = source else {
         return Err(Error::QuantizesFile);
-    }
-    let infos = network.weights().infos();
-    let shapes: Vec<TensorShape<'_>> = (infos.iter())
-        .map(|info| TensorShape {
-            name: &info.name,
-            ty: info.ty,
-            dims: &info.dims,
-        })
-        .collect();
-    let choices = choose(&facts(network.descriptor()), &Recipe::new(preset), false, &shapes)?;
+    };
+    let types_of_file = types_of_file(folder, preset)?;
     let mut types: BTreeMap<String, TensorType> = BTreeMap::new();
-    for (info, choice) in infos.iter().zip(choices) {
+    for info in network.weights().infos() {
+        let Some(choice) = types_of_file.get(&info.name) else {
+            continue;
+        };
         // What the folder has quantized already, such as the experts of gpt-oss, stays.
         if choice.ty == info.ty || info.ty.block_len() > 1 {
             continue;
@@ -42,22 +37,21 @@ pub(crate) fn quantize(network: &mut Network, preset: Preset) -> Result<(), Erro
     Ok(())
 }
 
-/// What the choice of types asks about a network.
-fn facts(descriptor: &Descriptor) -> ModelShape {
-    let attention = descriptor.layers.iter().find_map(|layer| layer.mixer.attention());
-    let latent = descriptor.layers.iter().find_map(|layer| layer.mixer.latent());
-    let (n_heads, n_kv_heads) = match (attention, latent) {
-        (Some(attention), _) => (attention.n_heads, attention.n_kv_heads),
-        // All heads share the latent rows.
-        (None, Some(latent)) => (latent.n_heads, 1),
-        (None, None) => (0, 0),
-    };
-    let experts = descriptor.layers.iter().find_map(|layer| layer.ffn.moe());
-    ModelShape {
-        architecture: descriptor.arch.clone(),
-        n_layers: descriptor.layers.len(),
-        n_experts: experts.map_or(0, |experts| experts.router.n_experts),
-        n_heads,
-        n_kv_heads,
-    }
+/// The types of the tensors of a file that was made of a folder and quantized then: the choice asks for the file's keys, and counts its
+/// tensors, those of layers for drafts among them, which a load may leave out.
+fn types_of_file(folder: &Path, preset: Preset) -> Result<BTreeMap<String, TypeChoice>, Error> {
+    let file = FolderAsGguf::open(folder)?;
+    let mut keys = file.keys().clone();
+    keys.insert("general.architecture", file.architecture())?;
+    let infos = file.weights().infos();
+    let shapes: Vec<TensorShape<'_>> = (infos.iter())
+        .map(|info| TensorShape {
+            name: &info.name,
+            ty: info.ty,
+            dims: &info.dims,
+        })
+        .collect();
+    let choices = choose(&ModelShape::of(&keys)?, &Recipe::new(preset), false, &shapes)?;
+    let names = infos.iter().map(|info| info.name.clone());
+    Ok(names.zip(choices).collect())
 }

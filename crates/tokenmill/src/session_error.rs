@@ -39,6 +39,16 @@ pub enum SessionError {
     /// The memory of another network, or of other weights.
     #[error("it is of another model")]
     OtherModel,
+    /// Keys and values of other types.
+    #[error(
+        "its keys and values are {found}, and those of this load are {expected}; load the model with the types of the file"
+    )]
+    OtherTypes {
+        /// Those of the file.
+        found: String,
+        /// Those of the engine.
+        expected: String,
+    },
     /// Memory that is arranged in another way.
     #[error("its memory is `{found}`, and that of this load is `{expected}`; load the model as it was")]
     OtherFormat {

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill::{Conversion, Error, QuantizeSummary};
+use tokenmill::{Conversion, Error, LoadOptions, ModelSource, QuantizeSummary};
 use tokenmill_convert::OutType;
 use tokenmill_gguf::{GgufFile, TensorType, Value};
 use tokenmill_quant::Format;
@@ -280,4 +280,41 @@ fn presets_are_those_of_quantize() {
     }
     assert_eq!(summary.n_tensors, own.tensors().len());
     assert!(own.tensors().any(|info| info.ty == TensorType::Q4_K));
+}
+
+/// What `--quantize` loads of a folder has the types of the file that `convert` writes with the same preset: hybrids, experts and layers for
+/// drafts among them.
+#[test]
+fn a_folder_is_loaded_in_the_types_of_its_file() {
+    let mut comparisons = Comparisons::of("presets of loaded folders");
+    for folder in comparisons.networks() {
+        let hf = folder.join("hf");
+        if !hf.join("model.safetensors").is_file() {
+            comparisons.skip("no folder of this network");
+            continue;
+        }
+        let preset = "q4_k_m".parse().unwrap();
+        let Ok((_temporary, path, _)) = convert(&hf, OutType::Preset(preset)) else {
+            comparisons.skip("a preset that does not go with its shapes");
+            continue;
+        };
+        let file = GgufFile::open(&path).unwrap();
+        let loaded = LoadOptions::default()
+            .quantize(preset)
+            .open_network(&ModelSource::Folder(hf))
+            .unwrap();
+        let mut n_quantized = 0;
+        for info in loaded.weights().infos() {
+            let Some(written) = file.tensor(&info.name).map(|tensor| tensor.info) else {
+                continue;
+            };
+            n_quantized += usize::from(written.ty.block_len() > 1);
+            // What the folder has quantized already stays.
+            if written.ty.block_len() > 1 || info.ty.block_len() > 1 {
+                assert_eq!(info.ty, written.ty, "{}: {}", folder.display(), info.name);
+            }
+        }
+        assert!(n_quantized > 0, "{}", folder.display());
+        comparisons.compared(1);
+    }
 }

@@ -208,3 +208,16 @@ fn a_control_vector_steers_by_its_scale_and_its_layers() {
     .failed(3);
     assert!(line.contains("expected controlvector"), "{line}");
 }
+
+#[test]
+fn an_adapter_that_is_missing_is_told_from_a_model() {
+    let line = tokenmill(["run", "demo", "Hi", "--lora", "poet=/no/such/poet.gguf"]).failed(3);
+    assert!(
+        line.starts_with("error: adapter `poet`: cannot open /no/such/poet.gguf"),
+        "{line}"
+    );
+    assert!(
+        line.contains("(hint: an adapter is a .gguf file, or a folder"),
+        "{line}"
+    );
+}

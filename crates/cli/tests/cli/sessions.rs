@@ -46,7 +46,9 @@ fn a_run_goes_on_from_its_session() {
         &["--cache-type-k", "f32", "--cache-type-v", "f32"],
     );
     assert!(
-        other.stderr.contains("load the model as it was"),
+        other
+            .stderr
+            .contains("its keys and values are f16 and f16, and those of this load are f32 and f32"),
         "{}",
         other.stderr
     );
@@ -140,6 +142,20 @@ fn a_chat_goes_on_where_it_ended() {
     let run = run(STORY, "4", Some(&session), &[]);
     assert_eq!(run.code, 0, "{}", run.stderr);
     assert_eq!(messages(&session).0, both[..2], "a run keeps the notes");
+}
+
+#[test]
+fn a_text_of_run_is_no_conversation() {
+    let folder = tempfile::tempdir().unwrap();
+    let session = folder.path().join("story.tms");
+    json(run(STORY, "4", Some(&session), &[]));
+    let kept = fs::read(&session).unwrap();
+    let line = tokenmill_with(&["chat", "demo", "--session", arg(&session)], "Hi\n").failed(3);
+    assert!(
+        line.contains("no conversation") && line.contains("name another file"),
+        "{line}"
+    );
+    assert_eq!(fs::read(&session).unwrap(), kept);
 }
 
 /// A session is saved after every answer; whenever the program is killed, the file is one of those saves.

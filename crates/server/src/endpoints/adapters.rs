@@ -77,7 +77,17 @@ pub(crate) async fn load(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         name: lora_name.clone(),
         strength: 1.0,
     };
-    change(&app, move |app| app.model.model().load_adapter(&source).map(drop)).await?;
+    // Where the folder lies is no business of the client's.
+    let root = format!("{}/", folder.canonicalize().unwrap_or_default().display());
+    change(&app, move |app| app.model.model().load_adapter(&source).map(drop))
+        .await
+        .map_err(|error| match error {
+            ApiError::InvalidField { param, reason } => ApiError::InvalidField {
+                param,
+                reason: reason.replace(&root, ""),
+            },
+            other => other,
+        })?;
     Ok(format!("Success: LoRA adapter '{lora_name}' added successfully.").into_response())
 }
 
@@ -173,8 +183,12 @@ async fn change(
     let app = Arc::clone(app);
     let changed = spawn_blocking(move || change(&app)).await;
     match changed {
-        // The file's fault, in one line; the path is the client's own.
-        Ok(Err(Error::Load(error))) => Err(ApiError::invalid("lora_path", error.to_string())),
+        // The file's fault, in one line.
+        Ok(Err(Error::AdapterFile { source, .. })) => Err(ApiError::invalid("lora_path", source.to_string())),
+        Ok(Err(Error::UnknownAdapter { name, available })) => Err(ApiError::UnknownAdapter {
+            adapter: name,
+            available: available.join(", "),
+        }),
         Ok(changed) => Ok(changed?),
         Err(error) => Err(ApiError::Internal {
             reason: error.to_string(),

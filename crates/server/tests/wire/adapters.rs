@@ -107,7 +107,16 @@ async fn adapters_come_and_go_and_answer_as_other_software_does() {
         }
     };
     assert_eq!(unload("a").await.status, 200);
-    assert_eq!(unload("a").await.status, 404);
+    let unknown = unload("a").await;
+    assert_eq!(
+        (unknown.status, unknown.json()["error"]["code"].as_str()),
+        (404, Some("adapter_not_found"))
+    );
+    assert!(
+        unknown.text().contains("there is no adapter `a` here; "),
+        "{}",
+        unknown.text()
+    );
     let gone = server
         .post("/completion", &json!({ "model": "a", "prompt": "x" }))
         .await;
@@ -174,6 +183,10 @@ async fn adapters_that_cannot_be_are_refused_and_nothing_is_lost() {
                 .to_owned();
             assert_eq!(reply.status, 400, "{message}");
             assert!(message.contains(part) && !message.contains('\n'), "{message}");
+            assert!(
+                !message.contains("parity2"),
+                "it tells where the folder lies: {message}"
+            );
         }
     };
     refuse("a", "qwen3-b", "is that of an adapter that is loaded").await;

@@ -38,6 +38,42 @@ async fn act(server: &TestServer, slot: usize, action: &str, name: &str) -> Repl
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_chat_is_noted_in_the_slot_that_it_asks_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let Some(server) = TestServer::start_with(setup(folder.path(), 1 << 30, "")).await else {
+        return;
+    };
+    let chat = |slot: i32| json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 8, "id_slot": slot });
+    server.post_ok("/v1/chat/completions", &chat(2)).await;
+    let text = json!({ "prompt": STORY, "max_tokens": 4, "id_slot": 4 });
+    server.post_ok("/v1/completions", &text).await;
+    for (slot, status) in [(2, 200), (4, 200), (3, 400)] {
+        assert_eq!(
+            act(&server, slot, "save", "talk.bin").await.status,
+            status,
+            "slot {slot}"
+        );
+    }
+    // As in llama.cpp, -1 and a number that there is not leave the choice to the server.
+    for slot in [-1, 1_000_000] {
+        server.post_ok("/v1/chat/completions", &chat(slot)).await;
+    }
+    // A slot is busy while its chat runs.
+    let mut long = chat(5);
+    long["max_tokens"] = json!(400);
+    long["ignore_eos"] = json!(true);
+    long["stream"] = json!(true);
+    let stream = server.post_stream("/v1/chat/completions", &long).await;
+    let slots = server.get("/slots").await.json();
+    let busy: Vec<&Value> = (slots.as_array().expect("a list").iter())
+        .filter(|slot| slot["is_processing"] == true)
+        .map(|slot| &slot["id"])
+        .collect();
+    assert_eq!(busy, [&json!(5)]);
+    drop(stream);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_conversation_goes_on_in_another_server() {
     let folder = tempfile::tempdir().expect("a folder");
     let Some(first) = TestServer::start_with(setup(folder.path(), 1 << 30, "")).await else {
@@ -169,15 +205,15 @@ async fn a_session_belongs_to_its_key() {
         post("alpha", "/slots/1?action=save", file.clone()).await.status,
         200
     );
-    for action in ["restore", "save"] {
+    // Nothing tells a file of another key from none, but that a name is taken.
+    for (action, text) in [
+        ("restore", "there is no such file"),
+        ("save", "no session to replace"),
+    ] {
         let path = format!("/slots/1?action={action}");
         post("beta", "/completion", prompt.clone()).await;
         let refused = post("beta", &path, file.clone()).await;
-        assert!(
-            refused.text().contains("another API key"),
-            "{action}: {}",
-            refused.text()
-        );
+        assert!(refused.text().contains(text), "{action}: {}", refused.text());
     }
     assert_eq!(
         post("alpha", "/slots/1?action=restore", file.clone())

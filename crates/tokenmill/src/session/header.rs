@@ -63,6 +63,15 @@ pub(super) fn format_text(format: &MemoryFormat) -> String {
     )
 }
 
+/// The types of keys and values that [`format_text`] has written.
+pub(super) fn types_of(format: &str) -> Option<(&str, &str)> {
+    let mut words = format.split_whitespace();
+    words.find(|&word| word == "keys")?;
+    let keys = words.next()?;
+    let values = (words.next()? == "values").then(|| words.next())??;
+    Some((keys, values))
+}
+
 impl SessionHeader {
     /// The header as it stands in a file.
     ///

@@ -23,7 +23,7 @@ use tokenmill_sched::{Engine, PrefixReader};
 use self::{
     aside::write_aside,
     checksum::checksum,
-    header::{SUM_BYTES, format_text},
+    header::{SUM_BYTES, format_text, types_of},
 };
 use crate::{Answer, Error, Model, SessionError};
 
@@ -113,6 +113,12 @@ impl SessionFile {
             return Err(SessionError::OtherModel);
         }
         if header.format != format {
+            let types = |text: &str| types_of(text).map(|(keys, values)| format!("{keys} and {values}"));
+            if let (Some(found), Some(expected)) = (types(&header.format), types(&format))
+                && found != expected
+            {
+                return Err(SessionError::OtherTypes { found, expected });
+            }
             return Err(SessionError::OtherFormat {
                 found: header.format.clone(),
                 expected: format,

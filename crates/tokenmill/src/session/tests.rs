@@ -1,6 +1,6 @@
 //! Sessions of every kind of memory, from an engine to a file and into another engine.
 
-use std::{fs, io::Write as _, path::Path};
+use std::{fs, io::Write as _, path::Path, time::Duration};
 
 use tokenmill_backend::{KvType, SamplingParams};
 use tokenmill_cpu_exec::CpuBackend;
@@ -210,7 +210,7 @@ fn a_file_that_is_cut_damaged_or_foreign_changes_nothing() {
     let of_other_type = engine(&model, &exact);
     assert!(matches!(
         restore(&of_other_type, &path),
-        Err(SessionError::OtherFormat { .. })
+        Err(SessionError::OtherTypes { ref expected, .. }) if expected == "f32 and f32"
     ));
     let short = ModelOptions {
         n_ctx: Some(120),
@@ -408,4 +408,20 @@ fn saving_goes_on_beside_answers() {
         );
     });
     assert_nothing_held(&shared);
+}
+
+#[test]
+fn a_reader_that_is_forgotten_does_not_keep_a_draining_engine() {
+    let model = model(|_| {});
+    let engine = engine(&model, &options());
+    let tokens = random_tokens(3, 40);
+    engine.generate(&tokens, &params(1)).unwrap();
+    let forgotten = engine.read_prefix(&tokens, 0).unwrap();
+    engine.drain();
+    assert!(
+        !engine.wait_for_end(Duration::from_secs(1)),
+        "it waits for the reader"
+    );
+    assert!(engine.wait_for_end(Duration::from_secs(30)), "but not for ever");
+    drop(forgotten);
 }

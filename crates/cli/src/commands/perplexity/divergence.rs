@@ -4,6 +4,8 @@
 
 use serde_json::json;
 
+use crate::numbers::rounded;
+
 /// The figures of all positions so far.
 #[derive(Debug, Default)]
 pub(crate) struct Divergence {
@@ -114,12 +116,14 @@ impl Figures {
             mean_gain,
             rms_gain,
         } = self;
+        let [mean, error, median, p90, p99, max] =
+            [mean, error, median, p90, p99, max].map(|value| rounded(value, 6));
         format!(
             "KL divergence mean {mean:.6} ± {error:.6}, median {median:.6}, 90% {p90:.6}, 99% {p99:.6}, greatest {max:.6}\n\
              same likeliest token at {:.3}% of the positions\n\
              probability of the right token {:+.3}% on average, {:.3}% root mean square",
             100.0 * same_top,
-            100.0 * mean_gain,
+            rounded(100.0 * mean_gain, 3),
             100.0 * rms_gain,
         )
     }
