@@ -151,6 +151,7 @@ impl LoadArgs {
             cpu_features: self.cpu_features()?,
             placement: self.placement()?,
             on_split: Some(SplitObserver(say_split)),
+            is_quiet: false,
         })
     }
 

@@ -10,7 +10,7 @@ use tokenmill_model::LoadError;
 use tokenmill_placed::PlacementRequest;
 use tokenmill_quant::CpuFeatures;
 
-use crate::SplitObserver;
+use crate::{SplitObserver, at_low_priority};
 
 /// Where a model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,6 +85,9 @@ pub struct Compute {
     pub placement: PlacementRequest,
     /// Is shown the plan of a load that is split, before anything is loaded.
     pub on_split: Option<SplitObserver>,
+    /// Whether a load leaves the processors to what else computes here: it reads and packs weights on one thread of low priority,
+    /// and takes longer. The threads that compute afterwards have the usual priority.
+    pub is_quiet: bool,
 }
 
 impl Default for Compute {
@@ -98,11 +101,21 @@ impl Default for Compute {
             cpu_features: CpuFeatures::detect(),
             placement: PlacementRequest::default(),
             on_split: None,
+            is_quiet: false,
         }
     }
 }
 
 impl Compute {
+    /// Does a part of a load, in the manner that was asked for.
+    pub(crate) fn work<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        if self.is_quiet {
+            at_low_priority(work)
+        } else {
+            work()
+        }
+    }
+
     /// The CPU backend that these options describe.
     ///
     /// # Errors

@@ -3,12 +3,15 @@
 //! Separate from the model so that one file decides between devices. Invariant: a choice is obeyed or refused; only
 //! [`Device::Auto`] falls back to another device and says why.
 
-use tokenmill_backend::BackendError;
+use std::{panic, sync::mpsc, thread};
+
+use tokenmill_backend::{BackendError, Executor};
+use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_model::{LoadProgress, Model, ModelOptions};
 use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
 use crate::{
-    Compute, Device, Error, gpu,
+    Compute, Device, Error, at_low_priority, gpu,
     loaded::{Loaded, LoadedDevice},
     machine_memory::{available_bytes, check_available, check_memory, machine_bytes},
 };
@@ -81,8 +84,40 @@ fn load_on_cpu(
     check_memory(&plan, machine_bytes())?;
     check_available(&plan, available_bytes())?;
     Ok(Loaded {
-        executor: Box::new(model.load_on(backend, options, on_progress)?),
+        executor: if compute.is_quiet {
+            load_quietly(model, backend, options, on_progress)?
+        } else {
+            Box::new(model.load_on(backend, options, on_progress)?)
+        },
         device: LoadedDevice::Cpu { passed_over },
         plan,
+    })
+}
+
+/// Loads on one thread of low priority. The backend's threads were started before and have the usual one.
+fn load_quietly(
+    model: &Model,
+    mut backend: CpuBackend,
+    options: &ModelOptions,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Box<dyn Executor + Send>, Error> {
+    backend.set_load_threads(1);
+    let (sender, progress) = mpsc::channel();
+    thread::scope(|scope| {
+        let loading = scope.spawn(move || {
+            at_low_priority(|| {
+                // The receiver is gone only where this load's caller panics.
+                model.load_on(backend, options, &mut |news| {
+                    sender.send(news).unwrap_or_default();
+                })
+            })
+        });
+        for news in progress {
+            on_progress(news);
+        }
+        let loaded = loading
+            .join()
+            .unwrap_or_else(|payload| panic::resume_unwind(payload))?;
+        Ok(Box::new(loaded) as Box<dyn Executor + Send>)
     })
 }

@@ -27,7 +27,7 @@ pub struct ModelFacts {
 
 impl ModelFacts {
     /// The facts of an opened network.
-    pub(crate) fn of(network: &Network) -> Self {
+    pub fn of(network: &Network) -> Self {
         let mut n_params = 0;
         let mut bytes_of: BTreeMap<&'static str, u64> = BTreeMap::new();
         for info in network.weights().infos() {

@@ -207,16 +207,28 @@ impl LoadOptions {
         network: &Network,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, Error> {
-        let words = self.words(source, network)?;
+        let words = (self.compute).work(|| self.words(source, network))?;
         let draft = self.open_draft(network, &words)?;
         if draft.is_some() {
             Draft::check_choice(&self.compute)?;
         }
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         let loaded = device::load(network, &options, &self.compute, on_progress)?;
-        let identity = identity(source, network, &options)?;
+        let identity = (self.compute).work(|| identity(source, network, &options))?;
         let model = self.start(source, words, loaded, draft.as_ref(), &options, on_progress)?;
         self.equip(model.with_identity(identity), network)
+    }
+
+    /// What an opened network takes on the CPU with these options; only headers are read. A GPU holds weights in other forms, and takes
+    /// about as much.
+    ///
+    /// # Errors
+    /// What a load would find wrong with the weights or the options.
+    pub fn plan(&self, network: &Network) -> Result<MemoryPlan, Error> {
+        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        // One thread is enough to ask, but a workspace has room for each thread that computes.
+        let backend = self.compute.cpu_backend()?;
+        Ok(network.plan(&backend, &options)?)
     }
 
     /// Loads the model at `path` on a backend of the caller's own.

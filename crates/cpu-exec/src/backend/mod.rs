@@ -115,6 +115,11 @@ impl CpuBackend {
         Ok(())
     }
 
+    /// Packs weights with as many threads of those there are. Steps are computed with all.
+    pub fn set_load_threads(&mut self, n_threads: usize) {
+        self.host.pool().set_width(n_threads);
+    }
+
     /// Bytes that are held for operations to use while they run: what the plan of the memory calls workspace.
     pub fn held_workspace_bytes(&self) -> usize {
         self.workspace.n_bytes()
