@@ -1,30 +1,25 @@
-//! [`App`]: what every endpoint shares, and the frame around each: body limits, errors, request ids.
+//! [`App`]: a model with what every endpoint shares, and [`Call`], one request.
 //!
-//! Invariant: whatever an endpoint returns or fails with leaves through [`endpoint`], so that every refusal has the
-//! same form and every answer its request id.
+//! Invariant: what endpoints need of a model and of a request is here; how a request comes to its model is in
+//! [`frame`](crate::frame).
 
-use std::{future::Future, mem, sync::Arc};
+use std::{mem, sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    extract::{Request, State},
     http::{HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
-    routing::{MethodRouter, post},
 };
 use serde::de::DeserializeOwned;
 use tokenmill::{ConstraintError, ConstraintKind, Error, Prompt, TextParams, TextStream};
 use tokenmill_sched::Engine;
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    task::spawn_blocking,
-};
+use tokio::task::spawn_blocking;
 
 use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     constraints::{Asked, asked, refusal},
     fields::{Body, Field},
-    intake::{Intake, LARGE_BODY_BYTES, Received},
+    intake::{Intake, Received},
     keys::Tenant,
     metrics::Metrics,
     request_id::RequestId,
@@ -35,36 +30,88 @@ use crate::{
     stored::StoredResponses,
 };
 
-/// What every endpoint shares.
+/// What the models of a server share.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) config: Arc<ServerConfig>,
+    pub(crate) shutdown: Arc<Shutdown>,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) stored: Arc<StoredResponses>,
+}
+
+impl Common {
+    /// What a server has that has not begun.
+    pub(crate) fn new(config: ServerConfig) -> Self {
+        Self {
+            intake: Arc::new(Intake::new(config.max_body_bytes)),
+            shutdown: Arc::default(),
+            stored: Arc::default(),
+            config: Arc::new(config),
+        }
+    }
+}
+
+/// Whether a model stays loaded as long as the server runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stay {
+    /// It does.
+    Fixed,
+    /// It may be unloaded.
+    Managed,
+}
+
+/// A model, and what every endpoint shares.
 #[derive(Debug)]
 pub struct App {
     /// The model that is served.
     pub model: ServedModel,
     /// Limits and keys.
-    pub config: ServerConfig,
-    /// Counters and histograms.
+    pub config: Arc<ServerConfig>,
+    /// Counters and histograms of the model.
     pub metrics: Metrics,
     /// Whether the server is ending.
-    pub shutdown: Shutdown,
-    pub(crate) intake: Intake,
-    pub(crate) stored: StoredResponses,
+    pub shutdown: Arc<Shutdown>,
+    pub(crate) intake: Arc<Intake>,
+    pub(crate) stored: Arc<StoredResponses>,
     pub(crate) slots: Slots,
+    pub(crate) stay: Stay,
 }
 
 impl App {
-    /// Puts a server together that has not begun.
+    /// Puts a server of one model together that has not begun.
     pub fn new(model: ServedModel, config: ServerConfig) -> Self {
+        Self::with(model, &Common::new(config), Stay::Fixed)
+    }
+
+    /// One of several models of a server.
+    pub(crate) fn of_many(model: ServedModel, common: &Common) -> Self {
+        Self::with(model, common, Stay::Managed)
+    }
+
+    fn with(model: ServedModel, common: &Common, stay: Stay) -> Self {
         if !model.engine().limits().is_encoder {
             model.model().words().prepare_constraints();
         }
+        let common = common.clone();
         Self {
             metrics: Metrics::new(model.name(), model.engine().limits().n_pages),
-            intake: Intake::new(config.max_body_bytes),
-            stored: StoredResponses::default(),
             slots: Slots::new(model.engine().config().max_running),
-            shutdown: Shutdown::default(),
+            config: common.config,
+            shutdown: common.shutdown,
+            intake: common.intake,
+            stored: common.stored,
+            stay,
             model,
-            config,
+        }
+    }
+
+    /// What it shares with others.
+    pub(crate) fn common(&self) -> Common {
+        Common {
+            config: Arc::clone(&self.config),
+            shutdown: Arc::clone(&self.shutdown),
+            intake: Arc::clone(&self.intake),
+            stored: Arc::clone(&self.stored),
         }
     }
 
@@ -91,6 +138,8 @@ pub(crate) struct Call {
     pub(crate) asked: Option<Asked>,
     /// Where its endpoint has the budget of reasoning.
     pub(crate) budget_field: &'static str,
+    /// How long it waited for its model to be loaded.
+    pub(crate) load_wait: Duration,
 }
 
 /// The field by which a request asks for a constraint.
@@ -140,7 +189,7 @@ impl Call {
             thinking_budget: None,
             reader: None,
             ignore_eos: false,
-            deadline: app.config.request_timeout,
+            deadline: (app.config.request_timeout).map(|limit| limit.saturating_sub(self.load_wait)),
             queue_timeout: app.config.queue_timeout,
         })
     }
@@ -248,61 +297,6 @@ impl Call {
     pub(crate) fn read<T: DeserializeOwned>(&mut self, fields: &[Field]) -> Result<T, ApiError> {
         self.parse(fields)?.read()
     }
-}
-
-/// Frames a handler of JSON bodies: reads the body within its limits, and turns errors into responses in `dialect`.
-pub(crate) fn endpoint<F, Fut>(dialect: Dialect, handler: F) -> MethodRouter<Arc<App>>
-where
-    F: Fn(Arc<App>, Call) -> Fut + Clone + Send + Sync + 'static,
-    Fut: Future<Output = Result<Response, ApiError>> + Send,
-{
-    post(move |State(app): State<Arc<App>>, request: Request| async move {
-        let id: RequestId = request.extensions().get().cloned().unwrap_or_default();
-        let tally: Tally = request.extensions().get().cloned().unwrap_or_default();
-        let request_id = id.clone();
-        let tenant: Tenant = request.extensions().get().copied().unwrap_or_default();
-        let answer = async {
-            let uri = request.uri().clone();
-            let body = app.intake.read(&app.config, request).await?;
-            let n_bytes = body.bytes.len();
-            let call = Call {
-                body,
-                id,
-                tally,
-                tenant,
-                adapter: None,
-                uri,
-                slot: None,
-                asked: None,
-                budget_field: "thinking_budget",
-            };
-            answer(&app, n_bytes, handler(Arc::clone(&app), call)).await
-        };
-        answer.await.unwrap_or_else(|error| {
-            app.metrics.count_refusal(&error);
-            error_response(&error, dialect, &request_id)
-        })
-    })
-}
-
-/// Waits for a handler. What it does before it first waits, reading the JSON and the tokens, takes long for a large body:
-/// it has its turn, and does not hold up the connections that share its thread.
-async fn answer(
-    app: &App,
-    n_bytes: usize,
-    handler: impl Future<Output = Result<Response, ApiError>>,
-) -> Result<Response, ApiError> {
-    let mut handler = std::pin::pin!(handler);
-    if n_bytes < LARGE_BODY_BYTES {
-        return handler.await;
-    }
-    let mut turn = Some(app.intake.turn(&app.config).await?);
-    let has_other_threads = Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
-    std::future::poll_fn(|context| match turn.take() {
-        Some(_turn) if has_other_threads => tokio::task::block_in_place(|| handler.as_mut().poll(context)),
-        _turn => handler.as_mut().poll(context),
-    })
-    .await
 }
 
 /// The response of a refusal or failure.

@@ -1,7 +1,5 @@
 //! The check of API keys: a request without a valid one is refused, and one with a key is its tenant's.
 
-use std::sync::Arc;
-
 use axum::{
     extract::{Request, State},
     http::{HeaderMap, header},
@@ -9,11 +7,11 @@ use axum::{
     response::Response,
 };
 
-use crate::{ApiError, App, Dialect, app::error_response, keys::Tenant, request_id::RequestId};
+use crate::{ApiError, Dialect, app::error_response, keys::Tenant, models::Models, request_id::RequestId};
 
 /// Refuses requests without a valid key.
-pub(crate) async fn require_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let keys = &app.config.api_keys;
+pub(crate) async fn require_key(State(models): State<Models>, mut request: Request, next: Next) -> Response {
+    let keys = &models.config().api_keys;
     if keys.is_open() {
         return next.run(request).await;
     }
@@ -28,7 +26,7 @@ pub(crate) async fn require_key(State(app): State<Arc<App>>, mut request: Reques
         .get::<RequestId>()
         .cloned()
         .unwrap_or_default();
-    app.metrics.count_refusal(&ApiError::Unauthorized);
+    models.count_refusal(&ApiError::Unauthorized);
     error_response(&ApiError::Unauthorized, dialect, &request_id)
 }
 

@@ -50,6 +50,15 @@ fn shortened_to(text: &str, max_bytes: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{}…", &text[..text.floor_char_boundary(max_bytes)]))
 }
 
+/// A number of bytes as people write it.
+fn bytes(n: u64) -> String {
+    match n as f64 / f64::from(1 << 20) {
+        mib if mib >= 1024.0 => format!("{:.2} GiB", mib / 1024.0),
+        mib if mib >= 10.0 => format!("{mib:.0} MiB"),
+        mib => format!("{mib:.2} MiB"),
+    }
+}
+
 /// A refusal or a failure, as a client sees it.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -103,6 +112,45 @@ pub enum ApiError {
         adapter: String,
         /// The names of those that are loaded, separated by commas.
         available: String,
+    },
+    /// The named model is none of those that this server can load.
+    #[error(
+        "the model `{model}` is not served here{}; available: {available}",
+        if near.is_empty() { String::new() } else { format!("; near it: {near}") }
+    )]
+    NoSuchModel {
+        /// The name asked for.
+        model: String,
+        /// Names that are near, separated by commas.
+        near: String,
+        /// The names served, separated by commas.
+        available: String,
+    },
+    /// The model cannot be loaded.
+    #[error("the model `{model}` cannot be loaded: {reason}")]
+    ModelFailed {
+        /// Its name.
+        model: String,
+        /// Why.
+        reason: String,
+    },
+    /// The model takes more memory than there can be for it.
+    #[error(
+        "the model `{model}` needs {}, and the server's memory budget is {}{}; its `--memory-budget`, or a smaller \
+         `ctx-size` of the model, changes that",
+        bytes(*needed_bytes),
+        bytes(*budget_bytes),
+        if *pinned_bytes > 0 { format!(", of which models that stay take {}", bytes(*pinned_bytes)) } else { String::new() }
+    )]
+    ModelTooLarge {
+        /// Its name.
+        model: String,
+        /// Bytes that it takes.
+        needed_bytes: u64,
+        /// Bytes that all models together may take.
+        budget_bytes: u64,
+        /// Bytes that the models take that stay.
+        pinned_bytes: u64,
     },
     /// Prompt and answer do not fit in the context.
     #[error("the prompt has {provided} tokens, but this model's context is {maximum} tokens")]
@@ -255,14 +303,17 @@ impl ApiError {
             | Self::Template { .. } => 400,
             Self::Unauthorized => 401,
             Self::ForeignOrigin { .. } | Self::ForeignHost { .. } => 403,
-            Self::UnknownModel { .. } | Self::UnknownAdapter { .. } | Self::NotFound { .. } => 404,
+            Self::UnknownModel { .. }
+            | Self::UnknownAdapter { .. }
+            | Self::NoSuchModel { .. }
+            | Self::NotFound { .. } => 404,
             Self::MethodNotAllowed { .. } => 405,
             Self::RequestTimeout { .. } | Self::Stalled => 408,
             Self::BodyTooLarge { .. } | Self::TooManyValues { .. } => 413,
             Self::QueueFull { .. } | Self::QueueTokensFull { .. } => 429,
             Self::Internal { .. } => 500,
             Self::NotImplemented { .. } => 501,
-            Self::NotReady { .. } => 503,
+            Self::NotReady { .. } | Self::ModelFailed { .. } | Self::ModelTooLarge { .. } => 503,
             Self::DeadlineExceeded => 504,
             Self::StorageFull { .. } => 507,
         }
@@ -275,8 +326,10 @@ impl ApiError {
             Self::InvalidField { .. } => "invalid_value",
             Self::UnknownField { .. } => "unknown_parameter",
             Self::UnsupportedField { .. } => "unsupported_parameter",
-            Self::UnknownModel { .. } => "model_not_found",
+            Self::UnknownModel { .. } | Self::NoSuchModel { .. } => "model_not_found",
             Self::UnknownAdapter { .. } => "adapter_not_found",
+            Self::ModelFailed { .. } => "model_failed",
+            Self::ModelTooLarge { .. } => "model_too_large",
             Self::ContextLengthExceeded { .. } => "context_length_exceeded",
             Self::Template { .. } => "chat_template_error",
             Self::ShapeFailed { .. } => "shape_failed",
@@ -304,7 +357,10 @@ impl ApiError {
             Self::InvalidField { param, .. }
             | Self::UnknownField { param }
             | Self::UnsupportedField { param, .. } => Some(param),
-            Self::UnknownModel { .. } => Some("model"),
+            Self::UnknownModel { .. }
+            | Self::NoSuchModel { .. }
+            | Self::ModelFailed { .. }
+            | Self::ModelTooLarge { .. } => Some("model"),
             Self::UnknownAdapter { .. } => Some("lora_name"),
             _ => None,
         }
@@ -317,6 +373,7 @@ impl ApiError {
                 Some(*retry_after_s)
             }
             Self::NotReady { .. } => Some(1),
+            Self::ModelFailed { .. } => Some(5),
             _ => None,
         }
     }
@@ -410,106 +467,10 @@ impl From<EngineError> for ApiError {
     }
 }
 
-/// Every status and code with its occasion, for the documentation.
-pub(crate) const DOCUMENTED: [(u16, &str, &str); 25] = [
-    (
-        400,
-        "malformed_json",
-        "the body is not JSON, not an object or not UTF-8",
-    ),
-    (
-        400,
-        "invalid_value",
-        "a field has a wrong type or value, or a required one is missing; `param` is its path",
-    ),
-    (
-        400,
-        "unknown_parameter",
-        "a field that no API of the endpoint has; it would have been ignored",
-    ),
-    (
-        400,
-        "unsupported_parameter",
-        "a field of the official API that is not implemented",
-    ),
-    (
-        400,
-        "context_length_exceeded",
-        "the prompt does not fit; the message has both numbers",
-    ),
-    (
-        400,
-        "chat_template_error",
-        "the model has no chat template, or it refused the messages",
-    ),
-    (
-        400,
-        "shape_failed",
-        "the answer grew beyond what the limits of its schema or grammar allow for a token",
-    ),
-    (401, "invalid_api_key", "no key, or a wrong one"),
-    (
-        403,
-        "forbidden_origin",
-        "a web page of another origin asks, and `--cors-origin` does not name it",
-    ),
-    (
-        403,
-        "forbidden_host",
-        "the request is for a name that is neither an address, `localhost` nor given with `--allow-host`",
-    ),
-    (404, "model_not_found", "a model that is not served here"),
-    (
-        404,
-        "adapter_not_found",
-        "a change of an adapter that is not loaded",
-    ),
-    (404, "not_found", "no such path"),
-    (405, "method_not_allowed", "the path does not answer this method"),
-    (408, "request_timeout", "the body did not arrive in time"),
-    (
-        408,
-        "stream_stalled",
-        "nothing of a stream was taken for `--write-timeout`; it stands in the stream",
-    ),
-    (413, "body_too_large", "the body is over `--max-body-bytes`"),
-    (
-        413,
-        "too_many_values",
-        "the body's lists and objects have so many items that their parsed form would take too much memory",
-    ),
-    (
-        429,
-        "queue_full",
-        "too many requests or prompt tokens wait, or too many large bodies arrive at once; `Retry-After` says when to come back",
-    ),
-    (500, "internal_error", "a failure that the client has no part in"),
-    (
-        501,
-        "not_implemented",
-        "a path of Ollama's API that manages models",
-    ),
-    (503, "not_ready", "the server is ending, or its engine has ended"),
-    (
-        504,
-        "deadline_exceeded",
-        "`--queue-timeout` or `--request-timeout` passed",
-    ),
-    (
-        507,
-        "storage_full",
-        "the folder of `--session-dir` or its disk has no room for a session",
-    ),
-    (
-        200,
-        "(any of these)",
-        "a stream that had begun: its last event is the error, in the form of a body",
-    ),
-];
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error_table::DOCUMENTED;
 
     #[test]
     fn the_same_cause_has_a_body_in_each_dialect() {

@@ -1,7 +1,9 @@
-//! The wire: OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP, for one model and any number of clients.
+//! The wire: OpenAI's, Anthropic's, Ollama's and llama.cpp's APIs over HTTP, for any number of clients.
 //!
-//! A [`ServedModel`] (a loaded [`Model`](tokenmill::Model) and its names) and a [`ServerConfig`] make an [`App`]; [`router`] is
-//! the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it on one.
+//! A [`ServedModel`] (a loaded [`Model`](tokenmill::Model) and its names) and a [`ServerConfig`] make an [`App`], which is what
+//! endpoints see. A server of one model is made of its [`App`]; one of several is made of [`ModelSpec`]s, and loads and unloads them
+//! ([`models`]). [`router`] is the whole API as a service that can be nested or tested without a socket, and [`Server`] puts it
+//! on one.
 //!
 //! The key decision: a parameter that is accepted and ignored is a bug that stays unseen, so every field of an official
 //! API is implemented or refused by name ([`fields`]). Waiting never blocks a thread, a dropped connection drops its
@@ -15,8 +17,10 @@ mod config;
 mod constraints;
 mod endpoints;
 mod error;
+mod error_table;
 pub mod fields;
 mod foreign;
+mod frame;
 mod infill;
 mod intake;
 mod keys;
@@ -25,6 +29,7 @@ mod line_bounds;
 pub mod llama_cpp;
 mod mask_figures;
 mod metrics;
+pub mod models;
 pub mod ollama;
 pub mod openai;
 mod origin;
@@ -57,6 +62,7 @@ pub use config::{Listen, ServerConfig, SessionFolder, TlsFiles};
 pub use error::{ApiError, Dialect};
 pub use keys::ApiKeys;
 pub use metrics::Metrics;
+pub use models::{KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ModelsError, near_names};
 pub use openai::chat::Turn;
 pub use router::router;
 pub use serve::{Drained, ServeError, Server};

@@ -16,6 +16,9 @@ use crate::{
 
 const NOT_IMPLEMENTED: &str = "this sampler is not implemented";
 
+/// Fields of `/models/load` and `/models/unload`.
+pub const MANAGE: &[Field] = &[yes("model", "the name of the model")];
+
 /// Fields of `/tokenize`.
 pub(crate) const TOKENIZE: &[Field] = &[
     yes("content", "the text; `prompt` is the same, as in vLLM"),

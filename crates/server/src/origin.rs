@@ -5,7 +5,7 @@
 //! with the `Origin` of another page reaches an endpoint only if the operator named that origin. Browsers send none with
 //! links, images and scripts, which only `GET`, and whose answers the page cannot read.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
 
 use axum::{
     extract::{Request, State},
@@ -15,18 +15,18 @@ use axum::{
 };
 
 use crate::{
-    ApiError, App, Dialect, Listen, ServerConfig, app::error_response, error::shortened,
+    ApiError, Dialect, Listen, ServerConfig, app::error_response, error::shortened, models::Models,
     request_id::RequestId,
 };
 
 /// Refuses requests of foreign pages and to foreign names.
-pub(crate) async fn check_origin(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    match check(&app.config, request.uri(), request.headers()) {
+pub(crate) async fn check_origin(State(models): State<Models>, request: Request, next: Next) -> Response {
+    match check(models.config(), request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => {
             let dialect = Dialect::of_path(request.uri().path());
             let id: RequestId = request.extensions().get().cloned().unwrap_or_default();
-            app.metrics.count_refusal(&error);
+            models.count_refusal(&error);
             error_response(&error, dialect, &id)
         }
     }

@@ -26,9 +26,61 @@ pub(crate) fn prometheus_text(open_metrics: &str) -> String {
     text
 }
 
+/// Makes one OpenMetrics text of several: a figure that stands in more than one is declared once, with the samples of all.
+pub(crate) fn joined(texts: &[String]) -> String {
+    let mut families: Vec<(&str, Vec<&str>, Vec<&str>)> = Vec::new();
+    for text in texts {
+        let mut place = None;
+        for line in text.lines().filter(|line| *line != "# EOF") {
+            let Some(declared) = line.strip_prefix("# ") else {
+                // A sample without a declaration before it is not written.
+                if let Some(place) = place {
+                    let (_, _, samples): &mut (_, _, Vec<&str>) = &mut families[place];
+                    samples.push(line);
+                }
+                continue;
+            };
+            let name = declared.split(' ').nth(1).unwrap_or_default();
+            let found = families.iter().position(|(family, ..)| *family == name);
+            let found = found.unwrap_or_else(|| {
+                families.push((name, Vec::new(), Vec::new()));
+                families.len() - 1
+            });
+            let declarations = &mut families[found].1;
+            if !declarations.contains(&line) {
+                declarations.push(line);
+            }
+            place = Some(found);
+        }
+    }
+    let mut joined = String::new();
+    for (_, declarations, samples) in families {
+        for line in declarations.into_iter().chain(samples) {
+            joined.extend([line, "\n"]);
+        }
+    }
+    joined.push_str("# EOF\n");
+    joined
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn figures_of_several_models_are_declared_once() {
+        let text = |model: &str| {
+            format!(
+                "# HELP a Steps.\n# TYPE a counter\na_total{{m=\"{model}\"}} 3\n# HELP b Now.\n# TYPE b gauge\nb{{m=\"{model}\"}} 1\n# EOF\n"
+            )
+        };
+        let own = "# HELP b Now.\n# TYPE b gauge\nb 7\n# EOF\n".to_owned();
+        assert_eq!(
+            joined(&[own, text("x"), text("y")]),
+            "# HELP b Now.\n# TYPE b gauge\nb 7\nb{m=\"x\"} 1\nb{m=\"y\"} 1\n\
+             # HELP a Steps.\n# TYPE a counter\na_total{m=\"x\"} 3\na_total{m=\"y\"} 3\n# EOF\n"
+        );
+    }
 
     #[test]
     fn counters_are_declared_under_the_name_of_their_samples() {

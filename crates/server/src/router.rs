@@ -1,6 +1,6 @@
 //! [`router`]: which path leads to which endpoint.
 
-use std::{any::Any, sync::Arc};
+use std::any::Any;
 
 use axum::{
     Router,
@@ -16,21 +16,24 @@ use tower_http::{
 };
 
 use crate::{
-    ApiError, App, Dialect,
-    app::{endpoint, error_response},
+    ApiError, Dialect,
+    app::error_response,
     auth::require_key,
     endpoints::{
-        adapters, chat, completions, embeddings, gateway, health, llama_cpp, messages, metrics, models,
-        ollama, openapi, page, rerank, responses, slots, words,
+        adapters, chat, completions, embeddings, gateway, health, llama_cpp, manage, messages, metrics,
+        models, ollama, openapi, page, rerank, responses, slots, words,
     },
+    frame::{endpoint, framed},
+    models::Models,
     origin::check_origin,
     paths::normalize,
     request_id::{RequestId, name_request},
     request_log::log_request,
 };
 
-/// Builds the router of a server.
-pub fn router(app: Arc<App>) -> Router {
+/// Builds the router of a server: of the [`App`](crate::App) of one model, or of several [`Models`].
+pub fn router(models: impl Into<Models>) -> Router {
+    let models = models.into();
     let openai = Dialect::OpenAi;
     let guarded = Router::new()
         .route("/v1/chat/completions", endpoint(openai, chat::chat))
@@ -70,8 +73,17 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/get_model_info", get(gateway::model))
         .route("/server_info", get(gateway::server))
         .route("/tokenizer_info", get(gateway::tokenizer))
-        .route_layer(from_fn_with_state(Arc::clone(&app), require_key));
-    let guarded = guarded.merge(ollama_paths(&app));
+        .route_layer(from_fn_with_state(models.clone(), require_key));
+    let mut guarded = guarded.merge(ollama_paths(&models));
+    if models.only().is_none() {
+        let key = from_fn_with_state(models.clone(), require_key);
+        guarded = guarded.merge(
+            Router::new()
+                .route("/v1/models/load", framed(openai, manage::load))
+                .route("/v1/models/unload", framed(openai, manage::unload))
+                .route_layer(key),
+        );
+    }
     // Probes, the page and the description hold no secrets and answer without a key.
     let open = Router::new()
         .route("/livez", get(health::live))
@@ -85,25 +97,25 @@ pub fn router(app: Arc<App>) -> Router {
         .merge(open)
         .fallback(models::not_found)
         .method_not_allowed_fallback(models::wrong_method)
-        .layer(cors(&app.config.cors_origins))
-        .layer(from_fn_with_state(Arc::clone(&app), check_origin))
+        .layer(cors(&models.config().cors_origins))
+        .layer(from_fn_with_state(models.clone(), check_origin))
         .layer(CatchPanicLayer::custom(answer_panic))
         .layer(from_fn(log_request))
         .layer(from_fn(name_request))
-        .with_state(app);
+        .with_state(models);
     // Layers of a router see a request after its path was looked up.
     Router::new().fallback_service(router.map_request(normalize))
 }
 
 /// Ollama's API. What would change which models there are is refused in its words.
-fn ollama_paths(app: &Arc<App>) -> Router<Arc<App>> {
+fn ollama_paths(models: &Models) -> Router<Models> {
     let dialect = Dialect::Ollama;
     let mut paths = Router::new()
         .route("/api/chat", endpoint(dialect, ollama::chat))
         .route("/api/generate", endpoint(dialect, ollama::generate))
         .route("/api/embed", endpoint(dialect, ollama::embed::embed))
         .route("/api/embeddings", endpoint(dialect, ollama::embed::embeddings))
-        .route("/api/show", endpoint(dialect, ollama::models::show))
+        .route("/api/show", framed(dialect, ollama::models::show))
         .route("/api/tags", get(ollama::models::tags))
         .route("/api/ps", get(ollama::models::ps))
         .route("/api/version", get(ollama::models::version));
@@ -117,7 +129,7 @@ fn ollama_paths(app: &Arc<App>) -> Router<Arc<App>> {
     ] {
         paths = paths.route(path, any(ollama::models::unmanaged));
     }
-    paths.route_layer(from_fn_with_state(Arc::clone(app), require_key))
+    paths.route_layer(from_fn_with_state(models.clone(), require_key))
 }
 
 /// Nothing is shared across origins unless the operator names them.

@@ -38,7 +38,7 @@ use tower::ServiceExt as _;
 
 #[cfg(unix)]
 use crate::unix_socket::listen_unix;
-use crate::{App, Listen, TlsFiles, kv_events::KvEvents, router, write_timeout::WriteTimeout};
+use crate::{App, Listen, Models, TlsFiles, kv_events::KvEvents, router, write_timeout::WriteTimeout};
 
 /// Longest wait for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -75,7 +75,7 @@ pub enum ServeError {
 /// A listener that is bound but does not accept yet.
 #[derive(Debug)]
 pub struct Server {
-    app: Arc<App>,
+    models: Models,
     socket: Socket,
     tls: Option<TlsAcceptorBox>,
     kv_events: Option<KvEvents>,
@@ -111,10 +111,12 @@ impl Server {
     ///
     /// # Errors
     /// [`ServeError`].
-    pub async fn bind(app: Arc<App>) -> Result<Self, ServeError> {
-        let tls = app.config.tls.as_ref().map(tls_acceptor).transpose()?;
+    pub async fn bind(models: impl Into<Models>) -> Result<Self, ServeError> {
+        let models = models.into();
+        let config = models.config();
+        let tls = config.tls.as_ref().map(tls_acceptor).transpose()?;
         let failed = |address: String| move |source| ServeError::Listen { address, source };
-        let socket = match &app.config.listen {
+        let socket = match &config.listen {
             Listen::Tcp(address) => Socket::Tcp(
                 TcpListener::bind(address)
                     .await
@@ -125,7 +127,7 @@ impl Server {
                 Socket::Unix(listen_unix(path).map_err(failed(path.display().to_string()))?)
             }
         };
-        let kv_events = match app.config.kv_events.clone() {
+        let kv_events = match config.kv_events.clone() {
             Some(config) => {
                 let opened = KvEvents::open(config).await;
                 Some(opened.map_err(|(address, source)| ServeError::Listen { address, source })?)
@@ -133,7 +135,7 @@ impl Server {
             None => None,
         };
         Ok(Self {
-            app,
+            models,
             socket,
             tls,
             kv_events,
@@ -149,7 +151,7 @@ impl Server {
                 Err(_) => scheme.to_owned(),
             },
             #[cfg(unix)]
-            Socket::Unix(_) => match &self.app.config.listen {
+            Socket::Unix(_) => match &self.models.config().listen {
                 Listen::Unix(path) => format!("unix:{}", path.display()),
                 Listen::Tcp(address) => address.to_string(),
             },
@@ -158,13 +160,15 @@ impl Server {
 
     /// Accepts connections until the shutdown begins, then lets running answers finish within the drain time.
     pub async fn run(self) -> Drained {
-        let app = self.app;
-        let _publisher = self.kv_events.map(|kv_events| Publisher::start(kv_events, &app));
-        let router = router(Arc::clone(&app));
+        let models = self.models;
+        let publisher = self.kv_events.zip(models.only());
+        let _publisher = publisher.map(|(kv_events, app)| Publisher::start(kv_events, app));
+        let router = router(models.clone());
+        let (config, shutdown) = (models.config(), models.shutdown());
         let mut http = Builder::new(TokioExecutor::new());
         http.http1()
             .timer(TokioTimer::new())
-            .header_read_timeout(app.config.header_timeout)
+            .header_read_timeout(config.header_timeout)
             .max_buf_size(64 << 10);
         http.http2()
             .timer(TokioTimer::new())
@@ -173,16 +177,16 @@ impl Server {
             .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(64 << 10);
         let http = Arc::new(http);
-        let connections = Arc::new(Semaphore::new(app.config.max_connections));
+        let connections = Arc::new(Semaphore::new(config.max_connections));
         let graceful = GracefulShutdown::new();
         loop {
             let permit = tokio::select! {
                 permit = Arc::clone(&connections).acquire_owned() => permit.expect("the semaphore is never closed"),
-                () = app.shutdown.begun() => break,
+                () = shutdown.begun() => break,
             };
             let stream = tokio::select! {
                 stream = accept(&self.socket) => stream,
-                () = app.shutdown.begun() => break,
+                () = shutdown.begun() => break,
             };
             let Ok(stream) = stream else {
                 // Out of file handles, most likely; those in use will come back.
@@ -193,8 +197,8 @@ impl Server {
                 router: router.clone(),
                 http: Arc::clone(&http),
                 watcher: graceful.watcher(),
-                first_request_timeout: app.config.header_timeout,
-                write_timeout: app.config.write_timeout,
+                first_request_timeout: config.header_timeout,
+                write_timeout: config.write_timeout,
                 _permit: permit,
             };
             let tls = self.tls.clone();
@@ -214,7 +218,7 @@ impl Server {
         }
         // The listener closes here, so that a balancer's connects fail at once instead of waiting.
         drop(self.socket);
-        match tokio::time::timeout(app.config.drain_timeout, graceful.shutdown()).await {
+        match tokio::time::timeout(config.drain_timeout, graceful.shutdown()).await {
             Ok(()) => Drained::Whole,
             Err(_) => Drained::Cut,
         }

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, sync::LazyLock};
 use crate::{
     anthropic::messages,
     constraints::CONSTRAINT_FIELDS,
-    error::DOCUMENTED,
+    error_table::DOCUMENTED,
     fields::{Field, markdown_table},
     foreign::FOREIGN,
     llama_cpp,
@@ -120,6 +120,10 @@ pub fn document() -> String {
         (
             "POST /slots/{id} with the actions `save` and `restore`",
             llama_cpp::SLOT_FILE,
+        ),
+        (
+            "POST /models/load, /models/unload, where there are several models",
+            llama_cpp::MANAGE,
         ),
         ("POST /tokenize", TOKENIZE),
         ("POST /detokenize", DETOKENIZE),

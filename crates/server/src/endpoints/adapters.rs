@@ -11,7 +11,6 @@ use std::{
 
 use axum::{
     Json,
-    extract::State,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
@@ -23,6 +22,7 @@ use crate::{
     ApiError, App,
     app::Call,
     fields::{Field, only, yes},
+    models::OneModel,
 };
 
 /// Fields of `/v1/load_lora_adapter`.
@@ -101,7 +101,8 @@ pub(crate) async fn unload(app: Arc<App>, mut call: Call) -> Result<Response, Ap
 }
 
 /// Lists the adapters, as llama.cpp does.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn list(one: OneModel) -> Response {
+    let app = one.app();
     let adapters = app.model.model().adapters();
     let adapters = adapters.iter().enumerate().map(|(id, adapter)| {
         let file = adapter.path.file_name().map(|name| name.to_string_lossy());

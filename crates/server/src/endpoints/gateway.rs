@@ -3,23 +3,20 @@
 //! The paths and the names in the answers are those of vLLM and SGLang, which these tools were made for. Only what this
 //! server knows is told.
 
-use std::{
-    sync::Arc,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::{
     Json,
-    extract::State,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
 use tokenmill_backend::PAGE_TOKENS;
 
-use crate::App;
+use crate::{App, models::OneModel};
 
 /// How busy the engine is, as SGLang's `/v1/loads`.
-pub(crate) async fn loads(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn loads(one: OneModel) -> Response {
+    let app = one.app();
     let engine = app.engine();
     let stats = engine.stats();
     let (n_queued, n_queued_tokens) = engine.queued();
@@ -66,14 +63,16 @@ fn model_info(app: &App) -> Value {
 }
 
 /// The model, as SGLang's `/get_model_info`.
-pub(crate) async fn model(State(app): State<Arc<App>>) -> Response {
-    Json(model_info(&app)).into_response()
+pub(crate) async fn model(one: OneModel) -> Response {
+    let app = one.app();
+    Json(model_info(app)).into_response()
 }
 
 /// The model and how it is served, as SGLang's `/server_info`.
-pub(crate) async fn server(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn server(one: OneModel) -> Response {
+    let app = one.app();
     let engine = app.engine();
-    let mut info = model_info(&app);
+    let mut info = model_info(app);
     info["version"] = json!(env!("CARGO_PKG_VERSION"));
     info["max_running_requests"] = json!(engine.config().max_running);
     info["max_total_num_tokens"] = json!(engine.limits().kv_tokens());
@@ -82,7 +81,8 @@ pub(crate) async fn server(State(app): State<Arc<App>>) -> Response {
 }
 
 /// The tokenizer's special tokens and the chat template, as vLLM's `/tokenizer_info`.
-pub(crate) async fn tokenizer(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn tokenizer(one: OneModel) -> Response {
+    let app = one.app();
     let tokenizer = app.model.tokenizer();
     let text = |id: Option<u32>| {
         id.and_then(|id| tokenizer.token_bytes(id))

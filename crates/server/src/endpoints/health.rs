@@ -1,8 +1,9 @@
 //! `GET /livez`, `GET /readyz` and `GET /health`: what a supervisor, a load balancer and clients ask.
 //!
-//! None waits for the engine, so all answer also when it hangs.
+//! None waits for an engine, so all answer also when one hangs. A server of several models is as alive as the engines of those that are
+//! loaded, and ready with none loaded.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use axum::{
     Json,
@@ -11,52 +12,75 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use tokenmill_sched::EngineState;
+use tokenmill_sched::{Engine, EngineState};
 
-use crate::App;
+use crate::Models;
 
-/// 200 while the engine's heartbeat is young, 503 when it hangs or has ended; the age stands in the body.
-pub(crate) async fn live(State(app): State<Arc<App>>) -> Response {
-    let engine = app.model.engine();
-    let age = engine.heartbeat_age();
-    let is_running = !matches!(engine.state(), EngineState::Ended(_));
+/// 200 while the engines' heartbeats are young, 503 when one hangs or the only one has ended; the oldest age stands in the body.
+pub(crate) async fn live(State(models): State<Models>) -> Response {
+    let loaded = models.loaded();
+    let age = |engine: &Engine| engine.heartbeat_age();
+    let oldest = loaded
+        .iter()
+        .map(|app| age(app.engine()))
+        .max()
+        .unwrap_or(Duration::ZERO);
+    let timeout = models.config().heartbeat_timeout;
+    // One of several that has ended is unloaded soon.
+    let has_ended = models
+        .only()
+        .is_some_and(|app| matches!(app.engine().state(), EngineState::Ended(_)));
     // A drained engine has ended as it should; the process is about to exit.
-    let is_alive = (is_running && age <= app.config.heartbeat_timeout) || app.shutdown.has_begun();
+    let is_alive = (!has_ended && oldest <= timeout) || models.shutdown().has_begun();
     let body = json!({
         "status": if is_alive { "alive" } else { "hung" },
-        "heartbeat_age_s": age.as_secs_f64(),
-        "heartbeat_timeout_s": app.config.heartbeat_timeout.as_secs_f64(),
+        "heartbeat_age_s": oldest.as_secs_f64(),
+        "heartbeat_timeout_s": timeout.as_secs_f64(),
     });
     (status(is_alive), Json(body)).into_response()
 }
 
-/// 200 when a request sent now would be taken: loaded, not draining, room in the queue.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
-    let (n_queued, reason) = readiness(&app);
+/// 200 when a request sent now would be taken: not draining, room in the queue.
+pub(crate) async fn ready(State(models): State<Models>) -> Response {
+    let (n_queued, reason) = readiness(&models);
     let body = json!({ "status": reason.unwrap_or("ready"), "queued": n_queued });
     (status(reason.is_none()), Json(body)).into_response()
 }
 
 /// The same in the words of llama.cpp, whose clients wait for `ok`.
-pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
-    let (_, reason) = readiness(&app);
+pub(crate) async fn health(State(models): State<Models>) -> Response {
+    let (_, reason) = readiness(&models);
     let body = json!({ "status": reason.unwrap_or("ok") });
     (status(reason.is_none()), Json(body)).into_response()
 }
 
 /// How many requests are queued, and why a request sent now would not be taken.
-fn readiness(app: &App) -> (usize, Option<&'static str>) {
-    let engine = app.model.engine();
-    let (n_queued, n_queued_tokens) = engine.queued();
-    let config = engine.config();
-    let reason = if app.shutdown.has_begun() || engine.state() != EngineState::Running {
+fn readiness(models: &Models) -> (usize, Option<&'static str>) {
+    let loaded = models.loaded();
+    let n_queued = loaded.iter().map(|app| app.engine().queued().0).sum::<usize>() + models.n_waiting();
+    let mut reasons = loaded.iter().map(|app| {
+        let engine = app.engine();
+        let (n_queued, n_queued_tokens) = engine.queued();
+        let limits = engine.config();
+        if engine.state() != EngineState::Running {
+            Some("draining")
+        } else if n_queued >= limits.max_queued || n_queued_tokens >= limits.max_queued_tokens {
+            Some("queue full")
+        } else if engine.heartbeat_age() > models.config().heartbeat_timeout {
+            Some("engine hung")
+        } else {
+            None
+        }
+    });
+    let reason = if models.shutdown().has_begun() {
         Some("draining")
-    } else if n_queued >= config.max_queued || n_queued_tokens >= config.max_queued_tokens {
+    } else if models.only().is_some() {
+        reasons.next().flatten()
+    } else if !models.has_room_to_wait() {
         Some("queue full")
-    } else if engine.heartbeat_age() > app.config.heartbeat_timeout {
-        Some("engine hung")
     } else {
-        None
+        // A full or ended engine of one model keeps no request from another.
+        reasons.flatten().find(|reason| *reason == "engine hung")
     };
     (n_queued, reason)
 }

@@ -4,7 +4,6 @@ use std::{sync::Arc, time::Instant};
 
 use axum::{
     Json,
-    extract::State,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
@@ -20,6 +19,7 @@ use crate::{
     infill::{infill_prompt, with_extra},
     line_bounds::LineBounds,
     llama_cpp::{CompletionRequest, RawPrompt, defaults, with_defaults},
+    models::OneModel,
     openai::Stop,
     outcome::timings,
     reply::collect_showing,
@@ -266,7 +266,8 @@ impl EventFormat for Writer {
 }
 
 /// The model and the values where requests are silent, as `/props`.
-pub(crate) async fn props(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn props(one: OneModel) -> Response {
+    let app = one.app();
     let tokenizer = app.model.tokenizer();
     let text = |id: Option<u32>| {
         let bytes = id.and_then(|id| tokenizer.token_bytes(id)).unwrap_or_default();

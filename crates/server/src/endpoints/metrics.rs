@@ -1,21 +1,19 @@
 //! `GET /metrics`: Prometheus text, or OpenMetrics for those who ask for it.
 
-use std::sync::Arc;
-
 use axum::{
     extract::State,
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
 };
 
-use crate::{App, prometheus_text::prometheus_text};
+use crate::{Models, prometheus_text::prometheus_text};
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Writes all figures.
-pub(crate) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> Response {
-    let text = app.metrics.encode(app.model.model());
+pub(crate) async fn metrics(State(models): State<Models>, headers: HeaderMap) -> Response {
+    let text = models.figures();
     let wants_open_metrics = headers
         .get_all(header::ACCEPT)
         .iter()

@@ -7,6 +7,7 @@ pub(crate) mod embeddings;
 pub(crate) mod gateway;
 pub(crate) mod health;
 pub(crate) mod llama_cpp;
+pub(crate) mod manage;
 pub(crate) mod messages;
 pub(crate) mod metrics;
 pub(crate) mod models;

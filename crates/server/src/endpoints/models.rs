@@ -1,7 +1,5 @@
 //! `GET /v1/models` and `GET /v1/models/{name}`.
 
-use std::sync::Arc;
-
 use axum::{
     Extension, Json,
     extract::{Path, State, rejection::PathRejection},
@@ -10,7 +8,13 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{ApiError, App, Dialect, app::error_response, error::shortened, request_id::RequestId};
+use crate::{
+    ApiError, App, Dialect, Models,
+    app::error_response,
+    error::shortened,
+    models::{Doing, Listed, Role, Spelling},
+    request_id::RequestId,
+};
 
 fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
     json!({
@@ -23,7 +27,7 @@ fn entry(app: &App, name: &str, parent: Option<&str>) -> Value {
     })
 }
 
-/// All names, each with the model that it is an adapter of, if it is one.
+/// All names of a loaded model, each with the model that it is an adapter of, if it is one.
 fn names(app: &App) -> Vec<(String, Option<&str>)> {
     let adapters = app.model.model().adapters().into_iter();
     let adapters = adapters.map(|adapter| (adapter.name, Some(app.model.name())));
@@ -33,25 +37,80 @@ fn names(app: &App) -> Vec<(String, Option<&str>)> {
         .collect()
 }
 
-/// Lists the names that the model and its adapters answer to.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
-    let names = names(&app);
-    let data: Vec<Value> = (names.iter())
-        .map(|(name, parent)| entry(&app, name, *parent))
-        .collect();
+/// The names of one of several models, in the form of a server of one, and with what it is doing.
+fn entries_of(listed: &Listed<'_>, created_s: u64) -> Vec<Value> {
+    let status = status_of(listed);
+    let entries: Vec<Value> = match &listed.status.app {
+        Some(app) => (names(app).iter())
+            .map(|(name, parent)| entry(app, name, *parent))
+            .collect(),
+        None => {
+            let own = listed.spec.names.iter().map(|name| (name, None));
+            let adapters = listed
+                .spec
+                .adapters
+                .iter()
+                .map(|name| (name, Some(listed.spec.name())));
+            own.chain(adapters)
+                .map(|(name, parent)| {
+                    json!({
+                        "id": name,
+                        "object": "model",
+                        "created": created_s,
+                        "owned_by": "tokenmill",
+                        "parent": parent,
+                        "max_model_len": null,
+                    })
+                })
+                .collect()
+        }
+    };
+    let with_status = |mut entry: Value| {
+        entry["status"] = status.clone();
+        entry
+    };
+    entries.into_iter().map(with_status).collect()
+}
+
+/// What one of several models is doing, in llama.cpp's form: a model whose load failed is unloaded and says why.
+fn status_of(listed: &Listed<'_>) -> Value {
+    let status = &listed.status;
+    let value = match status.doing {
+        Doing::Loaded => "loaded",
+        Doing::Loading => "loading",
+        Doing::Unloaded | Doing::Unloading => "unloaded",
+    };
+    let mut status_of = json!({ "value": value });
+    if let (Some(failure), "unloaded") = (&status.failure, value) {
+        status_of["failed"] = true.into();
+        status_of["reason"] = failure.to_string().into();
+    }
+    status_of
+}
+
+/// Lists the names that the models and their adapters answer to.
+pub(crate) async fn list(State(models): State<Models>) -> Response {
+    let data: Vec<Value> = match models.only() {
+        Some(app) => (names(app).iter())
+            .map(|(name, parent)| entry(app, name, *parent))
+            .collect(),
+        None => (models.listed().iter())
+            .flat_map(|listed| entries_of(listed, models.created_s()))
+            .collect(),
+    };
     // Some clients look for a second list with names of its own.
-    let models: Vec<Value> = (names.iter())
-        .map(|(name, _)| {
-            let n_ctx = app.model.engine().limits().n_ctx;
+    let second: Vec<Value> = (data.iter())
+        .map(|entry| {
+            let (name, n_ctx) = (&entry["id"], &entry["max_model_len"]);
             json!({ "slug": name, "display_name": name, "name": name, "model": name, "context_window": n_ctx })
         })
         .collect();
-    Json(json!({ "object": "list", "data": data, "models": models })).into_response()
+    Json(json!({ "object": "list", "data": data, "models": second })).into_response()
 }
 
 /// Describes one of them.
 pub(crate) async fn one(
-    State(app): State<Arc<App>>,
+    State(models): State<Models>,
     name: Result<Path<String>, PathRejection>,
     request_id: Extension<RequestId>,
     method: Method,
@@ -60,11 +119,19 @@ pub(crate) async fn one(
     let Ok(Path(name)) = name else {
         return not_found(request_id, method, uri).await;
     };
-    match app.model.choose(Some(&name)) {
-        Ok(chosen) => {
+    let found = match models.only() {
+        Some(app) => app.model.choose(Some(&name)).map(|chosen| {
             let parent = chosen.adapter.as_ref().map(|_| app.model.name());
-            Json(entry(&app, &name, parent)).into_response()
-        }
+            entry(app, &name, parent)
+        }),
+        None => models.find(Some(&name), Role::Chat, Spelling::Plain).map(|idx| {
+            let entries = entries_of(&models.listed()[idx], models.created_s());
+            let at = entries.iter().position(|entry| entry["id"] == name.as_str());
+            entries[at.unwrap_or(0)].clone()
+        }),
+    };
+    match found {
+        Ok(entry) => Json(entry).into_response(),
         Err(error) => error_response(&error, Dialect::OpenAi, &request_id),
     }
 }

@@ -23,7 +23,7 @@ fn posts() -> [(
     &'static str,
     &'static [Field],
     &'static [&'static str],
-); 25] {
+); 27] {
     [
         (
             "/v1/chat/completions",
@@ -122,6 +122,18 @@ fn posts() -> [(
             llama_cpp::SLOT_FILE,
             &[],
         ),
+        (
+            "/v1/models/load",
+            "Have one of several models loaded, llama.cpp's API",
+            llama_cpp::MANAGE,
+            &["model"],
+        ),
+        (
+            "/v1/models/unload",
+            "Have one of several models unloaded, llama.cpp's API",
+            llama_cpp::MANAGE,
+            &["model"],
+        ),
         ("/tokenize", "Text to token ids", llama_cpp::TOKENIZE, &[]),
         (
             "/detokenize",
@@ -169,7 +181,10 @@ fn posts() -> [(
 }
 
 const GETS: [(&str, &str); 20] = [
-    ("/v1/models", "List the names of the served model"),
+    (
+        "/v1/models",
+        "List the names of the models, and what each of several is doing",
+    ),
     ("/v1/models/{name}", "Describe one of them"),
     (
         "/metrics",
@@ -180,8 +195,8 @@ const GETS: [(&str, &str); 20] = [
     ("/get_model_info", "What is served"),
     ("/server_info", "What is served, and how"),
     ("/tokenizer_info", "Special tokens and chat template"),
-    ("/api/tags", "The names of the served model, Ollama's API"),
-    ("/api/ps", "The model in memory, Ollama's API"),
+    ("/api/tags", "The names of the models, Ollama's API"),
+    ("/api/ps", "The models in memory, Ollama's API"),
     ("/api/version", "The version of Ollama's API"),
     ("/lora-adapters", "The adapters, llama.cpp's API"),
     ("/props", "The model and default values, llama.cpp's API"),

@@ -7,14 +7,13 @@ use std::{sync::Arc, time::Instant};
 
 use axum::{
     Json,
-    extract::State,
     response::{IntoResponse, Response},
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
-use crate::{ApiError, App, app::Call, llama_cpp::SLOT_FILE, slots::Asker};
+use crate::{ApiError, App, app::Call, llama_cpp::SLOT_FILE, models::OneModel, slots::Asker};
 
 /// Where a session is saved or restored.
 #[derive(Debug, Deserialize)]
@@ -31,7 +30,8 @@ enum Action {
 }
 
 /// The slots, as `/slots`.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
+pub(crate) async fn list(one: OneModel) -> Response {
+    let app = one.app();
     let n_ctx = app.engine().limits().n_ctx;
     let slots: Vec<Value> = (app.slots.are_running().into_iter().enumerate())
         .map(|(id, is_running)| json!({ "id": id, "n_ctx": n_ctx, "is_processing": is_running }))

@@ -8,21 +8,40 @@ pub mod embed;
 pub mod generate;
 pub mod options;
 
+use std::time::Duration;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::{
-    ApiError, Chosen, ServedModel,
-    fields::{Field, all_but},
+    ApiError, Chosen, KeepAlive, ServedModel,
+    app::Stay,
+    fields::{Body, Field, yes},
     tools::{set_effort, set_thinking},
 };
 
 /// The field that says how long the model stays loaded after a request.
-pub(crate) const KEEP_ALIVE: Field = all_but(
+pub(crate) const KEEP_ALIVE: Field = yes(
     "keep_alive",
-    &["0", "0.0", "\"0\"", "\"0s\"", "\"0m\"", "\"0h\""],
-    "the model stays loaded as long as the server runs",
+    "seconds, or a time such as `5m`; a negative one means for ever. Where the server has one model, which stays loaded, `0` is refused",
 );
+
+/// Refuses a request to unload a model that stays loaded as long as the server runs.
+///
+/// # Errors
+/// A `keep_alive` of no time.
+pub(crate) fn check_keep_alive(stay: Stay, body: &Body) -> Result<(), ApiError> {
+    let time = body
+        .get("keep_alive")
+        .and_then(|value| KeepAlive::from_json(value).ok());
+    match (stay, time.and_then(KeepAlive::time)) {
+        (Stay::Fixed, Some(Duration::ZERO)) => Err(ApiError::UnsupportedField {
+            param: "keep_alive".to_owned(),
+            reason: "the model stays loaded as long as the server runs",
+        }),
+        _ => Ok(()),
+    }
+}
 
 /// Finds what a request names as its model: as it is, and with and without the tag that Ollama puts behind names that have none.
 ///

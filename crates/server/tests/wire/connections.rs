@@ -152,7 +152,7 @@ async fn a_unix_socket_serves_and_its_stale_file_is_replaced() {
     let path = folder.path().join("socket");
     drop(std::os::unix::net::UnixListener::bind(&path).expect("a socket that nobody listens on any more"));
     let TestServer { app, .. } = tcp;
-    let mut config = app.config.clone();
+    let mut config = (*app.config).clone();
     config.listen = Listen::Unix(path.clone());
     let shared = Arc::new(App::new(served_again(&app), config));
     let server = Server::bind(Arc::clone(&shared))

@@ -18,11 +18,13 @@ mod http2;
 #[cfg(unix)]
 mod kv_events;
 mod llama_cpp;
+mod models;
 mod ollama;
 mod operations;
 mod refusals;
 mod script;
 mod server;
+mod several;
 mod shapes;
 mod silence;
 mod slots;

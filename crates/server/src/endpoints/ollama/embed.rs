@@ -14,7 +14,7 @@ use crate::{
     app::Call,
     endpoints::embeddings::{EmbedParams, embed as embed_inputs},
     ollama::{
-        choose,
+        check_keep_alive, choose,
         embed::{EmbedRequest, EmbeddingsRequest, FIELDS, Input, OLDER_FIELDS},
         options::check_options,
     },
@@ -25,6 +25,7 @@ use crate::{
 pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let begun = Instant::now();
     let body = call.parse(FIELDS)?;
+    check_keep_alive(app.stay, &body)?;
     let request: EmbedRequest = body.read()?;
     choose(&app.model, request.model.as_deref())?.without_adapter()?;
     check_options(&body, app.engine().limits().n_ctx)?;
@@ -41,7 +42,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
         "model": app.model.name(),
         "embeddings": embedded.vectors,
         "total_duration": nanoseconds(begun.elapsed()),
-        "load_duration": 0,
+        "load_duration": nanoseconds(call.load_wait),
         "prompt_eval_count": embedded.n_tokens,
     });
     Ok(Json(reply).into_response())
@@ -50,6 +51,7 @@ pub(crate) async fn embed(app: Arc<App>, mut call: Call) -> Result<Response, Api
 /// Embeds one text, in the older form.
 pub(crate) async fn embeddings(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(OLDER_FIELDS)?;
+    check_keep_alive(app.stay, &body)?;
     let request: EmbeddingsRequest = body.read()?;
     choose(&app.model, request.model.as_deref())?.without_adapter()?;
     check_options(&body, app.engine().limits().n_ctx)?;

@@ -13,6 +13,7 @@ use std::{
 
 use axum::{
     Json,
+    http::Uri,
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
@@ -28,7 +29,7 @@ use crate::{
     infill::infill_prompt,
     ollama::{
         chat::{self, ChatRequest, conversation},
-        choose,
+        check_keep_alive, choose,
         generate::{self, GenerateRequest},
         options::Options,
     },
@@ -43,6 +44,7 @@ use crate::{
 /// Answers a conversation, streamed or whole.
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(chat::FIELDS)?;
+    check_keep_alive(app.stay, &body)?;
     let mut request: ChatRequest = body.read()?;
     let served = choose(&app.model, request.model.as_deref())?;
     call.adapter = served.adapter;
@@ -53,6 +55,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         has_logprobs: request.n_logprobs()?.is_some(),
         open: ToolCall::default(),
         n_calls: 0,
+        load_wait: call.load_wait,
     };
     let params = text_params(&app, &mut call, &body, request.n_logprobs()?)?;
     if request.messages.is_empty() {
@@ -71,6 +74,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
 /// Answers a prompt, or continues it, streamed or whole.
 pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     let body = call.parse(generate::FIELDS)?;
+    check_keep_alive(app.stay, &body)?;
     let request: GenerateRequest = body.read()?;
     let served = choose(&app.model, request.model.as_deref())?;
     call.adapter = served.adapter;
@@ -81,6 +85,7 @@ pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, 
         has_logprobs: request.n_logprobs()?.is_some(),
         open: ToolCall::default(),
         n_calls: 0,
+        load_wait: call.load_wait,
     };
     let params = text_params(&app, &mut call, &body, request.n_logprobs()?)?;
     if request.prompt.is_empty() {
@@ -179,7 +184,7 @@ async fn answer(
     if lines.has_logprobs {
         reply["logprobs"] = logprobs(app, &sample.tokens);
     }
-    Lines::finish(&mut reply, &sample.end);
+    lines.finish(&mut reply, &sample.end);
     Ok(Json(reply).into_response())
 }
 
@@ -206,6 +211,8 @@ struct Lines {
     /// The call that is not complete: Ollama's clients take calls whole.
     open: ToolCall,
     n_calls: usize,
+    /// How long the request waited for its model to be loaded.
+    load_wait: Duration,
 }
 
 impl Lines {
@@ -266,7 +273,7 @@ impl Lines {
     }
 
     /// Says how an answer ended, and what it took.
-    fn finish(line: &mut Value, end: &TextEnd) {
+    fn finish(&self, line: &mut Value, end: &TextEnd) {
         let (usage, timings) = (end.finished.usage, &end.finished.timings);
         let decode = if usage.completion_tokens > 0 {
             timings.total.saturating_sub(timings.first_token)
@@ -278,9 +285,9 @@ impl Lines {
             (None, FinishReason::Length) => "length".into(),
             _ => "stop".into(),
         };
-        line["total_duration"] = nanoseconds(timings.total);
-        // The model is loaded; what a request may wait for is its turn.
-        line["load_duration"] = nanoseconds(timings.queued);
+        line["total_duration"] = nanoseconds(timings.total.saturating_add(self.load_wait));
+        // The wait for the model, where it is not loaded, and for the request's turn.
+        line["load_duration"] = nanoseconds(timings.queued.saturating_add(self.load_wait));
         line["prompt_eval_count"] = usage.prompt_tokens.into();
         line["prompt_eval_duration"] = nanoseconds(timings.prefill);
         line["eval_count"] = usage.completion_tokens.into();
@@ -294,6 +301,17 @@ impl Lines {
         line["done_reason"] = "load".into();
         line
     }
+}
+
+/// The answer to a request that only wants a model unloaded.
+pub(crate) fn dismissed(model: &str, uri: &Uri) -> Response {
+    let mut line = json!({ "model": model, "created_at": now(), "done": true, "done_reason": "unload" });
+    if uri.path().ends_with("chat") {
+        line["message"] = json!({ "role": "assistant", "content": "" });
+    } else {
+        line["response"] = "".into();
+    }
+    Json(line).into_response()
 }
 
 impl EventFormat for Lines {
@@ -315,7 +333,7 @@ impl EventFormat for Lines {
             }
             TextEvent::Finished(end) => {
                 let mut line = self.line("", "", Vec::new());
-                Self::finish(&mut line, end);
+                self.finish(&mut line, end);
                 out.data(&line);
             }
             TextEvent::Failed { .. } => {}

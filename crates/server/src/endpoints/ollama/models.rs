@@ -1,7 +1,7 @@
-//! What Ollama's clients ask about models: the list, one of them, those in memory, the version. One model is served, and it
-//! stays loaded; the paths that would change that say so.
+//! What Ollama's clients ask about models: the list, one of them, those in memory, the version. Which models there are is the
+//! operator's choice; the paths that would change that say so.
 
-use std::{sync::Arc, time::Duration};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::{
     Extension, Json,
@@ -10,15 +10,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
-use tokenmill::LoadedDevice;
+use tokenmill::{LoadedDevice, ModelFacts};
+use tokenmill_backend::ExecutorLimits;
 use tokenmill_text::calls::ReplyFormat;
 
 use super::timestamp;
 use crate::{
-    ApiError, App, Dialect,
-    app::{Call, error_response},
+    ApiError, App, Dialect, Models,
+    app::{Call, Stay, error_response},
     error::shortened,
     infill::has_marks,
+    models::{Listed, Role, Spelling},
     ollama::{
         choose,
         embed::{SHOW_FIELDS, ShowRequest},
@@ -32,14 +34,84 @@ const OLLAMA_VERSION: &str = "0.12.6";
 /// When a model is unloaded that never is.
 const NEVER: &str = "9999-01-01T00:00:00Z";
 
-/// The names of the model, as `/api/tags`.
-pub(crate) async fn tags(State(app): State<Arc<App>>) -> Response {
-    let models: Vec<Value> = app.model.names().iter().map(|name| entry(&app, name)).collect();
-    Json(json!({ "models": models })).into_response()
+/// What is said of a model in lists, loaded or not.
+#[derive(Clone, Copy)]
+struct Card<'a> {
+    /// The name that responses carry.
+    name: &'a str,
+    /// What its digest is made of, besides its facts.
+    own_name: &'a str,
+    facts: Option<&'a ModelFacts>,
+    created_s: u64,
 }
 
-/// The model in memory under its first name, as `/api/ps`.
-pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
+impl<'a> Card<'a> {
+    fn of(app: &'a App) -> Self {
+        Self {
+            name: app.model.name(),
+            own_name: match app.stay {
+                Stay::Fixed => app.model.model().name(),
+                Stay::Managed => app.model.name(),
+            },
+            facts: app.model.model().facts(),
+            created_s: app.model.created_s(),
+        }
+    }
+
+    fn of_listed(listed: &'a Listed<'_>, created_s: u64) -> Self {
+        match &listed.status.app {
+            Some(app) => Self::of(app),
+            None => Self {
+                name: listed.spec.name(),
+                own_name: listed.spec.name(),
+                facts: listed.facts.as_ref(),
+                created_s,
+            },
+        }
+    }
+}
+
+/// The names of the models, as `/api/tags`.
+pub(crate) async fn tags(State(models): State<Models>) -> Response {
+    let entries: Vec<Value> = match models.only() {
+        Some(app) => app
+            .model
+            .names()
+            .iter()
+            .map(|name| entry(Card::of(app), name))
+            .collect(),
+        None => (models.listed().iter())
+            .flat_map(|listed| {
+                let card = Card::of_listed(listed, models.created_s());
+                listed.spec.names.iter().map(move |name| entry(card, name))
+            })
+            .collect(),
+    };
+    Json(json!({ "models": entries })).into_response()
+}
+
+/// The models in memory under their first names, as `/api/ps`.
+pub(crate) async fn ps(State(models): State<Models>) -> Response {
+    let running: Vec<Value> = match models.only() {
+        Some(app) => vec![running(app, NEVER.to_owned())],
+        None => (models.listed().iter())
+            .filter_map(|listed| {
+                let app = listed.status.app.as_ref()?;
+                let expires_at = listed.status.expires_in.map_or_else(
+                    || NEVER.to_owned(),
+                    |time| {
+                        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+                        timestamp(now.saturating_add(time))
+                    },
+                );
+                Some(running(app, expires_at))
+            })
+            .collect(),
+    };
+    Json(json!({ "models": running })).into_response()
+}
+
+fn running(app: &App, expires_at: String) -> Value {
     let model = app.model.model();
     let own_bytes = model.memory().map_or(0, |plan| plan.total_bytes() as u64);
     let on_host = model.memory().and_then(|plan| plan.on_host.as_deref());
@@ -48,13 +120,13 @@ pub(crate) async fn ps(State(app): State<Arc<App>>) -> Response {
         model.device(),
         LoadedDevice::Cuda { .. } | LoadedDevice::Split { .. }
     );
-    let mut running = entry(&app, app.model.name());
+    let mut running = entry(Card::of(app), app.model.name());
     running["size"] = n_bytes.into();
     let device_bytes = model.memory().map_or(0, |plan| plan.device_bytes() as u64);
     running["size_vram"] = if is_on_gpu { device_bytes } else { 0 }.into();
     running["context_length"] = app.engine().limits().n_ctx.into();
-    running["expires_at"] = NEVER.into();
-    Json(json!({ "models": [running] })).into_response()
+    running["expires_at"] = expires_at.into();
+    running
 }
 
 /// The version, as `/api/version`.
@@ -63,26 +135,48 @@ pub(crate) async fn version() -> Response {
     Json(json!({ "version": OLLAMA_VERSION, "server": server })).into_response()
 }
 
-/// Describes the model, as `/api/show`.
-pub(crate) async fn show(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+/// Describes a model, as `/api/show`. One that is not loaded is not loaded for it.
+pub(crate) async fn show(models: Models, mut call: Call) -> Result<Response, ApiError> {
     let request: ShowRequest = call.read(SHOW_FIELDS)?;
-    choose(&app.model, request.name())?;
-    let reply = json!({
+    if let Some(app) = models.only() {
+        choose(&app.model, request.name())?;
+        return Ok(Json(shown(app)).into_response());
+    }
+    let idx = models.find(request.name(), Role::Chat, Spelling::Tagged)?;
+    let listed = &models.listed()[idx];
+    let card = Card::of_listed(listed, models.created_s());
+    let reply = match &listed.status.app {
+        Some(app) => shown(app),
+        None => json!({
+            "modelfile": format!("FROM {}", card.name),
+            "parameters": "",
+            "license": "",
+            "template": "",
+            "details": details(card.facts),
+            "model_info": model_info(card.facts, None),
+            "capabilities": [if listed.spec.role == Role::Embedding { "embedding" } else { "completion" }],
+            "modified_at": modified_at(card),
+        }),
+    };
+    Ok(Json(reply).into_response())
+}
+
+fn shown(app: &App) -> Value {
+    json!({
         "modelfile": format!("FROM {}", app.model.name()),
         "parameters": "",
         "license": "",
         "template": app.model.chat_template().unwrap_or_default(),
-        "details": details(&app),
-        "model_info": model_info(&app),
-        "capabilities": capabilities(&app),
-        "modified_at": modified_at(&app),
-    });
-    Ok(Json(reply).into_response())
+        "details": details(app.model.model().facts()),
+        "model_info": model_info(app.model.model().facts(), Some(app.engine().limits())),
+        "capabilities": capabilities(app),
+        "modified_at": modified_at(Card::of(app)),
+    })
 }
 
 /// What the paths that manage models are answered.
 pub(crate) async fn unmanaged(
-    State(app): State<Arc<App>>,
+    State(models): State<Models>,
     request_id: Extension<RequestId>,
     uri: Uri,
 ) -> Response {
@@ -90,28 +184,27 @@ pub(crate) async fn unmanaged(
         path: shortened(uri.path()).into_owned(),
         reason: "this server serves the one model that it was started with; `tokenmill serve MODEL` serves another",
     };
-    app.metrics.count_refusal(&error);
+    models.count_refusal(&error);
     error_response(&error, Dialect::Ollama, &request_id)
 }
 
-fn entry(app: &App, name: &str) -> Value {
-    let n_bytes = app.model.model().facts().map_or(0, |facts| facts.weights_bytes);
+fn entry(card: Card<'_>, name: &str) -> Value {
+    let n_bytes = card.facts.map_or(0, |facts| facts.weights_bytes);
     json!({
         "name": name,
         "model": name,
-        "modified_at": modified_at(app),
+        "modified_at": modified_at(card),
         "size": n_bytes,
-        "digest": digest(app),
-        "details": details(app),
+        "digest": digest(card),
+        "details": details(card.facts),
     })
 }
 
-fn modified_at(app: &App) -> String {
-    timestamp(Duration::from_secs(app.model.created_s()))
+fn modified_at(card: Card<'_>) -> String {
+    timestamp(Duration::from_secs(card.created_s))
 }
 
-fn details(app: &App) -> Value {
-    let facts = app.model.model().facts();
+fn details(facts: Option<&ModelFacts>) -> Value {
     let arch = facts.map_or("", |facts| facts.arch.as_str());
     json!({
         "parent_model": "",
@@ -133,8 +226,8 @@ fn parameter_size(n_params: u64) -> String {
 }
 
 /// Tells loaded models apart. It is made of what is known of them, not of the bytes of their files.
-fn digest(app: &App) -> String {
-    let known = format!("{:?} {}", app.model.model().facts(), app.model.model().name());
+fn digest(card: Card<'_>) -> String {
+    let known = format!("{:?} {}", card.facts, card.own_name);
     // FNV-1a, 64 bits.
     let hash = known.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
@@ -142,17 +235,19 @@ fn digest(app: &App) -> String {
     format!("{hash:016x}")
 }
 
-fn model_info(app: &App) -> Value {
-    let limits = app.engine().limits();
+/// What a model's files say of it; the context is what the server has, which may be less than what the model was made for.
+fn model_info(facts: Option<&ModelFacts>, limits: Option<&ExecutorLimits>) -> Value {
     let mut info = Map::new();
-    if let Some(facts) = app.model.model().facts() {
+    if let Some(facts) = facts {
         let of_arch = |name: &str| format!("{}.{name}", facts.arch);
         info.insert("general.architecture".to_owned(), facts.arch.clone().into());
         info.insert("general.parameter_count".to_owned(), facts.n_params.into());
-        // What the server has, which may be less than what the model was made for.
-        info.insert(of_arch("context_length"), limits.n_ctx.into());
-        info.insert(of_arch("embedding_length"), limits.n_embd.into());
-        info.insert(of_arch("vocab_size"), limits.n_vocab.into());
+        let n_ctx = limits.map_or(facts.n_ctx_train, |limits| limits.n_ctx);
+        info.insert(of_arch("context_length"), n_ctx.into());
+        if let Some(limits) = limits {
+            info.insert(of_arch("embedding_length"), limits.n_embd.into());
+            info.insert(of_arch("vocab_size"), limits.n_vocab.into());
+        }
     }
     Value::Object(info)
 }

@@ -1,0 +1,115 @@
+//! The frame around each endpoint: body limits, the model, errors, request ids.
+//!
+//! Separate from [`App`] because it finds the model that an endpoint is given. Invariants: the model of a request stays loaded until its
+//! answer is sent; whatever an endpoint returns or fails with leaves through here, so that every refusal has the same form.
+
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+    routing::{MethodRouter, post},
+};
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::{
+    ApiError, App, Dialect,
+    app::{Call, error_response},
+    endpoints::ollama::dismissed,
+    intake::LARGE_BODY_BYTES,
+    keys::Tenant,
+    models::{Choice, Models, Purpose},
+    request_id::RequestId,
+    request_log::Tally,
+};
+
+/// Frames a handler of JSON bodies: reads the body within its limits, waits for the model that it is for, and turns errors into
+/// responses in `dialect`.
+pub(crate) fn endpoint<F, Fut>(dialect: Dialect, handler: F) -> MethodRouter<Models>
+where
+    F: Fn(Arc<App>, Call) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Result<Response, ApiError>> + Send,
+{
+    framed(dialect, move |models, mut call| {
+        let handler = handler.clone();
+        async move {
+            let n_bytes = call.body.bytes.len();
+            let lease = match models.only() {
+                Some(app) => return answer(app, n_bytes, handler(Arc::clone(app), call)).await,
+                None => {
+                    let choice = Choice::of(&call.uri, &call.body.bytes)?;
+                    if choice.is_dismissal() {
+                        let idx = models.find(choice.model.as_deref(), choice.role, choice.spelling)?;
+                        models.dismiss(idx);
+                        return Ok(dismissed(choice.model.as_deref().unwrap_or_default(), &call.uri));
+                    }
+                    let begun = Instant::now();
+                    let lease = models.acquire(&choice, Purpose::Use(choice.keep_alive)).await?;
+                    call.load_wait = begun.elapsed();
+                    lease
+                }
+            };
+            let response = answer(lease.app(), n_bytes, handler(Arc::clone(lease.app()), call)).await?;
+            Ok(lease.until_sent(response))
+        }
+    })
+}
+
+/// Frames a handler of JSON bodies that no model has to be loaded for.
+pub(crate) fn framed<F, Fut>(dialect: Dialect, handler: F) -> MethodRouter<Models>
+where
+    F: Fn(Models, Call) -> Fut + Clone + Send + Sync + 'static,
+    Fut: Future<Output = Result<Response, ApiError>> + Send,
+{
+    post(move |State(models): State<Models>, request: Request| async move {
+        let id: RequestId = request.extensions().get().cloned().unwrap_or_default();
+        let tally: Tally = request.extensions().get().cloned().unwrap_or_default();
+        let request_id = id.clone();
+        let tenant: Tenant = request.extensions().get().copied().unwrap_or_default();
+        let answer = async {
+            let uri = request.uri().clone();
+            let body = models.common().intake.read(models.config(), request).await?;
+            let call = Call {
+                body,
+                id,
+                tally,
+                tenant,
+                adapter: None,
+                uri,
+                slot: None,
+                asked: None,
+                budget_field: "thinking_budget",
+                load_wait: Duration::ZERO,
+            };
+            handler(models.clone(), call).await
+        };
+        answer.await.unwrap_or_else(|error| {
+            models.count_refusal(&error);
+            error_response(&error, dialect, &request_id)
+        })
+    })
+}
+
+/// Waits for a handler. What it does before it first waits, reading the JSON and the tokens, takes long for a large body:
+/// it has its turn, and does not hold up the connections that share its thread.
+async fn answer(
+    app: &App,
+    n_bytes: usize,
+    handler: impl Future<Output = Result<Response, ApiError>>,
+) -> Result<Response, ApiError> {
+    let mut handler = std::pin::pin!(handler);
+    if n_bytes < LARGE_BODY_BYTES {
+        return handler.await;
+    }
+    let mut turn = Some(app.intake.turn(&app.config).await?);
+    let has_other_threads = Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
+    std::future::poll_fn(|context| match turn.take() {
+        Some(_turn) if has_other_threads => tokio::task::block_in_place(|| handler.as_mut().poll(context)),
+        _turn => handler.as_mut().poll(context),
+    })
+    .await
+}

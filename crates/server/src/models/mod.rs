@@ -1,0 +1,509 @@
+//! [`Models`]: all models of a server: those that are loaded, and those that can be.
+//!
+//! The parts: [`ModelSpec`] says what can be loaded, `registry` what each model is doing and what comes next, `room` which go so that
+//! another fits, `thread` does it, `choice` finds what a request is for, `lease` is a request's hold on a model.
+//!
+//! The key decision: an endpoint is given one model that is loaded and stays so until its answer is sent, so that no endpoint knows of
+//! the others. A server of one model has no registry and no thread; its requests find that model whatever they ask for, and its endpoints
+//! refuse wrong names themselves.
+
+mod choice;
+mod figures;
+mod keep_alive;
+mod lease;
+mod names;
+mod one_model;
+mod registry;
+mod room;
+mod spec;
+mod status;
+mod thread;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokenmill::ModelFacts;
+use tokenmill_sched::{EngineError, EngineState};
+use tokio::time::timeout;
+
+pub(crate) use self::{
+    choice::Choice,
+    lease::Lease,
+    names::Spelling,
+    one_model::OneModel,
+    registry::Purpose,
+    status::{Doing, Status},
+};
+use self::{
+    figures::Figures,
+    registry::{Asked, Registry, Rules},
+};
+pub use self::{
+    keep_alive::{KeepAlive, KeepAliveError},
+    names::near_names,
+    spec::{FileLoader, Measured, ModelLoader, ModelSpec, Role},
+};
+use crate::{ApiError, App, ServerConfig, app::Common, served_model::unix_seconds};
+
+/// What holds for the models of a server together.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelLimits {
+    /// Bytes that they may take together; `None` sets no bound.
+    pub budget_bytes: Option<u64>,
+    /// How long one stays loaded without requests, where it has no time of its own.
+    pub keep_alive: KeepAlive,
+    /// Requests that may wait for a model to be loaded.
+    pub max_waiting: usize,
+}
+
+impl Default for ModelLimits {
+    fn default() -> Self {
+        Self {
+            budget_bytes: None,
+            keep_alive: KeepAlive::Forever,
+            max_waiting: 256,
+        }
+    }
+}
+
+/// Why models cannot be served together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelsError {
+    /// There is none.
+    #[error("there is no model to serve")]
+    None,
+    /// A model has no name, or an empty one.
+    #[error("a model has no name")]
+    NoName,
+    /// Two have the same name.
+    #[error("two models are called `{name}`; an alias tells them apart")]
+    SameName {
+        /// The name.
+        name: String,
+    },
+}
+
+/// All models of a server. Clones are handles to the same.
+#[derive(Clone, Debug)]
+pub struct Models {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    common: Common,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    One(Arc<App>),
+    Many(Box<Many>),
+}
+
+/// Models that come and go.
+#[derive(Debug)]
+struct Many {
+    specs: Vec<ModelSpec>,
+    /// Which model a name means; those of adapters are their model's.
+    names: HashMap<String, usize>,
+    registry: Mutex<Registry<Arc<App>, Lease>>,
+    bell: Condvar,
+    /// What the files of each say of it, once they were read.
+    facts: Mutex<Vec<Option<ModelFacts>>>,
+    n_seen: AtomicUsize,
+    figures: Figures,
+    created_s: u64,
+}
+
+/// A model as the lists show it.
+#[derive(Debug)]
+pub(crate) struct Listed<'a> {
+    pub(crate) spec: &'a ModelSpec,
+    pub(crate) status: Status<Arc<App>>,
+    pub(crate) facts: Option<ModelFacts>,
+}
+
+impl From<Arc<App>> for Models {
+    /// A server of one model.
+    fn from(app: Arc<App>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                common: app.common(),
+                kind: Kind::One(app),
+            }),
+        }
+    }
+}
+
+impl Models {
+    /// Puts together a server of models that are loaded when they are asked for.
+    ///
+    /// # Errors
+    /// [`ModelsError`].
+    pub fn new(
+        specs: Vec<ModelSpec>,
+        limits: ModelLimits,
+        config: ServerConfig,
+    ) -> Result<Self, ModelsError> {
+        let names = names_of(&specs)?;
+        let rules = specs.iter().map(|spec| Rules {
+            name: spec.name().to_owned(),
+            is_pinned: spec.is_pinned,
+            keep_alive: spec.keep_alive.unwrap_or(limits.keep_alive),
+        });
+        let now = Instant::now();
+        let budget_bytes = limits.budget_bytes.unwrap_or(u64::MAX);
+        let mut registry = Registry::new(rules, budget_bytes, limits.max_waiting, now);
+        for (idx, spec) in specs.iter().enumerate() {
+            if spec.is_pinned {
+                registry.order(idx, now);
+            }
+        }
+        for (idx, spec) in specs.iter().enumerate() {
+            if spec.is_preloaded && !spec.is_pinned {
+                registry.preload(idx, now);
+            }
+        }
+        let inner = Arc::new(Inner {
+            common: Common::new(config),
+            kind: Kind::Many(Box::new(Many {
+                names,
+                registry: Mutex::new(registry),
+                bell: Condvar::new(),
+                facts: Mutex::new(vec![None; specs.len()]),
+                n_seen: AtomicUsize::new(0),
+                figures: Figures::new(limits.budget_bytes),
+                created_s: unix_seconds(),
+                specs,
+            })),
+        });
+        thread::start(&inner);
+        Ok(Self { inner })
+    }
+
+    /// Limits and keys.
+    pub fn config(&self) -> &ServerConfig {
+        &self.inner.common.config
+    }
+
+    /// Whether the server is ending.
+    pub fn shutdown(&self) -> &crate::Shutdown {
+        &self.inner.common.shutdown
+    }
+
+    /// The model of a server that serves one only.
+    pub fn only(&self) -> Option<&Arc<App>> {
+        match &self.inner.kind {
+            Kind::One(app) => Some(app),
+            Kind::Many(_) => None,
+        }
+    }
+
+    /// The names of the models, the first of each.
+    pub fn names(&self) -> Vec<String> {
+        match &self.inner.kind {
+            Kind::One(app) => vec![app.model.name().to_owned()],
+            Kind::Many(many) => many.specs.iter().map(|spec| spec.name().to_owned()).collect(),
+        }
+    }
+
+    /// The models that are loaded now.
+    pub fn loaded(&self) -> Vec<Arc<App>> {
+        match &self.inner.kind {
+            Kind::One(app) => vec![Arc::clone(app)],
+            Kind::Many(many) => {
+                let (registry, now) = (many.lock(), Instant::now());
+                let apps = (0..many.specs.len()).filter_map(|idx| registry.status(idx, now).app);
+                apps.collect()
+            }
+        }
+    }
+
+    /// Why the server cannot continue, where that is so: the engine of its one model has ended, or a device was lost.
+    pub fn lost(&self) -> Option<EngineError> {
+        let ends = |app: &Arc<App>| match app.engine().state() {
+            EngineState::Ended(reason) => Some(reason),
+            _ => None,
+        };
+        let is_device = |reason: &EngineError| {
+            matches!(
+                reason,
+                EngineError::Step(tokenmill_backend::StepError::DeviceLost { .. })
+            )
+        };
+        match &self.inner.kind {
+            Kind::One(app) => ends(app),
+            Kind::Many(_) => self.loaded().iter().filter_map(ends).find(is_device),
+        }
+    }
+
+    pub(crate) fn common(&self) -> &Common {
+        &self.inner.common
+    }
+
+    fn many_or<T>(&self, one: impl FnOnce(&Arc<App>) -> T, many: impl FnOnce(&Many) -> T) -> T {
+        match &self.inner.kind {
+            Kind::One(app) => one(app),
+            Kind::Many(all) => many(all),
+        }
+    }
+
+    fn many(&self) -> Option<&Many> {
+        match &self.inner.kind {
+            Kind::One(_) => None,
+            Kind::Many(many) => Some(many),
+        }
+    }
+
+    /// Counts a request that was refused.
+    pub(crate) fn count_refusal(&self, error: &ApiError) {
+        self.many_or(
+            |app| app.metrics.count_refusal(error),
+            |many| many.figures.count_refusal(error),
+        );
+    }
+
+    /// All figures in OpenMetrics text.
+    pub(crate) fn figures(&self) -> String {
+        self.many_or(
+            |app| app.metrics.encode(app.model.model()),
+            |many| many.figures.encode(&self.listed()),
+        )
+    }
+
+    /// When the server began to serve its models, seconds since 1970.
+    pub(crate) fn created_s(&self) -> u64 {
+        self.many_or(|app| app.model.created_s(), |many| many.created_s)
+    }
+
+    /// The models as lists show them; nothing for a server of one.
+    pub(crate) fn listed(&self) -> Vec<Listed<'_>> {
+        let Some(many) = self.many() else {
+            return Vec::new();
+        };
+        let facts = many.facts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (registry, now) = (many.lock(), Instant::now());
+        (many.specs.iter().zip(facts).enumerate())
+            .map(|(idx, (spec, facts))| Listed {
+                spec,
+                status: registry.status(idx, now),
+                facts,
+            })
+            .collect()
+    }
+
+    /// Requests that wait for a model to be loaded.
+    pub(crate) fn n_waiting(&self) -> usize {
+        self.many().map_or(0, |many| many.lock().n_waiting())
+    }
+
+    /// Whether one more request may wait for a model.
+    pub(crate) fn has_room_to_wait(&self) -> bool {
+        self.many().is_none_or(|many| many.lock().has_room_to_wait())
+    }
+
+    /// Finds the model that a name means.
+    ///
+    /// # Errors
+    /// [`ApiError::UnknownModel`] and [`ApiError::NoSuchModel`], with names that are near.
+    pub(crate) fn find(
+        &self,
+        asked: Option<&str>,
+        role: Role,
+        spelling: Spelling,
+    ) -> Result<usize, ApiError> {
+        let Some(many) = self.many() else { return Ok(0) };
+        let Some(asked) = asked.filter(|asked| !asked.is_empty()) else {
+            return Ok(many.default_of(role));
+        };
+        many.find(asked, spelling).ok_or_else(|| many.unknown(asked))
+    }
+
+    /// The name of a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the
+    /// first that is.
+    fn name_of_loaded(&self) -> Option<String> {
+        let many = self.many()?;
+        let (registry, now) = (many.lock(), Instant::now());
+        let is_loaded = |&idx: &usize| registry.status(idx, now).app.is_some();
+        let by_default = Some(many.default_of(Role::Chat)).filter(is_loaded);
+        let found = by_default.or_else(|| (0..many.specs.len()).find(is_loaded))?;
+        Some(many.specs[found].name().to_owned())
+    }
+
+    /// Waits until the model is loaded that a request is for, and holds it.
+    ///
+    /// # Errors
+    /// A name that none has, a model that cannot be loaded, and a wait that is too long or has no room.
+    pub(crate) async fn acquire(&self, choice: &Choice, purpose: Purpose) -> Result<Lease, ApiError> {
+        let many = match &self.inner.kind {
+            Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
+            Kind::Many(many) => many,
+        };
+        let idx = self.find(choice.model.as_deref(), choice.role, choice.spelling)?;
+        let asked = many.lock().ask(idx, purpose, Instant::now());
+        let answer = match asked {
+            Asked::Runs(app) => return Ok(Lease::counted(self.clone(), idx, purpose, app)),
+            Asked::Refused(error) => return Err(error),
+            Asked::Waits(_) if self.shutdown().has_begun() => {
+                return Err(ApiError::NotReady {
+                    reason: "it is shutting down",
+                });
+            }
+            Asked::Waits(answer) => answer,
+        };
+        // Rung now for the request, and when it is given up: what only it wished is then forgotten.
+        let _bell = Bell(many);
+        many.bell.notify_all();
+        let config = self.config();
+        let limit = config
+            .queue_timeout
+            .into_iter()
+            .chain(config.request_timeout)
+            .min();
+        let answered = match limit {
+            Some(limit) => timeout(limit, answer)
+                .await
+                .map_err(|_| ApiError::DeadlineExceeded)?,
+            None => answer.await,
+        };
+        answered.unwrap_or(Err(ApiError::NotReady {
+            reason: "it is shutting down",
+        }))
+    }
+
+    /// Gives a hold back.
+    fn release(&self, idx: usize, purpose: Purpose) {
+        if let Some(many) = self.many() {
+            many.lock().release(idx, purpose, Instant::now());
+            many.bell.notify_all();
+        }
+    }
+
+    /// Has a model loaded, without waiting for it.
+    pub(crate) fn order(&self, idx: usize) {
+        if let Some(many) = self.many() {
+            many.lock().order(idx, Instant::now());
+            many.bell.notify_all();
+        }
+    }
+
+    /// Has a model unloaded once its requests have ended. Returns whether it was loaded.
+    pub(crate) fn dismiss(&self, idx: usize) -> bool {
+        self.many().is_some_and(|many| {
+            let is_loaded = many.lock().dismiss(idx);
+            many.bell.notify_all();
+            is_loaded
+        })
+    }
+}
+
+/// Wakes the thread when it is dropped.
+struct Bell<'a>(&'a Many);
+
+impl Drop for Bell<'_> {
+    fn drop(&mut self) {
+        self.0.bell.notify_all();
+    }
+}
+
+impl Many {
+    fn lock(&self) -> MutexGuard<'_, Registry<Arc<App>, Lease>> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until something happens, or the time is over.
+    fn wait(&self, time: Duration) {
+        let registry = self.lock();
+        drop(self.bell.wait_timeout(registry, time));
+    }
+
+    /// The model of requests that name none.
+    fn default_of(&self, role: Role) -> usize {
+        let first = |role| self.specs.iter().position(|spec| spec.role == role);
+        first(role).or_else(|| first(Role::Chat)).unwrap_or(0)
+    }
+
+    /// The model of a name: its own, one of its adapters', `model:adapter`, or one of an adapter that was loaded later.
+    fn find(&self, asked: &str, spelling: Spelling) -> Option<usize> {
+        let forms = names::forms(asked, spelling);
+        let known = forms.iter().find_map(|form| self.names.get(form).copied());
+        if known.is_some() {
+            return known;
+        }
+        let behind = |idx: usize| {
+            let names = self.specs[idx].names.iter();
+            names
+                .filter_map(|name| asked.strip_prefix(name.as_str()))
+                .any(|rest| rest.starts_with(':'))
+        };
+        let (registry, now) = (self.lock(), Instant::now());
+        let of_adapter = (0..self.specs.len()).find(|&idx| {
+            let app = registry.status(idx, now).app;
+            app.is_some_and(|app| forms.iter().any(|form| app.model.choose(Some(form)).is_ok()))
+        });
+        // `model:adapter` of a model that is not loaded: it says itself whether it has the adapter.
+        of_adapter.or_else(|| {
+            let is_known = |idx: &usize| {
+                let adapters = self.specs[*idx].adapters.iter();
+                behind(*idx)
+                    && adapters
+                        .map(String::as_str)
+                        .any(|adapter| asked.ends_with(adapter))
+            };
+            (0..self.specs.len()).find(is_known)
+        })
+    }
+
+    fn unknown(&self, asked: &str) -> ApiError {
+        let names = || self.specs.iter().flat_map(|spec| &spec.names).map(String::as_str);
+        ApiError::NoSuchModel {
+            model: asked.to_owned(),
+            near: near_names(asked, names()).join(", "),
+            available: names().collect::<Vec<_>>().join(", "),
+        }
+    }
+
+    /// The next model whose files were not read yet.
+    fn next_unseen(&self) -> Option<usize> {
+        let idx = self.n_seen.fetch_add(1, Ordering::Relaxed);
+        if idx < self.specs.len() {
+            return Some(idx);
+        }
+        self.n_seen.store(self.specs.len(), Ordering::Relaxed);
+        None
+    }
+
+    fn note_facts(&self, idx: usize, found: Option<ModelFacts>) {
+        let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
+        if found.is_some() {
+            facts[idx] = found;
+        }
+    }
+}
+
+/// The models by name.
+fn names_of(specs: &[ModelSpec]) -> Result<HashMap<String, usize>, ModelsError> {
+    if specs.is_empty() {
+        return Err(ModelsError::None);
+    }
+    let mut names = HashMap::new();
+    for (idx, spec) in specs.iter().enumerate() {
+        if spec.names.is_empty() || spec.names.iter().any(String::is_empty) {
+            return Err(ModelsError::NoName);
+        }
+        for name in spec.names.iter().chain(&spec.adapters) {
+            if names.insert(name.clone(), idx).is_some() {
+                return Err(ModelsError::SameName { name: name.clone() });
+            }
+        }
+    }
+    Ok(names)
+}

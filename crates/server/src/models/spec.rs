@@ -1,0 +1,129 @@
+//! [`ModelSpec`]: a model that a server can load, and [`ModelLoader`], how.
+//!
+//! Separate from the registry because the program decides what there is and how it is loaded. Invariant: nothing here is loaded.
+
+use std::{fmt, path::PathBuf, sync::Arc};
+
+use tokenmill::{Error, LoadOptions, Model, ModelFacts, ModelSource, at_low_priority};
+
+use super::KeepAlive;
+
+/// What a request without a name of a model finds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// It generates text.
+    #[default]
+    Chat,
+    /// It makes vectors of texts.
+    Embedding,
+}
+
+/// What is known of a model before it is loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Measured {
+    /// Bytes that it will take.
+    pub n_bytes: u64,
+    /// What its files say of it.
+    pub facts: Option<ModelFacts>,
+}
+
+/// Weighs and loads one model, any number of times. The calls come from a thread of their own, one at a time.
+pub trait ModelLoader: fmt::Debug + Send + Sync {
+    /// What the model will take; only headers are read.
+    ///
+    /// # Errors
+    /// Why it cannot be loaded, for the operator and the client.
+    fn measure(&self) -> Result<Measured, String>;
+
+    /// Loads it. A load that is quiet leaves the processors to the models that answer requests meanwhile, and takes longer.
+    ///
+    /// # Errors
+    /// Why not.
+    fn load(&self, is_quiet: bool) -> Result<Model, String>;
+}
+
+/// A model that a server can load.
+#[derive(Clone, Debug)]
+pub struct ModelSpec {
+    /// The names that requests call it by; responses carry the first.
+    pub names: Vec<String>,
+    /// The adapters that are loaded with it, which requests may name too.
+    pub adapters: Vec<String>,
+    /// What it is for.
+    pub role: Role,
+    /// Whether it is loaded at the start and stays.
+    pub is_pinned: bool,
+    /// Whether it is loaded at the start where it fits next to the others.
+    pub is_preloaded: bool,
+    /// How long it stays loaded without requests, where that is not the server's time.
+    pub keep_alive: Option<KeepAlive>,
+    /// How it is loaded.
+    pub loader: Arc<dyn ModelLoader>,
+}
+
+impl ModelSpec {
+    /// A model for chats under one name, loaded when it is asked for.
+    pub fn new(name: impl Into<String>, loader: impl ModelLoader + 'static) -> Self {
+        Self {
+            names: vec![name.into()],
+            adapters: Vec::new(),
+            role: Role::Chat,
+            is_pinned: false,
+            is_preloaded: false,
+            keep_alive: None,
+            loader: Arc::new(loader),
+        }
+    }
+
+    /// The name that responses carry.
+    pub(crate) fn name(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+}
+
+/// Loads the model at a path with options, each time again.
+#[derive(Clone, Debug)]
+pub struct FileLoader {
+    /// A GGUF file, a folder with one, a Hugging Face folder, or `demo`.
+    pub path: PathBuf,
+    /// How it is loaded.
+    pub options: LoadOptions,
+}
+
+impl FileLoader {
+    /// As [`ModelLoader::measure`].
+    ///
+    /// # Errors
+    /// What is wrong with the files or the options.
+    pub fn try_measure(&self) -> Result<Measured, Error> {
+        at_low_priority(|| {
+            let source = ModelSource::find(&self.path)?;
+            source.check()?;
+            let network = self.options.open_network(&source)?;
+            Ok(Measured {
+                n_bytes: self.options.plan(&network)?.total_bytes() as u64,
+                facts: Some(ModelFacts::of(&network)),
+            })
+        })
+    }
+
+    /// As [`ModelLoader::load`].
+    ///
+    /// # Errors
+    /// As [`LoadOptions::load`].
+    pub fn try_load(&self, is_quiet: bool) -> Result<Model, Error> {
+        let mut options = self.options.clone();
+        options.compute.is_quiet = is_quiet;
+        options.load(&self.path)
+    }
+}
+
+impl ModelLoader for FileLoader {
+    fn measure(&self) -> Result<Measured, String> {
+        self.try_measure().map_err(|error| error.to_string())
+    }
+
+    fn load(&self, is_quiet: bool) -> Result<Model, String> {
+        self.try_load(is_quiet).map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,51 @@
+//! [`Status`]: a model as others see it.
+//!
+//! Separate from the registry because lists and figures read it without knowing how it comes about. Invariant: it is a copy; what happens
+//! afterwards does not change it.
+
+use std::time::Duration;
+
+use crate::ApiError;
+
+/// What a model is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Doing {
+    /// Nothing; it takes no memory.
+    Unloaded,
+    /// It is being loaded.
+    Loading,
+    /// It answers requests.
+    Loaded,
+    /// It is being unloaded.
+    Unloading,
+}
+
+/// What a model has been through since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    /// Loads that succeeded.
+    pub(crate) loads: u64,
+    /// Loads that failed.
+    pub(crate) failures: u64,
+    /// Times that it was unloaded.
+    pub(crate) unloads: u64,
+}
+
+/// A model as others see it.
+#[derive(Clone, Debug)]
+pub(crate) struct Status<A> {
+    pub(crate) doing: Doing,
+    /// The model, while it is loaded.
+    pub(crate) app: Option<A>,
+    /// What it takes, while it takes something.
+    pub(crate) n_bytes: u64,
+    /// Why it could not be loaded the last time.
+    pub(crate) failure: Option<ApiError>,
+    /// Requests that wait for it to be loaded.
+    pub(crate) n_waiting: usize,
+    /// Requests that run on it.
+    pub(crate) n_running: usize,
+    /// How long it stays without being used; `None` for ever.
+    pub(crate) expires_in: Option<Duration>,
+    pub(crate) counts: Counts,
+}
