@@ -15,7 +15,7 @@ class Server:
     """A running server; `url` is its address, `log` the lines it wrote."""
 
     def __init__(self, *flags, model="demo"):
-        command = [BINARY, "serve", model, "--log-format", "json", *flags]
+        command = [BINARY, "serve", *([model] if model else []), "--log-format", "json", *flags]
         if not {"--port", "--unix-socket"} & set(flags):
             command += ["--port", "0"]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -3,7 +3,10 @@
 //! Separate from the other options of a load because some commands compute without an engine, which has the adapters. Invariant:
 //! a command of one text uses its one adapter, and one that serves many leaves the choice to each request.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use tokenmill::{AdapterSource, LoadOptions};
 
@@ -72,6 +75,15 @@ impl AdapterArgs {
                 Failure::usage("`--lora` is given more than once, and this command uses one adapter")
                     .hint("`serve` and `batch` take several, and each request names its own"),
             ),
+        }
+    }
+
+    /// Takes relative paths as relative to a folder.
+    pub(crate) fn move_below(&mut self, folder: &Path) {
+        let adapters = self.lora.iter_mut().map(|adapter| &mut adapter.path);
+        let controls = self.control_vector.iter_mut().map(|control| &mut control.path);
+        for path in adapters.chain(controls) {
+            *path = folder.join(&path);
         }
     }
 

@@ -58,6 +58,31 @@ impl FetchArgs {
         Ok(fetch(plan, &settings, &watcher)?.path)
     }
 
+    /// The path of what stands for MODEL, if it is on this machine.
+    ///
+    /// # Errors
+    /// A name that means nothing, and a model that would have to be downloaded.
+    pub(crate) fn stored(&self, model: &Path) -> Result<PathBuf, Failure> {
+        let Some(name) = hub_name(model)? else {
+            return Ok(model.to_owned());
+        };
+        let mut wishes = wishes();
+        wishes.with_projector = false;
+        match tokenmill::hub::find_stored(&name, &wishes, &self.settings())? {
+            Some(found) => Ok(found.path),
+            None => {
+                let name = model.display();
+                let failure = Failure::input(format!("`{name}` is not on this machine"));
+                Err(failure.hint(format!("`tokenmill pull {name}` downloads it")))
+            }
+        }
+    }
+
+    /// Whether it is a name of the Hub rather than a path.
+    pub(crate) fn is_name(model: &Path) -> bool {
+        hub_name(model).is_ok_and(|name| name.is_some())
+    }
+
     /// The settings of the environment and of these options.
     pub(crate) fn settings(&self) -> HubSettings {
         let mut settings = settings();

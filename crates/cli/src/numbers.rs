@@ -59,6 +59,41 @@ impl fmt::Display for Limit {
     }
 }
 
+/// A size in bytes, written as a number, or with a unit: `16GiB`, `500MB`, `8G`. One letter means the binary unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ByteSize(pub(crate) u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || "expected a size such as 16GiB, 500MB or a number of bytes".to_owned();
+        let text = text.trim();
+        let n_digits = text
+            .find(|c: char| !c.is_ascii_digit() && c != '.')
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(n_digits);
+        let (power, base) = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => (0, 1024),
+            "k" | "kib" => (1, 1024),
+            "m" | "mib" => (2, 1024),
+            "g" | "gib" => (3, 1024),
+            "t" | "tib" => (4, 1024),
+            "kb" => (1, 1000),
+            "mb" => (2, 1000),
+            "gb" => (3, 1000),
+            "tb" => (4, 1000),
+            _ => return Err(wrong()),
+        };
+        let scale = f64::from(base).powi(power);
+        let n_bytes = number.parse::<f64>().map_err(|_| wrong())? * scale;
+        if !(1.0..=1e18).contains(&n_bytes) {
+            return Err(wrong());
+        }
+        Ok(Self(n_bytes as u64))
+    }
+}
+
 /// What random numbers begin with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Seed {
@@ -122,6 +157,25 @@ pub(crate) fn size_of(n_bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_size_has_a_unit_or_none() {
+        let check = |text: &str, expected: Option<u64>| {
+            assert_eq!(
+                text.parse::<ByteSize>().ok().map(|size| size.0),
+                expected,
+                "{text}"
+            );
+        };
+        check("1000", Some(1000));
+        check("16GiB", Some(16 << 30));
+        check("1.5g", Some(3 << 29));
+        check("500 MB", Some(500_000_000));
+        check("2T", Some(2 << 40));
+        for wrong in ["", "0", "GiB", "-1", "1e3", "5 apples", "1.2.3M", "99999999999T"] {
+            check(wrong, None);
+        }
+    }
 
     #[test]
     fn only_minus_one_is_no_limit() {

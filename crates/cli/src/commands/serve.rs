@@ -16,13 +16,13 @@ use std::{
 };
 
 use clap::ValueEnum;
-use tokenmill::{KvCache, LoadOptions, remove_unfinished_sessions};
+use tokenmill::remove_unfinished_sessions;
 use tokenmill_backend::StepError;
-use tokenmill_sched::{EngineError, EngineState};
+use tokenmill_sched::EngineError;
 #[cfg(feature = "otel")]
 use tokenmill_server::otel::Traces;
 use tokenmill_server::{
-    ApiKeys, App, Drained, Listen, ServeError, ServedModel, Server, ServerConfig, SessionFolder, TlsFiles,
+    ApiKeys, Drained, Listen, Models, ServeError, Server, ServerConfig, SessionFolder, TlsFiles,
     kv_events::KvEventsConfig,
 };
 #[cfg(not(feature = "otel"))]
@@ -30,15 +30,20 @@ use tracing_subscriber::layer::Identity;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::{
-    adapters::AdapterArgs,
     failure::{Failure, INTERRUPTED},
-    load::{LoadArgs, load},
     note::note,
     numbers::count,
     signals::{Kind, Signals},
-    speculation::SpeculationArgs,
     visible::visible,
 };
+
+mod model_flags;
+mod models;
+mod models_file;
+mod seats;
+
+pub(crate) use self::seats::{Seats, load_app};
+use self::{model_flags::GivenFlags, models::SeveralArgs};
 
 /// Holds a key that clients must send, as `--api-key` does.
 const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
@@ -48,14 +53,18 @@ const KEY_VARIABLE: &str = "TOKENMILL_API_KEY";
 #[command(after_help = "Examples:\n  \
     tokenmill serve demo\n  \
     tokenmill serve model.gguf --port 8000 --api-key-file keys.txt\n  \
+    tokenmill serve chat.gguf --embedding-model embed.gguf\n  \
+    tokenmill serve --models-dir models --memory-budget 16GiB --idle-unload 10m\n  \
     curl http://127.0.0.1:8080/v1/chat/completions -d '{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}'\n\n\
     OpenAI's API is under /v1, Anthropic's at /v1/messages, Ollama's under /api, llama.cpp's at /completion and /infill;\n\
     docs/serving.md lists all paths.\n\
     The web page is at /, the figures are at /metrics. TOKENMILL_API_KEY holds a key as --api-key does; RUST_LOG sets\n\
     what is logged.")]
 pub(crate) struct Args {
-    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`
-    model: PathBuf,
+    /// A GGUF file, a folder with one, a Hugging Face folder, OWNER/REPOSITORY[:TYPE] of the Hub, or `demo`. Several are
+    /// loaded and unloaded as requests ask for them
+    #[arg(value_name = "MODEL", required_unless_present_any = ["models", "models_dir"])]
+    model: Vec<PathBuf>,
     /// Address to listen on, or a name such as localhost; of several addresses, the first IPv4 one
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     host: String,
@@ -96,44 +105,23 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "slot-save-path", value_name = "DIR")]
     session_dir: Option<PathBuf>,
     #[command(flatten)]
+    several: SeveralArgs,
+    #[command(flatten)]
+    model_flags: GivenFlags,
+    #[command(flatten)]
     limits: Limits,
     /// How requests are logged on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
-    #[command(flatten)]
-    speculation: SpeculationArgs,
-    #[command(flatten)]
-    adapters: AdapterArgs,
     /// Let clients load and unload adapters, of files below this folder only [default: they cannot]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Loading")]
     lora_dir: Option<PathBuf>,
-    #[command(flatten)]
-    load: LoadArgs,
 }
 
 /// What the server bears.
 #[derive(clap::Args, Debug, Clone)]
 #[command(next_help_heading = "Limits")]
 struct Limits {
-    /// Most sequences in one batch
-    #[arg(long, alias = "parallel", default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    max_num_seqs: u16,
-    /// Tokens computed in one step [default: as --ubatch-size]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    max_num_batched_tokens: Option<u32>,
-    /// Tokens that the KV cache holds, shared by all sequences [default: four contexts]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    kv_cache_tokens: Option<u32>,
-    /// Tokens that a second KV cache in main memory holds, to which prefixes move that found no room in the first
-    /// [default: none]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    kv_host_tokens: Option<u32>,
-    /// Sequences that may be queued; further requests get 429
-    #[arg(long, default_value_t = 256, value_name = "N", value_parser = count)]
-    max_queued_requests: usize,
-    /// Prompt tokens that may wait; more are answered with 429
-    #[arg(long, default_value_t = 1 << 20, value_name = "N", value_parser = count)]
-    max_queued_tokens: usize,
     /// Largest request body
     #[arg(long, default_value_t = 8 << 20, value_name = "BYTES", value_parser = count)]
     max_body_bytes: usize,
@@ -226,9 +214,9 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     #[cfg(not(feature = "otel"))]
     start_log(args.log_format, None::<Identity>);
     let config = args.server_config()?;
-    let app = Arc::new(args.app(config)?);
+    let models = args.models(config)?;
     let is_watched = args.log_format == LogFormat::Text && io::stderr().is_terminal();
-    let result = runtime.block_on(serve(app, is_watched));
+    let result = runtime.block_on(serve(models, is_watched));
     #[cfg(feature = "otel")]
     if let Some(traces) = traces {
         traces.end();
@@ -343,84 +331,25 @@ impl Args {
         names
     }
 
-    /// Loads the model and starts its engine.
-    fn app(&self, config: ServerConfig) -> Result<App, Failure> {
-        let limits = &self.limits;
-        let seats = Seats {
-            n_seqs: usize::from(limits.max_num_seqs),
-            max_step_tokens: limits.max_num_batched_tokens.map(|n| n as usize),
-            kv_tokens: limits.kv_cache_tokens.map(|n| n as usize),
-            host_kv_tokens: limits.kv_host_tokens.map_or(0, |n| n as usize),
-            max_queued: limits.max_queued_requests,
-            max_queued_tokens: limits.max_queued_tokens,
-            max_page_event_batches: self.kv_events().map(|config| config.max_queue_size),
-            speculation: &self.speculation,
-        };
+    /// The models that are to be served; one alone is loaded here.
+    fn models(&self, config: ServerConfig) -> Result<Models, Failure> {
+        if self.several.is_asked_for(&self.model) {
+            return models::several(self, config);
+        }
+        let flags = &self.model_flags.flags;
+        let mut seats = flags.seats();
+        seats.max_page_event_batches = self.kv_events().map(|config| config.max_queue_size);
         let names = &self.served_model_name;
-        load_app(&self.model, &self.load, &self.adapters, &seats, names, config)
+        let app = load_app(
+            &self.model[0],
+            &flags.load,
+            &flags.adapters,
+            &seats,
+            names,
+            config,
+        )?;
+        Ok(Arc::new(app).into())
     }
-}
-
-/// How many requests a model is to serve at once.
-pub(crate) struct Seats<'a> {
-    /// Most sequences in one batch.
-    pub(crate) n_seqs: usize,
-    /// Tokens of a step, where that is not a matter of how the model is loaded.
-    pub(crate) max_step_tokens: Option<usize>,
-    /// Tokens in the KV cache, where that is not four contexts.
-    pub(crate) kv_tokens: Option<usize>,
-    /// Tokens in the KV cache in main memory.
-    pub(crate) host_kv_tokens: usize,
-    /// Sequences that may wait.
-    pub(crate) max_queued: usize,
-    /// Prompt tokens that may wait.
-    pub(crate) max_queued_tokens: usize,
-    /// Batches of changes of the prefix cache that may wait to be published, where they are.
-    pub(crate) max_page_event_batches: Option<usize>,
-    /// Whether tokens are guessed ahead.
-    pub(crate) speculation: &'a SpeculationArgs,
-}
-
-/// Loads a model and starts its engine, for all that answers requests of the API. Without `names` it is called as its
-/// file is.
-///
-/// # Errors
-/// A model that cannot be opened or loaded, or has no usable tokenizer.
-pub(crate) fn load_app(
-    model: &Path,
-    load_args: &LoadArgs,
-    adapters: &AdapterArgs,
-    seats: &Seats<'_>,
-    names: &[String],
-    config: ServerConfig,
-) -> Result<App, Failure> {
-    let mut options = load_args.options()?;
-    options.n_seqs = seats.n_seqs;
-    options.max_step_tokens = seats.max_step_tokens.unwrap_or(options.max_step_tokens);
-    options.kv_cache = (seats.kv_tokens).map_or(LoadOptions::default().kv_cache, KvCache::Tokens);
-    options.host_kv_tokens = seats.host_kv_tokens;
-    options.max_queued = seats.max_queued;
-    options.max_queued_tokens = seats.max_queued_tokens;
-    options.max_page_event_batches = seats.max_page_event_batches;
-    (seats.speculation).add_to(&mut options, &load_args.fetch)?;
-    adapters.add_to(&mut options);
-    let model = load(&load_args.fetch.resolve(model)?, &options)?;
-    if let Some(error) = model.words().template_error() {
-        tracing::warn!(%error, "the model's chat template cannot be used");
-    }
-    let names = match names {
-        [] => vec![model.name().to_owned()],
-        names => names.to_vec(),
-    };
-    if let Some(name) = adapters
-        .names()
-        .find(|&adapter| names.iter().any(|name| name == adapter))
-    {
-        return Err(Failure::usage(format!(
-            "`--lora {name}=...` has the name of the model"
-        )));
-    }
-    Ok(App::new(ServedModel::new(names, model), config))
 }
 
 fn read(path: &Path) -> Result<String, Failure> {
@@ -460,16 +389,17 @@ fn start_traces(runtime: &tokio::runtime::Handle) -> Result<Option<Traces>, Fail
 }
 
 /// Serves until a signal, or until the engine is lost.
-async fn serve(app: Arc<App>, is_watched: bool) -> Result<(), Failure> {
+async fn serve(models: Models, is_watched: bool) -> Result<(), Failure> {
     let mut signals = Signals::catch(Kind::Stop)
         .map_err(|error| Failure::work(format!("cannot handle signals: {error}")))?;
-    let server = Server::bind(Arc::clone(&app))
+    let config = models.config();
+    let server = Server::bind(models.clone())
         .await
         .map_err(|error| match error {
             ServeError::Tls { .. } => Failure::input(error.to_string()).hint("both files are PEM"),
             ServeError::Listen { ref source, .. } => {
                 let failure = Failure::work(error.to_string());
-                match (source.kind(), &app.config.listen) {
+                match (source.kind(), &config.listen) {
                     (io::ErrorKind::AddrInUse, Listen::Tcp(_)) => failure.hint(
                         "another program listens there, perhaps another `tokenmill serve`; `--port N` takes another \
                          port, and `--port 0` a free one",
@@ -482,32 +412,39 @@ async fn serve(app: Arc<App>, is_watched: bool) -> Result<(), Failure> {
             }
             _ => Failure::work(error.to_string()),
         })?;
-    if is_watched {
-        note!("{}", greeting(&app, &server.address()));
-    } else {
-        tracing::info!(
+    match models.only() {
+        _ if is_watched => note!("{}", greeting(&models, &server.address())),
+        Some(app) => tracing::info!(
             address = server.address(),
             model = app.model.name(),
             context = app.model.engine().limits().n_ctx,
             kv_tokens = app.model.engine().limits().kv_tokens(),
             "listening"
-        );
+        ),
+        None => tracing::info!(
+            address = server.address(),
+            models = models.names().join(", "),
+            "listening"
+        ),
     }
-    let is_reachable = matches!(app.config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
-    if is_reachable && app.config.api_keys.is_open() {
+    let is_reachable = matches!(config.listen, Listen::Tcp(address) if !address.ip().is_loopback());
+    if is_reachable && config.api_keys.is_open() {
         tracing::warn!("anybody who reaches this address may use the model; set --api-key-file");
     }
-    let stopping = Arc::clone(&app);
+    let stopping = models.clone();
     tokio::spawn(async move {
         signals.next().await;
-        tracing::info!(limit_s = stopping.config.drain_timeout.as_secs_f64(), "draining");
-        stopping.shutdown.begin();
+        tracing::info!(
+            limit_s = stopping.config().drain_timeout.as_secs_f64(),
+            "draining"
+        );
+        stopping.shutdown().begin();
         signals.next().await;
         process::exit(i32::from(INTERRUPTED));
     });
     let drained = tokio::select! {
         drained = server.run() => drained,
-        reason = engine_end(&app) => {
+        reason = engine_end(&models) => {
             let message = format!("the engine has ended: {reason}");
             return Err(match reason {
                 EngineError::Step(StepError::DeviceLost { .. }) => Failure::device_lost(message),
@@ -523,34 +460,44 @@ async fn serve(app: Arc<App>, is_watched: bool) -> Result<(), Failure> {
 }
 
 /// What a person needs to know about a server that has just started.
-fn greeting(app: &App, address: &str) -> String {
-    let limits = app.model.engine().limits();
-    let keys = if app.config.api_keys.is_open() {
+fn greeting(models: &Models, address: &str) -> String {
+    let config = models.config();
+    let keys = if config.api_keys.is_open() {
         "not needed"
     } else {
         "needed: `Authorization: Bearer KEY`"
     };
-    let page = match app.config.listen {
+    let page = match config.listen {
         Listen::Tcp(_) => format!("\n  web page  {address}"),
         #[cfg(unix)]
         Listen::Unix(_) => String::new(),
     };
+    let (served, what) = match models.only() {
+        Some(app) => {
+            let limits = app.model.engine().limits();
+            let (n_ctx, kv_tokens) = (limits.n_ctx, limits.kv_tokens());
+            let what = format!("context   {n_ctx} tokens for a request, {kv_tokens} for all together");
+            (format!("{} is served", visible(app.model.name())), what)
+        }
+        None => {
+            let names = models.names();
+            let what = format!("models    {}", visible(&names.join(", ")));
+            (format!("{} models are served", names.len()), what)
+        }
+    };
     format!(
-        "{} is served.{page}\n  \
+        "{served}.{page}\n  \
          API       {address}/v1 as OpenAI's, {address} as Anthropic's, Ollama's and llama.cpp's\n  \
          API keys  {keys}\n  \
-         context   {} tokens for a request, {} for all together\n  \
+         {what}\n  \
          stop      Ctrl-C lets running answers finish; twice stops at once",
-        visible(app.model.name()),
-        limits.n_ctx,
-        limits.kv_tokens(),
     )
 }
 
 /// Waits until the engine ends by itself, which it does when its device is lost: a supervisor then restarts it.
-async fn engine_end(app: &App) -> EngineError {
+async fn engine_end(models: &Models) -> EngineError {
     loop {
-        if let EngineState::Ended(reason) = app.model.engine().state() {
+        if let Some(reason) = models.lost() {
             // What was in flight is being told.
             tokio::time::sleep(Duration::from_millis(500)).await;
             return reason;

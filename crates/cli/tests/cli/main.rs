@@ -23,6 +23,8 @@ mod options;
 mod perplexity;
 mod quantize;
 mod sessions;
+#[cfg(target_os = "linux")]
+mod several_models;
 mod shapes;
 #[cfg(target_os = "linux")]
 #[cfg(feature = "cuda")]

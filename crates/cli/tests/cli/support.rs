@@ -52,6 +52,17 @@ impl Outcome {
     }
 }
 
+#[cfg(target_os = "linux")]
+impl Outcome {
+    /// The line that says what was wrong, of a program that failed with `code` and may have begun a log or told its usage.
+    #[track_caller]
+    pub(crate) fn error_line(self, code: i32) -> String {
+        assert_eq!(self.code, code, "{}", self.stderr);
+        let line = self.stderr.lines().find(|line| line.starts_with("error: "));
+        line.unwrap_or_else(|| panic!("{}", self.stderr)).to_owned()
+    }
+}
+
 /// No test asks a server that is not its own, and none finds the models of whoever runs it.
 const WITHOUT_NETWORK: [(&str, &str); 3] = [
     ("HF_HUB_OFFLINE", "1"),

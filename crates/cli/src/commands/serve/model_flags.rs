@@ -1,0 +1,234 @@
+//! [`ModelFlags`]: the options that may differ from model to model, and [`GivenFlags`], which of them were given.
+//!
+//! Separate from the server's own options because a file of models sets them by the same names. Invariant: a setting of a file is read
+//! by the parser of the command line, so that both take and refuse the same.
+
+use std::ffi::OsString;
+
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
+use tokenmill::LoadOptions;
+
+use super::seats::{SeatArgs, Seats};
+use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, speculation::SpeculationArgs};
+
+/// The options of a model.
+#[derive(Args, Debug, Clone)]
+pub(super) struct ModelFlags {
+    #[command(flatten)]
+    pub(super) seat_args: SeatArgs,
+    #[command(flatten)]
+    pub(super) speculation: SpeculationArgs,
+    #[command(flatten)]
+    pub(super) adapters: AdapterArgs,
+    #[command(flatten)]
+    pub(super) load: LoadArgs,
+}
+
+impl ModelFlags {
+    /// How many requests the model serves at once.
+    pub(super) fn seats(&self) -> Seats<'_> {
+        self.seat_args.seats(&self.speculation)
+    }
+
+    /// The options of its load.
+    ///
+    /// # Errors
+    /// Options that cannot be granted.
+    pub(super) fn load_options(&self) -> Result<LoadOptions, Failure> {
+        let mut options = self.load.options()?;
+        self.seats().add_to(&mut options, &self.load.fetch)?;
+        self.adapters.add_to(&mut options);
+        Ok(options)
+    }
+}
+
+/// A setting of a file: its name and its values. What is on or off has the value `true` or `false`.
+pub(super) type Setting = (String, Vec<OsString>);
+
+/// The options of the command line, and which of them were given.
+#[derive(Debug, Clone)]
+pub(super) struct GivenFlags {
+    pub(super) flags: ModelFlags,
+    given: Vec<Setting>,
+}
+
+impl FromArgMatches for GivenFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let is_given = |id: &str| matches.value_source(id) == Some(ValueSource::CommandLine);
+        let given = |arg: &Arg| {
+            let id = arg.get_id().as_str();
+            let values = matches.get_raw(id).unwrap_or_default().map(ToOwned::to_owned);
+            Some((arg.get_long()?.to_owned(), values.collect())).filter(|_| is_given(id))
+        };
+        Ok(Self {
+            flags: ModelFlags::from_arg_matches(matches)?,
+            given: command().get_arguments().filter_map(given).collect(),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for GivenFlags {
+    fn augment_args(command: Command) -> Command {
+        ModelFlags::augment_args(command)
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        ModelFlags::augment_args_for_update(command)
+    }
+}
+
+fn command() -> Command {
+    ModelFlags::augment_args(Command::new("settings").no_binary_name(true))
+}
+
+/// The option of a setting, by its long name or another name of it; underscores stand for hyphens.
+fn option_of<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    let name = name.replace('_', "-");
+    command.get_arguments().find(|arg| {
+        let others = arg.get_all_aliases().unwrap_or_default();
+        arg.get_long() == Some(&name) || others.contains(&name.as_str())
+    })
+}
+
+/// The names of all settings.
+pub(super) fn setting_names() -> Vec<String> {
+    let command = command();
+    let names = command
+        .get_arguments()
+        .filter_map(Arg::get_long)
+        .map(str::to_owned);
+    names.collect()
+}
+
+/// Whether there is a setting of this name.
+pub(super) fn is_setting(name: &str) -> bool {
+    option_of(&command(), name).is_some()
+}
+
+impl GivenFlags {
+    /// The options of a model with settings of its own: the later ones go before the earlier ones, and all before the command line.
+    ///
+    /// # Errors
+    /// A value that the option does not take, in the parser's words.
+    pub(super) fn with(&self, settings: &[Setting]) -> Result<ModelFlags, String> {
+        let command = command();
+        let mut chosen: Vec<(&Arg, &[OsString])> = Vec::new();
+        for (name, values) in self.given.iter().chain(settings) {
+            let arg = option_of(&command, name).ok_or_else(|| format!("unknown setting `{name}`"))?;
+            chosen.retain(|(other, _)| other.get_id() != arg.get_id());
+            chosen.push((arg, values));
+        }
+        let mut line: Vec<OsString> = Vec::new();
+        for (arg, values) in chosen {
+            let mut flag = OsString::from("--");
+            flag.push(arg.get_long().unwrap_or_default());
+            if matches!(arg.get_action(), ArgAction::SetTrue) {
+                match values {
+                    [value] if value == "true" => line.push(flag),
+                    [value] if value == "false" => {}
+                    _ => return Err(format!("`{}` is either true or false", arg.get_id())),
+                }
+            } else if arg.get_num_args().is_some_and(|range| range.min_values() > 1) {
+                line.push(flag);
+                line.extend(values.iter().cloned());
+            } else {
+                for value in values {
+                    let mut with_value = flag.clone();
+                    with_value.push("=");
+                    with_value.push(value);
+                    line.push(with_value);
+                }
+            }
+        }
+        let matches = command.clone().try_get_matches_from(line);
+        matches
+            .and_then(|matches| ModelFlags::from_arg_matches(&matches))
+            .map_err(|error| {
+                let text = error.to_string();
+                let first = text.lines().next().unwrap_or_default();
+                first.strip_prefix("error: ").unwrap_or(first).to_owned()
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        given: GivenFlags,
+    }
+
+    fn setting(name: &str, values: &[&str]) -> Setting {
+        (name.to_owned(), values.iter().map(OsString::from).collect())
+    }
+
+    #[test]
+    fn a_setting_goes_before_the_command_line_and_leaves_the_rest() {
+        let line = Line::parse_from([
+            "t",
+            "-c",
+            "64",
+            "--max-num-seqs",
+            "3",
+            "--cpu-moe",
+            "--cache-type-k",
+            "q8_0",
+        ]);
+        let same = line.given.with(&[]).expect("the line itself is right");
+        assert_eq!(same.load.n_ctx_given(), Some(64));
+        assert_eq!(same.seats().n_seqs, 3);
+        assert_eq!(format!("{same:?}"), format!("{:?}", line.given.flags));
+        let other = (line.given)
+            .with(&[
+                setting("ctx_size", &["32"]),
+                setting("parallel", &["5"]),
+                setting("cpu-moe", &["false"]),
+            ])
+            .expect("the settings are right");
+        assert_eq!(other.load.n_ctx_given(), Some(32));
+        assert_eq!(other.seats().n_seqs, 5);
+        assert_eq!(other.load.cache_types().0, tokenmill::KvType::Q8_0);
+        assert!(!format!("{:?}", other.load).contains("cpu_moe: true"));
+    }
+
+    #[test]
+    fn a_list_is_the_option_given_again() {
+        let line = Line::parse_from(["t"]);
+        let flags = (line.given)
+            .with(&[
+                setting("lora", &["a=a.gguf", "b=b.gguf:0.5"]),
+                setting("control-vector", &["v.gguf"]),
+                setting("control-vector-layer-range", &["1", "4"]),
+            ])
+            .expect("the settings are right");
+        assert_eq!(flags.adapters.names().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(
+            flags.load_options().expect("they are right").control_layers,
+            Some(1..=4)
+        );
+    }
+
+    #[test]
+    fn a_wrong_value_is_refused_in_one_line() {
+        let line = Line::parse_from(["t"]);
+        for (name, value, expected) in [
+            ("ctx-size", "many", "invalid value 'many'"),
+            ("cache-type-k", "q9", "invalid value 'q9'"),
+            ("cpu-moe", "1", "true or false"),
+            ("nothing", "1", "unknown setting"),
+        ] {
+            let error = line.given.with(&[setting(name, &[value])]).expect_err(name);
+            assert!(error.contains(expected) && !error.contains('\n'), "{error}");
+        }
+    }
+}

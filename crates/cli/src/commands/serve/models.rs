@@ -1,0 +1,354 @@
+//! Several models: which there are, by the command line, a folder and a file, and how each is loaded.
+//!
+//! Separate from the server of one model, which is loaded before it listens. Invariants: what is named on the command line is there, or
+//! the program does not start; what a folder or a file lists may be missing, and then its requests are told why. Nothing is downloaded
+//! while requests wait.
+
+use std::{
+    fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
+
+use tokenmill::{LoadOptions, Model, ModelSource, available_bytes};
+use tokenmill_server::{
+    KeepAlive, ModelLimits, ModelLoader, ModelSpec, Models, ServerConfig,
+    models::{FileLoader, Measured, Role},
+};
+
+use super::{
+    Args,
+    models_file::{FileModel, MAX_BYTES, ModelsFile},
+};
+use crate::{failure::Failure, model_name::FetchArgs, numbers::ByteSize};
+
+/// Which models there are besides the ones that are named, and what all share.
+#[derive(clap::Args, Debug, Clone)]
+#[command(next_help_heading = "Several models")]
+pub(super) struct SeveralArgs {
+    /// Serve the models of a TOML file, each with settings of its own; docs/serving.md has an example
+    #[arg(long, value_name = "FILE")]
+    models: Option<PathBuf>,
+    /// Serve the models in a folder: the GGUF files in it, and those of the folders in it
+    #[arg(long, value_name = "DIR")]
+    models_dir: Option<PathBuf>,
+    /// Serve a model that makes embeddings next to the others; requests for embeddings that name no model are for it
+    #[arg(long, value_name = "MODEL")]
+    embedding_model: Option<PathBuf>,
+    /// Memory that all models together may take, such as 16GiB. The one that was used longest ago is unloaded for another
+    /// [default: what is available at the start]
+    #[arg(long, value_name = "SIZE")]
+    memory_budget: Option<ByteSize>,
+    /// Unload a model that no request has used for so long: 90s, 10m, 1h30m [default: only for another]
+    #[arg(
+        long,
+        visible_alias = "sleep-idle-seconds",
+        value_name = "TIME",
+        allow_hyphen_values = true
+    )]
+    idle_unload: Option<KeepAlive>,
+}
+
+impl SeveralArgs {
+    /// Whether models are to come and go.
+    pub(super) fn is_asked_for(&self, named: &[PathBuf]) -> bool {
+        named.len() > 1
+            || self.models.is_some()
+            || self.models_dir.is_some()
+            || self.embedding_model.is_some()
+            || self.memory_budget.is_some()
+            || self.idle_unload.is_some()
+    }
+}
+
+/// Loads what stands for MODEL, if it is on this machine.
+#[derive(Debug)]
+struct NamedLoader {
+    model: PathBuf,
+    fetch: FetchArgs,
+    options: LoadOptions,
+}
+
+impl NamedLoader {
+    fn file(&self) -> Result<FileLoader, Failure> {
+        Ok(FileLoader {
+            path: self.fetch.stored(&self.model)?,
+            options: self.options.clone(),
+        })
+    }
+}
+
+impl ModelLoader for NamedLoader {
+    fn measure(&self) -> Result<Measured, String> {
+        let measured = self.file().and_then(|file| Ok(file.try_measure()?));
+        measured.map_err(|failure| failure.line())
+    }
+
+    fn load(&self, is_quiet: bool) -> Result<Model, String> {
+        let loaded = self.file().and_then(|file| Ok(file.try_load(is_quiet)?));
+        loaded.map_err(|failure| failure.line())
+    }
+}
+
+/// Puts the models of the command line together.
+///
+/// # Errors
+/// Options that cannot be granted, a named model that is not there, a folder or a file that cannot be read.
+pub(super) fn several(args: &Args, config: ServerConfig) -> Result<Models, Failure> {
+    let several = &args.several;
+    let mut specs = Vec::new();
+    for model in &args.model {
+        specs.push(named(args, model)?);
+    }
+    if let Some(model) = &several.embedding_model {
+        specs.push(ModelSpec {
+            role: Role::Embedding,
+            ..named(args, model)?
+        });
+    }
+    if let Some(folder) = &several.models_dir {
+        for path in models_in(folder)? {
+            specs.push(spec(args, name_of(&path), path)?);
+        }
+    }
+    let mut limits = ModelLimits {
+        budget_bytes: available_bytes(),
+        keep_alive: KeepAlive::Forever,
+        max_waiting: args.model_flags.flags.seat_args.max_queued(),
+    };
+    if let Some(path) = &several.models {
+        let file = read_file(path)?;
+        let folder = path.parent().unwrap_or_else(|| Path::new(""));
+        for model in &file.models {
+            let wrong = |reason: String| {
+                Failure::input(format!("{}: [models.{}]: {reason}", path.display(), model.name))
+            };
+            specs.push(of_file(args, model, folder).map_err(wrong)?);
+        }
+        limits.budget_bytes = file.memory_budget.map(|size| size.0).or(limits.budget_bytes);
+        limits.keep_alive = file.idle_unload.unwrap_or(limits.keep_alive);
+    }
+    limits.budget_bytes = several.memory_budget.map(|size| size.0).or(limits.budget_bytes);
+    limits.keep_alive = several.idle_unload.unwrap_or(limits.keep_alive);
+    refuse_what_is_for_one(args, &specs)?;
+    if let ([spec], [_, ..]) = (&mut specs[..], &args.served_model_name[..]) {
+        spec.names.clone_from(&args.served_model_name);
+    }
+    let budget = limits.budget_bytes;
+    tracing::info!(
+        models = specs.len(),
+        memory_budget_bytes = budget,
+        "models come and go"
+    );
+    Models::new(specs, limits, config).map_err(|error| {
+        Failure::usage(error.to_string()).hint("in a file for `--models` each has a name of its own")
+    })
+}
+
+/// Refuses options that say something of one model where there are several.
+fn refuse_what_is_for_one(args: &Args, specs: &[ModelSpec]) -> Result<(), Failure> {
+    let several = specs.len() > 1;
+    let for_one = [
+        (
+            several && !args.served_model_name.is_empty(),
+            "--served-model-name",
+            "`alias` in a file for `--models` gives names",
+        ),
+        (
+            several && args.model_flags.flags.adapters.names().next().is_some(),
+            "--lora",
+            "`lora` in a file for `--models` says whose adapter it is",
+        ),
+        (
+            args.kv_events().is_some(),
+            "--kv-events-config",
+            "a server with these events serves one model that stays loaded",
+        ),
+    ];
+    match for_one.into_iter().find(|(is_given, ..)| *is_given) {
+        Some((_, flag, hint)) => {
+            Err(Failure::usage(format!("`{flag}` is for a server of one model")).hint(hint))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A model of the command line, which is there.
+fn named(args: &Args, model: &Path) -> Result<ModelSpec, Failure> {
+    let fetch = &args.model_flags.flags.load.fetch;
+    let path = fetch.resolve(model)?;
+    ModelSource::find(&path)?.check()?;
+    let name = match model.to_str() {
+        // A name of the Hub is what people will ask for.
+        Some(text) if path != model => text.to_owned(),
+        _ => name_of(&path),
+    };
+    Ok(ModelSpec {
+        is_preloaded: true,
+        ..spec(args, name, path)?
+    })
+}
+
+fn spec(args: &Args, name: String, model: PathBuf) -> Result<ModelSpec, Failure> {
+    let flags = &args.model_flags.flags;
+    let mut spec = ModelSpec::new(
+        name,
+        NamedLoader {
+            model,
+            fetch: flags.load.fetch.clone(),
+            options: flags.load_options()?,
+        },
+    );
+    spec.adapters = flags.adapters.names().map(str::to_owned).collect();
+    Ok(spec)
+}
+
+/// A model of a file. Paths in it are relative to its folder.
+fn of_file(args: &Args, model: &FileModel, folder: &Path) -> Result<ModelSpec, String> {
+    let mut flags = args.model_flags.with(&model.settings)?;
+    flags.adapters.move_below(folder);
+    let below = folder.join(&model.model);
+    let is_demo = model.model == "demo";
+    let path = if is_demo || (!below.exists() && FetchArgs::is_name(Path::new(&model.model))) {
+        PathBuf::from(&model.model)
+    } else {
+        below
+    };
+    let mut spec = ModelSpec::new(
+        model.name.clone(),
+        NamedLoader {
+            model: path,
+            fetch: flags.load.fetch.clone(),
+            options: flags.load_options().map_err(|failure| failure.line())?,
+        },
+    );
+    spec.names.extend(model.alias.iter().cloned());
+    spec.adapters = flags.adapters.names().map(str::to_owned).collect();
+    spec.is_pinned = model.is_pinned;
+    spec.keep_alive = model.idle_unload;
+    if model.is_embedding {
+        spec.role = Role::Embedding;
+    }
+    Ok(spec)
+}
+
+fn read_file(path: &Path) -> Result<ModelsFile, Failure> {
+    let unreadable = |error| Failure::unreadable(path, &error);
+    let mut text = String::new();
+    let file = fs::File::open(path).map_err(unreadable)?;
+    file.take(MAX_BYTES + 1)
+        .read_to_string(&mut text)
+        .map_err(unreadable)?;
+    if text.len() as u64 > MAX_BYTES {
+        let message = format!("{} is longer than {MAX_BYTES} bytes", path.display());
+        return Err(Failure::input(message).hint("`--models` takes a TOML file that lists models"));
+    }
+    ModelsFile::parse(&text).map_err(|reason| {
+        Failure::input(format!("{}: {reason}", path.display())).hint("docs/serving.md has an example")
+    })
+}
+
+/// What a file or a folder is called: without its ending, and without the number of its part.
+fn name_of(path: &Path) -> String {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let stem = name.strip_suffix(".gguf").unwrap_or(&name);
+    let part = part_of(stem).map_or(stem, |(begin, _)| begin);
+    part.to_owned()
+}
+
+/// The beginning of a name like `x-00001-of-00003`, and which part it is.
+fn part_of(stem: &str) -> Option<(&str, u32)> {
+    let (rest, n_parts) = stem.rsplit_once("-of-")?;
+    let (begin, part) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_part = is_number(part) && is_number(n_parts);
+    Some((begin, part.parse().ok()?)).filter(|_| is_part)
+}
+
+/// The models in a folder and in the folders in it, by name.
+fn models_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let mut found = Vec::new();
+    for path in entries(folder)? {
+        if is_model_file(&path) {
+            found.push(path);
+        } else if path.is_dir() {
+            // One that may not be read has no model that can be.
+            let files: Vec<PathBuf> = entries(&path).unwrap_or_default();
+            let models = files.iter().filter(|file| is_model_file(file));
+            let n_before = found.len();
+            found.extend(models.cloned());
+            if found.len() == n_before && files.iter().any(|file| file.ends_with("config.json")) {
+                found.push(path);
+            }
+        }
+    }
+    if found.is_empty() {
+        let message = format!("there is no model in {}", folder.display());
+        return Err(Failure::input(message).hint("GGUF files are looked for in it and in the folders in it"));
+    }
+    Ok(found)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
+    let entries = fs::read_dir(folder).map_err(|error| Failure::unreadable(folder, &error))?;
+    let mut paths: Vec<PathBuf> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
+    paths.sort();
+    Ok(paths)
+}
+
+/// Whether a file is a model, or the first part of one. Encoders of images stand next to theirs and are none.
+fn is_model_file(path: &Path) -> bool {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
+        return false;
+    };
+    let Some(stem) = name.strip_suffix(".gguf") else {
+        return false;
+    };
+    path.is_file() && !stem.starts_with("mmproj") && part_of(stem).is_none_or(|(_, part)| part == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_called_by_its_stem() {
+        for (path, name) in [
+            ("a/tiny-Q8_0.gguf", "tiny-Q8_0"),
+            ("a/big-00001-of-00003.gguf", "big"),
+            ("a/odd-1-of-3.gguf", "odd-1-of-3"),
+            ("a/folder", "folder"),
+            ("demo", "demo"),
+        ] {
+            assert_eq!(name_of(Path::new(path)), name);
+        }
+    }
+
+    #[test]
+    fn a_folder_is_looked_through_one_level_deep() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let make = |path: &str| {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().expect("it is in the folder")).expect("a folder");
+            fs::write(path, b"").expect("a file");
+        };
+        let none = models_in(folder.path()).expect_err("it is empty").line();
+        assert!(none.contains("there is no model in"), "{none}");
+        for path in [
+            "b.gguf",
+            "a-00001-of-00002.gguf",
+            "a-00002-of-00002.gguf",
+            "mmproj-b.gguf",
+            "notes.txt",
+            "c/c.gguf",
+            "c/mmproj-F16.gguf",
+            "d/config.json",
+            "e/f/deep.gguf",
+        ] {
+            make(path);
+        }
+        let found = models_in(folder.path()).expect("it has models");
+        let names: Vec<String> = found.iter().map(|path| name_of(path)).collect();
+        assert_eq!(names, ["a", "b", "c", "d"]);
+    }
+}

@@ -1,0 +1,309 @@
+//! `serve` with several models: by name, of a folder, of a TOML file; and what is said of wrong ones.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    path::Path,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{DEMO_GGUF, arg, command, end_of, interrupt, tokenmill};
+
+/// A server that listens.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+impl Server {
+    fn start(args: &[&str]) -> Self {
+        let mut child = command([&["serve"][..], args, &["--port", "0", "-t", "1"]].concat())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the program starts");
+        let mut log = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let address = loop {
+            let line = log.next().expect("the server goes on").expect("its log is text");
+            if let Some((_, rest)) = line.split_once("address=\"http://") {
+                break rest.split('"').next().expect("an address").to_owned();
+            }
+        };
+        // Its pipe must not fill up.
+        std::thread::spawn(move || log.for_each(drop));
+        Self { child, address }
+    }
+
+    /// Sends a request; the status and the body of the answer.
+    fn ask(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let (status, body) = self.ask_text(method, path, body);
+        (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+    }
+
+    fn ask_text(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        let length = body.len();
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        )
+        .expect("it reads");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers in text");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a head and a body");
+        let status = head
+            .split(' ')
+            .nth(1)
+            .and_then(|code| code.parse().ok())
+            .expect("a status");
+        (status, body.to_owned())
+    }
+
+    fn complete(&self, model: &str) -> (u16, Value) {
+        let body = json!({ "model": model, "prompt": "Once", "max_tokens": 3, "temperature": 0 });
+        self.ask("POST", "/v1/completions", &body.to_string())
+    }
+
+    /// The models with what each is doing.
+    fn states(&self) -> Vec<(String, String)> {
+        let (_, list) = self.ask("GET", "/v1/models", "");
+        let entries = list["data"].as_array().expect("a list");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        entries
+            .iter()
+            .map(|entry| (text(&entry["id"]), text(&entry["status"]["value"])))
+            .collect()
+    }
+
+    fn wait_for(&self, model: &str, value: &str) {
+        let began = Instant::now();
+        let wanted = (model.to_owned(), value.to_owned());
+        while !self.states().contains(&wanted) {
+            assert!(
+                began.elapsed() < Duration::from_mins(1),
+                "{model} does not become {value}: {:?}",
+                self.states()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn end(self) {
+        interrupt(&self.child);
+        assert_eq!(end_of(self.child).code, 0);
+    }
+}
+
+fn put(folder: &Path, name: &str, bytes: &[u8]) {
+    let path = folder.join(name);
+    fs::create_dir_all(path.parent().expect("it is in a folder")).expect("a folder");
+    fs::write(path, bytes).expect("a file");
+}
+
+#[test]
+fn models_by_name_are_loaded_at_the_start_where_they_fit() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "tiny.gguf", DEMO_GGUF);
+    let path = folder.path().join("tiny.gguf");
+    let server = Server::start(&["demo", arg(&path), "-c", "64"]);
+    server.wait_for("demo", "loaded");
+    server.wait_for("tiny", "loaded");
+    let (status, answer) = server.complete("tiny");
+    assert_eq!((status, &answer["model"]), (200, &json!("tiny")), "{answer}");
+    let (_, without_a_name) = server.ask("POST", "/v1/completions", r#"{"prompt":"Once","max_tokens":1}"#);
+    assert_eq!(without_a_name["model"], "demo");
+    let (status, unknown) = server.complete("tini");
+    assert_eq!(status, 404);
+    assert!(
+        unknown["error"]["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("near it: tiny")),
+        "{unknown}"
+    );
+    server.end();
+}
+
+#[test]
+fn a_folders_models_come_and_go_within_the_budget() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["a.gguf", "b.gguf", "c/c.gguf", "mmproj-a.gguf", "notes.txt"] {
+        put(folder.path(), name, DEMO_GGUF);
+    }
+    let args = [
+        "--models-dir",
+        arg(folder.path()),
+        "-c",
+        "64",
+        "--max-num-seqs",
+        "1",
+    ];
+    let server = Server::start(&args);
+    assert_eq!(server.complete("a").0, 200);
+    let (_, figures) = server.ask_text("GET", "/metrics", "");
+    let line = figures
+        .lines()
+        .find_map(|line| line.strip_prefix("tokenmill_model_bytes{model_name=\"a\"} "));
+    let n_bytes: u64 = line
+        .and_then(|number| number.parse().ok())
+        .expect("what it takes is told");
+    assert!(n_bytes > 3_000_000, "{n_bytes}");
+    server.end();
+
+    let for_two = (2 * n_bytes + n_bytes / 2).to_string();
+    let server = Server::start(&[&args[..], &["--memory-budget", &for_two]].concat());
+    assert_eq!(
+        server
+            .states()
+            .iter()
+            .map(|(id, _)| id.as_str())
+            .collect::<Vec<_>>(),
+        ["a", "b", "c"]
+    );
+    for model in ["a", "b", "c", "a"] {
+        let (status, answer) = server.complete(model);
+        assert_eq!((status, &answer["model"]), (200, &json!(model)), "{answer}");
+    }
+    let n_loaded = server
+        .states()
+        .iter()
+        .filter(|(_, state)| state == "loaded")
+        .count();
+    assert_eq!(n_loaded, 2, "{:?}", server.states());
+    server.end();
+
+    let server = Server::start(&[
+        "--models-dir",
+        arg(folder.path()),
+        "--memory-budget",
+        "1MB",
+        "-c",
+        "64",
+    ]);
+    let (status, answer) = server.complete("a");
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (503, &json!("model_too_large")),
+        "{answer}"
+    );
+    server.end();
+}
+
+#[test]
+fn a_file_says_how_each_model_is_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    put(folder.path(), "files/tiny.gguf", DEMO_GGUF);
+    let toml = folder.path().join("models.toml");
+    let text = "idle-unload = \"1h\"\n[defaults]\nctx-size = 64\n\
+        [models.writer]\nmodel = \"files/tiny.gguf\"\nalias = [\"gpt-4o\"]\npin = true\n\
+        [models.short]\nmodel = \"demo\"\nctx-size = 32\nidle-unload = \"100ms\"\ncache-type-k = \"f32\"\n\
+        [models.lost]\nmodel = \"files/none.gguf\"\n";
+    fs::write(&toml, text).unwrap();
+    let server = Server::start(&["--models", arg(&toml)]);
+    server.wait_for("writer", "loaded");
+    assert_eq!(server.complete("gpt-4o").1["model"], "writer");
+    assert_eq!(server.complete("short").0, 200);
+    let (_, short) = server.ask("GET", "/v1/models/short", "");
+    assert!(
+        short["max_model_len"] == 32 || short["status"]["value"] == "unloaded",
+        "{short}"
+    );
+    assert_eq!(server.ask("GET", "/v1/models/writer", "").1["max_model_len"], 64);
+    server.wait_for("short", "unloaded");
+    let (status, answer) = server.complete("lost");
+    assert_eq!(
+        (status, &answer["error"]["code"]),
+        (503, &json!("model_failed")),
+        "{answer}"
+    );
+    assert!(
+        answer["error"]["message"]
+            .as_str()
+            .is_some_and(|text| text.contains("none.gguf")),
+        "{answer}"
+    );
+    assert_eq!(
+        server.ask("GET", "/v1/models/lost", "").1["status"]["failed"],
+        true
+    );
+    server.end();
+}
+
+#[test]
+fn one_model_with_a_time_is_unloaded_and_comes_back() {
+    let server = Server::start(&[
+        "demo",
+        "--idle-unload",
+        "100ms",
+        "-c",
+        "64",
+        "--served-model-name",
+        "me",
+    ]);
+    assert_eq!(server.complete("me").0, 200);
+    server.wait_for("me", "unloaded");
+    assert_eq!(server.complete("me").0, 200);
+    server.end();
+}
+
+#[test]
+fn wrong_models_are_refused_before_anything_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let toml = folder.path().join("models.toml");
+    let refused = |args: &[&str], code: i32, expected: &str| {
+        let line = tokenmill([&["serve", "--port", "0"][..], args].concat()).error_line(code);
+        assert!(line.contains(expected), "{args:?}: {line}");
+    };
+    for (text, expected) in [
+        (
+            "[models.a]\nmodel = \"demo\"\nctx-sise = 3\n",
+            "[models.a]: unknown key `ctx-sise`; near it: `ctx-size`",
+        ),
+        (
+            "[models.a]\nmodel = \"demo\"\nctx-size = \"many\"\n",
+            "[models.a]: invalid value 'many'",
+        ),
+        ("[models.a\n", "line 1"),
+        (
+            "[models.a]\nmodel = \"demo\"\n[models.b]\nmodel = \"demo\"\nalias = \"a\"\n",
+            "two models are called `a`",
+        ),
+        ("", "there is no model in it"),
+    ] {
+        fs::write(&toml, text).unwrap();
+        let code = if expected.starts_with("two models") { 2 } else { 3 };
+        refused(&["--models", arg(&toml)], code, expected);
+    }
+    refused(&["--models", "no-such.toml"], 3, "cannot read no-such.toml");
+    refused(&["--models-dir", arg(folder.path())], 3, "there is no model in");
+    refused(&["demo", "no-such.gguf"], 3, "no-such.gguf");
+    refused(&["demo", "demo"], 2, "two models are called `demo`");
+    refused(
+        &["demo", "--embedding-model", "none.gguf", "-c", "64"],
+        3,
+        "none.gguf",
+    );
+    fs::write(
+        &toml,
+        "[models.a]\nmodel = \"demo\"\n[models.b]\nmodel = \"demo\"\n",
+    )
+    .unwrap();
+    let file = arg(&toml);
+    refused(
+        &["--models", file, "--served-model-name", "x"],
+        2,
+        "`--served-model-name` is for a server of one model",
+    );
+    refused(
+        &["--models", file, "--lora", "x=y.gguf"],
+        2,
+        "`--lora` is for a server of one model",
+    );
+    refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
+    refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");
+    refused(&[], 2, "MODEL");
+}
