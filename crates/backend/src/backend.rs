@@ -109,6 +109,12 @@ pub trait Backend:
         false
     }
 
+    /// Whether steps may have inputs that are no tokens, and tokens that see those after them
+    /// ([`ForwardBatch::input_rows`], [`ForwardBatch::last_seen`]).
+    fn takes_rows(&self) -> bool {
+        false
+    }
+
     /// What the time of the steps read so far went to; `None` where the device does not measure it, or was not asked to.
     fn trace(&self) -> Option<StepTrace> {
         None
@@ -150,7 +156,8 @@ pub trait Backend:
     /// A device error.
     fn copy_pages(&mut self, group: PageGroup, copies: &[PageCopy]) -> Result<(), BackendError>;
 
-    /// Looks up the step's tokens: `output[t] = scale * table[tokens[t]]`, `[T, n_embd]`.
+    /// Looks up the step's tokens: `output[t] = scale * table[tokens[t]]`, `[T, n_embd]`. Where an input is a row, it is
+    /// that row, not scaled.
     fn embed(
         &mut self,
         table: &Self::Matrix,

@@ -18,6 +18,8 @@ pub enum TokenSource {
     /// The id is the one sampled in this logit row of the step submitted before this one. It lets the host plan step
     /// `n + 1` while the device still runs step `n`.
     SampledRow(u32),
+    /// There is no token: the input is this row of [`ForwardBatch::input_rows`], as it is, in the place of an embedding.
+    Row(u32),
 }
 
 /// What is wanted of one row of logits.
@@ -64,6 +66,8 @@ pub struct SampleRow {
 /// | `hidden_rows` | `[H]` | token indices whose final hidden state is wanted, ascending |
 /// | `states` | `[S]` | where each sequence's recurrent state is; empty for a model without one |
 /// | `adapters` | up to `[S]` | each sequence's adapter; those behind the end have none |
+/// | `input_rows` | `[R, n_embd]` | inputs that are no tokens, such as an image's |
+/// | `last_seen` | `[T]` or empty | the last position that each token sees; where it is empty, each sees up to its own |
 ///
 /// The page table is ragged rather than padded: one long sequence among short ones costs nothing.
 /// Positions within a sequence are consecutive. Buffers are reused from step to step with [`ForwardBatch::clear`].
@@ -95,6 +99,11 @@ pub struct ForwardBatch {
     pub states: Vec<SeqState>,
     /// The adapter of each sequence, `[S]` or fewer: sequences behind the end have none.
     pub adapters: Vec<Option<AdapterId>>,
+    /// Inputs that are no tokens, `[R, n_embd]`; [`TokenSource::Row`] names them. Only executors that say so take any.
+    pub input_rows: Vec<f32>,
+    /// The last position that each token sees where attention is causal, `[T]`; empty where each sees up to its own. It never
+    /// falls within a sequence, and lies in this step: rows that see each other, such as an image's, come in one step.
+    pub last_seen: Vec<u32>,
     /// Penalty histories that [`SampleRow::history`] points into.
     pub history: Vec<u32>,
     /// Vocabulary masks that [`RowMask::Words`] points into.
@@ -154,6 +163,8 @@ impl ForwardBatch {
         self.hidden_rows.clear();
         self.states.clear();
         self.adapters.clear();
+        self.input_rows.clear();
+        self.last_seen.clear();
         self.history.clear();
         self.mask_words.clear();
     }
@@ -174,6 +185,8 @@ impl ForwardBatch {
             hidden_rows,
             states,
             adapters,
+            input_rows,
+            last_seen,
             history,
             mask_words,
         } = self;
@@ -190,6 +203,8 @@ impl ForwardBatch {
         hidden_rows.clone_from(&other.hidden_rows);
         states.clone_from(&other.states);
         adapters.clone_from(&other.adapters);
+        input_rows.clone_from(&other.input_rows);
+        last_seen.clone_from(&other.last_seen);
         history.clone_from(&other.history);
         mask_words.clone_from(&other.mask_words);
     }
@@ -213,6 +228,10 @@ impl ForwardBatch {
             self.tokens.push(token);
             self.positions.push(position);
             self.slots.push(slot_of(pages, position));
+        }
+        if !self.last_seen.is_empty() {
+            let n_known = self.last_seen.len();
+            (self.last_seen).extend_from_slice(&self.positions[n_known..]);
         }
         self.pages.extend_from_slice(pages);
         self.seq_starts.push(self.tokens.len() as u32);
@@ -238,6 +257,21 @@ impl ForwardBatch {
         if adapter.is_some() {
             self.adapters.resize(self.n_seqs().saturating_sub(1), None);
             self.adapters.push(adapter);
+        }
+    }
+
+    /// Lets the newest sequence's tokens of a range of positions see each other, where they are in this step.
+    ///
+    /// # Panics
+    /// Where there is no sequence.
+    pub fn see_each_other(&mut self, positions: Range<u32>) {
+        let newest = self.n_seqs().checked_sub(1).expect("a batch with a sequence");
+        let n_known = self.last_seen.len();
+        (self.last_seen).extend_from_slice(&self.positions[n_known..]);
+        for token_idx in self.tokens_of(newest) {
+            if positions.contains(&self.positions[token_idx]) {
+                self.last_seen[token_idx] = positions.end - 1;
+            }
         }
     }
 

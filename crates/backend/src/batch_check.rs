@@ -53,6 +53,8 @@ impl ForwardBatch {
             self.window_pages.len(),
             n_in_window(self.pages.len()),
         )?;
+        let n_last_seen = if self.last_seen.is_empty() { 0 } else { n_tokens };
+        same_len("last_seen", self.last_seen.len(), n_last_seen)?;
         same_len("outputs", self.outputs.len(), self.logit_rows.len())?;
         same_len("page_starts", self.page_starts.len(), self.seq_starts.len())?;
         check_offsets("seq_starts", &self.seq_starts, n_tokens)?;
@@ -140,6 +142,7 @@ impl ForwardBatch {
                 }
             }
         }
+        self.validate_last_seen(tokens, context_len)?;
         Ok(())
     }
 
@@ -286,6 +289,22 @@ pub enum BatchError {
         row: u32,
         /// Rows of the step before.
         n_rows: usize,
+    },
+    /// A token refers to a row of inputs that the batch does not have, or the executor takes none.
+    #[error("token {index} is input row {row}, but there are {n_rows} rows")]
+    InputRow {
+        /// Index in the batch.
+        index: usize,
+        /// The row it names.
+        row: u32,
+        /// Rows there are.
+        n_rows: usize,
+    },
+    /// The last position that a token sees lies before its own, before that of the token ahead of it, or behind the step.
+    #[error("token {token_idx} sees up to a position that its step does not give it")]
+    LastSeen {
+        /// Index in the batch.
+        token_idx: usize,
     },
     /// A token refers to a logit row of the step before that asked for raw logits.
     #[error("token {index} wants sampled row {row}, but the step before sampled no token there")]

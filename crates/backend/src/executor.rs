@@ -29,6 +29,12 @@ pub trait Executor {
         false
     }
 
+    /// The width of inputs that are no tokens, such as an image's rows ([`ForwardBatch::input_rows`]); `None` where all
+    /// inputs are tokens.
+    fn input_row_width(&self) -> Option<usize> {
+        None
+    }
+
     /// Starts a step. The batch is read before this returns, so it may be reused at once.
     ///
     /// # Errors
@@ -130,6 +136,10 @@ impl<E: Executor + ?Sized> Executor for Box<E> {
 
     fn takes_late_masks(&self) -> bool {
         (**self).takes_late_masks()
+    }
+
+    fn input_row_width(&self) -> Option<usize> {
+        (**self).input_row_width()
     }
 
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {

@@ -98,6 +98,8 @@ impl HostStep {
         self.tokens.extend(batch.tokens.iter().map(|token| match *token {
             TokenSource::Id(id) => id,
             TokenSource::SampledRow(row) => self.sampled[row as usize],
+            // Looked up like any, and replaced by `take_input_rows`.
+            TokenSource::Row(_) => 0,
         }));
         self.output_rows.clear();
         self.output_rows.extend_from_slice(&batch.logit_rows);
@@ -116,7 +118,19 @@ impl HostStep {
         StepShape::of(batch)
     }
 
-    /// Token ids, `[T]`.
+    /// Writes the inputs that are no tokens over what was looked up for them, `rows: [T, width]`.
+    pub fn take_input_rows(&self, width: usize, rows: &mut [f32]) {
+        if self.batch.input_rows.is_empty() {
+            return;
+        }
+        for (token, out) in self.batch.tokens.iter().zip(rows.chunks_exact_mut(width)) {
+            if let TokenSource::Row(row) = *token {
+                out.copy_from_slice(&self.batch.input_rows[row as usize * width..][..width]);
+            }
+        }
+    }
+
+    /// Token ids, `[T]`; 0 for an input that is none.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }

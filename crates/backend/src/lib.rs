@@ -37,6 +37,7 @@ mod adapter_runs;
 mod backend;
 mod batch;
 mod batch_check;
+mod batch_rows;
 mod error;
 mod executor;
 mod experts;

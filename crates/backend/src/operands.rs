@@ -108,6 +108,8 @@ impl Temperature {
 /// `max(0, p + 1 - window)`, in chunks from `p - p % window`, to `p`: `s[j] = scale * dot(q[h], k[j][g]) - slopes[h] * |p - j|`, capped to
 /// `softcap * tanh(s / softcap)`;
 /// weights are `exp(s[j] - m) / (sum_j exp(s[j] - m) + exp(sinks[h] - m))`; the output is their sum over `v[j][g]`.
+/// Where the step says so ([`ForwardBatch::last_seen`](crate::ForwardBatch::last_seen)), causal attention goes up to another
+/// position than `p`.
 /// Where attention is not causal, positions after `p` are seen too: up to `p + window - 1`, or the last of the sequence.
 ///
 /// The KV store knows the number of KV heads, which divides `n_heads`, and the widths of heads.

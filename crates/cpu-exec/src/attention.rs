@@ -46,6 +46,8 @@ pub struct AttentionBatch<'a> {
     pub positions: &'a [u32],
     /// Tokens of sequence `s` are `seq_starts[s]..seq_starts[s + 1]`.
     pub seq_starts: &'a [u32],
+    /// The last position that each token sees where attention is causal, `[n_tokens]`; empty where that is its own.
+    pub last_seen: &'a [u32],
     /// Pages of sequence `s` are `pages[page_starts[s]..page_starts[s + 1]]`.
     pub page_starts: &'a [u32],
     /// Page tables, one after the other. Pages that no token of the step sees are never looked at.
@@ -183,7 +185,7 @@ impl Job<'_> {
     fn seen_by_token(&self, seq_idx: usize, token_idx: usize) -> Range<usize> {
         let position = self.batch.positions[token_idx] as usize;
         let last = if self.params.is_causal {
-            position
+            (self.batch.last_seen.get(token_idx)).map_or(position, |&last| last as usize)
         } else {
             self.batch.positions[self.batch.seq_starts[seq_idx + 1] as usize - 1] as usize
         };

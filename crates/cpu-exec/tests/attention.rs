@@ -120,6 +120,7 @@ impl Scene {
             page_starts.push(pages.len() as u32);
         }
         let batch = AttentionBatch {
+            last_seen: &[],
             positions: &positions,
             seq_starts: &seq_starts,
             page_starts: &page_starts,

@@ -65,6 +65,7 @@ mod pooler;
 mod rope;
 mod safetensors_folder;
 mod tensor_view;
+mod vision;
 mod weights;
 
 pub use adapter::AdapterReader;
@@ -84,6 +85,7 @@ pub use loader::LoadProgress;
 pub use model::{Model, ModelOptions, WindowPages, build};
 pub use model_executor::ModelExecutor;
 pub use rope::{LongRopeFactors, RopeDescriptor, RopeScaling, YarnRounding};
+pub use vision::{MAX_PATCHES, VisionError, VisionFamily, VisionFile, VisionShape, VisionTower};
 pub use weights::{StoredForm, WeightInfo, WeightSource, WeightTensor};
 
 /// The examples of the README.

@@ -129,6 +129,14 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         self.backend.takes_late_masks()
     }
 
+    fn input_row_width(&self) -> Option<usize> {
+        // Layers with embeddings of their own look tokens up once more, and attention that is not paged sees no row twice.
+        let is_plain = self.network.layer_embeddings.is_none()
+            && self.network.alt_up.is_none()
+            && self.limits.n_states == 0;
+        (self.backend.takes_rows() && is_plain).then_some(self.network.token_embd.n_in)
+    }
+
     fn submit(&mut self, batch: &ForwardBatch) -> Result<Ticket, StepError> {
         if self.in_flight.len() == MAX_IN_FLIGHT {
             return Err(StepError::TooManyInFlight);
@@ -136,6 +144,7 @@ impl<B: Backend> Executor for ModelExecutor<B> {
         batch.validate(&self.limits, self.is_sampled.len())?;
         self.check_sampled_rows(batch)?;
         self.check_adapters(batch)?;
+        batch.validate_input_rows(self.network.token_embd.n_in, self.input_row_width().is_some())?;
         self.is_sampled.clear();
         self.run(batch)?;
         self.is_sampled

@@ -38,7 +38,7 @@ const fn row(name: &'static str, reference: &'static str, n_core: usize) -> Row 
 }
 
 /// The tests that compare with other software, in the order of the report.
-const ROWS: [Row; 56] = [
+const ROWS: [Row; 63] = [
     row("tensor types", "gguf-py", 33),
     row("malformed files", "verdicts written by hand", 36),
     row("files by llama.cpp", "llama.cpp", 5),
@@ -64,6 +64,17 @@ const ROWS: [Row; 56] = [
     row("logits, CPU", "transformers", 18),
     row("logits, simulated GPU", "transformers", 8),
     row("logits, Hugging Face folders", "transformers", 9),
+    row("images of gemma3, CPU", "transformers", 7),
+    row("images of gemma3, naive backend", "transformers", 7),
+    row("refused rows of images", "no reference: one line each", 1),
+    row(
+        "damaged encoders of images",
+        "no reference: none of them panics",
+        1,
+    ),
+    row("resized images", "Pillow", 12),
+    row("images by the library", "transformers", 8),
+    row("images by the program", "transformers", 4),
     row("adapters, CPU", "transformers", 7),
     row("adapters, naive backend", "transformers", 7),
     row(

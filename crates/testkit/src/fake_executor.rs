@@ -155,6 +155,7 @@ impl FakeExecutor {
             .tokens_of(seq_idx)
             .map(|token_idx| {
                 let id = match batch.tokens[token_idx] {
+                    TokenSource::Row(_) => unreachable!("it takes tokens alone"),
                     TokenSource::Id(id) => id,
                     TokenSource::SampledRow(row) => self.last_sampled[row as usize],
                 };

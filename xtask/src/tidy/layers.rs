@@ -20,10 +20,11 @@ const fn layer(name: &'static str, may_import: &'static [&'static str]) -> Layer
     Layer { name, may_import }
 }
 
-const LAYERS: [Layer; 21] = [
+const LAYERS: [Layer; 22] = [
     layer("tokenmill-gguf", &[]),
     layer("tokenmill-chart", &[]),
     layer("tokenmill-hub", &[]),
+    layer("tokenmill-image", &[]),
     layer("tokenmill-quant", &["tokenmill-gguf"]),
     layer("tokenmill-convert", &["tokenmill-quant", "tokenmill-gguf"]),
     layer("tokenmill-backend", &["tokenmill-gguf"]),
@@ -71,6 +72,7 @@ const LAYERS: [Layer; 21] = [
             "tokenmill-quant",
             "tokenmill-gguf",
             "tokenmill-hub",
+            "tokenmill-image",
         ],
     ),
     layer("tokenmill-python", &["tokenmill"]),
@@ -106,6 +108,7 @@ const PRODUCT: &[&str] = &[
     "tokenmill-chart",
     "tokenmill-gguf",
     "tokenmill-hub",
+    "tokenmill-image",
     "tokenmill-quant",
     "tokenmill-convert",
     "tokenmill-backend",

@@ -239,6 +239,10 @@ impl Backend for CpuBackend {
         true
     }
 
+    fn takes_rows(&self) -> bool {
+        true
+    }
+
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
         self.n_steps += 1;
         Ok(self.step.begin(batch))
@@ -293,6 +297,7 @@ impl Backend for CpuBackend {
         if scale != 1.0 {
             crate::scale(&self.host, output, scale);
         }
+        self.step.take_input_rows(table.n_cols(), output);
         Ok(())
     }
 
@@ -562,6 +567,7 @@ impl Backend for CpuBackend {
             &crate::AttentionBatch {
                 positions: &batch.positions,
                 seq_starts: &batch.seq_starts,
+                last_seen: &batch.last_seen,
                 page_starts: &batch.page_starts,
                 pages: batch.pages_in(group),
             },

@@ -187,6 +187,9 @@ impl StepInputs {
         for (word, token) in words[..n].iter_mut().zip(&batch.tokens) {
             *word = match *token {
                 TokenSource::Id(id) => id,
+                TokenSource::Row(_) => {
+                    unreachable!("a batch with rows is refused before it reaches the backend")
+                }
                 TokenSource::SampledRow(row) => match results.sampled_on_host()? {
                     Some(sampled) => sampled[row as usize],
                     None => SAMPLED_ROW | row,

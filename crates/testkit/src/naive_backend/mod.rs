@@ -210,6 +210,10 @@ impl Backend for NaiveBackend {
         Ok(())
     }
 
+    fn takes_rows(&self) -> bool {
+        true
+    }
+
     fn begin_step(&mut self, batch: &ForwardBatch) -> Result<StepShape, BackendError> {
         Ok(self.step.begin(batch))
     }
@@ -251,6 +255,7 @@ impl Backend for NaiveBackend {
                 *out = scale * x;
             }
         }
+        self.step.take_input_rows(table.n_in, output);
         Ok(())
     }
 
@@ -427,7 +432,7 @@ impl Backend for NaiveBackend {
             for token_idx in batch.tokens_of(seq_idx) {
                 let position = batch.positions[token_idx] as usize;
                 let last = if attention.is_causal {
-                    position
+                    (batch.last_seen.get(token_idx)).map_or(position, |&last| last as usize)
                 } else {
                     batch.context_len(seq_idx) - 1
                 };

@@ -1,0 +1,58 @@
+//! Checks of inputs that are no tokens, and of what tokens see after themselves.
+//!
+//! A part of [`ForwardBatch::validate`] that stands apart because few batches have any. Invariant: no row is named that is not there,
+//! and no token sees a position that its step does not store.
+
+use std::ops::Range;
+
+use crate::{BatchError, ForwardBatch, TokenSource};
+
+impl ForwardBatch {
+    /// Checks that every row of inputs that is named is there, of a network `n_embd` wide that takes them.
+    ///
+    /// # Errors
+    /// [`BatchError::InputRow`] or [`BatchError::Length`].
+    pub fn validate_input_rows(&self, n_embd: usize, takes_rows: bool) -> Result<(), BatchError> {
+        if !takes_rows && !self.last_seen.is_empty() {
+            return Err(BatchError::LastSeen { token_idx: 0 });
+        }
+        let n_rows = if takes_rows {
+            self.input_rows.len() / n_embd
+        } else {
+            0
+        };
+        if self.input_rows.len() != n_rows * n_embd {
+            return Err(BatchError::Length {
+                what: "input_rows",
+                expected: n_rows * n_embd,
+                found: self.input_rows.len(),
+            });
+        }
+        for (index, token) in self.tokens.iter().enumerate() {
+            if let TokenSource::Row(row) = *token
+                && row as usize >= n_rows
+            {
+                return Err(BatchError::InputRow { index, row, n_rows });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the last positions that the tokens of a sequence see, whose context has `context_len` positions after the step.
+    pub(crate) fn validate_last_seen(
+        &self,
+        tokens: Range<usize>,
+        context_len: usize,
+    ) -> Result<(), BatchError> {
+        let mut last = 0;
+        for token_idx in tokens.filter(|_| !self.last_seen.is_empty()) {
+            let seen = self.last_seen[token_idx];
+            let is_right = seen >= last && seen >= self.positions[token_idx] && (seen as usize) < context_len;
+            if !is_right {
+                return Err(BatchError::LastSeen { token_idx });
+            }
+            last = seen;
+        }
+        Ok(())
+    }
+}

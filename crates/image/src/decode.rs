@@ -1,0 +1,204 @@
+//! [`Rgb::decode`]: a file's bytes to pixels, within limits.
+//!
+//! Separate because it alone reads what others wrote. Invariant: a header's size is checked before a byte is allocated for it.
+
+use std::io::Cursor;
+
+use image::{DynamicImage, ImageDecoder as _, ImageFormat, ImageReader, Limits};
+
+use crate::Rgb;
+
+/// What an image may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageLimits {
+    /// Pixels of a side.
+    pub max_side: usize,
+    /// Pixels in all.
+    pub max_pixels: usize,
+}
+
+impl Default for ImageLimits {
+    fn default() -> Self {
+        Self {
+            max_side: 16_384,
+            max_pixels: 1 << 25,
+        }
+    }
+}
+
+/// Bytes that a pixel takes while it is decoded, with what decoders hold besides.
+const DECODING_BYTES: u64 = 16;
+
+/// Why there is no image.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImageError {
+    /// There are no bytes.
+    #[error("the image is empty")]
+    Empty,
+    /// The bytes are no image.
+    #[error("this is no image: PNG, JPEG, WebP, BMP and GIF are read")]
+    UnknownFormat,
+    /// It has too many pixels.
+    #[error(
+        "the image is {width} x {height}; at most {max_side} pixels to a side and {max_pixels} in all are read"
+    )]
+    TooLarge {
+        /// Pixels of a row.
+        width: usize,
+        /// Rows of pixels.
+        height: usize,
+        /// Pixels that a side may have.
+        max_side: usize,
+        /// Pixels that there may be.
+        max_pixels: usize,
+    },
+    /// It cannot be decoded.
+    #[error("the image is damaged: {reason}")]
+    Damaged {
+        /// What the decoder said.
+        reason: String,
+    },
+}
+
+const FORMATS: [ImageFormat; 5] = [
+    ImageFormat::Png,
+    ImageFormat::Jpeg,
+    ImageFormat::WebP,
+    ImageFormat::Bmp,
+    ImageFormat::Gif,
+];
+
+impl Rgb {
+    /// Decodes a file: its first frame, turned as it says that it was taken, without its alpha channel.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn decode(file: &[u8], limits: &ImageLimits) -> Result<Self, ImageError> {
+        if file.is_empty() {
+            return Err(ImageError::Empty);
+        }
+        let format = image::guess_format(file)
+            .ok()
+            .filter(|format| FORMATS.contains(format));
+        let format = format.ok_or(ImageError::UnknownFormat)?;
+        let mut reader = ImageReader::with_format(Cursor::new(file), format);
+        let mut allowed = Limits::default();
+        allowed.max_alloc = Some(limits.max_pixels as u64 * DECODING_BYTES);
+        reader.limits(allowed);
+        let mut decoder = reader.into_decoder().map_err(damaged)?;
+        let (width, height) = decoder.dimensions();
+        let (width, height) = (width as usize, height as usize);
+        let is_small = width.max(height) <= limits.max_side && width * height <= limits.max_pixels;
+        if !is_small {
+            return Err(ImageError::TooLarge {
+                width,
+                height,
+                max_side: limits.max_side,
+                max_pixels: limits.max_pixels,
+            });
+        }
+        if width == 0 || height == 0 {
+            return Err(ImageError::Empty);
+        }
+        let orientation = decoder.orientation().map_err(damaged)?;
+        let mut decoded = DynamicImage::from_decoder(decoder).map_err(damaged)?;
+        decoded.apply_orientation(orientation);
+        let rgb = decoded.into_rgb8();
+        let (width, height) = rgb.dimensions();
+        Ok(Self::new(width as usize, height as usize, rgb.into_raw()))
+    }
+}
+
+fn damaged(error: image::ImageError) -> ImageError {
+    ImageError::Damaged {
+        reason: error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use image::{ImageBuffer, Rgb as Pixel, Rgba};
+
+    use super::*;
+
+    fn encoded(image: &DynamicImage, format: ImageFormat) -> Vec<u8> {
+        let mut bytes = Cursor::new(Vec::new());
+        image.write_to(&mut bytes, format).unwrap();
+        bytes.into_inner()
+    }
+
+    fn gradient(width: u32, height: u32) -> DynamicImage {
+        let pixel = |x: u32, y: u32| Pixel([(x * 5) as u8, (y * 3) as u8, (x + y) as u8]);
+        DynamicImage::ImageRgb8(ImageBuffer::from_fn(width, height, pixel))
+    }
+
+    #[test]
+    fn what_was_encoded_without_loss_comes_back() {
+        let image = gradient(7, 5);
+        for format in [ImageFormat::Png, ImageFormat::Bmp, ImageFormat::WebP] {
+            let decoded = Rgb::decode(&encoded(&image, format), &ImageLimits::default()).unwrap();
+            assert_eq!((decoded.width(), decoded.height()), (7, 5), "{format:?}");
+            assert_eq!(decoded.as_bytes(), image.as_bytes(), "{format:?}");
+        }
+        let transparent = DynamicImage::ImageRgba8(ImageBuffer::from_pixel(2, 1, Rgba([1, 2, 3, 0])));
+        let decoded = Rgb::decode(&encoded(&transparent, ImageFormat::Png), &ImageLimits::default());
+        assert_eq!(decoded.unwrap().as_bytes(), [1, 2, 3, 1, 2, 3]);
+    }
+
+    #[test]
+    fn jpeg_comes_back_almost_and_gif_in_its_palette() {
+        let image = DynamicImage::ImageRgb8(ImageBuffer::from_pixel(16, 8, Pixel([200, 100, 50])));
+        for format in [ImageFormat::Jpeg, ImageFormat::Gif] {
+            let decoded = Rgb::decode(&encoded(&image, format), &ImageLimits::default()).unwrap();
+            let distance = decoded.as_bytes().iter().zip(image.as_bytes());
+            assert!(distance.clone().all(|(a, b)| a.abs_diff(*b) <= 8), "{format:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused() {
+        let check = |bytes: &[u8], expected| {
+            assert_eq!(Rgb::decode(bytes, &ImageLimits::default()), Err(expected));
+        };
+        check(b"", ImageError::Empty);
+        check(b"Once upon a time", ImageError::UnknownFormat);
+        check(b"GI", ImageError::UnknownFormat);
+        let whole = encoded(&gradient(64, 64), ImageFormat::Png);
+        for n in [8, 20, 40, whole.len() / 2] {
+            let cut = Rgb::decode(&whole[..n], &ImageLimits::default());
+            assert!(matches!(cut, Err(ImageError::Damaged { .. })), "{n}: {cut:?}");
+        }
+    }
+
+    #[test]
+    fn a_size_beyond_the_limits_is_refused_from_the_header() {
+        // The header of a PNG that says it is 100,000 by 100,000, and nothing behind it.
+        let mut png = encoded(&gradient(3, 3), ImageFormat::Png);
+        png[16..20].copy_from_slice(&100_000u32.to_be_bytes());
+        png[20..24].copy_from_slice(&100_000u32.to_be_bytes());
+        let crc = crc32(&png[12..29]);
+        png[29..33].copy_from_slice(&crc.to_be_bytes());
+        let refused = Rgb::decode(&png, &ImageLimits::default()).unwrap_err();
+        assert!(
+            matches!(refused, ImageError::TooLarge { width: 100_000, .. }),
+            "{refused}"
+        );
+        let limits = ImageLimits {
+            max_side: 8,
+            max_pixels: 32,
+        };
+        let file = |width, height| encoded(&gradient(width, height), ImageFormat::Png);
+        assert!(Rgb::decode(&file(8, 4), &limits).is_ok());
+        assert!(Rgb::decode(&file(9, 1), &limits).is_err());
+        assert!(Rgb::decode(&file(7, 5), &limits).is_err());
+    }
+
+    fn crc32(bytes: &[u8]) -> u32 {
+        !bytes.iter().fold(u32::MAX, |crc, &byte| {
+            (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+                (crc >> 1) ^ (0xedb8_8320 & (0u32.wrapping_sub(crc & 1)))
+            })
+        })
+    }
+}

@@ -1,0 +1,178 @@
+//! [`Rgb::resized`]: Pillow's resampling, with its fixed-point coefficients.
+//!
+//! Separate because it is arithmetic alone. An image is resized along its rows and along its columns, one after the other, with windows
+//! that widen as the image shrinks. Invariant: the result is Pillow's to the bit: coefficients of 22 bits behind the point, and values
+//! rounded to 8 bits between the two passes.
+//!
+//! Source: Pillow, `src/libImaging/Resample.c`.
+
+use crate::Rgb;
+
+/// How far and how much neighbouring pixels count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filter {
+    /// A triangle.
+    Bilinear,
+    /// Catmull-Rom's cubic, `a = -0.5`.
+    Bicubic,
+}
+
+/// Bits of a coefficient behind the point.
+const PRECISION_BITS: u32 = 22;
+
+impl Filter {
+    /// How far it reaches.
+    fn support(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+        }
+    }
+
+    fn weight(self, x: f64) -> f64 {
+        let x = x.abs();
+        match self {
+            Self::Bilinear => (1.0 - x).max(0.0),
+            Self::Bicubic => {
+                const A: f64 = -0.5;
+                if x < 1.0 {
+                    ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+                } else if x < 2.0 {
+                    (((x - 5.0) * x + 8.0) * x - 4.0) * A
+                } else {
+                    0.0
+                }
+            }
+        }
+    }
+}
+
+/// Whether the columns are resized before the rows: where they lose more than twice what the rows do.
+///
+/// Source: Pillow 13.0.0, observed on pictures of random sizes; earlier versions always begin with the rows.
+fn is_columns_first([width, height]: [usize; 2], [new_width, new_height]: [usize; 2]) -> bool {
+    let lost = |old: usize, new: usize| old as i64 - new as i64;
+    let lost_rows = lost(height, new_height);
+    lost_rows > 0 && lost_rows > 2 * lost(width, new_width)
+}
+
+/// Which values of a line one of the new line is made of.
+struct Window {
+    first: usize,
+    weights: Vec<i32>,
+}
+
+/// The windows of a line of `n_out` values made of `n_in`.
+fn windows(n_in: usize, n_out: usize, filter: Filter) -> Vec<Window> {
+    let scale = n_in as f64 / n_out as f64;
+    let widening = scale.max(1.0);
+    let support = filter.support() * widening;
+    let window = |out: usize| {
+        let center = (out as f64 + 0.5) * scale;
+        let first = (center - support + 0.5).max(0.0) as usize;
+        let end = ((center + support + 0.5) as usize).min(n_in);
+        let weights = (first..end).map(|at| filter.weight((at as f64 - center + 0.5) * (1.0 / widening)));
+        let weights: Vec<f64> = weights.collect();
+        let sum: f64 = weights.iter().sum();
+        let fixed = |weight: f64| {
+            let scaled = weight / sum * f64::from(1 << PRECISION_BITS);
+            // Rounded away from zero in the middle, as a cast does behind half a unit.
+            (scaled + 0.5f64.copysign(scaled)) as i32
+        };
+        Window {
+            first,
+            weights: weights.into_iter().map(fixed).collect(),
+        }
+    };
+    (0..n_out).map(window).collect()
+}
+
+/// A value of the new line; `value` gives those of the old one.
+fn weighed(window: &Window, value: impl Fn(usize) -> u8) -> u8 {
+    let half = 1i32 << (PRECISION_BITS - 1);
+    let sum = (window.first..)
+        .zip(&window.weights)
+        .fold(half, |sum, (at, &weight)| {
+            sum.wrapping_add(i32::from(value(at)).wrapping_mul(weight))
+        });
+    (sum >> PRECISION_BITS).clamp(0, 255) as u8
+}
+
+impl Rgb {
+    /// The image at another size.
+    ///
+    /// # Panics
+    /// Where a side is 0.
+    pub fn resized(&self, width: usize, height: usize, filter: Filter) -> Self {
+        assert!(width > 0 && height > 0, "an image has a pixel");
+        if is_columns_first([self.width, self.height], [width, height]) {
+            return self.resized_columns(height, filter).resized_rows(width, filter);
+        }
+        self.resized_rows(width, filter).resized_columns(height, filter)
+    }
+
+    fn resized_rows(&self, width: usize, filter: Filter) -> Self {
+        if width == self.width {
+            return self.clone();
+        }
+        let windows = windows(self.width, width, filter);
+        let mut bytes = Vec::with_capacity(width * self.height * 3);
+        for row in self.bytes.chunks_exact(self.width * 3) {
+            for window in &windows {
+                bytes.extend((0..3).map(|channel| weighed(window, |at| row[3 * at + channel])));
+            }
+        }
+        Self::new(width, self.height, bytes)
+    }
+
+    fn resized_columns(&self, height: usize, filter: Filter) -> Self {
+        if height == self.height {
+            return self.clone();
+        }
+        let row_len = self.width * 3;
+        let mut bytes = Vec::with_capacity(row_len * height);
+        for window in windows(self.height, height, filter) {
+            bytes.extend((0..row_len).map(|at| weighed(&window, |row| self.bytes[row * row_len + at])));
+        }
+        Self::new(self.width, height, bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(values: &[u8]) -> Rgb {
+        let bytes = values.iter().flat_map(|&value| [value; 3]).collect();
+        Rgb::new(values.len(), 1, bytes)
+    }
+
+    #[test]
+    fn a_size_that_it_has_changes_nothing() {
+        let image = line(&[1, 7, 200, 3]);
+        assert_eq!(image.resized(4, 1, Filter::Bicubic), image);
+    }
+
+    #[test]
+    fn one_color_stays_at_every_size() {
+        let image = Rgb::new(5, 3, vec![77; 45]);
+        for (width, height) in [(1, 1), (2, 9), (40, 1), (5, 2)] {
+            for filter in [Filter::Bilinear, Filter::Bicubic] {
+                let resized = image.resized(width, height, filter);
+                assert_eq!((resized.width(), resized.height()), (width, height));
+                assert!(
+                    resized.as_bytes().iter().all(|&byte| byte == 77),
+                    "{width} x {height}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn halves_are_what_the_triangle_gives() {
+        // Of two pixels to each side those nearer count three times: (3 * 100 + 3 * 0 + 0) / 7 at the ends.
+        let resized = line(&[100, 0, 0, 100]).resized(2, 1, Filter::Bilinear);
+        assert_eq!(resized.as_bytes()[0], 43);
+        assert_eq!(resized.as_bytes()[0], resized.as_bytes()[3]);
+    }
+}

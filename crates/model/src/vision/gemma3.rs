@@ -1,0 +1,151 @@
+//! Gemma 3: SigLIP over a square image of one size; squares of neighbouring patches are averaged, normed and projected.
+//!
+//! ```text
+//! rows = tower(patches)                  [n_side * n_side, n_vision]
+//! pooled = mean of each square of rows   [n_rows, n_vision]
+//! output = W rms_norm(pooled)            [n_rows, n_embd]
+//! ```
+//!
+//! Source: transformers, `Gemma3MultiModalProjector`; llama.cpp, `tools/mtmd/models/siglip.cpp`.
+
+use tokenmill_backend::{
+    Activation, Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, Norm, NormKind,
+};
+use tokenmill_gguf::{GgufFile, TensorType};
+
+use crate::{LoadError, NormDescriptor, Presence, error::check, loader::Loader};
+
+use super::{MAX_ROWS, VisionShape};
+
+/// Patches to a side of a square that becomes a row, where a file does not say.
+const SQUARE: usize = 4;
+
+const PROJECTION: &str = "mm.input_projection.weight";
+
+/// The function of the tower's feed-forward networks.
+pub(super) const ACTIVATION: Activation = Activation::GeluTanh;
+
+/// Fills in what follows from the rest of the file.
+pub(super) fn finish(file: &GgufFile, shape: VisionShape) -> Result<VisionShape, LoadError> {
+    let square = file.metadata().opt_u32("clip.vision.projector.scale_factor")?;
+    let square = square.map_or(SQUARE, |square| square as usize);
+    let n_side = shape.n_side();
+    let divides = square > 0 && n_side.is_multiple_of(square);
+    check(
+        "scale factor of the projector",
+        square,
+        divides,
+        "a divisor of the patches to a side",
+    )?;
+    let n_rows = (n_side / square) * (n_side / square);
+    check(
+        "number of rows of an image",
+        n_rows,
+        n_rows <= MAX_ROWS,
+        "at most 4096",
+    )?;
+    let projection = file.tensor(PROJECTION).ok_or_else(|| LoadError::MissingTensor {
+        name: PROJECTION.to_owned(),
+    })?;
+    let n_embd = projection.info.dims.first().copied().unwrap_or(0);
+    check(
+        "width of an image's rows",
+        n_embd,
+        (1..=1 << 20).contains(&n_embd),
+        "between 1 and 2^20",
+    )?;
+    Ok(VisionShape {
+        n_rows,
+        n_embd,
+        ..shape
+    })
+}
+
+/// What stands behind the tower.
+pub(super) struct Projector<M: Memory> {
+    norm: Norm<M::Vector>,
+    projection: Linear<M::Matrix, M::Vector>,
+    n_side: usize,
+    /// Rows to a side of what it gives.
+    n_side_out: usize,
+}
+
+impl<M: Memory> Projector<M> {
+    pub(super) fn load(shape: &VisionShape, loader: &mut Loader<'_, M>) -> Result<Self, LoadError> {
+        let (n_in, n_out) = (shape.n_vision, shape.n_embd);
+        let norm = NormDescriptor {
+            kind: NormKind::Rms,
+            eps: shape.eps,
+            bias: Presence::Absent,
+        };
+        let norm = loader.norm("mm.soft_emb_norm", n_in, norm)?;
+        // The file has it as the network of the paper writes it, `[n_in, n_out]` with the outputs next to each other.
+        let values = loader.all_values(PROJECTION, &[n_out, n_in])?;
+        let columns = (0..n_out).flat_map(|col| values.iter().skip(col).step_by(n_out));
+        let bytes: Vec<u8> = columns.flat_map(|value| value.to_le_bytes()).collect();
+        let matrix = loader.memory.upload_matrix(&MatrixData {
+            name: PROJECTION,
+            ty: TensorType::F32,
+            n_out,
+            n_in,
+            bytes: bytes.as_slice().into(),
+            usage: MatrixUsage::Linear,
+        })?;
+        Ok(Self {
+            norm,
+            projection: Linear {
+                matrix,
+                bias: None,
+                n_out,
+                n_in,
+                adapter_place: None,
+            },
+            n_side: shape.n_side(),
+            n_side_out: shape.n_rows.isqrt(),
+        })
+    }
+}
+
+impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
+    /// Makes an image's rows of what the tower gives, `rows: [n_side * n_side, n_vision]`.
+    pub(super) fn run(&self, backend: &mut B, rows: &[f32]) -> Result<Vec<f32>, BackendError> {
+        let width = self.norm.width;
+        let n_rows = self.n_side_out * self.n_side_out;
+        let pooled = mean_of_squares(rows, width, self.n_side, self.n_side / self.n_side_out);
+        let mut normed = vec![0.0; n_rows * width];
+        backend.norm(&self.norm, &pooled, n_rows, &mut normed)?;
+        let mut output = vec![0.0; n_rows * self.projection.n_out];
+        backend.linear(&self.projection, &normed, n_rows, &mut output)?;
+        Ok(output)
+    }
+}
+
+/// The means of squares of `square` by `square` rows, of rows that are themselves a square of `n_side` by `n_side`.
+fn mean_of_squares(rows: &[f32], width: usize, n_side: usize, square: usize) -> Vec<f32> {
+    let n_out = n_side / square;
+    let mut means = vec![0.0; n_out * n_out * width];
+    for (patch, row) in rows.chunks_exact(width).enumerate() {
+        let (y, x) = (patch / n_side / square, patch % n_side / square);
+        for (mean, value) in means[(y * n_out + x) * width..][..width].iter_mut().zip(row) {
+            *mean += value;
+        }
+    }
+    let share = 1.0 / (square * square) as f32;
+    means.iter_mut().for_each(|mean| *mean *= share);
+    means
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn squares_are_averaged_where_they_lie() {
+        // Four by four rows of one value, their number.
+        let rows: Vec<f32> = (0..16u8).map(f32::from).collect();
+        assert_eq!(mean_of_squares(&rows, 1, 4, 2), [2.5, 4.5, 10.5, 12.5]);
+        assert_eq!(mean_of_squares(&rows, 1, 4, 4), [7.5]);
+        // Of two values.
+        assert_eq!(mean_of_squares(&rows[..8], 2, 2, 2), [3.0, 4.0]);
+    }
+}

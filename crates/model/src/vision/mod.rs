@@ -1,0 +1,231 @@
+//! [`VisionFile`]: the encoder of images that goes with a model, from a file of its own (`mmproj-*.gguf`).
+//!
+//! Separate from the models, whose files know nothing of images. The tower is a network like others: a [`Descriptor`] whose
+//! inputs are rows, patches of an image, which all see each other; so it runs through the one forward pass. What stands
+//! before and behind it is a [`Projector`], one file for each family. Invariant: what a file says was checked against its
+//! tensors and against [`MAX_PATCHES`] before anything is allocated for it.
+//!
+//! Source of names and keys: llama.cpp, `tools/mtmd/clip-impl.h`, `gguf-py/gguf/constants.py`.
+
+mod gemma3;
+mod tensors;
+mod tower;
+
+use std::path::Path;
+
+use tokenmill_backend::{Backend, Memory};
+use tokenmill_gguf::{GgufFile, Metadata};
+
+use crate::{LoadError, error::check};
+
+use tensors::TowerTensors;
+pub use tower::{VisionError, VisionTower};
+
+/// Patches that a tower may have: 128 to a side, four times those of the largest that is known.
+pub const MAX_PATCHES: usize = 1 << 14;
+
+/// Rows that an image may become.
+const MAX_ROWS: usize = 1 << 12;
+
+/// An opened file of an encoder of images.
+pub struct VisionFile {
+    file: GgufFile,
+    shape: VisionShape,
+}
+
+/// What an encoder of images takes and gives.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionShape {
+    /// How its rows are made and where they stand in a prompt.
+    pub family: VisionFamily,
+    /// Pixels of a side of the image that it takes.
+    pub image_size: usize,
+    /// Pixels of a side of a patch.
+    pub patch_size: usize,
+    /// What is subtracted from each channel, of values between 0 and 1.
+    pub mean: [f32; 3],
+    /// What each channel is then divided by.
+    pub std: [f32; 3],
+    /// Rows that an image becomes.
+    pub n_rows: usize,
+    /// Width of a row: that of the model's hidden states.
+    pub n_embd: usize,
+    /// Width inside the tower.
+    pub n_vision: usize,
+    /// Its layers.
+    pub n_layers: usize,
+    n_heads: usize,
+    n_ff: usize,
+    eps: f32,
+}
+
+/// A family of encoders.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VisionFamily {
+    /// Gemma 3: a square image, whose patches are averaged.
+    Gemma3,
+}
+
+impl VisionFamily {
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gemma3 => "gemma3",
+        }
+    }
+
+    /// Whether the rows of an image see each other in the model.
+    pub fn sees_itself(self) -> bool {
+        match self {
+            Self::Gemma3 => true,
+        }
+    }
+}
+
+/// The families that are supported, by their names in files.
+const FAMILIES: [VisionFamily; 1] = [VisionFamily::Gemma3];
+
+impl VisionShape {
+    /// Patches to a side of the image.
+    pub fn n_side(&self) -> usize {
+        self.image_size / self.patch_size
+    }
+
+    /// Patches of an image.
+    pub fn n_patches(&self) -> usize {
+        self.n_side() * self.n_side()
+    }
+
+    /// Numbers of an image: `[image_size, image_size, 3]`.
+    pub fn n_values(&self) -> usize {
+        3 * self.image_size * self.image_size
+    }
+}
+
+impl VisionFile {
+    /// Opens a file; only its header is read.
+    ///
+    /// # Errors
+    /// [`LoadError`]: what is wrong with it, or that its family is not supported.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, LoadError> {
+        Self::from_gguf(GgufFile::open(path)?)
+    }
+
+    /// Takes an opened file.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn from_gguf(file: GgufFile) -> Result<Self, LoadError> {
+        let shape = read_shape(&file)?;
+        Ok(Self { file, shape })
+    }
+
+    /// What it takes and gives.
+    pub fn shape(&self) -> &VisionShape {
+        &self.shape
+    }
+
+    /// Loads it on a backend whose memory is the host's.
+    ///
+    /// # Errors
+    /// [`LoadError`]: a tensor that is missing or has a wrong shape, or a backend's error.
+    pub fn load_on<B>(&self, backend: B) -> Result<VisionTower<B>, LoadError>
+    where
+        B: Backend + Memory<Buffer = Vec<f32>>,
+    {
+        VisionTower::load(&TowerTensors::of(&self.file, &self.shape), &self.shape, backend)
+    }
+}
+
+fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
+    let metadata = file.metadata();
+    let arch = metadata.str("general.architecture")?;
+    if arch != "clip" {
+        return Err(LoadError::UnknownArchitecture {
+            found: arch.to_owned(),
+            supported: vec!["clip"],
+        });
+    }
+    let unsupported = |feature: String| LoadError::UnsupportedFeature {
+        arch: arch.to_owned(),
+        feature,
+    };
+    let family = match metadata.opt_str("clip.vision.projector_type")? {
+        Some(name) => name,
+        None => metadata.str("clip.projector_type")?,
+    };
+    let supported = FAMILIES.map(VisionFamily::name).join(", ");
+    let family = (FAMILIES.into_iter().find(|row| row.name() == family))
+        .ok_or_else(|| unsupported(format!("projector `{family}` (supported are {supported})")))?;
+    let number = |key: &str| {
+        let value = metadata.u32(&format!("clip.vision.{key}"))?;
+        Ok::<_, LoadError>(value as usize)
+    };
+    let shape = VisionShape {
+        family,
+        image_size: number("image_size")?,
+        patch_size: number("patch_size")?,
+        mean: channels(metadata, "clip.vision.image_mean")?,
+        std: channels(metadata, "clip.vision.image_std")?,
+        n_rows: 0,
+        n_embd: 0,
+        n_vision: number("embedding_length")?,
+        n_layers: number("block_count")?,
+        n_heads: number("attention.head_count")?,
+        n_ff: number("feed_forward_length")?,
+        eps: metadata.f32("clip.vision.attention.layer_norm_epsilon")?,
+    };
+    let (image, patch) = (shape.image_size, shape.patch_size);
+    let divides = |whole: usize, part: usize| part > 0 && whole >= part && whole.is_multiple_of(part);
+    check(
+        "image size",
+        image,
+        divides(image, patch),
+        "a multiple of the patch size",
+    )?;
+    // Before it is squared.
+    let is_small = image / patch <= MAX_PATCHES.isqrt();
+    check(
+        "number of patches to a side",
+        image / patch,
+        is_small,
+        "at most 128",
+    )?;
+    check("patch size", patch, patch <= 64, "at most 64")?;
+    check(
+        "number of layers of the encoder",
+        shape.n_layers,
+        (1..=1024).contains(&shape.n_layers),
+        "between 1 and 1024",
+    )?;
+    check(
+        "number of heads of the encoder",
+        shape.n_heads,
+        divides(shape.n_vision, shape.n_heads),
+        "a divisor of the embedding length",
+    )?;
+    for std in shape.std {
+        check(
+            "deviation of the pixels",
+            std,
+            std > 0.0 && std.is_finite(),
+            "a positive number",
+        )?;
+    }
+    for mean in shape.mean {
+        check("mean of the pixels", mean, mean.is_finite(), "a number")?;
+    }
+    match family {
+        VisionFamily::Gemma3 => gemma3::finish(file, shape),
+    }
+}
+
+/// Three numbers, one for each channel.
+fn channels(metadata: &Metadata, key: &str) -> Result<[f32; 3], LoadError> {
+    let numbers = metadata.f32_array(key)?;
+    <[f32; 3]>::try_from(numbers).map_err(|_| LoadError::BadValue {
+        what: "mean or deviation of the pixels",
+        found: format!("{} numbers in `{key}`", numbers.len()),
+        expected: "three numbers",
+    })
+}

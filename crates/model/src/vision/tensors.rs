@@ -1,0 +1,138 @@
+//! [`TowerTensors`]: an encoder's tensors by the names that networks know.
+//!
+//! Separate from the encoder because it is names only. Invariant: what a network of the tower does not use is listed under the
+//! file's own name, so that the load refuses it.
+
+use std::collections::BTreeMap;
+
+use tokenmill_gguf::{GgufFile, TensorType};
+
+use crate::{WeightInfo, WeightSource, WeightTensor};
+
+use super::VisionShape;
+
+/// Parts of a layer that files of encoders call by other names: those, and the usual ones.
+const PARTS: [(&str, &str); 5] = [
+    ("ln1", "attn_norm"),
+    ("ln2", "ffn_norm"),
+    ("attn_out", "attn_output"),
+    ("ffn_up", "ffn_up"),
+    ("ffn_down", "ffn_down"),
+];
+
+/// The tensors of a tower.
+pub(super) struct TowerTensors<'a> {
+    pub(super) file: &'a GgufFile,
+    /// Names in the file, by the usual ones.
+    names: BTreeMap<String, String>,
+    /// The embedding of the one token that there is, which is never looked up: zeros.
+    no_token: Vec<u8>,
+}
+
+impl<'a> TowerTensors<'a> {
+    pub(super) fn of(file: &'a GgufFile, shape: &VisionShape) -> Self {
+        // Files of early 2025 call the two matrices of a feed-forward network by each other's names.
+        let is_swapped = file.tensor("v.blk.0.ffn_down.weight").is_some_and(|down| {
+            down.info.dims[..] == [shape.n_vision, shape.n_ff] && shape.n_vision != shape.n_ff
+        });
+        let names = (file.tensors())
+            .filter(|info| info.name.starts_with("v.") && !info.name.starts_with("v.patch_embd."))
+            .map(|info| (usual_name(&info.name, is_swapped), info.name.clone()))
+            .collect();
+        Self {
+            file,
+            names,
+            no_token: vec![0; shape.n_vision * size_of::<f32>()],
+        }
+    }
+}
+
+/// The usual name of a tensor of a tower.
+fn usual_name(name: &str, is_swapped: bool) -> String {
+    let own = &name["v.".len()..];
+    if let Some(suffix) = own.strip_prefix("post_ln.") {
+        return format!("output_norm.{suffix}");
+    }
+    let Some((layer, part, suffix)) = split_layer(own) else {
+        return own.to_owned();
+    };
+    let part = match (part, is_swapped) {
+        ("ffn_up", true) => "ffn_down",
+        ("ffn_down", true) => "ffn_up",
+        _ => part,
+    };
+    let usual = PARTS.iter().find(|(other, _)| *other == part);
+    format!("blk.{layer}.{}.{suffix}", usual.map_or(part, |(_, usual)| usual))
+}
+
+/// The layer, part and suffix of `blk.LAYER.PART.SUFFIX`.
+fn split_layer(name: &str) -> Option<(&str, &str, &str)> {
+    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    let (part, suffix) = rest.rsplit_once('.')?;
+    Some((layer, part, suffix))
+}
+
+const NO_TOKEN: &str = "token_embd.weight";
+
+impl WeightSource for TowerTensors<'_> {
+    fn infos(&self) -> Vec<WeightInfo> {
+        let own = self.names.iter().filter_map(|(usual, name)| {
+            let view = self.file.tensor(name)?;
+            Some(WeightInfo {
+                name: usual.clone(),
+                ..WeightInfo::from(view.info)
+            })
+        });
+        own.collect()
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensor(name).is_some()
+    }
+
+    fn tensor(&self, name: &str) -> Option<WeightTensor<'_>> {
+        if name == NO_TOKEN {
+            return Some(WeightTensor {
+                ty: TensorType::F32,
+                dims: vec![self.no_token.len() / size_of::<f32>(), 1],
+                bytes: self.no_token.as_slice().into(),
+            });
+        }
+        // What stands around the tower has its own name.
+        let name = self.names.get(name).map_or(name, String::as_str);
+        let view = self.file.tensor(name)?;
+        let mut dims = view.info.dims.clone();
+        // A convolution whose steps are as wide as its window is a matrix.
+        if name == "v.patch_embd.weight" && dims.len() == 4 {
+            dims = vec![dims[..3].iter().product(), dims[3]];
+        }
+        Some(WeightTensor {
+            ty: view.info.ty,
+            dims,
+            bytes: view.bytes,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_of_a_tower_have_the_names_of_other_networks() {
+        for (name, expected) in [
+            ("v.blk.3.ln1.weight", "blk.3.attn_norm.weight"),
+            ("v.blk.3.ln2.bias", "blk.3.ffn_norm.bias"),
+            ("v.blk.12.attn_out.weight", "blk.12.attn_output.weight"),
+            ("v.blk.12.attn_q.bias", "blk.12.attn_q.bias"),
+            ("v.blk.0.ffn_up.weight", "blk.0.ffn_up.weight"),
+            ("v.post_ln.weight", "output_norm.weight"),
+            ("v.position_embd.weight", "position_embd.weight"),
+            ("v.blk.nothing", "blk.nothing"),
+        ] {
+            assert_eq!(usual_name(name, false), expected);
+        }
+        assert_eq!(usual_name("v.blk.0.ffn_up.bias", true), "blk.0.ffn_down.bias");
+        assert_eq!(usual_name("v.blk.0.ffn_down.bias", true), "blk.0.ffn_up.bias");
+    }
+}
