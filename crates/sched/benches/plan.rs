@@ -51,6 +51,7 @@ fn submit(scheduler: &mut Scheduler, own: u32, n_prompt: usize) {
         uses_prefix_cache: true,
         salt: 0,
         adapter: None,
+        media: Arc::new([]),
         queue_deadline_us: None,
         deadline_us: Some(u64::MAX - u64::from(own)),
         is_constrained: false,

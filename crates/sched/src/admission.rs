@@ -189,8 +189,10 @@ impl Scheduler {
             let page_idx = sequence.page_keys.len();
             let parent = sequence.page_keys.last().copied();
             let parent = parent.unwrap_or_else(|| self.hasher.root(sequence.salt, sequence.adapter));
-            let tokens = &sequence.tokens[page_idx * PAGE_TOKENS..(page_idx + 1) * PAGE_TOKENS];
-            sequence.page_keys.push(self.hasher.next(parent, tokens));
+            let first = page_idx * PAGE_TOKENS;
+            let tokens = &sequence.tokens[first..first + PAGE_TOKENS];
+            let key = (self.hasher).next_with_media(parent, tokens, first, &sequence.media);
+            sequence.page_keys.push(key);
         }
     }
 

@@ -3,7 +3,7 @@
 //! Separate from the scheduler, which knows no sampling parameter, and from the engine's loop, which knows no position.
 //! Invariant: the batch passes [`ForwardBatch::validate`] for the limits that the plan was made for.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use tokenmill_backend::{
     ForwardBatch, PAGE_TOKENS, PageGroup, RowMask, RowOutput, SampleRow, SamplingParams, TokenSource,
@@ -11,17 +11,19 @@ use tokenmill_backend::{
 
 use crate::{
     lane_mask::NextMask,
+    media::Media,
     plan::{PlannedOutput, PlannedRow, StepPlan},
     scheduler::Scheduler,
 };
 
 /// Writes the batch of `plan` into `batch`; `params_of` gives the sampling parameters of a row that samples after so many inputs,
-/// and `mask_of` its mask, where it is constrained; words of a mask are copied.
+/// `mask_of` its mask, where it is constrained (its words are copied), and `media_of` its inputs that are no tokens.
 pub(crate) fn build_batch<'m>(
     scheduler: &Scheduler,
     plan: &StepPlan,
     params_of: impl Fn(&PlannedRow, u32) -> Arc<SamplingParams>,
     mask_of: impl Fn(&PlannedRow) -> Option<NextMask<'m>>,
+    media_of: impl Fn(&PlannedRow) -> &'m [Media],
     batch: &mut ForwardBatch,
 ) {
     let limits = &scheduler.config().limits;
@@ -42,6 +44,9 @@ pub(crate) fn build_batch<'m>(
         let guessed = draft.iter().copied().map(TokenSource::Id);
         let inputs = known.chain(pending).chain(guessed);
         batch.push_sequence(inputs, row.first_position, pages(PageGroup::Main));
+        for media in media_of(row) {
+            put_media(media, first..end, batch);
+        }
         if limits.window_group.is_some() {
             batch.push_window_pages(pages(PageGroup::Window));
         }
@@ -70,6 +75,27 @@ pub(crate) fn build_batch<'m>(
             }
             PlannedOutput::Hidden { n_rows } => batch.hidden_rows.extend(n_tokens - n_rows..n_tokens),
         }
+    }
+}
+
+/// Puts inputs in the place of the newest sequence's tokens, whose positions are `positions`.
+fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
+    let Some(inputs) = media.span.within(&positions) else {
+        return;
+    };
+    let width = media.rows.len() / media.span.len();
+    let first_row = batch.input_rows.len() / width;
+    let start = inputs.start - media.span.start;
+    (batch.input_rows).extend_from_slice(&media.rows[start * width..(start + inputs.len()) * width]);
+    let first_token = batch.n_tokens() - positions.len() + (inputs.start - positions.start);
+    for (token, row) in batch.tokens[first_token..]
+        .iter_mut()
+        .zip(first_row..first_row + inputs.len())
+    {
+        *token = TokenSource::Row(row as u32);
+    }
+    if media.span.sees_itself {
+        batch.see_each_other(inputs.start as u32..inputs.end as u32);
     }
 }
 

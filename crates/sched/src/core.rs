@@ -27,6 +27,7 @@ use crate::{
     lane_mask::{LaneMask, NextMask, Promises},
     mailbox::{Command, Mailbox},
     mask_workers::{MaskResult, MaskWorkers},
+    media::Media,
     memory_command::Holds,
     outcome::{End, Outcome, RowResult},
     page_events::PageEventSender,
@@ -96,6 +97,8 @@ pub(crate) struct Lane {
     pub(crate) sampling: Option<Arc<SamplingParams>>,
     /// How it samples the first tokens, where it may not end yet.
     pub(crate) opening: Option<Opening>,
+    /// Its inputs that are no tokens.
+    pub(crate) media: Arc<[Media]>,
     /// The mask of its next token, where it is constrained.
     pub(crate) mask: Option<LaneMask>,
     pub(crate) promises: Promises,
@@ -270,6 +273,7 @@ impl Core {
                 sample,
                 sampling: submission.job.sampling(sample),
                 opening: submission.opening(sample),
+                media: submission.job.media(),
                 mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
                 promises: Promises::default(),
                 stopwatch: Stopwatch::new(submission.submitted_us, submission.job.traces_tokens()),
@@ -396,7 +400,18 @@ impl Core {
                 _ => panic!("a constrained sequence samples with its mask"),
             }
         };
-        build_batch(&self.scheduler, &plan, params_of, mask_of, &mut self.batch);
+        let media_of = |row: &PlannedRow| {
+            let lane = lanes[row.seq.slot()].as_ref();
+            lane.map_or(&[][..], |lane| &lane.media[..])
+        };
+        build_batch(
+            &self.scheduler,
+            &plan,
+            params_of,
+            mask_of,
+            media_of,
+            &mut self.batch,
+        );
         match self.executor.submit(&self.batch) {
             Ok(ticket) => self.in_flight.push_back(Step {
                 ticket,

@@ -19,7 +19,7 @@ use crate::{
     mailbox::{Command, EngineState, Intent, Mailbox, QueueLimits},
     page_events::{PageEvents, page_events},
     params::{EngineConfig, ForwardParams, GenerateParams},
-    submission::{Job, Submission, check_forward, check_generate},
+    submission::{InputRows, Job, Submission, check_forward, check_generate},
     sync::{Arc, Mutex, mpsc, thread},
 };
 
@@ -39,6 +39,7 @@ pub struct Engine {
 struct Inner {
     limits: ExecutorLimits,
     memory_format: Option<MemoryFormat>,
+    input_row_width: Option<usize>,
     config: EngineConfig,
     mailbox: Arc<Mailbox>,
     board: Arc<Board>,
@@ -114,7 +115,11 @@ impl Engine {
                         return;
                     }
                 };
-                let _ = ready.send(Ok((executor.limits().clone(), executor.memory_format())));
+                let _ = ready.send(Ok((
+                    executor.limits().clone(),
+                    executor.memory_format(),
+                    executor.input_row_width(),
+                )));
                 let model_salt = config.model_salt;
                 let mut core = Core::new(Box::new(executor), config, Arc::clone(&board));
                 if let Some(draft) = draft {
@@ -127,7 +132,7 @@ impl Engine {
                 drop(end);
             })
         };
-        let (limits, memory_format) = match built.recv() {
+        let (limits, memory_format, input_row_width) = match built.recv() {
             Ok(Ok(built)) => built,
             Ok(Err(error)) => return Err(error),
             Err(_) => {
@@ -141,6 +146,7 @@ impl Engine {
             inner: Arc::new(Inner {
                 limits,
                 memory_format,
+                input_row_width,
                 config,
                 mailbox,
                 board,
@@ -165,7 +171,7 @@ impl Engine {
         params: GenerateParams,
         buffer: usize,
     ) -> Result<Generation, EngineError> {
-        let max_len = check_generate(&self.inner.limits, &tokens, &params)?;
+        let max_len = check_generate(&self.inner.limits, self.input_rows(), &tokens, &params)?;
         let n_samples = params.n_samples;
         if max_len == tokens.len() {
             return Ok(self.nothing_to_generate(tokens.len(), n_samples));
@@ -183,7 +189,7 @@ impl Engine {
     }
 
     pub(crate) fn check(&self, tokens: &[u32], params: &GenerateParams) -> Result<(), EngineError> {
-        check_generate(&self.inner.limits, tokens, params).map(drop)
+        check_generate(&self.inner.limits, self.input_rows(), tokens, params).map(drop)
     }
 
     fn submit_job(
@@ -273,6 +279,18 @@ impl Engine {
     /// How the executor arranges the memory of sequences; `None` where it cannot be read.
     pub fn memory_format(&self) -> Option<&MemoryFormat> {
         self.inner.memory_format.as_ref()
+    }
+
+    /// The width of inputs that are no tokens ([`GenerateParams::media`]); `None` where the executor takes none.
+    pub fn input_row_width(&self) -> Option<usize> {
+        self.inner.input_row_width
+    }
+
+    fn input_rows(&self) -> InputRows {
+        InputRows {
+            width: self.inner.input_row_width,
+            max_step_tokens: self.inner.config.max_step_tokens,
+        }
     }
 
     pub(crate) fn mailbox(&self) -> &Arc<Mailbox> {

@@ -72,6 +72,41 @@ pub enum EngineError {
     /// The model embeds or ranks texts.
     #[error("this model embeds or ranks texts, and predicts no tokens")]
     PredictsNoTokens,
+    /// The prompt has inputs that are no tokens, and the model or its device takes tokens alone.
+    #[error("this model, or the device it is on, takes no images")]
+    TakesNoMedia,
+    /// Inputs that are no tokens overlap, or lie outside the prompt.
+    #[error(
+        "medium {index} of the prompt does not lie in its {n_tokens} tokens, behind the medium before it"
+    )]
+    MediaOutOfPlace {
+        /// Index among the prompt's media.
+        index: usize,
+        /// Tokens of the prompt.
+        n_tokens: usize,
+    },
+    /// Inputs that are no tokens are not as wide as the model's.
+    #[error("the rows of medium {index} are {found} wide, those of the model {expected}")]
+    MediaWidth {
+        /// Index among the prompt's media.
+        index: usize,
+        /// Width of the model's inputs.
+        expected: usize,
+        /// Width of the rows.
+        found: usize,
+    },
+    /// Inputs that have to be computed together do not fit a step, or a window.
+    #[error(
+        "medium {index} of the prompt has {found} rows, which have to be in one step of at most {maximum}; raise --ubatch-size"
+    )]
+    MediaTooLong {
+        /// Index among the prompt's media.
+        index: usize,
+        /// Its rows.
+        found: usize,
+        /// Rows that fit.
+        maximum: usize,
+    },
     /// The adapter of the request is not loaded.
     #[error("adapter {id} is not loaded")]
     UnknownAdapter {

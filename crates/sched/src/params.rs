@@ -3,11 +3,11 @@
 //! Plain data, separate from the engine so that servers and command lines can fill it in. Invariant: every field has an
 //! effect; a value that cannot be obeyed is refused by [`Engine::submit`](crate::Engine::submit).
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokenmill_backend::{AdapterId, SamplingParams};
 
-use crate::{constraint::ConstraintSource, drafting::Speculation};
+use crate::{constraint::ConstraintSource, drafting::Speculation, media::Media};
 
 /// Most samples of one prompt that a request may ask for.
 pub const MAX_SAMPLES: u32 = 128;
@@ -40,6 +40,8 @@ pub struct GenerateParams {
     pub cache_salt: u64,
     /// The adapter that it is computed with; its cached pages are its own.
     pub adapter: Option<AdapterId>,
+    /// Inputs of the prompt that are no tokens, in the order of their places.
+    pub media: Arc<[Media]>,
     /// Whether to keep the time of every token in [`Timings::tokens`](crate::Timings::tokens).
     pub traces_tokens: bool,
 }
@@ -59,6 +61,7 @@ impl Default for GenerateParams {
             uses_prefix_cache: true,
             cache_salt: 0,
             adapter: None,
+            media: Arc::new([]),
             traces_tokens: false,
         }
     }

@@ -10,6 +10,8 @@ use std::{
 
 use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup};
 
+use crate::media::MediaSpan;
+
 /// Name of a whole page: a 128-bit hash chained over its tokens and those of all pages before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PageKey(u128);
@@ -50,11 +52,35 @@ impl PrefixHasher {
 
     /// The key of a page of `tokens` that follows the page named `parent`.
     pub(crate) fn next(&self, parent: PageKey, tokens: &[u32]) -> PageKey {
+        self.next_with_media(parent, tokens, 0, &[])
+    }
+
+    /// The key of a page of `tokens`, the first of which is input `first` of its sequence, among whose inputs are `media`.
+    pub(crate) fn next_with_media(
+        &self,
+        parent: PageKey,
+        tokens: &[u32],
+        first: usize,
+        media: &[MediaSpan],
+    ) -> PageKey {
         debug_assert_eq!(tokens.len(), PAGE_TOKENS);
+        let page = first..first + PAGE_TOKENS;
         self.hash(|hasher| {
             hasher.write_u128(parent.0);
             for &token in tokens {
                 hasher.write_u32(token);
+            }
+            // A page without media ends here, and no other page is as long.
+            for (span, inputs) in media.iter().filter_map(|span| Some((span, span.within(&page)?))) {
+                hasher.write_u128(span.content);
+                for place in [
+                    inputs.start - first,
+                    inputs.len(),
+                    inputs.start - span.start,
+                    span.len(),
+                ] {
+                    hasher.write_u64(place as u64);
+                }
             }
         })
     }
@@ -150,6 +176,35 @@ mod tests {
             hasher.root(0, None),
             hasher.root(0, Some(AdapterId::new(adapter)))
         );
+    }
+
+    #[test]
+    fn a_key_depends_on_the_content_of_media_and_where_it_lies() {
+        let hasher = PrefixHasher::new(1);
+        let tokens = [5; PAGE_TOKENS];
+        let span = MediaSpan {
+            start: 20,
+            end: 60,
+            content: 7,
+            sees_itself: true,
+        };
+        let key =
+            |first, media: &[MediaSpan]| hasher.next_with_media(hasher.root(0, None), &tokens, first, media);
+        let plain = hasher.next(hasher.root(0, None), &tokens);
+        // Pages that the medium does not touch are those of a text.
+        assert_eq!(key(0, &[span]), plain);
+        assert_eq!(key(64, &[span]), plain);
+        let of_media = key(16, &[span]);
+        assert_eq!(of_media, key(16, &[span]));
+        for other in [
+            MediaSpan { content: 8, ..span },
+            MediaSpan { start: 21, ..span },
+            MediaSpan { end: 61, ..span },
+        ] {
+            assert_ne!(of_media, key(16, &[other]), "{other:?}");
+        }
+        assert_ne!(of_media, plain);
+        assert_ne!(of_media, key(32, &[span]));
     }
 
     #[track_caller]

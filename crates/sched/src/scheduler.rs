@@ -239,6 +239,27 @@ impl Scheduler {
             *share += extra;
             left -= extra;
         }
+        self.share_uncut();
+    }
+
+    /// Lets no row part inputs that see each other: it gets all of them where the step has room for them, or ends before. Those
+    /// first in rank take the room of others, so that they always continue.
+    fn share_uncut(&mut self) {
+        let has_media = |id: &SeqId| !self.sequences[*id].media.is_empty();
+        if !self.running.iter().any(has_media) {
+            return;
+        }
+        let mut left = self.config.max_step_tokens;
+        for (share, &id) in self.shares.iter_mut().zip(&self.running) {
+            let sequence = &self.sequences[id];
+            let whole = sequence.beyond_cut(*share);
+            *share = if whole <= left {
+                whole
+            } else {
+                sequence.before_cut((*share).min(left))
+            };
+            left -= *share;
+        }
     }
 
     /// Divides the step among sequences that cannot be cut: in the order of rank, each gets all it wants or waits.
@@ -313,7 +334,8 @@ impl Scheduler {
     fn secure_pages(&mut self, idx: usize, want: usize, plan: &mut StepPlan) -> usize {
         let id = self.running[idx];
         loop {
-            let n_tokens = self.grow(id, want);
+            let room = self.grow(id, want);
+            let n_tokens = self.sequences[id].before_cut(room);
             let is_enough = n_tokens == want || !self.config.limits.is_encoder;
             if n_tokens > 0 && is_enough {
                 return n_tokens;

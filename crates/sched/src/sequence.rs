@@ -10,6 +10,7 @@ use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup, SeqState, StateSave};
 use crate::{
     arena::SeqId,
     drafting::Drafter,
+    media::MediaSpan,
     plan::{PlannedOutput, PlannedRow},
     prefix::PageKey,
     states::SNAPSHOT_INTERVAL,
@@ -58,6 +59,8 @@ pub struct SeqSpec {
     pub deadline_us: Option<u64>,
     /// Whether each of its tokens is sampled with a mask, so that it must not run ahead of them.
     pub is_constrained: bool,
+    /// Its inputs that are no tokens, in the order of their places.
+    pub media: Arc<[MediaSpan]>,
     /// A sequence of the same prompt whose pages it shares: it waits until that one has computed them.
     pub fork_of: Option<SeqId>,
 }
@@ -143,6 +146,7 @@ pub(crate) struct Sequence {
     pub(crate) uses_prefix_cache: bool,
     pub(crate) salt: u64,
     pub(crate) adapter: Option<AdapterId>,
+    pub(crate) media: Arc<[MediaSpan]>,
     pub(crate) queue_deadline_us: Option<u64>,
     pub(crate) deadline_us: Option<u64>,
     pub(crate) fork_of: Option<SeqId>,
@@ -207,6 +211,7 @@ impl Sequence {
             uses_prefix_cache: spec.uses_prefix_cache,
             salt: spec.salt,
             adapter: spec.adapter,
+            media: spec.media,
             queue_deadline_us: spec.queue_deadline_us,
             deadline_us: spec.deadline_us,
             fork_of: spec.fork_of,
@@ -309,6 +314,28 @@ impl Sequence {
         } else {
             want
         }
+    }
+
+    /// How many of the next `n` inputs, if not all, a row computes that parts none that see each other; 0 where these come first.
+    pub(crate) fn before_cut(&self, n: usize) -> usize {
+        match self.cut_by(n) {
+            Some(span) => span.start.saturating_sub(self.n_planned),
+            None => n,
+        }
+    }
+
+    /// How many inputs a row computes that has the next `n`, and with them all that they see.
+    pub(crate) fn beyond_cut(&self, n: usize) -> usize {
+        match self.cut_by(n) {
+            Some(span) if n > 0 => span.end - self.n_planned,
+            _ => n,
+        }
+    }
+
+    /// The inputs that a row of the next `n` would part.
+    fn cut_by(&self, n: usize) -> Option<&MediaSpan> {
+        let end = self.n_planned + n;
+        self.media.iter().find(|span| span.is_cut_at(end))
     }
 
     /// What is read of inputs `first..end`.

@@ -14,6 +14,7 @@ use crate::{
     error::EngineError,
     event::{Event, RequestId},
     group::pages_needed,
+    media::{Media, check_media},
     params::{ForwardParams, ForwardRows, GenerateParams, MAX_SAMPLES},
     sequence::{SeqSpec, Work},
 };
@@ -71,6 +72,14 @@ impl Job {
         }
     }
 
+    /// Its inputs that are no tokens.
+    pub(crate) fn media(&self) -> Arc<[Media]> {
+        match self {
+            Self::Generate { params, .. } => Arc::clone(&params.media),
+            Self::Forward(_) => Arc::new([]),
+        }
+    }
+
     pub(crate) fn traces_tokens(&self) -> bool {
         matches!(self, Self::Generate { params, .. } if params.traces_tokens)
     }
@@ -117,6 +126,7 @@ impl Submission {
                 uses_prefix_cache: params.uses_prefix_cache,
                 salt: params.cache_salt,
                 adapter: params.adapter,
+                media: params.media.iter().map(|media| media.span).collect(),
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: params.constraint.is_some(),
@@ -132,6 +142,7 @@ impl Submission {
                 uses_prefix_cache: params.uses_prefix_cache,
                 salt: params.cache_salt,
                 adapter: params.adapter,
+                media: Arc::new([]),
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: false,
@@ -141,10 +152,20 @@ impl Submission {
     }
 }
 
+/// What an engine takes of inputs that are no tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InputRows {
+    /// Their width; `None` where it takes none.
+    pub(crate) width: Option<usize>,
+    /// Inputs of a step.
+    pub(crate) max_step_tokens: usize,
+}
+
 /// Checks a request to generate. Returns the length at which its samples end, which is the prompt's own where nothing
 /// is to be generated.
 pub(crate) fn check_generate(
     limits: &ExecutorLimits,
+    rows: InputRows,
     tokens: &[u32],
     params: &GenerateParams,
 ) -> Result<usize, EngineError> {
@@ -152,6 +173,13 @@ pub(crate) fn check_generate(
     if limits.is_encoder {
         return Err(EngineError::PredictsNoTokens);
     }
+    check_media(
+        limits,
+        rows.width,
+        rows.max_step_tokens,
+        tokens.len(),
+        &params.media,
+    )?;
     params.sampling.validate(limits.n_vocab)?;
     check_choice(limits, params)?;
     if !(1..=MAX_SAMPLES).contains(&params.n_samples) {

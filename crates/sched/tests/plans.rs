@@ -89,6 +89,7 @@ impl Trace {
             uses_prefix_cache: true,
             salt: 0,
             adapter: None,
+            media: Arc::new([]),
             queue_deadline_us: None,
             deadline_us: None,
             is_constrained: false,

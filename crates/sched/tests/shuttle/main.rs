@@ -64,6 +64,8 @@ mod mask_times;
 mod mask_workers;
 #[path = "../../src/masks.rs"]
 mod masks;
+#[path = "../../src/media.rs"]
+mod media;
 #[path = "../../src/memory_command.rs"]
 mod memory_command;
 #[path = "../../src/memory_transfer.rs"]

@@ -1,0 +1,115 @@
+//! [`Media`]: inputs of a prompt that are no tokens, such as an image's rows.
+//!
+//! Separate from the prompt's tokens, which have a placeholder in each of their places. Invariant: the scheduler sees a
+//! [`MediaSpan`] alone, integers that say where the inputs lie and what they are; the numbers go past it into the batch.
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use tokenmill_backend::{ExecutorLimits, PAGE_TOKENS};
+
+use crate::error::EngineError;
+
+/// Inputs of a prompt that are no tokens. At their places the prompt has any token, which is not looked at.
+#[derive(Clone, PartialEq)]
+pub struct Media {
+    /// Where they lie, and what they are.
+    pub span: MediaSpan,
+    /// The inputs, `[span.len(), n_embd]`.
+    pub rows: Arc<[f32]>,
+}
+
+/// Where inputs that are no tokens lie in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MediaSpan {
+    /// Index of the first.
+    pub start: usize,
+    /// Index after the last.
+    pub end: usize,
+    /// A hash of what they are made of that nobody can find twice: cached pages are found with the same content only.
+    pub content: u128,
+    /// Whether they see each other, those after them too. They are then computed in one step.
+    pub sees_itself: bool,
+}
+
+impl MediaSpan {
+    /// Number of inputs.
+    #[expect(clippy::len_without_is_empty, reason = "a span that was checked has an input")]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// The inputs among those of `range`.
+    pub(crate) fn within(&self, range: &Range<usize>) -> Option<Range<usize>> {
+        let (start, end) = (self.start.max(range.start), self.end.min(range.end));
+        (start < end).then_some(start..end)
+    }
+
+    /// Whether a step that ends before input `end` would part inputs that see each other.
+    pub(crate) fn is_cut_at(&self, end: usize) -> bool {
+        self.sees_itself && self.start < end && end < self.end
+    }
+}
+
+impl fmt::Debug for Media {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The numbers say nothing, and there are many.
+        f.debug_struct("Media")
+            .field("span", &self.span)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Checks the media of a prompt of `n_tokens`, for an executor whose inputs are `width` wide where it takes such, and steps of at
+/// most `max_step_tokens`.
+pub(crate) fn check_media(
+    limits: &ExecutorLimits,
+    width: Option<usize>,
+    max_step_tokens: usize,
+    n_tokens: usize,
+    media: &[Media],
+) -> Result<(), EngineError> {
+    if media.is_empty() {
+        return Ok(());
+    }
+    let width = width.ok_or(EngineError::TakesNoMedia)?;
+    let mut done = 0;
+    for (index, Media { span, rows }) in media.iter().enumerate() {
+        let is_placed = done <= span.start && span.start < span.end && span.end <= n_tokens;
+        if !is_placed {
+            return Err(EngineError::MediaOutOfPlace { index, n_tokens });
+        }
+        done = span.end;
+        if rows.len() != span.len() * width {
+            return Err(EngineError::MediaWidth {
+                index,
+                expected: width,
+                found: rows.len() / span.len(),
+            });
+        }
+        if !span.sees_itself {
+            continue;
+        }
+        let windows = limits.groups().filter_map(|(_, group)| group.window);
+        let maximum = windows.fold(max_step_tokens.min(limits.max_batch_tokens), usize::min);
+        if span.len() > maximum {
+            return Err(EngineError::MediaTooLong {
+                index,
+                found: span.len(),
+                maximum,
+            });
+        }
+        for (_, group) in limits.groups() {
+            // The window before them, and all of them at once.
+            let needed =
+                (group.window).map_or(n_tokens, |window| n_tokens.min(window + span.len() + PAGE_TOKENS));
+            let needed_pages = needed.div_ceil(PAGE_TOKENS);
+            if needed_pages > group.n_pages {
+                return Err(EngineError::PoolTooSmall {
+                    needed_pages,
+                    n_pages: group.n_pages,
+                });
+            }
+        }
+    }
+    Ok(())
+}
