@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use crate::{failure::Failure, foreign_flags};
 
 /// Short flags of llama.cpp with their long names here.
-const SHORT_FLAGS: [(&str, &str); 11] = [
+const SHORT_FLAGS: [(&str, &str); 12] = [
     ("-tb", "--threads-batch"),
     ("-ngl", "--gpu-layers"),
     ("-cmoe", "--cpu-moe"),
@@ -20,6 +20,7 @@ const SHORT_FLAGS: [(&str, &str); 11] = [
     ("-dev", "--device"),
     ("-sys", "--system"),
     ("-md", "--draft"),
+    ("-mm", "--mmproj"),
 ];
 
 /// Rewrites the arguments of the program.

@@ -309,6 +309,15 @@ impl From<Error> for Failure {
             Error::DraftOffCpu => {
                 Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--draft` out")
             }
+            Error::Projector { .. }
+            | Error::ProjectorWidth { .. }
+            | Error::ProjectorFamily { .. }
+            | Error::TakesNoImages { .. }
+            | Error::NoVision
+            | Error::NoImageMark { .. }
+            | Error::ImagePlaces { .. }
+            | Error::ImageUrl { .. }
+            | Error::Image { .. } => Self::input(error.to_string()),
             Error::NoTemplate => Self::input("the model has no chat template")
                 .hint("give one with --template, or continue texts with `tokenmill run`"),
             Error::Template(error) => error.into(),
@@ -487,6 +496,8 @@ impl From<EngineError> for Failure {
             | EngineError::UnknownToken { .. }
             | EngineError::PredictsNoTokens
             | EngineError::Adapter(_)
+            | EngineError::TakesNoMedia
+            | EngineError::MediaTooLong { .. }
             | EngineError::RowsOutOfRange { .. } => Self::input(error.to_string()),
             EngineError::ContextLimitExceeded { .. } | EngineError::PoolTooSmall { .. } => {
                 Self::input(error.to_string()).hint("shorten the prompt, or give more context with -c")

@@ -58,10 +58,7 @@ const LLAMA_CPP: &[Row] = &[
         "a conversation's reasoning is always given apart from the answer; `chat` sets a variable of the template with /set, and requests to `serve` with \
          `chat_template_kwargs`",
     ),
-    (
-        &["-mm", "--mmproj", "--image", "--audio"],
-        "only text goes in and comes out here",
-    ),
+    (&["--audio"], "text and images go in here, and text comes out"),
     (
         &["-r", "--reverse-prompt"],
         "`tokenmill run MODEL --stop TEXT` ends a text before a string",

@@ -32,6 +32,7 @@ mod session;
 mod signals;
 mod speculation;
 mod visible;
+mod vision;
 mod wrap;
 
 use std::{env, ffi::OsString, process::ExitCode};

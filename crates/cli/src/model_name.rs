@@ -42,7 +42,7 @@ impl FetchArgs {
         };
         let settings = self.settings();
         let mut wishes = wishes();
-        // Nothing here reads images yet, so what is downloaded in passing leaves their encoder out.
+        // `tokenmill pull` brings the encoder of images; what is downloaded in passing leaves it out.
         wishes.with_projector = false;
         match tokenmill::hub::find_stored(&name, &wishes, &settings) {
             Ok(Some(found)) => return Ok(found.path),

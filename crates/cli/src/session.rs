@@ -15,6 +15,7 @@ use crate::{
     interrupt::Interrupt,
     load::{LoadArgs, load},
     speculation::SpeculationArgs,
+    vision::VisionArgs,
 };
 
 /// Loads a model for `n_samples` samples side by side, each with a context of its own.
@@ -27,12 +28,14 @@ pub(crate) fn open(
     speculation: &SpeculationArgs,
     adapters: &AdapterArgs,
     n_samples: u32,
+    vision: &VisionArgs,
     chat_template: Option<String>,
 ) -> Result<Model, Failure> {
     let mut options = args.options()?;
     options.n_seqs = n_samples as usize;
     options.kv_cache = KvCache::Contexts(n_samples as usize);
     options.chat_template = chat_template;
+    options.projector = vision.projector();
     speculation.add_to(&mut options, &args.fetch)?;
     adapters.add_to(&mut options);
     load(path, &options)

@@ -319,7 +319,14 @@ impl DraftModel {
             return Ok(());
         }
         let params_of = |row: &PlannedRow, _: u32| Arc::clone(&self.params[&row.seq]);
-        build_batch(&self.scheduler, &self.plan, params_of, |_| None, &mut self.batch);
+        build_batch(
+            &self.scheduler,
+            &self.plan,
+            params_of,
+            |_| None,
+            |_| &[],
+            &mut self.batch,
+        );
         let ticket = self.executor.submit(&self.batch)?;
         self.executor.wait(ticket, &mut self.output)?;
         self.results.clear();

@@ -13,12 +13,13 @@ use axum::{
 use serde::de::DeserializeOwned;
 use tokenmill::{ConstraintError, ConstraintKind, Error, Prompt, TextParams, TextStream};
 use tokenmill_sched::Engine;
-use tokio::task::spawn_blocking;
+use tokio::{sync::Semaphore, task::spawn_blocking};
 
 use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     constraints::{Asked, asked, refusal},
     fields::{Body, Field},
+    images,
     intake::{Intake, Received},
     keys::Tenant,
     metrics::Metrics,
@@ -75,6 +76,8 @@ pub struct App {
     pub(crate) stored: Arc<StoredResponses>,
     pub(crate) slots: Slots,
     pub(crate) stay: Stay,
+    /// Held by the request whose images are encoded.
+    pub(crate) vision_turn: Semaphore,
 }
 
 impl App {
@@ -101,6 +104,7 @@ impl App {
             intake: common.intake,
             stored: common.stored,
             stay,
+            vision_turn: Semaphore::new(1),
             model,
         }
     }
@@ -188,6 +192,7 @@ impl Call {
             constraint: self.asked.as_ref().map(|asked| asked.constraint.clone()),
             thinking_budget: None,
             reader: None,
+            media: Arc::new([]),
             ignore_eos: false,
             deadline: (app.config.request_timeout).map(|limit| limit.saturating_sub(self.load_wait)),
             queue_timeout: app.config.queue_timeout,
@@ -205,7 +210,9 @@ impl Call {
         prompt: Prompt,
         mut params: TextParams,
     ) -> Result<TextStream, ApiError> {
+        let prompt = images::see(app, prompt, params.cache_salt).await?;
         let words = app.model.model().words();
+        params.media = prompt.media.clone();
         params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget)?;
         params.reader = prompt.reader;
         self.generate(app, vec![prompt.tokens], &params).await

@@ -430,6 +430,9 @@ impl From<EngineError> for ApiError {
                 Self::ContextLengthExceeded { provided, maximum }
             }
             EngineError::UnknownToken { .. } => Self::invalid("prompt", error.to_string()),
+            EngineError::TakesNoMedia | EngineError::MediaTooLong { .. } => {
+                Self::invalid("messages", error.to_string())
+            }
             EngineError::NothingAllowed => Self::invalid("logit_bias", error.to_string()),
             // It was there when the request arrived.
             EngineError::UnknownAdapter { .. } => Self::UnknownModel {

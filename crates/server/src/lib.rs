@@ -21,6 +21,7 @@ mod error_table;
 pub mod fields;
 mod foreign;
 mod frame;
+mod images;
 mod infill;
 mod intake;
 mod keys;

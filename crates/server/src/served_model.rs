@@ -236,7 +236,13 @@ impl ServedModel {
 }
 
 fn conversation(messages: &[TemplateMessage], turn: Turn, variables: Map<String, Value>) -> Conversation {
-    let to_value = |message| serde_json::to_value(message).expect("a message of strings is JSON");
+    let to_value = |message: &TemplateMessage| {
+        let mut value = serde_json::to_value(message).expect("a message of strings is JSON");
+        if !message.parts.is_empty() {
+            value["content"] = message.parts.clone().into();
+        }
+        value
+    };
     Conversation {
         turn,
         variables,
@@ -265,6 +271,9 @@ impl From<Error> for ApiError {
             Error::NoAdapters => Self::invalid("lora_path", error.to_string()),
             Error::MakesNoEmbeddings | Error::RanksNothing => Self::invalid("model", error.to_string()),
             Error::NoPlaceForInstruction => Self::invalid("instruction", error.to_string()),
+            Error::NoVision | Error::ImagePlaces { .. } | Error::ImageUrl { .. } | Error::Image { .. } => {
+                Self::invalid("messages", error.to_string())
+            }
             Error::UnknownTool { .. } => Self::invalid("tool_choice", error.to_string()),
             Error::CallForm(_) | Error::ShapeOrCalls { .. } => Self::invalid("tools", error.to_string()),
             Error::NotContinuable => Self::Template {

@@ -65,7 +65,12 @@ fn message_bytes(message: &TemplateMessage) -> usize {
         .tool_calls
         .as_ref()
         .map_or(0, |calls| calls.to_string().len());
-    128 + message.content.len() + message.reasoning_content.as_ref().map_or(0, String::len) + calls
+    let parts = message
+        .parts
+        .iter()
+        .filter_map(|part| part.pointer("/image_url/url")?.as_str());
+    let images: usize = parts.map(str::len).sum();
+    128 + images + message.content.len() + message.reasoning_content.as_ref().map_or(0, String::len) + calls
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::ops::Range;
 use aho_corasick::{AhoCorasick, MatchKind};
 
 use crate::{
-    EncodeOptions, TokenKind, Tokenizer,
+    EncodeOptions, ImageWords, TokenKind, Tokenizer,
     template::{ChatContext, ChatTemplate, RenderOptions, Rendered, TemplateError},
 };
 
@@ -22,6 +22,7 @@ pub struct ChatPrompt {
     finder: AhoCorasick,
     bos_token: String,
     eos_token: String,
+    image_words: Option<ImageWords>,
 }
 
 impl ChatPrompt {
@@ -44,7 +45,13 @@ impl ChatPrompt {
                 .expect("control tokens are few and short"),
             bos_token: tokenizer.bos().and_then(text_of).unwrap_or_default(),
             eos_token: tokenizer.eos().and_then(text_of).unwrap_or_default(),
+            image_words: None,
         }
+    }
+
+    /// Says what belongs around the template's marks of images.
+    pub fn set_image_words(&mut self, words: Option<ImageWords>) {
+        self.image_words = words;
     }
 
     /// The template.
@@ -127,7 +134,11 @@ impl ChatPrompt {
         }
         let mut own = vec!["bos_token", "eos_token"];
         own.retain(|name| !context.extra.contains_key(*name));
-        self.template.render_with_trust(&context.to_json(), &own, options)
+        let mut rendered = (self.template).render_with_trust(&context.to_json(), &own, options)?;
+        if let Some(words) = &self.image_words {
+            words.write_around(&mut rendered);
+        }
+        Ok(rendered)
     }
 
     fn encode_rendered(&self, tokenizer: &Tokenizer, text: &str, trusted: &[Range<usize>]) -> Vec<u32> {

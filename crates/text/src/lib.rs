@@ -51,6 +51,7 @@ mod chat_prompt;
 pub mod constraint;
 mod detokenizer;
 mod error;
+mod image_words;
 mod stop;
 pub mod template;
 mod tokenizer;
@@ -58,6 +59,7 @@ mod tokenizer;
 pub use chat_prompt::ChatPrompt;
 pub use detokenizer::{DecodeOptions, StreamDecoder};
 pub use error::TokenizerError;
+pub use image_words::ImageWords;
 pub use stop::{StopMatcher, StopProgress};
 pub use tokenizer::{EncodeOptions, TokenKind, Tokenizer, VocabularyFiles};
 

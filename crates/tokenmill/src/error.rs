@@ -8,7 +8,8 @@ use std::{io, path::PathBuf};
 use tokenmill_backend::{BackendError, MemoryPlan, StepError};
 use tokenmill_convert::{ConvertError, Preset};
 use tokenmill_gguf::GgufError;
-use tokenmill_model::LoadError;
+use tokenmill_image::ImageError;
+use tokenmill_model::{LoadError, VisionError};
 use tokenmill_sched::EngineError;
 use tokenmill_text::{
     TokenizerError, calls::CallFormError, constraint::ConstraintError, template::TemplateError,
@@ -242,6 +243,82 @@ pub enum Error {
     /// An instruction was given to a reranker that takes a query and a document only.
     #[error("this reranker takes a query and documents, and no instruction")]
     NoPlaceForInstruction,
+    /// A file that is no encoder of images that can be used.
+    #[error("the encoder of images {} cannot be used: {source}", path.display())]
+    Projector {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: Box<LoadError>,
+    },
+    /// An encoder of images of another model.
+    #[error(
+        "the encoder of images {} is of another model: its rows are {found} wide, and the model's {expected}",
+        path.display()
+    )]
+    ProjectorWidth {
+        /// The file.
+        path: PathBuf,
+        /// Width of its rows.
+        found: usize,
+        /// Width of the model's hidden states.
+        expected: usize,
+    },
+    /// An encoder of images of another family.
+    #[error(
+        "the encoder of images {} is of the family `{family}`, which models of the architecture `{arch}` do not have",
+        path.display()
+    )]
+    ProjectorFamily {
+        /// The file.
+        path: PathBuf,
+        /// Its family.
+        family: &'static str,
+        /// The model's architecture.
+        arch: String,
+    },
+    /// An encoder of images was named, and what computes the model takes tokens alone.
+    #[error("images cannot be used where this model is computed; leave {} out, or compute on the CPU with `--device cpu`", path.display())]
+    TakesNoImages {
+        /// The encoder's file.
+        path: PathBuf,
+    },
+    /// An image for a model that sees none.
+    #[error("this model was loaded without an encoder of images; give one with `--mmproj FILE`")]
+    NoVision,
+    /// The model has no token for an image.
+    #[error("the model's vocabulary has no `{mark}`, which stands for an image")]
+    NoImageMark {
+        /// The token.
+        mark: &'static str,
+    },
+    /// The template does not write a mark for each image.
+    #[error("the model's chat template has {found} places for {expected} images")]
+    ImagePlaces {
+        /// Marks that it wrote.
+        found: usize,
+        /// Images of the conversation.
+        expected: usize,
+    },
+    /// The URL of an image cannot be used.
+    #[error("the image of message {message_idx} cannot be read: {reason}")]
+    ImageUrl {
+        /// Index of the message.
+        message_idx: usize,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// An image cannot be read.
+    #[error("image {} of the conversation cannot be read: {source}", image_idx + 1)]
+    Image {
+        /// Its index among the conversation's images.
+        image_idx: usize,
+        /// Why.
+        source: ImageError,
+    },
+    /// An image could not be encoded.
+    #[error("an image could not be encoded: {0}")]
+    Vision(#[from] VisionError),
     /// The chat template refused the conversation, or is no template.
     #[error(transparent)]
     Template(#[from] TemplateError),

@@ -94,6 +94,7 @@ mod forward_passes;
 mod gpu;
 #[cfg(feature = "hub")]
 pub mod hub;
+mod images;
 mod importance;
 mod load_options;
 mod loaded;
@@ -111,6 +112,7 @@ mod session_error;
 mod split_plan;
 mod text_stream;
 mod tool_writing;
+mod vision;
 mod wait;
 mod words;
 
@@ -130,6 +132,7 @@ pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
 #[cfg(feature = "cuda")]
 pub use gpu::open_gpu;
+pub use images::{image_of_url, image_part};
 pub use importance::ImportanceRun;
 pub use load_options::{KvCache, LoadOptions};
 pub use loaded::{Loaded, LoadedDevice};
@@ -146,15 +149,17 @@ pub use split_plan::{SplitObserver, SplitPlan, SplitRow};
 pub use text_stream::{Delta, ScoredToken, TextEnd, TextEvent, TextStream};
 pub use tokenmill_backend::{KvType, MemoryPlan, SamplingParams, Side};
 pub use tokenmill_convert::{Preset, QuantizeSummary};
+pub use tokenmill_image::ImageError;
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest};
-pub use tokenmill_sched::{Canceller, FinishReason, Speculation, Timings, Usage};
+pub use tokenmill_sched::{Canceller, FinishReason, Media, Speculation, Timings, Usage};
 pub use tokenmill_text::{
     DecodeOptions,
     calls::{CallFormError, Part, ToolChoice, ToolSet},
     constraint::{Constraint, ConstraintError, ConstraintKind},
     template::ChatMessage as Message,
 };
+pub use vision::{Projector, PromptImage};
 pub use words::{ModelWords, utc_now};
 
 /// The examples of the README.

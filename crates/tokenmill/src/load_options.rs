@@ -15,7 +15,8 @@ use tokenmill_sched::{Engine, EngineConfig, Speculation};
 
 use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
-    ModelSource, ModelWords, adapters::Shelf, device, draft::Draft, quantized, session::identity_of,
+    ModelSource, ModelWords, Projector, adapters::Shelf, device, draft::Draft, quantized,
+    session::identity_of, vision::Vision,
 };
 
 /// The context where nothing else is said, unless the model was made for less.
@@ -76,6 +77,8 @@ pub struct LoadOptions {
     pub control_vectors: Vec<(PathBuf, f32)>,
     /// The layers behind which they are added, counted from 0; `None` takes all that they have.
     pub control_layers: Option<RangeInclusive<usize>>,
+    /// Where the encoder of images is.
+    pub projector: Projector,
 }
 
 impl Default for LoadOptions {
@@ -104,6 +107,7 @@ impl Default for LoadOptions {
             max_adapters: DEFAULT_MAX_ADAPTERS,
             control_vectors: Vec::new(),
             control_layers: None,
+            projector: Projector::default(),
         }
     }
 }
@@ -181,6 +185,13 @@ impl LoadOptions {
         self
     }
 
+    /// Sets the file of the encoder of images.
+    #[must_use]
+    pub fn projector(mut self, path: impl Into<PathBuf>) -> Self {
+        self.projector = Projector::File(path.into());
+        self
+    }
+
     /// Adds an adapter to load with the model.
     #[must_use]
     pub fn adapter(mut self, adapter: AdapterSource) -> Self {
@@ -207,7 +218,7 @@ impl LoadOptions {
         network: &Network,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<Model, Error> {
-        let words = (self.compute).work(|| self.words(source, network))?;
+        let mut words = (self.compute).work(|| self.words(source, network))?;
         let draft = self.open_draft(network, &words)?;
         if draft.is_some() {
             Draft::check_choice(&self.compute)?;
@@ -215,8 +226,10 @@ impl LoadOptions {
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         let loaded = device::load(network, &options, &self.compute, on_progress)?;
         let identity = (self.compute).work(|| identity(source, network, &options))?;
+        let width = loaded.executor.input_row_width();
+        let vision = (self.compute).work(|| self.vision(source, network, width, &mut words))?;
         let model = self.start(source, words, loaded, draft.as_ref(), &options, on_progress)?;
-        self.equip(model.with_identity(identity), network)
+        self.equip(model.with_identity(identity).with_vision(vision), network)
     }
 
     /// What an opened network takes on the CPU with these options; only headers are read. A GPU holds weights in other forms, and takes
@@ -245,7 +258,7 @@ impl LoadOptions {
     {
         let source = ModelSource::find(path)?;
         let network = self.open_network(&source)?;
-        let words = self.words(&source, &network)?;
+        let mut words = self.words(&source, &network)?;
         let draft = self.open_draft(&network, &words)?;
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         let plan = network.plan(&backend, &options)?;
@@ -254,9 +267,11 @@ impl LoadOptions {
             device: LoadedDevice::Own,
             plan,
         };
+        let width = loaded.executor.input_row_width();
+        let vision = self.vision(&source, &network, width, &mut words)?;
         let model = self.start(&source, words, loaded, draft.as_ref(), &options, &mut |_| {})?;
         let identity = identity(&source, &network, &options)?;
-        self.equip(model.with_identity(identity), &network)
+        self.equip(model.with_identity(identity).with_vision(vision), &network)
     }
 
     /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.
@@ -302,6 +317,26 @@ impl LoadOptions {
             model.load_adapter(adapter)?;
         }
         Ok(model)
+    }
+
+    /// Opens what sees images, and tells the words what stands for one.
+    fn vision(
+        &self,
+        source: &ModelSource,
+        network: &Network,
+        input_row_width: Option<usize>,
+        words: &mut ModelWords,
+    ) -> Result<Option<Vision>, Error> {
+        let vision = Vision::open(&self.projector, source, network, input_row_width, &self.compute)?;
+        let Some(vision) = vision else {
+            return Ok(None);
+        };
+        match words.set_images(vision.shape()) {
+            Ok(()) => Ok(Some(vision)),
+            // What was found by itself does not keep a model from being loaded.
+            Err(_) if self.projector == Projector::Beside => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     fn words(&self, source: &ModelSource, network: &Network) -> Result<ModelWords, Error> {

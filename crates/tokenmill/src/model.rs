@@ -7,12 +7,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokenmill_backend::{MemoryPlan, SamplingParams};
 use tokenmill_model::PooledOutput;
-use tokenmill_sched::{Engine, EngineError, GenerateParams};
+use tokenmill_sched::{Engine, EngineError, GenerateParams, Media};
 use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
     Answer, Constraint, Conversation, DraftFacts, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords,
-    ReplyReader, Scores, TextStream, adapters::Shelf, constraint,
+    Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint, vision::Vision,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -32,6 +32,7 @@ struct Inner {
     draft: Option<DraftFacts>,
     shelf: Shelf,
     identity: Option<u128>,
+    vision: Option<Vision>,
 }
 
 /// What is generated, and when it ends. The default takes the likeliest token each time, to the end of the text.
@@ -66,6 +67,8 @@ pub struct TextParams {
     pub adapter: Option<String>,
     /// Reads reasoning and tool calls out of the answers; [`Model::chat`] sets it itself.
     pub reader: Option<ReplyReader>,
+    /// The rows of the images in the first prompt, which [`Model::see`] makes; [`Model::chat`] sets it itself.
+    pub media: Arc<[Media]>,
 }
 
 impl Default for TextParams {
@@ -85,6 +88,7 @@ impl Default for TextParams {
             cache_salt: 0,
             adapter: None,
             reader: None,
+            media: Arc::new([]),
         }
     }
 }
@@ -109,7 +113,17 @@ impl Model {
                 draft: None,
                 shelf: Shelf::new(None, 0),
                 identity: None,
+                vision: None,
             }),
+        }
+    }
+
+    /// Lets it see.
+    #[must_use]
+    pub(crate) fn with_vision(self, vision: Option<Vision>) -> Self {
+        let inner = Arc::into_inner(self.inner).expect("nothing shares a model that was just made");
+        Self {
+            inner: Arc::new(Inner { vision, ..inner }),
         }
     }
 
@@ -165,6 +179,31 @@ impl Model {
     /// The number that tells it from other models; `None` for one that was put together without.
     pub fn identity(&self) -> Option<u128> {
         self.inner.identity
+    }
+
+    /// Whether it takes images.
+    pub fn sees(&self) -> bool {
+        self.inner.vision.is_some()
+    }
+
+    /// Makes the rows of a prompt's images, for [`TextParams::media`]. It takes as long as the encoder does, seconds for a large one;
+    /// nothing for a prompt without images, and for images that it saw not long ago. `cache_salt` keeps what is kept of images
+    /// apart from that of requests with another one.
+    ///
+    /// # Errors
+    /// [`Error::Engine`] where the prompt is longer than the context, before anything is computed; [`Error::NoVision`],
+    /// [`Error::Image`], [`Error::Vision`].
+    pub fn see(&self, prompt: Prompt, cache_salt: u64) -> Result<Prompt, Error> {
+        if prompt.images.is_empty() {
+            return Ok(prompt);
+        }
+        let vision = self.inner.vision.as_ref().ok_or(Error::NoVision)?;
+        let (provided, maximum) = (prompt.tokens.len(), self.n_ctx());
+        if provided > maximum {
+            return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
+        }
+        let media = vision.media(&prompt, cache_salt)?;
+        Ok(Prompt { media, ..prompt })
     }
 
     /// The name of its file or folder.
@@ -249,9 +288,11 @@ impl Model {
         params: &TextParams,
     ) -> Result<TextStream, Error> {
         let prompt = self.words().prompt(&conversation.into())?;
+        let prompt = self.see(prompt, params.cache_salt)?;
         let params = TextParams {
             constraint: (self.words()).held_to(&prompt, params.constraint.clone(), params.thinking_budget)?,
             reader: prompt.reader,
+            media: prompt.media,
             ..params.clone()
         };
         self.generate(vec![prompt.tokens], &params)
@@ -344,6 +385,7 @@ impl Model {
             priority: params.priority,
             cache_salt: params.cache_salt,
             adapter: self.adapter_id(params.adapter.as_deref())?,
+            media: Arc::clone(&params.media),
             ..GenerateParams::default()
         };
         let mut generate = generate;
@@ -358,6 +400,7 @@ impl Model {
                 submitted => submitted,
             };
             generations.push(generation?);
+            generate.media = Arc::new([]);
         }
         let tokenizer = self.words().tokenizer();
         let stream = TextStream::new(generations, params.n, tokenizer, &params.stops);

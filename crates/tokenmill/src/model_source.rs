@@ -13,7 +13,7 @@ use tokenmill_gguf::{GgufError, GgufFile, Metadata, RegularFile};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 
-use crate::Error;
+use crate::{Error, vision::is_projector_name};
 
 /// The name of the built-in model: 3.5 million parameters, trained by this project, so that everything can be tried
 /// without a download.
@@ -71,7 +71,9 @@ impl ModelSource {
         let mut models: Vec<&String> = (names.iter())
             .filter(|name| {
                 let extension = Path::new(name).extension();
-                extension.is_some_and(|extension| extension == "gguf") && !is_later_part(name)
+                extension.is_some_and(|extension| extension == "gguf")
+                    && !is_later_part(name)
+                    && !is_projector_name(name)
             })
             .collect();
         models.sort();

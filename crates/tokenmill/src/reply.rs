@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use tokenmill_sched::Media;
 use tokenmill_text::{
     TokenKind, Tokenizer,
     calls::{Opening, ReplyFormat, ReplyParser, ToolChoice, ToolSet},
@@ -12,7 +13,7 @@ use tokenmill_text::{
     template::ChatTemplate,
 };
 
-use crate::{Conversation, Error, reply_reader::ReplyReader, tool_writing::ToolWriting};
+use crate::{Conversation, Error, PromptImage, reply_reader::ReplyReader, tool_writing::ToolWriting};
 
 /// A conversation's prompt, and how its answer is read.
 #[derive(Clone, Debug)]
@@ -25,6 +26,10 @@ pub struct Prompt {
     pub calls: Option<Constraint>,
     /// Whether there is to be a call.
     pub is_call_required: bool,
+    /// Its images, whose rows [`Model::see`](crate::Model::see) makes.
+    pub images: Vec<PromptImage>,
+    /// The rows of its images, once they are made.
+    pub media: Arc<[Media]>,
 }
 
 impl Prompt {
@@ -35,6 +40,8 @@ impl Prompt {
             reader: None,
             calls: None,
             is_call_required: false,
+            images: Vec::new(),
+            media: Arc::new([]),
         }
     }
 }

@@ -10,24 +10,36 @@ use std::{
 
 use serde_json::json;
 use tokenmill_gguf::GgufFile;
-use tokenmill_model::{Model as Network, PooledOutput};
+use tokenmill_model::{Model as Network, PooledOutput, VisionShape};
 use tokenmill_text::{
-    ChatPrompt, DecodeOptions, EncodeOptions, Tokenizer,
+    ChatPrompt, DecodeOptions, EncodeOptions, ImageWords, Tokenizer,
     calls::ToolChoice,
     constraint::{CompiledConstraint, Constraint, ConstraintCompiler, ConstraintError},
     template::{ChatContext, ChatTemplate, CivilTime, RenderOptions, TemplateError},
 };
 
 use crate::{
-    Conversation, Error, ModelSource, RankWords, Turn,
+    Conversation, Error, ModelSource, PromptImage, RankWords, Turn,
     constraint::{self, Holds},
     conversation::without_strict,
+    images::{ImageFile, take_images},
     reply::{Prompt, ReplyWords},
     rerank::{INSTRUCTION, QWEN3_PROMPT},
+    vision::image_words,
 };
 
 /// Tokens at the end of a prompt that tell how its answer begins.
 const TAIL_TOKENS: usize = 32;
+
+/// What stands for an image in a prompt of tokens.
+#[derive(Clone, Copy, Debug)]
+struct ImagePlaces {
+    words: ImageWords,
+    /// The token that templates write for an image.
+    mark: u32,
+    /// Rows of an image.
+    n_rows: usize,
+}
 
 /// The words of a model.
 #[derive(Debug)]
@@ -43,6 +55,8 @@ pub struct ModelWords {
     rank_words: Option<RankWords>,
     /// The prompt that asks about a document, where query and document alone are not the input.
     rank_prompt: Option<ChatPrompt>,
+    /// What stands for an image, where the model sees.
+    images: Option<ImagePlaces>,
     /// The tokens of [`DRY_BREAKERS`](crate::DRY_BREAKERS), once they are asked for.
     pub(crate) default_breakers: OnceLock<Vec<u32>>,
     /// Made ahead of time or when the first constraint is compiled.
@@ -63,6 +77,7 @@ impl ModelWords {
             pooled_output: None,
             rank_words: None,
             rank_prompt: None,
+            images: None,
             default_breakers: OnceLock::new(),
             constraints: Arc::default(),
         }
@@ -155,7 +170,7 @@ impl ModelWords {
         if let Some(prompt) = &self.rank_prompt {
             let texts = [query, document, instruction.unwrap_or(INSTRUCTION)];
             let messages = texts.map(|text| json!({"role": "user", "content": text}));
-            let context = self.context(&Conversation::from_json(messages.to_vec()));
+            let (context, _) = self.context(&Conversation::from_json(messages.to_vec()))?;
             return Ok(prompt.encode(&self.tokenizer, &context, &render_options())?);
         }
         if instruction.is_some() {
@@ -176,6 +191,25 @@ impl ModelWords {
         Ok(pair)
     }
 
+    /// Says what stands for an image in prompts of a model whose encoder is of this shape.
+    ///
+    /// # Errors
+    /// [`Error::NoImageMark`].
+    pub(crate) fn set_images(&mut self, shape: &VisionShape) -> Result<(), Error> {
+        let words = image_words(shape.family);
+        let mark =
+            (self.tokenizer.special_token(words.mark)).ok_or(Error::NoImageMark { mark: words.mark })?;
+        self.images = Some(ImagePlaces {
+            words,
+            mark,
+            n_rows: shape.n_rows,
+        });
+        if let Some(chat) = &mut self.chat {
+            chat.set_image_words(Some(words));
+        }
+        Ok(())
+    }
+
     /// Replaces the chat template.
     ///
     /// # Errors
@@ -183,7 +217,9 @@ impl ModelWords {
     pub fn set_template(&mut self, source: impl AsRef<str>) -> Result<(), TemplateError> {
         let template = ChatTemplate::new(source.as_ref())?;
         self.replies = Some(ReplyWords::new(&template, &self.tokenizer));
-        self.chat = Some(ChatPrompt::new(template, &self.tokenizer));
+        let mut chat = ChatPrompt::new(template, &self.tokenizer);
+        chat.set_image_words(self.images.map(|images| images.words));
+        self.chat = Some(chat);
         self.template_error = None;
         Ok(())
     }
@@ -280,19 +316,29 @@ impl ModelWords {
         self.tokenizer.encode(text, options)
     }
 
-    /// Turns a conversation into the tokens that the model answers.
+    /// Turns a conversation into the tokens that the model answers. An image takes as many as it has rows.
     ///
     /// # Errors
-    /// [`Error::NoTemplate`], what the template refused, or [`Error::NotContinuable`].
+    /// [`Error::NoTemplate`], what the template refused, or [`Error::NotContinuable`]; [`Error::NoVision`], [`Error::ImageUrl`] and
+    /// [`Error::ImagePlaces`] where there are images.
     pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>, Error> {
+        Ok(self.encode_with_images(conversation)?.0)
+    }
+
+    /// The tokens of a conversation, and its images.
+    fn encode_with_images(&self, conversation: &Conversation) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
         let chat = self.chat.as_ref().ok_or_else(|| self.no_template())?;
-        let context = self.context(conversation);
-        match conversation.turn {
+        let (context, files) = self.context(conversation)?;
+        let tokens = match conversation.turn {
             Turn::Unfinished => chat
                 .encode_unfinished(&self.tokenizer, &context, &render_options())?
-                .ok_or(Error::NotContinuable),
-            Turn::Open | Turn::Closed => Ok(chat.encode(&self.tokenizer, &context, &render_options())?),
+                .ok_or(Error::NotContinuable)?,
+            Turn::Open | Turn::Closed => chat.encode(&self.tokenizer, &context, &render_options())?,
+        };
+        if files.is_empty() {
+            return Ok((tokens, Vec::new()));
         }
+        self.images.as_ref().ok_or(Error::NoVision)?.place(&tokens, files)
     }
 
     /// Turns a conversation into its prompt, and says how the answer is read.
@@ -300,7 +346,7 @@ impl ModelWords {
     /// # Errors
     /// As [`Self::encode_chat`]; [`Error::UnknownTool`], and [`Error::CallForm`] for calls that cannot be held to their schemas.
     pub fn prompt(&self, conversation: &Conversation) -> Result<Prompt, Error> {
-        let tokens = self.encode_chat(conversation)?;
+        let (tokens, images) = self.encode_with_images(conversation)?;
         let tail = self.tail(&tokens);
         let reader = (self.replies.as_ref()).and_then(|replies| replies.reader(conversation, &tail));
         let calls = match &self.replies {
@@ -312,6 +358,8 @@ impl ModelWords {
             reader,
             is_call_required: calls.is_some() && conversation.tool_choice != ToolChoice::Auto,
             calls,
+            images,
+            media: Arc::new([]),
         })
     }
 
@@ -321,7 +369,7 @@ impl ModelWords {
     /// As [`Self::encode_chat`].
     pub fn render_chat(&self, conversation: &Conversation) -> Result<String, Error> {
         let template = self.template().ok_or_else(|| self.no_template())?;
-        Ok(template.render(&self.context(conversation).to_json(), &render_options())?)
+        Ok(template.render(&self.context(conversation)?.0.to_json(), &render_options())?)
     }
 
     fn no_template(&self) -> Error {
@@ -331,20 +379,54 @@ impl ModelWords {
         }
     }
 
-    fn context(&self, conversation: &Conversation) -> ChatContext {
-        ChatContext {
+    /// What the template sees of a conversation, and its images.
+    fn context(&self, conversation: &Conversation) -> Result<(ChatContext, Vec<ImageFile>), Error> {
+        let mut messages = conversation.messages.clone();
+        let files = take_images(&mut messages)?;
+        if !files.is_empty() && self.images.is_none() {
+            return Err(Error::NoVision);
+        }
+        let context = ChatContext {
             messages: match &self.replies {
-                Some(replies) => {
-                    (replies.writing).messages(&conversation.messages, conversation.tools.as_ref())
-                }
-                None => conversation.messages.clone(),
+                Some(replies) => (replies.writing).messages(&messages, conversation.tools.as_ref()),
+                None => messages,
             },
             tools: conversation.tools.as_ref().map(without_strict),
             add_generation_prompt: conversation.turn == Turn::Open,
             bos_token: self.bos_token.clone(),
             eos_token: self.eos_token.clone(),
             extra: conversation.variables.clone(),
+        };
+        Ok((context, files))
+    }
+}
+
+impl ImagePlaces {
+    /// Makes room for the rows of images at the marks of a template.
+    fn place(&self, tokens: &[u32], files: Vec<ImageFile>) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
+        let found = tokens.iter().filter(|&&token| token == self.mark).count();
+        if found != files.len() {
+            return Err(Error::ImagePlaces {
+                found,
+                expected: files.len(),
+            });
         }
+        let mut placed = Vec::with_capacity(tokens.len() + files.len() * self.n_rows);
+        let mut images = Vec::with_capacity(files.len());
+        let mut files = files.into_iter();
+        for &token in tokens {
+            let file = if token == self.mark { files.next() } else { None };
+            if file.is_none() || self.words.keeps_mark {
+                placed.push(token);
+            }
+            if let Some(file) = file {
+                let start = placed.len();
+                images.push(PromptImage { start, file });
+                // Any token: the rows are in its place.
+                placed.resize(start + self.n_rows, self.mark);
+            }
+        }
+        Ok((placed, images))
     }
 }
 

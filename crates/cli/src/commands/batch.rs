@@ -43,6 +43,7 @@ use crate::{
     note::note,
     progress,
     speculation::SpeculationArgs,
+    vision::VisionArgs,
 };
 
 /// Requests in hand for each sequence computed, so that one is ready when a sequence ends.
@@ -81,6 +82,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     adapters: AdapterArgs,
     #[command(flatten)]
+    vision: VisionArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -110,7 +113,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let app = Arc::new(load_app(
         &args.model,
         &args.load,
-        &args.adapters,
+        (&args.adapters, &args.vision),
         &seats,
         &[],
         config,

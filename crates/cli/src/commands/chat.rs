@@ -8,7 +8,7 @@ mod line;
 mod reader;
 mod saved;
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, sync::Arc};
 
 use serde_json::{Map, Value, json};
 use tokenmill::{Answer, Constraint, Model, Session, TextParams};
@@ -38,6 +38,7 @@ use crate::{
     session::{self, Report},
     speculation::SpeculationArgs,
     visible::{visible, visible_lines},
+    vision::{self, VisionArgs, read_image, without_bytes},
 };
 
 /// Talk with a model.
@@ -68,6 +69,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     adapters: AdapterArgs,
     #[command(flatten)]
+    vision: VisionArgs,
+    #[command(flatten)]
     load: LoadArgs,
 }
 
@@ -82,6 +85,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.speculation,
         &args.adapters,
         1,
+        &args.vision,
         asking.template,
     )?;
     check_template(model.words())?;
@@ -93,6 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         tools: asking.tools,
         variables: Map::new(),
         attached: String::new(),
+        images: Vec::new(),
         last: None,
         params,
         has_fixed_seed: args.sampling.seed != Seed::Random,
@@ -169,6 +174,8 @@ struct Chat {
     variables: Map<String, Value>,
     /// Text of files, for the next message.
     attached: String,
+    /// Images, for the next message.
+    images: Vec<Value>,
     /// What the last answer took.
     last: Option<Report>,
     params: SamplingParams,
@@ -221,7 +228,8 @@ impl Chat {
     /// One message and the answer to it. Where the model called several tools, it answers once it has all results.
     fn turn(&mut self, model: &Model, role: &str, text: &str, interrupt: &Interrupt) -> Result<(), Failure> {
         let text = format!("{}{text}", self.attached);
-        let mut message = json!({"role": role, "content": text});
+        let images = if role == "user" { &self.images[..] } else { &[] };
+        let mut message = json!({"role": role, "content": vision::content(images, &text)});
         let mut open = saved::open_calls(&self.messages).into_iter();
         if role == "tool" {
             let call = (open.next()).ok_or_else(|| Failure::usage("the model waits for no tool's answer"))?;
@@ -243,6 +251,9 @@ impl Chat {
         match self.answer(model, interrupt) {
             Ok(answer) => {
                 self.attached.clear();
+                if role == "user" {
+                    self.images.clear();
+                }
                 self.messages.push(answer.to_message());
                 Ok(())
             }
@@ -289,6 +300,8 @@ impl Chat {
             );
             return Err(Failure::input(message).hint(MAKE_ROOM));
         }
+        let prompt = model.see(prompt, 0)?;
+        let ids = &prompt.tokens;
         let params = TextParams {
             sampling: self.params.clone(),
             max_tokens: self.n_predict.max_tokens(),
@@ -298,6 +311,7 @@ impl Chat {
                 self.reasoning_budget.max_tokens(),
             )?,
             reader: prompt.reader.clone(),
+            media: Arc::clone(&prompt.media),
             adapter: self.adapter.clone(),
             ..TextParams::default()
         };
@@ -339,6 +353,7 @@ impl Chat {
             Line::Clear => {
                 self.messages.clear();
                 self.attached.clear();
+                self.images.clear();
                 Ok(())
             }
             Line::Undo => {
@@ -373,6 +388,14 @@ impl Chat {
                     self.attached.push('\n');
                 }
                 self.attached.push('\n');
+                Ok(())
+            }
+            Line::Image(path) => {
+                if !model.sees() {
+                    return Err(tokenmill::Error::NoVision.into());
+                }
+                self.images.push(read_image(path)?);
+                note!("[{} goes with the next message]", path.display());
                 Ok(())
             }
             Line::Save(path) => {
@@ -476,7 +499,7 @@ impl Chat {
                     .collect();
                 variables.iter().try_for_each(|line| output::print_line(line))
             }),
-            "messages" => output::print_json(&Value::from(self.transcript())),
+            "messages" => output::print_json(&Value::from(without_bytes(self.transcript()))),
             "tools" => output::print_json(self.tools.as_ref().unwrap_or(&Value::Null)),
             "template" => output::print_line(&visible_lines(model.words().template().map_or("", ChatTemplate::source))),
             _ => Err(Failure::usage(format!("there is nothing called `{what}` to show"))

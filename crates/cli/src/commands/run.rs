@@ -3,6 +3,7 @@
 use std::{
     io::{self, IsTerminal},
     path::PathBuf,
+    sync::Arc,
 };
 
 use serde_json::{Map, Value, json};
@@ -26,6 +27,7 @@ use crate::{
     sampling::SamplingArgs,
     session::{self, Report, finish_name, line_of_all},
     speculation::SpeculationArgs,
+    vision::{self, VisionArgs, read_image},
 };
 
 /// Continue a prompt, or answer it through the model's chat template.
@@ -36,6 +38,7 @@ use crate::{
     tokenmill run demo \"Once upon a time\" --parallel 4 -n 48\n  \
     tokenmill run demo \"Ada was born in \" --no-echo --regex \"1[0-9]{3}\"\n  \
     tokenmill run demo \"What is 3 + 4?\" --chat --temp 0\n  \
+    tokenmill run gemma-3-4b.gguf \"What is this?\" --image photo.jpg\n  \
     tokenmill run model.gguf --file book.txt --session book.tms -n 100\n  \
     cat question.txt | tokenmill run model.gguf --stop '\\n\\n' --json")]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
@@ -61,6 +64,9 @@ pub(crate) struct Args {
     /// --reasoning-budget imply it
     #[arg(long)]
     chat: bool,
+    /// Show the model an image, before the prompt; may be repeated, and implies --chat
+    #[arg(long, value_name = "FILE")]
+    image: Vec<PathBuf>,
     /// Find control tokens written out in the prompt, such as <|im_end|>
     #[arg(long)]
     special: bool,
@@ -82,6 +88,8 @@ pub(crate) struct Args {
     speculation: SpeculationArgs,
     #[command(flatten)]
     adapters: AdapterArgs,
+    #[command(flatten)]
+    vision: VisionArgs,
     #[command(flatten)]
     load: LoadArgs,
 }
@@ -120,7 +128,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
                 .hint("give the text to stop at, or leave it out"),
         );
     }
-    let is_chat = args.chat || args.asking.is_given();
+    let is_chat = args.chat || args.asking.is_given() || !args.image.is_empty();
     if is_chat && args.special {
         return Err(
             Failure::usage("`--special` does not go with a message of a conversation")
@@ -136,12 +144,15 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let constraint = args.constraint.constraint()?;
     let adapter = args.adapters.only()?;
     let asking = args.asking.read()?;
+    let images = args.image.iter().map(|path| read_image(path));
+    let images = images.collect::<Result<Vec<_>, _>>()?;
     let model = session::open(
         &path,
         &args.load,
         &args.speculation,
         &args.adapters,
         args.parallel,
+        &args.vision,
         asking.template,
     )?;
     let tokenizer = model.words().tokenizer();
@@ -155,7 +166,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         let content = prompt
             .strip_suffix('\n')
             .map_or(prompt.as_str(), |text| text.strip_suffix('\r').unwrap_or(text));
-        let message = json!({"role": "user", "content": content});
+        let message = json!({"role": "user", "content": vision::content(&images, content)});
         let messages = with_system(args.asking.system.as_deref(), &[message]);
         asking::prompt(&model, messages, asking.tools.as_ref(), &Map::new())?
     } else {
@@ -165,6 +176,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         };
         Prompt::of_text(tokenizer.encode(&prompt, options))
     };
+    let asked = model.see(asked, 0)?;
     let prompt_ids = &asked.tokens;
     if let Some(kept) = &kept {
         kept.note_other(prompt_ids);
@@ -182,6 +194,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             constraint
         },
         reader: asked.reader.clone(),
+        media: Arc::clone(&asked.media),
         adapter,
         ..TextParams::default()
     };

@@ -343,7 +343,7 @@ impl Args {
         let app = load_app(
             &self.model[0],
             &flags.load,
-            &flags.adapters,
+            (&flags.adapters, &flags.vision),
             &seats,
             names,
             config,

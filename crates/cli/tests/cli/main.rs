@@ -15,6 +15,7 @@ mod drafts;
 mod gpu;
 mod help;
 mod hub;
+mod images;
 #[cfg(target_os = "linux")]
 mod interrupt;
 #[cfg(target_os = "linux")]

@@ -84,7 +84,7 @@ fn flags_of_llama_cpp_are_answered_by_name() {
         "run demo x -co",
         "serve demo --no-webui",
         "serve demo --reasoning-format none",
-        "serve demo --mmproj x",
+        "serve demo --audio x",
         "serve demo --chat-template x",
     ]
     .iter()

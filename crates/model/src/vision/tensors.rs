@@ -12,12 +12,10 @@ use crate::{WeightInfo, WeightSource, WeightTensor};
 use super::VisionShape;
 
 /// Parts of a layer that files of encoders call by other names: those, and the usual ones.
-const PARTS: [(&str, &str); 5] = [
+const PARTS: [(&str, &str); 3] = [
     ("ln1", "attn_norm"),
     ("ln2", "ffn_norm"),
     ("attn_out", "attn_output"),
-    ("ffn_up", "ffn_up"),
-    ("ffn_down", "ffn_down"),
 ];
 
 /// The tensors of a tower.

@@ -6,18 +6,19 @@ use serde_json::{Map, Value};
 use crate::{
     ApiError,
     fields::{Field, label, refuse_others, refused, yes},
+    images::{self, Parts},
     openai::chat::{TemplateMessage, Turn},
     tools::{Choice, Tools, earlier_call, set_thinking},
 };
 
-const TEXT_ONLY: &str = "only text goes in and comes out";
+const TEXT_ONLY: &str = "text and images go in, and text comes out";
 
 /// The endpoint's fields. `top_k`, `top_p` and `temperature` are read with the other sampling fields.
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `user` and `assistant`; content as text or blocks `text`, `thinking`, `tool_use` and `tool_result`; the answer \
+        "roles `user` and `assistant`; content as text or blocks `text`, `image` (`base64`), `thinking`, `tool_use` and `tool_result`; the answer \
          continues a last message of the assistant",
     ),
     yes("max_tokens", "required, except by `count_tokens`"),
@@ -259,6 +260,8 @@ pub struct Block {
     content: Option<Box<Content>>,
     #[serde(default)]
     is_error: bool,
+    /// Of an image.
+    source: Option<Value>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -306,14 +309,17 @@ fn plain(role: &str, content: String) -> TemplateMessage {
 
 /// Results become messages of their own, before what the user says.
 fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessage>) -> Result<(), ApiError> {
-    let mut texts = None;
+    let mut said = None;
     for (index, block) in blocks.into_iter().enumerate() {
         let path = format!("{path}[{index}]");
         refuse_others(&path, &block.others, BLOCK_LABELS)?;
         match block.kind.as_str() {
-            "text" => texts
-                .get_or_insert_with(String::new)
-                .push_str(&text_of(&path, block.text)?),
+            "text" => said
+                .get_or_insert_with(Parts::default)
+                .push_text(&text_of(&path, block.text)?),
+            "image" => said
+                .get_or_insert_with(Parts::default)
+                .push_image(images::of_anthropic(&path, block.source.as_ref())?),
             "tool_result" => {
                 let id = block.tool_use_id.ok_or_else(|| {
                     ApiError::invalid(format!("{path}.tool_use_id"), "this field is required")
@@ -337,7 +343,13 @@ fn user_blocks(path: &str, blocks: Vec<Block>, converted: &mut Vec<TemplateMessa
             _ => return Err(refuse_kind(&path)),
         }
     }
-    converted.extend(texts.map(|text| plain("user", text)));
+    converted.extend(said.map(|said| {
+        let (text, parts) = said.finish();
+        TemplateMessage {
+            parts,
+            ..plain("user", text)
+        }
+    }));
     Ok(())
 }
 
@@ -455,7 +467,7 @@ mod tests {
         check(r#"{"messages":[]}"#, Err("messages"));
         check(
             r#"{"messages":[{"role":"user","content":[{"type":"image"}]}]}"#,
-            Err("messages[0].content[0].type"),
+            Err("messages[0].content[0].source"),
         );
         check(
             r#"{"messages":[{"role":"user","content":[{"type":"tool_result"}]}]}"#,

@@ -7,6 +7,7 @@ use super::{KEEP_ALIVE, Think};
 use crate::{
     ApiError,
     fields::{Field, only, refuse_others, refused, yes},
+    images::{self, Parts},
     openai::chat::{TemplateMessage, Turn, n_logprobs},
     tools::{Choice, Tools, earlier_calls},
 };
@@ -16,7 +17,7 @@ pub const FIELDS: &[Field] = &[
     yes("model", "with or without `:latest`"),
     yes(
         "messages",
-        "roles `system`, `user`, `assistant` and `tool`; `thinking`, `tool_calls` and `tool_name` of earlier answers; the \
+        "roles `system`, `user`, `assistant` and `tool`; `images` in base64; `thinking`, `tool_calls` and `tool_name` of earlier answers; the \
          answer continues a last message of the assistant; without messages the answer says that the model is loaded",
     ),
     yes("tools", "functions"),
@@ -133,14 +134,8 @@ fn template_message(
 ) -> Result<TemplateMessage, ApiError> {
     let at = |field: &str| format!("{path}.{field}");
     refuse_others(path, &message.others, &[])?;
-    let has_images =
-        |images: &Value| !images.is_null() && images.as_array().is_none_or(|list| !list.is_empty());
-    if message.images.as_ref().is_some_and(has_images) {
-        return Err(ApiError::UnsupportedField {
-            param: at("images"),
-            reason: "only text goes in and comes out",
-        });
-    }
+    let content = message.content.unwrap_or_default();
+    let parts = parts_with_images(&at("images"), message.images, &content)?;
     let calls = message.tool_calls.filter(|calls| !calls.is_empty());
     if calls.is_some() && message.role != "assistant" {
         return Err(ApiError::invalid(
@@ -176,12 +171,39 @@ fn template_message(
     };
     Ok(TemplateMessage {
         role,
-        content: message.content.unwrap_or_default(),
+        content,
+        parts,
         name: tool_name,
         reasoning_content: message.thinking,
         tool_calls,
         tool_call_id,
     })
+}
+
+/// Images in base64 and the text behind them; nothing where there are no images.
+///
+/// # Errors
+/// What is not a list of base64, by path.
+pub(crate) fn parts_with_images(
+    path: &str,
+    images: Option<Value>,
+    text: &str,
+) -> Result<Vec<Value>, ApiError> {
+    let list = match images {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(ApiError::invalid(path, "expected a list of images in base64")),
+    };
+    let mut parts = Parts::default();
+    for (index, image) in list.iter().enumerate() {
+        let path = format!("{path}[{index}]");
+        let base64 = image
+            .as_str()
+            .ok_or_else(|| ApiError::invalid(&path, "expected a string"))?;
+        parts.push_image(images::of_base64(&path, base64)?);
+    }
+    parts.push_text(text);
+    Ok(parts.finish().1)
 }
 
 /// Gives an id to the calls that have none, and remembers them with the names of their tools.
@@ -253,8 +275,8 @@ mod tests {
         };
         check(json!({ "role": "cook" }), "messages[0].role");
         check(
-            json!({ "role": "user", "images": ["aGk="] }),
-            "messages[0].images",
+            json!({ "role": "user", "images": ["*"] }),
+            "messages[0].images[0]",
         );
         check(json!({ "role": "user", "mood": "good" }), "messages[0].mood");
         let call = json!({ "function": { "name": "f", "arguments": [] } });

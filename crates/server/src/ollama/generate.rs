@@ -1,6 +1,7 @@
 //! `POST /api/generate`: a prompt in, its answer out.
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{KEEP_ALIVE, Think};
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
     openai::chat::n_logprobs,
 };
 
-const NO_IMAGES: &str = "only text goes in and comes out";
+const NO_IMAGES: &str = "no images come out";
 
 /// The endpoint's fields.
 pub const FIELDS: &[Field] = &[
@@ -43,7 +44,7 @@ pub const FIELDS: &[Field] = &[
         "the model's own chat template is used; `raw` continues a text as it is",
     ),
     refused("context", "send the conversation to `/api/chat`"),
-    refused("images", NO_IMAGES),
+    yes("images", "in base64; the model sees them before the prompt"),
     refused("width", NO_IMAGES),
     refused("height", NO_IMAGES),
     refused("steps", NO_IMAGES),
@@ -77,6 +78,8 @@ pub struct GenerateRequest {
     pub stream: Option<bool>,
     /// Whether the model thinks.
     pub think: Option<Think>,
+    /// Images in base64.
+    pub images: Option<Value>,
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
 }

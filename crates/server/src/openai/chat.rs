@@ -3,7 +3,11 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::{Stop, StreamOptions, TokenLimit};
+pub use super::parts::ContentPart;
+use super::{
+    Stop, StreamOptions, TokenLimit,
+    parts::{TEXT_ONLY, join_parts},
+};
 pub use tokenmill::Turn;
 
 use crate::{
@@ -13,14 +17,13 @@ use crate::{
 };
 
 const OLD_CALLS: &str = "the older form of `tools` and `tool_calls`; use those";
-const TEXT_ONLY: &str = "only text goes in and comes out";
 
 /// The endpoint's own fields; those of sampling come from [`SAMPLING_FIELDS`](crate::sampling::SAMPLING_FIELDS).
 pub const FIELDS: &[Field] = &[
     yes("model", ""),
     yes(
         "messages",
-        "roles `system`, `developer`, `user`, `assistant`, `tool`; content as text or text parts; `tool_calls` and `reasoning_content` \
+        "roles `system`, `developer`, `user`, `assistant`, `tool`; content as text, text parts, or images as `image_url` with a `data:` URL; `tool_calls` and `reasoning_content` \
          of earlier answers",
     ),
     yes("max_completion_tokens", "default and -1: the rest of the context"),
@@ -303,18 +306,8 @@ pub struct Message {
 pub enum Content {
     /// Plain text.
     Text(String),
-    /// Parts; only those of text are supported.
+    /// Parts: text and images.
     Parts(Vec<ContentPart>),
-}
-
-/// A part of a message's content.
-#[derive(Clone, Debug, Deserialize)]
-pub struct ContentPart {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-    #[serde(flatten)]
-    others: Map<String, Value>,
 }
 
 /// How an endpoint writes conversations.
@@ -324,6 +317,8 @@ pub(crate) struct Wording {
     pub(crate) field: &'static str,
     /// Types of parts that are text.
     pub(crate) text_kinds: &'static [&'static str],
+    /// The type of a part that is an image.
+    pub(crate) image_kind: &'static str,
     /// Fields of a message that only describe it.
     pub(crate) labels: &'static [&'static str],
 }
@@ -332,16 +327,9 @@ pub(crate) struct Wording {
 pub(crate) const CHAT_WORDING: Wording = Wording {
     field: "messages",
     text_kinds: &["text"],
+    image_kind: "image_url",
     labels: &[],
 };
-
-/// Fields of a text part that only describe it: prefixes are always cached, and what an answer carried may come back.
-const PART_LABELS: &[&str] = &[
-    "cache_control",
-    "prompt_cache_breakpoint",
-    "annotations",
-    "logprobs",
-];
 
 /// A message as the chat template sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -350,6 +338,9 @@ pub struct TemplateMessage {
     pub role: String,
     /// The text.
     pub content: String,
+    /// Text and images in their order, where there are images.
+    #[serde(skip)]
+    pub parts: Vec<Value>,
     /// The author's name, if the request gave one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -440,39 +431,21 @@ pub(crate) fn template_message(
         }
     };
     refuse_others(path, &message.others, wording.labels)?;
-    let content = match message.content {
-        Some(Content::Text(text)) => text,
+    let (content, parts) = match message.content {
+        Some(Content::Text(text)) => (text, Vec::new()),
         Some(Content::Parts(parts)) => join_parts(&at("content"), parts, wording)?,
-        None if tool_calls.is_some() => String::new(),
+        None if tool_calls.is_some() => (String::new(), Vec::new()),
         None => return Err(ApiError::invalid(at("content"), "this field is required")),
     };
     Ok(TemplateMessage {
         role,
         content,
+        parts,
         name: message.name,
         reasoning_content: message.reasoning_content.or(message.reasoning),
         tool_calls,
         tool_call_id: message.tool_call_id,
     })
-}
-
-fn join_parts(path: &str, parts: Vec<ContentPart>, wording: &Wording) -> Result<String, ApiError> {
-    let mut joined = String::new();
-    for (index, part) in parts.into_iter().enumerate() {
-        let path = format!("{path}[{index}]");
-        if !wording.text_kinds.contains(&part.kind.as_str()) {
-            return Err(ApiError::UnsupportedField {
-                param: format!("{path}.type"),
-                reason: TEXT_ONLY,
-            });
-        }
-        refuse_others(&path, &part.others, PART_LABELS)?;
-        let text = part
-            .text
-            .ok_or_else(|| ApiError::invalid(format!("{path}.text"), "this field is required"))?;
-        joined.push_str(&text);
-    }
-    Ok(joined)
 }
 
 #[cfg(test)]
@@ -517,7 +490,7 @@ mod tests {
         check(r#"[{"role":"function","content":"a"}]"#, Err("messages[0].role"));
         check(
             r#"[{"role":"user","content":[{"type":"image_url"}]}]"#,
-            Err("messages[0].content[0].type"),
+            Err("messages[0].content[0].image_url"),
         );
         check(
             r#"[{"role":"assistant","tool_calls":[{}]}]"#,

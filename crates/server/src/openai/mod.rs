@@ -6,6 +6,7 @@
 pub mod chat;
 pub mod completion;
 pub mod embedding;
+mod parts;
 pub mod rerank;
 pub mod response;
 

@@ -202,6 +202,7 @@ pub struct Other {
 const WORDING: Wording = Wording {
     field: "input",
     text_kinds: &["input_text", "output_text", "text"],
+    image_kind: "input_image",
     labels: &["type", "id", "status", "phase"],
 };
 

@@ -15,6 +15,7 @@ mod encoders;
 mod forced;
 mod generation;
 mod http2;
+mod images;
 #[cfg(unix)]
 mod kv_events;
 mod llama_cpp;

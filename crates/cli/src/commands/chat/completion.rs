@@ -46,7 +46,7 @@ fn words(line: &str) -> Option<(usize, Vec<&'static str>)> {
     };
     let start = line.len() - rest.len();
     match command {
-        "/save" | "/load" | "/file" => None,
+        "/save" | "/load" | "/file" | "/image" => None,
         // A value is free, and so are the words of a message.
         _ if rest.contains(' ') => Some((start, Vec::new())),
         "/set" => Some((start, beginning_with(&SETTINGS, rest))),

@@ -17,6 +17,7 @@ pub(super) const HELP: &str = "\
 /drop             forget the oldest exchange, to make room in the context
 /clear            forget the conversation
 /file FILE        send the text of a file with the next message
+/image FILE       send an image with the next message
 /save FILE        write the conversation to a file, as JSON
 /load FILE        continue a conversation that was saved
 /stats            show what the last answer took, and how full the context is
@@ -46,6 +47,7 @@ pub(super) enum Line<'a> {
     Drop,
     Clear,
     File(PathBuf),
+    Image(PathBuf),
     Save(PathBuf),
     Load(PathBuf),
     Stats,
@@ -53,9 +55,9 @@ pub(super) enum Line<'a> {
 }
 
 /// The commands, for completion.
-pub(super) const COMMANDS: [&str; 14] = [
-    "/bye", "/clear", "/drop", "/file", "/help", "/load", "/regen", "/save", "/set", "/show", "/stats",
-    "/tool", "/undo", "/quit",
+pub(super) const COMMANDS: [&str; 15] = [
+    "/bye", "/clear", "/drop", "/file", "/help", "/image", "/load", "/regen", "/save", "/set", "/show",
+    "/stats", "/tool", "/undo", "/quit",
 ];
 
 /// Reads a line.
@@ -85,10 +87,11 @@ pub(super) fn parse(line: &str) -> Result<Line<'_>, Failure> {
         "clear" | "new" => Line::Clear,
         "stats" => Line::Stats,
         "show" => Line::Show(rest),
-        "save" | "load" | "file" if rest.is_empty() => return Err(needs("a file")),
+        "save" | "load" | "file" | "image" if rest.is_empty() => return Err(needs("a file")),
         "save" => Line::Save(PathBuf::from(rest)),
         "load" => Line::Load(PathBuf::from(rest)),
         "file" => Line::File(PathBuf::from(rest)),
+        "image" => Line::Image(PathBuf::from(rest)),
         "tool" if rest.is_empty() => return Err(needs("the tool's answer")),
         "tool" => Line::Say {
             role: "tool",
@@ -147,7 +150,15 @@ mod tests {
 
     #[test]
     fn unknown_commands_are_not_sent_to_the_model() {
-        for line in ["/frobnicate", "/save", "/load", "/file", "/set temp", "/tool"] {
+        for line in [
+            "/frobnicate",
+            "/save",
+            "/load",
+            "/file",
+            "/image",
+            "/set temp",
+            "/tool",
+        ] {
             assert!(parse(line).is_err(), "{line}");
         }
     }

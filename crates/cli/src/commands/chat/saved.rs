@@ -54,7 +54,8 @@ impl Conversation {
             if !ROLES.contains(&role) {
                 return Err(format!("`messages[{at}].role` is none of {}", ROLES.join(", ")));
             }
-            if !message["content"].is_string() {
+            let is_text = message["content"].is_string() || (message["content"].is_array() && role == "user");
+            if !is_text {
                 return Err(format!("`messages[{at}].content` is not a text"));
             }
             if role == "system" && at > 0 {

@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, parser::Va
 use tokenmill::LoadOptions;
 
 use super::seats::{SeatArgs, Seats};
-use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, speculation::SpeculationArgs};
+use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, speculation::SpeculationArgs, vision::VisionArgs};
 
 /// The options of a model.
 #[derive(Args, Debug, Clone)]
@@ -20,6 +20,8 @@ pub(super) struct ModelFlags {
     pub(super) speculation: SpeculationArgs,
     #[command(flatten)]
     pub(super) adapters: AdapterArgs,
+    #[command(flatten)]
+    pub(super) vision: VisionArgs,
     #[command(flatten)]
     pub(super) load: LoadArgs,
 }
@@ -38,6 +40,7 @@ impl ModelFlags {
         let mut options = self.load.options()?;
         self.seats().add_to(&mut options, &self.load.fetch)?;
         self.adapters.add_to(&mut options);
+        options.projector = self.vision.projector();
         Ok(options)
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     model_name::FetchArgs,
     numbers::count,
     speculation::SpeculationArgs,
+    vision::VisionArgs,
 };
 
 /// How many requests a model is to serve at once, as it is said on the command line.
@@ -108,7 +109,7 @@ impl Seats<'_> {
 pub(crate) fn load_app(
     model: &Path,
     load_args: &LoadArgs,
-    adapters: &AdapterArgs,
+    (adapters, vision): (&AdapterArgs, &VisionArgs),
     seats: &Seats<'_>,
     names: &[String],
     config: ServerConfig,
@@ -116,6 +117,7 @@ pub(crate) fn load_app(
     let mut options = load_args.options()?;
     seats.add_to(&mut options, &load_args.fetch)?;
     adapters.add_to(&mut options);
+    options.projector = vision.projector();
     let model = load(&load_args.fetch.resolve(model)?, &options)?;
     if let Some(error) = model.words().template_error() {
         tracing::warn!(%error, "the model's chat template cannot be used");

@@ -28,7 +28,7 @@ use crate::{
     fields::Body,
     infill::infill_prompt,
     ollama::{
-        chat::{self, ChatRequest, conversation},
+        chat::{self, ChatRequest, conversation, parts_with_images},
         check_keep_alive, choose,
         generate::{self, GenerateRequest},
         options::Options,
@@ -118,6 +118,10 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
         if request.think.is_some() {
             return Err(ApiError::invalid("think", "only where a chat template is used"));
         }
+        if !parts_with_images("images", request.images, "")?.is_empty() {
+            let reason = "only where a chat template is used";
+            return Err(ApiError::invalid("images", reason));
+        }
         let options = EncodeOptions {
             add_special: true,
             parse_special: request.raw,
@@ -138,7 +142,11 @@ fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiErr
     if !request.system.is_empty() {
         messages.push(message("system", request.system));
     }
-    messages.push(message("user", request.prompt));
+    let parts = parts_with_images("images", request.images, &request.prompt)?;
+    messages.push(TemplateMessage {
+        parts,
+        ..message("user", request.prompt)
+    });
     let mut variables = Map::new();
     if let Some(think) = &request.think {
         think.set(&mut variables)?;

@@ -1,0 +1,90 @@
+//! [`VisionArgs`]: the encoder of images that a command loads with its model, and images on their way to it.
+//!
+//! Separate because `run`, `chat` and `serve` take the same. Invariant: an image is a part of a message with its bytes in it, so that
+//! a conversation is whole wherever it is kept.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tokenmill::{Projector, image_part};
+use tokenmill_gguf::RegularFile;
+
+use crate::failure::Failure;
+
+/// Bytes that an image's file may have.
+const MAX_IMAGE_BYTES: usize = 64 << 20;
+
+/// The encoder of images of a command.
+#[derive(clap::Args, Debug, Clone, Default)]
+#[command(next_help_heading = "Loading")]
+pub(crate) struct VisionArgs {
+    /// Let the model see: load its encoder of images from this GGUF file [default: one beside the model that fits it and has mmproj
+    /// in its name] [short: -mm]
+    #[arg(long, value_name = "FILE")]
+    mmproj: Option<PathBuf>,
+    /// Use no encoder of images
+    #[arg(long, conflicts_with = "mmproj")]
+    no_mmproj: bool,
+}
+
+impl VisionArgs {
+    /// Where the encoder is.
+    pub(crate) fn projector(&self) -> Projector {
+        match &self.mmproj {
+            _ if self.no_mmproj => Projector::None,
+            Some(path) => Projector::File(path.clone()),
+            None => Projector::Beside,
+        }
+    }
+}
+
+/// Reads an image as a part of a message.
+///
+/// # Errors
+/// A file that cannot be read, or is too large.
+pub(crate) fn read_image(path: &Path) -> Result<Value, Failure> {
+    let bytes = RegularFile::read(path, MAX_IMAGE_BYTES);
+    let bytes = bytes.map_err(|error| Failure::unreadable(path, &error))?;
+    Ok(image_part(&bytes))
+}
+
+/// The content of a message of images and a text.
+pub(crate) fn content(images: &[Value], text: &str) -> Value {
+    if images.is_empty() {
+        return text.into();
+    }
+    let text = json!({"type": "text", "text": text});
+    images.iter().cloned().chain([text]).collect()
+}
+
+/// A conversation for people to read, without the bytes of its images.
+pub(crate) fn without_bytes(mut messages: Vec<Value>) -> Vec<Value> {
+    let contents = messages
+        .iter_mut()
+        .filter_map(|message| message.get_mut("content")?.as_array_mut());
+    for part in contents.flatten() {
+        if let Some(Value::String(url)) = part.pointer_mut("/image_url/url") {
+            let n_shown = url.find(',').map_or(0, |comma| comma + 1);
+            *url = format!("{}… ({} characters)", &url[..n_shown], url.len());
+        }
+    }
+    messages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_come_before_their_text_and_are_not_shown() {
+        assert_eq!(content(&[], "Hi"), json!("Hi"));
+        let said = content(&[image_part(b"abc")], "Hi");
+        assert_eq!(said[1], json!({"type": "text", "text": "Hi"}));
+        let shown = without_bytes(vec![
+            json!({"role": "user", "content": said}),
+            json!({"content": "x"}),
+        ]);
+        let url = shown[0]["content"][0]["image_url"]["url"].as_str();
+        assert_eq!(url, Some("data:;base64,… (17 characters)"));
+    }
+}

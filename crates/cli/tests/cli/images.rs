@@ -1,0 +1,142 @@
+//! `--image`, `/image` and `--mmproj`: a model sees what it is shown, and what cannot be seen is a line.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use tokenmill_testkit::Comparisons;
+
+use crate::support::{arg, tokenmill, tokenmill_with};
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/data/vision/gemma3")
+        .join(name)
+}
+
+fn run<'a>(model: &'a str, question: &'a str, extra: &[&'a str]) -> Vec<&'a str> {
+    let args = [
+        "run", model, question, "--temp", "0", "-n", "8", "--json", "--device", "cpu", "-c", "256",
+    ];
+    [&args[..], extra].concat()
+}
+
+#[test]
+fn run_sees_as_transformers_does() {
+    let mut comparisons = Comparisons::of("images by the program");
+    let reference: Value = serde_json::from_slice(&fs::read(data("ref.json")).unwrap()).unwrap();
+    let model = data("model.gguf");
+    let apart = tempfile::tempdir().unwrap();
+    let alone = apart.path().join("model.gguf");
+    fs::copy(&model, &alone).unwrap();
+    let encoder = data("mmproj-model.gguf");
+    for case in reference["cases"].as_array().unwrap() {
+        let images: Vec<PathBuf> = (case["images"].as_array().unwrap().iter())
+            .map(|name| data(name.as_str().unwrap()))
+            .collect();
+        let shown: Vec<&str> = images.iter().flat_map(|image| ["--image", arg(image)]).collect();
+        let question = case["question"].as_str().unwrap();
+        // An encoder that is found, and one that is named.
+        let named = [&shown[..], &["--mmproj", arg(&encoder)]].concat();
+        for (model, extra) in [(&model, &shown), (&alone, &named)] {
+            let reply = tokenmill(run(arg(model), question, extra)).ok();
+            let reply: Value = serde_json::from_str(&reply).unwrap();
+            let ids = reply["ids"].as_array().unwrap();
+            let expected = case["greedy"].as_array().unwrap();
+            assert_eq!(ids[..], expected[..ids.len()], "{reply}");
+            assert!(!ids.is_empty());
+            let n_prompt = reply["prompt_ids"].as_array().unwrap().len();
+            assert_eq!(n_prompt, case["prompt"].as_array().unwrap().len());
+            comparisons.compared(1);
+        }
+    }
+}
+
+#[test]
+fn a_chat_shows_images_and_keeps_them() {
+    let model = data("model.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("talk.json");
+    let chat = |input: &str| {
+        tokenmill_with(
+            &[
+                "chat",
+                arg(&model),
+                "--temp",
+                "0",
+                "-n",
+                "6",
+                "--device",
+                "cpu",
+                "-c",
+                "256",
+            ],
+            input,
+        )
+    };
+    let picture = data("0.png");
+    let first = chat(&format!(
+        "/image {}\nWhat is it?\n/save {}\n/show messages\n",
+        arg(&picture),
+        arg(&saved)
+    ));
+    let shown = first.ok();
+    assert!(shown.contains("image_url") && !shown.contains("iVBOR"), "{shown}");
+    let kept: Value = serde_json::from_str(&fs::read_to_string(&saved).unwrap()).unwrap();
+    assert!(
+        kept["messages"][0]["content"][0]["image_url"]["url"]
+            .as_str()
+            .unwrap()
+            .contains("iVBOR")
+    );
+    let answer = kept["messages"][1]["content"].as_str().unwrap();
+    // The same answer once more, and another without the image.
+    let again = chat(&format!("/load {}\n/regen\n/save {}\n", arg(&saved), arg(&saved)));
+    again.ok();
+    let kept: Value = serde_json::from_str(&fs::read_to_string(&saved).unwrap()).unwrap();
+    assert_eq!(kept["messages"][1]["content"], answer);
+    let missing = chat("/image nowhere.png\nHi\n");
+    assert_ne!(missing.code, 0);
+    assert!(missing.stderr.contains("nowhere.png"), "{}", missing.stderr);
+}
+
+#[test]
+fn what_cannot_be_seen_is_one_line() {
+    let model = data("model.gguf");
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    };
+    let mut wide = fs::read(data("0.png")).unwrap();
+    // Its header says 100,000 pixels; the checksum is that of the change.
+    wide[16..20].copy_from_slice(&100_000u32.to_be_bytes());
+    let check = |image: &Path, extra: &[&str], expected: &str| {
+        let args = [&["--image", arg(image)], extra].concat();
+        let line = tokenmill(run(arg(&model), "Hi", &args)).failed(3);
+        assert!(line.contains(expected), "{line}");
+    };
+    check(&file("empty.png", b""), &[], "the image is empty");
+    check(&file("text.png", b"Once upon a time"), &[], "this is no image");
+    check(&file("cut.png", &wide[..20]), &[], "damaged");
+    check(&folder.path().join("nowhere.png"), &[], "nowhere.png");
+    let picture = data("0.png");
+    check(&picture, &["--no-mmproj"], "--mmproj FILE");
+    check(&picture, &["--mmproj", arg(&model)], "supported are clip");
+    check(&picture, &["--mmproj", arg(&picture)], "not a GGUF file");
+    let encoder = data("mmproj-model.gguf");
+    let demo = tokenmill(["run", "demo", "Hi", "--device", "cpu", "--mmproj", arg(&encoder)]).failed(3);
+    assert!(
+        demo.contains("32 wide") && demo.contains("another model"),
+        "{demo}"
+    );
+    let blind = tokenmill(["run", "demo", "Hi", "--device", "cpu", "--image", arg(&picture)]).failed(3);
+    assert!(blind.contains("--mmproj FILE"), "{blind}");
+    // More than the context holds.
+    let many = ["--image", arg(&picture)].repeat(12);
+    let line = tokenmill(run(arg(&model), "Hi", &many)).failed(3);
+    assert!(line.contains("256"), "{line}");
+}

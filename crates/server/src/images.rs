@@ -1,0 +1,212 @@
+//! Images of requests: from each API's form to a part of a message, and to rows apart from the threads of connections.
+//!
+//! Separate because four APIs have them. Invariant: a server opens no file and calls no other machine for a client: an image's bytes
+//! come with its request, and other URLs are refused.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value, json};
+use tokenmill::{Prompt, image_of_url};
+use tokio::task::spawn_blocking;
+
+use crate::{ApiError, App};
+
+/// An image by its URL, as a part of a message.
+///
+/// # Errors
+/// A URL that is not read, or whose data is broken; `path` is where it stands.
+pub(crate) fn of_url(path: &str, url: &str) -> Result<Value, ApiError> {
+    match image_of_url(url) {
+        Ok(bytes) if bytes.is_empty() => Err(ApiError::invalid(path, "the image is empty")),
+        Ok(_) => Ok(json!({ "type": "image_url", "image_url": { "url": url } })),
+        Err(reason) => Err(ApiError::invalid(path, reason)),
+    }
+}
+
+/// An image by its bytes in base64, as a part of a message.
+///
+/// # Errors
+/// As [`of_url`].
+pub(crate) fn of_base64(path: &str, base64: &str) -> Result<Value, ApiError> {
+    of_url(path, &format!("data:;base64,{base64}"))
+}
+
+/// The fields of an image's part in OpenAI's APIs, taken out of the part's other fields: `image_url` as a URL or an object with one,
+/// and `detail`, which changes nothing here.
+///
+/// # Errors
+/// As [`of_url`]; an image that was uploaded before.
+pub(crate) fn of_openai(path: &str, others: &mut Map<String, Value>) -> Result<Value, ApiError> {
+    others.remove("detail");
+    if others.get("file_id").is_some_and(|id| !id.is_null()) {
+        return Err(ApiError::UnsupportedField {
+            param: format!("{path}.file_id"),
+            reason: "nothing is stored; send the image as a data: URL",
+        });
+    }
+    others.remove("file_id");
+    let path = format!("{path}.image_url");
+    match others.remove("image_url") {
+        Some(Value::String(url)) => of_url(&path, &url),
+        Some(Value::Object(object)) => match object.get("url").and_then(Value::as_str) {
+            Some(url) => of_url(&format!("{path}.url"), url),
+            None => Err(ApiError::invalid(format!("{path}.url"), "this field is required")),
+        },
+        _ => Err(ApiError::invalid(path, "expected a URL, or an object with one")),
+    }
+}
+
+/// The `source` of an image's block in Anthropic's API.
+///
+/// # Errors
+/// As [`of_url`]; another kind of source.
+pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, ApiError> {
+    let path = format!("{path}.source");
+    let source = source.ok_or_else(|| ApiError::invalid(&path, "this field is required"))?;
+    let text = |field: &str| {
+        let text = source[field].as_str();
+        text.ok_or_else(|| ApiError::invalid(format!("{path}.{field}"), "expected a string"))
+    };
+    match text("type")? {
+        "base64" => of_base64(&format!("{path}.data"), text("data")?),
+        "url" => of_url(&format!("{path}.url"), text("url")?),
+        _ => Err(ApiError::invalid(
+            format!("{path}.type"),
+            "expected `base64` or `url`",
+        )),
+    }
+}
+
+/// Text and images of a message, in their order.
+#[derive(Debug, Default)]
+pub(crate) struct Parts {
+    pub(crate) text: String,
+    parts: Vec<Value>,
+    has_images: bool,
+}
+
+impl Parts {
+    pub(crate) fn push_text(&mut self, text: &str) {
+        self.text.push_str(text);
+        match self.parts.last_mut().map(|part| &mut part["text"]) {
+            Some(Value::String(before)) => before.push_str(text),
+            _ => self.parts.push(json!({ "type": "text", "text": text })),
+        }
+    }
+
+    pub(crate) fn push_image(&mut self, image: Value) {
+        self.parts.push(image);
+        self.has_images = true;
+    }
+
+    /// The text, and all parts where there are images among them.
+    pub(crate) fn finish(self) -> (String, Vec<Value>) {
+        let parts = if self.has_images { self.parts } else { Vec::new() };
+        (self.text, parts)
+    }
+}
+
+/// Makes the rows of a prompt's images. One request at a time does, so that others that only want a thread find one.
+///
+/// # Errors
+/// An image that cannot be read, or a failed step.
+pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, cache_salt: u64) -> Result<Prompt, ApiError> {
+    if prompt.images.is_empty() {
+        return Ok(prompt);
+    }
+    let _turn = app
+        .vision_turn
+        .acquire()
+        .await
+        .expect("the semaphore is never closed");
+    let at_work = Arc::clone(app);
+    let seen = spawn_blocking(move || at_work.model.model().see(prompt, cache_salt)).await;
+    match seen {
+        Ok(seen) => Ok(seen?),
+        Err(error) => Err(ApiError::Internal {
+            reason: error.to_string(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const URL: &str = "data:image/png;base64,aGk=";
+
+    fn object(value: Value) -> Map<String, Value> {
+        match value {
+            Value::Object(object) => object,
+            other => panic!("{other}"),
+        }
+    }
+
+    #[test]
+    fn every_api_has_its_form_of_an_image() {
+        let expected = json!({ "type": "image_url", "image_url": { "url": URL } });
+        for form in [
+            json!({ "image_url": { "url": URL, "detail": "low" } }),
+            json!({ "image_url": URL, "detail": "auto", "file_id": null }),
+        ] {
+            let mut others = object(form);
+            assert_eq!(of_openai("p", &mut others).unwrap(), expected);
+            assert!(others.is_empty());
+        }
+        let source = json!({ "type": "base64", "media_type": "image/png", "data": "aGk=" });
+        let of_block = of_anthropic("p", Some(&source)).unwrap();
+        assert_eq!(of_block["image_url"]["url"], "data:;base64,aGk=");
+        let source = json!({ "type": "url", "url": URL });
+        assert_eq!(of_anthropic("p", Some(&source)).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_no_image_in_the_request_is_refused_by_path() {
+        let openai = |form: Value| of_openai("p", &mut object(form)).unwrap_err();
+        for (form, param) in [
+            (json!({}), "p.image_url"),
+            (json!({ "image_url": {} }), "p.image_url.url"),
+            (
+                json!({ "image_url": { "url": "http://169.254.169.254/" } }),
+                "p.image_url.url",
+            ),
+            (json!({ "image_url": "file:///etc/passwd" }), "p.image_url"),
+            (json!({ "image_url": "data:;base64,%%" }), "p.image_url"),
+            (json!({ "image_url": "data:;base64," }), "p.image_url"),
+            (json!({ "file_id": "f" }), "p.file_id"),
+        ] {
+            let error = openai(form);
+            assert_eq!((error.param(), error.status()), (Some(param), 400), "{error}");
+        }
+        for (source, param) in [
+            (json!({}), "p.source.type"),
+            (json!({ "type": "file", "file_id": "f" }), "p.source.type"),
+            (json!({ "type": "base64" }), "p.source.data"),
+            (json!({ "type": "base64", "data": "*" }), "p.source.data"),
+            (
+                json!({ "type": "url", "url": "https://example.org" }),
+                "p.source.url",
+            ),
+        ] {
+            let error = of_anthropic("p", Some(&source)).unwrap_err();
+            assert_eq!(error.param(), Some(param), "{error}");
+        }
+        assert_eq!(of_anthropic("p", None).unwrap_err().param(), Some("p.source"));
+    }
+
+    #[test]
+    fn parts_keep_their_order() {
+        let mut parts = Parts::default();
+        parts.push_text("a");
+        parts.push_text("b");
+        parts.push_image(json!(1));
+        parts.push_text("c");
+        let (text, parts) = parts.finish();
+        assert_eq!(text, "abc");
+        assert_eq!(parts[0]["text"], "ab");
+        assert_eq!((&parts[1], &parts[2]["text"]), (&json!(1), &json!("c")));
+        let mut plain = Parts::default();
+        plain.push_text("a");
+        assert_eq!(plain.finish(), ("a".to_owned(), Vec::new()));
+    }
+}

@@ -1,0 +1,173 @@
+//! Images by each API, on a tiny model that sees: the same answer, and one line for what cannot be seen.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tokenmill_server::ServerConfig;
+
+use crate::server::TestServer;
+
+const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/vision/gemma3");
+
+async fn start() -> TestServer {
+    let path = Path::new(DATA).join("model.gguf");
+    TestServer::start_file(&path, "eye", ServerConfig::default()).await
+}
+
+/// An image as a `data:` URL.
+fn url(name: &str) -> String {
+    let file = std::fs::read(Path::new(DATA).join(name)).expect("an image of the core data");
+    let part = tokenmill::image_part(&file);
+    let url = part["image_url"]["url"].as_str().expect("a URL");
+    url.replacen("data:", "data:image/png", 1)
+}
+
+fn base64(name: &str) -> String {
+    url(name).split_once(',').expect("data").1.to_owned()
+}
+
+/// The greedy text of the reference's first case, which looks at `0.png`.
+fn expected(n: usize) -> String {
+    let reference = std::fs::read(Path::new(DATA).join("ref.json")).expect("the reference");
+    let reference: Value = serde_json::from_slice(&reference).expect("JSON");
+    let greedy = reference["cases"][0]["greedy"].as_array().expect("ids");
+    // Ids from 0 on are the printing characters.
+    let text = greedy[..n]
+        .iter()
+        .filter_map(|id| char::from_u32(b'!' as u32 + id.as_u64()? as u32));
+    text.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_api_shows_the_model_the_same_image() {
+    let server = start().await;
+    let expected = expected(6);
+    let chat = |part: Value| {
+        json!({
+            "messages": [{ "role": "user", "content": [part, { "type": "text", "text": "What is it?" }] }],
+            "max_tokens": 6, "temperature": 0, "ignore_eos": true,
+        })
+    };
+    let of_object = json!({ "type": "image_url", "image_url": { "url": url("0.png"), "detail": "auto" } });
+    let reply = server.post_ok("/v1/chat/completions", &chat(of_object)).await;
+    assert_eq!(
+        reply["choices"][0]["message"]["content"],
+        expected.as_str(),
+        "{reply}"
+    );
+    let n_prompt = &reply["usage"]["prompt_tokens"];
+    let as_string = json!({ "type": "image_url", "image_url": url("0.png") });
+    let again = server.post_ok("/v1/chat/completions", &chat(as_string)).await;
+    assert_eq!(again["choices"][0]["message"]["content"], expected.as_str());
+    // The second finds the first one's pages.
+    assert!(
+        again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64() > Some(0),
+        "{again}"
+    );
+
+    let body = json!({
+        "input": [{ "role": "user", "content": [
+            { "type": "input_image", "image_url": url("0.png"), "detail": "low" },
+            { "type": "input_text", "text": "What is it?" },
+        ] }],
+        "max_output_tokens": 6, "temperature": 0,
+    });
+    let reply = server.post_ok("/v1/responses", &body).await;
+    let said = &reply["output"][0]["content"][0]["text"];
+    assert_eq!(said, expected.as_str(), "{reply}");
+    // A conversation goes on behind its image.
+    let next = json!({ "input": "And?", "previous_response_id": reply["id"], "max_output_tokens": 1 });
+    let next = server.post_ok("/v1/responses", &next).await;
+    assert!(
+        next["usage"]["input_tokens"].as_u64() > n_prompt.as_u64(),
+        "{next}"
+    );
+
+    let source = json!({ "type": "base64", "media_type": "image/png", "data": base64("0.png") });
+    let messages = json!([{ "role": "user", "content": [
+        { "type": "image", "source": source }, { "type": "text", "text": "What is it?" },
+    ] }]);
+    let body = json!({ "messages": messages, "max_tokens": 6, "temperature": 0 });
+    let reply = server.post_ok("/v1/messages", &body).await;
+    assert_eq!(reply["content"][0]["text"], expected.as_str(), "{reply}");
+    let counted = server
+        .post_ok(
+            "/v1/messages/count_tokens",
+            &json!({ "messages": messages, "max_tokens": 1 }),
+        )
+        .await;
+    assert_eq!(&counted["input_tokens"], n_prompt);
+
+    let options = json!({ "num_predict": 6, "temperature": 0, "repeat_penalty": 1 });
+    let body = json!({
+        "messages": [{ "role": "user", "content": "What is it?", "images": [base64("0.png")] }],
+        "stream": false, "options": options,
+    });
+    let reply = server.post_ok("/api/chat", &body).await;
+    let said = reply["message"]["content"].as_str().expect("a text");
+    assert!(expected.starts_with(said) && !said.is_empty(), "{reply}");
+    let body = json!({
+        "prompt": "What is it?", "images": [base64("0.png")], "stream": false, "options": options,
+    });
+    let reply = server.post_ok("/api/generate", &body).await;
+    assert_eq!(reply["response"], said, "{reply}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_seen_is_400_in_one_line() {
+    let server = start().await;
+    let ask = |url: String| {
+        json!({ "max_tokens": 1, "messages": [{ "role": "user", "content": [
+            { "type": "image_url", "image_url": { "url": url } },
+        ] }] })
+    };
+    let text = "data:text/plain;base64,T25jZSB1cG9uIGEgdGltZQ==";
+    for (url, expected) in [
+        ("data:image/png;base64,", "the image is empty"),
+        (text, "this is no image"),
+        ("data:image/png;base64,iVBORw0KGgo=", "damaged"),
+        ("data:image/png;base64,%%%%", "not base64"),
+        ("data:image/png,abc", "base64"),
+        ("http://127.0.0.1:1/a.png", "only `data:` URLs"),
+        ("https://example.org/a.png", "only `data:` URLs"),
+        ("file:///etc/passwd", "only `data:` URLs"),
+        ("", "only `data:` URLs"),
+    ] {
+        let reply = server.post("/v1/chat/completions", &ask(url.to_owned())).await;
+        assert_eq!(reply.status, 400, "{url}: {}", reply.text());
+        let message = reply.json()["error"]["message"]
+            .as_str()
+            .expect("a message")
+            .to_owned();
+        assert!(
+            message.contains(expected) && !message.contains('\n'),
+            "{url}: {message}"
+        );
+    }
+    // More images than the context holds, of which none is decoded.
+    let part = json!({ "type": "image_url", "image_url": { "url": text } });
+    let many = json!({ "max_tokens": 1, "messages": [{ "role": "user", "content": vec![part; 100] }] });
+    let reply = server.post("/v1/chat/completions", &many).await;
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    assert_eq!(
+        reply.json()["error"]["code"],
+        "context_length_exceeded",
+        "{}",
+        reply.text()
+    );
+    // The server has lost nothing by it.
+    let reply = server.post_ok("/v1/chat/completions", &ask(url("1.png"))).await;
+    assert_eq!(reply["usage"]["completion_tokens"], 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_without_an_encoder_names_the_flag() {
+    let Some(server) = TestServer::start().await else {
+        return;
+    };
+    let content = json!([{ "type": "image_url", "image_url": { "url": url("0.png") } }]);
+    let body = json!({ "messages": [{ "role": "user", "content": content }] });
+    let reply = server.post("/v1/chat/completions", &body).await;
+    assert_eq!(reply.status, 400);
+    assert!(reply.text().contains("--mmproj FILE"), "{}", reply.text());
+}

@@ -1,0 +1,70 @@
+//! [`ImageWords`]: what stands in a prompt for an image.
+//!
+//! Separate from the template, which writes a mark for each image, and from the encoder, which makes the image's rows. Invariant:
+//! only what the template itself wrote is a mark; one that a message says is text.
+
+use crate::template::Rendered;
+
+/// What stands in a prompt for an image: a mark that the template writes, and the text that belongs around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageWords {
+    /// The control token that the template writes.
+    pub mark: &'static str,
+    /// What is written before it.
+    pub before: &'static str,
+    /// What is written after it.
+    pub after: &'static str,
+    /// Whether the mark stays, before the image's rows, or they take its place.
+    pub keeps_mark: bool,
+}
+
+impl ImageWords {
+    /// Writes what belongs around the marks of a template.
+    pub(crate) fn write_around(&self, rendered: &mut Rendered) {
+        if self.before.is_empty() && self.after.is_empty() {
+            return;
+        }
+        let whole = [self.before, self.mark, self.after].concat();
+        let mut text = String::with_capacity(rendered.text.len());
+        let mut n_done = 0;
+        for range in &mut rendered.trusted {
+            text.push_str(&rendered.text[n_done..range.start]);
+            n_done = range.end;
+            let start = text.len();
+            text.push_str(&rendered.text[range.clone()].replace(self.mark, &whole));
+            *range = start..text.len();
+        }
+        text.push_str(&rendered.text[n_done..]);
+        rendered.text = text;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_of_the_template_alone_are_written_around() {
+        let words = ImageWords {
+            mark: "<i>",
+            before: "[",
+            after: "]",
+            keeps_mark: true,
+        };
+        let mut rendered = Rendered {
+            text: "a<i>b<i>c<i><i>".to_owned(),
+            // All but the second mark.
+            trusted: vec![0..4, 8..15],
+        };
+        words.write_around(&mut rendered);
+        assert_eq!(rendered.text, "a[<i>]b<i>c[<i>][<i>]");
+        assert_eq!(rendered.trusted, [0..6, 10..21]);
+        // A mark that is half the template's is none.
+        let mut halves = Rendered {
+            text: "<i>".to_owned(),
+            trusted: vec![0..2, 2..3],
+        };
+        words.write_around(&mut halves);
+        assert_eq!(halves.text, "<i>");
+    }
+}

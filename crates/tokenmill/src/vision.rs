@@ -1,0 +1,284 @@
+//! [`Vision`]: what of a model sees images: the encoder, and the rows that it made not long ago.
+//!
+//! Separate from the model, which computes with the rows wherever it is; the encoder works on the host. Invariants: one image is
+//! decoded and encoded at a time, so that many requests take the memory of one; an image's rows depend on its bytes alone.
+
+use std::{
+    collections::VecDeque,
+    fmt, fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use sha2::{Digest as _, Sha256};
+use tokenmill_cpu_exec::CpuBackend;
+use tokenmill_image::{Filter, ImageLimits, Rgb};
+use tokenmill_model::{Model as Network, VisionFamily, VisionFile, VisionShape, VisionTower};
+use tokenmill_sched::{Media, MediaSpan};
+use tokenmill_text::ImageWords;
+
+use crate::{Compute, Error, ModelSource, Prompt, images::ImageFile};
+
+/// Images whose rows are kept.
+const MAX_KEPT: usize = 16;
+
+/// Where the encoder of images of a model is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Projector {
+    /// In a file beside the model whose name has `mmproj` in it, if one there fits; it is loaded when an image comes.
+    #[default]
+    Beside,
+    /// In this file, which is loaded with the model.
+    File(PathBuf),
+    /// Nowhere: images are refused.
+    None,
+}
+
+/// What of a model sees images.
+pub(crate) struct Vision {
+    path: PathBuf,
+    shape: VisionShape,
+    compute: Compute,
+    /// The encoder, once it is loaded.
+    tower: Mutex<Option<VisionTower<CpuBackend>>>,
+    kept: Mutex<VecDeque<(u128, Arc<[f32]>)>>,
+}
+
+impl fmt::Debug for Vision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Vision")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An image of a prompt whose rows are not made yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptImage {
+    /// Index of its first row among the prompt's tokens.
+    pub(crate) start: usize,
+    pub(crate) file: ImageFile,
+}
+
+/// What stands in prompts for the images of a family.
+pub(crate) fn image_words(family: VisionFamily) -> ImageWords {
+    match family {
+        // Source: transformers, `Gemma3Processor`.
+        VisionFamily::Gemma3 => ImageWords {
+            mark: "<start_of_image>",
+            before: "\n\n",
+            after: "<end_of_image>\n\n",
+            keeps_mark: true,
+        },
+    }
+}
+
+impl Vision {
+    /// Opens what of a model sees, where it has such; only a header is read, unless a file is named.
+    ///
+    /// # Errors
+    /// [`Error::Projector`] of a file that is named, [`Error::TakesNoImages`] of a model or a device that takes tokens alone.
+    pub(crate) fn open(
+        projector: &Projector,
+        source: &ModelSource,
+        network: &Network,
+        input_row_width: Option<usize>,
+        compute: &Compute,
+    ) -> Result<Option<Self>, Error> {
+        let (path, file) = match projector {
+            Projector::None => return Ok(None),
+            Projector::Beside => match input_row_width.and_then(|_| find_beside(source, network)) {
+                Some(found) => found,
+                None => return Ok(None),
+            },
+            Projector::File(path) => {
+                let file = open_for(path, network)?;
+                if input_row_width.is_none() {
+                    return Err(Error::TakesNoImages { path: path.clone() });
+                }
+                (path.clone(), file)
+            }
+        };
+        let vision = Self {
+            path,
+            shape: file.shape().clone(),
+            compute: compute.clone(),
+            tower: Mutex::new(None),
+            kept: Mutex::default(),
+        };
+        if matches!(projector, Projector::File(_)) {
+            *lock(&vision.tower) = Some(vision.load(&file)?);
+        }
+        Ok(Some(vision))
+    }
+
+    pub(crate) fn shape(&self) -> &VisionShape {
+        &self.shape
+    }
+
+    fn load(&self, file: &VisionFile) -> Result<VisionTower<CpuBackend>, Error> {
+        let backend = CpuBackend::new(self.compute.n_threads, self.compute.cpu_features);
+        let backend = backend.map_err(|error| unusable(&self.path)(error.into()))?;
+        file.load_on(backend).map_err(unusable(&self.path))
+    }
+
+    /// Makes the rows of a prompt's images. It takes as long as the encoder does: seconds for a large one.
+    ///
+    /// # Errors
+    /// [`Error::Image`], or what the encoder fails with.
+    pub(crate) fn media(&self, prompt: &Prompt, salt: u64) -> Result<Arc<[Media]>, Error> {
+        let media = |(image_idx, image): (usize, &PromptImage)| {
+            let content = content_of(&image.file, salt);
+            let rows = self.rows_of(image_idx, &image.file, content)?;
+            let span = MediaSpan {
+                start: image.start,
+                end: image.start + self.shape.n_rows,
+                content,
+                sees_itself: self.shape.family.sees_itself(),
+            };
+            Ok(Media { span, rows })
+        };
+        prompt.images.iter().enumerate().map(media).collect()
+    }
+
+    fn rows_of(&self, image_idx: usize, file: &[u8], content: u128) -> Result<Arc<[f32]>, Error> {
+        let find = || {
+            let kept = lock(&self.kept);
+            let found = kept.iter().find(|(kept, _)| *kept == content);
+            found.map(|(_, rows)| Arc::clone(rows))
+        };
+        if let Some(rows) = find() {
+            return Ok(rows);
+        }
+        let mut tower = lock(&self.tower);
+        // Who held the tower may have encoded the same image.
+        if let Some(rows) = find() {
+            return Ok(rows);
+        }
+        let image = Rgb::decode(file, &ImageLimits::default());
+        let image = image.map_err(|source| Error::Image { image_idx, source })?;
+        let (size, shape) = (self.shape.image_size, &self.shape);
+        let pixels = match shape.family {
+            VisionFamily::Gemma3 => image.resized(size, size, Filter::Bilinear),
+        };
+        drop(image);
+        let pixels = pixels.normalized(shape.mean, shape.std);
+        if tower.is_none() {
+            let file = VisionFile::open(&self.path).map_err(unusable(&self.path))?;
+            *tower = Some(self.load(&file)?);
+        }
+        let tower = tower.as_mut().expect("it was just loaded");
+        let rows: Arc<[f32]> = tower.encode(&pixels)?.into();
+        let mut kept = lock(&self.kept);
+        kept.truncate(MAX_KEPT - 1);
+        kept.push_front((content, Arc::clone(&rows)));
+        Ok(rows)
+    }
+}
+
+/// A lock that a panic elsewhere does not take away: what is behind it is whole between two calls.
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A hash of an image's file and the salt of its request that nobody can find twice.
+fn content_of(file: &[u8], salt: u64) -> u128 {
+    let digest = Sha256::new()
+        .chain_update(salt.to_le_bytes())
+        .chain_update(file)
+        .finalize();
+    let half = digest[..16].try_into().expect("a digest has 32 bytes");
+    u128::from_le_bytes(half)
+}
+
+/// Opens an encoder and checks that its rows are such as a network takes.
+fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
+    let file = VisionFile::open(path).map_err(unusable(path))?;
+    let descriptor = network.descriptor();
+    let shape = file.shape();
+    if shape.n_embd != descriptor.n_embd {
+        return Err(Error::ProjectorWidth {
+            path: path.to_owned(),
+            found: shape.n_embd,
+            expected: descriptor.n_embd,
+        });
+    }
+    let archs: &[&str] = match shape.family {
+        VisionFamily::Gemma3 => &["gemma3"],
+    };
+    if !archs.contains(&descriptor.arch.as_str()) {
+        return Err(Error::ProjectorFamily {
+            path: path.to_owned(),
+            family: shape.family.name(),
+            arch: descriptor.arch.clone(),
+        });
+    }
+    Ok(file)
+}
+
+/// The encoder beside a model that fits it: that in 16 bits first, as downloads choose it.
+fn find_beside(source: &ModelSource, network: &Network) -> Option<(PathBuf, VisionFile)> {
+    let folder = match source {
+        ModelSource::File(path) => match path.parent()? {
+            here if here.as_os_str().is_empty() => Path::new("."),
+            folder => folder,
+        },
+        ModelSource::Demo | ModelSource::Folder(_) => return None,
+    };
+    let names = fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let mut names: Vec<String> = (names.filter_map(|entry| entry.file_name().into_string().ok()))
+        .filter(|name| is_projector_name(name))
+        .collect();
+    let preference = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        let is_bf16 = name.contains("bf16");
+        match (name.contains("f16"), is_bf16) {
+            (true, false) => 0,
+            (_, true) => 1,
+            _ if name.contains("q8_0") => 2,
+            _ => 3,
+        }
+    };
+    names.sort_by_key(|name| (preference(name), name.clone()));
+    names.into_iter().find_map(|name| {
+        let path = folder.join(name);
+        let file = open_for(&path, network).ok()?;
+        Some((path, file))
+    })
+}
+
+/// Whether a file's name is that of an encoder.
+pub(crate) fn is_projector_name(name: &str) -> bool {
+    let extension = Path::new(name).extension();
+    let is_gguf = extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    is_gguf && name.to_ascii_lowercase().contains("mmproj")
+}
+
+fn unusable(path: &Path) -> impl FnOnce(tokenmill_model::LoadError) -> Error + use<'_> {
+    |source| Error::Projector {
+        path: path.to_owned(),
+        source: Box::new(source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_depends_on_every_byte_and_the_salt() {
+        let content = content_of(b"image", 1);
+        assert_eq!(content, content_of(b"image", 1));
+        assert_ne!(content, content_of(b"imagf", 1));
+        assert_ne!(content, content_of(b"image", 2));
+    }
+
+    #[test]
+    fn encoders_are_known_by_their_names() {
+        assert!(is_projector_name("mmproj-model-f16.gguf"));
+        assert!(is_projector_name("gemma-3-4b.mmproj-Q8_0.gguf"));
+        assert!(!is_projector_name("model.gguf"));
+        assert!(!is_projector_name("mmproj.txt"));
+    }
+}

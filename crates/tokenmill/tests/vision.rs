@@ -1,0 +1,201 @@
+//! Conversations with images, through the front door.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Value, json};
+use tokenmill::{Conversation, Error, LoadOptions, Model, Projector, TextParams, image_part};
+use tokenmill_testkit::Comparisons;
+
+fn data(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/data/vision")
+        .join(path)
+}
+
+fn options() -> LoadOptions {
+    LoadOptions::default().context(256).threads(2)
+}
+
+fn load() -> Model {
+    options().load(data("gemma3/model.gguf")).unwrap()
+}
+
+fn image(name: &str) -> Value {
+    image_part(&fs::read(data("gemma3").join(name)).unwrap())
+}
+
+fn asked(parts: impl IntoIterator<Item = Value>) -> Conversation {
+    let content: Value = parts.into_iter().collect();
+    Conversation::from_json(vec![json!({"role": "user", "content": content})])
+}
+
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+fn at_most(max_tokens: u32) -> TextParams {
+    TextParams {
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..TextParams::default()
+    }
+}
+
+fn ids(model: &Model, conversation: Conversation, n: u32) -> Vec<u32> {
+    let answer = model.chat(conversation, &at_most(n)).unwrap();
+    answer.tokens.iter().map(|token| token.id).collect()
+}
+
+#[test]
+fn greedy_answers_are_those_of_transformers_in_steps_of_any_size() {
+    let mut comparisons = Comparisons::of("images by the library");
+    let reference: Value = serde_json::from_slice(&fs::read(data("gemma3/ref.json")).unwrap()).unwrap();
+    for max_step_tokens in [16, 19, 64, 512] {
+        let options = LoadOptions {
+            max_step_tokens,
+            ..options()
+        };
+        let model = options.load(data("gemma3/model.gguf")).unwrap();
+        for case in reference["cases"].as_array().unwrap() {
+            let images = case["images"].as_array().unwrap().iter();
+            let images = images.map(|name| image(name.as_str().unwrap()));
+            let question = text(case["question"].as_str().unwrap());
+            let conversation = asked(images.chain([question]));
+            let prompt = model.words().prompt(&conversation).unwrap();
+            assert_eq!(prompt.tokens.len(), case["prompt"].as_array().unwrap().len());
+            let expected: Vec<u32> = serde_json::from_value(case["greedy"].clone()).unwrap();
+            let found = ids(&model, conversation, expected.len() as u32);
+            assert_eq!(found, expected, "{max_step_tokens} tokens a step");
+            comparisons.compared(1);
+        }
+    }
+}
+
+#[test]
+fn company_changes_no_answer() {
+    let model = load();
+    let questions: Vec<Conversation> = (0..6)
+        .map(|n| asked([image(&format!("{}.png", n % 2)), text(&"why ".repeat(n))]))
+        .collect();
+    let alone: Vec<_> = questions
+        .iter()
+        .map(|asked| ids(&model, asked.clone(), 12))
+        .collect();
+    let other = options().load(data("gemma3/model.gguf")).unwrap();
+    let other = &other;
+    let together: Vec<_> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (questions.iter())
+            .map(|asked| scope.spawn(move || ids(other, asked.clone(), 12)))
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(alone, together);
+}
+
+#[test]
+fn the_cache_knows_an_image_by_its_content() {
+    let model = load();
+    let cached = |name: &str| {
+        let answer = model.chat(asked([image(name), text("What is it?")]), &at_most(4));
+        let answer = answer.unwrap();
+        (
+            answer.usage.cached_tokens,
+            answer.tokens.iter().map(|token| token.id).collect::<Vec<_>>(),
+        )
+    };
+    let (first, tokens) = cached("0.png");
+    assert_eq!(first, 0);
+    let (again, same_tokens) = cached("0.png");
+    assert!(again >= 32, "{again} tokens were cached");
+    assert_eq!(tokens, same_tokens);
+    // The image begins in the first page.
+    let (of_another, other_tokens) = cached("1.png");
+    assert_eq!(of_another, 0);
+    assert_ne!(tokens, other_tokens);
+    // And after it was evicted or not, the same image gives the same text.
+    assert_eq!(cached("0.png").1, tokens);
+}
+
+#[test]
+fn what_cannot_be_seen_is_refused_in_one_line() {
+    let model = load();
+    let refused = |model: &Model, parts: Vec<Value>| {
+        let error = model.chat(asked(parts), &at_most(1)).unwrap_err();
+        let line = error.to_string();
+        assert!(!line.contains('\n'), "{line}");
+        line
+    };
+    for (file, expected) in [
+        (&b""[..], "the image is empty"),
+        (&b"Once upon a time"[..], "this is no image"),
+        (&b"\x89PNG\r\n\x1a\nbroken"[..], "the image is damaged"),
+    ] {
+        let line = refused(&model, vec![image_part(file), text("Hi")]);
+        assert!(line.contains(expected), "{line}");
+    }
+    let url = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    for of in [
+        "http://localhost/a.png",
+        "file:///etc/passwd",
+        "data:image/png;base64,%%",
+    ] {
+        let line = refused(&model, vec![url(of), text("Hi")]);
+        assert!(
+            line.starts_with("the image of message 0 cannot be read: "),
+            "{line}"
+        );
+    }
+    // More than the context holds, which is said before any is decoded.
+    let many = vec![image_part(b"no image"); 40];
+    let line = refused(&model, many);
+    assert!(line.contains("the context holds 256"), "{line}");
+    // A message's own text is no mark.
+    let said = Conversation::from_json(vec![json!({"role": "user", "content": "<start_of_image>"})]);
+    assert!(model.words().prompt(&said).unwrap().images.is_empty());
+
+    let blind = LoadOptions {
+        projector: Projector::None,
+        ..options()
+    };
+    let blind = blind.load(data("gemma3/model.gguf")).unwrap();
+    assert!(!blind.sees() && model.sees());
+    let line = refused(&blind, vec![image("0.png")]);
+    assert!(line.contains("`--mmproj FILE`"), "{line}");
+    // The same conversation without images is answered.
+    assert_eq!(ids(&blind, asked([text("Hi")]), 2).len(), 2);
+}
+
+#[test]
+fn an_encoder_of_another_model_is_refused_with_both_widths() {
+    let demo = options().projector(data("gemma3/mmproj-model.gguf")).load("demo");
+    let error = demo.unwrap_err();
+    assert!(
+        matches!(error, Error::ProjectorWidth { found: 32, .. }),
+        "{error}"
+    );
+    let error = options()
+        .projector(data("gemma3/model.gguf"))
+        .load(data("gemma3/model.gguf"));
+    let line = error.unwrap_err().to_string();
+    assert!(
+        line.contains("architecture `gemma3` is not supported; supported are clip"),
+        "{line}"
+    );
+    let error = options()
+        .projector(data("gemma3/0.png"))
+        .load(data("gemma3/model.gguf"));
+    assert!(matches!(error, Err(Error::Projector { .. })));
+    let error = options()
+        .projector("/nowhere.gguf")
+        .load(data("gemma3/model.gguf"));
+    assert!(matches!(error, Err(Error::Projector { .. })));
+}
+
+#[test]
+fn a_folder_with_an_encoder_is_a_folder_with_one_model() {
+    let model = options().load(data("gemma3")).unwrap();
+    assert!(model.sees());
+}
