@@ -113,7 +113,7 @@ def managed(server):
     await_status(server.url, "clara", "loaded")
 
 
-def random_order(server, n_requests=300, n_clients=6):
+def random_order(server, n_requests=1000, n_clients=8):
     """Requests for three models, of which two fit: none is lost, and answers come from the model that was asked for."""
     waits, errors = [], []
     lock = threading.Lock()
