@@ -159,8 +159,9 @@ impl Scheduler {
             let shared_pages = group.first_visible_page(n_shared)..n_shared.div_ceil(PAGE_TOKENS);
             (pages.get(shared_pages)).is_some_and(|pages| !pages.contains(&ForwardBatch::UNMAPPED_PAGE))
         });
-        // A sequence that was preempted has tokens of its own and goes its own way.
-        let is_same_prompt = self.sequences[id].tokens.len() == leader.n_prompt;
+        // A sequence that was preempted or shifted has tokens of its own and goes its own way.
+        let is_shifted = self.sequences[id].n_dropped > 0 || leader.n_dropped > 0;
+        let is_same_prompt = !is_shifted && self.sequences[id].tokens.len() == leader.n_prompt;
         (leader.n_committed >= n_shared && is_whole && is_same_prompt).then_some(leader_id)
     }
 

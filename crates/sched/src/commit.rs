@@ -7,6 +7,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS, PageCopy, PageGroup, SeqState
 
 use crate::{
     arena::SeqId,
+    context_shift::Shifted,
     drafting::DraftKind,
     outcome::{End, Outcome, RowResult, SeqSummary},
     page_events::Lineage,
@@ -118,11 +119,7 @@ impl Scheduler {
         outcomes: &mut Vec<Outcome>,
     ) -> Option<End> {
         let sequence = &mut self.sequences[seq];
-        let Work::Generate {
-            max_len,
-            ref stop_tokens,
-        } = sequence.work
-        else {
+        let Work::Generate { ref stop_tokens, .. } = sequence.work else {
             unreachable!("only a sequence that generates samples");
         };
         if stop_tokens.contains(&id) {
@@ -130,7 +127,12 @@ impl Scheduler {
         }
         sequence.tokens.push(id);
         outcomes.push(Outcome::Token { seq, logit_row, id });
-        (sequence.tokens.len() >= max_len).then_some(End::Length)
+        if sequence.is_to_shift() {
+            let Shifted { n_dropped } = self.shift(seq);
+            outcomes.push(Outcome::Shifted { seq, n_dropped });
+            return None;
+        }
+        (sequence.tokens.len() >= sequence.end_len()).then_some(End::Length)
     }
 
     /// A forward pass has ended with its last input.
@@ -288,8 +290,9 @@ impl Scheduler {
             seq: id,
             end,
             summary: SeqSummary {
-                n_prompt: sequence.n_prompt,
-                n_generated: sequence.tokens.len() - sequence.n_prompt,
+                n_prompt: sequence.n_given,
+                n_generated: sequence.tokens.len() + sequence.n_dropped - sequence.n_given,
+                n_dropped: sequence.n_dropped,
                 n_cached: sequence.n_cached,
                 miss: sequence.miss,
                 n_drafted: sequence.n_drafted,

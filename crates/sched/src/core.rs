@@ -108,6 +108,29 @@ pub(crate) struct Lane {
     pub(crate) place: Place,
 }
 
+impl Lane {
+    /// Goes on behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
+    /// draws would come again too.
+    fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
+        let params = Arc::make_mut(sampling);
+        params.seed = params.seed.wrapping_add(SHIFT_SEED);
+    }
+
+    /// See [`Self::shift_sampling`]; the opening ends at the same token.
+    pub(crate) fn shift(&mut self, n_dropped: usize) {
+        if let Some(sampling) = &mut self.sampling {
+            Self::shift_sampling(sampling);
+        }
+        if let Some(opening) = &mut self.opening {
+            Self::shift_sampling(&mut opening.sampling);
+            opening.end = opening.end.saturating_sub(n_dropped as u32);
+        }
+    }
+}
+
+/// What each shift of a context adds to a sequence's seed: more than there are samples of a request.
+const SHIFT_SEED: u64 = 1 << 32;
+
 struct Step {
     ticket: Ticket,
     plan: StepPlan,

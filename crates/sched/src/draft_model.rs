@@ -263,6 +263,8 @@ impl DraftModel {
             queue_deadline_us: None,
             deadline_us: None,
             is_constrained: false,
+            media: Arc::from([]),
+            context_shift: None,
             fork_of: None,
         });
         self.lanes.insert(seat.want.seq, seq);

@@ -49,7 +49,7 @@ fn max_draft_of(sequence: &Sequence, max_draft: usize) -> usize {
     let n_tokens = sequence.tokens.len();
     let n_left = match sequence.work {
         // One token is sampled behind the last of the draft.
-        Work::Generate { max_len, .. } => max_len.saturating_sub(n_tokens + 1),
+        Work::Generate { .. } => sequence.end_len().saturating_sub(n_tokens + 1),
         Work::Logits { .. } | Work::Hidden { .. } => 0,
     };
     let until_snapshot = match sequence.state {
@@ -164,11 +164,11 @@ impl Scheduler {
             let sequence = &mut self.sequences[id];
             let is_decode = sequence.n_to_plan() == 1 && sequence.n_planned + 1 == sequence.tokens.len();
             let max_draft = max_draft_of(sequence, speculation.max_draft());
-            let (Some(drafter), Work::Generate { max_len, .. }) = (&mut sequence.drafter, &sequence.work)
-            else {
+            let n_tokens = sequence.tokens.len();
+            let n_left = sequence.end_len().saturating_sub(n_tokens);
+            let Some(drafter) = &mut sequence.drafter else {
                 continue;
             };
-            let n_tokens = sequence.tokens.len();
             if !is_decode || max_draft == 0 || drafter.model_guess(n_tokens).is_some() {
                 continue;
             }
@@ -184,7 +184,7 @@ impl Scheduler {
             wants.push(Want {
                 seq: id,
                 max_draft,
-                n_left: max_len - n_tokens,
+                n_left,
                 acceptance,
             });
         }

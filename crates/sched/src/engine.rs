@@ -19,7 +19,7 @@ use crate::{
     mailbox::{Command, EngineState, Intent, Mailbox, QueueLimits},
     page_events::{PageEvents, page_events},
     params::{EngineConfig, ForwardParams, GenerateParams},
-    submission::{InputRows, Job, Submission, check_forward, check_generate},
+    submission::{InputRows, Job, Reach, Submission, check_forward, check_generate},
     sync::{Arc, Mutex, mpsc, thread},
 };
 
@@ -171,12 +171,25 @@ impl Engine {
         params: GenerateParams,
         buffer: usize,
     ) -> Result<Generation, EngineError> {
-        let max_len = check_generate(&self.inner.limits, self.input_rows(), &tokens, &params)?;
+        let shift = self.inner.config.context_shift;
+        let Reach {
+            max_len,
+            context_shift,
+        } = check_generate(&self.inner.limits, self.input_rows(), &tokens, &params, shift)?;
         let n_samples = params.n_samples;
         if max_len == tokens.len() {
             return Ok(self.nothing_to_generate(tokens.len(), n_samples));
         }
-        self.submit_job(tokens, Job::Generate { params, max_len }, n_samples, buffer)
+        self.submit_job(
+            tokens,
+            Job::Generate {
+                params,
+                max_len,
+                context_shift,
+            },
+            n_samples,
+            buffer,
+        )
     }
 
     /// Submits a forward pass over known tokens, whose rows come as [`Event::Rows`]. Never blocks.
@@ -189,7 +202,14 @@ impl Engine {
     }
 
     pub(crate) fn check(&self, tokens: &[u32], params: &GenerateParams) -> Result<(), EngineError> {
-        check_generate(&self.inner.limits, self.input_rows(), tokens, params).map(drop)
+        check_generate(
+            &self.inner.limits,
+            self.input_rows(),
+            tokens,
+            params,
+            self.inner.config.context_shift,
+        )
+        .map(drop)
     }
 
     fn submit_job(

@@ -100,6 +100,8 @@ pub struct Usage {
     pub cache_miss: Option<MissReason>,
     /// Tokens generated; a stop token is not counted.
     pub completion_tokens: usize,
+    /// Tokens that were dropped where the context was full; see [`ContextShift`](crate::ContextShift).
+    pub dropped_tokens: usize,
     /// Tokens that were guessed ahead and verified.
     pub drafted_tokens: usize,
     /// Those among them that were what was sampled; each saved a step.

@@ -28,6 +28,13 @@ pub enum Outcome {
         /// The token.
         id: u32,
     },
+    /// Its context was full: it continues behind fewer tokens.
+    Shifted {
+        /// The sequence.
+        seq: SeqId,
+        /// Tokens that it lost.
+        n_dropped: usize,
+    },
     /// It has ended and holds nothing any more.
     Ended {
         /// The sequence.
@@ -74,6 +81,8 @@ pub struct SeqSummary {
     pub n_prompt: usize,
     /// Tokens it generated, the stop token not counted.
     pub n_generated: usize,
+    /// Tokens that it lost where its context was full.
+    pub n_dropped: usize,
     /// Tokens of its prompt that came from the prefix cache or from the sequence it is a fork of.
     pub n_cached: usize,
     /// Why no more came from there.

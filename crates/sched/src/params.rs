@@ -7,7 +7,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokenmill_backend::{AdapterId, SamplingParams};
 
-use crate::{constraint::ConstraintSource, drafting::Speculation, media::Media};
+use crate::{
+    constraint::ConstraintSource, context_shift::ContextShift, drafting::Speculation, media::Media,
+};
 
 /// Most samples of one prompt that a request may ask for.
 pub const MAX_SAMPLES: u32 = 128;
@@ -18,7 +20,8 @@ pub struct GenerateParams {
     /// How each token is chosen. Sample `i` of a request uses `seed + i`, so it equals the only sample of a request
     /// with that seed.
     pub sampling: SamplingParams,
-    /// Tokens to generate at most; `None` continues to the end of the context.
+    /// Tokens to generate at most; `None` continues to the end of the context, or where that is
+    /// [shifted](EngineConfig::context_shift), to a stop token.
     pub max_tokens: Option<usize>,
     /// Tokens to generate before one of `stop_tokens` may come.
     pub min_tokens: usize,
@@ -145,6 +148,9 @@ pub struct EngineConfig {
     /// Whether sequences guess tokens ahead. [`Speculation::Auto`] does nothing with two steps in flight, where a sequence that
     /// guesses would have to wait for its tokens.
     pub speculation: Speculation,
+    /// How sequences go on where the context is full; `None` ends them there. Without a
+    /// [`max_tokens`](GenerateParams::max_tokens) they then go on until a stop token.
+    pub context_shift: Option<ContextShift>,
 }
 
 impl Default for EngineConfig {
@@ -161,6 +167,7 @@ impl Default for EngineConfig {
             max_page_event_batches: None,
             model_salt: 0,
             speculation: Speculation::Off,
+            context_shift: None,
         }
     }
 }

@@ -35,6 +35,7 @@ impl Core {
         for outcome in &self.outcomes {
             match outcome {
                 Outcome::Token { .. } => self.tally.generated_tokens += 1,
+                Outcome::Shifted { .. } => {}
                 Outcome::Ended { end, .. } if end.is_finish() => self.tally.finished += 1,
                 Outcome::Ended { .. } => self.tally.failed += 1,
             }
@@ -45,6 +46,13 @@ impl Core {
             match outcome {
                 Outcome::Token { seq, logit_row, id } => {
                     self.send_token(seq, logit_row as usize, id, now_us);
+                }
+                Outcome::Shifted { seq, n_dropped } => {
+                    if let Some(lane) = self.lane(seq) {
+                        lane.shift(n_dropped);
+                    }
+                    // Its draws have other keys from here on.
+                    self.forget_drafts_of(seq);
                 }
                 Outcome::Ended { seq, end, summary } => self.send_end(seq, end, summary, cause, now_us),
             }
@@ -124,6 +132,7 @@ impl Core {
                     cached_tokens: summary.n_cached,
                     cache_miss: summary.miss,
                     completion_tokens: summary.n_generated,
+                    dropped_tokens: summary.n_dropped,
                     drafted_tokens: summary.n_drafted,
                     accepted_tokens: summary.n_accepted,
                 },

@@ -8,7 +8,7 @@ use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};
 use crate::{
     arena::SeqId,
     scheduler::Scheduler,
-    sequence::{Sequence, Stage},
+    sequence::Sequence,
 };
 
 impl Scheduler {
@@ -64,11 +64,7 @@ impl Scheduler {
     pub(crate) fn restart(&mut self, id: SeqId) {
         self.leave_stage(id);
         self.release_pages(id);
-        let sequence = &mut self.sequences[id];
-        sequence.stage = Stage::Waiting;
-        sequence.n_planned = 0;
-        sequence.n_committed = 0;
-        sequence.n_registered = 0;
+        self.sequences[id].let_go();
         self.queue_if_eligible(id);
     }
 }

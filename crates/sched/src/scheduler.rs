@@ -72,6 +72,10 @@ pub struct SchedulerCounters {
     pub cached_tokens: u64,
     /// Sequences that began, by why no more of them was cached, in the order of [`MissReason::ALL`].
     pub misses: [u64; MissReason::ALL.len()],
+    /// Times that a sequence had filled its context and went on.
+    pub context_shifts: u64,
+    /// Tokens that they dropped.
+    pub dropped_tokens: u64,
     /// The results of drafts.
     pub drafts: DraftCounters,
     /// Those among them that a drafting model guessed.
@@ -153,7 +157,10 @@ impl Scheduler {
         assert!(!spec.tokens.is_empty(), "a sequence has a token");
         let longest = match spec.work {
             // The last token sampled is never an input.
-            Work::Generate { max_len, .. } => max_len - 1,
+            Work::Generate { max_len, .. } => match spec.context_shift {
+                Some((_, n_ctx)) => spec.tokens.len().max(n_ctx.min(max_len) - 1),
+                None => max_len - 1,
+            },
             Work::Logits { .. } | Work::Hidden { .. } => spec.tokens.len(),
         };
         assert!(
@@ -170,6 +177,11 @@ impl Scheduler {
         let mut sequence = Sequence::new(spec, self.next_arrival);
         sequence.drafter = may_draft.then(|| Drafter::new(self.acceptance, self.model_acceptance));
         self.next_arrival += 1;
+        if sequence.is_to_shift() {
+            let n_dropped = sequence.cut();
+            self.counters.context_shifts += 1;
+            self.counters.dropped_tokens += n_dropped as u64;
+        }
         let leader = sequence
             .fork_of
             .filter(|&leader| self.sequences.get(leader).is_some());

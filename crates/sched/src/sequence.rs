@@ -9,6 +9,7 @@ use tokenmill_backend::{AdapterId, PAGE_TOKENS, PageGroup, SeqState, StateSave};
 
 use crate::{
     arena::SeqId,
+    context_shift::{ContextShift, Shift},
     drafting::Drafter,
     media::MediaSpan,
     plan::{PlannedOutput, PlannedRow},
@@ -61,6 +62,8 @@ pub struct SeqSpec {
     pub is_constrained: bool,
     /// Its inputs that are no tokens, in the order of their places.
     pub media: Arc<[MediaSpan]>,
+    /// How it goes on where the context is full, and how many tokens that holds; `None` ends it at `max_len`, which is then no more.
+    pub context_shift: Option<(ContextShift, usize)>,
     /// A sequence of the same prompt whose pages it shares: it waits until that one has computed them.
     pub fork_of: Option<SeqId>,
 }
@@ -140,7 +143,13 @@ impl MissReason {
 pub(crate) struct Sequence {
     /// Known tokens: the prompt and what was sampled and committed.
     pub(crate) tokens: Vec<u32>,
+    /// Those that are computed as a prompt: of a sequence that was shifted, what was left.
     pub(crate) n_prompt: usize,
+    /// Tokens of the prompt as it was submitted.
+    pub(crate) n_given: usize,
+    pub(crate) shift: Option<Shift>,
+    /// Tokens that are no more in `tokens`.
+    pub(crate) n_dropped: usize,
     pub(crate) work: Work,
     pub(crate) rank: Rank,
     pub(crate) uses_prefix_cache: bool,
@@ -202,6 +211,9 @@ impl Sequence {
     pub(crate) fn new(spec: SeqSpec, arrival: u64) -> Self {
         Self {
             n_prompt: spec.tokens.len(),
+            n_given: spec.tokens.len(),
+            shift: (spec.context_shift).and_then(|(shift, n_ctx)| shift.rule(spec.tokens.len(), n_ctx)),
+            n_dropped: 0,
             tokens: spec.tokens,
             work: spec.work,
             rank: Rank {
@@ -251,10 +263,18 @@ impl Sequence {
         self.tokens.len() + self.n_pending
     }
 
+    /// Lets it wait as if it had never begun; its pages are released.
+    pub(crate) fn let_go(&mut self) {
+        self.stage = Stage::Waiting;
+        self.n_planned = 0;
+        self.n_committed = 0;
+        self.n_registered = 0;
+    }
+
     /// Inputs still to be planned: 1 when decoding, more in a prefill, 0 when its end or its mask is on the way.
     pub(crate) fn n_to_plan(&self) -> usize {
         match self.work {
-            Work::Generate { max_len, .. } if self.n_inputs() >= max_len => 0,
+            Work::Generate { .. } if self.n_inputs() >= self.end_len() => 0,
             // A draft begins with a token that is known, and how far its step gets is not.
             _ if self.drafter.is_some() && self.n_pending > 0 => 0,
             // The last input is that which samples.

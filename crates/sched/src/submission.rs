@@ -11,6 +11,7 @@ use crate::{
     arena::SeqId,
     channel::Sender,
     constraint::ConstraintSource,
+    context_shift::ContextShift,
     error::EngineError,
     event::{Event, RequestId},
     group::pages_needed,
@@ -35,6 +36,8 @@ pub(crate) enum Job {
         params: GenerateParams,
         /// Tokens of prompt and output together at which a sample ends.
         max_len: usize,
+        /// How they go on where the context is full, and how many tokens that holds.
+        context_shift: Option<(ContextShift, usize)>,
     },
     Forward(ForwardParams),
 }
@@ -116,7 +119,11 @@ impl Submission {
         let at = |after: Duration| self.submitted_us.saturating_add(after.as_micros() as u64);
         let tokens = self.tokens.clone();
         match &self.job {
-            Job::Generate { params, max_len } => SeqSpec {
+            Job::Generate {
+                params,
+                max_len,
+                context_shift,
+            } => SeqSpec {
                 tokens,
                 work: Work::Generate {
                     max_len: *max_len,
@@ -130,6 +137,7 @@ impl Submission {
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: params.constraint.is_some(),
+                context_shift: *context_shift,
                 fork_of,
             },
             Job::Forward(params) => SeqSpec {
@@ -146,6 +154,7 @@ impl Submission {
                 queue_deadline_us: params.queue_timeout.map(at),
                 deadline_us: params.deadline.map(at),
                 is_constrained: false,
+                context_shift: None,
                 fork_of,
             },
         }
@@ -161,14 +170,23 @@ pub(crate) struct InputRows {
     pub(crate) max_step_tokens: usize,
 }
 
-/// Checks a request to generate. Returns the length at which its samples end, which is the prompt's own where nothing
-/// is to be generated.
+/// How far the samples of a request go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reach {
+    /// Tokens of prompt and output together at which they end, which is the prompt's own where nothing is to be generated.
+    pub(crate) max_len: usize,
+    /// How they go on where the context is full, and how many tokens that holds.
+    pub(crate) context_shift: Option<(ContextShift, usize)>,
+}
+
+/// Checks a request to generate.
 pub(crate) fn check_generate(
     limits: &ExecutorLimits,
     rows: InputRows,
     tokens: &[u32],
     params: &GenerateParams,
-) -> Result<usize, EngineError> {
+    context_shift: Option<ContextShift>,
+) -> Result<Reach, EngineError> {
     check_tokens(limits, tokens)?;
     if limits.is_encoder {
         return Err(EngineError::PredictsNoTokens);
@@ -193,12 +211,23 @@ pub(crate) fn check_generate(
         None => limits.n_pages * PAGE_TOKENS + 1,
         Some(_) => usize::MAX,
     };
-    let max_len = match params.max_tokens {
-        Some(max_tokens) => tokens.len().saturating_add(max_tokens).min(limits.n_ctx),
-        None => limits.n_ctx.min(pool_len).max(tokens.len()),
+    let wanted = (params.max_tokens).map_or(usize::MAX, |n| tokens.len().saturating_add(n));
+    let context_shift = context_shift
+        .map(|shift| (shift, limits.n_ctx.min(pool_len)))
+        .filter(|&(shift, n_ctx)| wanted > n_ctx && shift.rule(tokens.len(), n_ctx).is_some())
+        // An image that is cut is none.
+        .filter(|_| params.media.is_empty());
+    let max_len = match (context_shift, params.max_tokens) {
+        (Some(_), _) => wanted,
+        (None, Some(_)) => wanted.min(limits.n_ctx),
+        (None, None) => limits.n_ctx.min(pool_len).max(tokens.len()),
     };
-    check_pool(limits, tokens.len().max(max_len - 1))?;
-    Ok(max_len)
+    let longest = context_shift.map_or(max_len, |(_, n_ctx)| n_ctx);
+    check_pool(limits, tokens.len().max(longest - 1))?;
+    Ok(Reach {
+        max_len,
+        context_shift,
+    })
 }
 
 /// Refuses parameters that leave no token to choose.

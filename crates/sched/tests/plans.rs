@@ -93,6 +93,7 @@ impl Trace {
             queue_deadline_us: None,
             deadline_us: None,
             is_constrained: false,
+            context_shift: None,
             fork_of,
         });
         writeln!(self.text, "submit {id}: {n_tokens} tokens").expect("strings take everything");

@@ -30,6 +30,8 @@ mod channel;
 mod commit;
 #[path = "../../src/constraint.rs"]
 mod constraint;
+#[path = "../../src/context_shift.rs"]
+mod context_shift;
 #[path = "../../src/core.rs"]
 mod core;
 #[path = "../../src/draft_ahead.rs"]

@@ -17,6 +17,7 @@ use tokenmill_testkit::fake_executor::{
 use crate::{
     board::Board,
     channel::channel,
+    context_shift::ContextShift,
     core::Core,
     draft_model::DraftModel,
     error::EngineError,
@@ -26,7 +27,7 @@ use crate::{
     mailbox::{Mailbox, QueueLimits},
     page_events::page_events,
     params::{ForwardParams, ForwardRows, GenerateParams},
-    submission::{Job, Submission, check_forward, check_generate},
+    submission::{InputRows, Job, Reach, Submission, check_forward, check_generate},
     sync::Arc,
     world::{Genes, World, pick, rarely},
 };
@@ -267,19 +268,39 @@ impl<'a> Visit<'a> {
             None => world.limits.n_pages * 16 + 1,
             Some(_) => usize::MAX,
         };
-        let longest = world
-            .limits
-            .n_ctx
-            .min(pool_len)
-            .saturating_sub(self.caller.prompt.len());
-        let max_tokens = params.max_tokens.unwrap_or(longest);
-        reference(
-            &world.limits,
-            &self.caller.prompt,
-            &sampling,
-            max_tokens,
-            &params.stop_tokens,
-        )
+        let n_ctx = world.limits.n_ctx.min(pool_len);
+        let mut prompt = self.caller.prompt.clone();
+        let mut n_left = params.max_tokens.unwrap_or(n_ctx.saturating_sub(prompt.len()));
+        // A prompt that is shifted ends as several requests do, each with what is left of the one before.
+        let shift = (world.config.context_shift)
+            .filter(|_| prompt.len() + n_left > n_ctx && n_ctx >= 4)
+            .map(|shift| ContextShift {
+                keep: shift.keep.min(prompt.len()),
+            });
+        let mut tokens = Vec::new();
+        loop {
+            let n_room = match shift {
+                Some(shift) => {
+                    shift.cut(&mut prompt, n_ctx);
+                    n_ctx - prompt.len()
+                }
+                None => usize::MAX,
+            };
+            let (more, has_stop_token) = reference(
+                &world.limits,
+                &prompt,
+                &sampling,
+                n_left.min(n_room),
+                &params.stop_tokens,
+            );
+            tokens.extend(&more);
+            if has_stop_token || n_left <= n_room {
+                return (tokens, has_stop_token);
+            }
+            n_left -= n_room;
+            prompt.extend(more);
+            sampling.seed = sampling.seed.wrapping_add(1 << 32);
+        }
     }
 
     fn check_end(&self, sample: usize, reason: FinishReason, world: &World) {
@@ -346,6 +367,7 @@ struct Totals {
     accepted_tokens: u64,
     draft_tokens_of_models: u64,
     accepted_tokens_of_models: u64,
+    context_shifts: u64,
     times_page_events_were_behind: u64,
 }
 
@@ -378,6 +400,7 @@ impl Totals {
         self.accepted_tokens += scheduler.drafts.accepted_tokens;
         self.draft_tokens_of_models += scheduler.model_drafts.draft_tokens;
         self.accepted_tokens_of_models += scheduler.model_drafts.accepted_tokens;
+        self.context_shifts += scheduler.context_shifts;
     }
 }
 
@@ -471,19 +494,34 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
 fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -> Option<Generation> {
     let tokens = caller.prompt.clone();
     let job = match &caller.ask {
-        Ask::Generate(params) => match check_generate(&world.limits, &tokens, params) {
-            // Nothing to generate: the engine would not get to see it.
-            Ok(max_len) if max_len == tokens.len() => return None,
-            Ok(max_len) => Job::Generate {
-                params: params.clone(),
-                max_len,
-            },
-            Err(EngineError::PoolTooSmall { .. }) => return None,
-            Err(error) => panic!("{error}"),
-        },
+        Ask::Generate(params) => {
+            let rows = InputRows {
+                width: None,
+                max_step_tokens: world.config.max_step_tokens,
+            };
+            match check_generate(&world.limits, rows, &tokens, params, world.config.context_shift) {
+                // Nothing to generate: the engine would not get to see it.
+                Ok(Reach { max_len, .. }) if max_len == tokens.len() => return None,
+                Ok(Reach { context_shift, .. }) if context_shift.is_some() && params.max_tokens.is_none() => {
+                    return None;
+                }
+                Ok(Reach {
+                    max_len,
+                    context_shift,
+                }) => Job::Generate {
+                    params: params.clone(),
+                    max_len,
+                    context_shift,
+                },
+                Err(EngineError::PoolTooSmall { .. } | EngineError::ContextLimitExceeded { .. }) => {
+                    return None;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
         Ask::Forward(params) => match check_forward(&world.limits, &tokens, params) {
             Ok(()) => Job::Forward(params.clone()),
-            Err(EngineError::PoolTooSmall { .. }) => return None,
+            Err(EngineError::PoolTooSmall { .. } | EngineError::ContextLimitExceeded { .. }) => return None,
             Err(error) => panic!("{error}"),
         },
     };
@@ -535,6 +573,10 @@ fn every_request_ends_as_if_it_were_alone() {
     assert!(
         totals.borrow().cases < 100 || totals.borrow().times_page_events_were_behind > 10,
         "so are slow readers"
+    );
+    assert!(
+        totals.borrow().cases < 100 || totals.borrow().context_shifts > 10,
+        "and contexts that are full"
     );
     if let Err(error) = result {
         panic!("{error}");

@@ -5,7 +5,7 @@
 use tokenmill_backend::{ExecutorLimits, WindowGroup};
 use tokenmill_testkit::fake_executor::{Faults, limits};
 
-use crate::{drafting::Speculation, params::EngineConfig};
+use crate::{context_shift::ContextShift, drafting::Speculation, params::EngineConfig};
 
 /// Numbers that decide a request or a case. Each feature reads one; 0 is the plainest choice, so that failures shrink.
 pub(crate) type Genes = [u16; 16];
@@ -45,9 +45,15 @@ impl World {
         // Of the models with windows, half have layers without one too.
         let has_groups = genes[2] / 2 % 2 == 1;
         let n_host_pages = rarely(genes[1], 2, 1, 8).unwrap_or(0);
+        let context_shift = rarely(genes[4] / 8, 3, 0, 100).map(|keep| ContextShift { keep });
         Self {
             limits: ExecutorLimits {
-                n_ctx: 160,
+                // Most prompts and answers are short.
+                n_ctx: if context_shift.is_some() {
+                    pick(genes[9], 3, 80)
+                } else {
+                    160
+                },
                 n_host_pages,
                 kv_window: window.filter(|_| !has_groups),
                 window_group: window.filter(|_| has_groups).map(|window| WindowGroup {
@@ -75,6 +81,7 @@ impl World {
                     (2, max_draft) => Speculation::Draft { max_draft },
                     (_, max_draft) => Speculation::Ngram { max_draft },
                 },
+                context_shift,
                 ..EngineConfig::default()
             },
             faults: Faults {

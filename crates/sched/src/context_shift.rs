@@ -1,0 +1,164 @@
+//! [`ContextShift`]: what becomes of a sequence that has filled its context.
+//!
+//! Separate because callers cut prompts by the same rule as the scheduler. What is left is computed again as a prompt of its own,
+//! so that each token sees exactly what it would in a new request; keys are never moved to other positions. Invariant: as many
+//! tokens are dropped each time, so that a prompt which was cut finds in the prefix cache what an earlier one left there.
+
+use crate::{
+    arena::SeqId,
+    drafting::Drafter,
+    scheduler::Scheduler,
+    sequence::{Sequence, Stage, Work},
+};
+
+/// Drops the oldest tokens but for the beginning where a context is full, and lets the sequence go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContextShift {
+    /// Tokens of the beginning that stay: at most the prompt, and at most half of the context.
+    pub keep: usize,
+}
+
+/// The shortest context that is shifted; a shorter one ends its sequences.
+const MIN_CONTEXT: usize = 4;
+
+/// What a sequence lost that had filled its context.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shifted {
+    /// Tokens.
+    pub(crate) n_dropped: usize,
+}
+
+/// The rule for a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shift {
+    /// Tokens of the beginning that stay.
+    keep: usize,
+    /// Tokens at which the context is full.
+    pub(crate) n_ctx: usize,
+}
+
+impl ContextShift {
+    /// The rule for a prompt of `n_prompt` tokens in a context of `n_ctx`; `None` where that is too short.
+    pub(crate) fn rule(self, n_prompt: usize, n_ctx: usize) -> Option<Shift> {
+        (n_ctx >= MIN_CONTEXT).then(|| Shift {
+            keep: self.keep.min(n_prompt).min(n_ctx / 2),
+            n_ctx,
+        })
+    }
+
+    /// The most tokens that can be kept in a context of `n_ctx`.
+    pub fn max_keep(n_ctx: usize) -> usize {
+        n_ctx / 2
+    }
+
+    /// Cuts a prompt as a sequence that reaches the context's end is cut, until it is shorter than `n_ctx`. Returns how many tokens
+    /// were dropped.
+    pub fn cut(self, tokens: &mut Vec<u32>, n_ctx: usize) -> usize {
+        (self.rule(tokens.len(), n_ctx)).map_or(0, |shift| shift.cut(tokens))
+    }
+}
+
+impl Shift {
+    /// Tokens that are dropped at a time: half of what is not kept.
+    fn unit(self) -> usize {
+        (self.n_ctx - self.keep) / 2
+    }
+
+    fn cut(self, tokens: &mut Vec<u32>) -> usize {
+        let n_over = (tokens.len() + 1).saturating_sub(self.n_ctx);
+        let n_dropped = n_over.next_multiple_of(self.unit());
+        tokens.drain(self.keep..self.keep + n_dropped);
+        n_dropped
+    }
+}
+
+impl Sequence {
+    /// Tokens at which it ends or, where it goes on behind a full context, is shifted.
+    pub(crate) fn end_len(&self) -> usize {
+        let Work::Generate { max_len, .. } = self.work else {
+            return usize::MAX;
+        };
+        let end = max_len - self.n_dropped;
+        self.shift.map_or(end, |shift| shift.n_ctx.min(end))
+    }
+
+    /// Whether its context is full and its text is not at its end.
+    pub(crate) fn is_to_shift(&self) -> bool {
+        let Work::Generate { max_len, .. } = self.work else {
+            return false;
+        };
+        let is_full = self.shift.is_some_and(|shift| self.tokens.len() >= shift.n_ctx);
+        is_full && self.tokens.len() < max_len - self.n_dropped
+    }
+
+    /// Drops its oldest tokens. What is left is its prompt from here on. Returns how many they were.
+    pub(crate) fn cut(&mut self) -> usize {
+        let n_dropped = self.shift.map_or(0, |shift| shift.cut(&mut self.tokens));
+        self.n_dropped += n_dropped;
+        self.n_prompt = self.tokens.len();
+        self.page_keys.clear();
+        // The snapshot stays for whoever begins like the text before.
+        self.rolling = None;
+        n_dropped
+    }
+}
+
+impl Scheduler {
+    /// Shifts a sequence whose context is full: it gives its pages back and waits, as one that was preempted does, to be computed
+    /// from the tokens that are left.
+    pub(crate) fn shift(&mut self, id: SeqId) -> Shifted {
+        self.leave_stage(id);
+        self.release_pages(id);
+        let (acceptance, model_acceptance) = (self.acceptance, self.model_acceptance);
+        let sequence = &mut self.sequences[id];
+        debug_assert_eq!(sequence.n_pending, 0, "no input lies behind a full context");
+        sequence.let_go();
+        let n_dropped = sequence.cut();
+        // It looks up places in the text before.
+        if sequence.drafter.is_some() {
+            sequence.drafter = Some(Drafter::new(acceptance, model_acceptance));
+        }
+        debug_assert_eq!(sequence.stage, Stage::Waiting);
+        self.counters.context_shifts += 1;
+        self.counters.dropped_tokens += n_dropped as u64;
+        self.queue_if_eligible(id);
+        Shifted { n_dropped }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cut(keep: usize, n_tokens: u32, n_ctx: usize) -> (usize, Vec<u32>) {
+        let mut tokens = (0..n_tokens).collect();
+        let n_dropped = ContextShift { keep }.cut(&mut tokens, n_ctx);
+        (n_dropped, tokens)
+    }
+
+    #[test]
+    fn half_of_what_is_not_kept_is_dropped_behind_the_beginning() {
+        assert_eq!(cut(2, 10, 10), (4, vec![0, 1, 6, 7, 8, 9]));
+        assert_eq!(cut(2, 9, 10), (0, (0..9).collect()));
+        assert_eq!(cut(0, 10, 10), (5, vec![5, 6, 7, 8, 9]));
+        // No more than half of the context is kept.
+        assert_eq!(cut(usize::MAX, 10, 10), (2, vec![0, 1, 2, 3, 4, 7, 8, 9]));
+    }
+
+    #[test]
+    fn longer_prompts_are_cut_at_the_same_places() {
+        // 4 at a time: what is left begins at the same token until the next 4 have to go.
+        for (n_tokens, first_left) in [(10, 6), (13, 6), (14, 10), (17, 10), (18, 14)] {
+            let (n_dropped, tokens) = cut(2, n_tokens, 10);
+            assert_eq!(tokens[..3], [0, 1, first_left], "{n_tokens}");
+            assert_eq!(n_dropped + tokens.len(), n_tokens as usize);
+            assert!(tokens.len() < 10);
+        }
+    }
+
+    #[test]
+    fn a_context_of_a_few_tokens_is_not_shifted() {
+        assert_eq!(cut(0, 3, 3), (0, vec![0, 1, 2]));
+        assert_eq!(cut(9, 4, 4), (1, vec![0, 1, 3]));
+    }
+}
