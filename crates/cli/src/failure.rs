@@ -318,6 +318,12 @@ impl From<Error> for Failure {
             | Error::ImagePlaces { .. }
             | Error::ImageUrl { .. }
             | Error::Image { .. } => Self::input(error.to_string()),
+            Error::NothingToShift => Self::usage("`--context-shift` is for models that continue texts, and this one makes vectors or scores")
+                .hint("leave it out"),
+            Error::KeepTooLong { keep, maximum, n_ctx } => Self::usage(format!(
+                "`--keep {keep}` is more than can be kept of a context of {n_ctx} tokens, which is {maximum}"
+            ))
+            .hint("keep less, or give more context with -c"),
             Error::NoTemplate => Self::input("the model has no chat template")
                 .hint("give one with --template, or continue texts with `tokenmill run`"),
             Error::Template(error) => error.into(),

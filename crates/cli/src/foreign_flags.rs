@@ -216,8 +216,12 @@ const LLAMA_CPP: &[Row] = &[
         "`-l ID-inf` forbids a token, also the one that ends a text",
     ),
     (
-        &["--keep", "--context-shift", "--no-context-shift"],
-        "a context is never shifted: a text ends where it is full",
+        &["--keep", "--context-shift"],
+        "`run`, `chat` and `serve` can shift a context; elsewhere a text ends where it is full",
+    ),
+    (
+        &["--no-context-shift"],
+        "a context is shifted only with `--context-shift`",
     ),
     (
         &["--prompt-cache", "--prompt-cache-all"],

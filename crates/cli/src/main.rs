@@ -12,6 +12,7 @@ mod argv;
 mod asking;
 mod commands;
 mod constraint;
+mod context_shift;
 mod failure;
 mod foreign_commands;
 mod foreign_flags;

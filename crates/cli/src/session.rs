@@ -11,6 +11,7 @@ use tokenmill_sched::FinishReason;
 
 use crate::{
     adapters::AdapterArgs,
+    context_shift::ContextShiftArgs,
     failure::Failure,
     interrupt::Interrupt,
     load::{LoadArgs, load},
@@ -27,6 +28,7 @@ pub(crate) fn open(
     args: &LoadArgs,
     speculation: &SpeculationArgs,
     adapters: &AdapterArgs,
+    context_shift: &ContextShiftArgs,
     n_samples: u32,
     vision: &VisionArgs,
     chat_template: Option<String>,
@@ -38,6 +40,7 @@ pub(crate) fn open(
     options.projector = vision.projector();
     speculation.add_to(&mut options, &args.fetch)?;
     adapters.add_to(&mut options);
+    context_shift.add_to(&mut options);
     load(path, &options)
 }
 
@@ -78,6 +81,8 @@ pub(crate) struct Report {
     n_prompt: usize,
     /// Tokens of the prompt that were still stored.
     n_cached: usize,
+    /// Tokens that were dropped where the context was full.
+    n_dropped: usize,
     /// Tokens generated.
     n_generated: usize,
     /// Tokens guessed ahead, and those among them that were right.
@@ -99,6 +104,7 @@ impl Report {
             cut_at: max_tokens.filter(|&max| usage.completion_tokens >= max),
             n_prompt: usage.prompt_tokens - usage.cached_tokens,
             n_cached: usage.cached_tokens,
+            n_dropped: usage.dropped_tokens,
             n_generated: usage.completion_tokens,
             n_drafted: usage.drafted_tokens,
             n_accepted: usage.accepted_tokens,
@@ -109,7 +115,7 @@ impl Report {
 
     /// Tokens of prompt and answer: what the context holds behind it.
     pub(crate) fn n_tokens(&self) -> usize {
-        self.n_prompt + self.n_cached + self.n_generated
+        self.n_prompt + self.n_cached + self.n_generated - self.n_dropped
     }
 
     /// One line for people.
@@ -123,6 +129,10 @@ impl Report {
             (FinishReason::Length, Some(_)) => ", cut at the limit of -n",
             (FinishReason::Length, None) => ", cut where the context ends; -c gives more",
             (FinishReason::Cancelled, _) => ", stopped",
+        };
+        let reason = match self.n_dropped {
+            0 => reason.to_owned(),
+            n => format!("{reason}; the context was full, {} dropped", n_tokens(n)),
         };
         let prompt = n_tokens(self.n_prompt);
         if self.n_generated == 0 && self.prompt_time.is_zero() {
@@ -158,6 +168,7 @@ impl Report {
             "prompt_ms": ms(self.prompt_time),
             "prompt_per_second": per_second(self.n_prompt, self.prompt_time),
             "predicted_n": self.n_generated,
+            "dropped_n": self.n_dropped,
             "draft_n": self.n_drafted,
             "draft_n_accepted": self.n_accepted,
             "predicted_ms": ms(self.generation_time),

@@ -81,12 +81,12 @@ pub(crate) const FOREIGN: &[Field] = &[
     only(
         "n_keep",
         &["0", "-1"],
-        "a prompt that is too long is refused, never cut",
+        "the server's `--keep` says what stays where a context is shifted",
     ),
     only(
         "n_discard",
         &["0"],
-        "a prompt that is too long is refused, never cut",
+        "half of what is not kept is dropped where a context is shifted",
     ),
     only("n_probs", &["0"], "use `logprobs`"),
     only("n_indent", &["0"], NOT_IMPLEMENTED),

@@ -99,6 +99,8 @@ struct EngineFigures {
     evicted_pages: Counter,
     evicted_window_pages: Counter,
     preemptions: Counter,
+    context_shifts: Counter,
+    dropped_tokens: Counter,
     steps: Counter,
     failed_steps: Counter,
     masks: MaskFigures,
@@ -177,6 +179,8 @@ impl Metrics {
             ("window_pages_in_use", "KV pages of layers with a window that sequences hold", gauge(&engine.window_pages_in_use)),
             ("prefix_cache_evicted_pages", "Cached pages forgotten to make room", counter(&engine.evicted_pages)),
             ("prefix_cache_evicted_window_pages", "Cached pages of layers with a window forgotten to make room", counter(&engine.evicted_window_pages)),
+            ("context_shifts", "Times that a full context was shifted", counter(&engine.context_shifts)),
+            ("context_shift_dropped_tokens", "Tokens that were dropped where a context was shifted", counter(&engine.dropped_tokens)),
             ("engine_heartbeat_age_seconds", "Time since the engine's last sign of life", Figure::FloatGauge(engine.heartbeat_age.clone())),
             ("engine_steps", "Steps of the engine", counter(&engine.steps)),
             ("engine_failed_steps", "Steps that failed", counter(&engine.failed_steps)),
@@ -297,6 +301,8 @@ impl EngineFigures {
         set(&self.evicted_pages, stats.pool.evictions);
         set(&self.evicted_window_pages, stats.window_pool.evictions);
         set(&self.preemptions, stats.scheduler.preemptions);
+        set(&self.context_shifts, stats.scheduler.context_shifts);
+        set(&self.dropped_tokens, stats.scheduler.dropped_tokens);
         set(&self.steps, stats.scheduler.steps);
         set(&self.failed_steps, stats.failed_steps);
         self.masks.set(stats.masks);

@@ -110,5 +110,8 @@ pub(crate) fn timings(end: &TextEnd) -> Value {
         timings["draft_n"] = usage.drafted_tokens.into();
         timings["draft_n_accepted"] = usage.accepted_tokens.into();
     }
+    if usage.dropped_tokens > 0 {
+        timings["dropped_n"] = usage.dropped_tokens.into();
+    }
     timings
 }

@@ -188,7 +188,7 @@ impl Slots {
     ) -> Result<SessionSize, ApiError> {
         let path = path_of(folder, name)?;
         let Slot {
-            tokens,
+            mut tokens,
             cache_salt,
             has_adapter,
             ..
@@ -196,6 +196,8 @@ impl Slots {
         if has_adapter {
             return Err(has_adapters());
         }
+        // What follows a shift of the context stands behind another text.
+        tokens.truncate(model.engine().limits().n_ctx);
         if tokens.is_empty() {
             return Err(ApiError::invalid("id_slot", "nothing has run in this slot"));
         }

@@ -228,6 +228,19 @@ pub enum Error {
     /// A draft model was to guess, and none is given.
     #[error("drafts of a model are asked for, and no draft model is given")]
     NoDraft,
+    /// A context is to be shifted of a model that continues no text.
+    #[error("this model continues no text, so there is no context to shift")]
+    NothingToShift,
+    /// More tokens are to be kept where a context is shifted than its half has.
+    #[error("{keep} tokens cannot be kept in a context of {n_ctx} tokens that is shifted, {maximum} at most")]
+    KeepTooLong {
+        /// Tokens to keep.
+        keep: usize,
+        /// The most that can be.
+        maximum: usize,
+        /// Tokens of a context.
+        n_ctx: usize,
+    },
     /// The model has no chat template, and a conversation needs one.
     #[error("the model has no chat template; complete a prompt in the model's own format instead")]
     NoTemplate,

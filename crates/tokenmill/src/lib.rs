@@ -152,7 +152,7 @@ pub use tokenmill_convert::{Preset, QuantizeSummary};
 pub use tokenmill_image::ImageError;
 pub use tokenmill_model::LoadProgress;
 pub use tokenmill_placed::{BatchThreshold, DeviceLayers, PartsRequest, PlacementRequest};
-pub use tokenmill_sched::{Canceller, FinishReason, Media, Speculation, Timings, Usage};
+pub use tokenmill_sched::{Canceller, ContextShift, FinishReason, Media, Speculation, Timings, Usage};
 pub use tokenmill_text::{
     DecodeOptions,
     calls::{CallFormError, Part, ToolChoice, ToolSet},

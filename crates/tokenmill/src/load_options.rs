@@ -11,7 +11,7 @@ use std::{
 use tokenmill_backend::{Backend, KvType, PAGE_TOKENS};
 use tokenmill_convert::Preset;
 use tokenmill_model::{ControlVector, LoadProgress, Model as Network, ModelOptions, WindowPages};
-use tokenmill_sched::{Engine, EngineConfig, Speculation};
+use tokenmill_sched::{ContextShift, Engine, EngineConfig, Speculation};
 
 use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
@@ -69,6 +69,9 @@ pub struct LoadOptions {
     pub speculation: Speculation,
     /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
     pub draft: Option<PathBuf>,
+    /// How texts go on that fill their context; `None` ends them there. The token that begins a text is kept besides
+    /// [`ContextShift::keep`]; texts without a limit of their own then go on until the model ends them.
+    pub context_shift: Option<ContextShift>,
     /// Adapters to load with the model.
     pub adapters: Vec<AdapterSource>,
     /// Adapters that the model may have at a time.
@@ -103,6 +106,7 @@ impl Default for LoadOptions {
                 max_draft: Speculation::DEFAULT_MAX_DRAFT,
             },
             draft: None,
+            context_shift: None,
             adapters: Vec::new(),
             max_adapters: DEFAULT_MAX_ADAPTERS,
             control_vectors: Vec::new(),
@@ -224,6 +228,7 @@ impl LoadOptions {
             Draft::check_choice(&self.compute)?;
         }
         let options = self.network_options(network.descriptor().n_ctx_train)?;
+        self.check_context_shift(network, &options)?;
         let loaded = device::load(network, &options, &self.compute, on_progress)?;
         let identity = (self.compute).work(|| identity(source, network, &options))?;
         let width = loaded.executor.input_row_width();
@@ -261,6 +266,7 @@ impl LoadOptions {
         let mut words = self.words(&source, &network)?;
         let draft = self.open_draft(&network, &words)?;
         let options = self.network_options(network.descriptor().n_ctx_train)?;
+        self.check_context_shift(&network, &options)?;
         let plan = network.plan(&backend, &options)?;
         let loaded = Loaded {
             executor: Box::new(network.load_on(backend, &options, &mut |_| {})?),
@@ -272,6 +278,23 @@ impl LoadOptions {
         let model = self.start(&source, words, loaded, draft.as_ref(), &options, &mut |_| {})?;
         let identity = identity(&source, &network, &options)?;
         self.equip(model.with_identity(identity).with_vision(vision), &network)
+    }
+
+    /// Checks that the texts of a network can go on where their context is full, if they are to.
+    fn check_context_shift(&self, network: &Network, options: &ModelOptions) -> Result<(), Error> {
+        let Some(ContextShift { keep }) = self.context_shift else {
+            return Ok(());
+        };
+        if network.descriptor().is_encoder() {
+            return Err(Error::NothingToShift);
+        }
+        let n_ctx = options.n_ctx.unwrap_or(network.descriptor().n_ctx_train);
+        let maximum = ContextShift::max_keep(n_ctx).saturating_sub(1);
+        // All of the prompt is a choice of its own.
+        if keep > maximum && keep != usize::MAX {
+            return Err(Error::KeepTooLong { keep, maximum, n_ctx });
+        }
+        Ok(())
     }
 
     /// The same options in the words of the network, for a model made for `n_ctx_train` tokens.
@@ -379,6 +402,11 @@ impl LoadOptions {
             max_queued_tokens: self.max_queued_tokens,
             max_page_event_batches: self.max_page_event_batches,
             speculation: self.speculation,
+            context_shift: self.context_shift.map(|shift| ContextShift {
+                keep: shift
+                    .keep
+                    .saturating_add(usize::from(words.tokenizer().adds_bos())),
+            }),
             ..EngineConfig::default()
         };
         let (engine, facts) = match draft {

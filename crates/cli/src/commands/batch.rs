@@ -108,6 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         max_queued_tokens: usize::MAX,
         max_page_event_batches: None,
         speculation: &args.speculation,
+        context_shift: None,
     };
     let config = ServerConfig::default();
     let app = Arc::new(load_app(

@@ -25,6 +25,7 @@ use crate::{
     adapters::AdapterArgs,
     asking::{self, AskingArgs, check_template, with_system},
     constraint::ConstraintArgs,
+    context_shift::ContextShiftArgs,
     failure::Failure,
     input::read_text,
     interrupt::Interrupt,
@@ -69,6 +70,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     adapters: AdapterArgs,
     #[command(flatten)]
+    context_shift: ContextShiftArgs,
+    #[command(flatten)]
     vision: VisionArgs,
     #[command(flatten)]
     load: LoadArgs,
@@ -76,6 +79,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     args.session.check_adapters(&args.adapters)?;
+    args.context_shift.check_session(&args.session)?;
     let asking = args.asking.read()?;
     let constraint = args.constraint.constraint()?;
     let path = args.load.fetch.resolve(&args.model)?;
@@ -84,6 +88,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.load,
         &args.speculation,
         &args.adapters,
+        &args.context_shift,
         1,
         &args.vision,
         asking.template,
@@ -291,7 +296,14 @@ impl Chat {
     }
 
     fn answer(&mut self, model: &Model, interrupt: &Interrupt) -> Result<Answer, Failure> {
-        let prompt = asking::prompt(model, self.transcript(), self.tools.as_ref(), &self.variables)?;
+        let mut prompt = asking::prompt(model, self.transcript(), self.tools.as_ref(), &self.variables)?;
+        let shift = model.engine().config().context_shift;
+        if let Some(shift) = shift {
+            let n_dropped = shift.cut(&mut prompt.tokens, model.n_ctx());
+            if n_dropped > 0 {
+                note!("[the context is full: the oldest {n_dropped} tokens are not seen any more]");
+            }
+        }
         let ids = &prompt.tokens;
         if ids.len() >= model.n_ctx() {
             let (n_tokens, n_ctx) = (ids.len(), model.n_ctx());
@@ -332,9 +344,13 @@ impl Chat {
                 ),
             },
         }
+        if answer.usage.dropped_tokens > 0 {
+            let n_dropped = answer.usage.dropped_tokens;
+            note!("[the context was full: {n_dropped} more tokens were dropped]");
+        }
         self.last = Some(report);
         let (n_tokens, n_ctx) = (report.n_tokens(), model.n_ctx());
-        if is_nearly_full(n_tokens, n_ctx) {
+        if shift.is_none() && is_nearly_full(n_tokens, n_ctx) {
             note!("[the conversation takes {n_tokens} of {n_ctx} tokens; {MAKE_ROOM}]");
         }
         if !self.has_fixed_seed {

@@ -15,6 +15,7 @@ use crate::{
     adapters::AdapterArgs,
     asking::{self, AskingArgs, check_template, with_system},
     constraint::ConstraintArgs,
+    context_shift::ContextShiftArgs,
     failure::Failure,
     input::{read_stdin, read_text},
     interrupt::Interrupt,
@@ -89,6 +90,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     adapters: AdapterArgs,
     #[command(flatten)]
+    context_shift: ContextShiftArgs,
+    #[command(flatten)]
     vision: VisionArgs,
     #[command(flatten)]
     load: LoadArgs,
@@ -122,6 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ));
     }
     args.session.check_adapters(&args.adapters)?;
+    args.context_shift.check_session(&args.session)?;
     if args.stop.iter().any(String::is_empty) {
         return Err(
             Failure::usage("`--stop` is empty, which would end every text before it begins")
@@ -151,6 +155,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         &args.load,
         &args.speculation,
         &args.adapters,
+        &args.context_shift,
         args.parallel,
         &args.vision,
         asking.template,

@@ -7,6 +7,7 @@ mod bad_input;
 mod batch;
 mod chat;
 mod commands;
+mod context_shift;
 mod convert;
 mod demo;
 mod drafts;

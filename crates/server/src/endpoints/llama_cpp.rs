@@ -218,7 +218,7 @@ impl Writer {
             },
             "prompt": self.prompt,
             "has_new_line": has_new_line,
-            "truncated": false,
+            "truncated": usage.dropped_tokens > 0,
             "stop_type": stop_type,
             "stopping_word": stop.map_or("", String::as_str),
             "timings": timings(end),

@@ -8,6 +8,7 @@ mod bodies;
 mod calls;
 mod clients;
 mod connections;
+mod context_shift;
 mod defences;
 mod demo;
 mod disconnects;

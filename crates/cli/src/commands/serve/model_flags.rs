@@ -9,7 +9,7 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, parser::Va
 use tokenmill::LoadOptions;
 
 use super::seats::{SeatArgs, Seats};
-use crate::{adapters::AdapterArgs, failure::Failure, load::LoadArgs, speculation::SpeculationArgs, vision::VisionArgs};
+use crate::{adapters::AdapterArgs, context_shift::ContextShiftArgs, failure::Failure, load::LoadArgs, speculation::SpeculationArgs, vision::VisionArgs};
 
 /// The options of a model.
 #[derive(Args, Debug, Clone)]
@@ -23,13 +23,15 @@ pub(super) struct ModelFlags {
     #[command(flatten)]
     pub(super) vision: VisionArgs,
     #[command(flatten)]
+    pub(super) context_shift: ContextShiftArgs,
+    #[command(flatten)]
     pub(super) load: LoadArgs,
 }
 
 impl ModelFlags {
     /// How many requests the model serves at once.
     pub(super) fn seats(&self) -> Seats<'_> {
-        self.seat_args.seats(&self.speculation)
+        self.seat_args.seats(&self.speculation, &self.context_shift)
     }
 
     /// The options of its load.

@@ -10,6 +10,7 @@ use tokenmill_server::{App, ServedModel, ServerConfig};
 
 use crate::{
     adapters::AdapterArgs,
+    context_shift::ContextShiftArgs,
     failure::Failure,
     load::{LoadArgs, load},
     model_name::FetchArgs,
@@ -45,7 +46,7 @@ pub(super) struct SeatArgs {
 
 impl SeatArgs {
     /// The same with whether tokens are guessed ahead.
-    pub(super) fn seats<'a>(&self, speculation: &'a SpeculationArgs) -> Seats<'a> {
+    pub(super) fn seats<'a>(&self, speculation: &'a SpeculationArgs, context_shift: &'a ContextShiftArgs) -> Seats<'a> {
         Seats {
             n_seqs: usize::from(self.max_num_seqs),
             max_step_tokens: self.max_num_batched_tokens.map(|n| n as usize),
@@ -55,6 +56,7 @@ impl SeatArgs {
             max_queued_tokens: self.max_queued_tokens,
             max_page_event_batches: None,
             speculation,
+            context_shift: Some(context_shift),
         }
     }
 
@@ -82,6 +84,8 @@ pub(crate) struct Seats<'a> {
     pub(crate) max_page_event_batches: Option<usize>,
     /// Whether tokens are guessed ahead.
     pub(crate) speculation: &'a SpeculationArgs,
+    /// What becomes of texts that fill their context, where that can be chosen.
+    pub(crate) context_shift: Option<&'a ContextShiftArgs>,
 }
 
 impl Seats<'_> {
@@ -97,6 +101,9 @@ impl Seats<'_> {
         options.max_queued = self.max_queued;
         options.max_queued_tokens = self.max_queued_tokens;
         options.max_page_event_batches = self.max_page_event_batches;
+        if let Some(context_shift) = self.context_shift {
+            context_shift.add_to(options);
+        }
         self.speculation.add_to(options, fetch)
     }
 }

@@ -1,0 +1,50 @@
+//! [`ContextShiftArgs`]: what becomes of a text that fills its context.
+//!
+//! Separate because every command that generates takes them. Invariant: nothing is dropped unless it was asked for.
+
+use clap::Args;
+use tokenmill::{ContextShift, LoadOptions};
+
+use crate::{failure::Failure, kept_session::SessionArgs, numbers::Limit};
+
+/// What becomes of a text that fills its context.
+#[derive(Args, Debug, Clone)]
+#[command(next_help_heading = "Context")]
+pub(crate) struct ContextShiftArgs {
+    /// Where the context is full, drop half of the tokens behind --keep, the oldest first, compute the others again, and go on
+    /// [default: the text ends there]
+    #[arg(long)]
+    context_shift: bool,
+    /// Tokens of the prompt's beginning that --context-shift never drops, besides the one that begins a text: up to half of the
+    /// context; -1 keeps the prompt, up to that
+    ///
+    /// [default: 0]
+    #[arg(long, value_name = "N", requires = "context_shift")]
+    keep: Option<Limit>,
+}
+
+impl ContextShiftArgs {
+    /// Puts the choice into the options of a load.
+    pub(crate) fn add_to(&self, options: &mut LoadOptions) {
+        options.context_shift = self.context_shift.then(|| ContextShift {
+            keep: match self.keep {
+                None => 0,
+                Some(keep) => keep.bound().unwrap_or(usize::MAX),
+            },
+        });
+    }
+
+    /// Refuses a session with a context that is shifted: what follows a shift stands behind another text than the file would say.
+    ///
+    /// # Errors
+    /// Both flags.
+    pub(crate) fn check_session(&self, session: &SessionArgs) -> Result<(), Failure> {
+        if self.context_shift && session.is_given() {
+            return Err(Failure::usage(
+                "`--session` does not go with `--context-shift`: a conversation that lost its oldest tokens has no beginning to continue from",
+            )
+            .hint("leave one of them out"));
+        }
+        Ok(())
+    }
+}
