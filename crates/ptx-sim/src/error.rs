@@ -1,6 +1,8 @@
 //! [`LoadError`] and [`LaunchError`]: why a module or a launch was refused before anything ran.
 //!
-//! What a running kernel does wrong is not here but in [`Finding`](crate::Finding).
+//! What a running kernel does wrong is not here but in [`Finding`].
+
+use crate::Finding;
 
 /// Why PTX text cannot be loaded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -109,6 +111,12 @@ pub enum LaunchError {
         found: u64,
         /// The largest possible value.
         maximum: u64,
+    },
+    /// A fault of a thread block that was run to estimate the launch's time.
+    #[error("{finding}")]
+    Fault {
+        /// The fault.
+        finding: Box<Finding>,
     },
 }
 

@@ -29,6 +29,7 @@ use crate::{
     lanes::LANES,
     op::Op,
     report::{InstructionPlace, Location},
+    trace::BlockTrace,
     types::Space,
 };
 
@@ -67,6 +68,8 @@ pub(crate) struct BlockRunner<'a> {
     executions: Vec<u64>,
     counters: Counters,
     findings: Vec<Finding>,
+    /// What the thread block executes, where it is asked for.
+    trace: Option<BlockTrace>,
 }
 
 /// Iterates over the set bits of a mask.
@@ -115,7 +118,15 @@ impl<'a> BlockRunner<'a> {
             executions: vec![0; kernel.code.len()],
             counters: Counters::default(),
             findings: Vec::new(),
+            trace: None,
         }
+    }
+
+    /// Runs one thread block and keeps what it executes.
+    pub(crate) fn run_traced(&mut self, index: u64, block_index: [u32; 3]) -> (BlockTrace, Vec<Finding>) {
+        self.trace = Some(BlockTrace::new(index, self.warps.len()));
+        let (_, findings, _) = self.run(block_index);
+        (self.trace.take().unwrap_or_default(), findings)
     }
 
     /// Runs one thread block. Its findings and its log of global accesses come back; the counters add up.
@@ -308,6 +319,9 @@ impl<'a> BlockRunner<'a> {
             return Err(Stop);
         }
         self.executions[pc as usize] += 1;
+        if let Some(trace) = &mut self.trace {
+            trace.begin(warp.index, pc, mask);
+        }
         split.pc = pc + 1;
         if mask == 0 {
             return Ok(Flow::Next);

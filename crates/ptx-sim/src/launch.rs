@@ -94,6 +94,11 @@ impl Arguments {
         Self::default()
     }
 
+    /// The bytes of each argument, in order.
+    pub fn values(&self) -> impl Iterator<Item = &[u8]> {
+        self.0.iter().map(Vec::as_slice)
+    }
+
     /// Appends an address.
     #[must_use]
     pub fn ptr(self, value: DevicePtr) -> Self {
@@ -283,7 +288,7 @@ fn location(context: &LaunchContext<'_>, (index, access, lane): (u64, Access, u3
     }
 }
 
-fn check_sizes(kernel: &Kernel, config: &LaunchConfig) -> Result<(), LaunchError> {
+pub(crate) fn check_sizes(kernel: &Kernel, config: &LaunchConfig) -> Result<(), LaunchError> {
     let check = |what, found: u64, minimum: u64, maximum: u64| {
         if (minimum..=maximum).contains(&found) {
             Ok(())
@@ -314,7 +319,7 @@ fn check_sizes(kernel: &Kernel, config: &LaunchConfig) -> Result<(), LaunchError
     check("shared memory", shared, 0, MAX_SHARED_BYTES.into())
 }
 
-fn lay_out(kernel: &Kernel, arguments: &Arguments) -> Result<Vec<u8>, LaunchError> {
+pub(crate) fn lay_out(kernel: &Kernel, arguments: &Arguments) -> Result<Vec<u8>, LaunchError> {
     let arguments = &arguments.0;
     if arguments.len() != kernel.params.len() {
         return Err(LaunchError::ArgumentCount {
@@ -339,10 +344,10 @@ fn lay_out(kernel: &Kernel, arguments: &Arguments) -> Result<Vec<u8>, LaunchErro
     Ok(params)
 }
 
-type Uniform = (Vec<(u16, u32)>, Vec<(u16, u64)>);
+pub(crate) type Uniform = (Vec<(u16, u32)>, Vec<(u16, u64)>);
 
 /// Values of the constant registers that all threads share.
-fn uniform_registers(kernel: &Kernel, config: &LaunchConfig, params: &[u8]) -> Uniform {
+pub(crate) fn uniform_registers(kernel: &Kernel, config: &LaunchConfig, params: &[u8]) -> Uniform {
     let value = |constant: &Constant| match *constant {
         Constant::Immediate(value) => Some(value),
         Constant::Param { offset, ty } => {

@@ -55,6 +55,8 @@ mod memory;
 mod op;
 mod parse;
 mod report;
+mod timing;
+mod trace;
 mod types;
 
 pub use crate::{
@@ -65,6 +67,7 @@ pub use crate::{
     memory::{ALLOCATION_ALIGN, DeviceMemory, DevicePtr, GUARD_BYTES},
     op::Class,
     report::{Conflict, Finding, FindingKind, InstructionPlace, Location},
+    timing::{DeviceProfile, Estimate, Lanes, Latencies, Limiter, Residency, estimate},
     types::Space,
 };
 

@@ -6,7 +6,7 @@
 //! addresses are never used twice.
 
 use std::sync::{
-    Mutex,
+    Mutex, OnceLock,
     atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
 };
 
@@ -39,6 +39,8 @@ pub struct DeviceMemory {
     next_address: u64,
     used_bytes: u64,
     capacity_bytes: u64,
+    /// Whether memory is only there where something other than zero was written.
+    is_sparse: bool,
     /// Serializes atomics wider than a word.
     pub(crate) wide_atomics: Mutex<()>,
 }
@@ -47,7 +49,7 @@ pub struct DeviceMemory {
 pub(crate) struct Allocation {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    words: Box<[AtomicU32]>,
+    words: Words,
     /// One bit a byte; consulted only while `is_whole` is false.
     written: Box<[AtomicU32]>,
     /// Whether every byte was written.
@@ -73,7 +75,17 @@ impl DeviceMemory {
             next_address: FIRST_ADDRESS,
             used_bytes: 0,
             capacity_bytes,
+            is_sparse: false,
             wide_atomics: Mutex::new(()),
+        }
+    }
+
+    /// The same, whose memory reads as zeros, all of it counted as written, and takes room on the host only where something else is
+    /// written: for [`estimate`](crate::estimate), which looks at addresses.
+    pub fn sparse(capacity_bytes: u64) -> Self {
+        Self {
+            is_sparse: true,
+            ..Self::with_capacity(capacity_bytes)
         }
     }
 
@@ -105,9 +117,13 @@ impl DeviceMemory {
         self.allocations.push(Allocation {
             address,
             bytes,
-            words: zeroed(words),
-            written: zeroed(words.div_ceil(8)),
-            is_whole: AtomicBool::new(false),
+            words: Words::new(words, self.is_sparse),
+            written: if self.is_sparse {
+                Box::default()
+            } else {
+                zeroed(words.div_ceil(8))
+            },
+            is_whole: AtomicBool::new(self.is_sparse),
         });
         self.used_bytes += bytes;
         self.next_address = (address + bytes + GUARD_BYTES).next_multiple_of(ALLOCATION_ALIGN);
@@ -140,7 +156,7 @@ impl DeviceMemory {
             })?;
         let allocation = &mut self.allocations[index];
         self.used_bytes -= allocation.bytes;
-        allocation.words = Box::default();
+        allocation.words = Words::Dense(Box::default());
         allocation.written = Box::default();
         allocation.bytes = 0;
         Ok(())
@@ -154,9 +170,7 @@ impl DeviceMemory {
         let (allocation, start) = self.range(address.0, data.len())?;
         if start % 4 == 0 {
             let (words, tail) = data.as_chunks::<4>();
-            for (cell, word) in allocation.words[start / 4..].iter().zip(words) {
-                cell.store(u32::from_le_bytes(*word), Relaxed);
-            }
+            allocation.words.write(start / 4, words);
             let tail_start = start + words.len() * 4;
             for (index, &byte) in tail.iter().enumerate() {
                 allocation.store_byte(tail_start + index, byte);
@@ -191,7 +205,7 @@ impl DeviceMemory {
         }
         for (index, byte) in out.iter_mut().enumerate() {
             let offset = start + index;
-            *byte = (allocation.words[offset / 4].load(Relaxed) >> (8 * (offset % 4))) as u8;
+            *byte = (allocation.words.get(offset / 4) >> (8 * (offset % 4))) as u8;
         }
         Ok(())
     }
@@ -215,7 +229,7 @@ impl DeviceMemory {
         let mut data = vec![0; bytes];
         for (index, byte) in data.iter_mut().enumerate() {
             let offset = start + index;
-            *byte = (source.words[offset / 4].load(Relaxed) >> (8 * (offset % 4))) as u8;
+            *byte = (source.words.get(offset / 4) >> (8 * (offset % 4))) as u8;
         }
         let unwritten: Vec<usize> = if source.is_whole.load(Relaxed) {
             Vec::new()
@@ -230,6 +244,14 @@ impl DeviceMemory {
             target.mark_unwritten(start + index);
         }
         Ok(())
+    }
+
+    /// The live allocation that an address lies in: where it starts, and its bytes.
+    pub fn allocation_at(&self, address: DevicePtr) -> Option<(DevicePtr, u64)> {
+        let allocation = &self.allocations[self.find(address.0, 0)?];
+        allocation
+            .contains(address.0, 1)
+            .then_some((DevicePtr(allocation.address), allocation.bytes))
     }
 
     fn range(&self, address: u64, bytes: usize) -> Result<(&Allocation, usize), MemoryError> {
@@ -285,7 +307,7 @@ impl DeviceMemory {
 
 impl Allocation {
     fn is_freed(&self) -> bool {
-        self.words.is_empty() && self.bytes == 0
+        self.bytes == 0 && self.words.is_empty()
     }
 
     pub(crate) fn contains(&self, address: u64, bytes: u64) -> bool {
@@ -298,12 +320,12 @@ impl Allocation {
     /// Loads the word that holds byte `offset`.
     #[inline]
     pub(crate) fn word(&self, offset: usize) -> u32 {
-        self.words[offset / 4].load(Relaxed)
+        self.words.get(offset / 4)
     }
 
     #[inline]
     pub(crate) fn store_word(&self, offset: usize, value: u32) {
-        self.words[offset / 4].store(value, Relaxed);
+        self.words.cell(offset / 4).store(value, Relaxed);
     }
 
     /// Replaces the bits of `mask` in the word that holds byte `offset`.
@@ -313,7 +335,8 @@ impl Allocation {
 
     /// Replaces a word by a function of it, atomically, and returns the old one.
     pub(crate) fn update(&self, offset: usize, f: impl Fn(u32) -> u32) -> u32 {
-        self.words[offset / 4]
+        self.words
+            .cell(offset / 4)
             .fetch_update(Relaxed, Relaxed, |word| Some(f(word)))
             .expect("the closure always gives a value")
     }
@@ -353,6 +376,9 @@ impl Allocation {
     }
 
     fn mark_written(&self, start: usize, bytes: usize) {
+        if self.is_whole() {
+            return;
+        }
         if start == 0 && bytes as u64 == self.bytes {
             self.is_whole.store(true, Relaxed);
         }
@@ -371,6 +397,9 @@ impl Allocation {
     }
 
     fn mark_unwritten(&self, offset: usize) {
+        if self.written.is_empty() {
+            return;
+        }
         if self.is_whole.swap(false, Relaxed) {
             for word in &self.written {
                 word.store(u32::MAX, Relaxed);
@@ -384,6 +413,81 @@ impl Allocation {
             return None;
         }
         (start..start + bytes).find(|&offset| !self.is_written(offset))
+    }
+}
+
+/// The words of an allocation.
+#[derive(Debug)]
+enum Words {
+    Dense(Box<[AtomicU32]>),
+    /// In pieces of [`PIECE_WORDS`], which are there once something other than zero was written to them.
+    Sparse(Box<[OnceLock<Box<[AtomicU32]>>]>),
+}
+
+/// Words of a piece of sparse memory.
+const PIECE_WORDS: usize = 1 << 14;
+
+impl Words {
+    fn new(n: usize, is_sparse: bool) -> Self {
+        if is_sparse {
+            Self::Sparse((0..n.div_ceil(PIECE_WORDS)).map(|_| OnceLock::new()).collect())
+        } else {
+            Self::Dense(zeroed(n))
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        match self {
+            Self::Dense(words) => words.is_empty(),
+            Self::Sparse(pieces) => pieces.is_empty(),
+        }
+    }
+
+    #[inline]
+    fn get(&self, index: usize) -> u32 {
+        match self {
+            Self::Dense(words) => words[index].load(Relaxed),
+            Self::Sparse(pieces) => pieces[index / PIECE_WORDS]
+                .get()
+                .map_or(0, |piece| piece[index % PIECE_WORDS].load(Relaxed)),
+        }
+    }
+
+    #[inline]
+    fn cell(&self, index: usize) -> &AtomicU32 {
+        match self {
+            Self::Dense(words) => &words[index],
+            Self::Sparse(pieces) => {
+                let piece = pieces[index / PIECE_WORDS].get_or_init(|| zeroed(PIECE_WORDS));
+                &piece[index % PIECE_WORDS]
+            }
+        }
+    }
+
+    fn write(&self, start: usize, words: &[[u8; 4]]) {
+        let pieces = match self {
+            Self::Dense(cells) => {
+                for (cell, word) in cells[start..].iter().zip(words) {
+                    cell.store(u32::from_le_bytes(*word), Relaxed);
+                }
+                return;
+            }
+            Self::Sparse(pieces) => pieces,
+        };
+        let mut at = start;
+        let mut rest = words;
+        while !rest.is_empty() {
+            let n = (PIECE_WORDS - at % PIECE_WORDS).min(rest.len());
+            let (part, others) = rest.split_at(n);
+            let is_zero = part.as_flattened().iter().all(|&byte| byte == 0);
+            if !is_zero || pieces[at / PIECE_WORDS].get().is_some() {
+                for (index, word) in part.iter().enumerate() {
+                    self.cell(at + index).store(u32::from_le_bytes(*word), Relaxed);
+                }
+            }
+            at += n;
+            rest = others;
+        }
     }
 }
 
@@ -420,6 +524,22 @@ mod tests {
             memory.read_vec(to, 6),
             Err(MemoryError::Uninitialized { address: to.0 + 5 })
         );
+    }
+
+    #[test]
+    fn sparse_memory_reads_as_zeros_and_keeps_what_is_written() {
+        let mut memory = DeviceMemory::sparse(1 << 40);
+        let base = memory.alloc(1 << 36).unwrap();
+        let far = base.offset((1 << 35) + 4 * PIECE_WORDS as u64 - 6);
+        assert_eq!(memory.read_vec(far, 12).unwrap(), [0; 12]);
+        memory.write(far, &[9; 12]).unwrap();
+        memory.write(base.offset(1 << 34), &vec![0; 1 << 20]).unwrap();
+        assert_eq!(
+            memory.read_vec(far, 13).unwrap(),
+            [[9; 12].as_slice(), &[0]].concat()
+        );
+        memory.free(base).unwrap();
+        assert!(memory.read_vec(far, 1).is_err());
     }
 
     #[test]

@@ -4,8 +4,10 @@
 //! index and the interpreter never asks what kind it is. Invariant: every index is in range for its kernel's files.
 
 mod class;
+mod registers;
 
 pub use self::class::Class;
+pub(crate) use self::registers::Register;
 use crate::{
     lanes::{
         Binary32, Binary64, Compare32, Compare64, Extract64, Insert64, Narrow, Quaternary32, Shift64,
@@ -104,6 +106,17 @@ pub(crate) enum MatrixKind {
     S8,
     /// m16n8k16, s8 inputs, s32 sums.
     S8K16,
+}
+
+impl MatrixKind {
+    /// Registers of A, of B, and of C and D.
+    pub(crate) fn registers(self) -> (usize, usize, usize) {
+        match self {
+            Self::F16F32 | Self::Bf16 | Self::S8 => (4, 2, 4),
+            Self::F16F16 => (4, 2, 2),
+            Self::F16K8 | Self::S8K16 => (2, 1, 4),
+        }
+    }
 }
 
 /// How a conversion to an integer or a narrower float rounds.

@@ -264,6 +264,9 @@ impl BlockRunner<'_> {
             Pattern::Uniform => (1, 1),
             Pattern::Scattered => scattered_sectors(access),
         };
+        if let Some(trace) = &mut self.trace {
+            trace.add_accesses(lanes_of(access.mask).map(|lane| access.addresses[lane]), bytes);
+        }
         let is_store = kind != AccessKind::Read;
         let traffic = Traffic {
             requests: 1,

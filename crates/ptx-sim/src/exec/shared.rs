@@ -268,6 +268,9 @@ impl BlockRunner<'_> {
             }
             let wavefronts = n_words.iter().copied().max().unwrap_or(0);
             self.counters.shared.wavefronts += u64::from(wavefronts);
+            if let Some(trace) = &mut self.trace {
+                trace.add_passes(wavefronts.into());
+            }
             self.counters.shared.ideal_wavefronts += 1;
         }
     }

@@ -8,3 +8,4 @@ mod findings;
 mod matrix;
 mod memory;
 mod mutated;
+mod timing;

@@ -1,0 +1,362 @@
+//! [`estimate`]: how long a launch takes on a GPU that is not there.
+//!
+//! The thread blocks of a grid, or some of them where there are many, are run and what they execute is kept; one multiprocessor's share
+//! of the grid is then played in time. Register dependences, addresses and trip counts are those of the run; the figures of the GPU
+//! are a [`DeviceProfile`]. No kernel has figures of its own. What the model leaves out: caches of instructions and constants, address
+//! translation, conflicts in device memory, the order in which a real scheduler picks warps, and the time to start and drain a launch
+//! beyond [`DeviceProfile::launch_us`].
+//!
+//! Separate from [`launch`](crate::launch), which checks: an estimate runs without checks and, of a large grid, not every thread block. So
+//! what a launch computes is not there afterwards, and kernels whose work depends on values see whatever memory holds.
+
+mod cost;
+mod device;
+mod multiprocessor;
+mod residency;
+mod schedule;
+mod traffic;
+
+use std::{collections::BTreeMap, fmt};
+
+pub use self::{
+    device::{DeviceProfile, Lanes, Latencies},
+    residency::Residency,
+};
+use self::{
+    multiprocessor::{Outcome, Work, simulate},
+    schedule::Schedule,
+    traffic::Traffic,
+};
+use crate::{
+    Arguments, Checks, DeviceMemory, DevicePtr, Kernel, LaunchConfig, LaunchError,
+    counters::SECTOR_BYTES,
+    exec::{BlockRunner, LaunchContext},
+    launch::{check_sizes, lay_out, uniform_registers},
+    trace::{BlockTrace, Executed},
+};
+
+/// Instructions that are kept of all thread blocks that are run.
+const MAX_EXECUTED: usize = 4 << 20;
+/// Grids up to this size are run whole where their thread blocks are short enough.
+const WHOLE_GRID: u64 = 192;
+/// Thread blocks that are run of a larger grid, besides the first two and the last.
+const N_SAMPLES: u64 = 16;
+/// Rounds of resident thread blocks that are played in time; what is more is extrapolated.
+const MAX_ROUNDS: usize = 6;
+/// Share of a limit from which on it is the limit.
+const IS_LIMIT: f64 = 0.7;
+
+/// What keeps a launch from being faster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Limiter {
+    /// It is shorter than what launching it takes.
+    Launch,
+    /// Slots of the schedulers.
+    Issue,
+    /// An arithmetic unit.
+    Arithmetic,
+    /// The unit of loads, stores and shuffles: L1 and shared memory.
+    Shared,
+    /// The bandwidth of L2.
+    L2,
+    /// The bandwidth of device memory.
+    Dram,
+    /// There are fewer thread blocks at work than multiprocessors.
+    Blocks,
+    /// The last round of thread blocks leaves most multiprocessors idle.
+    Tail,
+    /// Results are waited for, and nothing else is busy.
+    Latency,
+}
+
+impl Limiter {
+    /// The name in tables and JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Launch => "launch",
+            Self::Issue => "issue",
+            Self::Arithmetic => "arithmetic",
+            Self::Shared => "shared",
+            Self::L2 => "l2",
+            Self::Dram => "dram",
+            Self::Blocks => "few thread blocks",
+            Self::Tail => "tail",
+            Self::Latency => "latency",
+        }
+    }
+}
+
+impl fmt::Display for Limiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What a launch is estimated to take.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// Microseconds from its first instruction to its last.
+    pub us: f64,
+    /// Thread blocks of the grid.
+    pub thread_blocks: u64,
+    /// Of these, those that do at least an eighth of the work of the longest.
+    pub working_blocks: u64,
+    /// Thread blocks of a multiprocessor at a time.
+    pub resident_blocks: u32,
+    /// Rounds of resident thread blocks on all multiprocessors.
+    pub rounds: f64,
+    /// Bytes from device memory.
+    pub dram_bytes: f64,
+    /// Bytes asked of L2.
+    pub l2_bytes: f64,
+    /// Bytes of loads on their way, of the multiprocessor that was played: on average.
+    pub in_flight: f64,
+    /// The same at most.
+    pub in_flight_peak: f64,
+    /// Slots of the schedulers that were used, of 1.
+    pub issue_share: f64,
+    /// Bandwidth of device memory that was used, of 1.
+    pub dram_share: f64,
+    /// What keeps it from being faster.
+    pub limiter: Limiter,
+    /// Different bytes that it touches of each allocation.
+    pub touched: BTreeMap<DevicePtr, u64>,
+}
+
+/// Estimates the time of a launch of `kernel`, which has `n_registers` registers a thread on the device, and notes in `residency` what it
+/// leaves in the L2 cache. Runs some thread blocks of the grid on `memory`.
+///
+/// # Errors
+/// [`LaunchError`] where a device would refuse the launch, or where a thread block does something that a device would stop at.
+pub fn estimate(
+    kernel: &Kernel,
+    memory: &DeviceMemory,
+    config: &LaunchConfig,
+    arguments: &Arguments,
+    n_registers: u32,
+    device: &DeviceProfile,
+    residency: &mut Residency,
+) -> Result<Estimate, LaunchError> {
+    check_sizes(kernel, config)?;
+    let n_threads = config.block.iter().product::<u32>();
+    let shared_bytes = kernel.shared_bytes + config.shared_bytes;
+    let n_resident = device.resident_blocks(n_threads, n_registers, shared_bytes);
+    if n_resident == 0 {
+        return Err(LaunchError::Size {
+            kernel: kernel.name.clone(),
+            what: "registers of a thread block",
+            found: u64::from(n_registers) * u64::from(n_threads),
+            maximum: device.n_registers.into(),
+        });
+    }
+    let schedule = Schedule::of(kernel, device);
+    let mut traces = run_samples(kernel, memory, config, arguments)?;
+    for warp in traces.iter_mut().flat_map(|trace| &mut trace.warps) {
+        reorder(warp, &schedule);
+    }
+    let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();
+    let traffic = Traffic::of(kernel, memory, &traces, n_blocks, device, residency);
+    let blocks = blocks_of_one(&traces, n_blocks, device);
+    let n_of_one = blocks.len();
+
+    let bytes_of_one =
+        |level: usize| -> f64 { blocks.iter().map(|&trace| traffic.bytes[trace][level]).sum() };
+    let n_multiprocessors = f64::from(device.n_multiprocessors);
+    let share = |level: usize, bandwidth: f64| {
+        let share = bytes_of_one(level) / traffic.total[level].max(1.0);
+        (bandwidth * share.clamp(1.0 / n_multiprocessors, 1.0)).min(device.l2_port_bytes_per_clock)
+    };
+    let l1_bytes = u64::from(device.l1_bytes.saturating_sub(n_resident * shared_bytes));
+    let n_played = n_of_one.min(n_resident as usize * MAX_ROUNDS);
+    let work = Work {
+        kernel,
+        device,
+        traces: &traces,
+        sources: &traffic.sources,
+        blocks: blocks[..n_played].to_vec(),
+        n_resident: n_resident as usize,
+        l1_sectors: (l1_bytes / SECTOR_BYTES) as usize,
+        l2_bytes_per_clock: share(0, device.l2_bytes_per_clock),
+        dram_bytes_per_clock: share(1, device.dram_bytes_per_clock()),
+    };
+    let outcome = simulate(&work);
+    for (&allocation, &bytes) in &traffic.touched {
+        residency.touch(allocation, bytes, device);
+    }
+
+    let longest = traces.iter().map(BlockTrace::n_executed).max().unwrap_or(0);
+    let n_working = traces
+        .iter()
+        .filter(|trace| trace.n_executed() * 8 >= longest)
+        .count();
+    let working_blocks = n_working as f64 * n_blocks as f64 / traces.len() as f64;
+    let rounds = n_blocks as f64 / (f64::from(n_resident) * n_multiprocessors);
+    let clocks = outcome.clocks * n_of_one as f64 / n_played.max(1) as f64;
+    let us = clocks / device.clock_ghz / 1e3;
+    let all_dram = device.dram_bytes_per_clock();
+    Ok(Estimate {
+        us,
+        thread_blocks: n_blocks,
+        working_blocks: working_blocks.round() as u64,
+        resident_blocks: n_resident,
+        rounds,
+        dram_bytes: traffic.total[1],
+        l2_bytes: traffic.total[0],
+        in_flight: outcome.in_flight,
+        in_flight_peak: outcome.in_flight_peak,
+        issue_share: outcome.slots / (4.0 * outcome.clocks).max(1.0),
+        dram_share: traffic.total[1] / (all_dram * clocks).max(1.0),
+        limiter: limiter(&work, &outcome, us, working_blocks, rounds),
+        touched: traffic.touched,
+    })
+}
+
+fn limiter(work: &Work<'_>, outcome: &Outcome, us: f64, working_blocks: f64, rounds: f64) -> Limiter {
+    let device = work.device;
+    let clocks = outcome.clocks.max(1.0);
+    let shares = [
+        (
+            Limiter::Dram,
+            outcome.dram_bytes / work.dram_bytes_per_clock / clocks,
+        ),
+        (Limiter::L2, outcome.l2_bytes / work.l2_bytes_per_clock / clocks),
+        (Limiter::Issue, outcome.slots / 4.0 / clocks),
+        (Limiter::Arithmetic, outcome.unit_clocks / 4.0 / clocks),
+        (Limiter::Shared, outcome.memory_clocks / clocks),
+    ];
+    let (top, share) = shares
+        .into_iter()
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .expect("the list is not empty");
+    if us < device.launch_us {
+        Limiter::Launch
+    } else if share >= IS_LIMIT {
+        top
+    } else if working_blocks < f64::from(device.n_multiprocessors) {
+        Limiter::Blocks
+    } else if rounds < 8.0 && rounds.ceil() / rounds.max(0.01) > 1.3 && rounds > 1.0 {
+        Limiter::Tail
+    } else {
+        Limiter::Latency
+    }
+}
+
+/// Runs thread blocks of the grid: all of a small one; else the first two, the last, and some between.
+fn run_samples(
+    kernel: &Kernel,
+    memory: &DeviceMemory,
+    config: &LaunchConfig,
+    arguments: &Arguments,
+) -> Result<Vec<BlockTrace>, LaunchError> {
+    let params = lay_out(kernel, arguments)?;
+    let (uniform32, uniform64) = uniform_registers(kernel, config, &params);
+    let context = LaunchContext {
+        kernel,
+        memory,
+        grid: config.grid,
+        block: config.block,
+        dynamic_shared_bytes: config.shared_bytes,
+        checks: Checks::NONE,
+        instruction_limit: config.instruction_limit,
+        uniform32: &uniform32,
+        uniform64: &uniform64,
+    };
+    let [x, y, _] = config.grid.map(u64::from);
+    let n_blocks: u64 = config.grid.iter().map(|&n| u64::from(n)).product();
+    let mut runner = BlockRunner::new(&context);
+    let mut traces: Vec<BlockTrace> = Vec::new();
+    let mut wanted: Vec<u64> = Vec::new();
+    for index in 0..n_blocks {
+        if index == 1 {
+            let room = (MAX_EXECUTED / traces[0].n_executed().max(1)) as u64;
+            wanted = samples(n_blocks, room);
+        }
+        let is_wanted = index == 0 || wanted.binary_search(&index).is_ok();
+        // Thread blocks that wait for others' results need those others.
+        if !is_wanted && !kernel.is_order_dependent {
+            continue;
+        }
+        let position = [
+            (index % x) as u32,
+            (index / x % y) as u32,
+            (index / (x * y)) as u32,
+        ];
+        let findings = if is_wanted {
+            let (trace, findings) = runner.run_traced(index, position);
+            traces.push(trace);
+            findings
+        } else {
+            runner.run(position).1
+        };
+        if let Some(finding) = findings.into_iter().find(|finding| finding.kind.is_fatal()) {
+            return Err(LaunchError::Fault {
+                finding: Box::new(finding),
+            });
+        }
+    }
+    Ok(traces)
+}
+
+/// The thread blocks to run, in order, where about `room` of them can be kept.
+fn samples(n_blocks: u64, room: u64) -> Vec<u64> {
+    if n_blocks <= WHOLE_GRID && n_blocks <= room {
+        return (0..n_blocks).collect();
+    }
+    let n = N_SAMPLES.min(room).max(1);
+    let mut wanted: Vec<u64> = (0..n).map(|sample| sample * n_blocks / n).collect();
+    wanted.extend([0, 1.min(n_blocks - 1), n_blocks - 1]);
+    wanted.sort_unstable();
+    wanted.dedup();
+    wanted
+}
+
+/// The thread blocks of the multiprocessor with most to do, each as the index of the trace next to it in the grid.
+fn blocks_of_one(traces: &[BlockTrace], n_blocks: u64, device: &DeviceProfile) -> Vec<usize> {
+    let n_multiprocessors = u64::from(device.n_multiprocessors);
+    let nearest = |index: u64| -> usize {
+        let after = traces.partition_point(|trace| trace.index < index);
+        match traces.get(after) {
+            Some(trace) if after == 0 || trace.index - index <= index - traces[after - 1].index => after,
+            _ => after - 1,
+        }
+    };
+    (0..n_multiprocessors.min(n_blocks))
+        .map(|first| {
+            let blocks: Vec<usize> = (first..n_blocks)
+                .step_by(n_multiprocessors as usize)
+                .map(nearest)
+                .collect();
+            let work: usize = blocks.iter().map(|&trace| traces[trace].n_executed()).sum();
+            (work, blocks)
+        })
+        // Of equals the first.
+        .reduce(|best, next| if next.0 > best.0 { next } else { best })
+        .map(|(_, blocks)| blocks)
+        .unwrap_or_default()
+}
+
+/// Puts what a warp executed in the order in which the assembler would have it, basic block by basic block.
+fn reorder(executed: &mut [Executed], schedule: &Schedule) {
+    let mut at = 0;
+    while at < executed.len() {
+        let first = executed[at].pc;
+        let Some(order) = schedule.block(first) else {
+            at += 1;
+            continue;
+        };
+        let n = order.len();
+        let is_whole = (executed.get(at..at + n))
+            .is_some_and(|run| run.iter().zip(first..).all(|(one, pc)| one.pc == pc));
+        if is_whole {
+            let run = executed[at..at + n].to_vec();
+            for (to, &pc) in executed[at..at + n].iter_mut().zip(order) {
+                *to = run[(pc - first) as usize];
+            }
+            at += n;
+        } else {
+            at += 1;
+        }
+    }
+}

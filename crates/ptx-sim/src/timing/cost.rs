@@ -1,0 +1,154 @@
+//! [`Cost`]: what an instruction occupies of a scheduler and how long its result takes.
+//!
+//! Separate from the simulation of time because it is a table. PTX is not what runs: the assembler turns an instruction into one or
+//! several of the device's. Copies of registers and generic addresses are taken to cost nothing, 64-bit integer operations two
+//! instructions, divisions and exact roots the sequences that the assembler writes for them. These are assumptions, read off
+//! disassembled kernels, not documented.
+
+use super::DeviceProfile;
+use crate::{
+    lanes::{Binary32, Binary64, Narrow, Ternary64, Unary32, Unary64, Widen},
+    op::{Class, MatrixKind, Op},
+};
+
+/// The units of a scheduler that take some clocks for an instruction; those of memory and shuffles belong to the whole
+/// multiprocessor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unit {
+    /// Only the scheduler's slot.
+    None,
+    Float,
+    Integer,
+    Half,
+    Double,
+    Special,
+    Matrix,
+}
+
+impl Unit {
+    pub(super) const COUNT: usize = 7;
+}
+
+/// What an instruction takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    /// Instructions that the scheduler issues.
+    pub(super) slots: f64,
+    pub(super) unit: Unit,
+    /// Clocks of the unit.
+    pub(super) unit_clocks: f64,
+    /// Clocks until the result can be used, for what is not a memory access.
+    pub(super) latency: f64,
+}
+
+/// The schedulers of a multiprocessor.
+pub(super) const N_SCHEDULERS: usize = 4;
+
+impl Cost {
+    pub(super) fn of(op: &Op, device: &DeviceProfile) -> Self {
+        let lanes = &device.lanes;
+        let latency = &device.latency;
+        let per_scheduler = |lanes: f64| 32.0 * N_SCHEDULERS as f64 / lanes;
+        let plain = |slots: f64, unit, lanes: f64, latency| Self {
+            slots,
+            unit,
+            unit_clocks: slots * per_scheduler(lanes),
+            latency,
+        };
+        let free = Self {
+            slots: 0.0,
+            unit: Unit::None,
+            unit_clocks: 0.0,
+            latency: 0.0,
+        };
+        let issue = |slots, latency| Self {
+            slots,
+            unit: Unit::None,
+            unit_clocks: 0.0,
+            latency,
+        };
+        let integer = |slots: f64| {
+            let chain = latency.arithmetic * slots.max(1.0);
+            plain(slots, Unit::Integer, lanes.integer, chain)
+        };
+        match op {
+            Op::Move32 { .. }
+            | Op::Move64 { .. }
+            | Op::MovePred { .. }
+            | Op::ToGeneric { .. }
+            | Op::FromGeneric { .. }
+            | Op::Narrow {
+                f: Narrow::Low | Narrow::High,
+                ..
+            } => free,
+            Op::Widen {
+                f: Widen::ZeroExtend, ..
+            } => free,
+            Op::Binary32 {
+                f: Binary32::DivU | Binary32::DivS | Binary32::RemU | Binary32::RemS,
+                ..
+            } => integer(20.0),
+            Op::Binary64 {
+                f: Binary64::DivU | Binary64::DivS | Binary64::RemU | Binary64::RemS,
+                ..
+            } => integer(70.0),
+            Op::Binary64 {
+                f: Binary64::MulLow, ..
+            }
+            | Op::Ternary64 {
+                f: Ternary64::Mad, ..
+            } => integer(3.0),
+            Op::Binary32 {
+                f: Binary32::FDiv, ..
+            } => plain(
+                8.0,
+                Unit::Float,
+                lanes.float32,
+                latency.special + 8.0 * latency.arithmetic,
+            ),
+            Op::Unary32 {
+                f: Unary32::FSqrt, ..
+            } => plain(
+                6.0,
+                Unit::Float,
+                lanes.float32,
+                latency.special + 6.0 * latency.arithmetic,
+            ),
+            Op::Unary64 {
+                f: Unary64::DSqrt | Unary64::DRcp | Unary64::DRsqrt,
+                ..
+            }
+            | Op::Binary64 {
+                f: Binary64::DDiv, ..
+            } => plain(10.0, Unit::Double, lanes.float64, 20.0 * latency.arithmetic),
+            Op::Wide { .. } | Op::MadWide { .. } => integer(1.0),
+            Op::Matrix { kind, .. } => {
+                let products = match kind {
+                    MatrixKind::F16F32 | MatrixKind::F16F16 | MatrixKind::Bf16 => 2048.0,
+                    MatrixKind::F16K8 => 1024.0,
+                    // Twice the rate of f16.
+                    MatrixKind::S8 => 4096.0 / 2.0,
+                    MatrixKind::S8K16 => 2048.0 / 2.0,
+                };
+                Self {
+                    slots: 1.0,
+                    unit: Unit::Matrix,
+                    unit_clocks: products * N_SCHEDULERS as f64 / device.matrix_f16_per_clock,
+                    latency: latency.matrix,
+                }
+            }
+            _ => match op.class() {
+                Class::Integer | Class::DotProduct => integer(1.0),
+                Class::Integer64 => integer(2.0),
+                Class::Float32 => plain(1.0, Unit::Float, lanes.float32, latency.arithmetic),
+                Class::Float64 => plain(1.0, Unit::Double, lanes.float64, 2.0 * latency.arithmetic),
+                Class::Float16 => plain(1.0, Unit::Half, lanes.float16, latency.arithmetic),
+                Class::Special => plain(1.0, Unit::Special, lanes.special, latency.special),
+                Class::Convert => plain(1.0, Unit::Integer, lanes.convert, latency.convert),
+                Class::Move => issue(1.0, latency.arithmetic),
+                Class::WarpExchange => issue(1.0, latency.shuffle),
+                _ => issue(1.0, latency.arithmetic),
+            },
+        }
+    }
+}

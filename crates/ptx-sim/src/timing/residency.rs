@@ -1,0 +1,72 @@
+//! [`Residency`]: what of device memory is still in the L2 cache when a launch begins.
+//!
+//! Separate from a launch because it outlives it. Kept by allocation: what was touched last stays, as far as what was touched
+//! since leaves room. Invariant: an allocation that is larger than the cache is never in it.
+
+use std::collections::HashMap;
+
+use super::DeviceProfile;
+use crate::DevicePtr;
+
+/// What the launches so far left in the L2 cache.
+#[derive(Clone, Debug, Default)]
+pub struct Residency {
+    /// Bytes brought into the cache so far.
+    brought: u64,
+    /// By address of the allocation: `brought` right after it was touched, and the bytes of it that are in the cache.
+    touched: HashMap<DevicePtr, (u64, u64)>,
+}
+
+impl Residency {
+    /// An empty cache.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Bytes of the allocation that starts at an address that are still in the cache.
+    pub fn kept(&self, allocation: DevicePtr, device: &DeviceProfile) -> u64 {
+        match self.touched.get(&allocation) {
+            Some(&(when, kept)) if self.brought - when + kept <= device.l2_bytes => kept,
+            _ => 0,
+        }
+    }
+
+    /// Notes that a launch touched so many bytes of an allocation.
+    pub fn touch(&mut self, allocation: DevicePtr, bytes: u64, device: &DeviceProfile) {
+        let kept = self.kept(allocation, device);
+        self.brought += bytes.saturating_sub(kept);
+        let kept = if bytes <= device.l2_bytes {
+            bytes.max(kept)
+        } else {
+            0
+        };
+        self.touched.insert(allocation, (self.brought, kept));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_touched_last_stays() {
+        let device = DeviceProfile {
+            l2_bytes: 100,
+            ..DeviceProfile::find("h100").unwrap().clone()
+        };
+        let mut residency = Residency::new();
+        let kept = |residency: &Residency, at| residency.kept(DevicePtr(at), &device);
+        residency.touch(DevicePtr(1), 40, &device);
+        residency.touch(DevicePtr(2), 50, &device);
+        assert_eq!((kept(&residency, 1), kept(&residency, 2)), (40, 50));
+        residency.touch(DevicePtr(3), 60, &device);
+        assert_eq!([1, 2, 3].map(|at| kept(&residency, at)), [0, 0, 60]);
+        // What is touched again brings nothing new.
+        residency.touch(DevicePtr(4), 40, &device);
+        residency.touch(DevicePtr(3), 60, &device);
+        assert_eq!([3, 4].map(|at| kept(&residency, at)), [60, 40]);
+        // More than the cache holds pushes everything out and does not stay either.
+        residency.touch(DevicePtr(5), 101, &device);
+        assert_eq!([3, 4, 5].map(|at| kept(&residency, at)), [0; 3]);
+    }
+}

@@ -1,0 +1,97 @@
+//! [`BlockTrace`]: what a thread block executed, instruction by instruction, for the timing model.
+//!
+//! Separate from the counters, which only add up. Invariant: an instruction's entry has every sector of global memory that it
+//! touched and every pass over the banks of shared memory that it took.
+
+use crate::counters::SECTOR_BYTES;
+
+/// One executed warp instruction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Executed {
+    pub(crate) pc: u32,
+    /// Lanes that were active; 0 where the guard held for none.
+    pub(crate) n_lanes: u8,
+    /// Passes over the banks of shared memory.
+    pub(crate) n_passes: u16,
+    /// Its sectors in [`BlockTrace::sectors`].
+    pub(crate) first_sector: u32,
+    pub(crate) n_sectors: u16,
+}
+
+/// What one thread block executed.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockTrace {
+    /// Index of the thread block in the grid.
+    pub(crate) index: u64,
+    /// By warp.
+    pub(crate) warps: Vec<Vec<Executed>>,
+    /// Numbers of sectors: an address by the bytes of a sector.
+    pub(crate) sectors: Vec<u64>,
+    /// The warp that executes.
+    current: usize,
+}
+
+impl BlockTrace {
+    pub(crate) fn new(index: u64, n_warps: usize) -> Self {
+        Self {
+            index,
+            warps: vec![Vec::new(); n_warps],
+            ..Self::default()
+        }
+    }
+
+    /// Executed warp instructions.
+    pub(crate) fn n_executed(&self) -> usize {
+        self.warps.iter().map(Vec::len).sum()
+    }
+
+    /// The sectors of an instruction.
+    pub(crate) fn sectors_of(&self, executed: &Executed) -> &[u64] {
+        let first = executed.first_sector as usize;
+        &self.sectors[first..first + usize::from(executed.n_sectors)]
+    }
+
+    /// Begins an instruction of a warp.
+    #[inline]
+    pub(crate) fn begin(&mut self, warp: u32, pc: u32, mask: u32) {
+        self.current = warp as usize;
+        self.warps[self.current].push(Executed {
+            pc,
+            n_lanes: mask.count_ones() as u8,
+            n_passes: 0,
+            first_sector: self.sectors.len() as u32,
+            n_sectors: 0,
+        });
+    }
+
+    /// Notes passes over the banks by the instruction that was begun last.
+    pub(crate) fn add_passes(&mut self, n: u64) {
+        if let Some(executed) = self.warps[self.current].last_mut() {
+            executed.n_passes = executed.n_passes.saturating_add(n as u16);
+        }
+    }
+
+    /// Notes accesses of so many bytes each, by the instruction that was begun last.
+    pub(crate) fn add_accesses(&mut self, addresses: impl Iterator<Item = u64>, bytes: u64) {
+        let Some(executed) = self.warps[self.current].last_mut() else {
+            return;
+        };
+        let first = executed.first_sector as usize;
+        for address in addresses {
+            for sector in address / SECTOR_BYTES..=(address + bytes - 1) / SECTOR_BYTES {
+                self.sectors.push(sector);
+            }
+        }
+        self.sectors[first..].sort_unstable();
+        // What is before `first` belongs to other instructions.
+        let mut kept = first;
+        for at in first..self.sectors.len() {
+            if kept == first || self.sectors[kept - 1] != self.sectors[at] {
+                self.sectors[kept] = self.sectors[at];
+                kept += 1;
+            }
+        }
+        self.sectors.truncate(kept);
+        executed.n_sectors = (kept - first) as u16;
+    }
+}
