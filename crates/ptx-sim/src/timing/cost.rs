@@ -2,12 +2,12 @@
 //!
 //! Separate from the simulation of time because it is a table. PTX is not what runs: the assembler turns an instruction into one or
 //! several of the device's. Copies of registers and generic addresses are taken to cost nothing, 64-bit integer operations two
-//! instructions, divisions and exact roots the sequences that the assembler writes for them. These are assumptions, read off
+//! instructions, divisions and exact roots the sequences that the assembler writes for them. Additions, products and left shifts of integers go to the unit of integers or that of floats. These are assumptions, read off
 //! disassembled kernels, not documented.
 
 use super::DeviceProfile;
 use crate::{
-    lanes::{Binary32, Binary64, Narrow, Ternary64, Unary32, Unary64, Widen},
+    lanes::{Binary32, Binary64, Narrow, Ternary32, Ternary64, Unary32, Unary64, Widen},
     op::{Class, MatrixKind, Op},
 };
 
@@ -19,6 +19,8 @@ pub(super) enum Unit {
     None,
     Float,
     Integer,
+    /// Whichever of both is free sooner.
+    FloatOrInteger,
     Half,
     Double,
     Special,
@@ -26,7 +28,7 @@ pub(super) enum Unit {
 }
 
 impl Unit {
-    pub(super) const COUNT: usize = 7;
+    pub(super) const COUNT: usize = 8;
 }
 
 /// What an instruction takes.
@@ -77,12 +79,12 @@ impl Cost {
             | Op::MovePred { .. }
             | Op::ToGeneric { .. }
             | Op::FromGeneric { .. }
+            | Op::Widen {
+                f: Widen::ZeroExtend, ..
+            }
             | Op::Narrow {
                 f: Narrow::Low | Narrow::High,
                 ..
-            } => free,
-            Op::Widen {
-                f: Widen::ZeroExtend, ..
             } => free,
             Op::Binary32 {
                 f: Binary32::DivU | Binary32::DivS | Binary32::RemU | Binary32::RemS,
@@ -121,7 +123,16 @@ impl Cost {
             | Op::Binary64 {
                 f: Binary64::DDiv, ..
             } => plain(10.0, Unit::Double, lanes.float64, 20.0 * latency.arithmetic),
-            Op::Wide { .. } | Op::MadWide { .. } => integer(1.0),
+            // The assembler writes these as multiplications where the other unit is busy.
+            Op::Wide { .. }
+            | Op::MadWide { .. }
+            | Op::Binary32 {
+                f: Binary32::Add | Binary32::Sub | Binary32::Shl | Binary32::MulLow,
+                ..
+            }
+            | Op::Ternary32 {
+                f: Ternary32::Mad, ..
+            } => plain(1.0, Unit::FloatOrInteger, lanes.integer, latency.arithmetic),
             Op::Matrix { kind, .. } => {
                 let products = match kind {
                     MatrixKind::F16F32 | MatrixKind::F16F16 | MatrixKind::Bf16 => 2048.0,
@@ -145,7 +156,6 @@ impl Cost {
                 Class::Float16 => plain(1.0, Unit::Half, lanes.float16, latency.arithmetic),
                 Class::Special => plain(1.0, Unit::Special, lanes.special, latency.special),
                 Class::Convert => plain(1.0, Unit::Integer, lanes.convert, latency.convert),
-                Class::Move => issue(1.0, latency.arithmetic),
                 Class::WarpExchange => issue(1.0, latency.shuffle),
                 _ => issue(1.0, latency.arithmetic),
             },

@@ -296,11 +296,23 @@ impl Multiprocessor<'_> {
         let wait = |register| at = at.max(state.ready[self.index(register)]);
         instruction.reads(wait);
         instruction.writes(|register| at = at.max(state.ready[self.index(register)]));
-        at = at.max(self.unit_free[state.scheduler][cost.unit as usize]);
+        at = at.max(self.unit_free[state.scheduler][self.unit(state.scheduler, cost.unit)]);
         if uses_memory_unit(&instruction.op) {
             at = at.max(self.memory_free - QUEUE_CLOCKS);
         }
         at
+    }
+
+    /// The unit that an instruction goes to.
+    fn unit(&self, scheduler: usize, unit: Unit) -> usize {
+        let free = &self.unit_free[scheduler];
+        match unit {
+            Unit::FloatOrInteger if free[Unit::Float as usize] < free[Unit::Integer as usize] => {
+                Unit::Float as usize
+            }
+            Unit::FloatOrInteger => Unit::Integer as usize,
+            unit => unit as usize,
+        }
     }
 
     fn issue(&mut self, warp: usize, executed: &Executed, now: f64) {
@@ -318,8 +330,9 @@ impl Multiprocessor<'_> {
             return;
         }
         if cost.unit != Unit::None {
-            self.unit_free[scheduler][cost.unit as usize] = now + cost.unit_clocks;
-            self.unit_clocks[cost.unit as usize] += cost.unit_clocks;
+            let unit = self.unit(scheduler, cost.unit);
+            self.unit_free[scheduler][unit] = now + cost.unit_clocks;
+            self.unit_clocks[unit] += cost.unit_clocks;
         }
         let ready = match &instruction.op {
             Op::Load { at, order, .. } if at.space != Space::Shared && at.space != Space::Local => {

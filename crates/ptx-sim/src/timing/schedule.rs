@@ -67,7 +67,7 @@ impl Schedule {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum MemoryUse {
     None,
-    /// Reads what nobody writes.
+    /// Reads what no thread writes.
     Constant,
     Load(Space),
     Store(Space),

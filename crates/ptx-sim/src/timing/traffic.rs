@@ -62,7 +62,7 @@ impl Traffic {
         let mut written: HashSet<u64> = HashSet::new();
         // Thread blocks that have a sector, counted as far as two, and whether the first two of the grid have it.
         let mut readers: HashMap<u64, (u8, u8)> = HashMap::new();
-        let mut of_traces: Vec<HashSet<u64>> = Vec::with_capacity(traces.len());
+        let mut of_traces: Vec<Vec<u64>> = Vec::with_capacity(traces.len());
         for trace in traces {
             for executed in trace.warps.iter().flatten() {
                 let op = &kernel.code[executed.pc as usize].op;
@@ -70,7 +70,9 @@ impl Traffic {
                     written.extend(trace.sectors_of(executed));
                 }
             }
-            let sectors: HashSet<u64> = trace.sectors.iter().copied().collect();
+            let mut sectors = trace.sectors.clone();
+            sectors.sort_unstable();
+            sectors.dedup();
             for &sector in &sectors {
                 let entry = readers.entry(sector).or_default();
                 entry.0 = entry.0.saturating_add(1).min(2);
@@ -102,7 +104,7 @@ impl Traffic {
         }
         let mut traffic = Self::default();
         // Different bytes, and bytes asked for, of each allocation.
-        let mut sizes: HashMap<usize, (f64, f64)> = HashMap::new();
+        let mut sizes: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
         for (&index, found) in &uses {
             let sector = SECTOR_BYTES as f64;
             let asked = found.n_asked as f64 * scale * sector;

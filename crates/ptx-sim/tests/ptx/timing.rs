@@ -92,9 +92,13 @@ fn independent_arithmetic_takes_a_slot_each() {
     let eight = Bench::new(&body).estimate(1, 256, 32);
     assert_clocks(&eight, 1024.0);
     assert!(eight.issue_share > 0.95);
-    // Integers have half as many units.
-    let body = repeat(512, |index| format!("add.s32 %r{}, %r0, %r0;", index + 10));
-    assert_clocks(&Bench::new(&body).estimate(1, 32, 32), 1024.0);
+    // Integers have half as many units, of which additions have two kinds.
+    let integers = |f: &str| {
+        let body = repeat(512, |index| format!("{f} %r{}, %r0, %r0;", index + 10));
+        Bench::new(&body).estimate(1, 32, 32)
+    };
+    assert_clocks(&integers("xor.b32"), 1024.0);
+    assert_clocks(&integers("add.s32"), 512.0);
 }
 
 #[test]
