@@ -4,11 +4,13 @@
 //   optional; written as f32 to `y` and quantized to (yq, ys) where those are given (width a multiple of 32 for yq).
 //   kind 0, RMS: x / sqrt(mean(x^2) + eps). kind 1, layer: (x - mean) / sqrt(variance + eps).
 //   grid: n_rows; block: 256. hidden, delta, y: [n_rows, width] f32; weight, bias: [width] f32.
+// add_norm_held, add_norm_held_wide: the same for widths that are multiples of 32, up to 4096 and 8192. A thread holds 4 neighbouring values
+//   of each 2048 in registers, so that every load, of weight and bias too, is made before the reduction. block: 512. Alignment: 16 bytes.
 // norm_heads: the same in place for runs of `width` values of each row, without addition; weight: [n_weights, width], in turn.
 //   grid: (ceil(row_width / width / 4), n_rows); block: 128; a warp normalizes a run.
 // norm_wide_heads: the same for wide runs. grid: (row_width / width, n_rows); block: 256, which normalizes a run.
 // quantize_rows: x [n_rows, width] f32 to (yq, ys). grid: (ceil(width / 256), n_rows); block: 256.
-// Shared: 32 bytes. Alignment: 4 bytes, quantized rows 16 bytes. Measured on the simulator only: bench/runs.
+// Shared: 32 bytes, of held rows 64. Alignment: 4 bytes, quantized rows 16 bytes. Measured on the simulator only: bench/runs.
 #include "q8.cuh"
 
 KERNEL __launch_bounds__(256) add_norm(float* hidden, const float* delta, float add_scale, const float* weight,
@@ -105,3 +107,99 @@ KERNEL __launch_bounds__(256) quantize_rows(const float* x, int width, int8_t* y
     float value = x[(size_t)blockIdx.y * width + i];
     quantize_group(value, q8_row(yq, blockIdx.y, width), q8_scales(ys, blockIdx.y, width), i / WARP, width / WARP);
 }
+
+// Eight lanes quantize a group, 4 neighbouring values each, as `quantize_group` does; `i` is the index of the first of the 4. All lanes of the
+// warp take part, those beyond the row with zeros.
+DEVICE void quantize_four(const float (&x)[4], int i, int width, int8_t* row, Q8Scale* scales) {
+    float peak = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+#pragma unroll
+    for (int m = 1; m < 8; m *= 2) peak = fmaxf(peak, __shfl_xor_sync(FULL_WARP, peak, m));
+    float inverse = peak > 0.0f ? 127.0f / peak : 0.0f;
+    int sum = 0;
+    unsigned word = 0;
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        int q = __float2int_rn(x[j] * inverse);
+        sum += q;
+        word |= (unsigned)(q & 0xff) << (8 * j);
+    }
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    int sum_high = __shfl_xor_sync(FULL_WARP, sum, 4);
+    if (i >= width) return;
+    int g = i / WARP, half = i % WARP / 16, n_groups = width / WARP;
+    reinterpret_cast<unsigned*>(row)[(half * n_groups + g) * 4 + i % 16 / 4] = word;
+    if (i % WARP == 0) {
+        Q8Scale record;
+        record.scale = peak / 127.0f;
+        record.sum_low = (short)sum;
+        record.sum_high = (short)sum_high;
+        scales[g] = record;
+    }
+}
+
+constexpr int HELD_THREADS = 512;
+
+template <int C>
+DEVICE void normalize_held(float* hidden, const float* delta, float add_scale, const float* weight, const float* bias, int kind,
+                          float eps, int width, float* y, int8_t* yq, Q8Scale* ys) {
+    __shared__ float partial[HELD_THREADS / WARP];
+    float* row = hidden + (size_t)blockIdx.x * width;
+    const float* add = delta ? delta + (size_t)blockIdx.x * width : nullptr;
+    float4 x[C], d[C], w[C], b[C];
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        int i = 4 * (c * HELD_THREADS + (int)threadIdx.x);
+        bool is_here = i < width;
+        const float4 zero = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        x[c] = is_here ? *(const float4*)(row + i) : zero;
+        d[c] = is_here && add ? *(const float4*)(add + i) : zero;
+        w[c] = is_here && weight ? __ldg((const float4*)(weight + i)) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
+        b[c] = is_here && bias ? __ldg((const float4*)(bias + i)) : zero;
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        int i = 4 * (c * HELD_THREADS + (int)threadIdx.x);
+        if (add) {
+            x[c].x += add_scale * d[c].x, x[c].y += add_scale * d[c].y;
+            x[c].z += add_scale * d[c].z, x[c].w += add_scale * d[c].w;
+            if (i < width) *(float4*)(row + i) = x[c];
+        }
+        sum += (x[c].x + x[c].y) + (x[c].z + x[c].w);
+        squares += (x[c].x * x[c].x + x[c].y * x[c].y) + (x[c].z * x[c].z + x[c].w * x[c].w);
+    }
+    float mean = 0.0f;
+    if (kind == 1) {
+        mean = block_sum(sum, partial) / width;
+        // A second pass over the row avoids cancellation.
+        squares = 0.0f;
+#pragma unroll
+        for (int c = 0; c < C; c++) {
+            int i = 4 * (c * HELD_THREADS + (int)threadIdx.x);
+            float u[4] = {x[c].x - mean, x[c].y - mean, x[c].z - mean, x[c].w - mean};
+            if (i < width) squares += (u[0] * u[0] + u[1] * u[1]) + (u[2] * u[2] + u[3] * u[3]);
+        }
+    }
+    float factor = 1.0f / sqrtf(block_sum(squares, partial) / width + eps);
+#pragma unroll
+    for (int c = 0; c < C; c++) {
+        int i = 4 * (c * HELD_THREADS + (int)threadIdx.x);
+        float v[4] = {(x[c].x - mean) * factor, (x[c].y - mean) * factor, (x[c].z - mean) * factor, (x[c].w - mean) * factor};
+        v[0] = v[0] * w[c].x + b[c].x, v[1] = v[1] * w[c].y + b[c].y;
+        v[2] = v[2] * w[c].z + b[c].z, v[3] = v[3] * w[c].w + b[c].w;
+        if (i >= width) v[0] = v[1] = v[2] = v[3] = 0.0f;
+        if (y && i < width) *(float4*)(y + (size_t)blockIdx.x * width + i) = make_float4(v[0], v[1], v[2], v[3]);
+        if (yq) quantize_four(v, i, width, q8_row(yq, blockIdx.x, width), q8_scales(ys, blockIdx.x, width));
+    }
+}
+
+#define ADD_NORM_HELD(NAME, C)                                                                                                 \
+    KERNEL __launch_bounds__(HELD_THREADS) NAME(float* hidden, const float* delta, float add_scale, const float* weight,           \
+                                                const float* bias, int kind, float eps, int width, float* y, int8_t* yq,           \
+                                                Q8Scale* ys) {                                                                     \
+        normalize_held<C>(hidden, delta, add_scale, weight, bias, kind, eps, width, y, yq, ys);                                     \
+    }
+
+ADD_NORM_HELD(add_norm_held, 2)
+ADD_NORM_HELD(add_norm_held_wide, 4)

@@ -301,9 +301,9 @@ fn norm() -> anyhow::Result<Value> {
         .ptr(memory.alloc(N_EMBD as u64 / 4)?);
     let what = Launch {
         module: "norm".to_owned(),
-        kernel: "add_norm".to_owned(),
+        kernel: "add_norm_held".to_owned(),
         grid: [1, 1, 1],
-        block: 256,
+        block: 512,
         shared_bytes: 0,
     };
     let counters = count(&mut memory, &what, &arguments)?;

@@ -204,6 +204,8 @@ pub struct Ops {
     /// Whether a row's results may not depend on how many rows there are.
     is_batch_invariant: bool,
     add_norm: Kernel,
+    /// For rows that fit into the registers of a thread block: up to each of `norm::HELD_WIDTHS`.
+    add_norm_held: [Kernel; 2],
     norm_heads: Kernel,
     norm_wide_heads: Kernel,
     quantize_rows: Kernel,
@@ -253,6 +255,10 @@ impl Ops {
         }
         Ok(Self {
             add_norm: device.kernel("norm", "add_norm")?,
+            add_norm_held: [
+                device.kernel("norm", "add_norm_held")?,
+                device.kernel("norm", "add_norm_held_wide")?,
+            ],
             norm_heads: device.kernel("norm", "norm_heads")?,
             norm_wide_heads: device.kernel("norm", "norm_wide_heads")?,
             quantize_rows: device.kernel("norm", "quantize_rows")?,

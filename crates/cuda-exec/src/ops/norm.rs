@@ -16,6 +16,9 @@ fn code(kind: NormKind) -> usize {
 /// Runs from this width on are normalized by a thread block each, narrower ones by a warp.
 const WIDE_RUN: usize = 512;
 
+/// Widest rows that each of the kernels holds in registers.
+const HELD_WIDTHS: [usize; 2] = [4096, 8192];
+
 /// The values of a norm's vector that a kernel reads.
 fn values(vector: Option<&Buffer<f32>>, width: usize) -> Result<Option<View<'_, f32>>> {
     vector.map(|vector| vector.view().range(0..width)).transpose()
@@ -82,8 +85,15 @@ impl Ops {
             .write(output.range(0..n_rows * norm.width)?)
             .write_or_null(bytes)
             .write_or_null(scales);
+        // Rows of whole groups are held, if they fit. Views of them begin at multiples of their width, so that 16 bytes are aligned.
+        let held = (HELD_WIDTHS.iter().position(|&widest| norm.width <= widest))
+            .filter(|_| norm.width.is_multiple_of(32));
+        let (kernel, n_threads) = match held {
+            Some(index) => (self.add_norm_held[index], 512),
+            None => (self.add_norm, 256),
+        };
         self.device
-            .launch(self.add_norm, LaunchShape::new([n_rows, 1, 1], 256), &args)
+            .launch(kernel, LaunchShape::new([n_rows, 1, 1], n_threads), &args)
     }
 
     /// Normalizes every run of `norm.width` values of rows `[n_rows, row_width]` in place. A weight of several runs is for as

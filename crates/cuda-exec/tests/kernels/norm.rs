@@ -28,66 +28,84 @@ fn norms_add_the_residual_and_quantize() {
         (2, 257, true, false, false),
         (4, 320, true, true, true),
         (1, 64, false, false, true),
+        (2, 96, true, false, true),
+        (1, 4096, false, true, true),
+        (2, 4128, true, true, true),
+        (1, 8192, false, true, true),
     ] {
-        let mut random = Random::new(width as u64);
-        let mut sim = Sim::new();
-        let hidden = random.values(n_rows * width);
-        let delta = random.values(n_rows * width);
-        let (weight, bias) = (random.values(width), random.values(width));
-        let device_hidden = sim.f32s(&hidden);
-        let device_delta = if adds { sim.f32s(&delta) } else { NULL };
-        let (device_weight, device_bias) = (sim.f32s(&weight), sim.f32s(&bias));
-        let y = sim.room(n_rows * width * 4);
-        let quantized = sim.room_quantized(n_rows, width);
-        let arguments = Arguments::new()
-            .ptr(device_hidden)
-            .ptr(device_delta)
-            .f32(0.5)
-            .ptr(device_weight)
-            .ptr(device_bias)
-            .i32(i32::from(is_layer))
-            .f32(1e-5)
-            .i32(width as i32)
-            .ptr(y)
-            .ptr(if quantizes { quantized.bytes } else { NULL })
-            .ptr(if quantizes { quantized.scales } else { NULL });
-        sim.launch("norm", "add_norm", [n_rows, 1, 1], 256, 0, &arguments);
-        let found = sim.read_f32s(y, n_rows * width);
-        let sums: Vec<f64> = (hidden.iter().zip(&delta))
-            .map(|(x, d)| {
-                if adds {
-                    f64::from(x + 0.5 * d)
-                } else {
-                    f64::from(*x)
-                }
-            })
-            .collect();
-        let expected: Vec<(f64, f64)> = sums
-            .chunks(width)
-            .flat_map(|row| normalize(row, is_layer, 1e-5))
-            .enumerate()
-            .map(|(i, x)| {
-                let value = x * f64::from(weight[i % width]) + f64::from(bias[i % width]);
-                (value, x.abs() + 1.0)
-            })
-            .collect();
-        assert_close(&found, &expected, TOLERANCE, &format!("norm of {width}"));
-        let kept = sim.read_f32s(device_hidden, n_rows * width);
-        assert!(
-            kept.iter()
-                .zip(&sums)
-                .all(|(x, s)| (f64::from(*x) - s).abs() < 1e-6)
-        );
-        if quantizes {
-            let rounded = sim.dequantized(&quantized, n_rows, width);
-            for (group, rounded) in found.chunks(32).zip(rounded.chunks(32)) {
-                let peak = group.iter().fold(0f32, |peak, x| peak.max(x.abs()));
-                for (x, r) in group.iter().zip(rounded) {
-                    assert!((f64::from(*x) - r).abs() <= f64::from(peak) / 254.0 * 1.0001);
+        for (kernel, n_threads) in kernels(width) {
+            let mut random = Random::new(width as u64);
+            let mut sim = Sim::new();
+            let hidden = random.values(n_rows * width);
+            let delta = random.values(n_rows * width);
+            let (weight, bias) = (random.values(width), random.values(width));
+            let device_hidden = sim.f32s(&hidden);
+            let device_delta = if adds { sim.f32s(&delta) } else { NULL };
+            let (device_weight, device_bias) = (sim.f32s(&weight), sim.f32s(&bias));
+            let y = sim.room(n_rows * width * 4);
+            let quantized = sim.room_quantized(n_rows, width);
+            let arguments = Arguments::new()
+                .ptr(device_hidden)
+                .ptr(device_delta)
+                .f32(0.5)
+                .ptr(device_weight)
+                .ptr(device_bias)
+                .i32(i32::from(is_layer))
+                .f32(1e-5)
+                .i32(width as i32)
+                .ptr(y)
+                .ptr(if quantizes { quantized.bytes } else { NULL })
+                .ptr(if quantizes { quantized.scales } else { NULL });
+            sim.launch("norm", kernel, [n_rows, 1, 1], n_threads, 0, &arguments);
+            let found = sim.read_f32s(y, n_rows * width);
+            let sums: Vec<f64> = (hidden.iter().zip(&delta))
+                .map(|(x, d)| {
+                    if adds {
+                        f64::from(x + 0.5 * d)
+                    } else {
+                        f64::from(*x)
+                    }
+                })
+                .collect();
+            let expected: Vec<(f64, f64)> = sums
+                .chunks(width)
+                .flat_map(|row| normalize(row, is_layer, 1e-5))
+                .enumerate()
+                .map(|(i, x)| {
+                    let value = x * f64::from(weight[i % width]) + f64::from(bias[i % width]);
+                    (value, x.abs() + 1.0)
+                })
+                .collect();
+            assert_close(&found, &expected, TOLERANCE, &format!("{kernel} of {width}"));
+            let kept = sim.read_f32s(device_hidden, n_rows * width);
+            assert!(
+                kept.iter()
+                    .zip(&sums)
+                    .all(|(x, s)| (f64::from(*x) - s).abs() < 1e-6)
+            );
+            if quantizes {
+                let rounded = sim.dequantized(&quantized, n_rows, width);
+                for (group, rounded) in found.chunks(32).zip(rounded.chunks(32)) {
+                    let peak = group.iter().fold(0f32, |peak, x| peak.max(x.abs()));
+                    for (x, r) in group.iter().zip(rounded) {
+                        assert!((f64::from(*x) - r).abs() <= f64::from(peak) / 254.0 * 1.0001);
+                    }
                 }
             }
         }
     }
+}
+
+/// The kernels that take rows of a width, with their threads.
+fn kernels(width: usize) -> Vec<(&'static str, usize)> {
+    let mut kernels = vec![("add_norm", 256)];
+    if width.is_multiple_of(32) {
+        kernels.push(("add_norm_held_wide", 512));
+        if width <= 4096 {
+            kernels.push(("add_norm_held", 512));
+        }
+    }
+    kernels
 }
 
 #[test]
