@@ -12,6 +12,7 @@ pub mod device_pack;
 pub mod device_report;
 mod gpu;
 pub mod kernel_bench;
+pub mod kernel_estimate;
 pub mod parity;
 pub mod ptx;
 pub mod synth;

@@ -30,6 +30,7 @@ commands! {
     DevicePack => device_pack;
     DeviceReport => device_report;
     KernelBench => kernel_bench;
+    KernelEstimate => kernel_estimate;
     Parity => parity;
     Ptx => ptx;
     Synth => synth;

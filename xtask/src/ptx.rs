@@ -8,7 +8,7 @@
 mod lock;
 mod toolchain;
 
-use std::{fs, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use anyhow::{Context, ensure};
 use tokenmill_cuda_exec::modules::{self, Entry, KernelModule};
@@ -188,6 +188,19 @@ pub(crate) fn cubins(architecture: &str) -> anyhow::Result<Vec<u8>> {
         entry.append_to(&mut archive);
     }
     Ok(archive)
+}
+
+/// Registers of every kernel on an architecture, by module and kernel, as the lock has them; `None` for an architecture that it lacks.
+pub(crate) fn registers(architecture: &str) -> Option<BTreeMap<(String, String), u32>> {
+    let column = ARCHITECTURES.iter().position(|name| *name == architecture)?;
+    let lock = Lock::parse(&fs::read_to_string(crate::workspace_root().join(LOCK)).ok()?)?;
+    let mut registers = BTreeMap::new();
+    for module in lock.modules {
+        for (kernel, resources) in module.kernels {
+            registers.insert((module.name.clone(), kernel), resources.get(column)?.registers);
+        }
+    }
+    Some(registers)
 }
 
 /// Preprocessor definitions of a module: the types it is compiled for and the headers that define them.

@@ -4,6 +4,7 @@
 //! shapes, `tensors` what they make, `recipe` which tensor gets which type, `weights` the random numbers, `vocab` the tokenizer. Invariant: the
 //! file is a function of preset, type, seed and standard deviation, byte for byte, whatever the number of threads.
 
+pub(crate) mod outline;
 mod preset;
 mod recipe;
 mod tensors;

@@ -158,7 +158,7 @@ exported! {
 
     cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) {
         let found = gpu::gpu(device).and_then(|gpu| match attribute {
-            MULTIPROCESSOR_COUNT => Ok(108),
+            MULTIPROCESSOR_COUNT => Ok(gpu.spec.n_multiprocessors),
             CAPABILITY_MAJOR => Ok(gpu.spec.capability.0),
             CAPABILITY_MINOR => Ok(gpu.spec.capability.1),
             _ => Err(code::INVALID_VALUE),

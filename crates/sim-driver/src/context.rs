@@ -25,6 +25,7 @@ use crate::{
     host_memory::HostMemory,
     machine::GpuSpec,
     rows::Rows,
+    timing::{self, Timing},
 };
 
 /// The shared memory a kernel has without asking for more, what it declares itself included.
@@ -116,6 +117,8 @@ pub(crate) struct Context {
     has_compiler: bool,
     captures: bool,
     modules: Vec<Module>,
+    /// The PTX of each module, by its hash: where launches are estimated.
+    texts: Vec<u64>,
     functions: HashMap<u64, Function>,
     streams: HashMap<u64, VecDeque<Operation>>,
     events: HashMap<u64, Event>,
@@ -134,6 +137,8 @@ pub(crate) struct State {
     pub(crate) counts: Counts,
     /// What is to go wrong next.
     pub(crate) fault: Option<Fault>,
+    /// Estimates launches in place of running them.
+    pub(crate) timing: Option<Timing>,
     pub(crate) n_retained: usize,
 }
 
@@ -146,11 +151,16 @@ fn handle() -> u64 {
 impl Context {
     pub(crate) fn new(spec: &GpuSpec) -> Self {
         Self {
-            memory: DeviceMemory::with_capacity(spec.total_bytes),
+            memory: if spec.is_sparse {
+                DeviceMemory::sparse(spec.total_bytes)
+            } else {
+                DeviceMemory::with_capacity(spec.total_bytes)
+            },
             takes_ptx: spec.takes_ptx,
             has_compiler: spec.has_compiler,
             captures: spec.captures,
             modules: Vec::new(),
+            texts: Vec::new(),
             functions: HashMap::new(),
             streams: HashMap::new(),
             events: HashMap::new(),
@@ -255,6 +265,7 @@ impl Context {
         match Module::load(ptx, &mut self.memory) {
             Ok(module) => {
                 self.modules.push(module);
+                self.texts.push(timing::hash(ptx));
                 (Ok(self.modules.len() as u64), "info    : simulated".to_owned())
             }
             Err(error) => {

@@ -51,7 +51,9 @@ mod host_memory;
 mod machine;
 mod rows;
 mod simulator;
+mod timing;
 
 pub use api::symbol;
 pub use fault::Fault;
 pub use simulator::{SimOptions, Simulator};
+pub use timing::{LaunchEstimate, Registers};

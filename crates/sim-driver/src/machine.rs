@@ -30,6 +30,9 @@ pub(crate) struct GpuSpec {
     pub(crate) captures: bool,
     /// Whether a test added it, so that it goes when it has no user.
     pub(crate) is_added: bool,
+    /// Whether its memory takes room only where something other than zero is written.
+    pub(crate) is_sparse: bool,
+    pub(crate) n_multiprocessors: i32,
 }
 
 impl Default for GpuSpec {
@@ -42,6 +45,8 @@ impl Default for GpuSpec {
             has_compiler: true,
             captures: true,
             is_added: false,
+            is_sparse: false,
+            n_multiprocessors: 108,
         }
     }
 }
@@ -113,6 +118,8 @@ mod tests {
                 has_compiler: true,
                 captures: true,
                 is_added: false,
+                is_sparse: false,
+                n_multiprocessors: 108,
             },
         };
         assert_eq!(machine, expected);

@@ -6,13 +6,14 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use tokenmill_cuda_exec::{Api, Buffers, Cubins, Device, DeviceOptions};
-use tokenmill_ptx_sim::Counters;
+use tokenmill_ptx_sim::{Counters, DeviceProfile};
 
 use crate::{
     api,
     fault::Fault,
     gpu::{self, Gpu},
     machine::GpuSpec,
+    timing::{LaunchEstimate, Registers, Timing},
 };
 
 /// What a simulated GPU is like.
@@ -53,6 +54,26 @@ impl Simulator {
             ..GpuSpec::default()
         });
         Self { gpu, ordinal }
+    }
+
+    /// Adds a GPU of a kind that estimates how long launches take, in place of running them. Its memory takes room only where something
+    /// other than zero is written, and what launches compute is not there.
+    pub fn estimating(profile: &'static DeviceProfile, registers: Registers) -> Self {
+        let (ordinal, gpu) = gpu::add(GpuSpec {
+            total_bytes: profile.memory_bytes,
+            n_multiprocessors: profile.n_multiprocessors as i32,
+            is_added: true,
+            is_sparse: true,
+            ..GpuSpec::default()
+        });
+        gpu.lock().timing = Some(Timing::new(profile, registers));
+        Self { gpu, ordinal }
+    }
+
+    /// The launches since this was last called, where they are estimated.
+    pub fn take_estimates(&self) -> Vec<LaunchEstimate> {
+        let mut state = self.gpu.lock();
+        state.timing.as_mut().map(Timing::take).unwrap_or_default()
     }
 
     /// Its number among the GPUs of the process.

@@ -13,6 +13,7 @@ use crate::{
     counts::Counts,
     fault::Fault,
     rows::{Place, Rows},
+    timing::Timing,
 };
 
 impl State {
@@ -49,7 +50,9 @@ impl State {
         }
         let queue = self.context.streams.get_mut(&stream);
         if let Some(operation) = queue.and_then(VecDeque::pop_front)
-            && let Err(reason) = self.context.run(&operation, &mut self.counts, &mut self.fault)
+            && let Err(reason) =
+                self.context
+                    .run(&operation, &mut self.counts, &mut self.fault, &mut self.timing)
         {
             self.context.lose(&reason);
         }
@@ -63,6 +66,7 @@ impl Context {
         operation: &Operation,
         counts: &mut Counts,
         fault: &mut Option<Fault>,
+        timing: &mut Option<Timing>,
     ) -> Result<(), String> {
         let text = |error: MemoryError| error.to_string();
         match operation {
@@ -70,7 +74,7 @@ impl Context {
                 function,
                 config,
                 arguments,
-            } => self.run_kernel(*function as u64, config, arguments, counts, fault),
+            } => self.run_kernel(*function as u64, config, arguments, counts, fault, timing),
             Operation::Upload { from, to } => {
                 self.clock_ms += from.n_bytes() as f64 * 1e-7;
                 from.read(|bytes| self.memory.write(DevicePtr(*to), bytes))
@@ -101,7 +105,7 @@ impl Context {
             Operation::Wait { .. } => Ok(()),
             Operation::Replay(operations) => operations
                 .iter()
-                .try_for_each(|operation| self.run(operation, counts, fault)),
+                .try_for_each(|operation| self.run(operation, counts, fault, timing)),
         }
     }
 
@@ -148,6 +152,7 @@ impl Context {
         arguments: &Arguments,
         counts: &mut Counts,
         fault: &mut Option<Fault>,
+        timing: &mut Option<Timing>,
     ) -> Result<(), String> {
         let Function { module, name, .. } = &self.functions[&function];
         match fault {
@@ -159,6 +164,9 @@ impl Context {
             _ => {}
         }
         let kernel = (self.modules[*module].kernel(name)).map_err(|error| error.to_string())?;
+        if let Some(timing) = timing {
+            return timing.launch(self.texts[*module], kernel, &self.memory, config, arguments);
+        }
         let report = launch(kernel, &self.memory, config, arguments).map_err(|error| error.to_string())?;
         if let Some(finding) = report.findings.first() {
             return Err(finding.to_string());

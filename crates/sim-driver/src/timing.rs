@@ -1,0 +1,173 @@
+//! [`Timing`]: launches that are estimated in place of being run.
+//!
+//! Separate from running, of which it is the alternative. Invariant: of two launches that are alike (kernel, grid, numbers among
+//! the arguments, sizes of the buffers and what of them is in the L2 cache) one is played, and both have its time.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::{DefaultHasher, Hash, Hasher},
+};
+
+use tokenmill_cuda_exec::modules;
+use tokenmill_ptx_sim::{
+    Arguments, DeviceMemory, DeviceProfile, DevicePtr, Estimate, Kernel, LaunchConfig, Residency, estimate,
+};
+
+/// Registers a thread has on a device, by module and kernel.
+pub type Registers = BTreeMap<(String, String), u32>;
+
+/// A launch, and how long it is estimated to take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LaunchEstimate {
+    /// The module of [`modules`].
+    pub module: String,
+    /// The kernel.
+    pub kernel: String,
+    /// Thread blocks.
+    pub grid: [u32; 3],
+    /// Threads of a thread block.
+    pub block: [u32; 3],
+    /// The estimate.
+    pub estimate: Estimate,
+}
+
+/// An argument as far as the time depends on it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Argument {
+    Number(Vec<u8>),
+    Buffer { bytes: u64, offset: u64, kept: u64 },
+}
+
+/// What makes launches alike.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    text: u64,
+    kernel: String,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    arguments: Vec<Argument>,
+}
+
+/// Estimates launches and keeps the list.
+#[derive(Debug)]
+pub(crate) struct Timing {
+    profile: &'static DeviceProfile,
+    registers: Registers,
+    /// Names of modules by the hash of their PTX.
+    names: HashMap<u64, String>,
+    residency: Residency,
+    /// With the buffers that the launch was played with.
+    known: HashMap<Key, (Estimate, Vec<Option<DevicePtr>>)>,
+    launches: Vec<LaunchEstimate>,
+}
+
+/// The hash of a module's PTX.
+pub(crate) fn hash(ptx: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    ptx.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl Timing {
+    pub(crate) fn new(profile: &'static DeviceProfile, registers: Registers) -> Self {
+        let names = (modules::all().into_iter())
+            .filter_map(|module| Some((hash(&modules::ptx(&module.name)?), module.name)))
+            .collect();
+        Self {
+            profile,
+            registers,
+            names,
+            residency: Residency::new(),
+            known: HashMap::new(),
+            launches: Vec::new(),
+        }
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<LaunchEstimate> {
+        std::mem::take(&mut self.launches)
+    }
+
+    /// Estimates a launch of a kernel whose module has PTX of this hash.
+    pub(crate) fn launch(
+        &mut self,
+        text: u64,
+        kernel: &Kernel,
+        memory: &DeviceMemory,
+        config: &LaunchConfig,
+        arguments: &Arguments,
+    ) -> Result<(), String> {
+        let module = self
+            .names
+            .get(&text)
+            .ok_or("a module that is none of this program's")?;
+        let name = (module.clone(), kernel.name().to_owned());
+        let registers = *(self.registers.get(&name))
+            .ok_or_else(|| format!("the registers of `{}` in `{}` are not known", name.1, name.0))?;
+        let buffers: Vec<Option<DevicePtr>> = arguments
+            .values()
+            .map(|value| Some(memory.allocation_at(address(value)?)?.0))
+            .collect();
+        let key = Key {
+            text,
+            kernel: name.1.clone(),
+            grid: config.grid,
+            block: config.block,
+            shared_bytes: config.shared_bytes,
+            arguments: (arguments.values())
+                .map(|value| self.argument(memory, value))
+                .collect(),
+        };
+        let estimate = match self.known.get(&key) {
+            Some((estimate, theirs)) => {
+                for (mine, theirs) in buffers.iter().zip(theirs) {
+                    if let (&Some(mine), Some(theirs)) = (mine, theirs)
+                        && let Some(&bytes) = estimate.touched.get(theirs)
+                    {
+                        self.residency.touch(mine, bytes, self.profile);
+                    }
+                }
+                estimate.clone()
+            }
+            None => {
+                let estimate = estimate(
+                    kernel,
+                    memory,
+                    config,
+                    arguments,
+                    registers,
+                    self.profile,
+                    &mut self.residency,
+                )
+                .map_err(|error| error.to_string())?;
+                self.known.insert(key, (estimate.clone(), buffers));
+                estimate
+            }
+        };
+        self.launches.push(LaunchEstimate {
+            module: name.0,
+            kernel: name.1,
+            grid: config.grid,
+            block: config.block,
+            estimate,
+        });
+        Ok(())
+    }
+
+    fn argument(&self, memory: &DeviceMemory, value: &[u8]) -> Argument {
+        let found = address(value).and_then(|address| Some((address, memory.allocation_at(address)?)));
+        match found {
+            Some((address, (allocation, bytes))) => Argument::Buffer {
+                bytes,
+                offset: address.0 - allocation.0,
+                kept: self.residency.kept(allocation, self.profile),
+            },
+            None => Argument::Number(value.to_vec()),
+        }
+    }
+}
+
+/// An argument that may be an address.
+fn address(value: &[u8]) -> Option<DevicePtr> {
+    Some(DevicePtr(u64::from_le_bytes(value.try_into().ok()?)))
+}

@@ -1,0 +1,103 @@
+//! `kernel-estimate`: how long the launches of a decode step take on a GPU that is not there, by the timing model of `ptx-sim`.
+//!
+//! The step is the program's own: a model of real shape, whose weights are holes in its file, is loaded and run on the simulated driver,
+//! which estimates each launch in place of running it. The parts: `step` runs it, `table` prints it, `demands` has what CI asks of the
+//! launches. Estimates are no measurements; what they are worth is in decision record 30.
+
+mod demands;
+mod step;
+mod table;
+
+use std::path::PathBuf;
+
+use anyhow::{Context, ensure};
+use serde_json::json;
+use tokenmill_ptx_sim::DeviceProfile;
+
+use step::{Shape, Step};
+
+/// Estimate how long the launches of a decode step take on a GPU, on the simulator
+#[derive(clap::Args)]
+pub struct Args {
+    /// Whose shapes: a preset of `synth`
+    #[arg(long, default_value = "llama-3-8b")]
+    model: String,
+    /// Type of the weights, as `synth` names it
+    #[arg(long = "type", value_name = "TYPE", default_value = "Q4_K_M")]
+    recipe: String,
+    /// The GPU: h100, h200 or a100
+    #[arg(long, default_value = "h200")]
+    device: String,
+    /// Sequences that decode a token each; one step for each number
+    #[arg(long, value_delimiter = ',', default_value = "1")]
+    rows: Vec<usize>,
+    /// Tokens of each sequence, the new one among them
+    #[arg(long, default_value_t = 512)]
+    context: usize,
+    /// Take only the first layers of the model
+    #[arg(long, value_name = "N")]
+    layers: Option<u32>,
+    /// Also write the figures to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Instead compare the launches with `kernels/latency.list`, the demands that they do not meet yet
+    #[arg(long)]
+    check: bool,
+    /// Instead write `kernels/latency.list` again
+    #[arg(long)]
+    update: bool,
+}
+
+/// Estimates and prints.
+///
+/// # Errors
+/// An unknown model, type or device, or a context beyond the model's.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    if args.update {
+        return demands::update();
+    }
+    if args.check {
+        return demands::check();
+    }
+    let device = device(&args.device)?;
+    ensure!(
+        !args.rows.is_empty() && args.rows.iter().all(|n| (1..=256).contains(n)),
+        "a step has 1 to 256 rows"
+    );
+    let shape = Shape {
+        model: &args.model,
+        recipe: &args.recipe,
+        n_layers: args.layers,
+        context: args.context,
+    };
+    let steps = Step::estimate(&shape, &args.rows, device)?;
+    let mut report = Vec::new();
+    for step in &steps {
+        println!("{}", table::render(&shape, step));
+        report.push(table::json(&shape, step));
+    }
+    if let Some(path) = &args.json {
+        let report = json!({ "source": "the timing model of ptx-sim; not measured", "steps": report });
+        std::fs::write(path, format!("{report:#}\n"))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn device(name: &str) -> anyhow::Result<&'static DeviceProfile> {
+    DeviceProfile::find(name).with_context(|| {
+        let known = DeviceProfile::ALL.map(|device| device.name).join(", ");
+        format!("unknown device `{name}`; known are {known}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    /// Estimates the steps that the list is about: a launch that newly breaks a demand, or breaks it by more, fails.
+    #[test]
+    fn launches_keep_loads_in_flight_and_the_multiprocessors_busy() {
+        if let Err(error) = super::demands::check() {
+            panic!("{error:#}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! [`Step`]: a decode step, launch by launch, as the simulated driver estimates it.
+//!
+//! Separate from what is printed of it. Invariant: the launches are those that the program makes for this model, batch and context.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, ensure};
+use tokenmill_backend::{
+    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, SeqState,
+    TokenSource,
+};
+use tokenmill_cuda_exec::CudaBackend;
+use tokenmill_model::{Model, ModelOptions};
+use tokenmill_ptx_sim::DeviceProfile;
+use tokenmill_sim_driver::{LaunchEstimate, Registers, Simulator};
+use tokenmill_testkit::generate::run as run_step;
+
+use crate::{ptx, synth::outline};
+
+/// What is run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape<'a> {
+    pub(super) model: &'a str,
+    pub(super) recipe: &'a str,
+    /// The first layers only.
+    pub(super) n_layers: Option<u32>,
+    /// Tokens of each sequence, the new one among them.
+    pub(super) context: usize,
+}
+
+/// The launches of a step.
+#[derive(Debug)]
+pub(super) struct Step {
+    /// Sequences that decode a token each.
+    pub(super) n_rows: usize,
+    pub(super) device: &'static DeviceProfile,
+    /// In the order of the step.
+    pub(super) launches: Vec<LaunchEstimate>,
+}
+
+/// A file that goes when it is no longer needed.
+struct Temporary(PathBuf);
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // A file that cannot be removed takes little room: its weights are holes.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Step {
+    /// Runs a step of each number of rows twice and gives the second, which finds in the L2 cache what the first left there.
+    pub(super) fn estimate(
+        shape: &Shape<'_>,
+        rows: &[usize],
+        device: &'static DeviceProfile,
+    ) -> anyhow::Result<Vec<Self>> {
+        let most = rows.iter().copied().max().unwrap_or(1);
+        let name = format!(
+            "tokenmill-{}-{}-{}-{:?}.gguf",
+            shape.model,
+            shape.recipe,
+            std::process::id(),
+            std::thread::current().id()
+        );
+        let file = Temporary(std::env::temp_dir().join(name));
+        outline::write(shape.model, shape.recipe, shape.n_layers, &file.0)?;
+        let model = Model::open(&file.0)?;
+        let n_train = model.descriptor().n_ctx_train;
+        ensure!(
+            (1..=n_train).contains(&shape.context),
+            "{} has a context of 1 to {n_train} tokens, not {}",
+            shape.model,
+            shape.context
+        );
+        let n_pages = shape.context.div_ceil(PAGE_TOKENS);
+        let options = ModelOptions {
+            n_ctx: Some(shape.context),
+            max_batch_tokens: most.max(512),
+            max_batch_seqs: most,
+            max_logit_rows: most,
+            n_pages: Some(most * n_pages),
+            ..ModelOptions::default()
+        };
+        let simulator = Simulator::estimating(device, registers(device)?);
+        let backend = CudaBackend::new(simulator.device())?;
+        let mut executor = model.load_on(backend, &options, &mut |_| {})?;
+        let mut steps = Vec::with_capacity(rows.len());
+        for &n_rows in rows {
+            let batch = batch(shape, n_rows, n_pages, executor.limits());
+            let mut launches = Vec::new();
+            for _ in 0..2 {
+                simulator.take_estimates();
+                run_step(&mut executor, &batch)?;
+                launches = simulator.take_estimates();
+            }
+            steps.push(Self {
+                n_rows,
+                device,
+                launches,
+            });
+        }
+        Ok(steps)
+    }
+
+    /// Microseconds of the step, with what launching takes.
+    pub(super) fn us(&self) -> f64 {
+        let launches = self.launches.iter().map(|launch| launch.estimate.us);
+        launches.sum::<f64>() + self.launches.len() as f64 * self.device.launch_us
+    }
+
+    /// Bytes that come from device memory.
+    pub(super) fn dram_bytes(&self) -> f64 {
+        self.launches
+            .iter()
+            .map(|launch| launch.estimate.dram_bytes)
+            .sum()
+    }
+}
+
+/// A token of each sequence behind `context - 1` others, chosen greedily.
+fn batch(shape: &Shape<'_>, n_rows: usize, n_pages: usize, limits: &ExecutorLimits) -> ForwardBatch {
+    let mut batch = ForwardBatch::default();
+    for seq_idx in 0..n_rows {
+        let first = (seq_idx * n_pages) as u32;
+        let pages: Vec<u32> = (first..first + n_pages as u32).collect();
+        batch.push_sequence([TokenSource::Id(1)], shape.context as u32 - 1, &pages);
+        if let Some(group) = limits.window_group {
+            // Pages that the window has left are gone.
+            let n_kept = n_pages.min(group.window.div_ceil(PAGE_TOKENS) + 1);
+            let first = (seq_idx * n_kept) as u32;
+            let mut pages = vec![ForwardBatch::UNMAPPED_PAGE; n_pages - n_kept];
+            pages.extend(first..first + n_kept as u32);
+            batch.push_window_pages(&pages);
+        }
+        batch.want_last(RowOutput::Sample(SampleRow {
+            params: SamplingParams::default().into(),
+            history: 0..0,
+            mask_start: None,
+        }));
+        if limits.n_states > 0 {
+            batch.states.push(SeqState::own(seq_idx as u32));
+        }
+    }
+    batch
+}
+
+/// The registers that `kernels/ptx.lock` has for the device.
+fn registers(device: &DeviceProfile) -> anyhow::Result<Registers> {
+    ptx::registers(device.architecture)
+        .with_context(|| format!("kernels/ptx.lock has no registers for {}", device.architecture))
+}

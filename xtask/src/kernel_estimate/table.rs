@@ -1,0 +1,149 @@
+//! What is printed of a step: a table of its launches, and the same as JSON.
+//!
+//! Separate from the step because it is for people. Launches that are alike are one row, in the order of their first.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+use tokenmill_sim_driver::LaunchEstimate;
+
+use super::step::{Shape, Step};
+
+/// Launches that are alike.
+struct Row<'a> {
+    launch: &'a LaunchEstimate,
+    count: usize,
+}
+
+fn rows(step: &Step) -> Vec<Row<'_>> {
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    for launch in &step.launches {
+        let is_alike = |row: &&mut Row<'_>| {
+            let other = row.launch;
+            (&other.module, &other.kernel, other.grid, other.block)
+                == (&launch.module, &launch.kernel, launch.grid, launch.block)
+                && (other.estimate.us - launch.estimate.us).abs() < 0.05
+        };
+        match rows.iter_mut().find(is_alike) {
+            Some(row) => row.count += 1,
+            None => rows.push(Row { launch, count: 1 }),
+        }
+    }
+    rows
+}
+
+/// A grid and the threads of a thread block.
+pub(super) fn grid(launch: &LaunchEstimate) -> String {
+    let [x, y, z] = launch.grid;
+    let [threads, ..] = launch.block;
+    let mut text = x.to_string();
+    if y > 1 || z > 1 {
+        let _ = write!(text, "*{y}");
+    }
+    if z > 1 {
+        let _ = write!(text, "*{z}");
+    }
+    format!("{text}x{threads}")
+}
+
+/// Tokens a second.
+fn rate(step: &Step) -> f64 {
+    step.n_rows as f64 * 1e6 / step.us()
+}
+
+/// Of the bandwidth of device memory.
+fn share(step: &Step) -> f64 {
+    step.dram_bytes() / (step.us() * 1e-6) / step.device.dram_bytes_per_s
+}
+
+/// The table.
+pub(super) fn render(shape: &Shape<'_>, step: &Step) -> String {
+    let mut out = String::new();
+    let rows_word = if step.n_rows == 1 { "row" } else { "rows" };
+    let layers = shape
+        .n_layers
+        .map_or_else(String::new, |n| format!(", first {n} layers"));
+    let _ = writeln!(
+        out,
+        "{} {}{layers}, {} {rows_word}, context {}, {} (estimated, not measured)\n",
+        shape.model, shape.recipe, step.n_rows, shape.context, step.device.name
+    );
+    let _ = writeln!(
+        out,
+        "| launch | n | grid x threads | rounds | us each | us all | GB/s | KB in flight, mean / most | limit |"
+    );
+    let _ = writeln!(out, "|---|---:|---:|---:|---:|---:|---:|---:|---|");
+    for Row { launch, count } in rows(step) {
+        let estimate = &launch.estimate;
+        let _ = writeln!(
+            out,
+            "| `{}/{}` | {count} | {} | {:.2} | {:.1} | {:.0} | {:.0} | {:.1} / {:.1} | {} |",
+            launch.module,
+            launch.kernel,
+            grid(launch),
+            estimate.rounds,
+            estimate.us,
+            estimate.us * count as f64,
+            estimate.dram_bytes / estimate.us / 1e3,
+            estimate.in_flight / 1024.0,
+            estimate.in_flight_peak / 1024.0,
+            estimate.limiter,
+        );
+    }
+    let n = step.launches.len();
+    let _ = writeln!(
+        out,
+        "| between launches | {n} | | | {:.1} | {:.0} | | | |",
+        step.device.launch_us,
+        step.device.launch_us * n as f64
+    );
+    let _ = writeln!(
+        out,
+        "\n{:.2} ms a step, {:.0} tokens/s, {:.2} GB from device memory, {:.0} % of its bandwidth",
+        step.us() / 1e3,
+        rate(step),
+        step.dram_bytes() / 1e9,
+        share(step) * 100.0
+    );
+    out
+}
+
+/// The figures.
+pub(super) fn json(shape: &Shape<'_>, step: &Step) -> Value {
+    let launches: Vec<Value> = rows(step)
+        .into_iter()
+        .map(|Row { launch, count }| {
+            let estimate = &launch.estimate;
+            json!({
+                "kernel": format!("{}/{}", launch.module, launch.kernel),
+                "count": count,
+                "grid": launch.grid,
+                "threads": launch.block[0],
+                "us": estimate.us,
+                "thread_blocks_at_work": estimate.working_blocks,
+                "resident_thread_blocks": estimate.resident_blocks,
+                "rounds": estimate.rounds,
+                "dram_bytes": estimate.dram_bytes,
+                "l2_bytes": estimate.l2_bytes,
+                "in_flight_bytes": estimate.in_flight,
+                "in_flight_peak_bytes": estimate.in_flight_peak,
+                "issue_share": estimate.issue_share,
+                "dram_share": estimate.dram_share,
+                "limiter": estimate.limiter.name(),
+            })
+        })
+        .collect();
+    json!({
+        "model": shape.model,
+        "type": shape.recipe,
+        "layers": shape.n_layers,
+        "rows": step.n_rows,
+        "context": shape.context,
+        "device": step.device.name,
+        "launch_us": step.device.launch_us,
+        "us": step.us(),
+        "tokens_per_s": rate(step),
+        "dram_bytes": step.dram_bytes(),
+        "launches": launches,
+    })
+}

@@ -1,0 +1,99 @@
+//! [`write`]: a model whose weights are holes in its file.
+//!
+//! Separate from models with random weights: what only needs shapes, such as the estimate of the kernels' time, gets the tensors
+//! of a real model without their gigabytes. Invariant: all but the weights is as in the model of random weights.
+
+use std::{
+    fs::File,
+    io::{self, Seek, SeekFrom, Write},
+    path::Path,
+};
+
+use anyhow::{Context, ensure};
+use tokenmill_gguf::{GgufWriter, TensorType};
+
+use super::{
+    DEFAULT_SEED, DEFAULT_STD, metadata_of, preset::Preset, recipe::Recipe, tensors::TensorKind, weights,
+};
+
+/// Bytes of zeros that are handed on at once.
+const PIECE_BYTES: usize = 16 << 20;
+
+/// A file in which zeros take no room.
+struct WithHoles {
+    file: File,
+    length: u64,
+}
+
+impl Write for WithHoles {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.iter().all(|&byte| byte == 0) {
+            self.file.seek(SeekFrom::Current(bytes.len() as i64))?;
+        } else {
+            self.file.write_all(bytes)?;
+        }
+        self.length += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.set_len(self.length)?;
+        self.file.flush()
+    }
+}
+
+/// Writes the model of a preset in a type, with its first layers only where `n_layers` says so, and gives the number of its layers.
+///
+/// # Errors
+/// An unknown preset or type, more layers than the preset has or none, or a file that cannot be written.
+pub(crate) fn write(preset: &str, recipe: &str, n_layers: Option<u32>, path: &Path) -> anyhow::Result<u32> {
+    let mut preset = Preset::find(preset)
+        .with_context(|| format!("unknown preset `{preset}`; known are {}", Preset::names()))?
+        .clone();
+    let recipe = Recipe::find(recipe)
+        .with_context(|| format!("unknown type `{recipe}`; known are {}", Recipe::names()))?;
+    if let Some(n_layers) = n_layers {
+        ensure!(
+            (1..=preset.n_layers).contains(&n_layers),
+            "{} has 1 to {} layers, not {n_layers}",
+            preset.name,
+            preset.n_layers
+        );
+        preset.n_layers = n_layers;
+    }
+    let mut writer = GgufWriter::with_metadata(metadata_of(&preset, recipe, DEFAULT_SEED)?);
+    let tensors = preset.tensors();
+    for tensor in &tensors {
+        let ty = match tensor.kind {
+            TensorKind::Weight => recipe.type_of(&preset, &tensor.name, tensor.dims[0]),
+            _ => TensorType::F32,
+        };
+        writer.add_tensor(&tensor.name, ty, &tensor.dims)?;
+    }
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let mut out = writer.write_header(WithHoles { file, length: 0 })?;
+    let zeros = vec![0; PIECE_BYTES];
+    for (tensor, tensor_idx) in tensors.iter().zip(0_u64..) {
+        let stream = weights::Stream::new(DEFAULT_SEED, tensor_idx);
+        match tensor.kind {
+            TensorKind::Weight => {
+                let mut left = out.due().context("no tensor is due")?.n_bytes;
+                while left > 0 {
+                    let n = left.min(zeros.len());
+                    out.write(&zeros[..n])?;
+                    left -= n;
+                }
+            }
+            TensorKind::Small => {
+                out.write(&weights::floats(stream, tensor.n_elements(), 0.0, DEFAULT_STD))?
+            }
+            TensorKind::Norm => out.write(&weights::floats(stream, tensor.n_elements(), 1.0, DEFAULT_STD))?,
+            TensorKind::Decay => {
+                out.write(&weights::floats(stream, tensor.n_elements(), -1.0, DEFAULT_STD))?
+            }
+            TensorKind::RopeFactors => out.write(&preset.rope_factors())?,
+        }
+    }
+    out.finish()?;
+    Ok(preset.n_layers)
+}
