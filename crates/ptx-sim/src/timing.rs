@@ -6,7 +6,7 @@
 //! translation, conflicts in device memory, the order in which a real scheduler picks warps, and the time to start and drain a launch
 //! beyond [`DeviceProfile::launch_us`].
 //!
-//! Separate from [`launch`](crate::launch), which checks: an estimate runs without checks and, of a large grid, not every thread block. So
+//! Separate from [`launch`](crate::launch()), which checks: an estimate runs without checks and, of a large grid, not every thread block. So
 //! what a launch computes is not there afterwards, and kernels whose work depends on values see whatever memory holds.
 
 mod cost;

@@ -3,12 +3,12 @@
 //! Separate from the model because these are facts of hardware, each with its source, and the model's own assumptions are not.
 //! Invariant: a figure without a published source is marked as an assumption.
 //!
-//! Sources. [P] CUDA C++ programming guide: "Compute capabilities" (registers, warps, shared memory) and "Arithmetic
-//! instructions" (results per clock and multiprocessor). [H] Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU
-//! architecture", arXiv 2402.13499, and its successor 2501.12084: latencies. [L] table of L2 bandwidths, PMC10448217: 7219 and
-//! 8986 GB/s, which is 5120 bytes a clock. [W] "No bubbles" of Hazy Research: 1.3 us for a dependent launch in a graph of an H100.
-//! [C] rates of plain copies in device memory that were measured on such cards: 4.3 TB/s (H200), 3.0 TB/s (H100).
-//! [D] the makers' data sheets.
+//! Sources. (P) CUDA C++ programming guide: "Compute capabilities" (registers, warps, shared memory) and "Arithmetic
+//! instructions" (results per clock and multiprocessor). (H) Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU
+//! architecture", arXiv 2402.13499, and its successor 2501.12084: latencies. (L) table of L2 bandwidths, PMC10448217: 7219 and
+//! 8986 GB/s, which is 5120 bytes a clock. (W) "No bubbles" of Hazy Research: 1.3 us for a dependent launch in a graph of an H100.
+//! (C) rates of plain copies in device memory that were measured on such cards: 4.3 TB/s (H200), 3.0 TB/s (H100).
+//! (D) the makers' data sheets.
 
 /// A GPU, as far as the timing model knows it.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,41 +18,41 @@ pub struct DeviceProfile {
     pub name: &'static str,
     /// Which column of `kernels/ptx.lock` has its registers: the architecture's name.
     pub architecture: &'static str,
-    /// Streaming multiprocessors. [D]
+    /// Streaming multiprocessors. (D)
     pub n_multiprocessors: u32,
     /// Clock, in GHz.
     pub clock_ghz: f64,
-    /// Bytes of device memory. [D]
+    /// Bytes of device memory. (D)
     pub memory_bytes: u64,
-    /// Registers of a multiprocessor. [P]
+    /// Registers of a multiprocessor. (P)
     pub n_registers: u32,
-    /// Warps that a multiprocessor holds. [P]
+    /// Warps that a multiprocessor holds. (P)
     pub max_warps: u32,
-    /// Thread blocks that a multiprocessor holds. [P]
+    /// Thread blocks that a multiprocessor holds. (P)
     pub max_blocks: u32,
-    /// Shared memory of a multiprocessor. [P]
+    /// Shared memory of a multiprocessor. (P)
     pub shared_bytes: u32,
-    /// Shared memory and L1 together. [P]
+    /// Shared memory and L1 together. (P)
     pub l1_bytes: u32,
-    /// The L2 cache. [D]
+    /// The L2 cache. (D)
     pub l2_bytes: u64,
-    /// What the L2 gives to all multiprocessors, in bytes a clock. [L]
+    /// What the L2 gives to all multiprocessors, in bytes a clock. (L)
     pub l2_bytes_per_clock: f64,
     /// What one multiprocessor takes from the L2, in bytes a clock.
     pub l2_port_bytes_per_clock: f64,
-    /// What device memory gives, in bytes a second: the rate of a copy. [C]
+    /// What device memory gives, in bytes a second: the rate of a copy. (C)
     pub dram_bytes_per_s: f64,
-    /// The lane operations of a class per clock and multiprocessor. [P]
+    /// The lane operations of a class per clock and multiprocessor. (P)
     pub lanes: Lanes,
     /// Clocks until a result can be used.
     pub latency: Latencies,
     /// Multiplications and additions of f16 a clock on a multiprocessor's tensor cores, as `mma.sync` reaches them; of s8 twice.
     pub matrix_f16_per_clock: f64,
-    /// From the end of a launch to the begin of the next that depends on it, in a graph. [W]
+    /// From the end of a launch to the begin of the next that depends on it, in a graph. (W)
     pub launch_us: f64,
 }
 
-/// Results per clock and multiprocessor, by class. [P]
+/// Results per clock and multiprocessor, by class. (P)
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Lanes {
@@ -76,23 +76,23 @@ pub struct Lanes {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Latencies {
-    /// Arithmetic of f32 and integers. [H]
+    /// Arithmetic of f32 and integers. (H)
     pub arithmetic: f64,
     /// Conversions. An assumption.
     pub convert: f64,
     /// Special functions. An assumption.
     pub special: f64,
-    /// Shuffles, votes and their like. [H]
+    /// Shuffles, votes and their like. (H)
     pub shuffle: f64,
-    /// Shared memory. [H]
+    /// Shared memory. (H)
     pub shared: f64,
-    /// Global memory that is in L1. [H]
+    /// Global memory that is in L1. (H)
     pub l1: f64,
-    /// Global memory that is in L2. [H]
+    /// Global memory that is in L2. (H)
     pub l2: f64,
-    /// Global memory that is in neither, without a queue. [H]
+    /// Global memory that is in neither, without a queue. (H)
     pub dram: f64,
-    /// `mma.sync`. [H]
+    /// `mma.sync`. (H)
     pub matrix: f64,
     /// A barrier, from the last warp's arrival. An assumption.
     pub barrier: f64,
@@ -140,7 +140,7 @@ const H100: DeviceProfile = DeviceProfile {
         shuffle: 32.0,
     },
     latency: HOPPER_LATENCY,
-    // 2048 by the data sheet, of which `mma.sync` reaches 62 %. [H]
+    // 2048 by the data sheet, of which `mma.sync` reaches 62 %. (H)
     matrix_f16_per_clock: 1270.0,
     launch_us: 1.3,
 };
