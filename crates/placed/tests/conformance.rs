@@ -106,18 +106,4 @@ macro_rules! suite {
     };
 }
 
-suite!(
-    networks_agree_with_the_oracle,
-    rounded_types_agree_with_the_oracle,
-    experts_agree_with_the_oracle,
-    rounded_experts_agree_with_the_oracle,
-    rows_of_experts_do_not_depend_on_company,
-    rows_do_not_depend_on_company,
-    only_the_rows_asked_for_come_back,
-    sampled_rows_feed_the_next_step,
-    copied_pages_hold_what_they_were_copied_from,
-    snapshots_hold_the_state_between_two_tokens,
-    a_row_that_is_not_finite_fails_alone,
-    encoders_agree_with_the_oracle,
-    encoded_texts_do_not_depend_on_company,
-);
+tokenmill_testkit::conformance_claims!(suite);

@@ -32,6 +32,35 @@ pub use subject::{Company, Subject};
 use compare::{assert_close, assert_same_bits, assert_similar};
 use scene::{Scene, load, load_with};
 
+/// Gives the names of all claims, the functions of this module, to a macro.
+///
+/// ```
+/// macro_rules! names {
+///     ($($claim:ident),* $(,)?) => { [$(stringify!($claim)),*] };
+/// }
+/// assert!(tokenmill_testkit::conformance_claims!(names).contains(&"networks_agree_with_the_oracle"));
+/// ```
+#[macro_export]
+macro_rules! conformance_claims {
+    ($suite:ident) => {
+        $suite! {
+            networks_agree_with_the_oracle,
+            rounded_types_agree_with_the_oracle,
+            experts_agree_with_the_oracle,
+            rounded_experts_agree_with_the_oracle,
+            rows_of_experts_do_not_depend_on_company,
+            rows_do_not_depend_on_company,
+            only_the_rows_asked_for_come_back,
+            sampled_rows_feed_the_next_step,
+            copied_pages_hold_what_they_were_copied_from,
+            snapshots_hold_the_state_between_two_tokens,
+            a_row_that_is_not_finite_fails_alone,
+            encoders_agree_with_the_oracle,
+            encoded_texts_do_not_depend_on_company,
+        }
+    };
+}
+
 /// How far f32 arithmetic in another order may be off: logits are of size 1 to 10, so this is some ten roundings.
 const F32_TOLERANCE: f32 = 2e-4;
 
