@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_gguf::{GgufFile, Metadata, TensorView, Value};
+use tokenmill_gguf::{GgufFile, Metadata, TensorInfo, TensorView, Value};
 
 use crate::{
     ConvertError, ImportanceMatrix, ModelShape, Recipe, TensorShape, TypeChoice,
@@ -63,6 +63,24 @@ pub struct QuantizeSummary {
     pub without_importance: Vec<String>,
 }
 
+impl QuantizeSummary {
+    /// Adds up tensors and the types that were chosen for them.
+    pub(crate) fn of<'t>(planned: impl Iterator<Item = (&'t TensorInfo, TypeChoice)>) -> Self {
+        let mut summary = Self::default();
+        for (info, choice) in planned {
+            let row_bytes = choice.ty.row_bytes(info.row_len()).unwrap_or(0);
+            summary.n_tensors += 1;
+            summary.n_values += info.n_elements();
+            summary.n_bytes_before += info.n_bytes;
+            summary.n_bytes_after += row_bytes * info.n_rows();
+            if choice.instead_of.is_some() {
+                summary.fallbacks.push((info.name.clone(), choice));
+            }
+        }
+        summary
+    }
+}
+
 impl<'a> Quantizer<'a> {
     /// Begins with a file and what it shall become, on as many threads as there are processors.
     pub fn new(file: &'a GgufFile, recipe: Recipe) -> Self {
@@ -110,19 +128,9 @@ impl<'a> Quantizer<'a> {
     /// [`ConvertError`]: what does not go together.
     pub fn plan(&self) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned()?;
-        let mut summary = QuantizeSummary {
-            n_tensors: planned.len(),
-            ..QuantizeSummary::default()
-        };
+        let mut summary = QuantizeSummary::of(planned.iter().map(|tensor| (tensor.view.info, tensor.choice)));
         for tensor in &planned {
             let info = tensor.view.info;
-            let row_bytes = tensor.choice.ty.row_bytes(info.row_len()).unwrap_or(0);
-            summary.n_values += info.n_elements();
-            summary.n_bytes_before += info.n_bytes;
-            summary.n_bytes_after += row_bytes * info.n_rows();
-            if tensor.choice.instead_of.is_some() {
-                summary.fallbacks.push((info.name.clone(), tensor.choice));
-            }
             let lacks_importance = self.importance.is_some()
                 && tensor.importance.is_none()
                 && tensor.choice.ty != info.ty

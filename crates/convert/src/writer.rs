@@ -144,21 +144,8 @@ impl<'a> Writer<'a> {
     /// [`ConvertError`]: what does not go together.
     pub fn plan(&self, metadata: &Metadata) -> Result<QuantizeSummary, ConvertError> {
         let planned = self.planned(metadata)?;
-        let mut summary = QuantizeSummary {
-            n_tensors: planned.len(),
-            ..QuantizeSummary::default()
-        };
-        for tensor in &planned {
-            let info = tensor.view.info;
-            let row_bytes = tensor.choice.ty.row_bytes(info.row_len()).unwrap_or(0);
-            summary.n_values += info.n_elements();
-            summary.n_bytes_before += info.n_bytes;
-            summary.n_bytes_after += row_bytes * info.n_rows();
-            if tensor.choice.instead_of.is_some() {
-                summary.fallbacks.push((info.name.clone(), tensor.choice));
-            }
-        }
-        Ok(summary)
+        let tensors = planned.iter().map(|tensor| (tensor.view.info, tensor.choice));
+        Ok(QuantizeSummary::of(tensors))
     }
 
     fn planned(&self, metadata: &Metadata) -> Result<Vec<Planned<'_>>, ConvertError> {
