@@ -382,11 +382,15 @@ pub(crate) fn load_network(
 fn with_progress<T>(
     load: impl FnOnce(&mut dyn FnMut(LoadProgress)) -> Result<T, tokenmill::Error>,
 ) -> Result<T, Failure> {
-    let bar = progress::bytes("loading");
+    // The bar ticks, and would write over the plan of a split, which is shown before the first byte.
+    let mut bar = None;
     let loaded = load(&mut |progress| {
-        progress::set_bytes(&bar, progress.n_bytes_done, progress.n_bytes_total);
+        let bar = bar.get_or_insert_with(|| progress::bytes("loading"));
+        progress::set_bytes(bar, progress.n_bytes_done, progress.n_bytes_total);
     });
-    bar.finish_and_clear();
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
     Ok(loaded?)
 }
 
@@ -403,7 +407,7 @@ fn tell_about_load(device: &LoadedDevice, n_ctx: usize, n_ctx_train: usize) {
     {
         tell(&match *threshold {
             None => {
-                "the CPU computes all feed-forward networks: prompts of up to 256 tokens were never faster on the GPU"
+                "the CPU computes all feed-forward networks: the longest steps measured were not faster on the GPU"
                     .to_owned()
             }
             Some(n) => format!("the GPU computes its feed-forward networks in steps of {n} tokens and more"),
