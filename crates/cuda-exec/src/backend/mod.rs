@@ -20,6 +20,7 @@ mod recurrence;
 mod results;
 mod run;
 mod sampling;
+mod segments;
 mod split;
 mod step;
 mod streams;

@@ -5,11 +5,11 @@
 //! way, made at the first step and kept. What a decode step launches between two borders is recorded once for the step's shape and
 //! replayed.
 
-use std::{collections::HashMap, ops::Range};
+use std::ops::Range;
 
 use tokenmill_backend::{BackendError, ForwardBatch, Phase, Recorded, SplitOperations, StepShape};
 
-use super::{CudaBackend, CudaBuffer, Sources};
+use super::{CudaBackend, CudaBuffer, Sources, segments::SegmentCache};
 
 /// Pinned memory for what crosses the border.
 #[derive(Default)]
@@ -18,23 +18,13 @@ pub(super) struct Border {
     /// Used in turn, so that the host can write the next piece while the device reads the last.
     up: [Option<crate::Pinned<f32>>; 2],
     n_up: usize,
-    /// What was recorded, by the shape of the step; `None` where that failed.
-    segments: HashMap<StepShape, Option<Segments>>,
+    /// What was recorded, by the shape of the step, and where such a step leaves its results.
+    segments: SegmentCache<StepShape, crate::Graph, Sources>,
     /// When it was recorded: since then no buffer has moved.
     epoch: u64,
     recording: Option<crate::Capture>,
     recorded: Vec<crate::Graph>,
 }
-
-/// The launches of a step, from border to border.
-struct Segments {
-    graphs: Vec<crate::Graph>,
-    /// Where the step leaves its results.
-    sources: Sources,
-}
-
-/// Shapes kept at most. A step with many borders has as many graphs.
-const MAX_SHAPES: usize = 64;
 
 impl SplitOperations for CudaBackend {
     type Entered = ();
@@ -60,11 +50,11 @@ impl SplitOperations for CudaBackend {
         if !self.uses_graphs || shape.phase != Phase::Decode || shape.n_tokens == 0 {
             return Recorded::CannotBe;
         }
-        match self.border.segments.get(shape) {
+        match self.border.segments.find(shape) {
             None => Recorded::NotYet,
             Some(None) => Recorded::CannotBe,
-            Some(Some(segments)) => {
-                let sources = segments.sources.clone();
+            Some(Some(sources)) => {
+                let sources = sources.clone();
                 self.workspace().results.set_sources(sources);
                 Recorded::Yes
             }
@@ -87,11 +77,8 @@ impl SplitOperations for CudaBackend {
         self.border.recording = None;
         let graphs = std::mem::take(&mut self.border.recorded);
         let sources = self.workspace().results.sources();
-        if self.border.segments.len() >= MAX_SHAPES {
-            self.border.segments.clear();
-        }
-        let segments = is_whole.then_some(Segments { graphs, sources });
-        self.border.segments.insert(*shape, segments);
+        let recorded = is_whole.then_some((graphs, sources));
+        self.border.segments.keep(*shape, recorded);
     }
 
     fn forget_segments(&mut self) {
@@ -99,8 +86,7 @@ impl SplitOperations for CudaBackend {
     }
 
     fn replay_segment(&mut self, shape: &StepShape, segment: usize) -> Result<(), BackendError> {
-        let segments = self.border.segments.get_mut(shape).and_then(Option::as_mut);
-        let graph = segments.and_then(|segments| segments.graphs.get_mut(segment));
+        let graph = self.border.segments.graph_mut(shape, segment);
         graph.expect("a recorded step has all its segments").replay()?;
         Ok(())
     }
