@@ -326,8 +326,15 @@ impl Sequence {
     /// How many of the next `want` inputs a row computes. A row leaves one snapshot. The last of a prompt that fills its pages
     /// leaves it behind the prompt, where a conversation continues; so the row before ends a page earlier, with the one that
     /// the same prompt finds, since its last token is always computed.
+    ///
+    /// Rows of recurrent layers that do not reach the end of the inputs end with a page where they can: a device may take the
+    /// tokens of a page at once, and what it makes of them must not depend on the room that other sequences leave.
     pub(crate) fn cut_row(&self, want: usize) -> usize {
         let end = self.n_planned + want;
+        let last_border = end - end % PAGE_TOKENS;
+        if self.state.is_some() && end < self.n_inputs() && last_border > self.n_planned {
+            return last_border - self.n_planned;
+        }
         let is_whole_prompt = end == self.tokens.len() && end.is_multiple_of(PAGE_TOKENS);
         if self.state.is_some() && self.uses_prefix_cache && is_whole_prompt && want > PAGE_TOKENS {
             want - PAGE_TOKENS

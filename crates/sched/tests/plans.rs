@@ -153,6 +153,37 @@ impl Trace {
 }
 
 #[test]
+fn prompts_of_recurrent_models_are_cut_at_the_ends_of_pages_whatever_is_beside_them() {
+    for n_beside in [0, 1, 5] {
+        let mut trace = Trace::new(64, 8, |limits| limits.n_states = 16);
+        for first in 0..n_beside {
+            trace.submit(first..first + 3, 20);
+        }
+        if n_beside > 0 {
+            trace.steps(1);
+        }
+        let long = trace.submit(0..201, 2);
+        let mut borders = Vec::new();
+        while borders.last() != Some(&201) {
+            let mut plan = StepPlan::default();
+            trace.scheduler.plan(trace.budget, &mut plan);
+            let own = plan.rows.iter().find(|row| row.seq == long);
+            borders.extend(own.map(|row| (row.first_position + row.n_tokens) as usize));
+            let results: Vec<RowResult> = (plan.rows.iter())
+                .map(|row| match row.output {
+                    PlannedOutput::Sample => RowResult::Token(7),
+                    _ => RowResult::Advanced,
+                })
+                .collect();
+            trace.scheduler.commit(&plan, &results, &mut Vec::new());
+        }
+        let (_, inner) = borders.split_last().expect("the prompt was computed");
+        assert!(inner.len() >= 3, "{borders:?}");
+        assert!(inner.iter().all(|border| border % 16 == 0), "{borders:?}");
+    }
+}
+
+#[test]
 fn a_long_prompt_is_chunked_beside_running_streams() {
     insta::assert_snapshot!(long_prompt_beside_a_stream());
 }
