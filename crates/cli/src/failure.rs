@@ -385,8 +385,10 @@ impl From<LoadError> for Failure {
             LoadError::Gguf(error) => error.into(),
             LoadError::UnknownArchitecture { .. } => Self::input(error.to_string())
                 .hint("`tokenmill inspect` shows the file's metadata and tensors all the same"),
-            LoadError::MissingTensor { .. } => Self::input(error.to_string())
-                .hint("a file with a vocabulary only works with `tokenize`, not with `run`"),
+            LoadError::MissingTensor { ref name } if name == "token_embd.weight" => {
+                Self::input(error.to_string())
+                    .hint("a file with a vocabulary only works with `tokenize`, not with `run`")
+            }
             LoadError::BadOption {
                 option,
                 found,

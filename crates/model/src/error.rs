@@ -88,6 +88,14 @@ pub enum LoadError {
         /// What would be right.
         expected: &'static str,
     },
+    /// A value that makes no sense, with the key that it has in the file.
+    #[error("{source} (key `{key}`)")]
+    BadKey {
+        /// The key.
+        key: String,
+        /// What is wrong.
+        source: Box<LoadError>,
+    },
     /// A configuration file that is not what it should be.
     #[error("{}: {reason}", path.display())]
     BadConfig {
@@ -121,6 +129,16 @@ pub enum LoadError {
         expected: usize,
         /// Experts in the tensor.
         found: usize,
+    },
+    /// The metadata and the tensors disagree on how many layers there are.
+    #[error("metadata key `{key}` is {expected}, but the file has tensors of {found} layers")]
+    LayerCount {
+        /// What the metadata says.
+        expected: usize,
+        /// Layers that have tensors, from the first to the last that does.
+        found: usize,
+        /// The key.
+        key: String,
     },
     /// A vector (norm, bias) has a type that vectors never have.
     #[error("tensor `{name}` has type {found}, expected floats or integers that are no blocks")]

@@ -74,6 +74,20 @@ fn safetensors(header: &str, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
+fn adapters_of_tasks_beside_the_weights_are_refused_by_their_key() {
+    let config = r#"{"architectures": ["XLMRobertaModel"], "position_embedding_type": "rotary", "hidden_act": "gelu",
+        "hidden_size": 8, "intermediate_size": 8, "max_position_embeddings": 16, "num_attention_heads": 2,
+        "num_hidden_layers": 1, "layer_norm_eps": 1e-5, "vocab_size": 4, "lora_adaptations": ["retrieval.query"]}"#;
+    let found = message(config, &safetensors("{}", &[]));
+    assert!(
+        found.starts_with(
+            "config.json: `lora_adaptations` is [\"retrieval.query\"], expected a folder without adapters of tasks"
+        ),
+        "{found}"
+    );
+}
+
+#[test]
 fn a_broken_configuration_is_named() {
     let weights = safetensors("{}", &[]);
     let check = |from: &str, to: &str, expected: &str| {

@@ -71,6 +71,60 @@ fn a_count_of_experts_that_the_tensors_do_not_have_is_named() {
     );
 }
 
+/// The tiny model's file with another number under a key.
+fn with_count(key: &str, value: u32) -> Vec<u8> {
+    let mut bytes = tiny().to_gguf().unwrap();
+    let at = bytes.windows(key.len()).position(|part| part == key.as_bytes());
+    // Behind the key are its type and its value, four bytes each.
+    let start = at.expect("the file has the key") + key.len() + 4;
+    bytes[start..start + 4].copy_from_slice(&value.to_le_bytes());
+    bytes
+}
+
+#[test]
+fn a_value_that_makes_no_sense_is_named_with_its_key() {
+    for (key, value, expected) in [
+        (
+            "llama.attention.head_count",
+            0,
+            "the model's head count is 0, expected at least 1 (key `llama.attention.head_count`)",
+        ),
+        (
+            "llama.attention.head_count_kv",
+            3,
+            "the model's KV head count is 3, expected a divisor of the head count (key `llama.attention.head_count_kv`)",
+        ),
+        (
+            "llama.context_length",
+            0,
+            "the model's context length is 0, expected at least 1 (key `llama.context_length`)",
+        ),
+        (
+            "llama.rope.dimension_count",
+            7,
+            "the model's rope dimension count is 7, expected even and at least 2 (key `llama.rope.dimension_count`)",
+        ),
+        (
+            "llama.block_count",
+            9,
+            "metadata key `llama.block_count` is 9, but the file has tensors of 2 layers",
+        ),
+        (
+            "llama.block_count",
+            1,
+            "metadata key `llama.block_count` is 1, but the file has tensors of 2 layers",
+        ),
+    ] {
+        // The first occurrence of a key that others begin with is its own.
+        let error = load_bytes(&with_count(key, value), &ModelOptions::default()).unwrap_err();
+        assert_eq!(error.to_string(), expected, "{key} {value}");
+    }
+    check(
+        |model| model.add_zeros("blk.0.ffn_up_exps.weight", &[64, 32, 7]),
+        "tensor `blk.0.ffn_up_exps.weight` holds 7 experts, but the model's expert count is 0",
+    );
+}
+
 #[test]
 fn a_wrong_shape_is_named() {
     check(

@@ -3,7 +3,7 @@
 //! Separate from its Hugging Face twin: the two name the same things differently.
 
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
-use tokenmill_gguf::{GgufError, GgufFile, Value};
+use tokenmill_gguf::{GgufError, GgufFile, TensorInfo, Value};
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, JoinedRows, LayerDescriptor,
@@ -111,8 +111,42 @@ impl GgufConfig<'_> {
         Ok(for_layers.to_vec())
     }
 
+    /// Checks that the file has tensors of every layer that it counts, those that only predict further tokens aside, and of no other.
+    pub(super) fn check_layers(&self, n_layers: usize) -> Result<(), LoadError> {
+        let layer_idx = |tensor: &TensorInfo| {
+            let rest = tensor.name.strip_prefix("blk.")?;
+            rest.split_once('.')?.0.parse::<usize>().ok()
+        };
+        let n_found = (self.file.tensors())
+            .filter_map(layer_idx)
+            .max()
+            .map_or(0, |last| last.saturating_add(1));
+        let n_nextn = self.opt_usize("nextn_predict_layers")?.unwrap_or(0);
+        if n_found <= n_layers && n_found + n_nextn >= n_layers {
+            return Ok(());
+        }
+        Err(LoadError::LayerCount {
+            expected: n_layers,
+            found: n_found,
+            key: self.key("block_count"),
+        })
+    }
+
+    /// A tensor of experts, where there is one.
+    pub(super) fn tensor_of_experts(&self) -> Option<&TensorInfo> {
+        let mut tensors = self.file.tensors();
+        tensors.find(|tensor| tensor.name.ends_with("_exps.weight"))
+    }
+
     /// Takes the window, which [`Self::decoder`] gave to all layers, from those that see everything.
     pub(super) fn set_windows(&self, descriptor: &mut Descriptor, period: usize) -> Result<(), LoadError> {
+        if self.opt_usize("attention.sliding_window")? == Some(0) {
+            return Err(LoadError::BadValue {
+                what: "sliding window",
+                found: "0".to_owned(),
+                expected: "at least 1, since some layers have one",
+            });
+        }
         let is_sliding = self.sliding_layers(descriptor.layers.len(), period)?;
         for (layer, is_sliding) in descriptor.layers.iter_mut().zip(is_sliding) {
             if !is_sliding {

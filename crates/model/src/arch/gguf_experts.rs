@@ -48,7 +48,9 @@ impl GgufConfig<'_> {
             Some(other) => {
                 return Err(LoadError::UnsupportedFeature {
                     arch: self.arch.to_owned(),
-                    feature: format!("expert gating function {other}"),
+                    feature: format!(
+                        "expert gating function {other} (supported are 1, softmax; 2, sigmoid; and 3, softmax over the chosen)"
+                    ),
                 });
             }
         };

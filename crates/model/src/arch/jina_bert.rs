@@ -130,6 +130,15 @@ fn from_hf_v2(config: &HfConfig) -> Result<Descriptor, LoadError> {
     Ok(descriptor)
 }
 
+/// Whether a configuration is that of the third version's own code, whose class is `XLMRobertaModel` as that of a network with learned
+/// positions.
+pub(super) fn is_version_3(config: &HfConfig) -> bool {
+    let has_rope = config
+        .get("position_embedding_type")
+        .is_some_and(|kind| kind == "rotary");
+    has_rope && config.class().is_ok_and(|class| class == "XLMRobertaModel")
+}
+
 fn from_hf_v3(config: &HfConfig) -> Result<Descriptor, LoadError> {
     // Files of the model's own code have an adapter for each task beside the weights.
     if config.get("lora_adaptations").is_some() {

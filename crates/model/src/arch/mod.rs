@@ -71,6 +71,7 @@ mod seed_oss;
 mod smollm3;
 mod stablelm;
 mod starcoder2;
+mod value_keys;
 
 use tokenmill_backend::Pooling;
 use tokenmill_gguf::GgufFile;
@@ -82,6 +83,7 @@ pub(crate) use gguf_form::{GgufForm, Recast, recasts_of};
 pub(crate) use hf_config::HfConfig;
 pub(crate) use hf_layout::{Change, GgufRows, HfLayout, Share, UNUSED};
 pub(crate) use hf_quantization::Fp8Scales;
+use value_keys::{Form, with_key};
 
 /// One architecture.
 struct Architecture {
@@ -198,25 +200,48 @@ pub(crate) fn describe_gguf(file: &GgufFile) -> Result<Descriptor, LoadError> {
         arch: row.name,
         n_vocab: embedding.info.n_rows(),
     };
-    let mut descriptor = (row.from_gguf)(&config)?;
+    let named = |error| with_key(error, Form::Gguf(row.name));
+    let mut descriptor = (row.from_gguf)(&config).map_err(named)?;
+    let n_layers = descriptor.layers.len() + config.opt_usize("nextn_predict_layers")?.unwrap_or(0);
+    config.check_layers(n_layers).map_err(named)?;
     let has_experts = descriptor.layers.iter().any(|layer| layer.ffn.moe().is_some());
     if let n_experts @ 1.. = config.n_experts()?
         && !has_experts
     {
+        let n_dense = config.opt_usize("leading_dense_block_count")?.unwrap_or(0);
+        if n_dense >= descriptor.layers.len() {
+            return Err(named(LoadError::BadValue {
+                what: "count of dense layers that come first",
+                found: n_dense.to_string(),
+                expected: "less than the layer count, since there are experts",
+            }));
+        }
         return Err(config.unsupported(format!("a mixture of {n_experts} experts")));
+    }
+    if !has_experts && let Some(tensor) = config.tensor_of_experts() {
+        return Err(LoadError::ExpertCount {
+            name: tensor.name.clone(),
+            expected: 0,
+            found: tensor.dims.last().copied().unwrap_or(0),
+        });
     }
     if descriptor.pooling.is_none() {
         // A decoder that was made for embeddings or for ranking says so. Its mean is taken of rows that come in chunks.
         let pooling = config.pooling(encoder::HeadStep::Tanh, Pooling::Last)?;
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
     }
-    descriptor.validate()?;
+    descriptor.validate().map_err(named)?;
     Ok(descriptor)
 }
 
 /// Describes the network of a Hugging Face folder, and says what its tensors are called.
 pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, &'static HfLayout), LoadError> {
-    let found = config.class()?;
+    // The third version's own code calls its class as another network's.
+    let found = if jina_bert::is_version_3(config) {
+        jina_bert::JINA_BERT_V3.hf_classes[0]
+    } else {
+        config.class()?
+    };
     let row = (ARCHITECTURES.iter())
         .find(|row| row.hf_classes.contains(&found))
         .ok_or_else(|| LoadError::UnknownArchitecture {
@@ -233,6 +258,8 @@ pub(crate) fn describe_hf(config: &HfConfig) -> Result<(Descriptor, &'static HfL
         descriptor.pooling = pooling.filter(|pooling| pooling.kind == Pooling::Last);
     }
     row.name.clone_into(&mut descriptor.arch);
-    descriptor.validate()?;
+    descriptor
+        .validate()
+        .map_err(|error| with_key(error, Form::Folder))?;
     Ok((descriptor, &row.hf_layout))
 }
