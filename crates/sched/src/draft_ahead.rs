@@ -54,7 +54,7 @@ impl Core {
             .collect();
         let mut guesses = Vec::with_capacity(seats.len());
         model.guess(&seats, weighing, clock, &mut |seq, guess| {
-            guesses.push((seq, guess))
+            guesses.push((seq, guess));
         });
         let n_vocab = scheduler.config().limits.n_vocab as u32;
         for (seq, mut guess) in guesses {

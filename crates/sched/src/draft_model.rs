@@ -15,7 +15,8 @@ use crate::{
     arena::SeqId,
     batch_builder::build_batch,
     draft_plan::Want,
-    drafting::{ONE, Speculation},
+    draft_times::ONE,
+    drafting::Speculation,
     model_guess::{ModelGuess, Weighing, class_of},
     outcome::{End, Outcome, RowResult},
     plan::{PlannedOutput, PlannedRow, StepPlan},
@@ -384,7 +385,7 @@ impl DraftModel {
         }
     }
 
-    /// Gives up: the first model goes on alone.
+    /// Gives up: the first model continues alone.
     fn fail(&mut self) {
         self.has_failed = true;
         self.scheduler.fail_step(&self.plan, &mut self.outcomes);

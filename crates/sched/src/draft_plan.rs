@@ -9,7 +9,8 @@ use tokenmill_backend::PAGE_TOKENS;
 
 use crate::{
     arena::SeqId,
-    drafting::{DraftRoom, DraftTimes, Speculation},
+    draft_times::DraftTimes,
+    drafting::{DraftRoom, Speculation},
     model_guess::{ModelAcceptance, ModelGuess},
     ngram::{Match, followed_by},
     scheduler::Scheduler,

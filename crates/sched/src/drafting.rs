@@ -6,15 +6,13 @@
 //! draft is chosen from the tokens of its sequence, counts of what was accepted before, and the step times handed in.
 
 use crate::{
+    draft_times::{DraftTimes, MAX_STEP_DRAFTS, ONE},
     model_guess::{ModelAcceptance, ModelGuess},
     ngram::{Match, NgramIndex, followed_by},
 };
 
 /// The longest draft that can be asked for.
 pub const MAX_DRAFT: usize = 32;
-
-/// Draft tokens of all sequences in a step, where their number is weighed.
-pub(crate) const MAX_STEP_DRAFTS: usize = 32;
 
 /// Whether sequences guess tokens ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,10 +66,6 @@ impl Speculation {
     }
 }
 
-/// How long a step takes with draft tokens in it, in 1/256 of the same step without: entry `n` is that of `n` draft tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DraftTimes(pub [u32; MAX_STEP_DRAFTS + 1]);
-
 /// The results of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DraftCounters {
@@ -98,9 +92,6 @@ impl DraftCounters {
 
 /// Matches are told apart by their length: below 4, 8 and 16 tokens, and longer.
 const N_CLASSES: usize = 4;
-
-/// Certainty, in the unit of [`Acceptance`] and [`ModelAcceptance`].
-pub(crate) const ONE: u64 = 1 << 16;
 
 /// How often the token behind a match of each class was the one sampled, in 1/65536, as a moving average.
 #[derive(Clone, Copy, Debug)]

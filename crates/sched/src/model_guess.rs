@@ -4,7 +4,7 @@
 //! probability that the drafting model itself gave it, as measured: of guesses about as probable, the share that came out.
 //! Invariant: integers only, so that a decision can be replayed from what was observed.
 
-use crate::drafting::{DraftTimes, MAX_STEP_DRAFTS, ONE};
+use crate::draft_times::{DraftTimes, MAX_STEP_DRAFTS, ONE};
 
 /// Guesses are told apart by their probability: the upper bounds of all classes but the last.
 const BOUNDS: [f32; 5] = [0.3, 0.5, 0.7, 0.9, 0.98];

@@ -14,7 +14,8 @@ use tokenmill_backend::{ExecutorLimits, ForwardBatch, PAGE_TOKENS, PageGroup, St
 
 use crate::{
     arena::{Arena, SeqId},
-    drafting::{Acceptance, DraftCounters, DraftRoom, DraftTimes, Drafter, Speculation},
+    draft_times::DraftTimes,
+    drafting::{Acceptance, DraftCounters, DraftRoom, Drafter, Speculation},
     group::Group,
     model_guess::ModelAcceptance,
     outcome::{End, Outcome},

@@ -3,7 +3,7 @@
 //! Separate because two parts live off it: the size of prefill chunks while sequences decode, and the answer to how
 //! much a batch gains. Invariant: every figure comes from steps that ran; where none did, there is no answer.
 
-use crate::drafting::{DraftTimes, MAX_STEP_DRAFTS};
+use crate::draft_times::{DraftTimes, MAX_STEP_DRAFTS};
 
 /// Moving averages over the steps seen, in microseconds, held in 1/256 so that integers do.
 #[derive(Clone, Debug, Default)]

@@ -82,7 +82,7 @@ impl Draft {
         }
     }
 
-    /// Loads it next to a model with `options` on `device` that takes `beside`.
+    /// Loads it next to a model with `options` on `device` that takes `of_model`.
     ///
     /// # Errors
     /// [`Error::DraftOffCpu`], [`Error::DraftTooLarge`], and [`Error::Draft`] of what else keeps it from loading.
@@ -91,7 +91,7 @@ impl Draft {
         options: &ModelOptions,
         compute: &Compute,
         device: &LoadedDevice,
-        beside: &MemoryPlan,
+        of_model: &MemoryPlan,
         on_progress: &mut dyn FnMut(LoadProgress),
     ) -> Result<(Box<dyn Executor + Send>, DraftFacts), Error> {
         if !matches!(device, LoadedDevice::Cpu { .. } | LoadedDevice::Own) {
@@ -101,10 +101,10 @@ impl Draft {
             path: self.path.clone(),
             source: Box::new(source),
         };
-        let options = self.options_beside(options);
+        let options = self.options_next_to(options);
         let backend = compute.cpu_backend().map_err(|error| of_draft(error.into()))?;
         let memory = (self.network.plan(&backend, &options)).map_err(|error| of_draft(error.into()))?;
-        self.check_memory(&memory, beside, machine_bytes())?;
+        self.check_memory(&memory, of_model, machine_bytes())?;
         machine_memory::check_available(&memory, available_bytes()).map_err(of_draft)?;
         let executor =
             (self.network.load_on(backend, &options, on_progress)).map_err(|error| of_draft(error.into()))?;
@@ -117,7 +117,7 @@ impl Draft {
     }
 
     /// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
-    fn options_beside(&self, options: &ModelOptions) -> ModelOptions {
+    fn options_next_to(&self, options: &ModelOptions) -> ModelOptions {
         let n_ctx_train = self.network.descriptor().n_ctx_train;
         let n_ctx = options.n_ctx.unwrap_or(n_ctx_train).min(n_ctx_train);
         let n_full = n_ctx.div_ceil(PAGE_TOKENS);
@@ -139,10 +139,10 @@ impl Draft {
     fn check_memory(
         &self,
         memory: &MemoryPlan,
-        beside: &MemoryPlan,
+        of_model: &MemoryPlan,
         machine_bytes: Option<u64>,
     ) -> Result<(), Error> {
-        let (needed_bytes, model_bytes) = (memory.total_bytes(), beside.total_bytes());
+        let (needed_bytes, model_bytes) = (memory.total_bytes(), of_model.total_bytes());
         match machine_bytes {
             Some(machine_bytes) if needed_bytes.saturating_add(model_bytes) as u64 > machine_bytes => {
                 Err(Error::DraftTooLarge {

@@ -40,6 +40,8 @@ mod draft_ahead;
 mod draft_model;
 #[path = "../../src/draft_plan.rs"]
 mod draft_plan;
+#[path = "../../src/draft_times.rs"]
+mod draft_times;
 #[path = "../../src/drafting.rs"]
 mod drafting;
 #[path = "../../src/engine.rs"]
