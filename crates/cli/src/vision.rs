@@ -18,7 +18,7 @@ const MAX_IMAGE_BYTES: usize = 64 << 20;
 #[derive(clap::Args, Debug, Clone, Default)]
 #[command(next_help_heading = "Loading")]
 pub(crate) struct VisionArgs {
-    /// Let the model see: load its encoder of images from this GGUF file [default: one beside the model that fits it and has mmproj
+    /// Let the model see: load its encoder of images from this GGUF file [default: one next to the model that fits it and has mmproj
     /// in its name] [short: -mm]
     #[arg(long, value_name = "FILE")]
     mmproj: Option<PathBuf>,

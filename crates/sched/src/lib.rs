@@ -106,7 +106,6 @@ pub use board::EngineStats;
 pub use calls::Output;
 pub use constraint::{ConstraintFailure, ConstraintSource, TokenConstraint};
 pub use context_shift::ContextShift;
-pub use drafting::{DraftCounters, DraftTimes, MAX_DRAFT, Speculation};
 pub use draft_times::DraftTimes;
 pub use drafting::{DraftCounters, MAX_DRAFT, Speculation};
 pub use engine::Engine;

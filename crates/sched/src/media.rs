@@ -1,6 +1,6 @@
 //! [`Media`]: inputs of a prompt that are no tokens, such as an image's rows.
 //!
-//! Separate from the prompt's tokens, which have a placeholder in each of their places. Invariant: the scheduler sees a
+//! Separate from the prompt's tokens, of which there is any in each of their places. Invariant: the scheduler sees a
 //! [`MediaSpan`] alone, integers that say where the inputs lie and what they are; the numbers go past it into the batch.
 
 use std::{fmt, ops::Range, sync::Arc};
@@ -25,7 +25,7 @@ pub struct MediaSpan {
     pub start: usize,
     /// Index after the last.
     pub end: usize,
-    /// A hash of what they are made of that nobody can find twice: cached pages are found with the same content only.
+    /// A hash of what they are made of that cannot be found twice: cached pages are found with the same content only.
     pub content: u128,
     /// Whether they see each other, those after them too. They are then computed in one step.
     pub sees_itself: bool,

@@ -19,7 +19,6 @@ use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     constraints::{Asked, asked, refusal},
     fields::{Body, Field},
-    images,
     intake::{Intake, Received},
     keys::Tenant,
     metrics::Metrics,
@@ -210,7 +209,7 @@ impl Call {
         prompt: Prompt,
         mut params: TextParams,
     ) -> Result<TextStream, ApiError> {
-        let prompt = images::see(app, prompt, params.cache_salt).await?;
+        let prompt = see(app, prompt, params.cache_salt).await?;
         let words = app.model.model().words();
         params.media = prompt.media.clone();
         params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget)?;
@@ -303,6 +302,29 @@ impl Call {
     /// As [`Body::parse`] and [`Body::read`].
     pub(crate) fn read<T: DeserializeOwned>(&mut self, fields: &[Field]) -> Result<T, ApiError> {
         self.parse(fields)?.read()
+    }
+}
+
+/// Makes the rows of a prompt's images. One request at a time does, so that others that only want a thread find one.
+///
+/// # Errors
+/// An image that cannot be read, or a failed step.
+async fn see(app: &Arc<App>, prompt: Prompt, cache_salt: u64) -> Result<Prompt, ApiError> {
+    if prompt.images.is_empty() {
+        return Ok(prompt);
+    }
+    let _turn = app
+        .vision_turn
+        .acquire()
+        .await
+        .expect("the semaphore is never closed");
+    let at_work = Arc::clone(app);
+    let seen = spawn_blocking(move || at_work.model.model().see(prompt, cache_salt)).await;
+    match seen {
+        Ok(seen) => Ok(seen?),
+        Err(error) => Err(ApiError::Internal {
+            reason: error.to_string(),
+        }),
     }
 }
 

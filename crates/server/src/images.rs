@@ -1,15 +1,12 @@
-//! Images of requests: from each API's form to a part of a message, and to rows apart from the threads of connections.
+//! Images of requests: from each API's form to a part of a message.
 //!
 //! Separate because four APIs have them. Invariant: a server opens no file and calls no other machine for a client: an image's bytes
 //! come with its request, and other URLs are refused.
 
-use std::sync::Arc;
-
 use serde_json::{Map, Value, json};
-use tokenmill::{Prompt, image_of_url};
-use tokio::task::spawn_blocking;
+use tokenmill::image_of_url;
 
-use crate::{ApiError, App};
+use crate::ApiError;
 
 /// An image by its URL, as a part of a message.
 ///
@@ -88,7 +85,7 @@ pub(crate) struct Parts {
 impl Parts {
     pub(crate) fn push_text(&mut self, text: &str) {
         self.text.push_str(text);
-        match self.parts.last_mut().map(|part| &mut part["text"]) {
+        match self.parts.last_mut().and_then(|part| part.get_mut("text")) {
             Some(Value::String(before)) => before.push_str(text),
             _ => self.parts.push(json!({ "type": "text", "text": text })),
         }
@@ -103,29 +100,6 @@ impl Parts {
     pub(crate) fn finish(self) -> (String, Vec<Value>) {
         let parts = if self.has_images { self.parts } else { Vec::new() };
         (self.text, parts)
-    }
-}
-
-/// Makes the rows of a prompt's images. One request at a time does, so that others that only want a thread find one.
-///
-/// # Errors
-/// An image that cannot be read, or a failed step.
-pub(crate) async fn see(app: &Arc<App>, prompt: Prompt, cache_salt: u64) -> Result<Prompt, ApiError> {
-    if prompt.images.is_empty() {
-        return Ok(prompt);
-    }
-    let _turn = app
-        .vision_turn
-        .acquire()
-        .await
-        .expect("the semaphore is never closed");
-    let at_work = Arc::clone(app);
-    let seen = spawn_blocking(move || at_work.model.model().see(prompt, cache_salt)).await;
-    match seen {
-        Ok(seen) => Ok(seen?),
-        Err(error) => Err(ApiError::Internal {
-            reason: error.to_string(),
-        }),
     }
 }
 

@@ -16,6 +16,14 @@ use crate::Error;
 /// The bytes of an image's file.
 pub(crate) type ImageFile = Arc<[u8]>;
 
+/// An image of a prompt whose rows are not made yet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PromptImage {
+    /// Index of its first row among the prompt's tokens.
+    pub(crate) start: usize,
+    pub(crate) file: ImageFile,
+}
+
 /// Takes the images out of messages, in their order, and leaves `{"type": "image"}` where they were.
 ///
 /// An image is a part of a message's content as OpenAI's API has it, `{"type": "image_url", "image_url": {"url": "data:…"}}`.

@@ -132,7 +132,7 @@ pub use gpu::CudaLeftOut;
 pub use gpu::has_gpu_driver;
 #[cfg(feature = "cuda")]
 pub use gpu::open_gpu;
-pub use images::{image_of_url, image_part};
+pub use images::{PromptImage, image_of_url, image_part};
 pub use importance::ImportanceRun;
 pub use load_options::{KvCache, LoadOptions};
 pub use loaded::{Loaded, LoadedDevice};
@@ -159,7 +159,7 @@ pub use tokenmill_text::{
     constraint::{Constraint, ConstraintError, ConstraintKind},
     template::ChatMessage as Message,
 };
-pub use vision::{Projector, PromptImage};
+pub use vision::Projector;
 pub use words::{ModelWords, utc_now};
 
 /// The examples of the README.

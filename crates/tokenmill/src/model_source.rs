@@ -13,7 +13,7 @@ use tokenmill_gguf::{GgufError, GgufFile, Metadata, RegularFile};
 use tokenmill_model::Model;
 use tokenmill_text::Tokenizer;
 
-use crate::{Error, vision::is_projector_name};
+use crate::Error;
 
 /// The name of the built-in model: 3.5 million parameters, trained by this project, so that everything can be tried
 /// without a download.
@@ -323,6 +323,13 @@ fn holds_only_pickles(names: &[String]) -> bool {
     !has("safetensors", "") && (has("bin", "pytorch_model") || has("pth", "") || has("pt", ""))
 }
 
+/// Whether a file's name is that of an encoder.
+pub(crate) fn is_projector_name(name: &str) -> bool {
+    let extension = Path::new(name).extension();
+    let is_gguf = extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    is_gguf && name.to_ascii_lowercase().contains("mmproj")
+}
+
 /// Whether a name is part 2 or later of a split model, `…-00002-of-00003.gguf`.
 fn is_later_part(name: &str) -> bool {
     let stem = name.trim_end_matches(".gguf");
@@ -343,6 +350,14 @@ mod tests {
         assert!(is_later_part("m-00002-of-00003.gguf"));
         assert!(!is_later_part("m-00001-of-00003.gguf"));
         assert!(!is_later_part("one-of-many.gguf"));
+    }
+
+    #[test]
+    fn encoders_are_known_by_their_names() {
+        assert!(is_projector_name("mmproj-model-f16.gguf"));
+        assert!(is_projector_name("gemma-3-4b.mmproj-Q8_0.gguf"));
+        assert!(!is_projector_name("model.gguf"));
+        assert!(!is_projector_name("mmproj.txt"));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use tokenmill_model::{Model as Network, VisionFamily, VisionFile, VisionShape, V
 use tokenmill_sched::{Media, MediaSpan};
 use tokenmill_text::ImageWords;
 
-use crate::{Compute, Error, ModelSource, Prompt, images::ImageFile};
+use crate::{Compute, Error, ModelSource, Prompt, PromptImage, model_source::is_projector_name};
 
 /// Images whose rows are kept.
 const MAX_KEPT: usize = 16;
@@ -26,7 +26,7 @@ const MAX_KEPT: usize = 16;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Projector {
-    /// In a file beside the model whose name has `mmproj` in it, if one there fits; it is loaded when an image comes.
+    /// In a file next to the model whose name has `mmproj` in it, if one there fits; it is loaded when an image comes.
     #[default]
     Beside,
     /// In this file, which is loaded with the model.
@@ -51,14 +51,6 @@ impl fmt::Debug for Vision {
             .field("path", &self.path)
             .finish_non_exhaustive()
     }
-}
-
-/// An image of a prompt whose rows are not made yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PromptImage {
-    /// Index of its first row among the prompt's tokens.
-    pub(crate) start: usize,
-    pub(crate) file: ImageFile,
 }
 
 /// What stands in prompts for the images of a family.
@@ -182,7 +174,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A hash of an image's file and the salt of its request that nobody can find twice.
+/// A hash of an image's file and the salt of its request that cannot be found twice.
 fn content_of(file: &[u8], salt: u64) -> u128 {
     let digest = Sha256::new()
         .chain_update(salt.to_le_bytes())
@@ -217,7 +209,7 @@ fn open_for(path: &Path, network: &Network) -> Result<VisionFile, Error> {
     Ok(file)
 }
 
-/// The encoder beside a model that fits it: that in 16 bits first, as downloads choose it.
+/// The encoder next to a model that fits it: that in 16 bits first, as downloads choose it.
 fn find_beside(source: &ModelSource, network: &Network) -> Option<(PathBuf, VisionFile)> {
     let folder = match source {
         ModelSource::File(path) => match path.parent()? {
@@ -248,13 +240,6 @@ fn find_beside(source: &ModelSource, network: &Network) -> Option<(PathBuf, Visi
     })
 }
 
-/// Whether a file's name is that of an encoder.
-pub(crate) fn is_projector_name(name: &str) -> bool {
-    let extension = Path::new(name).extension();
-    let is_gguf = extension.is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
-    is_gguf && name.to_ascii_lowercase().contains("mmproj")
-}
-
 fn unusable(path: &Path) -> impl FnOnce(tokenmill_model::LoadError) -> Error + use<'_> {
     |source| Error::Projector {
         path: path.to_owned(),
@@ -272,13 +257,5 @@ mod tests {
         assert_eq!(content, content_of(b"image", 1));
         assert_ne!(content, content_of(b"imagf", 1));
         assert_ne!(content, content_of(b"image", 2));
-    }
-
-    #[test]
-    fn encoders_are_known_by_their_names() {
-        assert!(is_projector_name("mmproj-model-f16.gguf"));
-        assert!(is_projector_name("gemma-3-4b.mmproj-Q8_0.gguf"));
-        assert!(!is_projector_name("model.gguf"));
-        assert!(!is_projector_name("mmproj.txt"));
     }
 }

@@ -12,6 +12,7 @@ use tokenmill_backend::{
     Activation, Backend, BackendError, Linear, MatrixData, MatrixUsage, Memory, Norm, NormKind,
 };
 use tokenmill_gguf::{GgufFile, TensorType};
+use tokenmill_quant::dequantize_row;
 
 use crate::{LoadError, NormDescriptor, Presence, error::check, loader::Loader};
 
@@ -26,7 +27,7 @@ const PROJECTION: &str = "mm.input_projection.weight";
 pub(super) const ACTIVATION: Activation = Activation::GeluTanh;
 
 /// Fills in what follows from the rest of the file.
-pub(super) fn finish(file: &GgufFile, shape: VisionShape) -> Result<VisionShape, LoadError> {
+pub(super) fn finish(file: &GgufFile, shape: &VisionShape) -> Result<VisionShape, LoadError> {
     let square = file.metadata().opt_u32("clip.vision.projector.scale_factor")?;
     let square = square.map_or(SQUARE, |square| square as usize);
     let n_side = shape.n_side();
@@ -57,7 +58,7 @@ pub(super) fn finish(file: &GgufFile, shape: VisionShape) -> Result<VisionShape,
     Ok(VisionShape {
         n_rows,
         n_embd,
-        ..shape
+        ..shape.clone()
     })
 }
 
@@ -80,7 +81,7 @@ impl<M: Memory> Projector<M> {
         };
         let norm = loader.norm("mm.soft_emb_norm", n_in, norm)?;
         // The file has it as the network of the paper writes it, `[n_in, n_out]` with the outputs next to each other.
-        let values = loader.all_values(PROJECTION, &[n_out, n_in])?;
+        let values = projection_values(loader, n_in, n_out)?;
         let columns = (0..n_out).flat_map(|col| values.iter().skip(col).step_by(n_out));
         let bytes: Vec<u8> = columns.flat_map(|value| value.to_le_bytes()).collect();
         let matrix = loader.memory.upload_matrix(&MatrixData {
@@ -104,6 +105,40 @@ impl<M: Memory> Projector<M> {
             n_side_out: shape.n_rows.isqrt(),
         })
     }
+}
+
+/// The numbers of the projection, `[n_in, n_out]`, of any type.
+fn projection_values<M: Memory>(
+    loader: &mut Loader<'_, M>,
+    n_in: usize,
+    n_out: usize,
+) -> Result<Vec<f32>, LoadError> {
+    let name = || PROJECTION.to_owned();
+    let source = loader.source;
+    let tensor = source
+        .tensor(PROJECTION)
+        .ok_or_else(|| LoadError::MissingTensor { name: name() })?;
+    if matches!(tensor.ty, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
+        return loader.all_values(PROJECTION, &[n_out, n_in]);
+    }
+    if tensor.dims != [n_out, n_in] {
+        return Err(LoadError::WrongShape {
+            name: name(),
+            expected: vec![n_out, n_in],
+            found: tensor.dims,
+        });
+    }
+    let unsupported = || LoadError::VectorType {
+        name: name(),
+        found: tensor.ty.name(),
+    };
+    let row_bytes = tensor.ty.row_bytes(n_out).ok_or_else(unsupported)?;
+    let bytes = (tensor.bytes.to_vec()).map_err(|source| LoadError::ReadTensor { name: name(), source })?;
+    let mut values = vec![0.0; n_in * n_out];
+    for (row, bytes) in values.chunks_exact_mut(n_out).zip(bytes.chunks_exact(row_bytes)) {
+        dequantize_row(tensor.ty, bytes, row).map_err(|_| unsupported())?;
+    }
+    Ok(values)
 }
 
 impl<B: Backend + Memory<Buffer = Vec<f32>>> Projector<B> {
@@ -131,7 +166,9 @@ fn mean_of_squares(rows: &[f32], width: usize, n_side: usize, square: usize) -> 
         }
     }
     let share = 1.0 / (square * square) as f32;
-    means.iter_mut().for_each(|mean| *mean *= share);
+    for mean in &mut means {
+        *mean *= share;
+    }
     means
 }
 

@@ -216,7 +216,7 @@ fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
         check("mean of the pixels", mean, mean.is_finite(), "a number")?;
     }
     match family {
-        VisionFamily::Gemma3 => gemma3::finish(file, shape),
+        VisionFamily::Gemma3 => gemma3::finish(file, &shape),
     }
 }
 

@@ -491,15 +491,17 @@ fn simulate(world: &World, callers: &[Caller], totals: &mut Totals) {
     totals.times_page_events_were_behind += known_pages.n_times_behind();
 }
 
+/// The simulated executor takes no rows.
+const TOKENS_ALONE: InputRows = InputRows {
+    width: None,
+    max_step_tokens: usize::MAX,
+};
+
 fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -> Option<Generation> {
     let tokens = caller.prompt.clone();
     let job = match &caller.ask {
         Ask::Generate(params) => {
-            let rows = InputRows {
-                width: None,
-                max_step_tokens: world.config.max_step_tokens,
-            };
-            match check_generate(&world.limits, rows, &tokens, params, world.config.context_shift) {
+            match check_generate(&world.limits, TOKENS_ALONE, &tokens, params, world.config.context_shift) {
                 // Nothing to generate: the engine would not get to see it.
                 Ok(Reach { max_len, .. }) if max_len == tokens.len() => return None,
                 Ok(Reach { context_shift, .. }) if context_shift.is_some() && params.max_tokens.is_none() => {

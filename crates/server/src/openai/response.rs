@@ -410,7 +410,7 @@ mod tests {
         );
         check(
             r#"[{"role":"user","content":[{"type":"input_image","image_url":"u"}]}]"#,
-            Err("input[0].content[0].type"),
+            Err("input[0].content[0].image_url"),
         );
         check(r#"[{"type":"message","content":"a"}]"#, Err("input[0].role"));
         check(

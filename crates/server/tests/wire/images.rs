@@ -75,7 +75,7 @@ async fn every_api_shows_the_model_the_same_image() {
     let reply = server.post_ok("/v1/responses", &body).await;
     let said = &reply["output"][0]["content"][0]["text"];
     assert_eq!(said, expected.as_str(), "{reply}");
-    // A conversation goes on behind its image.
+    // A conversation continues behind its image.
     let next = json!({ "input": "And?", "previous_response_id": reply["id"], "max_output_tokens": 1 });
     let next = server.post_ok("/v1/responses", &next).await;
     assert!(
