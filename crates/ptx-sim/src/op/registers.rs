@@ -57,7 +57,10 @@ impl Op {
                 all(&[R32(*a), R32(*b), R32(*c)]);
             }
             Self::Quaternary32 { a, b, c, e, .. } => all(&[R32(*a), R32(*b), R32(*c), R32(*e)]),
-            Self::Unary64 { a, .. } | Self::Narrow { a, .. } | Self::Move64 { a, .. } => all(&[R64(*a)]),
+            Self::Unary64 { a, .. }
+            | Self::Narrow { a, .. }
+            | Self::Move64 { a, .. }
+            | Self::FromGeneric { a, .. } => all(&[R64(*a)]),
             Self::Binary64 { a, b, .. } => all(&[R64(*a), R64(*b)]),
             Self::Ternary64 { a, b, c, .. } => all(&[R64(*a), R64(*b), R64(*c)]),
             Self::Shift64 { a, b, .. } => all(&[R64(*a), R32(*b)]),
@@ -65,7 +68,6 @@ impl Op {
             Self::Insert64 { a, b, c, e, .. } => all(&[R64(*a), R64(*b), R32(*c), R32(*e)]),
             Self::MadWide { a, b, c, .. } => all(&[R32(*a), R32(*b), R64(*c)]),
             Self::Convert { a, .. } | Self::ToGeneric { a, .. } => all(&[(*a).into()]),
-            Self::FromGeneric { a, .. } => all(&[R64(*a)]),
             Self::MovePred { a, .. } | Self::NotPred { a, .. } => all(&[Pred(*a)]),
             Self::CombinePred { a, b, .. } => all(&[Pred(*a), Pred(*b)]),
             Self::Select32 { a, b, p, .. } => all(&[R32(*a), R32(*b), Pred(*p)]),

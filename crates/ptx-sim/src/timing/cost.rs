@@ -134,12 +134,10 @@ impl Cost {
                 f: Ternary32::Mad, ..
             } => plain(1.0, Unit::FloatOrInteger, lanes.integer, latency.arithmetic),
             Op::Matrix { kind, .. } => {
+                // In products of f16; s8 has twice their rate.
                 let products = match kind {
-                    MatrixKind::F16F32 | MatrixKind::F16F16 | MatrixKind::Bf16 => 2048.0,
-                    MatrixKind::F16K8 => 1024.0,
-                    // Twice the rate of f16.
-                    MatrixKind::S8 => 4096.0 / 2.0,
-                    MatrixKind::S8K16 => 2048.0 / 2.0,
+                    MatrixKind::F16F32 | MatrixKind::F16F16 | MatrixKind::Bf16 | MatrixKind::S8 => 2048.0,
+                    MatrixKind::F16K8 | MatrixKind::S8K16 => 1024.0,
                 };
                 Self {
                     slots: 1.0,

@@ -69,7 +69,8 @@ pub(super) struct Outcome {
 /// A warp on the multiprocessor.
 struct Warp {
     trace: usize,
-    warp: usize,
+    /// Which of the trace's warps.
+    index: usize,
     slot: usize,
     scheduler: usize,
     /// Which of the thread blocks.
@@ -194,7 +195,7 @@ impl Multiprocessor<'_> {
         for warp in 0..n_warps {
             let fresh = Warp {
                 trace,
-                warp,
+                index: warp,
                 slot,
                 scheduler: (slot * n_warps + warp) % N_SCHEDULERS,
                 instance,
@@ -261,7 +262,7 @@ impl Multiprocessor<'_> {
         let kernel = self.work.kernel;
         loop {
             let state = &self.warps[warp];
-            let executed = *self.work.traces[state.trace].warps[state.warp].get(state.next)?;
+            let executed = *self.work.traces[state.trace].warps[state.index].get(state.next)?;
             if self.costs[executed.pc as usize].slots > 0.0 {
                 return Some(executed);
             }
@@ -401,7 +402,7 @@ impl Multiprocessor<'_> {
             }
             Op::Branch { .. } | Op::BranchTable { .. } => {
                 let state = &self.warps[warp];
-                let following = self.work.traces[state.trace].warps[state.warp].get(state.next);
+                let following = self.work.traces[state.trace].warps[state.index].get(state.next);
                 if following.is_some_and(|following| following.pc != executed.pc + 1) {
                     self.warps[warp].earliest = now + latency.branch;
                 }

@@ -82,17 +82,17 @@ fn memory_use(op: &Op, is_nc: bool) -> MemoryUse {
         }
         | Op::Store {
             order: Order::Strong, ..
-        } => MemoryUse::Fence,
-        Op::Load { at, .. } if is_nc && at.space != Space::Shared => MemoryUse::Constant,
-        Op::Load { at, .. } | Op::LoadMatrix { at, .. } => MemoryUse::Load(at.space),
-        Op::Store { at, .. } => MemoryUse::Store(at.space),
-        Op::Atomic { .. }
+        }
+        | Op::Atomic { .. }
         | Op::CopyAsync { .. }
         | Op::CopyCommit
         | Op::CopyWait { .. }
         | Op::Fence
         | Op::Barrier { .. }
         | Op::WarpBarrier { .. } => MemoryUse::Fence,
+        Op::Load { at, .. } if is_nc && at.space != Space::Shared => MemoryUse::Constant,
+        Op::Load { at, .. } | Op::LoadMatrix { at, .. } => MemoryUse::Load(at.space),
+        Op::Store { at, .. } => MemoryUse::Store(at.space),
         _ => MemoryUse::None,
     }
 }
