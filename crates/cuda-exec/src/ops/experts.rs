@@ -89,13 +89,8 @@ impl RouteCounts {
         let n_choices = self.n_choices();
         let is_average = |len: usize| n_choices <= len * self.n_experts;
         match self.n_rows {
-            _ if is_batch_invariant => {
-                if is_average(32) {
-                    16
-                } else {
-                    64
-                }
-            }
+            _ if is_batch_invariant && is_average(32) => 16,
+            _ if is_batch_invariant => 64,
             0..=1 => 1,
             _ if is_average(1) => 2,
             _ if is_average(4) => 4,
