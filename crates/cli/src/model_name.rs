@@ -68,14 +68,12 @@ impl FetchArgs {
         };
         let mut wishes = wishes();
         wishes.with_projector = false;
-        match tokenmill::hub::find_stored(&name, &wishes, &self.settings())? {
-            Some(found) => Ok(found.path),
-            None => {
-                let name = model.display();
-                let failure = Failure::input(format!("`{name}` is not on this machine"));
-                Err(failure.hint(format!("`tokenmill pull {name}` downloads it")))
-            }
+        if let Some(found) = tokenmill::hub::find_stored(&name, &wishes, &self.settings())? {
+            return Ok(found.path);
         }
+        let name = model.display();
+        let failure = Failure::input(format!("`{name}` is not on this machine"));
+        Err(failure.hint(format!("`tokenmill pull {name}` downloads it")))
     }
 
     /// Whether it is a name of the Hub rather than a path.

@@ -38,21 +38,18 @@ where
         let handler = handler.clone();
         async move {
             let n_bytes = call.body.bytes.len();
-            let lease = match models.only() {
-                Some(app) => return answer(app, n_bytes, handler(Arc::clone(app), call)).await,
-                None => {
-                    let choice = Choice::of(&call.uri, &call.body.bytes)?;
-                    if choice.is_dismissal() {
-                        let idx = models.find(choice.model.as_deref(), choice.role, choice.spelling)?;
-                        models.dismiss(idx);
-                        return Ok(dismissed(choice.model.as_deref().unwrap_or_default(), &call.uri));
-                    }
-                    let begun = Instant::now();
-                    let lease = models.acquire(&choice, Purpose::Use(choice.keep_alive)).await?;
-                    call.load_wait = begun.elapsed();
-                    lease
-                }
-            };
+            if let Some(app) = models.only() {
+                return answer(app, n_bytes, handler(Arc::clone(app), call)).await;
+            }
+            let choice = Choice::of(&call.uri, &call.body.bytes)?;
+            if choice.is_dismissal() {
+                let idx = models.find(choice.model.as_deref(), choice.role, choice.spelling)?;
+                models.dismiss(idx);
+                return Ok(dismissed(choice.model.as_deref().unwrap_or_default(), &call.uri));
+            }
+            let begun = Instant::now();
+            let lease = models.acquire(&choice, Purpose::Use(choice.keep_alive)).await?;
+            call.load_wait = begun.elapsed();
             let response = answer(lease.app(), n_bytes, handler(Arc::clone(lease.app()), call)).await?;
             Ok(lease.until_sent(response))
         }

@@ -472,18 +472,15 @@ fn greeting(models: &Models, address: &str) -> String {
         #[cfg(unix)]
         Listen::Unix(_) => String::new(),
     };
-    let (served, what) = match models.only() {
-        Some(app) => {
-            let limits = app.model.engine().limits();
-            let (n_ctx, kv_tokens) = (limits.n_ctx, limits.kv_tokens());
-            let what = format!("context   {n_ctx} tokens for a request, {kv_tokens} for all together");
-            (format!("{} is served", visible(app.model.name())), what)
-        }
-        None => {
-            let names = models.names();
-            let what = format!("models    {}", visible(&names.join(", ")));
-            (format!("{} models are served", names.len()), what)
-        }
+    let (served, what) = if let Some(app) = models.only() {
+        let limits = app.model.engine().limits();
+        let (n_ctx, kv_tokens) = (limits.n_ctx, limits.kv_tokens());
+        let what = format!("context   {n_ctx} tokens for a request, {kv_tokens} for all together");
+        (format!("{} is served", visible(app.model.name())), what)
+    } else {
+        let names = models.names();
+        let what = format!("models    {}", visible(&names.join(", ")));
+        (format!("{} models are served", names.len()), what)
     };
     format!(
         "{served}.{page}\n  \

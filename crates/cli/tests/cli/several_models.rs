@@ -305,5 +305,5 @@ fn wrong_models_are_refused_before_anything_is_served() {
     );
     refused(&["demo", "--memory-budget", "much"], 2, "expected a size");
     refused(&["demo", "--idle-unload", "soon"], 2, "expected a time");
-    refused(&[], 2, "MODEL");
+    refused(&[], 2, "the following required arguments");
 }

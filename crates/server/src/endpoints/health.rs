@@ -12,19 +12,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::json;
-use tokenmill_sched::{Engine, EngineState};
+use tokenmill_sched::EngineState;
 
 use crate::Models;
 
 /// 200 while the engines' heartbeats are young, 503 when one hangs or the only one has ended; the oldest age stands in the body.
 pub(crate) async fn live(State(models): State<Models>) -> Response {
     let loaded = models.loaded();
-    let age = |engine: &Engine| engine.heartbeat_age();
-    let oldest = loaded
-        .iter()
-        .map(|app| age(app.engine()))
-        .max()
-        .unwrap_or(Duration::ZERO);
+    let ages = loaded.iter().map(|app| app.engine().heartbeat_age());
+    let oldest = ages.max().unwrap_or(Duration::ZERO);
     let timeout = models.config().heartbeat_timeout;
     // One of several that has ended is unloaded soon.
     let has_ended = models
@@ -76,11 +72,11 @@ fn readiness(models: &Models) -> (usize, Option<&'static str>) {
         Some("draining")
     } else if models.only().is_some() {
         reasons.next().flatten()
-    } else if !models.has_room_to_wait() {
-        Some("queue full")
-    } else {
+    } else if models.has_room_to_wait() {
         // A full or ended engine of one model keeps no request from another.
         reasons.flatten().find(|reason| *reason == "engine hung")
+    } else {
+        Some("queue full")
     };
     (n_queued, reason)
 }

@@ -40,30 +40,25 @@ fn names(app: &App) -> Vec<(String, Option<&str>)> {
 /// The names of one of several models, in the form of a server of one, and with what it is doing.
 fn entries_of(listed: &Listed<'_>, created_s: u64) -> Vec<Value> {
     let status = status_of(listed);
-    let entries: Vec<Value> = match &listed.status.app {
-        Some(app) => (names(app).iter())
+    let entries: Vec<Value> = if let Some(app) = &listed.status.app {
+        (names(app).iter())
             .map(|(name, parent)| entry(app, name, *parent))
-            .collect(),
-        None => {
-            let own = listed.spec.names.iter().map(|name| (name, None));
-            let adapters = listed
-                .spec
-                .adapters
-                .iter()
-                .map(|name| (name, Some(listed.spec.name())));
-            own.chain(adapters)
-                .map(|(name, parent)| {
-                    json!({
-                        "id": name,
-                        "object": "model",
-                        "created": created_s,
-                        "owned_by": "tokenmill",
-                        "parent": parent,
-                        "max_model_len": null,
-                    })
+            .collect()
+    } else {
+        let own = listed.spec.names.iter().map(|name| (name, None));
+        let adapters = (listed.spec.adapters.iter()).map(|name| (name, Some(listed.spec.name())));
+        own.chain(adapters)
+            .map(|(name, parent)| {
+                json!({
+                    "id": name,
+                    "object": "model",
+                    "created": created_s,
+                    "owned_by": "tokenmill",
+                    "parent": parent,
+                    "max_model_len": null,
                 })
-                .collect()
-        }
+            })
+            .collect()
     };
     let with_status = |mut entry: Value| {
         entry["status"] = status.clone();

@@ -49,13 +49,13 @@ impl Choice {
             reason: error.to_string(),
         })?;
         for (field, value) in [("model", found.model), ("name", found.name)] {
-            match value {
-                None | Some(Value::Null) => {}
-                Some(Value::String(name)) if choice.model.is_none() => {
-                    choice.model = Some(name).filter(|name| !name.is_empty());
-                }
-                Some(Value::String(_)) => {}
+            let name = match value {
+                None | Some(Value::Null) => continue,
+                Some(Value::String(name)) => name,
                 Some(_) => return Err(ApiError::invalid(field, "expected a name")),
+            };
+            if choice.model.is_none() && !name.is_empty() {
+                choice.model = Some(name);
             }
         }
         if uri.path().starts_with("/api/") {

@@ -48,7 +48,7 @@ pub(super) struct Figures {
 }
 
 /// What a model is doing, in the word of the lists.
-pub(crate) fn word(listed: &Listed<'_>) -> &'static str {
+fn word(listed: &Listed<'_>) -> &'static str {
     match listed.status.doing {
         Doing::Loaded => "loaded",
         Doing::Loading => "loading",

@@ -384,7 +384,7 @@ impl<A: Clone, L> Registry<A, L> {
                         budget_bytes: self.budget_bytes,
                         pinned_bytes,
                     };
-                    return Step::Answer(self.fail(idx, error, now));
+                    return Step::Answer(self.fail(idx, &error, now));
                 }
             }
             break;
@@ -444,7 +444,7 @@ impl<A: Clone, L> Registry<A, L> {
             }
             Err(reason) => {
                 let error = self.failure(idx, reason);
-                self.fail(idx, error, now)
+                self.fail(idx, &error, now)
             }
         }
     }
@@ -473,7 +473,7 @@ impl<A: Clone, L> Registry<A, L> {
                 entry.stage = Stage::Unloaded;
                 entry.is_dismissed = false;
                 let error = self.failure(idx, reason);
-                self.fail(idx, error, now)
+                self.fail(idx, &error, now)
             }
         }
     }
@@ -493,7 +493,7 @@ impl<A: Clone, L> Registry<A, L> {
     }
 
     /// Gives up a wish, and tells those who wait why.
-    fn fail(&mut self, idx: usize, error: ApiError, now: Instant) -> Vec<Answer<A, L>> {
+    fn fail(&mut self, idx: usize, error: &ApiError, now: Instant) -> Vec<Answer<A, L>> {
         let entry = &mut self.entries[idx];
         entry.wish = None;
         entry.counts.failures += 1;

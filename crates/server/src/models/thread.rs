@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill::{Model, at_low_priority};
+use tokenmill::{MemoryPlan, Model, at_low_priority};
 use tokenmill_sched::EngineState;
 
 use super::{
@@ -134,7 +134,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
 /// Bytes that a loaded model takes, on the GPU and in main memory.
 pub(super) fn taken_bytes(model: &Model) -> u64 {
     model.memory().map_or(0, |plan| {
-        let on_host = plan.on_host.as_deref().map_or(0, |plan| plan.total_bytes());
+        let on_host = plan.on_host.as_deref().map_or(0, MemoryPlan::total_bytes);
         plan.total_bytes().saturating_add(on_host) as u64
     })
 }
@@ -161,13 +161,13 @@ fn unload(many: &Many, idx: usize, app: Arc<App>) {
 fn look_after_engines(many: &Many) {
     let now = Instant::now();
     let mut registry = many.lock();
-    for idx in 0..many.specs.len() {
+    for (idx, spec) in many.specs.iter().enumerate() {
         let Some(app) = registry.status(idx, now).app else {
             continue;
         };
         if let EngineState::Ended(reason) = app.engine().state() {
             let error = ApiError::ModelFailed {
-                model: many.specs[idx].name().to_owned(),
+                model: spec.name().to_owned(),
                 reason: format!("its engine has ended: {reason}"),
             };
             registry.lost(idx, error, now);
