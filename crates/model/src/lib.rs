@@ -73,7 +73,7 @@ pub use arch::architectures;
 pub use control_vector::ControlVector;
 pub use descriptor::{
     AltUpDescriptor, AttentionDescriptor, BesideDescriptor, DeltaGates, DeltaNetDescriptor, DenseDescriptor,
-    Descriptor, EmbeddingNorm, FfnDescriptor, HeadLayer, Ignorable, JoinedRows, KimiDeltaDescriptor,
+    Descriptor, EmbeddingNorm, FfnDescriptor, GateUpOrder, HeadLayer, Ignorable, KimiDeltaDescriptor,
     LatentDescriptor, LayerDescriptor, LayerEmbeddingsDescriptor, MixerDescriptor, MoeDescriptor,
     NormDescriptor, NormPlacement, OutputGate, OutputHead, PooledOutput, PoolingDescriptor, Presence, QkNorm,
     Residual, RouterDescriptor, RowFactors, SharedDescriptor, ShortConvDescriptor, SsmDescriptor, SsmKind,

@@ -4,7 +4,7 @@
 
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 use tokenmill_model::{
-    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, MoeDescriptor, Presence,
+    BesideDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, MoeDescriptor, Presence,
     RouterDescriptor, SharedDescriptor,
 };
 
@@ -155,7 +155,7 @@ fn shared(n_ff: usize, has_gate: bool) -> SharedDescriptor {
             activation: Activation::Silu,
             xielu: None,
             cutoff: None,
-            joined: JoinedRows::GateFirst,
+            joined: GateUpOrder::GateFirst,
             is_gated: true,
             bias: Presence::Absent,
         },

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufWriter, TensorType};
 use tokenmill_model::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, LayerDescriptor, LoadError,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
     MixerDescriptor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
     RopeDescriptor, RopeScaling, WeightInfo, WeightSource, WeightTensor, build,
 };
@@ -62,7 +62,7 @@ pub fn tiny_llama() -> Descriptor {
             activation: Activation::Silu,
             xielu: None,
             cutoff: None,
-            joined: JoinedRows::GateFirst,
+            joined: GateUpOrder::GateFirst,
             is_gated: true,
             bias: Presence::Absent,
         }),

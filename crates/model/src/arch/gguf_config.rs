@@ -6,7 +6,7 @@ use tokenmill_backend::{Activation, NormKind, RopeStyle};
 use tokenmill_gguf::{GgufError, GgufFile, TensorInfo, Value};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, Ignorable, JoinedRows, LayerDescriptor,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, Ignorable, LayerDescriptor,
     LoadError, MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
     RopeDescriptor, RopeScaling, YarnRounding, rope::yarn_magnitude,
 };
@@ -244,7 +244,7 @@ impl GgufConfig<'_> {
                     activation: Activation::Silu,
                     xielu: None,
                     cutoff: None,
-                    joined: JoinedRows::GateFirst,
+                    joined: GateUpOrder::GateFirst,
                     is_gated: true,
                     bias: Presence::Absent,
                 }),

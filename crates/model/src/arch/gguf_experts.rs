@@ -6,7 +6,7 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, LoadError, MoeDescriptor, Presence,
+    DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LoadError, MoeDescriptor, Presence,
     RouterDescriptor, SharedDescriptor,
 };
 
@@ -119,7 +119,7 @@ impl GgufConfig<'_> {
                 activation: moe.activation,
                 xielu: None,
                 cutoff: None,
-                joined: JoinedRows::GateFirst,
+                joined: GateUpOrder::GateFirst,
                 is_gated: moe.is_gated,
                 bias: Presence::Absent,
             },

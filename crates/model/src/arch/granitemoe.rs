@@ -4,7 +4,7 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{DenseDescriptor, Descriptor, JoinedRows, LoadError, MoeDescriptor, Presence, SharedDescriptor};
+use crate::{DenseDescriptor, Descriptor, GateUpOrder, LoadError, MoeDescriptor, Presence, SharedDescriptor};
 
 use super::{
     Architecture, GgufConfig, GgufRows, HfConfig, HfLayout,
@@ -68,7 +68,7 @@ pub(super) fn with_shared(mut moe: MoeDescriptor, n_ff: Option<usize>) -> MoeDes
             activation: moe.activation,
             xielu: None,
             cutoff: None,
-            joined: JoinedRows::GateFirst,
+            joined: GateUpOrder::GateFirst,
             is_gated: true,
             bias: Presence::Absent,
         },

@@ -11,7 +11,7 @@ use tokenmill_gguf::RegularFile;
 use tokenmill_backend::{Activation, NormKind};
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, LayerDescriptor, LoadError,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
     MixerDescriptor, NormDescriptor, NormPlacement, OutputHead, Presence, Residual,
 };
 
@@ -317,7 +317,7 @@ impl HfConfig {
                 activation,
                 xielu: None,
                 cutoff: None,
-                joined: JoinedRows::GateFirst,
+                joined: GateUpOrder::GateFirst,
                 is_gated: true,
                 bias: Presence::Absent,
             }),

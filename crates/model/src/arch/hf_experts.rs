@@ -5,7 +5,7 @@
 use tokenmill_backend::{Activation, ExpertGroups, ExpertScore, GroupMeasure};
 
 use crate::{
-    DenseDescriptor, Descriptor, JoinedRows, LoadError, MoeDescriptor, Presence, RouterDescriptor,
+    DenseDescriptor, Descriptor, GateUpOrder, LoadError, MoeDescriptor, Presence, RouterDescriptor,
     SharedDescriptor,
 };
 
@@ -115,7 +115,7 @@ impl HfConfig {
                 activation: moe.activation,
                 xielu: None,
                 cutoff: None,
-                joined: JoinedRows::GateFirst,
+                joined: GateUpOrder::GateFirst,
                 is_gated: moe.is_gated,
                 bias: Presence::Absent,
             },

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokenmill_backend::{Activation, Pooling, RopeStyle};
 
 use crate::{
-    Descriptor, Ignorable, JoinedRows, LoadError, NormPlacement, PoolingDescriptor, Presence, QkNorm,
+    Descriptor, GateUpOrder, Ignorable, LoadError, NormPlacement, PoolingDescriptor, Presence, QkNorm,
 };
 
 use super::{
@@ -140,7 +140,7 @@ pub(super) fn is_version_3(config: &HfConfig) -> bool {
 }
 
 fn from_hf_v3(config: &HfConfig) -> Result<Descriptor, LoadError> {
-    // Files of the model's own code have an adapter for each task beside the weights.
+    // Files of the model's own code have an adapter for each task next to the weights.
     if config.get("lora_adaptations").is_some() {
         return Err(config.wrong(
             "lora_adaptations",
@@ -183,7 +183,7 @@ fn finish_v2(descriptor: &mut Descriptor, is_code: bool) {
         dense.activation = Activation::GeluErf;
         dense.bias = Presence::Optional;
         if is_code {
-            dense.joined = JoinedRows::UpFirst;
+            dense.joined = GateUpOrder::UpFirst;
             layer.norms = NormPlacement::AfterSumTwice;
         }
     }

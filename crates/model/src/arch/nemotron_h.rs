@@ -7,7 +7,7 @@ use serde_json::json;
 use tokenmill_backend::{Activation, ExpertScore, RopeStyle};
 
 use crate::{
-    DenseDescriptor, Descriptor, FfnDescriptor, JoinedRows, LoadError, MixerDescriptor, MoeDescriptor,
+    DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LoadError, MixerDescriptor, MoeDescriptor,
     Presence, SharedDescriptor,
 };
 
@@ -168,7 +168,7 @@ fn hf_experts(config: &HfConfig) -> Result<MoeDescriptor, LoadError> {
             dense: DenseDescriptor {
                 xielu: None,
                 cutoff: None,
-                joined: JoinedRows::GateFirst,
+                joined: GateUpOrder::GateFirst,
                 n_ff: config.first_usize(&["moe_shared_expert_intermediate_size"])?,
                 activation: moe.activation,
                 is_gated: false,

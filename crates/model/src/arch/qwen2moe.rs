@@ -2,7 +2,7 @@
 
 use tokenmill_backend::RopeStyle;
 
-use crate::{DenseDescriptor, JoinedRows, MoeDescriptor, Presence, SharedDescriptor};
+use crate::{DenseDescriptor, GateUpOrder, MoeDescriptor, Presence, SharedDescriptor};
 
 use super::{Architecture, HfLayout, hf_experts::EXPERTS};
 
@@ -51,7 +51,7 @@ pub(super) fn with_gated_network(mut moe: MoeDescriptor, n_ff: usize) -> MoeDesc
             activation: moe.activation,
             xielu: None,
             cutoff: None,
-            joined: JoinedRows::GateFirst,
+            joined: GateUpOrder::GateFirst,
             is_gated: true,
             bias: Presence::Absent,
         },

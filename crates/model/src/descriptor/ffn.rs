@@ -226,14 +226,14 @@ pub struct DenseDescriptor {
     /// Whether there is a gate: `down(f(gate(x)) * up(x))` instead of `down(f(up(x)))`.
     pub is_gated: bool,
     /// Which rows come first where a tensor has both, the gate's and those of `up`.
-    pub joined: JoinedRows,
+    pub joined: GateUpOrder,
     /// Biases of its matrices.
     pub bias: Presence,
 }
 
 /// The order of rows in a tensor `ffn_up` that has those of the gate too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum JoinedRows {
+pub enum GateUpOrder {
     /// All of the gate, then all of `up`.
     GateFirst,
     /// All of `up`, then all of the gate.

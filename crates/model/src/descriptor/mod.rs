@@ -11,7 +11,7 @@ mod pooling;
 mod recurrent;
 
 pub use ffn::{
-    BesideDescriptor, DenseDescriptor, FfnDescriptor, JoinedRows, MoeDescriptor, RouterDescriptor,
+    BesideDescriptor, DenseDescriptor, FfnDescriptor, GateUpOrder, MoeDescriptor, RouterDescriptor,
     SharedDescriptor, XieluNumbers,
 };
 pub use latent::LatentDescriptor;

@@ -8,7 +8,7 @@ use tokenmill_backend::{
 };
 
 use crate::{
-    DenseDescriptor, Descriptor, JoinedRows, LoadError, XieluNumbers,
+    DenseDescriptor, Descriptor, GateUpOrder, LoadError, XieluNumbers,
     loader::{LayerPlace, Loader, RowsOf},
 };
 
@@ -50,8 +50,8 @@ impl<M: Memory> DenseFfn<M> {
         let (gate_name, [gate_rows, up_rows]) = if is_joined {
             let half = |first| RowsOf::run(first, n_ff, 2 * n_ff);
             let rows = match dense.joined {
-                JoinedRows::GateFirst => [half(0), half(n_ff)],
-                JoinedRows::UpFirst => [half(n_ff), half(0)],
+                GateUpOrder::GateFirst => [half(0), half(n_ff)],
+                GateUpOrder::UpFirst => [half(n_ff), half(0)],
             };
             (&up_name, rows)
         } else {
