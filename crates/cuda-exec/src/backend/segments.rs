@@ -20,6 +20,16 @@ pub(super) struct SegmentCache<K, G, V> {
     n_asked: u64,
 }
 
+/// What is known of a step's shape.
+#[derive(Debug, PartialEq)]
+pub(super) enum Known<'a, V> {
+    Nothing,
+    /// It cannot be recorded.
+    Failed,
+    /// It was recorded, and this belongs to its graphs.
+    Recorded(&'a V),
+}
+
 struct Entry<G, V> {
     /// `None` where recording failed.
     recorded: Option<(Vec<G>, V)>,
@@ -55,12 +65,17 @@ impl<K, G, V> SegmentCache<K, G, V> {
 }
 
 impl<K: Copy + Hash + Eq, G, V> SegmentCache<K, G, V> {
-    /// What is known of a step of this shape: nothing, that it cannot be recorded, or what belongs to its graphs.
-    pub(super) fn find(&mut self, shape: &K) -> Option<Option<&V>> {
+    /// What is known of a step of this shape.
+    pub(super) fn find(&mut self, shape: &K) -> Known<'_, V> {
         self.n_asked += 1;
-        let entry = self.entries.get_mut(shape)?;
+        let Some(entry) = self.entries.get_mut(shape) else {
+            return Known::Nothing;
+        };
         entry.last_asked = self.n_asked;
-        Some(entry.recorded.as_ref().map(|(_, value)| value))
+        match &entry.recorded {
+            None => Known::Failed,
+            Some((_, value)) => Known::Recorded(value),
+        }
     }
 
     /// A graph of a step, where there is one.
@@ -108,10 +123,10 @@ mod tests {
     fn the_shape_used_least_recently_makes_room_for_graphs() {
         let mut cache = cache();
         for shape in 1..=3 {
-            assert!(cache.find(&shape).is_none());
+            assert_eq!(cache.find(&shape), Known::Nothing);
             cache.keep(shape, Some((vec!["a", "b"], shape)));
         }
-        assert_eq!(cache.find(&1), Some(Some(&1)));
+        assert_eq!(cache.find(&1), Known::Recorded(&1));
         cache.find(&4);
         cache.keep(4, Some((vec!["a"], 4)));
         assert_eq!(known(&cache), [1, 3, 4]);
@@ -132,11 +147,11 @@ mod tests {
             cache.keep(shape, None);
         }
         assert_eq!(known(&cache), [5, 6, 7, 8]);
-        assert_eq!(cache.find(&8), Some(None));
+        assert_eq!(cache.find(&8), Known::Failed);
         cache.find(&9);
         cache.keep(9, Some((vec!["a"; 6], 9)));
         assert_eq!(known(&cache), [6, 7, 8, 9]);
         cache.clear();
-        assert_eq!(cache.find(&8), None);
+        assert_eq!(cache.find(&8), Known::Nothing);
     }
 }

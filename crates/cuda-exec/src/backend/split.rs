@@ -9,7 +9,10 @@ use std::ops::Range;
 
 use tokenmill_backend::{BackendError, ForwardBatch, Phase, Recorded, SplitOperations, StepShape};
 
-use super::{CudaBackend, CudaBuffer, Sources, segments::SegmentCache};
+use super::{
+    CudaBackend, CudaBuffer, Sources,
+    segments::{Known, SegmentCache},
+};
 
 /// Pinned memory for what crosses the border.
 #[derive(Default)]
@@ -51,9 +54,9 @@ impl SplitOperations for CudaBackend {
             return Recorded::CannotBe;
         }
         match self.border.segments.find(shape) {
-            None => Recorded::NotYet,
-            Some(None) => Recorded::CannotBe,
-            Some(Some(sources)) => {
+            Known::Nothing => Recorded::NotYet,
+            Known::Failed => Recorded::CannotBe,
+            Known::Recorded(sources) => {
                 let sources = sources.clone();
                 self.workspace().results.set_sources(sources);
                 Recorded::Yes
