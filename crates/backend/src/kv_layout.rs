@@ -16,11 +16,13 @@ pub enum KvType {
     F16,
     /// Blocks of 32 signed bytes with an f16 scale, along a head.
     Q8_0,
+    /// Blocks of 32 integers of 4 bits with an f16 scale, along a head whose columns are [rotated](KvLayerShape::key_rotation) first.
+    Q4_0,
 }
 
 impl KvType {
     /// All types, exact ones first.
-    pub const ALL: [Self; 3] = [Self::F32, Self::F16, Self::Q8_0];
+    pub const ALL: [Self; 4] = [Self::F32, Self::F16, Self::Q8_0, Self::Q4_0];
 
     /// Its name, as GGUF and command lines write it.
     pub fn name(self) -> &'static str {
@@ -28,6 +30,7 @@ impl KvType {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
         }
     }
 
@@ -37,7 +40,22 @@ impl KvType {
             Self::F32 => head_dim * 4,
             Self::F16 => head_dim * 2,
             Self::Q8_0 => head_dim.div_ceil(32) * 34,
+            Self::Q4_0 => head_dim.div_ceil(32) * 18,
         }
+    }
+
+    /// Numbers that share a scale, of which a head must have whole blocks; 1 where each stands by itself.
+    pub fn block_len(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 => 1,
+            Self::Q8_0 | Self::Q4_0 => 32,
+        }
+    }
+
+    /// Whether heads are rotated before they are rounded: few numbers of a head are far larger than the others, and take the precision of
+    /// those that share their scale; the rotation spreads them over all.
+    pub fn is_rotated(self) -> bool {
+        self == Self::Q4_0
     }
 }
 
@@ -49,7 +67,7 @@ impl fmt::Display for KvType {
 
 /// A text that names no type of stored keys and values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{found}` is no type of stored keys and values; it is `f32`, `f16` or `q8_0`")]
+#[error("`{found}` is no type of stored keys and values; it is `f32`, `f16`, `q8_0` or `q4_0`")]
 pub struct KvTypeError {
     found: String,
 }
@@ -147,6 +165,36 @@ impl KvLayerShape {
             self.head_dim_v
         }
     }
+
+    /// Columns of a key that are rotated together where its type [asks for it](KvType::is_rotated): the largest power of two, up to
+    /// [`MAX_ROTATION`], that divides the head, and where values are in keys, their width too.
+    ///
+    /// A rotation is the Hadamard matrix `h[i][j] = (-1)^popcount(i & j) / sqrt(n)`, which is its own inverse. Queries are rotated as keys are,
+    /// which leaves their products as they were, and sums of values are rotated back.
+    pub fn key_rotation(&self) -> usize {
+        let values = if self.has_values_in_keys {
+            self.head_dim_v
+        } else {
+            0
+        };
+        rotation_of(self.head_dim_k | values)
+    }
+
+    /// Columns of a value that are rotated together, in the same way.
+    pub fn value_rotation(&self) -> usize {
+        if self.has_values_in_keys {
+            self.key_rotation()
+        } else {
+            rotation_of(self.head_dim_v)
+        }
+    }
+}
+
+/// The most columns that are rotated together.
+pub const MAX_ROTATION: usize = 256;
+
+fn rotation_of(width: usize) -> usize {
+    1 << width.trailing_zeros().min(MAX_ROTATION.trailing_zeros())
 }
 
 #[cfg(test)]
@@ -154,10 +202,33 @@ mod tests {
     use super::*;
 
     #[test]
+    fn heads_are_rotated_in_powers_of_two() {
+        let check = |head_dim_k, head_dim_v, has_values_in_keys, expected| {
+            let shape = KvLayerShape {
+                n_kv_heads: 1,
+                head_dim_k,
+                head_dim_v,
+                has_values_in_keys,
+            };
+            assert_eq!(
+                [shape.key_rotation(), shape.value_rotation()],
+                expected,
+                "{shape:?}"
+            );
+        };
+        check(64, 128, false, [64, 128]);
+        check(96, 80, false, [32, 16]);
+        check(512, 256, false, [256, 256]);
+        // A latent row: its beginning is the value.
+        check(576, 512, true, [64, 64]);
+        check(0, 32, false, [256, 32]);
+    }
+
+    #[test]
     fn types_read_back_from_their_names() {
         for ty in KvType::ALL {
             assert_eq!(ty.to_string().parse(), Ok(ty));
         }
-        assert!("q4_0".parse::<KvType>().is_err());
+        assert!("q4_1".parse::<KvType>().is_err());
     }
 }

@@ -79,7 +79,7 @@ pub use experts::{
     Router,
 };
 pub use host_step::{HostStep, PickRow, RowSampler};
-pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError};
+pub use kv_layout::{KvLayerShape, KvLayout, KvType, KvTypeError, MAX_ROTATION};
 pub use kv_stores::KvStores;
 pub use latent::{JoinedRows, LatentOperations};
 pub use layer_operations::{LayerOperations, Xielu};

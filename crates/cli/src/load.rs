@@ -99,6 +99,7 @@ fn kv_type() -> impl TypedValueParser<Value = KvType> {
         KvType::F32 => "32-bit floats",
         KvType::F16 => "16-bit floats",
         KvType::Q8_0 => "8 bits with a scale for each 32",
+        KvType::Q4_0 => "4 bits with a scale for each 32, of heads that are rotated first",
     };
     PossibleValuesParser::new(KvType::ALL.map(|ty| PossibleValue::new(ty.name()).help(help(ty)))).map(
         |name| {

@@ -75,7 +75,7 @@ fn bench(c: &mut Criterion<CpuTime>, group: &str, heads: Heads, depth: usize, n_
     let mut out = vec![0.0; n_tokens * n_heads * kv.head_dim_v];
     let n_seen: usize = positions.iter().map(|position| *position as usize + 1).sum();
     let mut group = c.benchmark_group(group);
-    for ty in [KvType::F32, KvType::F16, KvType::Q8_0] {
+    for ty in KvType::ALL {
         let mut store = KvStore::new(&[kv], n_pages, ty, ty).expect("a store that fits");
         store.store(
             &host,

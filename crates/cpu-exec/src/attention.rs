@@ -16,7 +16,9 @@ pub(crate) use plan::AttentionScratch;
 use plan::{Item, group_len};
 
 use tokenmill_backend::{Attention, KvType, PAGE_TOKENS};
-use tokenmill_cpu_kernels::{F16_PAGES, F32_PAGES, PageOps, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS, softmax};
+use tokenmill_cpu_kernels::{
+    F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS, rotate, softmax,
+};
 
 use crate::{
     Host, KvStore, Workspace,
@@ -36,6 +38,7 @@ fn page_ops(ty: KvType) -> &'static PageOps {
         KvType::F32 => &F32_PAGES,
         KvType::F16 => &F16_PAGES,
         KvType::Q8_0 => &Q8_0_PAGES,
+        KvType::Q4_0 => &Q4_0_PAGES,
     }
 }
 
@@ -102,6 +105,8 @@ pub fn attention(
         group_len: group_len(n_heads, shape.n_kv_heads),
         key_type,
         value_type,
+        key_rotation: key_type.is_rotated().then(|| shape.key_rotation()),
+        value_rotation: value_type.is_rotated().then(|| shape.value_rotation()),
     };
     let Workspace {
         per_thread,
@@ -178,6 +183,10 @@ struct Job<'a> {
     group_len: usize,
     key_type: KvType,
     value_type: KvType,
+    /// Columns of a query that are rotated together, as those of the stored keys are.
+    key_rotation: Option<usize>,
+    /// Columns of an output that are rotated back together.
+    value_rotation: Option<usize>,
 }
 
 impl Job<'_> {
@@ -295,7 +304,7 @@ impl Job<'_> {
         }
     }
 
-    /// Copies the queries of an item, row after row, to the start of `scratch`.
+    /// Copies the queries of an item, row after row, to the start of `scratch`, as the keys are stored.
     fn gather_queries(&self, item: &Item, scratch: &mut [f32]) {
         let (head_dim, query_dim) = (self.head_dim_k, self.query_dim());
         let group_dim = self.group_len * head_dim;
@@ -308,11 +317,16 @@ impl Job<'_> {
             let group = &self.q[token_start + item.group_idx * group_dim..][..group_dim];
             if query_dim == head_dim {
                 rows.copy_from_slice(group);
-                continue;
+            } else {
+                for (row, query) in rows.chunks_exact_mut(query_dim).zip(group.chunks_exact(head_dim)) {
+                    row[..head_dim].copy_from_slice(query);
+                    row[head_dim..].fill(0.0);
+                }
             }
-            for (row, query) in rows.chunks_exact_mut(query_dim).zip(group.chunks_exact(head_dim)) {
-                row[..head_dim].copy_from_slice(query);
-                row[head_dim..].fill(0.0);
+            if let Some(block) = self.key_rotation {
+                for row in rows.chunks_exact_mut(query_dim) {
+                    rotate(self.host.features(), &mut row[..head_dim], block);
+                }
             }
         }
     }
@@ -432,6 +446,9 @@ impl Job<'_> {
         }
         for (out, value) in out.iter_mut().zip(values) {
             *out = *value * factor / sum;
+        }
+        if let Some(block) = self.value_rotation {
+            rotate(self.host.features(), out, block);
         }
     }
 }

@@ -7,12 +7,14 @@
 //! Invariant: a row's numbers are reduced in one order whatever rows and pages go with it. A score adds columns in
 //! order, an output positions. How scores are added up where keys lie row by row is in `row_scores`.
 
+mod page_types;
 mod row_scores;
 
 use tokenmill_quant::CpuFeatures;
 
 use crate::simd::{Kernel, Simd, TILE_ROWS, dispatch};
 
+use page_types::{F16Page, F32Page, PageType, Q4Page, Q8Page};
 use row_scores::RowScoresOf;
 
 /// Positions of a page: the lanes of the widest vector.
@@ -22,9 +24,11 @@ pub const SPLIT_PAGES: usize = 16;
 /// Positions of a split.
 pub const SPLIT_TOKENS: usize = SPLIT_PAGES * PAGE_LEN;
 
-/// Columns that share a scale in [`KvType::Q8_0`].
+/// Columns that share a scale for each token, in the types that have scales. Their pages are, for each of these, 16 scales and
+/// then the numbers in the page's order.
 const BLOCK_COLS: usize = 32;
-const BLOCK_BYTES: usize = PAGE_LEN * (BLOCK_COLS + 2);
+/// Bytes of the scales.
+const SCALE_BYTES: usize = 2 * PAGE_LEN;
 
 /// Kernels for pages whose numbers are stored in one way.
 #[derive(Debug)]
@@ -41,6 +45,9 @@ pub static F32_PAGES: PageOps = PageOps::of::<F32Page>();
 pub static F16_PAGES: PageOps = PageOps::of::<F16Page>();
 /// Pages of signed bytes with a half-precision scale for each 32 columns of a token.
 pub static Q8_0_PAGES: PageOps = PageOps::of::<Q8Page>();
+/// Pages of integers of 4 bits, 8 added, with such scales. Of the numbers of 32 columns, the first half are the low bits of
+/// as many bytes, and the second half the high ones.
+pub static Q4_0_PAGES: PageOps = PageOps::of::<Q4Page>();
 
 impl PageOps {
     const fn of<P: PageType>() -> Self {
@@ -152,68 +159,6 @@ impl PageOps {
         };
         // SAFETY: the lengths above are what the kernel says.
         unsafe { (self.add_values)(features, run) }
-    }
-}
-
-/// How numbers are stored in a page.
-trait PageType: Copy + 'static {
-    /// Whether 32 columns have a scale for each token.
-    const HAS_SCALES: bool;
-    /// Bytes of a number.
-    const BYTES: usize;
-
-    /// Bytes of a token's `dim` numbers, with their scales.
-    fn head_bytes(dim: usize) -> usize {
-        if Self::HAS_SCALES {
-            dim.div_ceil(BLOCK_COLS) * (BLOCK_COLS + 2)
-        } else {
-            dim * Self::BYTES
-        }
-    }
-
-    /// Loads a vector of numbers, without their scales.
-    ///
-    /// # Safety
-    /// The features of `S` are there and `ptr` points to as many numbers as it has lanes.
-    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F;
-}
-
-#[derive(Clone, Copy)]
-struct F32Page;
-impl PageType for F32Page {
-    const HAS_SCALES: bool = false;
-    const BYTES: usize = 4;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F {
-        // SAFETY: the caller's contract.
-        unsafe { S::load_f32(ptr.cast()) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct F16Page;
-impl PageType for F16Page {
-    const HAS_SCALES: bool = false;
-    const BYTES: usize = 2;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F {
-        // SAFETY: the caller's contract.
-        unsafe { S::load_f16(ptr) }
-    }
-}
-
-#[derive(Clone, Copy)]
-struct Q8Page;
-impl PageType for Q8Page {
-    const HAS_SCALES: bool = true;
-    const BYTES: usize = 1;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(ptr: *const u8) -> S::F {
-        // SAFETY: the caller's contract.
-        unsafe { S::to_f32(S::load_i8(ptr)) }
     }
 }
 
@@ -340,26 +285,28 @@ unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
 ) -> usize {
     // SAFETY: the caller's contract is that of `Scores`, and vectors up to `vector_idx + VECTORS` are inside the pages.
     unsafe {
-        let mut ptrs = [std::ptr::null::<u8>(); VECTORS];
+        // Each vector's page, and its first lane there.
+        let mut pages = [std::ptr::null::<u8>(); VECTORS];
+        let mut lanes = [0; VECTORS];
         for v in 0..VECTORS {
-            let (page, half) = ((vector_idx + v) / S::HALVES, (vector_idx + v) % S::HALVES);
-            ptrs[v] = keys[page].as_ptr().add(half * S::LANES * P::BYTES);
+            pages[v] = keys[(vector_idx + v) / S::HALVES].as_ptr();
+            lanes[v] = (vector_idx + v) % S::HALVES * S::LANES;
         }
         let mut sums = [[S::splat_f32(0.0); VECTORS]; ROWS];
         if P::HAS_SCALES {
             for block in 0..key_dim / BLOCK_COLS {
                 let mut scales = [S::splat_f32(0.0); VECTORS];
+                let mut numbers = pages;
                 for v in 0..VECTORS {
-                    // The scales' lanes are two bytes wide, the numbers' one.
-                    let half = (vector_idx + v) % S::HALVES;
-                    let start = ptrs[v].add(block * BLOCK_BYTES);
-                    scales[v] = S::load_f16(start.add(half * S::LANES));
+                    let start = pages[v].add(block * P::BLOCK_BYTES);
+                    scales[v] = S::load_f16(start.add(2 * lanes[v]));
+                    numbers[v] = start.add(SCALE_BYTES);
                 }
                 for i in 0..BLOCK_COLS {
                     let mut k = [S::splat_f32(0.0); VECTORS];
                     for v in 0..VECTORS {
-                        let at = block * BLOCK_BYTES + 2 * PAGE_LEN + i * PAGE_LEN;
-                        k[v] = S::mul(P::load::<S>(ptrs[v].add(at)), scales[v]);
+                        let numbers = P::load::<S>(numbers[v], i * PAGE_LEN + lanes[v]);
+                        k[v] = S::mul(numbers, scales[v]);
                     }
                     add_column::<S, ROWS, VECTORS>(&mut sums, &k, q.add(block * BLOCK_COLS + i), key_dim);
                 }
@@ -368,7 +315,7 @@ unsafe fn score_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
             for col in 0..key_dim {
                 let mut k = [S::splat_f32(0.0); VECTORS];
                 for v in 0..VECTORS {
-                    k[v] = P::load::<S>(ptrs[v].add(col * PAGE_LEN * P::BYTES));
+                    k[v] = P::load::<S>(pages[v], col * PAGE_LEN + lanes[v]);
                 }
                 add_column::<S, ROWS, VECTORS>(&mut sums, &k, q.add(col), key_dim);
             }
@@ -521,32 +468,30 @@ unsafe fn value_vectors<S: Simd, P: PageType, const ROWS: usize, const VECTORS: 
             let page_idx = token / PAGE_LEN;
             let page = run.values[page_idx].as_ptr();
             let end = run.tokens.end.min((page_idx + 1) * PAGE_LEN);
-            // Where each vector's columns of the page's first token are, and bytes to the next token.
+            // The numbers that each vector's are among, and where those of the page's first token are in them.
             let mut ptrs = [page; VECTORS];
+            let mut starts = [0; VECTORS];
             let mut scales = [[0.0f32; PAGE_LEN]; VECTORS];
             for v in 0..VECTORS {
                 let col = (vector_idx + v) * S::LANES;
                 if P::HAS_SCALES {
-                    let block = page.add(col / BLOCK_COLS * BLOCK_BYTES);
-                    ptrs[v] = block.add(2 * PAGE_LEN + col % BLOCK_COLS);
+                    let block = page.add(col / BLOCK_COLS * P::BLOCK_BYTES);
+                    ptrs[v] = block.add(SCALE_BYTES);
+                    starts[v] = col % BLOCK_COLS;
                     for half in 0..S::HALVES {
                         let scale = S::load_f16(block.add(2 * half * S::LANES));
                         S::store_f32(scales[v].as_mut_ptr().add(half * S::LANES), scale);
                     }
                 } else {
-                    ptrs[v] = page.add(col * P::BYTES);
+                    starts[v] = col;
                 }
             }
-            let stride = if P::HAS_SCALES {
-                BLOCK_COLS
-            } else {
-                run.row_dim * P::BYTES
-            };
+            let stride = if P::HAS_SCALES { BLOCK_COLS } else { run.row_dim };
             while token < end {
                 let lane = token % PAGE_LEN;
                 let mut values = [S::splat_f32(0.0); VECTORS];
                 for v in 0..VECTORS {
-                    values[v] = P::load::<S>(ptrs[v].add(lane * stride));
+                    values[v] = P::load::<S>(ptrs[v], lane * stride + starts[v]);
                     if P::HAS_SCALES {
                         values[v] = S::mul(values[v], S::splat_f32(scales[v][lane]));
                     }

@@ -40,6 +40,7 @@ mod panel;
 mod products;
 mod recurrence;
 mod reduction;
+mod rotation;
 mod simd;
 mod softmax;
 mod tile_memory;
@@ -50,12 +51,13 @@ pub use activation::{
     ActivationOps, CLIPPED_SWIGLU, GELU_ERF, GELU_TANH, IDENTITY, RELU, RELU_SQUARED, SIGMOID, SILU, soft_cap,
 };
 pub use activation_block::{ActivationBlock, SPAN_COLS, ScaleSpan, n_spans};
-pub use attention::{F16_PAGES, F32_PAGES, PageOps, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS};
+pub use attention::{F16_PAGES, F32_PAGES, PageOps, Q4_0_PAGES, Q8_0_PAGES, SPLIT_PAGES, SPLIT_TOKENS};
 pub use limits::{multiply_bytes, read_bytes};
 pub use recurrence::{
     ConvRun, Decays, DeltaRun, MAX_LANES, MAX_TAPS, SsmRun, StridedRows, conv_run, delta_run, ssm_run,
 };
 pub use reduction::PAIR_ROWS;
+pub use rotation::rotate;
 pub use simd::TILE_ROWS;
 pub use softmax::softmax;
 pub use tile_memory::{OutOfMemory, TileMemory};

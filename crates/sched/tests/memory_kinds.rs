@@ -4,7 +4,7 @@
 //! threads, after a prefix hit, a restored snapshot or a preemption. And a conversation computes no token again that the cache
 //! holds: of each turn's prompt, only the tokens after the last whole page that was computed before.
 
-use tokenmill_backend::{Executor, SamplingParams};
+use tokenmill_backend::{Executor, KvType, SamplingParams};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_gguf::TensorType;
 use tokenmill_model::{Descriptor, ModelOptions, WindowPages, build};
@@ -146,6 +146,79 @@ fn company_chunks_threads_and_reuse_change_no_bit() {
             );
         }
     }
+}
+
+/// Heads of 32 columns, so that keys and values can be stored in blocks.
+fn heads_of_32(descriptor: &mut Descriptor) {
+    descriptor.n_embd = 128;
+    for rope in &mut descriptor.ropes {
+        rope.head_dim = 32;
+        rope.n_dims = 32;
+    }
+    for layer in &mut descriptor.layers {
+        layer.attention_mut().head_dim_k = 32;
+        layer.attention_mut().head_dim_v = 32;
+    }
+}
+
+#[test]
+fn keys_and_values_in_blocks_change_no_bit_with_their_company_either() {
+    let model = model(heads_of_32);
+    let mut random = Random::new(7);
+    let prompts = prompts(&mut random, 7);
+    let params = sampled(7, 60);
+    let mut all = Vec::new();
+    for (key_type, value_type) in [
+        (KvType::Q4_0, KvType::Q4_0),
+        (KvType::Q8_0, KvType::Q4_0),
+        (KvType::Q4_0, KvType::F16),
+        (KvType::F16, KvType::F16),
+    ] {
+        let options = ModelOptions {
+            kv_type: key_type,
+            kv_value_type: Some(value_type),
+            ..ample()
+        };
+        let engine = |options: &ModelOptions, n_threads, max_running, max_step_tokens, uses_prefix_cache| {
+            let config = EngineConfig {
+                max_running,
+                max_step_tokens,
+                uses_prefix_cache,
+                ..EngineConfig::default()
+            };
+            Engine::start(executor(&model, options, n_threads), config)
+        };
+        let alone = engine(&options, 1, 1, 64, false);
+        let expected: Vec<_> = (prompts.iter())
+            .map(|prompt| bits(&alone.generate(prompt, &params).unwrap()))
+            .collect();
+        let name = format!("{key_type}, {value_type}");
+        for (n_threads, max_running, max_step_tokens) in [(2, 7, 64), (3, 5, 13), (1, 2, 1)] {
+            let engine = engine(&options, n_threads, max_running, max_step_tokens, true);
+            let cold = assert_same(&name, &engine, &prompts, &params, &expected);
+            let warm = assert_same(&name, &engine, &prompts, &params, &expected);
+            assert!(
+                warm.scheduler.cached_tokens > cold.scheduler.cached_tokens,
+                "{name}"
+            );
+        }
+        let crowded = ModelOptions {
+            n_pages: Some(14),
+            n_host_pages: 8,
+            ..options
+        };
+        let stats = assert_same(
+            &name,
+            &engine(&crowded, 2, 9, 64, true),
+            &prompts,
+            &params,
+            &expected,
+        );
+        assert!(stats.pool.downloads > 0, "{name}: {stats:?}");
+        all.push(expected);
+    }
+    all.dedup();
+    assert_eq!(all.len(), 4, "each type rounds in its own way");
 }
 
 #[test]

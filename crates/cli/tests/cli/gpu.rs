@@ -257,6 +257,11 @@ fn a_gpu_that_cannot_be_used_is_refused_with_its_reason() {
         &["cannot compile the kernels", "libnvidia-ptxjitcompiler.so.1"],
     );
     check(
+        "",
+        &["-ctk", "q4_0", "-ctv", "q4_0"],
+        &["does not support KV stores of q4_0 keys"],
+    );
+    check(
         "mib=230",
         &["-c", "60000"],
         &["229 MiB free", "missing", "tokens would fit instead of"],

@@ -6,7 +6,7 @@
 
 use crate::simd::{Kernel, Simd};
 
-use super::{BLOCK_BYTES, BLOCK_COLS, PAGE_LEN, PageType, SPLIT_TOKENS, Scores};
+use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES, SPLIT_TOKENS, Scores, page_types::PageType};
 
 /// Keys that share the loads of a query.
 const KEYS: usize = 4;
@@ -65,7 +65,7 @@ unsafe fn scores_of<S: Simd, P: PageType, const ROWS: usize>(
         let mut scales = [0.0f32; PAGE_LEN];
         for col in (0..run.key_dim).step_by(S::LANES) {
             if P::HAS_SCALES && col % BLOCK_COLS == 0 {
-                let block = page.add(col / BLOCK_COLS * BLOCK_BYTES);
+                let block = page.add(col / BLOCK_COLS * P::BLOCK_BYTES);
                 for half in 0..S::HALVES {
                     let scale = S::load_f16(block.add(2 * half * S::LANES));
                     S::store_f32(scales.as_mut_ptr().add(half * S::LANES), scale);
@@ -75,11 +75,11 @@ unsafe fn scores_of<S: Simd, P: PageType, const ROWS: usize>(
             for (i, key) in keys.iter_mut().enumerate() {
                 let lane = first_lane + i;
                 *key = if P::HAS_SCALES {
-                    let block = page.add(col / BLOCK_COLS * BLOCK_BYTES + 2 * PAGE_LEN);
-                    let key = P::load::<S>(block.add(lane * BLOCK_COLS + col % BLOCK_COLS));
+                    let block = page.add(col / BLOCK_COLS * P::BLOCK_BYTES + SCALE_BYTES);
+                    let key = P::load::<S>(block, lane * BLOCK_COLS + col % BLOCK_COLS);
                     S::mul(key, S::splat_f32(scales[lane]))
                 } else {
-                    P::load::<S>(page.add((lane * run.key_dim + col) * P::BYTES))
+                    P::load::<S>(page, lane * run.key_dim + col)
                 };
             }
             for row in 0..ROWS {

@@ -69,6 +69,7 @@ fn store_code([keys, values]: [KvType; 2]) -> usize {
         KvType::F16 => 0,
         KvType::F32 => 1,
         KvType::Q8_0 => 2,
+        KvType::Q4_0 => unreachable!("a store of this type is refused when it is made"),
     };
     3 * code(keys) + code(values)
 }

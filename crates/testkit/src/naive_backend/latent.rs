@@ -4,7 +4,7 @@
 
 use tokenmill_backend::{BackendError, JoinedRows, LatentOperations, Linear};
 
-use super::{NaiveBackend, NaiveMatrix, dot, round_to};
+use super::{NaiveBackend, NaiveMatrix, dot, rounding::round_to};
 
 impl LatentOperations for NaiveBackend {
     fn heads_linear(
@@ -56,7 +56,7 @@ impl LatentOperations for NaiveBackend {
             let slot = slot as usize;
             let key = &mut layer.k[slot * layer.k_width..][..layer.k_width];
             key.copy_from_slice(&rows[token_idx * layer.k_width..][..layer.k_width]);
-            round_to(self.key_type, layer.head_dim_k, key);
+            round_to(self.key_type, layer.head_dim_k, layer.rotations[0], key);
             // The oracle keeps the value apart, as attention reads it.
             layer.v[slot * layer.v_width..][..layer.v_width].copy_from_slice(&key[..layer.v_width]);
         }

@@ -9,6 +9,7 @@ mod adapters;
 mod experts;
 mod latent;
 mod layers;
+mod rounding;
 mod router;
 mod states;
 mod streams;
@@ -18,17 +19,17 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use half::f16;
 use tokenmill_backend::{
     Activation, Allocation, Attention, Backend, BackendError, ForwardBatch, HostStep, KvLayout, KvType,
     Linear, MatrixData, Memory, Norm, NormKind, PAGE_TOKENS, PageCopy, PageGroup, Rope, RopeStyle, RowSet,
     SequenceMemory, StateLayout, StepOutput, StepShape, Temperature,
 };
 use tokenmill_gguf::TensorType;
-use tokenmill_quant::{dequantize_row, format, quantize_row};
+use tokenmill_quant::{dequantize_row, format};
 
 use activation::{activate, other_factor};
 use adapters::NaiveAdapter;
+use rounding::round_to;
 use router::Choice;
 use states::NaiveStates;
 
@@ -72,6 +73,8 @@ struct LayerKv {
     v_width: usize,
     head_dim_k: usize,
     head_dim_v: usize,
+    /// Columns of keys and of values that are rotated together, where their type asks for it.
+    rotations: [usize; 2],
 }
 
 impl LayerKv {
@@ -184,11 +187,12 @@ impl Backend for NaiveBackend {
                 layer.n_kv_heads * layer.head_dim_k,
                 layer.n_kv_heads * layer.head_dim_v,
             );
-            let is_ragged = |ty, head_dim: usize| ty == KvType::Q8_0 && !head_dim.is_multiple_of(32);
+            let is_ragged = |ty: KvType, head_dim: usize| !head_dim.is_multiple_of(ty.block_len());
             if is_ragged(layout.key_type, layer.head_dim_k) || is_ragged(layout.value_type, layer.head_dim_v)
             {
                 return Err(BackendError::Unsupported {
-                    feature: "a Q8_0 KV store with heads that are not a multiple of 32 wide".to_owned(),
+                    feature: "a KV store in blocks of 32 with heads that are not a multiple of 32 wide"
+                        .to_owned(),
                     device: Self::NAME,
                 });
             }
@@ -200,6 +204,7 @@ impl Backend for NaiveBackend {
                 v_width,
                 head_dim_k: layer.head_dim_k,
                 head_dim_v: layer.head_dim_v,
+                rotations: [layer.key_rotation(), layer.value_rotation()],
             });
         }
         Ok(())
@@ -405,10 +410,10 @@ impl Backend for NaiveBackend {
             let slot = slot as usize;
             let stored_k = &mut layer.k[slot * layer.k_width..][..layer.k_width];
             stored_k.copy_from_slice(&k[token_idx * layer.k_width..][..layer.k_width]);
-            round_to(self.key_type, layer.head_dim_k, stored_k);
+            round_to(self.key_type, layer.head_dim_k, layer.rotations[0], stored_k);
             let stored_v = &mut layer.v[slot * layer.v_width..][..layer.v_width];
             stored_v.copy_from_slice(&v[token_idx * layer.v_width..][..layer.v_width]);
-            round_to(self.value_type, layer.head_dim_v, stored_v);
+            round_to(self.value_type, layer.head_dim_v, layer.rotations[1], stored_v);
         }
         Ok(())
     }
@@ -574,23 +579,6 @@ fn normalize(norm: &Norm<Vec<f32>>, rows: &mut [f32]) {
                 .map_or(1.0, |weight| weight[(run_idx * norm.width + i) % weight.len()]);
             let bias = norm.bias.as_ref().map_or(0.0, |bias| bias[i]);
             *x = weight * normalized + bias;
-        }
-    }
-}
-
-/// Rounds a row of heads to what the KV store can hold.
-fn round_to(ty: KvType, head_dim: usize, row: &mut [f32]) {
-    match ty {
-        KvType::F32 => {}
-        KvType::F16 => row.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
-        KvType::Q8_0 => {
-            for head in row.chunks_exact_mut(head_dim) {
-                let mut bytes = vec![0; head_dim / 32 * 34];
-                quantize_row(TensorType::Q8_0, head, &mut bytes)
-                    .expect("whole blocks, as checked at allocation");
-                dequantize_row(TensorType::Q8_0, &bytes, head)
-                    .expect("whole blocks, as checked at allocation");
-            }
         }
     }
 }

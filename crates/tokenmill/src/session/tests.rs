@@ -103,6 +103,36 @@ fn random_tokens(seed: u64, n: usize) -> Vec<u32> {
 }
 
 #[test]
+fn keys_and_values_in_four_bits_come_back_to_the_bit() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("four");
+    let model = model(|descriptor| {
+        descriptor.n_embd = 128;
+        for rope in &mut descriptor.ropes {
+            (rope.head_dim, rope.n_dims) = (32, 32);
+        }
+        for layer in &mut descriptor.layers {
+            layer.attention_mut().head_dim_k = 32;
+            layer.attention_mut().head_dim_v = 32;
+        }
+    });
+    let options = ModelOptions {
+        kv_type: KvType::Q4_0,
+        ..options()
+    };
+    let first = engine(&model, &options);
+    let begun = first.generate(&random_tokens(3, 130), &params(20)).unwrap();
+    save(&first, &path, &begun.tokens).unwrap();
+    let next = [&begun.tokens[..], &random_tokens(4, 9)].concat();
+    let computed = engine(&model, &options).generate(&next, &params(20)).unwrap();
+    let second = engine(&model, &options);
+    restore(&second, &path).unwrap();
+    let restored = second.generate(&next, &params(20)).unwrap();
+    assert_eq!(restored.usage.cached_tokens, 144);
+    assert_eq!(bits(&restored), bits(&computed));
+}
+
+#[test]
 fn a_conversation_goes_on_from_a_file_to_the_bit() {
     let folder = tempfile::tempdir().unwrap();
     for (kind, (name, change)) in MEMORY_KINDS.iter().enumerate() {

@@ -1,0 +1,96 @@
+//! [`PageType`]: how numbers are stored in a page, and how a kernel loads them.
+//!
+//! Separate from the kernels, which are the same for all. Invariant: a number is what it is whichever vector it is loaded in.
+
+use crate::simd::Simd;
+
+use super::{BLOCK_COLS, PAGE_LEN, SCALE_BYTES};
+
+/// How numbers are stored in a page.
+pub(super) trait PageType: Copy + 'static {
+    /// Whether 32 columns have a scale for each token.
+    const HAS_SCALES: bool;
+    /// Bits of a number.
+    const BITS: usize;
+    /// Bytes of a number; 0 where it has less than 8 bits.
+    const BYTES: usize = Self::BITS / 8;
+    /// Bytes of 32 columns of a page with their scales.
+    const BLOCK_BYTES: usize = SCALE_BYTES + PAGE_LEN * BLOCK_COLS * Self::BITS / 8;
+
+    /// Bytes of a token's `dim` numbers, with their scales.
+    fn head_bytes(dim: usize) -> usize {
+        if Self::HAS_SCALES {
+            dim.div_ceil(BLOCK_COLS) * Self::BLOCK_BYTES / PAGE_LEN
+        } else {
+            dim * Self::BYTES
+        }
+    }
+
+    /// Loads the numbers from `at` on of those at `ptr`, as many as a vector has lanes, without their scales. Where there are scales, the
+    /// numbers at `ptr` are those of 32 columns.
+    ///
+    /// # Safety
+    /// The features of `S` are there, the numbers are behind `ptr`, and `at` is a multiple of the lanes.
+    unsafe fn load<S: Simd>(ptr: *const u8, at: usize) -> S::F;
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct F32Page;
+impl PageType for F32Page {
+    const HAS_SCALES: bool = false;
+    const BITS: usize = 32;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8, at: usize) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::load_f32(ptr.cast::<f32>().add(at)) }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct F16Page;
+impl PageType for F16Page {
+    const HAS_SCALES: bool = false;
+    const BITS: usize = 16;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8, at: usize) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::load_f16(ptr.add(2 * at)) }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Q8Page;
+impl PageType for Q8Page {
+    const HAS_SCALES: bool = true;
+    const BITS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8, at: usize) -> S::F {
+        // SAFETY: the caller's contract.
+        unsafe { S::to_f32(S::load_i8(ptr.add(at))) }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(super) struct Q4Page;
+impl PageType for Q4Page {
+    const HAS_SCALES: bool = true;
+    const BITS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(ptr: *const u8, at: usize) -> S::F {
+        const HALF: usize = PAGE_LEN * BLOCK_COLS / 2;
+        // SAFETY: the caller's contract; numbers of one vector are in the same half.
+        unsafe {
+            let bytes = S::load_u8(ptr.add(at % HALF));
+            let bits = if at < HALF {
+                S::and(bytes, S::splat(0xf))
+            } else {
+                S::shr32(bytes, 4)
+            };
+            S::to_f32(S::sub_i32(bits, S::splat(8)))
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! [`round_to`]: what is left of keys and values in a store of few bits.
+//!
+//! Separate from the backend, whose stores hold f32. Invariant: a head is rounded by itself, by the quantizer of files.
+
+use half::f16;
+use tokenmill_backend::KvType;
+use tokenmill_gguf::TensorType;
+use tokenmill_quant::{dequantize_row, quantize_row};
+
+/// Multiplies each `block` numbers of `row` with the Hadamard matrix, entry by entry.
+fn rotated(row: &[f32], block: usize) -> Vec<f32> {
+    let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let product = |block: &[f32], i: usize| {
+        let sum: f64 = (block.iter().enumerate())
+            .map(|(j, &x)| sign(i, j) * f64::from(x))
+            .sum();
+        (sum / (block.len() as f64).sqrt()) as f32
+    };
+    (row.chunks_exact(block))
+        .flat_map(|block| (0..block.len()).map(move |i| product(block, i)))
+        .collect()
+}
+
+/// Rounds a row of heads to what the KV store can hold. What is rotated is rotated back: a query that is not rotated has the same
+/// products with it.
+pub(super) fn round_to(ty: KvType, head_dim: usize, rotation: usize, row: &mut [f32]) {
+    match ty {
+        KvType::F32 => {}
+        KvType::F16 => row.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
+        KvType::Q8_0 => {
+            for head in row.chunks_exact_mut(head_dim) {
+                let mut bytes = vec![0; head_dim / 32 * 34];
+                quantize_row(TensorType::Q8_0, head, &mut bytes)
+                    .expect("whole blocks, as checked at allocation");
+                dequantize_row(TensorType::Q8_0, &bytes, head)
+                    .expect("whole blocks, as checked at allocation");
+            }
+        }
+        KvType::Q4_0 => {
+            for head in row.chunks_exact_mut(head_dim) {
+                let mut bytes = vec![0; head_dim / 32 * 18];
+                quantize_row(TensorType::Q4_0, &rotated(head, rotation), &mut bytes)
+                    .expect("whole blocks, as checked at allocation");
+                dequantize_row(TensorType::Q4_0, &bytes, head)
+                    .expect("whole blocks, as checked at allocation");
+                let back = rotated(head, rotation);
+                head.copy_from_slice(&back);
+            }
+        }
+    }
+}
