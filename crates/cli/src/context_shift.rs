@@ -11,7 +11,7 @@ use crate::{failure::Failure, kept_session::SessionArgs, numbers::Limit};
 #[derive(Args, Debug, Clone)]
 #[command(next_help_heading = "Context")]
 pub(crate) struct ContextShiftArgs {
-    /// Where the context is full, drop half of the tokens behind --keep, the oldest first, compute the others again, and go on
+    /// Where the context is full, drop half of the tokens behind --keep, the oldest first, compute the others again, and continue
     /// [default: the text ends there]
     #[arg(long)]
     context_shift: bool,

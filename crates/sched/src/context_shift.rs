@@ -11,7 +11,7 @@ use crate::{
     sequence::{Sequence, Stage, Work},
 };
 
-/// Drops the oldest tokens but for the beginning where a context is full, and lets the sequence go on.
+/// Drops the oldest tokens but for the beginning where a context is full, and lets the sequence continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContextShift {
     /// Tokens of the beginning that stay: at most the prompt, and at most half of the context.
@@ -73,7 +73,7 @@ impl Shift {
 }
 
 impl Sequence {
-    /// Tokens at which it ends or, where it goes on behind a full context, is shifted.
+    /// Tokens at which it ends or, where it continues behind a full context, is shifted.
     pub(crate) fn end_len(&self) -> usize {
         let Work::Generate { max_len, .. } = self.work else {
             return usize::MAX;

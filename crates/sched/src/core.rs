@@ -109,7 +109,7 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Goes on behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
+    /// Continues behind `n_dropped` tokens fewer. Positions come again, and draws are keyed by them, so the seed changes: else the same
     /// draws would come again too.
     fn shift_sampling(sampling: &mut Arc<SamplingParams>) {
         let params = Arc::make_mut(sampling);

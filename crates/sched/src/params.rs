@@ -148,8 +148,8 @@ pub struct EngineConfig {
     /// Whether sequences guess tokens ahead. [`Speculation::Auto`] does nothing with two steps in flight, where a sequence that
     /// guesses would have to wait for its tokens.
     pub speculation: Speculation,
-    /// How sequences go on where the context is full; `None` ends them there. Without a
-    /// [`max_tokens`](GenerateParams::max_tokens) they then go on until a stop token.
+    /// How sequences continue where the context is full; `None` ends them there. Without a
+    /// [`max_tokens`](GenerateParams::max_tokens) they then continue until a stop token.
     pub context_shift: Option<ContextShift>,
 }
 

@@ -73,7 +73,7 @@ pub struct SchedulerCounters {
     pub cached_tokens: u64,
     /// Sequences that began, by why no more of them was cached, in the order of [`MissReason::ALL`].
     pub misses: [u64; MissReason::ALL.len()],
-    /// Times that a sequence had filled its context and went on.
+    /// Times that a sequence had filled its context and continued.
     pub context_shifts: u64,
     /// Tokens that they dropped.
     pub dropped_tokens: u64,

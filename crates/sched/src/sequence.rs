@@ -62,7 +62,8 @@ pub struct SeqSpec {
     pub is_constrained: bool,
     /// Its inputs that are no tokens, in the order of their places.
     pub media: Arc<[MediaSpan]>,
-    /// How it goes on where the context is full, and how many tokens that holds; `None` ends it at `max_len`, which is then no more.
+    /// How it continues where the context is full, and how many tokens that holds; `None` ends it at `max_len`, which the
+    /// context then holds.
     pub context_shift: Option<(ContextShift, usize)>,
     /// A sequence of the same prompt whose pages it shares: it waits until that one has computed them.
     pub fork_of: Option<SeqId>,

@@ -36,7 +36,7 @@ pub(crate) enum Job {
         params: GenerateParams,
         /// Tokens of prompt and output together at which a sample ends.
         max_len: usize,
-        /// How they go on where the context is full, and how many tokens that holds.
+        /// How they continue where the context is full, and how many tokens that holds.
         context_shift: Option<(ContextShift, usize)>,
     },
     Forward(ForwardParams),
@@ -175,7 +175,7 @@ pub(crate) struct InputRows {
 pub(crate) struct Reach {
     /// Tokens of prompt and output together at which they end, which is the prompt's own where nothing is to be generated.
     pub(crate) max_len: usize,
-    /// How they go on where the context is full, and how many tokens that holds.
+    /// How they continue where the context is full, and how many tokens that holds.
     pub(crate) context_shift: Option<(ContextShift, usize)>,
 }
 

@@ -69,8 +69,8 @@ pub struct LoadOptions {
     pub speculation: Speculation,
     /// A second model that guesses tokens ahead, with the same vocabulary: a path as [`Self::load`] takes it. Its weights load as they are.
     pub draft: Option<PathBuf>,
-    /// How texts go on that fill their context; `None` ends them there. The token that begins a text is kept besides
-    /// [`ContextShift::keep`]; texts without a limit of their own then go on until the model ends them.
+    /// How texts continue that fill their context; `None` ends them there. The token that begins a text is kept besides
+    /// [`ContextShift::keep`]; texts without a limit of their own then continue until the model ends them.
     pub context_shift: Option<ContextShift>,
     /// Adapters to load with the model.
     pub adapters: Vec<AdapterSource>,
@@ -280,7 +280,7 @@ impl LoadOptions {
         self.equip(model.with_identity(identity).with_vision(vision), &network)
     }
 
-    /// Checks that the texts of a network can go on where their context is full, if they are to.
+    /// Checks that the texts of a network can continue where their context is full, if they are to.
     fn check_context_shift(&self, network: &Network, options: &ModelOptions) -> Result<(), Error> {
         let Some(ContextShift { keep }) = self.context_shift else {
             return Ok(());

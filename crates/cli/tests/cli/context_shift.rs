@@ -1,4 +1,4 @@
-//! `--context-shift`: a text goes on where its context is full, as a new request for what is left would.
+//! `--context-shift`: a text continues where its context is full, as a new request for what is left would.
 
 use serde_json::Value;
 
