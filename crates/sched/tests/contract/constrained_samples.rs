@@ -2,7 +2,7 @@
 
 use std::{sync::Mutex, time::Instant};
 
-use tokenmill_sched::{ConstraintFailure, ConstraintSource, Generation, TokenConstraint};
+use tokenmill_sched::{ConstraintFailure, ConstraintSource, Generation, MaskTimes, TokenConstraint};
 use tokenmill_testkit::fake_executor::reference_with_masks;
 
 use super::*;
@@ -252,8 +252,9 @@ fn a_mask_that_becomes_slow_is_waited_for_once() {
         Ok(FinishReason::Length)
     );
     let masks = engine.stats().masks;
-    // Three masks take 100 ms each.
-    assert!((90_000..190_000).contains(&masks.waited_us), "{masks:?}");
+    // Three masks take 100 ms each, and one of them at most is waited for. On a busy machine it may be none, where an earlier mask was late.
+    assert_eq!(masks.counts[MaskTimes::BOUNDS_US.len() - 1], 3, "{masks:?}");
+    assert!(masks.waited_us < 190_000, "{masks:?}");
 }
 
 /// Allows all; masks take long from the fourth on.
