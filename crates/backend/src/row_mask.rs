@@ -1,7 +1,7 @@
 //! [`RowMask`]: which tokens a row may sample, and [`LateMask`]: how it says so while the step runs already.
 //!
 //! Separate from the batch because a mask that is late is no plain number. Invariant: whoever promises a late mask keeps the promise
-//! or takes it back; a step never waits for a mask that nobody computes.
+//! or takes it back; a step waits only for masks that a thread computes.
 
 use std::{fmt, sync::Arc};
 

@@ -63,7 +63,7 @@ impl SessionArgs {
     /// Opens the session, and brings its memory into the model's cache. `None` where there is none to keep.
     ///
     /// # Errors
-    /// A file in a folder that is not there, and a text of `run` where a conversation is to go on.
+    /// A file in a folder that is not there, and a text of `run` where a conversation is to continue.
     pub(crate) fn open(&self, model: &Model, unusable: Unusable) -> Result<Option<KeptSession>, Failure> {
         let Some(path) = &self.session else {
             return Ok(None);
@@ -132,7 +132,7 @@ impl KeptSession {
         }
     }
 
-    /// Refuses a text of `run` where a conversation is to go on: saving it would replace what was computed for the text. `run` itself
+    /// Refuses a text of `run` where a conversation is to continue: saving it would replace what was computed for the text. `run` itself
     /// keeps the notes of a conversation, and says where its prompt is another.
     fn check_writer(&self, unusable: Unusable) -> Result<(), Failure> {
         if unusable == Unusable::Stays || !self.notes.is_empty() {

@@ -54,7 +54,7 @@ impl Core {
         let _ = reply.send(done);
     }
 
-    /// Uploads some weights of an adapter: between two steps for about [`SHARE_US`], so that running sequences go on meanwhile.
+    /// Uploads some weights of an adapter: between two steps for about [`SHARE_US`], so that running sequences continue meanwhile.
     /// Returns whether there was one.
     pub(crate) fn bring_adapters(&mut self, clock: &dyn Fn() -> u64) -> bool {
         let Some(mut coming) = self.adapters.coming.pop_front() else {

@@ -68,7 +68,7 @@ pub(crate) struct Core {
     pub(crate) holds: Holds,
     /// Guesses tokens, where there is one.
     pub(crate) draft_model: Option<DraftModel>,
-    /// Since when nothing but held prefixes is left, and nobody has asked for them.
+    /// Since when nothing but held prefixes is left, and no caller has asked for them.
     pub(crate) held_alone_since_us: Option<u64>,
 
     // Reused from step to step.
@@ -195,7 +195,7 @@ impl Core {
         self.scheduler.is_empty() && self.in_flight.is_empty() && self.holds.is_empty()
     }
 
-    /// Lets prefixes go that nobody has asked for in a while, where nothing else is left: they would keep a draining engine for ever.
+    /// Lets prefixes go that no caller has asked for in a while, where nothing else is left: they would keep a draining engine for ever.
     pub(crate) fn end_forgotten_holds(&mut self, now_us: u64) {
         if !self.scheduler.is_empty() || !self.in_flight.is_empty() || self.holds.is_empty() {
             self.held_alone_since_us = None;

@@ -124,7 +124,7 @@ impl Arrival {
         (parcel.state, parcel.waited) = (ParcelState::OnItsWay, Duration::ZERO);
     }
 
-    /// Puts the words there, which nobody takes before [`Self::hand_over`].
+    /// Puts the words there, which no step takes before [`Self::hand_over`].
     pub(crate) fn put(&self, words: &[u32]) {
         let mut parcel = self.parcel.lock().expect(NOT_POISONED);
         parcel.words.clear();

@@ -239,7 +239,7 @@ fn masks_that_are_no_longer_than_a_step_cost_no_step() {
     assert!(masks.n_missed <= 5, "{masks:?}");
 }
 
-/// A step waits once for a mask that is slow all at once; the masks after it are not promised, and other rows go on without.
+/// A step waits once for a mask that is slow all at once; the masks after it are not promised, and other rows continue without.
 #[test]
 fn a_mask_that_becomes_slow_is_waited_for_once() {
     let engine = Engine::start(executor(64, true), EngineConfig::default());
