@@ -88,6 +88,6 @@ fn what_cannot_be_shifted_is_refused() {
     assert!(line.contains("`--session` does not go with"), "{line}");
     // A prompt that is too long is refused, not cut.
     let long = STORY.repeat(6);
-    let line = run(&long, "4", &["--context-shift"]).failed(4);
+    let line = run(&long, "4", &["--context-shift"]).failed(3);
     assert!(line.contains("leaves no room"), "{line}");
 }
