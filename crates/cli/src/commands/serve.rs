@@ -105,11 +105,11 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "slot-save-path", value_name = "DIR")]
     session_dir: Option<PathBuf>,
     #[command(flatten)]
-    several: SeveralArgs,
+    several: Box<SeveralArgs>,
     #[command(flatten)]
     model_flags: GivenFlags,
     #[command(flatten)]
-    limits: Limits,
+    limits: Box<Limits>,
     /// How requests are logged on standard error
     #[arg(long, value_enum, default_value_t = LogFormat::Text, value_name = "FORMAT")]
     log_format: LogFormat,
