@@ -326,6 +326,10 @@ fn convolutions_reach_into_states_and_keep_them() {
 }
 
 #[test]
+#[expect(
+    clippy::redundant_closure_for_method_calls,
+    reason = "the method itself is of one lifetime of layers"
+)]
 fn state_space_models_scan_their_tokens() {
     for model in [
         (4, 16, 1, 20, false, 0),
@@ -346,7 +350,7 @@ fn state_space_models_scan_their_tokens() {
 #[test]
 fn chunks_of_a_state_space_model_cost_less_than_tokens() {
     with_state_space_model((4, 64, 1, 128, false, 0), |layer, _| {
-        layer.check_costs(5_400, 31_000)
+        layer.check_costs(5_400, 31_000);
     });
 }
 
@@ -454,6 +458,10 @@ fn with_state_space_model(
 }
 
 #[test]
+#[expect(
+    clippy::redundant_closure_for_method_calls,
+    reason = "the method itself is of one lifetime of layers"
+)]
 fn delta_rules_recall_and_correct() {
     for net in [
         (2, 4, 12, 16, false, false),
@@ -477,7 +485,7 @@ fn delta_rules_recall_and_correct() {
 #[test]
 fn chunks_of_a_delta_rule_cost_less_than_tokens() {
     with_delta_net((1, 2, 128, 128, false, false), |layer, _| {
-        layer.check_costs(8_000, 31_000)
+        layer.check_costs(8_000, 31_000);
     });
 }
 
