@@ -112,7 +112,7 @@ impl MatrixKind {
     /// Registers of A, of B, and of C and D.
     pub(crate) fn registers(self) -> (usize, usize, usize) {
         match self {
-            Self::F16F32 | Self::Bf16 | Self::S8 => (4, 2, 4),
+            Self::F16F32 | Self::Bf16 | Self::Tf32 | Self::S8 => (4, 2, 4),
             Self::F16F16 => (4, 2, 2),
             Self::F16K8 | Self::S8K16 => (2, 1, 4),
         }

@@ -9,7 +9,7 @@ use tokenmill_backend::{
 };
 
 use crate::{
-    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, LayerDescriptor, LoadError,
+    AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
     MixerDescriptor, ModelExecutor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence,
     Residual, loader::Loader, model::build,
 };
@@ -165,6 +165,7 @@ fn describe(shape: &VisionShape) -> Descriptor {
             xielu: None,
             cutoff: None,
             is_gated: false,
+            joined: GateUpOrder::GateFirst,
             bias: Presence::Required,
         }),
         norms: NormPlacement::Pre,

@@ -134,9 +134,13 @@ impl Cost {
                 f: Ternary32::Mad, ..
             } => plain(1.0, Unit::FloatOrInteger, lanes.integer, latency.arithmetic),
             Op::Matrix { kind, .. } => {
-                // In products of f16; s8 has twice their rate.
+                // In products of f16; s8 has twice their rate, tf32 half of it.
                 let products = match kind {
-                    MatrixKind::F16F32 | MatrixKind::F16F16 | MatrixKind::Bf16 | MatrixKind::S8 => 2048.0,
+                    MatrixKind::F16F32
+                    | MatrixKind::F16F16
+                    | MatrixKind::Bf16
+                    | MatrixKind::Tf32
+                    | MatrixKind::S8 => 2048.0,
                     MatrixKind::F16K8 | MatrixKind::S8K16 => 1024.0,
                 };
                 Self {
