@@ -438,12 +438,11 @@ impl State {
         }
         config.shared_bytes = shared_bytes;
         match &mut self.fault {
-            Some(Fault::Launch { after }) if *after > 0 => *after -= 1,
+            Some(Fault::Launch { after } | Fault::LaunchCode { after, .. }) if *after > 0 => *after -= 1,
             Some(Fault::Launch { .. }) => {
                 self.fault = None;
                 return Err(code::LAUNCH_OUT_OF_RESOURCES);
             }
-            Some(Fault::LaunchCode { after, .. }) if *after > 0 => *after -= 1,
             &mut Some(Fault::LaunchCode { code, is_lost, .. }) => {
                 self.fault = None;
                 if is_lost {

@@ -18,6 +18,7 @@ pub(crate) struct Machine {
 }
 
 /// What a simulated GPU is like.
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuSpec {
     pub(crate) capability: (i32, i32),

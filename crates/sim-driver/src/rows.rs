@@ -20,7 +20,7 @@ pub(crate) struct Rows {
     pub(crate) to: Place,
     pub(crate) pitches: [usize; 2],
     pub(crate) row_bytes: usize,
-    pub(crate) n_rows: usize,
+    pub(crate) height: usize,
 }
 
 impl Rows {

@@ -64,7 +64,7 @@ impl Copy2d {
             to: place(&self.to)?,
             pitches: [self.from.pitch, self.to.pitch],
             row_bytes: self.width_bytes,
-            n_rows: self.height,
+            height: self.height,
         })
     }
 }

@@ -110,7 +110,7 @@ impl Context {
     }
 
     fn run_rows(&mut self, rows: &Rows, counts: &mut Counts) -> Result<(), MemoryError> {
-        let n_bytes = rows.row_bytes * rows.n_rows;
+        let n_bytes = rows.row_bytes * rows.height;
         if rows.on_host().next().is_some() {
             self.clock_ms += n_bytes as f64 * 1e-7;
         }
@@ -119,7 +119,7 @@ impl Context {
         }
         let [from_pitch, to_pitch] = rows.pitches;
         let row_bytes = rows.row_bytes;
-        for row in 0..rows.n_rows {
+        for row in 0..rows.height {
             let on_device = |address: u64, pitch: usize| DevicePtr(address + (row * pitch) as u64);
             let on_host = |pitch: usize| row * pitch..row * pitch + row_bytes;
             match (&rows.from, &rows.to) {
