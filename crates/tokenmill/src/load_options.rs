@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tokenmill_backend::{Backend, KvType, PAGE_TOKENS};
+use tokenmill_backend::{Backend, KvType, MemoryPlan, PAGE_TOKENS};
 use tokenmill_convert::Preset;
 use tokenmill_model::{ControlVector, LoadProgress, Model as Network, ModelOptions, WindowPages};
 use tokenmill_sched::{ContextShift, Engine, EngineConfig, Speculation};

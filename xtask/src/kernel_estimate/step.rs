@@ -6,7 +6,7 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, ensure};
 use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowOutput, SampleRow, SamplingParams, SeqState,
+    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowMask, RowOutput, SampleRow, SamplingParams, SeqState,
     TokenSource,
 };
 use tokenmill_cuda_exec::CudaBackend;
@@ -136,7 +136,7 @@ fn batch(shape: &Shape<'_>, n_rows: usize, n_pages: usize, limits: &ExecutorLimi
         batch.want_last(RowOutput::Sample(SampleRow {
             params: SamplingParams::default().into(),
             history: 0..0,
-            mask_start: None,
+            mask: RowMask::Any,
         }));
         if limits.n_states > 0 {
             batch.states.push(SeqState::own(seq_idx as u32));
