@@ -15,6 +15,7 @@ pub mod kernel_bench;
 pub mod kernel_estimate;
 pub mod parity;
 pub mod ptx;
+pub mod release;
 pub mod synth;
 pub mod tidy;
 

@@ -33,6 +33,7 @@ commands! {
     KernelEstimate => kernel_estimate;
     Parity => parity;
     Ptx => ptx;
+    Release => release;
     Synth => synth;
     Tidy => tidy;
 }

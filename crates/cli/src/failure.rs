@@ -123,6 +123,11 @@ impl Failure {
         &self.message
     }
 
+    /// What to do, where that is said.
+    pub(crate) fn what_to_do(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
     /// The line that is printed.
     pub(crate) fn line(&self) -> String {
         // Some messages quote a file; a line break in it would make two lines of one error, and an escape would reach the

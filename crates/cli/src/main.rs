@@ -117,6 +117,7 @@ commands! {
     Devices => devices;
     Doctor => doctor;
     Completions => completions;
+    Man => man;
 }
 
 /// The parser. Whatever takes a value takes negative numbers too, so that its own range stands in the refusal.

@@ -9,10 +9,10 @@ mod cuda;
 #[path = "doctor/without_cuda.rs"]
 mod cuda;
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
 use serde_json::{Value, json};
-use tokenmill::{Device as DeviceChoice, Error, ModelSource, check_memory, machine_bytes};
+use tokenmill::{Device as DeviceChoice, Error, ModelSource, available_bytes, check_memory, machine_bytes};
 use tokenmill_backend::MemoryPlan;
 use tokenmill_model::Model;
 
@@ -22,6 +22,8 @@ use crate::{
     failure::Failure,
     load::LoadArgs,
     memory_words::plan_text,
+    model_name::settings,
+    numbers::size_of,
     output,
     visible::visible,
 };
@@ -49,6 +51,8 @@ struct Row {
     what: String,
     outcome: Outcome,
     text: String,
+    /// What to do about a problem.
+    hint: Option<String>,
 }
 
 /// How a check ended.
@@ -80,7 +84,14 @@ impl Row {
                 Outcome::Problem
             },
             text: outcome.unwrap_or_else(|problem| problem),
+            hint: None,
         }
+    }
+
+    /// Says what to do, where something is wrong.
+    fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = matches!(self.outcome, Outcome::Problem).then(|| hint.into());
+        self
     }
 }
 
@@ -95,11 +106,29 @@ struct Examination {
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let found = examine(args)?;
     if args.json {
-        output::print_json(&Value::Object(found.json))?;
+        let problems = found
+            .rows
+            .iter()
+            .filter(|row| matches!(row.outcome, Outcome::Problem));
+        let problems = problems
+            .map(|row| json!({ "what": row.what, "problem": row.text, "hint": row.hint }))
+            .collect();
+        let mut report = found.json;
+        report.insert("problems".to_owned(), problems);
+        output::print_json(&Value::Object(report))?;
     } else {
-        for Row { what, outcome, text } in &found.rows {
+        for Row {
+            what,
+            outcome,
+            text,
+            hint,
+        } in &found.rows
+        {
             let outcome = outcome.name();
             output::print_line(&format!("{what:<10} {outcome:<8} {}", visible(text)))?;
+            if let Some(hint) = hint {
+                output::print_line(&format!("{:<10} {:<8} {}", "", "to mend", visible(hint)))?;
+            }
         }
     }
     match found.refused {
@@ -115,6 +144,8 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
         rows: vec![
             Row::new("program", Ok(format!("tokenmill {}", env!("CARGO_PKG_VERSION")))),
             Row::new("CPU", Ok(cpu_text())),
+            memory_row(),
+            models_row(),
             driver_row(&gpus),
         ],
         json: serde_json::Map::new(),
@@ -123,7 +154,8 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     for gpu in &gpus.devices {
         let text = gpu.text.clone();
         let outcome = if gpu.is_usable { Ok(text) } else { Err(text) };
-        found.rows.push(Row::new(format!("GPU {}", gpu.ordinal), outcome));
+        let row = Row::new(format!("GPU {}", gpu.ordinal), outcome);
+        found.rows.push(row.hint("`--device cpu` computes without it"));
     }
     found
         .json
@@ -160,6 +192,43 @@ fn examine(args: &Args) -> Result<Examination, Failure> {
     Ok(found)
 }
 
+/// What memory there is for models.
+fn memory_row() -> Row {
+    const LITTLE_BYTES: u64 = 1 << 30;
+    let (Some(machine), Some(available)) = (machine_bytes(), available_bytes()) else {
+        return Row {
+            what: "memory".to_owned(),
+            outcome: Outcome::Absent,
+            text: "this system does not say how much there is".to_owned(),
+            hint: None,
+        };
+    };
+    let text = format!(
+        "{}, of which {} are available",
+        size_of(machine),
+        size_of(available)
+    );
+    let outcome = if available < LITTLE_BYTES {
+        Err(text)
+    } else {
+        Ok(text)
+    };
+    Row::new("memory", outcome).hint("end other programs; weights, keys and values all have to fit")
+}
+
+/// Where downloaded models go, and whether they can.
+fn models_row() -> Row {
+    let cache = settings().cache;
+    let place = cache.ancestors().find(|folder| folder.exists()).unwrap_or(&cache);
+    let probe = place.join(format!(".tokenmill-doctor-{}", std::process::id()));
+    let tried = fs::write(&probe, "").and_then(|()| fs::remove_file(&probe));
+    let outcome = match tried {
+        Ok(()) => Ok(format!("downloads go to {}", cache.display())),
+        Err(error) => Err(format!("downloads cannot go to {}: {error}", cache.display())),
+    };
+    Row::new("models", outcome).hint("let HF_HOME name a folder that you can write to")
+}
+
 fn driver_row(gpus: &Gpus) -> Row {
     match (gpus.cuda_version, &gpus.problem) {
         // Most machines have no NVIDIA GPU, and nothing is wrong with them.
@@ -167,8 +236,10 @@ fn driver_row(gpus: &Gpus) -> Row {
             what: "driver".to_owned(),
             outcome: Outcome::Absent,
             text: gpus.problem.clone().unwrap_or_default(),
+            hint: None,
         },
-        (_, Some(problem)) => Row::new("driver", Err(problem.clone())),
+        (_, Some(problem)) => Row::new("driver", Err(problem.clone()))
+            .hint("`nvidia-smi` says whether the driver works; `--device cpu` computes without it"),
         (Some((major, minor)), None) => Row::new("driver", Ok(format!("for CUDA {major}.{minor}"))),
         (None, None) => Row::new("driver", Err("no driver found".to_owned())),
     }
@@ -193,7 +264,7 @@ impl Examination {
         let too_large = (cpu.as_ref().ok())
             .and_then(|plan| check_memory(plan, machine_bytes()).err())
             .map(Failure::from);
-        self.rows.push(Row::new(
+        let row = Row::new(
             "model, CPU",
             match &cpu {
                 Ok(plan) if too_large.is_some() => Err(format!(
@@ -203,7 +274,12 @@ impl Examination {
                 Ok(plan) => Ok(plan_text(plan, n_ctx)),
                 Err(error) => Err(error.to_string()),
             },
-        ));
+        );
+        let hint = too_large.as_ref().and_then(Failure::what_to_do);
+        self.rows.push(match hint {
+            Some(hint) => row.hint(hint),
+            None => row,
+        });
         let mut plans = serde_json::Map::new();
         plans.insert("n_ctx".to_owned(), json!(n_ctx));
         let mut cpu_plan = plan_json(cpu.as_ref());
@@ -220,7 +296,10 @@ impl Examination {
                 Ok(plan) => Ok(plan_text(plan, n_ctx)),
                 Err(error) => Err(error.to_string()),
             };
-            self.rows.push(Row::new("model, GPU", outcome));
+            let row = Row::new("model, GPU", outcome);
+            self.rows.push(
+                row.hint("`-ngl auto` gives the GPU as many layers as fit, and `-c N` a smaller context"),
+            );
             plans.insert("gpu".to_owned(), plan_json(gpu.as_ref()));
         }
         self.json.insert("model".to_owned(), Value::Object(plans));

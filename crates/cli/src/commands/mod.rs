@@ -14,6 +14,7 @@ pub(crate) mod doctor;
 pub(crate) mod imatrix;
 pub(crate) mod inspect;
 pub(crate) mod list;
+pub(crate) mod man;
 pub(crate) mod perplexity;
 pub(crate) mod pull;
 pub(crate) mod quantize;

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use tokenmill_testkit::Comparisons;
 
-use crate::support::{arg, command, tokenmill, tokenmill_with};
+use crate::support::{Outcome, arg, command, tokenmill, tokenmill_with};
 
 #[test]
 fn inspect_lists_metadata_tensors_types_and_memory() {
@@ -477,6 +477,61 @@ fn devices_and_completions_print() {
             "{shell}"
         );
     }
+}
+
+#[test]
+fn the_manual_has_a_page_for_each_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let man = folder.path().join("man/man1");
+    let written = tokenmill(["man", arg(&man)]).ok();
+    let n_pages = fs::read_dir(&man).unwrap().count();
+    assert!(
+        written.starts_with(&format!("{n_pages} pages written to")),
+        "{written}"
+    );
+    for (page, text) in [
+        ("tokenmill.1", "tokenmill\\-apply\\-template(1)"),
+        ("tokenmill-run.1", "\\-\\-top\\-p"),
+        ("tokenmill-man.1", "Write the pages of the manual to a folder"),
+    ] {
+        let found = fs::read_to_string(man.join(page)).unwrap();
+        assert!(
+            found.starts_with(".ie") && found.contains(text),
+            "{page}: {found}"
+        );
+    }
+    fs::write(folder.path().join("file"), "").unwrap();
+    let line = tokenmill(["man", arg(&folder.path().join("file"))]).failed(4);
+    assert!(line.contains("cannot write to"), "{line}");
+}
+
+#[test]
+fn doctor_says_what_to_do_about_a_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs::write(&file, "").unwrap();
+    // Nothing can be put below a file.
+    let run = |json: &[&str]| {
+        let output = command([&["doctor"][..], json].concat())
+            .env("HF_HOME", &file)
+            .output();
+        Outcome::of(&output.expect("the program starts")).ok()
+    };
+    let text = run(&[]);
+    assert!(
+        text.contains("models     problem  downloads cannot go to"),
+        "{text}"
+    );
+    assert!(
+        text.contains("           to mend  let HF_HOME name a folder that you can write to"),
+        "{text}"
+    );
+    let json: Value = serde_json::from_str(&run(&["--json"])).unwrap();
+    assert_eq!(json["problems"][0]["what"], "models", "{json}");
+    assert!(
+        tokenmill(["doctor"]).ok().contains("memory     ok"),
+        "there is memory here"
+    );
 }
 
 #[test]

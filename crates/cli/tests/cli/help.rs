@@ -35,6 +35,7 @@ fn every_command_explains_itself_with_examples() {
         "devices",
         "doctor",
         "completions",
+        "man",
     ] {
         let help = tokenmill([command, "--help"]).ok();
         assert!(help.contains("Examples:\n"), "{command} has no examples");

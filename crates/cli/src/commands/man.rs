@@ -1,0 +1,25 @@
+//! `man`: the manual's pages, one for each command.
+
+use std::{fs, path::PathBuf};
+
+use crate::{failure::Failure, output, parser};
+
+/// Write the pages of the manual to a folder.
+#[derive(clap::Args)]
+#[command(after_help = "Examples:\n  \
+    tokenmill man ~/.local/share/man/man1\n  \
+    man tokenmill-run")]
+pub(crate) struct Args {
+    /// The folder, which is made where it is not there
+    folder: PathBuf,
+}
+
+pub(crate) fn run(args: &Args) -> Result<(), Failure> {
+    let folder = &args.folder;
+    let unwritable = |error| Failure::unwritable(folder.display(), &error);
+    fs::create_dir_all(folder).map_err(unwritable)?;
+    let command = parser().disable_help_subcommand(true);
+    let n_pages = 1 + command.get_subcommands().count();
+    clap_mangen::generate_to(command, folder).map_err(unwritable)?;
+    output::print_line(&format!("{n_pages} pages written to {}", folder.display()))
+}

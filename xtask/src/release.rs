@@ -1,0 +1,385 @@
+//! `release`: archives of the program for other machines, one for each target.
+//!
+//! Separate from `ci`, which proves the code: this builds what people download. What an archive needs of the machine that it is built
+//! on (the target's standard library, a C compiler) is checked before anything is built. Invariants: an archive is written once
+//! the program in it has run, where this machine can run it; the same sources, versions and time give the same archive.
+
+mod licenses;
+mod program;
+
+use std::{
+    env,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, bail, ensure};
+use sha2::{Digest, Sha256};
+
+use self::program::Linkage;
+
+/// Builds archives with the program, the manual's pages, completions and licences, and their checksums
+#[derive(clap::Args)]
+pub struct Args {
+    /// A target of Rust; may be repeated [default: all of the list that this machine has the tools for]
+    #[arg(long, value_name = "TARGET")]
+    target: Vec<String>,
+    /// Folder of the archives
+    #[arg(long, value_name = "DIR", default_value = "target/archives")]
+    out: PathBuf,
+    /// Profile of the build; `dev` tries the way of the archives in less time
+    #[arg(long, default_value = "release")]
+    profile: String,
+    /// Say what can be built here, and build nothing
+    #[arg(long)]
+    list: bool,
+}
+
+/// How a target is built on Linux.
+struct Platform {
+    target: &'static str,
+    /// What the archive is called for people.
+    label: &'static str,
+    /// A program of its own memory cannot load the GPU's driver, so the static ones compute on the CPU alone.
+    has_gpu: bool,
+    /// The C compiler of what is not Rust, and the Debian package that has it.
+    c_compiler: (&'static str, &'static str),
+    /// What links it, where that is not the C compiler.
+    linker: Option<&'static str>,
+    /// What runs it elsewhere.
+    emulator: &'static str,
+}
+
+const PLATFORMS: [Platform; 3] = [
+    Platform {
+        target: "x86_64-unknown-linux-musl",
+        label: "linux-x86_64-static",
+        has_gpu: false,
+        c_compiler: ("musl-gcc", "musl-tools"),
+        linker: None,
+        emulator: "qemu-x86_64-static",
+    },
+    Platform {
+        target: "x86_64-unknown-linux-gnu",
+        label: "linux-x86_64",
+        has_gpu: true,
+        c_compiler: ("cc", "gcc"),
+        linker: None,
+        emulator: "qemu-x86_64-static",
+    },
+    Platform {
+        target: "aarch64-unknown-linux-musl",
+        label: "linux-arm64-static",
+        has_gpu: false,
+        c_compiler: (
+            "aarch64-linux-gnu-gcc",
+            "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+        ),
+        linker: Some("rust-lld"),
+        emulator: "qemu-aarch64-static",
+    },
+];
+
+/// Builds the archives.
+///
+/// # Errors
+/// What a target lacks here, a build that fails, or a program that does not run.
+pub fn run(args: &Args) -> anyhow::Result<()> {
+    let chosen = chosen(&args.target)?;
+    let mut ready = Vec::new();
+    for platform in chosen {
+        match platform.missing() {
+            None => {
+                println!("{}: can be built here", platform.target);
+                ready.push(platform);
+            }
+            Some(missing) if args.target.is_empty() || args.list => {
+                println!("{}: left out; {missing}", platform.target);
+            }
+            Some(missing) => bail!("{}: {missing}", platform.target),
+        }
+    }
+    if args.list {
+        return Ok(());
+    }
+    ensure!(!ready.is_empty(), "nothing can be built here");
+    let out = crate::workspace_root().join(&args.out);
+    fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    let mut built = Vec::new();
+    for platform in ready {
+        built.push((platform, platform.build(&args.profile)?));
+    }
+    let (runner, program) = (built.iter().find(|(platform, _)| platform.runner().is_some()))
+        .context("none of these programs runs here, so there is nobody to write the manual; add a target of this machine or install qemu-user-static")?;
+    let manual = Manual::write(*runner, program, &out)?;
+    let mut sums = String::new();
+    for (platform, program) in &built {
+        let archive = pack(platform, program, &manual, &out)?;
+        let bytes = fs::read(&archive)?;
+        let name = archive
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        println!("{name}: {} bytes", bytes.len());
+        let _ = writeln!(sums, "{}  {name}", hex(&Sha256::digest(&bytes)));
+    }
+    fs::remove_dir_all(&manual.folder)?;
+    fs::write(out.join("SHA256SUMS"), sums)?;
+    Ok(())
+}
+
+/// The platforms that are asked for, or all.
+fn chosen(targets: &[String]) -> anyhow::Result<Vec<&'static Platform>> {
+    if targets.is_empty() {
+        return Ok(PLATFORMS.iter().collect());
+    }
+    let find = |target: &String| {
+        let known = || PLATFORMS.map(|platform| platform.target).join(", ");
+        (PLATFORMS.iter().find(|platform| platform.target == target))
+            .with_context(|| format!("`{target}` is none of {}", known()))
+    };
+    targets.iter().map(find).collect()
+}
+
+impl Platform {
+    /// What this machine lacks, and how it gets it.
+    fn missing(&self) -> Option<String> {
+        let printed = Command::new("rustc")
+            .args(["--print", "target-libdir", "--target", self.target])
+            .output();
+        let folder = printed.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        if !folder.is_ok_and(|folder| Path::new(&folder).is_dir()) {
+            return Some(format!("say `rustup target add {}`", self.target));
+        }
+        let (compiler, package) = self.c_compiler;
+        let is_there = Command::new(compiler).arg("--version").output().is_ok();
+        (!is_there).then(|| format!("there is no {compiler}; on Debian `apt-get install {package}`"))
+    }
+
+    /// Builds the program; returns its path.
+    fn build(&self, profile: &str) -> anyhow::Result<PathBuf> {
+        println!("== {}", self.target);
+        let root = crate::workspace_root();
+        let mut command = Command::new(env!("CARGO"));
+        command.current_dir(root);
+        command.args(["build", "--locked", "--package", "tokenmill-cli"]);
+        command.args(["--target", self.target, "--profile", profile]);
+        if !self.has_gpu {
+            command.arg("--no-default-features");
+        }
+        let names = self.target.replace('-', "_");
+        command.env(format!("CC_{names}"), self.c_compiler.0);
+        if let Some(linker) = self.linker {
+            let upper = names.to_uppercase();
+            command.env(format!("CARGO_TARGET_{upper}_LINKER"), linker);
+        }
+        let status = command.status().context("cannot run cargo")?;
+        ensure!(status.success(), "the build for {} failed", self.target);
+        let target_dir = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+        let folder = if profile == "dev" { "debug" } else { profile };
+        Ok(target_dir.join(self.target).join(folder).join("tokenmill"))
+    }
+
+    /// What its programs are run with here, where they can be.
+    fn runner(&self) -> Option<Runner> {
+        if self.target.starts_with(env::consts::ARCH) && env::consts::OS == "linux" {
+            return Some(Runner::Machine);
+        }
+        let is_there = Command::new(self.emulator).arg("--version").output().is_ok();
+        is_there.then_some(Runner::Emulator(self.emulator))
+    }
+
+    /// Runs its program; `None` where this machine cannot.
+    fn run(&self, program: &Path, args: &[&str]) -> anyhow::Result<Option<String>> {
+        let Some(runner) = self.runner() else {
+            return Ok(None);
+        };
+        let mut command = match runner {
+            Runner::Emulator(emulator) => {
+                let mut command = Command::new(emulator);
+                command.arg(program);
+                command
+            }
+            Runner::Machine => Command::new(program),
+        };
+        let output = command.args(args).output().context("cannot run the program")?;
+        ensure!(
+            output.status.success(),
+            "`tokenmill {}` of {} failed: {}",
+            args.join(" "),
+            self.target,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(Some(String::from_utf8(output.stdout)?))
+    }
+}
+
+/// What runs a program here.
+#[derive(Clone, Copy)]
+enum Runner {
+    /// The machine is of its kind.
+    Machine,
+    /// This program.
+    Emulator(&'static str),
+}
+
+/// What is the same in all archives.
+struct Manual {
+    folder: PathBuf,
+}
+
+impl Manual {
+    /// Lets a program write its manual and its completions.
+    fn write(platform: &Platform, program: &Path, out: &Path) -> anyhow::Result<Self> {
+        let folder = out.join("manual");
+        let man = folder.join("man");
+        let completions = folder.join("completions");
+        fs::create_dir_all(&completions)?;
+        platform.run(program, &["man", &man.to_string_lossy()])?;
+        for (shell, name) in [
+            ("bash", "tokenmill.bash"),
+            ("zsh", "_tokenmill"),
+            ("fish", "tokenmill.fish"),
+        ] {
+            let script = platform
+                .run(program, &["completions", shell])?
+                .unwrap_or_default();
+            fs::write(completions.join(name), script)?;
+        }
+        Ok(Self { folder })
+    }
+}
+
+/// Writes the archive of a platform; returns its path.
+fn pack(platform: &Platform, program: &Path, manual: &Manual, out: &Path) -> anyhow::Result<PathBuf> {
+    let linkage = Linkage::of(&fs::read(program)?)?;
+    ensure!(
+        platform.has_gpu || linkage == Linkage::Static,
+        "the program for {} needs libraries: {linkage:?}",
+        platform.target
+    );
+    let ran = platform.run(
+        program,
+        &["run", "demo", "Once upon a time", "-n", "4", "--temp", "0"],
+    )?;
+    if ran.is_none() {
+        println!("{}: not run, this machine is of another kind", platform.target);
+    }
+    let name = format!("tokenmill-{}-{}", env!("CARGO_PKG_VERSION"), platform.label);
+    let folder = out.join(&name);
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    fs::create_dir_all(&folder)?;
+    fs::copy(program, folder.join("tokenmill"))?;
+    copy_folder(&manual.folder, &folder)?;
+    let root = crate::workspace_root();
+    for file in ["LICENSE-APACHE", "LICENSE-MIT", "CHANGELOG.md"] {
+        fs::copy(root.join(file), folder.join(file))?;
+    }
+    fs::write(
+        folder.join("THIRD-PARTY.txt"),
+        licenses::text(platform.target, platform.has_gpu)?,
+    )?;
+    fs::write(folder.join("INSTALL.txt"), instructions(platform, &linkage))?;
+    let archive = out.join(format!("{name}.tar.gz"));
+    // Sorted, without owners and times, so that it depends on the files alone.
+    let status = Command::new("tar")
+        .args([
+            "--sort=name",
+            "--owner=0",
+            "--group=0",
+            "--numeric-owner",
+            "--mtime=@0",
+        ])
+        .args(["--use-compress-program", "gzip -n -9", "-cf"])
+        .arg(&archive)
+        .arg("-C")
+        .arg(out)
+        .arg(&name)
+        .status()
+        .context("cannot run tar")?;
+    ensure!(status.success(), "tar failed at {}", archive.display());
+    fs::remove_dir_all(&folder)?;
+    Ok(archive)
+}
+
+/// What stands in an archive for people.
+fn instructions(platform: &Platform, linkage: &Linkage) -> String {
+    let needs = match linkage {
+        Linkage::Static => "It needs nothing but the kernel.".to_owned(),
+        Linkage::Dynamic {
+            glibc: Some((major, minor)),
+        } => format!("It needs glibc {major}.{minor} or newer."),
+        Linkage::Dynamic { glibc: None } => "It needs the system's C library.".to_owned(),
+    };
+    let gpu = if platform.has_gpu {
+        "NVIDIA GPUs are used where their driver is installed."
+    } else {
+        "It computes on the CPU."
+    };
+    format!(
+        "tokenmill {version} for {label}\n\n\
+         {needs} {gpu}\n\n\
+         To install it for one user:\n\n\
+         \x20   mkdir -p ~/.local/bin ~/.local/share/man/man1 ~/.local/share/bash-completion/completions\n\
+         \x20   cp tokenmill ~/.local/bin/\n\
+         \x20   cp man/*.1 ~/.local/share/man/man1/\n\
+         \x20   cp completions/tokenmill.bash ~/.local/share/bash-completion/completions/tokenmill\n\n\
+         Then:\n\n\
+         \x20   tokenmill run demo \"Once upon a time\"\n\
+         \x20   tokenmill doctor\n",
+        version = env!("CARGO_PKG_VERSION"),
+        label = platform.label,
+    )
+}
+
+fn copy_folder(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_folder(&entry.path(), &to)?;
+        } else {
+            fs::copy(entry.path(), to)?;
+        }
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_that_is_not_in_the_list_is_refused_by_name() {
+        let error = chosen(&["riscv".to_owned()]).map(drop).unwrap_err().to_string();
+        assert!(
+            error.starts_with("`riscv` is none of x86_64-unknown-linux-musl,"),
+            "{error}"
+        );
+        assert_eq!(chosen(&[]).unwrap().len(), PLATFORMS.len());
+    }
+
+    #[test]
+    fn instructions_say_what_the_program_needs() {
+        let text = instructions(&PLATFORMS[1], &Linkage::Dynamic { glibc: Some((2, 34)) });
+        assert!(text.contains("glibc 2.34 or newer"), "{text}");
+        let text = instructions(&PLATFORMS[0], &Linkage::Static);
+        assert!(
+            text.contains("nothing but the kernel") && text.contains("on the CPU"),
+            "{text}"
+        );
+    }
+}
