@@ -16,8 +16,8 @@ use clap::{
     builder::{PossibleValue, PossibleValuesParser, TypedValueParser},
 };
 use tokenmill::{
-    BatchThreshold, Compute, Device, DeviceLayers, DraftFacts, GpuOptions, KvCache, KvType, LoadOptions, Loaded,
-    LoadedDevice, MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, Side,
+    BatchThreshold, Compute, Device, DeviceLayers, DraftFacts, GpuOptions, KvCache, KvType, LoadOptions,
+    Loaded, LoadedDevice, MemoryPlan, Model, ModelSource, PartsRequest, PlacementRequest, Preset, Side,
     SplitObserver, SplitPlan,
 };
 use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};

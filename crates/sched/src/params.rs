@@ -7,9 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use tokenmill_backend::{AdapterId, SamplingParams};
 
-use crate::{
-    constraint::ConstraintSource, context_shift::ContextShift, drafting::Speculation, media::Media,
-};
+use crate::{constraint::ConstraintSource, context_shift::ContextShift, drafting::Speculation, media::Media};
 
 /// Most samples of one prompt that a request may ask for.
 pub const MAX_SAMPLES: u32 = 128;

@@ -5,11 +5,7 @@
 
 use tokenmill_backend::{ForwardBatch, PAGE_TOKENS};
 
-use crate::{
-    arena::SeqId,
-    scheduler::Scheduler,
-    sequence::Sequence,
-};
+use crate::{arena::SeqId, scheduler::Scheduler, sequence::Sequence};
 
 impl Scheduler {
     /// Gives a sequence of which no step is on its way other tokens, at least one. The last of them is computed in any case.

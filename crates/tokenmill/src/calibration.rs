@@ -102,7 +102,11 @@ mod tests {
             let measured: Vec<_> = (is_faster.iter().enumerate())
                 .map(|(index, &is_faster)| (2 << index, is_faster))
                 .collect();
-            assert_eq!(first_worth(&measured, longest), expected, "{is_faster:?} of {longest}");
+            assert_eq!(
+                first_worth(&measured, longest),
+                expected,
+                "{is_faster:?} of {longest}"
+            );
         };
         check(&[true, true, true], 8, Some(1));
         check(&[false, false, true], 8, Some(8));

@@ -6,8 +6,8 @@ use std::{fs, path::PathBuf};
 
 use anyhow::{Context, ensure};
 use tokenmill_backend::{
-    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowMask, RowOutput, SampleRow, SamplingParams, SeqState,
-    TokenSource,
+    Executor, ExecutorLimits, ForwardBatch, PAGE_TOKENS, RowMask, RowOutput, SampleRow, SamplingParams,
+    SeqState, TokenSource,
 };
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_model::{Model, ModelOptions};

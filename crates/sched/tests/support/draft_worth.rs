@@ -59,6 +59,7 @@ fn run(n_seqs: usize, speculation: Speculation, draft: Option<(ExecutorLimits, u
             let job = Job::Generate {
                 params: GenerateParams::default(),
                 max_len: N_PROMPT + N_GENERATED,
+                context_shift: None,
             };
             let request = mailbox.submit(1, N_PROMPT, None, |request| Submission {
                 request,

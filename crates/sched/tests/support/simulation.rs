@@ -501,7 +501,13 @@ fn arrive(caller: &Caller, world: &World, mailbox: &Arc<Mailbox>, now_us: u64) -
     let tokens = caller.prompt.clone();
     let job = match &caller.ask {
         Ask::Generate(params) => {
-            match check_generate(&world.limits, TOKENS_ALONE, &tokens, params, world.config.context_shift) {
+            match check_generate(
+                &world.limits,
+                TOKENS_ALONE,
+                &tokens,
+                params,
+                world.config.context_shift,
+            ) {
                 // Nothing to generate: the engine would not get to see it.
                 Ok(Reach { max_len, .. }) if max_len == tokens.len() => return None,
                 Ok(Reach { context_shift, .. }) if context_shift.is_some() && params.max_tokens.is_none() => {

@@ -9,7 +9,10 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, parser::Va
 use tokenmill::LoadOptions;
 
 use super::seats::{SeatArgs, Seats};
-use crate::{adapters::AdapterArgs, context_shift::ContextShiftArgs, failure::Failure, load::LoadArgs, speculation::SpeculationArgs, vision::VisionArgs};
+use crate::{
+    adapters::AdapterArgs, context_shift::ContextShiftArgs, failure::Failure, load::LoadArgs,
+    speculation::SpeculationArgs, vision::VisionArgs,
+};
 
 /// The options of a model.
 #[derive(Args, Debug, Clone)]

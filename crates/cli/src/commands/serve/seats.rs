@@ -46,7 +46,11 @@ pub(super) struct SeatArgs {
 
 impl SeatArgs {
     /// The same with whether tokens are guessed ahead.
-    pub(super) fn seats<'a>(&self, speculation: &'a SpeculationArgs, context_shift: &'a ContextShiftArgs) -> Seats<'a> {
+    pub(super) fn seats<'a>(
+        &self,
+        speculation: &'a SpeculationArgs,
+        context_shift: &'a ContextShiftArgs,
+    ) -> Seats<'a> {
         Seats {
             n_seqs: usize::from(self.max_num_seqs),
             max_step_tokens: self.max_num_batched_tokens.map(|n| n as usize),
