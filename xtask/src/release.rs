@@ -113,7 +113,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let (runner, program) = (built.iter().find(|(platform, _)| platform.runner().is_some()))
         .context("none of these programs runs here, so there is nobody to write the manual; add a target of this machine or install qemu-user-static")?;
-    let manual = Manual::write(*runner, program, &out)?;
+    let manual = Manual::write(runner, program, &out)?;
     let mut sums = String::new();
     for (platform, program) in &built {
         let archive = pack(platform, program, &manual, &out)?;

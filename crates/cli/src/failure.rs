@@ -309,15 +309,6 @@ impl From<Error> for Failure {
             Error::DraftOffCpu => {
                 Self::usage(error.to_string()).hint("add `--device cpu`, or leave `--draft` out")
             }
-            Error::Projector { .. }
-            | Error::ProjectorWidth { .. }
-            | Error::ProjectorFamily { .. }
-            | Error::TakesNoImages { .. }
-            | Error::NoVision
-            | Error::NoImageMark { .. }
-            | Error::ImagePlaces { .. }
-            | Error::ImageUrl { .. }
-            | Error::Image { .. } => Self::input(error.to_string()),
             Error::NothingToShift => Self::usage("`--context-shift` is for models that continue texts, and this one makes vectors or scores")
                 .hint("leave it out"),
             Error::KeepTooLong { keep, maximum, n_ctx } => Self::usage(format!(

@@ -237,7 +237,13 @@ fn check(scene: &Scene, params: &Attention<&[f32]>, n_new: &[usize]) {
 
 /// Each `block` numbers of `row` times the Hadamard matrix, entry by entry.
 fn rotated(row: &[f32], block: usize) -> Vec<f32> {
-    let entry = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let entry = |i: usize, j: usize| {
+        if (i & j).count_ones().is_multiple_of(2) {
+            1.0
+        } else {
+            -1.0
+        }
+    };
     (row.chunks_exact(block))
         .flat_map(|row| {
             (0..block).map(move |i| {

@@ -390,7 +390,7 @@ mod tests {
         let mut on_host = [None; 3];
         for _ in 0..40 {
             let mut batch = Vec::new();
-            for _ in 0..1 + random(5) {
+            for _ in 0..=random(5) {
                 let (page, host_page, to) = (random(4), random(3), random(4));
                 match (random(3), on_host[host_page as usize]) {
                     (0, Some(content)) => {

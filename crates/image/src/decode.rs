@@ -110,6 +110,7 @@ impl Rgb {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` hands it over")]
 fn damaged(error: image::ImageError) -> ImageError {
     ImageError::Damaged {
         reason: error.to_string(),

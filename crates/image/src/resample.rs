@@ -103,6 +103,7 @@ impl Rgb {
     ///
     /// # Panics
     /// Where a side is 0.
+    #[must_use]
     pub fn resized(&self, width: usize, height: usize, filter: Filter) -> Self {
         assert!(width > 0 && height > 0, "an image has a pixel");
         if is_columns_first([self.width, self.height], [width, height]) {

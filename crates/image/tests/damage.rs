@@ -32,7 +32,7 @@ fn damaged_images_are_errors_or_small_images() {
         assert!(Rgb::decode(&whole, &LIMITS).is_ok(), "{format:?}");
         for _ in 0..400 {
             let mut bytes = whole.clone();
-            for _ in 0..1 + random.below(6) {
+            for _ in 0..=random.below(6) {
                 // Headers are short, and most of what can go wrong is there.
                 let reach = if random.below(2) == 0 {
                     bytes.len().min(64)

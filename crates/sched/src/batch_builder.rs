@@ -58,7 +58,8 @@ pub(crate) fn build_batch<'m>(
             PlannedOutput::Sample => {
                 for n_guessed in 0..=draft.len() {
                     let params = params_of(row, sure_end + n_guessed as u32);
-                    let sample = sample_row(params, tokens, &draft[..n_guessed], mask_of(row), batch);
+                    let mask = mask_of(row);
+                    let sample = sample_row(params, tokens, &draft[..n_guessed], mask.as_ref(), batch);
                     batch
                         .logit_rows
                         .push(n_tokens - 1 - (draft.len() - n_guessed) as u32);
@@ -104,7 +105,7 @@ fn sample_row(
     params: Arc<SamplingParams>,
     tokens: &[u32],
     draft: &[u32],
-    mask: Option<NextMask<'_>>,
+    mask: Option<&NextMask<'_>>,
     batch: &mut ForwardBatch,
 ) -> SampleRow {
     let mask = match mask {

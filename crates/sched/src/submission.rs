@@ -31,6 +31,10 @@ pub(crate) struct Submission {
 }
 
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a job is moved a few times for each request"
+)]
 pub(crate) enum Job {
     Generate {
         params: GenerateParams,

@@ -41,7 +41,7 @@ fn params(case: u64, max_tokens: usize) -> GenerateParams {
     GenerateParams {
         max_tokens: Some(max_tokens),
         sampling: SamplingParams {
-            temperature: if case % 2 == 0 { 0.0 } else { 0.9 },
+            temperature: if case.is_multiple_of(2) { 0.0 } else { 0.9 },
             repeat_penalty: 1.1,
             penalty_last_n: 30,
             seed: case,

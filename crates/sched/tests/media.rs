@@ -118,7 +118,7 @@ fn no_step_parts_inputs_that_see_each_other_and_all_end() {
             ..StepBudget::FULL
         };
         let mut all: Vec<(SeqId, Vec<MediaSpan>)> = Vec::new();
-        for _ in 0..1 + random.below(7) {
+        for _ in 0..=random.below(7) {
             let mut at = random.below(20);
             let mut media = Vec::new();
             for _ in 0..random.below(4) {

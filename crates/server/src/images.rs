@@ -78,27 +78,27 @@ pub(crate) fn of_anthropic(path: &str, source: Option<&Value>) -> Result<Value, 
 #[derive(Debug, Default)]
 pub(crate) struct Parts {
     pub(crate) text: String,
-    parts: Vec<Value>,
+    items: Vec<Value>,
     has_images: bool,
 }
 
 impl Parts {
     pub(crate) fn push_text(&mut self, text: &str) {
         self.text.push_str(text);
-        match self.parts.last_mut().and_then(|part| part.get_mut("text")) {
+        match self.items.last_mut().and_then(|part| part.get_mut("text")) {
             Some(Value::String(before)) => before.push_str(text),
-            _ => self.parts.push(json!({ "type": "text", "text": text })),
+            _ => self.items.push(json!({ "type": "text", "text": text })),
         }
     }
 
     pub(crate) fn push_image(&mut self, image: Value) {
-        self.parts.push(image);
+        self.items.push(image);
         self.has_images = true;
     }
 
     /// The text, and all parts where there are images among them.
     pub(crate) fn finish(self) -> (String, Vec<Value>) {
-        let parts = if self.has_images { self.parts } else { Vec::new() };
+        let parts = if self.has_images { self.items } else { Vec::new() };
         (self.text, parts)
     }
 }

@@ -118,31 +118,28 @@ impl Timing {
                 .map(|value| self.argument(memory, value))
                 .collect(),
         };
-        let estimate = match self.known.get(&key) {
-            Some((estimate, theirs)) => {
-                for (mine, theirs) in buffers.iter().zip(theirs) {
-                    if let (&Some(mine), Some(theirs)) = (mine, theirs)
-                        && let Some(&bytes) = estimate.touched.get(theirs)
-                    {
-                        self.residency.touch(mine, bytes, self.profile);
-                    }
+        let estimate = if let Some((estimate, theirs)) = self.known.get(&key) {
+            for (mine, theirs) in buffers.iter().zip(theirs) {
+                if let (&Some(mine), Some(theirs)) = (mine, theirs)
+                    && let Some(&bytes) = estimate.touched.get(theirs)
+                {
+                    self.residency.touch(mine, bytes, self.profile);
                 }
-                estimate.clone()
             }
-            None => {
-                let estimate = estimate(
-                    kernel,
-                    memory,
-                    config,
-                    arguments,
-                    registers,
-                    self.profile,
-                    &mut self.residency,
-                )
-                .map_err(|error| error.to_string())?;
-                self.known.insert(key, (estimate.clone(), buffers));
-                estimate
-            }
+            estimate.clone()
+        } else {
+            let estimate = estimate(
+                kernel,
+                memory,
+                config,
+                arguments,
+                registers,
+                self.profile,
+                &mut self.residency,
+            )
+            .map_err(|error| error.to_string())?;
+            self.known.insert(key, (estimate.clone(), buffers));
+            estimate
         };
         self.launches.push(LaunchEstimate {
             module: name.0,

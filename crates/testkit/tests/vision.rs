@@ -220,8 +220,10 @@ fn rest_of(prompt: &Prompt<'_>, executor: &mut dyn Executor, from: usize) -> Vec
     let width = executor.input_row_width().unwrap();
     let n = prompt.tokens.len();
     let pages: Vec<u32> = (0..n.div_ceil(PAGE_TOKENS) as u32).collect();
-    let mut batch = ForwardBatch::default();
-    batch.input_rows = prompt.rows.to_vec();
+    let mut batch = ForwardBatch {
+        input_rows: prompt.rows.to_vec(),
+        ..ForwardBatch::default()
+    };
     let sources = (from..n).map(|at| match prompt.image_at(at) {
         None => TokenSource::Id(prompt.tokens[at]),
         Some(image) => TokenSource::Row((image * prompt.n_rows + at - prompt.starts[image]) as u32),
@@ -291,7 +293,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
     );
     check(
         &mut executor,
-        |batch| drop(batch.input_rows.pop()),
+        |batch| batch.input_rows.truncate(batch.input_rows.len() - 1),
         "`input_rows` has",
     );
     // Behind the step, before itself, and before what the token ahead of it sees.
@@ -307,7 +309,7 @@ fn batches_with_rows_that_are_not_there_are_refused() {
     );
     check(
         &mut executor,
-        |batch| drop(batch.last_seen.pop()),
+        |batch| batch.last_seen.truncate(batch.last_seen.len() - 1),
         "`last_seen` has",
     );
     comparisons.compared(1);
@@ -333,7 +335,7 @@ fn damaged_encoders_are_refused_or_load() {
     let mut n_refused = 0;
     for _ in 0..600 {
         let mut bytes = whole.clone();
-        for _ in 0..1 + random.below(3) {
+        for _ in 0..=random.below(3) {
             let at = random.below(n_header);
             bytes[at] = random.bits() as u8;
         }

@@ -47,6 +47,10 @@ pub(super) struct Workshop {
 }
 
 /// What a product multiplies.
+#[expect(
+    clippy::struct_field_names,
+    reason = "the number of rows is `n_rows` everywhere"
+)]
 struct Rows {
     n_rows: usize,
     floats: Buffer<f32>,

@@ -85,11 +85,11 @@ pub(crate) fn write(preset: &str, recipe: &str, n_layers: Option<u32>, path: &Pa
                 }
             }
             TensorKind::Small => {
-                out.write(&weights::floats(stream, tensor.n_elements(), 0.0, DEFAULT_STD))?
+                out.write(&weights::floats(stream, tensor.n_elements(), 0.0, DEFAULT_STD))?;
             }
             TensorKind::Norm => out.write(&weights::floats(stream, tensor.n_elements(), 1.0, DEFAULT_STD))?,
             TensorKind::Decay => {
-                out.write(&weights::floats(stream, tensor.n_elements(), -1.0, DEFAULT_STD))?
+                out.write(&weights::floats(stream, tensor.n_elements(), -1.0, DEFAULT_STD))?;
             }
             TensorKind::RopeFactors => out.write(&preset.rope_factors())?,
         }

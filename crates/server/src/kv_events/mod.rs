@@ -50,7 +50,7 @@ struct Patience {
 }
 
 const PATIENCE: Patience = Patience {
-    first_topic: Duration::from_secs(60),
+    first_topic: Duration::from_mins(1),
     heartbeat: Duration::from_secs(30),
 };
 

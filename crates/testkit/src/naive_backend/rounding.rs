@@ -9,7 +9,13 @@ use tokenmill_quant::{dequantize_row, quantize_row};
 
 /// Multiplies each `block` numbers of `row` with the Hadamard matrix, entry by entry.
 fn rotated(row: &[f32], block: usize) -> Vec<f32> {
-    let sign = |i: usize, j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+    let sign = |i: usize, j: usize| {
+        if (i & j).count_ones().is_multiple_of(2) {
+            1.0
+        } else {
+            -1.0
+        }
+    };
     let product = |block: &[f32], i: usize| {
         let sum: f64 = (block.iter().enumerate())
             .map(|(j, &x)| sign(i, j) * f64::from(x))
