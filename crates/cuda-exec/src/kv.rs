@@ -215,7 +215,9 @@ fn check_type(ty: KvType, what: &str, dim: usize, is_latent: bool) -> Result<()>
         })
     };
     match ty {
-        KvType::Q4_0 => refused("on a GPU (of the quantized types only q8_0)".to_owned()),
+        KvType::Q4_0 => Err(CudaExecError::Unsupported {
+            feature: format!("{ty} {what}; f16, f32 and q8_0 can be stored"),
+        }),
         KvType::Q8_0 if is_latent => refused("of latent attention".to_owned()),
         KvType::Q8_0 if !dim.is_multiple_of(32) => {
             refused(format!("of heads of {dim} numbers (only of multiples of 32)"))

@@ -157,6 +157,10 @@ fn files_are_those_of_the_reference() {
     let mut found = Vec::new();
     for folder in comparisons.networks() {
         let network = folder.file_name().unwrap().to_str().unwrap().to_owned();
+        if folder.parent().unwrap().ends_with("networks") {
+            comparisons.skip("a file that llama.cpp's converter did not write");
+            continue;
+        }
         let types = [
             ("F32", OutType::F32),
             ("F16", OutType::F16),
