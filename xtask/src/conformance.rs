@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use serde_json::json;
-use tokenmill_backend::Backend;
+use tokenmill_backend::{Backend, KvType};
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_cuda_exec::CudaBackend;
 use tokenmill_quant::CpuFeatures;
@@ -77,7 +77,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     CudaBackend::new(device).expect("the simulator loads the kernels")
                 },
                 company: GPU_COMPANY,
-                stores: |_| true,
+                stores: |kv_types| !kv_types.contains(&KvType::Q4_0),
             },
             &args.filter,
         ),
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                         CudaBackend::new(device).expect("the driver loads the kernels")
                     },
                     company: GPU_COMPANY,
-                    stores: |_| true,
+                    stores: |kv_types| !kv_types.contains(&KvType::Q4_0),
                 },
                 &args.filter,
             )
