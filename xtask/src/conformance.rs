@@ -65,6 +65,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                 make: |n_threads, _| {
                     CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads")
                 },
+                n_threads: &[1, 2, 3, 5],
                 company: Company::Bits,
                 stores: |_| true,
             },
@@ -76,6 +77,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                     let device = Simulator::new(&SimOptions::default()).device();
                     CudaBackend::new(device).expect("the simulator loads the kernels")
                 },
+                n_threads: &[1, 1],
                 company: GPU_COMPANY,
                 stores: |kv_types| !kv_types.contains(&KvType::Q4_0),
             },
@@ -89,6 +91,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
                         let device = crate::gpu::open().expect("the GPU was opened before");
                         CudaBackend::new(device).expect("the driver loads the kernels")
                     },
+                    n_threads: &[1, 1],
                     company: GPU_COMPANY,
                     stores: |kv_types| !kv_types.contains(&KvType::Q4_0),
                 },

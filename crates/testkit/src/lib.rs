@@ -9,6 +9,7 @@
 //!
 //! let subject = Subject {
 //!     make: |_n_threads, _network| NaiveBackend::new(),
+//!     n_threads: &[1],
 //!     company: Company::Bits,
 //!     stores: |_| true,
 //! };

@@ -9,18 +9,21 @@ use tokenmill_testkit::{
 
 const CPU: Subject<CpuBackend> = Subject {
     make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::detect()).expect("a few threads"),
+    n_threads: &[1, 2, 3, 5],
     company: Company::Bits,
     stores: |_| true,
 };
 
 const SCALAR: Subject<CpuBackend> = Subject {
     make: |n_threads, _| CpuBackend::new(Some(n_threads), CpuFeatures::scalar()).expect("a few threads"),
+    n_threads: &[1, 2, 3, 5],
     company: Company::Bits,
     stores: |_| true,
 };
 
 const NAIVE: Subject<NaiveBackend> = Subject {
     make: |_, _| NaiveBackend::new(),
+    n_threads: &[1, 2, 3, 5],
     company: Company::Bits,
     stores: |_| true,
 };

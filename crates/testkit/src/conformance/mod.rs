@@ -286,7 +286,7 @@ pub fn rows_do_not_depend_on_company<B: Backend>(subject: &Subject<B>) {
             (subject.make)(1, &model.descriptor.shape()),
             kv_type,
         ));
-        for n_threads in [1, 2, 3, 5] {
+        for &n_threads in subject.n_threads {
             let company = scene.rescheduled(&mut random);
             let found = company.play(&mut load(
                 &model,

@@ -8,6 +8,8 @@ use tokenmill_backend::{KvType, NetworkShape};
 pub struct Subject<B> {
     /// Makes the backend for a network, with a number of threads where it has any.
     pub make: fn(n_threads: usize, network: &NetworkShape) -> B,
+    /// Numbers of threads that nothing depends on. Each is tried with another company, so a backend without threads lists as many as it is to be tried.
+    pub n_threads: &'static [usize],
     /// What a row may differ by, depending on the other rows of its step.
     pub company: Company,
     /// Whether it stores keys and values in these types; what it does not is left out.
