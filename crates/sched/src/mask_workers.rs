@@ -2,7 +2,7 @@
 //!
 //! Separate from the engine because a mask may take longer than a step, and other sequences shall not wait for it.
 //! Invariants: each order comes back exactly once, also where a constraint panics; threads are started when they are first
-//! needed, and end with the engine.
+//! needed, and end with the engine; a mask that a step waits for goes before all others, and never waits for constraints that begin.
 
 use std::{
     collections::VecDeque,
@@ -20,6 +20,9 @@ use crate::{
 /// Threads at most.
 const MAX_THREADS: usize = 4;
 
+/// Threads at most that begin constraints, which may take long.
+const MAX_BEGINNING: usize = MAX_THREADS - 1;
+
 /// A mask that is to be computed.
 pub(crate) struct MaskOrder {
     pub(crate) seq: SeqId,
@@ -36,6 +39,12 @@ pub(crate) enum MaskStage {
     First(ConstraintSource),
     /// This token came.
     Next(Box<dyn TokenConstraint>, u32),
+}
+
+impl MaskStage {
+    fn begins(&self) -> bool {
+        matches!(self, Self::First(_))
+    }
 }
 
 /// A mask that was computed.
@@ -62,11 +71,43 @@ struct Desk {
     has_result: Condvar,
 }
 
+#[derive(Default)]
 struct Papers {
+    /// Orders that a step may wait for.
+    promised: VecDeque<MaskOrder>,
+    /// The others.
     orders: VecDeque<MaskOrder>,
     results: Vec<MaskResult>,
     n_idle: usize,
+    /// Threads that begin a constraint.
+    n_beginning: usize,
     is_closed: bool,
+}
+
+impl Papers {
+    fn put(&mut self, order: MaskOrder) {
+        if order.arrival.is_some() {
+            self.promised.push_back(order);
+        } else {
+            self.orders.push_back(order);
+        }
+    }
+
+    fn n_orders(&self) -> usize {
+        self.promised.len() + self.orders.len()
+    }
+
+    /// The next order that a thread may carry out.
+    fn take(&mut self) -> Option<MaskOrder> {
+        if let Some(order) = self.promised.pop_front() {
+            return Some(order);
+        }
+        let may_begin = self.n_beginning < MAX_BEGINNING;
+        let idx = (self.orders.iter()).position(|order| may_begin || !order.stage.begins())?;
+        let order = self.orders.remove(idx)?;
+        self.n_beginning += usize::from(order.stage.begins());
+        Some(order)
+    }
 }
 
 const NOT_POISONED: &str = "nothing panics while it holds this lock";
@@ -75,12 +116,7 @@ impl MaskWorkers {
     pub(crate) fn new() -> Self {
         Self {
             desk: Arc::new(Desk {
-                papers: Mutex::new(Papers {
-                    orders: VecDeque::new(),
-                    results: Vec::new(),
-                    n_idle: 0,
-                    is_closed: false,
-                }),
+                papers: Mutex::new(Papers::default()),
                 has_order: Condvar::new(),
                 has_result: Condvar::new(),
             }),
@@ -98,8 +134,8 @@ impl MaskWorkers {
         self.n_open += 1;
         let needs_thread = {
             let mut papers = self.desk.papers.lock().expect(NOT_POISONED);
-            papers.orders.push_back(order);
-            papers.orders.len() > papers.n_idle
+            papers.put(order);
+            papers.n_orders() > papers.n_idle
         };
         if needs_thread && self.threads.len() < MAX_THREADS {
             let desk = Arc::clone(&self.desk);
@@ -152,6 +188,7 @@ impl Drop for MaskWorkers {
     fn drop(&mut self) {
         if let Ok(mut papers) = self.desk.papers.lock() {
             papers.is_closed = true;
+            papers.promised.clear();
             papers.orders.clear();
         }
         self.desk.has_order.notify_all();
@@ -163,13 +200,15 @@ impl Drop for MaskWorkers {
 }
 
 fn work(desk: &Desk) {
+    let mut has_begun = false;
     loop {
         let mut papers = desk.papers.lock().expect(NOT_POISONED);
+        papers.n_beginning -= usize::from(has_begun);
         let order = loop {
             if papers.is_closed {
                 return;
             }
-            if let Some(order) = papers.orders.pop_front() {
+            if let Some(order) = papers.take() {
                 break order;
             }
             papers.n_idle += 1;
@@ -177,6 +216,7 @@ fn work(desk: &Desk) {
             papers.n_idle -= 1;
         };
         drop(papers);
+        has_begun = order.stage.begins();
         let arrival = order.arrival.clone();
         let result = carry_out(order);
         let is_needed = matches!(result.constraint, Ok((_, is_done)) if !is_done);
@@ -224,5 +264,65 @@ fn carry_out(order: MaskOrder) -> MaskResult {
             })
         }),
         took: started.elapsed(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Arena;
+
+    struct Anything;
+
+    impl TokenConstraint for Anything {
+        fn mask(&mut self, _: &mut [u32]) -> Result<(), ConstraintFailure> {
+            Ok(())
+        }
+
+        fn commit(&mut self, _: u32) -> Result<(), ConstraintFailure> {
+            Ok(())
+        }
+
+        fn is_done(&self) -> bool {
+            false
+        }
+
+        fn rollback(&mut self, _: usize) -> Result<(), ConstraintFailure> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn constraints_that_begin_leave_a_thread_to_masks_that_are_waited_for() {
+        let seq = Arena::new().insert(());
+        let order = |stage| MaskOrder {
+            seq,
+            stage,
+            words: Vec::new(),
+            arrival: None,
+        };
+        let first = || order(MaskStage::First(ConstraintSource::new(|| Box::new(Anything))));
+        let next = |token| order(MaskStage::Next(Box::new(Anything), token));
+        let token_of = |order: Option<MaskOrder>| match order.map(|order| order.stage) {
+            Some(MaskStage::Next(_, token)) => Some(token),
+            _ => None,
+        };
+        let mut papers = Papers::default();
+        for _ in 0..8 {
+            papers.put(first());
+        }
+        for n_beginning in 1..=MAX_BEGINNING {
+            assert!(papers.take().is_some_and(|order| order.stage.begins()));
+            assert_eq!(papers.n_beginning, n_beginning);
+        }
+        assert!(papers.take().is_none(), "a thread is left");
+        papers.put(next(1));
+        papers.promised.push_back(next(2));
+        assert_eq!(papers.n_orders(), 8 - MAX_BEGINNING + 2);
+        assert_eq!(token_of(papers.take()), Some(2), "what is promised goes first");
+        assert_eq!(token_of(papers.take()), Some(1));
+        assert!(papers.take().is_none());
+        papers.n_beginning -= 1;
+        assert!(papers.take().is_some_and(|order| order.stage.begins()));
     }
 }
