@@ -59,7 +59,8 @@ pub(crate) fn build_batch<'m>(
                 for n_guessed in 0..=draft.len() {
                     let params = params_of(row, sure_end + n_guessed as u32);
                     let mask = mask_of(row);
-                    let sample = sample_row(params, tokens, &draft[..n_guessed], mask.as_ref(), batch);
+                    let media = media_of(row);
+                    let sample = sample_row(params, tokens, media, &draft[..n_guessed], mask.as_ref(), batch);
                     batch
                         .logit_rows
                         .push(n_tokens - 1 - (draft.len() - n_guessed) as u32);
@@ -100,10 +101,11 @@ fn put_media(media: &Media, positions: Range<usize>, batch: &mut ForwardBatch) {
     }
 }
 
-/// The record of a row that samples after `tokens` and the guesses of `draft`.
+/// The record of a row that samples after `tokens`, among which `media` lie, and the guesses of `draft`.
 fn sample_row(
     params: Arc<SamplingParams>,
     tokens: &[u32],
+    media: &[Media],
     draft: &[u32],
     mask: Option<&NextMask<'_>>,
     batch: &mut ForwardBatch,
@@ -118,13 +120,73 @@ fn sample_row(
         Some(NextMask::Late(arrival)) => RowMask::Late(Arc::clone(arrival) as _),
     };
     let n_guessed = params.history_len().min(draft.len());
-    let n_known = (params.history_len() - n_guessed).min(tokens.len());
     let start = batch.history.len() as u32;
-    batch.history.extend_from_slice(&tokens[tokens.len() - n_known..]);
+    extend_history(
+        tokens,
+        media,
+        params.history_len() - n_guessed,
+        &mut batch.history,
+    );
     batch.history.extend_from_slice(&draft[draft.len() - n_guessed..]);
     SampleRow {
         params,
         history: start..batch.history.len() as u32,
         mask,
+    }
+}
+
+/// Appends the newest `n_tokens` of a text, or as many as there are. What stands in the places of `media` is no text.
+fn extend_history(tokens: &[u32], media: &[Media], n_tokens: usize, history: &mut Vec<u32>) {
+    let (mut first, mut n_left) = (tokens.len(), n_tokens);
+    for Media { span, .. } in media.iter().rev() {
+        let n_behind = first - span.end.min(first);
+        if n_behind >= n_left {
+            break;
+        }
+        n_left -= n_behind;
+        first = first.min(span.start);
+    }
+    first -= n_left.min(first);
+    for Media { span, .. } in media {
+        if span.start >= first {
+            history.extend_from_slice(&tokens[first..span.start.min(tokens.len())]);
+        }
+        first = first.max(span.end.min(tokens.len()));
+    }
+    history.extend_from_slice(&tokens[first..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::media::MediaSpan;
+
+    #[test]
+    fn history_is_text_alone() {
+        let tokens: Vec<u32> = (0..20).collect();
+        let medium = |start, end| Media {
+            span: MediaSpan {
+                start,
+                end,
+                content: 0,
+                sees_itself: true,
+            },
+            rows: Arc::from([]),
+        };
+        let media = [medium(2, 5), medium(5, 8), medium(12, 15)];
+        let check = |media: &[Media], n_tokens: usize, expected: &[u32]| {
+            let mut history = vec![77];
+            extend_history(&tokens, media, n_tokens, &mut history);
+            assert_eq!(history[1..], *expected, "the newest {n_tokens}");
+        };
+        check(&[], 3, &[17, 18, 19]);
+        check(&media, 0, &[]);
+        check(&media, 5, &[15, 16, 17, 18, 19]);
+        check(&media, 6, &[11, 15, 16, 17, 18, 19]);
+        check(&media, 9, &[8, 9, 10, 11, 15, 16, 17, 18, 19]);
+        check(&media, 10, &[1, 8, 9, 10, 11, 15, 16, 17, 18, 19]);
+        check(&media, usize::MAX, &[0, 1, 8, 9, 10, 11, 15, 16, 17, 18, 19]);
+        // At the end of what is known.
+        check(&[medium(17, 20)], 2, &[15, 16]);
     }
 }
