@@ -76,6 +76,10 @@ pub(crate) fn check_media(
         return Ok(());
     }
     let width = width.ok_or(EngineError::TakesNoMedia)?;
+    // The rows of a model with recurrent states end at the borders of pages, also among inputs that see each other.
+    if limits.n_states > 0 && media.iter().any(|media| media.span.sees_itself) {
+        return Err(EngineError::TakesNoMedia);
+    }
     let mut done = 0;
     for (index, Media { span, rows }) in media.iter().enumerate() {
         let is_placed = done <= span.start && span.start < span.end && span.end <= n_tokens;
@@ -116,4 +120,43 @@ pub(crate) fn check_media(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_with_states_take_no_inputs_that_see_each_other() {
+        let check = |n_states, sees_itself| {
+            let limits = ExecutorLimits {
+                n_vocab: 100,
+                n_embd: 2,
+                n_ctx: 64,
+                n_pages: 8,
+                n_host_pages: 0,
+                max_batch_tokens: 32,
+                max_batch_seqs: 1,
+                max_logit_rows: 1,
+                kv_window: None,
+                window_group: None,
+                pooling: None,
+                is_encoder: false,
+                n_states,
+            };
+            let media = Media {
+                span: MediaSpan {
+                    start: 1,
+                    end: 3,
+                    content: 0,
+                    sees_itself,
+                },
+                rows: vec![0.0; 4].into(),
+            };
+            check_media(&limits, Some(2), 32, 8, &[media])
+        };
+        assert!(check(0, true).is_ok());
+        assert!(check(4, false).is_ok());
+        assert!(matches!(check(4, true), Err(EngineError::TakesNoMedia)));
+    }
 }
