@@ -86,6 +86,14 @@ impl Scheduler {
         if row.output == PlannedOutput::Sample {
             self.note_draft(row.seq, draft.len(), n_accepted, results[0]);
         }
+        // Only now: what was guessed belongs to the text before.
+        if end.is_none() && self.sequences[row.seq].is_to_shift() {
+            let Shifted { n_dropped } = self.shift(row.seq);
+            outcomes.push(Outcome::Shifted {
+                seq: row.seq,
+                n_dropped,
+            });
+        }
         end
     }
 
@@ -128,8 +136,6 @@ impl Scheduler {
         sequence.tokens.push(id);
         outcomes.push(Outcome::Token { seq, logit_row, id });
         if sequence.is_to_shift() {
-            let Shifted { n_dropped } = self.shift(seq);
-            outcomes.push(Outcome::Shifted { seq, n_dropped });
             return None;
         }
         (sequence.tokens.len() >= sequence.end_len()).then_some(End::Length)
