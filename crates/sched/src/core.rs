@@ -123,7 +123,7 @@ impl Lane {
         }
         if let Some(opening) = &mut self.opening {
             Self::shift_sampling(&mut opening.sampling);
-            opening.end = opening.end.saturating_sub(n_dropped as u32);
+            opening.take_off(n_dropped);
         }
     }
 }
@@ -269,6 +269,10 @@ impl Core {
 
     pub(crate) fn publish_stats(&mut self) {
         self.tally.n_parked = self.queue.n_parked();
+        if let Some(model) = &self.draft_model {
+            self.tally.failed_draft_rows = model.failed_rows();
+            self.tally.has_draft_failed = !model.works();
+        }
         self.board.publish(&self.scheduler, self.tally);
     }
 

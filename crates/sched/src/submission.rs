@@ -100,6 +100,13 @@ pub(crate) struct Opening {
     pub(crate) sampling: Arc<SamplingParams>,
 }
 
+impl Opening {
+    /// Ends at the same token where `n_dropped` before it are dropped.
+    pub(crate) fn take_off(&mut self, n_dropped: usize) {
+        self.end = self.end.saturating_sub(n_dropped as u32);
+    }
+}
+
 impl Submission {
     /// How a sample is drawn while it may not end.
     pub(crate) fn opening(&self, sample: u32) -> Option<Opening> {

@@ -254,6 +254,24 @@ fn fewest_tokens_are_counted_over_shifts_and_samples_are_told_apart() {
 }
 
 #[test]
+fn fewest_tokens_of_a_prompt_that_fills_the_context_are_no_more_than_asked_for() {
+    let model = model(|_| {});
+    let engine = shifting(&model, 40, Speculation::Off, 1);
+    let n_vocab = tiny_llama().n_vocab as u32;
+    let mut params = GenerateParams {
+        min_tokens: 2,
+        // All but token 7, which is not said where another may be.
+        stop_tokens: (0..n_vocab).filter(|id| *id != 7).collect(),
+        ..params(0, 50)
+    };
+    params.sampling.logit_bias = vec![(7, -1e4)];
+    let prompt = random_tokens(&mut Random::new(5), N_CTX);
+    let output = engine.generate(&prompt, &params).unwrap();
+    let generated: Vec<u32> = output.generated.iter().map(|token| token.id).collect();
+    assert_eq!((&generated[..], output.reason), (&[7, 7][..], FinishReason::Stop));
+}
+
+#[test]
 fn without_the_choice_a_text_ends_where_its_context_is_full() {
     let model = model(|_| {});
     let engine = Engine::start(executor(&model, 40), EngineConfig::default());
