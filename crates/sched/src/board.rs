@@ -42,6 +42,10 @@ pub struct EngineStats {
     pub failed: u64,
     /// Steps that failed.
     pub failed_steps: u64,
+    /// Rows of the drafting model that failed; nothing more is guessed by it for their sequences.
+    pub failed_draft_rows: u64,
+    /// Whether the drafting model has failed so often that it guesses no more.
+    pub has_draft_failed: bool,
     /// How long masks of constrained samples took.
     pub masks: MaskTimes,
     /// What the scheduler has done.
@@ -67,6 +71,8 @@ pub(crate) struct Tally {
     pub(crate) finished: u64,
     pub(crate) failed: u64,
     pub(crate) failed_steps: u64,
+    pub(crate) failed_draft_rows: u64,
+    pub(crate) has_draft_failed: bool,
     pub(crate) masks: MaskTimes,
     /// Sequences that wait for their consumers before they begin.
     pub(crate) n_parked: usize,
@@ -109,6 +115,8 @@ impl Board {
             finished: tally.finished,
             failed: tally.failed,
             failed_steps: tally.failed_steps,
+            failed_draft_rows: tally.failed_draft_rows,
+            has_draft_failed: tally.has_draft_failed,
             masks: tally.masks,
             scheduler: scheduler.counters(),
             pool: pool.counters(),

@@ -294,12 +294,17 @@ impl Core {
             spec.uses_prefix_cache &= self.config.uses_prefix_cache && !is_encoder;
             let seq = self.scheduler.submit(spec);
             sequences.push(seq);
+            let mut opening = submission.opening(sample);
+            if let (Some(opening), Some(tokens)) = (&mut opening, self.scheduler.tokens_of(seq)) {
+                // A prompt that fills the context was cut.
+                opening.take_off(submission.tokens.len() - tokens.len());
+            }
             self.open_lane(Lane {
                 seq,
                 request: submission.request,
                 sample,
                 sampling: submission.job.sampling(sample),
-                opening: submission.opening(sample),
+                opening,
                 media: submission.job.media(),
                 mask: submission.job.constraint().cloned().map(LaneMask::Waiting),
                 promises: Promises::default(),

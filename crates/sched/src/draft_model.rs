@@ -5,9 +5,13 @@
 //! guessed and not sampled is revised away (`revise.rs`). Guesses are sampled with the parameters and the random key of the token that they
 //! guess, so that they agree with it as often as the two models do.
 //!
-//! Invariant: nothing it does changes what is generated; where it fails, there are no guesses any more.
+//! Invariant: nothing it does changes what is generated; where it fails, there are no guesses any more: for a sequence whose row
+//! failed, and for none after [`MAX_BAD_ROWS`].
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use tokenmill_backend::{Executor, ForwardBatch, PageGroup, SamplingParams, StepError, StepOutput};
 
@@ -26,6 +30,9 @@ use crate::{
 
 /// Tokens of a pass at most, so that a prompt that is computed for drafts holds no one up for long.
 const MAX_PASS_TOKENS: usize = 128;
+
+/// Rows that fail one after another, each of another sequence, until the model is held to be of no use.
+const MAX_BAD_ROWS: u32 = 8;
 
 /// Without times to weigh, a draft ends where it is less likely than one in so many to be right up to there.
 const ONE_IN: u64 = 4;
@@ -107,6 +114,12 @@ pub(crate) struct DraftModel {
     /// Time that may go to drafts that are not expected to pay, in 1/[`TRIAL_SHARE`] microseconds.
     trial_budget: u64,
     has_failed: bool,
+    /// Sequences of the first model for which nothing is guessed, since a row here failed.
+    refused: HashSet<SeqId>,
+    /// Rows that failed since one that did not.
+    n_bad_rows: u32,
+    /// Rows that failed in all.
+    failed_rows: u64,
 
     // Reused from draft to draft.
     drafts: Vec<Draft>,
@@ -140,6 +153,9 @@ impl DraftModel {
             times: PassTimes::default(),
             trial_budget: 0,
             has_failed: false,
+            refused: HashSet::new(),
+            n_bad_rows: 0,
+            failed_rows: 0,
             drafts: Vec::new(),
             batch: ForwardBatch::default(),
             plan: StepPlan::default(),
@@ -152,6 +168,11 @@ impl DraftModel {
     /// Whether it still guesses.
     pub(crate) fn works(&self) -> bool {
         !self.has_failed
+    }
+
+    /// Rows that failed.
+    pub(crate) fn failed_rows(&self) -> u64 {
+        self.failed_rows
     }
 
     /// Guesses what follows the tokens of each seat, as far as that pays, and hands the guesses out. Without `weighing`, as far as it
@@ -184,6 +205,7 @@ impl DraftModel {
 
     /// Forgets a sequence that has ended.
     pub(crate) fn forget(&mut self, seq: SeqId) {
+        self.refused.remove(&seq);
         if let Some(own) = self.lanes.remove(&seq) {
             self.params.remove(&own);
             self.scheduler.end(own, End::Cancelled, &mut self.outcomes);
@@ -199,6 +221,9 @@ impl DraftModel {
     fn open(&mut self, seats: &[Seat<'_>], weighing: Option<&Weighing>) {
         self.drafts.clear();
         for seat in seats {
+            if self.refused.contains(&seat.want.seq) {
+                continue;
+            }
             let n_tokens = seat.tokens.len();
             let max_draft = seat.want.max_draft.min(self.longest.saturating_sub(n_tokens));
             let n_vocab = self.scheduler.config().limits.n_vocab as u32;
@@ -375,12 +400,34 @@ impl DraftModel {
                 self.scheduler.set_paused(draft.seq, true);
             }
         }
-        // A model whose logits are not finite is of no use.
-        if self
-            .outcomes
-            .iter()
-            .any(|outcome| matches!(outcome, Outcome::Ended { .. }))
-        {
+        self.refuse_ended();
+    }
+
+    /// Guesses no more for sequences whose rows failed. A model whose logits are never finite is of no use.
+    fn refuse_ended(&mut self) {
+        let outcomes = self.outcomes.iter();
+        let n_ended = outcomes
+            .filter(|outcome| matches!(outcome, Outcome::Ended { .. }))
+            .count() as u32;
+        if n_ended == 0 {
+            if !self.outcomes.is_empty() {
+                self.n_bad_rows = 0;
+            }
+            return;
+        }
+        self.n_bad_rows = self.n_bad_rows.saturating_add(n_ended);
+        self.failed_rows += u64::from(n_ended);
+        let (scheduler, refused) = (&self.scheduler, &mut self.refused);
+        self.lanes.retain(|&seq, own| {
+            let is_alive = scheduler.tokens_of(*own).is_some();
+            if !is_alive {
+                refused.insert(seq);
+            }
+            is_alive
+        });
+        self.params.retain(|&own, _| scheduler.tokens_of(own).is_some());
+        (self.drafts).retain(|draft| scheduler.tokens_of(draft.seq).is_some());
+        if self.n_bad_rows >= MAX_BAD_ROWS {
             self.fail();
         }
     }
@@ -393,6 +440,7 @@ impl DraftModel {
             self.scheduler.end(own, End::StepFailed, &mut self.outcomes);
         }
         self.params.clear();
+        self.refused.clear();
         self.scheduler.forget_cache();
         self.outcomes.clear();
     }
@@ -413,11 +461,14 @@ impl DraftModel {
         assert_eq!(self.lanes.len(), self.params.len());
     }
 
-    /// Sequences that it knows, and pages that they hold.
+    /// Sequences that it knows or refuses, and pages that they hold.
     #[cfg(test)]
     pub(crate) fn in_use(&self) -> (usize, usize) {
         let window = self.scheduler.window_pool();
         let n_window = window.map_or(0, crate::pool::PagePool::n_in_use);
-        (self.lanes.len(), self.scheduler.pool().n_in_use() + n_window)
+        (
+            self.lanes.len() + self.refused.len(),
+            self.scheduler.pool().n_in_use() + n_window,
+        )
     }
 }

@@ -3,7 +3,7 @@
 //! It drives [`Core`] with executors that advance a clock, so that times are exact.
 
 use tokenmill_backend::ExecutorLimits;
-use tokenmill_testkit::fake_executor::{FakeExecutor, limits, prompt};
+use tokenmill_testkit::fake_executor::{FakeExecutor, Faults, limits, prompt};
 
 use crate::{
     board::Board,
@@ -25,10 +25,21 @@ const N_GENERATED: usize = 600;
 /// Microseconds that the engine takes for `n_seqs` answers, and what was accepted of models' drafts. A step takes 1000 and 40 more
 /// for each row after the first; a pass of the drafting model `pass_us`, and 8 more.
 fn run(n_seqs: usize, speculation: Speculation, draft: Option<(ExecutorLimits, u64)>) -> (u64, u64) {
+    let (took_us, core) = run_with(n_seqs, speculation, draft, Faults::default());
+    (took_us, core.scheduler.counters().model_drafts.accepted_tokens)
+}
+
+/// As [`run`], with faults of the drafting model; gives the engine as it is at the end.
+fn run_with(
+    n_seqs: usize,
+    speculation: Speculation,
+    draft: Option<(ExecutorLimits, u64)>,
+    draft_faults: Faults,
+) -> (u64, Core) {
     let clock = Arc::new(AtomicU64::new(0));
-    let executor = |limits: ExecutorLimits, step_us: u64, row_us: u64| {
+    let executor = |limits: ExecutorLimits, faults: Faults, step_us: u64, row_us: u64| {
         let clock = Arc::clone(&clock);
-        let mut executor = FakeExecutor::new(limits);
+        let mut executor = FakeExecutor::with_faults(limits, faults);
         executor.on_step = Box::new(move |batch| {
             let us = step_us + row_us * (batch.n_tokens() as u64 - 1);
             clock.fetch_add(us, Ordering::Relaxed);
@@ -44,9 +55,11 @@ fn run(n_seqs: usize, speculation: Speculation, draft: Option<(ExecutorLimits, u
         speculation,
         ..EngineConfig::default()
     };
-    let mut core = Core::new(executor(of_model, 1000, 40), config, Arc::new(Board::default()));
+    let executor_of_model = executor(of_model, Faults::default(), 1000, 40);
+    let mut core = Core::new(executor_of_model, config, Arc::new(Board::default()));
     if let Some((limits, pass_us)) = draft {
-        core.set_draft_model(DraftModel::new(executor(limits, pass_us, 8), 0));
+        let executor = executor(limits, draft_faults, pass_us, 8);
+        core.set_draft_model(DraftModel::new(executor, 0));
     }
     let mailbox = Mailbox::new(QueueLimits {
         max_queued: usize::MAX,
@@ -82,8 +95,7 @@ fn run(n_seqs: usize, speculation: Speculation, draft: Option<(ExecutorLimits, u
             while generation.try_next().is_some() {}
         }
     }
-    let drafts = core.scheduler.counters().model_drafts;
-    (clock.load(Ordering::Relaxed), drafts.accepted_tokens)
+    (clock.load(Ordering::Relaxed), core)
 }
 
 /// A drafting model that knows what the model says, or, with a window, knows little of it.
@@ -123,4 +135,33 @@ fn a_draft_that_does_not_pay_costs_next_to_nothing() {
             assert!(permille <= 1030, "{n_seqs} sequences, {name}: {permille} of 1000");
         }
     }
+}
+
+#[test]
+fn a_row_that_fails_ends_the_drafts_of_its_sequence_alone() {
+    let bad_passes = |n: u64| Faults {
+        rows: (4..4 + n).collect(),
+        ..Faults::default()
+    };
+    let speculation = Speculation::Draft { max_draft: 4 };
+    let run = |n_seqs, faults| {
+        let (_, mut core) = run_with(n_seqs, speculation, Some((draft(None), 100)), faults);
+        core.publish_stats();
+        let stats = core.board.stats();
+        let model = core.draft_model.as_ref().unwrap();
+        assert_eq!(model.in_use(), (0, 0), "nothing is kept of what has ended");
+        (
+            stats.failed_draft_rows,
+            stats.has_draft_failed,
+            stats.scheduler.model_drafts.accepted_tokens,
+        )
+    };
+    let (_, _, of_three) = run(3, Faults::default());
+    let (n_failed, has_failed, accepted) = run(3, bad_passes(1));
+    assert_eq!((n_failed, has_failed), (1, false));
+    // The two others go on.
+    assert!(accepted > of_three / 2, "{accepted} of {of_three}");
+    // A model that always fails is given up.
+    let (n_failed, has_failed, _) = run(10, bad_passes(100_000));
+    assert_eq!((n_failed, has_failed), (8, true));
 }
