@@ -496,7 +496,10 @@ impl Core {
         self.output.clear();
         let done = self.executor.wait(ticket, &mut self.output);
         let now_us = clock();
-        let took_us = now_us.saturating_sub(submitted_us.max(self.last_done_us));
+        // What it waited for masks says nothing of other steps.
+        let mask_wait_us = self.longest_mask_wait(&plan).as_micros() as u64;
+        let took_us =
+            (now_us.saturating_sub(submitted_us.max(self.last_done_us))).saturating_sub(mask_wait_us);
         self.last_done_us = now_us;
         self.last_step_us = took_us;
         if let Err(error) = done {

@@ -88,6 +88,20 @@ impl Core {
         }
     }
 
+    /// The longest time that a step which is done has waited for a mask.
+    pub(crate) fn longest_mask_wait(&self, plan: &StepPlan) -> Duration {
+        let sampling = (plan.rows.iter()).filter(|row| row.output == PlannedOutput::Sample);
+        let waits = sampling.filter_map(|row| {
+            let lane = self.lanes.get(row.seq.slot())?.as_ref()?;
+            let is_promised = lane.seq == row.seq && matches!(lane.mask, Some(LaneMask::Promised));
+            is_promised.then(|| lane.promises.arrival()).flatten()
+        });
+        waits
+            .map(|arrival| arrival.waited())
+            .max()
+            .unwrap_or(Duration::ZERO)
+    }
+
     /// Takes in the masks that a step waited for, before its tokens are committed.
     pub(crate) fn take_late_masks(&mut self, plan: &StepPlan, now_us: u64) {
         let tolerated = Duration::from_micros(self.last_step_us / 8).max(SHORT);
