@@ -330,6 +330,27 @@ fn damaged_encoders_are_refused_or_load() {
         vision.load_on(NaiveBackend::new()).ok()
     };
     assert!(load(&whole).is_some());
+    // A width that only the header claims is refused before anything is allocated for it.
+    let patched = |key: &str, value: u32| {
+        let mut bytes = whole.clone();
+        let at = (bytes.windows(key.len()))
+            .position(|part| part == key.as_bytes())
+            .unwrap();
+        let at = at + key.len();
+        assert_eq!(
+            bytes[at..at + 4],
+            4_u32.to_le_bytes(),
+            "{key} is a number of 32 bits"
+        );
+        bytes[at + 4..at + 8].copy_from_slice(&value.to_le_bytes());
+        bytes
+    };
+    for width in [1 << 20, u32::MAX & !1023] {
+        let bytes = patched("clip.vision.embedding_length", width);
+        let file = GgufFile::from_bytes(&bytes).unwrap();
+        let refused = VisionFile::from_gguf(file).err().unwrap().to_string();
+        assert!(refused.contains("embedding length"), "{width}: {refused}");
+    }
     let mut random = Random::new(7);
     let n_header = whole.len() - 25_000;
     let mut n_refused = 0;

@@ -55,6 +55,13 @@ pub(super) fn finish(file: &GgufFile, shape: &VisionShape) -> Result<VisionShape
         (1..=1 << 20).contains(&n_embd),
         "between 1 and 2^20",
     )?;
+    // Before anything is allocated for a width that the file only claims.
+    check(
+        "embedding length of the encoder",
+        shape.n_vision,
+        projection.info.dims[..] == [n_embd, shape.n_vision],
+        "that of the projection's inputs",
+    )?;
     Ok(VisionShape {
         n_rows,
         n_embd,

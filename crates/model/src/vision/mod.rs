@@ -204,6 +204,12 @@ fn read_shape(file: &GgufFile) -> Result<VisionShape, LoadError> {
         divides(shape.n_vision, shape.n_heads),
         "a divisor of the embedding length",
     )?;
+    check(
+        "embedding length of the encoder",
+        shape.n_vision,
+        (1..=1 << 20).contains(&shape.n_vision),
+        "between 1 and 2^20",
+    )?;
     for std in shape.std {
         check(
             "deviation of the pixels",
