@@ -4,6 +4,8 @@
 //! so that each token sees exactly what it would in a new request; keys are never moved to other positions. Invariant: as many
 //! tokens are dropped each time, so that a prompt which was cut finds in the prefix cache what an earlier one left there.
 
+use std::ops::Range;
+
 use crate::{
     arena::SeqId,
     drafting::Drafter,
@@ -54,7 +56,12 @@ impl ContextShift {
     /// Cuts a prompt as a sequence that reaches the context's end is cut, until it is shorter than `n_ctx`. Returns how many tokens
     /// were dropped.
     pub fn cut(self, tokens: &mut Vec<u32>, n_ctx: usize) -> usize {
-        (self.rule(tokens.len(), n_ctx)).map_or(0, |shift| shift.cut(tokens))
+        tokens.drain(self.dropped(tokens.len(), n_ctx)).len()
+    }
+
+    /// The tokens that [`Self::cut`] drops of a prompt of `n_prompt`; empty where it is shorter than `n_ctx`.
+    pub fn dropped(self, n_prompt: usize, n_ctx: usize) -> Range<usize> {
+        (self.rule(n_prompt, n_ctx)).map_or(0..0, |shift| shift.dropped(n_prompt))
     }
 }
 
@@ -64,11 +71,10 @@ impl Shift {
         (self.n_ctx - self.keep) / 2
     }
 
-    fn cut(self, tokens: &mut Vec<u32>) -> usize {
-        let n_over = (tokens.len() + 1).saturating_sub(self.n_ctx);
-        let n_dropped = n_over.next_multiple_of(self.unit());
-        tokens.drain(self.keep..self.keep + n_dropped);
-        n_dropped
+    /// The tokens to drop, of `n_tokens`.
+    fn dropped(self, n_tokens: usize) -> Range<usize> {
+        let n_over = (n_tokens + 1).saturating_sub(self.n_ctx);
+        self.keep..self.keep + n_over.next_multiple_of(self.unit())
     }
 }
 
@@ -93,7 +99,8 @@ impl Sequence {
 
     /// Drops its oldest tokens. What is left is its prompt from here on. Returns how many they were.
     pub(crate) fn cut(&mut self) -> usize {
-        let n_dropped = self.shift.map_or(0, |shift| shift.cut(&mut self.tokens));
+        let dropped = (self.shift).map_or(0..0, |shift| shift.dropped(self.tokens.len()));
+        let n_dropped = self.tokens.drain(dropped).len();
         self.n_dropped += n_dropped;
         self.n_prompt = self.tokens.len();
         self.page_keys.clear();

@@ -3,7 +3,7 @@
 //! Separate from the words because it knows no model. Invariant: nothing is fetched and no file is opened: an image's bytes are in
 //! its message, as a `data:` URL.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use base64::{
     Engine as _, alphabet,
@@ -21,7 +21,30 @@ pub(crate) type ImageFile = Arc<[u8]>;
 pub struct PromptImage {
     /// Index of its first row among the prompt's tokens.
     pub(crate) start: usize,
+    /// Rows that it takes.
+    pub(crate) n_rows: usize,
     pub(crate) file: ImageFile,
+}
+
+/// Takes tokens out of a prompt, and the images that have rows among them: such an image is taken out whole. Returns how many
+/// tokens that were.
+pub(crate) fn cut(tokens: &mut Vec<u32>, images: &mut Vec<PromptImage>, dropped: Range<usize>) -> usize {
+    let Range { mut start, mut end } = dropped;
+    if start == end {
+        return 0;
+    }
+    images.retain(|image| {
+        let (first, behind) = (image.start, image.start + image.n_rows);
+        let is_cut = first < end && start < behind;
+        if is_cut {
+            (start, end) = (start.min(first), end.max(behind));
+        }
+        !is_cut
+    });
+    for image in images.iter_mut().filter(|image| image.start >= end) {
+        image.start -= end - start;
+    }
+    tokens.drain(start..end).len()
 }
 
 /// Takes the images out of messages, in their order, and leaves `{"type": "image"}` where they were.
@@ -111,6 +134,63 @@ mod tests {
         for broken in ["T", "TQ==TQ==", "T Q=", "TWF*", "="] {
             assert_eq!(decode_base64(broken), None, "{broken}");
         }
+    }
+
+    #[test]
+    fn images_are_cut_whole_and_those_behind_move() {
+        const MARK: u32 = 100;
+        let file = |n: u8| -> ImageFile { Arc::new([n]) };
+        // Text of rising tokens, with images of 3 rows at 2, 8 and 14.
+        let prompt = || {
+            let mut tokens: Vec<u32> = (0..20).collect();
+            let images: Vec<PromptImage> = [2, 8, 14]
+                .into_iter()
+                .zip(0..)
+                .map(|(start, n)| PromptImage {
+                    start,
+                    n_rows: 3,
+                    file: file(n),
+                })
+                .collect();
+            for image in &images {
+                tokens[image.start..image.start + 3].fill(MARK);
+            }
+            (tokens, images)
+        };
+        let check = |dropped: Range<usize>, n_dropped: usize, left: &[u8], next: u32| {
+            let (mut tokens, mut images) = prompt();
+            let first = dropped.start;
+            assert_eq!(
+                cut(&mut tokens, &mut images, dropped.clone()),
+                n_dropped,
+                "{dropped:?}"
+            );
+            assert_eq!(tokens.len(), 20 - n_dropped);
+            let found: Vec<u8> = images.iter().map(|image| image.file[0]).collect();
+            assert_eq!(found, left, "{dropped:?}");
+            assert_eq!(
+                tokens.get(first.min(tokens.len() - 1)),
+                Some(&next),
+                "{dropped:?}"
+            );
+            for image in &images {
+                assert_eq!(tokens[image.start..image.start + 3], [MARK; 3], "{dropped:?}");
+            }
+            assert_eq!(
+                tokens.iter().filter(|&&token| token == MARK).count(),
+                3 * left.len()
+            );
+        };
+        check(0..0, 0, &[0, 1, 2], 0);
+        // Text alone.
+        check(5..8, 3, &[0, 1, 2], MARK);
+        // An image that lies within.
+        check(6..12, 6, &[0, 2], 12);
+        // One that the end parts.
+        check(5..9, 6, &[0, 2], 11);
+        // One that the beginning parts.
+        check(4..6, 4, &[1, 2], MARK);
+        check(0..17, 17, &[], 17);
     }
 
     #[test]

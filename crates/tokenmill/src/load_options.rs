@@ -354,7 +354,9 @@ impl LoadOptions {
         let Some(vision) = vision else {
             return Ok(None);
         };
-        match words.set_images(vision.shape()) {
+        let options = self.network_options(network.descriptor().n_ctx_train)?;
+        let n_ctx = options.n_ctx.unwrap_or(network.descriptor().n_ctx_train);
+        match words.set_images(vision.shape(), n_ctx) {
             Ok(()) => Ok(Some(vision)),
             // What was found by itself does not keep a model from being loaded.
             Err(_) if self.projector == Projector::Beside => Ok(None),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use tokenmill_sched::Media;
+use tokenmill_sched::{ContextShift, Media};
 use tokenmill_text::{
     TokenKind, Tokenizer,
     calls::{Opening, ReplyFormat, ReplyParser, ToolChoice, ToolSet},
@@ -13,7 +13,7 @@ use tokenmill_text::{
     template::ChatTemplate,
 };
 
-use crate::{Conversation, Error, PromptImage, reply_reader::ReplyReader, tool_writing::ToolWriting};
+use crate::{Conversation, Error, PromptImage, images, reply_reader::ReplyReader, tool_writing::ToolWriting};
 
 /// A conversation's prompt, and how its answer is read.
 #[derive(Clone, Debug)]
@@ -43,6 +43,14 @@ impl Prompt {
             images: Vec::new(),
             media: Arc::new([]),
         }
+    }
+
+    /// Cuts a prompt that fills a context of `n_ctx` tokens as [`ContextShift::cut`] does, before its images' rows are made. An image
+    /// that would be cut is dropped whole, so that a few tokens more go. Returns how many tokens were dropped.
+    pub fn cut(&mut self, shift: ContextShift, n_ctx: usize) -> usize {
+        debug_assert!(self.media.is_empty(), "rows that are made have their places");
+        let dropped = shift.dropped(self.tokens.len(), n_ctx);
+        images::cut(&mut self.tokens, &mut self.images, dropped)
     }
 }
 

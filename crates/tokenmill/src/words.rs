@@ -11,6 +11,7 @@ use std::{
 use serde_json::json;
 use tokenmill_gguf::GgufFile;
 use tokenmill_model::{Model as Network, PooledOutput, VisionShape};
+use tokenmill_sched::EngineError;
 use tokenmill_text::{
     ChatPrompt, DecodeOptions, EncodeOptions, ImageWords, Tokenizer,
     calls::ToolChoice,
@@ -39,7 +40,12 @@ struct ImagePlaces {
     mark: u32,
     /// Rows of an image.
     n_rows: usize,
+    /// Tokens of a context.
+    n_ctx: usize,
 }
+
+/// Contexts that a prompt with images may be long: room is made for rows before the prompt is cut or refused, and only so much.
+const MAX_CONTEXTS: usize = 16;
 
 /// The words of a model.
 #[derive(Debug)]
@@ -191,11 +197,11 @@ impl ModelWords {
         Ok(pair)
     }
 
-    /// Says what stands for an image in prompts of a model whose encoder is of this shape.
+    /// Says what stands for an image in prompts of a model whose encoder is of this shape, for contexts of `n_ctx` tokens.
     ///
     /// # Errors
     /// [`Error::NoImageMark`].
-    pub(crate) fn set_images(&mut self, shape: &VisionShape) -> Result<(), Error> {
+    pub(crate) fn set_images(&mut self, shape: &VisionShape, n_ctx: usize) -> Result<(), Error> {
         let words = image_words(shape.family);
         let mark =
             (self.tokenizer.special_token(words.mark)).ok_or(Error::NoImageMark { mark: words.mark })?;
@@ -203,6 +209,7 @@ impl ModelWords {
             words,
             mark,
             n_rows: shape.n_rows,
+            n_ctx,
         });
         if let Some(chat) = &mut self.chat {
             chat.set_image_words(Some(words));
@@ -320,7 +327,7 @@ impl ModelWords {
     ///
     /// # Errors
     /// [`Error::NoTemplate`], what the template refused, or [`Error::NotContinuable`]; [`Error::NoVision`], [`Error::ImageUrl`] and
-    /// [`Error::ImagePlaces`] where there are images.
+    /// [`Error::ImagePlaces`] where there are images, and [`Error::Engine`] where they take many times the context.
     pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>, Error> {
         Ok(self.encode_with_images(conversation)?.0)
     }
@@ -403,6 +410,9 @@ impl ModelWords {
 
 impl ImagePlaces {
     /// Makes room for the rows of images at the marks of a template.
+    ///
+    /// # Errors
+    /// [`Error::ImagePlaces`], and [`Error::Engine`] of a prompt that is many times as long as a context.
     fn place(&self, tokens: &[u32], files: Vec<ImageFile>) -> Result<(Vec<u32>, Vec<PromptImage>), Error> {
         let found = tokens.iter().filter(|&&token| token == self.mark).count();
         if found != files.len() {
@@ -411,7 +421,17 @@ impl ImagePlaces {
                 expected: files.len(),
             });
         }
-        let mut placed = Vec::with_capacity(tokens.len() + files.len() * self.n_rows);
+        let n_tokens = tokens
+            .len()
+            .saturating_add(files.len().saturating_mul(self.n_rows));
+        if n_tokens > self.n_ctx.saturating_mul(MAX_CONTEXTS) {
+            return Err(EngineError::ContextLimitExceeded {
+                provided: n_tokens,
+                maximum: self.n_ctx,
+            }
+            .into());
+        }
+        let mut placed = Vec::with_capacity(n_tokens);
         let mut images = Vec::with_capacity(files.len());
         let mut files = files.into_iter();
         for &token in tokens {
@@ -421,7 +441,11 @@ impl ImagePlaces {
             }
             if let Some(file) = file {
                 let start = placed.len();
-                images.push(PromptImage { start, file });
+                images.push(PromptImage {
+                    start,
+                    n_rows: self.n_rows,
+                    file,
+                });
                 // Any token: the rows are in its place.
                 placed.resize(start + self.n_rows, self.mark);
             }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill::{Conversation, Error, LoadOptions, Model, Projector, TextParams, image_part};
+use tokenmill::{ContextShift, Conversation, Error, LoadOptions, Model, Projector, TextParams, image_part};
 use tokenmill_testkit::Comparisons;
 
 fn data(path: &str) -> PathBuf {
@@ -120,6 +120,43 @@ fn the_cache_knows_an_image_by_its_content() {
 }
 
 #[test]
+fn a_prompt_that_is_cut_has_its_images_where_their_marks_are() {
+    let model = load();
+    let conversation = asked([
+        image("0.png"),
+        text(&"why ".repeat(20)),
+        image("1.png"),
+        text("What is it?"),
+    ]);
+    let whole = model.words().prompt(&conversation).unwrap();
+    let n_tokens = whole.tokens.len();
+    let seen = model.see(whole.clone(), 0).unwrap();
+    let mark = whole.tokens[seen.media[0].span.start];
+    let n_others = |tokens: &[u32], n_media: usize| {
+        let n_marks = tokens.iter().filter(|&&token| token == mark).count();
+        n_marks - n_media * seen.media[0].span.len()
+    };
+    let last = seen.media[1].span.content;
+    let mut n_cut_images = 0;
+    for n_ctx in (n_tokens * 3 / 5..=n_tokens).step_by(3) {
+        let mut prompt = whole.clone();
+        let n_dropped = prompt.cut(ContextShift { keep: 2 }, n_ctx);
+        assert!(n_dropped > 0 && prompt.tokens.len() == n_tokens - n_dropped);
+        let prompt = model.see(prompt, 0).unwrap();
+        for media in &prompt.media[..] {
+            let places = &prompt.tokens[media.span.start..media.span.end];
+            assert!(places.iter().all(|&token| token == mark), "{n_ctx}: {places:?}");
+        }
+        assert!(n_others(&prompt.tokens, prompt.media.len()) <= 2);
+        if let Some(media) = prompt.media.last() {
+            assert_eq!(media.span.content, last, "the newest image stays");
+        }
+        n_cut_images += 2 - prompt.media.len();
+    }
+    assert!(n_cut_images > 0);
+}
+
+#[test]
 fn what_cannot_be_seen_is_refused_in_one_line() {
     let model = load();
     let refused = |model: &Model, parts: Vec<Value>| {
@@ -151,6 +188,10 @@ fn what_cannot_be_seen_is_refused_in_one_line() {
     // More than the context holds, which is said before any is decoded.
     let many = vec![image_part(b"no image"); 40];
     let line = refused(&model, many);
+    assert!(line.contains("the context holds 256"), "{line}");
+    // And more than room is made for.
+    let many = asked(vec![image_part(b"no image"); 4096]);
+    let line = model.words().encode_chat(&many).unwrap_err().to_string();
     assert!(line.contains("the context holds 256"), "{line}");
     // A message's own text is no mark.
     let said = Conversation::from_json(vec![json!({"role": "user", "content": "<start_of_image>"})]);

@@ -299,7 +299,7 @@ impl Chat {
         let mut prompt = asking::prompt(model, self.transcript(), self.tools.as_ref(), &self.variables)?;
         let shift = model.engine().config().context_shift;
         if let Some(shift) = shift {
-            let n_dropped = shift.cut(&mut prompt.tokens, model.n_ctx());
+            let n_dropped = prompt.cut(shift, model.n_ctx());
             if n_dropped > 0 {
                 note!("[the context is full: the oldest {n_dropped} tokens are not seen any more]");
             }
