@@ -7,7 +7,7 @@ use std::{panic, sync::mpsc, thread};
 
 use tokenmill_backend::{BackendError, Executor};
 use tokenmill_cpu_exec::CpuBackend;
-use tokenmill_model::{LoadProgress, Model, ModelOptions};
+use tokenmill_model::{LoadError, LoadProgress, Model, ModelOptions};
 use tokenmill_placed::{DeviceLayers, PlacementRequest};
 
 use crate::{
@@ -84,14 +84,42 @@ fn load_on_cpu(
     check_memory(&plan, machine_bytes())?;
     check_available(&plan, available_bytes())?;
     Ok(Loaded {
-        executor: if compute.is_quiet {
-            load_quietly(model, backend, options, on_progress)?
-        } else {
-            Box::new(model.load_on(backend, options, on_progress)?)
-        },
+        executor: load_with(model, backend, options, compute, on_progress)?,
         device: LoadedDevice::Cpu { passed_over },
         plan,
     })
+}
+
+/// Loads on a backend in the manner that was asked for.
+///
+/// # Errors
+/// As [`Model::load_on`].
+pub(crate) fn load_with(
+    model: &Model,
+    backend: CpuBackend,
+    options: &ModelOptions,
+    compute: &Compute,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Box<dyn Executor + Send>, LoadError> {
+    if compute.is_quiet {
+        load_quietly(model, backend, options, on_progress)
+    } else {
+        Ok(Box::new(model.load_on(backend, options, on_progress)?))
+    }
+}
+
+/// Loads on the CPU, next to a drafting model that [`Draft::check_choice`](crate::draft::Draft::check_choice) allowed.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_beside_draft(
+    model: &Model,
+    options: &ModelOptions,
+    compute: &Compute,
+    on_progress: &mut dyn FnMut(LoadProgress),
+) -> Result<Loaded, Error> {
+    let passed_over = (compute.device == Device::Auto).then_some(Error::DraftOffCpu);
+    load_on_cpu(model, options, compute, passed_over, on_progress)
 }
 
 /// Loads on one thread of low priority. The backend's threads were started before and have the usual one.
@@ -100,7 +128,7 @@ fn load_quietly(
     mut backend: CpuBackend,
     options: &ModelOptions,
     on_progress: &mut dyn FnMut(LoadProgress),
-) -> Result<Box<dyn Executor + Send>, Error> {
+) -> Result<Box<dyn Executor + Send>, LoadError> {
     backend.set_load_threads(1);
     let (sender, progress) = mpsc::channel();
     thread::scope(|scope| {

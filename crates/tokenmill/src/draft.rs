@@ -10,7 +10,7 @@ use tokenmill_model::{LoadProgress, Model as Network, ModelOptions};
 use tokenmill_text::Tokenizer;
 
 use crate::{
-    Compute, Device, Error, LoadedDevice, ModelSource, machine_memory,
+    Compute, Device, Error, LoadedDevice, ModelSource, device, machine_memory,
     machine_memory::{available_bytes, machine_bytes},
 };
 
@@ -71,15 +71,37 @@ impl Draft {
         })
     }
 
-    /// Refuses a drafting model where the model it guesses for is not on the CPU alone.
+    /// Refuses a drafting model where something of the model it guesses for is asked to be on a GPU. A choice of the device that is left
+    /// open falls on the CPU.
     ///
     /// # Errors
     /// [`Error::DraftOffCpu`].
     pub(crate) fn check_choice(compute: &Compute) -> Result<(), Error> {
         match compute.device {
-            Device::Cuda { .. } => Err(Error::DraftOffCpu),
-            Device::Cpu | Device::Auto => Ok(()),
+            Device::Cpu => Ok(()),
+            Device::Auto if compute.placement.is_whole() => Ok(()),
+            Device::Auto | Device::Cuda { .. } => Err(Error::DraftOffCpu),
         }
+    }
+
+    /// Checks that it fits next to a model with `options` that takes `of_model`, before either is loaded.
+    ///
+    /// # Errors
+    /// [`Error::DraftTooLarge`], and [`Error::Draft`] where it cannot be planned.
+    pub(crate) fn check_room(
+        &self,
+        options: &ModelOptions,
+        compute: &Compute,
+        of_model: &MemoryPlan,
+    ) -> Result<(), Error> {
+        let of_draft = |source: Error| Error::Draft {
+            path: self.path.clone(),
+            source: Box::new(source),
+        };
+        let backend = compute.cpu_backend().map_err(|error| of_draft(error.into()))?;
+        let memory = (self.network.plan(&backend, &self.options_next_to(options)))
+            .map_err(|error| of_draft(error.into()))?;
+        self.check_memory(&memory, of_model, machine_bytes())
     }
 
     /// Loads it next to a model with `options` on `device` that takes `of_model`.
@@ -106,14 +128,14 @@ impl Draft {
         let memory = (self.network.plan(&backend, &options)).map_err(|error| of_draft(error.into()))?;
         self.check_memory(&memory, of_model, machine_bytes())?;
         machine_memory::check_available(&memory, available_bytes()).map_err(of_draft)?;
-        let executor =
-            (self.network.load_on(backend, &options, on_progress)).map_err(|error| of_draft(error.into()))?;
+        let executor = device::load_with(&self.network, backend, &options, compute, on_progress)
+            .map_err(|error| of_draft(error.into()))?;
         let facts = DraftFacts {
             name: self.name.clone(),
             memory,
             n_ctx: executor.limits().n_ctx,
         };
-        Ok((Box::new(executor), facts))
+        Ok((executor, facts))
     }
 
     /// The options of a load next to one with `options`: room for as many sequences, of as many tokens as it was made for.
@@ -182,7 +204,30 @@ fn difference_of(model: &Tokenizer, draft: &Tokenizer) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use tokenmill_placed::{DeviceLayers, PlacementRequest};
+
     use super::*;
+
+    #[test]
+    fn what_is_asked_to_be_on_a_gpu_is_refused_before_a_load() {
+        let is_allowed = |device, placement| {
+            let compute = Compute {
+                device,
+                placement,
+                ..Compute::default()
+            };
+            Draft::check_choice(&compute).is_ok()
+        };
+        let whole = PlacementRequest::default();
+        let split = PlacementRequest {
+            layers: DeviceLayers::Auto,
+            ..whole.clone()
+        };
+        assert!(is_allowed(Device::Cpu, whole.clone()));
+        assert!(is_allowed(Device::Auto, whole.clone()));
+        assert!(!is_allowed(Device::Auto, split));
+        assert!(!is_allowed(Device::Cuda { ordinal: 0 }, whole));
+    }
 
     #[test]
     fn a_vocabulary_differs_by_its_first_other_token() {

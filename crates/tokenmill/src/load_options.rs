@@ -224,15 +224,19 @@ impl LoadOptions {
     ) -> Result<Model, Error> {
         let mut words = (self.compute).work(|| self.words(source, network))?;
         let draft = self.open_draft(network, &words)?;
-        if draft.is_some() {
-            Draft::check_choice(&self.compute)?;
-        }
         let options = self.network_options(network.descriptor().n_ctx_train)?;
         self.check_context_shift(network, &options)?;
-        let loaded = device::load(network, &options, &self.compute, on_progress)?;
+        let loaded = match &draft {
+            None => device::load(network, &options, &self.compute, on_progress)?,
+            Some(draft) => {
+                Draft::check_choice(&self.compute)?;
+                draft.check_room(&options, &self.compute, &self.plan(network)?)?;
+                device::load_beside_draft(network, &options, &self.compute, on_progress)?
+            }
+        };
         let identity = (self.compute).work(|| identity(source, network, &options))?;
         let width = loaded.executor.input_row_width();
-        let vision = (self.compute).work(|| self.vision(source, network, width, &mut words))?;
+        let vision = self.vision(source, network, width, &mut words)?;
         let model = self.start(source, words, loaded, draft.as_ref(), &options, on_progress)?;
         self.equip(model.with_identity(identity).with_vision(vision), network)
     }

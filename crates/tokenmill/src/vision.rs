@@ -17,7 +17,9 @@ use tokenmill_model::{Model as Network, VisionFamily, VisionFile, VisionShape, V
 use tokenmill_sched::{Media, MediaSpan};
 use tokenmill_text::ImageWords;
 
-use crate::{Compute, Error, ModelSource, Prompt, PromptImage, model_source::is_projector_name};
+use crate::{
+    Compute, Error, ModelSource, Prompt, PromptImage, at_low_priority, model_source::is_projector_name,
+};
 
 /// Images whose rows are kept.
 const MAX_KEPT: usize = 16;
@@ -100,7 +102,7 @@ impl Vision {
             kept: Mutex::default(),
         };
         if matches!(projector, Projector::File(_)) {
-            *lock(&vision.tower) = Some(vision.load(&file)?);
+            *lock(&vision.tower) = Some(vision.load(&file, compute.is_quiet)?);
         }
         Ok(Some(vision))
     }
@@ -109,10 +111,17 @@ impl Vision {
         &self.shape
     }
 
-    fn load(&self, file: &VisionFile) -> Result<VisionTower<CpuBackend>, Error> {
+    fn load(&self, file: &VisionFile, is_quiet: bool) -> Result<VisionTower<CpuBackend>, Error> {
         let backend = CpuBackend::new(self.compute.n_threads, self.compute.cpu_features);
-        let backend = backend.map_err(|error| unusable(&self.path)(error.into()))?;
-        file.load_on(backend).map_err(unusable(&self.path))
+        let mut backend = backend.map_err(|error| unusable(&self.path)(error.into()))?;
+        let loaded = if is_quiet {
+            // The threads that compute were started before, and keep the usual priority.
+            backend.set_load_threads(1);
+            at_low_priority(|| file.load_on(backend))
+        } else {
+            file.load_on(backend)
+        };
+        loaded.map_err(unusable(&self.path))
     }
 
     /// Makes the rows of a prompt's images. It takes as long as the encoder does: seconds for a large one.
@@ -158,7 +167,8 @@ impl Vision {
         let pixels = pixels.normalized(shape.mean, shape.std);
         if tower.is_none() {
             let file = VisionFile::open(&self.path).map_err(unusable(&self.path))?;
-            *tower = Some(self.load(&file)?);
+            // A request waits for it.
+            *tower = Some(self.load(&file, false)?);
         }
         let tower = tower.as_mut().expect("it was just loaded");
         let rows: Arc<[f32]> = tower.encode(&pixels)?.into();
