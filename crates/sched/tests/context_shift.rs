@@ -165,6 +165,23 @@ fn behind_a_shift_comes_what_a_request_for_what_is_left_gives() {
     }
 }
 
+#[test]
+fn a_models_draft_before_a_shift_is_counted_as_the_models() {
+    let model = model(|_| {});
+    let config = EngineConfig {
+        context_shift: Some(SHIFT),
+        speculation: Speculation::Draft { max_draft: 5 },
+        ..EngineConfig::default()
+    };
+    let engine = Engine::start_with_draft(executor(&model, 40), executor(&model, 40), config);
+    let output = engine.generate(&[1, 2, 3], &params(0, 300)).unwrap();
+    let stats = engine.stats().scheduler;
+    assert!(output.usage.dropped_tokens > 0 && stats.context_shifts > 4);
+    // Nothing else drafts.
+    assert!(stats.drafts.draft_tokens > 0);
+    assert_eq!(stats.model_drafts, stats.drafts);
+}
+
 /// Token `n` of a sample is congruent to `n` modulo 3.
 struct Thirds(u32);
 
