@@ -221,10 +221,10 @@ mod tests {
         let whole = PlacementRequest::default();
         let split = PlacementRequest {
             layers: DeviceLayers::Auto,
-            ..whole.clone()
+            ..whole
         };
-        assert!(is_allowed(Device::Cpu, whole.clone()));
-        assert!(is_allowed(Device::Auto, whole.clone()));
+        assert!(is_allowed(Device::Cpu, whole));
+        assert!(is_allowed(Device::Auto, whole));
         assert!(!is_allowed(Device::Auto, split));
         assert!(!is_allowed(Device::Cuda { ordinal: 0 }, whole));
     }
