@@ -194,6 +194,19 @@ impl Model {
     /// [`Error::Engine`] where the prompt is longer than the context, before anything is computed; [`Error::NoVision`],
     /// [`Error::Image`], [`Error::Vision`].
     pub fn see(&self, prompt: Prompt, cache_salt: u64) -> Result<Prompt, Error> {
+        self.see_while(prompt, cache_salt, &|| true)
+    }
+
+    /// As [`Self::see`], as long as `is_wanted` says so, which is asked before each image.
+    ///
+    /// # Errors
+    /// As [`Self::see`], and [`Error::NotWanted`] where it is not. What was made of images before is kept for a while.
+    pub fn see_while(
+        &self,
+        prompt: Prompt,
+        cache_salt: u64,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Prompt, Error> {
         if prompt.images.is_empty() {
             return Ok(prompt);
         }
@@ -202,7 +215,7 @@ impl Model {
         if provided > maximum {
             return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
         }
-        let media = vision.media(&prompt, cache_salt)?;
+        let media = vision.media(&prompt, cache_salt, is_wanted)?;
         Ok(Prompt { media, ..prompt })
     }
 

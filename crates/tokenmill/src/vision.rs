@@ -127,9 +127,17 @@ impl Vision {
     /// Makes the rows of a prompt's images. It takes as long as the encoder does: seconds for a large one.
     ///
     /// # Errors
-    /// [`Error::Image`], or what the encoder fails with.
-    pub(crate) fn media(&self, prompt: &Prompt, salt: u64) -> Result<Arc<[Media]>, Error> {
+    /// [`Error::Image`], or what the encoder fails with; [`Error::NotWanted`] before the first image at which `is_wanted` says so.
+    pub(crate) fn media(
+        &self,
+        prompt: &Prompt,
+        salt: u64,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Arc<[Media]>, Error> {
         let media = |(image_idx, image): (usize, &PromptImage)| {
+            if !is_wanted() {
+                return Err(Error::NotWanted);
+            }
             let content = content_of(&image.file, salt);
             let rows = self.rows_of(image_idx, &image.file, content)?;
             let span = MediaSpan {

@@ -1,6 +1,7 @@
 //! Conversations with images, through the front door.
 
 use std::{
+    cell::Cell,
     fs,
     path::{Path, PathBuf},
 };
@@ -154,6 +155,20 @@ fn a_prompt_that_is_cut_has_its_images_where_their_marks_are() {
         n_cut_images += 2 - prompt.media.len();
     }
     assert!(n_cut_images > 0);
+}
+
+#[test]
+fn images_that_are_not_wanted_any_more_are_left_out() {
+    let model = load();
+    let prompt = (model.words())
+        .prompt(&asked([image("0.png"), image("1.png")]))
+        .unwrap();
+    let n_asked = Cell::new(0);
+    let only_first = || n_asked.replace(n_asked.get() + 1) == 0;
+    let error = model.see_while(prompt.clone(), 0, &only_first).unwrap_err();
+    assert!(matches!(error, Error::NotWanted), "{error}");
+    assert_eq!(n_asked.get(), 2, "it is asked before each image");
+    assert_eq!(model.see(prompt, 0).unwrap().media.len(), 2);
 }
 
 #[test]

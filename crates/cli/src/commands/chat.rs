@@ -312,7 +312,7 @@ impl Chat {
             );
             return Err(Failure::input(message).hint(MAKE_ROOM));
         }
-        let prompt = model.see(prompt, 0)?;
+        let prompt = model.see_while(prompt, 0, &|| !interrupt.is_pressed())?;
         let ids = &prompt.tokens;
         let params = TextParams {
             sampling: self.params.clone(),
