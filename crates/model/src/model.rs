@@ -252,7 +252,7 @@ pub fn build<B: Backend>(
 }
 
 /// Weighs the load by running it dry: what is wrong with the weights is known before anything is uploaded.
-fn plan<B: Backend>(
+pub(crate) fn plan<B: Backend>(
     descriptor: &Descriptor,
     source: &dyn WeightSource,
     backend: &B,

@@ -46,6 +46,30 @@ impl Draft {
     /// # Errors
     /// [`Error::Draft`] of one that cannot be opened, [`Error::DraftVocabulary`], [`Error::DraftIsEncoder`].
     pub(crate) fn open(path: &Path, tokenizer: &Tokenizer) -> Result<Self, Error> {
+        let (draft, source) = Self::open_headers(path)?;
+        let own = source.tokenizer_of(&draft.network);
+        let own = own.map_err(|error| draft.error(error))?;
+        if let Some(difference) = difference_of(tokenizer, &own) {
+            return Err(Error::DraftVocabulary {
+                path: path.to_owned(),
+                difference,
+            });
+        }
+        Ok(draft)
+    }
+
+    /// What the model at `path` will take next to one with `options` on the CPU; its vocabulary is not compared.
+    ///
+    /// # Errors
+    /// [`Error::Draft`] of one that cannot be opened, [`Error::DraftIsEncoder`].
+    pub(crate) fn plan(path: &Path, options: &ModelOptions, compute: &Compute) -> Result<MemoryPlan, Error> {
+        let (draft, _) = Self::open_headers(path)?;
+        let backend = compute.cpu_backend().map_err(|error| draft.error(error.into()))?;
+        let plan = (draft.network).plan(&backend, &draft.options_next_to(options));
+        plan.map_err(|error| draft.error(error.into()))
+    }
+
+    fn open_headers(path: &Path) -> Result<(Self, ModelSource), Error> {
         let of_draft = |source| Error::Draft {
             path: path.to_owned(),
             source: Box::new(source),
@@ -57,18 +81,19 @@ impl Draft {
                 path: path.to_owned(),
             });
         }
-        let own = source.tokenizer_of(&network).map_err(of_draft)?;
-        if let Some(difference) = difference_of(tokenizer, &own) {
-            return Err(Error::DraftVocabulary {
-                path: path.to_owned(),
-                difference,
-            });
-        }
-        Ok(Self {
+        let draft = Self {
             path: path.to_owned(),
             name: source.name(),
             network,
-        })
+        };
+        Ok((draft, source))
+    }
+
+    fn error(&self, source: Error) -> Error {
+        Error::Draft {
+            path: self.path.clone(),
+            source: Box::new(source),
+        }
     }
 
     /// Refuses a drafting model where something of the model it guesses for is asked to be on a GPU. A choice of the device that is left
@@ -119,10 +144,7 @@ impl Draft {
         if !matches!(device, LoadedDevice::Cpu { .. } | LoadedDevice::Own) {
             return Err(Error::DraftOffCpu);
         }
-        let of_draft = |source: Error| Error::Draft {
-            path: self.path.clone(),
-            source: Box::new(source),
-        };
+        let of_draft = |source: Error| self.error(source);
         let options = self.options_next_to(options);
         let backend = compute.cpu_backend().map_err(|error| of_draft(error.into()))?;
         let memory = (self.network.plan(&backend, &options)).map_err(|error| of_draft(error.into()))?;

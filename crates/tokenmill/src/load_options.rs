@@ -16,7 +16,8 @@ use tokenmill_sched::{ContextShift, Engine, EngineConfig, Speculation};
 use crate::{
     AdapterSource, Compute, DEFAULT_MAX_ADAPTERS, Device, Error, Loaded, LoadedDevice, Model, ModelFacts,
     ModelSource, ModelWords, Projector, adapters::Shelf, device, draft::Draft, quantized,
-    session::identity_of, vision::Vision,
+    session::identity_of,
+    vision::{self, Vision},
 };
 
 /// The context where nothing else is said, unless the model was made for less.
@@ -253,6 +254,21 @@ impl LoadOptions {
         Ok(network.plan(&backend, &options)?)
     }
 
+    /// Bytes that a load of an opened network takes on the CPU with these options: its plan, and those of the model that guesses for it
+    /// and of its encoder of images, which may be loaded later; only headers are read.
+    ///
+    /// # Errors
+    /// As [`Self::plan`], and what is wrong with the other two.
+    pub fn needed_bytes(&self, source: &ModelSource, network: &Network) -> Result<u64, Error> {
+        let mut plans = vec![self.plan(network)?];
+        if let Some(path) = self.draft_of(network) {
+            let options = self.network_options(network.descriptor().n_ctx_train)?;
+            plans.push(Draft::plan(path, &options, &self.compute)?);
+        }
+        plans.extend(vision::plan(&self.projector, source, network, &self.compute)?);
+        Ok(bytes_of(&plans))
+    }
+
     /// Loads the model at `path` on a backend of the caller's own.
     ///
     /// # Errors
@@ -378,13 +394,17 @@ impl LoadOptions {
 
     /// Opens the model that is to guess for `network`, where it generates and tokens are to be guessed by one.
     fn open_draft(&self, network: &Network, words: &ModelWords) -> Result<Option<Draft>, Error> {
-        match &self.draft {
-            Some(path) if self.speculation.asks_model() && !network.descriptor().is_encoder() => {
-                Draft::open(path, words.tokenizer()).map(Some)
-            }
-            None if matches!(self.speculation, Speculation::Draft { .. }) => Err(Error::NoDraft),
+        match self.draft_of(network) {
+            Some(path) => Draft::open(path, words.tokenizer()).map(Some),
+            None if self.draft.is_none() && matches!(self.speculation, Speculation::Draft { .. }) => Err(Error::NoDraft),
             _ => Ok(None),
         }
+    }
+
+    /// The model that is to guess for `network`, where it generates and tokens are to be guessed by one.
+    fn draft_of(&self, network: &Network) -> Option<&Path> {
+        let guesses = self.speculation.asks_model() && !network.descriptor().is_encoder();
+        self.draft.as_deref().filter(|_| guesses)
     }
 
     fn start(
@@ -425,6 +445,15 @@ impl LoadOptions {
         let model = Model::from_parts(source.name(), words, engine, device, Some(plan));
         Ok(model.with_draft(facts))
     }
+}
+
+/// Bytes of some plans together, on the GPU and in main memory.
+pub(crate) fn bytes_of<'a>(plans: impl IntoIterator<Item = &'a MemoryPlan>) -> u64 {
+    plans.into_iter().fold(0, |sum: u64, plan| {
+        let on_host = plan.on_host.as_deref().map_or(0, MemoryPlan::total_bytes);
+        let n_bytes = plan.total_bytes().saturating_add(on_host);
+        sum.saturating_add(n_bytes as u64)
+    })
 }
 
 /// The number that tells a network from others.

@@ -12,7 +12,8 @@ use tokenmill_text::constraint::ConstraintError;
 
 use crate::{
     Answer, Constraint, Conversation, DraftFacts, Embeddings, Error, LoadedDevice, ModelFacts, ModelWords,
-    Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint, vision::Vision,
+    Prompt, ReplyReader, Scores, TextStream, adapters::Shelf, constraint, load_options::bytes_of,
+    vision::Vision,
 };
 
 /// A loaded model. Clones are handles to the same one, and any thread may use them; dropping the last ends its engine.
@@ -242,6 +243,14 @@ impl Model {
     /// The memory that it takes, where the load planned it.
     pub fn memory(&self) -> Option<&MemoryPlan> {
         self.inner.memory.as_ref()
+    }
+
+    /// Bytes of all that it takes, on the GPU and in main memory: [`Self::memory`], that of its [`Self::draft`], and its encoder of
+    /// images, whether that is loaded yet or not.
+    pub fn taken_bytes(&self) -> u64 {
+        let draft = self.draft().map(|draft| &draft.memory);
+        let vision = self.inner.vision.as_ref().map(Vision::memory);
+        bytes_of(self.memory().into_iter().chain(draft).chain(vision))
     }
 
     /// What its files say of it, where this crate loaded it.

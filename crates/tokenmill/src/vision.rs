@@ -11,6 +11,7 @@ use std::{
 };
 
 use sha2::{Digest as _, Sha256};
+use tokenmill_backend::MemoryPlan;
 use tokenmill_cpu_exec::CpuBackend;
 use tokenmill_image::{Filter, ImageLimits, Rgb};
 use tokenmill_model::{Model as Network, VisionFamily, VisionFile, VisionShape, VisionTower};
@@ -41,6 +42,7 @@ pub enum Projector {
 pub(crate) struct Vision {
     path: PathBuf,
     shape: VisionShape,
+    memory: MemoryPlan,
     compute: Compute,
     /// The encoder, once it is loaded.
     tower: Mutex<Option<VisionTower<CpuBackend>>>,
@@ -80,21 +82,17 @@ impl Vision {
         input_row_width: Option<usize>,
         compute: &Compute,
     ) -> Result<Option<Self>, Error> {
-        let (path, file) = match projector {
-            Projector::None => return Ok(None),
-            Projector::Beside => match input_row_width.and_then(|_| find_beside(source, network)) {
-                Some(found) => found,
-                None => return Ok(None),
-            },
-            Projector::File(path) => {
-                let file = open_for(path, network)?;
-                if input_row_width.is_none() {
-                    return Err(Error::TakesNoImages { path: path.clone() });
-                }
-                (path.clone(), file)
-            }
+        if input_row_width.is_none() && *projector == Projector::Beside {
+            return Ok(None);
+        }
+        let Some((path, file)) = find(projector, source, network)? else {
+            return Ok(None);
         };
+        if input_row_width.is_none() {
+            return Err(Error::TakesNoImages { path });
+        }
         let vision = Self {
+            memory: plan_of(&path, &file, compute)?,
             path,
             shape: file.shape().clone(),
             compute: compute.clone(),
@@ -109,6 +107,11 @@ impl Vision {
 
     pub(crate) fn shape(&self) -> &VisionShape {
         &self.shape
+    }
+
+    /// The memory that the encoder takes once it is loaded.
+    pub(crate) fn memory(&self) -> &MemoryPlan {
+        &self.memory
     }
 
     fn load(&self, file: &VisionFile, is_quiet: bool) -> Result<VisionTower<CpuBackend>, Error> {
@@ -200,6 +203,39 @@ fn content_of(file: &[u8], salt: u64) -> u128 {
         .finalize();
     let half = digest[..16].try_into().expect("a digest has 32 bytes");
     u128::from_le_bytes(half)
+}
+
+/// The memory that the encoder of a model will take, where it has one; only headers are read.
+///
+/// # Errors
+/// As [`Vision::open`].
+pub(crate) fn plan(
+    projector: &Projector,
+    source: &ModelSource,
+    network: &Network,
+    compute: &Compute,
+) -> Result<Option<MemoryPlan>, Error> {
+    let found = find(projector, source, network)?;
+    found.map(|(path, file)| plan_of(&path, &file, compute)).transpose()
+}
+
+/// The encoder of a model, where it has one.
+fn find(
+    projector: &Projector,
+    source: &ModelSource,
+    network: &Network,
+) -> Result<Option<(PathBuf, VisionFile)>, Error> {
+    Ok(match projector {
+        Projector::None => None,
+        Projector::Beside => find_beside(source, network),
+        Projector::File(path) => Some((path.clone(), open_for(path, network)?)),
+    })
+}
+
+fn plan_of(path: &Path, file: &VisionFile, compute: &Compute) -> Result<MemoryPlan, Error> {
+    let backend = CpuBackend::new(compute.n_threads, compute.cpu_features);
+    let backend = backend.map_err(|error| unusable(path)(error.into()))?;
+    file.plan(&backend).map_err(unusable(path))
 }
 
 /// Opens an encoder and checks that its rows are such as a network takes.

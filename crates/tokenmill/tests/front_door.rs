@@ -279,6 +279,13 @@ fn a_draft_model_changes_no_answer_and_is_told_of() {
     let facts = model.draft().unwrap();
     assert_eq!((facts.name.as_str(), facts.n_ctx), ("demo", 512));
     assert!(facts.memory.total_bytes() > 0 && plain.draft().is_none());
+    let of_draft = facts.memory.total_bytes() as u64;
+    let of_model = model.memory().unwrap().total_bytes() as u64;
+    assert_eq!(model.taken_bytes(), of_model + of_draft);
+    let source = ModelSource::find("demo").unwrap();
+    let network = source.open_network().unwrap();
+    let with_draft = options.clone().draft("demo").needed_bytes(&source, &network).unwrap();
+    assert_eq!(with_draft, model.taken_bytes());
     let params = TextParams {
         n: 3,
         sampling: SamplingParams {

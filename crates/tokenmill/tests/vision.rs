@@ -7,7 +7,9 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokenmill::{ContextShift, Conversation, Error, LoadOptions, Model, Projector, TextParams, image_part};
+use tokenmill::{
+    ContextShift, Conversation, Error, LoadOptions, Model, ModelSource, Projector, TextParams, image_part,
+};
 use tokenmill_testkit::Comparisons;
 
 fn data(path: &str) -> PathBuf {
@@ -48,6 +50,23 @@ fn at_most(max_tokens: u32) -> TextParams {
 fn ids(model: &Model, conversation: Conversation, n: u32) -> Vec<u32> {
     let answer = model.chat(conversation, &at_most(n)).unwrap();
     answer.tokens.iter().map(|token| token.id).collect()
+}
+
+#[test]
+fn the_encoder_is_weighed_before_it_is_loaded() {
+    let source = ModelSource::find(data("gemma3/model.gguf")).unwrap();
+    let network = source.open_network().unwrap();
+    let needed = |options: LoadOptions| options.needed_bytes(&source, &network).unwrap();
+    let blind = needed(LoadOptions {
+        projector: Projector::None,
+        ..options()
+    });
+    let found = needed(options());
+    let file = fs::metadata(data("gemma3/mmproj-model.gguf")).unwrap().len();
+    assert!(found > blind + file / 2, "{found} is not {blind} with a file of {file}");
+    assert_eq!(needed(options().projector(data("gemma3/mmproj-model.gguf"))), found);
+    // It is loaded with the first image, and counts before that.
+    assert_eq!(load().taken_bytes(), found);
 }
 
 #[test]

@@ -13,7 +13,7 @@ mod tower;
 
 use std::path::Path;
 
-use tokenmill_backend::{Backend, Memory};
+use tokenmill_backend::{Backend, Memory, MemoryPlan};
 use tokenmill_gguf::{GgufFile, Metadata};
 
 use crate::{LoadError, error::check};
@@ -123,6 +123,22 @@ impl VisionFile {
     /// What it takes and gives.
     pub fn shape(&self) -> &VisionShape {
         &self.shape
+    }
+
+    /// What a load on `backend` will take, with the step that encodes an image; only headers are read.
+    ///
+    /// # Errors
+    /// As [`Self::load_on`].
+    pub fn plan<B: Backend>(&self, backend: &B) -> Result<MemoryPlan, LoadError> {
+        let mut plan = tower::plan_of(&TowerTensors::of(&self.file, &self.shape), &self.shape, backend)?;
+        let around = (self.file.tensors())
+            .filter(|info| info.name.starts_with("mm.") || info.name.starts_with("v.patch_embd."));
+        plan.weights_bytes = (around.map(|info| info.n_bytes)).fold(plan.weights_bytes, usize::saturating_add);
+        // The pixels, their patches, and the rows before and behind the layers.
+        let n_rows = self.shape.n_patches().saturating_mul(2 * self.shape.n_vision);
+        let n_values = (self.shape.n_values().saturating_mul(2)).saturating_add(n_rows);
+        plan.activations_bytes = (plan.activations_bytes).saturating_add(n_values.saturating_mul(size_of::<f32>()));
+        Ok(plan)
     }
 
     /// Loads it on a backend whose memory is the host's.

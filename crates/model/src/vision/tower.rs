@@ -4,14 +4,15 @@
 //! the bit, as everything does that the backend computes.
 
 use tokenmill_backend::{
-    Backend, BackendError, Executor, ForwardBatch, KvType, Linear, Memory, NormKind, PAGE_TOKENS, StepError,
+    Backend, BackendError, Executor, ForwardBatch, KvType, Linear, Memory, MemoryPlan, NormKind, PAGE_TOKENS, StepError,
     StepOutput, TokenSource,
 };
 
 use crate::{
     AttentionDescriptor, DenseDescriptor, Descriptor, FfnDescriptor, GateUpOrder, LayerDescriptor, LoadError,
     MixerDescriptor, ModelExecutor, ModelOptions, NormDescriptor, NormPlacement, OutputHead, Presence,
-    Residual, loader::Loader, model::build,
+    Residual, loader::Loader,
+    model::{build, plan},
 };
 
 use super::{
@@ -57,20 +58,9 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         backend: B,
     ) -> Result<Self, LoadError> {
         let descriptor = describe(shape);
-        let n_patches = shape.n_patches();
-        let options = ModelOptions {
-            n_ctx: Some(n_patches),
-            max_batch_tokens: n_patches,
-            max_batch_seqs: 1,
-            max_logit_rows: 1,
-            n_pages: Some(n_patches.div_ceil(PAGE_TOKENS)),
-            // Keys and values live for one step only, and nothing is gained by rounding them.
-            kv_type: KvType::F32,
-            ..ModelOptions::default()
-        };
-        let mut executor = build(&descriptor, source, backend, &options, &mut |_| {})?;
+        let mut executor = build(&descriptor, source, backend, &options_of(shape), &mut |_| {})?;
         let mut on_progress = |_| {};
-        let n_ctx = n_patches;
+        let n_ctx = shape.n_patches();
         let mut loader = Loader::new(
             &descriptor,
             source,
@@ -128,6 +118,30 @@ impl<B: Backend + Memory<Buffer = Vec<f32>>> VisionTower<B> {
         Ok(self
             .projector
             .run(self.executor.backend_mut(), &self.output.hidden)?)
+    }
+}
+
+/// What the layers of a tower will take; what stands before and behind them is not a part of it.
+pub(super) fn plan_of<B: Backend>(
+    source: &TowerTensors<'_>,
+    shape: &VisionShape,
+    backend: &B,
+) -> Result<MemoryPlan, LoadError> {
+    plan(&describe(shape), source, backend, &options_of(shape))
+}
+
+/// How the layers of a tower are loaded: for one image at a time.
+fn options_of(shape: &VisionShape) -> ModelOptions {
+    let n_patches = shape.n_patches();
+    ModelOptions {
+        n_ctx: Some(n_patches),
+        max_batch_tokens: n_patches,
+        max_batch_seqs: 1,
+        max_logit_rows: 1,
+        n_pages: Some(n_patches.div_ceil(PAGE_TOKENS)),
+        // Keys and values live for one step only, and nothing is gained by rounding them.
+        kv_type: KvType::F32,
+        ..ModelOptions::default()
     }
 }
 

@@ -101,7 +101,7 @@ impl FileLoader {
             source.check()?;
             let network = self.options.open_network(&source)?;
             Ok(Measured {
-                n_bytes: self.options.plan(&network)?.total_bytes() as u64,
+                n_bytes: self.options.needed_bytes(&source, &network)?,
                 facts: Some(ModelFacts::of(&network)),
             })
         })

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokenmill::{MemoryPlan, Model, at_low_priority};
+use tokenmill::at_low_priority;
 use tokenmill_sched::EngineState;
 
 use super::{
@@ -109,7 +109,7 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
     let loaded = caught(|| spec.loader.load(!is_alone)).map_err(|reason| one_line(&reason));
     let took = begun.elapsed();
     let loaded = loaded.map(|model| {
-        let n_bytes = taken_bytes(&model).max(n_bytes);
+        let n_bytes = model.taken_bytes().max(n_bytes);
         many.note_facts(idx, model.facts().cloned());
         let served = ServedModel::new(spec.names.clone(), model);
         // What shapes need of a vocabulary takes seconds, in which other models answer.
@@ -129,14 +129,6 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
         Err(reason) => tracing::warn!(model = spec.name(), reason, "cannot be loaded"),
     }
     many.lock().loaded(idx, loaded, Instant::now())
-}
-
-/// Bytes that a loaded model takes, on the GPU and in main memory.
-pub(super) fn taken_bytes(model: &Model) -> u64 {
-    model.memory().map_or(0, |plan| {
-        let on_host = plan.on_host.as_deref().map_or(0, MemoryPlan::total_bytes);
-        plan.total_bytes().saturating_add(on_host) as u64
-    })
 }
 
 /// Lets a model go, and waits until its memory is free.
