@@ -3,7 +3,11 @@
 //! Invariant: what endpoints need of a model and of a request is here; how a request comes to its model is in
 //! [`frame`](crate::frame).
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{
+    mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::{
     Json,
@@ -13,13 +17,14 @@ use axum::{
 use serde::de::DeserializeOwned;
 use tokenmill::{ConstraintError, ConstraintKind, Error, Prompt, TextParams, TextStream};
 use tokenmill_sched::Engine;
-use tokio::{sync::Semaphore, task::spawn_blocking};
+use tokio::task::spawn_blocking;
 
 use crate::{
     ApiError, Dialect, ServedModel, ServerConfig,
     constraints::{Asked, asked, refusal},
     fields::{Body, Field},
-    intake::{Intake, Received},
+    encoder_queue::{EncoderLimits, EncoderQueue, Wanted},
+    intake::{Intake, Received, Share},
     keys::Tenant,
     metrics::Metrics,
     request_id::RequestId,
@@ -75,8 +80,8 @@ pub struct App {
     pub(crate) stored: Arc<StoredResponses>,
     pub(crate) slots: Slots,
     pub(crate) stay: Stay,
-    /// Held by the request whose images are encoded.
-    pub(crate) vision_turn: Semaphore,
+    /// The requests whose images are encoded, or are to be.
+    pub(crate) encoder_queue: EncoderQueue,
 }
 
 impl App {
@@ -103,7 +108,7 @@ impl App {
             intake: common.intake,
             stored: common.stored,
             stay,
-            vision_turn: Semaphore::new(1),
+            encoder_queue: EncoderQueue::default(),
             model,
         }
     }
@@ -199,7 +204,7 @@ impl Call {
     }
 
     /// Starts the answer to a conversation. What the request asks of it, its shape or its calls, begins where the model's
-    /// reasoning ends.
+    /// reasoning ends. While its images wait, the request keeps its `share` of what bodies may take: it holds them twice.
     ///
     /// # Errors
     /// As [`Self::generate`].
@@ -208,8 +213,13 @@ impl Call {
         app: &Arc<App>,
         prompt: Prompt,
         mut params: TextParams,
+        share: Share,
     ) -> Result<TextStream, ApiError> {
-        let prompt = see(app, prompt, params.cache_salt).await?;
+        let begun = Instant::now();
+        let prompt = see(app, prompt, &params).await?;
+        drop(share);
+        // What the images took is of the request's time.
+        params.deadline = params.deadline.map(|limit| limit.saturating_sub(begun.elapsed()));
         let words = app.model.model().words();
         params.media = prompt.media.clone();
         params.constraint = words.held_to(&prompt, params.constraint, params.thinking_budget)?;
@@ -305,27 +315,27 @@ impl Call {
     }
 }
 
-/// Makes the rows of a prompt's images. One request at a time does, so that others that only want a thread find one.
+/// Makes the rows of a prompt's images, when it is their turn.
 ///
 /// # Errors
-/// An image that cannot be read, or a failed step.
-async fn see(app: &Arc<App>, prompt: Prompt, cache_salt: u64) -> Result<Prompt, ApiError> {
+/// As [`EncoderQueue::run`]; an image that cannot be read, or a failed step.
+async fn see(app: &Arc<App>, prompt: Prompt, params: &TextParams) -> Result<Prompt, ApiError> {
     if prompt.images.is_empty() {
         return Ok(prompt);
     }
-    let _turn = app
-        .vision_turn
-        .acquire()
-        .await
-        .expect("the semaphore is never closed");
-    let at_work = Arc::clone(app);
-    let seen = spawn_blocking(move || at_work.model.model().see(prompt, cache_salt)).await;
-    match seen {
-        Ok(seen) => Ok(seen?),
-        Err(error) => Err(ApiError::Internal {
-            reason: error.to_string(),
-        }),
-    }
+    let limits = EncoderLimits {
+        max_waiting: app.engine().config().max_queued,
+        wait: params.queue_timeout,
+        whole: params.deadline,
+    };
+    let (at_work, cache_salt) = (Arc::clone(app), params.cache_salt);
+    let see = move |wanted: &Wanted| {
+        let model = at_work.model.model();
+        model.see_while(prompt, cache_salt, &|| wanted.is_so())
+    };
+    // What nobody waits for is made for nobody.
+    let seen = app.encoder_queue.run(limits, see).await??;
+    seen.ok_or(ApiError::DeadlineExceeded)
 }
 
 /// The response of a refusal or failure.

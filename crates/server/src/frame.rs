@@ -41,7 +41,7 @@ where
             if let Some(app) = models.only() {
                 return answer(app, n_bytes, handler(Arc::clone(app), call)).await;
             }
-            let choice = Choice::of(&call.uri, &call.body.bytes)?;
+            let choice = choose(&models, &call).await?;
             if choice.is_dismissal() {
                 let idx = models.find(choice.model.as_deref(), choice.role, choice.spelling)?;
                 models.dismiss(idx);
@@ -91,6 +91,24 @@ where
     })
 }
 
+/// Finds what a request says of its model. A large body has its turn for it, as for its endpoint.
+async fn choose(models: &Models, call: &Call) -> Result<Choice, ApiError> {
+    let bytes = &call.body.bytes;
+    if bytes.len() < LARGE_BODY_BYTES {
+        return Choice::of(&call.uri, bytes);
+    }
+    let _turn = models.common().intake.turn(models.config()).await?;
+    if has_other_threads() {
+        return tokio::task::block_in_place(|| Choice::of(&call.uri, bytes));
+    }
+    Choice::of(&call.uri, bytes)
+}
+
+/// Whether other threads work on connections while this one is busy.
+fn has_other_threads() -> bool {
+    Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread
+}
+
 /// Waits for a handler. What it does before it first waits, reading the JSON and the tokens, takes long for a large body:
 /// it has its turn, and does not hold up the connections that share its thread.
 async fn answer(
@@ -103,7 +121,7 @@ async fn answer(
         return handler.await;
     }
     let mut turn = Some(app.intake.turn(&app.config).await?);
-    let has_other_threads = Handle::current().runtime_flavor() == RuntimeFlavor::MultiThread;
+    let has_other_threads = has_other_threads();
     std::future::poll_fn(|context| match turn.take() {
         Some(_turn) if has_other_threads => tokio::task::block_in_place(|| handler.as_mut().poll(context)),
         _turn => handler.as_mut().poll(context),

@@ -15,6 +15,7 @@ mod app;
 mod auth;
 mod config;
 mod constraints;
+mod encoder_queue;
 mod endpoints;
 mod error;
 mod error_table;

@@ -299,9 +299,6 @@ pub enum Error {
     /// An image for a model that sees none.
     #[error("this model was loaded without an encoder of images; give one with `--mmproj FILE`")]
     NoVision,
-    /// The images of a prompt are not wanted any more; see [`Model::see_while`](crate::Model::see_while).
-    #[error("stopped before all images of the prompt were read")]
-    NotWanted,
     /// The model has no token for an image.
     #[error("the model's vocabulary has no `{mark}`, which stands for an image")]
     NoImageMark {

@@ -195,21 +195,22 @@ impl Model {
     /// [`Error::Engine`] where the prompt is longer than the context, before anything is computed; [`Error::NoVision`],
     /// [`Error::Image`], [`Error::Vision`].
     pub fn see(&self, prompt: Prompt, cache_salt: u64) -> Result<Prompt, Error> {
-        self.see_while(prompt, cache_salt, &|| true)
+        let seen = self.see_while(prompt, cache_salt, &|| true)?;
+        Ok(seen.expect("nobody gives up"))
     }
 
-    /// As [`Self::see`], as long as `is_wanted` says so, which is asked before each image.
+    /// As [`Self::see`], as long as `is_wanted`, which is asked before each image; `None` once it was not.
     ///
     /// # Errors
-    /// As [`Self::see`], and [`Error::NotWanted`] where it is not. What was made of images before is kept for a while.
+    /// As [`Self::see`].
     pub fn see_while(
         &self,
         prompt: Prompt,
         cache_salt: u64,
         is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Prompt, Error> {
+    ) -> Result<Option<Prompt>, Error> {
         if prompt.images.is_empty() {
-            return Ok(prompt);
+            return Ok(Some(prompt));
         }
         let vision = self.inner.vision.as_ref().ok_or(Error::NoVision)?;
         let (provided, maximum) = (prompt.tokens.len(), self.n_ctx());
@@ -217,7 +218,7 @@ impl Model {
             return Err(EngineError::ContextLimitExceeded { provided, maximum }.into());
         }
         let media = vision.media(&prompt, cache_salt, is_wanted)?;
-        Ok(Prompt { media, ..prompt })
+        Ok(media.map(|media| Prompt { media, ..prompt }))
     }
 
     /// The name of its file or folder.

@@ -127,19 +127,20 @@ impl Vision {
         loaded.map_err(unusable(&self.path))
     }
 
-    /// Makes the rows of a prompt's images. It takes as long as the encoder does: seconds for a large one.
+    /// Makes the rows of a prompt's images. It takes as long as the encoder does: seconds for a large one. Nothing once it is asked
+    /// before an image whether they are wanted, and they are not.
     ///
     /// # Errors
-    /// [`Error::Image`], or what the encoder fails with; [`Error::NotWanted`] before the first image at which `is_wanted` says so.
+    /// [`Error::Image`], or what the encoder fails with.
     pub(crate) fn media(
         &self,
         prompt: &Prompt,
         salt: u64,
         is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Arc<[Media]>, Error> {
+    ) -> Result<Option<Arc<[Media]>>, Error> {
         let media = |(image_idx, image): (usize, &PromptImage)| {
             if !is_wanted() {
-                return Err(Error::NotWanted);
+                return Ok(None);
             }
             let content = content_of(&image.file, salt);
             let rows = self.rows_of(image_idx, &image.file, content)?;
@@ -149,7 +150,7 @@ impl Vision {
                 content,
                 sees_itself: self.shape.family.sees_itself(),
             };
-            Ok(Media { span, rows })
+            Ok(Some(Media { span, rows }))
         };
         prompt.images.iter().enumerate().map(media).collect()
     }

@@ -312,7 +312,9 @@ impl Chat {
             );
             return Err(Failure::input(message).hint(MAKE_ROOM));
         }
-        let prompt = model.see_while(prompt, 0, &|| !interrupt.is_pressed())?;
+        let Some(prompt) = model.see_while(prompt, 0, &|| !interrupt.is_pressed())? else {
+            return Err(Failure::input("stopped before all images were read"));
+        };
         let ids = &prompt.tokens;
         let params = TextParams {
             sampling: self.params.clone(),

@@ -1,6 +1,6 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use axum::{
     Json,
@@ -30,6 +30,7 @@ use crate::{
 
 /// Answers a chat request, streamed or whole.
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let share = mem::take(&mut call.body.share);
     let (request, fields) = call.read_with_sampling::<ChatRequest>(tables::chat())?;
     let model = &app.model;
     let served = call.choose(&app, request.model.as_deref())?;
@@ -50,7 +51,7 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
         .map_or_else(|| Ok(Vec::new()), Stop::to_strings)?;
     let is_stream = request.stream;
     let prompt = prompt(model, request)?;
-    let stream = call.answer(&app, prompt, params.clone()).await?;
+    let stream = call.answer(&app, prompt, params.clone(), share).await?;
     let head = Head {
         id: unique_id("chatcmpl-"),
         created_s: unix_seconds(),

@@ -1,6 +1,6 @@
 //! `POST /v1/messages` and `/v1/messages/count_tokens`, in Anthropic's words.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use axum::{
     Json,
@@ -26,6 +26,7 @@ use crate::{
 /// Answers a messages request, streamed or whole.
 pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     call.budget_field = "thinking.budget_tokens";
+    let share = mem::take(&mut call.body.share);
     let (request, fields) = call.read_with_sampling::<MessagesRequest>(tables::messages())?;
     let served = call.choose(&app, request.model.as_deref())?;
     let max_tokens = request.max_tokens()?;
@@ -39,7 +40,7 @@ pub(crate) async fn messages(app: Arc<App>, mut call: Call) -> Result<Response, 
     let is_stream = request.stream;
     let prompt = prompt(&app, request)?;
     let n_prompt = prompt.tokens.len();
-    let stream = call.answer(&app, prompt, params.clone()).await?;
+    let stream = call.answer(&app, prompt, params.clone(), share).await?;
     let id = unique_id("msg_");
     if is_stream {
         let format = MessageEvents {

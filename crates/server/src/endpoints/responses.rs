@@ -1,6 +1,6 @@
 //! `POST /v1/responses`: items in, items out.
 
-use std::sync::Arc;
+use std::{mem, sync::Arc};
 
 use axum::{
     Json,
@@ -39,6 +39,7 @@ const ENCRYPTED: &str = "reasoning.encrypted_content";
 /// Answers a responses request, streamed or whole.
 pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
     call.budget_field = "reasoning.max_tokens";
+    let share = mem::take(&mut call.body.share);
     let (mut request, fields) = call.read_with_sampling::<ResponseRequest>(tables::response())?;
     let model = &app.model;
     let served = call.choose(&app, request.model.as_deref())?;
@@ -80,7 +81,7 @@ pub(crate) async fn responses(app: Arc<App>, mut call: Call) -> Result<Response,
         kept: (request.store != Some(false)).then_some((call.tenant, messages)),
         id,
     };
-    let stream = call.answer(&app, prompt, params.clone()).await?;
+    let stream = call.answer(&app, prompt, params.clone(), share).await?;
     let mut response = if request.stream {
         let format = ResponseEvents {
             writer,

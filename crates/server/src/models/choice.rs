@@ -1,7 +1,7 @@
 //! [`Choice`]: which model a request is for, found before its endpoint reads it.
 //!
 //! Separate from the endpoints because the model must be there before they begin. Invariant: a body is looked through once for a
-//! few names; nothing of its other values is kept.
+//! few names; nothing of its other values is kept, and nothing of a list or an object in the place of a name.
 
 use std::{borrow::Cow, fmt};
 
@@ -12,8 +12,8 @@ use serde::{
 };
 use serde_json::Value;
 
-use super::{KeepAlive, Role, names::Spelling};
-use crate::ApiError;
+use super::{KeepAlive, KeepAliveError, Role, names::Spelling};
+use crate::{ApiError, intake::check_weight};
 
 /// What a request says of its model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -34,7 +34,7 @@ impl Choice {
     /// Reads a request with a body.
     ///
     /// # Errors
-    /// A body that is no JSON, and values of another type than a name or a time.
+    /// More values than may be parsed, a body that is no JSON, and values of another type than a name or a time.
     pub(crate) fn of(uri: &Uri, body: &[u8]) -> Result<Self, ApiError> {
         let mut choice = Self {
             model: name_of_query(uri),
@@ -45,13 +45,14 @@ impl Choice {
         if body.trim_ascii_start().first() != Some(&b'{') {
             return Ok(choice);
         }
+        check_weight(body)?;
         let found = look(body).map_err(|error| ApiError::MalformedJson {
             reason: error.to_string(),
         })?;
         for (field, value) in [("model", found.model), ("name", found.name)] {
             let name = match value {
-                None | Some(Value::Null) => continue,
-                Some(Value::String(name)) => name,
+                None | Some(Scalar(Some(Value::Null))) => continue,
+                Some(Scalar(Some(Value::String(name)))) => name,
                 Some(_) => return Err(ApiError::invalid(field, "expected a name")),
             };
             if choice.model.is_none() && !name.is_empty() {
@@ -60,8 +61,12 @@ impl Choice {
         }
         if uri.path().starts_with("/api/") {
             choice.spelling = Spelling::Tagged;
-            let keep_alive = found.keep_alive.filter(|value| !value.is_null());
-            let read = keep_alive.map(|value| KeepAlive::from_json(&value)).transpose();
+            let keep_alive = found.keep_alive.filter(|value| value.0 != Some(Value::Null));
+            let read = keep_alive.map(|value| match value.0 {
+                Some(value) => KeepAlive::from_json(&value),
+                None => Err(KeepAliveError),
+            });
+            let read = read.transpose();
             choice.keep_alive = read.map_err(|error| ApiError::invalid("keep_alive", error.to_string()))?;
             choice.is_empty = !found.asks;
         }
@@ -120,9 +125,9 @@ fn decoded(value: &str) -> String {
 
 #[derive(Default)]
 struct Found {
-    model: Option<Value>,
-    name: Option<Value>,
-    keep_alive: Option<Value>,
+    model: Option<Scalar>,
+    name: Option<Scalar>,
+    keep_alive: Option<Scalar>,
     /// Whether there is something to answer.
     asks: bool,
 }
@@ -159,6 +164,57 @@ fn look(body: &[u8]) -> Result<Found, serde_json::Error> {
     let found = reader.deserialize_map(Look)?;
     reader.end()?;
     Ok(found)
+}
+
+/// A value that is no list and no object; `None` of one that is, which is looked through and not kept.
+struct Scalar(Option<Value>);
+
+impl<'de> serde::Deserialize<'de> for Scalar {
+    fn deserialize<D: serde::Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        struct Look;
+        impl<'de> Visitor<'de> for Look {
+            type Value = Scalar;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("any value")
+            }
+
+            fn visit_unit<E>(self) -> Result<Scalar, E> {
+                Ok(Scalar(Some(Value::Null)))
+            }
+
+            fn visit_str<E>(self, text: &str) -> Result<Scalar, E> {
+                Ok(Scalar(Some(text.into())))
+            }
+
+            fn visit_bool<E>(self, value: bool) -> Result<Scalar, E> {
+                Ok(Scalar(Some(value.into())))
+            }
+
+            fn visit_i64<E>(self, value: i64) -> Result<Scalar, E> {
+                Ok(Scalar(Some(value.into())))
+            }
+
+            fn visit_u64<E>(self, value: u64) -> Result<Scalar, E> {
+                Ok(Scalar(Some(value.into())))
+            }
+
+            fn visit_f64<E>(self, value: f64) -> Result<Scalar, E> {
+                Ok(Scalar(Some(value.into())))
+            }
+
+            fn visit_seq<S: serde::de::SeqAccess<'de>>(self, mut items: S) -> Result<Scalar, S::Error> {
+                while items.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Scalar(None))
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Scalar, M::Error> {
+                while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+                Ok(Scalar(None))
+            }
+        }
+        reader.deserialize_any(Look)
+    }
 }
 
 /// Whether a value is more than `null`, an empty text or an empty list.
@@ -258,8 +314,21 @@ mod tests {
             assert!(choice("/v1/chat/completions", body).is_err(), "{body}");
         }
         assert!(choice("/api/chat", r#"{"keep_alive":"soon"}"#).is_err());
+        assert!(choice("/api/chat", r#"{"keep_alive":[5]}"#).is_err());
         // The field is none of other APIs, whose tables refuse it.
         assert!(choice("/v1/completions", r#"{"keep_alive":"soon"}"#).is_ok());
+    }
+
+    #[test]
+    fn nothing_large_is_kept_in_the_place_of_a_name() {
+        let found = look(br#"{"model":[{"":{}},3],"name":{"a":"b"},"keep_alive":5}"#).expect("it is JSON");
+        let scalar = |value: Option<Scalar>| value.expect("it is there").0;
+        assert_eq!(scalar(found.model), None);
+        assert_eq!(scalar(found.name), None);
+        assert_eq!(scalar(found.keep_alive), Some(5.into()));
+        let bomb = format!(r#"{{"model":[{}]}}"#, vec![r#"{"":{}}"#; 1 << 20].join(","));
+        let refused = choice("/v1/completions", &bomb);
+        assert!(matches!(refused, Err(ApiError::TooManyValues { .. })), "{refused:?}");
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub(crate) mod embed;
 pub(crate) mod models;
 
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -25,6 +26,7 @@ use crate::{
     ApiError, App, Dialect,
     app::Call,
     constraints::asked,
+    intake::Share,
     fields::Body,
     infill::infill_prompt,
     ollama::{
@@ -43,6 +45,7 @@ use crate::{
 
 /// Answers a conversation, streamed or whole.
 pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let share = mem::take(&mut call.body.share);
     let body = call.parse(chat::FIELDS)?;
     check_keep_alive(app.stay, &body)?;
     let mut request: ChatRequest = body.read()?;
@@ -68,11 +71,12 @@ pub(crate) async fn chat(app: Arc<App>, mut call: Call) -> Result<Response, ApiE
     }
     let (messages, turn) = conversation(request.messages)?;
     let prompt = app.model.prompt(&messages, &tools, turn, variables)?;
-    answer(&app, &call, prompt, params, lines, request.stream).await
+    answer(&app, (&call, share), prompt, params, lines, request.stream).await
 }
 
 /// Answers a prompt, or continues it, streamed or whole.
 pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, ApiError> {
+    let share = mem::take(&mut call.body.share);
     let body = call.parse(generate::FIELDS)?;
     check_keep_alive(app.stay, &body)?;
     let request: GenerateRequest = body.read()?;
@@ -93,7 +97,7 @@ pub(crate) async fn generate(app: Arc<App>, mut call: Call) -> Result<Response, 
     }
     let stream = request.stream;
     let prompt = generate_prompt(&app, request)?;
-    answer(&app, &call, prompt, params, lines, stream).await
+    answer(&app, (&call, share), prompt, params, lines, stream).await
 }
 
 fn generate_prompt(app: &App, request: GenerateRequest) -> Result<Prompt, ApiError> {
@@ -175,13 +179,13 @@ fn text_params(
 /// Generates the answer to a prompt, streamed unless the request says otherwise.
 async fn answer(
     app: &Arc<App>,
-    call: &Call,
+    (call, share): (&Call, Share),
     prompt: Prompt,
     params: TextParams,
     mut lines: Lines,
     stream: Option<bool>,
 ) -> Result<Response, ApiError> {
-    let text = call.answer(app, prompt, params).await?;
+    let text = call.answer(app, prompt, params, share).await?;
     if stream.unwrap_or(true) {
         return Ok(line_response(app, call, text, lines));
     }

@@ -1,0 +1,211 @@
+//! [`EncoderQueue`]: requests with images, which wait for the encoder before the engine knows of them.
+//!
+//! Separate from the engine's queue because the encoder works on one request at a time, apart from the engine's steps. Invariants: one
+//! request's images are encoded at a time, on one thread, whatever becomes of the requests; those that wait are counted and have an end.
+
+use std::{
+    future::Future,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::spawn_blocking,
+    time::timeout,
+};
+
+use crate::ApiError;
+
+/// The turns of an encoder.
+#[derive(Debug)]
+pub(crate) struct EncoderQueue {
+    turn: Arc<Semaphore>,
+    n_waiting: AtomicUsize,
+}
+
+/// How many may wait, and how long.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EncoderLimits {
+    /// Requests that may wait.
+    pub(crate) max_waiting: usize,
+    /// How long one may wait for its turn.
+    pub(crate) wait: Option<Duration>,
+    /// How long one may wait and be worked on.
+    pub(crate) whole: Option<Duration>,
+}
+
+/// Whether anyone still waits for what is being made.
+#[derive(Debug)]
+pub(crate) struct Wanted(Weak<()>);
+
+impl Wanted {
+    pub(crate) fn is_so(&self) -> bool {
+        self.0.strong_count() > 0
+    }
+}
+
+/// A place among those that wait.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Default for EncoderQueue {
+    fn default() -> Self {
+        Self {
+            turn: Arc::new(Semaphore::new(1)),
+            n_waiting: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl EncoderQueue {
+    /// Runs `work` on a thread of its own once it is its turn, which lasts until the work ends, though nobody may wait for it any more.
+    ///
+    /// # Errors
+    /// [`ApiError::QueueFull`], [`ApiError::DeadlineExceeded`], and a panic of the work.
+    pub(crate) async fn run<T, W>(&self, limits: EncoderLimits, work: W) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Wanted) -> T + Send + 'static,
+    {
+        let begun = Instant::now();
+        let turn = self.turn(limits).await?;
+        let asker = Arc::new(());
+        let wanted = Wanted(Arc::downgrade(&asker));
+        let made = spawn_blocking(move || {
+            let made = work(&wanted);
+            drop(turn);
+            made
+        });
+        let rest = limits.whole.map(|whole| whole.saturating_sub(begun.elapsed()));
+        let made = within(rest, made).await?;
+        drop(asker);
+        made.map_err(|error| ApiError::Internal {
+            reason: error.to_string(),
+        })
+    }
+
+    async fn turn(&self, limits: EncoderLimits) -> Result<OwnedSemaphorePermit, ApiError> {
+        if let Ok(turn) = Arc::clone(&self.turn).try_acquire_owned() {
+            return Ok(turn);
+        }
+        let waiting = self.n_waiting.fetch_add(1, Ordering::Relaxed);
+        let _place = Place(&self.n_waiting);
+        if waiting >= limits.max_waiting {
+            return Err(ApiError::QueueFull {
+                waiting,
+                // Images take seconds each.
+                retry_after_s: 5,
+            });
+        }
+        let limit = limits.wait.into_iter().chain(limits.whole).min();
+        let turn = within(limit, Arc::clone(&self.turn).acquire_owned()).await?;
+        Ok(turn.expect("the semaphore is never closed"))
+    }
+}
+
+/// Waits for something, at most for a time.
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, ApiError> {
+    match limit {
+        None => Ok(work.await),
+        Some(limit) => (timeout(limit, work).await).map_err(|_| ApiError::DeadlineExceeded),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use tokio::task::{JoinHandle, yield_now};
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(20);
+
+    fn limits(max_waiting: usize, wait: Option<Duration>, whole: Option<Duration>) -> EncoderLimits {
+        EncoderLimits {
+            max_waiting,
+            wait,
+            whole,
+        }
+    }
+
+    /// Work that lasts until the sender says so, and tells whether it is still wanted then.
+    fn start(
+        queue: &Arc<EncoderQueue>,
+    ) -> (JoinHandle<Result<(), ApiError>>, mpsc::Sender<()>, mpsc::Receiver<bool>) {
+        let (end, ended) = mpsc::channel();
+        let (tell, told) = mpsc::channel();
+        let queue = Arc::clone(queue);
+        let task = tokio::spawn(async move {
+            let work = move |wanted: &Wanted| {
+                let _ = ended.recv();
+                let _ = tell.send(wanted.is_so());
+            };
+            queue.run(limits(8, None, None), work).await
+        });
+        (task, end, told)
+    }
+
+    async fn until(what: impl Fn() -> bool) {
+        while !what() {
+            yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_turn_lasts_until_the_work_ends_though_its_request_is_gone() {
+        let queue = Arc::new(EncoderQueue::default());
+        let (first, end, told) = start(&queue);
+        until(|| queue.turn.available_permits() == 0).await;
+        first.abort();
+        assert!(first.await.is_err_and(|error| error.is_cancelled()));
+        assert_eq!(queue.turn.available_permits(), 0);
+        let refused = queue.run(limits(8, Some(SOON), None), |_| ()).await;
+        assert!(matches!(refused, Err(ApiError::DeadlineExceeded)), "{refused:?}");
+        end.send(()).expect("it works");
+        assert!(!told.recv().expect("it ends"));
+        assert_eq!(queue.run(limits(8, None, None), Wanted::is_so).await.ok(), Some(true));
+        assert_eq!(queue.n_waiting.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn more_than_may_wait_are_refused() {
+        let queue = Arc::new(EncoderQueue::default());
+        // None may wait, and one that need not wait is none of those.
+        assert!(queue.run(limits(0, None, None), |_| ()).await.is_ok());
+        let (first, end, _told) = start(&queue);
+        until(|| queue.turn.available_permits() == 0).await;
+        let (second, end_of_second, _) = start(&queue);
+        until(|| queue.n_waiting.load(Ordering::Relaxed) == 1).await;
+        let refused = queue.run(limits(1, None, None), |_| ()).await;
+        assert!(
+            matches!(refused, Err(ApiError::QueueFull { waiting: 1, .. })),
+            "{refused:?}"
+        );
+        drop((end, end_of_second));
+        assert!(first.await.is_ok_and(|made| made.is_ok()));
+        assert!(second.await.is_ok_and(|made| made.is_ok()));
+    }
+
+    #[tokio::test]
+    async fn work_that_takes_longer_than_its_request_may_is_given_up() {
+        let queue = EncoderQueue::default();
+        let work = |wanted: &Wanted| {
+            while wanted.is_so() {
+                std::thread::yield_now();
+            }
+        };
+        let late = queue.run(limits(8, None, Some(SOON)), work).await;
+        assert!(matches!(late, Err(ApiError::DeadlineExceeded)), "{late:?}");
+        until(|| queue.turn.available_permits() == 1).await;
+    }
+}
