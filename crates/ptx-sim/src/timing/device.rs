@@ -1,11 +1,12 @@
 //! [`DeviceProfile`]: the figures of a GPU that the timing model computes with.
 //!
 //! Separate from the model because these are facts of hardware, each with its source, and the model's own assumptions are not.
-//! Invariant: a figure without a published source is marked as an assumption.
+//! Invariant: a figure that was not looked up in a published source is marked as such, or as an assumption.
 //!
 //! Sources. (P) CUDA C++ programming guide: "Compute capabilities" (registers, warps, shared memory) and "Arithmetic
-//! instructions" (results per clock and multiprocessor). (H) Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU
-//! architecture", arXiv 2402.13499, and its successor 2501.12084: latencies. (L) table of L2 bandwidths, PMC10448217: 7219 and
+//! instructions" (results per clock and multiprocessor). (M) from memory, not looked up: they are meant to be those of Luo et al.,
+//! "Benchmarking and dissecting the Nvidia Hopper GPU architecture", arXiv 2402.13499, and its successor 2501.12084, whose tables were not
+//! read. Their Hopper GPU is an H800 PCIe by summaries of them, and not the SXM H100 that is described here. (L) table of L2 bandwidths, PMC10448217: 7219 and
 //! 8986 GB/s, which is 5120 bytes a clock. (W) "No bubbles" of Hazy Research: 1.3 us for a dependent launch in a graph of an H100.
 //! (C) rates of plain copies in device memory that were measured on such cards: 4.3 TB/s (H200), 3.0 TB/s (H100).
 //! (D) the makers' data sheets.
@@ -20,7 +21,7 @@ pub struct DeviceProfile {
     pub architecture: &'static str,
     /// Streaming multiprocessors. (D)
     pub n_multiprocessors: u32,
-    /// Clock, in GHz.
+    /// Clock, in GHz. From memory, not looked up. (M)
     pub clock_ghz: f64,
     /// Bytes of device memory. (D)
     pub memory_bytes: u64,
@@ -48,7 +49,7 @@ pub struct DeviceProfile {
     pub latency: Latencies,
     /// Multiplications and additions of f16 a clock on a multiprocessor's tensor cores, as `mma.sync` reaches them; of s8 twice.
     pub matrix_f16_per_clock: f64,
-    /// From the end of a launch to the begin of the next that depends on it, in a graph. (W)
+    /// From the end of a launch to the begin of the next that depends on it, in a graph. (W), which has an H100; an assumption for others.
     pub launch_us: f64,
 }
 
@@ -76,23 +77,23 @@ pub struct Lanes {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Latencies {
-    /// Arithmetic of f32 and integers. (H)
+    /// Arithmetic of f32 and integers. (M)
     pub arithmetic: f64,
     /// Conversions. An assumption.
     pub convert: f64,
     /// Special functions. An assumption.
     pub special: f64,
-    /// Shuffles, votes and their like. (H)
+    /// Shuffles, votes and their like. (M)
     pub shuffle: f64,
-    /// Shared memory. (H)
+    /// Shared memory. (M)
     pub shared: f64,
-    /// Global memory that is in L1. (H)
+    /// Global memory that is in L1. (M)
     pub l1: f64,
-    /// Global memory that is in L2. (H)
+    /// Global memory that is in L2. (M)
     pub l2: f64,
-    /// Global memory that is in neither, without a queue. (H)
+    /// Global memory that is in neither, without a queue. (M)
     pub dram: f64,
-    /// `mma.sync`. (H)
+    /// `mma.sync`. (M)
     pub matrix: f64,
     /// A barrier, from the last warp's arrival. An assumption.
     pub barrier: f64,
@@ -140,7 +141,7 @@ const H100: DeviceProfile = DeviceProfile {
         shuffle: 32.0,
     },
     latency: HOPPER_LATENCY,
-    // 2048 by the data sheet, of which `mma.sync` reaches 62 %. (H)
+    // 2048 by the data sheet, of which `mma.sync` reaches 62 %: the share from memory, not looked up. (M)
     matrix_f16_per_clock: 1270.0,
     launch_us: 1.3,
 };
@@ -170,6 +171,7 @@ impl DeviceProfile {
                 float64: 32.0,
                 ..H100.lanes
             },
+            // From memory, not looked up. (M)
             latency: Latencies {
                 shared: 29.0,
                 l1: 38.0,
@@ -177,6 +179,7 @@ impl DeviceProfile {
                 dram: 466.0,
                 ..HOPPER_LATENCY
             },
+            // All of the data sheet's: an assumption that `mma.sync` reaches it.
             matrix_f16_per_clock: 1024.0,
             ..H100
         },
