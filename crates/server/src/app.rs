@@ -5,7 +5,7 @@
 
 use std::{
     mem,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -82,6 +82,8 @@ pub struct App {
     pub(crate) stay: Stay,
     /// The requests whose images are encoded, or are to be.
     pub(crate) encoder_queue: EncoderQueue,
+    /// The last field, so that it goes when the model is gone.
+    memory: Arc<()>,
 }
 
 impl App {
@@ -110,7 +112,13 @@ impl App {
             stay,
             encoder_queue: EncoderQueue::default(),
             model,
+            memory: Arc::new(()),
         }
+    }
+
+    /// Has references as long as the model takes memory.
+    pub(crate) fn memory(&self) -> Weak<()> {
+        Arc::downgrade(&self.memory)
     }
 
     /// What it shares with others.

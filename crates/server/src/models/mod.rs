@@ -22,8 +22,8 @@ mod thread;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -116,6 +116,10 @@ struct Many {
     names: HashMap<String, usize>,
     registry: Mutex<Registry<Arc<App>, Lease>>,
     bell: Condvar,
+    /// Whether the thread that loads has ended.
+    has_ended: AtomicBool,
+    /// Models that were unloaded, and whose memory is not free yet.
+    stuck: Mutex<Vec<(usize, Weak<()>)>>,
     /// What the files of each say of it, once they were read.
     facts: Mutex<Vec<Option<ModelFacts>>>,
     n_seen: AtomicUsize,
@@ -178,6 +182,8 @@ impl Models {
                 names,
                 registry: Mutex::new(registry),
                 bell: Condvar::new(),
+                has_ended: AtomicBool::new(false),
+                stuck: Mutex::default(),
                 facts: Mutex::new(vec![None; specs.len()]),
                 n_seen: AtomicUsize::new(0),
                 figures: Figures::new(limits.budget_bytes),
@@ -227,7 +233,8 @@ impl Models {
         }
     }
 
-    /// Why the server cannot continue, where that is so: the engine of its one model has ended, or a device was lost.
+    /// Why the server cannot continue, where that is so: the engine of its one model has ended, a device was lost, or nothing can be
+    /// loaded any more.
     pub fn lost(&self) -> Option<EngineError> {
         let ends = |app: &Arc<App>| match app.engine().state() {
             EngineState::Ended(reason) => Some(reason),
@@ -241,6 +248,7 @@ impl Models {
         };
         match &self.inner.kind {
             Kind::One(app) => ends(app),
+            Kind::Many(many) if many.has_ended.load(Ordering::Acquire) => Some(EngineError::Stopped),
             Kind::Many(_) => self.loaded().iter().filter_map(ends).find(is_device),
         }
     }
@@ -327,15 +335,26 @@ impl Models {
         many.find(asked, spelling).ok_or_else(|| many.unknown(asked))
     }
 
-    /// The name of a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the
-    /// first that is.
-    fn name_of_loaded(&self) -> Option<String> {
-        let many = self.many()?;
-        let (registry, now) = (many.lock(), Instant::now());
-        let is_loaded = |&idx: &usize| registry.status(idx, now).app.is_some();
-        let by_default = Some(many.default_of(Role::Chat)).filter(is_loaded);
-        let found = by_default.or_else(|| (0..many.specs.len()).find(is_loaded))?;
-        Some(many.specs[found].name().to_owned())
+    /// Holds a model to look at where none is named: the one that requests without a name are for, if it is loaded, else the first that
+    /// is. Nothing is loaded for it, and what is to go is not kept.
+    ///
+    /// # Errors
+    /// [`ApiError::NotReady`] where none is loaded.
+    pub(crate) fn look(&self) -> Result<Lease, ApiError> {
+        let many = match &self.inner.kind {
+            Kind::One(app) => return Ok(Lease::fixed(Arc::clone(app))),
+            Kind::Many(many) => many,
+        };
+        let (mut registry, now) = (many.lock(), Instant::now());
+        let by_default = many.default_of(Role::Chat);
+        let found = std::iter::once(by_default)
+            .chain(0..many.specs.len())
+            .find_map(|idx| Some((idx, registry.look(idx, now)?)));
+        drop(registry);
+        let (idx, app) = found.ok_or(ApiError::NotReady {
+            reason: "no model is loaded; `?model=NAME` loads one",
+        })?;
+        Ok(Lease::counted(self.clone(), idx, Purpose::Look, app))
     }
 
     /// Waits until the model is loaded that a request is for, and holds it.
@@ -417,6 +436,10 @@ impl Drop for Bell<'_> {
 impl Many {
     fn lock(&self) -> MutexGuard<'_, Registry<Arc<App>, Lease>> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stuck(&self) -> MutexGuard<'_, Vec<(usize, Weak<()>)>> {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until something happens, or the time is over.

@@ -1,7 +1,7 @@
 //! [`OneModel`]: the model that a `GET` is about.
 //!
 //! Separate from the requests with bodies because most who ask do not say which model they mean. Invariant: to be asked is no use:
-//! a model is loaded for it only where none is.
+//! a model is loaded for it only where the request names it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use axum::{extract::FromRequestParts, http::request::Parts, response::Response};
 use super::{Choice, Lease, Models, Purpose, choice::name_of_query};
 use crate::{App, Dialect, app::error_response, request_id::RequestId};
 
-/// The model that `?model=` names, else the default one; where that one is not loaded, one that is.
+/// The model that `?model=` names, else the default one; where that one is not loaded, one that is; none where none is.
 pub(crate) struct OneModel(Lease);
 
 impl OneModel {
@@ -24,15 +24,17 @@ impl FromRequestParts<Models> for OneModel {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, models: &Models) -> Result<Self, Response> {
-        let model = name_of_query(&parts.uri);
-        let choice = Choice {
-            model: model.or_else(|| models.name_of_loaded()),
-            ..Choice::default()
+        let held = match name_of_query(&parts.uri) {
+            None => models.look(),
+            model => {
+                let choice = Choice {
+                    model,
+                    ..Choice::default()
+                };
+                models.acquire(&choice, Purpose::Look).await
+            }
         };
-        models
-            .acquire(&choice, Purpose::Look)
-            .await
-            .map(Self)
+        held.map(Self)
             .map_err(|error| {
                 models.count_refusal(&error);
                 let id: RequestId = parts.extensions.get().cloned().unwrap_or_default();

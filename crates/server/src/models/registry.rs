@@ -131,6 +131,10 @@ struct Entry<A, L> {
     is_leaving: bool,
     /// Takes no new requests, for it was told to go.
     is_dismissed: bool,
+    /// Its memory did not become free when it was unloaded.
+    is_stuck: bool,
+    /// When it was loaded last.
+    loaded_at: Instant,
     failure: Option<(ApiError, Instant)>,
     counts: Counts,
 }
@@ -195,6 +199,8 @@ impl<A: Clone, L> Registry<A, L> {
             keep_alive: None,
             is_leaving: false,
             is_dismissed: false,
+            is_stuck: false,
+            loaded_at: now,
             failure: None,
             counts: Counts::default(),
         };
@@ -254,6 +260,9 @@ impl<A: Clone, L> Registry<A, L> {
         if entry.is_open() && entry.waiting.is_empty() {
             return Asked::Runs(self.run(idx, purpose, now));
         }
+        if let (true, Some((error, _))) = (entry.is_stuck, &entry.failure) {
+            return Asked::Refused(error.clone());
+        }
         if let (Stage::Unloaded, None, Some((error, at))) = (&entry.stage, &entry.wish, &entry.failure)
             && now.saturating_duration_since(*at) < RETRY_PAUSE
         {
@@ -269,6 +278,13 @@ impl<A: Clone, L> Registry<A, L> {
         entry.waiting.push_back(Waiting { to, purpose });
         self.wish(idx, Reason::Requests, now);
         Asked::Waits(answer)
+    }
+
+    /// Runs a request on a model if it is loaded and stays. Nothing is wished where it is not.
+    pub(crate) fn look(&mut self, idx: usize, now: Instant) -> Option<A> {
+        self.entries[idx]
+            .is_open()
+            .then(|| self.run(idx, Purpose::Look, now))
     }
 
     /// Asks for a model to be loaded, whether a request waits for it or not.
@@ -370,7 +386,10 @@ impl<A: Clone, L> Registry<A, L> {
                 }
                 Room::Unload(gone) => self.make_leave(&gone),
                 Room::AfterRequests(gone) => {
-                    let rest = PATIENCE.saturating_sub(now.saturating_duration_since(wish.since));
+                    // What was loaded meanwhile is given as long: what waits for a load would else end another at once.
+                    let loaded_at = gone.iter().map(|&idx| self.entries[idx].loaded_at);
+                    let since = loaded_at.fold(wish.since, Instant::max);
+                    let rest = PATIENCE.saturating_sub(now.saturating_duration_since(since));
                     if rest.is_zero() {
                         self.make_leave(&gone);
                     } else {
@@ -464,6 +483,7 @@ impl<A: Clone, L> Registry<A, L> {
                 entry.failure = None;
                 entry.keep_alive = None;
                 entry.used_at = now;
+                entry.loaded_at = now;
                 entry.counts.loads += 1;
                 self.n_uses += 1;
                 self.entries[idx].used = self.n_uses;
@@ -478,10 +498,19 @@ impl<A: Clone, L> Registry<A, L> {
         }
     }
 
+    /// Tells that a model is not gone though it was unloaded: it keeps its bytes until it is, and is not loaded again before.
+    pub(crate) fn stuck(&mut self, idx: usize, error: &ApiError, now: Instant) -> Vec<Answer<A, L>> {
+        self.entries[idx].is_stuck = true;
+        self.fail(idx, error, now)
+    }
+
     /// Tells that a model is gone.
     pub(crate) fn unloaded(&mut self, idx: usize) {
         let entry = &mut self.entries[idx];
         entry.stage = Stage::Unloaded;
+        if std::mem::take(&mut entry.is_stuck) {
+            entry.failure = None;
+        }
         entry.counts.unloads += 1;
     }
 
@@ -490,6 +519,24 @@ impl<A: Clone, L> Registry<A, L> {
             model: self.entries[idx].rules.name.clone(),
             reason,
         }
+    }
+
+    /// Refuses those who wait for models whose load has not begun, and gives up all wishes for these.
+    pub(crate) fn refuse_what_waits(&mut self, error: &ApiError) -> Vec<Answer<A, L>> {
+        let mut answers = Vec::new();
+        for (idx, entry) in self.entries.iter_mut().enumerate() {
+            if entry.is_open() || matches!(entry.stage, Stage::Loading { .. }) {
+                continue;
+            }
+            entry.wish = None;
+            answers.extend(entry.waiting.drain(..).map(|waiting| Answer {
+                idx,
+                purpose: waiting.purpose,
+                to: waiting.to,
+                reply: Err(error.clone()),
+            }));
+        }
+        answers
     }
 
     /// Gives up a wish, and tells those who wait why.
@@ -566,7 +613,8 @@ impl<A: Clone, L> Registry<A, L> {
             .map(|(idx, entry)| Resident {
                 idx,
                 n_bytes: entry.n_bytes(),
-                is_pinned: entry.rules.is_pinned,
+                // What is stuck does not go for another.
+                is_pinned: entry.rules.is_pinned || entry.is_stuck,
                 is_busy: entry.n_running > 0,
                 used: entry.used,
             })

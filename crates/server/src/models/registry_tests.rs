@@ -185,6 +185,78 @@ fn requests_end_before_their_model_goes_and_new_ones_wait_once_patience_is_over(
 }
 
 #[test]
+fn patience_begins_anew_with_a_model_that_was_just_loaded() {
+    let mut world = World::new(&[4, 4], 4, &[], KeepAlive::Forever);
+    world.ask(0);
+    world.ask(1);
+    // The load of the first took longer than anybody's patience.
+    world.models.entries[0].loaded_at = world.now + 5 * PATIENCE;
+    world.pass(5 * PATIENCE);
+    world.ask(0);
+    assert_eq!(world.running, [0, 0]);
+    world.pass(PATIENCE);
+    world.ask(0);
+    assert_eq!((world.running.len(), world.waiters.len()), (2, 2));
+}
+
+#[test]
+fn what_does_not_free_its_memory_keeps_its_bytes_and_stops_no_other() {
+    let mut world = World::new(&[4, 4, 4], 8, &[], KeepAlive::Forever);
+    for idx in [0, 1] {
+        world.ask(idx);
+        world.end(0);
+    }
+    world.models.dismiss(0);
+    let Step::Unload(0, _) = world.models.next(world.now) else {
+        panic!("it was told to go");
+    };
+    let error = ApiError::ModelFailed {
+        model: "m0".to_owned(),
+        reason: "it hangs".to_owned(),
+    };
+    assert!(world.models.stuck(0, &error, world.now).is_empty());
+    // Another goes for the third, and nobody waits for the one that hangs.
+    world.ask(2);
+    assert_eq!((&world.unloaded[..], &world.running[..]), (&[1][..], &[2][..]));
+    world.pass(SECOND * 60);
+    let refused = world.models.ask(0, Purpose::Use(None), world.now);
+    assert!(matches!(refused, Asked::Refused(ApiError::ModelFailed { .. })), "{refused:?}");
+    world.end(0);
+    world.models.unloaded(0);
+    world.ask(0);
+    assert_eq!(world.running, [0]);
+    assert_eq!(world.doing(2), Doing::Loaded);
+}
+
+#[test]
+fn a_look_wishes_nothing() {
+    let mut world = World::new(&[4], 4, &[], KeepAlive::Forever);
+    assert_eq!(world.models.look(0, world.now), None);
+    world.settle();
+    assert_eq!(world.doing(0), Doing::Unloaded);
+    world.ask(0);
+    assert_eq!(world.models.look(0, world.now), Some(0));
+    world.models.release(0, Purpose::Look, world.now);
+    world.models.dismiss(0);
+    assert_eq!(world.models.look(0, world.now), None);
+    world.end(0);
+    assert_eq!(world.doing(0), Doing::Unloaded);
+}
+
+#[test]
+fn a_shutdown_refuses_those_whose_load_has_not_begun() {
+    let mut world = World::new(&[4, 4], 4, &[], KeepAlive::Forever);
+    world.ask(0);
+    world.ask(1);
+    let answers = world.models.refuse_what_waits(&ApiError::NotReady { reason: "the end" });
+    assert_eq!(answers.len(), 1);
+    world.send(answers);
+    world.end(0);
+    world.pass(PATIENCE);
+    assert_eq!((world.doing(0), world.doing(1)), (Doing::Loaded, Doing::Unloaded));
+}
+
+#[test]
 fn a_wish_that_is_given_up_moves_nobody() {
     let mut world = World::new(&[4, 4], 4, &[], KeepAlive::Forever);
     world.ask(0);

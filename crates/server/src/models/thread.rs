@@ -5,8 +5,9 @@
 //! own choice.
 
 use std::{
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Weak},
+    sync::{Arc, Weak, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -15,7 +16,7 @@ use tokenmill::at_low_priority;
 use tokenmill_sched::EngineState;
 
 use super::{
-    Inner, Lease, Many, Models,
+    Inner, Kind, Lease, Many, Models,
     registry::{Answer, Step},
 };
 use crate::{ApiError, App, ServedModel};
@@ -30,8 +31,23 @@ const LAST_USES: Duration = Duration::from_secs(30);
 pub(super) fn start(inner: &Arc<Inner>) {
     let inner = Arc::downgrade(inner);
     let thread = thread::Builder::new().name("models".to_owned());
-    let started = thread.spawn(move || while turn(&inner) {});
+    let started = thread.spawn(move || {
+        let _end = End(&inner);
+        while turn(&inner) {}
+    });
     started.expect("the system has a thread for the models");
+}
+
+/// Tells that the thread has ended, for whatever reason: nothing is loaded any more.
+struct End<'a>(&'a Weak<Inner>);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        let inner = self.0.upgrade();
+        if let Some(Inner { kind: Kind::Many(many), .. }) = inner.as_deref() {
+            many.has_ended.store(true, Ordering::Release);
+        }
+    }
 }
 
 /// Does one thing, or waits a while; `false` when no handle to the models is left.
@@ -42,6 +58,13 @@ fn turn(inner: &Weak<Inner>) -> bool {
     let models = Models { inner };
     let Some(many) = models.many() else { return false };
     look_after_engines(many);
+    look_after_stuck(many);
+    if models.shutdown().has_begun() {
+        let answers = many.lock().refuse_what_waits(&ApiError::NotReady {
+            reason: "it is shutting down",
+        });
+        send(&models, answers);
+    }
     let step = many.lock().next(Instant::now());
     match step {
         Step::Measure(idx) => {
@@ -53,7 +76,10 @@ fn turn(inner: &Weak<Inner>) -> bool {
             let answers = load(&models, many, idx);
             send(&models, answers);
         }
-        Step::Unload(idx, app) => unload(many, idx, app),
+        Step::Unload(idx, app) => {
+            let answers = unload(many, idx, app);
+            send(&models, answers);
+        }
         Step::Answer(answers) => send(&models, answers),
         Step::Wait(time) => {
             if let Some(idx) = many.next_unseen() {
@@ -106,16 +132,17 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
     };
     tracing::info!(model = spec.name(), n_bytes, "loading");
     let begun = Instant::now();
-    let loaded = caught(|| spec.loader.load(!is_alone)).map_err(|reason| one_line(&reason));
-    let took = begun.elapsed();
-    let loaded = loaded.map(|model| {
+    let loaded = caught(|| {
+        let model = spec.loader.load(!is_alone)?;
         let n_bytes = model.taken_bytes().max(n_bytes);
         many.note_facts(idx, model.facts().cloned());
         let served = ServedModel::new(spec.names.clone(), model);
         // What shapes need of a vocabulary takes seconds, in which other models answer.
         let app = at_low_priority(|| App::of_many(served, &models.inner.common));
-        (Arc::new(app), n_bytes)
+        Ok((Arc::new(app), n_bytes))
     });
+    let loaded = loaded.map_err(|reason| one_line(&reason));
+    let took = begun.elapsed();
     match &loaded {
         Ok((_, n_bytes)) => {
             many.figures.observe_load(spec.name(), took);
@@ -131,22 +158,48 @@ fn load(models: &Models, many: &Many, idx: usize) -> Vec<Answer<Arc<App>, Lease>
     many.lock().loaded(idx, loaded, Instant::now())
 }
 
-/// Lets a model go, and waits until its memory is free.
-fn unload(many: &Many, idx: usize, app: Arc<App>) {
+/// Lets a model go, and waits a while until its memory is free. An engine that hangs is waited for by a thread of its own.
+fn unload(many: &Many, idx: usize, app: Arc<App>) -> Vec<Answer<Arc<App>, Lease>> {
     let begun = Instant::now();
-    let rest = Arc::downgrade(&app);
-    drop(app);
-    // Nothing but a task that outlives its request can still have it.
+    let rest = app.memory();
+    let let_go = move || {
+        // A task that outlives its request may still have it. It is to be dropped here, where nobody waits for its engine.
+        while Arc::strong_count(&app) > 1 && begun.elapsed() < LAST_USES {
+            thread::sleep(Duration::from_millis(2));
+        }
+        drop(app);
+    };
+    let spawned = thread::Builder::new().name("unload".to_owned()).spawn(let_go);
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "no thread to unload a model on");
+    }
     while rest.strong_count() > 0 && begun.elapsed() < LAST_USES {
         thread::sleep(Duration::from_millis(2));
     }
     let name = many.specs[idx].name();
-    if rest.strong_count() > 0 {
-        tracing::warn!(model = name, "unloaded, but something still uses its memory");
-    } else {
+    if rest.strong_count() == 0 {
         tracing::info!(model = name, seconds = begun.elapsed().as_secs_f64(), "unloaded");
+        many.lock().unloaded(idx);
+        return Vec::new();
     }
-    many.lock().unloaded(idx);
+    tracing::warn!(model = name, "it is to be unloaded, but something still uses its memory");
+    many.stuck().push((idx, rest));
+    let error = ApiError::ModelFailed {
+        model: name.to_owned(),
+        reason: "it is being unloaded, and something still uses its memory".to_owned(),
+    };
+    many.lock().stuck(idx, &error, Instant::now())
+}
+
+/// Tells of models whose memory has become free late.
+fn look_after_stuck(many: &Many) {
+    let (free, stuck) = (mem::take(&mut *many.stuck()).into_iter())
+        .partition(|(_, rest): &(usize, Weak<()>)| rest.strong_count() == 0);
+    *many.stuck() = stuck;
+    for (idx, _) in free {
+        tracing::info!(model = many.specs[idx].name(), "unloaded");
+        many.lock().unloaded(idx);
+    }
 }
 
 /// Lets go of models whose engines have ended by themselves. The next request loads them again.

@@ -92,6 +92,8 @@ async fn a_request_finds_its_model_and_lists_say_what_each_is_doing() {
         (&one["id"], &one["status"]["value"], &one["max_model_len"]),
         (&json!("anna"), &json!("unloaded"), &Value::Null)
     );
+    // A look at no model in particular is a look at one that is there, and loads none.
+    assert_eq!(server.get("/props").await.json()["model_alias"], "berta");
     // Asking what there is loaded nothing.
     assert_eq!(server.status("anna").await["value"], "unloaded");
     let metrics = server.get("/metrics").await;
@@ -571,7 +573,9 @@ async fn a_shutdown_lets_what_runs_and_what_loads_finish() {
     assert_eq!(server.says("anna").await, "Anna");
     berta.load_takes(Duration::from_millis(300));
     let waiting = server.send(CHAT, &chat("berta")).await;
-    server.wait_for("berta", "loading").await;
+    while berta.n_loads() == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     server.models.shutdown().begin();
     assert_eq!(said(&waiting.reply().await.json()), "Berta");
     assert_eq!(server.run.await.expect("it ends in order"), Drained::Whole);
